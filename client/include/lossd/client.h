@@ -1,0 +1,269 @@
+// lossd client: a trainer's view of a head that lives in a lossd server.
+//
+//   auto client = lossd::Client::Connect("localhost:50051", {});
+//   auto head = (*client)->CreateHead({.name = "lm_head", .vocab_size = V, .hidden_size = H});
+//   head->WriteWeights(lossd::DataType::kFloat32, weights);
+//   auto session = head->OpenSession({});
+//   session->Compute({.labels = labels, .hidden_states = x, ...}, {.losses = losses, .dx = dx});
+//   head->Flush({}, session->marks(), gradient);
+//
+// Errors are absl::Status; nothing throws. All tensors are row-major, dense, little-endian, owned by the
+// caller, and only read or written during the call they are passed to.
+#ifndef LOSSD_CLIENT_H_
+#define LOSSD_CLIENT_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace lossd {
+
+enum class DataType { kFloat32, kBFloat16, kFloat16 };
+int64_t SizeOf(DataType type);    // bytes of one element
+const char* Name(DataType type);  // "float32", ...
+
+struct ClientOptions {
+  // Unary calls fail with DEADLINE_EXCEEDED after this long.
+  std::chrono::milliseconds call_timeout = std::chrono::seconds(60);
+  // How long a call goes on reconnecting to an unreachable server before it gives up with UNAVAILABLE.
+  std::chrono::milliseconds reconnect_timeout = std::chrono::seconds(60);
+  // Payload bytes of one message of weights or gradient rows.
+  int64_t transfer_bytes = 4 << 20;
+};
+
+struct HeadConfig {
+  std::string name;
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  DataType weight_type = DataType::kBFloat16;
+};
+
+struct LaneMarks {
+  int32_t lane = 0;
+  uint64_t accepted = 0;
+  uint64_t applied = 0;
+};
+struct SessionMarks {
+  std::string session_id;
+  std::vector<LaneMarks> lanes;
+};
+
+struct MemoryItem {
+  std::string purpose;
+  int64_t bytes = 0;
+};
+
+enum class WindowState { kOpen, kFreezing, kFrozen };
+
+struct HeadInfo {
+  HeadConfig config;
+  uint64_t weight_version = 0;  // 0: no weights yet
+  uint64_t generation = 0;
+  WindowState window_state = WindowState::kOpen;
+  uint64_t window_tokens = 0;
+  std::vector<SessionMarks> sessions;  // what a flush has to name
+  int64_t open_sessions = 0;
+  std::vector<MemoryItem> memory;
+};
+
+struct ServerStatus {
+  std::string version;
+  std::string incarnation;
+  bool draining = false;
+  std::string device;
+  std::string device_description;
+  double uptime_seconds = 0;
+  uint64_t chunks_applied = 0;
+  uint64_t tokens_applied = 0;
+  int64_t queued_chunks = 0;
+  std::vector<HeadInfo> heads;
+};
+
+struct ServerMemory {
+  int64_t limit_bytes = 0;
+  int64_t reserved_bytes = 0;
+  int64_t process_resident_bytes = 0;
+  int64_t process_peak_bytes = 0;
+  struct Head {
+    std::string name;
+    std::vector<MemoryItem> items;
+  };
+  std::vector<Head> heads;
+  std::vector<MemoryItem> shared;
+};
+
+// Called now and then during a transfer, from the thread that made the call, with 0 <= done <= total bytes.
+using Progress = std::function<void(int64_t done, int64_t total)>;
+
+// --- Sessions
+// -----------------------------------------------------------------------------------------------------------
+
+struct SessionOptions {
+  // Names this client to the server: a restarted process with the same key resumes the same session. Empty:
+  // random.
+  std::string client_key;
+  int32_t rank = 0;
+  // Hidden-state bytes of one chunk; 0 takes 4 MiB. Never above the server's limit.
+  int64_t chunk_bytes = 0;
+};
+
+enum class ComputeMode { kLossAndGradients, kLossOnly };
+
+// One batch of tokens; any size >= 0. It is cut into chunks.
+struct Batch {
+  std::span<const int64_t> labels;  // [N]
+  DataType hidden_type = DataType::kFloat32;
+  const void* hidden_states = nullptr;  // [N, H] of hidden_type
+  ComputeMode mode = ComputeMode::kLossAndGradients;
+  int64_t ignore_index = -100;
+  float gradient_scale = 1.0f;  // 1 / valid tokens of the global batch for a mean
+  int64_t first_token = 0;      // offset of the batch in the trainer's step
+};
+
+struct BatchOutputs {
+  std::span<float> losses;  // [N] or empty if not wanted
+  DataType dx_type = DataType::kFloat32;
+  void* dx = nullptr;  // [N, H] of dx_type; may be null if not wanted
+};
+
+struct BatchResult {
+  double loss_sum = 0;  // over valid tokens, unscaled
+  int64_t valid_tokens = 0;
+  uint64_t weight_version = 0;
+  int64_t chunks = 0;
+  int64_t repeated_chunks = 0;  // chunks that were sent again after a lost connection
+};
+
+// True for the one error after which the gradients accumulated since the last flush are gone (the server was
+// restarted): the trainer replays the whole window, starting with a new session. Its message names the
+// generation.
+bool IsWindowLost(const absl::Status& status);
+
+// An ordered stream of chunks into a head's gradient window, counted exactly once whatever the network does:
+// a lost connection is re-established, the server's marks are read, and what it does not have is sent again.
+// Methods may be called from any thread, one at a time (a call made during another waits for it).
+class Session {
+ public:
+  ~Session();  // closes the stream; the session itself lives on at the server until Close() or its lease ends
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+
+  // Sends the batch, with reading and writing overlapped, and returns when every loss and dX has arrived.
+  // Memory used beside the caller's is bounded by the server's byte credit. If a chunk is rejected the error
+  // names it; the batch's other chunks are in the window all the same.
+  absl::StatusOr<BatchResult> Compute(const Batch& batch, const BatchOutputs& outputs);
+
+  // Everything this session has had accepted: what a flush has to name.
+  SessionMarks marks() const;
+  const std::string& id() const;
+  const std::string& client_key() const;
+  int64_t reconnects() const;
+
+  // Ends the session at the server. What it added to the window stays there.
+  absl::Status Close();
+
+ private:
+  friend class Head;
+  class Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// --- Heads
+// --------------------------------------------------------------------------------------------------------------
+
+struct FlushOptions {
+  DataType dtype = DataType::kFloat32;  // narrower types are rounded by the server before sending
+  Progress progress;
+  // false leaves the window frozen after a successful read: the caller ends it with CommitFlush or
+  // AbortFlush.
+  bool commit = true;
+};
+
+struct FlushResult {
+  std::string flush_id;
+  uint64_t generation = 0;  // the one that was flushed
+  int64_t rows = 0;
+  int64_t columns = 0;
+  double norm = 0;
+  uint64_t window_tokens = 0;
+  int64_t non_finite = 0;
+};
+
+// A handle to a head; cheap to copy, thread-safe.
+class Head {
+ public:
+  const HeadConfig& config() const;
+  absl::StatusOr<HeadInfo> Info() const;
+
+  // Stages all V rows and publishes them as one new weight version, which is returned. `weights` is [V, H] of
+  // `type`; it is rounded to the head's dtype before it is sent.
+  absl::StatusOr<uint64_t> WriteWeights(DataType type, const void* weights,
+                                        const Progress& progress = {}) const;
+  // Reads all rows, of one version, as `type` into `weights` [V, H].
+  absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, const Progress& progress = {}) const;
+
+  absl::StatusOr<Session> OpenSession(const SessionOptions& options) const;
+
+  // Freezes the window, reads dW [V, H] as options.dtype into `gradient`, checks it (fp32) against the
+  // server's checksum, and commits. If the read is cut it resumes at the row reached; if anything fails for
+  // good the window is reopened whole (AbortFlush), so nothing is lost. `marks`: of every session that
+  // contributed.
+  absl::StatusOr<FlushResult> Flush(const FlushOptions& options, std::span<const SessionMarks> marks,
+                                    void* gradient) const;
+  // The same into a safetensors file with one tensor "lm_head.weight.grad" [V, H]. The file appears under its
+  // name only when it is complete and on disk, and the window is committed after that.
+  absl::StatusOr<FlushResult> FlushToFile(const FlushOptions& options, std::span<const SessionMarks> marks,
+                                          const std::string& path) const;
+  absl::Status CommitFlush(const std::string& flush_id) const;
+  absl::Status AbortFlush(const std::string& flush_id) const;
+
+ private:
+  friend class Client;
+  class Impl;
+  explicit Head(std::shared_ptr<const Impl> impl);
+  std::shared_ptr<const Impl> impl_;
+};
+
+// --- Client
+// -------------------------------------------------------------------------------------------------------------
+
+// A connection to one server. Thread-safe.
+class Client {
+ public:
+  // `target` is a gRPC target: "host:port", "dns:///name:port" or "unix:/path". Waits until the server
+  // answers, up to options.reconnect_timeout.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target,
+                                                         const ClientOptions& options);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Creates the head, or returns it if it is there with the same configuration.
+  absl::StatusOr<Head> CreateHead(const HeadConfig& config);
+  absl::StatusOr<Head> GetHead(const std::string& name);
+  absl::StatusOr<std::vector<HeadInfo>> ListHeads();
+  // `discard_gradient` is needed while the window is not empty.
+  absl::Status DeleteHead(const std::string& name, bool discard_gradient = false);
+
+  absl::StatusOr<ServerStatus> Status();
+  absl::StatusOr<ServerMemory> Memory();
+
+ private:
+  class Impl;
+  explicit Client(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_CLIENT_H_

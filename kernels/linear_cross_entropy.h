@@ -1,0 +1,102 @@
+// Fused linear + cross-entropy: loss, dX and dW of  z = X Wᵀ,  loss_r = logsumexp(z_r) − z_r[y_r]
+// without ever holding the [N, V] logits.
+//
+// Pure compute on raw pointers and sizes: nothing here allocates, logs, throws or keeps state. All matrices
+// are row-major and dense. Pointers need the alignment of their element type only.
+#ifndef LOSSD_KERNELS_LINEAR_CROSS_ENTROPY_H_
+#define LOSSD_KERNELS_LINEAR_CROSS_ENTROPY_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/data_type.h"
+
+namespace lossd::kernels {
+
+enum class Status {
+  kOk,
+  kInvalidArgument,    // a size, pointer or type the kernel cannot work with
+  kWorkspaceTooSmall,  // not even one row fits
+  kUnsupported,        // this machine or build cannot do it
+  kInternal,           // the math library failed
+};
+
+const char* StatusName(Status status);
+
+// What the step does to dW.
+enum class WeightGradient {
+  kNone,        // loss (and dX, if asked for) only; dw may be null
+  kOverwrite,   // the first contribution of a window: dw's old content is never read
+  kAccumulate,  // dw += contribution
+};
+
+// One batch of rows. Notation of docs/numerics.md: N tokens, V vocab, H hidden.
+struct LinearCrossEntropyParams {
+  int64_t tokens = 0;  // N >= 1
+  int64_t vocab = 0;   // V >= 1
+  int64_t hidden = 0;  // H >= 1
+
+  DataType weight_type = DataType::kFloat32;  // fp32 or bf16
+  const void* weight = nullptr;               // W [V, H]
+
+  DataType hidden_type =
+      DataType::kFloat32;  // fp32, bf16 or fp16; rounded to the weight's type before the products
+  const void* hidden_states = nullptr;  // X [N, H]; finite
+
+  const int64_t* labels =
+      nullptr;                  // [N], each in [0, V) or equal to ignore_index; the caller has checked them
+  int64_t ignore_index = -100;  // such rows cost no arithmetic: loss 0, dX 0, nothing in dW
+
+  float gradient_scale = 1.0f;  // g: multiplies dX and dW, not the losses
+
+  float* losses = nullptr;       // [N] fp32, required
+  float* log_sum_exp = nullptr;  // [N] fp32, optional
+
+  DataType dx_type = DataType::kFloat32;  // fp32, bf16 or fp16
+  void* dx = nullptr;                     // dX [N, H], optional
+
+  WeightGradient weight_gradient = WeightGradient::kNone;
+  float* dw = nullptr;  // dW [V, H] fp32, always
+
+  void* workspace = nullptr;  // at least WorkspaceBytes(1, ...), 64-byte aligned
+  int64_t workspace_bytes = 0;
+
+  // Called once, when every loss and every row of dX is final and before the last dW product starts, so that
+  // answers leave while dW is still being added. Optional. Not called when the step fails.
+  void (*on_input_gradients)(void* context) = nullptr;
+  void* on_input_gradients_context = nullptr;
+};
+
+// What a step did, beyond its outputs.
+struct LinearCrossEntropyStats {
+  int64_t valid_tokens = 0;
+  int64_t rows_redone =
+      0;  // rows whose exponent offset was out of range and that were computed again exactly
+};
+
+// Bytes a workspace needs so that `rows` rows are worked on at once. Monotonic in rows.
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType weight_type);
+
+// Most rows a workspace of `bytes` lets the CPU step work on at once; 0 if not even one fits.
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type);
+
+// The step on the CPU, on all cores (OpenMP). Any N: rows are worked on in tiles that fit the workspace. Loss
+// and dX of a row do not depend on the rows beside it. Given the same calls in the same order, dW is bitwise
+// the same. Not reentrant for one workspace; different workspaces may be used at once.
+Status CpuLinearCrossEntropy(const LinearCrossEntropyParams& params, LinearCrossEntropyStats* stats);
+
+// The oracle: the same formulas in fp64, one row after the other, for tests. Slow. losses/log_sum_exp/dx/dw
+// are written as doubles to the arrays given here (any may be null), and those of params are ignored; dw is
+// accumulated into. Inputs are taken as they are (rounding hidden states to the weight's type is part of the
+// arithmetic that is judged).
+struct ReferenceOutputs {
+  double* losses = nullptr;       // [N]
+  double* log_sum_exp = nullptr;  // [N]
+  double* dx = nullptr;           // [N, H]
+  double* dw = nullptr;           // [V, H], accumulated
+};
+Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const ReferenceOutputs& outputs);
+
+}  // namespace lossd::kernels
+
+#endif  // LOSSD_KERNELS_LINEAR_CROSS_ENTROPY_H_
