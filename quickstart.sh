@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# From a fresh machine to a language model whose last stage lives in lossd: sets up, builds, starts the server, trains.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
+source "$repo_root/tools/packages.sh"
+
+usage() {
+  cat <<END
+usage: ./quickstart.sh [--build-only] [-- TRAIN_LM_FLAG...]
+
+Installs what is missing (Debian 12 or Ubuntu 24.04; root or sudo), builds lossd, starts it on a free loopback port and
+trains a small language model against it. The summary is left in build/quickstart.json, logs in build/logs/.
+
+  --build-only   stop after the build
+  -- FLAG...     passed on to the example; see: build/bin/train_lm --help
+END
+}
+
+build_only=no
+while (($#)); do
+  case $1 in
+    --build-only) build_only=yes ;;
+    -h | --help) usage && exit ;;
+    --) shift && break ;;
+    *) usage >&2 && exit 2 ;;
+  esac
+  shift
+done
+
+began=$SECONDS
+"$repo_root/tools/setup.sh" build run
+
+if [[ ! -f $repo_root/build/build.ninja ]]; then
+  try_step "$log_dir/configure.log" "Configuring" configure_preset release ||
+    fail "cmake could not configure the build" "the whole log: build/logs/configure.log"
+fi
+try_step "$log_dir/build.log" "Building lossd and the example" build_targets build lossd lossctl train_lm ||
+  fail "the build failed" "the whole log: build/logs/build.log"
+if [[ $build_only == yes ]]; then exit; fi
+
+mapfile -t texts < <(manual_files)
+say "Training: the head, its loss and its gradients in lossd, everything below in the example"
+status=0
+"$repo_root/tools/with_server.sh" "$repo_root/build/bin/lossd" "$log_dir/lossd.log" --device=auto -- \
+  "$repo_root/build/bin/train_lm" --server "127.0.0.1:{grpc}" --json "$repo_root/build/quickstart.json" \
+  --text "${texts[@]}" "$@" || status=$?
+if ((status > 128)); then
+  printf '\nstopped by a signal; the server is down\n' >&2
+  exit "$status"
+elif ((status)); then
+  show_tail "$log_dir/lossd.log" 20
+  fail "training failed (status $status); the server is down" "the server's log: build/logs/lossd.log" \
+    "after mending the cause run ./quickstart.sh again: what is built stays built"
+fi
+say "Done in $((SECONDS - began)) s; the summary is in build/quickstart.json, the server has stopped"

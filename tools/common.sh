@@ -1,0 +1,66 @@
+# Messages, logged steps and time keeping for quickstart.sh, check.sh and the scripts beside this file. Sourced, never run.
+# shellcheck shell=bash disable=SC2034
+
+repo_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+log_dir="$repo_root/build/logs"
+
+say() { printf '==> %s\n' "$*"; }
+
+# fail MESSAGE [HINT...]: every hint is a line of its own.
+fail() {
+  printf '\nerror: %s\n' "$1" >&2
+  shift
+  if (($#)); then printf '       %s\n' "$@" >&2; fi
+  exit 1
+}
+
+# show_tail LOG [LINES]
+show_tail() {
+  printf '\n--- last lines of %s\n' "${1#"$repo_root"/}" >&2
+  tail -n "${2:-40}" "$1" >&2 || true
+  printf -- '---\n' >&2
+}
+
+# Prints where a running step stands: in place on a terminal, otherwise a line every 20 seconds.
+report_progress() {
+  local log=$1 title=$2 began=$SECONDS parent=$$ line
+  while kill -0 "$parent" 2>/dev/null; do
+    sleep 1 >/dev/null 2>&1
+    line=$(tail -n 1 "$log" 2>/dev/null | tr -d '\r' | cut -c1-60) || true
+    if [[ -t 1 ]]; then
+      printf '\r\033[K    %s: %d s  %s' "$title" $((SECONDS - began)) "$line"
+    elif (((SECONDS - began) % 20 == 0)); then
+      printf '    %s: %d s  %s\n' "$title" $((SECONDS - began)) "$line"
+    fi
+  done
+}
+
+# try_step LOG TITLE COMMAND...: runs COMMAND with its output in LOG while progress is shown. The exit status is COMMAND's; if it
+# is not zero the end of LOG has been printed.
+try_step() {
+  local log=$1 title=$2 began=$SECONDS status=0 reporter
+  shift 2
+  mkdir -p "$(dirname "$log")"
+  say "$title"
+  : >"$log"
+  report_progress "$log" "$title" &
+  reporter=$!
+  "$@" >"$log" 2>&1 </dev/null || status=$?
+  kill "$reporter" 2>/dev/null || true
+  wait "$reporter" 2>/dev/null || true
+  if [[ -t 1 ]]; then printf '\r\033[K'; fi
+  if ((status)); then
+    show_tail "$log"
+  else
+    printf '    done in %d s\n' $((SECONDS - began))
+  fi
+  return "$status"
+}
+
+# Configures preset $1 and builds the targets that follow (none: all of them).
+configure_preset() { (cd "$repo_root" && cmake --preset "$1"); }
+build_targets() {
+  local tree=$1
+  shift
+  NINJA_STATUS='[%f/%t, %e s] ' ninja -C "$repo_root/$tree" "$@"
+}
