@@ -1,0 +1,201 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/safetensors.h"
+
+namespace lossd {
+namespace {
+
+const char* FormatName(DataType type) {
+  switch (type) {
+    case DataType::kFloat32:
+      return "F32";
+    case DataType::kBFloat16:
+      return "BF16";
+    case DataType::kFloat16:
+      return "F16";
+  }
+  return "";
+}
+
+bool IsOutOfSpace(int error_number) {
+  return error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
+}
+
+absl::StatusOr<SafetensorsHeader> MakeHeader(std::vector<SafetensorsTensor> tensors,
+                                             std::map<std::string, std::string> metadata) {
+  SafetensorsHeader header{.tensors = {}, .metadata = std::move(metadata)};
+  int64_t offset = 0;
+  for (SafetensorsTensor& tensor : tensors) {
+    auto bytes = SafetensorsBytes(FormatName(tensor.dtype), tensor.shape);
+    int64_t end = 0;
+    if (!bytes.ok() || __builtin_add_overflow(offset, *bytes, &end)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor '", tensor.name, "': ", bytes.ok() ? "too large" : bytes.status().message()));
+    }
+    header.tensors.push_back({.name = std::move(tensor.name),
+                              .dtype = FormatName(tensor.dtype),
+                              .shape = std::move(tensor.shape),
+                              .begin = offset,
+                              .end = end});
+    offset = end;
+  }
+  return header;
+}
+
+}  // namespace
+
+absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& path,
+                                                            std::vector<SafetensorsTensor> tensors,
+                                                            std::map<std::string, std::string> metadata) {
+  auto header = MakeHeader(std::move(tensors), std::move(metadata));
+  if (!header.ok()) return header.status();
+  auto json = SerializeSafetensorsHeader(*header);
+  if (!json.ok()) return json.status();
+
+  SafetensorsWriter writer;
+  writer.path_ = path;
+  writer.data_bytes_ = header->tensors.empty() ? 0 : header->tensors.back().end;
+  const int64_t prefix_bytes = static_cast<int64_t>(sizeof(uint64_t) + json->size());
+  if (__builtin_add_overflow(prefix_bytes, writer.data_bytes_, &writer.file_bytes_)) {
+    return absl::InvalidArgumentError("the tensors are too large for one file");
+  }
+  if (absl::Status status = writer.CreateTemporary(); !status.ok()) return status;
+
+  uint64_t json_bytes = json->size();  // little-endian, as every machine lossd runs on
+  if (absl::Status status = writer.Write(std::as_bytes(std::span(&json_bytes, 1))); !status.ok())
+    return status;
+  if (absl::Status status = writer.Write(std::as_bytes(std::span(*json))); !status.ok()) return status;
+  return writer;
+}
+
+absl::Status SafetensorsWriter::CreateTemporary() {
+  struct stat info {};
+  if (stat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path_, "' is ", S_ISDIR(info.st_mode) ? "a directory" : "not a regular file",
+                     "; name a new file or one to replace"));
+  }
+  std::random_device random;
+  for (int attempt = 0; attempt < 100 && fd_ < 0; ++attempt) {
+    temporary_ = absl::StrCat(path_, ".", absl::Hex(random(), absl::kZeroPad8), ".tmp");
+    fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ < 0 && errno != EEXIST) break;
+  }
+  if (fd_ < 0) {
+    temporary_.clear();
+    return Error(errno, "create");
+  }
+  // Only a reservation: a file system that cannot do it reports a full disk when it is written to.
+  if (file_bytes_ > 0 && fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, file_bytes_) != 0 && IsOutOfSpace(errno)) {
+    return Error(errno, "reserve space for");
+  }
+  return absl::OkStatus();
+}
+
+SafetensorsWriter::~SafetensorsWriter() { Discard(); }
+
+SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept { *this = std::move(other); }
+
+SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&& other) noexcept {
+  if (this != &other) {
+    Discard();
+    path_ = std::move(other.path_);
+    temporary_ = std::exchange(other.temporary_, {});
+    fd_ = std::exchange(other.fd_, -1);
+    file_bytes_ = other.file_bytes_;
+    data_bytes_ = other.data_bytes_;
+    appended_ = other.appended_;
+    status_ = std::move(other.status_);
+  }
+  return *this;
+}
+
+absl::Status SafetensorsWriter::Append(std::span<const std::byte> bytes) {
+  if (!status_.ok()) return status_;
+  if (static_cast<int64_t>(bytes.size()) > data_bytes_ - appended_) {
+    status_ =
+        absl::InvalidArgumentError(absl::StrCat("'", path_, "': ", bytes.size(), " bytes appended after ",
+                                                appended_, "; the tensors need ", data_bytes_));
+    return status_;
+  }
+  appended_ += static_cast<int64_t>(bytes.size());
+  return Write(bytes);
+}
+
+absl::Status SafetensorsWriter::Finish() {
+  if (!status_.ok()) return status_;
+  if (appended_ != data_bytes_) {
+    status_ = absl::FailedPreconditionError(
+        absl::StrCat("'", path_, "': ", appended_, " bytes appended; the tensors need ", data_bytes_));
+    return status_;
+  }
+  absl::Status result = Publish();
+  // Finished or failed for good: nothing more may be written.
+  status_ =
+      result.ok() ? absl::FailedPreconditionError(absl::StrCat("'", path_, "' is already finished")) : result;
+  return result;
+}
+
+absl::Status SafetensorsWriter::Publish() {
+  struct stat info {};
+  if (fstat(fd_, &info) != 0) return Error(errno, "inspect");
+  if (info.st_size != file_bytes_) {
+    return absl::DataLossError(absl::StrCat("'", path_, "' has ", info.st_size, " bytes after writing ",
+                                            file_bytes_, "; something else wrote to '", temporary_, "'"));
+  }
+  if (fsync(fd_) != 0) return Error(errno, "sync");
+  if (close(std::exchange(fd_, -1)) != 0) return Error(errno, "close");
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) return Error(errno, "rename");
+  temporary_.clear();
+
+  std::filesystem::path directory = std::filesystem::path(path_).parent_path();
+  int directory_fd = open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory_fd < 0) {
+    // Writable but not readable: the name cannot be synced, the data is.
+    return errno == EACCES ? absl::OkStatus() : Error(errno, "open the directory of");
+  }
+  // EINVAL: a file system without anything to sync there.
+  int error_number = fsync(directory_fd) == 0 || errno == EINVAL ? 0 : errno;
+  close(directory_fd);
+  return error_number == 0 ? absl::OkStatus() : Error(error_number, "sync the directory of");
+}
+
+absl::Status SafetensorsWriter::Write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    ssize_t written = write(fd_, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return Error(written == 0 ? ENOSPC : errno, "write");
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::Error(int error_number, absl::string_view action) {
+  std::string message = absl::StrCat("cannot ", action, " '", path_, "': ", std::strerror(error_number));
+  if (IsOutOfSpace(error_number)) {
+    status_ =
+        absl::ResourceExhaustedError(absl::StrCat(message, "; the file needs ", file_bytes_,
+                                                  " bytes: free space, raise the quota or file-size limit, "
+                                                  "or write it elsewhere"));
+  } else {
+    status_ = absl::Status(absl::ErrnoToStatusCode(error_number), message);
+  }
+  return status_;
+}
+
+void SafetensorsWriter::Discard() {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+  if (!temporary_.empty()) unlink(std::exchange(temporary_, {}).c_str());
+}
+
+}  // namespace lossd

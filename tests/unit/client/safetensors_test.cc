@@ -1,0 +1,429 @@
+// Safetensors files: what the writer makes the reader gives back bit for bit; no failure leaves a file under
+// the final name or a temporary file behind; no header, however hostile, is believed.
+#include "client/src/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lossd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class SafetensorsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = fs::temp_directory_path() / "safetensors_test.XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  std::string Path(const std::string& name) const { return directory_ / name; }
+  std::vector<std::string> Files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(directory_)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  void WriteRaw(const std::string& name, const std::string& bytes) const {
+    std::ofstream(Path(name), std::ios::binary) << bytes;
+  }
+
+  fs::path directory_;
+};
+
+std::vector<std::byte> Pattern(size_t size) {
+  std::vector<std::byte> bytes(size);
+  uint32_t state = 1;
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>((state = state * 1664525 + 1013904223) >> 24);
+  return bytes;
+}
+
+std::string ReadRaw(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+// A file of this header and this many bytes of data; the length is the header's unless given.
+std::string RawFile(const std::string& header, size_t data_bytes) {
+  uint64_t size = header.size();
+  std::string bytes(sizeof(size), '\0');
+  std::memcpy(bytes.data(), &size, sizeof(size));
+  return bytes + header + std::string(data_bytes, '\1');
+}
+std::string RawFile(uint64_t claimed, const std::string& rest) {
+  std::string bytes(sizeof(claimed), '\0');
+  std::memcpy(bytes.data(), &claimed, sizeof(claimed));
+  return bytes + rest;
+}
+
+// Lowers the process's file-size limit for its own lifetime.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    getrlimit(RLIMIT_FSIZE, &old_limit_);
+    old_handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit = old_limit_;
+    limit.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &old_limit_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  rlimit old_limit_{};
+  void (*old_handler_)(int) = nullptr;
+};
+
+TEST_F(SafetensorsTest, WhatIsWrittenInPiecesIsReadBackBitForBit) {
+  const auto bytes = Pattern(3 * 5 * 4 + 7 * 2 + 2);
+  auto writer =
+      SafetensorsWriter::Create(Path("a.safetensors"),
+                                {{.name = "w", .dtype = DataType::kFloat32, .shape = {3, 5}},
+                                 {.name = "b \"quoted\" é", .dtype = DataType::kBFloat16, .shape = {7}},
+                                 {.name = "scalar", .dtype = DataType::kFloat16, .shape = {}},
+                                 {.name = "empty", .dtype = DataType::kFloat16, .shape = {0, 4}}},
+                                {{"format", "pt"}});
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  for (size_t at = 0; at < bytes.size(); at += 11) {
+    ASSERT_TRUE(writer->Append(std::span(bytes).subspan(at, std::min<size_t>(11, bytes.size() - at))).ok());
+  }
+  ASSERT_TRUE(writer->Finish().ok());
+  EXPECT_THAT(Files(), ElementsAre("a.safetensors"));
+
+  auto file = SafetensorsFile::Open(Path("a.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->metadata().at("format"), "pt");
+  auto w = file->Find("w");
+  ASSERT_TRUE(w.ok()) << w.status();
+  EXPECT_EQ(w->dtype, DataType::kFloat32);
+  EXPECT_THAT(w->shape, ElementsAre(3, 5));
+  ASSERT_EQ(w->data.size(), 60U);
+  EXPECT_EQ(std::memcmp(w->data.data(), bytes.data(), 60), 0);
+  auto b = file->Find("b \"quoted\" é");
+  ASSERT_TRUE(b.ok()) << b.status();
+  EXPECT_EQ(b->dtype, DataType::kBFloat16);
+  EXPECT_EQ(std::memcmp(b->data.data(), bytes.data() + 60, 14), 0);
+  auto scalar = file->Find("scalar");
+  ASSERT_TRUE(scalar.ok()) << scalar.status();
+  EXPECT_EQ(scalar->dtype, DataType::kFloat16);
+  EXPECT_EQ(scalar->data.size(), 2U);
+  EXPECT_EQ(file->Find("empty")->data.size(), 0U);
+
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, ReadRaw(Path("a.safetensors")).data(), 8);
+  EXPECT_EQ(header_bytes % 8, 0U) << "tensor data is not aligned";
+}
+
+TEST_F(SafetensorsTest, ViewsOutliveAMoveOfTheFile) {
+  WriteRaw("a", RawFile(R"({"t":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}})", 4));
+  auto file = SafetensorsFile::Open(Path("a"));
+  ASSERT_TRUE(file.ok());
+  auto view = file->Find("t");
+  SafetensorsFile moved = *std::move(file);
+  EXPECT_EQ(view->data[3], std::byte{1});
+  EXPECT_EQ(moved.Find("t")->data.data(), view->data.data());
+}
+
+TEST_F(SafetensorsTest, WithoutFinishNothingIsLeftAndAnOldFileStaysWhole) {
+  WriteRaw("a.safetensors", "old");
+  {
+    auto writer = SafetensorsWriter::Create(Path("a.safetensors"), {{.name = "w", .shape = {100}}});
+    ASSERT_TRUE(writer.ok());
+    ASSERT_TRUE(writer->Append(Pattern(40)).ok());
+    EXPECT_EQ(Files().size(), 2U);
+    SafetensorsWriter moved = *std::move(writer);
+    EXPECT_EQ(Files().size(), 2U) << "moving removed the temporary file";
+  }
+  EXPECT_THAT(Files(), ElementsAre("a.safetensors"));
+  EXPECT_EQ(ReadRaw(Path("a.safetensors")), "old");
+}
+
+TEST_F(SafetensorsTest, FinishReplacesAnOldFile) {
+  WriteRaw("a.safetensors", "old");
+  auto writer = SafetensorsWriter::Create(Path("a.safetensors"), {{.name = "w", .shape = {2}}});
+  ASSERT_TRUE(writer.ok());
+  ASSERT_TRUE(writer->Append(Pattern(8)).ok());
+  EXPECT_EQ(ReadRaw(Path("a.safetensors")), "old");
+  ASSERT_TRUE(writer->Finish().ok());
+  EXPECT_TRUE(SafetensorsFile::Open(Path("a.safetensors")).ok());
+  EXPECT_FALSE(writer->Append(Pattern(1)).ok());
+  EXPECT_FALSE(writer->Finish().ok());
+  EXPECT_THAT(Files(), ElementsAre("a.safetensors"));
+}
+
+TEST_F(SafetensorsTest, TooFewOrTooManyBytesAreRefused) {
+  auto few = SafetensorsWriter::Create(Path("few"), {{.name = "w", .shape = {2}}});
+  ASSERT_TRUE(few.ok());
+  ASSERT_TRUE(few->Append(Pattern(7)).ok());
+  absl::Status status = few->Finish();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("7 bytes appended; the tensors need 8"));
+
+  auto many = SafetensorsWriter::Create(Path("many"), {{.name = "w", .shape = {2}}});
+  ASSERT_TRUE(many.ok());
+  ASSERT_TRUE(many->Append(Pattern(8)).ok());
+  EXPECT_EQ(many->Append(Pattern(1)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(many->Finish().ok()) << "finished a file that was overrun";
+  EXPECT_FALSE(fs::exists(Path("few")));
+  EXPECT_FALSE(fs::exists(Path("many")));
+}
+
+TEST_F(SafetensorsTest, AFullDiskIsResourceExhaustedAndLeavesNothing) {
+  {
+    auto writer = SafetensorsWriter::Create(Path("w"), {{.name = "w", .shape = {1 << 16}}});
+    ASSERT_TRUE(writer.ok());
+    FileSizeLimit limit(100'000);
+    absl::Status status;
+    for (int piece = 0; piece < 4 && status.ok(); ++piece) status = writer->Append(Pattern(1 << 16));
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(Path("w")));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("free space"));
+    EXPECT_EQ(writer->Finish(), status) << "the first error is not kept";
+  }
+  EXPECT_TRUE(Files().empty());
+}
+
+TEST_F(SafetensorsTest, WhatCannotBeWrittenIsRefusedAtOnce) {
+  EXPECT_EQ(SafetensorsWriter::Create(Path("no/such/w"), {}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(SafetensorsWriter::Create(directory_, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SafetensorsWriter::Create("/dev/null", {}).status().code(), absl::StatusCode::kInvalidArgument)
+      << "a device would be replaced by a file";
+  using Tensors = std::vector<SafetensorsTensor>;
+  const int64_t huge = int64_t{1} << 40;
+  for (const Tensors& tensors :
+       {Tensors{{.name = "a", .shape = {1}}, {.name = "a", .shape = {2}}},
+        Tensors{{.name = "__metadata__", .shape = {1}}}, Tensors{{.name = "\xff", .shape = {1}}},
+        Tensors{{.name = "a", .shape = {-1}}}, Tensors{{.name = "a", .shape = {huge, huge}}}}) {
+    EXPECT_EQ(SafetensorsWriter::Create(Path("w"), tensors).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << tensors[0].name;
+  }
+  EXPECT_EQ(SafetensorsWriter::Create(Path("w"), {}, {{"k", "\xff"}}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Files().empty());
+}
+
+struct HostileFile {
+  const char* name;
+  std::string bytes;
+  const char* message;  // what the error has to say
+};
+
+// One tensor "t" of 4 bytes with this dtype, shape and offsets.
+std::string OneTensor(const char* dtype, const char* shape, const char* offsets) {
+  return std::string(R"({"t":{"dtype":")") + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" +
+         offsets + "}}";
+}
+std::string TwoTensors(const char* first, const char* second) {
+  return std::string(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)") + first +
+         R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";
+}
+
+std::vector<HostileFile> HostileFiles() {
+  const std::string good = OneTensor("F32", "[1]", "[0,4]");
+  std::string ones = "[1";
+  for (int size = 1; size < 65; ++size) ones += ",1";
+  ones += "]";
+  return {
+      {"empty", "", "too few"},
+      {"seven bytes", "\1\2\3\4\5\6\7", "too few"},
+      {"length of all ones", RawFile(~uint64_t{0}, good), "the format allows"},
+      {"length whose end overflows", RawFile(~uint64_t{0} - 7, good), "the format allows"},
+      {"length negative if signed", RawFile(uint64_t{1} << 63, good), "the format allows"},
+      {"length over 100 MB", RawFile(100'000'001, good), "the format allows"},
+      {"length behind the file", RawFile(good.size() + 5, good + "1234"), "truncated"},
+      {"length zero", RawFile(0, good), "does not start with '{'"},
+      {"header cut", RawFile(good.size() - 1, good + "1234"), "JSON"},
+      {"blank before the header", RawFile(" " + good, 4), "does not start with '{'"},
+      {"array", RawFile("[1]", 0), "does not start with '{'"},
+      {"text behind the header", RawFile(good + "x", 4), "JSON"},
+      {"invalid UTF-8", RawFile("{\"\xff\":{}}", 0), "JSON"},
+      {"NUL in the header", RawFile(std::string("{\0}", 3), 0), "JSON"},
+      {"deep nesting", RawFile("{\"t\":" + std::string(1'000'000, '['), 0), "unexpected an array"},
+      {"nested objects", RawFile(R"({"t":{"dtype":{}}})", 0), "unexpected an object"},
+      {"tensor is null", RawFile(R"({"t":null})", 0), "unexpected null"},
+      {"no dtype", RawFile(R"({"t":{"shape":[1],"data_offsets":[0,4]}})", 4), "no dtype"},
+      {"no shape", RawFile(R"({"t":{"dtype":"F32","data_offsets":[0,4]}})", 4), "no shape"},
+      {"no offsets", RawFile(R"({"t":{"dtype":"F32","shape":[1]}})", 4), "no data_offsets"},
+      {"unknown key", RawFile(R"({"t":{"stride":[1]}})", 4), "unknown key 'stride'"},
+      {"unknown dtype", RawFile(OneTensor("F33", "[1]", "[0,4]"), 4), "unknown dtype 'F33'"},
+      {"lower-case dtype", RawFile(OneTensor("f32", "[1]", "[0,4]"), 4), "unknown dtype 'f32'"},
+      {"dtype a number", RawFile(R"({"t":{"dtype":7}})", 4), "unexpected a number"},
+      {"shape a string", RawFile(R"({"t":{"dtype":"F32","shape":"1"}})", 4), "unexpected a string"},
+      {"negative size", RawFile(OneTensor("F32", "[-1]", "[0,4]"), 4), "negative"},
+      {"fractional size", RawFile(OneTensor("F32", "[1.0]", "[0,4]"), 4), "1.0"},
+      {"size above int64", RawFile(OneTensor("F32", "[9223372036854775808]", "[0,4]"), 4),
+       "9223372036854775808"},
+      {"size above uint64", RawFile(OneTensor("F32", "[18446744073709551617]", "[0,4]"), 4),
+       "1844674407370955161"},
+      {"product overflows to 4", RawFile(OneTensor("F32", "[4611686018427387905,4]", "[0,4]"), 4),
+       "overflows"},
+      {"product overflows, then zero", RawFile(OneTensor("F32", "[4611686018427387905,4,0]", "[0,0]"), 0),
+       "overflows"},
+      {"rank 65", RawFile(OneTensor("F32", ones.c_str(), "[0,4]"), 4), "unexpected a number"},
+      {"half a byte", RawFile(OneTensor("F4", "[3]", "[0,1]"), 1), "whole bytes"},
+      {"offsets behind the data", RawFile(OneTensor("F32", "[2]", "[0,8]"), 4), "truncated"},
+      {"offsets far behind", RawFile(OneTensor("F32", "[1]", "[9223372036854775800,9223372036854775804]"), 4),
+       "truncated"},
+      {"offsets reversed", RawFile(OneTensor("F32", "[1]", "[4,0]"), 4), "claims bytes 4 to 0"},
+      {"one offset", RawFile(OneTensor("F32", "[1]", "[0]"), 4), "not 2"},
+      {"three offsets", RawFile(OneTensor("F32", "[1]", "[0,4,8]"), 4), "unexpected a number"},
+      {"shape smaller than the bytes", RawFile(OneTensor("F16", "[1]", "[0,4]"), 4), "need 2"},
+      {"shape larger than the bytes", RawFile(OneTensor("F32", "[2]", "[0,4]"), 4), "need 8"},
+      {"overlap", RawFile(TwoTensors("[0,4]", "[2,6]"), 6), "overlap"},
+      {"same bytes twice", RawFile(TwoTensors("[0,4]", "[0,4]"), 4), "overlap"},
+      {"gap", RawFile(TwoTensors("[0,4]", "[5,9]"), 9), "gap"},
+      {"gap at the start", RawFile(OneTensor("F32", "[1]", "[1,5]"), 5), "gap"},
+      {"bytes behind the last tensor", RawFile(good, 5), "cover 4 bytes; the file holds 5"},
+      {"no tensors, but data", RawFile("{}", 1), "cover 0 bytes"},
+      {"same name twice",
+       RawFile(R"({"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+               R"("t":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+               2),
+       "'t' occurs twice"},
+      {"same name twice, escaped",
+       RawFile(R"({"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+               R"("\u0074":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+               2),
+       "'t' occurs twice"},
+      {"dtype twice", RawFile(R"({"t":{"dtype":"U8","dtype":"F32"}})", 0), "'dtype' occurs twice"},
+      {"metadata twice", RawFile(R"({"__metadata__":{},"__metadata__":{}})", 0), "occurs twice"},
+      {"metadata not text", RawFile(R"({"__metadata__":{"a":1}})", 0), "unexpected a number"},
+      {"metadata nested", RawFile(R"({"__metadata__":{"a":{}}})", 0), "unexpected an object"},
+      {"metadata a string", RawFile(R"({"__metadata__":"a"})", 0), "unexpected a string"},
+  };
+}
+
+TEST_F(SafetensorsTest, HostileFilesAreRefusedWithTheReason) {
+  for (const HostileFile& hostile : HostileFiles()) {
+    SCOPED_TRACE(hostile.name);
+    WriteRaw("hostile", hostile.bytes);
+    auto file = SafetensorsFile::Open(Path("hostile"));
+    EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument) << file.status();
+    EXPECT_THAT(std::string(file.status().message()), HasSubstr(hostile.message));
+    EXPECT_THAT(std::string(file.status().message()), HasSubstr(Path("hostile")));
+  }
+}
+
+TEST_F(SafetensorsTest, EveryTruncationAndEveryFlippedHeaderByteIsSurvived) {
+  const std::string whole = RawFile(TwoTensors("[0,4]", "[4,8]"), 8);
+  for (size_t size = 0; size < whole.size(); ++size) {
+    WriteRaw("cut", whole.substr(0, size));
+    EXPECT_FALSE(SafetensorsFile::Open(Path("cut")).ok()) << size;
+  }
+  for (size_t at = 0; at < whole.size() - 8; ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string flipped = whole;
+      flipped[at] = static_cast<char>(flipped[at] ^ (1 << bit));
+      WriteRaw("flipped", flipped);
+      auto file = SafetensorsFile::Open(Path("flipped"));
+      if (!file.ok()) continue;
+      for (const SafetensorsEntry& entry : file->entries()) EXPECT_LE(entry.end, 8) << at << " " << bit;
+    }
+  }
+}
+
+TEST_F(SafetensorsTest, PaddingMetadataAndForeignDtypesAreAccepted) {
+  WriteRaw(
+      "a",
+      RawFile(R"({"__metadata__":{"format":"pt"},"ids":{"dtype":"I64","shape":[1],"data_offsets":[2,10]},)"
+              R"("h":{"data_offsets":[0,2],"shape":[1,1],"dtype":"BF16"}}     )",
+              10));
+  auto file = SafetensorsFile::Open(Path("a"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->Find("h")->dtype, DataType::kBFloat16);
+  EXPECT_EQ(file->Find("ids").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(file->Find("ids").status().message()), HasSubstr("I64"));
+  auto missing = file->Find("lm_head.weight").status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("it has h, ids"));
+  WriteRaw("nothing", RawFile("{}", 0));
+  EXPECT_TRUE(SafetensorsFile::Open(Path("nothing")).ok());
+}
+
+TEST_F(SafetensorsTest, MissingFilesAndDevicesAreErrors) {
+  EXPECT_EQ(SafetensorsFile::Open(Path("none")).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(SafetensorsFile::Open(directory_).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SafetensorsFile::Open("/dev/zero").status().code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
+  EXPECT_EQ(SafetensorsFile::Open(Path("fifo")).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SafetensorsTest, AShardedModelFindsATensorInItsShard) {
+  fs::create_directory(directory_ / "sub");
+  WriteRaw("one.safetensors", RawFile(OneTensor("F32", "[1]", "[0,4]"), 4));
+  WriteRaw("sub/two.safetensors", RawFile(R"({"u":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 4));
+  WriteRaw("model.safetensors.index.json",
+           R"({"metadata":{"total_size":8},"weight_map":{"t":"one.safetensors","u":"sub/two.safetensors",)"
+           R"("gone":"three.safetensors","moved":"one.safetensors"}})");
+  auto model = SafetensorsModel::Open(directory_);
+  ASSERT_TRUE(model.ok()) << model.status();
+  auto u = model->Find("u");
+  ASSERT_TRUE(u.ok()) << u.status();
+  EXPECT_EQ(u->dtype, DataType::kBFloat16);
+  auto t = model->Find("t");
+  ASSERT_TRUE(t.ok()) << t.status();
+  EXPECT_EQ(t->dtype, DataType::kFloat32);
+  EXPECT_EQ(u->data[3], std::byte{1}) << "opening a second shard unmapped the first";
+  EXPECT_TRUE(model->Contains("gone"));
+  EXPECT_FALSE(model->Contains("none"));
+  for (const char* name : {"gone", "moved", "none"}) {
+    EXPECT_EQ(model->Find(name).status().code(), absl::StatusCode::kNotFound) << name;
+  }
+}
+
+TEST_F(SafetensorsTest, ADirectoryWithOneFileAndAPlainFileAreModelsToo) {
+  EXPECT_EQ(SafetensorsModel::Open(directory_).status().code(), absl::StatusCode::kNotFound);
+  WriteRaw("model.safetensors", RawFile(OneTensor("F32", "[1]", "[0,4]"), 4));
+  for (const std::string& path : {directory_.string(), Path("model.safetensors")}) {
+    auto model = SafetensorsModel::Open(path);
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_TRUE(model->Find("t").ok());
+    EXPECT_EQ(model->Find("x").status().code(), absl::StatusCode::kNotFound);
+  }
+}
+
+TEST_F(SafetensorsTest, ShardPathsThatLeaveTheDirectoryAndMalformedIndexesAreRefused) {
+  for (const char* index : {
+           R"({"weight_map":{"t":"../x.safetensors"}})",
+           R"({"weight_map":{"t":"sub/../../x.safetensors"}})",
+           R"({"weight_map":{"t":"/etc/passwd"}})",
+           R"({"weight_map":{"t":""}})",
+           R"({"weight_map":{"t":".."}})",
+           R"({"weight_map":{"t":"x\u0000y"}})",
+           R"({"weight_map":{"t":7}})",
+           R"({"weight_map":["t"]})",
+           R"({"weight_map":)",
+           R"({})",
+           R"([])",
+           "",
+       }) {
+    WriteRaw("model.safetensors.index.json", index);
+    EXPECT_EQ(SafetensorsModel::Open(directory_).status().code(), absl::StatusCode::kInvalidArgument)
+        << index;
+  }
+}
+
+}  // namespace
+}  // namespace lossd
