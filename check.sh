@@ -1,0 +1,175 @@
+#!/usr/bin/env bash
+# Every check of the project, or some of them: sets up, builds what a suite needs, runs it, and sums up.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
+cd "$repo_root"
+
+all_suites=(lint unit conformance integration bench asan tsan tidy)
+
+usage() {
+  cat <<END
+usage: ./check.sh [--no-setup] [SUITE...]
+
+Installs what is missing, builds what the suites need, runs them and sums up. Without arguments: all of them. Logs are left in
+build/logs/.
+
+  lint         layout (clang-format), include rules, file sizes and forbidden text, shell scripts
+  unit         tests of single parts
+  conformance  the kernels against the fp64 reference
+  integration  the server, the clients and the tools together, over real gRPC
+  bench        the benchmark at a small size: its results are checked, its times are not
+  asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
+  tsan         the tests of the server's concurrent parts under ThreadSanitizer
+  tidy         clang-tidy over every source file (those unchanged since they last passed are skipped)
+
+One test by name, after ./check.sh unit has built it: ctest --test-dir build -R NAME --output-on-failure
+
+  --no-setup   leave the installed packages as they are
+END
+}
+
+setup=yes
+suites=()
+for argument in "$@"; do
+  case $argument in
+    -h | --help) usage && exit ;;
+    --no-setup) setup=no ;;
+    *)
+      if [[ " ${all_suites[*]} " != *" $argument "* ]]; then
+        printf 'unknown suite: %s\n\n' "$argument" >&2
+        usage >&2
+        exit 2
+      fi
+      suites+=("$argument")
+      ;;
+  esac
+done
+if ((${#suites[@]} == 0)); then suites=("${all_suites[@]}"); fi
+
+jobs=$(nproc)
+began=$SECONDS
+passed=0 failed=0 rows=()
+suite_passed=0 suite_failed=0
+
+count_pass() { suite_passed=$((suite_passed + $1)); }
+count_fail() { suite_failed=$((suite_failed + $1)); }
+
+# One check that is not a CTest test: counts as one.
+check() {
+  if try_step "$@"; then count_pass 1; else count_fail 1; fi
+}
+
+# Configures and builds a tree once a run. build_tree PRESET TREE [TARGET...]
+declare -A built=()
+build_tree() {
+  local preset=$1 tree=$2
+  shift 2
+  if [[ -n ${built[$tree $*]:-} ]]; then return; fi
+  try_step "$log_dir/configure-$preset.log" "Configuring $tree" configure_preset "$preset" || return 1
+  try_step "$log_dir/build-$preset.log" "Building $tree" build_targets "$tree" "$@" || return 1
+  built[$tree $*]=yes
+}
+
+# run_ctest SUITE TREE CTEST_ARGUMENT...: shows each test as it ends and counts them.
+run_ctest() {
+  local suite=$1 tree=$2 report total bad skipped
+  shift 2
+  report=$log_dir/check-$suite.xml
+  rm -f "$report"
+  say "Running the tests of $tree: $*"
+  ctest --test-dir "$tree" --output-on-failure --no-tests=error --output-junit "$report" "$@" 2>&1 |
+    tee "$log_dir/check-$suite.log" | sed 's/^/    /' || true
+  if [[ ! -s $report ]]; then
+    count_fail 1
+    return
+  fi
+  total=$(report_count tests "$report") bad=$(report_count failures "$report")
+  skipped=$(($(report_count skipped "$report") + $(report_count disabled "$report")))
+  # A test that did not run has shown nothing: only those that ran and passed count as passed.
+  if ((skipped)); then printf '    %d tests were skipped\n' "$skipped"; fi
+  count_fail "$bad"
+  count_pass $((total - bad - skipped))
+}
+report_count() { sed -n "0,/[^a-z]$1=\"/s/.*[^a-z]$1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
+
+suite_lint() {
+  mapfile -t cxx < <(tools/source_files.py .h .cc)
+  mapfile -t shell < <(tools/source_files.py .sh .ci/run)
+  check "$log_dir/check-format.log" "Layout of ${#cxx[@]} C++ files" clang-format-14 --dry-run -Werror "${cxx[@]}"
+  check "$log_dir/check-includes.log" "Include rules" tools/check_includes.py
+  check "$log_dir/check-text.log" "File sizes and forbidden text" tools/check_text.py
+  check "$log_dir/check-shell.log" "Shell scripts" shellcheck -x "${shell[@]}"
+}
+
+labelled_suite() {
+  build_tree release build || { count_fail 1 && return; }
+  run_ctest "$1" build -L "^$1\$" -j "$2"
+}
+suite_unit() { labelled_suite unit "$jobs"; }
+suite_conformance() { labelled_suite conformance 1; }
+suite_integration() { labelled_suite integration "$jobs"; }
+suite_bench() { labelled_suite bench 1; }
+
+suite_asan() {
+  build_tree asan build-asan || { count_fail 1 && return; }
+  export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1
+  export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+  export LSAN_OPTIONS=suppressions=$repo_root/tests/lsan.supp:print_suppressions=0
+  run_ctest asan build-asan -L '^(unit|conformance|integration)$' -j "$jobs"
+  unset ASAN_OPTIONS UBSAN_OPTIONS LSAN_OPTIONS
+}
+
+# One OpenMP thread: the distribution's OpenMP run time is not instrumented, so its barriers would look like races.
+suite_tsan() {
+  try_step "$log_dir/configure-tsan.log" "Configuring build-tsan" configure_preset tsan || { count_fail 1 && return; }
+  mapfile -t targets < <(ctest --test-dir build-tsan -N -L '^tsan$' | sed -n 's/^ *Test *#[0-9]*: //p')
+  if ((${#targets[@]} == 0)); then
+    printf '    no test is labelled tsan\n'
+    count_fail 1
+    return
+  fi
+  build_tree tsan build-tsan "${targets[@]}" || { count_fail 1 && return; }
+  export OMP_NUM_THREADS=1
+  export TSAN_OPTIONS=suppressions=$repo_root/tests/tsan.supp:halt_on_error=0:second_deadlock_stack=1:exitcode=66
+  run_ctest tsan build-tsan -L '^tsan$' -j "$jobs"
+  unset OMP_NUM_THREADS TSAN_OPTIONS
+}
+
+suite_tidy() {
+  try_step "$log_dir/configure-release.log" "Configuring build" configure_preset release || { count_fail 1 && return; }
+  try_step "$log_dir/build-proto.log" "Generating the messages" build_targets build lossd_proto || { count_fail 1 && return; }
+  check "$log_dir/check-tidy.log" "clang-tidy" tools/tidy.py --build build --jobs "$jobs"
+}
+
+# Every test belongs to exactly one of the suites, or nobody would notice that it never runs.
+check_labels() {
+  local all labelled
+  all=$(ctest --test-dir build -N | sed -n 's/^Total Tests: //p')
+  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench)$' | sed -n 's/^Total Tests: //p')
+  if [[ $all != "$labelled" ]]; then
+    printf '%s tests, but only %s of them are labelled unit, conformance, integration or bench\n' "$all" "$labelled" >&2
+    return 1
+  fi
+}
+
+if [[ $setup == yes ]]; then tools/setup.sh build run test; fi
+mkdir -p "$log_dir"
+
+for suite in "${suites[@]}"; do
+  printf '\n=== %s\n' "$suite"
+  suite_began=$SECONDS suite_passed=0 suite_failed=0
+  "suite_$suite"
+  if ((suite_failed == 0 && suite_passed == 0)); then suite_failed=1; fi
+  verdict=ok
+  if ((suite_failed)); then verdict=FAILED; fi
+  rows+=("$(printf '%-12s %-7s %6d %7d %7d s' "$suite" "$verdict" "$suite_passed" "$suite_failed" $((SECONDS - suite_began)))")
+  passed=$((passed + suite_passed)) failed=$((failed + suite_failed))
+done
+if [[ -n ${built["build "]:-} ]] && ! check_labels; then failed=$((failed + 1)); fi
+
+printf '\n%-12s %-7s %6s %7s %9s\n' suite result passed failed time
+printf '%s\n' "${rows[@]}"
+printf '\n%d s in all; logs are in build/logs/\n' $((SECONDS - began))
+printf '%d passed, %d failed\n' "$passed" "$failed"
+((failed == 0))

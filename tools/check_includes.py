@@ -1,0 +1,82 @@
+#!/usr/bin/python3
+"""Enforces the layers: which folder may include what. Exit status 1 and one line per violation.
+
+    client ──> proto <── server/rpc ──> server/engine ──> kernels
+                                   └──> server/telemetry
+
+usage: tools/check_includes.py [ROOT]
+"""
+import os
+import re
+import sys
+
+from source_files import ROOT, source_files
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+RPC = r"grpc|grpcpp/|grpc\+\+/|google/protobuf/|google/rpc/|lossd/v1/"
+DEVICE = r"cuda|cublas|nccl|nvml|dnnl|oneapi/dnnl|omp\.h"
+OWN = r"kernels/|server/|client/|lossd/|tests/|proto/"
+THREADS = r"(thread|jthread|future|pthread\.h)$"
+
+# (folder or file prefix, what of the project it may include, what of the outside it must not). The first prefix that fits
+# decides; a file that none fits is itself a violation.
+RULES = [
+    ("kernels/", r"kernels/", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
+    ("server/engine/", r"kernels/|server/engine/", rf"{RPC}|prometheus/"),
+    ("server/telemetry/", r"server/telemetry/|server/engine/", rf"{RPC}"),
+    ("server/rpc/", r"server/rpc/|server/engine/|server/telemetry/|lossd/v1/", rf"{DEVICE}|prometheus/"),
+    ("server/", r"server/", rf"{DEVICE}"),
+    ("client/include/", r"lossd/(?!v1/)", rf"{RPC}|{DEVICE}|spdlog/|prometheus/"),
+    # The example's local twin computes its head in process, by the kernels' reference.
+    ("client/examples/", r"client/examples/|lossd/(?!v1/)|kernels/", r"prometheus/"),
+    ("client/", r"client/|lossd/", rf"{DEVICE}|prometheus/"),
+    ("tests/", OWN, r"$^"),
+]
+# Exceptions, each with its reason.
+ALLOWED = {
+    # The element types' sizes and names are one enum for the whole server.
+    ("server/rpc/", "kernels/data_type.h"),
+}
+
+
+def violations_of(path, lines, exists):
+    """Yields messages for one file; `exists` tells whether a path relative to the root is there."""
+    rule = next((r for r in RULES if path.startswith(r[0])), None)
+    if rule is None:
+        yield f"{path}: no rule says what this folder may include (tools/check_includes.py)"
+        return
+    prefix, may, must_not = rule
+    for number, line in enumerate(lines, 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        quote, target = match.groups()
+        where = f"{path}:{number}: "
+        if re.match(must_not, target):
+            yield where + f"{prefix} must not include {target}"
+        elif re.match(OWN, target):
+            if not re.match(may, target) and (prefix, target) not in ALLOWED:
+                yield where + f"{prefix} must not include {target}"
+            elif quote != '"':
+                yield where + f'{target} is the project\'s own: include it with ""'
+            elif not re.match(r"lossd/v1/.*\.pb\.h$", target) and not (
+                exists(target) or exists("client/include/" + target)
+            ):
+                yield where + f"{target} is no path from the root of the repository"
+        elif quote == '"' and "/" not in target and exists(os.path.join(os.path.dirname(path), target)):
+            yield where + f"{target} must be named by its path from the root of the repository"
+
+
+def check(root):
+    problems = []
+    for path in source_files((".h", ".cc", ".cu", ".cuh"), root):
+        with open(os.path.join(root, path), encoding="utf-8") as file:
+            problems += violations_of(path, file, lambda p: os.path.isfile(os.path.join(root, p)))
+    return problems
+
+
+if __name__ == "__main__":
+    found = check(sys.argv[1] if len(sys.argv) > 1 else ROOT)
+    print("\n".join(found) if found else "include rules: no violation")
+    sys.exit(1 if found else 0)

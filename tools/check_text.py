@@ -1,0 +1,54 @@
+#!/usr/bin/python3
+"""What no compiler sees: sizes of files, paths of one machine, left-over notes, stray white space.
+
+Exit status 1 and one line per violation.
+
+usage: tools/check_text.py [ROOT]
+"""
+import os
+import re
+import sys
+
+from source_files import ROOT, source_files
+
+MAX_LINES = 500
+SIZED = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", "CMakeLists.txt")
+TEXT = SIZED + (".md", ".json", ".svg", ".yaml", ".yml", ".supp", ".clang-format", ".clang-tidy", ".ci/run")
+CODE = SIZED + (".json", ".yaml", ".yml", ".supp")
+# Written so that this file does not match itself.
+MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:work|root|home|Users|mnt)/\w")
+NOTE = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
+
+
+def violations_of(path, text):
+    lines = text.split("\n")
+    if path.endswith(SIZED) and len(lines) - 1 > MAX_LINES:
+        yield f"{path}: {len(lines) - 1} lines; past {MAX_LINES} a file holds two things"
+    if text and not text.endswith("\n"):
+        yield f"{path}: no newline at the end"
+    for number, line in enumerate(lines, 1):
+        if "\r" in line:
+            yield f"{path}:{number}: carriage return"
+        if path.endswith(CODE) and line != line.rstrip():
+            yield f"{path}:{number}: white space at the end of the line"
+        if MACHINE_PATH.search(line):
+            yield f"{path}:{number}: absolute path of one machine"
+        if NOTE.search(line):
+            yield f"{path}:{number}: note of unfinished work"
+
+
+def check(root):
+    problems = []
+    for path in source_files(TEXT, root):
+        try:
+            with open(os.path.join(root, path), encoding="utf-8", newline="") as file:
+                problems += violations_of(path, file.read())
+        except UnicodeDecodeError:
+            problems.append(f"{path}: not UTF-8")
+    return problems
+
+
+if __name__ == "__main__":
+    found = check(sys.argv[1] if len(sys.argv) > 1 else ROOT)
+    print("\n".join(found) if found else "sizes and text: no violation")
+    sys.exit(1 if found else 0)

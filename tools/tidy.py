@@ -1,0 +1,104 @@
+#!/usr/bin/python3
+"""Runs clang-tidy over the project's sources, several at once, skipping those that passed before and have not changed.
+
+A source counts as unchanged while its own text, that of every header of the project it includes (however deep), the .proto files,
+the compile command, .clang-tidy and the version of clang-tidy are the same; the hash of all that is kept in BUILD/tidy/.
+
+usage: tools/tidy.py [--build DIR] [--jobs N] [FILE...]   (default: every source in DIR/compile_commands.json)
+"""
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+from source_files import ROOT, source_files
+
+TIDY = "clang-tidy-14"
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+class Hasher:
+    """Hash of a source with everything of the project that it includes."""
+
+    def __init__(self):
+        self._texts = {}
+        version = subprocess.run([TIDY, "--version"], check=True, capture_output=True).stdout
+        common = [version, self._read(".clang-tidy")] + [self._read(p) for p in source_files((".proto",))]
+        self._common = b"\0".join(common)
+
+    def _read(self, path):
+        if path not in self._texts:
+            with open(os.path.join(ROOT, path), "rb") as file:
+                self._texts[path] = file.read()
+        return self._texts[path]
+
+    def _closure(self, path, seen):
+        seen.add(path)
+        for target in INCLUDE.findall(self._read(path).decode("utf-8")):
+            for candidate in (target, "client/include/" + target):
+                if candidate not in seen and os.path.isfile(os.path.join(ROOT, candidate)):
+                    self._closure(candidate, seen)
+        return seen
+
+    def key(self, path, command):
+        digest = hashlib.sha256(self._common + command.encode())
+        for name in sorted(self._closure(path, set())):
+            digest.update(name.encode() + b"\0" + self._read(name) + b"\0")
+        return digest.hexdigest()
+
+
+def tidy(build, path):
+    """(passed, output) of one source."""
+    command = [TIDY, "--quiet", "-p", build, os.path.join(ROOT, path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode == 0, done.stdout + ("" if done.returncode == 0 else done.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("files", nargs="*", metavar="FILE")
+    arguments = parser.parse_args()
+
+    build = os.path.join(ROOT, arguments.build)
+    with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
+        commands = {os.path.relpath(c["file"], ROOT): c["command"] for c in json.load(file)}
+    own = set(source_files((".cc",)))
+    chosen = {os.path.relpath(f, ROOT) for f in arguments.files}
+    sources = sorted(p for p in commands if p in own and (not chosen or p in chosen))
+    unknown = chosen - set(sources)
+    if unknown:
+        sys.exit(f"not compiled in {arguments.build}: {', '.join(sorted(unknown))}")
+
+    stamps = os.path.join(build, "tidy")
+    os.makedirs(stamps, exist_ok=True)
+    hasher = Hasher()
+    keys = {path: hasher.key(path, commands[path]) for path in sources}
+    pending = [path for path in sources if not os.path.exists(os.path.join(stamps, keys[path]))]
+    print(f"{len(sources)} sources, {len(sources) - len(pending)} of them unchanged since they passed", flush=True)
+
+    failed = []
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        running = {pool.submit(tidy, build, path): path for path in pending}
+        for count, future in enumerate(concurrent.futures.as_completed(running), 1):
+            path = running[future]
+            passed, output = future.result()
+            if passed:
+                with open(os.path.join(stamps, keys[path]), "w", encoding="utf-8") as stamp:
+                    stamp.write(path + "\n")
+            else:
+                failed.append(path)
+                print(output)
+            print(f"[{count}/{len(pending)}] {path}: {'ok' if passed else 'FAILED'}", flush=True)
+    if failed:
+        print("clang-tidy found something in: " + ", ".join(sorted(failed)))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
