@@ -1,0 +1,90 @@
+#!/usr/bin/python3
+"""The include rules catch what they are there for, and let the rest through."""
+import os
+import sys
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+import check_includes  # noqa: E402
+
+PRESENT = {
+    "kernels/data_type.h", "kernels/cpu/gemm.h", "server/engine/head.h", "server/engine/window.h", "server/rpc/convert.h",
+    "server/telemetry/metrics.h", "server/options.h", "client/src/connection.h", "client/include/lossd/client.h",
+    "client/examples/train_lm/trunk.h", "tests/integration/server_fixture.h",
+}
+
+
+def messages(path, *includes):
+    lines = [f"#include {include}\n" for include in includes]
+    return list(check_includes.violations_of(path, lines, PRESENT.__contains__))
+
+
+class ForbiddenArrows(unittest.TestCase):
+    CASES = [
+        ("kernels/cpu/gemm.cc", "<grpcpp/grpcpp.h>"),
+        ("kernels/cpu/gemm.cc", "<google/protobuf/message.h>"),
+        ("kernels/cpu/gemm.cc", '"absl/status/status.h"'),
+        ("kernels/cpu/gemm.cc", '"server/engine/head.h"'),
+        ("kernels/cpu/gemm.cc", "<thread>"),
+        ("kernels/cpu/gemm.cc", '"lossd/client.h"'),
+        ("server/engine/head.cc", "<grpcpp/grpcpp.h>"),
+        ("server/engine/head.cc", "<google/protobuf/message.h>"),
+        ("server/engine/head.cc", '"lossd/v1/head.pb.h"'),
+        ("server/engine/head.cc", '"server/rpc/convert.h"'),
+        ("server/engine/head.cc", '"server/telemetry/metrics.h"'),
+        ("server/engine/head.cc", "<prometheus/counter.h>"),
+        ("server/telemetry/metrics.cc", "<grpcpp/grpcpp.h>"),
+        ("server/telemetry/metrics.cc", '"server/rpc/convert.h"'),
+        ("server/rpc/convert.cc", '"kernels/cpu/gemm.h"'),
+        ("server/rpc/convert.cc", "<cuda_runtime.h>"),
+        ("server/rpc/convert.cc", '"lossd/client.h"'),
+        ("server/main.cc", '"client/src/connection.h"'),
+        ("client/src/session.cc", '"server/engine/head.h"'),
+        ("client/src/session.cc", '"kernels/data_type.h"'),
+        ("client/include/lossd/client.h", '"client/src/connection.h"'),
+        ("client/include/lossd/client.h", "<grpcpp/grpcpp.h>"),
+        ("client/examples/train_lm/main.cc", '"client/src/connection.h"'),
+        ("client/examples/train_lm/main.cc", '"server/engine/head.h"'),
+        ("elsewhere/new.cc", "<vector>"),
+    ]
+
+    def test_each_is_reported_once_with_file_and_line(self):
+        for path, include in self.CASES:
+            with self.subTest(path=path, include=include):
+                found = messages(path, include)
+                self.assertEqual(len(found), 1, found)
+                self.assertTrue(found[0].startswith(path), found)
+
+    def test_spacing_does_not_hide_an_include(self):
+        lines = ['  #  include   "server/engine/head.h"\n']
+        self.assertEqual(len(list(check_includes.violations_of("kernels/a.cc", lines, PRESENT.__contains__))), 1)
+
+
+class Spelling(unittest.TestCase):
+    def test_own_headers_are_named_from_the_root(self):
+        self.assertEqual(len(messages("server/engine/head.cc", '"head.h"')), 1)
+        self.assertEqual(len(messages("server/engine/head.cc", '"server/engine/absent.h"')), 1)
+        self.assertEqual(len(messages("server/engine/head.cc", "<server/engine/window.h>")), 1)
+
+
+class AllowedArrows(unittest.TestCase):
+    CASES = [
+        ("kernels/cpu/gemm.cc", '"kernels/cpu/gemm.h"', "<dnnl.hpp>", "<omp.h>"),
+        ("server/engine/head.cc", '"kernels/data_type.h"', '"server/engine/window.h"', '"absl/status/status.h"', "<thread>"),
+        ("server/rpc/convert.cc", '"server/engine/head.h"', '"lossd/v1/head.grpc.pb.h"', "<grpcpp/grpcpp.h>"),
+        ("server/telemetry/metrics.cc", '"server/engine/window.h"', "<prometheus/counter.h>"),
+        ("server/main.cc", '"server/rpc/convert.h"', '"server/telemetry/metrics.h"', '"server/options.h"'),
+        ("client/src/session.cc", '"lossd/client.h"', '"lossd/v1/loss.pb.h"', '"client/src/connection.h"', "<grpcpp/grpcpp.h>"),
+        ("client/examples/train_lm/main.cc", '"lossd/client.h"', '"client/examples/train_lm/trunk.h"', '"kernels/data_type.h"'),
+        ("tests/integration/a_test.cc", '"server/rpc/convert.h"', '"lossd/client.h"', '"tests/integration/server_fixture.h"'),
+    ]
+
+    def test_none_is_reported(self):
+        for path, *includes in self.CASES:
+            with self.subTest(path=path):
+                self.assertEqual(messages(path, *includes), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

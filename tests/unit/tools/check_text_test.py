@@ -1,0 +1,42 @@
+#!/usr/bin/python3
+"""The text checks catch what they are there for."""
+import os
+import sys
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+import check_text  # noqa: E402
+
+
+def messages(path, text):
+    return list(check_text.violations_of(path, text))
+
+
+class TextRules(unittest.TestCase):
+    def test_a_clean_file_passes(self):
+        self.assertEqual(messages("kernels/a.cc", "int a;  // see /usr/share/doc and /tmp/x\n"), [])
+
+    def test_a_file_past_the_limit_is_named_with_its_length(self):
+        self.assertEqual(messages("kernels/a.cc", "\n" * 500), [])
+        self.assertIn("501 lines", messages("kernels/a.cc", "\n" * 501)[0])
+
+    def test_prose_may_be_longer(self):
+        self.assertEqual(messages("docs/a.md", "\n" * 501), [])
+
+    def test_paths_of_one_machine_are_found(self):
+        for path in ("/ho" "me/someone/x", "/ro" "ot/x", "/wo" "rk/main"):
+            self.assertEqual(len(messages("docs/a.md", f"see {path}\n")), 1, path)
+        self.assertEqual(messages("docs/a.md", "see tests/wo" "rk/main and $HO" "ME/ro" "ot/x\n"), [])
+
+    def test_notes_of_unfinished_work_are_found(self):
+        for note in ("TO" "DO", "FIX" "ME", "X" "XX"):
+            self.assertEqual(len(messages("kernels/a.cc", f"// {note}: later\n")), 1, note)
+
+    def test_stray_white_space_is_found(self):
+        self.assertEqual(len(messages("kernels/a.cc", "int a; \n")), 1)
+        self.assertEqual(len(messages("kernels/a.cc", "int a;")), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
