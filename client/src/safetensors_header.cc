@@ -12,7 +12,7 @@
 namespace lossd {
 namespace {
 
-constexpr absl::string_view kMetadataKey = "__metadata__";
+constexpr char kMetadataKey[] = "__metadata__";
 // Far above any real tensor; bounds what a hostile header can make us keep.
 constexpr size_t kMaxRank = 64;
 
@@ -101,8 +101,9 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     }
     if (place_ == Place::kTensor) {
       for (const char* needed : {"dtype", "shape", "data_offsets"}) {
-        if (keys_.count(needed) == 0)
+        if (keys_.count(needed) == 0) {
           return Fail(absl::StrCat("tensor '", tensor_.name, "' has no ", needed));
+        }
       }
       tensor_.begin = offsets_[0];
       tensor_.end = offsets_[1];
@@ -198,8 +199,9 @@ absl::Status CheckCoverage(const std::vector<SafetensorsEntry>& tensors, int64_t
 absl::StatusOr<int64_t> SafetensorsBytes(absl::string_view dtype, const std::vector<int64_t>& shape) {
   const auto* known = std::find_if(std::begin(kDtypes), std::end(kDtypes),
                                    [&](const DtypeBits& candidate) { return candidate.name == dtype; });
-  if (known == std::end(kDtypes))
+  if (known == std::end(kDtypes)) {
     return absl::InvalidArgumentError(absl::StrCat("unknown dtype '", dtype, "'"));
+  }
   int64_t bits = known->bits;
   for (int64_t size : shape) {
     if (size < 0) return absl::InvalidArgumentError(absl::StrCat("negative size ", size, " in the shape"));
@@ -214,8 +216,9 @@ absl::StatusOr<int64_t> SafetensorsBytes(absl::string_view dtype, const std::vec
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json, int64_t data_bytes) {
   // The format demands it; it also keeps a byte order mark or leading blanks from making two readers
   // disagree.
-  if (json.empty() || json.front() != '{')
+  if (json.empty() || json.front() != '{') {
     return absl::InvalidArgumentError("the header does not start with '{'");
+  }
   HeaderHandler handler;
   if (!nlohmann::json::sax_parse(json.begin(), json.end(), &handler)) {
     return absl::InvalidArgumentError(handler.error());
@@ -231,7 +234,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json,
 
 absl::StatusOr<std::string> SerializeSafetensorsHeader(const SafetensorsHeader& header) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  if (!header.metadata.empty()) json[std::string(kMetadataKey)] = header.metadata;
+  if (!header.metadata.empty()) json[kMetadataKey] = header.metadata;
   for (const SafetensorsEntry& tensor : header.tensors) {
     json[tensor.name] = {
         {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};

@@ -72,8 +72,9 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
   if (absl::Status status = writer.CreateTemporary(); !status.ok()) return status;
 
   uint64_t json_bytes = json->size();  // little-endian, as every machine lossd runs on
-  if (absl::Status status = writer.Write(std::as_bytes(std::span(&json_bytes, 1))); !status.ok())
+  if (absl::Status status = writer.Write(std::as_bytes(std::span(&json_bytes, 1))); !status.ok()) {
     return status;
+  }
   if (absl::Status status = writer.Write(std::as_bytes(std::span(*json))); !status.ok()) return status;
   return writer;
 }
