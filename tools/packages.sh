@@ -12,22 +12,24 @@ packages_build=(
 packages_run=(debian-reference-en debian-policy developers-reference)
 packages_test=(python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev shellcheck)
 
-# PACKAGE PATH: where each manual lies once its package is installed.
+# PACKAGE FILE: the plain text of each manual. Its folder differs between releases, so dpkg is asked for it.
 manuals=(
-  "debian-reference-en /usr/share/debian-reference/debian-reference.en.txt.gz"
-  "debian-policy /usr/share/doc/debian-policy/policy.txt.gz"
-  "developers-reference /usr/share/developers-reference/developers-reference.txt.gz"
+  "debian-reference-en debian-reference.en.txt.gz"
+  "debian-policy policy.txt.gz"
+  "developers-reference developers-reference.txt.gz"
 )
 # Where they are unpacked on systems whose dpkg leaves documentation out, as most container images do.
 corpus_dir="$repo_root/build/corpus"
 
-# The manuals' files, one a line; empty lines never occur. Fails if one is missing.
+# manual_path "PACKAGE FILE": where that text is; fails if it is nowhere.
+manual_path() {
+  local path
+  path=$(dpkg-query -L "${1%% *}" 2>/dev/null | grep "/${1#* }\$" || true)
+  [[ -n $path && -r $path ]] || path=$corpus_dir/${1#* }
+  [[ -r $path ]] && printf '%s\n' "$path"
+}
+
 manual_files() {
-  local entry path
-  for entry in "${manuals[@]}"; do
-    path=${entry#* }
-    [[ -r $path ]] || path=$corpus_dir/$(basename "$path")
-    [[ -r $path ]] || return 1
-    printf '%s\n' "$path"
-  done
+  local manual
+  for manual in "${manuals[@]}"; do manual_path "$manual"; done
 }

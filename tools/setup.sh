@@ -84,22 +84,23 @@ install_packages() {
 
 # Unpacks the manuals that dpkg was told to leave out (path-exclude) from their packages.
 unpack_manuals() {
-  local entry package path scratch
-  for entry in "${manuals[@]}"; do
-    package=${entry%% *} path=${entry#* }
-    if [[ -r $path || -r $corpus_dir/$(basename "$path") ]]; then continue; fi
-    scratch=$corpus_dir/unpack
-    mkdir -p "$scratch"
-    download() { cd "$scratch" && apt-get -o Acquire::Retries=3 download "$package" && dpkg-deb -x "$package"_*.deb .; }
-    if ! try_step "$apt_log" "Unpacking the text of $package" download; then
+  local manual scratch=$corpus_dir/unpack
+  for manual in "${manuals[@]}"; do
+    if manual_path "$manual" >/dev/null; then continue; fi
+    if ! try_step "$apt_log" "Unpacking ${manual#* }, which dpkg left out" unpack_manual "$manual" "$scratch"; then
       update_lists || true
-      try_step "$apt_log" "Unpacking the text of $package" download || explain_apt_failure
+      try_step "$apt_log" "Unpacking ${manual#* }" unpack_manual "$manual" "$scratch" || explain_apt_failure
     fi
-    [[ -r $scratch$path ]] || fail "package $package holds no $path"
-    cp "$scratch$path" "$corpus_dir/"
     rm -rf "$scratch"
   done
 }
+unpack_manual() (
+  mkdir -p "$2" && cd "$2" &&
+    apt-get -o Acquire::Retries=3 download "${1%% *}" &&
+    dpkg-deb -x "${1%% *}"_*.deb . &&
+    find . -name "${1#* }" -exec cp {} "$corpus_dir/" \; &&
+    test -r "$corpus_dir/${1#* }"
+)
 
 groups=("$@")
 if ((${#groups[@]} == 0)); then groups=(build run test); fi
