@@ -1,0 +1,226 @@
+// The one source of every SimdKernels table: included by simd_kernels_<isa>.cc, which is compiled for that
+// instruction set and instantiates it for the vector width.
+//
+// Everything is in an anonymous namespace and nothing from the standard library is called: a function shared
+// with other translation units could be kept by the linker in the version of the widest instruction set and
+// then crash on an older processor.
+#ifndef LOSSD_KERNELS_CPU_SIMD_KERNELS_INL_H_
+#define LOSSD_KERNELS_CPU_SIMD_KERNELS_INL_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/simd_kernels.h"
+
+namespace lossd::kernels::cpu {
+namespace {
+
+template <int kLanes>
+struct Vectors {
+  using Float [[gnu::vector_size(kLanes * 4)]] = float;
+  using Int [[gnu::vector_size(kLanes * 4)]] = int32_t;
+  using Double [[gnu::vector_size(kLanes * 8)]] = double;
+};
+
+template <typename Vector>
+inline Vector LoadVector(const void* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <typename Vector>
+inline void StoreVector(void* to, Vector value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+template <int kLanes, int kRows>
+struct SimdImplementation {
+  using Float = typename Vectors<kLanes>::Float;
+  using Int = typename Vectors<kLanes>::Int;
+  using Double = typename Vectors<kLanes>::Double;
+  static constexpr int kColumns = 2 * kLanes;
+
+  // One register tile. The left operand's element (row i, step k) is a[i * row_stride + k * step_stride].
+  static inline __attribute__((always_inline)) void Multiply(int64_t depth, const float* a,
+                                                             int64_t row_stride, int64_t step_stride,
+                                                             const float* b, float* c, int64_t c_stride,
+                                                             Store store) {
+    Float sum[kRows][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      sum[i][0] = Float{};
+      sum[i][1] = Float{};
+      __builtin_prefetch(c + i * c_stride, 1);
+      __builtin_prefetch(c + i * c_stride + kColumns - 1, 1);
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+      const Float b0 = LoadVector<Float>(b + k * kColumns);
+      const Float b1 = LoadVector<Float>(b + k * kColumns + kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) {
+        const float left = a[i * row_stride + k * step_stride];
+        sum[i][0] += left * b0;
+        sum[i][1] += left * b1;
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      float* row = c + i * c_stride;
+      if (store == Store::kAdd) {
+        sum[i][0] = LoadVector<Float>(row) + sum[i][0];
+        sum[i][1] = LoadVector<Float>(row + kLanes) + sum[i][1];
+      }
+      StoreVector(row, sum[i][0]);
+      StoreVector(row + kLanes, sum[i][1]);
+    }
+  }
+
+  static void MultiplyPanels(int64_t depth, const float* a, const float* b, float* c, int64_t c_stride,
+                             Store store) {
+    Multiply(depth, a, 1, kRows, b, c, c_stride, store);
+  }
+
+  static void MultiplyRows(int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
+                           int64_t c_stride, Store store) {
+    Multiply(depth, a, a_stride, 1, b, c, c_stride, store);
+  }
+
+  static float Widen(uint16_t bits) {
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof(value));
+    return value;
+  }
+  static float Widen(float value) { return value; }
+
+  template <typename Element>
+  static void PackTransposedAs(const char* from, int64_t stride, int64_t columns, int64_t depth,
+                               int64_t width, float* panel) {
+    for (int64_t k = 0; k < depth; ++k) {
+      for (int64_t i = 0; i < columns; ++i) {
+        Element element;
+        std::memcpy(&element, from + (i * stride + k) * static_cast<int64_t>(sizeof(element)),
+                    sizeof(element));
+        panel[k * width + i] = Widen(element);
+      }
+      for (int64_t i = columns; i < width; ++i) panel[k * width + i] = 0.0f;
+    }
+  }
+
+  static void PackTransposed(DataType type, const void* from, int64_t stride, int64_t columns, int64_t depth,
+                             int64_t width, float* panel) {
+    const char* bytes = static_cast<const char*>(from);
+    if (type == DataType::kBFloat16) {
+      PackTransposedAs<uint16_t>(bytes, stride, columns, depth, width, panel);
+    } else {
+      PackTransposedAs<float>(bytes, stride, columns, depth, width, panel);
+    }
+  }
+
+  template <typename Element>
+  static void PackAs(const char* from, int64_t stride, int64_t depth, int64_t columns, int64_t width,
+                     float* panel) {
+    for (int64_t k = 0; k < depth; ++k) {
+      const char* row = from + k * stride * static_cast<int64_t>(sizeof(Element));
+      for (int64_t i = 0; i < columns; ++i) {
+        Element element;
+        std::memcpy(&element, row + i * static_cast<int64_t>(sizeof(element)), sizeof(element));
+        panel[k * width + i] = Widen(element);
+      }
+      for (int64_t i = columns; i < width; ++i) panel[k * width + i] = 0.0f;
+    }
+  }
+
+  static void Pack(DataType type, const void* from, int64_t stride, int64_t depth, int64_t columns,
+                   int64_t width, float* panel) {
+    const char* bytes = static_cast<const char*>(from);
+    if (type == DataType::kBFloat16) {
+      PackAs<uint16_t>(bytes, stride, depth, columns, width, panel);
+    } else {
+      PackAs<float>(bytes, stride, depth, columns, width, panel);
+    }
+  }
+
+  static inline __attribute__((always_inline)) Float Exp(Float z, float offset, int32_t exponent) {
+    // Comparisons are false for NaN, which therefore becomes kHighest and ends as infinity.
+    constexpr float kHighest = 0x1p25f;
+    Float d = z - offset;
+    d = d < kHighest ? d : Float{} + kHighest;
+    d = d > -kHighest ? d : Float{} - kHighest;
+    // d = n ln 2 + r with |r| <= ln(2)/2; ln 2 in two parts, of which the first has few enough bits that n
+    // times it is exact.
+    const Float t = d * 1.44269504088896341f;
+    const Int n = __builtin_convertvector(t + (t > 0.0f ? Float{} + 0.5f : Float{} - 0.5f), Int);
+    const Float whole = __builtin_convertvector(n, Float);
+    Float r = d - whole * 0.693359375f;
+    r = r + whole * 2.12194440054690583e-4f;
+    // Taylor's series: the first term left out is below 2^-27 on the interval.
+    Float p = Float{} + 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    // The integers meet before they touch a mantissa.
+    Int power = n - exponent;
+    power = power < 128 ? power : Int{} + 128;
+    power = power >= -110 ? power : Int{} - 127;  // exponent field 0: scales to zero
+    const Int bits = (power + 127) << 23;
+    Float scale;
+    std::memcpy(&scale, &bits, sizeof(scale));
+    return p * scale;
+  }
+
+  static double ExpRow(float* values, int64_t count, float offset, int32_t exponent) {
+    Double sum{};
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      const Float e = Exp(LoadVector<Float>(values + i), offset, exponent);
+      StoreVector(values + i, e);
+      sum += __builtin_convertvector(e, Double);
+    }
+    if (i < count) {
+      Float rest{};
+      std::memcpy(&rest, values + i, static_cast<size_t>(count - i) * sizeof(float));
+      Float e = Exp(rest, offset, exponent);
+      std::memcpy(values + i, &e, static_cast<size_t>(count - i) * sizeof(float));
+      for (int lane = 0; lane < kLanes; ++lane) {
+        if (lane >= count - i) e[lane] = 0.0f;
+      }
+      sum += __builtin_convertvector(e, Double);
+    }
+    double total = 0;
+    for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
+    return total;
+  }
+
+  static float MaxRow(const float* values, int64_t count) {
+    float largest = values[0];
+    bool nan = false;
+    for (int64_t i = 0; i < count; ++i) {
+      nan |= values[i] != values[i];
+      largest = values[i] > largest ? values[i] : largest;
+    }
+    return nan ? __builtin_nanf("") : largest;
+  }
+
+  static constexpr SimdKernels Table(const char* name) {
+    return {.name = name,
+            .tile_rows = kRows,
+            .tile_columns = kColumns,
+            .multiply_panels = &MultiplyPanels,
+            .multiply_rows = &MultiplyRows,
+            .pack_transposed = &PackTransposed,
+            .pack = &Pack,
+            .exp_row = &ExpRow,
+            .max_row = &MaxRow};
+  }
+};
+
+}  // namespace
+}  // namespace lossd::kernels::cpu
+
+#endif  // LOSSD_KERNELS_CPU_SIMD_KERNELS_INL_H_

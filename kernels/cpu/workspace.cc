@@ -1,0 +1,86 @@
+#include "kernels/cpu/workspace.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "kernels/linear_cross_entropy.h"
+
+namespace lossd::kernels {
+namespace cpu {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kMaxThreads = 256;
+
+// Of the machine, not of the caller: the number of rows in a tile decides the order of additions into dW,
+// which must not change with the number of threads a caller may use.
+int64_t ScratchThreads() { return std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_CONF), 1, kMaxThreads); }
+
+class Layout {
+ public:
+  explicit Layout(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <typename T>
+  T* Take(int64_t a, int64_t b, int64_t c) {
+    int64_t count = 0;
+    int64_t bytes = 0;
+    overflow_ |= __builtin_mul_overflow(a, b, &count) || __builtin_mul_overflow(count, c, &count) ||
+                 __builtin_mul_overflow(count, static_cast<int64_t>(sizeof(T)), &bytes) ||
+                 bytes > INT64_MAX - kAlignment;
+    const int64_t offset = bytes_;
+    overflow_ |= !overflow_ && __builtin_add_overflow(bytes_, RoundUp(bytes, kAlignment), &bytes_);
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + offset);
+  }
+
+  int64_t bytes() const { return overflow_ ? INT64_MAX : bytes_; }
+
+ private:
+  char* base_;
+  int64_t bytes_ = 0;
+  bool overflow_ = false;
+};
+
+}  // namespace
+
+int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, void* base, Workspace* workspace) {
+  Layout layout(base);
+  Workspace& w = *workspace;
+  w.rows = rows;
+  w.padded_rows = RoundUp(rows, kRowAlignment);
+  w.blocks = CeilDivide(vocab, kBlock);
+  w.padded_hidden = RoundUp(hidden, kColumnAlignment);
+  w.threads = ScratchThreads();
+  w.exponentials = layout.Take<float>(w.blocks, w.padded_rows, kBlock);
+  w.x = layout.Take<float>(w.padded_rows, hidden, 1);
+  w.dx = layout.Take<float>(w.padded_rows, w.padded_hidden, 1);
+  w.block_sums = layout.Take<double>(w.blocks, w.padded_rows, 1);
+  w.row_states = layout.Take<RowState>(w.padded_rows, 1, 1);
+  w.scratch = layout.Take<float>(w.threads, kScratchFloats, 1);
+  return layout.bytes();
+}
+
+}  // namespace cpu
+
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType /*weight_type*/) {
+  if (rows < 1 || vocab < 1 || hidden < 1) return 0;
+  // Far beyond any memory; keeps the paddings from overflowing.
+  constexpr int64_t kLargest = int64_t{1} << 56;
+  if (rows > kLargest || vocab > kLargest || hidden > kLargest) return INT64_MAX;
+  cpu::Workspace workspace;
+  return cpu::LayOut(rows, vocab, hidden, nullptr, &workspace);
+}
+
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type) {
+  if (vocab < 1 || hidden < 1 || bytes < WorkspaceBytes(1, vocab, hidden, weight_type)) return 0;
+  // A row takes at least 8 bytes.
+  int64_t fits = 1;
+  int64_t too_many = bytes / 8 + 1;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (WorkspaceBytes(middle, vocab, hidden, weight_type) <= bytes ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
+}  // namespace lossd::kernels

@@ -1,0 +1,56 @@
+#include "kernels/validate.h"
+
+namespace lossd::kernels {
+namespace {
+
+// Bytes of an [a, b] matrix of at most 8 bytes an element fit int64_t.
+bool Addressable(int64_t a, int64_t b) { return a <= (INT64_MAX / 8) / b; }
+
+bool IsKnown(DataType type) {
+  return type == DataType::kFloat32 || type == DataType::kBFloat16 || type == DataType::kFloat16;
+}
+
+}  // namespace
+
+const char* StatusName(Status status) {
+  switch (status) {
+    case Status::kOk:
+      return "ok";
+    case Status::kInvalidArgument:
+      return "invalid argument";
+    case Status::kWorkspaceTooSmall:
+      return "workspace too small";
+    case Status::kUnsupported:
+      return "unsupported";
+    case Status::kInternal:
+      return "internal";
+  }
+  return "unknown";
+}
+
+Status ValidateInputs(const LinearCrossEntropyParams& params) {
+  if (params.tokens < 1 || params.vocab < 1 || params.hidden < 1) return Status::kInvalidArgument;
+  if (!Addressable(params.vocab, params.hidden) || !Addressable(params.tokens, params.hidden)) {
+    return Status::kInvalidArgument;
+  }
+  if (params.weight_type != DataType::kFloat32 && params.weight_type != DataType::kBFloat16) {
+    return Status::kInvalidArgument;
+  }
+  if (!IsKnown(params.hidden_type)) return Status::kInvalidArgument;
+  if (params.weight == nullptr || params.hidden_states == nullptr || params.labels == nullptr) {
+    return Status::kInvalidArgument;
+  }
+  return Status::kOk;
+}
+
+Status ValidateStep(const LinearCrossEntropyParams& params) {
+  if (const Status status = ValidateInputs(params); status != Status::kOk) return status;
+  if (params.losses == nullptr || !IsKnown(params.dx_type)) return Status::kInvalidArgument;
+  if (params.weight_gradient != WeightGradient::kNone && params.dw == nullptr)
+    return Status::kInvalidArgument;
+  if (params.workspace == nullptr || params.workspace_bytes < 0) return Status::kInvalidArgument;
+  if (reinterpret_cast<uintptr_t>(params.workspace) % 64 != 0) return Status::kInvalidArgument;
+  return Status::kOk;
+}
+
+}  // namespace lossd::kernels

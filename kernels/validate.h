@@ -1,0 +1,17 @@
+// Checks of LinearCrossEntropyParams that the CPU step and the reference share.
+#ifndef LOSSD_KERNELS_VALIDATE_H_
+#define LOSSD_KERNELS_VALIDATE_H_
+
+#include "kernels/linear_cross_entropy.h"
+
+namespace lossd::kernels {
+
+// Sizes, input pointers and input types. Labels and values are the caller's to check.
+Status ValidateInputs(const LinearCrossEntropyParams& params);
+
+// ValidateInputs and what the CPU step writes to: outputs, workspace and its alignment (not its size).
+Status ValidateStep(const LinearCrossEntropyParams& params);
+
+}  // namespace lossd::kernels
+
+#endif  // LOSSD_KERNELS_VALIDATE_H_

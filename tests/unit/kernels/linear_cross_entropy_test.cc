@@ -1,0 +1,463 @@
+#include "kernels/linear_cross_entropy.h"
+
+#include <gtest/gtest.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "tests/unit/kernels/problem.h"
+
+namespace lossd::kernels {
+namespace {
+
+using testing::GuardedBytes;
+using testing::Problem;
+using testing::RandomProblem;
+using testing::Reference;
+using testing::RelativeError;
+using testing::RunReference;
+using testing::RunStep;
+using testing::Shape;
+using testing::StepOptions;
+using testing::StepResult;
+
+constexpr int64_t kIgnored = -100;
+
+bool SameBits(const float* a, const float* b, int64_t count) {
+  return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(float)) == 0;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && SameBits(a.data(), b.data(), static_cast<int64_t>(a.size()));
+}
+
+std::string Describe(const Shape& shape) {
+  return std::to_string(shape.tokens) + "x" + std::to_string(shape.vocab) + "x" +
+         std::to_string(shape.hidden);
+}
+
+const Shape kShapes[] = {{1, 1, 1},      {1, 2, 1},       {2, 3, 5},     {7, 257, 33},
+                         {16, 256, 64},  {31, 1000, 123}, {50, 511, 17}, {130, 300, 40},
+                         {300, 96, 300}, {425, 777, 123}, {1, 5000, 256}};
+
+TEST(CpuLinearCrossEntropy, AgreesWithReferenceInEveryShapeAndType) {
+  for (const Shape& shape : kShapes) {
+    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+      SCOPED_TRACE(Describe(shape) + " " + Name(type));
+      const Problem problem = RandomProblem({.shape = shape, .type = type, .logit_deviation = 2.0});
+      const Reference reference = RunReference(problem);
+      const StepResult result = RunStep(problem);
+      ASSERT_EQ(result.status, Status::kOk);
+      EXPECT_TRUE(result.intact);
+      EXPECT_EQ(result.stats.valid_tokens, shape.tokens);
+      EXPECT_EQ(result.stats.rows_redone, 0);
+      EXPECT_LT(RelativeError(result.losses, reference.losses), 1e-5);
+      EXPECT_LT(RelativeError(result.log_sum_exp, reference.log_sum_exp), 1e-5);
+      EXPECT_LT(RelativeError(result.dx, reference.dx), 1e-5);
+      EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-5);
+    }
+  }
+}
+
+TEST(CpuLinearCrossEntropy, AgreesWithReferenceInManySmallTiles) {
+  const Problem problem = RandomProblem({.shape = {100, 600, 70}, .logit_deviation = 2.0});
+  const Reference reference = RunReference(problem);
+  for (const int64_t tile_rows : {1, 7, 48, 99}) {
+    SCOPED_TRACE(tile_rows);
+    const StepResult result = RunStep(problem, {.tile_rows = tile_rows});
+    ASSERT_EQ(result.status, Status::kOk);
+    EXPECT_TRUE(result.intact);
+    EXPECT_LT(RelativeError(result.losses, reference.losses), 1e-5);
+    EXPECT_LT(RelativeError(result.dx, reference.dx), 1e-5);
+    EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-5);
+  }
+}
+
+TEST(CpuLinearCrossEntropy, TakesHiddenStatesOfEveryTypeRoundedToTheWeights) {
+  for (const DataType hidden_type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    for (const DataType weight_type : {DataType::kFloat32, DataType::kBFloat16}) {
+      SCOPED_TRACE(std::string(Name(hidden_type)) + " into " + Name(weight_type));
+      Problem problem = RandomProblem({.shape = {20, 300, 30}, .type = weight_type});
+      const std::vector<float> exact = RandomProblem({.shape = {20, 300, 30}, .seed = 9}).HiddenStates();
+      problem.hidden_type = hidden_type;
+      problem.hidden_states = testing::Narrowed(hidden_type, exact);
+      const StepResult result = RunStep(problem);
+      Problem rounded = problem;
+      rounded.hidden_type = weight_type;
+      rounded.hidden_states = testing::Narrowed(weight_type, problem.HiddenStates());
+      const StepResult expected = RunStep(rounded);
+      EXPECT_TRUE(SameBits(result.losses, expected.losses));
+      EXPECT_TRUE(SameBits(result.dx, expected.dx));
+      EXPECT_TRUE(SameBits(result.dw, expected.dw));
+    }
+  }
+}
+
+TEST(CpuLinearCrossEntropy, RoundsDxOnceToTheTypeAskedFor) {
+  const Problem problem = RandomProblem({.shape = {30, 300, 30}, .logit_deviation = 2.0});
+  const StepResult exact = RunStep(problem);
+  for (const DataType type : {DataType::kBFloat16, DataType::kFloat16}) {
+    const StepResult result = RunStep(problem, {.dx_type = type});
+    EXPECT_TRUE(result.intact);
+    const std::vector<unsigned char> narrowed = testing::Narrowed(type, exact.dx);
+    std::vector<float> expected(exact.dx.size());
+    Convert(type, narrowed.data(), DataType::kFloat32, expected.data(),
+            static_cast<int64_t>(expected.size()));
+    EXPECT_TRUE(SameBits(result.dx, expected)) << Name(type);
+    EXPECT_TRUE(SameBits(result.dw, exact.dw)) << Name(type);
+  }
+}
+
+TEST(CpuLinearCrossEntropy, AccumulateAddsAndNoneLeavesDwAlone) {
+  const Problem problem = RandomProblem({.shape = {40, 300, 70}});
+  const StepResult fresh = RunStep(problem);
+  std::vector<float> before(fresh.dw.size());
+  for (size_t i = 0; i < before.size(); ++i) before[i] = 0.01f * static_cast<float>(i % 7);
+
+  const StepResult untouched =
+      RunStep(problem, {.weight_gradient = WeightGradient::kNone, .initial_dw = before});
+  EXPECT_TRUE(SameBits(untouched.dw, before));
+  EXPECT_TRUE(SameBits(untouched.losses, fresh.losses));
+  EXPECT_TRUE(SameBits(untouched.dx, fresh.dx));
+
+  const StepResult added =
+      RunStep(problem, {.weight_gradient = WeightGradient::kAccumulate, .initial_dw = before});
+  std::vector<double> expected(before.begin(), before.end());
+  for (size_t i = 0; i < before.size(); ++i) expected[i] += fresh.dw[i];
+  EXPECT_LT(RelativeError(added.dw, expected), 1e-6);
+}
+
+TEST(CpuLinearCrossEntropy, OverwriteNeverReadsTheOldDw) {
+  const Problem problem = RandomProblem({.shape = {60, 300, 70}});
+  for (const int64_t tile_rows : {60, 13}) {
+    const std::vector<float> zeros(static_cast<size_t>(300 * 70), 0.0f);
+    const StepResult poisoned = RunStep(problem, {.tile_rows = tile_rows});  // dW starts as NaN
+    const StepResult clean = RunStep(problem, {.tile_rows = tile_rows, .initial_dw = zeros});
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, poisoned.dw.data(), 300 * 70), 0);
+    EXPECT_TRUE(SameBits(poisoned.dw, clean.dw));
+  }
+}
+
+TEST(CpuLinearCrossEntropy, RowsDoNotDependOnTheRowsBesideThem) {
+  // Every prefix and a few single rows from the middle of one batch, which lands them at other places of
+  // other tiles.
+  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+    const int64_t hidden = 300;
+    const Problem whole = RandomProblem({.shape = {1024, 700, hidden}, .type = type, .logit_deviation = 3.0});
+    const StepResult expected = RunStep(whole);
+    const auto expect_same = [&](int64_t first, int64_t count, int64_t tile_rows) {
+      SCOPED_TRACE("rows " + std::to_string(first) + " + " + std::to_string(count));
+      Problem part = whole;
+      part.shape.tokens = count;
+      const int64_t row_bytes = hidden * SizeOf(type);
+      part.hidden_states.assign(whole.hidden_states.begin() + first * row_bytes,
+                                whole.hidden_states.begin() + (first + count) * row_bytes);
+      part.labels.assign(whole.labels.begin() + first, whole.labels.begin() + first + count);
+      const StepResult result = RunStep(part, {.tile_rows = tile_rows});
+      EXPECT_TRUE(SameBits(result.losses.data(), &expected.losses[first], count));
+      EXPECT_TRUE(SameBits(result.log_sum_exp.data(), &expected.log_sum_exp[first], count));
+      EXPECT_TRUE(SameBits(result.dx.data(), &expected.dx[first * hidden], count * hidden));
+    };
+    for (const int64_t count : {1, 2, 3, 7, 8, 16, 31, 64, 100, 255, 512, 1000}) {
+      expect_same(0, count, 0);
+      expect_same(1024 - count, count, 0);
+    }
+    for (const int64_t row : {1, 5, 6, 11, 12, 500, 777}) expect_same(row, 1, 0);
+    expect_same(0, 1024, 100);
+  }
+}
+
+TEST(CpuLinearCrossEntropy, SameBitsOnAnyNumberOfThreads) {
+#ifdef _OPENMP
+  const int threads = omp_get_max_threads();
+#endif
+  for (const Shape& shape : {Shape{1, 700, 300}, Shape{70, 700, 300}, Shape{600, 3000, 40}}) {
+    SCOPED_TRACE(Describe(shape));
+    const Problem problem = RandomProblem({.shape = shape, .logit_deviation = 3.0});
+    const StepResult expected = RunStep(problem);
+    for (const int count : {1, 2, 3, 8}) {
+#ifdef _OPENMP
+      omp_set_num_threads(count);
+#endif
+      const StepResult result = RunStep(problem);
+      EXPECT_TRUE(SameBits(result.losses, expected.losses)) << count;
+      EXPECT_TRUE(SameBits(result.dx, expected.dx)) << count;
+      EXPECT_TRUE(SameBits(result.dw, expected.dw)) << count;
+    }
+  }
+#ifdef _OPENMP
+  omp_set_num_threads(threads);
+#endif
+}
+
+TEST(CpuLinearCrossEntropy, IgnoredRowsGiveZerosAndChangeNothingElse) {
+  Problem dense = RandomProblem({.shape = {50, 300, 70}});
+  Problem sparse = dense;
+  sparse.shape.tokens = 100;
+  sparse.labels.assign(100, kIgnored);
+  // Their hidden states are never looked at.
+  std::vector<float> x(static_cast<size_t>(100 * 70), std::numeric_limits<float>::quiet_NaN());
+  const std::vector<float> dense_x = dense.HiddenStates();
+  for (int64_t r = 0; r < 50; ++r) {
+    sparse.labels[2 * r + 1] = dense.labels[r];
+    std::copy_n(dense_x.begin() + r * 70, 70, x.begin() + (2 * r + 1) * 70);
+  }
+  sparse.hidden_states = testing::Narrowed(DataType::kFloat32, x);
+  const StepResult expected = RunStep(dense);
+  const StepResult result = RunStep(sparse, {.tile_rows = 50});  // a tile holds valid rows only
+  EXPECT_TRUE(result.intact);
+  EXPECT_EQ(result.stats.valid_tokens, 50);
+  EXPECT_TRUE(SameBits(result.dw, expected.dw));
+  const std::vector<float> zeros(70, 0.0f);
+  for (int64_t r = 0; r < 50; ++r) {
+    EXPECT_EQ(result.losses[2 * r], 0.0f);
+    EXPECT_EQ(result.log_sum_exp[2 * r], 0.0f);
+    EXPECT_TRUE(SameBits(&result.dx[2 * r * 70], zeros.data(), 70));
+    EXPECT_EQ(result.losses[2 * r + 1], expected.losses[r]);
+    EXPECT_TRUE(SameBits(&result.dx[(2 * r + 1) * 70], &expected.dx[r * 70], 70));
+  }
+}
+
+TEST(CpuLinearCrossEntropy, ABatchOfIgnoredRowsOnly) {
+  Problem problem = RandomProblem({.shape = {9, 300, 70}});
+  problem.labels.assign(9, kIgnored);
+  const std::vector<float> before(static_cast<size_t>(300 * 70), 1.5f);
+  const std::vector<float> zeros(before.size(), 0.0f);
+
+  const StepResult added =
+      RunStep(problem, {.weight_gradient = WeightGradient::kAccumulate, .initial_dw = before});
+  EXPECT_EQ(added.status, Status::kOk);
+  EXPECT_EQ(added.stats.valid_tokens, 0);
+  EXPECT_TRUE(SameBits(added.dw, before));
+  EXPECT_TRUE(SameBits(added.dx.data(), zeros.data(), 9 * 70));
+  EXPECT_TRUE(SameBits(added.losses.data(), zeros.data(), 9));
+
+  EXPECT_TRUE(SameBits(RunStep(problem).dw, zeros));  // an overwritten window begins at zero
+}
+
+// Makes the logit of vocabulary entry `entry` in row `row` about `value`, alone.
+void SetLogit(Problem& problem, int64_t row, int64_t entry, float value) {
+  const int64_t hidden = problem.shape.hidden;
+  std::vector<float> weight = problem.Weight();
+  std::vector<float> x = problem.HiddenStates();
+  for (int64_t v = 0; v < problem.shape.vocab; ++v) weight[v * hidden + hidden - 1 - row] = 0.0f;
+  for (int64_t r = 0; r < problem.shape.tokens; ++r) x[r * hidden + hidden - 1 - row] = 0.0f;
+  weight[entry * hidden + hidden - 1 - row] = value;
+  x[row * hidden + hidden - 1 - row] = 1.0f;
+  problem.weight = testing::Narrowed(problem.weight_type, weight);
+  problem.hidden_states = testing::Narrowed(problem.hidden_type, x);
+}
+
+TEST(CpuLinearCrossEntropy, RowsFarAboveTheirFirstBlockAreRedoneExactly) {
+  for (const float value : {120.0f, 1e4f, 3e7f, 1e30f}) {
+    SCOPED_TRACE(value);
+    Problem problem = RandomProblem({.shape = {60, 900, 40}});
+    const StepResult before = RunStep(problem);
+    SetLogit(problem, 3, 800, value);
+    SetLogit(problem, 4, 800, value);
+    problem.labels[4] = 800;
+    const Reference reference = RunReference(problem);
+    const StepResult result = RunStep(problem);
+    EXPECT_TRUE(result.intact);
+    EXPECT_EQ(result.stats.rows_redone, 2);
+    EXPECT_LT(RelativeError(result.losses, reference.losses), 1e-5);
+    EXPECT_LT(RelativeError(result.log_sum_exp, reference.log_sum_exp), 1e-5);
+    EXPECT_LT(RelativeError(result.dx, reference.dx), 1e-5);
+    EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-5);
+    EXPECT_EQ(result.losses[4], 0.0f);
+  }
+}
+
+TEST(CpuLinearCrossEntropy, ARedoneRowLeavesItsNeighboursBitsAlone) {
+  Problem problem = RandomProblem({.shape = {60, 900, 40}});
+  SetLogit(problem, 3, 800, 150.0f);
+  const StepResult with = RunStep(problem);
+  EXPECT_EQ(with.stats.rows_redone, 1);
+  Problem without = problem;
+  without.labels[3] = kIgnored;
+  const StepResult expected = RunStep(without);
+  EXPECT_EQ(expected.stats.rows_redone, 0);
+  for (int64_t r = 0; r < 60; ++r) {
+    if (r == 3) continue;
+    EXPECT_EQ(with.losses[r], expected.losses[r]) << r;
+    EXPECT_TRUE(SameBits(&with.dx[r * 40], &expected.dx[r * 40], 40)) << r;
+  }
+}
+
+TEST(CpuLinearCrossEntropy, RowsFarBelowZeroNeedNoRedo) {
+  // All logits of a row near -5000 or +5000: the offset follows the row.
+  Problem problem = RandomProblem({.shape = {20, 900, 40}});
+  std::vector<float> weight = problem.Weight();
+  std::vector<float> x = problem.HiddenStates();
+  for (int64_t v = 0; v < 900; ++v) weight[v * 40] = 1.0f;
+  for (int64_t r = 0; r < 20; ++r) x[r * 40] = r % 2 == 0 ? -5000.0f : 5000.0f;
+  problem.weight = testing::Narrowed(DataType::kFloat32, weight);
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, x);
+  const Reference reference = RunReference(problem);
+  const StepResult result = RunStep(problem);
+  EXPECT_EQ(result.stats.rows_redone, 0);
+  EXPECT_LT(RelativeError(result.losses, reference.losses), 1e-3);  // fp32 logits of 5000 are that coarse
+  EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-3);
+}
+
+TEST(CpuLinearCrossEntropy, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
+  Problem problem = RandomProblem({.shape = {60, 900, 40}});
+  Problem expected_problem = problem;
+  std::vector<float> x = problem.HiddenStates();
+  for (int64_t h = 0; h < 40; ++h) x[7 * 40 + h] = 3e38f;
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, x);
+  expected_problem.labels[7] = kIgnored;
+  const StepResult result = RunStep(problem);
+  const StepResult expected = RunStep(expected_problem);
+  EXPECT_EQ(result.status, Status::kOk);
+  EXPECT_TRUE(std::isnan(result.losses[7]));
+  EXPECT_TRUE(std::isnan(result.log_sum_exp[7]));
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, &result.dx[7 * 40], 40), 40);
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 900 * 40), 0);
+  EXPECT_LT(RelativeError(result.dw, {expected.dw.begin(), expected.dw.end()}), 1e-6);
+  for (int64_t r = 0; r < 60; ++r) {
+    if (r == 7) continue;
+    EXPECT_TRUE(SameBits(&result.dx[r * 40], &expected.dx[r * 40], 40)) << r;
+  }
+}
+
+struct CallbackRecord {
+  const float* losses;
+  const float* dx;
+  const float* dw;
+  int64_t calls = 0;
+  Shape shape;
+  std::vector<float> losses_seen{};
+  std::vector<float> dx_seen{};
+  std::vector<float> dw_seen{};
+};
+
+void Record(void* context) {
+  auto& record = *static_cast<CallbackRecord*>(context);
+  const auto [tokens, vocab, hidden] = record.shape;
+  ++record.calls;
+  record.losses_seen.assign(record.losses, record.losses + tokens);
+  record.dx_seen.assign(record.dx, record.dx + tokens * hidden);
+  record.dw_seen.assign(record.dw, record.dw + vocab * hidden);
+}
+
+TEST(CpuLinearCrossEntropy, CallsBackOnceWhenDxIsFinalAndBeforeTheLastProduct) {
+  for (const int64_t tile_rows : {40, 15}) {
+    SCOPED_TRACE(tile_rows);
+    const Shape shape{40, 300, 20};
+    Problem problem = RandomProblem({.shape = shape});
+    problem.labels[39] = kIgnored;  // a trailing ignored row must not lead to a second call
+    std::vector<float> losses(40);
+    std::vector<float> dx(40 * 20);
+    std::vector<float> dw(300 * 20, 0.25f);
+    const std::vector<float> dw_before = dw;
+    GuardedBytes workspace(WorkspaceBytes(tile_rows, 300, 20, DataType::kFloat32), 64);
+    CallbackRecord record{.losses = losses.data(), .dx = dx.data(), .dw = dw.data(), .shape = shape};
+    LinearCrossEntropyParams params = problem.Params();
+    params.losses = losses.data();
+    params.dx = dx.data();
+    params.weight_gradient = WeightGradient::kAccumulate;
+    params.dw = dw.data();
+    params.workspace = workspace.data();
+    params.workspace_bytes = workspace.size();
+    params.on_input_gradients = &Record;
+    params.on_input_gradients_context = &record;
+    LinearCrossEntropyStats stats;
+    ASSERT_EQ(CpuLinearCrossEntropy(params, &stats), Status::kOk);
+    EXPECT_EQ(record.calls, 1);
+    EXPECT_TRUE(SameBits(record.losses_seen, losses));
+    EXPECT_TRUE(SameBits(record.dx_seen, dx));
+    EXPECT_FALSE(SameBits(record.dw_seen, dw));
+    if (tile_rows == 40) {
+      EXPECT_TRUE(SameBits(record.dw_seen, dw_before));
+    }
+  }
+}
+
+TEST(CpuLinearCrossEntropy, CallsBackOnceWithoutValidRowsAndNeverOnFailure) {
+  Problem problem = RandomProblem({.shape = {4, 30, 8}});
+  problem.labels.assign(4, kIgnored);
+  int calls = 0;
+  std::vector<float> losses(4);
+  GuardedBytes workspace(WorkspaceBytes(1, 30, 8, DataType::kFloat32), 64);
+  LinearCrossEntropyParams params = problem.Params();
+  params.losses = losses.data();
+  params.workspace = workspace.data();
+  params.workspace_bytes = workspace.size();
+  params.on_input_gradients = [](void* context) { ++*static_cast<int*>(context); };
+  params.on_input_gradients_context = &calls;
+  EXPECT_EQ(CpuLinearCrossEntropy(params, nullptr), Status::kOk);
+  EXPECT_EQ(calls, 1);
+  params.workspace_bytes -= 1;
+  EXPECT_EQ(CpuLinearCrossEntropy(params, nullptr), Status::kWorkspaceTooSmall);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(CpuLinearCrossEntropy, RejectsWhatItCannotWorkWith) {
+  const Problem problem = RandomProblem({.shape = {4, 30, 8}});
+  std::vector<float> losses(4);
+  GuardedBytes workspace(WorkspaceBytes(4, 30, 8, DataType::kFloat32), 64);
+  LinearCrossEntropyParams good = problem.Params();
+  good.losses = losses.data();
+  good.workspace = workspace.data();
+  good.workspace_bytes = workspace.size();
+  ASSERT_EQ(CpuLinearCrossEntropy(good, nullptr), Status::kOk);
+  using Change = void (*)(LinearCrossEntropyParams&);
+  const Change changes[] = {
+      [](auto& p) { p.tokens = 0; },
+      [](auto& p) { p.vocab = 0; },
+      [](auto& p) { p.hidden = -1; },
+      [](auto& p) { p.vocab = int64_t{1} << 40, p.hidden = int64_t{1} << 40; },
+      [](auto& p) { p.weight_type = DataType::kFloat16; },
+      [](auto& p) { p.weight = nullptr; },
+      [](auto& p) { p.hidden_states = nullptr; },
+      [](auto& p) { p.labels = nullptr; },
+      [](auto& p) { p.losses = nullptr; },
+      [](auto& p) { p.weight_gradient = WeightGradient::kAccumulate; },
+      [](auto& p) { p.workspace = nullptr; },
+      [](auto& p) { p.workspace = static_cast<char*>(p.workspace) + 4; },
+  };
+  for (size_t i = 0; i < std::size(changes); ++i) {
+    LinearCrossEntropyParams bad = good;
+    changes[i](bad);
+    EXPECT_EQ(CpuLinearCrossEntropy(bad, nullptr), Status::kInvalidArgument) << i;
+  }
+}
+
+TEST(Workspace, IsMonotonicAndRowsWithinIsItsInverse) {
+  for (const Shape& shape : {Shape{1, 1, 1}, Shape{1, 50257, 123}, Shape{1, 131072, 4096}}) {
+    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+      int64_t last = 0;
+      for (int64_t rows = 1; rows < 300; ++rows) {
+        const int64_t bytes = WorkspaceBytes(rows, shape.vocab, shape.hidden, type);
+        EXPECT_GE(bytes, last);
+        last = bytes;
+        const int64_t fits = RowsWithin(bytes, shape.vocab, shape.hidden, type);
+        EXPECT_GE(fits, rows);
+        EXPECT_LE(WorkspaceBytes(fits, shape.vocab, shape.hidden, type), bytes);
+        EXPECT_LT(RowsWithin(bytes - 1, shape.vocab, shape.hidden, type), fits);
+      }
+      EXPECT_EQ(RowsWithin(0, shape.vocab, shape.hidden, type), 0);
+      EXPECT_EQ(
+          RowsWithin(WorkspaceBytes(1, shape.vocab, shape.hidden, type) - 1, shape.vocab, shape.hidden, type),
+          0);
+    }
+  }
+}
+
+TEST(Workspace, SizesBeyondMemorySaturateInsteadOfWrapping) {
+  const int64_t huge = int64_t{1} << 55;
+  EXPECT_EQ(WorkspaceBytes(huge, huge, huge, DataType::kFloat32), INT64_MAX);
+  EXPECT_EQ(WorkspaceBytes(1, INT64_MAX, 1, DataType::kFloat32), INT64_MAX);
+  EXPECT_EQ(RowsWithin(int64_t{1} << 30, huge, huge, DataType::kFloat32), 0);
+  EXPECT_GT(WorkspaceBytes(int64_t{1} << 20, 262144, 4096, DataType::kFloat32), int64_t{1} << 40);
+}
+
+}  // namespace
+}  // namespace lossd::kernels

@@ -1,0 +1,151 @@
+#include "tests/unit/kernels/problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace lossd::kernels::testing {
+namespace {
+
+constexpr int64_t kGuardBytes = 4096;
+constexpr unsigned char kGuardByte = 0xa5;
+
+std::vector<float> Normal(int64_t count, double deviation, std::mt19937_64& random) {
+  std::normal_distribution<float> distribution(0.0f, static_cast<float>(deviation));
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = distribution(random);
+  return values;
+}
+
+std::vector<float> Widened(DataType type, const void* values, int64_t count) {
+  std::vector<float> wide(static_cast<size_t>(count));
+  Convert(type, values, DataType::kFloat32, wide.data(), count);
+  return wide;
+}
+
+}  // namespace
+
+GuardedBytes::GuardedBytes(int64_t bytes, int64_t alignment, int64_t misalignment)
+    : storage_(static_cast<size_t>(bytes + 2 * kGuardBytes + 2 * alignment), kGuardByte), size_(bytes) {
+  const int64_t address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage_.data())) + kGuardBytes;
+  begin_ = kGuardBytes + (alignment - address % alignment) % alignment + misalignment;
+}
+
+bool GuardedBytes::Intact() const {
+  const auto is_guard = [](unsigned char byte) { return byte == kGuardByte; };
+  return std::all_of(storage_.begin(), storage_.begin() + begin_, is_guard) &&
+         std::all_of(storage_.begin() + begin_ + size_, storage_.end(), is_guard);
+}
+
+LinearCrossEntropyParams Problem::Params() const {
+  LinearCrossEntropyParams params;
+  params.tokens = shape.tokens;
+  params.vocab = shape.vocab;
+  params.hidden = shape.hidden;
+  params.weight_type = weight_type;
+  params.weight = weight.data();
+  params.hidden_type = hidden_type;
+  params.hidden_states = hidden_states.data();
+  params.labels = labels.data();
+  params.gradient_scale = gradient_scale;
+  return params;
+}
+
+std::vector<float> Problem::Weight() const {
+  return Widened(weight_type, weight.data(), shape.vocab * shape.hidden);
+}
+
+std::vector<float> Problem::HiddenStates() const {
+  const int64_t count = shape.tokens * shape.hidden;
+  const std::vector<unsigned char> rounded =
+      Narrowed(weight_type, Widened(hidden_type, hidden_states.data(), count));
+  return Widened(weight_type, rounded.data(), count);
+}
+
+std::vector<unsigned char> Narrowed(DataType type, const std::vector<float>& values) {
+  std::vector<unsigned char> narrow(values.size() * static_cast<size_t>(SizeOf(type)));
+  Convert(DataType::kFloat32, values.data(), type, narrow.data(), static_cast<int64_t>(values.size()));
+  return narrow;
+}
+
+Problem RandomProblem(const ProblemOptions& options) {
+  std::mt19937_64 random(options.seed);
+  const Shape& shape = options.shape;
+  Problem problem;
+  problem.shape = shape;
+  problem.weight_type = options.type;
+  problem.hidden_type = options.type;
+  const double deviation = options.logit_deviation / std::sqrt(static_cast<double>(shape.hidden));
+  problem.weight = Narrowed(options.type, Normal(shape.vocab * shape.hidden, deviation, random));
+  problem.hidden_states = Narrowed(options.type, Normal(shape.tokens * shape.hidden, 1.0, random));
+  std::uniform_int_distribution<int64_t> label(0, shape.vocab - 1);
+  problem.labels.resize(static_cast<size_t>(shape.tokens));
+  for (int64_t& value : problem.labels) value = label(random);
+  problem.gradient_scale = 1.0f / static_cast<float>(shape.tokens);
+  return problem;
+}
+
+StepResult RunStep(const Problem& problem, const StepOptions& options) {
+  const auto [tokens, vocab, hidden] = problem.shape;
+  LinearCrossEntropyParams params = problem.Params();
+  const int64_t tile_rows = options.tile_rows == 0 ? tokens : options.tile_rows;
+  // Nothing but the workspace is aligned to more than its element.
+  GuardedBytes losses(tokens * 4, 64, 4);
+  GuardedBytes log_sum_exp(tokens * 4, 64, 4);
+  GuardedBytes dx(tokens * hidden * SizeOf(options.dx_type), 64, SizeOf(options.dx_type));
+  GuardedBytes dw(vocab * hidden * 4, 64, 4);
+  GuardedBytes workspace(WorkspaceBytes(tile_rows, vocab, hidden, params.weight_type), 64);
+  std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
+  if (options.initial_dw.empty()) {
+    std::fill_n(dw.As<float>(), vocab * hidden, std::numeric_limits<float>::quiet_NaN());
+  } else {
+    std::copy(options.initial_dw.begin(), options.initial_dw.end(), dw.As<float>());
+  }
+  params.losses = losses.As<float>();
+  params.log_sum_exp = log_sum_exp.As<float>();
+  params.dx_type = options.dx_type;
+  params.dx = dx.data();
+  params.weight_gradient = options.weight_gradient;
+  params.dw = dw.As<float>();
+  params.workspace = workspace.data();
+  params.workspace_bytes = workspace.size();
+
+  StepResult result;
+  result.status = CpuLinearCrossEntropy(params, &result.stats);
+  result.intact = losses.Intact() && log_sum_exp.Intact() && dx.Intact() && dw.Intact() && workspace.Intact();
+  result.losses.assign(losses.As<float>(), losses.As<float>() + tokens);
+  result.log_sum_exp.assign(log_sum_exp.As<float>(), log_sum_exp.As<float>() + tokens);
+  result.dx = Widened(options.dx_type, dx.data(), tokens * hidden);
+  result.dw.assign(dw.As<float>(), dw.As<float>() + vocab * hidden);
+  return result;
+}
+
+Reference RunReference(const Problem& problem) {
+  const auto [tokens, vocab, hidden] = problem.shape;
+  Reference reference;
+  reference.losses.resize(static_cast<size_t>(tokens));
+  reference.log_sum_exp.resize(static_cast<size_t>(tokens));
+  reference.dx.resize(static_cast<size_t>(tokens * hidden));
+  reference.dw.resize(static_cast<size_t>(vocab * hidden));
+  const ReferenceOutputs outputs{.losses = reference.losses.data(),
+                                 .log_sum_exp = reference.log_sum_exp.data(),
+                                 .dx = reference.dx.data(),
+                                 .dw = reference.dw.data()};
+  if (ReferenceLinearCrossEntropy(problem.Params(), outputs) != Status::kOk) return {};
+  return reference;
+}
+
+double RelativeError(const std::vector<float>& actual, const std::vector<double>& expected) {
+  double difference = 0;
+  double norm = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!std::isfinite(actual[i])) return std::numeric_limits<double>::infinity();
+    const double d = actual[i] - expected[i];
+    difference += d * d;
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(norm > 0 ? difference / norm : difference);
+}
+
+}  // namespace lossd::kernels::testing

@@ -1,0 +1,100 @@
+// A batch with everything a kernel test needs around it: inputs, guarded outputs, a guarded workspace.
+#ifndef LOSSD_TESTS_UNIT_KERNELS_PROBLEM_H_
+#define LOSSD_TESTS_UNIT_KERNELS_PROBLEM_H_
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "kernels/linear_cross_entropy.h"
+
+namespace lossd::kernels::testing {
+
+// Bytes with guard bands on both sides. `misaligned` places the content at an odd multiple of its element's
+// alignment.
+class GuardedBytes {
+ public:
+  GuardedBytes(int64_t bytes, int64_t alignment, int64_t misalignment = 0);
+
+  void* data() { return storage_.data() + begin_; }
+  const void* data() const { return storage_.data() + begin_; }
+  int64_t size() const { return size_; }
+  template <typename T>
+  T* As() {
+    return static_cast<T*>(data());
+  }
+  // False if anything was written outside.
+  bool Intact() const;
+
+ private:
+  std::vector<unsigned char> storage_;
+  int64_t begin_ = 0;
+  int64_t size_ = 0;
+};
+
+struct Shape {
+  int64_t tokens = 1;
+  int64_t vocab = 1;
+  int64_t hidden = 1;
+};
+
+struct Problem {
+  Shape shape;
+  DataType weight_type = DataType::kFloat32;
+  DataType hidden_type = DataType::kFloat32;
+  std::vector<unsigned char> weight;         // [V, H] of weight_type
+  std::vector<unsigned char> hidden_states;  // [N, H] of hidden_type
+  std::vector<int64_t> labels;
+  float gradient_scale = 1.0f;
+
+  LinearCrossEntropyParams Params() const;
+  std::vector<float> Weight() const;        // widened
+  std::vector<float> HiddenStates() const;  // rounded to the weight's type, widened
+};
+
+// W normal with standard deviation logit_deviation / sqrt(hidden), X standard normal: logits of that
+// deviation. Labels uniform, or for `likely_labels` the row's largest logit in every second row.
+struct ProblemOptions {
+  Shape shape;
+  DataType type = DataType::kFloat32;  // of weights and hidden states
+  double logit_deviation = 1.0;
+  uint64_t seed = 1;
+};
+Problem RandomProblem(const ProblemOptions& options);
+
+// Rounds to `type`.
+std::vector<unsigned char> Narrowed(DataType type, const std::vector<float>& values);
+
+struct StepOptions {
+  WeightGradient weight_gradient = WeightGradient::kOverwrite;
+  DataType dx_type = DataType::kFloat32;
+  int64_t tile_rows = 0;            // 0: all rows at once
+  std::vector<float> initial_dw{};  // empty: NaN everywhere
+};
+
+struct StepResult {
+  Status status = Status::kOk;
+  LinearCrossEntropyStats stats;
+  bool intact = false;  // no guard band was touched
+  std::vector<float> losses;
+  std::vector<float> log_sum_exp;
+  std::vector<float> dx;  // widened
+  std::vector<float> dw;
+};
+StepResult RunStep(const Problem& problem, const StepOptions& options = {});
+
+struct Reference {
+  std::vector<double> losses;
+  std::vector<double> log_sum_exp;
+  std::vector<double> dx;
+  std::vector<double> dw;
+};
+Reference RunReference(const Problem& problem);
+
+// ||actual - expected|| / ||expected|| (Frobenius); ||actual|| if expected is zero. NaN anywhere gives
+// infinity.
+double RelativeError(const std::vector<float>& actual, const std::vector<double>& expected);
+
+}  // namespace lossd::kernels::testing
+
+#endif  // LOSSD_TESTS_UNIT_KERNELS_PROBLEM_H_
