@@ -1,0 +1,67 @@
+// A chunk of tokens on its way through the engine, and its answer.
+#ifndef LOSSD_SERVER_ENGINE_CHUNK_H_
+#define LOSSD_SERVER_ENGINE_CHUNK_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/data_type.h"
+#include "server/engine/head_config.h"
+
+namespace lossd::engine {
+
+enum class ComputeMode { kLossAndGradients, kLossOnly };
+
+struct ChunkLimits {
+  int64_t max_chunk_bytes = int64_t{16} << 20;  // of hidden states
+  int64_t max_chunk_tokens = 65536;
+};
+
+// Owns its payload. `labels` are int64 and `hidden_states` [tokens, H] elements of hidden_type, both
+// little-endian.
+struct Chunk {
+  uint64_t sequence = 0;
+  uint64_t generation = 0;
+  int64_t first_token = 0;
+  int64_t tokens = 0;
+  kernels::DataType hidden_type = kernels::DataType::kFloat32;
+  kernels::DataType dx_type = kernels::DataType::kFloat32;
+  ComputeMode mode = ComputeMode::kLossAndGradients;
+  int64_t ignore_index = -100;
+  float gradient_scale = 1.0f;
+  std::string labels;
+  std::string hidden_states;
+  absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
+  absl::Time received;
+
+  int64_t payload_bytes() const { return static_cast<int64_t>(labels.size() + hidden_states.size()); }
+};
+
+enum class Disposition { kAccumulated, kRepeated, kRejected };
+
+struct ChunkAnswer {
+  uint64_t sequence = 0;
+  Disposition disposition = Disposition::kAccumulated;
+  absl::Status error;  // not ok if and only if rejected
+  int64_t first_token = 0;
+  int64_t tokens = 0;
+  int64_t valid_tokens = 0;
+  double loss_sum = 0;
+  uint64_t weight_version = 0;
+  kernels::DataType dx_type = kernels::DataType::kFloat32;
+  std::string losses;  // fp32 [tokens]
+  std::string dx;      // [tokens, H], empty for loss only
+};
+
+// Checks everything about a chunk's content: sizes, labels, options, finiteness of the hidden states of rows
+// that are not ignored. INVALID_ARGUMENT naming the field, what it is and what it must be.
+absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits);
+
+// Bytes the answer to this chunk will hold.
+int64_t AnswerBytes(const Chunk& chunk, int64_t hidden_size);
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_CHUNK_H_

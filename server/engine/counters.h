@@ -1,0 +1,75 @@
+// Plain counters that the engine and the services write and server/telemetry exports. Lock-free; any thread.
+#ifndef LOSSD_SERVER_ENGINE_COUNTERS_H_
+#define LOSSD_SERVER_ENGINE_COUNTERS_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "server/engine/errors.h"
+
+namespace lossd::engine {
+
+using Counter = std::atomic<uint64_t>;
+using Gauge = std::atomic<int64_t>;
+
+// Durations in seconds, in fixed buckets from 100 µs to 30 s.
+class DurationHistogram {
+ public:
+  static constexpr std::array<double, 17> kBounds = {
+      1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0};
+
+  void Observe(double seconds) {
+    size_t bucket = 0;
+    while (bucket < kBounds.size() && seconds > kBounds[bucket]) ++bucket;
+    buckets_[bucket].fetch_add(1, std::memory_order_relaxed);
+    sum_.fetch_add(seconds, std::memory_order_relaxed);
+  }
+  // Observations in bucket i alone; i == kBounds.size() holds those above every bound.
+  uint64_t bucket(size_t i) const { return buckets_[i].load(std::memory_order_relaxed); }
+  double sum() const { return sum_.load(std::memory_order_relaxed); }
+
+ private:
+  std::array<Counter, kBounds.size() + 1> buckets_{};
+  std::atomic<double> sum_{0};
+};
+
+struct Counters {
+  // Chunks by what became of them. Every chunk read from a stream ends in exactly one of these.
+  Counter chunks_accumulated{0};
+  Counter chunks_loss_only{0};
+  Counter chunks_repeated{0};
+  Counter chunks_rejected{0};   // content: answered inside the stream
+  Counter chunks_withdrawn{0};  // accepted, but their stream went away before they were started
+  Counter chunks_refused{0};    // position: the stream ended instead
+
+  Counter tokens_valid{0};  // of accumulated and loss-only chunks
+  Counter tokens_ignored{0};
+  Counter payload_bytes_in{0};
+  Counter payload_bytes_out{0};
+  Counter rows_redone{0};
+
+  Counter flushes_begun{0};
+  Counter flushes_committed{0};
+  Counter flushes_aborted{0};
+  Counter weight_versions{0};
+
+  Gauge queued_chunks{0};
+  Gauge live_streams{0};
+
+  // Everything refused, chunk or call, by reason.
+  std::array<Counter, kRejectReasonCount> rejected{};
+
+  DurationHistogram queue_seconds;            // accepted until started
+  DurationHistogram forward_seconds;          // started until loss and dX are ready
+  DurationHistogram weight_gradient_seconds;  // the rest, until dW holds the chunk
+  DurationHistogram flush_seconds;            // BeginFlush until frozen
+
+  void Reject(RejectReason reason) {
+    rejected[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  }
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_COUNTERS_H_

@@ -1,0 +1,247 @@
+#include "server/engine/engine.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/errors.h"
+#include "server/engine/random_id.h"
+
+namespace lossd::engine {
+namespace {
+
+constexpr size_t kMaxClientKey = 256;
+constexpr absl::Duration kOverloadRetry = absl::Seconds(1);
+
+absl::Status Overload(absl::string_view field, absl::string_view message) {
+  absl::Status status =
+      MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, field, message);
+  AttachRetryDelay(&status, kOverloadRetry);
+  return status;
+}
+
+absl::Status UnknownHead(absl::string_view name) {
+  return MakeError(
+      absl::StatusCode::kNotFound, RejectReason::kUnknownHead, "head",
+      absl::StrCat("head '", name, "' does not exist; call CreateHead (ListHeads shows those there are)"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options,
+                                                       std::unique_ptr<Device> device) {
+  std::unique_ptr<Engine> engine(new Engine(std::move(options), std::move(device)));
+  auto reservation = engine->budget_->Reserve("the device", engine->device_->SharedMemory());
+  if (!reservation.ok()) return reservation.status();
+  engine->device_reservation_ = *std::move(reservation);
+  return engine;
+}
+
+Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
+    : options_(std::move(options)),
+      incarnation_(RandomId()),
+      started_(absl::Now()),
+      budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes)),
+      device_(std::move(device)) {}
+
+Engine::~Engine() = default;
+
+MemoryPlan Engine::ReservedByPurpose() const {
+  std::map<std::string, int64_t> totals = {
+      {"weights", 0}, {"gradient", 0}, {"weight_staging", 0}, {"workspace", 0}};
+  for (const MemoryItem& item : device_->SharedMemory()) totals[item.purpose] += item.bytes;
+  for (const std::shared_ptr<Head>& head : Heads()) {
+    for (const MemoryItem& item : head->Info().memory) totals[item.purpose] += item.bytes;
+  }
+  MemoryPlan plan;
+  for (const auto& [purpose, bytes] : totals) plan.push_back({purpose, bytes});
+  return plan;
+}
+
+// --- Heads
+// --------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
+  if (absl::Status status = CheckServing(); !status.ok()) return status;
+  if (absl::Status status = Validate(config); !status.ok()) return status;
+  // One creation at a time; the map's lock is not held while memory is taken, which may need seconds.
+  const std::lock_guard creating(create_mutex_);
+  if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHead(config.name); existing.ok()) {
+    const HeadConfig& have = (*existing)->config();
+    if (have == config) return existing;
+    return MakeError(
+        absl::StatusCode::kAlreadyExists, RejectReason::kConflict, "config",
+        absl::StrCat("head ", config.name, " exists as [", have.vocab_size, ", ", have.hidden_size, "] ",
+                     kernels::Name(have.weight_type), "; asked for [", config.vocab_size, ", ",
+                     config.hidden_size, "] ", kernels::Name(config.weight_type)));
+  }
+  if (const auto count = static_cast<int64_t>(Heads().size()); count >= options_.max_heads) {
+    return Overload("config", absl::StrCat("there are ", count, " heads; the limit is ", options_.max_heads));
+  }
+  absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
+  if (!plan.ok()) return plan.status();
+  auto reservation = budget_->Reserve(absl::StrCat("head ", config.name), *std::move(plan));
+  if (!reservation.ok()) return reservation.status();
+  absl::StatusOr<std::unique_ptr<HeadBackend>> backend = device_->CreateHead(config);
+  if (!backend.ok()) return backend.status();
+
+  HeadEnvironment environment;
+  environment.scheduler = &scheduler_;
+  environment.counters = &counters_;
+  environment.limits = options_.chunk_limits;
+  environment.incarnation = incarnation_;
+  environment.on_device_failure = options_.on_device_failure;
+  auto head =
+      std::make_shared<Head>(config, std::move(environment), *std::move(backend), *std::move(reservation));
+  const std::lock_guard lock(mutex_);
+  heads_.emplace(config.name, head);
+  return head;
+}
+
+absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard) {
+  std::shared_ptr<Head> head;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = heads_.find(name);
+    if (it == heads_.end()) return UnknownHead(name);
+    const HeadInfo info = it->second->Info();
+    if (discard == DiscardGradient::kNo && !info.window_marks.empty()) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "discard_gradient",
+                       absl::StrCat("the window of head ", name, " holds gradients of ", info.window_tokens,
+                                    " tokens; flush it, or set discard_gradient"));
+    }
+    head = it->second;
+    heads_.erase(it);
+    for (auto session = sessions_.begin(); session != sessions_.end();) {
+      if (session->second.head == head) {
+        lanes_ -= session->second.lanes;
+        session = sessions_.erase(session);
+      } else {
+        ++session;
+      }
+    }
+  }
+  head->Shutdown(MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownHead, "head",
+                           absl::StrCat("head ", name, " was deleted")));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::FindHead(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = heads_.find(name);
+  if (it == heads_.end()) return UnknownHead(name);
+  return it->second;
+}
+
+std::vector<std::shared_ptr<Head>> Engine::Heads() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Head>> heads;
+  heads.reserve(heads_.size());
+  for (const auto& [name, head] : heads_) heads.push_back(head);
+  return heads;
+}
+
+// --- Sessions
+// -----------------------------------------------------------------------------------------------------
+
+absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, const std::string& client_key,
+                                                  int32_t rank, int32_t lanes) {
+  if (absl::Status status = CheckServing(); !status.ok()) return status;
+  if (client_key.empty() || client_key.size() > kMaxClientKey) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, RejectReason::kOption, "client_key",
+        absl::StrCat("client_key has ", client_key.size(), " bytes; it must have 1 to ", kMaxClientKey));
+  }
+  if (lanes == 0) lanes = 1;
+  if (lanes < 1 || lanes > options_.max_lanes) {
+    return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "lanes",
+                     absl::StrCat("lanes is ", lanes, "; it must be in [1, ", options_.max_lanes, "]"));
+  }
+  const std::lock_guard lock(mutex_);
+  const auto it = heads_.find(head_name);
+  if (it == heads_.end()) return UnknownHead(head_name);
+  const std::shared_ptr<Head>& head = it->second;
+  const std::string new_id = RandomId();
+  absl::StatusOr<Head::SessionInfo> info = head->OpenSession(client_key, rank, lanes, new_id);
+  if (!info.ok()) return info.status();
+  if (info->session_id != new_id) return OpenedSession{head, *std::move(info)};
+
+  // A new session: admitted only if its lanes' credits fit what is set aside for staging.
+  const int64_t staging_lanes = options_.staging_bytes / options_.lane_credit_bytes;
+  absl::Status admission;
+  if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
+    admission = Overload("client_key", absl::StrCat("there are ", sessions_.size(),
+                                                    " sessions; the limit is ", options_.max_sessions));
+  } else if (lanes > staging_lanes - lanes_) {
+    admission =
+        Overload("lanes", absl::StrCat("lanes is ", lanes, "; ", staging_lanes - lanes_, " of ",
+                                       staging_lanes, " are free (--staging_bytes / --lane_credit_bytes)"));
+  }
+  if (!admission.ok()) {
+    head->CloseSession(new_id).IgnoreError();
+    return admission;
+  }
+  sessions_.emplace(new_id, SessionEntry{head, lanes});
+  lanes_ += lanes;
+  return OpenedSession{head, *std::move(info)};
+}
+
+absl::Status Engine::CloseSession(const std::string& session_id) {
+  std::shared_ptr<Head> head;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = sessions_.find(session_id);
+    if (it == sessions_.end()) {
+      return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownSession, "session_id",
+                       absl::StrCat("session '", session_id, "' is not open"));
+    }
+    head = it->second.head;
+    lanes_ -= it->second.lanes;
+    sessions_.erase(it);
+  }
+  return head->CloseSession(session_id);
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::FindSession(const std::string& session_id,
+                                                          const std::string& incarnation) const {
+  if (incarnation != incarnation_) {
+    absl::Status status =
+        MakeError(absl::StatusCode::kAborted, RejectReason::kIncarnation, "incarnation",
+                  absl::StrCat("incarnation is '", incarnation, "'; the server's is ", incarnation_,
+                               ": it was restarted and its gradient window started empty"));
+    AttachPosition(&status, Position{incarnation_, 0, {}});
+    return status;
+  }
+  const std::lock_guard lock(mutex_);
+  const auto it = sessions_.find(session_id);
+  if (it == sessions_.end()) {
+    return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownSession, "session_id",
+                     absl::StrCat("session '", session_id, "' is not open; call OpenSession"));
+  }
+  return it->second.head;
+}
+
+int64_t Engine::sessions() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(sessions_.size());
+}
+
+void Engine::ExpireSessions() {
+  const absl::Time before = absl::Now() - options_.session_lease;
+  for (const std::shared_ptr<Head>& head : Heads()) {
+    for (const std::string& id : head->IdleSessions(before)) CloseSession(id).IgnoreError();
+  }
+}
+
+void Engine::BeginDrain() {
+  draining_ = true;
+  for (const std::shared_ptr<Head>& head : Heads()) head->BeginDrain(CheckServing());
+}
+
+absl::Status Engine::CheckServing() const {
+  if (!draining_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kUnavailable, RejectReason::kDraining, "",
+                   "the server is shutting down");
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,118 @@
+// The engine: heads by name, sessions by id, one device, one memory budget. Everything the services need,
+// without a word about gRPC.
+//
+// Thread-safe.
+#ifndef LOSSD_SERVER_ENGINE_ENGINE_H_
+#define LOSSD_SERVER_ENGINE_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/engine/batch_scheduler.h"
+#include "server/engine/chunk.h"
+#include "server/engine/counters.h"
+#include "server/engine/head.h"
+#include "server/engine/head_backend.h"
+#include "server/engine/memory_budget.h"
+
+namespace lossd::engine {
+
+struct EngineOptions {
+  int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
+  ChunkLimits chunk_limits;
+  int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
+  int64_t staging_bytes = int64_t{2} << 30;       // of all lanes' credits together
+  int32_t max_lanes = 16;                         // of one session
+  int64_t max_heads = 64;
+  int64_t max_sessions = 1024;
+  absl::Duration session_lease = absl::Minutes(10);
+  // Told once, from the device thread, when the device can no longer be trusted: the process should end.
+  std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
+};
+
+struct OpenedSession {
+  std::shared_ptr<Head> head;
+  Head::SessionInfo info;
+};
+
+class Engine {
+ public:
+  // RESOURCE_EXHAUSTED if the device's own memory does not fit the limit.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(EngineOptions options,
+                                                        std::unique_ptr<Device> device);
+  // Finishes what was accepted.
+  ~Engine();
+
+  const EngineOptions& options() const { return options_; }
+  const std::string& incarnation() const { return incarnation_; }
+  Counters& counters() { return counters_; }
+  const Counters& counters() const { return counters_; }
+  const Device& device() const { return *device_; }
+  const MemoryBudget& budget() const { return *budget_; }
+  absl::Time started() const { return started_; }
+  // What is reserved, by purpose; every purpose is there even if nothing is.
+  MemoryPlan ReservedByPurpose() const;
+
+  // The same configuration again answers the existing head; another one is ALREADY_EXISTS.
+  absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);
+  enum class DiscardGradient { kYes, kNo };
+  absl::Status DeleteHead(const std::string& name, DiscardGradient discard);
+  absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) const;
+  std::vector<std::shared_ptr<Head>> Heads() const;
+
+  absl::StatusOr<OpenedSession> OpenSession(const std::string& head, const std::string& client_key,
+                                            int32_t rank, int32_t lanes);
+  absl::Status CloseSession(const std::string& session_id);
+  // ABORTED if `incarnation` is not this server's.
+  absl::StatusOr<std::shared_ptr<Head>> FindSession(const std::string& session_id,
+                                                    const std::string& incarnation) const;
+  int64_t sessions() const;
+  // Closes sessions whose lease has ended.
+  void ExpireSessions();
+
+  // From now on no session is opened, no stream attached and no chunk taken: UNAVAILABLE.
+  void BeginDrain();
+  bool draining() const { return draining_; }
+  absl::Status CheckServing() const;
+  // Waits until everything accepted so far has been applied and answered.
+  void WaitIdle() { scheduler_.Flush(); }
+
+ private:
+  Engine(EngineOptions options, std::unique_ptr<Device> device);
+
+  struct SessionEntry {
+    std::shared_ptr<Head> head;
+    int32_t lanes = 1;
+  };
+
+  const EngineOptions options_;
+  const std::string incarnation_;
+  const absl::Time started_;
+  Counters counters_;
+  std::atomic<bool> draining_ = false;
+
+  const std::shared_ptr<MemoryBudget> budget_;
+  const std::unique_ptr<Device> device_;
+  std::unique_ptr<MemoryReservation> device_reservation_;
+
+  std::mutex create_mutex_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Head>> heads_;
+  std::map<std::string, SessionEntry> sessions_;
+  int64_t lanes_ = 0;  // of all sessions
+
+  BatchScheduler scheduler_;  // last: its thread stops before anything else goes
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_ENGINE_H_

@@ -1,0 +1,214 @@
+// One named lm_head: its backend, its ledger and its gradient window. This is where a chunk is taken exactly
+// once.
+//
+// Locking: one mutex guards ledger, window and lanes. It is never held during computation, nor while a
+// listener or a callback is called. The backend is touched on the scheduler's thread alone.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_H_
+#define LOSSD_SERVER_ENGINE_HEAD_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/engine/accumulation_ledger.h"
+#include "server/engine/batch_scheduler.h"
+#include "server/engine/chunk.h"
+#include "server/engine/counters.h"
+#include "server/engine/head_backend.h"
+#include "server/engine/head_config.h"
+#include "server/engine/memory_budget.h"
+#include "server/engine/staged_write.h"
+#include "server/engine/window.h"
+
+namespace lossd::engine {
+
+// What a lane's stream hears. Called from the device thread or from a thread that calls Head, without any
+// lock held; calls for one lane are made one after the other, except OnEnd, which may come at any time and
+// more than once.
+class LaneListener {
+ public:
+  virtual ~LaneListener() = default;
+  virtual void OnAnswer(ChunkAnswer answer) = 0;
+  virtual void OnApplied(uint64_t applied) = 0;
+  // The stream is over for this reason: fenced by another, head deleted, session closed.
+  virtual void OnEnd(absl::Status status) = 0;
+};
+
+// A live stream's hold on a lane.
+struct LaneAttachment {
+  std::string session_id;
+  int32_t lane = 0;
+  uint64_t epoch = 0;  // goes up with every stream of the lane
+  LaneMarks marks;
+  uint64_t generation = 0;
+};
+
+struct HeadInfo {
+  HeadConfig config;
+  uint64_t weight_version = 0;
+  uint64_t generation = 0;
+  WindowState window_state = WindowState::kOpen;
+  uint64_t window_tokens = 0;
+  std::vector<SessionMarks> window_marks;
+  MemoryPlan memory;
+  int64_t open_sessions = 0;
+};
+
+// What a head shares with the rest of the engine; all of it outlives the head.
+struct HeadEnvironment {
+  BatchScheduler* scheduler = nullptr;
+  Counters* counters = nullptr;
+  ChunkLimits limits;
+  std::string incarnation;
+  // Told once when the device can no longer be trusted.
+  std::function<void(const absl::Status&)> on_device_failure;
+};
+
+class Head : public std::enable_shared_from_this<Head> {
+ public:
+  Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
+       std::unique_ptr<MemoryReservation> reservation);
+  ~Head();
+
+  const HeadConfig& config() const { return config_; }
+  HeadInfo Info() const;
+
+  // --- Sessions and chunks (head.cc) ---
+
+  struct SessionInfo {
+    std::string session_id;
+    uint64_t generation = 0;
+    std::vector<LaneMarks> lanes;
+  };
+  // The open session of this client, or a new one under `new_session_id`. INVALID_ARGUMENT if it is open with
+  // another number of lanes.
+  absl::StatusOr<SessionInfo> OpenSession(const std::string& client_key, int32_t rank, int32_t lanes,
+                                          const std::string& new_session_id);
+  // Ends the session's streams. NOT_FOUND if it is not open.
+  absl::Status CloseSession(const std::string& session_id);
+  // Sessions without a stream and without a call since `before`.
+  std::vector<std::string> IdleSessions(absl::Time before) const;
+
+  // Attaches a stream to a lane; an older one is fenced and what it had queued is withdrawn.
+  absl::StatusOr<LaneAttachment> AttachLane(const std::string& session_id, int32_t lane,
+                                            std::shared_ptr<LaneListener> listener);
+  // The stream is gone: what it had queued and was not started is withdrawn. Ignored if another stream took
+  // the lane.
+  void DetachLane(const LaneAttachment& lane);
+
+  enum class Submission { kTaken, kWait };
+  // Takes the chunk (moved from), to be answered through the lane's listener, even if its content is refused;
+  // or asks the caller to wait: `resume` is called once the window has changed, and the chunk, untouched,
+  // must then be submitted again. An error is one of position and ends the stream: FAILED_PRECONDITION for a
+  // gap, ABORTED for a wrong generation or a fenced stream. One chunk of a lane at a time.
+  absl::StatusOr<Submission> Submit(const LaneAttachment& lane, Chunk& chunk, std::function<void()> resume);
+
+  // Takes no more streams and chunks (they get `status`); what was accepted goes on.
+  void BeginDrain(const absl::Status& status);
+  // Ends every stream with `status`. The head takes no more of anything.
+  void Shutdown(const absl::Status& status);
+
+  // --- Flush (head_flush.cc) ---
+
+  void BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, FlushCallback done);
+  // Copies rows of the frozen window into `out` (rows * H * SizeOf(type) bytes, which must live until
+  // `done`).
+  void ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
+                    void* out, std::function<void(absl::Status)> done);
+  // Whether this flush can be read now; ABORTED if it is over.
+  absl::Status CheckFlush(const std::string& flush_id) const;
+  // The new generation.
+  absl::StatusOr<uint64_t> CommitFlush(const std::string& flush_id);
+  // The generation, unchanged.
+  absl::StatusOr<uint64_t> AbortFlush(const std::string& flush_id);
+
+  // --- Weights (head_weights.cc) ---
+
+  enum class Replace { kYes, kNo };
+  absl::StatusOr<std::string> BeginWrite(const std::string& write_key, Replace replace,
+                                         const std::string& new_write_id);
+  absl::StatusOr<std::shared_ptr<StagedWrite>> FindWrite(const std::string& write_id) const;
+  void CommitWrite(const std::string& write_id, std::function<void(absl::StatusOr<uint64_t>)> done);
+  // Copies rows into `out`, which must live until `done`, and reports the version they are of.
+  void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, void* out,
+                   std::function<void(absl::StatusOr<uint64_t>)> done);
+  uint64_t weight_version() const;
+
+ private:
+  using Lane = AccumulationLedger::Lane;
+
+  enum class ItemKind { kAccumulate, kLossOnly, kRepeat, kRejected };
+  enum class ItemState { kQueued, kStarted, kWithdrawn };
+  struct ChunkItem {
+    ItemKind kind = ItemKind::kAccumulate;
+    ItemState state = ItemState::kQueued;  // guarded by mutex_
+    bool numbered = true;                  // holds a sequence of its own: not a repeat
+    std::string session_id;
+    int32_t lane = 0;
+    std::shared_ptr<LaneListener> listener;
+    Chunk chunk;
+    absl::Status rejection;
+    absl::Time accepted;
+  };
+  // What a lane has beside its marks.
+  struct LaneRuntime {
+    uint64_t epoch = 0;
+    std::shared_ptr<LaneListener> listener;
+    std::deque<std::shared_ptr<ChunkItem>> queued;  // not started, in order
+    std::function<void()> resume;                   // of a chunk that waits for the window to change
+  };
+  using LaneKey = std::pair<std::string, int32_t>;
+
+  enum class Admission { kTake, kRepeat, kWait };
+  absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk);
+  absl::Status GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const;
+  absl::Status PositionErrorLocked(absl::StatusCode code, RejectReason reason, absl::string_view field,
+                                   absl::string_view message, const std::string& session_id) const;
+  void WithdrawLocked(const LaneKey& key);
+  std::shared_ptr<LaneListener> DropListenerLocked(const LaneKey& key);
+  void EnqueueLocked(std::shared_ptr<ChunkItem> item);
+
+  // On the device thread.
+  void Process(const std::shared_ptr<ChunkItem>& item);
+  bool Start(ChunkItem& item);
+  void Compute(ChunkItem& item, ChunkAnswer answer);
+  void Finish(const ChunkItem& item, int64_t valid_tokens);
+  void Freeze();
+  void Publish();
+  absl::StatusOr<GradientSummary> Summarize();
+
+  // The callbacks of chunks that wait for the window to change, to be called without the lock.
+  std::vector<std::function<void()>> TakeWaitersLocked();
+
+  const HeadConfig config_;
+  const HeadEnvironment environment_;
+  const std::unique_ptr<MemoryReservation> reservation_;
+  const std::unique_ptr<HeadBackend> backend_;
+
+  mutable std::mutex mutex_;
+  AccumulationLedger ledger_;
+  std::map<LaneKey, LaneRuntime> lanes_;
+  Window window_;
+  absl::Status draining_;  // not ok after BeginDrain
+  absl::Status ended_;     // not ok after Shutdown
+
+  uint64_t weight_version_ = 0;
+  std::shared_ptr<StagedWrite> staged_;
+  bool publishing_ = false;
+  std::vector<std::function<void(absl::StatusOr<uint64_t>)>> publish_waiters_;
+  // For repeated commits.
+  std::string last_committed_write_;
+  uint64_t last_committed_version_ = 0;
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_H_

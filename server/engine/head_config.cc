@@ -1,0 +1,50 @@
+#include "server/engine/head_config.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+
+namespace lossd::engine {
+namespace {
+
+constexpr int64_t kMaxVocab = (int64_t{1} << 31) - 1;
+constexpr int64_t kMaxHidden = int64_t{1} << 20;
+constexpr size_t kMaxName = 128;
+
+absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
+}
+
+bool IsName(absl::string_view name) {
+  if (name.empty() || name.size() > kMaxName || !absl::ascii_isalnum(static_cast<unsigned char>(name[0])))
+    return false;
+  for (const char c : name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::Status Validate(const HeadConfig& config) {
+  if (!IsName(config.name)) {
+    return Invalid(RejectReason::kOption, "name",
+                   "name must be 1 to 128 characters of [A-Za-z0-9._-] and start with a letter or a digit");
+  }
+  if (config.vocab_size < 1 || config.vocab_size > kMaxVocab) {
+    return Invalid(RejectReason::kShape, "vocab_size",
+                   absl::StrCat("vocab_size is ", config.vocab_size, "; it must be in [1, ", kMaxVocab, "]"));
+  }
+  if (config.hidden_size < 1 || config.hidden_size > kMaxHidden) {
+    return Invalid(
+        RejectReason::kShape, "hidden_size",
+        absl::StrCat("hidden_size is ", config.hidden_size, "; it must be in [1, ", kMaxHidden, "]"));
+  }
+  if (config.weight_type == kernels::DataType::kFloat16) {
+    return Invalid(RejectReason::kDtype, "weight_dtype",
+                   "weight_dtype is float16; this device keeps weights as float32 or bfloat16");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,122 @@
+// Weights of a head in and out: staged writes, published between batches, and reads.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+#include "server/engine/head.h"
+
+namespace lossd::engine {
+namespace {
+
+absl::Status UnknownWrite(const std::string& write_id) {
+  return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownWrite, "write_id",
+                   absl::StrCat("write_id is '", write_id, "'; no such write is under way, call BeginWrite"));
+}
+
+}  // namespace
+
+uint64_t Head::weight_version() const {
+  const std::lock_guard lock(mutex_);
+  return weight_version_;
+}
+
+absl::StatusOr<std::string> Head::BeginWrite(const std::string& write_key, Replace replace,
+                                             const std::string& new_write_id) {
+  std::shared_ptr<StagedWrite> dropped;  // its buffer goes after the lock is released
+  const auto admit = [&]() -> absl::StatusOr<std::string> {
+    if (!ended_.ok()) return ended_;
+    if (staged_ == nullptr) return std::string();
+    if (staged_->key() == write_key) return staged_->id();
+    if (replace == Replace::kYes && !publishing_) return std::string();
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_key",
+                     absl::StrCat("write_key is '", write_key, "'; a write with key '", staged_->key(),
+                                  "' is under way (set replace to drop it)"));
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    absl::StatusOr<std::string> id = admit();
+    if (!id.ok() || !id->empty()) return id;
+    // The reservation covers one staging buffer: the old one goes before the new one comes.
+    dropped = std::exchange(staged_, nullptr);
+  }
+  if (dropped != nullptr) dropped->Take();
+  dropped = nullptr;
+  absl::StatusOr<HostBuffer> buffer = HostBuffer::Create(config_.weight_bytes(), Commit::kNow);
+  if (!buffer.ok()) return buffer.status();
+
+  const std::lock_guard lock(mutex_);
+  absl::StatusOr<std::string> id = admit();  // another client may have been faster
+  if (!id.ok() || !id->empty()) return id;
+  staged_ = std::make_shared<StagedWrite>(new_write_id, write_key, config_, *std::move(buffer));
+  return staged_->id();
+}
+
+absl::StatusOr<std::shared_ptr<StagedWrite>> Head::FindWrite(const std::string& write_id) const {
+  const std::lock_guard lock(mutex_);
+  if (staged_ == nullptr || staged_->id() != write_id) return UnknownWrite(write_id);
+  return staged_;
+}
+
+void Head::CommitWrite(const std::string& write_id, std::function<void(absl::StatusOr<uint64_t>)> done) {
+  absl::StatusOr<uint64_t> answer = uint64_t{0};
+  {
+    const std::lock_guard lock(mutex_);
+    if (!write_id.empty() && write_id == last_committed_write_) {
+      answer = last_committed_version_;
+    } else if (staged_ == nullptr || staged_->id() != write_id) {
+      answer = UnknownWrite(write_id);
+    } else if (publishing_) {
+      publish_waiters_.push_back(std::move(done));
+      return;
+    } else if (absl::Status complete = staged_->CheckComplete(); !complete.ok()) {
+      answer = complete;
+    } else {
+      publishing_ = true;
+      publish_waiters_.push_back(std::move(done));
+      environment_.scheduler->Post([self = shared_from_this()] { self->Publish(); });
+      return;
+    }
+  }
+  done(std::move(answer));
+}
+
+void Head::Publish() {
+  std::shared_ptr<StagedWrite> staged;
+  {
+    const std::lock_guard lock(mutex_);
+    staged = staged_;
+  }
+  const absl::Status published = backend_->PublishWeights(staged->Take());
+  absl::StatusOr<uint64_t> answer = published;
+  std::vector<std::function<void(absl::StatusOr<uint64_t>)>> waiters;
+  {
+    const std::lock_guard lock(mutex_);
+    if (published.ok()) {
+      answer = ++weight_version_;
+      last_committed_write_ = staged->id();
+      last_committed_version_ = weight_version_;
+      ++environment_.counters->weight_versions;
+    }
+    publishing_ = false;
+    staged_ = nullptr;
+    waiters = std::exchange(publish_waiters_, {});
+  }
+  for (const auto& waiter : waiters) waiter(answer);
+}
+
+void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, void* out,
+                       std::function<void(absl::StatusOr<uint64_t>)> done) {
+  environment_.scheduler->Post(
+      [self = shared_from_this(), first_row, rows, type, out, done = std::move(done)] {
+        const uint64_t version = self->weight_version();
+        if (version == 0) {
+          return done(MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kNoWeights, "head",
+                                absl::StrCat("head ", self->config_.name, " has no weights yet")));
+        }
+        const absl::Status status = self->backend_->ReadWeightRows(first_row, rows, type, out);
+        if (!status.ok()) return done(status);
+        done(version);
+      });
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,54 @@
+#include "server/engine/process_memory.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+namespace lossd::engine {
+namespace {
+
+// The value of a line such as "VmRSS:     1234 kB", in bytes; 0 if there is none.
+int64_t KilobyteField(const char* path, absl::string_view name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view text = line;
+    int64_t value = 0;
+    if (absl::ConsumePrefix(&text, name) && absl::ConsumePrefix(&text, ":") &&
+        absl::ConsumeSuffix(&text, " kB") && absl::SimpleAtoi(text, &value)) {
+      return value * 1024;
+    }
+  }
+  return 0;
+}
+
+// A control group's file of one number; the largest there is if it says "max" or is not there.
+int64_t ControlGroupValue(const char* path) {
+  std::ifstream file(path);
+  std::string text;
+  int64_t value = 0;
+  if (std::getline(file, text) && absl::SimpleAtoi(text, &value)) return value;
+  return std::numeric_limits<int64_t>::max();
+}
+
+}  // namespace
+
+ProcessMemory ReadProcessMemory() {
+  return {KilobyteField("/proc/self/status", "VmRSS"), KilobyteField("/proc/self/status", "VmHWM")};
+}
+
+int64_t AvailableMemory() {
+  int64_t available = KilobyteField("/proc/meminfo", "MemAvailable");
+  const int64_t limit = ControlGroupValue("/sys/fs/cgroup/memory.max");
+  const int64_t used = ControlGroupValue("/sys/fs/cgroup/memory.current");
+  if (limit != std::numeric_limits<int64_t>::max() && used <= limit)
+    available = std::min(available, limit - used);
+  return available;
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,74 @@
+#include "server/engine/staged_write.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+
+namespace lossd::engine {
+namespace {
+
+absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
+}
+
+}  // namespace
+
+StagedWrite::StagedWrite(std::string id, std::string key, HeadConfig config, HostBuffer buffer)
+    : id_(std::move(id)),
+      key_(std::move(key)),
+      config_(std::move(config)),
+      buffer_(std::move(buffer)),
+      present_(static_cast<size_t>(config_.vocab_size), false),
+      missing_(config_.vocab_size) {}
+
+absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataType type,
+                                absl::string_view data) {
+  const int64_t vocab = config_.vocab_size;
+  if (first_row < 0 || first_row >= vocab) {
+    return Invalid(RejectReason::kShape, "first_row",
+                   absl::StrCat("first_row is ", first_row, "; the head has ", vocab, " rows"));
+  }
+  if (rows < 1 || rows > vocab - first_row) {
+    return Invalid(
+        RejectReason::kShape, "rows",
+        absl::StrCat("rows is ", rows, "; from first_row ", first_row, " on there are ", vocab - first_row));
+  }
+  const int64_t bytes = rows * config_.hidden_size * kernels::SizeOf(type);
+  if (static_cast<int64_t>(data.size()) != bytes) {
+    return Invalid(RejectReason::kLength, "weights",
+                   absl::StrCat("weights holds ", data.size(), " bytes; [", rows, ", ", config_.hidden_size,
+                                "] of ", kernels::Name(type), " are ", bytes));
+  }
+  const std::lock_guard lock(mutex_);
+  if (taken_) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
+                     absl::StrCat("write ", id_, " was committed or replaced; begin a new one"));
+  }
+  const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.weight_type);
+  kernels::Convert(type, data.data(), config_.weight_type, buffer_.data() + first_row * row_bytes,
+                   rows * config_.hidden_size);
+  for (int64_t row = first_row; row < first_row + rows; ++row) {
+    if (!present_[static_cast<size_t>(row)]) --missing_;
+    present_[static_cast<size_t>(row)] = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StagedWrite::CheckComplete() const {
+  const std::lock_guard lock(mutex_);
+  if (missing_ == 0) return absl::OkStatus();
+  const auto first = std::find(present_.begin(), present_.end(), false) - present_.begin();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
+                   absl::StrCat("write ", id_, " lacks ", missing_, " of ", config_.vocab_size,
+                                " rows, the first is row ", first));
+}
+
+HostBuffer StagedWrite::Take() {
+  const std::lock_guard lock(mutex_);
+  taken_ = true;
+  return std::move(buffer_);
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,145 @@
+// lossd: flags and wiring only.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/engine/cpu_backend.h"
+#include "server/engine/engine.h"
+#include "server/options.h"
+#include "server/rpc/server.h"
+#include "server/telemetry/logging.h"
+#include "server/telemetry/metrics.h"
+#include "server/version.h"
+
+namespace lossd {
+namespace {
+
+using telemetry::Log;
+using telemetry::LogLevel;
+
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+
+// Signals are waited for by the main thread alone; every other thread inherits the block.
+sigset_t BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  return signals;
+}
+
+// Whole or not at all: a reader never sees half a file.
+bool WritePortFile(const std::string& path, int grpc_port, int metrics_port) {
+  const std::string temporary = absl::StrCat(path, ".tmp", getpid());
+  std::ofstream file(temporary);
+  file << nlohmann::json{{"grpc", grpc_port}, {"metrics", metrics_port}} << "\n";
+  file.close();
+  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return true;
+  unlink(temporary.c_str());
+  return false;
+}
+
+bool IsLoopback(const std::string& listen) {
+  return absl::StartsWith(listen, "127.") || absl::StartsWith(listen, "localhost:") ||
+         absl::StartsWith(listen, "[::1]:") || absl::StartsWith(listen, "unix:");
+}
+
+// Until a signal to stop, or until the device failed.
+void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine) {
+  const timespec tick{1, 0};
+  while (!device_failed) {
+    const int signal_number = sigtimedwait(&signals, nullptr, &tick);
+    if (signal_number > 0) {
+      Log(LogLevel::kInfo, "draining", {{"signal", signal_number}});
+      return;
+    }
+    engine.ExpireSessions();
+  }
+}
+
+int Fail(const absl::Status& status) {
+  Log(LogLevel::kError, "cannot start", {{"reason", std::string(status.message())}});
+  return kExitFailure;
+}
+
+int Serve(Options options) {
+  const sigset_t signals = BlockSignals();
+  std::atomic<bool> device_failed = false;
+  options.engine.on_device_failure = [&device_failed](const absl::Status& status) {
+    Log(LogLevel::kError, "the device failed", {{"reason", std::string(status.message())}});
+    device_failed = true;
+  };
+  absl::StatusOr<std::unique_ptr<engine::Device>> device = engine::CreateCpuDevice(options.workspace_bytes);
+  if (!device.ok()) return Fail(device.status());
+  const absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
+      engine::Engine::Create(options.engine, *std::move(device));
+  if (!engine.ok()) return Fail(engine.status());
+  for (const engine::HeadConfig& head : options.heads) {
+    if (const auto created = (*engine)->CreateHead(head); !created.ok()) return Fail(created.status());
+  }
+  std::unique_ptr<telemetry::MetricsServer> metrics;
+  if (!options.metrics_listen.empty()) {
+    absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> started =
+        telemetry::MetricsServer::Start(options.metrics_listen, engine->get());
+    if (!started.ok()) return Fail(started.status());
+    metrics = *std::move(started);
+  }
+  const absl::StatusOr<std::unique_ptr<rpc::Server>> server =
+      rpc::Server::Start(options.server, engine->get());
+  if (!server.ok()) return Fail(server.status());
+  const int metrics_port = metrics == nullptr ? 0 : metrics->port();
+  if (!options.port_file.empty() && !WritePortFile(options.port_file, (*server)->port(), metrics_port)) {
+    return Fail(absl::UnavailableError(absl::StrCat("cannot write --port_file ", options.port_file)));
+  }
+  Log(LogLevel::kInfo, "serving",
+      {{"version", kVersion},
+       {"listen", options.server.listen},
+       {"port", (*server)->port()},
+       {"metrics_port", metrics_port},
+       {"device", (*engine)->device().description()},
+       {"memory_limit_bytes", options.engine.memory_limit_bytes},
+       {"incarnation", (*engine)->incarnation()}});
+  if (!IsLoopback(options.server.listen)) {
+    Log(LogLevel::kWarning, "listening beyond loopback without encryption or authentication",
+        {{"listen", options.server.listen}});
+  }
+
+  WaitForEnd(signals, device_failed, **engine);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
+  for (const std::shared_ptr<engine::Head>& head : (*engine)->Heads()) {
+    const engine::HeadInfo info = head->Info();
+    if (info.window_marks.empty()) continue;
+    Log(LogLevel::kWarning, "a gradient window was not flushed and ends with the process",
+        {{"head", info.config.name}, {"generation", info.generation}, {"tokens", info.window_tokens}});
+  }
+  (*server)->Drain(device_failed ? absl::ZeroDuration() : options.drain_timeout);
+  Log(LogLevel::kInfo, "stopped", {{"chunks", (*engine)->counters().chunks_accumulated.load()}});
+  return device_failed ? kExitFailure : 0;
+}
+
+}  // namespace
+}  // namespace lossd
+
+int main(int argc, char** argv) {
+  absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);
+  if (!options.ok()) {
+    std::cerr << "lossd: " << options.status().message() << "\n";
+    return lossd::kExitUsage;
+  }
+  lossd::telemetry::InitLogging(options->log_format, options->log_level);
+  return lossd::Serve(*std::move(options));
+}

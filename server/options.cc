@@ -1,0 +1,235 @@
+#include "server/options.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "server/engine/process_memory.h"
+#include "server/version.h"
+
+ABSL_FLAG(std::string, listen, "127.0.0.1:50051",
+          "address of the gRPC services, host:port; port 0 takes a free one");
+ABSL_FLAG(std::string, metrics_listen, "127.0.0.1:9464",
+          "address of /metrics, host:port; port 0 takes a free one; empty turns it off");
+ABSL_FLAG(std::string, device, "auto", "where heads live: auto or cpu");
+ABSL_FLAG(int64_t, workspace_bytes, int64_t{512} << 20,
+          "ceiling of the memory for logits; more rows are worked on at once, up to a point");
+ABSL_FLAG(
+    int64_t, memory_limit_bytes, 0,
+    "what heads and the workspace may reserve in all; 0 takes 80 % of the memory that is available at start");
+ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20, "largest hidden_states of one chunk");
+ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
+ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
+          "payload in and out that one stream may have under way before the server stops reading from it");
+ABSL_FLAG(int64_t, staging_bytes, int64_t{2} << 30, "lane credits of all sessions together");
+ABSL_FLAG(int64_t, max_heads, 64, "most heads");
+ABSL_FLAG(int64_t, max_sessions, 1024, "most open sessions");
+ABSL_FLAG(int32_t, max_lanes, 16, "most lanes of one session");
+ABSL_FLAG(absl::Duration, session_lease, absl::Minutes(10),
+          "a session without a stream and without a call this long is closed");
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
+          "after SIGTERM, calls that are still there after this long are cancelled");
+ABSL_FLAG(std::string, port_file, "",
+          "write the ports as JSON {\"grpc\": N, \"metrics\": N} to this file once serving");
+ABSL_FLAG(std::string, log_format, "text", "text or json; one line an event, on standard error");
+ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
+ABSL_FLAG(std::string, config, "",
+          "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
+          "\"weight_dtype\"}] "
+          "to create at start; the command line wins over it");
+
+namespace lossd {
+namespace {
+
+using nlohmann::json;
+
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+
+template <typename Enum>
+absl::StatusOr<Enum> Choose(const char* flag, const std::string& value,
+                            std::initializer_list<std::pair<const char*, Enum>> choices) {
+  std::string names;
+  for (const auto& [name, choice] : choices) {
+    if (value == name) return choice;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", name);
+  }
+  return Invalid(absl::StrCat("--", flag, " is '", value, "'; it must be one of: ", names));
+}
+
+absl::Status CheckAtLeast(const char* flag, int64_t value, int64_t least) {
+  if (value >= least) return absl::OkStatus();
+  return Invalid(absl::StrCat("--", flag, " is ", value, "; it must be at least ", least));
+}
+
+// --- The configuration file
+// -----------------------------------------------------------------------------------------
+
+absl::StatusOr<engine::HeadConfig> ReadHead(const json& entry) {
+  try {
+    engine::HeadConfig head;
+    head.name = entry.at("name").get<std::string>();
+    head.vocab_size = entry.at("vocab_size").get<int64_t>();
+    head.hidden_size = entry.at("hidden_size").get<int64_t>();
+    const absl::StatusOr<kernels::DataType> type = Choose<kernels::DataType>(
+        "config: weight_dtype", entry.value("weight_dtype", "bfloat16"),
+        {{"bfloat16", kernels::DataType::kBFloat16}, {"float32", kernels::DataType::kFloat32}});
+    if (!type.ok()) return type.status();
+    head.weight_type = *type;
+    if (absl::Status status = engine::Validate(head); !status.ok()) return status;
+    return head;
+  } catch (const json::exception& error) {
+    return Invalid(absl::StrCat("--config: a head needs name, vocab_size and hidden_size: ", error.what()));
+  }
+}
+
+absl::Status SetFlag(const std::string& name, const json& value) {
+  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+  if (flag == nullptr || name == "config")
+    return Invalid(absl::StrCat("--config: there is no flag '", name, "'"));
+  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  std::string error;
+  if (!flag->ParseFrom(text, &error)) {
+    return Invalid(absl::StrCat("--config: '", text, "' is no value for ", name, ": ", error));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<engine::HeadConfig>> ReadConfigFile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return Invalid(absl::StrCat("--config: cannot read ", path));
+  const json config = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) return Invalid(absl::StrCat("--config: ", path, " is not a JSON object"));
+  std::vector<engine::HeadConfig> heads;
+  for (const auto& [name, value] : config.items()) {
+    if (name != "heads") {
+      if (absl::Status status = SetFlag(name, value); !status.ok()) return status;
+      continue;
+    }
+    for (const json& entry : value) {
+      absl::StatusOr<engine::HeadConfig> head = ReadHead(entry);
+      if (!head.ok()) return head.status();
+      heads.push_back(*std::move(head));
+    }
+  }
+  return heads;
+}
+
+// --config has to be known before the command line is read over it.
+std::string FindConfig(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (!absl::ConsumePrefix(&argument, "--") && !absl::ConsumePrefix(&argument, "-")) continue;
+    if (argument == "config" && i + 1 < argc) return argv[i + 1];
+    if (absl::ConsumePrefix(&argument, "config=")) return std::string(argument);
+  }
+  return "";
+}
+
+// --- Checks
+// -----------------------------------------------------------------------------------------------------------
+
+absl::Status ReadEngineOptions(Options& options) {
+  engine::EngineOptions& engine = options.engine;
+  const int64_t kMaxChunk = int64_t{512} << 20;  // twice this, and some, is the 2 GiB that a message may have
+  engine.chunk_limits.max_chunk_bytes = absl::GetFlag(FLAGS_max_chunk_bytes);
+  engine.chunk_limits.max_chunk_tokens = absl::GetFlag(FLAGS_max_chunk_tokens);
+  engine.lane_credit_bytes = absl::GetFlag(FLAGS_lane_credit_bytes);
+  engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes);
+  engine.max_heads = absl::GetFlag(FLAGS_max_heads);
+  engine.max_sessions = absl::GetFlag(FLAGS_max_sessions);
+  engine.max_lanes = absl::GetFlag(FLAGS_max_lanes);
+  engine.session_lease = absl::GetFlag(FLAGS_session_lease);
+  engine.memory_limit_bytes = absl::GetFlag(FLAGS_memory_limit_bytes);
+  options.workspace_bytes = absl::GetFlag(FLAGS_workspace_bytes);
+  for (const auto& [flag, value, least] : std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{
+           {"workspace_bytes", options.workspace_bytes, int64_t{1} << 20},
+           {"memory_limit_bytes", engine.memory_limit_bytes, 0},
+           {"max_chunk_bytes", engine.chunk_limits.max_chunk_bytes, 4096},
+           {"max_chunk_tokens", engine.chunk_limits.max_chunk_tokens, 1},
+           {"lane_credit_bytes", engine.lane_credit_bytes, 4096},
+           {"staging_bytes", engine.staging_bytes, engine.lane_credit_bytes},
+           {"max_heads", engine.max_heads, 1},
+           {"max_sessions", engine.max_sessions, 1},
+           {"max_lanes", engine.max_lanes, 1}}) {
+    if (absl::Status status = CheckAtLeast(flag, value, least); !status.ok()) return status;
+  }
+  if (engine.chunk_limits.max_chunk_bytes > kMaxChunk) {
+    return Invalid(absl::StrCat("--max_chunk_bytes is ", engine.chunk_limits.max_chunk_bytes,
+                                "; it must be at most ", kMaxChunk));
+  }
+  if (engine.chunk_limits.max_chunk_tokens > (int64_t{1} << 22)) {
+    return Invalid(absl::StrCat("--max_chunk_tokens is ", engine.chunk_limits.max_chunk_tokens,
+                                "; it must be at most ", int64_t{1} << 22));
+  }
+  if (engine.session_lease < absl::Seconds(1)) return Invalid("--session_lease must be at least 1s");
+  if (engine.memory_limit_bytes == 0) engine.memory_limit_bytes = engine::AvailableMemory() / 10 * 8;
+  return absl::OkStatus();
+}
+
+absl::Status ReadLogOptions(Options& options) {
+  const absl::StatusOr<telemetry::LogFormat> format = Choose<telemetry::LogFormat>(
+      "log_format", absl::GetFlag(FLAGS_log_format),
+      {{"text", telemetry::LogFormat::kText}, {"json", telemetry::LogFormat::kJson}});
+  if (!format.ok()) return format.status();
+  const absl::StatusOr<telemetry::LogLevel> level =
+      Choose<telemetry::LogLevel>("log_level", absl::GetFlag(FLAGS_log_level),
+                                  {{"debug", telemetry::LogLevel::kDebug},
+                                   {"info", telemetry::LogLevel::kInfo},
+                                   {"warning", telemetry::LogLevel::kWarning},
+                                   {"error", telemetry::LogLevel::kError}});
+  if (!level.ok()) return level.status();
+  options.log_format = *format;
+  options.log_level = *level;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
+  absl::FlagsUsageConfig usage;
+  // --help shows our flags, not those of libraries.
+  usage.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "server/options.cc");
+  };
+  usage.contains_helpshort_flags = usage.contains_help_flags;
+  usage.version_string = [] { return absl::StrCat("lossd ", kVersion, "\n"); };
+  absl::SetFlagsUsageConfig(usage);
+  absl::SetProgramUsageMessage(
+      "keeps lm_head weights and their gradients, and answers hidden states with losses and input "
+      "gradients.\n\n"
+      "  lossd                                     serve on 127.0.0.1:50051, metrics on 127.0.0.1:9464\n"
+      "  lossd --listen=127.0.0.1:0 --port_file=p  take free ports and write them to p\n"
+      "  lossd --config=lossd.json                 flags and heads from a file\n\n"
+      "SIGTERM and SIGINT drain: what was accepted is finished, then the exit status is 0.");
+
+  Options options;
+  if (const std::string config = FindConfig(argc, argv); !config.empty()) {
+    absl::StatusOr<std::vector<engine::HeadConfig>> heads = ReadConfigFile(config);
+    if (!heads.ok()) return heads.status();
+    options.heads = *std::move(heads);
+  }
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) return Invalid(absl::StrCat("'", rest[1], "' is not a flag; see --help"));
+
+  const absl::StatusOr<int> device =
+      Choose<int>("device", absl::GetFlag(FLAGS_device), {{"auto", 0}, {"cpu", 0}});
+  if (!device.ok()) return device.status();
+  options.server.listen = absl::GetFlag(FLAGS_listen);
+  options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
+  options.port_file = absl::GetFlag(FLAGS_port_file);
+  options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  if (absl::Status status = ReadLogOptions(options); !status.ok()) return status;
+  if (absl::Status status = ReadEngineOptions(options); !status.ok()) return status;
+  return options;
+}
+
+}  // namespace lossd

@@ -1,0 +1,37 @@
+// The server's flags, checked and in the units of the code.
+#ifndef LOSSD_SERVER_OPTIONS_H_
+#define LOSSD_SERVER_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/engine/engine.h"
+#include "server/engine/head_config.h"
+#include "server/rpc/server.h"
+#include "server/telemetry/logging.h"
+
+namespace lossd {
+
+struct Options {
+  rpc::ServerOptions server;
+  std::string metrics_listen;  // empty: no metrics
+  std::string port_file;
+  int64_t workspace_bytes = 0;
+  engine::EngineOptions engine;
+  absl::Duration drain_timeout;
+  telemetry::LogFormat log_format = telemetry::LogFormat::kText;
+  telemetry::LogLevel log_level = telemetry::LogLevel::kInfo;
+  std::vector<engine::HeadConfig> heads;  // of the configuration file, created at start
+};
+
+// Reads the command line, and the file of --config beneath it: what the command line says wins. Prints help
+// and exits for
+// --help and --version. INVALID_ARGUMENT naming the flag, its value and what it may be.
+absl::StatusOr<Options> ReadOptions(int argc, char** argv);
+
+}  // namespace lossd
+
+#endif  // LOSSD_SERVER_OPTIONS_H_

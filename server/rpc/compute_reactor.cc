@@ -1,0 +1,281 @@
+#include "server/rpc/compute_reactor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/grpc_status.h"
+
+namespace lossd::rpc {
+namespace {
+
+absl::Status Malformed(const std::string& message) {
+  return engine::MakeError(absl::StatusCode::kInvalidArgument, engine::RejectReason::kMalformed, "message",
+                           message);
+}
+
+}  // namespace
+
+ComputeReactor::ComputeReactor(engine::Engine* engine, DoneCallback on_done)
+    : engine_(engine), on_done_(std::move(on_done)) {
+  ++engine_->counters().live_streams;
+}
+
+ComputeReactor::~ComputeReactor() { --engine_->counters().live_streams; }
+
+void ComputeReactor::Start() {
+  self_ = shared_from_this();
+  const std::lock_guard lock(mutex_);
+  reading_ = true;
+  StartRead(&request_);
+}
+
+// --- Reading
+// ------------------------------------------------------------------------------------------------------
+
+void ComputeReactor::OnReadDone(bool ok) {
+  {
+    const std::lock_guard lock(mutex_);
+    reading_ = false;
+    if (!ok) half_closed_ = true;
+    if (!ok || ending_.has_value()) {
+      if (ok && request_.has_chunk()) ++engine_->counters().chunks_refused;
+      PumpLocked();
+      return;
+    }
+    submitting_ = true;  // no further read, and no end, until this message is dealt with
+  }
+  if (request_.has_chunk()) {
+    HandleChunk();
+  } else {
+    HandleStart();
+  }
+}
+
+void ComputeReactor::HandleStart() {
+  absl::Status status;
+  if (attached_) {
+    status = Malformed("the stream has started; after start only chunk is expected");
+  } else if (!request_.has_start()) {
+    status = Malformed("the message holds neither start nor chunk");
+  } else {
+    status = engine_->CheckServing();
+  }
+  if (status.ok()) {
+    const v1::ComputeStart& start = request_.start();
+    absl::StatusOr<std::shared_ptr<engine::Head>> head =
+        engine_->FindSession(start.session_id(), start.incarnation());
+    status = head.status();
+    if (status.ok()) {
+      head_ = *std::move(head);
+      absl::StatusOr<engine::LaneAttachment> attachment =
+          head_->AttachLane(start.session_id(), start.lane(), shared_from_this());
+      status = attachment.status();
+      if (status.ok()) attachment_ = *std::move(attachment);
+    }
+  }
+  bool cancelled = false;
+  {
+    const std::lock_guard lock(mutex_);
+    submitting_ = false;
+    if (!status.ok()) {
+      EndLocked(status, Ending::kAfterAnswers);
+    } else {
+      attached_ = true;
+      cancelled = finished_;
+      v1::ComputeResponse response;
+      ToProto(attachment_.marks, response.mutable_ready()->mutable_marks());
+      response.mutable_ready()->set_generation(attachment_.generation);
+      applied_ = std::max(applied_, attachment_.marks.applied);
+      applied_written_ = attachment_.marks.applied;
+      if (!at_once_) answers_.push_front(std::move(response));
+    }
+    PumpLocked();
+  }
+  if (cancelled) Detach();
+}
+
+void ComputeReactor::HandleChunk() {
+  held_ = ToEngine(request_.mutable_chunk());
+  request_.Clear();
+  engine_->counters().payload_bytes_in += static_cast<uint64_t>(held_.payload_bytes());
+  if (!attached_) {
+    const std::lock_guard lock(mutex_);
+    submitting_ = false;
+    ++engine_->counters().chunks_refused;
+    EndLocked(Malformed("the first message must be start, not chunk"), Ending::kAfterAnswers);
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    // A token count that will be rejected has no answer to reserve for (and might overflow).
+    const bool sane = held_.tokens > 0 && held_.tokens <= engine_->options().chunk_limits.max_chunk_tokens;
+    const int64_t cost =
+        held_.payload_bytes() + (sane ? engine::AnswerBytes(held_, head_->config().hidden_size) : 0);
+    costs_.push_back(cost);
+    outstanding_bytes_ += cost;
+  }
+  SubmitHeld();
+}
+
+void ComputeReactor::SubmitHeld() {
+  const uint64_t sequence = held_.sequence;
+  absl::Status status = engine_->CheckServing();
+  if (status.ok()) {
+    const absl::StatusOr<engine::Head::Submission> submission =
+        head_->Submit(attachment_, held_, [self = shared_from_this()] { self->SubmitHeld(); });
+    status = submission.status();
+    // Held until the window changes: SubmitHeld comes again, perhaps already has.
+    if (status.ok() && *submission == engine::Head::Submission::kWait) return;
+  }
+  const std::lock_guard lock(mutex_);
+  submitting_ = false;
+  if (status.ok()) {
+    last_taken_ = std::max(last_taken_, sequence);
+  } else {
+    ++engine_->counters().chunks_refused;
+    if (!costs_.empty()) {
+      outstanding_bytes_ -= costs_.back();
+      costs_.pop_back();
+    }
+    EndLocked(status, Ending::kAfterAnswers);
+  }
+  PumpLocked();
+}
+
+// --- Writing
+// ------------------------------------------------------------------------------------------------------
+
+void ComputeReactor::OnAnswer(engine::ChunkAnswer answer) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (at_once_) return;
+  }
+  engine_->counters().payload_bytes_out += answer.losses.size() + answer.dx.size();
+  v1::ComputeResponse response;
+  ToProto(std::move(answer), response.mutable_result());
+  const std::lock_guard lock(mutex_);
+  if (at_once_) return;
+  answers_.push_back(std::move(response));
+  PumpLocked();
+}
+
+void ComputeReactor::OnApplied(uint64_t applied) {
+  const std::lock_guard lock(mutex_);
+  if (at_once_) return;
+  applied_ = std::max(applied_, applied);
+  PumpLocked();
+}
+
+void ComputeReactor::OnWriteDone(bool ok) {
+  const std::lock_guard lock(mutex_);
+  writing_ = false;
+  if (ok && response_is_result_ && !costs_.empty()) {
+    outstanding_bytes_ -= costs_.front();
+    costs_.pop_front();
+  }
+  response_.Clear();
+  if (!ok) {  // the stream is broken; OnCancel follows or has been
+    if (!ending_.has_value()) ending_ = grpc::Status(grpc::StatusCode::CANCELLED, "the stream broke");
+    ForgetAnswersLocked();
+  }
+  PumpLocked();
+}
+
+void ComputeReactor::WriteLocked(v1::ComputeResponse response) {
+  writing_ = true;
+  response_ = std::move(response);
+  response_is_result_ = response_.has_result();
+  StartWrite(&response_);
+}
+
+bool ComputeReactor::SettledLocked() const {
+  return !submitting_ && !writing_ && answers_.empty() && costs_.empty() && applied_ >= last_taken_ &&
+         applied_written_ == applied_;
+}
+
+void ComputeReactor::PumpLocked() {
+  if (finished_) return;
+  if (!writing_ && attached_) {
+    if (!answers_.empty()) {
+      v1::ComputeResponse next = std::move(answers_.front());
+      answers_.pop_front();
+      WriteLocked(std::move(next));
+    } else if (applied_ > applied_written_) {
+      applied_written_ = applied_;
+      v1::ComputeResponse mark;
+      mark.mutable_applied()->set_applied(applied_);
+      WriteLocked(std::move(mark));
+    }
+  }
+  if (half_closed_ && !ending_.has_value()) ending_ = grpc::Status::OK;
+  if (ending_.has_value()) {
+    if (at_once_ ? !writing_ : SettledLocked()) FinishLocked(*ending_);
+    return;
+  }
+  if (!reading_ && !submitting_ && outstanding_bytes_ < engine_->options().lane_credit_bytes) {
+    reading_ = true;
+    StartRead(&request_);
+  }
+}
+
+// --- The end
+// ------------------------------------------------------------------------------------------------------
+
+void ComputeReactor::EndLocked(const absl::Status& status, Ending ending) {
+  if (finished_) return;
+  if (ending == Ending::kAtOnce) ForgetAnswersLocked();
+  if (!ending_.has_value()) ending_ = ToGrpc(status, engine_->counters());
+  PumpLocked();
+}
+
+void ComputeReactor::ForgetAnswersLocked() {
+  at_once_ = true;
+  answers_.clear();
+  costs_.clear();
+  applied_written_ = applied_;
+}
+
+void ComputeReactor::FinishLocked(const grpc::Status& status) {
+  if (finished_) return;
+  finished_ = true;
+  Finish(status);
+}
+
+void ComputeReactor::Drain() {
+  const std::lock_guard lock(mutex_);
+  EndLocked(engine_->CheckServing(), Ending::kAfterAnswers);
+}
+
+void ComputeReactor::OnEnd(absl::Status status) {
+  const std::lock_guard lock(mutex_);
+  EndLocked(status, Ending::kAtOnce);
+}
+
+void ComputeReactor::OnCancel() {
+  Detach();
+  const std::lock_guard lock(mutex_);
+  if (!ending_.has_value()) ending_ = grpc::Status(grpc::StatusCode::CANCELLED, "cancelled");
+  // A write under way completes first, at once and unsuccessfully.
+  ForgetAnswersLocked();
+  PumpLocked();
+}
+
+void ComputeReactor::Detach() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!attached_ || detached_) return;
+    detached_ = true;
+  }
+  head_->DetachLane(attachment_);
+}
+
+void ComputeReactor::OnDone() {
+  Detach();
+  on_done_(this);
+  self_.reset();  // may destroy this
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,103 @@
+// One live Compute stream: one lane of a session.
+//
+// Reads one message at a time, hands each chunk to its head, and writes answers and applied marks back, one
+// at a time. It reads on only while the lane's byte credit (payloads and answers under way) is not used up,
+// so HTTP/2 holds back a fast sender, and a client that does not read its answers stops being read from. It
+// finishes exactly once: when the client is done and everything is answered, on an error of position, when
+// fenced, on drain, and on cancellation.
+//
+// Owns itself from creation until gRPC is done with it; the engine's references may outlive that.
+#ifndef LOSSD_SERVER_RPC_COMPUTE_REACTOR_H_
+#define LOSSD_SERVER_RPC_COMPUTE_REACTOR_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "lossd/v1/loss.pb.h"
+#include "server/engine/engine.h"
+#include "server/engine/head.h"
+
+namespace lossd::rpc {
+
+class ComputeReactor final : public grpc::ServerBidiReactor<v1::ComputeRequest, v1::ComputeResponse>,
+                             public engine::LaneListener,
+                             public std::enable_shared_from_this<ComputeReactor> {
+ public:
+  using DoneCallback = std::function<void(ComputeReactor*)>;
+
+  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always.
+  ComputeReactor(engine::Engine* engine, DoneCallback on_done);
+  ~ComputeReactor() override;
+
+  // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
+  void Start();
+  // Reads no more, answers what was accepted, then ends with UNAVAILABLE.
+  void Drain();
+
+  // gRPC's events.
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  // The engine's.
+  void OnAnswer(engine::ChunkAnswer answer) override;
+  void OnApplied(uint64_t applied) override;
+  void OnEnd(absl::Status status) override;
+
+ private:
+  // Whether answers under way are still delivered before the stream ends.
+  enum class Ending { kAfterAnswers, kAtOnce };
+
+  void HandleStart();
+  void HandleChunk();
+  void SubmitHeld();
+  void EndLocked(const absl::Status& status, Ending ending);
+  void FinishLocked(const grpc::Status& status);
+  // Starts whatever can be started now: a write, a read, or the end.
+  void PumpLocked();
+  bool SettledLocked() const;
+  void WriteLocked(v1::ComputeResponse response);
+  void ForgetAnswersLocked();
+  void Detach();
+
+  engine::Engine* const engine_;
+  const DoneCallback on_done_;
+  std::shared_ptr<ComputeReactor> self_;  // until OnDone
+
+  // Touched by the reading side alone (one read at a time), set before the first chunk.
+  v1::ComputeRequest request_;
+  std::shared_ptr<engine::Head> head_;
+  engine::LaneAttachment attachment_;
+  engine::Chunk held_;  // being submitted, perhaps waiting for the window
+
+  std::mutex mutex_;
+  bool attached_ = false;
+  bool detached_ = false;
+  bool reading_ = false;
+  bool submitting_ = false;
+  bool half_closed_ = false;
+  bool writing_ = false;
+  bool finished_ = false;
+  std::optional<grpc::Status> ending_;
+  bool at_once_ = false;  // ends without waiting for answers
+
+  v1::ComputeResponse response_;  // being written
+  bool response_is_result_ = false;
+  std::deque<v1::ComputeResponse> answers_;  // to be written
+  std::deque<int64_t> costs_;                // of chunks taken and not yet answered on the wire, in order
+  int64_t outstanding_bytes_ = 0;
+  uint64_t last_taken_ = 0;  // highest numbered sequence this stream had taken
+  uint64_t applied_ = 0;
+  uint64_t applied_written_ = 0;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_COMPUTE_REACTOR_H_

@@ -1,0 +1,47 @@
+// Between the wire's data model and the engine's: the one file pair that names both.
+#ifndef LOSSD_SERVER_RPC_CONVERT_H_
+#define LOSSD_SERVER_RPC_CONVERT_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "lossd/v1/gradient.pb.h"
+#include "lossd/v1/head.pb.h"
+#include "lossd/v1/loss.pb.h"
+#include "lossd/v1/types.pb.h"
+#include "server/engine/chunk.h"
+#include "server/engine/head.h"
+
+namespace lossd::rpc {
+
+// INVALID_ARGUMENT naming `field` if the wire's value is none of ours. The second form takes `fallback` for
+// UNSPECIFIED.
+absl::StatusOr<kernels::DataType> ToEngine(v1::DataType type, const std::string& field);
+absl::StatusOr<kernels::DataType> ToEngine(v1::DataType type, const std::string& field,
+                                           kernels::DataType fallback);
+v1::DataType ToProto(kernels::DataType type);
+
+absl::StatusOr<engine::HeadConfig> ToEngine(const v1::HeadConfig& config);
+std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
+
+// Takes the payload out of `chunk` without copying it. Never fails: what cannot be represented is noted in
+// decode_status, and the chunk is rejected in its turn.
+engine::Chunk ToEngine(v1::Chunk* chunk);
+
+void ToProto(const engine::HeadInfo& info, v1::Head* head);
+void ToProto(const engine::MemoryItem& item, v1::MemoryItem* proto);
+void ToProto(const engine::LaneMarks& marks, v1::LaneMarks* proto);
+// Takes losses and dx out of `answer` without copying them.
+void ToProto(engine::ChunkAnswer answer, v1::ChunkResult* result);
+
+// A range of rows as asked for on the wire (rows == 0: to the end), checked against `vocab_size`.
+struct RowRange {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+};
+absl::StatusOr<RowRange> ToRowRange(int64_t first_row, int64_t rows, int64_t vocab_size);
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_CONVERT_H_

@@ -1,0 +1,102 @@
+#include "server/rpc/gradient_service.h"
+
+#include <memory>
+#include <utility>
+
+#include "server/rpc/convert.h"
+#include "server/rpc/grpc_status.h"
+#include "server/rpc/row_stream_reactor.h"
+
+namespace lossd::rpc {
+
+grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContext* context,
+                                                      const v1::BeginFlushRequest* request,
+                                                      v1::BeginFlushResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
+  if (!head.ok()) {
+    reactor->Finish(ToGrpc(head.status(), engine_->counters()));
+    return reactor;
+  }
+  (*head)->BeginFlush(request->generation(), ToEngine(request->marks()),
+                      [this, reactor, response](const absl::StatusOr<engine::FlushInfo>& flush) {
+                        if (flush.ok()) {
+                          response->set_flush_id(flush->flush_id);
+                          response->set_rows(flush->rows);
+                          response->set_columns(flush->columns);
+                          response->set_norm(flush->summary.norm);
+                          response->set_checksum(flush->summary.checksum);
+                          response->set_window_tokens(flush->window_tokens);
+                          response->set_non_finite(flush->summary.non_finite);
+                        }
+                        reactor->Finish(ToGrpc(flush.status(), engine_->counters()));
+                      });
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::ReadGradientResponse>* GradientService::ReadGradient(
+    grpc::CallbackServerContext* /*context*/, const v1::ReadGradientRequest* request) {
+  using Reactor = RowStreamReactor<v1::ReadGradientResponse>;
+  const auto fail = [this](const absl::Status& status) {
+    return new Reactor(ToGrpc(status, engine_->counters()));
+  };
+  absl::StatusOr<std::shared_ptr<engine::Head>> found = engine_->FindHead(request->head());
+  if (!found.ok()) return fail(found.status());
+  const std::shared_ptr<engine::Head> head = *std::move(found);
+  if (absl::Status status = head->CheckFlush(request->flush_id()); !status.ok()) return fail(status);
+  const absl::StatusOr<RowRange> range =
+      ToRowRange(request->first_row(), request->rows(), head->config().vocab_size);
+  if (!range.ok()) return fail(range.status());
+  const absl::StatusOr<kernels::DataType> type =
+      ToEngine(request->dtype(), "dtype", kernels::DataType::kFloat32);
+  if (!type.ok()) return fail(type.status());
+
+  Reactor::Source source;
+  source.range = *range;
+  source.row_bytes = head->config().hidden_size * kernels::SizeOf(*type);
+  source.read = [head, flush_id = request->flush_id(), type = *type](
+                    int64_t first_row, int64_t rows, char* out, std::function<void(absl::Status)> done) {
+    head->ReadGradient(flush_id, first_row, rows, type, out, std::move(done));
+  };
+  source.fill = [type = *type](int64_t first_row, int64_t rows, std::string data,
+                               v1::ReadGradientResponse* response) {
+    response->set_first_row(first_row);
+    response->set_rows(rows);
+    response->set_dtype(ToProto(type));
+    response->set_gradient(std::move(data));
+  };
+  source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
+  return new Reactor(std::move(source));  // deletes itself when gRPC is done with it
+}
+
+grpc::ServerUnaryReactor* GradientService::CommitFlush(grpc::CallbackServerContext* context,
+                                                       const v1::CommitFlushRequest* request,
+                                                       v1::CommitFlushResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
+  absl::Status status = head.status();
+  if (status.ok()) {
+    const absl::StatusOr<uint64_t> generation = (*head)->CommitFlush(request->flush_id());
+    status = generation.status();
+    if (status.ok()) response->set_generation(*generation);
+  }
+  reactor->Finish(ToGrpc(status, engine_->counters()));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GradientService::AbortFlush(grpc::CallbackServerContext* context,
+                                                      const v1::AbortFlushRequest* request,
+                                                      v1::AbortFlushResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
+  absl::Status status = head.status();
+  if (status.ok()) {
+    const absl::StatusOr<uint64_t> generation = (*head)->AbortFlush(request->flush_id());
+    status = generation.status();
+    if (status.ok()) response->set_generation(*generation);
+  }
+  reactor->Finish(ToGrpc(status, engine_->counters()));
+  return reactor;
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,32 @@
+// GradientService: the two-phase flush.
+#ifndef LOSSD_SERVER_RPC_GRADIENT_SERVICE_H_
+#define LOSSD_SERVER_RPC_GRADIENT_SERVICE_H_
+
+#include "lossd/v1/gradient.grpc.pb.h"
+#include "server/engine/engine.h"
+
+namespace lossd::rpc {
+
+class GradientService final : public v1::GradientService::CallbackService {
+ public:
+  explicit GradientService(engine::Engine* engine) : engine_(engine) {}
+
+  grpc::ServerUnaryReactor* BeginFlush(grpc::CallbackServerContext* context,
+                                       const v1::BeginFlushRequest* request,
+                                       v1::BeginFlushResponse* response) override;
+  grpc::ServerWriteReactor<v1::ReadGradientResponse>* ReadGradient(
+      grpc::CallbackServerContext* context, const v1::ReadGradientRequest* request) override;
+  grpc::ServerUnaryReactor* CommitFlush(grpc::CallbackServerContext* context,
+                                        const v1::CommitFlushRequest* request,
+                                        v1::CommitFlushResponse* response) override;
+  grpc::ServerUnaryReactor* AbortFlush(grpc::CallbackServerContext* context,
+                                       const v1::AbortFlushRequest* request,
+                                       v1::AbortFlushResponse* response) override;
+
+ private:
+  engine::Engine* const engine_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_GRADIENT_SERVICE_H_

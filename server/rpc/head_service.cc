@@ -1,0 +1,196 @@
+#include "server/rpc/head_service.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+#include "server/engine/random_id.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/grpc_status.h"
+#include "server/rpc/row_stream_reactor.h"
+
+namespace lossd::rpc {
+namespace {
+
+constexpr size_t kMaxWriteKey = 256;
+
+// Takes row ranges until the client is done, then answers with their count.
+class WriteWeightsReactor final : public grpc::ServerReadReactor<v1::WriteWeightsRequest> {
+ public:
+  WriteWeightsReactor(engine::Engine* engine, v1::WriteWeightsResponse* response)
+      : engine_(engine), response_(response) {
+    StartRead(&request_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      response_->set_rows_received(rows_);
+      Finish(grpc::Status::OK);
+      return;
+    }
+    const absl::Status status = Write();
+    if (!status.ok()) {
+      Finish(ToGrpc(status, engine_->counters()));
+      return;
+    }
+    rows_ += request_.rows();
+    StartRead(&request_);
+  }
+
+  void OnDone() override { delete this; }
+
+ private:
+  absl::Status Write() {
+    // Looked up each time: a write that was replaced must not be written to any more.
+    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request_.head());
+    if (!head.ok()) return head.status();
+    const absl::StatusOr<std::shared_ptr<engine::StagedWrite>> write =
+        (*head)->FindWrite(request_.write_id());
+    if (!write.ok()) return write.status();
+    const absl::StatusOr<kernels::DataType> type = ToEngine(request_.dtype(), "dtype");
+    if (!type.ok()) return type.status();
+    return (*write)->Write(request_.first_row(), request_.rows(), *type, request_.weights());
+  }
+
+  engine::Engine* const engine_;
+  v1::WriteWeightsResponse* const response_;
+  v1::WriteWeightsRequest request_;
+  int64_t rows_ = 0;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* HeadService::CreateHead(grpc::CallbackServerContext* context,
+                                                  const v1::CreateHeadRequest* request, v1::Head* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<engine::HeadConfig> config = ToEngine(request->config());
+  absl::Status status = config.status();
+  if (status.ok()) {
+    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->CreateHead(*config);
+    status = head.status();
+    if (status.ok()) ToProto((*head)->Info(), response);
+  }
+  reactor->Finish(ToGrpc(status, engine_->counters()));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* HeadService::DeleteHead(grpc::CallbackServerContext* context,
+                                                  const v1::DeleteHeadRequest* request,
+                                                  v1::DeleteHeadResponse* /*response*/) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto discard = request->discard_gradient() ? engine::Engine::DiscardGradient::kYes
+                                                   : engine::Engine::DiscardGradient::kNo;
+  reactor->Finish(ToGrpc(engine_->DeleteHead(request->name(), discard), engine_->counters()));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* HeadService::ListHeads(grpc::CallbackServerContext* context,
+                                                 const v1::ListHeadsRequest* /*request*/,
+                                                 v1::ListHeadsResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  for (const std::shared_ptr<engine::Head>& head : engine_->Heads())
+    ToProto(head->Info(), response->add_heads());
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* HeadService::GetHead(grpc::CallbackServerContext* context,
+                                               const v1::GetHeadRequest* request, v1::Head* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->name());
+  if (head.ok()) ToProto((*head)->Info(), response);
+  reactor->Finish(ToGrpc(head.status(), engine_->counters()));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* HeadService::BeginWrite(grpc::CallbackServerContext* context,
+                                                  const v1::BeginWriteRequest* request,
+                                                  v1::BeginWriteResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  absl::Status status;
+  if (request->write_key().empty() || request->write_key().size() > kMaxWriteKey) {
+    status = engine::MakeError(absl::StatusCode::kInvalidArgument, engine::RejectReason::kOption, "write_key",
+                               absl::StrCat("write_key has ", request->write_key().size(),
+                                            " bytes; it must have 1 to ", kMaxWriteKey));
+  } else {
+    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
+    status = head.status();
+    if (status.ok()) {
+      const auto replace = request->replace() ? engine::Head::Replace::kYes : engine::Head::Replace::kNo;
+      const absl::StatusOr<std::string> id =
+          (*head)->BeginWrite(request->write_key(), replace, engine::RandomId());
+      status = id.status();
+      if (status.ok()) response->set_write_id(*id);
+    }
+  }
+  reactor->Finish(ToGrpc(status, engine_->counters()));
+  return reactor;
+}
+
+grpc::ServerReadReactor<v1::WriteWeightsRequest>* HeadService::WriteWeights(
+    grpc::CallbackServerContext* /*context*/, v1::WriteWeightsResponse* response) {
+  return new WriteWeightsReactor(engine_, response);  // deletes itself when gRPC is done with it
+}
+
+grpc::ServerUnaryReactor* HeadService::CommitWrite(grpc::CallbackServerContext* context,
+                                                   const v1::CommitWriteRequest* request,
+                                                   v1::CommitWriteResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
+  if (!head.ok()) {
+    reactor->Finish(ToGrpc(head.status(), engine_->counters()));
+    return reactor;
+  }
+  (*head)->CommitWrite(request->write_id(),
+                       [this, reactor, response](const absl::StatusOr<uint64_t>& version) {
+                         if (version.ok()) response->set_weight_version(*version);
+                         reactor->Finish(ToGrpc(version.status(), engine_->counters()));
+                       });
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::ReadWeightsResponse>* HeadService::ReadWeights(
+    grpc::CallbackServerContext* /*context*/, const v1::ReadWeightsRequest* request) {
+  using Reactor = RowStreamReactor<v1::ReadWeightsResponse>;
+  const auto fail = [this](const absl::Status& status) {
+    return new Reactor(ToGrpc(status, engine_->counters()));
+  };
+  absl::StatusOr<std::shared_ptr<engine::Head>> found = engine_->FindHead(request->head());
+  if (!found.ok()) return fail(found.status());
+  const std::shared_ptr<engine::Head> head = *std::move(found);
+  const engine::HeadConfig& config = head->config();
+  const absl::StatusOr<RowRange> range = ToRowRange(request->first_row(), request->rows(), config.vocab_size);
+  if (!range.ok()) return fail(range.status());
+  const absl::StatusOr<kernels::DataType> type = ToEngine(request->dtype(), "dtype", config.weight_type);
+  if (!type.ok()) return fail(type.status());
+
+  Reactor::Source source;
+  source.range = *range;
+  source.row_bytes = config.hidden_size * kernels::SizeOf(*type);
+  const auto version = std::make_shared<uint64_t>(0);  // of the first piece; the others must be of the same
+  source.read = [head, type = *type, version](int64_t first_row, int64_t rows, char* out,
+                                              std::function<void(absl::Status)> done) {
+    head->ReadWeights(
+        first_row, rows, type, out, [version, done = std::move(done)](const absl::StatusOr<uint64_t>& read) {
+          if (!read.ok()) return done(read.status());
+          if (*version == 0) *version = *read;
+          if (*version == *read) return done(absl::OkStatus());
+          done(engine::MakeError(absl::StatusCode::kAborted, engine::RejectReason::kWeightWrite, "head",
+                                 absl::StrCat("the weights went from version ", *version, " to ", *read,
+                                              " while they were read; read them again")));
+        });
+  };
+  source.fill = [type = *type, version](int64_t first_row, int64_t rows, std::string data,
+                                        v1::ReadWeightsResponse* response) {
+    response->set_weight_version(*version);
+    response->set_first_row(first_row);
+    response->set_rows(rows);
+    response->set_dtype(ToProto(type));
+    response->set_weights(std::move(data));
+  };
+  source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
+  return new Reactor(std::move(source));  // deletes itself when gRPC is done with it
+}
+
+}  // namespace lossd::rpc

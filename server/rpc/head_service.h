@@ -1,0 +1,41 @@
+// HeadService: life of heads, weights in and out.
+#ifndef LOSSD_SERVER_RPC_HEAD_SERVICE_H_
+#define LOSSD_SERVER_RPC_HEAD_SERVICE_H_
+
+#include "lossd/v1/head.grpc.pb.h"
+#include "server/engine/engine.h"
+
+namespace lossd::rpc {
+
+class HeadService final : public v1::HeadService::CallbackService {
+ public:
+  explicit HeadService(engine::Engine* engine) : engine_(engine) {}
+
+  grpc::ServerUnaryReactor* CreateHead(grpc::CallbackServerContext* context,
+                                       const v1::CreateHeadRequest* request, v1::Head* response) override;
+  grpc::ServerUnaryReactor* DeleteHead(grpc::CallbackServerContext* context,
+                                       const v1::DeleteHeadRequest* request,
+                                       v1::DeleteHeadResponse* response) override;
+  grpc::ServerUnaryReactor* ListHeads(grpc::CallbackServerContext* context,
+                                      const v1::ListHeadsRequest* request,
+                                      v1::ListHeadsResponse* response) override;
+  grpc::ServerUnaryReactor* GetHead(grpc::CallbackServerContext* context, const v1::GetHeadRequest* request,
+                                    v1::Head* response) override;
+  grpc::ServerUnaryReactor* BeginWrite(grpc::CallbackServerContext* context,
+                                       const v1::BeginWriteRequest* request,
+                                       v1::BeginWriteResponse* response) override;
+  grpc::ServerReadReactor<v1::WriteWeightsRequest>* WriteWeights(grpc::CallbackServerContext* context,
+                                                                 v1::WriteWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* CommitWrite(grpc::CallbackServerContext* context,
+                                        const v1::CommitWriteRequest* request,
+                                        v1::CommitWriteResponse* response) override;
+  grpc::ServerWriteReactor<v1::ReadWeightsResponse>* ReadWeights(
+      grpc::CallbackServerContext* context, const v1::ReadWeightsRequest* request) override;
+
+ private:
+  engine::Engine* const engine_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_HEAD_SERVICE_H_

@@ -1,0 +1,76 @@
+#include "server/rpc/loss_service.h"
+
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/grpc_status.h"
+
+namespace lossd::rpc {
+
+grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* context,
+                                                   const v1::OpenSessionRequest* request,
+                                                   v1::OpenSessionResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<engine::OpenedSession> opened =
+      engine_->OpenSession(request->head(), request->client_key(), request->rank(), request->lanes());
+  if (!opened.ok()) {
+    reactor->Finish(ToGrpc(opened.status(), engine_->counters()));
+    return reactor;
+  }
+  const engine::EngineOptions& options = engine_->options();
+  const engine::HeadConfig& config = opened->head->config();
+  response->set_session_id(opened->info.session_id);
+  response->set_incarnation(engine_->incarnation());
+  response->set_generation(opened->info.generation);
+  v1::SessionLimits* limits = response->mutable_limits();
+  limits->set_max_chunk_bytes(options.chunk_limits.max_chunk_bytes);
+  limits->set_max_chunk_tokens(options.chunk_limits.max_chunk_tokens);
+  limits->set_byte_credit(options.lane_credit_bytes);
+  limits->set_lease_seconds(absl::ToDoubleSeconds(options.session_lease));
+  for (const engine::LaneMarks& marks : opened->info.lanes) ToProto(marks, response->add_lanes());
+  response->set_vocab_size(config.vocab_size);
+  response->set_hidden_size(config.hidden_size);
+  response->set_weight_dtype(ToProto(config.weight_type));
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext* context,
+                                                    const v1::CloseSessionRequest* request,
+                                                    v1::CloseSessionResponse* /*response*/) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpc(engine_->CloseSession(request->session_id()), engine_->counters()));
+  return reactor;
+}
+
+grpc::ServerBidiReactor<v1::ComputeRequest, v1::ComputeResponse>* LossService::Compute(
+    grpc::CallbackServerContext* /*context*/) {
+  // Held here until it is registered: a stream may be over before Start returns.
+  const std::shared_ptr<ComputeReactor> reactor =
+      std::make_shared<ComputeReactor>(engine_, [this](ComputeReactor* done) { Forget(done); });
+  {
+    const std::lock_guard lock(mutex_);
+    streams_.emplace(reactor.get(), reactor);
+  }
+  reactor->Start();
+  return reactor.get();
+}
+
+void LossService::Drain() {
+  std::vector<std::shared_ptr<ComputeReactor>> live;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, stream] : streams_) {
+      if (std::shared_ptr<ComputeReactor> reactor = stream.lock()) live.push_back(std::move(reactor));
+    }
+  }
+  for (const std::shared_ptr<ComputeReactor>& reactor : live) reactor->Drain();
+}
+
+void LossService::Forget(ComputeReactor* reactor) {
+  const std::lock_guard lock(mutex_);
+  streams_.erase(reactor);
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,41 @@
+// LossService: sessions and Compute streams.
+#ifndef LOSSD_SERVER_RPC_LOSS_SERVICE_H_
+#define LOSSD_SERVER_RPC_LOSS_SERVICE_H_
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "lossd/v1/loss.grpc.pb.h"
+#include "server/engine/engine.h"
+#include "server/rpc/compute_reactor.h"
+
+namespace lossd::rpc {
+
+class LossService final : public v1::LossService::CallbackService {
+ public:
+  explicit LossService(engine::Engine* engine) : engine_(engine) {}
+
+  grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
+                                        const v1::OpenSessionRequest* request,
+                                        v1::OpenSessionResponse* response) override;
+  grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context,
+                                         const v1::CloseSessionRequest* request,
+                                         v1::CloseSessionResponse* response) override;
+  grpc::ServerBidiReactor<v1::ComputeRequest, v1::ComputeResponse>* Compute(
+      grpc::CallbackServerContext* context) override;
+
+  // Every live stream answers what it accepted and ends with UNAVAILABLE.
+  void Drain();
+
+ private:
+  void Forget(ComputeReactor* reactor);
+
+  engine::Engine* const engine_;
+  std::mutex mutex_;
+  std::map<ComputeReactor*, std::weak_ptr<ComputeReactor>> streams_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_LOSS_SERVICE_H_

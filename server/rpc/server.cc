@@ -1,0 +1,84 @@
+#include "server/rpc/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/errors.h"
+
+namespace lossd::rpc {
+namespace {
+
+// A chunk a little over its limits still arrives, so that it gets an answer that says so; far above, gRPC
+// resets the call.
+int64_t MaxMessageBytes(const engine::ChunkLimits& limits) {
+  const int64_t bytes = 2 * limits.max_chunk_bytes + 8 * limits.max_chunk_tokens + (64 << 10);
+  return std::min<int64_t>(bytes, std::numeric_limits<int>::max());
+}
+
+void Configure(grpc::ServerBuilder& builder, const engine::EngineOptions& options) {
+  builder.SetMaxReceiveMessageSize(static_cast<int>(MaxMessageBytes(options.chunk_limits)));
+  builder.SetMaxSendMessageSize(std::numeric_limits<int>::max());
+  // A second server on the same port is a mistake that should show.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Clients that vanish without a word are noticed and their queued work withdrawn.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
+  // A backstop behind the credits, far enough above them that well-behaved clients never meet it.
+  grpc::ResourceQuota quota("lossd");
+  quota.Resize(static_cast<size_t>(2 * options.staging_bytes + (int64_t{1} << 30)));
+  builder.SetResourceQuota(quota);
+}
+
+}  // namespace
+
+Server::Server(engine::Engine* engine)
+    : engine_(engine),
+      head_service_(engine),
+      loss_service_(engine),
+      gradient_service_(engine),
+      status_service_(engine) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
+  std::unique_ptr<Server> server(new Server(engine));
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  Configure(builder, engine->options());
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &server->port_);
+  builder.RegisterService(&server->head_service_);
+  builder.RegisterService(&server->loss_service_);
+  builder.RegisterService(&server->gradient_service_);
+  builder.RegisterService(&server->status_service_);
+  server->server_ = builder.BuildAndStart();
+  if (server->server_ == nullptr) {
+    return engine::MakeError(
+        absl::StatusCode::kUnavailable, engine::RejectReason::kInternal, "listen",
+        absl::StrCat("cannot listen on ", options.listen, "; is the address right and the port free?"));
+  }
+  server->server_->GetHealthCheckService()->SetServingStatus(true);
+  return server;
+}
+
+Server::~Server() {
+  if (!drained_ && server_ != nullptr) Drain(absl::ZeroDuration());
+}
+
+void Server::Drain(absl::Duration timeout) {
+  drained_ = true;
+  server_->GetHealthCheckService()->SetServingStatus(false);
+  engine_->BeginDrain();
+  loss_service_.Drain();
+  engine_->WaitIdle();
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,52 @@
+// The gRPC server: services, health, reflection, and an orderly end.
+#ifndef LOSSD_SERVER_RPC_SERVER_H_
+#define LOSSD_SERVER_RPC_SERVER_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/engine/engine.h"
+#include "server/rpc/gradient_service.h"
+#include "server/rpc/head_service.h"
+#include "server/rpc/loss_service.h"
+#include "server/rpc/status_service.h"
+
+namespace lossd::rpc {
+
+struct ServerOptions {
+  std::string listen = "127.0.0.1:50051";  // port 0 takes a free one
+};
+
+class Server {
+ public:
+  // Serves when it returns. `engine` outlives the server. UNAVAILABLE if the address cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, engine::Engine* engine);
+  // Drains without patience if Drain was not called.
+  ~Server();
+
+  int port() const { return port_; }
+
+  // Health says NOT_SERVING, new work is refused, what was accepted is finished and answered, streams end
+  // with UNAVAILABLE; after `timeout` whatever is left is cancelled. Once.
+  void Drain(absl::Duration timeout);
+
+ private:
+  explicit Server(engine::Engine* engine);
+
+  engine::Engine* const engine_;
+  HeadService head_service_;
+  LossService loss_service_;
+  GradientService gradient_service_;
+  StatusService status_service_;
+  int port_ = 0;
+  bool drained_ = false;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_SERVER_H_

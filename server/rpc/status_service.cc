@@ -1,0 +1,52 @@
+#include "server/rpc/status_service.h"
+
+#include <memory>
+
+#include "absl/time/clock.h"
+#include "server/engine/process_memory.h"
+#include "server/rpc/convert.h"
+#include "server/version.h"
+
+namespace lossd::rpc {
+
+grpc::ServerUnaryReactor* StatusService::GetStatus(grpc::CallbackServerContext* context,
+                                                   const v1::GetStatusRequest* /*request*/,
+                                                   v1::GetStatusResponse* response) {
+  const engine::Counters& counters = engine_->counters();
+  response->set_version(kVersion);
+  response->set_incarnation(engine_->incarnation());
+  response->set_state(engine_->draining() ? v1::SERVER_STATE_DRAINING : v1::SERVER_STATE_SERVING);
+  response->set_device(engine_->device().name());
+  response->set_device_description(engine_->device().description());
+  response->set_uptime_seconds(absl::ToDoubleSeconds(absl::Now() - engine_->started()));
+  response->set_chunks_applied(counters.chunks_accumulated);
+  response->set_tokens_applied(counters.tokens_valid);
+  response->set_queued_chunks(counters.queued_chunks);
+  for (const std::shared_ptr<engine::Head>& head : engine_->Heads())
+    ToProto(head->Info(), response->add_heads());
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* StatusService::GetMemory(grpc::CallbackServerContext* context,
+                                                   const v1::GetMemoryRequest* /*request*/,
+                                                   v1::GetMemoryResponse* response) {
+  const engine::ProcessMemory process = engine::ReadProcessMemory();
+  response->set_limit_bytes(engine_->budget().limit());
+  response->set_reserved_bytes(engine_->budget().reserved());
+  response->set_process_resident_bytes(process.resident_bytes);
+  response->set_process_peak_bytes(process.peak_bytes);
+  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
+    v1::HeadMemory* memory = response->add_heads();
+    memory->set_head(head->config().name);
+    for (const engine::MemoryItem& item : head->Info().memory) ToProto(item, memory->add_items());
+  }
+  for (const engine::MemoryItem& item : engine_->device().SharedMemory())
+    ToProto(item, response->add_shared());
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,188 @@
+#include "server/telemetry/metrics.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/exposer.h>
+#include <prometheus/metric_family.h>
+
+#include <exception>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/counters.h"
+#include "server/engine/errors.h"
+#include "server/engine/process_memory.h"
+#include "server/version.h"
+
+namespace lossd::telemetry {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+ClientMetric Labelled(Labels labels) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  return metric;
+}
+
+// Builds families in the order in which they are added.
+class Families {
+ public:
+  void Begin(const std::string& name, const std::string& help, MetricType type) {
+    families_.push_back({name, help, type, {}});
+  }
+  void Counter(Labels labels, uint64_t value) {
+    ClientMetric metric = Labelled(std::move(labels));
+    metric.counter.value = static_cast<double>(value);
+    families_.back().metric.push_back(std::move(metric));
+  }
+  void Gauge(Labels labels, double value) {
+    ClientMetric metric = Labelled(std::move(labels));
+    metric.gauge.value = value;
+    families_.back().metric.push_back(std::move(metric));
+  }
+  void Histogram(Labels labels, const engine::DurationHistogram& histogram) {
+    ClientMetric metric = Labelled(std::move(labels));
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i <= histogram.kBounds.size(); ++i) {
+      cumulative += histogram.bucket(i);
+      const double bound =
+          i < histogram.kBounds.size() ? histogram.kBounds[i] : std::numeric_limits<double>::infinity();
+      metric.histogram.bucket.push_back({cumulative, bound});
+    }
+    metric.histogram.sample_count = cumulative;
+    metric.histogram.sample_sum = histogram.sum();
+    families_.back().metric.push_back(std::move(metric));
+  }
+  std::vector<MetricFamily> Take() { return std::move(families_); }
+
+ private:
+  std::vector<MetricFamily> families_;
+};
+
+void CollectWork(const engine::Counters& counters, Families& families) {
+  families.Begin("lossd_chunks_total", "Chunks read from streams, by what became of them.",
+                 MetricType::Counter);
+  families.Counter({{"outcome", "accumulated"}}, counters.chunks_accumulated);
+  families.Counter({{"outcome", "loss_only"}}, counters.chunks_loss_only);
+  families.Counter({{"outcome", "repeated"}}, counters.chunks_repeated);
+  families.Counter({{"outcome", "rejected"}}, counters.chunks_rejected);
+  families.Counter({{"outcome", "refused"}}, counters.chunks_refused);
+  families.Counter({{"outcome", "withdrawn"}}, counters.chunks_withdrawn);
+  families.Begin("lossd_tokens_total", "Tokens of accumulated and loss-only chunks.", MetricType::Counter);
+  families.Counter({{"kind", "valid"}}, counters.tokens_valid);
+  families.Counter({{"kind", "ignored"}}, counters.tokens_ignored);
+  families.Begin("lossd_payload_bytes_total", "Tensor bytes of chunks and their answers.",
+                 MetricType::Counter);
+  families.Counter({{"direction", "in"}}, counters.payload_bytes_in);
+  families.Counter({{"direction", "out"}}, counters.payload_bytes_out);
+  families.Begin("lossd_rows_redone_total",
+                 "Rows computed again because their exponent offset was out of range.", MetricType::Counter);
+  families.Counter({}, counters.rows_redone);
+  families.Begin("lossd_flushes_total", "Flushes of gradient windows, by phase reached.",
+                 MetricType::Counter);
+  families.Counter({{"phase", "begun"}}, counters.flushes_begun);
+  families.Counter({{"phase", "committed"}}, counters.flushes_committed);
+  families.Counter({{"phase", "aborted"}}, counters.flushes_aborted);
+  families.Begin("lossd_weight_versions_total", "Weight versions published.", MetricType::Counter);
+  families.Counter({}, counters.weight_versions);
+  families.Begin("lossd_rejected_total", "Chunks and calls that were refused, by reason.",
+                 MetricType::Counter);
+  for (int i = 0; i < engine::kRejectReasonCount; ++i) {
+    families.Counter({{"reason", engine::Name(static_cast<engine::RejectReason>(i))}},
+                     counters.rejected[static_cast<size_t>(i)]);
+  }
+}
+
+void CollectDurations(const engine::Counters& counters, Families& families) {
+  families.Begin("lossd_chunk_seconds",
+                 "Time of chunks by stage: queue (accepted until started), forward (until loss and dX), "
+                 "weight_gradient (until dW).",
+                 MetricType::Histogram);
+  families.Histogram({{"stage", "queue"}}, counters.queue_seconds);
+  families.Histogram({{"stage", "forward"}}, counters.forward_seconds);
+  families.Histogram({{"stage", "weight_gradient"}}, counters.weight_gradient_seconds);
+  families.Begin("lossd_flush_freeze_seconds", "Time from BeginFlush until the window is frozen.",
+                 MetricType::Histogram);
+  families.Histogram({}, counters.flush_seconds);
+}
+
+void CollectState(const engine::Engine& engine, Families& families) {
+  const engine::Counters& counters = engine.counters();
+  families.Begin("lossd_queued_chunks", "Chunks accepted and not yet started.", MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(counters.queued_chunks));
+  families.Begin("lossd_live_streams", "Compute streams.", MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(counters.live_streams));
+  families.Begin("lossd_sessions", "Open sessions.", MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(engine.sessions()));
+  families.Begin("lossd_heads", "Heads.", MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(engine.Heads().size()));
+  families.Begin("lossd_draining", "1 while the server is shutting down.", MetricType::Gauge);
+  families.Gauge({}, engine.draining() ? 1 : 0);
+  families.Begin("lossd_memory_reserved_bytes", "Memory reserved on the device, by purpose.",
+                 MetricType::Gauge);
+  for (const engine::MemoryItem& item : engine.ReservedByPurpose()) {
+    families.Gauge({{"purpose", item.purpose}}, static_cast<double>(item.bytes));
+  }
+  families.Begin("lossd_memory_limit_bytes", "What heads and the device may reserve in all.",
+                 MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(engine.budget().limit()));
+  const engine::ProcessMemory process = engine::ReadProcessMemory();
+  families.Begin("process_resident_memory_bytes", "Resident memory of the process.", MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(process.resident_bytes));
+  families.Begin("lossd_process_peak_memory_bytes", "Largest resident memory of the process.",
+                 MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(process.peak_bytes));
+  families.Begin("process_start_time_seconds", "Start of the process, seconds since the epoch.",
+                 MetricType::Gauge);
+  families.Gauge({}, absl::ToDoubleSeconds(engine.started() - absl::UnixEpoch()));
+  families.Begin("lossd_build_info", "Always 1; the labels say what runs.", MetricType::Gauge);
+  families.Gauge({{"version", kVersion}, {"device", engine.device().name()}}, 1);
+}
+
+class Collector : public prometheus::Collectable {
+ public:
+  explicit Collector(const engine::Engine* engine) : engine_(engine) {}
+
+  std::vector<MetricFamily> Collect() const override {
+    Families families;
+    CollectWork(engine_->counters(), families);
+    CollectDurations(engine_->counters(), families);
+    CollectState(*engine_, families);
+    return families.Take();
+  }
+
+ private:
+  const engine::Engine* const engine_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& listen,
+                                                                    const engine::Engine* engine) {
+  std::unique_ptr<prometheus::Exposer> exposer;
+  try {
+    exposer = std::make_unique<prometheus::Exposer>(listen, /*num_threads=*/1);
+  } catch (const std::exception&) {  // the library's only way to say that it cannot listen
+    return engine::MakeError(absl::StatusCode::kUnavailable, engine::RejectReason::kInternal,
+                             "metrics_listen",
+                             absl::StrCat("cannot listen on ", listen, " for metrics; is the port free?"));
+  }
+  auto collector = std::make_shared<Collector>(engine);
+  exposer->RegisterCollectable(collector);
+  const int port = exposer->GetListeningPorts().front();
+  return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(exposer), std::move(collector), port));
+}
+
+MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
+                             std::shared_ptr<prometheus::Collectable> collector, int port)
+    : collector_(std::move(collector)), exposer_(std::move(exposer)), port_(port) {}
+
+MetricsServer::~MetricsServer() = default;
+
+}  // namespace lossd::telemetry
