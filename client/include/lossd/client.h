@@ -140,7 +140,9 @@ struct BatchResult {
   int64_t valid_tokens = 0;
   uint64_t weight_version = 0;
   int64_t chunks = 0;
-  int64_t repeated_chunks = 0;  // chunks that were sent again after a lost connection
+  int64_t repeated_chunks = 0;  // the server had taken them before: computed again, not added again
+  // The batch's chunks are numbered from here without gaps; 0 of an empty batch.
+  uint64_t first_sequence = 0;
 };
 
 // True for the one error after which the gradients accumulated since the last flush are gone (the server was
@@ -159,14 +161,25 @@ class Session {
 
   // Sends the batch, with reading and writing overlapped, and returns when every loss and dX has arrived.
   // Memory used beside the caller's is bounded by the server's byte credit. If a chunk is rejected the error
-  // names it; the batch's other chunks are in the window all the same.
+  // names it; the batch's other chunks are in the window all the same, and the rejected tokens' outputs are
+  // left as they were. Every label is checked before anything is sent. After any other error from the server
+  // the fate of the batch is not known, and every later call returns that error: open a new session with the
+  // same client_key and look at its marks.
   absl::StatusOr<BatchResult> Compute(const Batch& batch, const BatchOutputs& outputs);
 
-  // Everything this session has had accepted: what a flush has to name.
+  // For a process that was restarted, with the client_key of the one before it. marks() right after
+  // OpenSession says which sequences the server has (they were, or will be, applied; nothing above them ever
+  // was). The next batch starts at `sequence`, 1 <= sequence <= accepted + 1. Chunks that the server has are
+  // computed again, so that their losses and dX arrive, and are not added again; so the data and their cut
+  // into chunks must be those of the first time. Without this call a session goes on at accepted + 1.
+  absl::Status ResumeAt(uint64_t sequence);
+
+  // What the server has accepted of this session: what a flush has to name. True right after OpenSession and
+  // after every Compute that succeeded.
   SessionMarks marks() const;
-  const std::string& id() const;
-  const std::string& client_key() const;
-  int64_t reconnects() const;
+  const std::string& id() const;          // valid until the next call of Compute
+  const std::string& client_key() const;  // valid as long as the session
+  int64_t reconnects() const;             // how often the stream was re-established
 
   // Ends the session at the server. What it added to the window stays there.
   absl::Status Close();

@@ -1,0 +1,89 @@
+#include "client/src/batch_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace lossd::internal {
+namespace {
+
+constexpr int64_t kDefaultChunkBytes = int64_t{4} << 20;
+constexpr int64_t kMostChunkBytes = int64_t{1} << 30;  // a protobuf message ends below 2 GiB
+constexpr int64_t kLabelBytes = sizeof(int64_t);
+constexpr int64_t kLossBytes = sizeof(float);
+
+}  // namespace
+
+absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs) {
+  const auto tokens = static_cast<int64_t>(batch.labels.size());
+  if (!outputs.losses.empty() && outputs.losses.size() != batch.labels.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("losses has room for ", outputs.losses.size(), " tokens but labels has ", tokens));
+  }
+  if (tokens > 0 && batch.hidden_states == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hidden_states is null but labels has ", tokens, " tokens"));
+  }
+  if (batch.mode == ComputeMode::kLossOnly && outputs.dx != nullptr) {
+    return absl::InvalidArgumentError("dx is not null but mode is kLossOnly, which computes no dX");
+  }
+  if (!std::isfinite(batch.gradient_scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient_scale is ", batch.gradient_scale, "; it must be finite"));
+  }
+  if (batch.first_token < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first_token is ", batch.first_token, "; it must be at least 0"));
+  }
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int64_t label = batch.labels[static_cast<size_t>(i)];
+    if ((label < 0 || label >= head.vocab_size) && label != batch.ignore_index) {
+      return absl::InvalidArgumentError(absl::StrCat("labels[", i, "] is ", label, "; it must be in [0, ",
+                                                     head.vocab_size, ") or ignore_index ",
+                                                     batch.ignore_index));
+    }
+  }
+  return absl::OkStatus();
+}
+
+DataType DxTypeOnWire(const BatchOutputs& outputs) {
+  return outputs.dx == nullptr ? DataType::kBFloat16 : outputs.dx_type;
+}
+
+absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const Batch& batch,
+                                                 const BatchOutputs& outputs, int64_t chunk_bytes,
+                                                 const v1::SessionLimits& limits) {
+  const auto tokens = static_cast<int64_t>(batch.labels.size());
+  const int64_t hidden_bytes = head.hidden_size * SizeOf(batch.hidden_type);
+  const int64_t dx_bytes =
+      batch.mode == ComputeMode::kLossOnly ? 0 : head.hidden_size * SizeOf(DxTypeOnWire(outputs));
+  const int64_t payload_bytes = kLabelBytes + hidden_bytes + kLossBytes + dx_bytes;
+
+  int64_t most_bytes = kMostChunkBytes;
+  if (limits.max_chunk_bytes() > 0) most_bytes = std::min(most_bytes, limits.max_chunk_bytes());
+  if (hidden_bytes > most_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("one token of hidden_states has ", hidden_bytes,
+                                                     " bytes; the server takes chunks of at most ",
+                                                     most_bytes));
+  }
+  most_bytes = std::min(most_bytes, chunk_bytes > 0 ? chunk_bytes : kDefaultChunkBytes);
+  int64_t most_tokens = std::max<int64_t>(1, most_bytes / hidden_bytes);
+  if (limits.max_chunk_tokens() > 0) most_tokens = std::min(most_tokens, limits.max_chunk_tokens());
+  if (limits.byte_credit() > 0) {
+    most_tokens = std::min(most_tokens, std::max<int64_t>(1, limits.byte_credit() / 2 / payload_bytes));
+  }
+
+  const int64_t chunks = (tokens + most_tokens - 1) / most_tokens;
+  std::vector<ChunkRange> ranges;
+  ranges.reserve(static_cast<size_t>(chunks));
+  for (int64_t i = 0; i < chunks; ++i) {
+    // The first tokens % chunks ones are one token longer.
+    const int64_t size = tokens / chunks + static_cast<int64_t>(i < tokens % chunks);
+    const int64_t first = ranges.empty() ? 0 : ranges.back().first + ranges.back().tokens;
+    ranges.push_back({.first = first, .tokens = size, .payload_bytes = size * payload_bytes});
+  }
+  return ranges;
+}
+
+}  // namespace lossd::internal

@@ -1,0 +1,86 @@
+#include "lossd/client.h"
+
+#include <memory>
+#include <utility>
+
+#include "client/src/connection.h"
+#include "client/src/convert.h"
+#include "client/src/grpc_connection.h"
+#include "client/src/head_context.h"
+#include "client/src/head_impl.h"
+
+namespace lossd {
+
+class Client::Impl {
+ public:
+  explicit Impl(std::shared_ptr<internal::Connection> shared) : connection(std::move(shared)) {}
+
+  absl::StatusOr<std::shared_ptr<internal::HeadContext>> Handle(const absl::StatusOr<v1::Head>& head) const {
+    if (!head.ok()) return head.status();
+    auto config = internal::FromProto(head->config());
+    if (!config.ok()) return config.status();
+    return std::make_shared<internal::HeadContext>(connection, *std::move(config));
+  }
+
+  const std::shared_ptr<internal::Connection> connection;
+};
+
+Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Client::~Client() = default;
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
+                                                        const ClientOptions& options) {
+  auto connection = internal::MakeGrpcConnection(target, options);
+  if (!connection.ok()) return connection.status();
+  if (auto status = (*connection)->GetStatus({}); !status.ok()) return status.status();
+  return std::unique_ptr<Client>(new Client(std::make_shared<Impl>(*std::move(connection))));
+}
+
+absl::StatusOr<Head> Client::CreateHead(const HeadConfig& config) {
+  v1::CreateHeadRequest request;
+  *request.mutable_config() = internal::ToProto(config);
+  auto context = impl_->Handle(impl_->connection->CreateHead(request));
+  if (!context.ok()) return context.status();
+  return Head(std::make_shared<Head::Impl>(*std::move(context)));
+}
+
+absl::StatusOr<Head> Client::GetHead(const std::string& name) {
+  v1::GetHeadRequest request;
+  request.set_name(name);
+  auto context = impl_->Handle(impl_->connection->GetHead(request));
+  if (!context.ok()) return context.status();
+  return Head(std::make_shared<Head::Impl>(*std::move(context)));
+}
+
+absl::StatusOr<std::vector<HeadInfo>> Client::ListHeads() {
+  const auto response = impl_->connection->ListHeads({});
+  if (!response.ok()) return response.status();
+  std::vector<HeadInfo> heads;
+  for (const auto& head : response->heads()) {
+    auto info = internal::FromProto(head);
+    if (!info.ok()) return info.status();
+    heads.push_back(*std::move(info));
+  }
+  return heads;
+}
+
+absl::Status Client::DeleteHead(const std::string& name, bool discard_gradient) {
+  v1::DeleteHeadRequest request;
+  request.set_name(name);
+  request.set_discard_gradient(discard_gradient);
+  return impl_->connection->DeleteHead(request).status();
+}
+
+absl::StatusOr<ServerStatus> Client::Status() {
+  const auto response = impl_->connection->GetStatus({});
+  if (!response.ok()) return response.status();
+  return internal::FromProto(*response);
+}
+
+absl::StatusOr<ServerMemory> Client::Memory() {
+  const auto response = impl_->connection->GetMemory({});
+  if (!response.ok()) return response.status();
+  return internal::FromProto(*response);
+}
+
+}  // namespace lossd

@@ -1,0 +1,38 @@
+// One live Compute call, as the session sees it: messages go out, messages come in, both at once.
+#ifndef LOSSD_CLIENT_SRC_COMPUTE_STREAM_H_
+#define LOSSD_CLIENT_SRC_COMPUTE_STREAM_H_
+
+#include <chrono>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace lossd::internal {
+
+// Used by one thread at a time. What arrives is taken off the wire whether or not anybody reads, up to a
+// fixed number of messages, so that a writer and the server never wait for each other.
+class ComputeStream {
+ public:
+  // Ends the call if it still runs, and waits for that.
+  virtual ~ComputeStream() = default;
+
+  // Hands over one message; waits until the one before it has left. False when the call is over; what arrived
+  // before its end is still there to be read.
+  virtual bool Write(grpc::ByteBuffer message) = 0;
+
+  enum class ReadResult { kMessage, kTimeout, kEnded };
+  // The next message. Without a timeout it waits as long as the call lives; with zero it only looks.
+  virtual ReadResult Read(grpc::ByteBuffer* message, std::optional<std::chrono::milliseconds> timeout) = 0;
+
+  // Why the call ended. Only after Read returned kEnded.
+  virtual absl::Status EndStatus() = 0;
+
+  // Says that nothing more will be written and waits for the server to end the call, but no longer than
+  // `timeout`.
+  virtual void Close(std::chrono::milliseconds timeout) = 0;
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_COMPUTE_STREAM_H_

@@ -1,0 +1,72 @@
+// What the client needs from a server: the calls of lossd.v1, with errors as absl::Status and the unary ones
+// repeated while the server cannot be reached. Tests replace it; grpc_connection.h is the real one.
+#ifndef LOSSD_CLIENT_SRC_CONNECTION_H_
+#define LOSSD_CLIENT_SRC_CONNECTION_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/src/compute_stream.h"
+#include "lossd/client.h"
+#include "lossd/v1/gradient.pb.h"
+#include "lossd/v1/head.pb.h"
+#include "lossd/v1/loss.pb.h"
+#include "lossd/v1/status.pb.h"
+
+namespace lossd::internal {
+
+// Some rows of a matrix, as they arrived.
+struct RowPiece {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
+  uint64_t weight_version = 0;  // of weights; 0 of gradients
+  std::string bytes;
+};
+// Takes the pieces one after the other; an error ends the call, which returns it.
+using RowSink = std::function<absl::Status(const RowPiece&)>;
+// Fills in the next message; false when there is none.
+using WeightSource = std::function<bool(v1::WriteWeightsRequest*)>;
+
+// Thread-safe.
+class Connection {
+ public:
+  virtual ~Connection() = default;
+  virtual const ClientOptions& options() const = 0;
+
+  // Unary calls. All are safe to repeat, and are repeated with growing pauses while the server is UNAVAILABLE
+  // or asks for patience, up to options().reconnect_timeout. Each attempt has options().call_timeout.
+  virtual absl::StatusOr<v1::Head> CreateHead(const v1::CreateHeadRequest& request) = 0;
+  virtual absl::StatusOr<v1::DeleteHeadResponse> DeleteHead(const v1::DeleteHeadRequest& request) = 0;
+  virtual absl::StatusOr<v1::ListHeadsResponse> ListHeads(const v1::ListHeadsRequest& request) = 0;
+  virtual absl::StatusOr<v1::Head> GetHead(const v1::GetHeadRequest& request) = 0;
+  virtual absl::StatusOr<v1::BeginWriteResponse> BeginWrite(const v1::BeginWriteRequest& request) = 0;
+  virtual absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) = 0;
+  virtual absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request) = 0;
+  virtual absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) = 0;
+  virtual absl::StatusOr<v1::BeginFlushResponse> BeginFlush(const v1::BeginFlushRequest& request) = 0;
+  virtual absl::StatusOr<v1::CommitFlushResponse> CommitFlush(const v1::CommitFlushRequest& request) = 0;
+  virtual absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) = 0;
+  virtual absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request) = 0;
+  virtual absl::StatusOr<v1::GetMemoryResponse> GetMemory(const v1::GetMemoryRequest& request) = 0;
+
+  // Streams: one attempt each, the caller resumes.
+  virtual absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) = 0;
+  virtual absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) = 0;
+  // Returns the number of rows the server confirms.
+  virtual absl::StatusOr<int64_t> WriteWeights(const WeightSource& source) = 0;
+
+  // A Compute call on a network connection of its own, whose answers are as large as `limits` let them be.
+  virtual std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits) = 0;
+};
+
+// The server could not be reached, or wants to be asked again later: the same call may succeed.
+bool IsTransient(const absl::Status& status);
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_CONNECTION_H_

@@ -1,0 +1,141 @@
+#include "client/src/convert.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace lossd::internal {
+namespace {
+
+std::vector<MemoryItem> FromProto(const google::protobuf::RepeatedPtrField<v1::MemoryItem>& items) {
+  std::vector<MemoryItem> result;
+  result.reserve(static_cast<size_t>(items.size()));
+  for (const auto& item : items) result.push_back({.purpose = item.purpose(), .bytes = item.bytes()});
+  return result;
+}
+
+WindowState FromProto(v1::WindowState state) {
+  switch (state) {
+    case v1::WINDOW_STATE_FREEZING:
+      return WindowState::kFreezing;
+    case v1::WINDOW_STATE_FROZEN:
+      return WindowState::kFrozen;
+    default:
+      return WindowState::kOpen;
+  }
+}
+
+}  // namespace
+
+v1::DataType ToProto(DataType type) {
+  switch (type) {
+    case DataType::kFloat32:
+      return v1::DATA_TYPE_FLOAT32;
+    case DataType::kBFloat16:
+      return v1::DATA_TYPE_BFLOAT16;
+    case DataType::kFloat16:
+      return v1::DATA_TYPE_FLOAT16;
+  }
+  return v1::DATA_TYPE_UNSPECIFIED;
+}
+
+absl::StatusOr<DataType> FromProto(v1::DataType type) {
+  switch (type) {
+    case v1::DATA_TYPE_FLOAT32:
+      return DataType::kFloat32;
+    case v1::DATA_TYPE_BFLOAT16:
+      return DataType::kBFloat16;
+    case v1::DATA_TYPE_FLOAT16:
+      return DataType::kFloat16;
+    default:
+      return absl::InternalError(absl::StrCat("the server named data type ", static_cast<int>(type),
+                                              ", which this client does not know"));
+  }
+}
+
+v1::HeadConfig ToProto(const HeadConfig& config) {
+  v1::HeadConfig result;
+  result.set_name(config.name);
+  result.set_vocab_size(config.vocab_size);
+  result.set_hidden_size(config.hidden_size);
+  result.set_weight_dtype(ToProto(config.weight_type));
+  return result;
+}
+
+absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
+  const auto type = FromProto(config.weight_dtype());
+  if (!type.ok()) return type.status();
+  return HeadConfig{.name = config.name(),
+                    .vocab_size = config.vocab_size(),
+                    .hidden_size = config.hidden_size(),
+                    .weight_type = *type};
+}
+
+absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
+  auto config = FromProto(head.config());
+  if (!config.ok()) return config.status();
+  HeadInfo info{.config = *std::move(config),
+                .weight_version = head.weight_version(),
+                .generation = head.generation(),
+                .window_state = FromProto(head.window_state()),
+                .window_tokens = head.window_tokens(),
+                .sessions = {},
+                .open_sessions = head.open_sessions(),
+                .memory = FromProto(head.memory())};
+  for (const auto& session : head.sessions()) info.sessions.push_back(FromProto(session));
+  return info;
+}
+
+absl::StatusOr<ServerStatus> FromProto(const v1::GetStatusResponse& response) {
+  ServerStatus status{.version = response.version(),
+                      .incarnation = response.incarnation(),
+                      .draining = response.state() == v1::SERVER_STATE_DRAINING,
+                      .device = response.device(),
+                      .device_description = response.device_description(),
+                      .uptime_seconds = response.uptime_seconds(),
+                      .chunks_applied = response.chunks_applied(),
+                      .tokens_applied = response.tokens_applied(),
+                      .queued_chunks = response.queued_chunks(),
+                      .heads = {}};
+  for (const auto& head : response.heads()) {
+    auto info = FromProto(head);
+    if (!info.ok()) return info.status();
+    status.heads.push_back(*std::move(info));
+  }
+  return status;
+}
+
+ServerMemory FromProto(const v1::GetMemoryResponse& response) {
+  ServerMemory memory{.limit_bytes = response.limit_bytes(),
+                      .reserved_bytes = response.reserved_bytes(),
+                      .process_resident_bytes = response.process_resident_bytes(),
+                      .process_peak_bytes = response.process_peak_bytes(),
+                      .heads = {},
+                      .shared = FromProto(response.shared())};
+  for (const auto& head : response.heads()) {
+    memory.heads.push_back({.name = head.head(), .items = FromProto(head.items())});
+  }
+  return memory;
+}
+
+v1::SessionMarks ToProto(const SessionMarks& marks) {
+  v1::SessionMarks result;
+  result.set_session_id(marks.session_id);
+  for (const LaneMarks& lane : marks.lanes) {
+    auto* added = result.add_lanes();
+    added->set_lane(lane.lane);
+    added->set_accepted(lane.accepted);
+    added->set_applied(lane.applied);
+  }
+  return result;
+}
+
+SessionMarks FromProto(const v1::SessionMarks& marks) {
+  SessionMarks result{.session_id = marks.session_id(), .lanes = {}};
+  for (const auto& lane : marks.lanes()) {
+    result.lanes.push_back({.lane = lane.lane(), .accepted = lane.accepted(), .applied = lane.applied()});
+  }
+  return result;
+}
+
+}  // namespace lossd::internal

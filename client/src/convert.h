@@ -1,0 +1,31 @@
+// Between the public types of lossd/client.h and the messages of lossd.v1. Pure functions.
+#ifndef LOSSD_CLIENT_SRC_CONVERT_H_
+#define LOSSD_CLIENT_SRC_CONVERT_H_
+
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "google/protobuf/repeated_field.h"
+#include "lossd/client.h"
+#include "lossd/v1/head.pb.h"
+#include "lossd/v1/status.pb.h"
+#include "lossd/v1/types.pb.h"
+
+namespace lossd::internal {
+
+v1::DataType ToProto(DataType type);
+// INTERNAL if the server named a type this client does not know.
+absl::StatusOr<DataType> FromProto(v1::DataType type);
+
+v1::HeadConfig ToProto(const HeadConfig& config);
+absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config);
+absl::StatusOr<HeadInfo> FromProto(const v1::Head& head);
+absl::StatusOr<ServerStatus> FromProto(const v1::GetStatusResponse& response);
+ServerMemory FromProto(const v1::GetMemoryResponse& response);
+
+v1::SessionMarks ToProto(const SessionMarks& marks);
+SessionMarks FromProto(const v1::SessionMarks& marks);
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_CONVERT_H_

@@ -1,0 +1,53 @@
+// ComputeStream over a gRPC channel, on raw bytes so that payloads are copied once on each side.
+#ifndef LOSSD_CLIENT_SRC_GRPC_COMPUTE_STREAM_H_
+#define LOSSD_CLIENT_SRC_GRPC_COMPUTE_STREAM_H_
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "client/src/compute_stream.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/client_callback.h"
+
+namespace lossd::internal {
+
+class GrpcComputeStream final : public ComputeStream,
+                                private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  // Starts the call at once. The channel is the stream's own: one connection per stream.
+  explicit GrpcComputeStream(std::shared_ptr<grpc::Channel> channel);
+  ~GrpcComputeStream() override;
+
+  bool Write(grpc::ByteBuffer message) override;
+  ReadResult Read(grpc::ByteBuffer* message, std::optional<std::chrono::milliseconds> timeout) override;
+  absl::Status EndStatus() override;
+  void Close(std::chrono::milliseconds timeout) override;
+
+ private:
+  void OnWriteDone(bool ok) override;
+  void OnReadDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+  void ResumeReading();  // with mutex_ held
+
+  grpc::ClientContext context_;
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  grpc::ByteBuffer write_buffer_;  // both are touched by gRPC while an operation is under way
+  grpc::ByteBuffer read_buffer_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<grpc::ByteBuffer> received_;
+  bool writing_ = false;
+  bool write_failed_ = false;
+  bool read_paused_ = false;  // too many messages wait; Read starts the next one
+  bool done_ = false;
+  grpc::Status status_;
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_GRPC_COMPUTE_STREAM_H_

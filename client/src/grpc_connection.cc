@@ -1,0 +1,217 @@
+#include "client/src/grpc_connection.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/backoff.h"
+#include "client/src/grpc_compute_stream.h"
+#include "client/src/grpc_status.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "grpcpp/support/channel_arguments.h"
+#include "lossd/v1/gradient.grpc.pb.h"
+#include "lossd/v1/head.grpc.pb.h"
+#include "lossd/v1/loss.grpc.pb.h"
+#include "lossd/v1/status.grpc.pb.h"
+
+namespace lossd::internal {
+namespace {
+
+// The server chooses the size of the pieces it streams; this is far above any sensible choice.
+constexpr int64_t kReceiveBytes = int64_t{64} << 20;
+constexpr int kKeepaliveMs = 30000;
+constexpr int kKeepaliveTimeoutMs = 20000;
+constexpr int kReconnectMs = 100;
+constexpr int kLongestReconnectMs = 2000;
+constexpr int kConnectTimeoutMs = 5000;
+
+grpc::ChannelArguments Arguments(int64_t receive_bytes) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(
+      static_cast<int>(std::min<int64_t>(receive_bytes, std::numeric_limits<int>::max())));
+  arguments.SetMaxSendMessageSize(-1);  // the server's limits are checked against before a message is made
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestReconnectMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+                   kConnectTimeoutMs);  // in fact the time a connect may take
+  return arguments;
+}
+
+// A repeated call that finds its work already done by an attempt whose answer was lost.
+enum class RepeatedNotFound { kIsError, kIsDone };
+
+class GrpcConnection final : public Connection {
+ public:
+  GrpcConnection(std::string target, ClientOptions options)
+      : target_(std::move(target)),
+        options_(options),
+        channel_(
+            grpc::CreateCustomChannel(target_, grpc::InsecureChannelCredentials(), Arguments(kReceiveBytes))),
+        head_(v1::HeadService::NewStub(channel_)),
+        loss_(v1::LossService::NewStub(channel_)),
+        gradient_(v1::GradientService::NewStub(channel_)),
+        status_(v1::StatusService::NewStub(channel_)) {}
+
+  const ClientOptions& options() const override { return options_; }
+
+  absl::StatusOr<v1::Head> CreateHead(const v1::CreateHeadRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::CreateHead, request);
+  }
+  absl::StatusOr<v1::DeleteHeadResponse> DeleteHead(const v1::DeleteHeadRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::DeleteHead, request, RepeatedNotFound::kIsDone);
+  }
+  absl::StatusOr<v1::ListHeadsResponse> ListHeads(const v1::ListHeadsRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::ListHeads, request);
+  }
+  absl::StatusOr<v1::Head> GetHead(const v1::GetHeadRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::GetHead, request);
+  }
+  absl::StatusOr<v1::BeginWriteResponse> BeginWrite(const v1::BeginWriteRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::BeginWrite, request);
+  }
+  absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::CommitWrite, request);
+  }
+  absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request) override {
+    return Call(*loss_, &v1::LossService::Stub::OpenSession, request);
+  }
+  absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) override {
+    return Call(*loss_, &v1::LossService::Stub::CloseSession, request, RepeatedNotFound::kIsDone);
+  }
+  absl::StatusOr<v1::BeginFlushResponse> BeginFlush(const v1::BeginFlushRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::BeginFlush, request);
+  }
+  absl::StatusOr<v1::CommitFlushResponse> CommitFlush(const v1::CommitFlushRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::CommitFlush, request);
+  }
+  absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::AbortFlush, request);
+  }
+  absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request) override {
+    return Call(*status_, &v1::StatusService::Stub::GetStatus, request);
+  }
+  absl::StatusOr<v1::GetMemoryResponse> GetMemory(const v1::GetMemoryRequest& request) override {
+    return Call(*status_, &v1::StatusService::Stub::GetMemory, request);
+  }
+
+  absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) override {
+    grpc::ClientContext context;
+    auto reader = gradient_->ReadGradient(&context, request);
+    v1::ReadGradientResponse response;
+    absl::Status sunk;
+    while (sunk.ok() && reader->Read(&response)) {
+      sunk = sink({.first_row = response.first_row(),
+                   .rows = response.rows(),
+                   .dtype = response.dtype(),
+                   .weight_version = 0,
+                   .bytes = std::move(*response.mutable_gradient())});
+    }
+    return Finish(&context, reader.get(), sunk);
+  }
+
+  absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) override {
+    grpc::ClientContext context;
+    auto reader = head_->ReadWeights(&context, request);
+    v1::ReadWeightsResponse response;
+    absl::Status sunk;
+    while (sunk.ok() && reader->Read(&response)) {
+      sunk = sink({.first_row = response.first_row(),
+                   .rows = response.rows(),
+                   .dtype = response.dtype(),
+                   .weight_version = response.weight_version(),
+                   .bytes = std::move(*response.mutable_weights())});
+    }
+    return Finish(&context, reader.get(), sunk);
+  }
+
+  absl::StatusOr<int64_t> WriteWeights(const WeightSource& source) override {
+    grpc::ClientContext context;
+    v1::WriteWeightsResponse response;
+    auto writer = head_->WriteWeights(&context, &response);
+    v1::WriteWeightsRequest request;
+    while (source(&request) && writer->Write(request)) {
+    }
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    if (!status.ok()) return FromGrpcStatus(status);
+    return response.rows_received();
+  }
+
+  std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits) override {
+    // dX may be twice as wide as the hidden states were.
+    grpc::ChannelArguments arguments =
+        Arguments(kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16));
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
+                     1);                           // otherwise all streams share one TCP connection
+    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
+    return std::make_unique<GrpcComputeStream>(
+        grpc::CreateCustomChannel(target_, grpc::InsecureChannelCredentials(), arguments));
+  }
+
+ private:
+  template <class Stub, class Request, class Response>
+  absl::StatusOr<Response> Call(Stub& stub,
+                                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                                const Request& request,
+                                RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError) {
+    Backoff backoff(options_.reconnect_timeout);
+    for (bool repeated = false;; repeated = true) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
+      Response response;
+      const absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
+      if (status.ok()) return response;
+      if (repeated && absl::IsNotFound(status) && repeated_not_found == RepeatedNotFound::kIsDone)
+        return response;
+      if (!IsTransient(status)) return status;
+      if (!backoff.Wait(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
+        return Annotate(status, absl::StrCat("gave up on ", target_, " after ",
+                                             options_.reconnect_timeout.count(), " ms"));
+      }
+    }
+  }
+
+  template <class Reader>
+  static absl::Status Finish(grpc::ClientContext* context, Reader* reader, const absl::Status& sunk) {
+    if (!sunk.ok()) context->TryCancel();
+    const grpc::Status status = reader->Finish();
+    return sunk.ok() ? FromGrpcStatus(status) : sunk;
+  }
+
+  const std::string target_;
+  const ClientOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::HeadService::Stub> head_;
+  const std::unique_ptr<v1::LossService::Stub> loss_;
+  const std::unique_ptr<v1::GradientService::Stub> gradient_;
+  const std::unique_ptr<v1::StatusService::Stub> status_;
+};
+
+}  // namespace
+
+bool IsTransient(const absl::Status& status) {
+  return absl::IsUnavailable(status) ||
+         (absl::IsResourceExhausted(status) && RetryDelayOf(status).has_value());
+}
+
+absl::StatusOr<std::unique_ptr<Connection>> MakeGrpcConnection(const std::string& target,
+                                                               const ClientOptions& options) {
+  if (target.empty()) return absl::InvalidArgumentError("target is empty; expected e.g. \"localhost:50051\"");
+  if (options.call_timeout.count() <= 0 || options.reconnect_timeout.count() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("call_timeout is ", options.call_timeout.count(), " ms and reconnect_timeout ",
+                     options.reconnect_timeout.count(), " ms; they must be above 0 and at least 0"));
+  }
+  if (options.transfer_bytes <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("transfer_bytes is ", options.transfer_bytes, "; it must be above 0"));
+  }
+  return std::make_unique<GrpcConnection>(target, options);
+}
+
+}  // namespace lossd::internal

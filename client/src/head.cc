@@ -1,0 +1,35 @@
+#include <memory>
+#include <utility>
+
+#include "client/src/convert.h"
+#include "client/src/head_impl.h"
+#include "client/src/random_key.h"
+#include "client/src/session.h"
+#include "lossd/client.h"
+
+namespace lossd {
+
+Head::Head(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+const HeadConfig& Head::config() const { return impl_->context->config(); }
+
+absl::StatusOr<HeadInfo> Head::Info() const {
+  v1::GetHeadRequest request;
+  request.set_name(config().name);
+  const auto head = impl_->context->connection().GetHead(request);
+  if (!head.ok()) return head.status();
+  return internal::FromProto(*head);
+}
+
+absl::StatusOr<Session> Head::OpenSession(const SessionOptions& options) const {
+  if (options.chunk_bytes < 0) {
+    return absl::InvalidArgumentError("chunk_bytes is negative");
+  }
+  SessionOptions named = options;
+  if (named.client_key.empty()) named.client_key = internal::RandomKey("client");
+  auto impl = Session::Impl::Open(impl_->context, named);
+  if (!impl.ok()) return impl.status();
+  return Session(*std::move(impl));
+}
+
+}  // namespace lossd

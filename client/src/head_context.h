@@ -1,0 +1,57 @@
+// What all copies of a head handle, and the sessions opened from it, share.
+#ifndef LOSSD_CLIENT_SRC_HEAD_CONTEXT_H_
+#define LOSSD_CLIENT_SRC_HEAD_CONTEXT_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "client/src/connection.h"
+
+namespace lossd::internal {
+
+// Thread-safe.
+class HeadContext {
+ public:
+  HeadContext(std::shared_ptr<Connection> connection, HeadConfig config)
+      : connection_(std::move(connection)), config_(std::move(config)) {}
+
+  Connection& connection() const { return *connection_; }
+  const ClientOptions& options() const { return connection_->options(); }
+  const HeadConfig& config() const { return config_; }
+
+  // The generation that a commit of this process opened, so that its sessions need not find out by being
+  // refused; 0 before the first. Only of `incarnation`: a restarted server counts anew.
+  uint64_t CommittedGeneration(const std::string& incarnation) const {
+    std::lock_guard lock(mutex_);
+    return incarnation == incarnation_ ? generation_ : 0;
+  }
+  void NoteCommit(uint64_t generation) {
+    std::lock_guard lock(mutex_);
+    generation_ = generation;
+  }
+
+  // The server that sessions of this process were opened at; empty before the first.
+  std::string incarnation() const {
+    std::lock_guard lock(mutex_);
+    return incarnation_;
+  }
+  void NoteIncarnation(const std::string& incarnation) {
+    std::lock_guard lock(mutex_);
+    if (incarnation_ != incarnation) generation_ = 0;
+    incarnation_ = incarnation;
+  }
+
+ private:
+  const std::shared_ptr<Connection> connection_;
+  const HeadConfig config_;
+  mutable std::mutex mutex_;
+  std::string incarnation_;
+  uint64_t generation_ = 0;
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_HEAD_CONTEXT_H_

@@ -1,0 +1,64 @@
+#include "client/src/row_transfer.h"
+
+#include "absl/strings/str_cat.h"
+#include "client/src/backoff.h"
+#include "client/src/convert.h"
+#include "client/src/grpc_status.h"
+
+namespace lossd::internal {
+namespace {
+
+absl::Status CheckPiece(const RowTransfer& transfer, const RowPiece& piece, int64_t next_row) {
+  if (piece.first_row != next_row || piece.rows < 1 || piece.rows > transfer.rows - next_row) {
+    return absl::InternalError(absl::StrCat("the server sent rows [", piece.first_row, ", ", piece.first_row,
+                                            "+", piece.rows, ") of ", transfer.rows, "; expected some from ",
+                                            next_row));
+  }
+  if (piece.dtype != ToProto(transfer.type)) {
+    return absl::InternalError(absl::StrCat("the server sent rows of type ", v1::DataType_Name(piece.dtype),
+                                            "; expected ", Name(transfer.type)));
+  }
+  const int64_t bytes = piece.rows * transfer.columns * SizeOf(transfer.type);
+  if (static_cast<int64_t>(piece.bytes.size()) != bytes) {
+    return absl::InternalError(absl::StrCat("the server sent ", piece.bytes.size(), " bytes for ", piece.rows,
+                                            " rows; expected ", bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer) {
+  Backoff backoff(options.reconnect_timeout);
+  const int64_t row_bytes = transfer.columns * SizeOf(transfer.type);
+  int64_t next_row = 0;
+  if (transfer.progress) transfer.progress(0, transfer.rows * row_bytes);
+
+  const RowSink sink = [&](const RowPiece& piece) {
+    if (transfer.check_version) {
+      if (absl::Status status = transfer.check_version(piece.weight_version); !status.ok()) return status;
+    }
+    if (absl::Status status = CheckPiece(transfer, piece, next_row); !status.ok()) return status;
+    if (absl::Status status = transfer.consume(next_row, std::as_bytes(std::span(piece.bytes)));
+        !status.ok()) {
+      return status;
+    }
+    next_row += piece.rows;
+    backoff.Reset();
+    if (transfer.progress) transfer.progress(next_row * row_bytes, transfer.rows * row_bytes);
+    return absl::OkStatus();
+  };
+
+  while (next_row < transfer.rows) {
+    absl::Status status = transfer.attempt(next_row, sink);
+    if (next_row == transfer.rows) break;  // whatever became of the call's end, the rows are here
+    if (status.ok()) status = absl::UnavailableError("the server ended the transfer early");
+    if (!IsTransient(status)) return status;
+    if (!backoff.Wait(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
+      return Annotate(status, absl::StrCat("gave up at row ", next_row, " of ", transfer.rows));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lossd::internal

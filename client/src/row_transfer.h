@@ -1,0 +1,35 @@
+// Reading the rows of a matrix from the server, whatever the network does: each row once, in order.
+#ifndef LOSSD_CLIENT_SRC_ROW_TRANSFER_H_
+#define LOSSD_CLIENT_SRC_ROW_TRANSFER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "absl/status/status.h"
+#include "client/src/connection.h"
+#include "lossd/client.h"
+
+namespace lossd::internal {
+
+struct RowTransfer {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  DataType type = DataType::kFloat32;  // on the wire
+  // One attempt from `first_row` to the end, e.g. Connection::ReadGradient.
+  std::function<absl::Status(int64_t first_row, const RowSink& sink)> attempt;
+  // The next rows, checked to be whole and of `type`. An error ends the transfer with it.
+  std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes)> consume;
+  // Optional: called with each piece's weight version before it is consumed.
+  std::function<absl::Status(uint64_t weight_version)> check_version;
+  Progress progress;  // in bytes; may be empty
+};
+
+// Resumes at the row reached after UNAVAILABLE, for as long as options.reconnect_timeout without progress.
+// INTERNAL if the server sends rows that do not follow, or of another type or size.
+absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer);
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_ROW_TRANSFER_H_

@@ -1,0 +1,48 @@
+// The inside of lossd::Session: one lane, one call at a time.
+#ifndef LOSSD_CLIENT_SRC_SESSION_H_
+#define LOSSD_CLIENT_SRC_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/src/head_context.h"
+#include "client/src/lane.h"
+#include "lossd/client.h"
+
+namespace lossd {
+
+class Session::Impl {
+ public:
+  // `options.client_key` must be set.
+  static absl::StatusOr<std::unique_ptr<Impl>> Open(std::shared_ptr<internal::HeadContext> head,
+                                                    const SessionOptions& options);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  absl::StatusOr<BatchResult> Compute(const Batch& batch, const BatchOutputs& outputs);
+  absl::Status ResumeAt(uint64_t sequence);
+  SessionMarks marks() const;
+  const std::string& id() const { return lane_.session_id(); }
+  const std::string& client_key() const { return lane_.client_key(); }
+  int64_t reconnects() const;
+  absl::Status Close();
+
+ private:
+  Impl(std::shared_ptr<internal::HeadContext> head, const SessionOptions& options);
+  absl::Status CheckAlive() const;
+
+  const std::shared_ptr<internal::HeadContext> head_;
+  mutable std::mutex mutex_;  // held during a call: one at a time
+  internal::Lane lane_;
+  uint64_t expected_repeats_ = 0;
+  bool closed_ = false;
+  absl::Status failure_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_CLIENT_SRC_SESSION_H_
