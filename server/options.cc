@@ -200,6 +200,10 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   usage.contains_help_flags = [](absl::string_view file) {
     return absl::EndsWith(file, "server/options.cc");
   };
+  usage.normalize_filename = [](absl::string_view file) {
+    const size_t start = file.rfind("server/");
+    return std::string(start == absl::string_view::npos ? file : file.substr(start));
+  };
   usage.contains_helpshort_flags = usage.contains_help_flags;
   usage.version_string = [] { return absl::StrCat("lossd ", kVersion, "\n"); };
   absl::SetFlagsUsageConfig(usage);

@@ -87,7 +87,8 @@ void Head::Publish() {
     staged = staged_;
   }
   const absl::Status published = backend_->PublishWeights(staged->Take());
-  absl::StatusOr<uint64_t> answer = published;
+  absl::StatusOr<uint64_t> answer = uint64_t{0};
+  if (!published.ok()) answer = published;
   std::vector<std::function<void(absl::StatusOr<uint64_t>)>> waiters;
   {
     const std::lock_guard lock(mutex_);
