@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/linear_cross_entropy.h"
+#include "kernels/cpu/arithmetic.h"
 
 namespace lossd::kernels {
 namespace cpu {
@@ -41,46 +41,64 @@ class Layout {
   bool overflow_ = false;
 };
 
+// Floats of one thread's scratch.
+int64_t ScratchFloats(Arithmetic arithmetic) {
+  // One packed operand of kBlock x kBlock, with room for the last panel's padding; or a tile of logits.
+  return kBlock * (arithmetic == Arithmetic::kSimd ? kBlock + kColumnAlignment : kLibraryRows);
+}
+
 }  // namespace
 
-int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, void* base, Workspace* workspace) {
+int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, void* base,
+               Workspace* workspace) {
   Layout layout(base);
   Workspace& w = *workspace;
   w.rows = rows;
   w.padded_rows = RoundUp(rows, kRowAlignment);
   w.blocks = CeilDivide(vocab, kBlock);
   w.padded_hidden = RoundUp(hidden, kColumnAlignment);
+  w.operand_type = arithmetic == Arithmetic::kLibraryBFloat16 ? DataType::kBFloat16 : DataType::kFloat32;
   w.threads = ScratchThreads();
-  w.exponentials = layout.Take<float>(w.blocks, w.padded_rows, kBlock);
-  w.x = layout.Take<float>(w.padded_rows, hidden, 1);
+  w.scratch_floats = ScratchFloats(arithmetic);
+  const int64_t operand_bytes = SizeOf(w.operand_type);
+  w.exponentials = layout.Take<char>(w.blocks, w.padded_rows, kBlock * operand_bytes);
+  w.x = layout.Take<char>(w.padded_rows, hidden, operand_bytes);
   w.dx = layout.Take<float>(w.padded_rows, w.padded_hidden, 1);
-  w.block_sums = layout.Take<double>(w.blocks, w.padded_rows, 1);
+  w.block_values = layout.Take<double>(w.blocks, w.padded_rows, 1);
   w.row_states = layout.Take<RowState>(w.padded_rows, 1, 1);
-  w.scratch = layout.Take<float>(w.threads, kScratchFloats, 1);
+  w.scratch = layout.Take<float>(w.threads, w.scratch_floats, 1);
   return layout.bytes();
 }
 
-}  // namespace cpu
-
-int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType /*weight_type*/) {
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic) {
   if (rows < 1 || vocab < 1 || hidden < 1) return 0;
   // Far beyond any memory; keeps the paddings from overflowing.
   constexpr int64_t kLargest = int64_t{1} << 56;
   if (rows > kLargest || vocab > kLargest || hidden > kLargest) return INT64_MAX;
-  cpu::Workspace workspace;
-  return cpu::LayOut(rows, vocab, hidden, nullptr, &workspace);
+  Workspace workspace;
+  return LayOut(rows, vocab, hidden, arithmetic, nullptr, &workspace);
 }
 
-int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type) {
-  if (vocab < 1 || hidden < 1 || bytes < WorkspaceBytes(1, vocab, hidden, weight_type)) return 0;
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic) {
+  if (vocab < 1 || hidden < 1 || bytes < WorkspaceBytes(1, vocab, hidden, arithmetic)) return 0;
   // A row takes at least 8 bytes.
   int64_t fits = 1;
   int64_t too_many = bytes / 8 + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
-    (WorkspaceBytes(middle, vocab, hidden, weight_type) <= bytes ? fits : too_many) = middle;
+    (WorkspaceBytes(middle, vocab, hidden, arithmetic) <= bytes ? fits : too_many) = middle;
   }
   return fits;
+}
+
+}  // namespace cpu
+
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType weight_type) {
+  return cpu::WorkspaceBytes(rows, vocab, hidden, cpu::BestArithmetic(weight_type));
+}
+
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type) {
+  return cpu::RowsWithin(bytes, vocab, hidden, cpu::BestArithmetic(weight_type));
 }
 
 }  // namespace lossd::kernels

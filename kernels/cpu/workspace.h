@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/simd_kernels.h"
 
 namespace lossd::kernels::cpu {
@@ -13,9 +14,8 @@ constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDivide(a, b) * b; }
 
 // Panels of the widest instruction set divide this.
 inline constexpr int64_t kColumnAlignment = 32;
-// Floats of one thread's scratch: one packed operand of kBlock x kBlock, with room for the last panel's
-// padding.
-inline constexpr int64_t kScratchFloats = kBlock * (kBlock + kColumnAlignment);
+// Rows of logits that the library's products make at once; a multiple of kRowAlignment.
+inline constexpr int64_t kLibraryRows = 1020;
 
 // What the step knows of one row of a tile.
 struct RowState {
@@ -23,8 +23,7 @@ struct RowState {
   int64_t label = 0;
   float offset = 0;  // E = e^(z - offset) 2^-exponent
   int32_t exponent = 0;
-  bool exact_offset = false;  // offset comes from the true maximum
-  bool overflowed = false;    // a logit is not finite
+  bool overflowed = false;  // a logit is not finite
   float target_logit = 0;
   float target_exponential = 0;  // the label's own E, kept here and zeroed in the tile
   double sum = 0;                // over all of the row's E, with the label's own
@@ -33,32 +32,34 @@ struct RowState {
 };
 
 // Sizes and pointers of a tile of rows. Matrices:
-//   exponentials  [blocks][padded_rows][kBlock]  E, first holding the logits
-//   x             panels of tile_rows rows       X rounded to the weight's type
-//   dx            [padded_rows][padded_hidden]   E W; later panels of v X
-//   block_sums    [blocks][padded_rows]
+//   exponentials  [blocks][padded_rows][kBlock] of operand_type, E
+//   x             [padded_rows][hidden] of operand_type, in an order of Products' own; X
+//   dx            [padded_rows][padded_hidden] fp32, E W; later v X as Products stores it
+//   block_values  [blocks][padded_rows] fp64, sums of E or maxima of logits
 struct Workspace {
   int64_t rows = 0;
   int64_t padded_rows = 0;
   int64_t blocks = 0;
   int64_t padded_hidden = 0;
-  int64_t threads = 0;  // that have scratch
-  float* exponentials = nullptr;
-  float* x = nullptr;
+  DataType operand_type = DataType::kFloat32;
+  int64_t threads = 0;         // that have scratch
+  int64_t scratch_floats = 0;  // of each
+  void* exponentials = nullptr;
+  void* x = nullptr;
   float* dx = nullptr;
-  double* block_sums = nullptr;
+  double* block_values = nullptr;
   RowState* row_states = nullptr;
   float* scratch = nullptr;
 
-  float* Scratch(int64_t thread) const { return scratch + thread * kScratchFloats; }
-  float* Exponentials(int64_t block, int64_t row) const {
-    return exponentials + (block * padded_rows + row) * kBlock;
-  }
+  float* Scratch(int64_t thread) const { return scratch + thread * scratch_floats; }
+  int64_t ExponentialsIndex(int64_t block, int64_t row) const { return (block * padded_rows + row) * kBlock; }
+  double& BlockValue(int64_t block, int64_t row) const { return block_values[block * padded_rows + row]; }
 };
 
 // Lays out a workspace for `rows` rows at `base`, which may be null to learn the size only. Returns its
 // bytes, or INT64_MAX if they do not fit.
-int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, void* base, Workspace* workspace);
+int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, void* base,
+               Workspace* workspace);
 
 }  // namespace lossd::kernels::cpu
 

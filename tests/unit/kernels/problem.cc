@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
 
 namespace lossd::kernels::testing {
 namespace {
@@ -95,7 +96,8 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   GuardedBytes log_sum_exp(tokens * 4, 64, 4);
   GuardedBytes dx(tokens * hidden * SizeOf(options.dx_type), 64, SizeOf(options.dx_type));
   GuardedBytes dw(vocab * hidden * 4, 64, 4);
-  GuardedBytes workspace(WorkspaceBytes(tile_rows, vocab, hidden, params.weight_type), 64);
+  const cpu::Arithmetic arithmetic = options.arithmetic.value_or(cpu::BestArithmetic(params.weight_type));
+  GuardedBytes workspace(cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic), 64);
   std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
   if (options.initial_dw.empty()) {
     std::fill_n(dw.As<float>(), vocab * hidden, std::numeric_limits<float>::quiet_NaN());
@@ -112,7 +114,8 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   params.workspace_bytes = workspace.size();
 
   StepResult result;
-  result.status = CpuLinearCrossEntropy(params, &result.stats);
+  result.status = options.arithmetic ? cpu::RunLinearCrossEntropy(params, arithmetic, &result.stats)
+                                     : CpuLinearCrossEntropy(params, &result.stats);
   result.intact = losses.Intact() && log_sum_exp.Intact() && dx.Intact() && dw.Intact() && workspace.Intact();
   result.losses.assign(losses.As<float>(), losses.As<float>() + tokens);
   result.log_sum_exp.assign(log_sum_exp.As<float>(), log_sum_exp.As<float>() + tokens);

@@ -3,9 +3,10 @@
 #define LOSSD_TESTS_UNIT_KERNELS_PROBLEM_H_
 
 #include <cstdint>
-#include <random>
+#include <optional>
 #include <vector>
 
+#include "kernels/cpu/arithmetic.h"
 #include "kernels/linear_cross_entropy.h"
 
 namespace lossd::kernels::testing {
@@ -53,7 +54,7 @@ struct Problem {
 };
 
 // W normal with standard deviation logit_deviation / sqrt(hidden), X standard normal: logits of that
-// deviation. Labels uniform, or for `likely_labels` the row's largest logit in every second row.
+// deviation. Labels uniform.
 struct ProblemOptions {
   Shape shape;
   DataType type = DataType::kFloat32;  // of weights and hidden states
@@ -68,8 +69,9 @@ std::vector<unsigned char> Narrowed(DataType type, const std::vector<float>& val
 struct StepOptions {
   WeightGradient weight_gradient = WeightGradient::kOverwrite;
   DataType dx_type = DataType::kFloat32;
-  int64_t tile_rows = 0;            // 0: all rows at once
-  std::vector<float> initial_dw{};  // empty: NaN everywhere
+  std::optional<cpu::Arithmetic> arithmetic{};  // unset: CpuLinearCrossEntropy chooses
+  int64_t tile_rows = 0;                        // 0: all rows at once
+  std::vector<float> initial_dw{};              // empty: NaN everywhere
 };
 
 struct StepResult {

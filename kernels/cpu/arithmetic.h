@@ -1,0 +1,27 @@
+// Which arithmetic the CPU step runs in.
+#ifndef LOSSD_KERNELS_CPU_ARITHMETIC_H_
+#define LOSSD_KERNELS_CPU_ARITHMETIC_H_
+
+#include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
+
+namespace lossd::kernels::cpu {
+
+enum class Arithmetic {
+  kSimd,             // fp32, our own inner loops; bf16 weights are widened, which is exact
+  kLibraryBFloat16,  // bf16 operands, fp32 sums, oneDNN; for processors with a bf16 matrix unit
+  kLibraryFloat32,   // the same code with fp32 operands: runs everywhere, so that tests reach that code
+};
+
+// The fastest for a head on this processor.
+Arithmetic BestArithmetic(DataType weight_type);
+
+// The step of linear_cross_entropy.h and its workspace, in an arithmetic of the caller's choice.
+Status RunLinearCrossEntropy(const LinearCrossEntropyParams& params, Arithmetic arithmetic,
+                             LinearCrossEntropyStats* stats);
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic);
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic);
+
+}  // namespace lossd::kernels::cpu
+
+#endif  // LOSSD_KERNELS_CPU_ARITHMETIC_H_
