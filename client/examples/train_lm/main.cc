@@ -1,0 +1,175 @@
+// Wiring: text, head, trainer, results. The parts say what they do in their headers; the main path is
+// text_data -> trunk -> head (remote_head or local_head) -> trainer.
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "client/examples/train_lm/display.h"
+#include "client/examples/train_lm/local_head.h"
+#include "client/examples/train_lm/options.h"
+#include "client/examples/train_lm/remote_head.h"
+#include "client/examples/train_lm/results.h"
+#include "client/examples/train_lm/text_data.h"
+#include "client/examples/train_lm/trainer.h"
+
+namespace lossd::train_lm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+absl::StatusOr<std::vector<Document>> ReadTexts(const Options& options) {
+  const std::vector<std::string> paths =
+      options.texts.empty() ? DefaultTextFiles(options.text_directory) : options.texts;
+  std::vector<Document> documents;
+  for (const std::string& path : paths) {
+    absl::StatusOr<Document> document = ReadDocument(path);
+    if (!document.ok() && options.texts.empty()) {
+      return absl::NotFoundError(absl::StrCat(
+          document.status().message(),
+          "\n  The default text comes with three packages: apt-get install debian-reference-en debian-policy "
+          "developers-reference\n  (container images often leave out /usr/share/doc: --text-dir names "
+          "another folder)."
+          "\n  Or train on text of your own: --text FILE..."));
+    }
+    if (!document.ok()) return document.status();
+    documents.push_back(*std::move(document));
+  }
+  return documents;
+}
+
+absl::StatusOr<std::unique_ptr<LossHead>> OpenHead(const Options& options, const HeadShape& shape,
+                                                   ThreadPool* pool) {
+  if (options.place == HeadPlace::kThisProcess) {
+    return std::make_unique<LocalHead>(shape, options.precision, pool);
+  }
+  if (!options.head_name.empty()) {
+    return RemoteHead::Open(options.server, options.head_name, shape, options.precision, HeadLifetime::kKept);
+  }
+  const std::string name = absl::StrCat("train_lm-", getpid(), "-", Clock::now().time_since_epoch().count());
+  return RemoteHead::Open(options.server, name, shape, options.precision, HeadLifetime::kUntilClosed);
+}
+
+Results Begin(const Options& options, const TextData& data, Trainer& trainer) {
+  Results results;
+  results.unigram_perplexity = UnigramPerplexity(data.held_out, data.unigram);
+  results.batch = options.trainer.batch;
+  results.accumulate = options.trainer.accumulate;
+  results.vocabulary = data.vocabulary;
+  results.hidden = options.trainer.trunk.hidden;
+  results.parameters = trainer.head_parameters() + trainer.trunk_parameters();
+  results.head_parameters = trainer.head_parameters();
+  results.training_text_tokens = static_cast<int64_t>(data.training.positions.size());
+  results.held_out_tokens = static_cast<int64_t>(data.held_out.positions.size());
+  results.removed_tokens = data.removed_tokens;
+  results.shared_ngrams = data.shared_ngrams;
+  results.held_out_chapters = data.held_out_chapters;
+  results.seed = options.trainer.seed;
+  results.head = options.place == HeadPlace::kServer ? options.server : "this process";
+  results.dtype = options.precision == HeadPrecision::kBFloat16 ? "bf16" : "fp32";
+  return results;
+}
+
+void DescribeText(const TextData& data, Display* display) {
+  display->Say(absl::StrFormat("held out:\n  %s", absl::StrJoin(data.held_out_chapters, "\n  ")));
+  const size_t all = data.training.positions.size() + data.held_out.positions.size();
+  display->Say(
+      absl::StrFormat("tokens: %d to train on, %d held out (%.1f %%), vocabulary %d",
+                      data.training.positions.size(), data.held_out.positions.size(),
+                      100.0 * static_cast<double>(data.held_out.positions.size()) / static_cast<double>(all),
+                      data.vocabulary));
+  display->Say(absl::StrFormat("shared %d-grams: %d; %d training tokens removed; shared now: %d",
+                               kSharedNgram, data.shared_ngrams_before, data.removed_tokens,
+                               data.shared_ngrams));
+}
+
+absl::Status Evaluate(Trainer* trainer, LossHead* head, Display* display, Results* results) {
+  absl::StatusOr<double> perplexity = trainer->HeldOutPerplexity();
+  if (!perplexity.ok()) return perplexity.status();
+  absl::StatusOr<HeadReport> report = head->Report();
+  if (!report.ok()) return report.status();
+  results->device = report->device;
+  results->server_peak_bytes = report->peak_bytes;
+  results->held_out_perplexity = *perplexity;
+  results->evaluations.push_back({results->steps, *perplexity});
+  display->Show(EvaluationNews{results->steps, *perplexity, results->unigram_perplexity, report->peak_bytes,
+                               results->FullLogitsBytes()});
+  return absl::OkStatus();
+}
+
+absl::Status Train(const Options& options, Trainer* trainer, LossHead* head, Display* display,
+                   Results* results) {
+  const Clock::time_point start = Clock::now();
+  const int64_t steps = options.trainer.steps;
+  const int64_t evaluate_every = steps / (options.evaluations + 1) + 1;
+  if (absl::Status started = trainer->Start(); !started.ok()) return started;
+  for (int64_t step = 1; step <= steps; ++step) {
+    const Clock::time_point step_start = Clock::now();
+    absl::StatusOr<double> loss = trainer->Step();
+    if (!loss.ok()) return loss.status();
+    results->steps = step;
+    results->tokens += options.trainer.batch * options.trainer.accumulate;
+    results->training_seconds += SecondsSince(step_start);
+    results->losses.push_back(*loss);
+    display->Show(StepNews{step, *loss, results->TokensPerSecond()});
+    if (step % evaluate_every == 0 && step != steps) {
+      if (absl::Status evaluated = Evaluate(trainer, head, display, results); !evaluated.ok())
+        return evaluated;
+    }
+  }
+  if (absl::Status evaluated = Evaluate(trainer, head, display, results); !evaluated.ok()) return evaluated;
+  results->seconds = SecondsSince(start);
+  return absl::OkStatus();
+}
+
+absl::Status Run(Options options) {
+  absl::StatusOr<std::vector<Document>> documents = ReadTexts(options);
+  if (!documents.ok()) return documents.status();
+  TrunkConfig& trunk = options.trainer.trunk;
+  trunk.history = std::max(trunk.history, trunk.context);
+  absl::StatusOr<TextData> data =
+      PrepareText(*documents, {.vocabulary = options.vocabulary, .padding = trunk.history});
+  if (!data.ok()) return data.status();
+  if (options.trainer.steps == 0) {
+    const auto tokens_a_step = static_cast<double>(options.trainer.batch * options.trainer.accumulate);
+    const auto tokens = static_cast<double>(data->training.positions.size());
+    options.trainer.steps = std::max<int64_t>(1, std::llround(options.epochs * tokens / tokens_a_step));
+  }
+
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  ThreadPool pool(options.threads > 0 ? options.threads : cores);
+  absl::StatusOr<std::unique_ptr<LossHead>> head =
+      OpenHead(options, {.vocabulary = data->vocabulary, .hidden = trunk.hidden}, &pool);
+  if (!head.ok()) return head.status();
+  Trainer trainer(options.trainer, *data, head->get(), &pool);
+  Results results = Begin(options, *data, trainer);
+  Display display(options.verbosity, options.trainer.steps);
+  DescribeText(*data, &display);
+  if (absl::Status trained = Train(options, &trainer, head->get(), &display, &results); !trained.ok())
+    return trained;
+  std::cout << SummaryTable(results) << std::flush;
+  return options.json.empty() ? absl::OkStatus() : WriteJson(results, options.json);
+}
+
+}  // namespace
+}  // namespace lossd::train_lm
+
+int main(int argc, char** argv) {
+  lossd::train_lm::ParsedOptions parsed = lossd::train_lm::ParseOptions(argc, argv);
+  if (!parsed.options.has_value()) return parsed.exit_code;
+  const absl::Status status = lossd::train_lm::Run(*std::move(parsed.options));
+  if (status.ok()) return 0;
+  std::cerr << "train_lm: " << status.message() << '\n';
+  return 1;
+}

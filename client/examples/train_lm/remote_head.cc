@@ -1,0 +1,79 @@
+#include "client/examples/train_lm/remote_head.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace lossd::train_lm {
+
+absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& target,
+                                                             const std::string& name, const HeadShape& shape,
+                                                             HeadPrecision precision, HeadLifetime lifetime) {
+  // Long enough for a server that is just starting; a mistyped address should not look like a hang.
+  absl::StatusOr<std::unique_ptr<Client>> client =
+      Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(20)});
+  if (!client.ok()) return client.status();
+  const HeadConfig config = {
+      .name = name,
+      .vocab_size = shape.vocabulary,
+      .hidden_size = shape.hidden,
+      .weight_type = precision == HeadPrecision::kBFloat16 ? DataType::kBFloat16 : DataType::kFloat32};
+  absl::StatusOr<Head> head = (*client)->CreateHead(config);
+  if (!head.ok()) return head.status();
+  absl::StatusOr<HeadInfo> info = head->Info();
+  if (!info.ok()) return info.status();
+  if (info->window_tokens > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("head '", name, "' holds the gradients of ", info->window_tokens,
+                     " tokens of another run: choose another name or delete it"));
+  }
+  absl::StatusOr<Session> session = head->OpenSession({});
+  if (!session.ok()) return session.status();
+  return std::unique_ptr<RemoteHead>(
+      new RemoteHead(*std::move(client), *std::move(head), *std::move(session), lifetime));
+}
+
+RemoteHead::RemoteHead(std::unique_ptr<Client> client, Head head, Session session, HeadLifetime lifetime)
+    : client_(std::move(client)), head_(std::move(head)), session_(std::move(session)), lifetime_(lifetime) {}
+
+RemoteHead::~RemoteHead() {
+  // Best effort: a server that is gone has no head to delete, and its sessions have leases.
+  session_.Close().IgnoreError();
+  if (lifetime_ == HeadLifetime::kUntilClosed) client_->DeleteHead(head_.config().name, true).IgnoreError();
+}
+
+absl::Status RemoteHead::WriteWeights(std::span<const float> weights) {
+  return head_.WriteWeights(DataType::kFloat32, weights.data()).status();
+}
+
+absl::StatusOr<double> RemoteHead::LossAndGradients(std::span<const int64_t> labels,
+                                                    std::span<const float> hidden, float gradient_scale,
+                                                    std::span<float> dx) {
+  const Batch batch = {.labels = labels, .hidden_states = hidden.data(), .gradient_scale = gradient_scale};
+  const BatchOutputs outputs = {.losses = {}, .dx = dx.data()};
+  absl::StatusOr<BatchResult> result = session_.Compute(batch, outputs);
+  if (!result.ok()) return result.status();
+  return result->loss_sum;
+}
+
+absl::StatusOr<double> RemoteHead::Loss(std::span<const int64_t> labels, std::span<const float> hidden) {
+  const Batch batch = {.labels = labels, .hidden_states = hidden.data(), .mode = ComputeMode::kLossOnly};
+  absl::StatusOr<BatchResult> result = session_.Compute(batch, {});
+  if (!result.ok()) return result.status();
+  return result->loss_sum;
+}
+
+absl::Status RemoteHead::TakeGradient(std::span<float> dw) {
+  const SessionMarks marks = session_.marks();
+  return head_.Flush({}, std::span(&marks, 1), dw.data()).status();
+}
+
+absl::StatusOr<HeadReport> RemoteHead::Report() {
+  absl::StatusOr<ServerStatus> status = client_->Status();
+  if (!status.ok()) return status.status();
+  absl::StatusOr<ServerMemory> memory = client_->Memory();
+  if (!memory.ok()) return memory.status();
+  return HeadReport{status->device, memory->process_peak_bytes};
+}
+
+}  // namespace lossd::train_lm

@@ -1,0 +1,45 @@
+// A head that lives in a lossd server, through the client library.
+#ifndef LOSSD_CLIENT_EXAMPLES_TRAIN_LM_REMOTE_HEAD_H_
+#define LOSSD_CLIENT_EXAMPLES_TRAIN_LM_REMOTE_HEAD_H_
+
+#include <memory>
+#include <string>
+
+#include "client/examples/train_lm/head.h"
+#include "lossd/client.h"
+
+namespace lossd::train_lm {
+
+enum class HeadLifetime {
+  kUntilClosed,  // deleted from the server at the end, whatever happened before
+  kKept,         // stays there with its last weights
+};
+
+class RemoteHead final : public LossHead {
+ public:
+  // Creates head `name` on the server at `target` ("host:port") and opens a session. FAILED_PRECONDITION if a
+  // head of that name is there and holds gradients already.
+  static absl::StatusOr<std::unique_ptr<RemoteHead>> Open(const std::string& target, const std::string& name,
+                                                          const HeadShape& shape, HeadPrecision precision,
+                                                          HeadLifetime lifetime);
+  ~RemoteHead() override;
+
+  absl::Status WriteWeights(std::span<const float> weights) override;
+  absl::StatusOr<double> LossAndGradients(std::span<const int64_t> labels, std::span<const float> hidden,
+                                          float gradient_scale, std::span<float> dx) override;
+  absl::StatusOr<double> Loss(std::span<const int64_t> labels, std::span<const float> hidden) override;
+  absl::Status TakeGradient(std::span<float> dw) override;
+  absl::StatusOr<HeadReport> Report() override;
+
+ private:
+  RemoteHead(std::unique_ptr<Client> client, Head head, Session session, HeadLifetime lifetime);
+
+  const std::unique_ptr<Client> client_;
+  const Head head_;
+  Session session_;
+  const HeadLifetime lifetime_;
+};
+
+}  // namespace lossd::train_lm
+
+#endif  // LOSSD_CLIENT_EXAMPLES_TRAIN_LM_REMOTE_HEAD_H_

@@ -1,0 +1,84 @@
+// One training loop for both heads: the trunk learns from the dX that the head returns, the head from its
+// flushed dW.
+#ifndef LOSSD_CLIENT_EXAMPLES_TRAIN_LM_TRAINER_H_
+#define LOSSD_CLIENT_EXAMPLES_TRAIN_LM_TRAINER_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/examples/train_lm/adam.h"
+#include "client/examples/train_lm/head.h"
+#include "client/examples/train_lm/text_data.h"
+#include "client/examples/train_lm/thread_pool.h"
+#include "client/examples/train_lm/trunk.h"
+
+namespace lossd::train_lm {
+
+struct TrainerOptions {
+  int64_t steps = 0;
+  int64_t batch = 4096;          // tokens sent to the head at once
+  int64_t accumulate = 1;        // batches of one step: dW is flushed after that many
+  double learning_rate = 0.005;  // reached after the warm-up, then falling in a line to 0
+  double warm_up = 0.1;          // share of the steps
+  double weight_decay = 0.1;
+  uint64_t seed = 1;
+  TrunkConfig trunk;  // vocabulary and seed are filled in by the trainer
+};
+
+// Draws training positions: every one once an epoch, in a new order each time.
+class Sampler {
+ public:
+  Sampler(std::vector<int64_t> positions, uint64_t seed);
+  void Draw(std::span<int64_t> positions);
+
+ private:
+  const uint64_t seed_;
+  std::vector<int64_t> positions_;
+  size_t next_;
+  uint64_t epoch_ = 0;
+};
+
+// `data`, `head` and `pool` must outlive it. Not thread-safe.
+class Trainer {
+ public:
+  Trainer(const TrainerOptions& options, const TextData& data, LossHead* head, ThreadPool* pool);
+
+  // Sends the initial weights: small random ones, and unigram log-probabilities in the column that acts as a
+  // bias.
+  absl::Status Start();
+  // One optimizer step on batch x accumulate tokens. Returns the mean loss (nats a token).
+  absl::StatusOr<double> Step();
+  // Perplexity on the held-out text.
+  absl::StatusOr<double> HeldOutPerplexity();
+
+  int64_t trunk_parameters() { return static_cast<int64_t>(trunk_.parameters().size()); }
+  int64_t head_parameters() const { return static_cast<int64_t>(head_weights_.size()); }
+
+ private:
+  double LearningRate() const;
+  absl::StatusOr<double> AddBatch();
+  void ReadLabels(const TokenText& text, std::span<const int64_t> positions);
+
+  const TrainerOptions options_;
+  const TextData& data_;
+  LossHead* const head_;
+  ThreadPool* const pool_;
+  Sampler sampler_;
+  Trunk trunk_;
+  std::vector<float> head_weights_;  // [V, H]: the fp32 master copy of what the head computes with
+  std::vector<float> head_gradient_;
+  Adam head_adam_;
+  int64_t steps_ = 0;
+
+  std::vector<int64_t> positions_;
+  std::vector<int64_t> labels_;
+  std::vector<float> hidden_;    // [batch, H]
+  std::vector<float> d_hidden_;  // [batch, H]
+};
+
+}  // namespace lossd::train_lm
+
+#endif  // LOSSD_CLIENT_EXAMPLES_TRAIN_LM_TRAINER_H_
