@@ -1,0 +1,104 @@
+#include "client/tools/lossctl/context.h"
+
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "CLI/Option.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "client/tools/lossctl/errors.h"
+#include "nlohmann/json.hpp"
+
+namespace lossd::tools {
+namespace {
+
+// Short enough for a script that asks whether a server is there.
+constexpr double kReachSeconds = 10;
+// A flush waits until the device has applied what was sent.
+constexpr double kAnswerSeconds = 60;
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Context::Connect() const {
+  ClientOptions options;
+  options.reconnect_timeout = Milliseconds(timeout_seconds.value_or(kReachSeconds));
+  options.call_timeout = Milliseconds(timeout_seconds.value_or(kAnswerSeconds));
+  auto client = Client::Connect(server, options);
+  if (!client.ok()) {
+    return WithAdvice(client.status(), absl::StrCat("is lossd running at '", server,
+                                                    "'? name its address with --server or LOSSD_SERVER"));
+  }
+  return client;
+}
+
+void Context::Print(const nlohmann::ordered_json& json_result, const std::string& text) const {
+  const std::string output = json ? json_result.dump(2) + "\n" : text;
+  std::fwrite(output.data(), 1, output.size(), stdout);
+}
+
+ProgressBar::Style Context::progress_style() const {
+  const ProgressBar::Style style = ProgressBar::StyleOfStderr();
+  return json && style == ProgressBar::Style::kLines ? ProgressBar::Style::kSilent : style;
+}
+
+void AddCommonOptions(CLI::App& app, Context& context) {
+  constexpr char kGroup[] = "Common options";
+  app.add_option("--server", context.server, "Address of lossd (default: LOSSD_SERVER, or localhost:50051)")
+      ->type_name("HOST:PORT")
+      ->group(kGroup);
+  app.add_option(
+         "--timeout", context.timeout_seconds,
+         "Wait this long to reach the server and for each answer (default: 10 to reach it, 60 for answers); "
+         "transfers take as long as they need")
+      ->type_name("SECONDS")
+      ->check(AboveZero())
+      ->group(kGroup);
+  app.add_flag("--json", context.json, "Print JSON: results on standard output, errors on standard error")
+      ->group(kGroup);
+}
+
+CLI::Validator AboveZero() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        double value = 0;
+        return absl::SimpleAtod(text, &value) && value > 0 ? std::string()
+                                                           : absl::StrCat("'", text, "' is not above 0");
+      },
+      "", "above zero");
+}
+
+CLI::Option* AddDtypeOption(CLI::App& app, std::string& dtype, const std::string& description) {
+  return app.add_option("--dtype", dtype, description)
+      ->type_name("DTYPE")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
+      ->transform([](const std::string& name) {
+        if (name == "fp32") return std::string("float32");
+        if (name == "bf16") return std::string("bfloat16");
+        if (name == "fp16") return std::string("float16");
+        return name;
+      });
+}
+
+std::optional<DataType> ParseDtype(const std::string& dtype) {
+  for (DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    if (dtype == Name(type)) return type;
+  }
+  return std::nullopt;
+}
+
+std::string WithCommas(int64_t number) {
+  std::string digits = absl::StrCat(number);
+  const size_t sign = number < 0 ? 1 : 0;
+  for (size_t at = digits.size(); at > sign + 3;) {
+    at -= 3;
+    digits.insert(at, ",");
+  }
+  return digits;
+}
+
+}  // namespace lossd::tools

@@ -1,0 +1,87 @@
+#include "client/tools/lossctl/head_info.h"
+
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "client/tools/lossctl/context.h"
+#include "client/tools/lossctl/table.h"
+#include "nlohmann/json.hpp"
+
+namespace lossd::tools {
+namespace {
+
+const char* WindowName(WindowState state) {
+  switch (state) {
+    case WindowState::kOpen:
+      return "open";
+    case WindowState::kFreezing:
+      return "freezing";
+    case WindowState::kFrozen:
+      return "frozen";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+nlohmann::ordered_json MemoryToJson(const std::vector<MemoryItem>& items) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const MemoryItem& item : items) json[item.purpose] = item.bytes;
+  return json;
+}
+
+int64_t TotalBytes(const std::vector<MemoryItem>& items) {
+  return std::accumulate(items.begin(), items.end(), int64_t{0},
+                         [](int64_t sum, const MemoryItem& item) { return sum + item.bytes; });
+}
+
+nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
+  nlohmann::ordered_json sessions = nlohmann::ordered_json::array();
+  for (const SessionMarks& session : head.sessions) {
+    nlohmann::ordered_json lanes = nlohmann::ordered_json::array();
+    for (const LaneMarks& lane : session.lanes) {
+      lanes.push_back({{"lane", lane.lane}, {"accepted", lane.accepted}, {"applied", lane.applied}});
+    }
+    sessions.push_back({{"session_id", session.session_id}, {"lanes", lanes}});
+  }
+  return {{"name", head.config.name},
+          {"vocab_size", head.config.vocab_size},
+          {"hidden_size", head.config.hidden_size},
+          {"dtype", Name(head.config.weight_type)},
+          {"weight_version", head.weight_version},
+          {"generation", head.generation},
+          {"window_state", WindowName(head.window_state)},
+          {"window_tokens", head.window_tokens},
+          {"open_sessions", head.open_sessions},
+          {"sessions", sessions},
+          {"memory", MemoryToJson(head.memory)}};
+}
+
+std::string HeadsTable(const std::vector<HeadInfo>& heads) {
+  if (heads.empty())
+    return "No heads. Create one with 'lossctl head create' or 'lossctl head load --create'.\n";
+  Table table({{"HEAD"},
+               {"VOCAB", Align::kRight},
+               {"HIDDEN", Align::kRight},
+               {"DTYPE"},
+               {"WEIGHTS", Align::kRight},
+               {"WINDOW"},
+               {"TOKENS", Align::kRight},
+               {"SESSIONS", Align::kRight},
+               {"MEMORY", Align::kRight}});
+  for (const HeadInfo& head : heads) {
+    table.AddRow({head.config.name, WithCommas(head.config.vocab_size), WithCommas(head.config.hidden_size),
+                  Name(head.config.weight_type),
+                  head.weight_version == 0 ? "none" : absl::StrCat("version ", head.weight_version),
+                  absl::StrCat(WindowName(head.window_state), ", generation ", head.generation),
+                  WithCommas(static_cast<int64_t>(head.window_tokens)), WithCommas(head.open_sessions),
+                  FormatBytes(TotalBytes(head.memory))});
+  }
+  return table.Render();
+}
+
+std::string DescribeShape(int64_t rows, int64_t columns, DataType type) {
+  return absl::StrCat(WithCommas(rows), " x ", WithCommas(columns), " ", Name(type));
+}
+
+}  // namespace lossd::tools

@@ -1,0 +1,26 @@
+// How a head is shown: a row of a table, or a JSON object.
+#ifndef LOSSD_CLIENT_TOOLS_LOSSCTL_HEAD_INFO_H_
+#define LOSSD_CLIENT_TOOLS_LOSSCTL_HEAD_INFO_H_
+
+#include <string>
+#include <vector>
+
+#include "lossd/client.h"
+#include "nlohmann/json_fwd.hpp"
+
+namespace lossd::tools {
+
+nlohmann::ordered_json HeadToJson(const HeadInfo& head);
+// {"purpose": bytes, ...}
+nlohmann::ordered_json MemoryToJson(const std::vector<MemoryItem>& items);
+int64_t TotalBytes(const std::vector<MemoryItem>& items);
+
+// A table of all heads, or a sentence that says how to make one.
+std::string HeadsTable(const std::vector<HeadInfo>& heads);
+
+// "50,257 x 768 bfloat16"
+std::string DescribeShape(int64_t rows, int64_t columns, DataType type);
+
+}  // namespace lossd::tools
+
+#endif  // LOSSD_CLIENT_TOOLS_LOSSCTL_HEAD_INFO_H_

@@ -1,0 +1,91 @@
+// lossctl head save
+#include <limits>
+#include <memory>
+
+#include "CLI/Option.hpp"
+#include "absl/strings/str_cat.h"
+#include "client/src/safetensors.h"
+#include "client/tools/lossctl/context.h"
+#include "client/tools/lossctl/errors.h"
+#include "client/tools/lossctl/head_info.h"
+#include "nlohmann/json.hpp"
+
+namespace lossd::tools {
+namespace {
+
+struct SaveOptions {
+  std::string name;
+  std::string path;
+  std::string tensor = "lm_head.weight";
+  std::string dtype;  // empty: the head's own
+};
+
+absl::Status Save(const Context& context, const SaveOptions& options) {
+  auto client = context.Connect();
+  if (!client.ok()) return client.status();
+  auto head = (*client)->GetHead(options.name);
+  if (!head.ok()) return WithAdvice(head.status(), NotFoundAdvice(head.status()));
+  const HeadConfig& config = head->config();
+  const DataType type = ParseDtype(options.dtype).value_or(config.weight_type);
+
+  // First, so that a full disk shows before anything is transferred.
+  auto writer = SafetensorsWriter::Create(
+      options.path,
+      {{.name = options.tensor, .dtype = type, .shape = {config.vocab_size, config.hidden_size}}},
+      {{"format", "pt"}});
+  if (!writer.ok()) return writer.status();
+  const int64_t bytes = config.vocab_size * config.hidden_size * SizeOf(type);
+  const std::unique_ptr<std::byte[]> weights(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
+  if (weights == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory here for ", FormatBytes(bytes), " of weights"));
+  }
+
+  absl::StatusOr<uint64_t> version;
+  {
+    ProgressBar bar(absl::StrCat("saving ", options.name), context.progress_style());
+    version = head->ReadWeights(type, weights.get(),
+                                [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
+  }
+  if (!version.ok()) return version.status();
+  if (absl::Status status = writer->Append({weights.get(), static_cast<size_t>(bytes)}); !status.ok())
+    return status;
+  if (absl::Status status = writer->Finish(); !status.ok()) return status;
+
+  context.Print({{"head", config.name},
+                 {"file", options.path},
+                 {"tensor", options.tensor},
+                 {"vocab_size", config.vocab_size},
+                 {"hidden_size", config.hidden_size},
+                 {"dtype", Name(type)},
+                 {"bytes", bytes},
+                 {"weight_version", *version}},
+                absl::StrCat("Saved head '", config.name, "' to '", options.path,
+                             "': ", DescribeShape(config.vocab_size, config.hidden_size, type), ", ",
+                             FormatBytes(bytes), ", weight version ", *version, ".\n"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddHeadSaveCommand(CLI::App& head, Context& context) {
+  auto options = std::make_shared<SaveOptions>();
+  CLI::App* command = head.add_subcommand("save", "Save a head's weights as safetensors");
+  command->add_option("NAME", options->name, "Name of the head")->required()->type_name("HEAD");
+  command->add_option("FILE", options->path, "File to write; it appears only when it is complete")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--tensor", options->tensor, "Name of the tensor in the file (default: lm_head.weight)")
+      ->type_name("TENSOR");
+  AddDtypeOption(*command, options->dtype, "Element type in the file (default: the head's)");
+  AddCommonOptions(*command, context);
+  command->footer(
+      "Holds the weights in memory once. All rows are of one weight version.\n\n"
+      "Examples:\n"
+      "  lossctl head save lm_head head.safetensors\n"
+      "  lossctl head save lm_head head-fp32.safetensors --dtype float32\n");
+  command->callback(
+      [&context, options] { context.run = [&context, options] { return Save(context, *options); }; });
+}
+
+}  // namespace lossd::tools

@@ -1,0 +1,107 @@
+// lossctl: looks after the heads of a lossd server from the command line.
+//
+// Results go to standard output, errors and progress to standard error. Nothing but a finished command prints
+// a result.
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "absl/strings/str_cat.h"
+#include "client/tools/lossctl/context.h"
+#include "client/tools/lossctl/errors.h"
+
+namespace lossd::tools {
+namespace {
+
+std::string DefaultServer() {
+  const char* server = std::getenv("LOSSD_SERVER");
+  return server != nullptr && *server != '\0' ? server : "localhost:50051";
+}
+
+// Arguments are named for what they are; their types, which the completion needs, would only repeat it.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_positional() ? "" : CLI::Formatter::make_option_opts(option);
+  }
+};
+
+void AddCommands(CLI::App& app, Context& context) {
+  app.set_version_flag("--version", absl::StrCat("lossctl ", LOSSD_VERSION), "Print the version");
+  app.require_subcommand(1);
+  auto formatter = std::make_shared<HelpFormatter>();
+  formatter->column_width(30);
+  formatter->label("REQUIRED", "(required)");
+  app.formatter(formatter);
+  AddCommonOptions(app, context);
+  AddStatusCommand(app, context);
+  AddMemoryCommand(app, context);
+  AddHeadCommand(app, context);
+  AddFlushCommand(app, context);
+  AddCompletionCommand(app, context);
+  app.footer(absl::StrCat(
+      "Examples:\n"
+      "  lossctl status\n"
+      "  lossctl head load lm_head model/ --create          # weights from safetensors, sharded or not\n"
+      "  lossctl flush lm_head --out grad.safetensors       # the accumulated gradient\n"
+      "  LOSSD_SERVER=trainer-7:50051 lossctl memory --json\n\n",
+      ExitCodesHelp()));
+}
+
+// Only asked when the command line could not be parsed.
+bool WantsJson(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0) return true;
+  }
+  return false;
+}
+
+// "lossctl head create": as far as the command line could be followed.
+std::string CommandReached(const CLI::App& app) {
+  const auto parsed = app.get_subcommands();
+  return absl::StrCat(app.get_name(),
+                      parsed.empty() ? "" : absl::StrCat(" ", CommandReached(*parsed.back())));
+}
+
+ExitCode Fail(const std::string& message, ExitCode code) {
+  std::fputs(message.c_str(), stderr);
+  return code;
+}
+
+ExitCode Main(int argc, char** argv) {
+  // A file-size limit shall be an error that is told, not a death.
+  std::signal(SIGXFSZ, SIG_IGN);
+  Context context;
+  context.server = DefaultServer();
+  CLI::App app("Look after the heads of a lossd server.", "lossctl");
+  AddCommands(app, context);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+      return app.exit(error) == 0 ? ExitCode::kOk : ExitCode::kFailed;  // --help, --version
+    }
+    return Fail(FormatUsageError(error.what(), CommandReached(app), WantsJson(argc, argv)), ExitCode::kUsage);
+  }
+  if (absl::Status status = context.run(); !status.ok()) {
+    return Fail(FormatError(status, context.json), ExitCodeOf(status));
+  }
+  if (std::fflush(stdout) != 0) {
+    const absl::Status status =
+        absl::ErrnoToStatus(errno, "the command was done, but its result cannot be printed");
+    return Fail(FormatError(status, context.json), ExitCode::kFailed);
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace
+}  // namespace lossd::tools
+
+int main(int argc, char** argv) { return static_cast<int>(lossd::tools::Main(argc, argv)); }

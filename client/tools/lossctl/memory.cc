@@ -1,0 +1,86 @@
+// lossctl memory
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "client/tools/lossctl/context.h"
+#include "client/tools/lossctl/head_info.h"
+#include "client/tools/lossctl/table.h"
+#include "nlohmann/json.hpp"
+
+namespace lossd::tools {
+namespace {
+
+constexpr int kSummaryBarWidth = 32;
+constexpr int kItemBarWidth = 16;
+
+double Fraction(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+}
+
+nlohmann::ordered_json ToJson(const ServerMemory& memory) {
+  nlohmann::ordered_json heads = nlohmann::ordered_json::object();
+  for (const ServerMemory::Head& head : memory.heads) heads[head.name] = MemoryToJson(head.items);
+  return {{"limit_bytes", memory.limit_bytes},
+          {"reserved_bytes", memory.reserved_bytes},
+          {"process_resident_bytes", memory.process_resident_bytes},
+          {"process_peak_bytes", memory.process_peak_bytes},
+          {"heads", heads},
+          {"shared", MemoryToJson(memory.shared)}};
+}
+
+// Bars are drawn against the largest item, so that the table shows what is big.
+std::string ItemsTable(const ServerMemory& memory) {
+  int64_t largest = 0;
+  const auto grow = [&largest](const std::vector<MemoryItem>& items) {
+    for (const MemoryItem& item : items) largest = std::max(largest, item.bytes);
+  };
+  for (const ServerMemory::Head& head : memory.heads) grow(head.items);
+  grow(memory.shared);
+
+  Table table({{"HEAD"}, {"PURPOSE"}, {"SIZE", Align::kRight}, {""}});
+  const bool unicode = UnicodeAllowed();
+  const auto add = [&](const std::string& owner, const std::vector<MemoryItem>& items) {
+    bool first = true;
+    for (const MemoryItem& item : items) {
+      table.AddRow({first ? owner : "", item.purpose, FormatBytes(item.bytes),
+                    DrawBar(Fraction(item.bytes, largest), kItemBarWidth, unicode)});
+      first = false;
+    }
+  };
+  for (const ServerMemory::Head& head : memory.heads) add(head.name, head.items);
+  add("(shared)", memory.shared);
+  return table.Render();
+}
+
+std::string ToText(const ServerMemory& memory) {
+  const double reserved = Fraction(memory.reserved_bytes, memory.limit_bytes);
+  return absl::StrCat("reserved by heads  ", DrawBar(reserved, kSummaryBarWidth, UnicodeAllowed()), "  ",
+                      FormatBytes(memory.reserved_bytes), " of ", FormatBytes(memory.limit_bytes), " (",
+                      static_cast<int>(reserved * 100), " %)\n",  //
+                      "process            ", FormatBytes(memory.process_resident_bytes), " resident, ",
+                      FormatBytes(memory.process_peak_bytes), " at most since the start\n\n",
+                      ItemsTable(memory));
+}
+
+absl::Status Run(const Context& context) {
+  auto client = context.Connect();
+  if (!client.ok()) return client.status();
+  auto memory = (*client)->Memory();
+  if (!memory.ok()) return memory.status();
+  context.Print(ToJson(*memory), ToText(*memory));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddMemoryCommand(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand("memory", "Show what memory is reserved, by head and by purpose");
+  AddCommonOptions(*command, context);
+  command->footer(
+      "Examples:\n"
+      "  lossctl memory\n"
+      "  lossctl memory --json | jq '.limit_bytes - .reserved_bytes'   # free for new heads\n");
+  command->callback([&context] { context.run = [&context] { return Run(context); }; });
+}
+
+}  // namespace lossd::tools
