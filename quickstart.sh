@@ -39,12 +39,17 @@ try_step "$log_dir/build.log" "Building lossd and the example" build_targets bui
   fail "the build failed" "the whole log: build/logs/build.log"
 if [[ $build_only == yes ]]; then exit; fi
 
-mapfile -t texts < <(manual_files)
+# The manuals, unless a text was asked for.
+texts=()
+if [[ " $* " != *" --text"* ]]; then
+  mapfile -t texts < <(manual_files)
+  texts=(--text "${texts[@]}")
+fi
 say "Training: the head, its loss and its gradients in lossd, everything below in the example"
 status=0
 "$repo_root/tools/with_server.sh" "$repo_root/build/bin/lossd" "$log_dir/lossd.log" --device=auto -- \
   "$repo_root/build/bin/train_lm" --server "127.0.0.1:{grpc}" --json "$repo_root/build/quickstart.json" \
-  --text "${texts[@]}" "$@" || status=$?
+  "${texts[@]}" "$@" || status=$?
 if ((status > 128)); then
   printf '\nstopped by a signal; the server is down\n' >&2
   exit "$status"
