@@ -1,0 +1,50 @@
+"""A lossd of one's own on free loopback ports, for tests."""
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+
+
+class LossdServer:
+    """Runs from __enter__ to __exit__; `target` is its gRPC address, `metrics_url` where it is scraped."""
+
+    def __init__(self, binary, *flags):
+        self._binary, self._flags = binary, flags
+        self._process = None
+
+    def __enter__(self):
+        self._folder = tempfile.TemporaryDirectory()
+        ports = os.path.join(self._folder.name, "ports.json")
+        self._log = open(os.path.join(self._folder.name, "log"), "w+", encoding="utf-8")
+        self._process = subprocess.Popen(
+            [self._binary, "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", f"--port_file={ports}", *self._flags],
+            stdout=self._log, stderr=subprocess.STDOUT)
+        while not os.path.exists(ports):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"lossd ended with {self._process.returncode} before it served:\n{self.log()}")
+            time.sleep(0.02)
+        with open(ports, encoding="utf-8") as file:
+            found = json.load(file)
+        self.target = f"127.0.0.1:{found['grpc']}"
+        self.metrics_url = f"http://127.0.0.1:{found['metrics']}/metrics"
+        return self
+
+    def log(self):
+        self._log.flush()
+        with open(self._log.name, encoding="utf-8") as file:
+            return file.read()
+
+    def stop(self):
+        """SIGTERM; returns the exit status."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait()
+
+    def __exit__(self, *_):
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        self._folder.cleanup()

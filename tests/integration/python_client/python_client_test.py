@@ -1,0 +1,132 @@
+#!/usr/bin/python3
+"""A client made of nothing but stock grpcio and generated stubs gets the right numbers, and finds the standard services.
+
+usage: python_client_test.py LOSSD REPOSITORY   with the generated stubs in PYTHONPATH
+"""
+import os
+import re
+import subprocess
+import sys
+import unittest
+import urllib.request
+
+import grpc
+import numpy as np
+
+from lossd_server import LossdServer
+import standard_services
+
+LOSSD, REPOSITORY = sys.argv.pop(1), sys.argv.pop(1)
+sys.path.insert(0, os.path.join(REPOSITORY, "client/examples/python"))
+from one_chunk import one_chunk  # noqa: E402  (the example is the client under test)
+
+IGNORE = -100
+
+
+def reference(weights, hidden, labels, scale):
+    """Losses, dX and dW in float64, straight from the definition."""
+    w, x = weights.astype(np.float64), hidden.astype(np.float64)
+    z = x @ w.T
+    top = z.max(axis=1, keepdims=True)
+    log_sum_exp = top[:, 0] + np.log(np.exp(z - top).sum(axis=1))
+    rows = np.arange(len(labels))
+    valid = labels != IGNORE
+    target = np.where(valid, labels, 0)
+    losses = np.where(valid, log_sum_exp - z[rows, target], 0.0)
+    g = np.exp(z - log_sum_exp[:, None])
+    g[rows, target] -= 1.0
+    g *= np.where(valid, scale, 0.0)[:, None]
+    return losses, g @ w, g.T @ x
+
+
+def relative_error(got, wanted):
+    return np.linalg.norm(got.astype(np.float64) - wanted) / np.linalg.norm(wanted)
+
+
+def samples(text):
+    """{'name{labels}': value} of a Prometheus exposition."""
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            found[name] = float(value)
+    return found
+
+
+def scrape(server):
+    with urllib.request.urlopen(server.metrics_url) as answer:
+        return answer.read().decode()
+
+
+class OneChunk(unittest.TestCase):
+    def test_loss_dx_and_dw_equal_float64_arithmetic(self):
+        rng = np.random.default_rng(7)
+        tokens, vocab, width, scale = 150, 1031, 72, np.float32(1 / 128)
+        weights = rng.normal(0, 0.3, (vocab, width)).astype(np.float32)
+        hidden = rng.normal(0, 1, (tokens, width)).astype(np.float32)
+        labels = rng.integers(0, vocab, tokens)
+        labels[[3, 77, tokens - 1]] = IGNORE
+        with LossdServer(LOSSD, "--device=cpu") as server:
+            with grpc.insecure_channel(server.target) as channel:
+                for repeat in range(2):  # the second time on a server that has been used
+                    losses, dx, dw = one_chunk(channel, weights, hidden, labels, scale)
+                    wanted_losses, wanted_dx, wanted_dw = reference(weights, hidden, labels, np.float64(scale))
+                    with self.subTest(repeat=repeat):
+                        np.testing.assert_allclose(losses, wanted_losses, rtol=2e-6, atol=2e-6)
+                        self.assertLess(relative_error(dx, wanted_dx), 2e-6)
+                        self.assertLess(relative_error(dw, wanted_dw), 2e-6)
+                        self.assertTrue((dx[labels == IGNORE] == 0).all())
+                        self.assertTrue((losses[labels == IGNORE] == 0).all())
+            self.assertEqual(server.stop(), 0, server.log())
+
+
+class StandardServices(unittest.TestCase):
+    def test_health_and_reflection(self):
+        with LossdServer(LOSSD, "--device=cpu") as server, grpc.insecure_channel(server.target) as channel:
+            self.assertEqual(standard_services.health(channel), standard_services.SERVING)
+            listed = standard_services.services(channel)
+            for service in ("HeadService", "LossService", "GradientService", "StatusService"):
+                self.assertIn(f"lossd.v1.{service}", listed)
+            self.assertIn("grpc.health.v1.Health", listed)
+
+
+def operations_table(pattern):
+    """First cells of the rows of docs/operations.md that match."""
+    with open(os.path.join(REPOSITORY, "docs/operations.md"), encoding="utf-8") as file:
+        return set(re.findall(rf"^\| `({pattern})` \|", file.read(), re.MULTILINE))
+
+
+class Documentation(unittest.TestCase):
+    def test_the_flags_are_those_of_the_help(self):
+        text = subprocess.run([LOSSD, "--help"], check=False, capture_output=True, text=True).stdout
+        flags = set(re.findall(r"^ +(--\w+) \(", text, re.MULTILINE))
+        self.assertTrue(flags)
+        self.assertEqual(operations_table(r"--\w+"), flags)
+
+    def test_the_metrics_are_those_served(self):
+        with LossdServer(LOSSD, "--device=cpu") as server:
+            text = scrape(server)
+        families = set(re.findall(r"^# TYPE ((?:lossd|process)_\w+) ", text, re.MULTILINE))
+        self.assertTrue(families)
+        self.assertEqual(operations_table(r"(?:lossd|process)_\w+"), families)
+
+
+class Metrics(unittest.TestCase):
+    def test_counters_are_zero_before_use_and_keep_their_labels_after(self):
+        rng = np.random.default_rng(3)
+        with LossdServer(LOSSD, "--device=cpu") as server:
+            before = samples(scrape(server))
+            counters = [n for n in before if n.startswith("lossd_") and ("_total" in n or "_count" in n or "_sum" in n)]
+            self.assertGreater(len(counters), 10)
+            self.assertEqual({n: before[n] for n in counters if before[n] != 0}, {})
+            with grpc.insecure_channel(server.target) as channel:
+                one_chunk(channel, rng.normal(0, 1, (50, 8)).astype(np.float32),
+                          rng.normal(0, 1, (9, 8)).astype(np.float32), rng.integers(0, 50, 9), 1.0)
+            after = samples(scrape(server))
+        self.assertEqual({n for n in after if n.startswith("lossd_") and n not in before and "_bucket" not in n}, set())
+        self.assertTrue([n for n in counters if "chunks" in n and after[n] == 1], after)
+        self.assertTrue([n for n in counters if "tokens" in n and after[n] == 9], after)
+
+
+if __name__ == "__main__":
+    unittest.main()
