@@ -110,7 +110,7 @@ using Progress = std::function<void(int64_t done, int64_t total)>;
 struct SessionOptions {
   // Names this client to the server: a restarted process with the same key resumes the same session. Empty:
   // random.
-  std::string client_key;
+  std::string client_key = {};
   int32_t rank = 0;
   // Hidden-state bytes of one chunk; 0 takes 4 MiB. Never above the server's limit.
   int64_t chunk_bytes = 0;
@@ -120,7 +120,7 @@ enum class ComputeMode { kLossAndGradients, kLossOnly };
 
 // One batch of tokens; any size >= 0. It is cut into chunks.
 struct Batch {
-  std::span<const int64_t> labels;  // [N]
+  std::span<const int64_t> labels = {};  // [N]
   DataType hidden_type = DataType::kFloat32;
   const void* hidden_states = nullptr;  // [N, H] of hidden_type
   ComputeMode mode = ComputeMode::kLossAndGradients;
@@ -130,7 +130,7 @@ struct Batch {
 };
 
 struct BatchOutputs {
-  std::span<float> losses;  // [N] or empty if not wanted
+  std::span<float> losses = {};  // [N] or empty if not wanted
   DataType dx_type = DataType::kFloat32;
   void* dx = nullptr;  // [N, H] of dx_type; may be null if not wanted
 };
@@ -196,7 +196,7 @@ class Session {
 
 struct FlushOptions {
   DataType dtype = DataType::kFloat32;  // narrower types are rounded by the server before sending
-  Progress progress;
+  Progress progress = {};
   // false leaves the window frozen after a successful read: the caller ends it with CommitFlush or
   // AbortFlush.
   bool commit = true;

@@ -1,0 +1,148 @@
+// A server of one small head, over real gRPC on loopback, that keeps the protocol's books like the real one
+// but can be told to misbehave at an exact point. "Gradient": dW[label] += gradient_scale * x; "loss": label
+// + x[0]; "dX": 2 x. Whole numbers stay exact, so that sums can be compared whatever their order.
+#ifndef LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
+#define LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "grpcpp/server.h"
+#include "lossd/v1/gradient.grpc.pb.h"
+#include "lossd/v1/head.grpc.pb.h"
+#include "lossd/v1/loss.grpc.pb.h"
+#include "lossd/v1/status.grpc.pb.h"
+
+namespace lossd::testing {
+
+// What happens to one chunk.
+enum class Fate {
+  kTake,
+  kCutBeforeTaking,    // the stream breaks; the chunk was never accepted
+  kCutBeforeAnswer,    // accepted and added, but the answer is lost
+  kCutAfterAnswer,     // the stream breaks right behind the answer
+  kEndBeforeTaking,    // the server ends the call with OK
+  kReject,             // its content is refused
+  kFence,              // another stream has taken the lane
+  kRestartKeepHead,    // the server is another one, which was given the same head
+  kRestartLoseHead,    // the server is another one and has no head
+  kExpireSession,      // the session's lease has ended
+  kFlushBefore,        // somebody flushes and commits the window just before
+  kWrongSize,          // answered with half of dX
+  kTakenBySomeoneElse  // another process sent this sequence first
+};
+
+// What happens to one message of a stream of rows.
+enum class RowFate { kSend, kCut, kCorrupt, kWrongRow };
+
+class FakeServer {
+ public:
+  static constexpr int64_t kVocab = 11;
+  static constexpr int64_t kHidden = 3;
+  static constexpr char kName[] = "lm_head";
+
+  FakeServer();
+  ~FakeServer();
+
+  std::string target() const;
+
+  // --- Scripts; set before the calls they are about. Counted calls: from 0.
+  std::function<Fate(uint64_t sequence, int attempt)> on_chunk;
+  std::function<RowFate(int message)> on_gradient_rows;  // counted over the whole life of the server
+  std::function<RowFate(int message)> on_weight_rows;
+  std::function<bool(int message)> cut_weight_write;
+  int lost_commits = 0;        // CommitFlush is done, but its answer is lost, that many times
+  int refused_aborts = 0;      // AbortFlush fails that many times
+  int unavailable_status = 0;  // GetStatus fails that many times
+  bool change_weights_on_cut = false;
+  int64_t rows_per_message = 2;
+  // Answers are held back until the client has used its credit up or has sent this many chunks.
+  int hold_answers_until_chunks = 0;
+  v1::SessionLimits limits;
+
+  // --- What happened.
+  struct Observed {
+    int64_t peak_outstanding_bytes = 0;
+    int streams = 0;
+    int sessions = 0;
+    int commits = 0;  // calls of CommitFlush
+    int aborts = 0;
+    int gradient_calls = 0;
+    std::vector<int64_t> gradient_first_rows;
+    int weight_write_streams = 0;
+    std::vector<v1::Chunk> chunks;  // as they arrived, payload and all
+  };
+  Observed observed() const;
+  std::vector<float> window() const;  // dW
+  uint64_t generation() const;
+  v1::WindowState window_state() const;
+  std::vector<float> weights() const;
+  void set_weights(std::vector<float> weights);
+
+ private:
+  class HeadService;
+  class LossService;
+  class GradientService;
+  class StatusService;
+
+  struct Session {
+    std::string id;
+    uint64_t accepted = 0;
+    uint64_t epoch = 0;
+  };
+  struct Stream {
+    std::string client_key;
+    int64_t outstanding_bytes = 0;
+    std::vector<v1::ComputeResponse> held;
+    std::vector<int64_t> held_bytes;
+  };
+  using Writer = grpc::ServerReaderWriter<v1::ComputeResponse, v1::ComputeRequest>;
+
+  grpc::Status Attach(const v1::ComputeStart& start, Stream* stream, v1::ComputeReady* ready);
+  // Returns false when the stream is to end with *status.
+  bool TakeChunk(const v1::Chunk& chunk, Stream* stream, Writer* writer, grpc::Status* status);
+  bool Admit(const v1::Chunk& chunk, Session* session, std::unique_lock<std::mutex>* lock,
+             v1::Disposition* disposition, grpc::Status* status);
+  v1::ComputeResponse Answer(const v1::Chunk& chunk, v1::Disposition disposition) const;
+  void AddToWindow(const v1::Chunk& chunk);
+  void Restart(bool keep_head);
+  void CommitWindow();
+  Session* FindSession(const std::string& client_key);
+  grpc::Status PositionError(grpc::StatusCode code, const std::string& message) const;
+  void FillHead(v1::Head* head) const;
+
+  mutable std::mutex mutex_;
+  std::condition_variable committed_;
+  std::string incarnation_ = "incarnation-1";
+  bool has_head_ = true;
+  bool shut_down_ = false;
+  uint64_t generation_ = 1;
+  bool frozen_ = false;
+  std::string last_committed_;
+  std::vector<float> window_;
+  std::vector<float> weights_;
+  uint64_t weight_version_ = 1;
+  std::map<std::string, Session> sessions_;  // by client_key
+  std::map<uint64_t, int> attempts_;         // by sequence
+  int gradient_messages_ = 0;
+  int weight_messages_ = 0;
+  int weight_write_messages_ = 0;
+  Observed observed_;
+
+  std::unique_ptr<HeadService> head_service_;
+  std::unique_ptr<LossService> loss_service_;
+  std::unique_ptr<GradientService> gradient_service_;
+  std::unique_ptr<StatusService> status_service_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+};
+
+}  // namespace lossd::testing
+
+#endif  // LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
