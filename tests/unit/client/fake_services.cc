@@ -1,0 +1,288 @@
+// The fake server's services.
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server_builder.h"
+#include "tests/unit/client/fake_server.h"
+#include "tests/unit/client/fake_values.h"
+
+namespace lossd::testing {
+namespace {
+
+using grpc::StatusCode;
+
+v1::DataType OrFloat32(v1::DataType type) {
+  return type == v1::DATA_TYPE_UNSPECIFIED ? v1::DATA_TYPE_FLOAT32 : type;
+}
+
+}  // namespace
+
+class FakeServer::HeadService final : public v1::HeadService::Service {
+ public:
+  explicit HeadService(FakeServer* fake) : fake_(fake) {}
+
+  grpc::Status CreateHead(grpc::ServerContext*, const v1::CreateHeadRequest*, v1::Head* head) override {
+    const std::lock_guard lock(fake_->mutex_);
+    fake_->has_head_ = true;
+    fake_->FillHead(head);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetHead(grpc::ServerContext*, const v1::GetHeadRequest*, v1::Head* head) override {
+    const std::lock_guard lock(fake_->mutex_);
+    if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
+    fake_->FillHead(head);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status BeginWrite(grpc::ServerContext*, const v1::BeginWriteRequest* request,
+                          v1::BeginWriteResponse* response) override {
+    response->set_write_id("id of " + request->write_key());
+    return grpc::Status::OK;
+  }
+
+  grpc::Status WriteWeights(grpc::ServerContext*, grpc::ServerReader<v1::WriteWeightsRequest>* reader,
+                            v1::WriteWeightsResponse* response) override {
+    {
+      const std::lock_guard lock(fake_->mutex_);
+      ++fake_->observed_.weight_write_streams;
+    }
+    v1::WriteWeightsRequest request;
+    while (reader->Read(&request)) {
+      const std::lock_guard lock(fake_->mutex_);
+      const int message = fake_->weight_write_messages_++;
+      if (fake_->cut_weight_write && fake_->cut_weight_write(message)) return Cut();
+      const std::vector<float> rows = ToFloats(request.dtype(), request.weights());
+      std::copy(rows.begin(), rows.end(), fake_->weights_.begin() + request.first_row() * kHidden);
+      response->set_rows_received(response->rows_received() + request.rows());
+    }
+    return grpc::Status::OK;
+  }
+
+  grpc::Status CommitWrite(grpc::ServerContext*, const v1::CommitWriteRequest*,
+                           v1::CommitWriteResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    response->set_weight_version(++fake_->weight_version_);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status ReadWeights(grpc::ServerContext*, const v1::ReadWeightsRequest* request,
+                           grpc::ServerWriter<v1::ReadWeightsResponse>* writer) override {
+    const std::lock_guard lock(fake_->mutex_);
+    for (int64_t row = request->first_row(); row < kVocab;) {
+      const RowFate fate =
+          fake_->on_weight_rows ? fake_->on_weight_rows(fake_->weight_messages_) : RowFate::kSend;
+      ++fake_->weight_messages_;
+      if (fate == RowFate::kCut) {
+        if (fake_->change_weights_on_cut) {
+          ++fake_->weight_version_;
+          for (float& weight : fake_->weights_) weight += 100;
+        }
+        return Cut();
+      }
+      v1::ReadWeightsResponse response;
+      response.set_weight_version(fake_->weight_version_);
+      response.set_first_row(row);
+      response.set_rows(std::min(fake_->rows_per_message, kVocab - row));
+      response.set_dtype(request->dtype());
+      response.set_weights(
+          FromFloats(request->dtype(), fake_->weights_.data() + row * kHidden, response.rows() * kHidden));
+      writer->Write(response);
+      row += response.rows();
+    }
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer* const fake_;
+};
+
+class FakeServer::LossService final : public v1::LossService::Service {
+ public:
+  explicit LossService(FakeServer* fake) : fake_(fake) {}
+
+  grpc::Status OpenSession(grpc::ServerContext*, const v1::OpenSessionRequest* request,
+                           v1::OpenSessionResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
+    Session& session = fake_->sessions_[request->client_key()];
+    if (session.id.empty()) session.id = "session-" + std::to_string(++fake_->observed_.sessions);
+    response->set_session_id(session.id);
+    response->set_incarnation(fake_->incarnation_);
+    response->set_generation(fake_->generation_);
+    *response->mutable_limits() = fake_->limits;
+    auto* marks = response->add_lanes();
+    marks->set_accepted(session.accepted);
+    marks->set_applied(session.accepted);
+    response->set_vocab_size(kVocab);
+    response->set_hidden_size(kHidden);
+    response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status CloseSession(grpc::ServerContext*, const v1::CloseSessionRequest* request,
+                            v1::CloseSessionResponse*) override {
+    const std::lock_guard lock(fake_->mutex_);
+    std::erase_if(fake_->sessions_,
+                  [&](const auto& entry) { return entry.second.id == request->session_id(); });
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Compute(grpc::ServerContext*, Writer* writer) override {
+    v1::ComputeRequest request;
+    if (!writer->Read(&request) || !request.has_start()) return {StatusCode::INVALID_ARGUMENT, "no start"};
+    Stream stream;
+    v1::ComputeResponse ready;
+    grpc::Status status = fake_->Attach(request.start(), &stream, ready.mutable_ready());
+    if (!status.ok()) return status;
+    writer->Write(ready);
+    while (writer->Read(&request)) {
+      if (!fake_->TakeChunk(request.chunk(), &stream, writer, &status)) return status;
+    }
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer* const fake_;
+};
+
+class FakeServer::GradientService final : public v1::GradientService::Service {
+ public:
+  explicit GradientService(FakeServer* fake) : fake_(fake) {}
+
+  grpc::Status BeginFlush(grpc::ServerContext*, const v1::BeginFlushRequest* request,
+                          v1::BeginFlushResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
+    for (const auto& marks : request->marks()) {
+      const bool known =
+          std::any_of(fake_->sessions_.begin(), fake_->sessions_.end(), [&](const auto& entry) {
+            return entry.second.id == marks.session_id() &&
+                   entry.second.accepted == marks.lanes(0).accepted();
+          });
+      if (!known) return {StatusCode::FAILED_PRECONDITION, "marks differ"};
+    }
+    fake_->frozen_ = true;
+    response->set_flush_id("flush-" + std::to_string(fake_->generation_));
+    response->set_rows(kVocab);
+    response->set_columns(kHidden);
+    response->set_norm(1.5);
+    response->set_checksum(XXH3_64bits(fake_->window_.data(), fake_->window_.size() * sizeof(float)));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status ReadGradient(grpc::ServerContext*, const v1::ReadGradientRequest* request,
+                            grpc::ServerWriter<v1::ReadGradientResponse>* writer) override {
+    const std::lock_guard lock(fake_->mutex_);
+    if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
+    ++fake_->observed_.gradient_calls;
+    fake_->observed_.gradient_first_rows.push_back(request->first_row());
+    for (int64_t row = request->first_row(); row < kVocab;) {
+      const RowFate fate =
+          fake_->on_gradient_rows ? fake_->on_gradient_rows(fake_->gradient_messages_) : RowFate::kSend;
+      ++fake_->gradient_messages_;
+      if (fate == RowFate::kCut) return Cut();
+      v1::ReadGradientResponse response;
+      response.set_first_row(fate == RowFate::kWrongRow ? row + 1 : row);
+      response.set_rows(std::min(fake_->rows_per_message, kVocab - row));
+      response.set_dtype(OrFloat32(request->dtype()));
+      std::string bytes =
+          FromFloats(response.dtype(), fake_->window_.data() + row * kHidden, response.rows() * kHidden);
+      if (fate == RowFate::kCorrupt) bytes[0] = static_cast<char>(bytes[0] ^ 1);
+      response.set_gradient(bytes);
+      writer->Write(response);
+      row += response.rows();
+    }
+    return grpc::Status::OK;
+  }
+
+  grpc::Status CommitFlush(grpc::ServerContext*, const v1::CommitFlushRequest* request,
+                           v1::CommitFlushResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    ++fake_->observed_.commits;
+    if (request->flush_id() != fake_->last_committed_) {
+      if (!fake_->frozen_) return {StatusCode::ABORTED, "no such flush"};
+      fake_->CommitWindow();
+    }
+    if (fake_->lost_commits > 0) {
+      --fake_->lost_commits;
+      return Cut();
+    }
+    response->set_generation(fake_->generation_);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status AbortFlush(grpc::ServerContext*, const v1::AbortFlushRequest*,
+                          v1::AbortFlushResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    if (fake_->refused_aborts > 0) {
+      --fake_->refused_aborts;
+      return {StatusCode::INTERNAL, "refused by the test"};
+    }
+    ++fake_->observed_.aborts;
+    fake_->frozen_ = false;
+    fake_->committed_.notify_all();
+    response->set_generation(fake_->generation_);
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer* const fake_;
+};
+
+class FakeServer::StatusService final : public v1::StatusService::Service {
+ public:
+  explicit StatusService(FakeServer* fake) : fake_(fake) {}
+
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
+                         v1::GetStatusResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    if (fake_->unavailable_status > 0) {
+      --fake_->unavailable_status;
+      return Cut();
+    }
+    response->set_incarnation(fake_->incarnation_);
+    response->set_state(v1::SERVER_STATE_SERVING);
+    return grpc::Status::OK;
+  }
+
+ private:
+  FakeServer* const fake_;
+};
+
+FakeServer::FakeServer()
+    : window_(kVocab * kHidden, 0.0F),
+      weights_(kVocab * kHidden, 0.0F),
+      head_service_(std::make_unique<HeadService>(this)),
+      loss_service_(std::make_unique<LossService>(this)),
+      gradient_service_(std::make_unique<GradientService>(this)),
+      status_service_(std::make_unique<StatusService>(this)) {
+  limits.set_max_chunk_bytes(1 << 20);
+  limits.set_max_chunk_tokens(1 << 16);
+  limits.set_byte_credit(1 << 22);
+  limits.set_lease_seconds(60);
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+  builder.RegisterService(head_service_.get());
+  builder.RegisterService(loss_service_.get());
+  builder.RegisterService(gradient_service_.get());
+  builder.RegisterService(status_service_.get());
+  server_ = builder.BuildAndStart();
+}
+
+FakeServer::~FakeServer() {
+  {
+    const std::lock_guard lock(mutex_);
+    shut_down_ = true;
+    committed_.notify_all();
+  }
+  server_->Shutdown(std::chrono::system_clock::now());
+}
+
+}  // namespace lossd::testing
