@@ -36,10 +36,17 @@ class LossdServer:
         with open(self._log.name, encoding="utf-8") as file:
             return file.read()
 
+    def signal(self, number):
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
     def stop(self):
         """SIGTERM; returns the exit status."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self):
+        """For its own end; returns the exit status."""
         return self._process.wait()
 
     def __exit__(self, *_):

@@ -1,0 +1,144 @@
+#!/usr/bin/python3
+"""The server as a process: flags, configuration, signals, exit statuses, log lines."""
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+
+import grpc
+import numpy as np
+from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc
+from lossd_server import LossdServer
+
+from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
+
+BINARY = sys.argv.pop(1)
+
+
+def run(*flags):
+    return subprocess.run([BINARY, *flags], capture_output=True, text=True, timeout=60, check=False)
+
+
+class Usage(unittest.TestCase):
+    def test_help_teaches_every_flag_and_names_no_folder_of_the_build_machine(self):
+        text = run("--help").stdout
+        for flag in ("listen", "metrics_listen", "device", "workspace_bytes", "max_chunk_bytes", "config"):
+            self.assertIn(f"--{flag} ", text)
+        self.assertNotIn(os.getcwd(), text)
+        self.assertIn("from server/options.cc", text)
+
+    def test_a_wrong_flag_is_named_with_what_it_may_be_and_exits_with_2(self):
+        for flag, words in [("--device=gpu9", ("--device", "'gpu9'", "cpu")),
+                            ("--workspace_bytes=5", ("--workspace_bytes", "5", "1048576")),
+                            ("--log_format=xml", ("--log_format", "'xml'", "json")),
+                            ("--config=/nonexistent.json", ("--config", "/nonexistent.json"))]:
+            result = run(flag)
+            self.assertEqual(result.returncode, 2, flag)
+            for word in words:
+                self.assertIn(word, result.stderr)
+
+    def test_a_port_that_is_taken_is_an_error_that_says_so(self):
+        with LossdServer(BINARY) as server:
+            result = run(f"--listen={server.target}", "--metrics_listen=")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("cannot listen on", result.stderr)
+            self.assertIn(server.target, result.stderr)
+
+
+class Configuration(unittest.TestCase):
+    def start(self, config, *flags):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(config, file)
+            file.flush()
+            with LossdServer(BINARY, f"--config={file.name}", *flags) as server:
+                with grpc.insecure_channel(server.target) as channel:
+                    heads = head_pb2_grpc.HeadServiceStub(channel).ListHeads(head_pb2.ListHeadsRequest()).heads
+                    limits = open_session(channel, "a", "k").limits
+                return heads, limits, server.log()
+
+    def test_heads_and_flags_come_from_the_file_and_the_command_line_wins(self):
+        config = {"max_chunk_bytes": 8192, "max_chunk_tokens": 77, "log_format": "json",
+                  "heads": [{"name": "a", "vocab_size": 100, "hidden_size": 8},
+                            {"name": "b", "vocab_size": 50, "hidden_size": 4, "weight_dtype": "float32"}]}
+        heads, limits, log = self.start(config, "--max_chunk_bytes=16384")
+        self.assertEqual([(h.config.name, h.config.vocab_size) for h in heads], [("a", 100), ("b", 50)])
+        self.assertEqual(limits.max_chunk_bytes, 16384)
+        self.assertEqual(limits.max_chunk_tokens, 77)
+        events = [json.loads(line)["event"] for line in log.splitlines()]
+        self.assertIn("serving", events)
+
+    def test_a_flag_that_does_not_exist_is_an_error(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write('{"no_such_flag": 1}')
+            file.flush()
+            result = run(f"--config={file.name}")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("no_such_flag", result.stderr)
+
+
+class Drain(unittest.TestCase):
+    def test_sigterm_finishes_and_answers_what_was_accepted_then_exits_with_0(self):
+        vocab, hidden, tokens, chunks = 8192, 128, 256, 8
+        rng = np.random.default_rng(3)
+        with LossdServer(BINARY) as server, grpc.insecure_channel(server.target, options=OPTIONS) as channel:
+            create_head(channel, "h", vocab, hidden)
+            session = open_session(channel, "h", "drained")
+            requests = queue.Queue()
+            requests.put(start_request(session))
+            stream = loss_pb2_grpc.LossServiceStub(channel).Compute(iter(requests.get, None))
+            self.assertTrue(next(stream).HasField("ready"))
+            for sequence in range(1, chunks + 1):
+                requests.put(chunk_request(session, sequence, rng.integers(0, vocab, tokens),
+                                           rng.standard_normal((tokens, hidden), dtype=np.float32)))
+            first = next(stream)
+            self.assertEqual(first.result.sequence, 1)
+            server.signal(signal.SIGTERM)
+            answered, applied = [1], 0
+            with self.assertRaises(grpc.RpcError) as ended:
+                for response in stream:
+                    if response.HasField("result"):
+                        answered.append(response.result.sequence)
+                    if response.HasField("applied"):
+                        applied = response.applied.applied
+            requests.put(None)
+            self.assertEqual(ended.exception.code(), grpc.StatusCode.UNAVAILABLE)
+            self.assertEqual(answered, list(range(1, len(answered) + 1)), "answers are whole and in order")
+            self.assertEqual(applied, answered[-1], "everything accepted was applied before the end")
+            self.assertEqual(server.wait(), 0)
+            self.assertIn("a gradient window was not flushed", server.log())
+
+    def test_streams_that_idle_and_open_connections_do_not_hold_the_server_up(self):
+        with LossdServer(BINARY) as server, grpc.insecure_channel(server.target) as channel:
+            create_head(channel, "h", 64, 8)
+            session = open_session(channel, "h", "idle")
+            requests = queue.Queue()
+            requests.put(start_request(session))
+            stream = loss_pb2_grpc.LossServiceStub(channel).Compute(iter(requests.get, None))
+            next(stream)
+            self.assertEqual(server.stop(), 0)
+            requests.put(None)
+
+    def test_metrics_tell_what_was_done(self):
+        with LossdServer(BINARY) as server, grpc.insecure_channel(server.target) as channel:
+            create_head(channel, "h", 64, 8)
+            session = open_session(channel, "h", "counted")
+            good = chunk_request(session, 1, np.array([1, -100, 3]), np.ones((3, 8), np.float32))
+            bad = chunk_request(session, 2, np.array([64]), np.ones((1, 8), np.float32))
+            list(loss_pb2_grpc.LossServiceStub(channel).Compute(iter([start_request(session), good, bad])))
+            with urllib.request.urlopen(server.metrics_url) as response:
+                lines = response.read().decode().splitlines()
+            for line in ('lossd_chunks_total{outcome="accumulated"} 1', 'lossd_chunks_total{outcome="rejected"} 1',
+                         'lossd_rejected_total{reason="label"} 1', 'lossd_rejected_total{reason="gap"} 0',
+                         'lossd_tokens_total{kind="valid"} 2', 'lossd_tokens_total{kind="ignored"} 1',
+                         'lossd_memory_reserved_bytes{purpose="gradient"} 2048',
+                         'lossd_chunk_seconds_count{stage="forward"} 1'):
+                self.assertTrue(any(found.startswith(line) for found in lines), line)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,101 @@
+#include "server/engine/accumulation_ledger.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lossd::engine {
+namespace {
+
+using Lane = AccumulationLedger::Lane;
+using Place = AccumulationLedger::Place;
+
+void AcceptMany(Lane& lane, int count) {
+  for (int i = 0; i < count; ++i) AccumulationLedger::Accept(lane);
+}
+
+void ApplyMany(Lane& lane, int count) {
+  for (int i = 0; i < count; ++i) {
+    AccumulationLedger::Start(lane);
+    AccumulationLedger::Apply(lane);
+  }
+}
+
+TEST(AccumulationLedger, TakesOnlyTheNextSequence) {
+  Lane lane;
+  AcceptMany(lane, 3);
+  EXPECT_EQ(AccumulationLedger::Classify(lane, 1), Place::kRepeat);
+  EXPECT_EQ(AccumulationLedger::Classify(lane, 3), Place::kRepeat);
+  EXPECT_EQ(AccumulationLedger::Classify(lane, 4), Place::kNext);
+  EXPECT_EQ(AccumulationLedger::Classify(lane, 5), Place::kGap);
+  EXPECT_EQ(AccumulationLedger::Classify(lane, UINT64_MAX), Place::kGap);
+}
+
+TEST(AccumulationLedger, WithdrawingGoesBackToTheLastStartedOne) {
+  Lane lane;
+  AcceptMany(lane, 5);
+  ApplyMany(lane, 1);
+  AccumulationLedger::Start(lane);
+  EXPECT_EQ(AccumulationLedger::Withdraw(lane), 3U);
+  EXPECT_EQ(lane.accepted, 2U);  // 1 is applied, 2 is started and will finish
+  EXPECT_EQ(AccumulationLedger::Classify(lane, 3), Place::kNext);
+  AccumulationLedger::Apply(lane);
+  EXPECT_EQ(lane.applied, lane.accepted);
+}
+
+TEST(AccumulationLedger, AFlushMustNameEveryContributionExactly) {
+  AccumulationLedger ledger;
+  AcceptMany(ledger.Add("a", "client a", 0, 2).lanes[1], 3);
+  ledger.Add("idle", "client b", 1, 1);
+  const auto match = [&](std::vector<SessionMarks> marks) {
+    return std::string(ledger.Match(marks).message());
+  };
+  EXPECT_EQ(match({{"a", {{1, 3, 0}}}}), "");
+  EXPECT_EQ(match({{"a", {{0, 0, 0}, {1, 3, 0}}}, {"idle", {{0, 0, 0}}}}), "") << "idle lanes may be named";
+  EXPECT_THAT(match({}),
+              ::testing::HasSubstr("session a (client_key 'client a', rank 0) lane 1 contributed up to 3"));
+  EXPECT_THAT(match({{"a", {{1, 2, 0}}}}), ::testing::HasSubstr("accepted 2, the server has accepted 3"));
+  EXPECT_THAT(match({{"a", {{1, 3, 0}, {1, 3, 0}}}}), ::testing::HasSubstr("twice"));
+  EXPECT_THAT(match({{"a", {{1, 3, 0}, {2, 0, 0}}}}), ::testing::HasSubstr("lane 2"));
+  EXPECT_THAT(match({{"a", {{1, 3, 0}, {-1, 0, 0}}}}), ::testing::HasSubstr("lane -1"));
+  EXPECT_THAT(match({{"a", {{1, 3, 0}}}, {"idle", {{0, 1, 0}}}}), ::testing::HasSubstr("session idle"));
+}
+
+TEST(AccumulationLedger, AClosedSessionIsRememberedWhileTheWindowHoldsSomethingOfIt) {
+  AccumulationLedger ledger;
+  AcceptMany(ledger.Add("gave", "x", 0, 1).lanes[0], 2);
+  ledger.Add("nothing", "y", 0, 1);
+  ledger.Close("gave");
+  ledger.Close("nothing");
+  EXPECT_NE(ledger.Find("gave"), nullptr);
+  EXPECT_EQ(ledger.Find("nothing"), nullptr);
+  std::string id;
+  EXPECT_EQ(ledger.FindByKey("x", &id), nullptr) << "a closed session is not resumed";
+  ASSERT_EQ(ledger.WindowMarks().size(), 1U);
+  ledger.BeginWindow();
+  EXPECT_EQ(ledger.Find("gave"), nullptr);
+}
+
+TEST(AccumulationLedger, SequencesContinueAcrossWindows) {
+  AccumulationLedger ledger;
+  Lane& lane = ledger.Add("s", "x", 0, 1).lanes[0];
+  AcceptMany(lane, 2);
+  ApplyMany(lane, 2);
+  EXPECT_FALSE(ledger.WindowEmpty());
+  ledger.BeginWindow();
+  EXPECT_TRUE(ledger.WindowEmpty());
+  EXPECT_TRUE(ledger.WindowMarks().empty());
+  EXPECT_EQ(AccumulationLedger::Classify(ledger.Find("s")->lanes[0], 3), Place::kNext);
+  EXPECT_EQ(AccumulationLedger::Classify(ledger.Find("s")->lanes[0], 2), Place::kRepeat);
+}
+
+TEST(AccumulationLedger, MemoryDoesNotGrowWithTheNumberOfChunks) {
+  AccumulationLedger ledger;
+  Lane& lane = ledger.Add("s", "x", 0, 1).lanes[0];
+  AcceptMany(lane, 100000);
+  ApplyMany(lane, 100000);
+  EXPECT_EQ(ledger.Find("s")->lanes.size(), 1U);
+  EXPECT_EQ(lane.applied, 100000U);
+}
+
+}  // namespace
+}  // namespace lossd::engine

@@ -1,0 +1,109 @@
+#include "tests/unit/engine/engine_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <utility>
+
+namespace lossd::engine {
+
+void RecordingListener::OnAnswer(ChunkAnswer answer) {
+  const std::lock_guard lock(mutex_);
+  answers_.push_back(std::move(answer));
+  changed_.notify_all();
+}
+
+void RecordingListener::OnApplied(uint64_t applied) {
+  const std::lock_guard lock(mutex_);
+  applied_ = applied;
+}
+
+void RecordingListener::OnEnd(absl::Status status) {
+  const std::lock_guard lock(mutex_);
+  ended_ = std::move(status);
+}
+
+std::vector<ChunkAnswer> RecordingListener::AwaitAnswers(size_t count) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return answers_.size() >= count; });
+  return answers_;
+}
+
+std::optional<absl::Status> RecordingListener::ended() {
+  const std::lock_guard lock(mutex_);
+  return ended_;
+}
+
+uint64_t RecordingListener::applied() {
+  const std::lock_guard lock(mutex_);
+  return applied_;
+}
+
+size_t RecordingListener::answers() {
+  const std::lock_guard lock(mutex_);
+  return answers_.size();
+}
+
+EngineFixture::EngineFixture(EngineOptions options) {
+  engine = *Engine::Create(std::move(options), MakeFakeDevice(&gate));
+  head = *engine->CreateHead({"h", kVocab, kHidden, kernels::DataType::kFloat32});
+  const std::string write = *head->BeginWrite("w", Head::Replace::kNo, "write");
+  const std::string rows(static_cast<size_t>(kVocab * kHidden * 4), '\0');
+  EXPECT_TRUE((*head->FindWrite(write))->Write(0, kVocab, kernels::DataType::kFloat32, rows).ok());
+  head->CommitWrite(write, [](const absl::StatusOr<uint64_t>& version) { EXPECT_EQ(*version, 1U); });
+  engine->WaitIdle();
+}
+
+Chunk EngineFixture::MakeChunk(uint64_t sequence, float scale, uint64_t generation) {
+  Chunk chunk;
+  chunk.sequence = sequence;
+  chunk.generation = generation;
+  chunk.tokens = 1;
+  chunk.gradient_scale = scale;
+  chunk.labels.resize(8);  // label 0
+  chunk.hidden_states.resize(kHidden * 4);
+  return chunk;
+}
+
+std::string EngineFixture::Open(const std::string& client_key, int32_t lanes) {
+  const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", client_key, 0, lanes);
+  EXPECT_TRUE(opened.ok()) << opened.status();
+  return opened->info.session_id;
+}
+
+LaneAttachment EngineFixture::Attach(const std::string& session, std::shared_ptr<LaneListener> listener,
+                                     int32_t lane) {
+  const absl::StatusOr<LaneAttachment> attachment = head->AttachLane(session, lane, std::move(listener));
+  EXPECT_TRUE(attachment.ok()) << attachment.status();
+  return *attachment;
+}
+
+void EngineFixture::Submit(const LaneAttachment& lane, Chunk chunk) {
+  const absl::StatusOr<Head::Submission> submission =
+      head->Submit(lane, chunk, [] { ADD_FAILURE() << "a taken chunk must not be resumed"; });
+  ASSERT_TRUE(submission.ok()) << submission.status();
+  EXPECT_EQ(*submission, Head::Submission::kTaken);
+}
+
+absl::StatusOr<FlushInfo> EngineFixture::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks) {
+  std::promise<absl::StatusOr<FlushInfo>> answer;
+  head->BeginFlush(generation, std::move(marks),
+                   [&](absl::StatusOr<FlushInfo> flush) { answer.set_value(std::move(flush)); });
+  return answer.get_future().get();
+}
+
+float EngineFixture::GradientSum() {
+  engine->WaitIdle();
+  const absl::StatusOr<FlushInfo> flush = BeginFlush(head->Info().generation, Marks());
+  EXPECT_TRUE(flush.ok()) << flush.status();
+  float sum = 0;
+  std::vector<float> row(kHidden);
+  head->ReadGradient(flush->flush_id, 0, 1, kernels::DataType::kFloat32, row.data(),
+                     [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  engine->WaitIdle();
+  sum = row[0];
+  EXPECT_TRUE(head->AbortFlush(flush->flush_id).ok());
+  return sum;
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,67 @@
+// An engine on a fake device with one head "h" that has weights, and a listener that remembers what it hears.
+#ifndef LOSSD_TESTS_UNIT_ENGINE_ENGINE_FIXTURE_H_
+#define LOSSD_TESTS_UNIT_ENGINE_ENGINE_FIXTURE_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/engine/engine.h"
+#include "tests/unit/engine/fake_device.h"
+
+namespace lossd::engine {
+
+// Thread-safe.
+class RecordingListener : public LaneListener {
+ public:
+  void OnAnswer(ChunkAnswer answer) override;
+  void OnApplied(uint64_t applied) override;
+  void OnEnd(absl::Status status) override;
+
+  // Waits until `count` answers have come, and returns them.
+  std::vector<ChunkAnswer> AwaitAnswers(size_t count);
+  std::optional<absl::Status> ended();
+  uint64_t applied();
+  size_t answers();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<ChunkAnswer> answers_;
+  uint64_t applied_ = 0;
+  std::optional<absl::Status> ended_;
+};
+
+class EngineFixture {
+ public:
+  static constexpr int64_t kVocab = 4;
+  static constexpr int64_t kHidden = 2;
+
+  explicit EngineFixture(EngineOptions options = {});
+  ~EngineFixture() { gate.LetThrough(); }
+
+  // One valid token; `scale` is what it adds to the gradient.
+  static Chunk MakeChunk(uint64_t sequence, float scale, uint64_t generation = 1);
+  std::string Open(const std::string& client_key, int32_t lanes = 1);
+  LaneAttachment Attach(const std::string& session, std::shared_ptr<LaneListener> listener, int32_t lane = 0);
+  // Submits and expects it to be taken.
+  void Submit(const LaneAttachment& lane, Chunk chunk);
+  // The marks that the window has now.
+  std::vector<SessionMarks> Marks() const { return head->Info().window_marks; }
+  // Waits for the answer.
+  absl::StatusOr<FlushInfo> BeginFlush(uint64_t generation, std::vector<SessionMarks> marks);
+  // The fake gradient: the sum of the scales of what was accumulated. Flushes and aborts.
+  float GradientSum();
+
+  FakeGate gate;
+  std::unique_ptr<Engine> engine;
+  std::shared_ptr<Head> head;
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_TESTS_UNIT_ENGINE_ENGINE_FIXTURE_H_

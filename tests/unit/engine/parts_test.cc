@@ -1,0 +1,138 @@
+// The engine's small parts: budget, staged writes, summaries, errors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <xxhash.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "server/engine/batch_scheduler.h"
+#include "server/engine/counters.h"
+#include "server/engine/cpu_backend.h"
+#include "server/engine/engine.h"
+#include "server/engine/errors.h"
+#include "server/engine/gradient_summary.h"
+#include "server/engine/memory_budget.h"
+#include "server/engine/random_id.h"
+
+namespace lossd::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(MemoryBudget, RefusesWithATableAndGivesBackWhatIsReleased) {
+  auto budget = std::make_shared<MemoryBudget>(100);
+  auto first = budget->Reserve("first", {{"weights", 60}});
+  ASSERT_TRUE(first.ok());
+  const auto second = budget->Reserve("second", {{"weights", 30}, {"gradient", 11}});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
+  for (const char* part :
+       {"second", "weights", "30", "gradient", "11", "asked for", "41", "free", "40", "limit", "100"}) {
+    EXPECT_THAT(std::string(second.status().message()), HasSubstr(part));
+  }
+  EXPECT_EQ(budget->reserved(), 60);
+  first->reset();
+  EXPECT_EQ(budget->reserved(), 0);
+}
+
+TEST(CpuDevice, PlansExactlyWhatAHeadTakesAndRefusesWhatNoRowFits) {
+  auto device = *CreateCpuDevice(1 << 20);
+  const HeadConfig config{"h", 1000, 16, kernels::DataType::kBFloat16};
+  EXPECT_EQ(TotalBytes(*device->PlanMemory(config)), 1000 * 16 * (2 + 4 + 2));
+  const HeadConfig huge{"h", 10'000'000, 16, kernels::DataType::kBFloat16};
+  const absl::Status refused = device->PlanMemory(huge).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--workspace_bytes"));
+}
+
+TEST(Engine, CreationThatDoesNotFitLeavesTheBudgetAsItWas) {
+  EngineOptions options;
+  options.memory_limit_bytes = 16 << 20;
+  auto engine = *Engine::Create(options, *CreateCpuDevice(8 << 20));
+  const int64_t before = engine->budget().reserved();
+  EXPECT_EQ(engine->CreateHead({"big", 10000, 200, kernels::DataType::kFloat32}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(engine->budget().reserved(), before);
+  EXPECT_TRUE(engine->CreateHead({"small", 1000, 64, kernels::DataType::kFloat32}).ok());
+}
+
+TEST(GradientSummary, IsTheHashAndNormOfTheWholeWhateverThePieces) {
+  std::vector<float> values(1003);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.25f - 100;
+  GradientSummarizer pieces;
+  for (size_t i = 0; i < values.size(); i += 17) {
+    pieces.Add(std::span(values).subspan(i, std::min<size_t>(17, values.size() - i)));
+  }
+  const GradientSummary summary = pieces.Finish();
+  EXPECT_EQ(summary.checksum, XXH3_64bits(values.data(), values.size() * sizeof(float)));
+  double squares = 0;
+  for (const float value : values) squares += static_cast<double>(value) * value;
+  EXPECT_NEAR(summary.norm, std::sqrt(squares), 1e-9 * summary.norm);
+  EXPECT_EQ(summary.non_finite, 0);
+}
+
+TEST(GradientSummary, CountsNonFiniteElements) {
+  const std::vector<float> values = {1, std::numeric_limits<float>::infinity(), NAN, -1};
+  GradientSummarizer summarizer;
+  summarizer.Add(values);
+  EXPECT_EQ(summarizer.Finish().non_finite, 2);
+}
+
+TEST(Errors, CarryTheirFactsThroughTheStatus) {
+  absl::Status status =
+      MakeError(absl::StatusCode::kAborted, RejectReason::kGeneration, "generation", "text");
+  AttachPosition(&status, {"incarnation", 7, {{0, 3}, {1, 9}}});
+  AttachRetryDelay(&status, absl::Milliseconds(250));
+  EXPECT_EQ(ReasonOf(status), RejectReason::kGeneration);
+  EXPECT_EQ(FieldOf(status), "generation");
+  const std::optional<Position> position = PositionOf(status);
+  ASSERT_TRUE(position.has_value());
+  EXPECT_EQ(position->incarnation, "incarnation");
+  EXPECT_EQ(position->generation, 7U);
+  ASSERT_EQ(position->replay.size(), 2U);
+  EXPECT_EQ(position->replay[1].lane, 1);
+  EXPECT_EQ(position->replay[1].next_sequence, 9U);
+  EXPECT_EQ(RetryDelayOf(status), absl::Milliseconds(250));
+  EXPECT_FALSE(PositionOf(absl::InternalError("plain")).has_value());
+  EXPECT_EQ(ReasonOf(absl::InternalError("plain")), RejectReason::kInternal);
+}
+
+TEST(Errors, EveryReasonHasANameOfItsOwn) {
+  std::set<std::string> names;
+  for (int i = 0; i < kRejectReasonCount; ++i) names.insert(Name(static_cast<RejectReason>(i)));
+  EXPECT_EQ(names.size(), static_cast<size_t>(kRejectReasonCount));
+}
+
+TEST(DurationHistogram, PutsAValueIntoTheBucketWhoseBoundItDoesNotPass) {
+  DurationHistogram histogram;
+  histogram.Observe(1e-4);
+  histogram.Observe(1.1e-4);
+  histogram.Observe(1000);
+  EXPECT_EQ(histogram.bucket(0), 1U);
+  EXPECT_EQ(histogram.bucket(1), 1U);
+  EXPECT_EQ(histogram.bucket(DurationHistogram::kBounds.size()), 1U);
+}
+
+TEST(RandomId, IsAVersionFourUuidAndNeverTheSame) {
+  std::set<std::string> ids;
+  for (int i = 0; i < 1000; ++i) {
+    const std::string id = RandomId();
+    EXPECT_THAT(id, ::testing::MatchesRegex("........-....-4...-[89ab]...-............"));
+    ids.insert(id);
+  }
+  EXPECT_EQ(ids.size(), 1000U);
+}
+
+TEST(BatchScheduler, RunsInOrderAndFinishesWhatIsQueuedBeforeItEnds) {
+  std::vector<int> order;
+  {
+    BatchScheduler scheduler;
+    for (int i = 0; i < 100; ++i) scheduler.Post([&order, i] { order.push_back(i); });
+  }
+  ASSERT_EQ(order.size(), 100U);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+}  // namespace
+}  // namespace lossd::engine
