@@ -35,7 +35,8 @@ void AddTextOptions(CLI::App* app, Options* options) {
       ->envname("TRAIN_LM_TEXT_DIR")
       ->type_name("DIR")
       ->group("Text");
-  app->add_option("--vocabulary", options->vocabulary, "Pieces of the tokenizer (SentencePiece, BPE)")
+  app->add_option("--vocabulary", options->vocabulary,
+                  "Pieces of the tokenizer (SentencePiece, BPE), at most")
       ->check(CLI::Range(64, 1 << 20))
       ->capture_default_str()
       ->group("Text");

@@ -26,7 +26,7 @@ struct Options {
   HeadPrecision precision = HeadPrecision::kBFloat16;
 
   TrainerOptions trainer;  // steps is filled in from `epochs` unless it is given
-  double epochs = 3;
+  double epochs = 2.5;
   int64_t evaluations = 6;
   int threads = 0;  // 0: all cores
 

@@ -50,6 +50,7 @@ std::unique_ptr<SentencePiece> SentencePiece::Train(const std::vector<std::strin
   const std::unordered_map<std::string, std::string> options = {
       {"model_type", "bpe"},
       {"vocab_size", std::to_string(vocabulary)},
+      {"hard_vocab_limit", "false"},  // a short text may not have that many pieces
       {"character_coverage", "1.0"},
       {"max_sentence_length", std::to_string(longest + 1)},  // longer ones would be skipped in silence
       {"num_threads", "1"},

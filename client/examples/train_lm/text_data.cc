@@ -1,24 +1,36 @@
 #include "client/examples/train_lm/text_data.h"
 
 #include <cmath>
-#include <memory>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "client/examples/train_lm/sentence_piece.h"
+#include "client/examples/train_lm/tokenizer.h"
 
 namespace lossd::train_lm {
 namespace {
 
-Tokens EncodeChapter(const SentencePiece& tokenizer, const Chapter& chapter) {
-  Tokens tokens;
-  for (const std::string& paragraph : chapter.paragraphs) {
-    const Tokens piece = tokenizer.Encode(paragraph);
-    tokens.insert(tokens.end(), piece.begin(), piece.end());
-    tokens.push_back(tokenizer.end_id());
+std::vector<std::string_view> Paragraphs(std::span<const Chapter* const> chapters) {
+  std::vector<std::string_view> paragraphs;
+  for (const Chapter* chapter : chapters) {
+    paragraphs.insert(paragraphs.end(), chapter->paragraphs.begin(), chapter->paragraphs.end());
   }
-  return tokens;
+  return paragraphs;
+}
+
+// One sequence for each chapter; `paragraphs` are those of all chapters.
+std::vector<Tokens> ByChapter(std::span<const Chapter* const> chapters, std::span<const Tokens> paragraphs,
+                              int32_t end_id) {
+  std::vector<Tokens> sequences;
+  auto next = paragraphs.begin();
+  for (const Chapter* chapter : chapters) {
+    Tokens& sequence = sequences.emplace_back();
+    for (size_t i = 0; i < chapter->paragraphs.size(); ++i, ++next) {
+      sequence.insert(sequence.end(), next->begin(), next->end());
+      sequence.push_back(end_id);
+    }
+  }
+  return sequences;
 }
 
 std::vector<float> UnigramLogProbabilities(const TokenText& text, int64_t vocabulary) {
@@ -76,31 +88,20 @@ absl::StatusOr<TextData> PrepareText(std::span<const Document> documents, const 
   if (parts.held_out.empty()) {
     return absl::InvalidArgumentError("the text is too short: nothing of it can be held out");
   }
-  std::vector<std::string_view> paragraphs;
-  for (const Chapter* chapter : parts.training) {
-    paragraphs.insert(paragraphs.end(), chapter->paragraphs.begin(), chapter->paragraphs.end());
-  }
-  std::string error;
-  const std::unique_ptr<SentencePiece> tokenizer =
-      SentencePiece::Train(paragraphs, static_cast<int>(options.vocabulary), &error);
-  if (tokenizer == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no tokenizer of ", options.vocabulary, " pieces can be made from this text: ", error));
-  }
-
-  std::vector<Tokens> training;
-  for (const Chapter* chapter : parts.training) training.push_back(EncodeChapter(*tokenizer, *chapter));
-  std::vector<Tokens> held_out;
-  for (const Chapter* chapter : parts.held_out) held_out.push_back(EncodeChapter(*tokenizer, *chapter));
+  const absl::StatusOr<TokenizedText> text =
+      Tokenize(Paragraphs(parts.training), Paragraphs(parts.held_out), options.vocabulary);
+  if (!text.ok()) return text.status();
+  const std::vector<Tokens> training = ByChapter(parts.training, text->training, text->end_id);
+  const std::vector<Tokens> held_out = ByChapter(parts.held_out, text->held_out, text->end_id);
   const DisjointText disjoint = RemoveSharedNgrams(training, held_out, kSharedNgram);
   if (disjoint.segments.empty()) {
     return absl::InvalidArgumentError("nothing is left to train on: the held-out text repeats all of it");
   }
 
   TextData data;
-  data.vocabulary = tokenizer->vocabulary();
-  data.training = JoinSequences(disjoint.segments, tokenizer->begin_id(), options.padding);
-  data.held_out = JoinSequences(held_out, tokenizer->begin_id(), options.padding);
+  data.vocabulary = text->vocabulary;
+  data.training = JoinSequences(disjoint.segments, text->begin_id, options.padding);
+  data.held_out = JoinSequences(held_out, text->begin_id, options.padding);
   data.unigram = UnigramLogProbabilities(data.training, data.vocabulary);
   data.held_out_chapters = parts.held_out_names;
   data.removed_tokens = disjoint.removed_tokens;

@@ -35,12 +35,12 @@ struct TextData {
 };
 
 struct TextOptions {
-  int64_t vocabulary = 8192;
-  int64_t padding = 32;  // tokens that a context may reach back
+  int64_t vocabulary = 8192;  // at most
+  int64_t padding = 32;       // tokens that a context may reach back
 };
 
 // A paragraph is encoded on its own and ends with </s>, which is predicted like any token. INVALID_ARGUMENT
-// if the text is too small for the vocabulary or to hold anything out.
+// if the text is too small to hold anything out.
 absl::StatusOr<TextData> PrepareText(std::span<const Document> documents, const TextOptions& options);
 
 // exp of the mean negative log-probability of the positions of `text` under unigram log-probabilities.

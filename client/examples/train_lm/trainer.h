@@ -19,9 +19,9 @@ namespace lossd::train_lm {
 
 struct TrainerOptions {
   int64_t steps = 0;
-  int64_t batch = 4096;          // tokens sent to the head at once
+  int64_t batch = 8192;          // tokens sent to the head at once
   int64_t accumulate = 1;        // batches of one step: dW is flushed after that many
-  double learning_rate = 0.005;  // reached after the warm-up, then falling in a line to 0
+  double learning_rate = 0.012;  // reached after the warm-up, then falling in a line to 0
   double warm_up = 0.1;          // share of the steps
   double weight_decay = 0.1;
   uint64_t seed = 1;

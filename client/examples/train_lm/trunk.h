@@ -22,7 +22,7 @@ struct TrunkConfig {
   int64_t vocabulary = 0;
   int64_t hidden = 256;
   int64_t embedding = 96;
-  int64_t context = 8;   // tokens that have a place of their own
+  int64_t context = 6;   // tokens that have a place of their own
   int64_t history = 32;  // tokens in the decaying sum; at least context
   double feature_dropout = 0.2;
   double hidden_dropout = 0.2;

@@ -61,14 +61,25 @@ TEST(TextData, IsTheSameEveryTime) {
   EXPECT_EQ(one->held_out.tokens, two->held_out.tokens);
 }
 
-TEST(TextData, SaysWhenTheTextIsTooSmall) {
-  const std::vector<Document> large_vocabulary = {Numbers(30)};
-  const absl::Status vocabulary = PrepareText(large_vocabulary, {.vocabulary = 8192, .padding = 4}).status();
-  EXPECT_EQ(vocabulary.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(vocabulary.message(), ::testing::HasSubstr("8192"));
+TEST(TextData, TakesASmallerVocabularyWhenTheTextHasNoMore) {
+  const std::vector<Document> documents = {Numbers(30)};
+  const absl::StatusOr<TextData> data = PrepareText(documents, {.vocabulary = 8192, .padding = 4});
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_LT(data->vocabulary, 200);
+  EXPECT_EQ(data->unigram.size(), static_cast<size_t>(data->vocabulary));
+}
+
+TEST(TextData, SaysWhenNothingCanBeHeldOut) {
   const std::vector<Document> one_paragraph = {ParseDocument("tiny", "One paragraph.\n")};
   EXPECT_EQ(PrepareText(one_paragraph, {.vocabulary = 64, .padding = 4}).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+TEST(TextData, PassesOnWhyNoTokenizerCanBeMade) {
+  const std::vector<Document> documents = {Numbers(100)};
+  const absl::Status status = PrepareText(documents, {.vocabulary = 5, .padding = 4}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("ocab"));
 }
 
 }  // namespace

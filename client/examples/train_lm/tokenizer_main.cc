@@ -1,0 +1,40 @@
+// train_lm_tokenizer VOCABULARY: a filter around SentencePiece.
+//
+// Standard input: one paragraph a line, behind a '+' if the tokenizer is to be trained on it and a '-' if
+// not. Standard output: a line with the size of the vocabulary and the ids of <s> and </s>, then for each
+// paragraph a line with its tokens. If no tokenizer can be made there is one line that says why, and the exit
+// status is 1.
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "client/examples/train_lm/sentence_piece.h"
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: train_lm_tokenizer VOCABULARY < PARAGRAPHS\n";
+    return 2;
+  }
+  std::ios::sync_with_stdio(false);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(std::cin, line);) lines.push_back(line);
+  std::vector<std::string_view> training;
+  for (const std::string& line : lines) {
+    if (line.starts_with('+')) training.push_back(std::string_view(line).substr(1));
+  }
+  std::string error;
+  const auto tokenizer = lossd::train_lm::SentencePiece::Train(training, std::atoi(argv[1]), &error);
+  if (tokenizer == nullptr) {
+    std::cout << error << '\n';
+    return 1;
+  }
+  std::cout << tokenizer->vocabulary() << ' ' << tokenizer->begin_id() << ' ' << tokenizer->end_id() << '\n';
+  for (const std::string& line : lines) {
+    for (const int32_t token : tokenizer->Encode(std::string_view(line).substr(line.empty() ? 0 : 1))) {
+      std::cout << token << ' ';
+    }
+    std::cout << '\n';
+  }
+  return std::cout.flush() ? 0 : 1;
+}
