@@ -26,13 +26,14 @@ show_tail() {
 
 # Prints where a running step stands: in place on a terminal, otherwise a line every 20 seconds.
 report_progress() {
-  local log=$1 title=$2 began=$SECONDS parent=$$ line
+  local log=$1 title=$2 began=$SECONDS parent=$$ next=20 line
   while kill -0 "$parent" 2>/dev/null; do
     sleep 1 >/dev/null 2>&1
     line=$(tail -n 1 "$log" 2>/dev/null | tr -d '\r' | cut -c1-60) || true
     if [[ -t 1 ]]; then
       printf '\r\033[K    %s: %d s  %s' "$title" $((SECONDS - began)) "$line"
-    elif (((SECONDS - began) % 20 == 0)); then
+    elif ((SECONDS - began >= next)); then
+      next=$((SECONDS - began + 20))
       printf '    %s: %d s  %s\n' "$title" $((SECONDS - began)) "$line"
     fi
   done
