@@ -56,20 +56,32 @@ void AddCommonOptions(CLI::App& app, Context& context) {
          "Wait this long to reach the server and for each answer (default: 10 to reach it, 60 for answers); "
          "transfers take as long as they need")
       ->type_name("SECONDS")
-      ->check(AboveZero())
+      ->check(PositiveNumber())
       ->group(kGroup);
   app.add_flag("--json", context.json, "Print JSON: results on standard output, errors on standard error")
       ->group(kGroup);
 }
 
-CLI::Validator AboveZero() {
+CLI::Validator PositiveInteger() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        int64_t value = 0;
+        return absl::SimpleAtoi(text, &value) && value > 0
+                   ? std::string()
+                   : absl::StrCat("'", text, "' is not a whole number above 0");
+      },
+      "", "positive integer");
+}
+
+CLI::Validator PositiveNumber() {
   return CLI::Validator(
       [](const std::string& text) {
         double value = 0;
-        return absl::SimpleAtod(text, &value) && value > 0 ? std::string()
-                                                           : absl::StrCat("'", text, "' is not above 0");
+        return absl::SimpleAtod(text, &value) && value > 0
+                   ? std::string()
+                   : absl::StrCat("'", text, "' is not a number above 0");
       },
-      "", "above zero");
+      "", "positive number");
 }
 
 CLI::Option* AddDtypeOption(CLI::App& app, std::string& dtype, const std::string& description) {

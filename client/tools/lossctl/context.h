@@ -40,8 +40,9 @@ void AddCommonOptions(CLI::App& app, Context& context);
 CLI::Option* AddDtypeOption(CLI::App& app, std::string& dtype, const std::string& description);
 std::optional<DataType> ParseDtype(const std::string& dtype);
 
-// A check that the value is a number above zero, with a message people can read.
-CLI::Validator AboveZero();
+// Checks of a value, with messages people can read.
+CLI::Validator PositiveInteger();
+CLI::Validator PositiveNumber();
 
 // 1234567 as "1,234,567".
 std::string WithCommas(int64_t number);

@@ -73,11 +73,11 @@ void AddCreateCommand(CLI::App& head, Context& context) {
   command->add_option("--vocab", options->vocab_size, "Rows of the weight: the size of the vocabulary")
       ->required()
       ->type_name("V")
-      ->check(AboveZero());
+      ->check(PositiveInteger());
   command->add_option("--hidden", options->hidden_size, "Columns of the weight: the size of a hidden state")
       ->required()
       ->type_name("H")
-      ->check(AboveZero());
+      ->check(PositiveInteger());
   AddDtypeOption(*command, options->dtype, "Element type of the weight (default: bfloat16)");
   AddCommonOptions(*command, context);
   command->footer(

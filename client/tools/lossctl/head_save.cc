@@ -47,6 +47,10 @@ absl::Status Save(const Context& context, const SaveOptions& options) {
     version = head->ReadWeights(type, weights.get(),
                                 [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
   }
+  if (absl::IsFailedPrecondition(version.status())) {
+    return WithAdvice(version.status(),
+                      absl::StrCat("load some first: 'lossctl head load ", options.name, " PATH'"));
+  }
   if (!version.ok()) return version.status();
   if (absl::Status status = writer->Append({weights.get(), static_cast<size_t>(bytes)}); !status.ok())
     return status;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "CLI/App.hpp"
 #include "CLI/Config.hpp"
@@ -70,6 +71,13 @@ std::string CommandReached(const CLI::App& app) {
                       parsed.empty() ? "" : absl::StrCat(" ", CommandReached(*parsed.back())));
 }
 
+// A mistyped command is left over, but CLI11 only says that one is missing.
+std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<std::string> left_over = app.remaining(/*recurse=*/true);
+  const bool mistyped = !left_over.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  return mistyped ? absl::StrCat("unknown command or option '", left_over.front(), "'") : error.what();
+}
+
 ExitCode Fail(const std::string& message, ExitCode code) {
   std::fputs(message.c_str(), stderr);
   return code;
@@ -88,7 +96,8 @@ ExitCode Main(int argc, char** argv) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
       return app.exit(error) == 0 ? ExitCode::kOk : ExitCode::kFailed;  // --help, --version
     }
-    return Fail(FormatUsageError(error.what(), CommandReached(app), WantsJson(argc, argv)), ExitCode::kUsage);
+    return Fail(FormatUsageError(UsageMessage(app, error), CommandReached(app), WantsJson(argc, argv)),
+                ExitCode::kUsage);
   }
   if (absl::Status status = context.run(); !status.ok()) {
     return Fail(FormatError(status, context.json), ExitCodeOf(status));

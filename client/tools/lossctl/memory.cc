@@ -54,10 +54,10 @@ std::string ItemsTable(const ServerMemory& memory) {
 
 std::string ToText(const ServerMemory& memory) {
   const double reserved = Fraction(memory.reserved_bytes, memory.limit_bytes);
-  return absl::StrCat("reserved by heads  ", DrawBar(reserved, kSummaryBarWidth, UnicodeAllowed()), "  ",
+  return absl::StrCat("reserved  ", DrawBar(reserved, kSummaryBarWidth, UnicodeAllowed()), "  ",
                       FormatBytes(memory.reserved_bytes), " of ", FormatBytes(memory.limit_bytes), " (",
                       static_cast<int>(reserved * 100), " %)\n",  //
-                      "process            ", FormatBytes(memory.process_resident_bytes), " resident, ",
+                      "process   ", FormatBytes(memory.process_resident_bytes), " resident, ",
                       FormatBytes(memory.process_peak_bytes), " at most since the start\n\n",
                       ItemsTable(memory));
 }

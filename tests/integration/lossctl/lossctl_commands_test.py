@@ -1,0 +1,186 @@
+#!/usr/bin/python3
+"""lossctl's commands, for people and for programs, and each of its exit codes.
+
+usage: lossctl_commands_test.py LOSSD LOSSCTL WINDOW_FILLER
+"""
+import json
+import re
+import socket
+import unittest
+
+from lossctl_harness import (EXHAUSTED, FAILED, INVALID, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, LossctlTest,
+                             write_safetensors)
+
+# Every command that talks to the server, with arguments that are right.
+SERVER_COMMANDS = [
+    ["status"], ["memory"], ["head", "create", "x", "--vocab", "8", "--hidden", "4"], ["head", "list"],
+    ["head", "delete", "x"], ["head", "save", "x", "x.safetensors"], ["flush", "x", "--out", "x.safetensors"],
+]
+ALL_COMMANDS = [[], ["status"], ["memory"], ["head"], ["head", "create"], ["head", "list"], ["head", "delete"],
+                ["head", "load"], ["head", "save"], ["flush"], ["completion"]]
+
+
+class StatusAndMemory(LossctlTest):
+    def test_status_shows_the_server_and_its_heads(self):
+        self.succeed("head", "create", "seen", "--vocab", "1000", "--hidden", "16")
+        status = self.succeed_json("status")
+        self.assertEqual(set(status), {
+            "server", "version", "incarnation", "state", "device", "device_description", "uptime_seconds",
+            "chunks_applied", "tokens_applied", "queued_chunks", "heads"})
+        self.assertEqual(f"lossctl {status['version']}\n", self.succeed("--version"))
+        self.assertEqual(status["server"], self.server.target)
+        self.assertEqual(status["state"], "serving")
+        self.assertIn("seen", [head["name"] for head in status["heads"]])
+        text = self.succeed("status")
+        self.assertIn(f"at {self.server.target}: serving", text)
+        self.assertRegex(text, r"(?m)^seen +1,000 +16 +bfloat16 +none +open, generation 1 +0 +0 ")
+
+    def test_memory_shows_every_purpose_of_every_head(self):
+        created = self.succeed_json("head", "create", "big", "--vocab", "4096", "--hidden", "64", "--dtype", "fp32")
+        memory = self.succeed_json("memory")
+        self.assertEqual(memory["heads"]["big"], created["memory"])
+        self.assertEqual(created["memory"]["gradient"], 4096 * 64 * 4)
+        self.assertEqual(memory["limit_bytes"], 402653184)
+        held = sum(sum(items.values()) for items in [*memory["heads"].values(), memory["shared"]])
+        self.assertEqual(memory["reserved_bytes"], held)
+        self.assertGreaterEqual(memory["process_peak_bytes"], memory["process_resident_bytes"])
+
+        text = self.succeed("memory")
+        self.assertIn("of 384.0 MiB", text)
+        self.assertRegex(text, r"(?m)^big +weights +1\.0 MiB  #*\.*$")
+        self.assertRegex(text, r"(?m)^ +gradient +1\.0 MiB  #*\.*$")
+
+    def test_bars_are_unicode_only_where_the_locale_is(self):
+        self.assertNotIn("█", self.succeed("memory"))
+        self.assertIn("█", self.succeed("memory", LC_ALL="C.UTF-8"))
+
+
+class Heads(LossctlTest):
+    def test_create_says_what_it_reserved_and_may_be_repeated(self):
+        for dtype, given in [("bfloat16", None), ("float32", "float32"), ("bfloat16", "bf16"), ("float32", "fp32")]:
+            command = ["head", "create", f"made-{given}", "--vocab", "1000", "--hidden", "64"]
+            command += ["--dtype", given] if given else []
+            for _ in range(2):
+                text = self.succeed(*command)
+                self.assertIn(f"1,000 x 64 {dtype}", text)
+                self.assertIn(f"lossctl head load made-{given}", text)
+                head = self.succeed_json(*command)
+            self.assertEqual([head[key] for key in ("vocab_size", "hidden_size", "dtype", "weight_version")],
+                             [1000, 64, dtype, 0])
+
+    def test_a_name_that_is_taken_by_another_shape_is_refused(self):
+        self.succeed("head", "create", "taken", "--vocab", "10", "--hidden", "8")
+        error = self.error_of(REFUSED, "head", "create", "taken", "--vocab", "11", "--hidden", "8")
+        self.assertIn("taken", error)
+        self.assertIn("choose another name", error)
+        self.assertEqual(self.head("taken")["vocab_size"], 10)
+
+    def test_a_head_that_does_not_fit_is_out_of_resources(self):
+        error = self.error_of(EXHAUSTED, "head", "create", "huge", "--vocab", "131072", "--hidden", "4096")
+        self.assertIn("lossctl memory", error)
+        self.assertNotIn("huge", self.succeed("head", "list"))
+
+    def test_a_name_the_server_does_not_accept_is_invalid(self):
+        self.assertIn("name", self.error_of(INVALID, "head", "create", "a b", "--vocab", "1", "--hidden", "1"))
+
+    def test_list_and_delete(self):
+        for name in ("one", "two"):
+            self.succeed("head", "create", name, "--vocab", "10", "--hidden", "8")
+        table = self.succeed("head", "list")
+        self.assertRegex(table, r"(?m)^HEAD +VOCAB +HIDDEN")
+        self.assertRegex(table, r"(?m)^one ")
+        self.assertIn("Deleted head 'one'", self.succeed("head", "delete", "one"))
+        self.assertEqual(self.succeed_json("head", "delete", "two"), {"deleted": "two"})
+        left = [head["name"] for head in self.succeed_json("head", "list")["heads"]]
+        self.assertFalse({"one", "two"} & set(left))
+        self.assertIn("lossctl head list", self.error_of(NOT_FOUND, "head", "delete", "one"))
+
+    def test_a_gradient_is_only_deleted_on_demand(self):
+        write_safetensors(self.path("w"), {"lm_head.weight": ("F32", [50, 8], bytes(50 * 8 * 4))})
+        self.succeed("head", "load", "held", "w", "--create")
+        tokens = self.feed("held", 21)
+        error = self.error_of(REFUSED, "head", "delete", "held")
+        self.assertIn("lossctl flush held", error)
+        self.assertIn("--discard-gradient", error)
+        self.assertEqual(self.head("held")["window_tokens"], tokens)
+        self.succeed("head", "delete", "held", "--discard-gradient")
+        self.error_of(NOT_FOUND, "head", "delete", "held", "--discard-gradient")
+
+
+class CommandLine(LossctlTest):
+    def test_wrong_command_lines_are_usage_errors_that_name_the_help_to_read(self):
+        for arguments, message, where in [
+                ([], "subcommand is required", "lossctl --help"),
+                (["head"], "subcommand is required", "lossctl head --help"),
+                (["head", "remove"], "unknown command or option 'remove'", "lossctl head --help"),
+                (["statsu"], "unknown command or option 'statsu'", "lossctl --help"),
+                (["status", "extra"], "extra", "lossctl status --help"),
+                (["status", "--verbose"], "--verbose", "lossctl status --help"),
+                (["head", "create"], "required", "lossctl head create --help"),
+                (["head", "create", "x", "--vocab", "8"], "--hidden", "lossctl head create --help"),
+                (["head", "create", "x", "--vocab", "0", "--hidden", "4"], "'0' is not a whole number above 0", "head create --help"),
+                (["head", "create", "x", "--vocab", "-3", "--hidden", "4"], "'-3' is not a whole number", "create --help"),
+                (["head", "create", "x", "--vocab", "8.5", "--hidden", "4"], "'8.5' is not a whole number", "head create --help"),
+                (["head", "create", "x", "--vocab", "9" * 20, "--hidden", "4"], "9" * 20, "head create --help"),
+                (["head", "create", "x", "--vocab", "8", "--hidden", "4", "--dtype", "int8"], "int8", "create --help"),
+                (["head", "load", "x"], "PATH", "lossctl head load --help"),
+                (["head", "load", "x", "y", "--dtype", "float32"], "--create", "lossctl head load --help"),
+                (["flush", "x"], "--out", "lossctl flush --help"),
+                (["status", "--timeout", "0"], "'0' is not a number above 0", "lossctl status --help"),
+                (["completion", "tcsh"], "tcsh", "lossctl completion --help"),
+        ]:
+            with self.subTest(arguments=arguments):
+                error = self.error_of(USAGE, *arguments)
+                self.assertIn(message, error)
+                self.assertIn(where, error)
+
+    def test_every_help_teaches(self):
+        for command in ALL_COMMANDS:
+            with self.subTest(command=command):
+                text = self.succeed(*command, "--help")
+                self.assertIn(" ".join(["Usage: lossctl", *command]), text)
+                if command != ["head"]:
+                    self.assertIn("Examples:\n  ", text)
+                if command and command != ["completion"]:
+                    self.assertIn("--server", text)
+        codes = dict(re.findall(r"(?m)^  ([0-9]) (.*)$", self.succeed("--help")))
+        self.assertEqual(sorted(codes), list("01234567"))
+
+    def test_options_stand_before_or_behind_the_command(self):
+        for arguments in (["--json", "status"], ["status", "--json"],
+                          ["--server", self.server.target, "--json", "head", "list"],
+                          ["head", "--json", "list", "--server", self.server.target]):
+            with self.subTest(arguments=arguments):
+                json.loads(self.succeed(*arguments))
+
+    def test_the_option_wins_over_the_environment(self):
+        self.succeed("status", "--server", self.server.target, LOSSD_SERVER="127.0.0.1:1")
+        self.error_of(UNREACHABLE, "status", "--server", "127.0.0.1:1", "--timeout", "0.2")
+        self.error_of(UNREACHABLE, "status", "--timeout", "0.2", LOSSD_SERVER="127.0.0.1:1")
+
+    def test_a_result_that_cannot_be_printed_is_a_failure(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            result = self.lossctl("status", stdout=full)
+        self.assertEqual(result.code, FAILED, result)
+        self.assertIn("cannot be printed", result.err)
+
+
+class Unreachable(LossctlTest):
+    def test_no_server_there(self):
+        with socket.socket() as taken:  # bound, but nobody listens
+            taken.bind(("127.0.0.1", 0))
+            nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+            for command in SERVER_COMMANDS:
+                with self.subTest(command=command):
+                    error = self.error_of(UNREACHABLE, *command, "--server", nobody, "--timeout", "0.2")
+                    self.assertIn(f"is lossd running at '{nobody}'", error)
+
+    def test_a_server_that_never_answers(self):
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            self.error_of(UNREACHABLE, "status", "--server", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.5")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
