@@ -1,4 +1,5 @@
-// A whole lossd in the test's own process, reached through real gRPC on loopback, and the few calls that tests make of it.
+// A whole lossd in the test's own process, reached through real gRPC on loopback, and the few calls that
+// tests make of it.
 #ifndef LOSSD_TESTS_INTEGRATION_SERVER_TEST_SERVER_H_
 #define LOSSD_TESTS_INTEGRATION_SERVER_TEST_SERVER_H_
 
@@ -63,7 +64,8 @@ v1::OpenSessionResponse OpenSession(Stubs& stubs, const std::string& head, const
                                     int32_t lanes = 1);
 
 // A valid chunk with seeded content.
-v1::Chunk MakeChunk(uint64_t sequence, uint64_t generation, int64_t tokens, int64_t vocab, int64_t hidden, uint32_t seed);
+v1::Chunk MakeChunk(uint64_t sequence, uint64_t generation, int64_t tokens, int64_t vocab, int64_t hidden,
+                    uint32_t seed);
 
 // A Compute stream, one call after the other.
 class ComputeStream {

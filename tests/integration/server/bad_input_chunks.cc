@@ -1,0 +1,96 @@
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/integration/server/bad_input.h"
+
+namespace lossd::testing {
+namespace {
+
+using engine::RejectReason;
+
+Case Content(std::string name, RejectReason reason, std::string field, std::vector<std::string> message,
+             std::function<void(v1::Chunk&)> spoil) {
+  return {std::move(name),
+          [spoil = std::move(spoil)](Environment& environment) {
+            v1::Chunk chunk = environment.Good();
+            spoil(chunk);
+            return environment.Content(chunk);
+          },
+          grpc::StatusCode::INVALID_ARGUMENT,
+          std::move(message),
+          reason,
+          std::move(field)};
+}
+
+void SetHidden(v1::Chunk& chunk, int64_t index, float value) {
+  std::memcpy(chunk.mutable_hidden_states()->data() + index * 4, &value, 4);
+}
+
+}  // namespace
+
+std::vector<Case> ContentCases() {
+  return {
+      Content("wrong_shape", RejectReason::kLength, "hidden_states", {"576", "512", "[16, 8]"},
+              [](v1::Chunk& chunk) { chunk.mutable_hidden_states()->resize(16 * 9 * 4); }),
+      Content("wrong_dtype", RejectReason::kDtype, "hidden_dtype", {"hidden_dtype is 9", "DATA_TYPE_FLOAT32"},
+              [](v1::Chunk& chunk) { chunk.set_hidden_dtype(static_cast<v1::DataType>(9)); }),
+      Content("dtype_not_given", RejectReason::kDtype, "hidden_dtype", {"hidden_dtype is 0"},
+              [](v1::Chunk& chunk) { chunk.set_hidden_dtype(v1::DATA_TYPE_UNSPECIFIED); }),
+      Content("wrong_dx_dtype", RejectReason::kDtype, "dx_dtype", {"dx_dtype is 77"},
+              [](v1::Chunk& chunk) { chunk.set_dx_dtype(static_cast<v1::DataType>(77)); }),
+      Content("payload_of_another_dtype", RejectReason::kLength, "hidden_states", {"512", "256", "bfloat16"},
+              [](v1::Chunk& chunk) { chunk.set_hidden_dtype(v1::DATA_TYPE_BFLOAT16); }),
+      Content("label_too_large", RejectReason::kLabel, "labels", {"labels[3] is 64", "[0, 64)", "-100"},
+              [](v1::Chunk& chunk) { SetLabel(chunk, 3, kVocab); }),
+      Content("label_negative", RejectReason::kLabel, "labels", {"labels[15] is -1", "[0, 64)"},
+              [](v1::Chunk& chunk) { SetLabel(chunk, 15, -1); }),
+      Content("label_not_the_ignore_index", RejectReason::kLabel, "labels",
+              {"labels[0] is -100", "ignore_index -7"},
+              [](v1::Chunk& chunk) {
+                SetLabel(chunk, 0, -100);
+                chunk.set_ignore_index(-7);
+              }),
+      Content("hidden_states_too_short", RejectReason::kLength, "hidden_states", {"511", "512"},
+              [](v1::Chunk& chunk) { chunk.mutable_hidden_states()->resize(511); }),
+      Content("hidden_states_too_long", RejectReason::kLength, "hidden_states", {"513", "512"},
+              [](v1::Chunk& chunk) { chunk.mutable_hidden_states()->resize(513); }),
+      Content("labels_too_short", RejectReason::kLength, "labels", {"120", "128"},
+              [](v1::Chunk& chunk) { chunk.mutable_labels()->resize(120); }),
+      Content("no_payload", RejectReason::kLength, "labels", {"0", "128"},
+              [](v1::Chunk& chunk) {
+                chunk.clear_labels();
+                chunk.clear_hidden_states();
+              }),
+      Content("chunk_over_the_limit", RejectReason::kChunkTooLarge, "hidden_states", {"4128", "4096"},
+              [](v1::Chunk& chunk) { chunk = MakeChunk(chunk.sequence(), 1, 129, kVocab, kHidden, 5); }),
+      Content("too_many_tokens", RejectReason::kChunkTooLarge, "tokens", {"257", "256"},
+              [](v1::Chunk& chunk) { chunk.set_tokens(257); }),
+      Content("tokens_that_overflow", RejectReason::kChunkTooLarge, "tokens", {"4611686018427387904", "256"},
+              [](v1::Chunk& chunk) { chunk.set_tokens(int64_t{1} << 62); }),
+      Content("zero_rows", RejectReason::kNoTokens, "tokens", {"tokens is 0", "at least 1"},
+              [](v1::Chunk& chunk) {
+                chunk.set_tokens(0);
+                chunk.clear_labels();
+                chunk.clear_hidden_states();
+              }),
+      Content("negative_rows", RejectReason::kNoTokens, "tokens", {"tokens is -5", "at least 1"},
+              [](v1::Chunk& chunk) { chunk.set_tokens(-5); }),
+      Content("nan_hidden_state", RejectReason::kNonFinite, "hidden_states", {"1 non-finite", "128"},
+              [](v1::Chunk& chunk) { SetHidden(chunk, 77, std::numeric_limits<float>::quiet_NaN()); }),
+      Content("infinite_hidden_states", RejectReason::kNonFinite, "hidden_states", {"2 non-finite"},
+              [](v1::Chunk& chunk) {
+                SetHidden(chunk, 0, std::numeric_limits<float>::infinity());
+                SetHidden(chunk, 127, -std::numeric_limits<float>::infinity());
+              }),
+      Content("nan_gradient_scale", RejectReason::kOption, "gradient_scale", {"nan", "finite"},
+              [](v1::Chunk& chunk) { chunk.set_gradient_scale(std::numeric_limits<float>::quiet_NaN()); }),
+      Content("unknown_mode", RejectReason::kOption, "mode", {"mode is 42"},
+              [](v1::Chunk& chunk) { chunk.set_mode(static_cast<v1::ComputeMode>(42)); }),
+  };
+}
+
+}  // namespace lossd::testing

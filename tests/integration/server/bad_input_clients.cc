@@ -1,0 +1,149 @@
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/integration/server/bad_input.h"
+
+namespace lossd::testing {
+namespace {
+
+void WaitUntil(const std::function<bool()>& condition) {
+  while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+
+// Ignored rows leave dW alone but are answered with a full dX.
+v1::Chunk AllIgnored(uint64_t sequence) {
+  v1::Chunk chunk = MakeChunk(sequence, 1, 128, kVocab, kHidden, 3);
+  for (int64_t row = 0; row < 128; ++row) SetLabel(chunk, row, -100);
+  return chunk;
+}
+
+Outcome VanishMidStream(Environment& environment) {
+  const engine::Gauge& live = environment.server().engine().counters().live_streams;
+  const int64_t before = live;
+  {
+    Stubs own(environment.server().Channel());
+    const v1::OpenSessionResponse session = OpenSession(own, "h", "vanishing");
+    ComputeStream stream(own, session);
+    for (uint64_t sequence = 1; sequence <= 20; ++sequence) stream.Send(AllIgnored(sequence));
+  }  // cancelled without a word, and its connection closed
+  WaitUntil([&] { return live == before; });
+  return {0, ""};
+}
+
+Outcome NeverRead(Environment& environment) {
+  const engine::Counters& counters = environment.server().engine().counters();
+  const uint64_t before = counters.payload_bytes_in;
+  Stubs own(environment.server().Channel());
+  const v1::OpenSessionResponse session = OpenSession(own, "h", "mute");
+  ComputeStream stream(own, session);
+  constexpr uint64_t kChunks = 4096;  // 20 MiB and as much again in answers
+  std::thread writer([&] {
+    for (uint64_t sequence = 1; sequence <= kChunks && stream.Send(AllIgnored(sequence)); ++sequence) {
+    }
+  });
+  // The server stops taking chunks once the answers it could not deliver have used up the credit.
+  uint64_t taken = 0;
+  for (uint64_t last = 1; taken != last;) {
+    last = taken;
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    taken = counters.payload_bytes_in - before;
+  }
+  stream.Cancel();
+  writer.join();
+  stream.Finish();
+  const uint64_t sent = kChunks * (4096 + 1024);
+  if (taken >= sent) return {0, "everything was taken: " + std::to_string(taken)};
+  return {0, "bounded"};
+}
+
+Outcome Garbage(Environment& environment) {
+  const int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(environment.server().port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0)
+    return {0, "no connection"};
+  std::string bytes;
+  for (const float value : RandomFloats(4096, 11)) bytes.append(reinterpret_cast<const char*>(&value), 4);
+  size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t now = send(descriptor, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (now <= 0) break;
+    sent += static_cast<size_t>(now);
+  }
+  std::array<char, 512> buffer{};
+  while (recv(descriptor, buffer.data(), buffer.size(), 0) > 0) {
+  }
+  close(descriptor);
+  return {0, "closed"};
+}
+
+// lossctl with a limit on file size, which is what a full disk looks like to it.
+Outcome FlushToAFullDisk(Environment& environment) {
+  std::array<int, 2> channel{};
+  if (pipe(channel.data()) != 0) return {0, "no pipe"};
+  const std::string server = environment.server().target();
+  const std::string out = ::testing::TempDir() + "/full_disk.safetensors";
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit{1024, 1024};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    signal(SIGXFSZ, SIG_IGN);
+    dup2(channel[1], STDERR_FILENO);
+    dup2(channel[1], STDOUT_FILENO);
+    close(channel[0]);
+    execl(LOSSCTL_BINARY, "lossctl", "--server", server.c_str(), "flush", "h", "--out", out.c_str(), nullptr);
+    _exit(127);
+  }
+  close(channel[1]);
+  Outcome outcome;
+  std::array<char, 512> buffer{};
+  for (ssize_t n = 0; (n = read(channel[0], buffer.data(), buffer.size())) > 0;) {
+    outcome.message.append(buffer.data(), static_cast<size_t>(n));
+  }
+  close(channel[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  if (access(out.c_str(), F_OK) == 0) outcome.message += " and left a file";
+  return outcome;
+}
+
+}  // namespace
+
+std::vector<Case> ClientCases() {
+  return {
+      {"client_vanishes_mid_stream", VanishMidStream, 0, {}, std::nullopt},
+      {"client_never_reads", NeverRead, 0, {"bounded"}, std::nullopt},
+      {"garbage_on_the_port", Garbage, 0, {"closed"}, std::nullopt},
+      {"full_disk_under_out", FlushToAFullDisk, 6, {"full_disk.safetensors"}, std::nullopt},
+      {"repeated_sequence",
+       [](Environment& environment) {
+         const std::optional<v1::ChunkResult> result =
+             environment.Compute(MakeChunk(1, 1, 16, kVocab, kHidden, 5));
+         if (!result.has_value() || result->disposition() != v1::DISPOSITION_REPEATED)
+           return Outcome{0, "not repeated"};
+         return Outcome{0, result->dx().size() == 16 * kHidden * 4 ? "computed again" : "no dx"};
+       },
+       0,
+       {"computed again"},
+       std::nullopt},
+  };
+}
+
+}  // namespace lossd::testing

@@ -1,0 +1,128 @@
+#include <optional>
+#include <vector>
+
+#include "tests/integration/server/bad_input.h"
+
+namespace lossd::testing {
+namespace {
+
+using engine::RejectReason;
+
+}  // namespace
+
+std::vector<Case> StreamCases() {
+  return {
+      {"gap_in_sequence",
+       [](Environment& environment) {
+         v1::Chunk chunk = environment.Good();
+         chunk.set_sequence(chunk.sequence() + 4);
+         return environment.Ending(chunk);
+       },
+       grpc::StatusCode::FAILED_PRECONDITION,
+       {"sequence is 6", "expects 2"},
+       RejectReason::kGap},
+      {"sequence_zero",
+       [](Environment& environment) {
+         v1::Chunk chunk = environment.Good();
+         chunk.set_sequence(0);
+         return environment.Ending(chunk);
+       },
+       grpc::StatusCode::FAILED_PRECONDITION,
+       {"sequence is 0", "expects 2"},
+       RejectReason::kGap},
+      {"generation_ahead",
+       [](Environment& environment) {
+         v1::Chunk chunk = environment.Good();
+         chunk.set_generation(2);
+         return environment.Ending(chunk);
+       },
+       grpc::StatusCode::ABORTED,
+       {"generation is 2", "at 1"},
+       RejectReason::kGeneration},
+      {"generation_zero",
+       [](Environment& environment) {
+         v1::Chunk chunk = environment.Good();
+         chunk.set_generation(0);
+         return environment.Ending(chunk);
+       },
+       grpc::StatusCode::ABORTED,
+       {"generation is 0", "at 1"},
+       RejectReason::kGeneration},
+      {"wrong_incarnation",
+       [](Environment& environment) {
+         v1::OpenSessionResponse session = environment.session();
+         session.set_incarnation("before");
+         return StartWith(environment, session);
+       },
+       grpc::StatusCode::ABORTED,
+       {"'before'"},
+       RejectReason::kIncarnation},
+      {"unknown_session",
+       [](Environment& environment) {
+         v1::OpenSessionResponse session = environment.session();
+         session.set_session_id("nobody");
+         return StartWith(environment, session);
+       },
+       grpc::StatusCode::NOT_FOUND,
+       {"'nobody'", "OpenSession"},
+       RejectReason::kUnknownSession},
+      {"unknown_lane",
+       [](Environment& environment) { return StartWith(environment, environment.session(), 3); },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"lane is 3", "has 1"},
+       RejectReason::kOption},
+      {"negative_lane",
+       [](Environment& environment) { return StartWith(environment, environment.session(), -1); },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"lane is -1", "has 1"},
+       RejectReason::kOption},
+      {"empty_message",
+       [](Environment& environment) { return environment.Ending(v1::ComputeRequest()); },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"start"},
+       RejectReason::kMalformed},
+      {"second_start",
+       [](Environment& environment) {
+         v1::ComputeRequest start;
+         start.mutable_start()->set_session_id(environment.session().session_id());
+         return environment.Ending(start);
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"start", "chunk"},
+       RejectReason::kMalformed},
+      {"chunk_before_start",
+       [](Environment& environment) {
+         grpc::ClientContext context;
+         auto stream = environment.stubs().losses->Compute(&context);
+         v1::ComputeRequest request;
+         *request.mutable_chunk() = environment.Good();
+         stream->Write(request);
+         v1::ComputeResponse response;
+         while (stream->Read(&response)) {
+         }
+         return FromStatus(stream->Finish());
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"start", "chunk"},
+       RejectReason::kMalformed},
+      {"stream_taken_by_another",
+       [](Environment& environment) {
+         ComputeStream other(environment.stubs(), environment.session());
+         return FromStatus(environment.stream().Finish());
+       },
+       grpc::StatusCode::ABORTED,
+       {"another stream", "lane 0"},
+       RejectReason::kFenced},
+      {"message_far_over_the_limit",
+       [](Environment& environment) {
+         v1::Chunk chunk = environment.Good();
+         chunk.mutable_hidden_states()->resize(1 << 20);
+         return environment.Ending(chunk);
+       },
+       grpc::StatusCode::RESOURCE_EXHAUSTED,
+       {"1048"},
+       std::nullopt},
+  };
+}
+
+}  // namespace lossd::testing
