@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cpu/simd_kernels.h"
 
@@ -18,8 +19,10 @@ namespace {
 template <int kLanes>
 struct Vectors {
   using Float [[gnu::vector_size(kLanes * 4)]] = float;
+  using HalfFloat [[gnu::vector_size(kLanes * 2)]] = float;
   using Int [[gnu::vector_size(kLanes * 4)]] = int32_t;
-  using Double [[gnu::vector_size(kLanes * 8)]] = double;
+  using Short [[gnu::vector_size(kLanes * 2)]] = uint16_t;
+  using Double [[gnu::vector_size(kLanes * 4)]] = double;  // half as many lanes
 };
 
 template <typename Vector>
@@ -37,8 +40,12 @@ inline void StoreVector(void* to, Vector value) {
 template <int kLanes, int kRows>
 struct SimdImplementation {
   using Float = typename Vectors<kLanes>::Float;
+  using HalfFloat = typename Vectors<kLanes>::HalfFloat;
   using Int = typename Vectors<kLanes>::Int;
+  using Short = typename Vectors<kLanes>::Short;
   using Double = typename Vectors<kLanes>::Double;
+  using Lanes = std::make_index_sequence<kLanes>;
+  using HalfLanes = std::make_index_sequence<kLanes / 2>;
   static constexpr int kColumns = 2 * kLanes;
 
   // One register tile. The left operand's element (row i, step k) is a[i * row_stride + k * step_stride].
@@ -94,14 +101,58 @@ struct SimdImplementation {
   }
   static float Widen(float value) { return value; }
 
+  // kLanes elements from memory, widened.
+  static Float LoadWide(const float* from) { return LoadVector<Float>(from); }
+  static Float LoadWide(const uint16_t* from) {
+    const Int bits = __builtin_convertvector(LoadVector<Short>(from), Int) << 16;
+    Float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+
+  // One step of a transposition: exchanges the off-diagonal blocks of kDistance x kDistance lanes between two
+  // rows.
+  template <int kDistance, size_t... kLane>
+  static void Exchange(Float& a, Float& b, std::index_sequence<kLane...>) {
+    const Float low =
+        __builtin_shufflevector(a, b,
+                                ((kLane & kDistance) == 0 ? static_cast<int>(kLane)
+                                                          : static_cast<int>(kLane) - kDistance + kLanes)...);
+    b = __builtin_shufflevector(a, b,
+                                ((kLane & kDistance) == 0 ? static_cast<int>(kLane) + kDistance
+                                                          : static_cast<int>(kLane) + kLanes)...);
+    a = low;
+  }
+
+  template <int kDistance>
+  static inline __attribute__((always_inline)) void Transpose(Float (&rows)[kLanes]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if ((i & kDistance) == 0) Exchange<kDistance>(rows[i], rows[i + kDistance], Lanes());
+    }
+    if constexpr (kDistance > 1) Transpose<kDistance / 2>(rows);
+  }
+
   template <typename Element>
-  static void PackTransposedAs(const char* from, int64_t stride, int64_t columns, int64_t depth,
+  static void PackTransposedAs(const Element* from, int64_t stride, int64_t columns, int64_t depth,
                                int64_t width, float* panel) {
-    for (int64_t k = 0; k < depth; ++k) {
+    int64_t k = 0;
+    if (columns == width && width == kColumns) {
+      for (; k + kLanes <= depth; k += kLanes) {
+        for (int64_t first = 0; first < kColumns; first += kLanes) {
+          Float rows[kLanes];
+#pragma GCC unroll 16
+          for (int i = 0; i < kLanes; ++i) rows[i] = LoadWide(from + (first + i) * stride + k);
+          Transpose<kLanes / 2>(rows);
+#pragma GCC unroll 16
+          for (int i = 0; i < kLanes; ++i) StoreVector(panel + (k + i) * kColumns + first, rows[i]);
+        }
+      }
+    }
+    for (; k < depth; ++k) {
       for (int64_t i = 0; i < columns; ++i) {
         Element element;
-        std::memcpy(&element, from + (i * stride + k) * static_cast<int64_t>(sizeof(element)),
-                    sizeof(element));
+        std::memcpy(&element, from + i * stride + k, sizeof(element));
         panel[k * width + i] = Widen(element);
       }
       for (int64_t i = columns; i < width; ++i) panel[k * width + i] = 0.0f;
@@ -110,22 +161,34 @@ struct SimdImplementation {
 
   static void PackTransposed(DataType type, const void* from, int64_t stride, int64_t columns, int64_t depth,
                              int64_t width, float* panel) {
-    const char* bytes = static_cast<const char*>(from);
     if (type == DataType::kBFloat16) {
-      PackTransposedAs<uint16_t>(bytes, stride, columns, depth, width, panel);
+      PackTransposedAs(static_cast<const uint16_t*>(from), stride, columns, depth, width, panel);
     } else {
-      PackTransposedAs<float>(bytes, stride, columns, depth, width, panel);
+      PackTransposedAs(static_cast<const float*>(from), stride, columns, depth, width, panel);
     }
   }
 
   template <typename Element>
-  static void PackAs(const char* from, int64_t stride, int64_t depth, int64_t columns, int64_t width,
+  static void PackAs(const Element* from, int64_t stride, int64_t depth, int64_t columns, int64_t width,
                      float* panel) {
+    if (columns == width && width == kColumns) {
+      for (int64_t k = 0; k < depth; ++k) {
+        StoreVector(panel + k * kColumns, LoadWide(from + k * stride));
+        StoreVector(panel + k * kColumns + kLanes, LoadWide(from + k * stride + kLanes));
+      }
+      return;
+    }
+    if constexpr (sizeof(Element) == sizeof(float)) {
+      if (columns == width && width == kRows) {
+        for (int64_t k = 0; k < depth; ++k)
+          std::memcpy(panel + k * kRows, from + k * stride, kRows * sizeof(float));
+        return;
+      }
+    }
     for (int64_t k = 0; k < depth; ++k) {
-      const char* row = from + k * stride * static_cast<int64_t>(sizeof(Element));
       for (int64_t i = 0; i < columns; ++i) {
         Element element;
-        std::memcpy(&element, row + i * static_cast<int64_t>(sizeof(element)), sizeof(element));
+        std::memcpy(&element, from + k * stride + i, sizeof(element));
         panel[k * width + i] = Widen(element);
       }
       for (int64_t i = columns; i < width; ++i) panel[k * width + i] = 0.0f;
@@ -134,11 +197,10 @@ struct SimdImplementation {
 
   static void Pack(DataType type, const void* from, int64_t stride, int64_t depth, int64_t columns,
                    int64_t width, float* panel) {
-    const char* bytes = static_cast<const char*>(from);
     if (type == DataType::kBFloat16) {
-      PackAs<uint16_t>(bytes, stride, depth, columns, width, panel);
+      PackAs(static_cast<const uint16_t*>(from), stride, depth, columns, width, panel);
     } else {
-      PackAs<float>(bytes, stride, depth, columns, width, panel);
+      PackAs(static_cast<const float*>(from), stride, depth, columns, width, panel);
     }
   }
 
@@ -174,27 +236,46 @@ struct SimdImplementation {
     return p * scale;
   }
 
+  // Sums in double, lane by lane.
+  struct Sum {
+    Double low{};
+    Double high{};
+
+    template <size_t... kLane>
+    inline __attribute__((always_inline)) void Add(Float value, std::index_sequence<kLane...>) {
+      const HalfFloat low_half = __builtin_shufflevector(value, value, static_cast<int>(kLane)...);
+      const HalfFloat high_half =
+          __builtin_shufflevector(value, value, static_cast<int>(kLane + kLanes / 2)...);
+      low += __builtin_convertvector(low_half, Double);
+      high += __builtin_convertvector(high_half, Double);
+    }
+    double Total() const {
+      const Double both = low + high;
+      double total = 0;
+      for (int lane = 0; lane < kLanes / 2; ++lane) total += both[lane];
+      return total;
+    }
+  };
+
   static double ExpRow(float* values, int64_t count, float offset, int32_t exponent) {
-    Double sum{};
+    Sum sum;
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) {
       const Float e = Exp(LoadVector<Float>(values + i), offset, exponent);
       StoreVector(values + i, e);
-      sum += __builtin_convertvector(e, Double);
+      sum.Add(e, HalfLanes());
     }
     if (i < count) {
+      const auto rest_bytes = static_cast<size_t>(count - i) * sizeof(float);
       Float rest{};
-      std::memcpy(&rest, values + i, static_cast<size_t>(count - i) * sizeof(float));
-      Float e = Exp(rest, offset, exponent);
-      std::memcpy(values + i, &e, static_cast<size_t>(count - i) * sizeof(float));
-      for (int lane = 0; lane < kLanes; ++lane) {
-        if (lane >= count - i) e[lane] = 0.0f;
-      }
-      sum += __builtin_convertvector(e, Double);
+      std::memcpy(&rest, values + i, rest_bytes);
+      const Float e = Exp(rest, offset, exponent);
+      std::memcpy(values + i, &e, rest_bytes);
+      rest = Float{};
+      std::memcpy(&rest, &e, rest_bytes);
+      sum.Add(rest, HalfLanes());
     }
-    double total = 0;
-    for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
-    return total;
+    return sum.Total();
   }
 
   static float MaxRow(const float* values, int64_t count) {

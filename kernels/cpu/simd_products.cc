@@ -10,6 +10,10 @@ namespace {
 // first.
 constexpr int64_t kCachedRows = 120;
 constexpr int64_t kMaxTileFloats = 12 * 32;
+// Steps of a logit's sum that are added up before they join the rest. Logits are the one product whose
+// rounding errors are seen undiminished, in the loss: short chains make them smaller than those of a plain
+// product.
+constexpr int64_t kLogitDepth = 64;
 
 // A register tile of which only [rows, columns] lie inside the output.
 void MultiplyEdge(const SimdKernels& kernels, int64_t depth, const float* a, const float* b, float* c,
@@ -58,18 +62,27 @@ float* SimdProducts::MultiplyLogits(int64_t block, Range rows, float* scratch) {
                                std::min(kernels_.tile_columns, columns - j), depth, kernels_.tile_columns,
                                scratch + j * depth);
     }
-    const Store store = k == 0 ? Store::kOverwrite : Store::kAdd;
     for (int64_t cached = rows.begin; cached < rows.end; cached += kCachedRows) {
       const int64_t cached_end = std::min(cached + kCachedRows, rows.end);
       for (int64_t j = 0; j < columns; j += kernels_.tile_columns) {
         for (int64_t r = cached; r < cached_end; r += kernels_.tile_rows) {
-          kernels_.multiply_panels(depth, PackedRow(r) + k * kernels_.tile_rows, scratch + j * depth,
-                                   Exponentials(block, r) + j, kBlock, store);
+          MultiplyLogitTile(k, depth, PackedRow(r) + k * kernels_.tile_rows, scratch + j * depth,
+                            Exponentials(block, r) + j);
         }
       }
     }
   }
   return Exponentials(block, rows.begin);
+}
+
+// One register tile and up to kBlock steps of the reduction, the first of which is step `k`.
+void SimdProducts::MultiplyLogitTile(int64_t k, int64_t depth, const float* a, const float* b,
+                                     float* c) const {
+  for (int64_t step = 0; step < depth; step += kLogitDepth) {
+    kernels_.multiply_panels(std::min(kLogitDepth, depth - step), a + step * kernels_.tile_rows,
+                             b + step * kernels_.tile_columns, c, kBlock,
+                             k + step == 0 ? Store::kOverwrite : Store::kAdd);
+  }
 }
 
 bool SimdProducts::MultiplyInputGradient(Range rows, Range columns, float* scratch) {

@@ -1,7 +1,7 @@
 // Products in fp32 through SimdKernels. bf16 weights are widened block by block while they are packed, which
 // is exact.
 //
-// Reductions run in blocks of kBlock: a chain of fused multiply-adds inside each, then one addition to the
+// Reductions run in short blocks: a chain of fused multiply-adds inside each, then one addition to the
 // result. That order is the same for every element.
 #ifndef LOSSD_KERNELS_CPU_SIMD_PRODUCTS_H_
 #define LOSSD_KERNELS_CPU_SIMD_PRODUCTS_H_
@@ -28,6 +28,7 @@ class SimdProducts final : public Products {
   bool MultiplyWeightGradient(int64_t block, Range columns, Store store, float* dw, float* scratch) override;
 
  private:
+  void MultiplyLogitTile(int64_t k, int64_t depth, const float* a, const float* b, float* c) const;
   float* Exponentials(int64_t block, int64_t row) const {
     return static_cast<float*>(tile_.exponentials) + tile_.ExponentialsIndex(block, row);
   }

@@ -6,6 +6,8 @@
 #include <limits>
 #include <random>
 
+#include "kernels/cpu/parallel.h"
+
 namespace lossd::kernels::testing {
 namespace {
 
@@ -131,11 +133,26 @@ Reference RunReference(const Problem& problem) {
   reference.log_sum_exp.resize(static_cast<size_t>(tokens));
   reference.dx.resize(static_cast<size_t>(tokens * hidden));
   reference.dw.resize(static_cast<size_t>(vocab * hidden));
-  const ReferenceOutputs outputs{.losses = reference.losses.data(),
-                                 .log_sum_exp = reference.log_sum_exp.data(),
-                                 .dx = reference.dx.data(),
-                                 .dw = reference.dw.data()};
-  if (ReferenceLinearCrossEntropy(problem.Params(), outputs) != Status::kOk) return {};
+  // The oracle is slow and runs on one core: each core takes some rows, with a dW of its own.
+  const int64_t parts = std::min(cpu::AvailableThreads(), tokens);
+  std::vector<std::vector<double>> dw(static_cast<size_t>(parts), std::vector<double>(reference.dw.size()));
+  std::vector<Status> statuses(static_cast<size_t>(parts));
+  cpu::ParallelFor(parts, parts, [&, n = tokens, h = hidden](int64_t part, int64_t) {
+    const int64_t first = n * part / parts;
+    LinearCrossEntropyParams params = problem.Params();
+    params.tokens = n * (part + 1) / parts - first;
+    params.hidden_states =
+        &problem.hidden_states[static_cast<size_t>(first * h * SizeOf(problem.hidden_type))];
+    params.labels += first;
+    statuses[part] = ReferenceLinearCrossEntropy(params, {.losses = &reference.losses[first],
+                                                          .log_sum_exp = &reference.log_sum_exp[first],
+                                                          .dx = &reference.dx[first * h],
+                                                          .dw = dw[part].data()});
+  });
+  for (int64_t part = 0; part < parts; ++part) {
+    if (statuses[part] != Status::kOk) return {};
+    for (size_t i = 0; i < reference.dw.size(); ++i) reference.dw[i] += dw[part][i];
+  }
   return reference;
 }
 
