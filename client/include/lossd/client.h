@@ -225,6 +225,8 @@ class Head {
   // Reads all rows, of one version, as `type` into `weights` [V, H].
   absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, const Progress& progress = {}) const;
 
+  // Takes the session's stream over from an earlier process with the same client_key, if there is one still:
+  // that one's calls fail, and marks() of this one are final.
   absl::StatusOr<Session> OpenSession(const SessionOptions& options) const;
 
   // Freezes the window, reads dW [V, H] as options.dtype into `gradient`, checks it (fp32) against the
