@@ -2,7 +2,8 @@
 """Runs clang-tidy over the project's sources, several at once, skipping those that passed before and have not changed.
 
 A source counts as unchanged while its own text, that of every header of the project it includes (however deep), the .proto files,
-the compile command, .clang-tidy and the version of clang-tidy are the same; the hash of all that is kept in BUILD/tidy/.
+the compile command, .clang-tidy and the version of clang-tidy are the same; the hash of all that is kept in the user's cache folder
+($XDG_CACHE_HOME or ~/.cache, lossd/tidy), so that it serves every clone.
 
 usage: tools/tidy.py [--build DIR] [--jobs N] [FILE...]   (default: every source in DIR/compile_commands.json)
 """
@@ -45,7 +46,7 @@ class Hasher:
         return seen
 
     def key(self, path, command):
-        digest = hashlib.sha256(self._common + command.encode())
+        digest = hashlib.sha256(self._common + command.replace(ROOT, ".").encode())
         for name in sorted(self._closure(path, set())):
             digest.update(name.encode() + b"\0" + self._read(name) + b"\0")
         return digest.hexdigest()
@@ -75,7 +76,8 @@ def main():
     if unknown:
         sys.exit(f"not compiled in {arguments.build}: {', '.join(sorted(unknown))}")
 
-    stamps = os.path.join(build, "tidy")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    stamps = os.path.join(cache, "lossd", "tidy")
     os.makedirs(stamps, exist_ok=True)
     hasher = Hasher()
     keys = {path: hasher.key(path, commands[path]) for path in sources}
