@@ -1,0 +1,303 @@
+// The client library against the real server, where a fake could share the client's misunderstandings.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/src/safetensors.h"
+#include "lossd/client.h"
+#include "tests/integration/server/test_server.h"
+
+namespace lossd {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::RandomFloats;
+using testing::RandomLabels;
+using testing::TestServer;
+using testing::TestServerOptions;
+
+constexpr int64_t kVocab = 61;
+constexpr int64_t kHidden = 20;
+
+class ClientServerTest : public ::testing::Test {
+ protected:
+  void Start(const TestServerOptions& options = {}, DataType weight_type = DataType::kFloat32) {
+    server_ = std::make_unique<TestServer>(options);
+    auto client = Client::Connect(server_->target(), {});
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+    auto head = client_->CreateHead(
+        {.name = "head", .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = weight_type});
+    ASSERT_TRUE(head.ok()) << head.status();
+    head_ = std::make_unique<Head>(*std::move(head));
+  }
+
+  void StartWithWeights(const TestServerOptions& options = {}) {
+    Start(options);
+    const auto version = head_->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kHidden, 1).data());
+    ASSERT_TRUE(version.ok()) << version.status();
+  }
+
+  Session Open(int64_t chunk_tokens = 8) {
+    auto session =
+        head_->OpenSession({.chunk_bytes = chunk_tokens * kHidden * static_cast<int64_t>(sizeof(float))});
+    EXPECT_TRUE(session.ok()) << session.status();
+    return *std::move(session);
+  }
+
+  std::vector<float> Flush() {
+    std::vector<float> gradient(kVocab * kHidden, -1.0F);
+    const auto info = head_->Info();
+    EXPECT_TRUE(info.ok()) << info.status();
+    const auto result = head_->Flush({}, info->sessions, gradient.data());
+    EXPECT_TRUE(result.ok()) << result.status();
+    return gradient;
+  }
+
+  std::unique_ptr<TestServer> server_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Head> head_;
+};
+
+struct Data {
+  explicit Data(int64_t tokens, uint32_t seed = 5)
+      : labels(RandomLabels(tokens, kVocab, seed)),
+        hidden(RandomFloats(tokens * kHidden, seed + 1)),
+        losses(static_cast<size_t>(tokens), -1.0F),
+        dx(static_cast<size_t>(tokens * kHidden), -1.0F) {}
+  Batch batch() const { return {.labels = labels, .hidden_states = hidden.data()}; }
+  BatchOutputs outputs() { return {.losses = losses, .dx = dx.data()}; }
+
+  std::vector<int64_t> labels;
+  std::vector<float> hidden;
+  std::vector<float> losses;
+  std::vector<float> dx;
+};
+
+TEST_F(ClientServerTest, WeightsComeBackAsTheHeadKeepsThem) {
+  TestServerOptions options;
+  Start(options, DataType::kBFloat16);
+  const std::vector<float> written = RandomFloats(kVocab * kHidden, 3);
+  const auto version = head_->WriteWeights(DataType::kFloat32, written.data());
+  ASSERT_TRUE(version.ok()) << version.status();
+  std::vector<uint16_t> narrow(written.size());
+  std::vector<float> wide(written.size());
+  ASSERT_TRUE(head_->ReadWeights(DataType::kBFloat16, narrow.data()).ok());
+  const auto read = head_->ReadWeights(DataType::kFloat32, wide.data());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, *version);
+  for (size_t i = 0; i < written.size(); ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &wide[i], sizeof bits);
+    ASSERT_EQ(bits, static_cast<uint32_t>(narrow[i]) << 16);
+    ASSERT_LE(std::fabs(wide[i] - written[i]), std::fabs(written[i]) / 256);
+  }
+}
+
+TEST_F(ClientServerTest, LossesAndDxDoNotDependOnTheCut) {
+  StartWithWeights();
+  Data coarse(50);
+  Data fine(50);
+  Session whole = Open(50);
+  Session pieces = Open(3);
+  ASSERT_TRUE(whole.Compute(coarse.batch(), coarse.outputs()).ok());
+  const auto result = pieces.Compute(fine.batch(), fine.outputs());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->chunks, 17);
+  EXPECT_TRUE(coarse.losses == fine.losses);
+  EXPECT_TRUE(coarse.dx == fine.dx);
+  EXPECT_GT(coarse.losses[0], 0.0F);
+}
+
+TEST_F(ClientServerTest, SessionMayBeOpenedBeforeThereAreWeights) {
+  Start();
+  Session session = Open();
+  Data data(10);
+  const absl::Status early = session.Compute(data.batch(), data.outputs()).status();
+  EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition) << early;
+  EXPECT_THAT(std::string(early.message()), HasSubstr("no weights"));
+  ASSERT_TRUE(head_->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kHidden, 1).data()).ok());
+  EXPECT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+}
+
+TEST_F(ClientServerTest, TinyCreditAndChunkLimitOnlyMakeMoreChunks) {
+  TestServerOptions options;
+  options.engine.chunk_limits.max_chunk_tokens = 4;
+  options.engine.lane_credit_bytes = 2000;
+  StartWithWeights(options);
+  Session session = Open();
+  Data data(101);
+  const auto result = session.Compute(data.batch(), data.outputs());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_GE(result->chunks, 26);
+  EXPECT_EQ(result->valid_tokens, 101);
+}
+
+TEST_F(ClientServerTest, NonFiniteHiddenStatesRejectTheirChunkAlone) {
+  StartWithWeights();
+  Session session = Open(8);
+  Data clean(24);
+  for (size_t i = 8; i < 16; ++i) clean.labels[i] = -100;  // what the window must hold
+  ASSERT_TRUE(session.Compute(clean.batch(), clean.outputs()).ok());
+  const std::vector<float> expected = Flush();
+
+  Data data(24);
+  data.hidden[8 * kHidden + 3] = std::numeric_limits<float>::infinity();
+  const absl::Status status = session.Compute(data.batch(), data.outputs()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tokens [8, 16)"));
+  EXPECT_EQ(data.losses[0], clean.losses[0]);
+  EXPECT_EQ(data.losses[8], -1.0F);
+  EXPECT_TRUE(Flush() == expected);
+  EXPECT_TRUE(session.Compute(clean.batch(), clean.outputs()).ok());
+}
+
+TEST_F(ClientServerTest, OtherSessionsFollowAFlush) {
+  StartWithWeights();
+  Session first = Open();
+  Session second = Open();
+  Data data(30);
+  ASSERT_TRUE(first.Compute(data.batch(), data.outputs()).ok());
+  const std::vector<float> alone = Flush();
+  // `second` is told by its own handle; a client of its own has to find out by being refused.
+  auto other = Client::Connect(server_->target(), {});
+  ASSERT_TRUE(other.ok());
+  auto other_head = (*other)->GetHead("head");
+  ASSERT_TRUE(other_head.ok());
+  auto third = other_head->OpenSession({.chunk_bytes = 8 * kHidden * 4});
+  ASSERT_TRUE(third.ok());
+  EXPECT_TRUE(Flush() == std::vector<float>(kVocab * kHidden, 0.0F));  // an empty window
+  ASSERT_TRUE(second.Compute(data.batch(), data.outputs()).ok());
+  EXPECT_TRUE(Flush() == alone);
+  ASSERT_TRUE(third->Compute(data.batch(), data.outputs()).ok());
+  EXPECT_TRUE(Flush() == alone);
+}
+
+TEST_F(ClientServerTest, BatchDuringAFlushIsInTheNextWindow) {
+  StartWithWeights();
+  Session session = Open();
+  Data data(30);
+  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+  std::vector<float> first(kVocab * kHidden);
+  const SessionMarks marks = session.marks();
+  const auto frozen = head_->Flush({.commit = false}, {&marks, 1}, first.data());
+  ASSERT_TRUE(frozen.ok()) << frozen.status();
+  std::atomic<bool> done = false;
+  absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
+  std::thread compute([&] {
+    result = session.Compute(data.batch(), data.outputs());
+    done = true;
+  });
+  // The refusal of the frozen generation is counted; after it the batch waits.
+  while (server_->rejected(engine::RejectReason::kGeneration) == 0) std::this_thread::yield();
+  EXPECT_FALSE(done);
+  EXPECT_TRUE(head_->CommitFlush(frozen->flush_id).ok());
+  compute.join();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(Flush() == first);
+}
+
+TEST_F(ClientServerTest, BatchDuringAnAbortedFlushIsInTheSameWindow) {
+  StartWithWeights();
+  Session session = Open();
+  Data data(30);
+  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+  std::vector<float> ignored(kVocab * kHidden);
+  const SessionMarks marks = session.marks();
+  const auto frozen = head_->Flush({.commit = false}, {&marks, 1}, ignored.data());
+  ASSERT_TRUE(frozen.ok()) << frozen.status();
+  absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
+  std::thread compute([&] { result = session.Compute(data.batch(), data.outputs()); });
+  while (server_->rejected(engine::RejectReason::kGeneration) == 0) std::this_thread::yield();
+  EXPECT_TRUE(head_->AbortFlush(frozen->flush_id).ok());
+  compute.join();
+  ASSERT_TRUE(result.ok()) << result.status();
+  const auto info = head_->Info();
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(info->generation, 1U);
+  EXPECT_EQ(info->window_tokens, 60U);
+}
+
+TEST_F(ClientServerTest, FlushToFileHoldsTheSameGradientInEachType) {
+  StartWithWeights();
+  Session session = Open();
+  Data data(30);
+  const std::filesystem::path path = std::filesystem::path(::testing::TempDir()) /
+                                     ("lossd_flush_" + std::to_string(getpid()) + ".safetensors");
+  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+    std::vector<float> gradient(kVocab * kHidden);
+    const SessionMarks marks = session.marks();
+    const auto peeked = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
+    ASSERT_TRUE(peeked.ok()) << peeked.status();
+    // The same flush, since it has the same arguments.
+    const auto result = head_->FlushToFile({.dtype = type}, {&marks, 1}, path);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->flush_id, peeked->flush_id);
+    EXPECT_EQ(result->window_tokens, 30U);
+    EXPECT_GT(result->norm, 0);
+    const auto file = SafetensorsFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto tensor = file->Find("lm_head.weight.grad");
+    ASSERT_TRUE(tensor.ok()) << tensor.status();
+    ASSERT_EQ(tensor->dtype, type);
+    ASSERT_EQ(tensor->data.size(), gradient.size() * static_cast<size_t>(SizeOf(type)));
+    if (type == DataType::kFloat32) {
+      EXPECT_EQ(std::memcmp(tensor->data.data(), gradient.data(), tensor->data.size()), 0);
+    }
+  }
+  std::filesystem::remove(path);
+}
+
+TEST_F(ClientServerTest, SeveralThreadsEachWithASessionAddUp) {
+  StartWithWeights();
+  constexpr int kThreads = 3;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([this] {
+      Session session = Open();
+      for (int step = 0; step < 5; ++step) {
+        Data data(20, static_cast<uint32_t>(step));
+        EXPECT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto info = head_->Info();
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(info->window_tokens, uint64_t{kThreads * 5 * 20});
+  EXPECT_EQ(info->sessions.size(), size_t{kThreads});
+  Flush();
+}
+
+TEST_F(ClientServerTest, HeadsAreListedDeletedAndReported) {
+  StartWithWeights();
+  const auto heads = client_->ListHeads();
+  ASSERT_TRUE(heads.ok()) << heads.status();
+  ASSERT_EQ(heads->size(), 1U);
+  EXPECT_EQ(heads->front().config.hidden_size, kHidden);
+  EXPECT_EQ(heads->front().weight_version, 1U);
+  const auto status = client_->Status();
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->device, "cpu");
+  EXPECT_FALSE(status->incarnation.empty());
+  const auto memory = client_->Memory();
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_GE(memory->reserved_bytes, kVocab * kHidden * 8);
+  EXPECT_TRUE(client_->DeleteHead("head").ok());
+  EXPECT_EQ(client_->GetHead("head").status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace lossd
