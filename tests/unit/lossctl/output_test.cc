@@ -1,0 +1,105 @@
+// What lossctl prints: tables, numbers, errors with their exit codes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "client/tools/lossctl/completion.h"
+#include "client/tools/lossctl/context.h"
+#include "client/tools/lossctl/errors.h"
+#include "client/tools/lossctl/table.h"
+#include "nlohmann/json.hpp"
+
+namespace lossd::tools {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(TableTest, ColumnsAreAsWideAsTheirWidestCellCountedInCharacters) {
+  Table table({{"NAME"}, {"SIZE", Align::kRight}, {""}});
+  table.AddRow({"é", "1", "█░"});
+  table.AddRow({"longer", "12345"});
+  EXPECT_EQ(table.Render(),
+            "NAME     SIZE\n"
+            "é           1  █░\n"
+            "longer  12345\n");
+}
+
+TEST(WithCommasTest, GroupsByThree) {
+  EXPECT_EQ(WithCommas(0), "0");
+  EXPECT_EQ(WithCommas(999), "999");
+  EXPECT_EQ(WithCommas(1000), "1,000");
+  EXPECT_EQ(WithCommas(-123456), "-123,456");
+  EXPECT_EQ(WithCommas(std::numeric_limits<int64_t>::min()), "-9,223,372,036,854,775,808");
+}
+
+TEST(ErrorsTest, EveryStatusCodeHasItsExitCode) {
+  using absl::StatusCode;
+  const std::pair<StatusCode, int> expected[] = {
+      {StatusCode::kOk, 0},
+      {StatusCode::kCancelled, 1},
+      {StatusCode::kUnknown, 1},
+      {StatusCode::kInvalidArgument, 7},
+      {StatusCode::kNotFound, 3},
+      {StatusCode::kDeadlineExceeded, 4},
+      {StatusCode::kUnavailable, 4},
+      {StatusCode::kAlreadyExists, 5},
+      {StatusCode::kAborted, 5},
+      {StatusCode::kFailedPrecondition, 5},
+      {StatusCode::kOutOfRange, 7},
+      {StatusCode::kResourceExhausted, 6},
+      {StatusCode::kInternal, 1},
+      {StatusCode::kDataLoss, 1},
+      {StatusCode::kUnimplemented, 1},
+      {StatusCode::kPermissionDenied, 1},
+      {StatusCode::kUnauthenticated, 1},
+  };
+  for (const auto& [code, exit_code] : expected) {
+    EXPECT_EQ(static_cast<int>(ExitCodeOf(absl::Status(code, "m"))), exit_code)
+        << absl::StatusCodeToString(code);
+  }
+}
+
+TEST(ErrorsTest, TheFirstAdviceStays) {
+  absl::Status status = WithAdvice(absl::NotFoundError("no head"), "look here");
+  status = WithAdvice(status, "");
+  status = WithAdvice(status, "or there");
+  EXPECT_EQ(FormatError(status, /*json=*/false), "lossctl: no head\n  look here\n");
+  const auto json = nlohmann::json::parse(FormatError(status, /*json=*/true));
+  EXPECT_EQ(json["error"]["code"], "NOT_FOUND");
+  EXPECT_EQ(json["error"]["exit_code"], 3);
+  EXPECT_EQ(json["error"]["advice"], "look here");
+  EXPECT_TRUE(WithAdvice(absl::OkStatus(), "none needed").ok());
+}
+
+TEST(ErrorsTest, AMessageThatIsNotUtf8IsStillJson) {
+  EXPECT_FALSE(
+      nlohmann::json::parse(FormatError(absl::InternalError("\xff"), true), nullptr, false).is_discarded());
+}
+
+TEST(CompletionTest, AnOptionOrCommandThatIsAddedIsOffered) {
+  CLI::App app("", "lossctl");
+  Context context;
+  AddStatusCommand(app, context);
+  EXPECT_THAT(BashCompletion(DescribeCommands(app)), Not(HasSubstr("brandnew")));
+  std::string value;
+  CLI::App* added = app.add_subcommand("brandnew", "It's new: \"very\"");
+  added->add_option("--brandnew-option", value, "d")->type_name("FILE");
+  const CompletionCommand root = DescribeCommands(app);
+  for (const std::string& script : {BashCompletion(root), ZshCompletion(root), FishCompletion(root)}) {
+    EXPECT_THAT(script, HasSubstr("lossctl brandnew"));
+    EXPECT_THAT(script, HasSubstr("brandnew-option"));
+  }
+}
+
+TEST(CompletionTest, QuotesWhatAShellWouldRead) { EXPECT_EQ(ShellQuote("it's $HOME"), "'it'\\''s $HOME'"); }
+
+}  // namespace
+}  // namespace lossd::tools
