@@ -194,13 +194,12 @@ absl::StatusOr<Document> ReadDocument(const std::string& path) {
 }
 
 std::vector<std::string> DefaultTextFiles(const std::string& directory) {
-  const std::vector<std::string> installed = {"/usr/share/debian-reference/debian-reference.en.txt.gz",
-                                              "/usr/share/doc/debian-policy/policy.txt.gz",
-                                              "/usr/share/developers-reference/developers-reference.txt.gz"};
-  if (directory.empty()) return installed;
-  std::vector<std::string> files;
-  for (const std::string& path : installed) {
-    files.push_back((std::filesystem::path(directory) / std::filesystem::path(path).filename()).string());
+  std::vector<std::string> files = {"/usr/share/debian-reference/debian-reference.en.txt.gz",
+                                    "/usr/share/doc/debian-policy/policy.txt.gz",
+                                    "/usr/share/developers-reference/developers-reference.txt.gz"};
+  if (directory.empty()) return files;
+  for (std::string& file : files) {
+    file = (std::filesystem::path(directory) / std::filesystem::path(file).filename()).string();
   }
   return files;
 }

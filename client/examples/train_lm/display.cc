@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 
 #include "absl/strings/str_format.h"
@@ -15,7 +16,7 @@ constexpr int64_t kBarWidth = 24;
 constexpr int64_t kLines = 20;  // of a run that does not go to a terminal
 
 std::string MinutesAndSeconds(double seconds) {
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  const int64_t whole = std::lround(seconds);
   return absl::StrFormat("%d:%02d", whole / 60, whole % 60);
 }
 

@@ -12,8 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-extern char** environ;
-
 namespace lossd::train_lm {
 namespace {
 
@@ -46,8 +44,9 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& command, int fd) {
   pid_t pid = 0;
   const int error = posix_spawn(&pid, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  if (error != 0)
+  if (error != 0) {
     return absl::InternalError(absl::StrCat("cannot start ", command[0], ": ", std::strerror(error)));
+  }
   return pid;
 }
 

@@ -24,8 +24,9 @@ float RoundToBFloat16(float value) {
 
 std::vector<float> Rounded(std::span<const float> values, HeadPrecision precision) {
   std::vector<float> rounded(values.begin(), values.end());
-  if (precision == HeadPrecision::kBFloat16)
+  if (precision == HeadPrecision::kBFloat16) {
     std::ranges::transform(rounded, rounded.begin(), RoundToBFloat16);
+  }
   return rounded;
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <iostream>
 #include <memory>
 #include <thread>
@@ -22,6 +23,18 @@
 
 namespace lossd::train_lm {
 namespace {
+
+// An interrupted run stops after the step under way and takes its head off the server; a second signal ends
+// it at once.
+volatile std::sig_atomic_t stop_requested = 0;
+
+void StopOnSignals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_requested = 1; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
 
 using Clock = std::chrono::steady_clock;
 
@@ -122,10 +135,12 @@ absl::Status Train(const Options& options, Trainer* trainer, LossHead* head, Dis
     results->tokens += options.trainer.batch * options.trainer.accumulate;
     results->training_seconds += SecondsSince(step_start);
     results->losses.push_back(*loss);
+    if (stop_requested != 0) return absl::CancelledError(absl::StrCat("stopped after step ", step));
     display->Show(StepNews{step, *loss, results->TokensPerSecond()});
     if (step % evaluate_every == 0 && step != steps) {
-      if (absl::Status evaluated = Evaluate(trainer, head, display, results); !evaluated.ok())
+      if (absl::Status evaluated = Evaluate(trainer, head, display, results); !evaluated.ok()) {
         return evaluated;
+      }
     }
   }
   if (absl::Status evaluated = Evaluate(trainer, head, display, results); !evaluated.ok()) return evaluated;
@@ -156,8 +171,9 @@ absl::Status Run(Options options) {
   Results results = Begin(options, *data, trainer);
   Display display(options.verbosity, options.trainer.steps);
   DescribeText(*data, &display);
-  if (absl::Status trained = Train(options, &trainer, head->get(), &display, &results); !trained.ok())
+  if (absl::Status trained = Train(options, &trainer, head->get(), &display, &results); !trained.ok()) {
     return trained;
+  }
   std::cout << SummaryTable(results) << std::flush;
   return options.json.empty() ? absl::OkStatus() : WriteJson(results, options.json);
 }
@@ -168,8 +184,10 @@ absl::Status Run(Options options) {
 int main(int argc, char** argv) {
   lossd::train_lm::ParsedOptions parsed = lossd::train_lm::ParseOptions(argc, argv);
   if (!parsed.options.has_value()) return parsed.exit_code;
+  lossd::train_lm::StopOnSignals();
   const absl::Status status = lossd::train_lm::Run(*std::move(parsed.options));
   if (status.ok()) return 0;
   std::cerr << "train_lm: " << status.message() << '\n';
-  return 1;
+  constexpr int kInterrupted = 130;  // what a shell reports after Ctrl-C
+  return absl::IsCancelled(status) ? kInterrupted : 1;
 }
