@@ -50,7 +50,7 @@ status=0
 "$repo_root/tools/with_server.sh" "$repo_root/build/bin/lossd" "$log_dir/lossd.log" --device=auto -- \
   "$repo_root/build/bin/train_lm" --server "127.0.0.1:{grpc}" --json "$repo_root/build/quickstart.json" \
   "${texts[@]}" "$@" || status=$?
-if ((status > 128)); then
+if ((status == 129 || status == 130 || status == 143)); then
   printf '\nstopped by a signal; the server is down\n' >&2
   exit "$status"
 elif ((status)); then
