@@ -7,8 +7,10 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <new>
 #include <random>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #include "kernels/cpu/arithmetic.h"
@@ -273,7 +275,14 @@ class CpuCase {
 }  // namespace
 
 KernelResult RunCpuCase(const KernelCase& kernel_case, const Progress& progress) {
-  return CpuCase(kernel_case, progress).Run();
+  try {
+    return CpuCase(kernel_case, progress).Run();
+  } catch (const std::bad_alloc&) {
+  } catch (const std::length_error&) {
+  }
+  KernelResult result;
+  result.error = "not enough memory for the case and its limit";
+  return result;
 }
 
 }  // namespace lossd::bench

@@ -48,27 +48,28 @@ const char kFooter[] =
     "Exit codes: 0 done, 1 a result was wrong or a case could not run, 2 bad arguments.";
 
 void AddOptions(CLI::App& command, Options& options) {
+  const CLI::Range size(int64_t{1}, int64_t{1} << 40);
   command.add_option("--device", options.device, "Where to run")
       ->check(CLI::IsMember({"cpu"}))
       ->capture_default_str();
   command.add_option("--tokens", options.tokens, "Rows of a batch; several values make several cases")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(size)
       ->capture_default_str();
   command.add_option("--vocab", options.vocab, "Vocabulary size")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(size)
       ->capture_default_str();
   command.add_option("--hidden", options.hidden, "Hidden size")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(size)
       ->capture_default_str();
   command.add_option("--dtype", options.dtypes, "Type of weights, hidden states and dX: fp32, bf16 or all")
       ->delimiter(',')
       ->check(CLI::IsMember({"fp32", "bf16", "all"}))
       ->capture_default_str();
   command.add_option("--workspace_bytes", options.workspace_bytes, "Ceiling of the step's workspace")
-      ->check(CLI::PositiveNumber)
+      ->check(size)
       ->capture_default_str();
   command.add_option("--repetitions", options.repetitions, "Timed rounds; medians are reported")
       ->check(CLI::Range(1, 1000))
