@@ -78,7 +78,9 @@ void LibraryProducts::PackScaledRows(int64_t row_block, float* scratch) {
     for (int64_t column = 0; column < weight_.hidden; column += kBlock) {
       const int64_t count = std::min(kBlock, weight_.hidden - column);
       UnpackRow(r, column, count, scratch);
-      for (int64_t i = 0; i < count; ++i) scratch[i] *= scale;
+      // X of a row that overflowed may itself be infinite in the weight's type.
+      const bool overflowed = tile_.row_states[r].overflowed;
+      for (int64_t i = 0; i < count; ++i) scratch[i] = overflowed ? 0.0f : scratch[i] * scale;
       Convert(DataType::kFloat32, scratch, tile_.operand_type,
               Row(tile_.dx, r) + column * SizeOf(tile_.operand_type), count);
     }

@@ -116,9 +116,11 @@ void SimdProducts::PackScaledRows(int64_t row_block, float* /*scratch*/) {
   for (int64_t k = 0; k < depth; ++k) {
     const float scale = tile_.row_states[first + k].scale;
     const float* x = PackedRow(first + k);
+    // X of a row that overflowed may itself be infinite in the weight's type.
+    const int64_t hidden = tile_.row_states[first + k].overflowed ? 0 : weight_.hidden;
     for (int64_t h = 0; h < tile_.padded_hidden; ++h) {
       float* panel = to + h / width * width * depth;
-      panel[k * width + h % width] = h < weight_.hidden ? scale * x[h * kernels_.tile_rows] : 0.0f;
+      panel[k * width + h % width] = h < hidden ? scale * x[h * kernels_.tile_rows] : 0.0f;
     }
   }
 }

@@ -277,6 +277,7 @@ void TileStep::AddTargets() {
     float x[kColumnsPerTask];
     for (int64_t r = 0; r < tile_.rows; ++r) {
       const RowState& row = tile_.row_states[r];
+      if (row.overflowed) continue;
       products_.UnpackRow(r, column, count, x);
       float* dw = params_.dw + row.label * params_.hidden + column;
       for (int64_t i = 0; i < count; ++i) dw[i] += row.target_gradient * x[i];
