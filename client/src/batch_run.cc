@@ -12,6 +12,11 @@
 namespace lossd::internal {
 namespace {
 
+// Chunks under way on the stream. Each is answered by up to two messages, a result and a mark: all of them
+// fit what the stream takes off the wire unread (GrpcComputeStream), so that a write which the server does
+// not read yet never stands in the way of the answers that the server waits to get rid of.
+constexpr int64_t kMostOutstanding = 80;
+
 std::span<const std::byte> Bytes(const void* data, int64_t begin, int64_t size) {
   return {static_cast<const std::byte*>(data) + begin, static_cast<size_t>(size)};
 }
@@ -64,14 +69,16 @@ absl::Status BatchRun::Pump() {
 }
 
 bool BatchRun::CreditAllows(const Piece& piece) const {
-  return outstanding_bytes_ == 0 ||
-         piece.range.payload_bytes <= lane_->limits().byte_credit() - outstanding_bytes_;
+  return outstanding_ == 0 ||
+         (outstanding_ < kMostOutstanding &&
+          piece.range.payload_bytes <= lane_->limits().byte_credit() - outstanding_bytes_);
 }
 
 bool BatchRun::SendNext() {
   Piece& piece = pieces_[next_];
   if (!piece.sent && batch_.mode == ComputeMode::kLossAndGradients) lane_->NoteContribution(generation_);
   piece.sent = true;
+  ++outstanding_;
   outstanding_bytes_ += piece.range.payload_bytes;
   const bool written = lane_->stream().Write(Encode(piece, first_sequence_ + next_));
   do {
@@ -139,6 +146,7 @@ absl::Status BatchRun::TakeResult(const DecodedResponse& response) {
   }
   piece.answered = true;
   ++answered_;
+  --outstanding_;
   outstanding_bytes_ -= piece.range.payload_bytes;
   lane_->NoteAnswered(result.sequence());
   lane_->NoteProgress();
@@ -209,6 +217,7 @@ absl::Status BatchRun::Resume(const absl::Status& cause) {
 // the server will never see it otherwise.
 void BatchRun::RewindTo(uint64_t accepted) {
   next_ = pieces_.size();
+  outstanding_ = 0;
   outstanding_bytes_ = 0;
   for (size_t i = pieces_.size(); i-- > 0;) {
     Piece& piece = pieces_[i];

@@ -63,7 +63,8 @@ class BatchRun {
   uint64_t generation_;
   size_t next_ = 0;  // the next piece to send
   size_t answered_ = 0;
-  int64_t outstanding_bytes_ = 0;  // of pieces sent on the present stream and not answered
+  int64_t outstanding_ = 0;        // pieces sent on the present stream and not answered
+  int64_t outstanding_bytes_ = 0;  // of these
 
   int64_t repeated_ = 0;
   int64_t rejected_ = 0;
