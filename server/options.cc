@@ -73,12 +73,34 @@ absl::Status CheckAtLeast(const char* flag, int64_t value, int64_t least) {
 // --- The configuration file
 // -----------------------------------------------------------------------------------------
 
+// The library would make an integer of 2.5 and of true.
+absl::StatusOr<int64_t> ReadSize(const json& entry, const char* name) {
+  const json& value = entry.at(name);
+  if (value.is_number_integer()) return value.get<int64_t>();
+  return Invalid(absl::StrCat("--config: ", name, " of a head is ", value.dump(), "; it must be an integer"));
+}
+
+// A misspelt key must not be a default in disguise.
+absl::Status CheckKeys(const json& entry) {
+  for (const auto& [name, value] : entry.items()) {
+    if (name == "name" || name == "vocab_size" || name == "hidden_size" || name == "weight_dtype") continue;
+    return Invalid(absl::StrCat("--config: a head has no '", name,
+                                "'; it has name, vocab_size, hidden_size and weight_dtype"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<engine::HeadConfig> ReadHead(const json& entry) {
   try {
     engine::HeadConfig head;
     head.name = entry.at("name").get<std::string>();
-    head.vocab_size = entry.at("vocab_size").get<int64_t>();
-    head.hidden_size = entry.at("hidden_size").get<int64_t>();
+    const absl::StatusOr<int64_t> vocab_size = ReadSize(entry, "vocab_size");
+    if (!vocab_size.ok()) return vocab_size.status();
+    head.vocab_size = *vocab_size;
+    const absl::StatusOr<int64_t> hidden_size = ReadSize(entry, "hidden_size");
+    if (!hidden_size.ok()) return hidden_size.status();
+    head.hidden_size = *hidden_size;
+    if (absl::Status status = CheckKeys(entry); !status.ok()) return status;
     const absl::StatusOr<kernels::DataType> type = Choose<kernels::DataType>(
         "config: weight_dtype", entry.value("weight_dtype", "bfloat16"),
         {{"bfloat16", kernels::DataType::kBFloat16}, {"float32", kernels::DataType::kFloat32}});
@@ -106,7 +128,13 @@ absl::Status SetFlag(const std::string& name, const json& value) {
 absl::StatusOr<std::vector<engine::HeadConfig>> ReadConfigFile(const std::string& path) {
   std::ifstream file(path);
   if (!file) return Invalid(absl::StrCat("--config: cannot read ", path));
-  const json config = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  json config;
+  try {
+    config = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  } catch (
+      const std::ios_base::failure&) {  // the buffer's way to say that this is a folder, or that a disk fails
+    return Invalid(absl::StrCat("--config: cannot read ", path));
+  }
   if (!config.is_object()) return Invalid(absl::StrCat("--config: ", path, " is not a JSON object"));
   std::vector<engine::HeadConfig> heads;
   for (const auto& [name, value] : config.items()) {
