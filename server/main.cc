@@ -4,11 +4,13 @@
 
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -42,8 +44,12 @@ sigset_t BlockSignals() {
   return signals;
 }
 
-// Whole or not at all: a reader never sees half a file.
+// Whole or not at all: a reader never sees half a file. A device or a pipe of that name is left alone: the
+// rename would put a file in its place.
 bool WritePortFile(const std::string& path, int grpc_port, int metrics_port) {
+  std::error_code ignored;
+  const std::filesystem::file_status there = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) return false;
   const std::string temporary = absl::StrCat(path, ".tmp", getpid());
   std::ofstream file(temporary);
   file << nlohmann::json{{"grpc", grpc_port}, {"metrics", metrics_port}} << "\n";
@@ -103,7 +109,8 @@ int Serve(Options options) {
   if (!server.ok()) return Fail(server.status());
   const int metrics_port = metrics == nullptr ? 0 : metrics->port();
   if (!options.port_file.empty() && !WritePortFile(options.port_file, (*server)->port(), metrics_port)) {
-    return Fail(absl::UnavailableError(absl::StrCat("cannot write --port_file ", options.port_file)));
+    return Fail(absl::UnavailableError(absl::StrCat("cannot write --port_file ", options.port_file,
+                                                    "; it must be a regular file in a writable folder")));
   }
   Log(LogLevel::kInfo, "serving",
       {{"version", kVersion},
