@@ -167,7 +167,9 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
                                                                     const engine::Engine* engine) {
   std::unique_ptr<prometheus::Exposer> exposer;
   try {
-    exposer = std::make_unique<prometheus::Exposer>(listen, /*num_threads=*/1);
+    // A connection that says nothing holds a thread until it times out; scrapes go on beside a few of them.
+    exposer = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", listen, "num_threads", "4", "request_timeout_ms", "2000"});
   } catch (const std::exception&) {  // the library's only way to say that it cannot listen
     return engine::MakeError(absl::StatusCode::kUnavailable, engine::RejectReason::kInternal,
                              "metrics_listen",
