@@ -98,18 +98,16 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   return head;
 }
 
-absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard) {
+absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,
+                                std::function<void()> released) {
   std::shared_ptr<Head> head;
   {
     const std::lock_guard lock(mutex_);
     const auto it = heads_.find(name);
     if (it == heads_.end()) return UnknownHead(name);
-    const HeadInfo info = it->second->Info();
-    if (discard == DiscardGradient::kNo && !info.window_marks.empty()) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "discard_gradient",
-                       absl::StrCat("the window of head ", name, " holds gradients of ", info.window_tokens,
-                                    " tokens; flush it, or set discard_gradient"));
-    }
+    const absl::Status deleted = MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownHead, "head",
+                                           absl::StrCat("head ", name, " was deleted"));
+    if (absl::Status status = it->second->MarkDeleted(deleted, discard); !status.ok()) return status;
     head = it->second;
     heads_.erase(it);
     for (auto session = sessions_.begin(); session != sessions_.end();) {
@@ -121,8 +119,7 @@ absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard
       }
     }
   }
-  head->Shutdown(MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownHead, "head",
-                           absl::StrCat("head ", name, " was deleted")));
+  head->Shutdown(std::move(released));
   return absl::OkStatus();
 }
 

@@ -64,8 +64,10 @@ class Engine {
 
   // The same configuration again answers the existing head; another one is ALREADY_EXISTS.
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);
-  enum class DiscardGradient { kYes, kNo };
-  absl::Status DeleteHead(const std::string& name, DiscardGradient discard);
+  using DiscardGradient = Head::DiscardGradient;
+  // If ok, `released` is called once the head's memory is free again.
+  absl::Status DeleteHead(
+      const std::string& name, DiscardGradient discard, std::function<void()> released = [] {});
   absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) const;
   std::vector<std::shared_ptr<Head>> Heads() const;
 

@@ -29,7 +29,7 @@ HeadInfo Head::Info() const {
   info.window_state = window_.state;
   info.window_tokens = window_.tokens;
   info.window_marks = ledger_.WindowMarks();
-  info.memory = reservation_->plan();
+  if (reservation_ != nullptr) info.memory = reservation_->plan();
   info.open_sessions = ledger_.open_sessions();
   return info;
 }
@@ -149,6 +149,7 @@ void Head::DetachLane(const LaneAttachment& lane) {
   if (it == lanes_.end() || it->second.epoch != lane.epoch) return;
   WithdrawLocked(key);
   dropped = DropListenerLocked(key);
+  ++it->second.epoch;  // a chunk that this stream is just submitting comes too late
   if (AccumulationLedger::Session* session = ledger_.Find(lane.session_id))
     session->last_active = absl::Now();
 }
@@ -175,11 +176,23 @@ std::shared_ptr<LaneListener> Head::DropListenerLocked(const LaneKey& key) {
   return it == lanes_.end() ? nullptr : std::exchange(it->second.listener, nullptr);
 }
 
-void Head::Shutdown(const absl::Status& status) {
+absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient discard) {
+  const std::lock_guard lock(mutex_);
+  if (discard == DiscardGradient::kNo && !ledger_.WindowEmpty()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "discard_gradient",
+                     absl::StrCat("the window of head ", config_.name, " holds gradients of ", window_.tokens,
+                                  " tokens; flush it, or set discard_gradient"));
+  }
+  ended_ = status;
+  return absl::OkStatus();
+}
+
+void Head::Shutdown(std::function<void()> released) {
   std::vector<std::shared_ptr<LaneListener>> listeners;
+  absl::Status status;
   {
     const std::lock_guard lock(mutex_);
-    ended_ = status;
+    status = ended_;
     for (const auto& [key, runtime] : lanes_) {
       WithdrawLocked(key);
       listeners.push_back(DropListenerLocked(key));
@@ -189,6 +202,19 @@ void Head::Shutdown(const absl::Status& status) {
   for (const auto& listener : listeners) {
     if (listener != nullptr) listener->OnEnd(status);
   }
+  environment_.scheduler->Post([self = shared_from_this(), released = std::move(released)] {
+    self->Release();
+    released();
+  });
+}
+
+void Head::Release() {
+  std::shared_ptr<StagedWrite> staged;
+  std::unique_ptr<MemoryReservation> reservation;
+  const std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
+  const std::lock_guard lock(mutex_);
+  staged = std::move(staged_);
+  reservation = std::move(reservation_);
 }
 
 void Head::BeginDrain(const absl::Status& status) {

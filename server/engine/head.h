@@ -113,8 +113,13 @@ class Head : public std::enable_shared_from_this<Head> {
 
   // Takes no more streams and chunks (they get `status`); what was accepted goes on.
   void BeginDrain(const absl::Status& status);
-  // Ends every stream with `status`. The head takes no more of anything.
-  void Shutdown(const absl::Status& status);
+  // From now on the head takes nothing and answers `status`. FAILED_PRECONDITION, and nothing changes, if the
+  // window holds gradients that are not to be discarded.
+  enum class DiscardGradient { kYes, kNo };
+  absl::Status MarkDeleted(const absl::Status& status, DiscardGradient discard);
+  // After MarkDeleted: ends every stream and gives the memory back, whoever still holds the head (a client
+  // that never reads may do so for long). `released` is called once that is done, on the device thread.
+  void Shutdown(std::function<void()> released);
 
   // --- Flush (head_flush.cc) ---
 
@@ -184,22 +189,26 @@ class Head : public std::enable_shared_from_this<Head> {
   void Freeze();
   void Publish();
   absl::StatusOr<GradientSummary> Summarize();
+  void Release();
 
   // The callbacks of chunks that wait for the window to change, to be called without the lock.
   std::vector<std::function<void()>> TakeWaitersLocked();
 
   const HeadConfig config_;
   const HeadEnvironment environment_;
-  const std::unique_ptr<MemoryReservation> reservation_;
-  const std::unique_ptr<HeadBackend> backend_;
+  // Both null once released. Everything posted to the device before that finds them there; everything after
+  // is turned away by ended_.
+  std::unique_ptr<MemoryReservation> reservation_;  // guarded by mutex_
+  std::unique_ptr<HeadBackend> backend_;            // the device thread's
 
   mutable std::mutex mutex_;
   AccumulationLedger ledger_;
   std::map<LaneKey, LaneRuntime> lanes_;
   Window window_;
   absl::Status draining_;  // not ok after BeginDrain
-  absl::Status ended_;     // not ok after Shutdown
+  absl::Status ended_;     // not ok after MarkDeleted
 
+  std::mutex begin_write_mutex_;  // one staging buffer is made at a time; taken before mutex_
   uint64_t weight_version_ = 0;
   std::shared_ptr<StagedWrite> staged_;
   bool publishing_ = false;

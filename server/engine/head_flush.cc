@@ -143,6 +143,7 @@ absl::StatusOr<GradientSummary> Head::Summarize() {
 
 absl::Status Head::CheckFlush(const std::string& flush_id) const {
   const std::lock_guard lock(mutex_);
+  if (!ended_.ok()) return ended_;
   if (window_.state == WindowState::kFrozen && window_.flush.flush_id == flush_id) return absl::OkStatus();
   return UnknownFlush(flush_id, window_.generation);
 }
@@ -169,6 +170,7 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
   uint64_t generation = 0;
   {
     const std::lock_guard lock(mutex_);
+    if (!ended_.ok()) return ended_;
     if (!flush_id.empty() && flush_id == window_.last_committed_flush)
       return window_.last_committed_generation;
     if (window_.state != WindowState::kFrozen || window_.flush.flush_id != flush_id) {
@@ -194,6 +196,7 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
   uint64_t generation = 0;
   {
     const std::lock_guard lock(mutex_);
+    if (!ended_.ok()) return ended_;
     if (!flush_id.empty() && flush_id == window_.last_aborted_flush) return window_.last_aborted_generation;
     if (window_.state != WindowState::kFrozen || window_.flush.flush_id != flush_id) {
       return UnknownFlush(flush_id, window_.generation);

@@ -22,6 +22,9 @@ uint64_t Head::weight_version() const {
 
 absl::StatusOr<std::string> Head::BeginWrite(const std::string& write_key, Replace replace,
                                              const std::string& new_write_id) {
+  // Writers that share a key all come at once: the reservation covers the buffer of the first, not one of
+  // each.
+  const std::lock_guard making(begin_write_mutex_);
   std::shared_ptr<StagedWrite> dropped;  // its buffer goes after the lock is released
   const auto admit = [&]() -> absl::StatusOr<std::string> {
     if (!ended_.ok()) return ended_;
@@ -45,7 +48,7 @@ absl::StatusOr<std::string> Head::BeginWrite(const std::string& write_key, Repla
   if (!buffer.ok()) return buffer.status();
 
   const std::lock_guard lock(mutex_);
-  absl::StatusOr<std::string> id = admit();  // another client may have been faster
+  absl::StatusOr<std::string> id = admit();  // the head may have been deleted
   if (!id.ok() || !id->empty()) return id;
   staged_ = std::make_shared<StagedWrite>(new_write_id, write_key, config_, *std::move(buffer));
   return staged_->id();
@@ -53,6 +56,7 @@ absl::StatusOr<std::string> Head::BeginWrite(const std::string& write_key, Repla
 
 absl::StatusOr<std::shared_ptr<StagedWrite>> Head::FindWrite(const std::string& write_id) const {
   const std::lock_guard lock(mutex_);
+  if (!ended_.ok()) return ended_;
   if (staged_ == nullptr || staged_->id() != write_id) return UnknownWrite(write_id);
   return staged_;
 }
@@ -61,7 +65,9 @@ void Head::CommitWrite(const std::string& write_id, std::function<void(absl::Sta
   absl::StatusOr<uint64_t> answer = uint64_t{0};
   {
     const std::lock_guard lock(mutex_);
-    if (!write_id.empty() && write_id == last_committed_write_) {
+    if (!ended_.ok()) {
+      answer = ended_;
+    } else if (!write_id.empty() && write_id == last_committed_write_) {
       answer = last_committed_version_;
     } else if (staged_ == nullptr || staged_->id() != write_id) {
       answer = UnknownWrite(write_id);
@@ -109,7 +115,12 @@ void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, 
                        std::function<void(absl::StatusOr<uint64_t>)> done) {
   environment_.scheduler->Post(
       [self = shared_from_this(), first_row, rows, type, out, done = std::move(done)] {
-        const uint64_t version = self->weight_version();
+        uint64_t version = 0;
+        {
+          const std::lock_guard lock(self->mutex_);
+          if (!self->ended_.ok()) return done(self->ended_);
+          version = self->weight_version_;
+        }
         if (version == 0) {
           return done(MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kNoWeights, "head",
                                 absl::StrCat("head ", self->config_.name, " has no weights yet")));
