@@ -7,9 +7,13 @@
 #include "server/engine/errors.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
+#include "server/rpc/wire.h"
 
 namespace lossd::rpc {
 namespace {
+
+// Most chunks a stream may have under way: what a chunk costs beside its payload is not in the byte credit.
+constexpr size_t kMostChunks = 1024;
 
 absl::Status Malformed(const std::string& message) {
   return engine::MakeError(absl::StatusCode::kInvalidArgument, engine::RejectReason::kMalformed, "message",
@@ -29,29 +33,38 @@ void ComputeReactor::Start() {
   self_ = shared_from_this();
   const std::lock_guard lock(mutex_);
   reading_ = true;
-  StartRead(&request_);
+  StartRead(&request_bytes_);
 }
 
 // --- Reading
 // ------------------------------------------------------------------------------------------------------
 
 void ComputeReactor::OnReadDone(bool ok) {
+  const absl::Status parsed = ok ? Parse(&request_bytes_, &request_) : absl::OkStatus();
   {
     const std::lock_guard lock(mutex_);
     reading_ = false;
     if (!ok) half_closed_ = true;
     if (!ok || ending_.has_value()) {
-      if (ok && request_.has_chunk()) ++engine_->counters().chunks_refused;
+      if (ok && parsed.ok() && request_.has_chunk()) ++engine_->counters().chunks_refused;
       PumpLocked();
       return;
     }
     submitting_ = true;  // no further read, and no end, until this message is dealt with
   }
-  if (request_.has_chunk()) {
+  if (!parsed.ok()) {
+    HandleMalformed(parsed);
+  } else if (request_.has_chunk()) {
     HandleChunk();
   } else {
     HandleStart();
   }
+}
+
+void ComputeReactor::HandleMalformed(const absl::Status& status) {
+  const std::lock_guard lock(mutex_);
+  submitting_ = false;
+  EndLocked(status, Ending::kAfterAnswers);
 }
 
 void ComputeReactor::HandleStart() {
@@ -176,7 +189,7 @@ void ComputeReactor::OnWriteDone(bool ok) {
     outstanding_bytes_ -= costs_.front();
     costs_.pop_front();
   }
-  response_.Clear();
+  response_bytes_.Clear();
   if (!ok) {  // the stream is broken; OnCancel follows or has been
     if (!ending_.has_value()) ending_ = grpc::Status(grpc::StatusCode::CANCELLED, "the stream broke");
     ForgetAnswersLocked();
@@ -184,11 +197,11 @@ void ComputeReactor::OnWriteDone(bool ok) {
   PumpLocked();
 }
 
-void ComputeReactor::WriteLocked(v1::ComputeResponse response) {
+void ComputeReactor::WriteLocked(const v1::ComputeResponse& response) {
   writing_ = true;
-  response_ = std::move(response);
-  response_is_result_ = response_.has_result();
-  StartWrite(&response_);
+  response_is_result_ = response.has_result();
+  response_bytes_ = Serialize(response);
+  StartWrite(&response_bytes_);
 }
 
 bool ComputeReactor::SettledLocked() const {
@@ -200,14 +213,13 @@ void ComputeReactor::PumpLocked() {
   if (finished_) return;
   if (!writing_ && attached_) {
     if (!answers_.empty()) {
-      v1::ComputeResponse next = std::move(answers_.front());
+      WriteLocked(answers_.front());
       answers_.pop_front();
-      WriteLocked(std::move(next));
     } else if (applied_ > applied_written_) {
       applied_written_ = applied_;
       v1::ComputeResponse mark;
       mark.mutable_applied()->set_applied(applied_);
-      WriteLocked(std::move(mark));
+      WriteLocked(mark);
     }
   }
   if (half_closed_ && !ending_.has_value()) ending_ = grpc::Status::OK;
@@ -215,9 +227,10 @@ void ComputeReactor::PumpLocked() {
     if (at_once_ ? !writing_ : SettledLocked()) FinishLocked(*ending_);
     return;
   }
-  if (!reading_ && !submitting_ && outstanding_bytes_ < engine_->options().lane_credit_bytes) {
+  if (!reading_ && !submitting_ && outstanding_bytes_ < engine_->options().lane_credit_bytes &&
+      costs_.size() < kMostChunks) {
     reading_ = true;
-    StartRead(&request_);
+    StartRead(&request_bytes_);
   }
 }
 

@@ -25,7 +25,7 @@
 
 namespace lossd::rpc {
 
-class ComputeReactor final : public grpc::ServerBidiReactor<v1::ComputeRequest, v1::ComputeResponse>,
+class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                              public engine::LaneListener,
                              public std::enable_shared_from_this<ComputeReactor> {
  public:
@@ -55,6 +55,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<v1::ComputeRequest, 
   // Whether answers under way are still delivered before the stream ends.
   enum class Ending { kAfterAnswers, kAtOnce };
 
+  void HandleMalformed(const absl::Status& status);
   void HandleStart();
   void HandleChunk();
   void SubmitHeld();
@@ -63,7 +64,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<v1::ComputeRequest, 
   // Starts whatever can be started now: a write, a read, or the end.
   void PumpLocked();
   bool SettledLocked() const;
-  void WriteLocked(v1::ComputeResponse response);
+  void WriteLocked(const v1::ComputeResponse& response);
   void ForgetAnswersLocked();
   void Detach();
 
@@ -72,6 +73,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<v1::ComputeRequest, 
   std::shared_ptr<ComputeReactor> self_;  // until OnDone
 
   // Touched by the reading side alone (one read at a time), set before the first chunk.
+  grpc::ByteBuffer request_bytes_;
   v1::ComputeRequest request_;
   std::shared_ptr<engine::Head> head_;
   engine::LaneAttachment attachment_;
@@ -88,7 +90,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<v1::ComputeRequest, 
   std::optional<grpc::Status> ending_;
   bool at_once_ = false;  // ends without waiting for answers
 
-  v1::ComputeResponse response_;  // being written
+  grpc::ByteBuffer response_bytes_;  // being written
   bool response_is_result_ = false;
   std::deque<v1::ComputeResponse> answers_;  // to be written
   std::deque<int64_t> costs_;                // of chunks taken and not yet answered on the wire, in order

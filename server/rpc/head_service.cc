@@ -9,6 +9,7 @@
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/row_stream_reactor.h"
+#include "server/rpc/wire.h"
 
 namespace lossd::rpc {
 namespace {
@@ -16,16 +17,18 @@ namespace {
 constexpr size_t kMaxWriteKey = 256;
 
 // Takes row ranges until the client is done, then answers with their count.
-class WriteWeightsReactor final : public grpc::ServerReadReactor<v1::WriteWeightsRequest> {
+class WriteWeightsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  WriteWeightsReactor(engine::Engine* engine, v1::WriteWeightsResponse* response)
+  WriteWeightsReactor(engine::Engine* engine, grpc::ByteBuffer* response)
       : engine_(engine), response_(response) {
-    StartRead(&request_);
+    StartRead(&bytes_);
   }
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      response_->set_rows_received(rows_);
+      v1::WriteWeightsResponse response;
+      response.set_rows_received(rows_);
+      *response_ = Serialize(response);
       Finish(grpc::Status::OK);
       return;
     }
@@ -35,13 +38,14 @@ class WriteWeightsReactor final : public grpc::ServerReadReactor<v1::WriteWeight
       return;
     }
     rows_ += request_.rows();
-    StartRead(&request_);
+    StartRead(&bytes_);
   }
 
   void OnDone() override { delete this; }
 
  private:
   absl::Status Write() {
+    if (absl::Status status = Parse(&bytes_, &request_); !status.ok()) return status;
     // Looked up each time: a write that was replaced must not be written to any more.
     const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request_.head());
     if (!head.ok()) return head.status();
@@ -54,7 +58,8 @@ class WriteWeightsReactor final : public grpc::ServerReadReactor<v1::WriteWeight
   }
 
   engine::Engine* const engine_;
-  v1::WriteWeightsResponse* const response_;
+  grpc::ByteBuffer* const response_;
+  grpc::ByteBuffer bytes_;
   v1::WriteWeightsRequest request_;
   int64_t rows_ = 0;
 };
@@ -81,7 +86,9 @@ grpc::ServerUnaryReactor* HeadService::DeleteHead(grpc::CallbackServerContext* c
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const auto discard = request->discard_gradient() ? engine::Engine::DiscardGradient::kYes
                                                    : engine::Engine::DiscardGradient::kNo;
-  reactor->Finish(ToGrpc(engine_->DeleteHead(request->name(), discard), engine_->counters()));
+  const absl::Status status =
+      engine_->DeleteHead(request->name(), discard, [reactor] { reactor->Finish(grpc::Status::OK); });
+  if (!status.ok()) reactor->Finish(ToGrpc(status, engine_->counters()));
   return reactor;
 }
 
@@ -128,8 +135,8 @@ grpc::ServerUnaryReactor* HeadService::BeginWrite(grpc::CallbackServerContext* c
   return reactor;
 }
 
-grpc::ServerReadReactor<v1::WriteWeightsRequest>* HeadService::WriteWeights(
-    grpc::CallbackServerContext* /*context*/, v1::WriteWeightsResponse* response) {
+grpc::ServerReadReactor<grpc::ByteBuffer>* HeadService::WriteWeights(grpc::CallbackServerContext* /*context*/,
+                                                                     grpc::ByteBuffer* response) {
   return new WriteWeightsReactor(engine_, response);  // deletes itself when gRPC is done with it
 }
 

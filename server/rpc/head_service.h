@@ -7,7 +7,13 @@
 
 namespace lossd::rpc {
 
-class HeadService final : public v1::HeadService::CallbackService {
+class HeadService final
+    : public v1::HeadService::WithRawCallbackMethod_WriteWeights<
+          v1::HeadService::WithCallbackMethod_CreateHead<
+              v1::HeadService::WithCallbackMethod_DeleteHead<v1::HeadService::WithCallbackMethod_ListHeads<
+                  v1::HeadService::WithCallbackMethod_GetHead<v1::HeadService::WithCallbackMethod_BeginWrite<
+                      v1::HeadService::WithCallbackMethod_CommitWrite<
+                          v1::HeadService::WithCallbackMethod_ReadWeights<v1::HeadService::Service>>>>>>>> {
  public:
   explicit HeadService(engine::Engine* engine) : engine_(engine) {}
 
@@ -24,8 +30,8 @@ class HeadService final : public v1::HeadService::CallbackService {
   grpc::ServerUnaryReactor* BeginWrite(grpc::CallbackServerContext* context,
                                        const v1::BeginWriteRequest* request,
                                        v1::BeginWriteResponse* response) override;
-  grpc::ServerReadReactor<v1::WriteWeightsRequest>* WriteWeights(grpc::CallbackServerContext* context,
-                                                                 v1::WriteWeightsResponse* response) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* WriteWeights(grpc::CallbackServerContext* context,
+                                                          grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* CommitWrite(grpc::CallbackServerContext* context,
                                         const v1::CommitWriteRequest* request,
                                         v1::CommitWriteResponse* response) override;

@@ -44,7 +44,7 @@ grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext*
   return reactor;
 }
 
-grpc::ServerBidiReactor<v1::ComputeRequest, v1::ComputeResponse>* LossService::Compute(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Compute(
     grpc::CallbackServerContext* /*context*/) {
   // Held here until it is registered: a stream may be over before Start returns.
   const std::shared_ptr<ComputeReactor> reactor =

@@ -12,7 +12,9 @@
 
 namespace lossd::rpc {
 
-class LossService final : public v1::LossService::CallbackService {
+class LossService final
+    : public v1::LossService::WithRawCallbackMethod_Compute<v1::LossService::WithCallbackMethod_OpenSession<
+          v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>> {
  public:
   explicit LossService(engine::Engine* engine) : engine_(engine) {}
 
@@ -22,7 +24,7 @@ class LossService final : public v1::LossService::CallbackService {
   grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context,
                                          const v1::CloseSessionRequest* request,
                                          v1::CloseSessionResponse* response) override;
-  grpc::ServerBidiReactor<v1::ComputeRequest, v1::ComputeResponse>* Compute(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Compute(
       grpc::CallbackServerContext* context) override;
 
   // Every live stream answers what it accepted and ends with UNAVAILABLE.
