@@ -157,8 +157,8 @@ grpc::ByteBuffer EncodeChunk(const v1::Chunk& header, std::span<const std::byte>
   uint8_t* out = GRPC_SLICE_START_PTR(raw);
   out = CodedOutputStream::WriteVarint32ToArray(kChunkTag, out);
   out = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(chunk_size), out);
-  std::memcpy(out, small.data(), small.size());
-  out = WriteBytes(kLabelsTag, labels, out + small.size());
+  out = std::copy(small.begin(), small.end(), out);
+  out = WriteBytes(kLabelsTag, labels, out);
   WriteBytes(kHiddenTag, hidden_states, out);
   const grpc::Slice slice(raw, grpc::Slice::STEAL_REF);
   return grpc::ByteBuffer(&slice, 1);

@@ -78,8 +78,9 @@ class FlushRun {
         .check_version = nullptr,
         .progress = options_.progress,
     };
-    if (absl::Status status = internal::ReadRows(head_.options(), transfer); !status.ok())
+    if (absl::Status status = internal::ReadRows(head_.options(), transfer); !status.ok()) {
       return Explain(status);
+    }
     if (options_.dtype == DataType::kFloat32 && checksum.Value() != frozen_.checksum()) {
       return absl::DataLossError(absl::StrCat("the gradient's checksum is ", absl::Hex(checksum.Value()),
                                               " after the transfer; the server's is ",
@@ -142,8 +143,9 @@ class FlushRun {
  private:
   // The status as it is, or "window lost" if its cause is that the server was restarted.
   absl::Status Explain(const absl::Status& status) const {
-    if (!absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsFailedPrecondition(status))
+    if (!absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsFailedPrecondition(status)) {
       return status;
+    }
     const auto server = head_.connection().GetStatus({});
     if (!server.ok() || server->incarnation() == incarnation_) return status;
     return internal::WindowLostError(head_.config().name, generation_,

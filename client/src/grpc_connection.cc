@@ -166,8 +166,9 @@ class GrpcConnection final : public Connection {
       Response response;
       const absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
       if (status.ok()) return response;
-      if (repeated && absl::IsNotFound(status) && repeated_not_found == RepeatedNotFound::kIsDone)
+      if (repeated && absl::IsNotFound(status) && repeated_not_found == RepeatedNotFound::kIsDone) {
         return response;
+      }
       if (!IsTransient(status)) return status;
       if (!backoff.Wait(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
         return Annotate(status, absl::StrCat("gave up on ", target_, " after ",

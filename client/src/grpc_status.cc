@@ -25,7 +25,8 @@ std::optional<Message> FindDetail(const absl::Status& status) {
   const std::string suffix = absl::StrCat("/", Message::descriptor()->full_name());
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& value) {
     Message message;
-    if (!found && absl::EndsWith(url, suffix) && message.ParseFromString(std::string(value))) found = message;
+    const std::string bytes(value);
+    if (!found && absl::EndsWith(url, suffix) && message.ParseFromString(bytes)) found = message;
   });
   return found;
 }
@@ -38,8 +39,9 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   v1::RichStatus rich;
   if (!status.error_details().empty() && rich.ParseFromString(status.error_details())) {
-    for (const auto& detail : rich.details())
+    for (const auto& detail : rich.details()) {
       result.SetPayload(detail.type_url(), absl::Cord(detail.value()));
+    }
   }
   return result;
 }

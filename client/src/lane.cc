@@ -29,8 +29,9 @@ absl::Status Lane::Open() {
   Recovery recovery = Recovery::kResumed;
   if (absl::Status status = Reopen(&recovery); !status.ok()) return status;
   // A head without weights takes no stream yet, and has accepted nothing: Compute tries again.
-  if (absl::Status status = EnsureAttached(); !status.ok() && !absl::IsFailedPrecondition(status))
+  if (absl::Status status = EnsureAttached(); !status.ok() && !absl::IsFailedPrecondition(status)) {
     return status;
+  }
   next_sequence_ = accepted_ + 1;
   // Whatever an earlier process of the same client_key had accepted may be in the window that is open now.
   contributed_generation_ = generation_;
@@ -114,8 +115,9 @@ absl::Status Lane::Reopen(Recovery* recovery) {
         "; this handle was made when it was ", head_->config().vocab_size, "x", head_->config().hidden_size));
   }
   limits_ = response->limits();
-  if (response->session_id() == session_id_ && response->incarnation() == incarnation_)
+  if (response->session_id() == session_id_ && response->incarnation() == incarnation_) {
     return absl::OkStatus();
+  }
   if (absl::Status status = CheckReplaceable(*response); !status.ok()) return status;
   if (!session_id_.empty()) *recovery = Recovery::kNewSession;
   Adopt(*response);

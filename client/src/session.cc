@@ -27,8 +27,9 @@ absl::StatusOr<std::unique_ptr<Session::Impl>> Session::Impl::Open(
 }
 
 absl::Status Session::Impl::CheckAlive() const {
-  if (closed_)
+  if (closed_) {
     return absl::FailedPreconditionError(absl::StrCat("session ", lane_.session_id(), " is closed"));
+  }
   if (failure_.ok()) return absl::OkStatus();
   return internal::Annotate(failure_, "this session ended with an earlier error");
 }

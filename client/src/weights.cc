@@ -40,7 +40,7 @@ class WeightWriter {
     for (int64_t row = 0; row < head_.config().vocab_size;) {
       const int64_t end =
           std::min(head_.config().vocab_size, row + std::max<int64_t>(1, kStreamBytes / row_bytes_));
-      const absl::Status status = WriteStream(row, end);
+      absl::Status status = WriteStream(row, end);
       if (status.ok()) {
         row = end;
         backoff.Reset();

@@ -26,7 +26,8 @@ int main(int argc, char** argv) {
   if (!session.ok()) return Fail("OpenSession", session.status());
 
   NumberedBatch rest(static_cast<int64_t>(session->marks().lanes.at(0).accepted));
-  if (auto result = session->Compute(rest.batch(), rest.outputs()); !result.ok())
+  if (auto result = session->Compute(rest.batch(), rest.outputs()); !result.ok()) {
     return Fail("Compute", result.status());
+  }
   return 0;
 }

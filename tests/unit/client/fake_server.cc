@@ -145,8 +145,9 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
     std::memcpy(&label, chunk.labels().data() + i * 8, 8);
     const bool valid = label != chunk.ignore_index();
     losses.push_back(valid ? static_cast<float>(label) + hidden[static_cast<size_t>(i * kHidden)] : 0.0F);
-    for (int64_t j = 0; j < kHidden; ++j)
+    for (int64_t j = 0; j < kHidden; ++j) {
       dx.push_back(valid ? 2 * hidden[static_cast<size_t>(i * kHidden + j)] : 0.0F);
+    }
     result->set_valid_tokens(result->valid_tokens() + static_cast<int64_t>(valid));
     result->set_loss_sum(result->loss_sum() + losses.back());
   }
