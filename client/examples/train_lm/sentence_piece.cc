@@ -69,7 +69,8 @@ std::unique_ptr<SentencePiece> SentencePiece::Train(const std::vector<std::strin
 }
 
 std::vector<int32_t> SentencePiece::Encode(std::string_view text) const {
-  const std::vector<int> ids = impl_->processor.EncodeAsIds(text);
+  // Releases differ in the type of string view that they take.
+  const std::vector<int> ids = impl_->processor.EncodeAsIds(std::string(text));
   return {ids.begin(), ids.end()};
 }
 

@@ -72,8 +72,9 @@ int64_t CountSharedNgrams(std::span<const Tokens> training, std::span<const Toke
   const std::unordered_set<std::string_view> ngrams = Ngrams(held_out, n);
   int64_t shared = 0;
   for (const Tokens& tokens : training) {
-    for (int64_t i = 0; i < NgramCount(tokens, n); ++i)
+    for (int64_t i = 0; i < NgramCount(tokens, n); ++i) {
       shared += ngrams.contains(Ngram(tokens, i, n)) ? 1 : 0;
+    }
   }
   return shared;
 }

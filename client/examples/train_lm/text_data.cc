@@ -40,6 +40,7 @@ std::vector<float> UnigramLogProbabilities(const TokenText& text, int64_t vocabu
   }
   const double total = static_cast<double>(text.positions.size()) + static_cast<double>(vocabulary);
   std::vector<float> log_probabilities;
+  log_probabilities.reserve(counts.size());
   for (const int64_t count : counts) {
     log_probabilities.push_back(static_cast<float>(std::log(static_cast<double>(count) / total)));
   }

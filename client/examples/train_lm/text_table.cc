@@ -25,7 +25,7 @@ std::vector<size_t> Crosses(std::span<const std::string> lines) {
     }
   }
   std::ranges::sort(crosses);
-  crosses.erase(std::ranges::unique(crosses).begin(), crosses.end());
+  crosses.erase(std::unique(crosses.begin(), crosses.end()), crosses.end());
   return crosses;
 }
 

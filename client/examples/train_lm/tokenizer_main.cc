@@ -7,9 +7,20 @@
 #include <cstdlib>
 #include <iostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "client/examples/train_lm/sentence_piece.h"
+
+namespace {
+
+// A line without the sign in front.
+std::string_view Paragraph(std::string_view line) {
+  line.remove_prefix(line.empty() ? 0 : 1);
+  return line;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 2) {
@@ -21,7 +32,7 @@ int main(int argc, char** argv) {
   for (std::string line; std::getline(std::cin, line);) lines.push_back(line);
   std::vector<std::string_view> training;
   for (const std::string& line : lines) {
-    if (line.starts_with('+')) training.push_back(std::string_view(line).substr(1));
+    if (line.starts_with('+')) training.push_back(Paragraph(line));
   }
   std::string error;
   const auto tokenizer = lossd::train_lm::SentencePiece::Train(training, std::atoi(argv[1]), &error);
@@ -31,7 +42,7 @@ int main(int argc, char** argv) {
   }
   std::cout << tokenizer->vocabulary() << ' ' << tokenizer->begin_id() << ' ' << tokenizer->end_id() << '\n';
   for (const std::string& line : lines) {
-    for (const int32_t token : tokenizer->Encode(std::string_view(line).substr(line.empty() ? 0 : 1))) {
+    for (const int32_t token : tokenizer->Encode(Paragraph(line))) {
       std::cout << token << ' ';
     }
     std::cout << '\n';

@@ -180,8 +180,9 @@ void Trunk::Backward(std::span<const int32_t> text, std::span<const float> d_hid
       d_sums[2 * width - 1] = 0;
     }
   });
-  for (int64_t row = 0; row < rows; ++row)
+  for (int64_t row = 0; row < rows; ++row) {
     AddScaled(1, sums_.data() + row * 2 * width, d_bias_.data(), 2 * width);
+  }
   AccumulateAt(features_.data(), sums_.data(), d_weight_.data(),
                {.m = FeatureCount(), .n = 2 * width, .k = rows}, pool_);
   ProductBt(sums_.data(), weight_.data(), features_.data(), {.m = rows, .n = FeatureCount(), .k = 2 * width},
