@@ -184,6 +184,10 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
 }
 
 absl::Status Engine::CloseSession(const std::string& session_id) {
+  return CloseSession(session_id, std::nullopt);
+}
+
+absl::Status Engine::CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since) {
   std::shared_ptr<Head> head;
   {
     const std::lock_guard lock(mutex_);
@@ -193,10 +197,15 @@ absl::Status Engine::CloseSession(const std::string& session_id) {
                        absl::StrCat("session '", session_id, "' is not open"));
     }
     head = it->second.head;
+  }
+  // Closed at the head first: until then OpenSession may hand it out, which a later look at idle_since sees.
+  if (absl::Status status = head->CloseSession(session_id, idle_since); !status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  if (const auto it = sessions_.find(session_id); it != sessions_.end()) {
     lanes_ -= it->second.lanes;
     sessions_.erase(it);
   }
-  return head->CloseSession(session_id);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::FindSession(const std::string& session_id,
@@ -226,7 +235,7 @@ int64_t Engine::sessions() const {
 void Engine::ExpireSessions() {
   const absl::Time before = absl::Now() - options_.session_lease;
   for (const std::shared_ptr<Head>& head : Heads()) {
-    for (const std::string& id : head->IdleSessions(before)) CloseSession(id).IgnoreError();
+    for (const std::string& id : head->IdleSessions(before)) CloseSession(id, before).IgnoreError();
   }
 }
 

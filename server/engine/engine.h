@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,8 @@ class Engine {
 
  private:
   Engine(EngineOptions options, std::unique_ptr<Device> device);
+
+  absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since);
 
   struct SessionEntry {
     std::shared_ptr<Head> head;

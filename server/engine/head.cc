@@ -57,7 +57,7 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
   return info;
 }
 
-absl::Status Head::CloseSession(const std::string& session_id) {
+absl::Status Head::CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since) {
   std::vector<std::shared_ptr<LaneListener>> listeners;
   {
     const std::lock_guard lock(mutex_);
@@ -65,6 +65,10 @@ absl::Status Head::CloseSession(const std::string& session_id) {
     if (session == nullptr || session->state != SessionState::kOpen) {
       return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownSession, "session_id",
                        absl::StrCat("session ", session_id, " is not open"));
+    }
+    if (idle_since.has_value() && !IsIdleLocked(session_id, *session, *idle_since)) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "session_id",
+                       absl::StrCat("session ", session_id, " is in use"));
     }
     for (size_t i = 0; i < session->lanes.size(); ++i) {
       const LaneKey key{session_id, static_cast<int32_t>(i)};
@@ -86,14 +90,19 @@ std::vector<std::string> Head::IdleSessions(absl::Time before) const {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> idle;
   for (const auto& [id, session] : ledger_.sessions()) {
-    bool live = session.state != SessionState::kOpen || session.last_active >= before;
-    for (size_t i = 0; !live && i < session.lanes.size(); ++i) {
-      const auto it = lanes_.find({id, static_cast<int32_t>(i)});
-      live = it != lanes_.end() && it->second.listener != nullptr;
-    }
-    if (!live) idle.push_back(id);
+    if (session.state == SessionState::kOpen && IsIdleLocked(id, session, before)) idle.push_back(id);
   }
   return idle;
+}
+
+bool Head::IsIdleLocked(const std::string& session_id, const AccumulationLedger::Session& session,
+                        absl::Time before) const {
+  if (session.last_active >= before) return false;
+  for (size_t i = 0; i < session.lanes.size(); ++i) {
+    const auto it = lanes_.find({session_id, static_cast<int32_t>(i)});
+    if (it != lanes_.end() && it->second.listener != nullptr) return false;
+  }
+  return true;
 }
 
 // --- Streams

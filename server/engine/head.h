@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -92,8 +93,10 @@ class Head : public std::enable_shared_from_this<Head> {
   // another number of lanes.
   absl::StatusOr<SessionInfo> OpenSession(const std::string& client_key, int32_t rank, int32_t lanes,
                                           const std::string& new_session_id);
-  // Ends the session's streams. NOT_FOUND if it is not open.
-  absl::Status CloseSession(const std::string& session_id);
+  // Ends the session's streams. NOT_FOUND if it is not open. With `idle_since`, FAILED_PRECONDITION if the
+  // session has a stream or was used after that.
+  absl::Status CloseSession(const std::string& session_id,
+                            std::optional<absl::Time> idle_since = std::nullopt);
   // Sessions without a stream and without a call since `before`.
   std::vector<std::string> IdleSessions(absl::Time before) const;
 
@@ -177,6 +180,8 @@ class Head : public std::enable_shared_from_this<Head> {
   absl::Status GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const;
   absl::Status PositionErrorLocked(absl::StatusCode code, RejectReason reason, absl::string_view field,
                                    absl::string_view message, const std::string& session_id) const;
+  bool IsIdleLocked(const std::string& session_id, const AccumulationLedger::Session& session,
+                    absl::Time before) const;
   void WithdrawLocked(const LaneKey& key);
   std::shared_ptr<LaneListener> DropListenerLocked(const LaneKey& key);
   void EnqueueLocked(std::shared_ptr<ChunkItem> item);
