@@ -11,6 +11,14 @@ namespace lossd::engine {
 
 using SessionState = AccumulationLedger::SessionState;
 
+namespace {
+
+// Most sessions that are open or that the window holds something of: closed ones are remembered until it
+// ends.
+constexpr size_t kMostSessions = 8192;
+
+}  // namespace
+
 Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
            std::unique_ptr<MemoryReservation> reservation)
     : config_(std::move(config)),
@@ -44,6 +52,14 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
   SessionInfo info{new_session_id, window_.generation, {}};
   AccumulationLedger::Session* session = ledger_.FindByKey(client_key, &info.session_id);
   if (session == nullptr) {
+    if (const size_t known = ledger_.sessions().size(); known >= kMostSessions) {
+      absl::Status status =
+          MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "head",
+                    absl::StrCat("the window of head ", config_.name, " has ", known,
+                                 " sessions, open or closed; the limit is ", kMostSessions, " (flush it)"));
+      AttachRetryDelay(&status, absl::Seconds(1));
+      return status;
+    }
     session = &ledger_.Add(new_session_id, client_key, rank, lanes);
   } else if (session->lanes.size() != static_cast<size_t>(lanes)) {
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "lanes",
