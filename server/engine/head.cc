@@ -213,6 +213,15 @@ absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient disca
 }
 
 void Head::Shutdown(std::function<void()> released) {
+  EndStreams();
+  environment_.scheduler->Post([self = shared_from_this(), released = std::move(released)] {
+    self->Release();
+    released();
+  });
+}
+
+// After ended_ was set.
+void Head::EndStreams() {
   std::vector<std::shared_ptr<LaneListener>> listeners;
   absl::Status status;
   {
@@ -227,10 +236,6 @@ void Head::Shutdown(std::function<void()> released) {
   for (const auto& listener : listeners) {
     if (listener != nullptr) listener->OnEnd(status);
   }
-  environment_.scheduler->Post([self = shared_from_this(), released = std::move(released)] {
-    self->Release();
-    released();
-  });
 }
 
 void Head::Release() {
@@ -435,6 +440,12 @@ void Head::Compute(ChunkItem& item, ChunkAnswer answer) {
     if (item.listener != nullptr) item.listener->OnAnswer(std::move(answer));
   });
   if (!report.ok()) {
+    // dW may hold part of this chunk: nobody may read it or add to it any more.
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = report.status();
+    }
+    EndStreams();
     environment_.on_device_failure(report.status());
     return;
   }

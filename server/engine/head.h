@@ -194,6 +194,7 @@ class Head : public std::enable_shared_from_this<Head> {
   void Freeze();
   void Publish();
   absl::StatusOr<GradientSummary> Summarize();
+  void EndStreams();
   void Release();
 
   // The callbacks of chunks that wait for the window to change, to be called without the lock.
@@ -211,7 +212,7 @@ class Head : public std::enable_shared_from_this<Head> {
   std::map<LaneKey, LaneRuntime> lanes_;
   Window window_;
   absl::Status draining_;  // not ok after BeginDrain
-  absl::Status ended_;     // not ok after MarkDeleted
+  absl::Status ended_;     // not ok after MarkDeleted, or when the device failed
 
   std::mutex begin_write_mutex_;  // one staging buffer is made at a time; taken before mutex_
   uint64_t weight_version_ = 0;

@@ -35,10 +35,13 @@ bool Same(const std::vector<SessionMarks>& a, const std::vector<SessionMarks>& b
   });
 }
 
+// The first few of them: a message is no place for thousands.
 std::string ToText(const std::vector<SessionMarks>& marks) {
+  constexpr size_t kMostText = 1024;
   std::string text;
   for (const SessionMarks& session : marks) {
     for (const LaneMarks& lane : session.lanes) {
+      if (text.size() > kMostText) return absl::StrCat(text, ", ...");
       absl::StrAppend(&text, text.empty() ? "" : ", ", session.session_id, "/", lane.lane, "=",
                       lane.accepted);
     }
@@ -96,7 +99,8 @@ void Head::Freeze() {
   absl::StatusOr<FlushInfo> answer = FlushInfo{};
   {
     const std::lock_guard lock(mutex_);
-    if (absl::Status match = ledger_.Match(window_.flush_marks); !match.ok()) answer = match;
+    absl::Status match = ended_.ok() ? ledger_.Match(window_.flush_marks) : ended_;
+    if (!match.ok()) answer = match;
   }
   if (answer.ok()) {
     const absl::StatusOr<GradientSummary> summary = Summarize();

@@ -21,12 +21,13 @@ void FakeGate::AwaitArrival() {
   changed_.wait(lock, [this] { return waiting_ > 0; });
 }
 
-void FakeGate::Pass() {
+bool FakeGate::Pass() {
   std::unique_lock lock(mutex_);
   ++waiting_;
   changed_.notify_all();
   changed_.wait(lock, [this] { return !held_; });
   --waiting_;
+  return !failing_;
 }
 
 namespace {
@@ -47,7 +48,10 @@ class FakeBackend : public HeadBackend {
   }
   absl::StatusOr<BatchReport> ProcessBatch(const RowBatch& batch,
                                            absl::FunctionRef<void()> on_input_gradients) override {
-    gate_->Pass();
+    if (!gate_->Pass()) {
+      sum_ += batch.gradient_scale / 2;
+      return absl::InternalError("half of it was added");
+    }
     std::fill_n(batch.losses, batch.tokens, 1.0f);
     on_input_gradients();
     if (batch.accumulate == RowBatch::Accumulate::kYes) sum_ += batch.gradient_scale;

@@ -2,6 +2,7 @@
 #ifndef LOSSD_TESTS_UNIT_ENGINE_FAKE_DEVICE_H_
 #define LOSSD_TESTS_UNIT_ENGINE_FAKE_DEVICE_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -21,11 +22,14 @@ class FakeGate {
   void LetThrough();
   // Waits until a batch stands at the gate.
   void AwaitArrival();
-  void Pass();  // called by the backend
+  void Fail() { failing_ = true; }  // the next batches fail with parts of them in dW
+  // Called by the backend; false if the batch has to fail.
+  bool Pass();
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::atomic<bool> failing_ = false;
   bool held_ = false;
   int waiting_ = 0;
 };

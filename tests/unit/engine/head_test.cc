@@ -7,6 +7,7 @@
 #include <future>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
@@ -216,6 +217,66 @@ TEST_F(HeadTest, DeletingAHeadEndsItsStreamsAndForgetsItsSessions) {
   EXPECT_EQ(engine->budget().reserved(), 0);
 }
 
+TEST_F(HeadTest, AChunkOfAStreamThatIsGoneComesTooLate) {
+  const std::string session = Open("c");
+  const LaneAttachment lane = Attach(session, listener_);
+  head->DetachLane(lane);
+  Chunk chunk = MakeChunk(1, 1);
+  EXPECT_EQ(head->Submit(lane, chunk, [] {}).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Attach(session, listener_).marks.accepted, 0U);
+}
+
+TEST_F(HeadTest, ADeletedHeadGivesItsMemoryBackThoughOneStillHoldsIt) {
+  std::promise<void> released;
+  ASSERT_TRUE(engine->DeleteHead("h", Engine::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
+  released.get_future().wait();
+  EXPECT_EQ(engine->budget().reserved(), 0);
+  EXPECT_TRUE(head->Info().memory.empty());
+  std::promise<absl::StatusCode> read;
+  std::vector<float> row(kHidden);
+  head->ReadWeights(
+      0, 1, kernels::DataType::kFloat32, row.data(),
+      [&](const absl::StatusOr<uint64_t>& version) { read.set_value(version.status().code()); });
+  EXPECT_EQ(read.get_future().get(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(BeginFlush(1, {}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(head->CommitFlush("f").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(HeadTest, ClosedSessionsThatTheWindowRemembersAreBoundedUntilItEnds) {
+  absl::Status refused;
+  for (int i = 0; i < 10000 && refused.ok(); ++i) {
+    const absl::StatusOr<OpenedSession> opened = engine->OpenSession("h", "c", 0, 1);
+    refused = opened.status();
+    if (!opened.ok()) break;
+    Submit(Attach(opened->info.session_id, listener_), MakeChunk(1, 1));
+    engine->WaitIdle();
+    ASSERT_TRUE(engine->CloseSession(opened->info.session_id).ok());
+  }
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
+  const absl::StatusOr<FlushInfo> flush = BeginFlush(1, Marks());
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  EXPECT_TRUE(engine->OpenSession("h", "c", 0, 1).ok());
+}
+
+TEST_F(HeadTest, AGradientThatAFailedDeviceLeftHalfAddedIsNeverHandedOut) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  gate.Hold();
+  gate.Fail();
+  Submit(lane, MakeChunk(1, 2));
+  Submit(lane, MakeChunk(2, 2));
+  std::promise<absl::StatusOr<FlushInfo>> begun;
+  head->BeginFlush(1, Marks(), [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
+  gate.LetThrough();
+  EXPECT_EQ(begun.get_future().get().status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(BeginFlush(1, Marks()).status().code(), absl::StatusCode::kInternal);
+  ASSERT_TRUE(listener_->ended().has_value());
+  EXPECT_EQ(listener_->ended()->code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(listener_->answers(), 0U);
+  EXPECT_EQ(engine->counters().queued_chunks, 0);
+}
+
 class LeaseTest : public ::testing::Test, protected EngineFixture {
  protected:
   static EngineOptions ShortLease() {
@@ -225,6 +286,17 @@ class LeaseTest : public ::testing::Test, protected EngineFixture {
   }
   LeaseTest() : EngineFixture(ShortLease()) {}
 };
+
+TEST_F(LeaseTest, ASessionThatIsUsedAgainMeanwhileDoesNotExpire) {
+  const std::string session = Open("c");
+  const absl::Time before = absl::Now();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  EXPECT_THAT(head->IdleSessions(absl::Now()), ::testing::ElementsAre(session));
+  EXPECT_EQ(Open("c"), session);  // after the search for idle sessions, before its session is closed
+  EXPECT_EQ(head->CloseSession(session, before).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(engine->CloseSession(session).ok());
+  EXPECT_EQ(engine->sessions(), 0);
+}
 
 TEST_F(LeaseTest, AnIdleSessionExpiresButItsContributionStays) {
   const std::string session = Open("c");
