@@ -3,19 +3,37 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/row_stream_reactor.h"
 
 namespace lossd::rpc {
+namespace {
+
+// Far above what a window can hold: keeps a request of nothing but empty marks from growing many times over.
+constexpr int64_t kMostMarks = int64_t{1} << 18;
+
+absl::Status CheckMarks(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks) {
+  int64_t count = marks.size();
+  for (const v1::SessionMarks& session : marks) count += session.lanes_size();
+  if (count <= kMostMarks) return absl::OkStatus();
+  return engine::MakeError(
+      absl::StatusCode::kInvalidArgument, engine::RejectReason::kMarks, "marks",
+      absl::StrCat("marks name ", count, " sessions and lanes; the limit is ", kMostMarks));
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContext* context,
                                                       const v1::BeginFlushRequest* request,
                                                       v1::BeginFlushResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
-  if (!head.ok()) {
-    reactor->Finish(ToGrpc(head.status(), engine_->counters()));
+  const absl::Status status = head.ok() ? CheckMarks(request->marks()) : head.status();
+  if (!status.ok()) {
+    reactor->Finish(ToGrpc(status, engine_->counters()));
     return reactor;
   }
   (*head)->BeginFlush(request->generation(), ToEngine(request->marks()),
