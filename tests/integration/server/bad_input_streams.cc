@@ -1,4 +1,7 @@
+#include <grpcpp/generic/generic_stub.h>
+
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tests/integration/server/bad_input.h"
@@ -7,6 +10,44 @@ namespace lossd::testing {
 namespace {
 
 using engine::RejectReason;
+
+// Sends these bytes as the messages of a client stream, and reads to its end. A typed stub cannot send them.
+Outcome SendBytes(Environment& environment, const std::string& method,
+                  const std::vector<std::string>& messages) {
+  const auto channel = environment.server().Channel();
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  grpc::ClientContext context;
+  grpc::GenericStub stub(channel);
+  const auto call = stub.PrepareCall(&context, method, &queue);
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);
+  for (const std::string& message : messages) {
+    const grpc::Slice slice(message);
+    call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    queue.Next(&tag, &ok);
+  }
+  call->WritesDone(nullptr);
+  queue.Next(&tag, &ok);
+  for (ok = true; ok;) {
+    grpc::ByteBuffer answer;
+    call->Read(&answer, nullptr);
+    queue.Next(&tag, &ok);
+  }
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  return FromStatus(status);
+}
+
+// All but the last byte of a message that was good.
+template <typename Message>
+std::string Truncated(const Message& message) {
+  std::string bytes = message.SerializeAsString();
+  bytes.pop_back();
+  return bytes;
+}
 
 }  // namespace
 
@@ -104,6 +145,30 @@ std::vector<Case> StreamCases() {
        },
        grpc::StatusCode::INVALID_ARGUMENT,
        {"start", "chunk"},
+       RejectReason::kMalformed},
+      {"chunk_that_cannot_be_parsed",
+       [](Environment& environment) {
+         const v1::OpenSessionResponse session = OpenSession(environment.stubs(), "h", "truncating");
+         v1::ComputeRequest start;
+         start.mutable_start()->set_session_id(session.session_id());
+         start.mutable_start()->set_incarnation(session.incarnation());
+         v1::ComputeRequest chunk;
+         *chunk.mutable_chunk() = MakeChunk(1, 1, 16, kVocab, kHidden, 5);
+         return SendBytes(environment, "/lossd.v1.LossService/Compute",
+                          {start.SerializeAsString(), Truncated(chunk)});
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"no valid lossd.v1.ComputeRequest"},
+       RejectReason::kMalformed},
+      {"weights_that_cannot_be_parsed",
+       [](Environment& environment) {
+         v1::WriteWeightsRequest request;
+         request.set_head("h");
+         request.set_weights(std::string(32, '\0'));
+         return SendBytes(environment, "/lossd.v1.HeadService/WriteWeights", {Truncated(request)});
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"no valid lossd.v1.WriteWeightsRequest"},
        RejectReason::kMalformed},
       {"stream_taken_by_another",
        [](Environment& environment) {

@@ -3,7 +3,10 @@
 import json
 import os
 import queue
+import select
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -42,6 +45,22 @@ class Usage(unittest.TestCase):
             for word in words:
                 self.assertIn(word, result.stderr)
 
+    def test_a_config_that_is_a_folder_is_an_error_that_says_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            result = run(f"--config={folder}")
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(f"cannot read {folder}", result.stderr)
+
+    def test_a_port_file_never_replaces_what_is_no_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = os.path.join(folder, "pipe")
+            os.mkfifo(pipe)
+            result = run("--listen=127.0.0.1:0", "--metrics_listen=", f"--port_file={pipe}")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("must be a regular file", result.stderr)
+            self.assertEqual(os.listdir(folder), ["pipe"])
+            self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+
     def test_a_port_that_is_taken_is_an_error_that_says_so(self):
         with LossdServer(BINARY) as server:
             result = run(f"--listen={server.target}", "--metrics_listen=")
@@ -71,6 +90,18 @@ class Configuration(unittest.TestCase):
         self.assertEqual(limits.max_chunk_tokens, 77)
         events = [json.loads(line)["event"] for line in log.splitlines()]
         self.assertIn("serving", events)
+
+    def test_a_head_with_an_odd_size_or_a_misspelt_key_is_an_error(self):
+        for head, words in [({"vocab_size": 2.5}, ("vocab_size", "2.5", "integer")),
+                            ({"hidden_size": True}, ("hidden_size", "true", "integer")),
+                            ({"weight_type": "float32"}, ("'weight_type'", "weight_dtype"))]:
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                json.dump({"heads": [{"name": "a", "vocab_size": 4, "hidden_size": 4} | head]}, file)
+                file.flush()
+                result = run(f"--config={file.name}")
+            self.assertEqual(result.returncode, 2, head)
+            for word in words:
+                self.assertIn(word, result.stderr)
 
     def test_a_flag_that_does_not_exist_is_an_error(self):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -122,6 +153,24 @@ class Drain(unittest.TestCase):
             next(stream)
             self.assertEqual(server.stop(), 0)
             requests.put(None)
+
+    def test_scrapes_go_on_beside_connections_that_say_nothing(self):
+        def overtakes(server):
+            port = int(server.metrics_url.split(":")[2].split("/")[0])
+            idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+            for connection in idle:
+                connection.sendall(b"GET /met")
+            with urllib.request.urlopen(server.metrics_url) as response:
+                self.assertEqual(response.status, 200)
+            # If those that say nothing were not hung up on yet, the scrape did not wait for that.
+            waiting = not select.select(idle, [], [], 0)[0]
+            for connection in idle:
+                connection.close()
+            return waiting
+
+        # Again, because on a machine that stalls they may be hung up on beside a scrape that did not wait.
+        with LossdServer(BINARY) as server:
+            self.assertTrue(any(overtakes(server) for _ in range(5)))
 
     def test_metrics_tell_what_was_done(self):
         with LossdServer(BINARY) as server, grpc.insecure_channel(server.target) as channel:
