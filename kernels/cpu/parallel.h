@@ -24,8 +24,10 @@ inline int64_t AvailableThreads() {
 template <typename Function>
 void ParallelFor(int64_t threads, int64_t tasks, const Function& function) {
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(static_cast <int>(threads)) \
-    schedule(dynamic, 1) if (tasks > 1 && threads > 1)
+  // clang-format would split the directive.
+  // clang-format off
+#pragma omp parallel for num_threads(static_cast<int>(threads)) schedule(dynamic, 1) if (threads > 1)
+  // clang-format on
   for (int64_t task = 0; task < tasks; ++task) function(task, static_cast<int64_t>(omp_get_thread_num()));
 #else
   static_cast<void>(threads);

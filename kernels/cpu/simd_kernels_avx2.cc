@@ -4,6 +4,6 @@
 
 namespace lossd::kernels::cpu {
 
-const SimdKernels kAvx2Kernels = SimdImplementation<8, 6>::Table("avx2");
+constinit const SimdKernels kAvx2Kernels = SimdImplementation<8, 6>::Table("avx2");
 
 }  // namespace lossd::kernels::cpu

@@ -4,6 +4,6 @@
 
 namespace lossd::kernels::cpu {
 
-const SimdKernels kAvx512Kernels = SimdImplementation<16, 12>::Table("avx512");
+constinit const SimdKernels kAvx512Kernels = SimdImplementation<16, 12>::Table("avx512");
 
 }  // namespace lossd::kernels::cpu

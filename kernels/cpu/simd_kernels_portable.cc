@@ -4,6 +4,6 @@
 
 namespace lossd::kernels::cpu {
 
-const SimdKernels kPortableKernels = SimdImplementation<4, 6>::Table("portable");
+constinit const SimdKernels kPortableKernels = SimdImplementation<4, 6>::Table("portable");
 
 }  // namespace lossd::kernels::cpu
