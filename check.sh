@@ -130,7 +130,7 @@ suite_tsan() {
   fi
   build_tree tsan build-tsan "${targets[@]}" || { count_fail 1 && return; }
   export OMP_NUM_THREADS=1
-  export TSAN_OPTIONS=suppressions=$repo_root/tests/tsan.supp:halt_on_error=0:second_deadlock_stack=1:exitcode=66
+  export TSAN_OPTIONS=suppressions=$repo_root/tests/tsan.supp:ignore_noninstrumented_modules=1:second_deadlock_stack=1:exitcode=66
   run_ctest tsan build-tsan -L '^tsan$' -j "$jobs"
   unset OMP_NUM_THREADS TSAN_OPTIONS
 }
