@@ -183,8 +183,9 @@ class CpuCase {
     MeasureErrors();
     const RelativeErrors& error = result_.relative_error;
     result_.tolerance = case_.dtype == DataType::kFloat32 ? 1e-5 : 5e-3;
-    if (error.loss <= kLossTolerance && error.dx <= result_.tolerance && error.dw <= result_.tolerance)
-      return true;
+    const bool close =
+        error.loss <= kLossTolerance && error.dx <= result_.tolerance && error.dw <= result_.tolerance;
+    if (close) return true;
     result_.error = "the result is wrong: relative errors of loss, dx, dw above " +
                     std::to_string(kLossTolerance) + ", " + std::to_string(result_.tolerance);
     return false;

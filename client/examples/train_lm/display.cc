@@ -54,10 +54,9 @@ void Display::Show(const StepNews& news) {
 }
 
 void Display::Show(const EvaluationNews& news) {
-  Say(absl::StrFormat(
-      "step %d/%d  held-out perplexity %.1f (unigram %.1f)  server's peak %s (full logits: %s)", news.step,
-      steps_, news.held_out_perplexity, news.unigram_perplexity, Mebibytes(news.server_peak_bytes),
-      Mebibytes(news.full_logits_bytes)));
+  Say(absl::StrFormat("step %d/%d  held-out perplexity %.1f (unigram %.1f)  peak of %s %s (full logits: %s)",
+                      news.step, steps_, news.held_out_perplexity, news.unigram_perplexity, news.holder,
+                      Mebibytes(news.holder_peak_bytes), Mebibytes(news.full_logits_bytes)));
 }
 
 void Display::Erase() {

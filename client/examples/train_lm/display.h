@@ -20,7 +20,8 @@ struct EvaluationNews {
   int64_t step = 0;
   double held_out_perplexity = 0;
   double unigram_perplexity = 0;
-  int64_t server_peak_bytes = 0;
+  std::string holder;  // what holds the head: "the server" or "this process"
+  int64_t holder_peak_bytes = 0;
   int64_t full_logits_bytes = 0;
 };
 

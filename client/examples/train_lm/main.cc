@@ -89,7 +89,9 @@ Results Begin(const Options& options, const TextData& data, Trainer& trainer) {
   results.shared_ngrams = data.shared_ngrams;
   results.held_out_chapters = data.held_out_chapters;
   results.seed = options.trainer.seed;
-  results.head = options.place == HeadPlace::kServer ? options.server : "this process";
+  const bool remote = options.place == HeadPlace::kServer;
+  results.holder = remote ? "the server" : "this process";
+  results.server = remote ? options.server : "";
   results.dtype = options.precision == HeadPrecision::kBFloat16 ? "bf16" : "fp32";
   return results;
 }
@@ -116,8 +118,8 @@ absl::Status Evaluate(Trainer* trainer, LossHead* head, Display* display, Result
   results->server_peak_bytes = report->peak_bytes;
   results->held_out_perplexity = *perplexity;
   results->evaluations.push_back({results->steps, *perplexity});
-  display->Show(EvaluationNews{results->steps, *perplexity, results->unigram_perplexity, report->peak_bytes,
-                               results->FullLogitsBytes()});
+  display->Show(EvaluationNews{results->steps, *perplexity, results->unigram_perplexity, results->holder,
+                               report->peak_bytes, results->FullLogitsBytes()});
   return absl::OkStatus();
 }
 

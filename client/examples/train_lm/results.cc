@@ -41,11 +41,10 @@ std::string SummaryTable(const Results& r) {
   table += Row("model", absl::StrFormat("%s parameters in the head [%d, %d] %s, %s in the trunk",
                                         Grouped(r.head_parameters), r.vocabulary, r.hidden, r.dtype,
                                         Grouped(trunk_parameters)));
-  table += Row("head", absl::StrFormat("%s: %s", r.head, r.device));
+  table += Row("head", absl::StrCat(r.holder, r.server.empty() ? "" : " ", r.server, ": ", r.device));
   table += Row("trained", absl::StrFormat("%d steps, %s tokens, %.0f s, %.0f tokens/s", r.steps,
                                           Grouped(r.tokens), r.seconds, r.TokensPerSecond()));
-  table += Row("memory of the server",
-               absl::StrFormat("%s at its peak, the whole process", Mebibytes(r.server_peak_bytes)));
+  table += Row("peak memory", absl::StrFormat("%s, all of %s", Mebibytes(r.server_peak_bytes), r.holder));
   table += Row("full logits", absl::StrFormat("%s for one batch with their gradient (never held)",
                                               Mebibytes(r.FullLogitsBytes())));
   table += Row("unigram perplexity", absl::StrFormat("%8.1f on the held-out text", r.unigram_perplexity));
@@ -73,7 +72,7 @@ absl::Status WriteJson(const Results& r, const std::string& path) {
       {"batch", r.batch},
       {"accumulate", r.accumulate},
       {"seed", r.seed},
-      {"head", r.head},
+      {"server", r.server},
       {"dtype", r.dtype},
       {"vocabulary", r.vocabulary},
       {"hidden", r.hidden},

@@ -39,10 +39,11 @@ struct Results {
   std::vector<std::string> held_out_chapters;
   uint64_t seed = 0;
 
-  std::string head;    // where it was: an address, or "this process"
-  std::string dtype;   // "bf16" or "fp32"
-  std::string device;  // as the server reports it
-  int64_t server_peak_bytes = 0;
+  std::string holder;             // what held the head: "the server" or "this process"
+  std::string server;             // its address; empty if it was this process
+  std::string dtype;              // "bf16" or "fp32"
+  std::string device;             // as the server reports it
+  int64_t server_peak_bytes = 0;  // of the process that held the head
 
   double TokensPerSecond() const {
     return training_seconds > 0 ? static_cast<double>(tokens) / training_seconds : 0;

@@ -90,11 +90,9 @@ class ClientResumeTest : public ::testing::Test {
 
 pid_t StartWorker(const std::string& target, const std::string& client_key) {
   std::vector<std::string> arguments{RESUME_WORKER, target, client_key};
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
+  char* const pointers[] = {arguments[0].data(), arguments[1].data(), arguments[2].data(), nullptr};
   pid_t pid = -1;
-  EXPECT_EQ(posix_spawn(&pid, RESUME_WORKER, nullptr, nullptr, pointers.data(), environ), 0);
+  EXPECT_EQ(posix_spawn(&pid, RESUME_WORKER, nullptr, nullptr, pointers, environ), 0);
   return pid;
 }
 

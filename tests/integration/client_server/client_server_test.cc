@@ -262,9 +262,10 @@ TEST_F(ClientServerTest, FlushToFileHoldsTheSameGradientInEachType) {
 
 TEST_F(ClientServerTest, SeveralThreadsEachWithASessionAddUp) {
   StartWithWeights();
-  constexpr int kThreads = 3;
+  constexpr uint64_t kThreads = 3;
   std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
+  threads.reserve(kThreads);
+  for (uint64_t i = 0; i < kThreads; ++i) {
     threads.emplace_back([this] {
       Session session = Open();
       for (int step = 0; step < 5; ++step) {
@@ -276,8 +277,8 @@ TEST_F(ClientServerTest, SeveralThreadsEachWithASessionAddUp) {
   for (std::thread& thread : threads) thread.join();
   const auto info = head_->Info();
   ASSERT_TRUE(info.ok());
-  EXPECT_EQ(info->window_tokens, uint64_t{kThreads * 5 * 20});
-  EXPECT_EQ(info->sessions.size(), size_t{kThreads});
+  EXPECT_EQ(info->window_tokens, kThreads * 5 * 20);
+  EXPECT_EQ(info->sessions.size(), kThreads);
   Flush();
 }
 

@@ -70,6 +70,35 @@ Outcome NeverRead(Environment& environment) {
   return {0, "bounded"};
 }
 
+// Chunks without a payload cost no credit, yet their refusals pile up just the same.
+Outcome NeverReadRefusals(Environment& environment) {
+  const engine::Counter& refused = environment.server().engine().counters().chunks_rejected;
+  const uint64_t before = refused;
+  Stubs own(environment.server().Channel());
+  const v1::OpenSessionResponse session = OpenSession(own, "h", "mute and empty");
+  ComputeStream stream(own, session);
+  constexpr uint64_t kChunks = 50'000;
+  std::thread writer([&] {
+    v1::Chunk empty;
+    empty.set_generation(1);
+    for (uint64_t sequence = 1; sequence <= kChunks; ++sequence) {
+      empty.set_sequence(sequence);
+      if (!stream.Send(empty)) return;
+    }
+  });
+  uint64_t taken = 0;
+  for (uint64_t last = 1; taken != last;) {
+    last = taken;
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    taken = refused - before;
+  }
+  stream.Cancel();
+  writer.join();
+  stream.Finish();
+  if (taken >= kChunks) return {0, "everything was taken: " + std::to_string(taken)};
+  return {0, "bounded"};
+}
+
 Outcome Garbage(Environment& environment) {
   const int descriptor = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -130,6 +159,7 @@ std::vector<Case> ClientCases() {
   return {
       {"client_vanishes_mid_stream", VanishMidStream, 0, {}, std::nullopt},
       {"client_never_reads", NeverRead, 0, {"bounded"}, std::nullopt},
+      {"client_never_reads_refusals", NeverReadRefusals, 0, {"bounded"}, std::nullopt},
       {"garbage_on_the_port", Garbage, 0, {"closed"}, std::nullopt},
       {"full_disk_under_out", FlushToAFullDisk, 6, {"full_disk.safetensors"}, std::nullopt},
       {"repeated_sequence",
