@@ -46,8 +46,8 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
 Status ValidateStep(const LinearCrossEntropyParams& params) {
   if (const Status status = ValidateInputs(params); status != Status::kOk) return status;
   if (params.losses == nullptr || !IsKnown(params.dx_type)) return Status::kInvalidArgument;
-  if (params.weight_gradient != WeightGradient::kNone && params.dw == nullptr)
-    return Status::kInvalidArgument;
+  const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
+  if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;
   if (params.workspace == nullptr || params.workspace_bytes < 0) return Status::kInvalidArgument;
   if (reinterpret_cast<uintptr_t>(params.workspace) % 64 != 0) return Status::kInvalidArgument;
   return Status::kOk;

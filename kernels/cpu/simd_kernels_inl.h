@@ -14,6 +14,8 @@
 #include "kernels/cpu/simd_kernels.h"
 
 namespace lossd::kernels::cpu {
+// One copy for each file that includes it is what is wanted.
+// NOLINTNEXTLINE(google-build-namespaces)
 namespace {
 
 template <int kLanes>
@@ -180,8 +182,9 @@ struct SimdImplementation {
     }
     if constexpr (sizeof(Element) == sizeof(float)) {
       if (columns == width && width == kRows) {
-        for (int64_t k = 0; k < depth; ++k)
+        for (int64_t k = 0; k < depth; ++k) {
           std::memcpy(panel + k * kRows, from + k * stride, kRows * sizeof(float));
+        }
         return;
       }
     }

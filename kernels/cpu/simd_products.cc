@@ -9,7 +9,7 @@ namespace {
 // Rows of the left operand that stay in the second-level cache while one panel of the right one stays in the
 // first.
 constexpr int64_t kCachedRows = 120;
-constexpr int64_t kMaxTileFloats = 12 * 32;
+constexpr int64_t kMaxTileFloats = kRowAlignment * kColumnAlignment;
 // Steps of a logit's sum that are added up before they join the rest. Logits are the one product whose
 // rounding errors are seen undiminished, in the loss: short chains make them smaller than those of a plain
 // product.

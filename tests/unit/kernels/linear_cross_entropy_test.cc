@@ -344,6 +344,18 @@ TEST(CpuLinearCrossEntropy, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
   }
 }
 
+TEST(CpuLinearCrossEntropy, ARowThatIsFiniteButNotInTheWeightsTypeNeverReachesDw) {
+  Problem problem = RandomProblem({.shape = {30, 300, 40}, .type = DataType::kBFloat16});
+  std::vector<float> x = problem.HiddenStates();
+  x[7 * 40 + 3] = 3.4e38f;  // rounds to infinity in bf16
+  problem.hidden_type = DataType::kFloat32;
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, x);
+  const StepResult result = RunStep(problem);
+  EXPECT_TRUE(std::isnan(result.losses[7]));
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 300 * 40), 0);
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dx.data(), 30 * 40), 40);
+}
+
 struct CallbackRecord {
   const float* losses;
   const float* dx;

@@ -60,8 +60,9 @@ TEST_P(SimdKernelsTest, BothProductsAgreeWithPlainLoopsAndWithEachOther) {
           double expected = before[i * 40 + j];
           if (j < columns) {
             if (store == Store::kOverwrite) expected = 0;
-            for (int64_t k = 0; k < depth; ++k)
+            for (int64_t k = 0; k < depth; ++k) {
               expected += static_cast<double>(a[i * depth + k]) * b[k * columns + j];
+            }
           }
           EXPECT_NEAR(c[i * 40 + j], expected, 1e-6 * static_cast<double>(depth));
         }
@@ -161,8 +162,9 @@ TEST_P(SimdKernelsTest, ExpFlagsWhatIsOutOfRangeAndFlushesWhatIsTiny) {
     kernels.exp_row(&z, 1, 0.0f, 0);
     return z;
   };
-  for (const float z : {89.0f, 1e4f, 1e9f, 3e38f, HUGE_VALF, std::nanf("")})
+  for (const float z : {89.0f, 1e4f, 1e9f, 3e38f, HUGE_VALF, std::nanf("")}) {
     EXPECT_EQ(exp(z), HUGE_VALF) << z;
+  }
   for (const float z : {-77.0f, -1e4f, -1e9f, -3e38f, -HUGE_VALF}) EXPECT_EQ(exp(z), 0.0f) << z;
 }
 
