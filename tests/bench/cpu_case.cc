@@ -253,6 +253,11 @@ class CpuCase {
       result_.limit_kind = limits[j].kind;
       result_.all_limit_milliseconds = times[j];
     }
+    std::vector<double> ratios;
+    for (size_t i = 0; i < result_.all_milliseconds.size(); ++i) {
+      ratios.push_back(result_.all_milliseconds[i] / result_.all_limit_milliseconds[i]);
+    }
+    result_.ratio = Median(ratios);
   }
 
   struct Free {

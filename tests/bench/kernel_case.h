@@ -33,7 +33,9 @@ struct KernelResult {
   double tolerance = 0;           // of dx and dw
   double milliseconds = 0;        // median of the fused step
   double limit_milliseconds = 0;  // median of the fastest bare products
-  std::string limit_kind;         // which products those were
+  // Median of the rounds' ratios: what disturbs one round, or a part of the run, does not count.
+  double ratio = 0;
+  std::string limit_kind;  // which products those were
   std::vector<double> all_milliseconds;
   std::vector<double> all_limit_milliseconds;
   int64_t peak_bytes = 0;  // memory the step took above inputs and outputs, as the system counts it
@@ -42,8 +44,6 @@ struct KernelResult {
   int64_t checked_rows = 0;
   int64_t checked_vocabulary_rows = 0;
   std::string hardware;
-
-  double ratio() const { return limit_milliseconds > 0 ? milliseconds / limit_milliseconds : 0; }
 };
 
 // Called with a short text as a case goes on.

@@ -44,7 +44,7 @@ const char kFooter[] =
     "  lossd-bench kernels --workspace_bytes=67108864             in small tiles of rows\n"
     "  lossd-bench kernels --lse_spread=100                       rows whose log-sum-exps differ by up to "
     "100\n"
-    "\nratio = milliseconds / limit_milliseconds, both medians. Run it on a quiet machine.\n"
+    "\nTimes are medians; the ratio is the median of each round's own ratio. Run it on a quiet machine.\n"
     "Exit codes: 0 done, 1 a result was wrong or a case could not run, 2 bad arguments.";
 
 void AddOptions(CLI::App& command, Options& options) {
@@ -116,7 +116,7 @@ nlohmann::ordered_json ToJson(const KernelCase& c, const KernelResult& r) {
       {"dtype", ShortName(c.dtype)},
       {"milliseconds", r.milliseconds},
       {"limit_milliseconds", r.limit_milliseconds},
-      {"ratio", r.ratio()},
+      {"ratio", r.ratio},
       {"peak_bytes", r.peak_bytes},
       {"relative_error",
        {{"loss", r.relative_error.loss}, {"dx", r.relative_error.dx}, {"dw", r.relative_error.dw}}},
@@ -142,7 +142,7 @@ void PrintTable(const std::vector<KernelCase>& cases, const std::vector<KernelRe
     std::printf("%8lld %8lld %7lld %6s %11.1f %11.1f %7.3f %10.1f %9.1e %9.1e %9.1e  %s\n",
                 static_cast<long long>(c.tokens), static_cast<long long>(c.vocab),
                 static_cast<long long>(c.hidden), ShortName(c.dtype).c_str(), r.milliseconds,
-                r.limit_milliseconds, r.ratio(), static_cast<double>(r.peak_bytes) / (1 << 20),
+                r.limit_milliseconds, r.ratio, static_cast<double>(r.peak_bytes) / (1 << 20),
                 r.relative_error.loss, r.relative_error.dx, r.relative_error.dw,
                 r.error.empty() ? r.limit_kind.c_str() : r.error.c_str());
   }

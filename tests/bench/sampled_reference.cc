@@ -98,8 +98,8 @@ std::vector<double> SampledReference::InputGradient(int64_t row) const {
   for (int64_t v = 0; v < problem_.vocab; ++v) {
     const double p = std::exp(Logit(row, v) - log_sum_exp_[row]);
     const double dz = problem_.gradient_scale * (p - (problem_.labels[row] == v ? 1.0 : 0.0));
-    for (int64_t h = 0; h < problem_.hidden; ++h)
-      gradient[h] += dz * problem_.weight[v * problem_.hidden + h];
+    const float* weight = &problem_.weight[v * problem_.hidden];
+    for (int64_t h = 0; h < problem_.hidden; ++h) gradient[h] += dz * weight[h];
   }
   return gradient;
 }
