@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -57,6 +58,17 @@ bool WritePortFile(const std::string& path, int grpc_port, int metrics_port) {
   if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return true;
   unlink(temporary.c_str());
   return false;
+}
+
+// OpenMP's threads spin between products by default, and take the processors from the clients beside the
+// server. The run time reads the variable while it is loaded, so the program starts itself once more with it.
+// If that cannot be done, it goes on as it is.
+void WaitPassively(char** argv) {
+  if (getenv("OMP_WAIT_POLICY") != nullptr) return;
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error || setenv("OMP_WAIT_POLICY", "passive", 1) != 0) return;
+  execv(self.c_str(), argv);
 }
 
 bool IsLoopback(const std::string& listen) {
@@ -142,6 +154,7 @@ int Serve(Options options) {
 }  // namespace lossd
 
 int main(int argc, char** argv) {
+  lossd::WaitPassively(argv);
   absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);
   if (!options.ok()) {
     std::cerr << "lossd: " << options.status().message() << "\n";

@@ -11,6 +11,7 @@
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "server/engine/process_memory.h"
@@ -68,6 +69,19 @@ absl::StatusOr<Enum> Choose(const char* flag, const std::string& value,
 absl::Status CheckAtLeast(const char* flag, int64_t value, int64_t least) {
   if (value >= least) return absl::OkStatus();
   return Invalid(absl::StrCat("--", flag, " is ", value, "; it must be at least ", least));
+}
+
+// The address itself is the resolver's to judge, but it takes any number for a port.
+absl::Status CheckPort(const char* flag, const std::string& address) {
+  if (absl::StartsWith(address, "unix")) return absl::OkStatus();
+  const size_t colon = address.rfind(':');
+  int port = -1;
+  if (colon != std::string::npos && absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 &&
+      port <= 65535) {
+    return absl::OkStatus();
+  }
+  return Invalid(
+      absl::StrCat("--", flag, " is '", address, "'; it must be host:port with a port from 0 to 65535"));
 }
 
 // --- The configuration file
@@ -257,6 +271,11 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   if (!device.ok()) return device.status();
   options.server.listen = absl::GetFlag(FLAGS_listen);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
+  if (absl::Status status = CheckPort("listen", options.server.listen); !status.ok()) return status;
+  if (!options.metrics_listen.empty()) {
+    if (absl::Status status = CheckPort("metrics_listen", options.metrics_listen); !status.ok())
+      return status;
+  }
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
   if (absl::Status status = ReadLogOptions(options); !status.ok()) return status;

@@ -1,6 +1,7 @@
 #include "kernels/cpu/tile_step.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -26,6 +27,19 @@ constexpr int64_t kColumnsPerTask = 64;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr double kLn2 = 0.693147180559945309417;
+
+// Beyond these, of g max|x| and v max|x|, a row counts as overflowed: sums over 2^24 rows stay finite.
+constexpr double kLargestContribution = 0x1p100;
+constexpr double kLargestScaledRow = 0x1p120;
+
+// Through the bits, which order like the magnitudes: compilers vectorise that. NaN counts as largest.
+float LargestMagnitude(const float* values, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU);
+  }
+  return std::bit_cast<float>(largest);
+}
 
 }  // namespace
 
@@ -79,6 +93,8 @@ void TileStep::PackRows() {
             static_cast<const char*>(params_.hidden_states) + element * SizeOf(params_.hidden_type);
         Convert(params_.hidden_type, x, params_.weight_type, narrow, depth);
         Convert(params_.weight_type, narrow, DataType::kFloat32, wide + i * kDepth, depth);
+        RowState& row = tile_.row_states[first + i];
+        row.largest = std::max(row.largest, LargestMagnitude(wide + i * kDepth, depth));
       }
       products_.PackRows(first, rows, column, depth, wide, kDepth);
     }
@@ -197,11 +213,20 @@ void TileStep::FinishRow(int64_t r) {
   const double scale = params_.gradient_scale;
   row.scale = static_cast<float>(scale / row.sum);
   row.target_gradient = static_cast<float>(-scale * (others / row.sum));
+  if ((params_.dx != nullptr || params_.dw != nullptr) && !GradientInRange(row)) FinishOverflowedRow(r);
+}
+
+// Whether v X and g X are far enough from infinity that sums of many such rows are too.
+bool TileStep::GradientInRange(const RowState& row) const {
+  const double largest = row.largest;
+  return std::fabs(params_.gradient_scale) * largest < kLargestContribution &&
+         std::fabs(row.scale) * largest < kLargestScaledRow;
 }
 
 // Its loss and dX say so; nothing of it may reach dW, where 0 * NaN would spoil every other row's work.
 void TileStep::FinishOverflowedRow(int64_t r) {
   RowState& row = tile_.row_states[r];
+  row.overflowed = true;
   params_.losses[row.index] = kNaN;
   if (params_.log_sum_exp != nullptr) params_.log_sum_exp[row.index] = kNaN;
   row.scale = 0.0f;

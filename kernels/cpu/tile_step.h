@@ -51,6 +51,7 @@ class TileStep {
   int64_t RedoRowsOutOfRange();
   void UseTrueMaximum(int64_t r);
   void FinishRow(int64_t r);
+  bool GradientInRange(const RowState& row) const;
   void FinishOverflowedRow(int64_t r);
   void WriteInputGradient(int64_t r, float* scratch);
   void AddTargets();

@@ -23,7 +23,8 @@ struct RowState {
   int64_t label = 0;
   float offset = 0;  // E = e^(z - offset) 2^-exponent
   int32_t exponent = 0;
-  bool overflowed = false;  // a logit is not finite
+  bool overflowed = false;  // a logit is not finite, or its gradient would not be
+  float largest = 0;        // magnitude in X, rounded to the weight's type
   float target_logit = 0;
   float target_exponential = 0;  // the label's own E, kept here and zeroed in the tile
   double sum = 0;                // over all of the row's E, with the label's own

@@ -106,8 +106,8 @@ absl::Status AccumulationLedger::Match(std::span<const SessionMarks> named) cons
     for (size_t i = 0; i < session.lanes.size(); ++i) {
       const Lane& lane = session.lanes[i];
       if (lane.contributed() && !seen.contains({id, static_cast<int32_t>(i)})) {
-        return Mismatch(absl::StrCat("session ", id, " (client_key '", session.client_key, "', rank ",
-                                     session.rank, ") lane ", i, " contributed up to ", lane.accepted,
+        return Mismatch(absl::StrCat("session ", id, " (rank ", session.rank, ") lane ", i,
+                                     " contributed up to ", lane.accepted,
                                      " to this window, but the marks do not name it"));
       }
     }

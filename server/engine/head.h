@@ -82,7 +82,7 @@ class Head : public std::enable_shared_from_this<Head> {
   const HeadConfig& config() const { return config_; }
   HeadInfo Info() const;
 
-  // --- Sessions and chunks (head.cc) ---
+  // --- Sessions and streams (head_sessions.cc) ---
 
   struct SessionInfo {
     std::string session_id;
@@ -106,6 +106,8 @@ class Head : public std::enable_shared_from_this<Head> {
   // The stream is gone: what it had queued and was not started is withdrawn. Ignored if another stream took
   // the lane.
   void DetachLane(const LaneAttachment& lane);
+
+  // --- Chunks, and the end of the head (head.cc) ---
 
   enum class Submission { kTaken, kWait };
   // Takes the chunk (moved from), to be answered through the lane's listener, even if its content is refused;

@@ -32,8 +32,8 @@ absl::StatusOr<std::string> Head::BeginWrite(const std::string& write_key, Repla
     if (staged_->key() == write_key) return staged_->id();
     if (replace == Replace::kYes && !publishing_) return std::string();
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_key",
-                     absl::StrCat("write_key is '", write_key, "'; a write with key '", staged_->key(),
-                                  "' is under way (set replace to drop it)"));
+                     absl::StrCat("write_key is '", write_key,
+                                  "'; a write with another key is under way (set replace to drop it)"));
   };
   {
     const std::lock_guard lock(mutex_);

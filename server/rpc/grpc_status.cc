@@ -9,7 +9,16 @@
 namespace lossd::rpc {
 namespace {
 
-constexpr size_t kMaxMessage = 2048;
+// HTTP/2 trailers have little room (8 KiB in gRPC by default, percent-encoded).
+constexpr size_t kMaxMessage = 1024;
+
+// Cut between characters: half of one would make the whole message invalid UTF-8.
+std::string Shorten(absl::string_view message) {
+  if (message.size() <= kMaxMessage) return std::string(message);
+  size_t end = kMaxMessage;
+  while (end > 0 && (static_cast<unsigned char>(message[end]) & 0xC0) == 0x80) --end;
+  return absl::StrCat(message.substr(0, end), "...");
+}
 
 std::string Details(const absl::Status& status, const std::string& message) {
   const auto position = engine::PositionOf(status);
@@ -44,8 +53,7 @@ std::string Details(const absl::Status& status, const std::string& message) {
 grpc::Status ToGrpc(const absl::Status& status, engine::Counters& counters) {
   if (status.ok()) return grpc::Status::OK;
   counters.Reject(engine::ReasonOf(status));
-  std::string message(status.message());
-  if (message.size() > kMaxMessage) message = absl::StrCat(message.substr(0, kMaxMessage), "...");
+  const std::string message = Shorten(status.message());
   const std::string details = Details(status, message);
   return {static_cast<grpc::StatusCode>(status.code()), message, details};
 }

@@ -14,11 +14,14 @@
 namespace lossd::rpc {
 namespace {
 
+// Messages of weights are this large at most (clients send 4 MiB), whatever is said of chunks.
+constexpr int64_t kMaxWeightsMessage = int64_t{8} << 20;
+
 // A chunk a little over its limits still arrives, so that it gets an answer that says so; far above, gRPC
 // resets the call.
 int64_t MaxMessageBytes(const engine::ChunkLimits& limits) {
   const int64_t bytes = 2 * limits.max_chunk_bytes + 8 * limits.max_chunk_tokens + (64 << 10);
-  return std::min<int64_t>(bytes, std::numeric_limits<int>::max());
+  return std::clamp<int64_t>(bytes, kMaxWeightsMessage, std::numeric_limits<int>::max());
 }
 
 void Configure(grpc::ServerBuilder& builder, const engine::EngineOptions& options) {

@@ -39,6 +39,8 @@ class Usage(unittest.TestCase):
         for flag, words in [("--device=gpu9", ("--device", "'gpu9'", "cpu")),
                             ("--workspace_bytes=5", ("--workspace_bytes", "5", "1048576")),
                             ("--log_format=xml", ("--log_format", "'xml'", "json")),
+                            ("--listen=127.0.0.1:99999", ("--listen", "99999", "65535")),
+                            ("--metrics_listen=localhost", ("--metrics_listen", "'localhost'", "host:port")),
                             ("--config=/nonexistent.json", ("--config", "/nonexistent.json"))]:
             result = run(flag)
             self.assertEqual(result.returncode, 2, flag)
@@ -60,6 +62,12 @@ class Usage(unittest.TestCase):
             self.assertIn("must be a regular file", result.stderr)
             self.assertEqual(os.listdir(folder), ["pipe"])
             self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+
+    @unittest.skipIf("OMP_WAIT_POLICY" in os.environ, "the server keeps what its environment says")
+    def test_the_server_leaves_the_processors_to_others_between_products(self):
+        with LossdServer(BINARY) as server:
+            with open(f"/proc/{server.process.pid}/environ", "rb") as file:
+                self.assertIn(b"OMP_WAIT_POLICY=passive", file.read().split(b"\0"))
 
     def test_a_port_that_is_taken_is_an_error_that_says_so(self):
         with LossdServer(BINARY) as server:

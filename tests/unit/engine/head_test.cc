@@ -169,6 +169,7 @@ TEST_F(HeadTest, AClientThatVanishesWhileItsChunkWaitsLeavesNothingBehind) {
   head->DetachLane(lane);
   doomed = nullptr;
   EXPECT_TRUE(watch.expired());
+  EXPECT_EQ(engine->counters().chunks_withdrawn, 1U);
   EXPECT_TRUE(head->CommitFlush(flush->flush_id).ok());
 }
 

@@ -356,6 +356,29 @@ TEST(CpuLinearCrossEntropy, ARowThatIsFiniteButNotInTheWeightsTypeNeverReachesDw
   EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dx.data(), 30 * 40), 40);
 }
 
+TEST(CpuLinearCrossEntropy, ARowWhoseGradientWouldOverflowNeverReachesDw) {
+  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+    Problem problem = RandomProblem({.shape = {60, 900, 40}, .type = type});
+    std::vector<float> x = problem.HiddenStates();
+    std::vector<float> weight = problem.Weight();
+    for (int64_t v = 0; v < 900; ++v) weight[v * 40 + 3] = 0.0f;  // keeps the logits of row 7 finite
+    x[7 * 40 + 3] = 2e38f;
+    problem.weight = testing::Narrowed(type, weight);
+    problem.hidden_states = testing::Narrowed(type, x);
+    const StepResult result = RunStep(problem);
+    EXPECT_TRUE(std::isnan(result.losses[7]));
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.losses.data(), 60), 1);
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 900 * 40), 0);
+  }
+}
+
+TEST(CpuLinearCrossEntropy, AHugeGradientScaleNeverMakesDwNaN) {
+  Problem problem = RandomProblem({.shape = {60, 900, 40}});
+  problem.gradient_scale = 3e38f;
+  const StepResult result = RunStep(problem);
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 900 * 40), 0);
+}
+
 struct CallbackRecord {
   const float* losses;
   const float* dx;
