@@ -36,6 +36,10 @@ class LossdServer:
         with open(self._log.name, encoding="utf-8") as file:
             return file.read()
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def signal(self, number):
         if self._process.poll() is None:
             self._process.send_signal(number)

@@ -66,7 +66,7 @@ class Usage(unittest.TestCase):
     @unittest.skipIf("OMP_WAIT_POLICY" in os.environ, "the server keeps what its environment says")
     def test_the_server_leaves_the_processors_to_others_between_products(self):
         with LossdServer(BINARY) as server:
-            with open(f"/proc/{server.process.pid}/environ", "rb") as file:
+            with open(f"/proc/{server.pid}/environ", "rb") as file:
                 self.assertIn(b"OMP_WAIT_POLICY=passive", file.read().split(b"\0"))
 
     def test_a_port_that_is_taken_is_an_error_that_says_so(self):
