@@ -6,6 +6,22 @@
 #include "kernels/cpu/gemm.h"
 
 namespace lossd::kernels::cpu {
+namespace {
+
+// What makes the library's bits for a row change with the number of rows beside it: one row alone is another
+// algorithm, and longer sums than this are split by the number of rows. (oneDNN 2.6 on AMX; the tests of rows
+// compare bits.)
+constexpr int64_t kFewestRows = 2;
+constexpr int64_t kDepth = 1024;
+
+}  // namespace
+
+// Rows to multiply so that at least kFewestRows are. A range with fewer is the tile's last, and what comes
+// after it is padding, whose results nobody reads.
+int64_t LibraryProducts::RowsToMultiply(Range rows) const {
+  const int64_t count = std::min(rows.end, tile_.rows) - rows.begin;
+  return count <= 0 ? 0 : std::max(count, kFewestRows);
+}
 
 char* LibraryProducts::Exponentials(int64_t block, int64_t row) const {
   return static_cast<char*>(tile_.exponentials) +
@@ -32,13 +48,18 @@ void LibraryProducts::UnpackRow(int64_t row, int64_t column, int64_t count, floa
 float* LibraryProducts::MultiplyLogits(int64_t block, Range rows, float* scratch) {
   const int64_t first = block * kBlock;
   const int64_t columns = std::min(kBlock, weight_.vocab - first);
-  const int64_t count = std::min(rows.end, tile_.rows) - rows.begin;
-  if (count <= 0) return scratch;
-  const Operand x{Row(tile_.x, rows.begin), weight_.hidden, 1};
-  const Operand weight_transposed{weight_.At(first, 0), 1, weight_.hidden};
-  const bool done = Multiply(tile_.operand_type, count, columns, weight_.hidden, x, weight_transposed,
-                             scratch, kBlock, Store::kOverwrite);
-  return done ? scratch : nullptr;
+  const int64_t count = RowsToMultiply(rows);
+  if (count == 0) return scratch;
+  for (int64_t column = 0; column < weight_.hidden; column += kDepth) {
+    const char* row = Row(tile_.x, rows.begin) + column * SizeOf(tile_.operand_type);
+    const Operand x{row, weight_.hidden, 1};
+    const Operand weight_transposed{weight_.At(first, column), 1, weight_.hidden};
+    if (!Multiply(tile_.operand_type, count, columns, std::min(kDepth, weight_.hidden - column), x,
+                  weight_transposed, scratch, kBlock, column == 0 ? Store::kOverwrite : Store::kAdd)) {
+      return nullptr;
+    }
+  }
+  return scratch;
 }
 
 void LibraryProducts::StoreExponentials(int64_t block, Range rows, const float* exponentials) {
@@ -55,8 +76,8 @@ void LibraryProducts::ZeroExponentials(int64_t row) {
 }
 
 bool LibraryProducts::MultiplyInputGradient(Range rows, Range columns, float* /*scratch*/) {
-  const int64_t count = std::min(rows.end, tile_.rows) - rows.begin;
-  if (count <= 0) return true;
+  const int64_t count = RowsToMultiply(rows);
+  if (count == 0) return true;
   float* dx = tile_.dx + rows.begin * tile_.padded_hidden + columns.begin;
   for (int64_t block = 0; block < tile_.blocks; ++block) {
     const int64_t first = block * kBlock;

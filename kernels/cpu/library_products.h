@@ -26,6 +26,7 @@ class LibraryProducts final : public Products {
   bool MultiplyWeightGradient(int64_t block, Range columns, Store store, float* dw, float* scratch) override;
 
  private:
+  int64_t RowsToMultiply(Range rows) const;
   char* Exponentials(int64_t block, int64_t row) const;
   char* Row(void* matrix, int64_t row) const;  // of X, or of v X
 };

@@ -37,10 +37,10 @@ TEST(MemoryBudget, RefusesWithATableAndGivesBackWhatIsReleased) {
 }
 
 TEST(CpuDevice, PlansExactlyWhatAHeadTakesAndRefusesWhatNoRowFits) {
-  auto device = *CreateCpuDevice(1 << 20);
+  auto device = *CreateCpuDevice(8 << 20);
   const HeadConfig config{"h", 1000, 16, kernels::DataType::kBFloat16};
   EXPECT_EQ(TotalBytes(*device->PlanMemory(config)), 1000 * 16 * (2 + 4 + 2));
-  const HeadConfig huge{"h", 10'000'000, 16, kernels::DataType::kBFloat16};
+  const HeadConfig huge{"h", 100'000'000, 16, kernels::DataType::kBFloat16};
   const absl::Status refused = device->PlanMemory(huge).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--workspace_bytes"));
