@@ -1,0 +1,151 @@
+// Rows whose logits or gradients leave the range of a number.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "kernels/linear_cross_entropy.h"
+#include "tests/unit/kernels/problem.h"
+
+namespace lossd::kernels {
+namespace {
+
+using testing::Problem;
+using testing::RandomProblem;
+using testing::Reference;
+using testing::RelativeError;
+using testing::RunReference;
+using testing::RunStep;
+using testing::StepResult;
+
+constexpr int64_t kIgnored = -100;
+
+bool SameBits(const float* a, const float* b, int64_t count) {
+  return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(float)) == 0;
+}
+
+// Makes the logit of vocabulary entry `entry` in row `row` about `value`, alone.
+void SetLogit(Problem& problem, int64_t row, int64_t entry, float value) {
+  const int64_t hidden = problem.shape.hidden;
+  std::vector<float> weight = problem.Weight();
+  std::vector<float> x = problem.HiddenStates();
+  for (int64_t v = 0; v < problem.shape.vocab; ++v) weight[v * hidden + hidden - 1 - row] = 0.0f;
+  for (int64_t r = 0; r < problem.shape.tokens; ++r) x[r * hidden + hidden - 1 - row] = 0.0f;
+  weight[entry * hidden + hidden - 1 - row] = value;
+  x[row * hidden + hidden - 1 - row] = 1.0f;
+  problem.weight = testing::Narrowed(problem.weight_type, weight);
+  problem.hidden_states = testing::Narrowed(problem.hidden_type, x);
+}
+
+TEST(CpuLinearCrossEntropy, RowsFarAboveTheirFirstBlockAreRedoneExactly) {
+  for (const float value : {120.0f, 1e4f, 3e7f, 1e30f}) {
+    SCOPED_TRACE(value);
+    Problem problem = RandomProblem({.shape = {60, 900, 40}});
+    const StepResult before = RunStep(problem);
+    SetLogit(problem, 3, 800, value);
+    SetLogit(problem, 4, 800, value);
+    problem.labels[4] = 800;
+    const Reference reference = RunReference(problem);
+    const StepResult result = RunStep(problem);
+    EXPECT_TRUE(result.intact);
+    EXPECT_EQ(result.stats.rows_redone, 2);
+    EXPECT_LT(RelativeError(result.losses, reference.losses), 1e-5);
+    EXPECT_LT(RelativeError(result.log_sum_exp, reference.log_sum_exp), 1e-5);
+    EXPECT_LT(RelativeError(result.dx, reference.dx), 1e-5);
+    EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-5);
+    EXPECT_EQ(result.losses[4], 0.0f);
+  }
+}
+
+TEST(CpuLinearCrossEntropy, ARedoneRowLeavesItsNeighboursBitsAlone) {
+  Problem problem = RandomProblem({.shape = {60, 900, 40}});
+  SetLogit(problem, 3, 800, 150.0f);
+  const StepResult with = RunStep(problem);
+  EXPECT_EQ(with.stats.rows_redone, 1);
+  Problem without = problem;
+  without.labels[3] = kIgnored;
+  const StepResult expected = RunStep(without);
+  EXPECT_EQ(expected.stats.rows_redone, 0);
+  for (int64_t r = 0; r < 60; ++r) {
+    if (r == 3) continue;
+    EXPECT_EQ(with.losses[r], expected.losses[r]) << r;
+    EXPECT_TRUE(SameBits(&with.dx[r * 40], &expected.dx[r * 40], 40)) << r;
+  }
+}
+
+TEST(CpuLinearCrossEntropy, RowsFarBelowZeroNeedNoRedo) {
+  // All logits of a row near -5000 or +5000: the offset follows the row.
+  Problem problem = RandomProblem({.shape = {20, 900, 40}});
+  std::vector<float> weight = problem.Weight();
+  std::vector<float> x = problem.HiddenStates();
+  for (int64_t v = 0; v < 900; ++v) weight[v * 40] = 1.0f;
+  for (int64_t r = 0; r < 20; ++r) x[r * 40] = r % 2 == 0 ? -5000.0f : 5000.0f;
+  problem.weight = testing::Narrowed(DataType::kFloat32, weight);
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, x);
+  const Reference reference = RunReference(problem);
+  const StepResult result = RunStep(problem);
+  EXPECT_EQ(result.stats.rows_redone, 0);
+  EXPECT_LT(RelativeError(result.losses, reference.losses), 1e-3);  // fp32 logits of 5000 are that coarse
+  EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-3);
+}
+
+TEST(CpuLinearCrossEntropy, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
+  Problem problem = RandomProblem({.shape = {60, 900, 40}});
+  Problem expected_problem = problem;
+  std::vector<float> x = problem.HiddenStates();
+  for (int64_t h = 0; h < 40; ++h) x[7 * 40 + h] = 3e38f;
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, x);
+  expected_problem.labels[7] = kIgnored;
+  const StepResult result = RunStep(problem);
+  const StepResult expected = RunStep(expected_problem);
+  EXPECT_EQ(result.status, Status::kOk);
+  EXPECT_TRUE(std::isnan(result.losses[7]));
+  EXPECT_TRUE(std::isnan(result.log_sum_exp[7]));
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, &result.dx[7 * 40], 40), 40);
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 900 * 40), 0);
+  EXPECT_LT(RelativeError(result.dw, {expected.dw.begin(), expected.dw.end()}), 1e-6);
+  for (int64_t r = 0; r < 60; ++r) {
+    if (r == 7) continue;
+    EXPECT_TRUE(SameBits(&result.dx[r * 40], &expected.dx[r * 40], 40)) << r;
+  }
+}
+
+TEST(CpuLinearCrossEntropy, ARowThatIsFiniteButNotInTheWeightsTypeNeverReachesDw) {
+  Problem problem = RandomProblem({.shape = {30, 300, 40}, .type = DataType::kBFloat16});
+  std::vector<float> x = problem.HiddenStates();
+  x[7 * 40 + 3] = 3.4e38f;  // rounds to infinity in bf16
+  problem.hidden_type = DataType::kFloat32;
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, x);
+  const StepResult result = RunStep(problem);
+  EXPECT_TRUE(std::isnan(result.losses[7]));
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 300 * 40), 0);
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dx.data(), 30 * 40), 40);
+}
+
+TEST(CpuLinearCrossEntropy, ARowWhoseGradientWouldOverflowNeverReachesDw) {
+  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+    Problem problem = RandomProblem({.shape = {60, 900, 40}, .type = type});
+    std::vector<float> x = problem.HiddenStates();
+    std::vector<float> weight = problem.Weight();
+    for (int64_t v = 0; v < 900; ++v) weight[v * 40 + 3] = 0.0f;  // keeps the logits of row 7 finite
+    x[7 * 40 + 3] = 2e38f;
+    problem.weight = testing::Narrowed(type, weight);
+    problem.hidden_states = testing::Narrowed(type, x);
+    const StepResult result = RunStep(problem);
+    EXPECT_TRUE(std::isnan(result.losses[7]));
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.losses.data(), 60), 1);
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 900 * 40), 0);
+  }
+}
+
+TEST(CpuLinearCrossEntropy, AHugeGradientScaleNeverMakesDwNaN) {
+  Problem problem = RandomProblem({.shape = {60, 900, 40}});
+  problem.gradient_scale = 3e38f;
+  const StepResult result = RunStep(problem);
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 900 * 40), 0);
+}
+
+}  // namespace
+}  // namespace lossd::kernels
