@@ -181,11 +181,11 @@ std::vector<Case> StreamCases() {
       {"message_far_over_the_limit",
        [](Environment& environment) {
          v1::Chunk chunk = environment.Good();
-         chunk.mutable_hidden_states()->resize(1 << 20);
+         chunk.mutable_hidden_states()->resize(9 << 20);
          return environment.Ending(chunk);
        },
        grpc::StatusCode::RESOURCE_EXHAUSTED,
-       {"1048"},
+       {"9437"},
        std::nullopt},
   };
 }
