@@ -182,7 +182,7 @@ std::vector<Case> CallCases() {
          return BeginFlushWith(environment, request);
        },
        grpc::StatusCode::FAILED_PRECONDITION,
-       {"'client'", "up to 1"},
+       {"rank 0", "up to 1"},
        RejectReason::kMarks},
       {"flush_that_names_a_stranger",
        [](Environment& environment) {
