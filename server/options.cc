@@ -129,8 +129,9 @@ absl::StatusOr<engine::HeadConfig> ReadHead(const json& entry) {
 
 absl::Status SetFlag(const std::string& name, const json& value) {
   absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
-  if (flag == nullptr || name == "config")
+  if (flag == nullptr || name == "config") {
     return Invalid(absl::StrCat("--config: there is no flag '", name, "'"));
+  }
   const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
   std::string error;
   if (!flag->ParseFrom(text, &error)) {
@@ -273,8 +274,9 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   if (absl::Status status = CheckPort("listen", options.server.listen); !status.ok()) return status;
   if (!options.metrics_listen.empty()) {
-    if (absl::Status status = CheckPort("metrics_listen", options.metrics_listen); !status.ok())
+    if (absl::Status status = CheckPort("metrics_listen", options.metrics_listen); !status.ok()) {
       return status;
+    }
   }
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);

@@ -28,7 +28,7 @@ class Hasher:
     def __init__(self):
         self._texts = {}
         version = subprocess.run([TIDY, "--version"], check=True, capture_output=True).stdout
-        common = [version, self._read(".clang-tidy")] + [self._read(p) for p in source_files((".proto",))]
+        common = [version, self._read(".clang-tidy"), self._read("tests/.clang-tidy")] + [self._read(p) for p in source_files((".proto",))]
         self._common = b"\0".join(common)
 
     def _read(self, path):

@@ -66,8 +66,9 @@ std::string FormatBytes(int64_t bytes) {
 }
 
 std::string FormatSeconds(double seconds) {
+  constexpr int64_t kDay = 24 * 3600;
   const auto total = static_cast<int64_t>(std::llround(std::max(seconds, 0.0)));
-  if (total >= 24 * 3600) return absl::StrCat(total / (24 * 3600), " d ", total / 3600 % 24, " h");
+  if (total >= kDay) return absl::StrCat(total / kDay, " d ", total / 3600 % 24, " h");
   if (total >= 3600) return absl::StrCat(total / 3600, " h ", total / 60 % 60, " min");
   if (total >= 60) return absl::StrCat(total / 60, " min ", total % 60, " s");
   return absl::StrCat(total, " s");
@@ -120,8 +121,9 @@ std::string ProgressBar::Describe(int64_t done, int64_t total) const {
   if (done > 0 && seconds > 0) {
     const double rate = static_cast<double>(done) / seconds;
     absl::StrAppend(&text, "  ", FormatBytes(static_cast<int64_t>(rate)), "/s");
-    if (done < total)
+    if (done < total) {
       absl::StrAppend(&text, "  ", FormatSeconds(static_cast<double>(total - done) / rate), " left");
+    }
   }
   return text;
 }

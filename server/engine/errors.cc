@@ -42,8 +42,9 @@ absl::Status MakeError(absl::StatusCode code, RejectReason reason, absl::string_
 
 void AttachPosition(absl::Status* status, const Position& position) {
   std::string text = absl::StrCat(position.incarnation, " ", position.generation);
-  for (const LaneReplay& replay : position.replay)
+  for (const LaneReplay& replay : position.replay) {
     absl::StrAppend(&text, " ", replay.lane, ":", replay.next_sequence);
+  }
   status->SetPayload(kPositionUrl, absl::Cord(text));
 }
 

@@ -11,7 +11,7 @@ namespace lossd::engine {
 
 struct GradientSummarizer::Hash {
   struct Free {
-    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+    void operator()(XXH3_state_t* pointer) const { XXH3_freeState(pointer); }
   };
   std::unique_ptr<XXH3_state_t, Free> state{XXH3_createState()};
 };

@@ -225,8 +225,9 @@ bool Head::Start(ChunkItem& item) {
   item.state = ItemState::kStarted;
   --environment_.counters->queued_chunks;
   lanes_.at({item.session_id, item.lane}).queued.pop_front();
-  if (item.numbered)
+  if (item.numbered) {
     AccumulationLedger::Start(ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)]);
+  }
   return true;
 }
 
@@ -306,8 +307,9 @@ void Head::Finish(const ChunkItem& item, int64_t valid_tokens) {
     AccumulationLedger::Apply(lane);
     applied = lane.applied;
     window_.tokens += static_cast<uint64_t>(valid_tokens);
-    if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end())
+    if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end()) {
       listener = it->second.listener;
+    }
   }
   if (listener != nullptr) listener->OnApplied(applied);
 }

@@ -16,8 +16,9 @@ absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_
 }
 
 bool IsName(absl::string_view name) {
-  if (name.empty() || name.size() > kMaxName || !absl::ascii_isalnum(static_cast<unsigned char>(name[0])))
+  if (name.empty() || name.size() > kMaxName || !absl::ascii_isalnum(static_cast<unsigned char>(name[0]))) {
     return false;
+  }
   for (const char c : name) {
     if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') return false;
   }

@@ -138,8 +138,9 @@ absl::StatusOr<GradientSummary> Head::Summarize() {
       static_cast<size_t>(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size));
   for (int64_t row = 0; row < config_.vocab_size; row += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, config_.vocab_size - row);
-    if (absl::Status status = backend_->ReadGradientRows(row, rows, piece.data()); !status.ok())
+    if (absl::Status status = backend_->ReadGradientRows(row, rows, piece.data()); !status.ok()) {
       return status;
+    }
     summarizer.Add({piece.data(), static_cast<size_t>(rows * config_.hidden_size)});
   }
   return summarizer.Finish();
@@ -175,8 +176,9 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
   {
     const std::lock_guard lock(mutex_);
     if (!ended_.ok()) return ended_;
-    if (!flush_id.empty() && flush_id == window_.last_committed_flush)
+    if (!flush_id.empty() && flush_id == window_.last_committed_flush) {
       return window_.last_committed_generation;
+    }
     if (window_.state != WindowState::kFrozen || window_.flush.flush_id != flush_id) {
       return UnknownFlush(flush_id, window_.generation);
     }

@@ -148,8 +148,9 @@ void Head::DetachLane(const LaneAttachment& lane) {
   WithdrawLocked(key);
   dropped = DropListenerLocked(key);
   ++it->second.epoch;  // a chunk that this stream is just submitting comes too late
-  if (AccumulationLedger::Session* session = ledger_.Find(lane.session_id))
+  if (AccumulationLedger::Session* session = ledger_.Find(lane.session_id)) {
     session->last_active = absl::Now();
+  }
 }
 
 void Head::WithdrawLocked(const LaneKey& key) {

@@ -21,8 +21,9 @@ absl::StatusOr<std::unique_ptr<MemoryReservation>> MemoryBudget::Reserve(absl::s
     const std::lock_guard lock(mutex_);
     if (wanted > limit_ - reserved_) {
       std::string table = absl::StrFormat("not enough memory for %s; bytes:\n", owner);
-      for (const MemoryItem& item : plan)
+      for (const MemoryItem& item : plan) {
         absl::StrAppendFormat(&table, "  %-16s %16d\n", item.purpose, item.bytes);
+      }
       absl::StrAppendFormat(&table, "  %-16s %16d\n  %-16s %16d\n", "asked for", wanted, "free",
                             limit_ - reserved_);
       absl::StrAppendFormat(&table, "  %-16s %16d\n  %-16s %16d\n", "reserved", reserved_, "limit", limit_);

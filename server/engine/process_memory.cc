@@ -46,8 +46,9 @@ int64_t AvailableMemory() {
   int64_t available = KilobyteField("/proc/meminfo", "MemAvailable");
   const int64_t limit = ControlGroupValue("/sys/fs/cgroup/memory.max");
   const int64_t used = ControlGroupValue("/sys/fs/cgroup/memory.current");
-  if (limit != std::numeric_limits<int64_t>::max() && used <= limit)
+  if (limit != std::numeric_limits<int64_t>::max() && used <= limit) {
     available = std::min(available, limit - used);
+  }
   return available;
 }
 

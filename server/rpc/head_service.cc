@@ -96,8 +96,9 @@ grpc::ServerUnaryReactor* HeadService::ListHeads(grpc::CallbackServerContext* co
                                                  const v1::ListHeadsRequest* /*request*/,
                                                  v1::ListHeadsResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  for (const std::shared_ptr<engine::Head>& head : engine_->Heads())
+  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
     ToProto(head->Info(), response->add_heads());
+  }
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

@@ -22,8 +22,9 @@ grpc::ServerUnaryReactor* StatusService::GetStatus(grpc::CallbackServerContext* 
   response->set_chunks_applied(counters.chunks_accumulated);
   response->set_tokens_applied(counters.tokens_valid);
   response->set_queued_chunks(counters.queued_chunks);
-  for (const std::shared_ptr<engine::Head>& head : engine_->Heads())
+  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
     ToProto(head->Info(), response->add_heads());
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;
@@ -42,8 +43,9 @@ grpc::ServerUnaryReactor* StatusService::GetMemory(grpc::CallbackServerContext* 
     memory->set_head(head->config().name);
     for (const engine::MemoryItem& item : head->Info().memory) ToProto(item, memory->add_items());
   }
-  for (const engine::MemoryItem& item : engine_->device().SharedMemory())
+  for (const engine::MemoryItem& item : engine_->device().SharedMemory()) {
     ToProto(item, response->add_shared());
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

@@ -85,8 +85,9 @@ std::string Pattern(const std::string& path, const std::vector<std::string>& wor
 
 std::string JoinValues(const std::map<std::string, std::string>& values) {
   std::string text;
-  for (const auto& [offer, patterns] : values)
+  for (const auto& [offer, patterns] : values) {
     absl::StrAppend(&text, "    ", patterns, ") ", offer, "; return ;;\n");
+  }
   return text;
 }
 

@@ -82,8 +82,9 @@ std::string Candidate(const std::string& name, const std::string& description) {
 
 std::string JoinValues(const std::map<std::string, std::string>& values) {
   std::string text;
-  for (const auto& [offer, patterns] : values)
+  for (const auto& [offer, patterns] : values) {
     absl::StrAppend(&text, "    (", patterns, ") ", offer, "; return ;;\n");
+  }
   return text;
 }
 

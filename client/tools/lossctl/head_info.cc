@@ -58,8 +58,9 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
 }
 
 std::string HeadsTable(const std::vector<HeadInfo>& heads) {
-  if (heads.empty())
+  if (heads.empty()) {
     return "No heads. Create one with 'lossctl head create' or 'lossctl head load --create'.\n";
+  }
   Table table({{"HEAD"},
                {"VOCAB", Align::kRight},
                {"HIDDEN", Align::kRight},

@@ -52,8 +52,9 @@ absl::Status Save(const Context& context, const SaveOptions& options) {
                       absl::StrCat("load some first: 'lossctl head load ", options.name, " PATH'"));
   }
   if (!version.ok()) return version.status();
-  if (absl::Status status = writer->Append({weights.get(), static_cast<size_t>(bytes)}); !status.ok())
+  if (absl::Status status = writer->Append({weights.get(), static_cast<size_t>(bytes)}); !status.ok()) {
     return status;
+  }
   if (absl::Status status = writer->Finish(); !status.ok()) return status;
 
   context.Print({{"head", config.name},

@@ -29,8 +29,9 @@ absl::Status Feed(const Head& head, const std::string& count) {
   std::vector<float> states(static_cast<size_t>(tokens * hidden));
   for (float& value : states) value = normal(random);
   std::vector<int64_t> labels(static_cast<size_t>(tokens));
-  for (size_t i = 0; i < labels.size(); ++i)
+  for (size_t i = 0; i < labels.size(); ++i) {
     labels[i] = i % 7 == 0 ? -100 : static_cast<int64_t>(random() % vocab);
+  }
 
   auto session = head.OpenSession({});
   if (!session.ok()) return session.status();

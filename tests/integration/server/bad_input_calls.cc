@@ -159,7 +159,7 @@ std::vector<Case> CallCases() {
          grpc::ClientContext context;
          environment.stubs().gradients->BeginFlush(&context, request, &flush);
          request.mutable_marks(0)->mutable_lanes(0)->set_accepted(99);
-         const Outcome outcome = BeginFlushWith(environment, request);
+         Outcome outcome = BeginFlushWith(environment, request);
          AbortFlush(environment, flush.flush_id());
          return outcome;
        },

@@ -105,8 +105,9 @@ Outcome Garbage(Environment& environment) {
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(environment.server().port()));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0)
+  if (connect(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     return {0, "no connection"};
+  }
   std::string bytes;
   for (const float value : RandomFloats(4096, 11)) bytes.append(reinterpret_cast<const char*>(&value), 4);
   size_t sent = 0;
@@ -166,8 +167,9 @@ std::vector<Case> ClientCases() {
        [](Environment& environment) {
          const std::optional<v1::ChunkResult> result =
              environment.Compute(MakeChunk(1, 1, 16, kVocab, kHidden, 5));
-         if (!result.has_value() || result->disposition() != v1::DISPOSITION_REPEATED)
+         if (!result.has_value() || result->disposition() != v1::DISPOSITION_REPEATED) {
            return Outcome{0, "not repeated"};
+         }
          return Outcome{0, result->dx().size() == 16 * kHidden * 4 ? "computed again" : "no dx"};
        },
        0,

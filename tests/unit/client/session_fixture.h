@@ -50,8 +50,9 @@ struct Data {
   void ExpectOutputs(size_t begin, size_t end) const {
     for (size_t i = begin; i < end; ++i) {
       EXPECT_EQ(losses[i], static_cast<float>(labels[i]) + hidden[i * kHidden]) << "token " << i;
-      for (size_t j = 0; j < kHidden; ++j)
+      for (size_t j = 0; j < kHidden; ++j) {
         EXPECT_EQ(dx[i * kHidden + j], 2 * hidden[i * kHidden + j]) << "token " << i;
+      }
     }
   }
   void ExpectOutputs() const { ExpectOutputs(0, labels.size()); }

@@ -238,8 +238,9 @@ TEST_F(SessionTest, BatchDuringAFlushWaitsForTheNextWindow) {
   Data next(4, 2);
   absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
   std::thread compute([&] { result = session.Compute(next.batch(), next.outputs()); });
-  while (fake_.observed().chunks.back().generation() != 2)
+  while (fake_.observed().chunks.back().generation() != 2) {
     std::this_thread::yield();  // refused in 1, waits in 2
+  }
   EXPECT_TRUE(head_->CommitFlush(flushed->flush_id).ok());
   compute.join();
   ASSERT_TRUE(result.ok()) << result.status();

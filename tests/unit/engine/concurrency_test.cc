@@ -62,8 +62,9 @@ TEST(Concurrency, FlushesBetweenStreamsLoseAndDoubleNothing) {
   constexpr int kClients = 3;
   EngineFixture fixture;
   std::vector<std::string> sessions;
-  for (int client = 0; client < kClients; ++client)
+  for (int client = 0; client < kClients; ++client) {
     sessions.push_back(fixture.Open("c" + std::to_string(client)));
+  }
   float total = 0;
   for (int window = 1; window <= kWindows; ++window) {
     std::vector<std::thread> clients;

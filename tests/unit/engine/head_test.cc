@@ -191,8 +191,9 @@ TEST_F(HeadTest, WeightsArePublishedOnceAllRowsCameAndOldStreamsWriteNoMore) {
   EXPECT_FALSE(head->BeginWrite("other", Head::Replace::kNo, "three").ok());
   const std::shared_ptr<StagedWrite> staged = *head->FindWrite(write);
   const std::string row(kHidden * 4, 'x');
-  for (int64_t i = 0; i < kVocab; ++i)
+  for (int64_t i = 0; i < kVocab; ++i) {
     ASSERT_TRUE(staged->Write(i, 1, kernels::DataType::kFloat32, row).ok());
+  }
   for (int repeat = 0; repeat < 2; ++repeat) {
     std::promise<uint64_t> version;
     head->CommitWrite(write,

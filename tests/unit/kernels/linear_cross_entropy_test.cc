@@ -28,7 +28,6 @@ using testing::RelativeError;
 using testing::RunReference;
 using testing::RunStep;
 using testing::Shape;
-using testing::StepOptions;
 using testing::StepResult;
 
 constexpr int64_t kIgnored = -100;

@@ -16,8 +16,9 @@ using ::testing::HasSubstr;
 
 std::string Prose(int64_t paragraphs) {
   std::string text;
-  for (int64_t i = 0; i < paragraphs; ++i)
+  for (int64_t i = 0; i < paragraphs; ++i) {
     absl::StrAppend(&text, "   Paragraph ", 1000 + i, " has\n   two lines.\n\n");
+  }
   return text;
 }
 
