@@ -46,8 +46,8 @@ void LibraryProducts::UnpackRow(int64_t row, int64_t column, int64_t count, floa
 }
 
 float* LibraryProducts::MultiplyLogits(int64_t block, Range rows, float* scratch) {
-  const int64_t first = block * kBlock;
-  const int64_t columns = std::min(kBlock, weight_.vocab - first);
+  const int64_t first = block * tile_.block_columns;
+  const int64_t columns = std::min(tile_.block_columns, weight_.vocab - first);
   const int64_t count = RowsToMultiply(rows);
   if (count == 0) return scratch;
   for (int64_t column = 0; column < weight_.hidden; column += kDepth) {
@@ -55,7 +55,8 @@ float* LibraryProducts::MultiplyLogits(int64_t block, Range rows, float* scratch
     const Operand x{row, weight_.hidden, 1};
     const Operand weight_transposed{weight_.At(first, column), 1, weight_.hidden};
     if (!Multiply(tile_.operand_type, count, columns, std::min(kDepth, weight_.hidden - column), x,
-                  weight_transposed, scratch, kBlock, column == 0 ? Store::kOverwrite : Store::kAdd)) {
+                  weight_transposed, scratch, tile_.block_columns,
+                  column == 0 ? Store::kOverwrite : Store::kAdd)) {
       return nullptr;
     }
   }
@@ -66,12 +67,13 @@ void LibraryProducts::StoreExponentials(int64_t block, Range rows, const float* 
   const int64_t count = std::min(rows.end, tile_.rows) - rows.begin;
   if (count <= 0) return;
   Convert(DataType::kFloat32, exponentials, tile_.operand_type, Exponentials(block, rows.begin),
-          count * kBlock);
+          count * tile_.block_columns);
 }
 
 void LibraryProducts::ZeroExponentials(int64_t row) {
   for (int64_t block = 0; block < tile_.blocks; ++block) {
-    std::memset(Exponentials(block, row), 0, static_cast<size_t>(kBlock * SizeOf(tile_.operand_type)));
+    std::memset(Exponentials(block, row), 0,
+                static_cast<size_t>(tile_.block_columns * SizeOf(tile_.operand_type)));
   }
 }
 
@@ -80,12 +82,12 @@ bool LibraryProducts::MultiplyInputGradient(Range rows, Range columns, float* /*
   if (count == 0) return true;
   float* dx = tile_.dx + rows.begin * tile_.padded_hidden + columns.begin;
   for (int64_t block = 0; block < tile_.blocks; ++block) {
-    const int64_t first = block * kBlock;
-    const Operand exponentials{Exponentials(block, rows.begin), kBlock, 1};
+    const int64_t first = block * tile_.block_columns;
+    const Operand exponentials{Exponentials(block, rows.begin), tile_.block_columns, 1};
     const Operand weight{weight_.At(first, columns.begin), weight_.hidden, 1};
     if (!Multiply(tile_.operand_type, count, columns.end - columns.begin,
-                  std::min(kBlock, weight_.vocab - first), exponentials, weight, dx, tile_.padded_hidden,
-                  block == 0 ? Store::kOverwrite : Store::kAdd)) {
+                  std::min(tile_.block_columns, weight_.vocab - first), exponentials, weight, dx,
+                  tile_.padded_hidden, block == 0 ? Store::kOverwrite : Store::kAdd)) {
       return false;
     }
   }
@@ -110,11 +112,11 @@ void LibraryProducts::PackScaledRows(int64_t row_block, float* scratch) {
 
 bool LibraryProducts::MultiplyWeightGradient(int64_t block, Range columns, Store store, float* dw,
                                              float* /*scratch*/) {
-  const int64_t first = block * kBlock;
-  const Operand exponentials_transposed{Exponentials(block, 0), 1, kBlock};
+  const int64_t first = block * tile_.block_columns;
+  const Operand exponentials_transposed{Exponentials(block, 0), 1, tile_.block_columns};
   const Operand scaled_rows{Row(tile_.dx, 0) + columns.begin * SizeOf(tile_.operand_type), weight_.hidden, 1};
-  return Multiply(tile_.operand_type, std::min(kBlock, weight_.vocab - first), columns.end - columns.begin,
-                  tile_.rows, exponentials_transposed, scaled_rows,
+  return Multiply(tile_.operand_type, std::min(tile_.block_columns, weight_.vocab - first),
+                  columns.end - columns.begin, tile_.rows, exponentials_transposed, scaled_rows,
                   dw + first * weight_.hidden + columns.begin, weight_.hidden, store);
 }
 

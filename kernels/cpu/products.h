@@ -47,10 +47,10 @@ class Products {
   // Copies a row of X back, columns [column, column + count).
   virtual void UnpackRow(int64_t row, int64_t column, int64_t count, float* x) const = 0;
 
-  // Logits X Wᵀ of `rows` and one block of the vocabulary: [rows, kBlock] with row stride kBlock, where the
-  // block ends early only its own columns. They may lie in `scratch` or in the tile; nullptr if the product
-  // failed. The caller turns them into E in place and hands them to StoreExponentials before the next call
-  // with this scratch.
+  // Logits X Wᵀ of `rows` and one block of the vocabulary: [rows, tile.block_columns] with row stride
+  // tile.block_columns, where the block ends early only its own columns. They may lie in `scratch` or in the
+  // tile; nullptr if the product failed. The caller turns them into E in place and hands them to
+  // StoreExponentials before the next call with this scratch.
   virtual float* MultiplyLogits(int64_t block, Range rows, float* scratch) = 0;
   virtual void StoreExponentials(int64_t block, Range rows, const float* exponentials) = 0;
   virtual void ZeroExponentials(int64_t row) = 0;

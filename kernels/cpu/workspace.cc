@@ -44,7 +44,8 @@ class Layout {
 // Floats of one thread's scratch.
 int64_t ScratchFloats(Arithmetic arithmetic) {
   // One packed operand of kBlock x kBlock, with room for the last panel's padding; or a tile of logits.
-  return kBlock * (arithmetic == Arithmetic::kSimd ? kBlock + kColumnAlignment : kLibraryRows);
+  return arithmetic == Arithmetic::kSimd ? kBlock * (kBlock + kColumnAlignment)
+                                         : kLibraryBlock * kLibraryRows;
 }
 
 }  // namespace
@@ -55,13 +56,14 @@ int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmeti
   Workspace& w = *workspace;
   w.rows = rows;
   w.padded_rows = RoundUp(rows, kRowAlignment);
-  w.blocks = CeilDivide(vocab, kBlock);
+  w.block_columns = arithmetic == Arithmetic::kSimd ? kBlock : kLibraryBlock;
+  w.blocks = CeilDivide(vocab, w.block_columns);
   w.padded_hidden = RoundUp(hidden, kColumnAlignment);
   w.operand_type = arithmetic == Arithmetic::kLibraryBFloat16 ? DataType::kBFloat16 : DataType::kFloat32;
   w.threads = ScratchThreads();
   w.scratch_floats = ScratchFloats(arithmetic);
   const int64_t operand_bytes = SizeOf(w.operand_type);
-  w.exponentials = layout.Take<char>(w.blocks, w.padded_rows, kBlock * operand_bytes);
+  w.exponentials = layout.Take<char>(w.blocks, w.padded_rows, w.block_columns * operand_bytes);
   w.x = layout.Take<char>(w.padded_rows, hidden, operand_bytes);
   w.dx = layout.Take<float>(w.padded_rows, w.padded_hidden, 1);
   w.block_values = layout.Take<double>(w.blocks, w.padded_rows, 1);

@@ -16,6 +16,10 @@ constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDivide(a, b) * b; }
 inline constexpr int64_t kColumnAlignment = 32;
 // Rows of logits that the library's products make at once; a multiple of kRowAlignment.
 inline constexpr int64_t kLibraryRows = 1020;
+// Entries of the vocabulary in a block of the library's products: longer sums in registers than kBlock gives
+// (12 % of the whole step on AMX). Our own products keep a block of the weights in the cache, and want
+// kBlock.
+inline constexpr int64_t kLibraryBlock = 512;
 
 // What the step knows of one row of a tile.
 struct RowState {
@@ -33,13 +37,14 @@ struct RowState {
 };
 
 // Sizes and pointers of a tile of rows. Matrices:
-//   exponentials  [blocks][padded_rows][kBlock] of operand_type, E
+//   exponentials  [blocks][padded_rows][block_columns] of operand_type, E
 //   x             [padded_rows][hidden] of operand_type, in an order of Products' own; X
 //   dx            [padded_rows][padded_hidden] fp32, E W; later v X as Products stores it
 //   block_values  [blocks][padded_rows] fp64, sums of E or maxima of logits
 struct Workspace {
   int64_t rows = 0;
   int64_t padded_rows = 0;
+  int64_t block_columns = 0;  // entries of the vocabulary in a block
   int64_t blocks = 0;
   int64_t padded_hidden = 0;
   DataType operand_type = DataType::kFloat32;
@@ -53,7 +58,9 @@ struct Workspace {
   float* scratch = nullptr;
 
   float* Scratch(int64_t thread) const { return scratch + thread * scratch_floats; }
-  int64_t ExponentialsIndex(int64_t block, int64_t row) const { return (block * padded_rows + row) * kBlock; }
+  int64_t ExponentialsIndex(int64_t block, int64_t row) const {
+    return (block * padded_rows + row) * block_columns;
+  }
   double& BlockValue(int64_t block, int64_t row) const { return block_values[block * padded_rows + row]; }
 };
 
