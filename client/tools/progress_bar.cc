@@ -66,7 +66,7 @@ std::string FormatBytes(int64_t bytes) {
 }
 
 std::string FormatSeconds(double seconds) {
-  constexpr int64_t kDay = 24 * 3600;
+  constexpr int64_t kDay = 86'400;
   const auto total = static_cast<int64_t>(std::llround(std::max(seconds, 0.0)));
   if (total >= kDay) return absl::StrCat(total / kDay, " d ", total / 3600 % 24, " h");
   if (total >= 3600) return absl::StrCat(total / 3600, " h ", total / 60 % 60, " min");
