@@ -1,0 +1,269 @@
+#include "kernels/cuda/linear_cross_entropy.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/cuda/sm90/products.h"
+
+namespace lossd::kernels::cuda {
+namespace {
+
+constexpr int64_t kMostPortableRows = 1024;
+
+constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDivide(a, b) * b; }
+
+// Gives out pieces of a workspace, or only adds up their sizes if there is none.
+class Divider {
+ public:
+  explicit Divider(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <class T>
+  void Take(T** pointer, int64_t bytes) {
+    *pointer = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += RoundUp(bytes, kAlignment);
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  static constexpr int64_t kAlignment = 256;
+  char* base_;
+  int64_t used_ = 0;
+};
+
+}  // namespace
+
+Result BestPath(DataType weight_type, Path* path) {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  LOSSD_CUDA_TRY(cudaGetDevice(&device));
+  LOSSD_CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  LOSSD_CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  if (major < 8) return {cudaErrorNotSupported, "a device of compute capability 8.0 or later"};
+  const bool hopper = major == 9 && minor == 0;  // code for sm_90a runs nowhere else
+  *path = hopper && weight_type != DataType::kFloat32 ? Path::kHopper : Path::kPortable;
+  return {};
+}
+
+void OrderByLabel(int64_t tile_rows, BatchRows* batch) {
+  batch->by_label.resize(static_cast<size_t>(batch->rows));
+  for (int64_t first = 0; first < batch->rows; first += tile_rows) {
+    const auto begin = batch->by_label.begin() + first;
+    const auto end = begin + std::min(tile_rows, batch->rows - first);
+    std::iota(begin, end, 0);
+    std::stable_sort(begin, end, [&](int32_t a, int32_t b) {
+      return batch->labels[static_cast<size_t>(first + a)] < batch->labels[static_cast<size_t>(first + b)];
+    });
+  }
+}
+
+struct LinearCrossEntropy::Buffers {
+  char* exponentials = nullptr;  // E, or fp32 logits
+  int64_t stride = 0;            // of its rows, in elements
+  char* x = nullptr;
+  char* scaled_x = nullptr;
+  float* partials = nullptr;  // sums of E, or maxima, of columns of the vocabulary
+  float* product = nullptr;   // E W of the portable path
+  char* library = nullptr;    // cuBLAS's own
+  float* target_logits = nullptr;
+  float* largest = nullptr;
+  int32_t* overflowed = nullptr;
+  float* offsets = nullptr;
+  int32_t* exponents = nullptr;
+  float* scales = nullptr;
+  float* target_gradients = nullptr;
+  int32_t* redo_rows = nullptr;
+  int32_t* redo_count = nullptr;
+  float* factors = nullptr;
+};
+
+int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers) {
+  Divider divider(base);
+  Buffers& b = *buffers;
+  const int64_t padded = PaddedHidden(shape.hidden);
+  const int64_t element = SizeOf(shape.weight_type);
+  const int64_t arrays = tile_rows * static_cast<int64_t>(sizeof(float));
+  b.stride = RoundUp(shape.vocab, 8);
+  divider.Take(&b.exponentials, tile_rows * b.stride * (path == Path::kHopper ? element : 4));
+  divider.Take(&b.x, tile_rows * padded * element);
+  divider.Take(&b.scaled_x, tile_rows * padded * element);
+  if (path == Path::kHopper) {
+    // Maxima are done with before sums begin, and are the more numerous.
+    static_assert(sm90::kMaximumColumns <= sm90::kLogitColumns);
+    divider.Take(&b.partials, CeilDivide(shape.vocab, sm90::kMaximumColumns) * arrays);
+  } else {
+    divider.Take(&b.product, tile_rows * padded * static_cast<int64_t>(sizeof(float)));
+    divider.Take(&b.library, CublasLt::kWorkspaceBytes);
+  }
+  for (float** array : {&b.target_logits, &b.largest, &b.offsets, &b.scales, &b.target_gradients}) {
+    divider.Take(array, arrays);
+  }
+  for (int32_t** array : {&b.overflowed, &b.exponents, &b.redo_rows}) divider.Take(array, arrays);
+  divider.Take(&b.redo_count, sizeof(int32_t));
+  divider.Take(&b.factors, 2 * sizeof(float));
+  return divider.used();
+}
+
+int64_t LinearCrossEntropy::WorkspaceBytes(const Shape& shape, Path path, int64_t tile_rows) {
+  Buffers buffers;
+  return Divide(shape, path, tile_rows, nullptr, &buffers);
+}
+
+int64_t LinearCrossEntropy::RowsWithin(const Shape& shape, Path path, int64_t workspace_bytes) {
+  int64_t fits = 0;
+  int64_t too_many = (path == Path::kHopper ? kMostTileRows : kMostPortableRows) + 1;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (WorkspaceBytes(shape, path, middle) <= workspace_bytes ? fits : too_many) = middle;
+  }
+  // Whole tiles of the products, where there are that many.
+  constexpr int64_t kWhole = 512;
+  return fits > kWhole ? fits / kWhole * kWhole : fits;
+}
+
+LinearCrossEntropy::LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace,
+                                       CublasLt* library)
+    : shape_(shape), path_(path), tile_rows_(tile_rows), library_(library), workspace_(workspace) {}
+
+TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, const Buffers& b) const {
+  TileRows tile;
+  tile.rows = static_cast<int32_t>(std::min(tile_rows_, batch.rows - first));
+  tile.vocab = shape_.vocab;
+  tile.hidden = shape_.hidden;
+  tile.padded_hidden = PaddedHidden(shape_.hidden);
+  tile.type = shape_.weight_type;
+  tile.weight = batch.weight;
+  tile.weight_largest = batch.weight_largest;
+  tile.batch_rows = batch.batch_rows + first;
+  tile.labels = batch.labels + first;
+  tile.gradient_scales = batch.gradient_scales + first;
+  tile.shares = batch.shares == nullptr ? nullptr : batch.shares + first;
+  tile.by_label = batch.by_label + first;
+  tile.gradient_wanted = batch.dx != nullptr || batch.weight_gradient != WeightGradient::kNone;
+  tile.exponent_bias = batch.exponent_bias;
+  tile.x = b.x;
+  tile.scaled_x = b.scaled_x;
+  tile.target_logits = b.target_logits;
+  tile.largest = b.largest;
+  tile.overflowed = b.overflowed;
+  tile.offsets = b.offsets;
+  tile.exponents = b.exponents;
+  tile.scales = b.scales;
+  tile.target_gradients = b.target_gradients;
+  tile.redo_rows = b.redo_rows;
+  tile.redo_count = b.redo_count;
+  tile.factors = b.factors;
+  tile.losses = batch.losses;
+  tile.log_sum_exps = batch.log_sum_exps;
+  return tile;
+}
+
+Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients, Stage between,
+                               void* context) {
+  between_ = between;
+  context_ = context;
+  Buffers buffers;
+  Divide(shape_, path_, tile_rows_, workspace_, &buffers);
+  const bool hopper = path_ == Path::kHopper;
+  for (int64_t first = 0; first < batch.rows; first += tile_rows_) {
+    const TileRows tile = DescribeTile(batch, first, buffers);
+    LOSSD_CUDA_TRY(cudaMemsetAsync(tile.redo_count, 0, sizeof(int32_t), stream));
+    LOSSD_CUDA_PASS_ON(PrepareRows(tile, batch.hidden_type, batch.hidden_states, stream));
+    Report("prepare");
+    LOSSD_CUDA_PASS_ON(hopper ? HopperLosses(batch, tile, buffers, stream)
+                              : PortableLosses(batch, tile, buffers, stream));
+    if (batch.dx != nullptr) {
+      LOSSD_CUDA_PASS_ON(hopper ? HopperInputGradient(batch, tile, buffers, stream)
+                                : PortableInputGradient(batch, tile, buffers, stream));
+      Report("dx");
+    }
+    const bool last = first + tile_rows_ >= batch.rows;
+    if (last && input_gradients != nullptr) LOSSD_CUDA_TRY(cudaEventRecord(input_gradients, stream));
+    if (batch.weight_gradient == WeightGradient::kNone) continue;
+    const bool overwrite = first == 0 && batch.weight_gradient == WeightGradient::kOverwrite;
+    LOSSD_CUDA_PASS_ON(AddWeightGradient(batch, tile, buffers, overwrite, stream));
+  }
+  if (batch.rows == 0 && input_gradients != nullptr) LOSSD_CUDA_TRY(cudaEventRecord(input_gradients, stream));
+  return {};
+}
+
+Result LinearCrossEntropy::HopperLosses(const Batch& batch, const TileRows& tile, const Buffers& b,
+                                        cudaStream_t stream) {
+  // fp16 reaches too few powers of two for an estimate of a row's maximum.
+  const Maximum maximum = tile.type == DataType::kFloat16 ? Maximum::kOfAll : Maximum::kOfSample;
+  const int64_t columns = maximum == Maximum::kOfAll ? tile.vocab : sm90::SampledRows(tile.vocab);
+  const auto maxima = static_cast<int32_t>(CeilDivide(columns, sm90::kMaximumColumns));
+  const auto all_maxima = static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kMaximumColumns));
+  const auto sums = static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns));
+  const bool store = tile.gradient_wanted;
+  char* e = store ? b.exponentials : nullptr;
+  LOSSD_CUDA_PASS_ON(sm90::FindMaxima(tile, Which::kAll, maximum, b.partials, tile_rows_, stream));
+  LOSSD_CUDA_PASS_ON(ChooseExponents(tile, Which::kAll, maximum, b.partials, maxima, tile_rows_, stream));
+  Report("offsets");
+  LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, Which::kAll, e, b.stride, b.partials, tile_rows_, stream));
+  Report("logits");
+  LOSSD_CUDA_PASS_ON(FinishRows(tile, Which::kAll, b.partials, sums, tile_rows_, stream));
+  // Rows out of range, whose number only the device knows: with none of them these end at once.
+  LOSSD_CUDA_PASS_ON(GatherRedoRows(tile, stream));
+  LOSSD_CUDA_PASS_ON(sm90::FindMaxima(tile, Which::kRedo, Maximum::kOfAll, b.partials, tile_rows_, stream));
+  LOSSD_CUDA_PASS_ON(
+      ChooseExponents(tile, Which::kRedo, Maximum::kOfAll, b.partials, all_maxima, tile_rows_, stream));
+  LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, Which::kRedo, e, b.stride, b.partials, tile_rows_, stream));
+  LOSSD_CUDA_PASS_ON(FinishRows(tile, Which::kRedo, b.partials, sums, tile_rows_, stream));
+  if (batch.rows_redone != nullptr) LOSSD_CUDA_PASS_ON(AddRedoCount(tile, batch.rows_redone, stream));
+  Report("rows");
+  return {};
+}
+
+Result LinearCrossEntropy::HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
+                                               cudaStream_t stream) {
+  return sm90::MultiplyInputGradient(tile, b.exponentials, b.stride, batch.dx_type, batch.dx, stream);
+}
+
+// Products of the portable path always have tile_rows_ rows, so that the library chooses the same algorithm
+// for them and a row's bits do not depend on the rows beside it.
+Result LinearCrossEntropy::PortableLosses(const Batch& /*batch*/, const TileRows& tile, const Buffers& b,
+                                          cudaStream_t stream) {
+  const int64_t row_bytes = tile.padded_hidden * SizeOf(tile.type);
+  LOSSD_CUDA_TRY(cudaMemsetAsync(b.x + tile.rows * row_bytes, 0,
+                                 static_cast<size_t>((tile_rows_ - tile.rows) * row_bytes), stream));
+  const BlasOperand x{tile.x, tile.type, tile.padded_hidden, false};
+  const BlasOperand weight_transposed{tile.weight, tile.type, tile.padded_hidden, true};
+  LOSSD_CUDA_PASS_ON(library_->Multiply(tile_rows_, tile.vocab, tile.padded_hidden, x, weight_transposed,
+                                        b.exponentials, DataType::kFloat32, b.stride, 0, b.library, stream));
+  Report("logits");
+  LOSSD_CUDA_PASS_ON(SoftmaxRows(tile, reinterpret_cast<float*>(b.exponentials), b.stride, stream));
+  Report("rows");
+  return {};
+}
+
+Result LinearCrossEntropy::PortableInputGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
+                                                 cudaStream_t stream) {
+  const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), false};
+  const BlasOperand weight{tile.weight, tile.type, tile.padded_hidden, false};
+  LOSSD_CUDA_PASS_ON(library_->Multiply(tile_rows_, tile.padded_hidden, tile.vocab, e, weight, b.product,
+                                        DataType::kFloat32, tile.padded_hidden, 0, b.library, stream));
+  return FinishInputGradient(tile, b.product, batch.dx_type, batch.dx, stream);
+}
+
+Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
+                                             bool overwrite, cudaStream_t stream) {
+  LOSSD_CUDA_PASS_ON(ScaleRows(tile, stream));
+  if (path_ == Path::kHopper) {
+    const sm90::Store store = overwrite ? sm90::Store::kOverwrite : sm90::Store::kAdd;
+    LOSSD_CUDA_PASS_ON(sm90::MultiplyWeightGradient(tile, b.exponentials, b.stride, store, batch.dw, stream));
+  } else {
+    const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), true};
+    const BlasOperand x{tile.scaled_x, tile.type, tile.padded_hidden, false};
+    LOSSD_CUDA_PASS_ON(library_->Multiply(tile.vocab, tile.padded_hidden, tile.rows, e, x, batch.dw,
+                                          DataType::kFloat32, tile.padded_hidden, overwrite ? 0.0f : 1.0f, b.library,
+                                          stream));
+  }
+  Report("dw");
+  LOSSD_CUDA_PASS_ON(AddTargets(tile, batch.dw, stream));
+  Report("targets");
+  return {};
+}
+
+}  // namespace lossd::kernels::cuda

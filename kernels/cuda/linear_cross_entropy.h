@@ -1,0 +1,123 @@
+// The fused step of kernels/linear_cross_entropy.h on a CUDA device: losses, dX and dW of a batch of rows whose
+// logits are never held.
+//
+// Two paths compute the same formulas. kHopper (compute capability 9.0) holds E of a tile of rows in 16 bits and
+// makes it in the logits product's own epilogue. kPortable (from 8.0, and fp32 heads everywhere) holds a smaller
+// tile of logits in fp32 and uses cuBLAS.
+#ifndef LOSSD_KERNELS_CUDA_LINEAR_CROSS_ENTROPY_H_
+#define LOSSD_KERNELS_CUDA_LINEAR_CROSS_ENTROPY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/owners.h"
+#include "kernels/cuda/portable/cublas_lt.h"
+#include "kernels/cuda/result.h"
+#include "kernels/cuda/row_kernels.h"
+#include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
+
+namespace lossd::kernels::cuda {
+
+enum class Path { kHopper, kPortable };
+
+// What the current device takes for heads of this type. Fails if it is older than 8.0.
+Result BestPath(DataType weight_type, Path* path);
+
+// Rows of W, of its gradient and of what the step keeps of X are padded to this many elements.
+inline constexpr int64_t kHiddenAlignment = 8;
+constexpr int64_t PaddedHidden(int64_t hidden) {
+  return (hidden + kHiddenAlignment - 1) / kHiddenAlignment * kHiddenAlignment;
+}
+
+// Labels, row numbers and factors of a batch as the step wants them: the valid rows only, cut into tiles.
+struct BatchRows {
+  int64_t rows = 0;                      // valid ones
+  std::vector<int32_t> batch_rows;       // [rows]
+  std::vector<int32_t> labels;           // [rows]
+  std::vector<float> gradient_scales;    // [rows]
+  std::vector<float> shares;             // [rows], or empty if all count in dW
+  std::vector<int32_t> by_label;         // [rows], within each tile
+};
+
+// Fills by_label for tiles of `tile_rows` rows.
+void OrderByLabel(int64_t tile_rows, BatchRows* batch);
+
+class LinearCrossEntropy {
+ public:
+  struct Shape {
+    int64_t vocab = 0;
+    int64_t hidden = 0;
+    DataType weight_type = DataType::kBFloat16;
+  };
+
+  // Rows of a tile that `workspace_bytes` lets the step work on at once, at most kMostTileRows; 0 if not one
+  // fits. And the bytes that so many rows need.
+  static constexpr int64_t kMostTileRows = 4096;
+  static int64_t RowsWithin(const Shape& shape, Path path, int64_t workspace_bytes);
+  static int64_t WorkspaceBytes(const Shape& shape, Path path, int64_t tile_rows);
+
+  // `workspace` is device memory of WorkspaceBytes, 256-byte aligned, that outlives the step; steps that are
+  // never under way at once may share it. `library` is needed for kPortable only.
+  LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace, CublasLt* library);
+
+  struct Batch {
+    // Device memory. Arrays of BatchRows, copied.
+    int64_t rows = 0;  // valid ones
+    const int32_t* batch_rows = nullptr;
+    const int32_t* labels = nullptr;
+    const float* gradient_scales = nullptr;
+    const float* shares = nullptr;  // null: all count in dW
+    const int32_t* by_label = nullptr;
+
+    const void* weight = nullptr;           // W [vocab, PaddedHidden(hidden)], padding zero, 16-byte aligned
+    const float* weight_largest = nullptr;  // one value, of LargestMagnitude(W)
+    DataType hidden_type = DataType::kBFloat16;
+    const void* hidden_states = nullptr;  // [*, hidden], not padded
+    float* losses = nullptr;              // [*]; rows that are not valid are left alone, here and below
+    float* log_sum_exps = nullptr;        // [*] or null
+    DataType dx_type = DataType::kBFloat16;
+    void* dx = nullptr;  // [*, hidden] or null
+    WeightGradient weight_gradient = WeightGradient::kNone;
+    float* dw = nullptr;  // [vocab, PaddedHidden(hidden)]
+
+    int32_t* rows_redone = nullptr;  // one value, added to; may be null
+    int32_t exponent_bias = 0;       // even; for tests: results must not depend on it
+  };
+
+  // Enqueues everything on `stream`. `input_gradients`, if not null, is recorded once losses and dX of the whole
+  // batch are final, before the last tile's dW. `between`, for measurements, is called after each stage.
+  using Stage = void (*)(void* context, const char* name);
+  Result Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients, Stage between = nullptr,
+             void* context = nullptr);
+
+  int64_t tile_rows() const { return tile_rows_; }
+
+ private:
+  struct Buffers;  // the workspace, divided
+
+  static int64_t Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers);
+  TileRows DescribeTile(const Batch& batch, int64_t first, const Buffers& buffers) const;
+  Result HopperLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
+  Result HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
+  Result PortableLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
+  Result PortableInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
+                               cudaStream_t stream);
+  Result AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,
+                           cudaStream_t stream);
+  void Report(const char* stage) const {
+    if (between_ != nullptr) between_(context_, stage);
+  }
+
+  const Shape shape_;
+  const Path path_;
+  const int64_t tile_rows_;
+  CublasLt* const library_;
+  void* const workspace_;
+  Stage between_ = nullptr;
+  void* context_ = nullptr;
+};
+
+}  // namespace lossd::kernels::cuda
+
+#endif  // LOSSD_KERNELS_CUDA_LINEAR_CROSS_ENTROPY_H_

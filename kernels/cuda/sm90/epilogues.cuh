@@ -1,0 +1,299 @@
+// What becomes of a product's sums while they are still in registers. See docs/numerics.md for the formulas.
+//
+// A thread of a consumer holds, for each band of 64 rows, the sums d[4 j + 2 half + i] of row
+// 16 (thread / 32) + thread % 32 / 4 + 8 half and column 8 j + 2 (thread % 4) + i.
+#ifndef LOSSD_KERNELS_CUDA_SM90_EPILOGUES_CUH_
+#define LOSSD_KERNELS_CUDA_SM90_EPILOGUES_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/exponential.cuh"
+#include "kernels/data_type.h"
+
+namespace lossd::kernels::cuda::sm90 {
+
+__device__ inline int32_t RowOfThread(uint32_t thread) {
+  return static_cast<int32_t>(thread / 32 * 16 + thread % 32 / 4);
+}
+
+template <class T>
+__device__ inline uint32_t PackPair(float low, float high);
+template <>
+__device__ inline uint32_t PackPair<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <>
+__device__ inline uint32_t PackPair<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// The four lanes that share a row hold words of four 16-byte blocks, word i of block j in lane i's w[j];
+// afterwards lane j holds block j.
+__device__ inline uint4 TransposeQuad(const uint32_t (&w)[4]) {
+  const bool high = (threadIdx.x & 2) != 0;
+  const bool odd = (threadIdx.x & 1) != 0;
+  const uint32_t keep0 = high ? w[2] : w[0];
+  const uint32_t keep1 = high ? w[3] : w[1];
+  const uint32_t far0 = __shfl_xor_sync(0xFFFFFFFF, high ? w[0] : w[2], 2);
+  const uint32_t far1 = __shfl_xor_sync(0xFFFFFFFF, high ? w[1] : w[3], 2);
+  const uint32_t own = odd ? keep1 : keep0;       // from this lane
+  const uint32_t own_far = odd ? far1 : far0;     // from lane ^ 2
+  const uint32_t near = __shfl_xor_sync(0xFFFFFFFF, odd ? keep0 : keep1, 1);      // from lane ^ 1
+  const uint32_t near_far = __shfl_xor_sync(0xFFFFFFFF, odd ? far0 : far1, 1);    // from lane ^ 3
+  const uint32_t a = odd ? near : own;
+  const uint32_t b = odd ? own : near;
+  const uint32_t c = odd ? near_far : own_far;
+  const uint32_t d = odd ? own_far : near_far;
+  return high ? make_uint4(c, d, a, b) : make_uint4(a, b, c, d);
+}
+
+__device__ inline float SumOfQuad(float value) {
+  value += __shfl_xor_sync(0xFFFFFFFF, value, 1);
+  return value + __shfl_xor_sync(0xFFFFFFFF, value, 2);
+}
+__device__ inline float MaximumOfQuad(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
+}
+
+// Epilogues that read nothing but small arrays.
+struct NothingToPrefetch {
+  template <class Tile>
+  __device__ void Prefetch(int32_t, int32_t, int32_t, int32_t, int32_t, int32_t) const {}
+};
+
+// E, rounded once to T, and the sums of its unrounded values over each tile's columns, without the row's
+// label, whose E is stored as zero.
+template <class T>
+struct ExponentialsEpilogue : NothingToPrefetch {
+  T* exponentials;          // [rows, stride], zero in columns from the vocabulary's end to stride; or null
+  int64_t stride;           // a multiple of 8
+  float* sums;              // [columns of tiles, sums_stride]
+  int64_t sums_stride;
+  const float* offsets;     // [rows]
+  const int32_t* exponents; // [rows], even
+  const int32_t* labels;    // [rows]
+  const int32_t* row_map;   // null, or where row r of the product is among the rows of everything above
+
+  template <class Tile>
+  __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
+                        int32_t columns, uint32_t thread) const {
+#pragma unroll
+    for (int band = 0; band < Tile::kBands; ++band) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t row = first_row + 64 * band + RowOfThread(thread) + 8 * half;
+        const bool valid = row < rows;
+        const int32_t place = !valid ? 0 : row_map == nullptr ? row : row_map[row];
+        const int32_t label = labels[place] - first_column;
+        const bool special = (label >= 0 && label < Tile::kBlockN) || first_column + Tile::kBlockN > columns;
+        const ScaledExponential exponential(offsets[place], exponents[place]);
+        const float sum = __any_sync(0xFFFFFFFF, special)
+                              ? StoreRow<Tile, true>(d[band], half, place, valid, first_column, columns, label,
+                                                     exponential, thread)
+                              : StoreRow<Tile, false>(d[band], half, place, valid, first_column, columns, label,
+                                                      exponential, thread);
+        const float total = SumOfQuad(sum);
+        if (valid && thread % 4 == 0) sums[first_column / Tile::kBlockN * sums_stride + place] = total;
+      }
+    }
+  }
+
+ private:
+  template <class Tile, bool kSpecial>
+  __device__ float StoreRow(float (&d)[Tile::kBlockN / 2], int half, int32_t place, bool valid,
+                            int32_t first_column, int32_t columns, int32_t label,
+                            const ScaledExponential& exponential, uint32_t thread) const {
+    const auto lane = static_cast<int32_t>(thread % 4);
+    float sum = 0;
+#pragma unroll
+    for (int block = 0; block < Tile::kBlockN / 32; ++block) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float e[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          e[i] = exponential(d[4 * (4 * block + j) + 2 * half + i]);
+          if constexpr (kSpecial) {
+            const int32_t column = 32 * block + 8 * j + 2 * lane + i;
+            if (column == label || first_column + column >= columns) e[i] = 0;
+          }
+          sum += e[i];
+        }
+        words[j] = PackPair<T>(e[0], e[1]);
+      }
+      if (exponentials != nullptr) {
+        const uint4 packed = TransposeQuad(words);
+        const int32_t column = first_column + 32 * block + 8 * lane;
+        if (valid && column < stride) {
+          *reinterpret_cast<uint4*>(exponentials + place * stride + column) = packed;
+        }
+      }
+    }
+    return sum;
+  }
+};
+
+// The largest logit of each row in each tile's columns.
+struct MaximumEpilogue : NothingToPrefetch {
+  float* maxima;  // [columns of tiles, stride]
+  int64_t stride;
+
+  template <class Tile>
+  __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
+                        int32_t columns, uint32_t thread) const {
+#pragma unroll
+    for (int band = 0; band < Tile::kBands; ++band) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = -__int_as_float(0x7F800000);
+#pragma unroll
+        for (int j = 0; j < Tile::kBlockN / 8; ++j) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int32_t column = first_column + 8 * j + 2 * static_cast<int32_t>(thread % 4) + i;
+            const float z = d[band][4 * j + 2 * half + i];
+            if (column < columns) largest = fmaxf(largest, z);
+          }
+        }
+        largest = MaximumOfQuad(largest);
+        const int32_t row = first_row + 64 * band + RowOfThread(thread) + 8 * half;
+        if (row < rows && thread % 4 == 0) maxima[first_column / Tile::kBlockN * stride + row] = largest;
+      }
+    }
+  }
+};
+
+// dX = v (E W) + c W_y, rounded once, written to the row's place in the batch.
+template <class T>
+struct InputGradientEpilogue : NothingToPrefetch {
+  void* out;  // [rows of the batch, out_stride] of out_type
+  DataType out_type;
+  int64_t out_stride;
+  const T* weight;                // [V, weight_stride]
+  int64_t weight_stride;          // even
+  const float* scales;            // v [rows]
+  const float* target_gradients;  // c [rows]
+  const int32_t* labels;          // [rows]
+  const int32_t* batch_rows;      // [rows], where the row belongs in the batch
+
+  template <class Tile>
+  __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
+                        int32_t columns, uint32_t thread) const {
+    switch (out_type) {
+      case DataType::kFloat32:
+        return StoreAs<Tile, float>(d, first_row, first_column, rows, columns, thread);
+      case DataType::kBFloat16:
+        return StoreAs<Tile, __nv_bfloat16>(d, first_row, first_column, rows, columns, thread);
+      case DataType::kFloat16:
+        return StoreAs<Tile, __half>(d, first_row, first_column, rows, columns, thread);
+    }
+  }
+
+ private:
+  template <class Tile, class TOut>
+  __device__ void StoreAs(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
+                          int32_t columns, uint32_t thread) const {
+#pragma unroll
+    for (int band = 0; band < Tile::kBands; ++band) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t row = first_row + 64 * band + RowOfThread(thread) + 8 * half;
+        if (row >= rows) continue;
+        const float scale = scales[row];
+        const float target = target_gradients[row];
+        const T* own = weight + labels[row] * weight_stride;
+        TOut* to = static_cast<TOut*>(out) + batch_rows[row] * out_stride;
+#pragma unroll
+        for (int j = 0; j < Tile::kBlockN / 8; ++j) {
+          const int32_t column = first_column + 8 * j + 2 * static_cast<int32_t>(thread % 4);
+          if (column >= columns) continue;
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float w = static_cast<float>(own[column + i]);
+            const float x = __fmaf_rn(target, w, scale * d[band][4 * j + 2 * half + i]);
+            if (column + i < columns) to[column + i] = static_cast<TOut>(x);
+          }
+        }
+      }
+    }
+  }
+};
+
+// dW, fp32, added to or overwritten.
+template <bool kAdd>
+struct WeightGradientEpilogue {
+  float* gradient;      // [V, stride]
+  int64_t stride;       // a multiple of 4
+  const float* factor;  // of every sum; null: 1
+
+  // Brings the tile of dW into the L2 cache while its product is under way, some rows at each step of k: the
+  // additions at the end then find it there instead of waiting for memory all at once.
+  template <class Tile>
+  __device__ void Prefetch(int32_t first_row, int32_t first_column, int32_t rows, int32_t columns, int32_t step,
+                           int32_t steps) const {
+    if constexpr (kAdd) {
+      const int32_t a = Tile::kBlockM * step / steps;
+      const int32_t b = Tile::kBlockM * (step + 1) / steps;
+      const int32_t width = min(Tile::kBlockN, columns - first_column) / 4 * 16;
+      for (int32_t row = first_row + a; row < min(first_row + b, rows) && width > 0; ++row) {
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(gradient + row * stride + first_column),
+                     "r"(width)
+                     : "memory");
+      }
+    }
+  }
+
+  template <class Tile>
+  __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
+                        int32_t columns, uint32_t thread) const {
+    const float scale = factor == nullptr ? 1.0f : *factor;
+    const bool odd = (thread & 1) != 0;
+    // Of each pair of lanes, the even one takes four columns of the upper row, the odd one of the lower.
+    const int32_t lane_column = static_cast<int32_t>(thread % 4 / 2) * 4;
+#pragma unroll
+    for (int band = 0; band < Tile::kBands; ++band) {
+      const int32_t row = first_row + 64 * band + RowOfThread(thread) + (odd ? 8 : 0);
+      float* to = gradient + row * stride + first_column + lane_column;
+#pragma unroll
+      for (int block = 0; block < Tile::kBlockN / 8; block += kBatch) {
+        // Loads of a batch are all under way before the first is needed. (Reductions in the L2 cache, red.add,
+        // were slower than this: 7.2 against 6.7 ms for (131072, 4096) and 4096 rows.)
+        float4 old[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const int j = block + i;
+          const bool inside = row < rows && first_column + lane_column + 8 * j < columns;
+          if (kAdd && inside) old[i] = __ldcs(reinterpret_cast<const float4*>(to + 8 * j));
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const int j = block + i;
+          const float* sums = &d[band][4 * j];
+          const float x = __shfl_xor_sync(0xFFFFFFFF, odd ? sums[0] : sums[2], 1);
+          const float y = __shfl_xor_sync(0xFFFFFFFF, odd ? sums[1] : sums[3], 1);
+          float4 four = odd ? make_float4(x, y, sums[2], sums[3]) : make_float4(sums[0], sums[1], x, y);
+          four = make_float4(four.x * scale, four.y * scale, four.z * scale, four.w * scale);
+          if (row >= rows || first_column + lane_column + 8 * j >= columns) continue;
+          if constexpr (kAdd) {
+            four = make_float4(old[i].x + four.x, old[i].y + four.y, old[i].z + four.z, old[i].w + four.w);
+          }
+          __stcs(reinterpret_cast<float4*>(to + 8 * j), four);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kBatch = 8;
+};
+
+}  // namespace lossd::kernels::cuda::sm90
+
+#endif  // LOSSD_KERNELS_CUDA_SM90_EPILOGUES_CUH_

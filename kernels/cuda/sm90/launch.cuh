@@ -1,0 +1,80 @@
+// Launching products.
+#ifndef LOSSD_KERNELS_CUDA_SM90_LAUNCH_CUH_
+#define LOSSD_KERNELS_CUDA_SM90_LAUNCH_CUH_
+
+#include <algorithm>
+
+#include "kernels/cuda/result.h"
+#include "kernels/cuda/sm90/epilogues.cuh"
+#include "kernels/cuda/sm90/product.cuh"
+#include "kernels/cuda/tensor_map.h"
+
+namespace lossd::kernels::cuda::sm90 {
+
+template <class T>
+inline constexpr DataType kDataType = DataType::kBFloat16;
+template <>
+inline constexpr DataType kDataType<__half> = DataType::kFloat16;
+
+inline Result Multiprocessors(int32_t* count) {
+  int device = 0;
+  LOSSD_CUDA_TRY(cudaGetDevice(&device));
+  int value = 0;
+  LOSSD_CUDA_TRY(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
+  *count = value;
+  return {};
+}
+
+// A row-major operand in memory.
+struct Operand {
+  const void* data = nullptr;
+  int64_t inner = 0;
+  int64_t outer = 0;
+  int64_t stride = 0;
+};
+
+constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Tiles of a product, in waves of what the device takes at once.
+template <class Tile>
+int64_t Waves(int64_t m, int64_t n, int64_t multiprocessors) {
+  const int64_t tiles = CeilDivide(m, Tile::kBlockM * Tile::kClusterM) * CeilDivide(n, Tile::kBlockN * Tile::kClusterN);
+  return CeilDivide(tiles, multiprocessors / Tile::kBlocks);
+}
+
+template <class Tile, class Epilogue>
+Result Launch(const Operand& a, const Operand& b, const ProductShape& shape, const Epilogue& epilogue,
+              cudaStream_t stream) {
+  using T = typename Tile::T;
+  CUtensorMap map_a;
+  CUtensorMap map_b;
+  LOSSD_CUDA_PASS_ON(MakeTensorMap(kDataType<T>, a.data, a.inner, a.outer, a.stride, Tile::kBoxInner,
+                                   Tile::kBoxOuterA, &map_a));
+  LOSSD_CUDA_PASS_ON(MakeTensorMap(kDataType<T>, b.data, b.inner, b.outer, b.stride, Tile::kBoxInner,
+                                   Tile::kBoxOuterB, &map_b));
+  const auto kernel = ProductKernel<Tile, Epilogue>;
+  LOSSD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes));
+  int32_t multiprocessors = 0;
+  LOSSD_CUDA_PASS_ON(Multiprocessors(&multiprocessors));
+  const int64_t clusters = CeilDivide(shape.m, Tile::kBlockM * Tile::kClusterM) *
+                           CeilDivide(shape.n, Tile::kBlockN * Tile::kClusterN);
+  cudaLaunchConfig_t config{};
+  config.gridDim =
+      dim3(static_cast<unsigned>(std::min<int64_t>(clusters, multiprocessors / Tile::kBlocks) * Tile::kBlocks));
+  config.blockDim = dim3(Tile::kThreads);
+  config.dynamicSmemBytes = Tile::kSharedBytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = Tile::kBlocks;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  LOSSD_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, map_a, map_b, shape, epilogue));
+  return {};
+}
+
+}  // namespace lossd::kernels::cuda::sm90
+
+#endif  // LOSSD_KERNELS_CUDA_SM90_LAUNCH_CUH_

@@ -1,0 +1,39 @@
+#include "kernels/cuda/sm90/launch.cuh"
+#include "kernels/cuda/sm90/products.h"
+
+namespace lossd::kernels::cuda::sm90 {
+namespace {
+
+// Few columns, so that a sample of the vocabulary still keeps the device busy.
+template <class T>
+using Narrow = ProductTile<T, 128, kMaximumColumns, 2, 8, Cluster::kNone, Major::kK, Major::kK>;
+
+template <class T>
+Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride, cudaStream_t stream) {
+  const bool redo = which == Which::kRedo;
+  MaximumEpilogue epilogue{};
+  epilogue.maxima = maxima;
+  epilogue.stride = stride;
+  const int64_t sampled = maximum == Maximum::kOfSample ? SampledRows(tile.vocab) : tile.vocab;
+  ProductShape shape;
+  shape.m = tile.rows;
+  shape.n = static_cast<int32_t>(sampled);
+  shape.k = static_cast<int32_t>(tile.hidden);
+  shape.group = 64;
+  shape.device_m = redo ? tile.redo_count : nullptr;
+  const Operand x{redo ? tile.scaled_x : tile.x, tile.hidden, tile.rows, tile.padded_hidden};
+  const Operand weight{tile.weight, tile.hidden, sampled, tile.vocab / sampled * tile.padded_hidden};
+  return Launch<Narrow<T>>(x, weight, shape, epilogue, stream);
+}
+
+}  // namespace
+
+int64_t SampledRows(int64_t vocab) { return std::min(vocab, kSampleRows); }
+
+Result FindMaxima(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride,
+                  cudaStream_t stream) {
+  return tile.type == DataType::kBFloat16 ? Find<__nv_bfloat16>(tile, which, maximum, maxima, stride, stream)
+                                          : Find<__half>(tile, which, maximum, maxima, stride, stream);
+}
+
+}  // namespace lossd::kernels::cuda::sm90

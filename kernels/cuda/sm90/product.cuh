@@ -1,0 +1,279 @@
+// One persistent, warp-specialised matrix product for Hopper: D[M, N] = A[M, K] B[K, N] with bf16 or fp16
+// operands and fp32 sums that never leave the registers before the epilogue has them.
+//
+// One warp copies tiles of A and B into a ring of shared-memory stages; one, two or three warpgroups multiply
+// them, each its own rows of the tile. Two blocks of a cluster share the operand that they have in common.
+//
+// Every element of D is one chain of sums along k in steps of 16, whatever the sizes and the tile: its bits
+// depend on its own row of A and column of B only.
+#ifndef LOSSD_KERNELS_CUDA_SM90_PRODUCT_CUH_
+#define LOSSD_KERNELS_CUDA_SM90_PRODUCT_CUH_
+
+#include "kernels/cuda/sm90/ptx.cuh"
+#include "kernels/cuda/sm90/wgmma.cuh"
+
+namespace lossd::kernels::cuda::sm90 {
+
+// Who shares an operand with its neighbour in a cluster of two.
+enum class Cluster {
+  kNone,
+  kRows,     // two blocks one below the other share B
+  kColumns,  // two blocks side by side share A
+};
+
+template <class T_, int kBlockM_, int kBlockN_, int kConsumers_, int kStages_, Cluster kCluster_, Major kMajorA_,
+          Major kMajorB_>
+struct ProductTile {
+  using T = T_;
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kBlockK = 64;  // 128 bytes, the width of the swizzle
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kStages = kStages_;
+  static constexpr Cluster kCluster = kCluster_;
+  static constexpr Major kMajorA = kMajorA_;
+  static constexpr Major kMajorB = kMajorB_;
+
+  static constexpr int kBlocks = kCluster == Cluster::kNone ? 1 : 2;
+  static constexpr int kClusterM = kCluster == Cluster::kRows ? 2 : 1;
+  static constexpr int kClusterN = kCluster == Cluster::kColumns ? 2 : 1;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kRowsPerConsumer = kBlockM / kConsumers;
+  static constexpr int kBands = kRowsPerConsumer / 64;  // products of 64 rows that a consumer makes
+  static constexpr int kStageBytesA = kBlockM * kBlockK * 2;
+  static constexpr int kStageBytesB = kBlockN * kBlockK * 2;
+  static constexpr int kStageBytes = kStageBytesA + kStageBytesB;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 1024 + 2 * 8 * kStages;
+  static_assert(kBlockM % (64 * kConsumers) == 0 && kBlockN % 64 == 0 && kSharedBytes <= 232448);
+
+  // Boxes that the tensor maps of A and B must be made with: {inner, outer} elements.
+  static constexpr int kBoxInner = 64;
+  static constexpr int kBoxOuterA =
+      kMajorA == Major::kK ? kBlockM / kClusterN : kBlockK / kClusterN;
+  static constexpr int kBoxOuterB =
+      kMajorB == Major::kK ? kBlockN / kClusterM : kBlockK / kClusterM;
+
+  using Accumulators = float[kBands][kBlockN / 2];
+};
+
+// In tiles of the cluster. Tiles are taken in columns of `group` tiles of M, so that what a wave reads of A
+// and B stays in the L2 cache.
+struct ProductShape {
+  int32_t m = 0;
+  int32_t n = 0;
+  int32_t k = 0;
+  int32_t group = 1;
+  const int32_t* device_m = nullptr;  // if set, the number of rows is read from here; m is the most
+  uint64_t keep_a = kKeepNormal;
+  uint64_t keep_b = kKeepNormal;
+};
+
+struct TileIndex {
+  int32_t m = 0;
+  int32_t n = 0;
+};
+
+class TileOrder {
+ public:
+  __device__ TileOrder(int32_t m_tiles, int32_t n_tiles, int32_t group)
+      : m_tiles_(m_tiles), n_tiles_(n_tiles), group_(group) {}
+  __device__ int32_t tiles() const { return m_tiles_ * n_tiles_; }
+  __device__ TileIndex At(int32_t index) const {
+    const int32_t column = group_ * n_tiles_;
+    const int32_t first = index / column * group_;
+    const int32_t height = min(group_, m_tiles_ - first);
+    const int32_t within = index % column;
+    return {first + within % height, within / height};
+  }
+
+ private:
+  int32_t m_tiles_;
+  int32_t n_tiles_;
+  int32_t group_;
+};
+
+// The ring of stages in shared memory.
+template <class Tile>
+struct Ring {
+  uint32_t base = 0;      // of the first stage, 1024-byte aligned
+  uint32_t barriers = 0;  // full ones, then empty ones
+  int32_t stage = 0;
+  uint32_t parity = 0;
+
+  __device__ uint32_t a() const { return base + stage * Tile::kStageBytesA; }
+  __device__ uint32_t b() const { return base + Tile::kStages * Tile::kStageBytesA + stage * Tile::kStageBytesB; }
+  __device__ uint32_t full() const { return barriers + 8 * stage; }
+  __device__ uint32_t empty() const { return barriers + 8 * (Tile::kStages + stage); }
+  __device__ void Advance() {
+    if (++stage == Tile::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Copies one stage of an operand: its own half into both blocks of the cluster, where they share it.
+template <Major kMajor, int kExtent, bool kShared>
+__device__ void CopyOperand(uint32_t to, const CUtensorMap* map, int32_t first, int32_t k, uint32_t full,
+                            uint32_t rank, uint64_t keep) {
+  constexpr uint16_t kBoth = 3;
+  if constexpr (kMajor == Major::kK) {
+    if constexpr (kShared) {
+      const int32_t half = static_cast<int32_t>(rank) * (kExtent / 2);
+      CopyBoxToCluster(to + half * 128, map, k, first + half, full, kBoth, keep);
+    } else {
+      CopyBox(to, map, k, first, full, keep);
+    }
+  } else {
+#pragma unroll
+    for (int32_t column = 0; column < kExtent; column += 64) {
+      const uint32_t place = to + column / 64 * 8192;
+      if constexpr (kShared) {
+        const int32_t half = static_cast<int32_t>(rank) * 32;
+        CopyBoxToCluster(place + half * 128, map, first + column, k + half, full, kBoth, keep);
+      } else {
+        CopyBox(place, map, first + column, k, full, keep);
+      }
+    }
+  }
+}
+
+template <Major kMajor>
+__device__ inline uint64_t OperandDescriptor(uint32_t stage, int32_t offset) {
+  if constexpr (kMajor == Major::kK) return MatrixDescriptor(stage + offset * 128, 16, 1024);
+  return MatrixDescriptor(stage + offset / 64 * 8192, 8192, 1024);
+}
+// What 16 further elements of k add to a descriptor.
+template <Major kMajor>
+inline constexpr uint64_t kNextK16 = (kMajor == Major::kK ? 32 : 2048) >> 4;
+
+template <class Tile, class Epilogue>
+__device__ void Produce(const Epilogue& epilogue, int32_t rows, Ring<Tile> ring, const CUtensorMap* map_a, const CUtensorMap* map_b,
+                        const ProductShape& shape, TileOrder order, uint32_t rank) {
+  const int32_t clusters = static_cast<int32_t>(gridDim.x) / Tile::kBlocks;
+  const int32_t k_tiles = (shape.k + Tile::kBlockK - 1) / Tile::kBlockK;
+  ring.parity = 1;  // the stages are empty at first
+  for (int32_t t = static_cast<int32_t>(blockIdx.x) / Tile::kBlocks; t < order.tiles(); t += clusters) {
+    const TileIndex tile = order.At(t);
+    const int32_t row = (tile.m * Tile::kClusterM + (Tile::kClusterM == 2 ? rank : 0)) * Tile::kBlockM;
+    const int32_t column = (tile.n * Tile::kClusterN + (Tile::kClusterN == 2 ? rank : 0)) * Tile::kBlockN;
+    for (int32_t i = 0; i < k_tiles; ++i) {
+      Wait(ring.empty(), ring.parity);
+      ArriveExpecting(ring.full(), Tile::kStageBytes);
+      CopyOperand<Tile::kMajorA, Tile::kBlockM, Tile::kClusterN == 2>(ring.a(), map_a, row, i * Tile::kBlockK,
+                                                                     ring.full(), rank, shape.keep_a);
+      CopyOperand<Tile::kMajorB, Tile::kBlockN, Tile::kClusterM == 2>(ring.b(), map_b, column,
+                                                                     i * Tile::kBlockK, ring.full(), rank,
+                                                                     shape.keep_b);
+      epilogue.template Prefetch<Tile>(row, column, rows, shape.n, i, k_tiles);
+      ring.Advance();
+    }
+  }
+  // A block must not end while its neighbour may still signal its barriers or copy into it.
+  for (int32_t i = 0; i < Tile::kStages; ++i) {
+    Wait(ring.empty(), ring.parity);
+    ring.Advance();
+  }
+}
+
+template <class Tile>
+__device__ inline void Release(const Ring<Tile>& ring, uint32_t thread) {
+  if (thread < Tile::kBlocks) ArriveAt(ring.empty(), thread);
+}
+
+// Multiplies all of k for one tile.
+template <class Tile>
+__device__ void MultiplyTile(Ring<Tile>& ring, typename Tile::Accumulators& sums, int32_t k_tiles,
+                             int32_t first_row, uint32_t thread) {
+  using Product = WarpgroupProduct<typename Tile::T, Tile::kBlockN, Tile::kMajorA, Tile::kMajorB>;
+  Ring<Tile> previous = ring;
+  for (int32_t i = 0; i < k_tiles; ++i) {
+    Wait(ring.full(), ring.parity);
+#pragma unroll
+    for (int band = 0; band < Tile::kBands; ++band) {
+#pragma unroll
+      for (int j = 0; j < Tile::kBlockN / 2; ++j) FenceOperand(sums[band][j]);
+    }
+    WarpgroupFence();
+    const uint64_t b = OperandDescriptor<Tile::kMajorB>(ring.b(), 0);
+#pragma unroll
+    for (int k = 0; k < Tile::kBlockK / 16; ++k) {
+#pragma unroll
+      for (int band = 0; band < Tile::kBands; ++band) {
+        const uint64_t a = OperandDescriptor<Tile::kMajorA>(ring.a(), first_row + 64 * band);
+        Product::Issue(sums[band], a + k * kNextK16<Tile::kMajorA>, b + k * kNextK16<Tile::kMajorB>, i + k);
+      }
+    }
+    WarpgroupCommit();
+#pragma unroll
+    for (int band = 0; band < Tile::kBands; ++band) {
+#pragma unroll
+      for (int j = 0; j < Tile::kBlockN / 2; ++j) FenceOperand(sums[band][j]);
+    }
+    WarpgroupWait<1>();
+    if (i > 0) Release(previous, thread);
+    previous = ring;
+    ring.Advance();
+  }
+  WarpgroupWait<0>();
+  Release(previous, thread);
+#pragma unroll
+  for (int band = 0; band < Tile::kBands; ++band) {
+#pragma unroll
+    for (int j = 0; j < Tile::kBlockN / 2; ++j) FenceOperand(sums[band][j]);
+  }
+}
+
+template <class Tile, class Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    ProductKernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                  const __grid_constant__ ProductShape shape, const __grid_constant__ Epilogue epilogue) {
+  extern __shared__ uint8_t shared[];
+  Ring<Tile> ring;
+  ring.base = (SharedAddress(shared) + 1023) & ~1023U;
+  ring.barriers = ring.base + Tile::kStages * Tile::kStageBytes;
+  const uint32_t rank = Tile::kBlocks == 1 ? 0 : BlockInCluster();
+  if (threadIdx.x == 0) {
+    PrefetchMap(&map_a);
+    PrefetchMap(&map_b);
+    for (int32_t i = 0; i < Tile::kStages; ++i) {
+      InitBarrier(ring.barriers + 8 * i, 1);
+      InitBarrier(ring.barriers + 8 * (Tile::kStages + i), Tile::kConsumers * Tile::kBlocks);
+    }
+    FenceBarrierInit();
+  }
+  if constexpr (Tile::kBlocks == 1) {
+    __syncthreads();
+  } else {
+    ClusterSync();
+  }
+
+  const int32_t rows = shape.device_m == nullptr ? shape.m : min(shape.m, *shape.device_m);
+  constexpr int32_t kRows = Tile::kBlockM * Tile::kClusterM;
+  constexpr int32_t kColumns = Tile::kBlockN * Tile::kClusterN;
+  const TileOrder order((rows + kRows - 1) / kRows, (shape.n + kColumns - 1) / kColumns, shape.group);
+
+  const uint32_t group = threadIdx.x / 128;
+  if (group == 0) {
+    if constexpr (Tile::kConsumers > 1) GiveRegisters<Tile::kConsumers == 2 ? 40 : 32>();
+    if (threadIdx.x == 0) Produce<Tile>(epilogue, rows, ring, &map_a, &map_b, shape, order, rank);
+  } else {
+    if constexpr (Tile::kConsumers > 1) TakeRegisters<Tile::kConsumers == 2 ? 232 : 160>();
+    const uint32_t thread = threadIdx.x % 128;
+    const int32_t first_row = static_cast<int32_t>(group - 1) * Tile::kRowsPerConsumer;
+    const int32_t clusters = static_cast<int32_t>(gridDim.x) / Tile::kBlocks;
+    const int32_t k_tiles = (shape.k + Tile::kBlockK - 1) / Tile::kBlockK;
+    for (int32_t t = static_cast<int32_t>(blockIdx.x) / Tile::kBlocks; t < order.tiles(); t += clusters) {
+      const TileIndex tile = order.At(t);
+      const int32_t row = (tile.m * Tile::kClusterM + (Tile::kClusterM == 2 ? rank : 0)) * Tile::kBlockM;
+      const int32_t column = (tile.n * Tile::kClusterN + (Tile::kClusterN == 2 ? rank : 0)) * Tile::kBlockN;
+      typename Tile::Accumulators sums;
+      MultiplyTile<Tile>(ring, sums, k_tiles, first_row, thread);
+      epilogue.template Store<Tile>(sums, row + first_row, column, rows, shape.n, thread);
+    }
+  }
+}
+
+}  // namespace lossd::kernels::cuda::sm90
+
+#endif  // LOSSD_KERNELS_CUDA_SM90_PRODUCT_CUH_

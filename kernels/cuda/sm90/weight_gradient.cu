@@ -1,0 +1,40 @@
+#include "kernels/cuda/sm90/launch.cuh"
+#include "kernels/cuda/sm90/products.h"
+
+namespace lossd::kernels::cuda::sm90 {
+namespace {
+
+template <class T>
+using Large = ProductTile<T, 128, 256, 2, 4, Cluster::kRows, Major::kMN, Major::kMN>;
+
+template <class T, bool kAdd>
+Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, float* gradient,
+                cudaStream_t stream) {
+  WeightGradientEpilogue<kAdd> epilogue{};
+  epilogue.gradient = gradient;
+  epilogue.stride = tile.padded_hidden;
+  epilogue.factor = tile.type == DataType::kFloat16 ? tile.factors + 1 : nullptr;
+  ProductShape shape;
+  shape.m = static_cast<int32_t>(tile.vocab);
+  shape.n = static_cast<int32_t>(tile.padded_hidden);
+  shape.k = tile.rows;
+  shape.group = 4;
+  const Operand e{exponentials, tile.vocab, tile.rows, stride};
+  const Operand x{tile.scaled_x, tile.padded_hidden, tile.rows, tile.padded_hidden};
+  return Launch<Large<T>>(e, x, shape, epilogue, stream);
+}
+
+}  // namespace
+
+Result MultiplyWeightGradient(const TileRows& tile, const void* exponentials, int64_t stride, Store store,
+                              float* gradient, cudaStream_t stream) {
+  const bool add = store == Store::kAdd;
+  if (tile.type == DataType::kBFloat16) {
+    return add ? Multiply<__nv_bfloat16, true>(tile, exponentials, stride, gradient, stream)
+               : Multiply<__nv_bfloat16, false>(tile, exponentials, stride, gradient, stream);
+  }
+  return add ? Multiply<__half, true>(tile, exponentials, stride, gradient, stream)
+             : Multiply<__half, false>(tile, exponentials, stride, gradient, stream);
+}
+
+}  // namespace lossd::kernels::cuda::sm90
