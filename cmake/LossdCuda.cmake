@@ -103,18 +103,27 @@ if(LOSSD_CUDA)
   set(CMAKE_CUDA_EXTENSIONS OFF)
   # -lineinfo names source lines in profilers and in compute-sanitizer, at no cost at run time.
   set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -lineinfo -Xcompiler=-g1 -DNDEBUG")
-  find_package(CUDAToolkit REQUIRED)
-  # Programs built here find this toolkit's libcublasLt when they open it; LD_LIBRARY_PATH goes first.
-  list(APPEND CMAKE_BUILD_RPATH ${CUDAToolkit_LIBRARY_DIR})
 
+  # By hand rather than by FindCUDAToolkit, which insists on libraries that are not linked here and that wheels name otherwise.
+  find_package(Threads REQUIRED)
+  find_library(LOSSD_CUDART cudart_static PATHS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED NO_CACHE NO_DEFAULT_PATH)
+  cmake_path(GET LOSSD_CUDART PARENT_PATH lossd_cuda_libraries)
   add_library(lossd::cudart INTERFACE IMPORTED)
-  target_link_libraries(lossd::cudart INTERFACE CUDA::cudart_static)
+  foreach(folder IN LISTS CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES)
+    target_include_directories(lossd::cudart SYSTEM INTERFACE ${folder})
+    if(EXISTS ${folder}/cccl)
+      target_include_directories(lossd::cudart SYSTEM INTERFACE ${folder}/cccl)
+    endif()
+  endforeach()
+  target_link_libraries(lossd::cudart INTERFACE ${LOSSD_CUDART} Threads::Threads rt ${CMAKE_DL_LIBS})
+  # Programs built here find this toolkit's libcublasLt when they open it; LD_LIBRARY_PATH goes first.
+  list(APPEND CMAKE_BUILD_RPATH ${lossd_cuda_libraries})
 
   # -Wpedantic is missing: the line directives that nvcc writes are no ISO C++.
   target_compile_options(lossd_warnings INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Wshadow,-Wnon-virtual-dtor,-Werror>")
   list(JOIN CMAKE_CUDA_ARCHITECTURES " " lossd_cuda_status)
-  set(lossd_cuda_status "toolkit ${CMAKE_CUDA_COMPILER_VERSION} of ${CUDAToolkit_TARGET_DIR}, for ${lossd_cuda_status}")
+  set(lossd_cuda_status "toolkit ${CMAKE_CUDA_COMPILER_VERSION} (${CMAKE_CUDA_COMPILER}), for ${lossd_cuda_status}")
 endif()
 message(STATUS "CUDA: ${lossd_cuda_status}")
 # For ./check.sh, which says what it compiles.
