@@ -71,7 +71,9 @@ elseif(lossd_cuda_wanted STREQUAL "AUTO" OR lossd_cuda_wanted)
     message(FATAL_ERROR "LOSSD_CUDA=ON and LOSSD_SANITIZER exclude each other")
   endif()
   if(CMAKE_CUDA_COMPILER AND NOT EXISTS "${CMAKE_CUDA_COMPILER}")
-    unset(CMAKE_CUDA_COMPILER CACHE)  # the toolkit of an earlier configuration is gone
+    # The toolkit of an earlier configuration is gone: CMake has to forget what it knew of it.
+    unset(CMAKE_CUDA_COMPILER CACHE)
+    file(REMOVE ${CMAKE_PLATFORM_INFO_DIR}/CMakeCUDACompiler.cmake)
   endif()
   lossd_find_nvcc(lossd_nvcc lossd_cuda_status)
   if(lossd_nvcc)
