@@ -5,14 +5,15 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
 cd "$repo_root"
 
-all_suites=(lint unit conformance integration bench asan tsan tidy)
+default_suites=(lint unit conformance integration bench asan tsan tidy)
+all_suites=("${default_suites[@]}" gpu)
 
 usage() {
   cat <<END
-usage: ./check.sh [--no-setup] [SUITE...]
+usage: ./check.sh [--no-setup] [--cuda] [--gpu] [SUITE...]
 
-Installs what is missing, builds what the suites need, runs them and sums up. Without arguments: all of them. Logs are left in
-build/logs/.
+Installs what is missing, builds what the suites need, runs them and sums up. Without suites: all but gpu. Logs are left in
+build/logs/. CUDA code is compiled where there is a CUDA toolkit; whether it was is said in the end.
 
   lint         layout (clang-format), include rules, file sizes and forbidden text, shell scripts
   unit         tests of single parts
@@ -22,19 +23,24 @@ build/logs/.
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
   tidy         clang-tidy over every source file (those unchanged since they last passed are skipped)
+  gpu          the tests that need an NVIDIA GPU, the small ones under compute-sanitizer as well
 
 One test by name, after ./check.sh unit has built it: ctest --test-dir build -R NAME --output-on-failure
 
   --no-setup   leave the installed packages as they are
+  --cuda       bring a CUDA toolkit first, without a GPU too (tools/cuda_toolkit.sh: 0.5 GB to download, no root)
+  --gpu        the same as the suite gpu
 END
 }
 
-setup=yes
+setup=yes cuda=no
 suites=()
 for argument in "$@"; do
   case $argument in
     -h | --help) usage && exit ;;
     --no-setup) setup=no ;;
+    --cuda) cuda=yes ;;
+    --gpu) suites+=(gpu) ;;
     *)
       if [[ " ${all_suites[*]} " != *" $argument "* ]]; then
         printf 'unknown suite: %s\n\n' "$argument" >&2
@@ -45,7 +51,7 @@ for argument in "$@"; do
       ;;
   esac
 done
-if ((${#suites[@]} == 0)); then suites=("${all_suites[@]}"); fi
+if ((${#suites[@]} == 0)); then suites=("${default_suites[@]}"); fi
 
 jobs=$(nproc)
 began=$SECONDS
@@ -93,9 +99,9 @@ run_ctest() {
 report_count() { sed -n "0,/[^a-z]$1=\"/s/.*[^a-z]$1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
 
 suite_lint() {
-  mapfile -t cxx < <(tools/source_files.py .h .cc)
+  mapfile -t cxx < <(tools/source_files.py .h .cc .cu .cuh)
   mapfile -t shell < <(tools/source_files.py .sh .ci/run)
-  check "$log_dir/check-format.log" "Layout of ${#cxx[@]} C++ files" clang-format-14 --dry-run -Werror "${cxx[@]}"
+  check "$log_dir/check-format.log" "Layout of ${#cxx[@]} C++ and CUDA files" clang-format-14 --dry-run -Werror "${cxx[@]}"
   check "$log_dir/check-includes.log" "Include rules" tools/check_includes.py
   check "$log_dir/check-text.log" "File sizes and forbidden text" tools/check_text.py
   check "$log_dir/check-shell.log" "Shell scripts" shellcheck -x "${shell[@]}"
@@ -141,18 +147,46 @@ suite_tidy() {
   check "$log_dir/check-tidy.log" "clang-tidy" tools/tidy.py --build build --jobs "$jobs"
 }
 
+suite_gpu() {
+  if ! nvidia-smi -L >/dev/null 2>&1 && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+    printf 'there is no NVIDIA GPU on this machine, and the suite gpu runs on nothing else\n' >&2
+    count_fail 1
+    return
+  fi
+  build_tree release build || { count_fail 1 && return; }
+  if [[ $(cuda_status) != toolkit* ]]; then
+    printf 'the CUDA code was not compiled (%s), so there is nothing to run on the GPU\n' "$(cuda_status)" >&2
+    count_fail 1
+    return
+  fi
+  run_ctest gpu build -L '^gpu$' -j 1
+  local status=0
+  try_step "$log_dir/check-sanitizer.log" "compute-sanitizer over the small tests" \
+    deploy/gpu_check.sh --out "$log_dir/gpu" --bin build/bin --no-tests || status=$?
+  case $status in
+    0) count_pass 1 ;;
+    77) say "left out: there is no compute-sanitizer" ;;
+    *) count_fail 1 ;;
+  esac
+}
+# What CMake decided about CUDA code, if it was asked.
+cuda_status() { sed -n 's/^LOSSD_CUDA_STATUS:INTERNAL=//p' build/CMakeCache.txt 2>/dev/null || true; }
+
 # Every test belongs to exactly one of the suites, or nobody would notice that it never runs.
 check_labels() {
   local all labelled
   all=$(ctest --test-dir build -N | sed -n 's/^Total Tests: //p')
-  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench)$' | sed -n 's/^Total Tests: //p')
+  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|gpu)$' | sed -n 's/^Total Tests: //p')
   if [[ $all != "$labelled" ]]; then
-    printf '%s tests, but only %s of them are labelled unit, conformance, integration or bench\n' "$all" "$labelled" >&2
+    printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench or gpu\n' "$all" "$labelled" >&2
     return 1
   fi
 }
 
 if [[ $setup == yes ]]; then tools/setup.sh build run test; fi
+if [[ $cuda == yes ]]; then
+  if [[ $setup == yes ]]; then tools/setup.sh cuda; else tools/cuda_toolkit.sh --always; fi
+fi
 mkdir -p "$log_dir"
 
 for suite in "${suites[@]}"; do
@@ -169,6 +203,12 @@ if [[ -n ${built["build "]:-} ]] && ! check_labels; then failed=$((failed + 1));
 
 printf '\n%-12s %-7s %6s %7s %9s\n' suite result passed failed time
 printf '%s\n' "${rows[@]}"
+if [[ -n ${built["build "]:-} ]]; then
+  case $(cuda_status) in
+    toolkit*) printf '\nCUDA code was compiled: %s\n' "$(cuda_status)" ;;
+    *) printf '\nCUDA code was NOT compiled (%s); ./check.sh --cuda brings a toolkit\n' "$(cuda_status)" ;;
+  esac
+fi
 printf '\n%d s in all; logs are in build/logs/\n' $((SECONDS - began))
 printf '%d passed, %d failed\n' "$passed" "$failed"
 ((failed == 0))

@@ -31,7 +31,8 @@ done
 began=$SECONDS
 "$repo_root/tools/setup.sh" build run
 
-if [[ ! -f $repo_root/build/build.ninja ]]; then
+# Configured once, and again when a CUDA toolkit has come since.
+if [[ ! -f $repo_root/build/build.ninja || $repo_root/build/cuda-toolkit/wheels.txt -nt $repo_root/build/build.ninja ]]; then
   try_step "$log_dir/configure.log" "Configuring" configure_preset release ||
     fail "cmake could not configure the build" "the whole log: build/logs/configure.log"
 fi

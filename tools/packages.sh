@@ -1,4 +1,4 @@
-# Everything lossd needs from the distribution, in one place. The names are the same on Debian 12 and Ubuntu 24.04. Sourced.
+# Everything lossd needs from elsewhere, in one place. The packages' names are the same on Debian 12 and Ubuntu 24.04. Sourced.
 # shellcheck shell=bash disable=SC2034,SC2154
 
 packages_build=(
@@ -8,8 +8,18 @@ packages_build=(
   zlib1g-dev libsentencepiece-dev libeigen3-dev
   libgtest-dev libgmock-dev
 )
+# What tools/cuda_toolkit.sh brings CUDA wheels with.
+packages_cuda=(python3 python3-pip)
+# CUDA compiler, headers, run time, cuBLAS and compute-sanitizer, from PyPI.
+cuda_wheels=(
+  nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
+  nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3
+  nvidia-cuda-sanitizer-api==13.0.85
+)
 # The text that the example trains on.
 packages_run=(debian-reference-en debian-policy developers-reference)
+# What deploy/bundle.sh rewrites library paths with.
+packages_bundle=(patchelf)
 packages_test=(python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev shellcheck)
 
 # PACKAGE FILE: the plain text of each manual. Its folder differs between releases, so dpkg is asked for it.

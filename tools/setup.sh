@@ -7,13 +7,15 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: tools/setup.sh [build] [run] [test]
+usage: tools/setup.sh [build] [run] [test] [cuda] [bundle]
 
 Installs the distribution's packages that lossd needs and that are missing (root or sudo).
-  build  compiler, build tools and libraries
-  run    the manuals that the example trains on
-  test   Python with gRPC and NumPy, clang-format and clang-tidy
-Without arguments: all of them.
+  build   compiler, build tools and libraries; where there is an NVIDIA driver without a CUDA compiler, that as well
+  run     the manuals that the example trains on
+  test    Python with gRPC and NumPy, clang-format and clang-tidy
+  cuda    a CUDA compiler, whether or not there is an NVIDIA driver (tools/cuda_toolkit.sh; 0.5 GB to download)
+  bundle  what deploy/bundle.sh needs
+Without arguments: build, run and test.
 END
 }
 
@@ -105,17 +107,26 @@ unpack_manual() (
 groups=("$@")
 if ((${#groups[@]} == 0)); then groups=(build run test); fi
 wanted=()
+toolkit=no toolkit_arguments=()
 for group in "${groups[@]}"; do
   case $group in
-    build) wanted+=("${packages_build[@]}") ;;
+    build) wanted+=("${packages_build[@]}") toolkit=yes ;;
     run) wanted+=("${packages_run[@]}") ;;
     test) wanted+=("${packages_test[@]}") ;;
+    cuda) toolkit=yes toolkit_arguments=(--always) ;;
+    bundle) wanted+=("${packages_bundle[@]}") ;;
     -h | --help) usage && exit ;;
     *) usage >&2 && exit 2 ;;
   esac
 done
+if [[ $toolkit == yes ]] && "$repo_root/tools/cuda_toolkit.sh" "${toolkit_arguments[@]}" --check; then
+  wanted+=("${packages_cuda[@]}")
+else
+  toolkit=no
+fi
 
 mapfile -t missing < <(missing_packages "${wanted[@]}")
 if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
 if [[ " ${groups[*]} " == *" run "* ]]; then unpack_manuals; fi
 say "Packages: all ${#wanted[@]} present"
+if [[ $toolkit == yes ]]; then "$repo_root/tools/cuda_toolkit.sh" "${toolkit_arguments[@]}"; fi
