@@ -53,7 +53,7 @@ passed=0 failed=0 cases=''
 
 # step NAME COMMAND...: counts it as passed if the command succeeds and ran at least one test that was not skipped.
 step() {
-  local name=$1 log=$out/$1.txt began=$SECONDS status=0 verdict=passed ran=0 problem=''
+  local name=$1 log=$out/$1.txt began=$SECONDS status=0 verdict=passed ran=0 problem='' result=''
   shift
   timeout 1200 "$@" >"$log" 2>&1 || status=$?
   ran=$(grep -c '^\[       OK \]' "$log" || true)
@@ -65,11 +65,11 @@ step() {
   if [[ -n $problem ]]; then
     verdict=FAILED failed=$((failed + 1))
     tail -n 30 "$log"
-    cases+="<testcase classname=\"gpu\" name=\"$name\" time=\"$((SECONDS - began))\"><failure message=\"$problem\"/></testcase>"$'\n'
+    result="<failure message=\"$problem\"/>"
   else
     passed=$((passed + 1))
-    cases+="<testcase classname=\"gpu\" name=\"$name\" time=\"$((SECONDS - began))\"/>"$'\n'
   fi
+  cases+="<testcase classname=\"gpu\" name=\"$name\" time=\"$((SECONDS - began))\">$result</testcase>"$'\n'
   printf '%-40s %-7s %4d tests %5d s  %s\n' "$name" "$verdict" "$ran" $((SECONDS - began)) "$problem" | tee -a "$out/summary.txt"
 }
 

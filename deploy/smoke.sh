@@ -35,5 +35,6 @@ done
 
 log_folder=$(mktemp -d)
 trap 'rm -rf "$log_folder"' EXIT
-"$here/tools/with_server.sh" "$here/bin/lossd" "$log_folder/lossd.log" "$@" -- "$here/smoke.sh" --against "127.0.0.1:{grpc}" "$steps"
+"$here/tools/with_server.sh" "$here/bin/lossd" "$log_folder/lossd.log" "$@" -- \
+  "$here/smoke.sh" --against "127.0.0.1:{grpc}" "$steps"
 printf '\nsmoke test passed\n'
