@@ -33,10 +33,7 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
   if (!Addressable(params.vocab, params.hidden) || !Addressable(params.tokens, params.hidden)) {
     return Status::kInvalidArgument;
   }
-  if (params.weight_type != DataType::kFloat32 && params.weight_type != DataType::kBFloat16) {
-    return Status::kInvalidArgument;
-  }
-  if (!IsKnown(params.hidden_type)) return Status::kInvalidArgument;
+  if (!IsKnown(params.weight_type) || !IsKnown(params.hidden_type)) return Status::kInvalidArgument;
   if (params.weight == nullptr || params.hidden_states == nullptr || params.labels == nullptr) {
     return Status::kInvalidArgument;
   }
@@ -45,6 +42,7 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
 
 Status ValidateStep(const LinearCrossEntropyParams& params) {
   if (const Status status = ValidateInputs(params); status != Status::kOk) return status;
+  if (params.weight_type == DataType::kFloat16) return Status::kInvalidArgument;
   if (params.losses == nullptr || !IsKnown(params.dx_type)) return Status::kInvalidArgument;
   const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
   if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;

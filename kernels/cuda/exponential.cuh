@@ -22,6 +22,9 @@ struct ScaledExponential {
         high(static_cast<float>(k + 126) * 0.693147181f),
         shift(kMagic - static_cast<float>(k)) {}
 
+  // Whether z is so small that it was clamped: its exponential is then nothing to compute with.
+  __device__ bool IsBelow(float z) const { return z - offset < low; }
+
   __device__ float operator()(float z) const {
     constexpr float kLog2E = 1.44269502e+00f;
     constexpr float kLog2ERest = 1.92596303e-08f;

@@ -9,6 +9,8 @@ namespace lossd::kernels::cuda {
 namespace {
 
 constexpr int64_t kMostPortableRows = 1024;
+constexpr float kZero = 0.0f;
+constexpr float kOne = 1.0f;
 
 constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDivide(a, b) * b; }
@@ -101,7 +103,7 @@ int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_r
   }
   for (int32_t** array : {&b.overflowed, &b.exponents, &b.redo_rows}) divider.Take(array, arrays);
   divider.Take(&b.redo_count, sizeof(int32_t));
-  divider.Take(&b.factors, 2 * sizeof(float));
+  divider.Take(&b.factors, 4 * sizeof(float));
   return divider.used();
 }
 
@@ -231,7 +233,8 @@ Result LinearCrossEntropy::PortableLosses(const Batch& /*batch*/, const TileRows
   const BlasOperand x{tile.x, tile.type, tile.padded_hidden, false};
   const BlasOperand weight_transposed{tile.weight, tile.type, tile.padded_hidden, true};
   LOSSD_CUDA_PASS_ON(library_->Multiply(tile_rows_, tile.vocab, tile.padded_hidden, x, weight_transposed,
-                                        b.exponentials, DataType::kFloat32, b.stride, 0, b.library, stream));
+                                        b.exponentials, DataType::kFloat32, b.stride, {&kOne, &kZero, false}, b.library,
+                                        stream));
   Report("logits");
   LOSSD_CUDA_PASS_ON(SoftmaxRows(tile, reinterpret_cast<float*>(b.exponentials), b.stride, stream));
   Report("rows");
@@ -243,7 +246,7 @@ Result LinearCrossEntropy::PortableInputGradient(const Batch& batch, const TileR
   const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), false};
   const BlasOperand weight{tile.weight, tile.type, tile.padded_hidden, false};
   LOSSD_CUDA_PASS_ON(library_->Multiply(tile_rows_, tile.padded_hidden, tile.vocab, e, weight, b.product,
-                                        DataType::kFloat32, tile.padded_hidden, 0, b.library, stream));
+                                        DataType::kFloat32, tile.padded_hidden, {&kOne, &kZero, false}, b.library, stream));
   return FinishInputGradient(tile, b.product, batch.dx_type, batch.dx, stream);
 }
 
@@ -256,9 +259,10 @@ Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows&
   } else {
     const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), true};
     const BlasOperand x{tile.scaled_x, tile.type, tile.padded_hidden, false};
+    CublasLt::Factors factors{&kOne, overwrite ? &kZero : &kOne, false};
+    if (tile.type == DataType::kFloat16) factors = {tile.factors + 1, tile.factors + (overwrite ? 2 : 3), true};
     LOSSD_CUDA_PASS_ON(library_->Multiply(tile.vocab, tile.padded_hidden, tile.rows, e, x, batch.dw,
-                                          DataType::kFloat32, tile.padded_hidden, overwrite ? 0.0f : 1.0f, b.library,
-                                          stream));
+                                          DataType::kFloat32, tile.padded_hidden, factors, b.library, stream));
   }
   Report("dw");
   LOSSD_CUDA_PASS_ON(AddTargets(tile, batch.dw, stream));

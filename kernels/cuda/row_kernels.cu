@@ -137,6 +137,11 @@ __device__ RowOutcome FinishRow(const TileRows& tile, int32_t row, double others
   return out;
 }
 
+// The label's own E; 0 below the range.
+__device__ double OwnExponential(const ScaledExponential& exponential, float target_logit) {
+  return exponential.IsBelow(target_logit) ? 0.0 : exponential(target_logit);
+}
+
 __device__ void WriteRow(const TileRows& tile, int32_t row, const RowOutcome& out) {
   tile.losses[tile.batch_rows[row]] = out.loss;
   if (tile.log_sum_exps != nullptr) tile.log_sum_exps[tile.batch_rows[row]] = out.log_sum_exp;
@@ -168,7 +173,7 @@ __global__ void FinishRowsKernel(const TileRows tile, Which which, const float* 
   double others = 0;
   for (int p = 0; p < kFinishParts; ++p) others += parts[p][threadIdx.x];
   const ScaledExponential exponential(tile.offsets[row], tile.exponents[row]);
-  const double own = exponential(tile.target_logits[row]);
+  const double own = OwnExponential(exponential, tile.target_logits[row]);
   if (which == Which::kAll && tile.overflowed[row] == 0 && !(others + own <= kLargestSum)) {
     tile.redo_rows[atomicAdd(tile.redo_count, 1)] = row;
     return;
@@ -202,6 +207,8 @@ __global__ void ChooseFactorKernel(const TileRows tile) {
   const int bounded = min(max(exponent, -120), 120);
   tile.factors[0] = exp2f(static_cast<float>(bounded));
   tile.factors[1] = exp2f(static_cast<float>(-bounded));
+  tile.factors[2] = 0.0f;
+  tile.factors[3] = 1.0f;
 }
 
 template <class T>
@@ -276,7 +283,7 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
   if (threadIdx.x != 0) return;
   tile.offsets[row] = largest;
   tile.exponents[row] = 0;
-  WriteRow(tile, row, FinishRow(tile, row, others, exponential(tile.target_logits[row])));
+  WriteRow(tile, row, FinishRow(tile, row, others, OwnExponential(exponential, tile.target_logits[row])));
 }
 
 template <class T, class TOut>

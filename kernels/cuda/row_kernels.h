@@ -43,7 +43,7 @@ struct TileRows {
   float* target_gradients = nullptr;  // c; NaN if overflowed
   int32_t* redo_rows = nullptr;
   int32_t* redo_count = nullptr;  // one value
-  float* factors = nullptr;       // two values: what scaled_x is multiplied by, and the reciprocal
+  float* factors = nullptr;       // of fp16: what scaled_x is multiplied by, the reciprocal, 0 and 1
 
   // The batch's own.
   float* losses = nullptr;

@@ -84,7 +84,8 @@ Result CublasLt::Open(std::unique_ptr<CublasLt>* library, std::string* why) {
 }
 
 Result CublasLt::Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a, const BlasOperand& b, void* c,
-                          DataType c_type, int64_t c_stride, float beta, void* workspace, cudaStream_t stream) {
+                          DataType c_type, int64_t c_stride, const Factors& factors, void* workspace,
+                          cudaStream_t stream) {
   // The library thinks in columns: it is asked for the transpose, cᵀ = bᵀ aᵀ, of which everything row-major is
   // the column-major form.
   const Functions& f = *functions_;
@@ -101,6 +102,8 @@ Result CublasLt::Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a,
   const cublasOperation_t right_operation = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   step(f.product_set(product, CUBLASLT_MATMUL_DESC_TRANSA, &left_operation, sizeof(left_operation)));
   step(f.product_set(product, CUBLASLT_MATMUL_DESC_TRANSB, &right_operation, sizeof(right_operation)));
+  const int32_t mode = factors.on_device ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
+  step(f.product_set(product, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof(mode)));
   const auto layout = [&](cublasLtMatrixLayout_t* made, DataType type, int64_t rows, int64_t columns, int64_t stride) {
     step(f.layout_create(made, LibraryType(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), stride));
   };
@@ -116,9 +119,8 @@ Result CublasLt::Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a,
   if (status == CUBLAS_STATUS_SUCCESS) {
     step(f.heuristic(f.handle, product, left, right, out, out, preference, 1, &chosen, &found));
   }
-  const float one = 1.0f;
   if (status == CUBLAS_STATUS_SUCCESS && found > 0) {
-    step(f.multiply(f.handle, product, &one, b.data, left, a.data, right, &beta, c, out, c, out, &chosen.algo,
+    step(f.multiply(f.handle, product, factors.alpha, b.data, left, a.data, right, factors.beta, c, out, c, out, &chosen.algo,
                     workspace, workspace_bytes, stream));
   }
   if (preference != nullptr) f.preference_destroy(preference);

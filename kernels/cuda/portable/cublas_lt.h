@@ -33,10 +33,17 @@ class CublasLt {
   // Device memory that products may use.
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
-  // c[m, n] (row-major, row stride c_stride, of c_type) = a[m, k] b[k, n] + beta c. Sums in fp32; products of
-  // fp32 operands in fp32, not TF32. a and b have one type.
+  // alpha and beta of a product, both on the host or both on the device.
+  struct Factors {
+    const float* alpha;
+    const float* beta;
+    bool on_device;
+  };
+
+  // c[m, n] (row-major, row stride c_stride, of c_type) = alpha a[m, k] b[k, n] + beta c. Sums in fp32; products
+  // of fp32 operands in fp32, not TF32. a and b have one type.
   Result Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a, const BlasOperand& b, void* c,
-                  DataType c_type, int64_t c_stride, float beta, void* workspace, cudaStream_t stream);
+                  DataType c_type, int64_t c_stride, const Factors& factors, void* workspace, cudaStream_t stream);
 
  private:
   struct Functions;
