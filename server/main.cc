@@ -17,7 +17,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/engine/cpu_backend.h"
 #include "server/engine/engine.h"
 #include "server/options.h"
 #include "server/rpc/server.h"
@@ -101,10 +100,14 @@ int Serve(Options options) {
     Log(LogLevel::kError, "the device failed", {{"reason", std::string(status.message())}});
     device_failed = true;
   };
-  absl::StatusOr<std::unique_ptr<engine::Device>> device = engine::CreateCpuDevice(options.workspace_bytes);
-  if (!device.ok()) return Fail(device.status());
+  absl::StatusOr<engine::ChosenDevice> chosen = engine::CreateDevice(options.device);
+  if (!chosen.ok()) return Fail(chosen.status());
+  if (!chosen->why_cpu.empty()) Log(LogLevel::kInfo, "using the CPU", {{"reason", chosen->why_cpu}});
+  if (options.engine.memory_limit_bytes == 0) {
+    options.engine.memory_limit_bytes = chosen->device->AvailableMemory();
+  }
   const absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
-      engine::Engine::Create(options.engine, *std::move(device));
+      engine::Engine::Create(options.engine, std::move(chosen->device));
   if (!engine.ok()) return Fail(engine.status());
   for (const engine::HeadConfig& head : options.heads) {
     if (const auto created = (*engine)->CreateHead(head); !created.ok()) return Fail(created.status());

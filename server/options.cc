@@ -14,19 +14,21 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "server/engine/process_memory.h"
 #include "server/version.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:50051",
           "address of the gRPC services, host:port; port 0 takes a free one");
 ABSL_FLAG(std::string, metrics_listen, "127.0.0.1:9464",
           "address of /metrics, host:port; port 0 takes a free one; empty turns it off");
-ABSL_FLAG(std::string, device, "auto", "where heads live: auto or cpu");
-ABSL_FLAG(int64_t, workspace_bytes, int64_t{512} << 20,
-          "ceiling of the memory for logits; more rows are worked on at once, up to a point");
-ABSL_FLAG(
-    int64_t, memory_limit_bytes, 0,
-    "what heads and the workspace may reserve in all; 0 takes 80 % of the memory that is available at start");
+ABSL_FLAG(std::string, device, "auto", "where heads live: cpu, cuda:N, or auto: cuda:0 if it can be used");
+ABSL_FLAG(int64_t, workspace_bytes, 0,
+          "ceiling of the memory for rows of logits; more rows are worked on at once, up to a point; 0 takes "
+          "512 MiB "
+          "on the CPU and 1.25 GiB on a GPU");
+ABSL_FLAG(int64_t, memory_limit_bytes, 0,
+          "what heads and the workspace may reserve in all; 0 takes 80 % of the memory that is available at "
+          "start, 90 % of a "
+          "GPU's");
 ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20, "largest hidden_states of one chunk");
 ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
 ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
@@ -115,9 +117,11 @@ absl::StatusOr<engine::HeadConfig> ReadHead(const json& entry) {
     if (!hidden_size.ok()) return hidden_size.status();
     head.hidden_size = *hidden_size;
     if (absl::Status status = CheckKeys(entry); !status.ok()) return status;
-    const absl::StatusOr<kernels::DataType> type = Choose<kernels::DataType>(
-        "config: weight_dtype", entry.value("weight_dtype", "bfloat16"),
-        {{"bfloat16", kernels::DataType::kBFloat16}, {"float32", kernels::DataType::kFloat32}});
+    const absl::StatusOr<kernels::DataType> type =
+        Choose<kernels::DataType>("config: weight_dtype", entry.value("weight_dtype", "bfloat16"),
+                                  {{"bfloat16", kernels::DataType::kBFloat16},
+                                   {"float16", kernels::DataType::kFloat16},
+                                   {"float32", kernels::DataType::kFloat32}});
     if (!type.ok()) return type.status();
     head.weight_type = *type;
     if (absl::Status status = engine::Validate(head); !status.ok()) return status;
@@ -192,9 +196,10 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.max_lanes = absl::GetFlag(FLAGS_max_lanes);
   engine.session_lease = absl::GetFlag(FLAGS_session_lease);
   engine.memory_limit_bytes = absl::GetFlag(FLAGS_memory_limit_bytes);
-  options.workspace_bytes = absl::GetFlag(FLAGS_workspace_bytes);
+  options.device.workspace_bytes = absl::GetFlag(FLAGS_workspace_bytes);
+  options.device.name = absl::GetFlag(FLAGS_device);
+  options.device.chunk_limits = engine.chunk_limits;
   for (const auto& [flag, value, least] : std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{
-           {"workspace_bytes", options.workspace_bytes, int64_t{1} << 20},
            {"memory_limit_bytes", engine.memory_limit_bytes, 0},
            {"max_chunk_bytes", engine.chunk_limits.max_chunk_bytes, 4096},
            {"max_chunk_tokens", engine.chunk_limits.max_chunk_tokens, 1},
@@ -205,6 +210,13 @@ absl::Status ReadEngineOptions(Options& options) {
            {"max_lanes", engine.max_lanes, 1}}) {
     if (absl::Status status = CheckAtLeast(flag, value, least); !status.ok()) return status;
   }
+  if (options.device.workspace_bytes != 0) {
+    if (absl::Status status =
+            CheckAtLeast("workspace_bytes", options.device.workspace_bytes, int64_t{1} << 20);
+        !status.ok()) {
+      return status;
+    }
+  }
   if (engine.chunk_limits.max_chunk_bytes > kMaxChunk) {
     return Invalid(absl::StrCat("--max_chunk_bytes is ", engine.chunk_limits.max_chunk_bytes,
                                 "; it must be at most ", kMaxChunk));
@@ -214,7 +226,6 @@ absl::Status ReadEngineOptions(Options& options) {
                                 "; it must be at most ", int64_t{1} << 22));
   }
   if (engine.session_lease < absl::Seconds(1)) return Invalid("--session_lease must be at least 1s");
-  if (engine.memory_limit_bytes == 0) engine.memory_limit_bytes = engine::AvailableMemory() / 10 * 8;
   return absl::OkStatus();
 }
 
@@ -267,9 +278,10 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   if (rest.size() > 1) return Invalid(absl::StrCat("'", rest[1], "' is not a flag; see --help"));
 
-  const absl::StatusOr<int> device =
-      Choose<int>("device", absl::GetFlag(FLAGS_device), {{"auto", 0}, {"cpu", 0}});
-  if (!device.ok()) return device.status();
+  if (const std::string device = absl::GetFlag(FLAGS_device); !engine::IsDeviceName(device)) {
+    return Invalid(
+        absl::StrCat("--device is '", device, "'; it must be one of: auto, cpu, cuda:0, cuda:1, ..."));
+  }
   options.server.listen = absl::GetFlag(FLAGS_listen);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   if (absl::Status status = CheckPort("listen", options.server.listen); !status.ok()) return status;

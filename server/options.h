@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/engine/device_factory.h"
 #include "server/engine/engine.h"
 #include "server/engine/head_config.h"
 #include "server/rpc/server.h"
@@ -19,7 +20,7 @@ struct Options {
   rpc::ServerOptions server;
   std::string metrics_listen;  // empty: no metrics
   std::string port_file;
-  int64_t workspace_bytes = 0;
+  engine::DeviceOptions device;
   engine::EngineOptions engine;
   absl::Duration drain_timeout;
   telemetry::LogFormat log_format = telemetry::LogFormat::kText;

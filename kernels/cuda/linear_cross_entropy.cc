@@ -80,7 +80,8 @@ struct LinearCrossEntropy::Buffers {
   float* factors = nullptr;
 };
 
-int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers) {
+int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_rows, void* base,
+                                   Buffers* buffers) {
   Divider divider(base);
   Buffers& b = *buffers;
   const int64_t padded = PaddedHidden(shape.hidden);
@@ -161,8 +162,8 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, con
   return tile;
 }
 
-Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients, Stage between,
-                               void* context) {
+Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients,
+                               Stage between, void* context) {
   between_ = between;
   context_ = context;
   Buffers buffers;
@@ -233,8 +234,8 @@ Result LinearCrossEntropy::PortableLosses(const Batch& /*batch*/, const TileRows
   const BlasOperand x{tile.x, tile.type, tile.padded_hidden, false};
   const BlasOperand weight_transposed{tile.weight, tile.type, tile.padded_hidden, true};
   LOSSD_CUDA_PASS_ON(library_->Multiply(tile_rows_, tile.vocab, tile.padded_hidden, x, weight_transposed,
-                                        b.exponentials, DataType::kFloat32, b.stride, {&kOne, &kZero, false}, b.library,
-                                        stream));
+                                        b.exponentials, DataType::kFloat32, b.stride, {&kOne, &kZero, false},
+                                        b.library, stream));
   Report("logits");
   LOSSD_CUDA_PASS_ON(SoftmaxRows(tile, reinterpret_cast<float*>(b.exponentials), b.stride, stream));
   Report("rows");
@@ -246,7 +247,8 @@ Result LinearCrossEntropy::PortableInputGradient(const Batch& batch, const TileR
   const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), false};
   const BlasOperand weight{tile.weight, tile.type, tile.padded_hidden, false};
   LOSSD_CUDA_PASS_ON(library_->Multiply(tile_rows_, tile.padded_hidden, tile.vocab, e, weight, b.product,
-                                        DataType::kFloat32, tile.padded_hidden, {&kOne, &kZero, false}, b.library, stream));
+                                        DataType::kFloat32, tile.padded_hidden, {&kOne, &kZero, false},
+                                        b.library, stream));
   return FinishInputGradient(tile, b.product, batch.dx_type, batch.dx, stream);
 }
 
@@ -260,9 +262,11 @@ Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows&
     const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), true};
     const BlasOperand x{tile.scaled_x, tile.type, tile.padded_hidden, false};
     CublasLt::Factors factors{&kOne, overwrite ? &kZero : &kOne, false};
-    if (tile.type == DataType::kFloat16) factors = {tile.factors + 1, tile.factors + (overwrite ? 2 : 3), true};
+    if (tile.type == DataType::kFloat16)
+      factors = {tile.factors + 1, tile.factors + (overwrite ? 2 : 3), true};
     LOSSD_CUDA_PASS_ON(library_->Multiply(tile.vocab, tile.padded_hidden, tile.rows, e, x, batch.dw,
-                                          DataType::kFloat32, tile.padded_hidden, factors, b.library, stream));
+                                          DataType::kFloat32, tile.padded_hidden, factors, b.library,
+                                          stream));
   }
   Report("dw");
   LOSSD_CUDA_PASS_ON(AddTargets(tile, batch.dw, stream));

@@ -1,9 +1,9 @@
-// The fused step of kernels/linear_cross_entropy.h on a CUDA device: losses, dX and dW of a batch of rows whose
-// logits are never held.
+// The fused step of kernels/linear_cross_entropy.h on a CUDA device: losses, dX and dW of a batch of rows
+// whose logits are never held.
 //
-// Two paths compute the same formulas. kHopper (compute capability 9.0) holds E of a tile of rows in 16 bits and
-// makes it in the logits product's own epilogue. kPortable (from 8.0, and fp32 heads everywhere) holds a smaller
-// tile of logits in fp32 and uses cuBLAS.
+// Two paths compute the same formulas. kHopper (compute capability 9.0) holds E of a tile of rows in 16 bits
+// and makes it in the logits product's own epilogue. kPortable (from 8.0, and fp32 heads everywhere) holds a
+// smaller tile of logits in fp32 and uses cuBLAS.
 #ifndef LOSSD_KERNELS_CUDA_LINEAR_CROSS_ENTROPY_H_
 #define LOSSD_KERNELS_CUDA_LINEAR_CROSS_ENTROPY_H_
 
@@ -32,12 +32,12 @@ constexpr int64_t PaddedHidden(int64_t hidden) {
 
 // Labels, row numbers and factors of a batch as the step wants them: the valid rows only, cut into tiles.
 struct BatchRows {
-  int64_t rows = 0;                      // valid ones
-  std::vector<int32_t> batch_rows;       // [rows]
-  std::vector<int32_t> labels;           // [rows]
-  std::vector<float> gradient_scales;    // [rows]
-  std::vector<float> shares;             // [rows], or empty if all count in dW
-  std::vector<int32_t> by_label;         // [rows], within each tile
+  int64_t rows = 0;                    // valid ones
+  std::vector<int32_t> batch_rows;     // [rows]
+  std::vector<int32_t> labels;         // [rows]
+  std::vector<float> gradient_scales;  // [rows]
+  std::vector<float> shares;           // [rows], or empty if all count in dW
+  std::vector<int32_t> by_label;       // [rows], within each tile
 };
 
 // Fills by_label for tiles of `tile_rows` rows.
@@ -85,8 +85,9 @@ class LinearCrossEntropy {
     int32_t exponent_bias = 0;       // even; for tests: results must not depend on it
   };
 
-  // Enqueues everything on `stream`. `input_gradients`, if not null, is recorded once losses and dX of the whole
-  // batch are final, before the last tile's dW. `between`, for measurements, is called after each stage.
+  // Enqueues everything on `stream`. `input_gradients`, if not null, is recorded once losses and dX of the
+  // whole batch are final, before the last tile's dW. `between`, for measurements, is called after each
+  // stage.
   using Stage = void (*)(void* context, const char* name);
   Result Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients, Stage between = nullptr,
              void* context = nullptr);
@@ -99,8 +100,10 @@ class LinearCrossEntropy {
   static int64_t Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers);
   TileRows DescribeTile(const Batch& batch, int64_t first, const Buffers& buffers) const;
   Result HopperLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
-  Result HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
-  Result PortableLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
+  Result HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
+                             cudaStream_t stream);
+  Result PortableLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers,
+                        cudaStream_t stream);
   Result PortableInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
                                cudaStream_t stream);
   Result AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,

@@ -84,8 +84,8 @@ class Event {
   enum class Timing { kNo, kYes };
   static Result Create(Event* event, Timing timing = Timing::kNo) {
     cudaEvent_t handle = nullptr;
-    LOSSD_CUDA_TRY(
-        cudaEventCreateWithFlags(&handle, timing == Timing::kYes ? cudaEventDefault : cudaEventDisableTiming));
+    LOSSD_CUDA_TRY(cudaEventCreateWithFlags(
+        &handle, timing == Timing::kYes ? cudaEventDefault : cudaEventDisableTiming));
     event->handle_.reset(handle);
     return {};
   }

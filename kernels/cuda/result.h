@@ -20,7 +20,9 @@ class [[nodiscard]] Result {
   cudaError_t code() const { return code_; }
   // For people: what was tried, CUDA's name of the error and its description.
   std::string message() const {
-    return ok() ? "ok" : std::string(what_) + ": " + cudaGetErrorName(code_) + " (" + cudaGetErrorString(code_) + ")";
+    return ok()
+               ? "ok"
+               : std::string(what_) + ": " + cudaGetErrorName(code_) + " (" + cudaGetErrorString(code_) + ")";
   }
 
  private:
@@ -31,15 +33,16 @@ class [[nodiscard]] Result {
 }  // namespace lossd::kernels::cuda
 
 // Returns from the calling function, whose type is Result, if `expression` fails.
-#define LOSSD_CUDA_TRY(expression)                                                 \
-  do {                                                                             \
+#define LOSSD_CUDA_TRY(expression)                                                \
+  do {                                                                            \
     if (const cudaError_t lossd_code = (expression); lossd_code != cudaSuccess) { \
-      return ::lossd::kernels::cuda::Result(lossd_code, #expression);              \
-    }                                                                              \
+      return ::lossd::kernels::cuda::Result(lossd_code, #expression);             \
+    }                                                                             \
   } while (false)
-#define LOSSD_CUDA_PASS_ON(expression)                                                                    \
-  do {                                                                                                    \
-    if (const ::lossd::kernels::cuda::Result lossd_result = (expression); !lossd_result.ok()) return lossd_result; \
+#define LOSSD_CUDA_PASS_ON(expression)                                                        \
+  do {                                                                                        \
+    if (const ::lossd::kernels::cuda::Result lossd_result = (expression); !lossd_result.ok()) \
+      return lossd_result;                                                                    \
   } while (false)
 
 #endif  // LOSSD_KERNELS_CUDA_RESULT_H_

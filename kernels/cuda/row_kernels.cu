@@ -1,11 +1,10 @@
-#include "kernels/cuda/row_kernels.h"
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
 
 #include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/row_kernels.h"
 
 namespace lossd::kernels::cuda {
 namespace {
@@ -106,7 +105,9 @@ __global__ void ChooseExponentsKernel(const TileRows tile, Which which, Maximum 
   const bool exact = maximum == Maximum::kOfAll;
   const bool plain = !exact && fabsf(largest) <= kLargestPlainLogit;
   // Even, so that ties of the splitting round alike whatever is chosen.
-  const int32_t exponent = plain ? __float2int_rn(largest * 0.72134752f) * 2 + kHeadroom : exact ? 0 : kHeadroom;
+  const int32_t exponent = plain   ? __float2int_rn(largest * 0.72134752f) * 2 + kHeadroom
+                           : exact ? 0
+                                   : kHeadroom;
   tile.offsets[row] = plain ? 0.0f : largest;
   tile.exponents[row] = exponent + (exact ? 0 : tile.exponent_bias);
 }
@@ -130,8 +131,8 @@ __device__ RowOutcome FinishRow(const TileRows& tile, int32_t row, double others
   RowOutcome out{static_cast<float>(loss), static_cast<float>(log_sum_exp), static_cast<float>(g / sum),
                  static_cast<float>(-g * (others / sum)), tile.overflowed[row] != 0};
   const double largest = tile.largest[row];
-  const bool in_range =
-      fabs(g) * largest < kLargestContribution && fabs(static_cast<double>(out.scale)) * largest < kLargestScaledRow;
+  const bool in_range = fabs(g) * largest < kLargestContribution &&
+                        fabs(static_cast<double>(out.scale)) * largest < kLargestScaledRow;
   out.overflowed = out.overflowed || (tile.gradient_wanted && !in_range);
   if (out.overflowed) out = {NaN(), NaN(), NaN(), NaN(), true};
   return out;
@@ -154,7 +155,8 @@ constexpr int kFinishRows = 32;
 constexpr int kFinishParts = kThreads / kFinishRows;
 
 // Threads of one warp take neighbouring rows, warps take parts of the sums; the parts are added in order.
-__global__ void FinishRowsKernel(const TileRows tile, Which which, const float* sums, int32_t tiles, int64_t stride) {
+__global__ void FinishRowsKernel(const TileRows tile, Which which, const float* sums, int32_t tiles,
+                                 int64_t stride) {
   __shared__ double parts[kFinishParts][kFinishRows];
   const int32_t rows = RowsOf(tile, which);
   const auto i = static_cast<int32_t>(blockIdx.x * kFinishRows + threadIdx.x % kFinishRows);
@@ -318,7 +320,8 @@ unsigned Blocks(int64_t count, int64_t per_block) {
 
 }  // namespace
 
-Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidden_states, cudaStream_t stream) {
+Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidden_states,
+                   cudaStream_t stream) {
   WithType(tile.type, [&](auto type) {
     WithType(hidden_type, [&](auto in) {
       PrepareRowsKernel<decltype(type)><<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(
@@ -330,8 +333,8 @@ Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidde
 
 Result ChooseExponents(const TileRows& tile, Which which, Maximum maximum, const float* maxima, int32_t tiles,
                        int64_t stride, cudaStream_t stream) {
-  ChooseExponentsKernel<<<Blocks(tile.rows, kThreads), kThreads, 0, stream>>>(tile, which, maximum, maxima, tiles,
-                                                                             stride);
+  ChooseExponentsKernel<<<Blocks(tile.rows, kThreads), kThreads, 0, stream>>>(tile, which, maximum, maxima,
+                                                                              tiles, stride);
   return {cudaGetLastError(), "ChooseExponents"};
 }
 
@@ -359,8 +362,9 @@ Result ScaleRows(const TileRows& tile, cudaStream_t stream) {
 
 Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream) {
   const dim3 grid(Blocks(tile.rows, 1), Blocks(tile.hidden, kThreads));
-  WithType(tile.type,
-           [&](auto type) { AddTargetsKernel<decltype(type)><<<grid, kThreads, 0, stream>>>(tile, gradient); });
+  WithType(tile.type, [&](auto type) {
+    AddTargetsKernel<decltype(type)><<<grid, kThreads, 0, stream>>>(tile, gradient);
+  });
   return {cudaGetLastError(), "AddTargets"};
 }
 
@@ -369,13 +373,14 @@ Result AddRedoCount(const TileRows& tile, int32_t* total, cudaStream_t stream) {
   return {cudaGetLastError(), "AddRedoCount"};
 }
 
-Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest, cudaStream_t stream) {
+Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest,
+                        cudaStream_t stream) {
   LOSSD_CUDA_TRY(cudaMemsetAsync(largest, 0, sizeof(float), stream));
   constexpr int64_t kMostBlocks = 2048;
   WithType(type, [&](auto element) {
     using T = decltype(element);
-    LargestMagnitudeKernel<<<static_cast<unsigned>(std::min<int64_t>(Blocks(count, kThreads), kMostBlocks)), kThreads,
-                             0, stream>>>(static_cast<const T*>(values), count, largest);
+    LargestMagnitudeKernel<<<static_cast<unsigned>(std::min<int64_t>(Blocks(count, kThreads), kMostBlocks)),
+                             kThreads, 0, stream>>>(static_cast<const T*>(values), count, largest);
   });
   return {cudaGetLastError(), "LargestMagnitude"};
 }
@@ -391,8 +396,8 @@ Result FinishInputGradient(const TileRows& tile, const float* product, DataType 
                            cudaStream_t stream) {
   WithType(tile.type, [&](auto type) {
     WithType(out_type, [&](auto to) {
-      FinishInputGradientKernel<decltype(type)><<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(
-          tile, product, static_cast<decltype(to)*>(out));
+      FinishInputGradientKernel<decltype(type)>
+          <<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(tile, product, static_cast<decltype(to)*>(out));
     });
   });
   return {cudaGetLastError(), "FinishInputGradient"};

@@ -17,19 +17,20 @@ struct TileRows {
   int32_t rows = 0;
   int64_t vocab = 0;
   int64_t hidden = 0;
-  int64_t padded_hidden = 0;  // stride of weight, x and scaled_x; a multiple of 8
+  int64_t padded_hidden = 0;            // stride of weight, x and scaled_x; a multiple of 8
   DataType type = DataType::kBFloat16;  // of weight, x and scaled_x
 
   // Given.
-  const void* weight = nullptr;           // W [V, padded_hidden]
-  const float* weight_largest = nullptr;  // one value: the largest magnitude in W, not finite if one of W is not
-  const int32_t* batch_rows = nullptr;    // where a row is in the batch's own arrays
+  const void* weight = nullptr;  // W [V, padded_hidden]
+  const float* weight_largest =
+      nullptr;  // one value: the largest magnitude in W, not finite if one of W is not
+  const int32_t* batch_rows = nullptr;  // where a row is in the batch's own arrays
   const int32_t* labels = nullptr;
   const float* gradient_scales = nullptr;  // g
   const float* shares = nullptr;           // 1: counts in dW, 0: does not; null: all count
   const int32_t* by_label = nullptr;       // the tile's rows ordered by label, rows of one label in order
-  bool gradient_wanted = false;            // dX or dW: then rows whose gradient would overflow count as overflowed
-  int32_t exponent_bias = 0;               // even; added to every k, for tests
+  bool gradient_wanted = false;  // dX or dW: then rows whose gradient would overflow count as overflowed
+  int32_t exponent_bias = 0;     // even; added to every k, for tests
 
   // Made.
   void* x = nullptr;         // [rows, padded_hidden]
@@ -53,10 +54,11 @@ struct TileRows {
 // Which rows a function works on: all, or those of redo_rows (as many as redo_count says, on the device).
 enum class Which { kAll, kRedo };
 
-// Gathers and rounds hidden states [*, hidden] of `hidden_type` into x, and computes target logits, magnitudes
-// and overflows: a row is one if it is not finite in the weight's type or if a logit could leave fp32. Its x is
-// zero.
-Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidden_states, cudaStream_t stream);
+// Gathers and rounds hidden states [*, hidden] of `hidden_type` into x, and computes target logits,
+// magnitudes and overflows: a row is one if it is not finite in the weight's type or if a logit could leave
+// fp32. Its x is zero.
+Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidden_states,
+                   cudaStream_t stream);
 
 // From the largest logits [tiles, stride] of a sample of the vocabulary: exponents that put a row's sum near
 // 2^-40 or above. From those of the whole vocabulary (kRedo, or exact): the row's true maximum as its offset.
@@ -72,8 +74,8 @@ Result FinishRows(const TileRows& tile, Which which, const float* sums, int32_t 
 // scaled_x[i] = x[redo_rows[i]].
 Result GatherRedoRows(const TileRows& tile, cudaStream_t stream);
 
-// scaled_x = v x, rounded to the weight's type; zero for rows that overflowed or do not count. For fp16 with a
-// power of two, the same for all rows, that fits its range.
+// scaled_x = v x, rounded to the weight's type; zero for rows that overflowed or do not count. For fp16 with
+// a power of two, the same for all rows, that fits its range.
 Result ScaleRows(const TileRows& tile, cudaStream_t stream);
 
 // dW[y] += c x, rows of one label summed in fp32 in their order.
@@ -83,7 +85,8 @@ Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream);
 Result AddRedoCount(const TileRows& tile, int32_t* total, cudaStream_t stream);
 
 // The largest magnitude of `count` values of `type` into *largest; infinite if one is not finite.
-Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest, cudaStream_t stream);
+Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest,
+                        cudaStream_t stream);
 
 // --- The portable path
 
@@ -91,7 +94,8 @@ Result LargestMagnitude(DataType type, const void* values, int64_t count, float*
 // bytes; columns up to `stride` are zero. Losses, v, c.
 Result SoftmaxRows(const TileRows& tile, float* logits, int64_t stride, cudaStream_t stream);
 
-// out[batch_rows] = v product + c W_y, rounded once to out_type; product [rows, padded_hidden], out [*, hidden].
+// out[batch_rows] = v product + c W_y, rounded once to out_type; product [rows, padded_hidden], out [*,
+// hidden].
 Result FinishInputGradient(const TileRows& tile, const float* product, DataType out_type, void* out,
                            cudaStream_t stream);
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/linear_cross_entropy.h"
 #include "server/engine/errors.h"
+#include "server/engine/process_memory.h"
 
 namespace lossd::engine {
 namespace {
@@ -109,7 +110,13 @@ class CpuDevice : public Device {
     return absl::StrCat("CPU, ", std::max(1U, std::thread::hardware_concurrency()), " hardware threads");
   }
 
+  int64_t AvailableMemory() const override { return engine::AvailableMemory() / 10 * 8; }
+
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
+    if (config.weight_type == DataType::kFloat16) {
+      return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kDtype, "weight_dtype",
+                       "weight_dtype is float16; the CPU keeps weights as float32 or bfloat16");
+    }
     const int64_t row = kernels::WorkspaceBytes(1, config.vocab_size, config.hidden_size, config.weight_type);
     if (row > workspace_.size()) {
       return MakeError(

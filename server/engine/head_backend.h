@@ -71,6 +71,8 @@ class Device {
 
   virtual std::string name() const = 0;         // "cpu"
   virtual std::string description() const = 0;  // for people
+  // What heads and the device's own buffers may take together.
+  virtual int64_t AvailableMemory() const = 0;
   // What a head would need, before anything is taken. INVALID_ARGUMENT if the device can never hold it.
   virtual absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const = 0;
   // Takes the memory. RESOURCE_EXHAUSTED if the system does not give it.

@@ -41,10 +41,6 @@ absl::Status Validate(const HeadConfig& config) {
         RejectReason::kShape, "hidden_size",
         absl::StrCat("hidden_size is ", config.hidden_size, "; it must be in [1, ", kMaxHidden, "]"));
   }
-  if (config.weight_type == kernels::DataType::kFloat16) {
-    return Invalid(RejectReason::kDtype, "weight_dtype",
-                   "weight_dtype is float16; this device keeps weights as float32 or bfloat16");
-  }
   return absl::OkStatus();
 }
 

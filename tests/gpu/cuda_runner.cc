@@ -48,14 +48,16 @@ class GuardedBuffer {
     LOSSD_CUDA_TRY(cudaMemcpy(bytes.data(), buffer_.data(), bytes.size(), cudaMemcpyDeviceToHost));
     const auto intact = [](unsigned char byte) { return byte == kPattern; };
     const auto end = bytes.begin() + kGuard + bytes_;
-    if (!std::all_of(bytes.begin(), bytes.begin() + kGuard, intact) || !std::all_of(end, bytes.end(), intact)) {
+    if (!std::all_of(bytes.begin(), bytes.begin() + kGuard, intact) ||
+        !std::all_of(end, bytes.end(), intact)) {
       *touched = name_;
     }
     return {};
   }
 
  private:
-  // The end of what the step may touch is the start of the guard, to the byte; only the allocation is rounded.
+  // The end of what the step may touch is the start of the guard, to the byte; only the allocation is
+  // rounded.
   int64_t Rounded() const { return (bytes_ + 255) / 256 * 256; }
 
   const char* name_ = "";
@@ -104,8 +106,8 @@ class Runner {
     GuardedBuffer weight, hidden_states, workspace, losses, log_sum_exps, dx, dw, largest, redone;
     const auto padded_weight = PadRows(problem_.weight, vocab, hidden * element, padded * element);
     LOSSD_CUDA_PASS_ON(weight.Create("weight", vocab * padded * element, padded_weight.data()));
-    LOSSD_CUDA_PASS_ON(hidden_states.Create("hidden_states", static_cast<int64_t>(problem_.hidden_states.size()),
-                                            problem_.hidden_states.data()));
+    LOSSD_CUDA_PASS_ON(hidden_states.Create(
+        "hidden_states", static_cast<int64_t>(problem_.hidden_states.size()), problem_.hidden_states.data()));
     LOSSD_CUDA_PASS_ON(
         workspace.Create("workspace", LinearCrossEntropy::WorkspaceBytes(shape, options_.path, tile_rows)));
     const std::vector<float> zeros(static_cast<size_t>(tokens), 0.0f);
@@ -147,8 +149,9 @@ class Runner {
     LOSSD_CUDA_PASS_ON(step.Run(batch, nullptr, nullptr));
     LOSSD_CUDA_TRY(cudaDeviceSynchronize());
 
-    for (const GuardedBuffer* buffer : {&weight, &hidden_states, &workspace, &losses, &log_sum_exps, &dx, &dw, &largest,
-                                        &redone, &batch_rows_, &labels_, &scales_, &shares_, &by_label_}) {
+    for (const GuardedBuffer* buffer :
+         {&weight, &hidden_states, &workspace, &losses, &log_sum_exps, &dx, &dw, &largest, &redone,
+          &batch_rows_, &labels_, &scales_, &shares_, &by_label_}) {
       LOSSD_CUDA_PASS_ON(buffer->Check(&outcome->touched));
     }
     std::vector<int32_t> count;
@@ -164,7 +167,8 @@ class Runner {
     LOSSD_CUDA_PASS_ON(dw.Read(&wide));
     outcome->dw.resize(static_cast<size_t>(vocab * hidden));
     for (int64_t v = 0; v < vocab; ++v) {
-      std::copy_n(&wide[static_cast<size_t>(v * padded)], hidden, &outcome->dw[static_cast<size_t>(v * hidden)]);
+      std::copy_n(&wide[static_cast<size_t>(v * padded)], hidden,
+                  &outcome->dw[static_cast<size_t>(v * hidden)]);
     }
     return {};
   }
@@ -185,7 +189,8 @@ class Runner {
     LOSSD_CUDA_PASS_ON(batch_rows_.Create("batch_rows", bytes, rows_.batch_rows.data()));
     LOSSD_CUDA_PASS_ON(labels_.Create("labels", bytes, rows_.labels.data()));
     LOSSD_CUDA_PASS_ON(scales_.Create("gradient_scales", bytes, rows_.gradient_scales.data()));
-    LOSSD_CUDA_PASS_ON(shares_.Create("shares", static_cast<int64_t>(rows_.shares.size()) * 4, rows_.shares.data()));
+    LOSSD_CUDA_PASS_ON(
+        shares_.Create("shares", static_cast<int64_t>(rows_.shares.size()) * 4, rows_.shares.data()));
     return by_label_.Create("by_label", bytes, rows_.by_label.data());
   }
 
@@ -205,7 +210,8 @@ bool CanRun(Path path, DataType weight_type) {
 
 CudaOutcome RunCudaStep(const Problem& problem, const CudaOptions& options) {
   CudaOutcome outcome;
-  if (const Result result = Runner(problem, options).Run(&outcome); !result.ok()) outcome.error = result.message();
+  if (const Result result = Runner(problem, options).Run(&outcome); !result.ok())
+    outcome.error = result.message();
   return outcome;
 }
 

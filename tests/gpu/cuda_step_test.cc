@@ -1,5 +1,5 @@
-// The CUDA step against fp64 and against itself. Names that begin with Small have shapes that compute-sanitizer
-// gets through.
+// The CUDA step against fp64 and against itself. Names that begin with Small have shapes that
+// compute-sanitizer gets through.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,7 +35,8 @@ std::string NameOf(const Variant& variant) {
 class CudaStep : public ::testing::TestWithParam<Variant> {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(testing::CanRun(GetParam().path, GetParam().type)) << "this test needs a GPU that takes the path";
+    ASSERT_TRUE(testing::CanRun(GetParam().path, GetParam().type))
+        << "this test needs a GPU that takes the path";
   }
   DataType type() const { return GetParam().type; }
   CudaOptions Options() const {
@@ -67,12 +68,14 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 std::string Describe(const Shape& shape) {
-  return std::to_string(shape.tokens) + "x" + std::to_string(shape.vocab) + "x" + std::to_string(shape.hidden);
+  return std::to_string(shape.tokens) + "x" + std::to_string(shape.vocab) + "x" +
+         std::to_string(shape.hidden);
 }
 
 TEST_P(CudaStep, SmallShapesAgreeWithTheReference) {
-  for (const Shape& shape : {Shape{1, 1, 1}, Shape{1, 2, 1}, Shape{2, 3, 5}, Shape{7, 257, 33}, Shape{16, 256, 64},
-                             Shape{31, 1000, 123}, Shape{65, 511, 17}, Shape{129, 300, 40}}) {
+  for (const Shape& shape :
+       {Shape{1, 1, 1}, Shape{1, 2, 1}, Shape{2, 3, 5}, Shape{7, 257, 33}, Shape{16, 256, 64},
+        Shape{31, 1000, 123}, Shape{65, 511, 17}, Shape{129, 300, 40}}) {
     SCOPED_TRACE(Describe(shape));
     const Problem problem = RandomProblem({.shape = shape, .type = type(), .logit_deviation = 2.0});
     const CudaOutcome outcome = Run(problem, Options());
@@ -82,8 +85,8 @@ TEST_P(CudaStep, SmallShapesAgreeWithTheReference) {
 }
 
 TEST_P(CudaStep, LargerShapesAgreeWithTheReference) {
-  for (const Shape& shape : {Shape{300, 96, 300}, Shape{425, 777, 123}, Shape{1, 5000, 256}, Shape{513, 2000, 520},
-                             Shape{1030, 4099, 264}, Shape{9, 50257, 123}}) {
+  for (const Shape& shape : {Shape{300, 96, 300}, Shape{425, 777, 123}, Shape{1, 5000, 256},
+                             Shape{513, 2000, 520}, Shape{1030, 4099, 264}, Shape{9, 50257, 123}}) {
     SCOPED_TRACE(Describe(shape));
     const Problem problem = RandomProblem({.shape = shape, .type = type(), .logit_deviation = 2.0});
     ExpectClose(Run(problem, Options()), RunReference(problem));
@@ -132,7 +135,8 @@ TEST_P(CudaStep, SmallIgnoredRowsAndRowsWithoutAShareAddNothingToDw) {
   const CudaOutcome expected = Run(expected_problem, Options());
   EXPECT_LT(RelativeError(outcome.dw, {expected.dw.begin(), expected.dw.end()}), 1e-6);
   for (size_t i = 0; i < 90; ++i) {
-    const bool zero = std::all_of(&outcome.dx[i * 64], &outcome.dx[i * 64] + 64, [](float x) { return x == 0; });
+    const bool zero =
+        std::all_of(&outcome.dx[i * 64], &outcome.dx[i * 64] + 64, [](float x) { return x == 0; });
     EXPECT_EQ(zero, i % 3 == 0) << i;
     EXPECT_EQ(outcome.losses[i] == 0, i % 3 == 0) << i;
   }
@@ -147,7 +151,8 @@ TEST_P(CudaStep, DxIsRoundedOnceToTheTypeAskedFor) {
     const CudaOutcome narrow = Run(problem, options);
     const std::vector<unsigned char> rounded = testing::Narrowed(dx_type, wide.dx);
     std::vector<float> expected(wide.dx.size());
-    Convert(dx_type, rounded.data(), DataType::kFloat32, expected.data(), static_cast<int64_t>(expected.size()));
+    Convert(dx_type, rounded.data(), DataType::kFloat32, expected.data(),
+            static_cast<int64_t>(expected.size()));
     EXPECT_TRUE(SameBits(narrow.dx, expected)) << Name(dx_type);
   }
 }
@@ -167,12 +172,22 @@ TEST_P(CudaStep, TakesHiddenStatesOfEveryType) {
 TEST_P(CudaStep, RowsDoNotDependOnTheRowsBesideThem) {
   constexpr int64_t kHidden = 520;
   constexpr int64_t kTokens = 1300;
-  const Problem whole = RandomProblem({.shape = {kTokens, 3000, kHidden}, .type = type(), .logit_deviation = 3.0});
+  const Problem whole =
+      RandomProblem({.shape = {kTokens, 3000, kHidden}, .type = type(), .logit_deviation = 3.0});
   CudaOptions options = Options();
   options.tile_rows = 1300;
   const CudaOutcome expected = Run(whole, options);
-  for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{
-           {0, 1}, {1299, 1}, {500, 1}, {3, 2}, {7, 64}, {100, 65}, {33, 128}, {800, 129}, {11, 300}, {5, 520}, {1, 1299}}) {
+  for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{{0, 1},
+                                                                             {1299, 1},
+                                                                             {500, 1},
+                                                                             {3, 2},
+                                                                             {7, 64},
+                                                                             {100, 65},
+                                                                             {33, 128},
+                                                                             {800, 129},
+                                                                             {11, 300},
+                                                                             {5, 520},
+                                                                             {1, 1299}}) {
     SCOPED_TRACE("rows " + std::to_string(first) + " + " + std::to_string(count));
     Problem part = whole;
     part.shape.tokens = count;

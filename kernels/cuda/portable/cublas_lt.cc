@@ -53,8 +53,10 @@ struct CublasLt::Functions {
 
   bool FindAll() {
     return Find("cublasLtCreate", &create) && Find("cublasLtDestroy", &destroy) &&
-           Find("cublasLtMatmulDescCreate", &product_create) && Find("cublasLtMatmulDescDestroy", &product_destroy) &&
-           Find("cublasLtMatmulDescSetAttribute", &product_set) && Find("cublasLtMatrixLayoutCreate", &layout_create) &&
+           Find("cublasLtMatmulDescCreate", &product_create) &&
+           Find("cublasLtMatmulDescDestroy", &product_destroy) &&
+           Find("cublasLtMatmulDescSetAttribute", &product_set) &&
+           Find("cublasLtMatrixLayoutCreate", &layout_create) &&
            Find("cublasLtMatrixLayoutDestroy", &layout_destroy) &&
            Find("cublasLtMatmulPreferenceCreate", &preference_create) &&
            Find("cublasLtMatmulPreferenceDestroy", &preference_destroy) &&
@@ -83,11 +85,11 @@ Result CublasLt::Open(std::unique_ptr<CublasLt>* library, std::string* why) {
   return {};
 }
 
-Result CublasLt::Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a, const BlasOperand& b, void* c,
-                          DataType c_type, int64_t c_stride, const Factors& factors, void* workspace,
+Result CublasLt::Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a, const BlasOperand& b,
+                          void* c, DataType c_type, int64_t c_stride, const Factors& factors, void* workspace,
                           cudaStream_t stream) {
-  // The library thinks in columns: it is asked for the transpose, cᵀ = bᵀ aᵀ, of which everything row-major is
-  // the column-major form.
+  // The library thinks in columns: it is asked for the transpose, cᵀ = bᵀ aᵀ, of which everything row-major
+  // is the column-major form.
   const Functions& f = *functions_;
   cublasLtMatmulDesc_t product = nullptr;
   cublasLtMatrixLayout_t left = nullptr;
@@ -104,8 +106,10 @@ Result CublasLt::Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a,
   step(f.product_set(product, CUBLASLT_MATMUL_DESC_TRANSB, &right_operation, sizeof(right_operation)));
   const int32_t mode = factors.on_device ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
   step(f.product_set(product, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof(mode)));
-  const auto layout = [&](cublasLtMatrixLayout_t* made, DataType type, int64_t rows, int64_t columns, int64_t stride) {
-    step(f.layout_create(made, LibraryType(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), stride));
+  const auto layout = [&](cublasLtMatrixLayout_t* made, DataType type, int64_t rows, int64_t columns,
+                          int64_t stride) {
+    step(f.layout_create(made, LibraryType(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
+                         stride));
   };
   layout(&left, b.type, b.transposed ? k : n, b.transposed ? n : k, b.stride);
   layout(&right, a.type, a.transposed ? m : k, a.transposed ? k : m, a.stride);
@@ -120,8 +124,8 @@ Result CublasLt::Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a,
     step(f.heuristic(f.handle, product, left, right, out, out, preference, 1, &chosen, &found));
   }
   if (status == CUBLAS_STATUS_SUCCESS && found > 0) {
-    step(f.multiply(f.handle, product, factors.alpha, b.data, left, a.data, right, factors.beta, c, out, c, out, &chosen.algo,
-                    workspace, workspace_bytes, stream));
+    step(f.multiply(f.handle, product, factors.alpha, b.data, left, a.data, right, factors.beta, c, out, c,
+                    out, &chosen.algo, workspace, workspace_bytes, stream));
   }
   if (preference != nullptr) f.preference_destroy(preference);
   for (cublasLtMatrixLayout_t made : {left, right, out}) {

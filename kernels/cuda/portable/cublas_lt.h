@@ -23,8 +23,8 @@ struct BlasOperand {
 
 class CublasLt {
  public:
-  // Fails with cudaErrorSharedObjectInitFailed if the library is not there; `why`, if given, then says what was
-  // looked for.
+  // Fails with cudaErrorSharedObjectInitFailed if the library is not there; `why`, if given, then says what
+  // was looked for.
   static Result Open(std::unique_ptr<CublasLt>* library, std::string* why = nullptr);
   ~CublasLt();
   CublasLt(const CublasLt&) = delete;
@@ -40,10 +40,11 @@ class CublasLt {
     bool on_device;
   };
 
-  // c[m, n] (row-major, row stride c_stride, of c_type) = alpha a[m, k] b[k, n] + beta c. Sums in fp32; products
-  // of fp32 operands in fp32, not TF32. a and b have one type.
+  // c[m, n] (row-major, row stride c_stride, of c_type) = alpha a[m, k] b[k, n] + beta c. Sums in fp32;
+  // products of fp32 operands in fp32, not TF32. a and b have one type.
   Result Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a, const BlasOperand& b, void* c,
-                  DataType c_type, int64_t c_stride, const Factors& factors, void* workspace, cudaStream_t stream);
+                  DataType c_type, int64_t c_stride, const Factors& factors, void* workspace,
+                  cudaStream_t stream);
 
  private:
   struct Functions;

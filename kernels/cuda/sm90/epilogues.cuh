@@ -41,10 +41,10 @@ __device__ inline uint4 TransposeQuad(const uint32_t (&w)[4]) {
   const uint32_t keep1 = high ? w[3] : w[1];
   const uint32_t far0 = __shfl_xor_sync(0xFFFFFFFF, high ? w[0] : w[2], 2);
   const uint32_t far1 = __shfl_xor_sync(0xFFFFFFFF, high ? w[1] : w[3], 2);
-  const uint32_t own = odd ? keep1 : keep0;       // from this lane
-  const uint32_t own_far = odd ? far1 : far0;     // from lane ^ 2
-  const uint32_t near = __shfl_xor_sync(0xFFFFFFFF, odd ? keep0 : keep1, 1);      // from lane ^ 1
-  const uint32_t near_far = __shfl_xor_sync(0xFFFFFFFF, odd ? far0 : far1, 1);    // from lane ^ 3
+  const uint32_t own = odd ? keep1 : keep0;                                     // from this lane
+  const uint32_t own_far = odd ? far1 : far0;                                   // from lane ^ 2
+  const uint32_t near = __shfl_xor_sync(0xFFFFFFFF, odd ? keep0 : keep1, 1);    // from lane ^ 1
+  const uint32_t near_far = __shfl_xor_sync(0xFFFFFFFF, odd ? far0 : far1, 1);  // from lane ^ 3
   const uint32_t a = odd ? near : own;
   const uint32_t b = odd ? own : near;
   const uint32_t c = odd ? near_far : own_far;
@@ -71,14 +71,14 @@ struct NothingToPrefetch {
 // label, whose E is stored as zero.
 template <class T>
 struct ExponentialsEpilogue : NothingToPrefetch {
-  T* exponentials;          // [rows, stride], zero in columns from the vocabulary's end to stride; or null
-  int64_t stride;           // a multiple of 8
-  float* sums;              // [columns of tiles, sums_stride]
+  T* exponentials;  // [rows, stride], zero in columns from the vocabulary's end to stride; or null
+  int64_t stride;   // a multiple of 8
+  float* sums;      // [columns of tiles, sums_stride]
   int64_t sums_stride;
-  const float* offsets;     // [rows]
-  const int32_t* exponents; // [rows], even
-  const int32_t* labels;    // [rows]
-  const int32_t* row_map;   // null, or where row r of the product is among the rows of everything above
+  const float* offsets;      // [rows]
+  const int32_t* exponents;  // [rows], even
+  const int32_t* labels;     // [rows]
+  const int32_t* row_map;    // null, or where row r of the product is among the rows of everything above
 
   template <class Tile>
   __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
@@ -94,10 +94,10 @@ struct ExponentialsEpilogue : NothingToPrefetch {
         const bool special = (label >= 0 && label < Tile::kBlockN) || first_column + Tile::kBlockN > columns;
         const ScaledExponential exponential(offsets[place], exponents[place]);
         const float sum = __any_sync(0xFFFFFFFF, special)
-                              ? StoreRow<Tile, true>(d[band], half, place, valid, first_column, columns, label,
-                                                     exponential, thread)
-                              : StoreRow<Tile, false>(d[band], half, place, valid, first_column, columns, label,
-                                                      exponential, thread);
+                              ? StoreRow<Tile, true>(d[band], half, place, valid, first_column, columns,
+                                                     label, exponential, thread)
+                              : StoreRow<Tile, false>(d[band], half, place, valid, first_column, columns,
+                                                      label, exponential, thread);
         const float total = SumOfQuad(sum);
         if (valid && thread % 4 == 0) sums[first_column / Tile::kBlockN * sums_stride + place] = total;
       }
@@ -198,8 +198,8 @@ struct InputGradientEpilogue : NothingToPrefetch {
 
  private:
   template <class Tile, class TOut>
-  __device__ void StoreAs(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
-                          int32_t columns, uint32_t thread) const {
+  __device__ void StoreAs(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column,
+                          int32_t rows, int32_t columns, uint32_t thread) const {
 #pragma unroll
     for (int band = 0; band < Tile::kBands; ++band) {
 #pragma unroll
@@ -236,16 +236,17 @@ struct WeightGradientEpilogue {
   // Brings the tile of dW into the L2 cache while its product is under way, some rows at each step of k: the
   // additions at the end then find it there instead of waiting for memory all at once.
   template <class Tile>
-  __device__ void Prefetch(int32_t first_row, int32_t first_column, int32_t rows, int32_t columns, int32_t step,
-                           int32_t steps) const {
+  __device__ void Prefetch(int32_t first_row, int32_t first_column, int32_t rows, int32_t columns,
+                           int32_t step, int32_t steps) const {
     if constexpr (kAdd) {
       const int32_t a = Tile::kBlockM * step / steps;
       const int32_t b = Tile::kBlockM * (step + 1) / steps;
       const int32_t width = min(Tile::kBlockN, columns - first_column) / 4 * 16;
       for (int32_t row = first_row + a; row < min(first_row + b, rows) && width > 0; ++row) {
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(gradient + row * stride + first_column),
-                     "r"(width)
-                     : "memory");
+        asm volatile(
+            "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(gradient + row * stride + first_column),
+            "r"(width)
+            : "memory");
       }
     }
   }
@@ -270,10 +271,10 @@ struct WeightGradientEpilogue {
         four = make_float4(four.x * scale, four.y * scale, four.z * scale, four.w * scale);
         if (row >= rows || first_column + lane_column + 8 * j >= columns) continue;
         if constexpr (kAdd) {
-          // Added by the L2 cache, which nobody waits for; each element is added to once, so nothing depends on
-          // an order. Loading, adding and storing here took 0.3 ms longer for (131072, 4096).
-          asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 8 * j), "f"(four.x),
-                       "f"(four.y), "f"(four.z), "f"(four.w)
+          // Added by the L2 cache, which nobody waits for; each element is added to once, so nothing depends
+          // on an order. Loading, adding and storing here took 0.3 ms longer for (131072, 4096).
+          asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 8 * j),
+                       "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w)
                        : "memory");
         } else {
           __stcs(reinterpret_cast<float4*>(to + 8 * j), four);

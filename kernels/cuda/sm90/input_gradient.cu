@@ -17,8 +17,8 @@ constexpr double kSpeedSmall = 0.5;
 
 template <class Tile>
 double Cost(const TileRows& tile, int32_t multiprocessors, double speed) {
-  return static_cast<double>(Waves<Tile>(tile.rows, tile.hidden, multiprocessors)) * Tile::kBlockM * Tile::kBlockN /
-         speed;
+  return static_cast<double>(Waves<Tile>(tile.rows, tile.hidden, multiprocessors)) * Tile::kBlockM *
+         Tile::kBlockN / speed;
 }
 
 template <class T>
@@ -53,8 +53,8 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
 
 }  // namespace
 
-Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride, DataType out_type,
-                             void* out, cudaStream_t stream) {
+Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride,
+                             DataType out_type, void* out, cudaStream_t stream) {
   return tile.type == DataType::kBFloat16
              ? Multiply<__nv_bfloat16>(tile, exponentials, stride, out_type, out, stream)
              : Multiply<__half>(tile, exponentials, stride, out_type, out, stream);

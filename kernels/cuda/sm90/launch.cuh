@@ -38,7 +38,8 @@ constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Tiles of a product, in waves of what the device takes at once.
 template <class Tile>
 int64_t Waves(int64_t m, int64_t n, int64_t multiprocessors) {
-  const int64_t tiles = CeilDivide(m, Tile::kBlockM * Tile::kClusterM) * CeilDivide(n, Tile::kBlockN * Tile::kClusterN);
+  const int64_t tiles =
+      CeilDivide(m, Tile::kBlockM * Tile::kClusterM) * CeilDivide(n, Tile::kBlockN * Tile::kClusterN);
   return CeilDivide(tiles, multiprocessors / Tile::kBlocks);
 }
 
@@ -53,14 +54,15 @@ Result Launch(const Operand& a, const Operand& b, const ProductShape& shape, con
   LOSSD_CUDA_PASS_ON(MakeTensorMap(kDataType<T>, b.data, b.inner, b.outer, b.stride, Tile::kBoxInner,
                                    Tile::kBoxOuterB, &map_b));
   const auto kernel = ProductKernel<Tile, Epilogue>;
-  LOSSD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes));
+  LOSSD_CUDA_TRY(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes));
   int32_t multiprocessors = 0;
   LOSSD_CUDA_PASS_ON(Multiprocessors(&multiprocessors));
   const int64_t clusters = CeilDivide(shape.m, Tile::kBlockM * Tile::kClusterM) *
                            CeilDivide(shape.n, Tile::kBlockN * Tile::kClusterN);
   cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(std::min<int64_t>(clusters, multiprocessors / Tile::kBlocks) * Tile::kBlocks));
+  config.gridDim = dim3(
+      static_cast<unsigned>(std::min<int64_t>(clusters, multiprocessors / Tile::kBlocks) * Tile::kBlocks));
   config.blockDim = dim3(Tile::kThreads);
   config.dynamicSmemBytes = Tile::kSharedBytes;
   config.stream = stream;

@@ -9,7 +9,8 @@ template <class T>
 using Narrow = ProductTile<T, 128, kMaximumColumns, 2, 8, Cluster::kNone, Major::kK, Major::kK>;
 
 template <class T>
-Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride, cudaStream_t stream) {
+Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride,
+            cudaStream_t stream) {
   const bool redo = which == Which::kRedo;
   MaximumEpilogue epilogue{};
   epilogue.maxima = maxima;

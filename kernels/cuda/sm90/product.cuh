@@ -21,8 +21,8 @@ enum class Cluster {
   kColumns,  // two blocks side by side share A
 };
 
-template <class T_, int kBlockM_, int kBlockN_, int kConsumers_, int kStages_, Cluster kCluster_, Major kMajorA_,
-          Major kMajorB_>
+template <class T_, int kBlockM_, int kBlockN_, int kConsumers_, int kStages_, Cluster kCluster_,
+          Major kMajorA_, Major kMajorB_>
 struct ProductTile {
   using T = T_;
   static constexpr int kBlockM = kBlockM_;
@@ -48,10 +48,8 @@ struct ProductTile {
 
   // Boxes that the tensor maps of A and B must be made with: {inner, outer} elements.
   static constexpr int kBoxInner = 64;
-  static constexpr int kBoxOuterA =
-      kMajorA == Major::kK ? kBlockM / kClusterN : kBlockK / kClusterN;
-  static constexpr int kBoxOuterB =
-      kMajorB == Major::kK ? kBlockN / kClusterM : kBlockK / kClusterM;
+  static constexpr int kBoxOuterA = kMajorA == Major::kK ? kBlockM / kClusterN : kBlockK / kClusterN;
+  static constexpr int kBoxOuterB = kMajorB == Major::kK ? kBlockN / kClusterM : kBlockK / kClusterM;
 
   using Accumulators = float[kBands][kBlockN / 2];
 };
@@ -101,7 +99,9 @@ struct Ring {
   uint32_t parity = 0;
 
   __device__ uint32_t a() const { return base + stage * Tile::kStageBytesA; }
-  __device__ uint32_t b() const { return base + Tile::kStages * Tile::kStageBytesA + stage * Tile::kStageBytesB; }
+  __device__ uint32_t b() const {
+    return base + Tile::kStages * Tile::kStageBytesA + stage * Tile::kStageBytesB;
+  }
   __device__ uint32_t full() const { return barriers + 8 * stage; }
   __device__ uint32_t empty() const { return barriers + 8 * (Tile::kStages + stage); }
   __device__ void Advance() {
@@ -148,8 +148,8 @@ template <Major kMajor>
 inline constexpr uint64_t kNextK16 = (kMajor == Major::kK ? 32 : 2048) >> 4;
 
 template <class Tile, class Epilogue>
-__device__ void Produce(const Epilogue& epilogue, int32_t rows, Ring<Tile> ring, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                        const ProductShape& shape, TileOrder order, uint32_t rank) {
+__device__ void Produce(const Epilogue& epilogue, int32_t rows, Ring<Tile> ring, const CUtensorMap* map_a,
+                        const CUtensorMap* map_b, const ProductShape& shape, TileOrder order, uint32_t rank) {
   const int32_t clusters = static_cast<int32_t>(gridDim.x) / Tile::kBlocks;
   const int32_t k_tiles = (shape.k + Tile::kBlockK - 1) / Tile::kBlockK;
   ring.parity = 1;  // the stages are empty at first
@@ -161,10 +161,9 @@ __device__ void Produce(const Epilogue& epilogue, int32_t rows, Ring<Tile> ring,
       Wait(ring.empty(), ring.parity);
       ArriveExpecting(ring.full(), Tile::kStageBytes);
       CopyOperand<Tile::kMajorA, Tile::kBlockM, Tile::kClusterN == 2>(ring.a(), map_a, row, i * Tile::kBlockK,
-                                                                     ring.full(), rank, shape.keep_a);
-      CopyOperand<Tile::kMajorB, Tile::kBlockN, Tile::kClusterM == 2>(ring.b(), map_b, column,
-                                                                     i * Tile::kBlockK, ring.full(), rank,
-                                                                     shape.keep_b);
+                                                                      ring.full(), rank, shape.keep_a);
+      CopyOperand<Tile::kMajorB, Tile::kBlockN, Tile::kClusterM == 2>(
+          ring.b(), map_b, column, i * Tile::kBlockK, ring.full(), rank, shape.keep_b);
       epilogue.template Prefetch<Tile>(row, column, rows, shape.n, i, k_tiles);
       ring.Advance();
     }

@@ -18,21 +18,22 @@ inline constexpr int64_t kLogitColumns = 192;
 // The same for maxima.
 inline constexpr int64_t kMaximumColumns = 64;
 
-// E [rows, stride], or null if only the sums are wanted; sums [vocab / kLogitColumns, rounded up][sums_stride].
-// For kRedo x is tile.scaled_x, where GatherRedoRows put the rows; what it makes goes where they came from.
+// E [rows, stride], or null if only the sums are wanted; sums [vocab / kLogitColumns, rounded
+// up][sums_stride]. For kRedo x is tile.scaled_x, where GatherRedoRows put the rows; what it makes goes where
+// they came from.
 Result MultiplyLogits(const TileRows& tile, Which which, void* exponentials, int64_t stride, float* sums,
                       int64_t sums_stride, cudaStream_t stream);
 
-// The largest logits, maxima [columns / kMaximumColumns, rounded up][stride], over the whole vocabulary or over
-// kSampleRows rows of W that are spread evenly.
+// The largest logits, maxima [columns / kMaximumColumns, rounded up][stride], over the whole vocabulary or
+// over kSampleRows rows of W that are spread evenly.
 inline constexpr int64_t kSampleRows = 128;
 int64_t SampledRows(int64_t vocab);
 Result FindMaxima(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride,
                   cudaStream_t stream);
 
 // dX = v (E W) + c W_y into out [*, hidden] of out_type, at batch_rows.
-Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride, DataType out_type,
-                             void* out, cudaStream_t stream);
+Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride,
+                             DataType out_type, void* out, cudaStream_t stream);
 
 // dW [V, padded_hidden] = or += Eᵀ scaled_x.
 enum class Store { kOverwrite, kAdd };

@@ -21,15 +21,18 @@ __device__ inline void InitBarrier(uint32_t barrier, uint32_t arrivals) {
 }
 
 // Makes initialised barriers visible to the other threads of the cluster and to the copy engine.
-__device__ inline void FenceBarrierInit() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ inline void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+__device__ inline void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// At the barrier of the same place in another block of the cluster, or in this one. What it orders is the copy
-// engine's and the tensor cores' work, which waits for barriers anyway; a release at cluster scope would also
-// fence all of global memory, at every step of k.
+__device__ inline void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// At the barrier of the same place in another block of the cluster, or in this one. What it orders is the
+// copy engine's and the tensor cores' work, which waits for barriers anyway; a release at cluster scope would
+// also fence all of global memory, at every step of k.
 __device__ inline void ArriveAt(uint32_t barrier, uint32_t block_in_cluster) {
   asm volatile(
       "{\n"
@@ -123,8 +126,8 @@ __device__ inline void GiveRegisters() {
 __device__ inline void FenceOperand(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 
 // A matrix descriptor for the 128-byte swizzle. For a K-major operand, 8 rows of 128 bytes are one unit
-// (`stride` 1024) and `leading` is unused; for an MN-major one, `leading` is the distance of 64-element columns
-// and `stride` that of 8 rows of k.
+// (`stride` 1024) and `leading` is unused; for an MN-major one, `leading` is the distance of 64-element
+// columns and `stride` that of 8 rows of k.
 __device__ inline uint64_t MatrixDescriptor(uint32_t address, uint32_t leading, uint32_t stride) {
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (static_cast<uint64_t>(leading >> 4) << 16) |
          (static_cast<uint64_t>(stride >> 4) << 32) | (uint64_t{1} << 62);

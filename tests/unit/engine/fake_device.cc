@@ -77,6 +77,7 @@ class FakeDevice : public Device {
 
   std::string name() const override { return "fake"; }
   std::string description() const override { return "fake"; }
+  int64_t AvailableMemory() const override { return int64_t{1} << 40; }
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
     return MemoryPlan{{"weights", config.weight_bytes()}, {"gradient", config.gradient_bytes()}};
   }
