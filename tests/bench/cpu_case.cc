@@ -18,6 +18,7 @@
 #include "kernels/linear_cross_entropy.h"
 #include "tests/bench/bare_products.h"
 #include "tests/bench/kernel_case.h"
+#include "tests/bench/measure.h"
 #include "tests/bench/sampled_reference.h"
 
 namespace lossd::bench {
@@ -40,35 +41,11 @@ int64_t ProcessBytes(const std::string& key) {
 // Makes VmHWM start again from the present resident size.
 void ResetPeak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 double Milliseconds(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
-
-// Sums squares of differences and of expected values.
-class ErrorNorm {
- public:
-  void Add(float actual, double expected) {
-    finite_ = finite_ && std::isfinite(actual);
-    difference_ += (actual - expected) * (actual - expected);
-    norm_ += expected * expected;
-  }
-  double Relative() const {
-    return finite_ ? std::sqrt(difference_ / norm_) : std::numeric_limits<double>::infinity();
-  }
-
- private:
-  bool finite_ = true;
-  double difference_ = 0;
-  double norm_ = 0;
-};
 
 class CpuCase {
  public:

@@ -19,6 +19,14 @@ struct KernelCase {
   int64_t workspace_bytes = 0;
   int64_t repetitions = 0;
   double lse_spread = 0;  // log-sum-exps of rows vary by up to this much; 0: by little
+  int cuda_index = -1;    // of the device; negative: the CPU
+  bool portable = false;  // on a GPU, the path that every GPU takes
+  double ignored = 0;     // share of the rows that are ignored; on a GPU only
+};
+
+struct StageTime {
+  std::string name;
+  double milliseconds = 0;
 };
 
 struct RelativeErrors {
@@ -44,6 +52,7 @@ struct KernelResult {
   int64_t checked_rows = 0;
   int64_t checked_vocabulary_rows = 0;
   std::string hardware;
+  std::vector<StageTime> stages;  // on a GPU, of one step
 };
 
 // Called with a short text as a case goes on.
@@ -51,6 +60,9 @@ using Progress = std::function<void(const std::string&)>;
 
 // Checks the fused step on the CPU against fp64, then times it against bare oneDNN products, in turns.
 KernelResult RunCpuCase(const KernelCase& kernel_case, const Progress& progress);
+
+// The same on a CUDA device against cuBLAS. Losses and dX of sampled rows and sampled rows of dW are checked.
+KernelResult RunCudaCase(const KernelCase& kernel_case, const Progress& progress);
 
 }  // namespace lossd::bench
 

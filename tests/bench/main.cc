@@ -23,9 +23,11 @@ struct Options {
   std::vector<int64_t> vocab = {32768};
   std::vector<int64_t> hidden = {1024};
   std::vector<std::string> dtypes = {"bf16"};
-  int64_t workspace_bytes = int64_t{512} << 20;
+  int64_t workspace_bytes = 0;
   int64_t repetitions = 7;
   double lse_spread = 0;
+  double ignored = 0;
+  bool portable = false;
   bool json = false;
 };
 
@@ -41,16 +43,28 @@ const char kFooter[] =
     "  lossd-bench kernels                                        one case, as a table\n"
     "  lossd-bench kernels --dtype=all --json                     for scripts\n"
     "  lossd-bench kernels --tokens=1,64,512,4096 --hidden=512    how it scales with the batch\n"
+    "  lossd-bench kernels --device=cuda:0 --tokens=16384 --vocab=131072 --hidden=4096   on a GPU\n"
     "  lossd-bench kernels --workspace_bytes=67108864             in small tiles of rows\n"
     "  lossd-bench kernels --lse_spread=100                       rows whose log-sum-exps differ by up to "
     "100\n"
     "\nTimes are medians; the ratio is the median of each round's own ratio. Run it on a quiet machine.\n"
     "Exit codes: 0 done, 1 a result was wrong or a case could not run, 2 bad arguments.";
 
+bool IsDevice(const std::string& name) {
+  const std::string prefix = "cuda:";
+  if (name == "cpu") return true;
+  return name.size() == prefix.size() + 1 && name.rfind(prefix, 0) == 0 && name.back() >= '0' &&
+         name.back() <= '9';
+}
+
 void AddOptions(CLI::App& command, Options& options) {
   const CLI::Range size(int64_t{1}, int64_t{1} << 40);
   command.add_option("--device", options.device, "Where to run")
-      ->check(CLI::IsMember({"cpu"}))
+      ->check(CLI::Validator(
+          [](const std::string& name) {
+            return IsDevice(name) ? std::string() : "'" + name + "' must be cpu or cuda:N";
+          },
+          "cpu|cuda:N"))
       ->capture_default_str();
   command.add_option("--tokens", options.tokens, "Rows of a batch; several values make several cases")
       ->delimiter(',')
@@ -64,12 +78,16 @@ void AddOptions(CLI::App& command, Options& options) {
       ->delimiter(',')
       ->check(size)
       ->capture_default_str();
-  command.add_option("--dtype", options.dtypes, "Type of weights, hidden states and dX: fp32, bf16 or all")
+  command
+      .add_option("--dtype", options.dtypes,
+                  "Type of weights, hidden states and dX: fp32, bf16, fp16 (GPU only) or all")
       ->delimiter(',')
-      ->check(CLI::IsMember({"fp32", "bf16", "all"}))
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "all"}))
       ->capture_default_str();
-  command.add_option("--workspace_bytes", options.workspace_bytes, "Ceiling of the step's workspace")
-      ->check(size)
+  command
+      .add_option("--workspace_bytes", options.workspace_bytes,
+                  "Ceiling of the step's workspace; 0: 512 MiB on the CPU, 1.25 GiB on a GPU")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
   command.add_option("--repetitions", options.repetitions, "Timed rounds; medians are reported")
       ->check(CLI::Range(1, 1000))
@@ -77,6 +95,10 @@ void AddOptions(CLI::App& command, Options& options) {
   command.add_option("--lse_spread", options.lse_spread, "Largest difference between rows' log-sum-exps")
       ->check(CLI::Range(0.0, 1000.0))
       ->capture_default_str();
+  command.add_option("--ignored", options.ignored, "Share of the rows that are ignored (GPU only)")
+      ->check(CLI::Range(0.0, 0.99))
+      ->capture_default_str();
+  command.add_flag("--portable", options.portable, "On a GPU, take the path that every GPU takes");
   command.add_flag("--json", options.json, "Print JSON instead of a table");
 }
 
@@ -84,7 +106,12 @@ std::vector<KernelCase> Cases(const Options& options) {
   const std::map<std::string, std::vector<DataType>> types = {
       {"fp32", {DataType::kFloat32}},
       {"bf16", {DataType::kBFloat16}},
+      {"fp16", {DataType::kFloat16}},
       {"all", {DataType::kFloat32, DataType::kBFloat16}}};
+  const int cuda_index = options.device == "cpu" ? -1 : options.device.back() - '0';
+  const int64_t workspace_bytes = options.workspace_bytes != 0 ? options.workspace_bytes
+                                  : cuda_index < 0             ? int64_t{512} << 20
+                                                               : int64_t{5} << 28;
   std::vector<KernelCase> cases;
   for (const std::string& name : options.dtypes) {
     for (const DataType dtype : types.at(name)) {
@@ -95,9 +122,12 @@ std::vector<KernelCase> Cases(const Options& options) {
                              .vocab = vocab,
                              .hidden = hidden,
                              .dtype = dtype,
-                             .workspace_bytes = options.workspace_bytes,
+                             .workspace_bytes = workspace_bytes,
                              .repetitions = options.repetitions,
-                             .lse_spread = options.lse_spread});
+                             .lse_spread = options.lse_spread,
+                             .cuda_index = cuda_index,
+                             .portable = options.portable,
+                             .ignored = options.ignored});
           }
         }
       }
@@ -106,7 +136,20 @@ std::vector<KernelCase> Cases(const Options& options) {
   return cases;
 }
 
-std::string ShortName(DataType type) { return type == DataType::kFloat32 ? "fp32" : "bf16"; }
+std::string ShortName(DataType type) {
+  return type == DataType::kFloat32 ? "fp32" : type == DataType::kBFloat16 ? "bf16" : "fp16";
+}
+
+KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
+  if (kernel_case.cuda_index < 0) return RunCpuCase(kernel_case, progress);
+#ifdef LOSSD_CUDA
+  return RunCudaCase(kernel_case, progress);
+#else
+  KernelResult result;
+  result.error = "this lossd-bench was built without CUDA (no CUDA toolkit was found)";
+  return result;
+#endif
+}
 
 nlohmann::ordered_json ToJson(const KernelCase& c, const KernelResult& r) {
   nlohmann::ordered_json json = {
@@ -129,6 +172,12 @@ nlohmann::ordered_json ToJson(const KernelCase& c, const KernelResult& r) {
       {"all_milliseconds", r.all_milliseconds},
       {"all_limit_milliseconds", r.all_limit_milliseconds},
       {"hardware", r.hardware}};
+  if (!r.stages.empty()) {
+    const double operations =
+        6.0 * static_cast<double>(c.tokens) * static_cast<double>(c.vocab) * static_cast<double>(c.hidden);
+    json["tflops"] = operations / r.milliseconds * 1e-9;
+    for (const StageTime& stage : r.stages) json["stages_milliseconds"][stage.name] = stage.milliseconds;
+  }
   if (!r.error.empty()) json["error"] = r.error;
   return json;
 }
@@ -153,7 +202,7 @@ int RunKernels(const Options& options) {
   std::vector<KernelResult> results;
   bool all_right = true;
   for (size_t i = 0; i < cases.size(); ++i) {
-    results.push_back(RunCpuCase(cases[i], [&](const std::string& what) {
+    results.push_back(RunCase(cases[i], [&](const std::string& what) {
       std::fprintf(stderr, "case %zu of %zu: %s\n", i + 1, cases.size(), what.c_str());
     }));
     if (results.back().error.empty()) continue;
