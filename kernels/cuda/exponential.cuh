@@ -25,10 +25,12 @@ struct ScaledExponential {
   // Whether z is so small that it was clamped: its exponential is then nothing to compute with.
   __device__ bool IsBelow(float z) const { return z - offset < low; }
 
-  __device__ float operator()(float z) const {
+  __device__ float operator()(float z) const { return WithoutOffset(z - offset); }
+
+  // The same where the offset is 0.
+  __device__ float WithoutOffset(float z) const {
     constexpr float kLog2E = 1.44269502e+00f;
     constexpr float kLog2ERest = 1.92596303e-08f;
-    z -= offset;
     z = fminf(fmaxf(z, low), high);
     const float rounded = __fmaf_rn(z, kLog2E, shift);
     float f = __fmaf_rn(z, kLog2E, shift - rounded);

@@ -64,7 +64,14 @@ __device__ int32_t PlaceOf(const TileRows& tile, Which which, int32_t i) {
   return which == Which::kAll ? i : tile.redo_rows[i];
 }
 
-template <class T, class TIn>
+// Eight elements, which fill whole memory transactions. Rows of padded matrices begin at multiples of eight.
+template <class T>
+struct alignas(16) Eight {
+  T values[8];
+};
+
+// kAligned: rows of hidden states begin at multiples of eight elements too.
+template <class T, class TIn, bool kAligned>
 __global__ void PrepareRowsKernel(const TileRows tile, const TIn* hidden_states) {
   const auto row = static_cast<int32_t>(blockIdx.x);
   const TIn* from = hidden_states + tile.batch_rows[row] * tile.hidden;
@@ -73,13 +80,24 @@ __global__ void PrepareRowsKernel(const TileRows tile, const TIn* hidden_states)
   float largest = 0;
   double target = 0;
   bool finite = true;
-  for (int64_t h = threadIdx.x; h < tile.padded_hidden; h += kThreads) {
-    const T x = h < tile.hidden ? static_cast<T>(Widen(from[h])) : static_cast<T>(0.0f);
-    to[h] = x;
-    if (h >= tile.hidden) continue;
-    finite = finite && isfinite(Widen(x));
-    largest = fmaxf(largest, fabsf(Widen(x)));
-    target += static_cast<double>(Widen(x)) * Widen(own[h]);
+  for (int64_t h = 8 * static_cast<int64_t>(threadIdx.x); h < tile.padded_hidden; h += 8 * kThreads) {
+    Eight<TIn> in{};
+    if constexpr (kAligned) {
+      in = *reinterpret_cast<const Eight<TIn>*>(from + h);
+    } else {
+      for (int i = 0; i < 8 && h + i < tile.hidden; ++i) in.values[i] = from[h + i];
+    }
+    const auto weight = *reinterpret_cast<const Eight<T>*>(own + h);
+    Eight<T> x;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x.values[i] = h + i < tile.hidden ? static_cast<T>(Widen(in.values[i])) : static_cast<T>(0.0f);
+      const float wide = Widen(x.values[i]);
+      finite = finite && isfinite(wide);
+      largest = fmaxf(largest, fabsf(wide));
+      target += static_cast<double>(wide) * Widen(weight.values[i]);
+    }
+    *reinterpret_cast<Eight<T>*>(to + h) = x;
   }
   largest = MaximumOfBlock(largest);
   target = SumOfBlock(target);
@@ -221,8 +239,11 @@ __global__ void ScaleRowsKernel(const TileRows tile, bool use_factor) {
   const float factor = use_factor ? tile.factors[0] : 1.0f;
   const T* from = static_cast<const T*>(tile.x) + row * tile.padded_hidden;
   T* to = static_cast<T*>(tile.scaled_x) + row * tile.padded_hidden;
-  for (int64_t h = threadIdx.x; h < tile.padded_hidden; h += kThreads) {
-    to[h] = static_cast<T>(scale * factor * Widen(from[h]));
+  for (int64_t h = 8 * static_cast<int64_t>(threadIdx.x); h < tile.padded_hidden; h += 8 * kThreads) {
+    Eight<T> x = *reinterpret_cast<const Eight<T>*>(from + h);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x.values[i] = static_cast<T>(scale * factor * Widen(x.values[i]));
+    *reinterpret_cast<Eight<T>*>(to + h) = x;
   }
 }
 
@@ -232,18 +253,25 @@ __global__ void AddTargetsKernel(const TileRows tile, float* gradient) {
   const auto first = static_cast<int32_t>(blockIdx.x);
   const int32_t label = tile.labels[tile.by_label[first]];
   if (first > 0 && tile.labels[tile.by_label[first - 1]] == label) return;
-  const int64_t h = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (h >= tile.hidden) return;
-  float sum = 0;
-  for (int32_t i = first; i < tile.rows; ++i) {
-    const int32_t row = tile.by_label[i];
-    if (tile.labels[row] != label) break;
-    const float share = ShareOf(tile, row);
-    if (share == 0.0f) continue;
-    const float x = Widen(static_cast<const T*>(tile.x)[row * tile.padded_hidden + h]);
-    sum = __fmaf_rn(tile.target_gradients[row] * share, x, sum);
+  for (int64_t h = 8 * static_cast<int64_t>(threadIdx.x); h < tile.padded_hidden; h += 8 * kThreads) {
+    float sums[8] = {};
+    for (int32_t i = first; i < tile.rows; ++i) {
+      const int32_t row = tile.by_label[i];
+      if (tile.labels[row] != label) break;
+      const float share = ShareOf(tile, row);
+      if (share == 0.0f) continue;
+      const float factor = tile.target_gradients[row] * share;
+      const auto x =
+          *reinterpret_cast<const Eight<T>*>(static_cast<const T*>(tile.x) + row * tile.padded_hidden + h);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sums[k] = __fmaf_rn(factor, Widen(x.values[k]), sums[k]);
+    }
+    auto* to = reinterpret_cast<Eight<float>*>(gradient + label * tile.padded_hidden + h);
+    Eight<float> out = *to;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) out.values[k] += sums[k];
+    *to = out;
   }
-  gradient[label * tile.padded_hidden + h] += sum;
 }
 
 __global__ void AddRedoCountKernel(const TileRows tile, int32_t* total) { *total += *tile.redo_count; }
@@ -324,8 +352,11 @@ Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidde
                    cudaStream_t stream) {
   WithType(tile.type, [&](auto type) {
     WithType(hidden_type, [&](auto in) {
-      PrepareRowsKernel<decltype(type)><<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(
-          tile, static_cast<const decltype(in)*>(hidden_states));
+      const auto* from = static_cast<const decltype(in)*>(hidden_states);
+      const bool aligned = tile.hidden % 8 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
+      const auto kernel = aligned ? PrepareRowsKernel<decltype(type), decltype(in), true>
+                                  : PrepareRowsKernel<decltype(type), decltype(in), false>;
+      kernel<<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(tile, from);
     });
   });
   return {cudaGetLastError(), "PrepareRows"};
@@ -361,9 +392,8 @@ Result ScaleRows(const TileRows& tile, cudaStream_t stream) {
 }
 
 Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream) {
-  const dim3 grid(Blocks(tile.rows, 1), Blocks(tile.hidden, kThreads));
   WithType(tile.type, [&](auto type) {
-    AddTargetsKernel<decltype(type)><<<grid, kThreads, 0, stream>>>(tile, gradient);
+    AddTargetsKernel<decltype(type)><<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(tile, gradient);
   });
   return {cudaGetLastError(), "AddTargets"};
 }

@@ -30,6 +30,7 @@ using kernels::cuda::Result;
 
 constexpr int64_t kCheckedRows = 8;
 constexpr double kLossTolerance = 1e-5;
+constexpr double kLogitError = 1e-6;  // of a sum in fp32, for each unit of its magnitude
 constexpr double kLogitDeviation = 1.5;
 constexpr float kZero = 0.0f;
 constexpr float kOne = 1.0f;
@@ -200,7 +201,7 @@ class CudaCase {
     LOSSD_CUDA_PASS_ON(CheckVocabulary());
     result_.tolerance = case_.dtype == DataType::kFloat32 ? 1e-5 : 8e-3;
     const RelativeErrors& error = result_.relative_error;
-    if (!(error.loss < kLossTolerance) || !(error.dx < result_.tolerance) ||
+    if (!(error.loss < kLossTolerance + kLogitError * case_.lse_spread) || !(error.dx < result_.tolerance) ||
         !(error.dw < result_.tolerance)) {
       result_.error = "wrong: relative errors of loss, dX, dW are " + std::to_string(error.loss) + ", " +
                       std::to_string(error.dx) + ", " + std::to_string(error.dw);
@@ -339,8 +340,11 @@ class CudaCase {
       double limit = 0;
       double forward_only = 0;
       double logits = 0;
-      LOSSD_CUDA_PASS_ON(Milliseconds([this] { return Limit(); }, &limit));
+      // The card slows down as it heats up: whoever went first goes second in the next round.
+      const auto time_limit = [&] { return Milliseconds([this] { return Limit(); }, &limit); };
+      if (round % 2 == 0) LOSSD_CUDA_PASS_ON(time_limit());
       LOSSD_CUDA_PASS_ON(Milliseconds([this] { return Step(kernels::WeightGradient::kAccumulate); }, &step));
+      if (round % 2 != 0) LOSSD_CUDA_PASS_ON(time_limit());
       LOSSD_CUDA_PASS_ON(Milliseconds([this] { return LogitsProduct(); }, &logits));
       LOSSD_CUDA_PASS_ON(Milliseconds(
           [this] { return step_->Run(Batch(kernels::WeightGradient::kNone, true), nullptr, nullptr); },

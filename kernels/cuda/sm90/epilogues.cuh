@@ -91,7 +91,8 @@ struct ExponentialsEpilogue : NothingToPrefetch {
         const bool valid = row < rows;
         const int32_t place = !valid ? 0 : row_map == nullptr ? row : row_map[row];
         const int32_t label = labels[place] - first_column;
-        const bool special = (label >= 0 && label < Tile::kBlockN) || first_column + Tile::kBlockN > columns;
+        const bool special = (label >= 0 && label < Tile::kBlockN) ||
+                             first_column + Tile::kBlockN > columns || offsets[place] != 0;
         const ScaledExponential exponential(offsets[place], exponents[place]);
         const float sum = __any_sync(0xFFFFFFFF, special)
                               ? StoreRow<Tile, true>(d[band], half, place, valid, first_column, columns,
@@ -110,7 +111,7 @@ struct ExponentialsEpilogue : NothingToPrefetch {
                             int32_t first_column, int32_t columns, int32_t label,
                             const ScaledExponential& exponential, uint32_t thread) const {
     const auto lane = static_cast<int32_t>(thread % 4);
-    float sum = 0;
+    float sums_of_four[4] = {};  // four chains of additions instead of one
 #pragma unroll
     for (int block = 0; block < Tile::kBlockN / 32; ++block) {
       uint32_t words[4];
@@ -119,13 +120,15 @@ struct ExponentialsEpilogue : NothingToPrefetch {
         float e[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          e[i] = exponential(d[4 * (4 * block + j) + 2 * half + i]);
+          const float z = d[4 * (4 * block + j) + 2 * half + i];
           if constexpr (kSpecial) {
             const int32_t column = 32 * block + 8 * j + 2 * lane + i;
-            if (column == label || first_column + column >= columns) e[i] = 0;
+            e[i] = column == label || first_column + column >= columns ? 0.0f : exponential(z);
+          } else {
+            e[i] = exponential.WithoutOffset(z);
           }
-          sum += e[i];
         }
+        sums_of_four[j] += e[0] + e[1];
         words[j] = PackPair<T>(e[0], e[1]);
       }
       if (exponentials != nullptr) {
@@ -136,7 +139,7 @@ struct ExponentialsEpilogue : NothingToPrefetch {
         }
       }
     }
-    return sum;
+    return (sums_of_four[0] + sums_of_four[1]) + (sums_of_four[2] + sums_of_four[3]);
   }
 };
 

@@ -6,12 +6,16 @@ namespace {
 
 template <class T>
 using Large = ProductTile<T, 128, 256, 2, 4, Cluster::kRows, Major::kK, Major::kMN>;
+// For sizes that Large fills the last wave badly with.
+template <class T>
+using Narrow = ProductTile<T, 128, 192, 2, 5, Cluster::kRows, Major::kK, Major::kMN>;
 template <class T>
 using Medium = ProductTile<T, 128, 128, 2, 6, Cluster::kNone, Major::kK, Major::kMN>;
 template <class T>
 using Small = ProductTile<T, 64, 64, 1, 8, Cluster::kNone, Major::kK, Major::kMN>;
 
 // The time a tile takes is about its area over this.
+constexpr double kSpeedNarrow = 0.94;
 constexpr double kSpeedMedium = 0.8;
 constexpr double kSpeedSmall = 0.5;
 
@@ -44,10 +48,13 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   int32_t multiprocessors = 0;
   LOSSD_CUDA_PASS_ON(Multiprocessors(&multiprocessors));
   const double large = Cost<Large<T>>(tile, multiprocessors, 1.0);
+  const double narrow = Cost<Narrow<T>>(tile, multiprocessors, kSpeedNarrow);
   const double medium = Cost<Medium<T>>(tile, multiprocessors, kSpeedMedium);
   const double small = Cost<Small<T>>(tile, multiprocessors, kSpeedSmall);
-  if (small < medium && small < large) return Launch<Small<T>>(e, weight, shape, epilogue, stream);
-  if (medium < large) return Launch<Medium<T>>(e, weight, shape, epilogue, stream);
+  const double least = std::min({large, narrow, medium, small});
+  if (least == small) return Launch<Small<T>>(e, weight, shape, epilogue, stream);
+  if (least == narrow) return Launch<Narrow<T>>(e, weight, shape, epilogue, stream);
+  if (least == medium) return Launch<Medium<T>>(e, weight, shape, epilogue, stream);
   return Launch<Large<T>>(e, weight, shape, epilogue, stream);
 }
 
