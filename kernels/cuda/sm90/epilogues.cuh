@@ -32,24 +32,12 @@ __device__ inline uint32_t PackPair<__half>(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// The four lanes that share a row hold words of four 16-byte blocks, word i of block j in lane i's w[j];
-// afterwards lane j holds block j.
-__device__ inline uint4 TransposeQuad(const uint32_t (&w)[4]) {
-  const bool high = (threadIdx.x & 2) != 0;
+// The four lanes of a row hold words of two neighbouring 16-byte blocks, word i of each in lane i. Afterwards
+// a pair of lanes holds half a block each: lanes 0 and 2 the first, 1 and 3 the second.
+__device__ inline uint2 ExchangePair(uint32_t first, uint32_t second) {
   const bool odd = (threadIdx.x & 1) != 0;
-  const uint32_t keep0 = high ? w[2] : w[0];
-  const uint32_t keep1 = high ? w[3] : w[1];
-  const uint32_t far0 = __shfl_xor_sync(0xFFFFFFFF, high ? w[0] : w[2], 2);
-  const uint32_t far1 = __shfl_xor_sync(0xFFFFFFFF, high ? w[1] : w[3], 2);
-  const uint32_t own = odd ? keep1 : keep0;                                     // from this lane
-  const uint32_t own_far = odd ? far1 : far0;                                   // from lane ^ 2
-  const uint32_t near = __shfl_xor_sync(0xFFFFFFFF, odd ? keep0 : keep1, 1);    // from lane ^ 1
-  const uint32_t near_far = __shfl_xor_sync(0xFFFFFFFF, odd ? far0 : far1, 1);  // from lane ^ 3
-  const uint32_t a = odd ? near : own;
-  const uint32_t b = odd ? own : near;
-  const uint32_t c = odd ? near_far : own_far;
-  const uint32_t d = odd ? own_far : near_far;
-  return high ? make_uint4(c, d, a, b) : make_uint4(a, b, c, d);
+  const uint32_t near = __shfl_xor_sync(0xFFFFFFFF, odd ? first : second, 1);
+  return odd ? make_uint2(near, second) : make_uint2(first, near);
 }
 
 __device__ inline float SumOfQuad(float value) {
@@ -131,11 +119,13 @@ struct ExponentialsEpilogue : NothingToPrefetch {
         sums_of_four[j] += e[0] + e[1];
         words[j] = PackPair<T>(e[0], e[1]);
       }
-      if (exponentials != nullptr) {
-        const uint4 packed = TransposeQuad(words);
-        const int32_t column = first_column + 32 * block + 8 * lane;
+      if (exponentials == nullptr) continue;
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        const uint2 packed = ExchangePair(words[j], words[j + 1]);
+        const int32_t column = first_column + 32 * block + 8 * j + (lane & 1) * 8 + (lane >> 1) * 4;
         if (valid && column < stride) {
-          *reinterpret_cast<uint4*>(exponentials + place * stride + column) = packed;
+          *reinterpret_cast<uint2*>(exponentials + place * stride + column) = packed;
         }
       }
     }
