@@ -1,5 +1,6 @@
-// The matrix products of a warpgroup: D[64, N] (+)= A[64, 16] B[16, N], operands in shared memory, sums in fp32
-// registers. One specialisation for each N in use and each type of operand; they differ in operand lists only.
+// The matrix products of a warpgroup: D[64, N] (+)= A[64, 16] B[16, N], operands in shared memory, sums in
+// fp32 registers. One specialisation for each N in use and each type of operand; they differ in operand lists
+// only.
 #ifndef LOSSD_KERNELS_CUDA_SM90_WGMMA_CUH_
 #define LOSSD_KERNELS_CUDA_SM90_WGMMA_CUH_
 
