@@ -92,9 +92,10 @@ int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_r
   divider.Take(&b.x, tile_rows * padded * element);
   divider.Take(&b.scaled_x, tile_rows * padded * element);
   if (path == Path::kHopper) {
-    // Maxima are done with before sums begin, and are the more numerous.
-    static_assert(sm90::kMaximumColumns <= sm90::kLogitColumns);
-    divider.Take(&b.partials, CeilDivide(shape.vocab, sm90::kMaximumColumns) * arrays);
+    // Maxima are done with before sums begin.
+    const int64_t pieces =
+        std::max(sm90::MostMaximumTiles(shape.vocab), CeilDivide(shape.vocab, sm90::kLogitColumns));
+    divider.Take(&b.partials, pieces * arrays);
   } else {
     divider.Take(&b.product, tile_rows * padded * static_cast<int64_t>(sizeof(float)));
     divider.Take(&b.library, CublasLt::kWorkspaceBytes);
@@ -195,9 +196,8 @@ Result LinearCrossEntropy::HopperLosses(const Batch& batch, const TileRows& tile
                                         cudaStream_t stream) {
   // fp16 reaches too few powers of two for an estimate of a row's maximum.
   const Maximum maximum = tile.type == DataType::kFloat16 ? Maximum::kOfAll : Maximum::kOfSample;
-  const int64_t columns = maximum == Maximum::kOfAll ? tile.vocab : sm90::SampledRows(tile.vocab);
-  const auto maxima = static_cast<int32_t>(CeilDivide(columns, sm90::kMaximumColumns));
-  const auto all_maxima = static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kMaximumColumns));
+  const int32_t maxima = sm90::MaximumTiles(tile.vocab, Which::kAll, maximum);
+  const int32_t all_maxima = sm90::MaximumTiles(tile.vocab, Which::kRedo, Maximum::kOfAll);
   const auto sums = static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns));
   const bool store = tile.gradient_wanted;
   char* e = store ? b.exponentials : nullptr;

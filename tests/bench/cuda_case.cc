@@ -102,7 +102,10 @@ class CudaCase {
     return {};
   }
 
-  float Scale() const { return 1.0f / static_cast<float>(case_.tokens); }
+  // The mean's; but fp16 has no room for it, as trainers know who scale their losses.
+  float Scale() const {
+    return case_.dtype == DataType::kFloat16 ? 1.0f : 1.0f / static_cast<float>(case_.tokens);
+  }
 
   // All weights get 1 in their first column, so that the first element of a hidden state moves all of its
   // logits.

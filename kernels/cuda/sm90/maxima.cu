@@ -4,9 +4,16 @@
 namespace lossd::kernels::cuda::sm90 {
 namespace {
 
-// Few columns, so that a sample of the vocabulary still keeps the device busy.
+constexpr int64_t kNarrowColumns = 64;
+constexpr int64_t kLargeColumns = 192;
+
+// For all rows and the whole vocabulary, which only fp16 heads need.
+using Large = ProductTile<__half, 256, kLargeColumns, 2, 4, Cluster::kRows, Major::kK, Major::kK>;
+// Few columns, so that a sample of the vocabulary, or a few rows, still keep the device busy.
 template <class T>
-using Narrow = ProductTile<T, 128, kMaximumColumns, 2, 8, Cluster::kNone, Major::kK, Major::kK>;
+using Narrow = ProductTile<T, 128, kNarrowColumns, 2, 8, Cluster::kNone, Major::kK, Major::kK>;
+
+int64_t SampledRows(int64_t vocab) { return std::min(vocab, kSampleRows); }
 
 template <class T>
 Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride,
@@ -24,12 +31,24 @@ Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, i
   shape.device_m = redo ? tile.redo_count : nullptr;
   const Operand x{redo ? tile.scaled_x : tile.x, tile.hidden, tile.rows, tile.padded_hidden};
   const Operand weight{tile.weight, tile.hidden, sampled, tile.vocab / sampled * tile.padded_hidden};
+  if constexpr (kDataType<T> == DataType::kFloat16) {
+    if (which == Which::kAll && maximum == Maximum::kOfAll) {
+      shape.group = 8;
+      return Launch<Large>(x, weight, shape, epilogue, stream);
+    }
+  }
   return Launch<Narrow<T>>(x, weight, shape, epilogue, stream);
 }
 
 }  // namespace
 
-int64_t SampledRows(int64_t vocab) { return std::min(vocab, kSampleRows); }
+int32_t MaximumTiles(int64_t vocab, Which which, Maximum maximum) {
+  if (maximum == Maximum::kOfSample)
+    return static_cast<int32_t>(CeilDivide(SampledRows(vocab), kNarrowColumns));
+  return static_cast<int32_t>(CeilDivide(vocab, which == Which::kAll ? kLargeColumns : kNarrowColumns));
+}
+
+int64_t MostMaximumTiles(int64_t vocab) { return CeilDivide(vocab, kNarrowColumns); }
 
 Result FindMaxima(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride,
                   cudaStream_t stream) {

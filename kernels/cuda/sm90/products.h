@@ -15,19 +15,17 @@ namespace lossd::kernels::cuda::sm90 {
 // Columns of the vocabulary whose sums of E are one entry of `sums`. The same in every variant, so that a
 // row's sum is added up in the same order however many rows there are.
 inline constexpr int64_t kLogitColumns = 192;
-// The same for maxima.
-inline constexpr int64_t kMaximumColumns = 64;
-
 // E [rows, stride], or null if only the sums are wanted; sums [vocab / kLogitColumns, rounded
 // up][sums_stride]. For kRedo x is tile.scaled_x, where GatherRedoRows put the rows; what it makes goes where
 // they came from.
 Result MultiplyLogits(const TileRows& tile, Which which, void* exponentials, int64_t stride, float* sums,
                       int64_t sums_stride, cudaStream_t stream);
 
-// The largest logits, maxima [columns / kMaximumColumns, rounded up][stride], over the whole vocabulary or
-// over kSampleRows rows of W that are spread evenly.
+// The largest logits of each row in each of MaximumTiles pieces, maxima [pieces][stride], over the whole
+// vocabulary or over kSampleRows rows of W that are spread evenly. At most MostMaximumTiles pieces.
 inline constexpr int64_t kSampleRows = 128;
-int64_t SampledRows(int64_t vocab);
+int32_t MaximumTiles(int64_t vocab, Which which, Maximum maximum);
+int64_t MostMaximumTiles(int64_t vocab);
 Result FindMaxima(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride,
                   cudaStream_t stream);
 
