@@ -63,6 +63,15 @@ class Usage(unittest.TestCase):
             self.assertEqual(os.listdir(folder), ["pipe"])
             self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
 
+    @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "there is a GPU")
+    def test_a_gpu_that_is_not_there_is_an_error_that_says_so_and_auto_takes_the_cpu(self):
+        result = run("--device=cuda:0", "--listen=127.0.0.1:0", "--metrics_listen=")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("cuda:0: ", result.stderr)
+        with LossdServer(BINARY, "--device=auto") as server:
+            self.assertIn("using the CPU", server.log())
+            self.assertIn("device=\"CPU", server.log())
+
     @unittest.skipIf("OMP_WAIT_POLICY" in os.environ, "the server keeps what its environment says")
     def test_the_server_leaves_the_processors_to_others_between_products(self):
         with LossdServer(BINARY) as server:
