@@ -262,8 +262,9 @@ Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows&
     const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), true};
     const BlasOperand x{tile.scaled_x, tile.type, tile.padded_hidden, false};
     CublasLt::Factors factors{&kOne, overwrite ? &kZero : &kOne, false};
-    if (tile.type == DataType::kFloat16)
+    if (tile.type == DataType::kFloat16) {
       factors = {tile.factors + 1, tile.factors + (overwrite ? 2 : 3), true};
+    }
     LOSSD_CUDA_PASS_ON(library_->Multiply(tile.vocab, tile.padded_hidden, tile.rows, e, x, batch.dw,
                                           DataType::kFloat32, tile.padded_hidden, factors, b.library,
                                           stream));

@@ -143,8 +143,9 @@ class CudaBackend : public HeadBackend {
   absl::StatusOr<BatchReport> ProcessBatch(const RowBatch& batch,
                                            absl::FunctionRef<void()> on_input_gradients) override {
     BatchReport report;
-    if (const Result result = Process(batch, on_input_gradients, &report); !result.ok())
+    if (const Result result = Process(batch, on_input_gradients, &report); !result.ok()) {
       return DeviceFailed(result);
+    }
     return report;
   }
 
@@ -303,8 +304,9 @@ class CudaDevice : public Device {
         LOSSD_CUDA_PASS_ON(Event::Create(event));
       }
     }
-    for (Stream* stream : {&d.copying, &d.computing, &d.returning})
+    for (Stream* stream : {&d.copying, &d.computing, &d.returning}) {
       LOSSD_CUDA_PASS_ON(Stream::Create(stream));
+    }
     staging_bytes_ = 2 * (most.in_bytes + most.out_bytes);
     size_t free = 0;
     size_t total = 0;

@@ -423,8 +423,9 @@ class CudaCase {
 
 KernelResult RunCudaCase(const KernelCase& kernel_case, const Progress& progress) {
   KernelResult result;
-  if (const Result run = CudaCase(kernel_case, progress, &result).Run(); !run.ok())
+  if (const Result run = CudaCase(kernel_case, progress, &result).Run(); !run.ok()) {
     result.error = run.message();
+  }
   return result;
 }
 

@@ -210,8 +210,9 @@ bool CanRun(Path path, DataType weight_type) {
 
 CudaOutcome RunCudaStep(const Problem& problem, const CudaOptions& options) {
   CudaOutcome outcome;
-  if (const Result result = Runner(problem, options).Run(&outcome); !result.ok())
+  if (const Result result = Runner(problem, options).Run(&outcome); !result.ok()) {
     outcome.error = result.message();
+  }
   return outcome;
 }
 

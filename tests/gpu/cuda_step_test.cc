@@ -177,17 +177,12 @@ TEST_P(CudaStep, RowsDoNotDependOnTheRowsBesideThem) {
   CudaOptions options = Options();
   options.tile_rows = 1300;
   const CudaOutcome expected = Run(whole, options);
-  for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{{0, 1},
-                                                                             {1299, 1},
-                                                                             {500, 1},
-                                                                             {3, 2},
-                                                                             {7, 64},
-                                                                             {100, 65},
-                                                                             {33, 128},
-                                                                             {800, 129},
-                                                                             {11, 300},
-                                                                             {5, 520},
-                                                                             {1, 1299}}) {
+  const std::vector<std::pair<int64_t, int64_t>> parts = {{0, 1},    {1299, 1}, {500, 1},  {3, 2},
+                                                          {7, 64},   {100, 65}, {33, 128}, {800, 129},
+                                                          {11, 300}, {5, 520},  {1, 1299}};
+  for (const auto& range : parts) {
+    const int64_t first = range.first;
+    const int64_t count = range.second;
     SCOPED_TRACE("rows " + std::to_string(first) + " + " + std::to_string(count));
     Problem part = whole;
     part.shape.tokens = count;
