@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/cpu/parallel.h"
+#include "kernels/row_range.h"
 
 namespace lossd::kernels::cpu {
 namespace {
@@ -13,8 +14,7 @@ namespace {
 // The first block's maximum m bounds the row's sum from below: it is at least 2^-kHeadroom. Sums up to
 // kLargestSum are accepted, so a row is done again only if its log-sum-exp lies more than 104 ln 2 = 72 above
 // m. Both ends are far enough inside fp32's range for the products with W and X.
-constexpr int32_t kHeadroom = 40;
-constexpr double kLargestSum = 0x1p64;
+
 // Beyond this an fp32 logit has no fraction: only differences to the maximum are meaningful.
 constexpr float kLargestPlainLogit = 0x1p24f;
 
@@ -27,10 +27,6 @@ constexpr int64_t kColumnsPerTask = 64;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr double kLn2 = 0.693147180559945309417;
-
-// Beyond these, of g max|x| and v max|x|, a row counts as overflowed: sums over 2^24 rows stay finite.
-constexpr double kLargestContribution = 0x1p100;
-constexpr double kLargestScaledRow = 0x1p120;
 
 // Through the bits, which order like the magnitudes: compilers vectorise that. NaN counts as largest.
 float LargestMagnitude(const float* values, int64_t count) {

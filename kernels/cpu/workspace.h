@@ -6,11 +6,9 @@
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/simd_kernels.h"
+#include "kernels/rounding.h"
 
 namespace lossd::kernels::cpu {
-
-constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDivide(a, b) * b; }
 
 // Panels of the widest instruction set divide this.
 inline constexpr int64_t kColumnAlignment = 32;

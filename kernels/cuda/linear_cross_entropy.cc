@@ -12,9 +12,6 @@ constexpr int64_t kMostPortableRows = 1024;
 constexpr float kZero = 0.0f;
 constexpr float kOne = 1.0f;
 
-constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDivide(a, b) * b; }
-
 // Gives out pieces of a workspace, or only adds up their sizes if there is none.
 class Divider {
  public:
@@ -33,6 +30,19 @@ class Divider {
   int64_t used_ = 0;
 };
 
+// Fills by_label for tiles of `tile_rows` rows.
+void OrderByLabel(int64_t tile_rows, BatchRows* batch) {
+  batch->by_label.resize(static_cast<size_t>(batch->rows));
+  for (int64_t first = 0; first < batch->rows; first += tile_rows) {
+    const auto begin = batch->by_label.begin() + first;
+    const auto end = begin + std::min(tile_rows, batch->rows - first);
+    std::iota(begin, end, 0);
+    std::stable_sort(begin, end, [&](int32_t a, int32_t b) {
+      return batch->labels[static_cast<size_t>(first + a)] < batch->labels[static_cast<size_t>(first + b)];
+    });
+  }
+}
+
 }  // namespace
 
 Result BestPath(DataType weight_type, Path* path) {
@@ -48,16 +58,20 @@ Result BestPath(DataType weight_type, Path* path) {
   return {};
 }
 
-void OrderByLabel(int64_t tile_rows, BatchRows* batch) {
-  batch->by_label.resize(static_cast<size_t>(batch->rows));
-  for (int64_t first = 0; first < batch->rows; first += tile_rows) {
-    const auto begin = batch->by_label.begin() + first;
-    const auto end = begin + std::min(tile_rows, batch->rows - first);
-    std::iota(begin, end, 0);
-    std::stable_sort(begin, end, [&](int32_t a, int32_t b) {
-      return batch->labels[static_cast<size_t>(first + a)] < batch->labels[static_cast<size_t>(first + b)];
-    });
+BatchRows ValidRows(const int64_t* labels, int64_t tokens, int64_t ignore_index, float gradient_scale,
+                    int64_t tile_rows) {
+  BatchRows valid;
+  valid.batch_rows.reserve(static_cast<size_t>(tokens));
+  valid.labels.reserve(static_cast<size_t>(tokens));
+  for (int64_t i = 0; i < tokens; ++i) {
+    if (labels[i] == ignore_index) continue;
+    valid.batch_rows.push_back(static_cast<int32_t>(i));
+    valid.labels.push_back(static_cast<int32_t>(labels[i]));
   }
+  valid.rows = static_cast<int64_t>(valid.labels.size());
+  valid.gradient_scales.assign(valid.labels.size(), gradient_scale);
+  OrderByLabel(tile_rows, &valid);
+  return valid;
 }
 
 struct LinearCrossEntropy::Buffers {

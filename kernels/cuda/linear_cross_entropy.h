@@ -16,6 +16,7 @@
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/rounding.h"
 
 namespace lossd::kernels::cuda {
 
@@ -26,9 +27,7 @@ Result BestPath(DataType weight_type, Path* path);
 
 // Rows of W, of its gradient and of what the step keeps of X are padded to this many elements.
 inline constexpr int64_t kHiddenAlignment = 8;
-constexpr int64_t PaddedHidden(int64_t hidden) {
-  return (hidden + kHiddenAlignment - 1) / kHiddenAlignment * kHiddenAlignment;
-}
+constexpr int64_t PaddedHidden(int64_t hidden) { return RoundUp(hidden, kHiddenAlignment); }
 
 // Labels, row numbers and factors of a batch as the step wants them: the valid rows only, cut into tiles.
 struct BatchRows {
@@ -40,8 +39,10 @@ struct BatchRows {
   std::vector<int32_t> by_label;       // [rows], within each tile
 };
 
-// Fills by_label for tiles of `tile_rows` rows.
-void OrderByLabel(int64_t tile_rows, BatchRows* batch);
+// The rows of [tokens] labels that are not ignore_index, ordered for tiles of `tile_rows` rows; all with this
+// scale, all counting in dW.
+BatchRows ValidRows(const int64_t* labels, int64_t tokens, int64_t ignore_index, float gradient_scale,
+                    int64_t tile_rows);
 
 class LinearCrossEntropy {
  public:

@@ -28,41 +28,29 @@ struct DestroyEvent {
 };
 }  // namespace internal
 
+// Memory that `kAllocate` gives and `Free` takes back.
+template <cudaError_t (*kAllocate)(void**, size_t), class Free>
+class Buffer {
+ public:
+  static Result Create(int64_t bytes, Buffer* buffer) {
+    void* pointer = nullptr;
+    LOSSD_CUDA_TRY(kAllocate(&pointer, static_cast<size_t>(bytes > 0 ? bytes : 1)));
+    buffer->memory_.reset(pointer);
+    buffer->bytes_ = bytes;
+    return {};
+  }
+  void* data() const { return memory_.get(); }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::unique_ptr<void, Free> memory_;
+  int64_t bytes_ = 0;
+};
+
 // Memory of the current device, aligned to 256 bytes.
-class DeviceBuffer {
- public:
-  static Result Create(int64_t bytes, DeviceBuffer* buffer) {
-    void* pointer = nullptr;
-    LOSSD_CUDA_TRY(cudaMalloc(&pointer, static_cast<size_t>(bytes > 0 ? bytes : 1)));
-    buffer->memory_.reset(pointer);
-    buffer->bytes_ = bytes;
-    return {};
-  }
-  void* data() const { return memory_.get(); }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::unique_ptr<void, internal::FreeDevice> memory_;
-  int64_t bytes_ = 0;
-};
-
+using DeviceBuffer = Buffer<cudaMalloc, internal::FreeDevice>;
 // Page-locked memory of the host: copies from and to it run beside everything else.
-class PinnedBuffer {
- public:
-  static Result Create(int64_t bytes, PinnedBuffer* buffer) {
-    void* pointer = nullptr;
-    LOSSD_CUDA_TRY(cudaMallocHost(&pointer, static_cast<size_t>(bytes > 0 ? bytes : 1)));
-    buffer->memory_.reset(pointer);
-    buffer->bytes_ = bytes;
-    return {};
-  }
-  void* data() const { return memory_.get(); }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::unique_ptr<void, internal::FreePinned> memory_;
-  int64_t bytes_ = 0;
-};
+using PinnedBuffer = Buffer<cudaMallocHost, internal::FreePinned>;
 
 class Stream {
  public:

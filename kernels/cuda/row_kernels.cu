@@ -5,18 +5,15 @@
 
 #include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/row_kernels.h"
+#include "kernels/rounding.h"
+#include "kernels/row_range.h"
 
 namespace lossd::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr double kLargestSum = 0x1p64;
-// As on the CPU: beyond these, of g max|x| and v max|x|, a row counts as overflowed.
-constexpr double kLargestContribution = 0x1p100;
-constexpr double kLargestScaledRow = 0x1p120;
 // Products of finite numbers whose magnitudes stay below this have finite sums.
 constexpr double kLargestLogit = 0x1p126;
-constexpr int32_t kHeadroom = 40;
 // Beyond this the exponent would leave the integers that the splitting of e^z works with.
 constexpr float kLargestPlainLogit = 0x1p20f;
 
@@ -343,7 +340,7 @@ void WithType(DataType type, Function function) {
 }
 
 unsigned Blocks(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
+  return static_cast<unsigned>(CeilDivide(count, per_block));
 }
 
 }  // namespace

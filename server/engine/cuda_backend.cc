@@ -111,6 +111,8 @@ class CudaBackend : public HeadBackend {
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(float), &weight_largest_));
     LOSSD_CUDA_TRY(
         cudaMemset(weights_.data(), 0, static_cast<size_t>(weights_.bytes())));  // the padding stays so
+    // The device's own streams do not wait for the one that this went to.
+    LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
     return {};
   }
 
@@ -181,19 +183,13 @@ class CudaBackend : public HeadBackend {
 
   // The valid rows, with arrays that the device wants. Returns how many there are.
   int64_t FillArrays(const RowBatch& batch, const SlotLayout& layout, char* in) const {
-    kernels::cuda::BatchRows rows;
-    for (int64_t i = 0; i < batch.tokens; ++i) {
-      if (batch.labels[i] == batch.ignore_index) continue;
-      rows.batch_rows.push_back(static_cast<int32_t>(i));
-      rows.labels.push_back(static_cast<int32_t>(batch.labels[i]));
-    }
-    rows.rows = static_cast<int64_t>(rows.labels.size());
-    OrderByLabel(step_.tile_rows(), &rows);
+    const kernels::cuda::BatchRows rows = kernels::cuda::ValidRows(
+        batch.labels, batch.tokens, batch.ignore_index, batch.gradient_scale, step_.tile_rows());
     const auto bytes = static_cast<size_t>(rows.rows) * sizeof(int32_t);
     std::memcpy(in + layout.batch_rows, rows.batch_rows.data(), bytes);
     std::memcpy(in + layout.labels, rows.labels.data(), bytes);
     std::memcpy(in + layout.by_label, rows.by_label.data(), bytes);
-    std::fill_n(reinterpret_cast<float*>(in + layout.gradient_scales), rows.rows, batch.gradient_scale);
+    std::memcpy(in + layout.gradient_scales, rows.gradient_scales.data(), bytes);
     return rows.rows;
   }
 

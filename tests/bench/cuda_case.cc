@@ -29,6 +29,7 @@ using kernels::cuda::Path;
 using kernels::cuda::Result;
 
 constexpr int64_t kCheckedRows = 8;
+constexpr int64_t kIgnoreIndex = -100;
 constexpr double kLossTolerance = 1e-5;
 constexpr double kLogitError = 1e-6;  // of a sum in fp32, for each unit of its magnitude
 constexpr double kLogitDeviation = 1.5;
@@ -91,14 +92,11 @@ class CudaCase {
     std::mt19937_64 generator(3);
     std::uniform_int_distribution<int64_t> label(0, case_.vocab - 1);
     std::uniform_real_distribution<double> share(0, 1);
-    for (int64_t i = 0; i < case_.tokens; ++i) {
-      const auto y = static_cast<int32_t>(label(generator));
-      if (share(generator) < case_.ignored) continue;
-      rows_.batch_rows.push_back(static_cast<int32_t>(i));
-      rows_.labels.push_back(y);
+    token_labels_.resize(static_cast<size_t>(case_.tokens));
+    for (int64_t& y : token_labels_) {
+      y = label(generator);
+      if (share(generator) < case_.ignored) y = kIgnoreIndex;
     }
-    rows_.rows = static_cast<int64_t>(rows_.labels.size());
-    rows_.gradient_scales.assign(static_cast<size_t>(rows_.rows), Scale());
     return {};
   }
 
@@ -142,7 +140,7 @@ class CudaCase {
     LOSSD_CUDA_PASS_ON(
         DeviceBuffer::Create(LinearCrossEntropy::WorkspaceBytes(shape_, path_, tile_rows), &workspace_));
     step_ = std::make_unique<LinearCrossEntropy>(shape_, path_, tile_rows, workspace_.data(), library_.get());
-    OrderByLabel(tile_rows, &rows_);
+    rows_ = kernels::cuda::ValidRows(token_labels_.data(), case_.tokens, kIgnoreIndex, Scale(), tile_rows);
     LOSSD_CUDA_PASS_ON(Copy(rows_.batch_rows, &batch_rows_));
     LOSSD_CUDA_PASS_ON(Copy(rows_.labels, &labels_));
     LOSSD_CUDA_PASS_ON(Copy(rows_.by_label, &by_label_));
@@ -410,6 +408,7 @@ class CudaCase {
   Path path_ = Path::kPortable;
   std::unique_ptr<CublasLt> library_;
   std::unique_ptr<LinearCrossEntropy> step_;
+  std::vector<int64_t> token_labels_;
   BatchRows rows_;
   std::vector<float> host_weight_;
   size_t free_before_ = 0;

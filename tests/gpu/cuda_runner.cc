@@ -75,18 +75,11 @@ std::vector<unsigned char> PadRows(const std::vector<unsigned char>& rows, int64
   return padded;
 }
 
-BatchRows ValidRows(const Problem& problem, const CudaOptions& options, int64_t tile_rows) {
-  BatchRows rows;
-  for (int64_t i = 0; i < problem.shape.tokens; ++i) {
-    const int64_t label = problem.labels[static_cast<size_t>(i)];
-    if (label == kIgnoreIndex) continue;
-    rows.batch_rows.push_back(static_cast<int32_t>(i));
-    rows.labels.push_back(static_cast<int32_t>(label));
-    rows.gradient_scales.push_back(problem.gradient_scale);
-    if (!options.shares.empty()) rows.shares.push_back(options.shares[static_cast<size_t>(i)]);
-  }
-  rows.rows = static_cast<int64_t>(rows.labels.size());
-  OrderByLabel(tile_rows, &rows);
+BatchRows SelectRows(const Problem& problem, const CudaOptions& options, int64_t tile_rows) {
+  BatchRows rows = cuda::ValidRows(problem.labels.data(), problem.shape.tokens, kIgnoreIndex,
+                                   problem.gradient_scale, tile_rows);
+  if (options.shares.empty()) return rows;
+  for (const int32_t row : rows.batch_rows) rows.shares.push_back(options.shares[static_cast<size_t>(row)]);
   return rows;
 }
 
@@ -100,7 +93,7 @@ class Runner {
     const int64_t element = SizeOf(problem_.weight_type);
     const int64_t tile_rows = options_.tile_rows == 0 ? tokens : options_.tile_rows;
     const LinearCrossEntropy::Shape shape{vocab, hidden, problem_.weight_type};
-    rows_ = ValidRows(problem_, options_, tile_rows);
+    rows_ = SelectRows(problem_, options_, tile_rows);
     const int64_t dx_bytes = tokens * hidden * SizeOf(options_.dx_type);
 
     GuardedBuffer weight, hidden_states, workspace, losses, log_sum_exps, dx, dw, largest, redone;

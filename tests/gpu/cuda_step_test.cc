@@ -14,6 +14,7 @@ namespace {
 using cuda::Path;
 using testing::CudaOptions;
 using testing::CudaOutcome;
+using testing::Describe;
 using testing::kIgnoreIndex;
 using testing::Problem;
 using testing::RandomProblem;
@@ -21,6 +22,8 @@ using testing::Reference;
 using testing::RelativeError;
 using testing::RunCudaStep;
 using testing::RunReference;
+using testing::SameBits;
+using testing::SetLogit;
 using testing::Shape;
 
 struct Variant {
@@ -62,15 +65,6 @@ class CudaStep : public ::testing::TestWithParam<Variant> {
     EXPECT_LT(RelativeError(outcome.dw, reference.dw), Tolerance());
   }
 };
-
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-std::string Describe(const Shape& shape) {
-  return std::to_string(shape.tokens) + "x" + std::to_string(shape.vocab) + "x" +
-         std::to_string(shape.hidden);
-}
 
 TEST_P(CudaStep, SmallShapesAgreeWithTheReference) {
   for (const Shape& shape :
@@ -209,20 +203,6 @@ TEST_P(CudaStep, TheSameCallsGiveTheSameBits) {
     EXPECT_TRUE(SameBits(again.dx, first.dx));
     EXPECT_TRUE(SameBits(again.dw, first.dw));
   }
-}
-
-// Makes the logit of entry `entry` in row `row` about `value`, alone.
-void SetLogit(Problem& problem, int64_t row, int64_t entry, float value) {
-  const int64_t hidden = problem.shape.hidden;
-  std::vector<float> weight = problem.Weight();
-  std::vector<float> x = problem.HiddenStates();
-  const int64_t column = hidden - 1 - row;
-  for (int64_t v = 0; v < problem.shape.vocab; ++v) weight[static_cast<size_t>(v * hidden + column)] = 0.0f;
-  for (int64_t r = 0; r < problem.shape.tokens; ++r) x[static_cast<size_t>(r * hidden + column)] = 0.0f;
-  weight[static_cast<size_t>(entry * hidden + column)] = value;
-  x[static_cast<size_t>(row * hidden + column)] = 1.0f;
-  problem.weight = testing::Narrowed(problem.weight_type, weight);
-  problem.hidden_states = testing::Narrowed(problem.hidden_type, x);
 }
 
 TEST_P(CudaStep, SmallRowsFarAboveTheSampleAreRedoneExactlyAndLeaveTheOthersAlone) {

@@ -5,10 +5,10 @@ namespace lossd::kernels::cuda::sm90 {
 namespace {
 
 template <class T>
-using Large = ProductTile<T, 128, 256, 2, 4, Cluster::kRows, Major::kK, Major::kMN>;
+using Large = ProductTile<T, 128, 256, 2, 4, Cluster::kPair, Major::kK, Major::kMN>;
 // For sizes that Large fills the last wave badly with.
 template <class T>
-using Narrow = ProductTile<T, 128, 192, 2, 5, Cluster::kRows, Major::kK, Major::kMN>;
+using Narrow = ProductTile<T, 128, 192, 2, 5, Cluster::kPair, Major::kK, Major::kMN>;
 template <class T>
 using Medium = ProductTile<T, 128, 128, 2, 6, Cluster::kNone, Major::kK, Major::kMN>;
 template <class T>

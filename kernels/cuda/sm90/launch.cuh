@@ -8,6 +8,7 @@
 #include "kernels/cuda/sm90/epilogues.cuh"
 #include "kernels/cuda/sm90/product.cuh"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/rounding.h"
 
 namespace lossd::kernels::cuda::sm90 {
 
@@ -33,14 +34,16 @@ struct Operand {
   int64_t stride = 0;
 };
 
-constexpr int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// Tiles of a product, each the work of one cluster.
+template <class Tile>
+int64_t ClusterTiles(int64_t m, int64_t n) {
+  return CeilDivide(m, Tile::kBlockM * Tile::kBlocks) * CeilDivide(n, Tile::kBlockN);
+}
 
-// Tiles of a product, in waves of what the device takes at once.
+// The same in waves of what the device takes at once.
 template <class Tile>
 int64_t Waves(int64_t m, int64_t n, int64_t multiprocessors) {
-  const int64_t tiles =
-      CeilDivide(m, Tile::kBlockM * Tile::kClusterM) * CeilDivide(n, Tile::kBlockN * Tile::kClusterN);
-  return CeilDivide(tiles, multiprocessors / Tile::kBlocks);
+  return CeilDivide(ClusterTiles<Tile>(m, n), multiprocessors / Tile::kBlocks);
 }
 
 template <class Tile, class Epilogue>
@@ -58,8 +61,7 @@ Result Launch(const Operand& a, const Operand& b, const ProductShape& shape, con
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes));
   int32_t multiprocessors = 0;
   LOSSD_CUDA_PASS_ON(Multiprocessors(&multiprocessors));
-  const int64_t clusters = CeilDivide(shape.m, Tile::kBlockM * Tile::kClusterM) *
-                           CeilDivide(shape.n, Tile::kBlockN * Tile::kClusterN);
+  const int64_t clusters = ClusterTiles<Tile>(shape.m, shape.n);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(
       static_cast<unsigned>(std::min<int64_t>(clusters, multiprocessors / Tile::kBlocks) * Tile::kBlocks));

@@ -5,7 +5,7 @@ namespace lossd::kernels::cuda::sm90 {
 namespace {
 
 template <class T>
-using Large = ProductTile<T, 256, kLogitColumns, 2, 4, Cluster::kRows, Major::kK, Major::kK>;
+using Large = ProductTile<T, 256, kLogitColumns, 2, 4, Cluster::kPair, Major::kK, Major::kK>;
 template <class T>
 using Medium = ProductTile<T, 128, kLogitColumns, 2, 5, Cluster::kNone, Major::kK, Major::kK>;
 template <class T>

@@ -1,8 +1,8 @@
 // One persistent, warp-specialised matrix product for Hopper: D[M, N] = A[M, K] B[K, N] with bf16 or fp16
 // operands and fp32 sums that never leave the registers before the epilogue has them.
 //
-// One warp copies tiles of A and B into a ring of shared-memory stages; one, two or three warpgroups multiply
-// them, each its own rows of the tile. Two blocks of a cluster share the operand that they have in common.
+// One warp copies tiles of A and B into a ring of shared-memory stages; one or two warpgroups multiply
+// them, each its own rows of the tile. Two blocks of a cluster, one below the other, share B.
 //
 // Every element of D is one chain of sums along k in steps of 16, whatever the sizes and the tile: its bits
 // depend on its own row of A and column of B only.
@@ -14,12 +14,8 @@
 
 namespace lossd::kernels::cuda::sm90 {
 
-// Who shares an operand with its neighbour in a cluster of two.
-enum class Cluster {
-  kNone,
-  kRows,     // two blocks one below the other share B
-  kColumns,  // two blocks side by side share A
-};
+// Whether two blocks, one below the other, form a cluster in which each copies half of B for both.
+enum class Cluster { kNone, kPair };
 
 template <class T_, int kBlockM_, int kBlockN_, int kConsumers_, int kStages_, Cluster kCluster_,
           Major kMajorA_, Major kMajorB_>
@@ -35,8 +31,6 @@ struct ProductTile {
   static constexpr Major kMajorB = kMajorB_;
 
   static constexpr int kBlocks = kCluster == Cluster::kNone ? 1 : 2;
-  static constexpr int kClusterM = kCluster == Cluster::kRows ? 2 : 1;
-  static constexpr int kClusterN = kCluster == Cluster::kColumns ? 2 : 1;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kRowsPerConsumer = kBlockM / kConsumers;
   static constexpr int kBands = kRowsPerConsumer / 64;  // products of 64 rows that a consumer makes
@@ -44,12 +38,13 @@ struct ProductTile {
   static constexpr int kStageBytesB = kBlockN * kBlockK * 2;
   static constexpr int kStageBytes = kStageBytesA + kStageBytesB;
   static constexpr int kSharedBytes = kStages * kStageBytes + 1024 + 2 * 8 * kStages;
-  static_assert(kBlockM % (64 * kConsumers) == 0 && kBlockN % 64 == 0 && kSharedBytes <= 232448);
+  static_assert(kConsumers <= 2 && kBlockM % (64 * kConsumers) == 0 && kBlockN % 64 == 0 &&
+                kSharedBytes <= 232448);
 
   // Boxes that the tensor maps of A and B must be made with: {inner, outer} elements.
   static constexpr int kBoxInner = 64;
-  static constexpr int kBoxOuterA = kMajorA == Major::kK ? kBlockM / kClusterN : kBlockK / kClusterN;
-  static constexpr int kBoxOuterB = kMajorB == Major::kK ? kBlockN / kClusterM : kBlockK / kClusterM;
+  static constexpr int kBoxOuterA = kMajorA == Major::kK ? kBlockM : kBlockK;
+  static constexpr int kBoxOuterB = (kMajorB == Major::kK ? kBlockN : kBlockK) / kBlocks;
 
   using Accumulators = float[kBands][kBlockN / 2];
 };
@@ -62,32 +57,43 @@ struct ProductShape {
   int32_t k = 0;
   int32_t group = 1;
   const int32_t* device_m = nullptr;  // if set, the number of rows is read from here; m is the most
-  uint64_t keep_a = kKeepNormal;
-  uint64_t keep_b = kKeepNormal;
 };
 
-struct TileIndex {
-  int32_t m = 0;
-  int32_t n = 0;
+// Where a tile begins in D.
+struct TileOrigin {
+  int32_t row = 0;
+  int32_t column = 0;
 };
 
+// Which tiles a block works on: every clusters-th, beginning with its own number.
+template <class Tile>
 class TileOrder {
  public:
-  __device__ TileOrder(int32_t m_tiles, int32_t n_tiles, int32_t group)
-      : m_tiles_(m_tiles), n_tiles_(n_tiles), group_(group) {}
-  __device__ int32_t tiles() const { return m_tiles_ * n_tiles_; }
-  __device__ TileIndex At(int32_t index) const {
+  __device__ TileOrder(const ProductShape& shape, int32_t rows, uint32_t rank)
+      : m_tiles_(Tiles(rows, Tile::kBlockM * Tile::kBlocks)),
+        n_tiles_(Tiles(shape.n, Tile::kBlockN)),
+        group_(shape.group),
+        rank_(static_cast<int32_t>(rank)) {}
+
+  __device__ int32_t first() const { return static_cast<int32_t>(blockIdx.x) / Tile::kBlocks; }
+  __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / Tile::kBlocks; }
+  __device__ int32_t end() const { return m_tiles_ * n_tiles_; }
+  __device__ TileOrigin At(int32_t index) const {
     const int32_t column = group_ * n_tiles_;
     const int32_t first = index / column * group_;
     const int32_t height = min(group_, m_tiles_ - first);
     const int32_t within = index % column;
-    return {first + within % height, within / height};
+    const int32_t m = (first + within % height) * Tile::kBlocks + rank_;
+    return {m * Tile::kBlockM, within / height * Tile::kBlockN};
   }
 
  private:
+  __device__ static int32_t Tiles(int32_t extent, int32_t tile) { return (extent + tile - 1) / tile; }
+
   int32_t m_tiles_;
   int32_t n_tiles_;
   int32_t group_;
+  int32_t rank_;
 };
 
 // The ring of stages in shared memory.
@@ -115,25 +121,15 @@ struct Ring {
 // Copies one stage of an operand: its own half into both blocks of the cluster, where they share it.
 template <Major kMajor, int kExtent, bool kShared>
 __device__ void CopyOperand(uint32_t to, const CUtensorMap* map, int32_t first, int32_t k, uint32_t full,
-                            uint32_t rank, uint64_t keep) {
-  constexpr uint16_t kBoth = 3;
+                            uint32_t rank) {
   if constexpr (kMajor == Major::kK) {
-    if constexpr (kShared) {
-      const int32_t half = static_cast<int32_t>(rank) * (kExtent / 2);
-      CopyBoxToCluster(to + half * 128, map, k, first + half, full, kBoth, keep);
-    } else {
-      CopyBox(to, map, k, first, full, keep);
-    }
+    const int32_t half = kShared ? static_cast<int32_t>(rank) * (kExtent / 2) : 0;
+    CopyBox<kShared>(to + half * 128, map, k, first + half, full);
   } else {
+    const int32_t half = kShared ? static_cast<int32_t>(rank) * 32 : 0;
 #pragma unroll
     for (int32_t column = 0; column < kExtent; column += 64) {
-      const uint32_t place = to + column / 64 * 8192;
-      if constexpr (kShared) {
-        const int32_t half = static_cast<int32_t>(rank) * 32;
-        CopyBoxToCluster(place + half * 128, map, first + column, k + half, full, kBoth, keep);
-      } else {
-        CopyBox(place, map, first + column, k, full, keep);
-      }
+      CopyBox<kShared>(to + column / 64 * 8192 + half * 128, map, first + column, k + half, full);
     }
   }
 }
@@ -149,22 +145,19 @@ inline constexpr uint64_t kNextK16 = (kMajor == Major::kK ? 32 : 2048) >> 4;
 
 template <class Tile, class Epilogue>
 __device__ void Produce(const Epilogue& epilogue, int32_t rows, Ring<Tile> ring, const CUtensorMap* map_a,
-                        const CUtensorMap* map_b, const ProductShape& shape, TileOrder order, uint32_t rank) {
-  const int32_t clusters = static_cast<int32_t>(gridDim.x) / Tile::kBlocks;
-  const int32_t k_tiles = (shape.k + Tile::kBlockK - 1) / Tile::kBlockK;
+                        const CUtensorMap* map_b, const ProductShape& shape, const TileOrder<Tile>& order,
+                        int32_t k_tiles, uint32_t rank) {
   ring.parity = 1;  // the stages are empty at first
-  for (int32_t t = static_cast<int32_t>(blockIdx.x) / Tile::kBlocks; t < order.tiles(); t += clusters) {
-    const TileIndex tile = order.At(t);
-    const int32_t row = (tile.m * Tile::kClusterM + (Tile::kClusterM == 2 ? rank : 0)) * Tile::kBlockM;
-    const int32_t column = (tile.n * Tile::kClusterN + (Tile::kClusterN == 2 ? rank : 0)) * Tile::kBlockN;
+  for (int32_t t = order.first(); t < order.end(); t += order.step()) {
+    const TileOrigin tile = order.At(t);
     for (int32_t i = 0; i < k_tiles; ++i) {
+      const int32_t k = i * Tile::kBlockK;
       Wait(ring.empty(), ring.parity);
       ArriveExpecting(ring.full(), Tile::kStageBytes);
-      CopyOperand<Tile::kMajorA, Tile::kBlockM, Tile::kClusterN == 2>(ring.a(), map_a, row, i * Tile::kBlockK,
-                                                                      ring.full(), rank, shape.keep_a);
-      CopyOperand<Tile::kMajorB, Tile::kBlockN, Tile::kClusterM == 2>(
-          ring.b(), map_b, column, i * Tile::kBlockK, ring.full(), rank, shape.keep_b);
-      epilogue.template Prefetch<Tile>(row, column, rows, shape.n, i, k_tiles);
+      CopyOperand<Tile::kMajorA, Tile::kBlockM, false>(ring.a(), map_a, tile.row, k, ring.full(), rank);
+      CopyOperand<Tile::kMajorB, Tile::kBlockN, Tile::kBlocks == 2>(ring.b(), map_b, tile.column, k,
+                                                                    ring.full(), rank);
+      epilogue.template Prefetch<Tile>(tile.row, tile.column, rows, shape.n, i, k_tiles);
       ring.Advance();
     }
   }
@@ -180,6 +173,16 @@ __device__ inline void Release(const Ring<Tile>& ring, uint32_t thread) {
   if (thread < Tile::kBlocks) ArriveAt(ring.empty(), thread);
 }
 
+// Keeps the compiler from moving uses of the sums across the asynchronous products.
+template <class Tile>
+__device__ inline void FenceSums(typename Tile::Accumulators& sums) {
+#pragma unroll
+  for (int band = 0; band < Tile::kBands; ++band) {
+#pragma unroll
+    for (int j = 0; j < Tile::kBlockN / 2; ++j) FenceOperand(sums[band][j]);
+  }
+}
+
 // Multiplies all of k for one tile.
 template <class Tile>
 __device__ void MultiplyTile(Ring<Tile>& ring, typename Tile::Accumulators& sums, int32_t k_tiles,
@@ -188,11 +191,7 @@ __device__ void MultiplyTile(Ring<Tile>& ring, typename Tile::Accumulators& sums
   Ring<Tile> previous = ring;
   for (int32_t i = 0; i < k_tiles; ++i) {
     Wait(ring.full(), ring.parity);
-#pragma unroll
-    for (int band = 0; band < Tile::kBands; ++band) {
-#pragma unroll
-      for (int j = 0; j < Tile::kBlockN / 2; ++j) FenceOperand(sums[band][j]);
-    }
+    FenceSums<Tile>(sums);
     WarpgroupFence();
     const uint64_t b = OperandDescriptor<Tile::kMajorB>(ring.b(), 0);
 #pragma unroll
@@ -204,11 +203,7 @@ __device__ void MultiplyTile(Ring<Tile>& ring, typename Tile::Accumulators& sums
       }
     }
     WarpgroupCommit();
-#pragma unroll
-    for (int band = 0; band < Tile::kBands; ++band) {
-#pragma unroll
-      for (int j = 0; j < Tile::kBlockN / 2; ++j) FenceOperand(sums[band][j]);
-    }
+    FenceSums<Tile>(sums);
     WarpgroupWait<1>();
     if (i > 0) Release(previous, thread);
     previous = ring;
@@ -216,11 +211,7 @@ __device__ void MultiplyTile(Ring<Tile>& ring, typename Tile::Accumulators& sums
   }
   WarpgroupWait<0>();
   Release(previous, thread);
-#pragma unroll
-  for (int band = 0; band < Tile::kBands; ++band) {
-#pragma unroll
-    for (int j = 0; j < Tile::kBlockN / 2; ++j) FenceOperand(sums[band][j]);
-  }
+  FenceSums<Tile>(sums);
 }
 
 template <class Tile, class Epilogue>
@@ -248,27 +239,22 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 
   const int32_t rows = shape.device_m == nullptr ? shape.m : min(shape.m, *shape.device_m);
-  constexpr int32_t kRows = Tile::kBlockM * Tile::kClusterM;
-  constexpr int32_t kColumns = Tile::kBlockN * Tile::kClusterN;
-  const TileOrder order((rows + kRows - 1) / kRows, (shape.n + kColumns - 1) / kColumns, shape.group);
+  const TileOrder<Tile> order(shape, rows, rank);
+  const int32_t k_tiles = (shape.k + Tile::kBlockK - 1) / Tile::kBlockK;
 
   const uint32_t group = threadIdx.x / 128;
   if (group == 0) {
-    if constexpr (Tile::kConsumers > 1) GiveRegisters<Tile::kConsumers == 2 ? 40 : 32>();
-    if (threadIdx.x == 0) Produce<Tile>(epilogue, rows, ring, &map_a, &map_b, shape, order, rank);
+    if constexpr (Tile::kConsumers > 1) GiveRegisters<40>();
+    if (threadIdx.x == 0) Produce<Tile>(epilogue, rows, ring, &map_a, &map_b, shape, order, k_tiles, rank);
   } else {
-    if constexpr (Tile::kConsumers > 1) TakeRegisters<Tile::kConsumers == 2 ? 232 : 160>();
+    if constexpr (Tile::kConsumers > 1) TakeRegisters<232>();
     const uint32_t thread = threadIdx.x % 128;
     const int32_t first_row = static_cast<int32_t>(group - 1) * Tile::kRowsPerConsumer;
-    const int32_t clusters = static_cast<int32_t>(gridDim.x) / Tile::kBlocks;
-    const int32_t k_tiles = (shape.k + Tile::kBlockK - 1) / Tile::kBlockK;
-    for (int32_t t = static_cast<int32_t>(blockIdx.x) / Tile::kBlocks; t < order.tiles(); t += clusters) {
-      const TileIndex tile = order.At(t);
-      const int32_t row = (tile.m * Tile::kClusterM + (Tile::kClusterM == 2 ? rank : 0)) * Tile::kBlockM;
-      const int32_t column = (tile.n * Tile::kClusterN + (Tile::kClusterN == 2 ? rank : 0)) * Tile::kBlockN;
+    for (int32_t t = order.first(); t < order.end(); t += order.step()) {
+      const TileOrigin tile = order.At(t);
       typename Tile::Accumulators sums;
       MultiplyTile<Tile>(ring, sums, k_tiles, first_row, thread);
-      epilogue.template Store<Tile>(sums, row + first_row, column, rows, shape.n, thread);
+      epilogue.template Store<Tile>(sums, tile.row + first_row, tile.column, rows, shape.n, thread);
     }
   }
 }

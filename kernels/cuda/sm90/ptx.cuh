@@ -75,33 +75,28 @@ __device__ inline uint32_t BlockInCluster() {
 
 // --- The tensor copy engine
 
-// How long the L2 cache should keep what a copy reads; the encodings are those that createpolicy gives.
-inline constexpr uint64_t kKeepNormal = 0x1000000000000000;
-inline constexpr uint64_t kKeepLeast = 0x12F0000000000000;
-inline constexpr uint64_t kKeepMost = 0x14F0000000000000;
-
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Box at element (x, y) of a two-dimensional map into shared memory; completes `barrier`'s transaction.
-__device__ inline void CopyBox(uint32_t to, const CUtensorMap* map, int32_t x, int32_t y, uint32_t barrier,
-                               uint64_t keep) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(keep)
-      : "memory");
-}
-
-// The same into the blocks of `mask`, each at the same place, each block's own barrier.
-__device__ inline void CopyBoxToCluster(uint32_t to, const CUtensorMap* map, int32_t x, int32_t y,
-                                        uint32_t barrier, uint16_t mask, uint64_t keep) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(to),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask), "l"(keep)
-      : "memory");
+// Box at element (x, y) of a two-dimensional map into shared memory; completes `barrier`'s transaction. With
+// kShared into both blocks of a cluster, each at the same place, each block's own barrier.
+template <bool kShared>
+__device__ inline void CopyBox(uint32_t to, const CUtensorMap* map, int32_t x, int32_t y, uint32_t barrier) {
+  if constexpr (kShared) {
+    constexpr uint16_t kBoth = 3;
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(kBoth)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y)
+        : "memory");
+  }
 }
 
 // --- Matrix products of a warpgroup
@@ -122,7 +117,7 @@ __device__ inline void GiveRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Keeps the compiler from moving uses of an accumulator across the asynchronous products.
+// Makes the compiler believe that `value` was read and written here.
 __device__ inline void FenceOperand(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 
 // A matrix descriptor for the 128-byte swizzle. For a K-major operand, 8 rows of 128 bytes are one unit

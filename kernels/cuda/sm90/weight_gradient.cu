@@ -5,7 +5,7 @@ namespace lossd::kernels::cuda::sm90 {
 namespace {
 
 template <class T>
-using Large = ProductTile<T, 128, 256, 2, 4, Cluster::kRows, Major::kMN, Major::kMN>;
+using Large = ProductTile<T, 128, 256, 2, 4, Cluster::kPair, Major::kMN, Major::kMN>;
 
 template <class T, bool kAdd>
 Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, float* gradient,

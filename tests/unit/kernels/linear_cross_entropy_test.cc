@@ -20,6 +20,7 @@
 namespace lossd::kernels {
 namespace {
 
+using testing::Describe;
 using testing::GuardedBytes;
 using testing::Problem;
 using testing::RandomProblem;
@@ -27,23 +28,11 @@ using testing::Reference;
 using testing::RelativeError;
 using testing::RunReference;
 using testing::RunStep;
+using testing::SameBits;
 using testing::Shape;
 using testing::StepResult;
 
 constexpr int64_t kIgnored = -100;
-
-bool SameBits(const float* a, const float* b, int64_t count) {
-  return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(float)) == 0;
-}
-
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && SameBits(a.data(), b.data(), static_cast<int64_t>(a.size()));
-}
-
-std::string Describe(const Shape& shape) {
-  return std::to_string(shape.tokens) + "x" + std::to_string(shape.vocab) + "x" +
-         std::to_string(shape.hidden);
-}
 
 const Shape kShapes[] = {{1, 1, 1},      {1, 2, 1},       {2, 3, 5},     {7, 257, 33},
                          {16, 256, 64},  {31, 1000, 123}, {50, 511, 17}, {130, 300, 40},

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 
 #include "kernels/cpu/parallel.h"
 
@@ -64,6 +65,31 @@ std::vector<float> Problem::HiddenStates() const {
   const std::vector<unsigned char> rounded =
       Narrowed(weight_type, Widened(hidden_type, hidden_states.data(), count));
   return Widened(weight_type, rounded.data(), count);
+}
+
+std::string Describe(const Shape& shape) {
+  return std::to_string(shape.tokens) + "x" + std::to_string(shape.vocab) + "x" +
+         std::to_string(shape.hidden);
+}
+
+void SetLogit(Problem& problem, int64_t row, int64_t entry, float value) {
+  const int64_t hidden = problem.shape.hidden;
+  std::vector<float> weight = problem.Weight();
+  std::vector<float> x = problem.HiddenStates();
+  for (int64_t v = 0; v < problem.shape.vocab; ++v) weight[v * hidden + hidden - 1 - row] = 0.0f;
+  for (int64_t r = 0; r < problem.shape.tokens; ++r) x[r * hidden + hidden - 1 - row] = 0.0f;
+  weight[entry * hidden + hidden - 1 - row] = value;
+  x[row * hidden + hidden - 1 - row] = 1.0f;
+  problem.weight = Narrowed(problem.weight_type, weight);
+  problem.hidden_states = Narrowed(problem.hidden_type, x);
+}
+
+bool SameBits(const float* a, const float* b, int64_t count) {
+  return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(float)) == 0;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && SameBits(a.data(), b.data(), static_cast<int64_t>(a.size()));
 }
 
 std::vector<unsigned char> Narrowed(DataType type, const std::vector<float>& values) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/cpu/arithmetic.h"
@@ -39,6 +40,9 @@ struct Shape {
   int64_t hidden = 1;
 };
 
+// "tokens x vocab x hidden", for messages.
+std::string Describe(const Shape& shape);
+
 struct Problem {
   Shape shape;
   DataType weight_type = DataType::kFloat32;
@@ -62,6 +66,12 @@ struct ProblemOptions {
   uint64_t seed = 1;
 };
 Problem RandomProblem(const ProblemOptions& options);
+
+// Makes the logit of vocabulary entry `entry` in row `row` about `value`, alone.
+void SetLogit(Problem& problem, int64_t row, int64_t entry, float value);
+
+bool SameBits(const float* a, const float* b, int64_t count);
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 
 // Rounds to `type`.
 std::vector<unsigned char> Narrowed(DataType type, const std::vector<float>& values);

@@ -18,26 +18,11 @@ using testing::Reference;
 using testing::RelativeError;
 using testing::RunReference;
 using testing::RunStep;
+using testing::SameBits;
+using testing::SetLogit;
 using testing::StepResult;
 
 constexpr int64_t kIgnored = -100;
-
-bool SameBits(const float* a, const float* b, int64_t count) {
-  return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(float)) == 0;
-}
-
-// Makes the logit of vocabulary entry `entry` in row `row` about `value`, alone.
-void SetLogit(Problem& problem, int64_t row, int64_t entry, float value) {
-  const int64_t hidden = problem.shape.hidden;
-  std::vector<float> weight = problem.Weight();
-  std::vector<float> x = problem.HiddenStates();
-  for (int64_t v = 0; v < problem.shape.vocab; ++v) weight[v * hidden + hidden - 1 - row] = 0.0f;
-  for (int64_t r = 0; r < problem.shape.tokens; ++r) x[r * hidden + hidden - 1 - row] = 0.0f;
-  weight[entry * hidden + hidden - 1 - row] = value;
-  x[row * hidden + hidden - 1 - row] = 1.0f;
-  problem.weight = testing::Narrowed(problem.weight_type, weight);
-  problem.hidden_states = testing::Narrowed(problem.hidden_type, x);
-}
 
 TEST(CpuLinearCrossEntropy, RowsFarAboveTheirFirstBlockAreRedoneExactly) {
   for (const float value : {120.0f, 1e4f, 3e7f, 1e30f}) {
