@@ -54,7 +54,7 @@ class LinearCrossEntropy {
 
   // Rows of a tile that `workspace_bytes` lets the step work on at once, at most kMostTileRows; 0 if not one
   // fits. And the bytes that so many rows need.
-  static constexpr int64_t kMostTileRows = 4096;
+  static constexpr int64_t kMostTileRows = 16384;
   static int64_t RowsWithin(const Shape& shape, Path path, int64_t workspace_bytes);
   static int64_t WorkspaceBytes(const Shape& shape, Path path, int64_t tile_rows);
 

@@ -49,16 +49,10 @@ __device__ inline float MaximumOfQuad(float value) {
   return fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
 }
 
-// Epilogues that read nothing but small arrays.
-struct NothingToPrefetch {
-  template <class Tile>
-  __device__ void Prefetch(int32_t, int32_t, int32_t, int32_t, int32_t, int32_t) const {}
-};
-
 // E, rounded once to T, and the sums of its unrounded values over each tile's columns, without the row's
 // label, whose E is stored as zero.
 template <class T>
-struct ExponentialsEpilogue : NothingToPrefetch {
+struct ExponentialsEpilogue {
   T* exponentials;  // [rows, stride], zero in columns from the vocabulary's end to stride; or null
   int64_t stride;   // a multiple of 8
   float* sums;      // [columns of tiles, sums_stride]
@@ -134,7 +128,7 @@ struct ExponentialsEpilogue : NothingToPrefetch {
 };
 
 // The largest logit of each row in each tile's columns.
-struct MaximumEpilogue : NothingToPrefetch {
+struct MaximumEpilogue {
   float* maxima;  // [columns of tiles, stride]
   int64_t stride;
 
@@ -165,7 +159,7 @@ struct MaximumEpilogue : NothingToPrefetch {
 
 // dX = v (E W) + c W_y, rounded once, written to the row's place in the batch.
 template <class T>
-struct InputGradientEpilogue : NothingToPrefetch {
+struct InputGradientEpilogue {
   void* out;  // [rows of the batch, out_stride] of out_type
   DataType out_type;
   int64_t out_stride;
@@ -219,58 +213,55 @@ struct InputGradientEpilogue : NothingToPrefetch {
   }
 };
 
-// dW, fp32, added to or overwritten.
+// A 4 by 4 block of values, transposed among the lanes whose numbers differ in bits 2 and 3: lane i of the
+// four holds column i beforehand (value v in `column[v]`), row i afterwards.
+__device__ inline float4 TransposeAmongFour(const float* column) {
+  const bool low = (threadIdx.x & 4) != 0;
+  const bool high = (threadIdx.x & 8) != 0;
+  const float near = __shfl_xor_sync(0xFFFFFFFF, low ? column[0] : column[1], 4);
+  const float far = __shfl_xor_sync(0xFFFFFFFF, low ? column[2] : column[3], 4);
+  const float2 upper = low ? make_float2(near, column[1]) : make_float2(column[0], near);
+  const float2 lower = low ? make_float2(far, column[3]) : make_float2(column[2], far);
+  const float2 away = high ? upper : lower;
+  const float x = __shfl_xor_sync(0xFFFFFFFF, away.x, 8);
+  const float y = __shfl_xor_sync(0xFFFFFFFF, away.y, 8);
+  return high ? make_float4(x, y, lower.x, lower.y) : make_float4(upper.x, upper.y, x, y);
+}
+
+// dW, fp32, added to or overwritten, from the product of its transpose: rows are hidden elements, columns the
+// vocabulary, so that the tile's 192 columns divide the larger of the two.
 template <bool kAdd>
 struct WeightGradientEpilogue {
   float* gradient;      // [V, stride]
   int64_t stride;       // a multiple of 4
   const float* factor;  // of every sum; null: 1
 
-  // Brings the tile of dW into the L2 cache while its product is under way, some rows at each step of k: the
-  // additions at the end then find it there instead of waiting for memory all at once.
-  template <class Tile>
-  __device__ void Prefetch(int32_t first_row, int32_t first_column, int32_t rows, int32_t columns,
-                           int32_t step, int32_t steps) const {
-    if constexpr (kAdd) {
-      const int32_t a = Tile::kBlockM * step / steps;
-      const int32_t b = Tile::kBlockM * (step + 1) / steps;
-      const int32_t width = min(Tile::kBlockN, columns - first_column) / 4 * 16;
-      for (int32_t row = first_row + a; row < min(first_row + b, rows) && width > 0; ++row) {
-        asm volatile(
-            "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(gradient + row * stride + first_column),
-            "r"(width)
-            : "memory");
-      }
-    }
-  }
-
   template <class Tile>
   __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
                         int32_t columns, uint32_t thread) const {
     const float scale = factor == nullptr ? 1.0f : *factor;
-    const bool odd = (thread & 1) != 0;
-    // Of each pair of lanes, the even one takes four columns of the upper row, the odd one of the lower.
-    const int32_t lane_column = static_cast<int32_t>(thread % 4 / 2) * 4;
+    // Afterwards lane i of the four has four hidden elements of the block's column i % 2, of its upper rows
+    // or, from i = 2, its lower ones.
+    const auto lane = static_cast<int32_t>(thread % 32 / 4 % 4);
+    const auto four_rows = static_cast<int32_t>(thread / 32 * 16 + thread % 32 / 16 * 4) + lane / 2 * 8;
+    const int32_t column = first_column + static_cast<int32_t>(thread % 4) * 2 + lane % 2;
 #pragma unroll
     for (int band = 0; band < Tile::kBands; ++band) {
-      const int32_t row = first_row + 64 * band + RowOfThread(thread) + (odd ? 8 : 0);
-      float* to = gradient + row * stride + first_column + lane_column;
+      const int32_t row = first_row + 64 * band + four_rows;
+      float* to = gradient + column * stride + row;
 #pragma unroll
       for (int j = 0; j < Tile::kBlockN / 8; ++j) {
-        const float* sums = &d[band][4 * j];
-        const float x = __shfl_xor_sync(0xFFFFFFFF, odd ? sums[0] : sums[2], 1);
-        const float y = __shfl_xor_sync(0xFFFFFFFF, odd ? sums[1] : sums[3], 1);
-        float4 four = odd ? make_float4(x, y, sums[2], sums[3]) : make_float4(sums[0], sums[1], x, y);
+        float4 four = TransposeAmongFour(&d[band][4 * j]);
         four = make_float4(four.x * scale, four.y * scale, four.z * scale, four.w * scale);
-        if (row >= rows || first_column + lane_column + 8 * j >= columns) continue;
+        if (row >= rows || column + 8 * j >= columns) continue;
         if constexpr (kAdd) {
           // Added by the L2 cache, which nobody waits for; each element is added to once, so nothing depends
-          // on an order. Loading, adding and storing here took 0.3 ms longer for (131072, 4096).
-          asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 8 * j),
+          // on an order.
+          asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 8 * j * stride),
                        "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w)
                        : "memory");
         } else {
-          __stcs(reinterpret_cast<float4*>(to + 8 * j), four);
+          __stcs(reinterpret_cast<float4*>(to + 8 * j * stride), four);
         }
       }
     }

@@ -5,14 +5,14 @@ namespace lossd::kernels::cuda::sm90 {
 namespace {
 
 template <class T>
-using Large = ProductTile<T, 128, 256, 2, 4, Cluster::kPair, Major::kK, Major::kMN>;
+using Large = ProductTile<T, 128, 256, 2, 4, Schedule::kCooperative, Cluster::kPair, Major::kK, Major::kMN>;
 // For sizes that Large fills the last wave badly with.
 template <class T>
-using Narrow = ProductTile<T, 128, 192, 2, 5, Cluster::kPair, Major::kK, Major::kMN>;
+using Narrow = ProductTile<T, 128, 192, 2, 5, Schedule::kCooperative, Cluster::kPair, Major::kK, Major::kMN>;
 template <class T>
-using Medium = ProductTile<T, 128, 128, 2, 6, Cluster::kNone, Major::kK, Major::kMN>;
+using Medium = ProductTile<T, 128, 128, 2, 6, Schedule::kCooperative, Cluster::kNone, Major::kK, Major::kMN>;
 template <class T>
-using Small = ProductTile<T, 64, 64, 1, 8, Cluster::kNone, Major::kK, Major::kMN>;
+using Small = ProductTile<T, 64, 64, 1, 8, Schedule::kCooperative, Cluster::kNone, Major::kK, Major::kMN>;
 
 // The time a tile takes is about its area over this.
 constexpr double kSpeedNarrow = 0.94;
@@ -42,7 +42,7 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   shape.m = tile.rows;
   shape.n = static_cast<int32_t>(tile.hidden);
   shape.k = static_cast<int32_t>(tile.vocab);
-  shape.group = 16;
+  shape.group = 8;
   const Operand e{exponentials, tile.vocab, tile.rows, stride};
   const Operand weight{tile.weight, tile.hidden, tile.vocab, tile.padded_hidden};
   int32_t multiprocessors = 0;

@@ -5,11 +5,14 @@ namespace lossd::kernels::cuda::sm90 {
 namespace {
 
 template <class T>
-using Large = ProductTile<T, 256, kLogitColumns, 2, 4, Cluster::kPair, Major::kK, Major::kK>;
+using Large =
+    ProductTile<T, 128, kLogitColumns, 2, 5, Schedule::kPingPong, Cluster::kPair, Major::kK, Major::kK>;
 template <class T>
-using Medium = ProductTile<T, 128, kLogitColumns, 2, 5, Cluster::kNone, Major::kK, Major::kK>;
+using Medium =
+    ProductTile<T, 128, kLogitColumns, 2, 5, Schedule::kCooperative, Cluster::kNone, Major::kK, Major::kK>;
 template <class T>
-using Small = ProductTile<T, 64, kLogitColumns, 1, 6, Cluster::kNone, Major::kK, Major::kK>;
+using Small =
+    ProductTile<T, 64, kLogitColumns, 1, 6, Schedule::kCooperative, Cluster::kNone, Major::kK, Major::kK>;
 
 template <class T>
 Result Multiply(const TileRows& tile, Which which, void* exponentials, int64_t stride, float* sums,

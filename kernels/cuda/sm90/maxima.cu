@@ -8,10 +8,12 @@ constexpr int64_t kNarrowColumns = 64;
 constexpr int64_t kLargeColumns = 192;
 
 // For all rows and the whole vocabulary, which only fp16 heads need.
-using Large = ProductTile<__half, 256, kLargeColumns, 2, 4, Cluster::kPair, Major::kK, Major::kK>;
+using Large = ProductTile<__half, 256, kLargeColumns, 2, 4, Schedule::kCooperative, Cluster::kPair, Major::kK,
+                          Major::kK>;
 // Few columns, so that a sample of the vocabulary, or a few rows, still keep the device busy.
 template <class T>
-using Narrow = ProductTile<T, 128, kNarrowColumns, 2, 8, Cluster::kNone, Major::kK, Major::kK>;
+using Narrow =
+    ProductTile<T, 128, kNarrowColumns, 2, 8, Schedule::kCooperative, Cluster::kNone, Major::kK, Major::kK>;
 
 int64_t SampledRows(int64_t vocab) { return std::min(vocab, kSampleRows); }
 

@@ -2,7 +2,8 @@
 // operands and fp32 sums that never leave the registers before the epilogue has them.
 //
 // One warp copies tiles of A and B into a ring of shared-memory stages; one or two warpgroups multiply
-// them, each its own rows of the tile. Two blocks of a cluster, one below the other, share B.
+// them, each its own rows of a tile or each its own tiles in turn. Two blocks of a cluster, one below the
+// other, share B.
 //
 // Every element of D is one chain of sums along k in steps of 16, whatever the sizes and the tile: its bits
 // depend on its own row of A and column of B only.
@@ -17,8 +18,12 @@ namespace lossd::kernels::cuda::sm90 {
 // Whether two blocks, one below the other, form a cluster in which each copies half of B for both.
 enum class Cluster { kNone, kPair };
 
-template <class T_, int kBlockM_, int kBlockN_, int kConsumers_, int kStages_, Cluster kCluster_,
-          Major kMajorA_, Major kMajorB_>
+// Whether the consumers share each tile's rows, or take whole tiles in turn: then one's epilogue runs while
+// the other multiplies, for more bytes copied (a tile is as large as one warpgroup's registers allow).
+enum class Schedule { kCooperative, kPingPong };
+
+template <class T_, int kBlockM_, int kBlockN_, int kConsumers_, int kStages_, Schedule kSchedule_,
+          Cluster kCluster_, Major kMajorA_, Major kMajorB_>
 struct ProductTile {
   using T = T_;
   static constexpr int kBlockM = kBlockM_;
@@ -32,13 +37,15 @@ struct ProductTile {
 
   static constexpr int kBlocks = kCluster == Cluster::kNone ? 1 : 2;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kRowsPerConsumer = kBlockM / kConsumers;
+  static constexpr int kTurns = kSchedule_ == Schedule::kPingPong ? kConsumers : 1;
+  static constexpr int kConsumersOfTile = kConsumers / kTurns;
+  static constexpr int kRowsPerConsumer = kBlockM / kConsumersOfTile;
   static constexpr int kBands = kRowsPerConsumer / 64;  // products of 64 rows that a consumer makes
   static constexpr int kStageBytesA = kBlockM * kBlockK * 2;
   static constexpr int kStageBytesB = kBlockN * kBlockK * 2;
   static constexpr int kStageBytes = kStageBytesA + kStageBytesB;
-  static constexpr int kSharedBytes = kStages * kStageBytes + 1024 + 2 * 8 * kStages;
-  static_assert(kConsumers <= 2 && kBlockM % (64 * kConsumers) == 0 && kBlockN % 64 == 0 &&
+  static constexpr int kSharedBytes = kStages * kStageBytes + 1024 + 8 * (2 * kStages + kConsumers);
+  static_assert(kConsumers <= 2 && kBlockM % (64 * kConsumersOfTile) == 0 && kBlockN % 64 == 0 &&
                 kSharedBytes <= 232448);
 
   // Boxes that the tensor maps of A and B must be made with: {inner, outer} elements.
@@ -100,7 +107,7 @@ class TileOrder {
 template <class Tile>
 struct Ring {
   uint32_t base = 0;      // of the first stage, 1024-byte aligned
-  uint32_t barriers = 0;  // full ones, then empty ones
+  uint32_t barriers = 0;  // full ones, empty ones, one for each consumer's turn
   int32_t stage = 0;
   uint32_t parity = 0;
 
@@ -110,11 +117,17 @@ struct Ring {
   }
   __device__ uint32_t full() const { return barriers + 8 * stage; }
   __device__ uint32_t empty() const { return barriers + 8 * (Tile::kStages + stage); }
+  __device__ uint32_t turn(int32_t consumer) const { return barriers + 8 * (2 * Tile::kStages + consumer); }
   __device__ void Advance() {
     if (++stage == Tile::kStages) {
       stage = 0;
       parity ^= 1;
     }
+  }
+  __device__ void Skip(int32_t stages) {
+    stage += stages;
+    parity ^= static_cast<uint32_t>(stage / Tile::kStages) & 1;
+    stage %= Tile::kStages;
   }
 };
 
@@ -143,10 +156,9 @@ __device__ inline uint64_t OperandDescriptor(uint32_t stage, int32_t offset) {
 template <Major kMajor>
 inline constexpr uint64_t kNextK16 = (kMajor == Major::kK ? 32 : 2048) >> 4;
 
-template <class Tile, class Epilogue>
-__device__ void Produce(const Epilogue& epilogue, int32_t rows, Ring<Tile> ring, const CUtensorMap* map_a,
-                        const CUtensorMap* map_b, const ProductShape& shape, const TileOrder<Tile>& order,
-                        int32_t k_tiles, uint32_t rank) {
+template <class Tile>
+__device__ void Produce(Ring<Tile> ring, const CUtensorMap* map_a, const CUtensorMap* map_b,
+                        const TileOrder<Tile>& order, int32_t k_tiles, uint32_t rank) {
   ring.parity = 1;  // the stages are empty at first
   for (int32_t t = order.first(); t < order.end(); t += order.step()) {
     const TileOrigin tile = order.At(t);
@@ -157,7 +169,6 @@ __device__ void Produce(const Epilogue& epilogue, int32_t rows, Ring<Tile> ring,
       CopyOperand<Tile::kMajorA, Tile::kBlockM, false>(ring.a(), map_a, tile.row, k, ring.full(), rank);
       CopyOperand<Tile::kMajorB, Tile::kBlockN, Tile::kBlocks == 2>(ring.b(), map_b, tile.column, k,
                                                                     ring.full(), rank);
-      epilogue.template Prefetch<Tile>(tile.row, tile.column, rows, shape.n, i, k_tiles);
       ring.Advance();
     }
   }
@@ -186,7 +197,7 @@ __device__ inline void FenceSums(typename Tile::Accumulators& sums) {
 // Multiplies all of k for one tile.
 template <class Tile>
 __device__ void MultiplyTile(Ring<Tile>& ring, typename Tile::Accumulators& sums, int32_t k_tiles,
-                             int32_t first_row, uint32_t thread) {
+                             int32_t first_row, uint32_t next_turn, uint32_t thread) {
   using Product = WarpgroupProduct<typename Tile::T, Tile::kBlockN, Tile::kMajorA, Tile::kMajorB>;
   Ring<Tile> previous = ring;
   for (int32_t i = 0; i < k_tiles; ++i) {
@@ -209,9 +220,31 @@ __device__ void MultiplyTile(Ring<Tile>& ring, typename Tile::Accumulators& sums
     previous = ring;
     ring.Advance();
   }
+  if (Tile::kTurns > 1 && thread == 0) Arrive(next_turn);
   WarpgroupWait<0>();
   Release(previous, thread);
   FenceSums<Tile>(sums);
+}
+
+template <class Tile, class Epilogue>
+__device__ void Consume(const Epilogue& epilogue, int32_t rows, Ring<Tile> ring, const ProductShape& shape,
+                        const TileOrder<Tile>& order, int32_t k_tiles, uint32_t consumer, uint32_t thread) {
+  const auto turn = static_cast<int32_t>(consumer) % Tile::kTurns;
+  const int32_t next_turn = (turn + 1) % Tile::kTurns;
+  const int32_t first_row = static_cast<int32_t>(consumer) / Tile::kTurns * Tile::kRowsPerConsumer;
+  uint32_t parity = turn == 0 ? 1 : 0;  // the first consumer has its first turn at once
+  ring.Skip(turn * k_tiles);
+  for (int32_t t = order.first() + turn * order.step(); t < order.end(); t += Tile::kTurns * order.step()) {
+    // A barrier of the ring tells a phase from its neighbours only: a consumer must not look at it before the
+    // other one has come as far.
+    if constexpr (Tile::kTurns > 1) Wait(ring.turn(turn), parity);
+    parity ^= 1;
+    const TileOrigin tile = order.At(t);
+    typename Tile::Accumulators sums;
+    MultiplyTile<Tile>(ring, sums, k_tiles, first_row, ring.turn(next_turn), thread);
+    ring.Skip((Tile::kTurns - 1) * k_tiles);
+    epilogue.template Store<Tile>(sums, tile.row + first_row, tile.column, rows, shape.n, thread);
+  }
 }
 
 template <class Tile, class Epilogue>
@@ -228,8 +261,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     PrefetchMap(&map_b);
     for (int32_t i = 0; i < Tile::kStages; ++i) {
       InitBarrier(ring.barriers + 8 * i, 1);
-      InitBarrier(ring.barriers + 8 * (Tile::kStages + i), Tile::kConsumers * Tile::kBlocks);
+      InitBarrier(ring.barriers + 8 * (Tile::kStages + i), Tile::kConsumersOfTile * Tile::kBlocks);
     }
+    for (int32_t i = 0; i < Tile::kConsumers; ++i) InitBarrier(ring.turn(i), 1);
     FenceBarrierInit();
   }
   if constexpr (Tile::kBlocks == 1) {
@@ -245,17 +279,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const uint32_t group = threadIdx.x / 128;
   if (group == 0) {
     if constexpr (Tile::kConsumers > 1) GiveRegisters<40>();
-    if (threadIdx.x == 0) Produce<Tile>(epilogue, rows, ring, &map_a, &map_b, shape, order, k_tiles, rank);
+    if (threadIdx.x == 0) Produce<Tile>(ring, &map_a, &map_b, order, k_tiles, rank);
   } else {
     if constexpr (Tile::kConsumers > 1) TakeRegisters<232>();
     const uint32_t thread = threadIdx.x % 128;
-    const int32_t first_row = static_cast<int32_t>(group - 1) * Tile::kRowsPerConsumer;
-    for (int32_t t = order.first(); t < order.end(); t += order.step()) {
-      const TileOrigin tile = order.At(t);
-      typename Tile::Accumulators sums;
-      MultiplyTile<Tile>(ring, sums, k_tiles, first_row, thread);
-      epilogue.template Store<Tile>(sums, tile.row + first_row, tile.column, rows, shape.n, thread);
-    }
+    Consume<Tile>(epilogue, rows, ring, shape, order, k_tiles, group - 1, thread);
   }
 }
 

@@ -30,6 +30,10 @@ __device__ inline void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
                : "memory");
 }
 
+__device__ inline void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // At the barrier of the same place in another block of the cluster, or in this one. What it orders is the
 // copy engine's and the tensor cores' work, which waits for barriers anyway; a release at cluster scope would
 // also fence all of global memory, at every step of k.

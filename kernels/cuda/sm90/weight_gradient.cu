@@ -5,7 +5,7 @@ namespace lossd::kernels::cuda::sm90 {
 namespace {
 
 template <class T>
-using Large = ProductTile<T, 128, 256, 2, 4, Cluster::kPair, Major::kMN, Major::kMN>;
+using Large = ProductTile<T, 128, 192, 2, 5, Schedule::kPingPong, Cluster::kPair, Major::kMN, Major::kMN>;
 
 template <class T, bool kAdd>
 Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, float* gradient,
@@ -15,13 +15,13 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   epilogue.stride = tile.padded_hidden;
   epilogue.factor = tile.type == DataType::kFloat16 ? tile.factors + 1 : nullptr;
   ProductShape shape;
-  shape.m = static_cast<int32_t>(tile.vocab);
-  shape.n = static_cast<int32_t>(tile.padded_hidden);
+  shape.m = static_cast<int32_t>(tile.padded_hidden);
+  shape.n = static_cast<int32_t>(tile.vocab);
   shape.k = tile.rows;
-  shape.group = 4;
+  shape.group = 8;
   const Operand e{exponentials, tile.vocab, tile.rows, stride};
   const Operand x{tile.scaled_x, tile.padded_hidden, tile.rows, tile.padded_hidden};
-  return Launch<Large<T>>(e, x, shape, epilogue, stream);
+  return Launch<Large<T>>(x, e, shape, epilogue, stream);
 }
 
 }  // namespace
