@@ -49,13 +49,6 @@ struct LabelledRows {
   float share = 1.0f;  // 1: counts in dW, 0: does not
 };
 
-// The rows of a batch made of these parts whose labels are not ignore_index, ordered for tiles of `tile_rows`
-// rows.
-BatchRows ValidRows(std::span<const LabelledRows> parts, int64_t tile_rows);
-// Of one part, all counting in dW.
-BatchRows ValidRows(const int64_t* labels, int64_t tokens, int64_t ignore_index, float gradient_scale,
-                    int64_t tile_rows);
-
 class LinearCrossEntropy {
  public:
   struct Shape {
@@ -105,13 +98,22 @@ class LinearCrossEntropy {
   Result Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients, Stage between = nullptr,
              void* context = nullptr);
 
-  int64_t tile_rows() const { return tile_rows_; }
+  // The rows of these parts whose labels are not ignore_index, as Run wants them.
+  BatchRows Arrange(std::span<const LabelledRows> parts) const;
+
+  // Rows of the tiles that a batch of `rows` is cut into: as many as the workspace has room for, or fewer if
+  // that keeps the device busier.
+  int64_t RowsPerTile(int64_t rows) const;
+  // The size of batches that lose least.
+  int64_t BestBatchRows() const;
 
  private:
   struct Buffers;  // the workspace, divided
 
+  // The time that a tile takes beyond what its rows are worth is what tiles are chosen by.
+  double TileCost(int64_t rows) const;
   static int64_t Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers);
-  TileRows DescribeTile(const Batch& batch, int64_t first, const Buffers& buffers) const;
+  TileRows DescribeTile(const Batch& batch, int64_t first, int64_t rows, const Buffers& buffers) const;
   Result HopperLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
   Result HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
                              cudaStream_t stream);
@@ -128,6 +130,7 @@ class LinearCrossEntropy {
   const Shape shape_;
   const Path path_;
   const int64_t tile_rows_;
+  int32_t multiprocessors_ = 0;  // 0: not known
   CublasLt* const library_;
   void* const workspace_;
   Stage between_ = nullptr;

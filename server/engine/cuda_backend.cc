@@ -107,7 +107,7 @@ Result CudaBackend::ReadRows(const DeviceBuffer& buffer, int64_t stride_bytes, i
 int64_t CudaBackend::RowsPerBatch(const RowKind& kind) const {
   const CudaPipeline::Capacity& capacity = device_->pipeline.capacity();
   // Tile by tile, the step gains nothing by more rows.
-  int64_t rows = std::min(step_.tile_rows(), capacity.tokens);
+  int64_t rows = std::min(step_.BestBatchRows(), capacity.tokens);
   rows = std::min(rows, capacity.hidden_bytes / (config_.hidden_size * SizeOf(kind.hidden_type)));
   if (kind.mode == ComputeMode::kLossAndGradients) {
     rows = std::min(rows, capacity.dx_bytes / (config_.hidden_size * SizeOf(kind.dx_type)));
@@ -154,7 +154,7 @@ BatchRows CudaBackend::FillPinned(const RowKind& kind, const CudaSlot& slot) con
     const float share = adds && chunk.accumulate == Accumulate::kNo ? 0.0f : 1.0f;
     parts.push_back({chunk.labels, chunk.tokens, chunk.ignore_index, chunk.gradient_scale, share});
   }
-  BatchRows rows = kernels::cuda::ValidRows(parts, step_.tile_rows());
+  BatchRows rows = step_.Arrange(parts);
   const auto bytes = static_cast<size_t>(rows.rows) * sizeof(int32_t);
   std::memcpy(in + layout.batch_rows, rows.batch_rows.data(), bytes);
   std::memcpy(in + layout.labels, rows.labels.data(), bytes);

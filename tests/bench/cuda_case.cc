@@ -136,11 +136,12 @@ class CudaCase {
       result_.error = "not one row fits a workspace of " + std::to_string(case_.workspace_bytes) + " bytes";
       return {};
     }
-    result_.tile_rows = tile_rows;
     LOSSD_CUDA_PASS_ON(
         DeviceBuffer::Create(LinearCrossEntropy::WorkspaceBytes(shape_, path_, tile_rows), &workspace_));
     step_ = std::make_unique<LinearCrossEntropy>(shape_, path_, tile_rows, workspace_.data(), library_.get());
-    rows_ = kernels::cuda::ValidRows(token_labels_.data(), case_.tokens, kIgnoreIndex, Scale(), tile_rows);
+    const kernels::cuda::LabelledRows all{token_labels_.data(), case_.tokens, kIgnoreIndex, Scale()};
+    rows_ = step_->Arrange({&all, 1});
+    result_.tile_rows = step_->RowsPerTile(rows_.rows);
     LOSSD_CUDA_PASS_ON(Copy(rows_.batch_rows, &batch_rows_));
     LOSSD_CUDA_PASS_ON(Copy(rows_.labels, &labels_));
     LOSSD_CUDA_PASS_ON(Copy(rows_.by_label, &by_label_));

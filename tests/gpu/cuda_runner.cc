@@ -75,9 +75,10 @@ std::vector<unsigned char> PadRows(const std::vector<unsigned char>& rows, int64
   return padded;
 }
 
-BatchRows SelectRows(const Problem& problem, const CudaOptions& options, int64_t tile_rows) {
-  BatchRows rows = cuda::ValidRows(problem.labels.data(), problem.shape.tokens, kIgnoreIndex,
-                                   problem.gradient_scale, tile_rows);
+BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const LinearCrossEntropy& step) {
+  const cuda::LabelledRows all{problem.labels.data(), problem.shape.tokens, kIgnoreIndex,
+                               problem.gradient_scale};
+  BatchRows rows = step.Arrange({&all, 1});
   if (options.shares.empty()) return rows;
   for (const int32_t row : rows.batch_rows) rows.shares.push_back(options.shares[static_cast<size_t>(row)]);
   return rows;
@@ -93,7 +94,6 @@ class Runner {
     const int64_t element = SizeOf(problem_.weight_type);
     const int64_t tile_rows = options_.tile_rows == 0 ? tokens : options_.tile_rows;
     const LinearCrossEntropy::Shape shape{vocab, hidden, problem_.weight_type};
-    rows_ = SelectRows(problem_, options_, tile_rows);
     const int64_t dx_bytes = tokens * hidden * SizeOf(options_.dx_type);
 
     GuardedBuffer weight, hidden_states, workspace, losses, log_sum_exps, dx, dw, largest, redone;
@@ -113,13 +113,14 @@ class Runner {
     LOSSD_CUDA_PASS_ON(largest.Create("largest", 4));
     const int32_t none = 0;
     LOSSD_CUDA_PASS_ON(redone.Create("rows_redone", 4, &none));
-    LOSSD_CUDA_PASS_ON(CreateArrays());
-
     std::unique_ptr<CublasLt> library;
     if (options_.path == Path::kPortable) LOSSD_CUDA_PASS_ON(CublasLt::Open(&library));
+    LinearCrossEntropy step(shape, options_.path, tile_rows, workspace.data(), library.get());
+    rows_ = SelectRows(problem_, options_, step);
+    LOSSD_CUDA_PASS_ON(CreateArrays());
+
     LOSSD_CUDA_PASS_ON(cuda::LargestMagnitude(problem_.weight_type, weight.data(), vocab * padded,
                                               reinterpret_cast<float*>(largest.data()), nullptr));
-    LinearCrossEntropy step(shape, options_.path, tile_rows, workspace.data(), library.get());
     LinearCrossEntropy::Batch batch;
     batch.rows = rows_.rows;
     batch.batch_rows = reinterpret_cast<const int32_t*>(batch_rows_.data());

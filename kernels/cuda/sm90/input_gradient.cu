@@ -19,11 +19,27 @@ constexpr double kSpeedNarrow = 0.94;
 constexpr double kSpeedMedium = 0.8;
 constexpr double kSpeedSmall = 0.5;
 
+// For a multiprocessor, in elements of dX at the speed of Large.
 template <class Tile>
-double Cost(const TileRows& tile, int32_t multiprocessors, double speed) {
-  return static_cast<double>(Waves<Tile>(tile.rows, tile.hidden, multiprocessors)) * Tile::kBlockM *
-         Tile::kBlockN / speed;
+double Cost(int64_t rows, int64_t hidden, int32_t multiprocessors, double speed) {
+  return static_cast<double>(Waves<Tile>(rows, hidden, multiprocessors)) * Tile::kBlockM * Tile::kBlockN /
+         speed;
 }
+
+// Tiles have the same sizes for both types.
+struct Costs {
+  Costs(int64_t rows, int64_t hidden, int32_t multiprocessors)
+      : large(Cost<Large<__half>>(rows, hidden, multiprocessors, 1.0)),
+        narrow(Cost<Narrow<__half>>(rows, hidden, multiprocessors, kSpeedNarrow)),
+        medium(Cost<Medium<__half>>(rows, hidden, multiprocessors, kSpeedMedium)),
+        small(Cost<Small<__half>>(rows, hidden, multiprocessors, kSpeedSmall)) {}
+  double Least() const { return std::min({large, narrow, medium, small}); }
+
+  double large;
+  double narrow;
+  double medium;
+  double small;
+};
 
 template <class T>
 Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, DataType out_type, void* out,
@@ -47,18 +63,19 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   const Operand weight{tile.weight, tile.hidden, tile.vocab, tile.padded_hidden};
   int32_t multiprocessors = 0;
   LOSSD_CUDA_PASS_ON(Multiprocessors(&multiprocessors));
-  const double large = Cost<Large<T>>(tile, multiprocessors, 1.0);
-  const double narrow = Cost<Narrow<T>>(tile, multiprocessors, kSpeedNarrow);
-  const double medium = Cost<Medium<T>>(tile, multiprocessors, kSpeedMedium);
-  const double small = Cost<Small<T>>(tile, multiprocessors, kSpeedSmall);
-  const double least = std::min({large, narrow, medium, small});
-  if (least == small) return Launch<Small<T>>(e, weight, shape, epilogue, stream);
-  if (least == narrow) return Launch<Narrow<T>>(e, weight, shape, epilogue, stream);
-  if (least == medium) return Launch<Medium<T>>(e, weight, shape, epilogue, stream);
+  const Costs costs(tile.rows, tile.hidden, multiprocessors);
+  const double least = costs.Least();
+  if (least == costs.small) return Launch<Small<T>>(e, weight, shape, epilogue, stream);
+  if (least == costs.narrow) return Launch<Narrow<T>>(e, weight, shape, epilogue, stream);
+  if (least == costs.medium) return Launch<Medium<T>>(e, weight, shape, epilogue, stream);
   return Launch<Large<T>>(e, weight, shape, epilogue, stream);
 }
 
 }  // namespace
+
+double InputGradientCost(int64_t rows, int64_t hidden, int32_t multiprocessors) {
+  return Costs(rows, hidden, multiprocessors).Least() * multiprocessors / static_cast<double>(hidden);
+}
 
 Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride,
                              DataType out_type, void* out, cudaStream_t stream) {

@@ -33,6 +33,9 @@ Result FindMaxima(const TileRows& tile, Which which, Maximum maximum, float* max
 Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride,
                              DataType out_type, void* out, cudaStream_t stream);
 
+// The time that takes, as the number of rows that would take as long if they kept all of the device busy.
+double InputGradientCost(int64_t rows, int64_t hidden, int32_t multiprocessors);
+
 // dW [V, padded_hidden] = or += Eᵀ scaled_x.
 enum class Store { kOverwrite, kAdd };
 Result MultiplyWeightGradient(const TileRows& tile, const void* exponentials, int64_t stride, Store store,
