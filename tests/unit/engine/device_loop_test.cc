@@ -269,6 +269,15 @@ TEST_F(FailureTest, AFailureEndsEveryHeadAndEveryChunkOnce) {
   EXPECT_EQ(head->AttachLane(lane.session_id, 0, listener_).status().code(), absl::StatusCode::kInternal);
 }
 
+TEST_F(FailureTest, AFailureThatAReadMeetsEndsTheHeadToo) {
+  Attach(Open("c"), listener_);
+  gate.Fail();
+  EXPECT_EQ(BeginFlush(1, {}).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(failures_, 1);
+  ASSERT_TRUE(listener_->ended().has_value());
+  EXPECT_EQ(listener_->ended()->code(), absl::StatusCode::kInternal);
+}
+
 class WindowTest : public DeviceLoopTest {
  protected:
   WindowTest() : DeviceLoopTest(PatientOptions()) {}
