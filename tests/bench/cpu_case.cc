@@ -254,7 +254,7 @@ class CpuCase {
     result_.limit = {"limit", Median(times[fastest].all), {}};
     const DataType type = result_.limit_kind == "bfloat16 matmul" ? DataType::kBFloat16 : DataType::kFloat32;
     for (size_t k = 0; k < kProducts.size(); ++k) {
-      const Work work = ProductWork(kProducts[k], n, v, h, type);
+      const Work work = ProductWork(kProducts[k], n, v, h, type, DataType::kFloat32);
       result_.products.push_back({ProductName(kProducts[k]), Median(times[fastest].products[k]), work});
       result_.limit.work += work;
     }

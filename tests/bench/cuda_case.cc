@@ -148,7 +148,8 @@ class CudaCase {
     }
     result_.limit = {"limit", Median(result_.all_limit_milliseconds), {}};
     for (size_t i = 0; i < kProducts.size(); ++i) {
-      const Work work = ProductWork(kProducts[i], case_.tokens, case_.vocab, case_.hidden, case_.dtype);
+      const Work work =
+          ProductWork(kProducts[i], case_.tokens, case_.vocab, case_.hidden, case_.dtype, case_.dtype);
       result_.products.push_back({product_parts_[i].name, Median(product_parts_[i].times), work});
       result_.limit.work += work;
     }

@@ -65,7 +65,7 @@ Json ToJson(const Measurement& part) {
                {"gigabytes_per_second", nullptr}};
   if (timed) json["milliseconds"] = part.milliseconds;
   if (timed && part.work.operations > 0) json["tflops"] = Tflops(part);
-  if (part.work.bytes > 0) json["bytes"] = part.work.bytes;
+  if (part.work.bytes > 0) json["bytes"] = static_cast<int64_t>(part.work.bytes);
   if (timed && part.work.bytes > 0) json["gigabytes_per_second"] = GigabytesPerSecond(part);
   return json;
 }

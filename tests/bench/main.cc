@@ -3,6 +3,7 @@
 
 #include "tests/bench/command_line.h"
 #include "tests/bench/kernels_command.h"
+#include "tests/bench/sweep_command.h"
 
 namespace lossd::bench {
 namespace {
@@ -13,6 +14,7 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   int exit_code = kDone;
   AddKernelsCommand(app, &exit_code);
+  AddSweepCommand(app, &exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -34,13 +34,15 @@ const char* ProductName(Product product) {
   return "";
 }
 
-Work ProductWork(Product product, int64_t rows, int64_t vocab, int64_t hidden, kernels::DataType type) {
+Work ProductWork(Product product, int64_t rows, int64_t vocab, int64_t hidden, kernels::DataType type,
+                 kernels::DataType result) {
   const auto n = static_cast<double>(rows);
   const auto v = static_cast<double>(vocab);
   const auto h = static_cast<double>(hidden);
-  const double operands = (n * v + n * h) * Bytes(type);
-  const double third = product == Product::kWeightGradient ? 2 * v * h * kWide : v * h * Bytes(type);
-  return {2 * n * v * h, operands + third};
+  const double z = n * v * Bytes(product == Product::kLogits ? result : type);
+  const double x = n * h * Bytes(product == Product::kInputGradient ? result : type);
+  const double w = v * h * (product == Product::kWeightGradient ? 2 * kWide : Bytes(type));
+  return {2 * n * v * h, z + x + w};
 }
 
 Work StageWork(const std::string& stage, const StepShape& shape) {

@@ -29,7 +29,9 @@ enum class Product { kLogits, kInputGradient, kWeightGradient };
 inline constexpr std::array<Product, 3> kProducts = {Product::kLogits, Product::kInputGradient,
                                                      Product::kWeightGradient};
 const char* ProductName(Product product);
-Work ProductWork(Product product, int64_t rows, int64_t vocab, int64_t hidden, kernels::DataType type);
+// Operands are of `type`, Z and dX leave as `result`.
+Work ProductWork(Product product, int64_t rows, int64_t vocab, int64_t hidden, kernels::DataType type,
+                 kernels::DataType result);
 
 // A fused step on a GPU, as kernels/cuda/linear_cross_entropy.h divides it.
 struct StepShape {
