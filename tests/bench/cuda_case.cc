@@ -1,6 +1,5 @@
 // Checks, then times, the fused step on a CUDA device.
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -58,27 +57,16 @@ class CudaCase {
     Times times;
   };
 
-  static Result Time(const std::function<Result()>& work, double* milliseconds) {
-    Marks marks;
-    marks.Add("begin");
-    LOSSD_CUDA_PASS_ON(work());
-    marks.Add("end");
-    std::vector<std::pair<std::string, double>> intervals;
-    LOSSD_CUDA_PASS_ON(marks.Read(&intervals));
-    *milliseconds = intervals[0].second;
-    return {};
-  }
-
   Result TimeRound(int64_t round) {
     double step = 0;
     double logits = 0;
     double forward = 0;
     // The card slows down as it heats up: whoever went first goes second in the next round.
     if (round % 2 == 0) LOSSD_CUDA_PASS_ON(TimeLimit());
-    LOSSD_CUDA_PASS_ON(Time([this] { return step_.Run(WeightGradient::kAccumulate); }, &step));
+    LOSSD_CUDA_PASS_ON(TimeOnDevice([this] { return step_.Run(WeightGradient::kAccumulate); }, &step));
     if (round % 2 != 0) LOSSD_CUDA_PASS_ON(TimeLimit());
-    LOSSD_CUDA_PASS_ON(Time([this] { return products_.Run(Product::kLogits); }, &logits));
-    LOSSD_CUDA_PASS_ON(Time([this] { return step_.RunForward(); }, &forward));
+    LOSSD_CUDA_PASS_ON(TimeOnDevice([this] { return products_.Run(Product::kLogits); }, &logits));
+    LOSSD_CUDA_PASS_ON(TimeOnDevice([this] { return step_.RunForward(); }, &forward));
     LOSSD_CUDA_PASS_ON(TimeStages());
     result_.all_milliseconds.push_back(step);
     forward_limits_.push_back(logits);

@@ -2,6 +2,7 @@
 #ifndef LOSSD_TESTS_BENCH_CUDA_TIMING_H_
 #define LOSSD_TESTS_BENCH_CUDA_TIMING_H_
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,19 @@ class Marks {
   std::vector<std::string> names_;
   std::vector<kernels::cuda::Event> events_;
 };
+
+// Of what `work` enqueues on the default stream; waits for it.
+inline kernels::cuda::Result TimeOnDevice(const std::function<kernels::cuda::Result()>& work,
+                                          double* milliseconds) {
+  Marks marks;
+  marks.Add("begin");
+  LOSSD_CUDA_PASS_ON(work());
+  marks.Add("end");
+  std::vector<std::pair<std::string, double>> intervals;
+  LOSSD_CUDA_PASS_ON(marks.Read(&intervals));
+  *milliseconds = intervals[0].second;
+  return {};
+}
 
 }  // namespace lossd::bench
 

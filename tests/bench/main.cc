@@ -4,6 +4,7 @@
 #include "tests/bench/command_line.h"
 #include "tests/bench/kernels_command.h"
 #include "tests/bench/sweep_command.h"
+#include "tests/bench/weight_gradient_command.h"
 
 namespace lossd::bench {
 namespace {
@@ -15,6 +16,7 @@ int Main(int argc, char** argv) {
   int exit_code = kDone;
   AddKernelsCommand(app, &exit_code);
   AddSweepCommand(app, &exit_code);
+  AddWeightGradientCommand(app, &exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
