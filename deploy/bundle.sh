@@ -124,6 +124,8 @@ for program in "${programs[@]}"; do
   # RPATH, not RUNPATH: it serves the libraries' own needs too, and no LD_LIBRARY_PATH puts other versions in their place.
   patchelf --force-rpath --set-rpath "\$ORIGIN/../lib" "$root/bin/$program"
 done
+# lossd-bench draws with it, if the machine's Python can.
+if [[ " ${programs[*]} " == *" lossd-bench "* ]]; then cp "$repo_root/tests/bench/plot_sweep.py" "$root/bin/"; fi
 listed=$(libraries_of "${programs[@]/#/$bin/}")
 for library in $listed; do
   cp -L "$library" "$root/lib/"

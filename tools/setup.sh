@@ -7,7 +7,7 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: tools/setup.sh [build] [run] [test] [cuda] [bundle]
+usage: tools/setup.sh [build] [run] [test] [cuda] [bundle] [plot]
 
 Installs the distribution's packages that lossd needs and that are missing (root or sudo).
   build   compiler, build tools and libraries; where there is an NVIDIA driver without a CUDA compiler, that as well
@@ -15,6 +15,7 @@ Installs the distribution's packages that lossd needs and that are missing (root
   test    Python with gRPC and NumPy, clang-format and clang-tidy
   cuda    a CUDA compiler, whether or not there is an NVIDIA driver (tools/cuda_toolkit.sh; 0.5 GB to download)
   bundle  what deploy/bundle.sh needs
+  plot    Python with matplotlib, for the plots of lossd-bench sweep
 Without arguments: build, run and test.
 END
 }
@@ -115,6 +116,7 @@ for group in "${groups[@]}"; do
     test) wanted+=("${packages_test[@]}") ;;
     cuda) toolkit=yes toolkit_arguments=(--always) ;;
     bundle) wanted+=("${packages_bundle[@]}") ;;
+    plot) wanted+=("${packages_plot[@]}") ;;
     -h | --help) usage && exit ;;
     *) usage >&2 && exit 2 ;;
   esac

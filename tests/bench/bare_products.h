@@ -3,6 +3,7 @@
 #ifndef LOSSD_TESTS_BENCH_BARE_PRODUCTS_H_
 #define LOSSD_TESTS_BENCH_BARE_PRODUCTS_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -29,10 +30,10 @@ struct BareOperands {
   std::vector<uint16_t> narrow_logit_gradients;
 };
 
-// One way to make Z = X Wᵀ, dX = Z W, dW += Zᵀ X. run() is false if this processor cannot.
+// One way to make Z = X Wᵀ, dX = Z W, dW += Zᵀ X, in this order. Each returns false if this processor cannot.
 struct BareProducts {
   std::string kind;
-  std::function<bool()> run;
+  std::array<std::function<bool()>, 3> products;
 };
 
 // Every way that counts for a head of this type: fp32 through sgemm and through the matmul primitive, and for

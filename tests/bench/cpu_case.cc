@@ -1,5 +1,6 @@
 // Checks, then times, the fused step on the CPU.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+#include <tuple>
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/simd_kernels.h"
@@ -139,6 +141,8 @@ class CpuCase {
     workspace_.reset(static_cast<unsigned char*>(std::aligned_alloc(64, static_cast<size_t>(aligned))));
     params_.workspace = workspace_.get();
     params_.workspace_bytes = case_.workspace_bytes;
+    result_.batch_bytes =
+        static_cast<int64_t>(hidden_states_.size() + dx_.size() + losses_.size() * sizeof(float));
   }
 
   bool Check() {
@@ -214,22 +218,48 @@ class CpuCase {
     params_.weight_gradient = kernels::WeightGradient::kAccumulate;
     progress_("warming up");
     // Also drops what this processor cannot do.
-    std::erase_if(limits, [](const BareProducts& products) { return !products.run(); });
-    std::vector<std::vector<double>> times(limits.size());
+    std::erase_if(limits, [](const BareProducts& way) {
+      return !std::all_of(way.products.begin(), way.products.end(), [](const auto& run) { return run(); });
+    });
+    std::vector<ProductTimes> times(limits.size());
     for (int64_t i = 0; i < case_.repetitions; ++i) {
       progress_("timing, round " + std::to_string(i + 1) + " of " + std::to_string(case_.repetitions));
       result_.all_milliseconds.push_back(
           Milliseconds([this] { kernels::CpuLinearCrossEntropy(params_, nullptr); }));
-      for (size_t j = 0; j < limits.size(); ++j) times[j].push_back(Milliseconds([&] { limits[j].run(); }));
+      for (size_t j = 0; j < limits.size(); ++j) {
+        double all = 0;
+        for (size_t k = 0; k < kProducts.size(); ++k) {
+          times[j].products[k].push_back(Milliseconds([&] { limits[j].products[k](); }));
+          all += times[j].products[k].back();
+        }
+        times[j].all.push_back(all);
+      }
     }
-    result_.milliseconds = Median(result_.all_milliseconds);
-    for (size_t j = 0; j < limits.size(); ++j) {
-      const double median = Median(times[j]);
-      if (j > 0 && median >= result_.limit_milliseconds) continue;
-      result_.limit_milliseconds = median;
-      result_.limit_kind = limits[j].kind;
-      result_.all_limit_milliseconds = times[j];
+    Summarize(limits, times);
+  }
+
+  struct ProductTimes {
+    std::array<std::vector<double>, kProducts.size()> products;
+    std::vector<double> all;
+  };
+
+  void Summarize(const std::vector<BareProducts>& limits, const std::vector<ProductTimes>& times) {
+    const auto [n, v, h] = std::tuple(case_.tokens, case_.vocab, case_.hidden);
+    size_t fastest = 0;
+    for (size_t j = 1; j < limits.size(); ++j) {
+      if (Median(times[j].all) < Median(times[fastest].all)) fastest = j;
     }
+    result_.limit_kind = limits[fastest].kind;
+    result_.all_limit_milliseconds = times[fastest].all;
+    result_.limit = {"limit", Median(times[fastest].all), {}};
+    const DataType type = result_.limit_kind == "bfloat16 matmul" ? DataType::kBFloat16 : DataType::kFloat32;
+    for (size_t k = 0; k < kProducts.size(); ++k) {
+      const Work work = ProductWork(kProducts[k], n, v, h, type, DataType::kFloat32);
+      result_.products.push_back({ProductName(kProducts[k]), Median(times[fastest].products[k]), work});
+      result_.limit.work += work;
+    }
+    // Its traffic is that of caches, which differ from processor to processor.
+    result_.step = {"fused step", Median(result_.all_milliseconds), {result_.limit.work.operations, 0}};
     std::vector<double> ratios;
     for (size_t i = 0; i < result_.all_milliseconds.size(); ++i) {
       ratios.push_back(result_.all_milliseconds[i] / result_.all_limit_milliseconds[i]);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/data_type.h"
+#include "tests/bench/traffic.h"
 
 namespace lossd::bench {
 
@@ -24,9 +25,11 @@ struct KernelCase {
   double ignored = 0;     // share of the rows that are ignored; on a GPU only
 };
 
-struct StageTime {
+// A part of the work with its median time.
+struct Measurement {
   std::string name;
   double milliseconds = 0;
+  Work work;  // bytes 0: not known
 };
 
 struct RelativeErrors {
@@ -38,21 +41,29 @@ struct RelativeErrors {
 struct KernelResult {
   std::string error;  // empty, or why there is no timing
   RelativeErrors relative_error;
-  double tolerance = 0;           // of dx and dw
-  double milliseconds = 0;        // median of the fused step
-  double limit_milliseconds = 0;  // median of the fastest bare products
+  double tolerance = 0;  // of dx and dw
+  Measurement step;      // the fused step
+  Measurement limit;     // the fastest bare products, in sequence
   // Median of the rounds' ratios: what disturbs one round, or a part of the run, does not count.
   double ratio = 0;
   std::string limit_kind;  // which products those were
   std::vector<double> all_milliseconds;
   std::vector<double> all_limit_milliseconds;
-  int64_t peak_bytes = 0;  // memory the step took above inputs and outputs, as the system counts it
+  std::vector<Measurement> products;  // the limit's, each as it ran in the sequence
+  std::vector<Measurement> stages;    // of the step, on a GPU
+  // On a GPU: losses alone, and the bare logits product as their limit.
+  Measurement forward;
+  Measurement forward_limit;
+  double forward_ratio = 0;
+  // Memory the step took above inputs and outputs, as the system counts it; and what X, dX and the losses of
+  // the batch take. Their sum is all there is above weights and gradient.
+  int64_t peak_bytes = 0;
+  int64_t batch_bytes = 0;
   int64_t tile_rows = 0;
   int64_t rows_redone = 0;
   int64_t checked_rows = 0;
   int64_t checked_vocabulary_rows = 0;
   std::string hardware;
-  std::vector<StageTime> stages;  // on a GPU, of one step
 };
 
 // Called with a short text as a case goes on.

@@ -1,0 +1,117 @@
+#include "tests/bench/command_line.h"
+
+#include <map>
+
+namespace lossd::bench {
+namespace {
+
+using kernels::DataType;
+
+bool IsDevice(const std::string& name) {
+  const std::string prefix = "cuda:";
+  if (name == "cpu") return true;
+  return name.size() == prefix.size() + 1 && name.rfind(prefix, 0) == 0 && name.back() >= '0' &&
+         name.back() <= '9';
+}
+
+}  // namespace
+
+void AddDeviceOption(CLI::App& command, std::string& device) {
+  command.add_option("--device", device, "Where to run")
+      ->check(CLI::Validator(
+          [](const std::string& name) {
+            return IsDevice(name) ? std::string() : "'" + name + "' must be cpu or cuda:N";
+          },
+          "cpu|cuda:N"))
+      ->capture_default_str();
+}
+
+void AddSizeOption(CLI::App& command, const std::string& name, std::vector<int64_t>& sizes,
+                   const std::string& help) {
+  command.add_option(name, sizes, help)
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+}
+
+void AddWorkspaceOption(CLI::App& command, int64_t& bytes) {
+  command
+      .add_option("--workspace_bytes", bytes,
+                  "Ceiling of the step's workspace; 0: 512 MiB on the CPU, 1.25 GiB on a GPU")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+      ->capture_default_str();
+}
+
+void AddRepetitionsOption(CLI::App& command, int64_t& repetitions) {
+  command.add_option("--repetitions", repetitions, "Timed rounds; medians are reported")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+}
+
+void AddCaseOptions(CLI::App& command, CaseOptions& options) {
+  AddDeviceOption(command, options.device);
+  AddSizeOption(command, "--tokens", options.tokens, "Rows of a batch; several values make several cases");
+  AddSizeOption(command, "--vocab", options.vocab, "Vocabulary size");
+  AddSizeOption(command, "--hidden", options.hidden, "Hidden size");
+  command
+      .add_option("--dtype", options.dtypes,
+                  "Type of weights, hidden states and dX: fp32, bf16, fp16 (GPU only) or all")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "all"}))
+      ->capture_default_str();
+  AddWorkspaceOption(command, options.workspace_bytes);
+  AddRepetitionsOption(command, options.repetitions);
+  command.add_option("--lse_spread", options.lse_spread, "Largest difference between rows' log-sum-exps")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
+  command.add_option("--ignored", options.ignored, "Share of the rows that are ignored (GPU only)")
+      ->check(CLI::Range(0.0, 0.99))
+      ->capture_default_str();
+  command.add_flag("--portable", options.portable, "On a GPU, take the path that every GPU takes");
+}
+
+int CudaIndex(const std::string& device) { return device == "cpu" ? -1 : device.back() - '0'; }
+
+int64_t WorkspaceBytes(int64_t asked, int cuda_index) {
+  if (asked != 0) return asked;
+  return cuda_index < 0 ? int64_t{512} << 20 : int64_t{5} << 28;
+}
+
+std::vector<KernelCase> Cases(const CaseOptions& options) {
+  const std::map<std::string, std::vector<DataType>> types = {
+      {"fp32", {DataType::kFloat32}},
+      {"bf16", {DataType::kBFloat16}},
+      {"fp16", {DataType::kFloat16}},
+      {"all", {DataType::kFloat32, DataType::kBFloat16}}};
+  KernelCase common;
+  common.cuda_index = CudaIndex(options.device);
+  common.workspace_bytes = WorkspaceBytes(options.workspace_bytes, common.cuda_index);
+  common.repetitions = options.repetitions;
+  common.lse_spread = options.lse_spread;
+  common.portable = options.portable;
+  common.ignored = options.ignored;
+  std::vector<KernelCase> cases;
+  for (const std::string& name : options.dtypes) {
+    for (const DataType dtype : types.at(name)) {
+      for (const int64_t hidden : options.hidden) {
+        for (const int64_t vocab : options.vocab) {
+          for (const int64_t tokens : options.tokens) {
+            KernelCase one = common;
+            one.tokens = tokens;
+            one.vocab = vocab;
+            one.hidden = hidden;
+            one.dtype = dtype;
+            cases.push_back(one);
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+std::string ShortName(DataType type) {
+  return type == DataType::kFloat32 ? "fp32" : type == DataType::kBFloat16 ? "bf16" : "fp16";
+}
+
+}  // namespace lossd::bench

@@ -1,0 +1,141 @@
+#include "tests/bench/cuda_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "tests/bench/measure.h"
+
+namespace lossd::bench {
+namespace {
+
+using kernels::DataType;
+using kernels::cuda::BatchRows;
+using kernels::cuda::Result;
+
+constexpr int64_t kCheckedRows = 8;
+constexpr double kLossTolerance = 1e-5;
+constexpr double kLogitError = 1e-6;  // of a sum in fp32, for each unit of its magnitude
+
+class Check {
+ public:
+  Check(const CudaStep& step, KernelResult* result)
+      : step_(step),
+        case_(step.kernel_case()),
+        rows_(step.rows()),
+        padded_(step.padded_hidden()),
+        result_(*result) {}
+
+  Result Run() {
+    LOSSD_CUDA_PASS_ON(
+        CudaStep::ReadWide(step_.weight(), case_.dtype, 0, case_.vocab * padded_, &host_weight_));
+    LOSSD_CUDA_PASS_ON(CheckRows());
+    LOSSD_CUDA_PASS_ON(CheckVocabulary());
+    result_.tolerance = case_.dtype == DataType::kFloat32 ? 1e-5 : 8e-3;
+    const RelativeErrors& error = result_.relative_error;
+    if (!(error.loss < kLossTolerance + kLogitError * case_.lse_spread) || !(error.dx < result_.tolerance) ||
+        !(error.dw < result_.tolerance)) {
+      result_.error = "wrong: relative errors of loss, dX, dW are " + std::to_string(error.loss) + ", " +
+                      std::to_string(error.dx) + ", " + std::to_string(error.dw);
+    }
+    return {};
+  }
+
+ private:
+  double Logit(const float* x, int64_t v) const {
+    double sum = 0;
+    const float* w = &host_weight_[static_cast<size_t>(v * padded_)];
+    for (int64_t h = 0; h < case_.hidden; ++h) sum += static_cast<double>(x[h]) * w[h];
+    return sum;
+  }
+
+  // Loss and dX of some rows, in fp64 from their very beginning.
+  Result CheckRows() {
+    ErrorNorm loss_error;
+    ErrorNorm dx_error;
+    result_.checked_rows = std::min(kCheckedRows, rows_.rows);
+    for (int64_t i = 0; i < result_.checked_rows; ++i) {
+      const auto row =
+          static_cast<size_t>(i * (rows_.rows - 1) / std::max<int64_t>(1, result_.checked_rows - 1));
+      const int64_t token = rows_.batch_rows[row];
+      const int64_t label = rows_.labels[row];
+      std::vector<float> x;
+      std::vector<float> dx;
+      std::vector<float> loss;
+      LOSSD_CUDA_PASS_ON(
+          CudaStep::ReadWide(step_.hidden_states(), case_.dtype, token * case_.hidden, case_.hidden, &x));
+      LOSSD_CUDA_PASS_ON(
+          CudaStep::ReadWide(step_.dx(), case_.dtype, token * case_.hidden, case_.hidden, &dx));
+      LOSSD_CUDA_PASS_ON(CudaStep::ReadWide(step_.losses(), DataType::kFloat32, token, 1, &loss));
+      std::vector<double> z(static_cast<size_t>(case_.vocab));
+#pragma omp parallel for
+      for (int64_t v = 0; v < case_.vocab; ++v) z[static_cast<size_t>(v)] = Logit(x.data(), v);
+      const double largest = *std::max_element(z.begin(), z.end());
+      double sum = 0;
+      for (const double value : z) sum += std::exp(value - largest);
+      const double log_sum_exp = largest + std::log(sum);
+      loss_error.Add(loss[0], log_sum_exp - z[static_cast<size_t>(label)]);
+      std::vector<double> gradient(static_cast<size_t>(case_.hidden), 0.0);
+#pragma omp parallel
+      {
+        std::vector<double> part(gradient.size(), 0.0);
+#pragma omp for nowait
+        for (int64_t v = 0; v < case_.vocab; ++v) {
+          const double p = std::exp(z[static_cast<size_t>(v)] - log_sum_exp) - (v == label ? 1.0 : 0.0);
+          const float* w = &host_weight_[static_cast<size_t>(v * padded_)];
+          for (size_t h = 0; h < part.size(); ++h) part[h] += p * w[h];
+        }
+#pragma omp critical
+        for (size_t h = 0; h < part.size(); ++h) gradient[h] += part[h];
+      }
+      for (size_t h = 0; h < gradient.size(); ++h) dx_error.Add(dx[h], step_.gradient_scale() * gradient[h]);
+    }
+    result_.relative_error.loss = loss_error.Relative();
+    result_.relative_error.dx = dx_error.Relative();
+    return {};
+  }
+
+  // Some rows of dW: half of them labels, half not. Their p is made from the step's own log-sum-exps, which
+  // the losses have vouched for.
+  Result CheckVocabulary() {
+    std::vector<float> x;
+    std::vector<float> log_sum_exps;
+    LOSSD_CUDA_PASS_ON(
+        CudaStep::ReadWide(step_.hidden_states(), case_.dtype, 0, case_.tokens * case_.hidden, &x));
+    LOSSD_CUDA_PASS_ON(
+        CudaStep::ReadWide(step_.log_sum_exps(), DataType::kFloat32, 0, case_.tokens, &log_sum_exps));
+    ErrorNorm error;
+    result_.checked_vocabulary_rows = std::min(kCheckedRows, case_.vocab);
+    for (int64_t i = 0; i < result_.checked_vocabulary_rows; ++i) {
+      const int64_t v = i % 2 == 0 ? rows_.labels[static_cast<size_t>(i * (rows_.rows - 1) / kCheckedRows)]
+                                   : i * (case_.vocab - 1) / kCheckedRows;
+      std::vector<float> dw;
+      LOSSD_CUDA_PASS_ON(CudaStep::ReadWide(step_.dw(), DataType::kFloat32, v * padded_, case_.hidden, &dw));
+      std::vector<double> expected(static_cast<size_t>(case_.hidden), 0.0);
+      for (int64_t r = 0; r < rows_.rows; ++r) {
+        const auto token = static_cast<size_t>(rows_.batch_rows[static_cast<size_t>(r)]);
+        const float* row = &x[token * static_cast<size_t>(case_.hidden)];
+        const double p = std::exp(Logit(row, v) - log_sum_exps[token]);
+        const double factor =
+            step_.gradient_scale() * (p - (rows_.labels[static_cast<size_t>(r)] == v ? 1.0 : 0.0));
+        for (size_t h = 0; h < expected.size(); ++h) expected[h] += factor * row[h];
+      }
+      for (size_t h = 0; h < expected.size(); ++h) error.Add(dw[h], expected[h]);
+    }
+    result_.relative_error.dw = error.Relative();
+    return {};
+  }
+
+  const CudaStep& step_;
+  const KernelCase& case_;
+  const BatchRows& rows_;
+  const int64_t padded_;
+  KernelResult& result_;
+  std::vector<float> host_weight_;
+};
+
+}  // namespace
+
+Result CheckCudaStep(const CudaStep& step, KernelResult* result) { return Check(step, result).Run(); }
+
+}  // namespace lossd::bench
