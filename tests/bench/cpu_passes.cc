@@ -49,7 +49,7 @@ class CpuPasses : public Passes {
     dw_.resize(weights);
     workspace_.resize(static_cast<size_t>(case_.workspace_bytes) / sizeof(Line));
     Describe();
-    if (const std::string error = Run(kernels::WeightGradient::kOverwrite); !error.empty()) return error;
+    if (std::string error = Run(kernels::WeightGradient::kOverwrite); !error.empty()) return error;
     const bool written = Write(folder + "/losses.bin", losses_) && Write(folder + "/dx.bin", dx_) &&
                          Write(folder + "/dw.bin", dw_);
     return written ? "" : "the outputs could not be written to " + folder;
@@ -58,7 +58,7 @@ class CpuPasses : public Passes {
   std::string Time(int64_t count, std::vector<double>* milliseconds) override {
     for (int64_t i = -1; i < count; ++i) {
       const auto began = std::chrono::steady_clock::now();
-      if (const std::string error = Run(kernels::WeightGradient::kAccumulate); !error.empty()) return error;
+      if (std::string error = Run(kernels::WeightGradient::kAccumulate); !error.empty()) return error;
       const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
       if (i >= 0) milliseconds->push_back(took.count());
     }

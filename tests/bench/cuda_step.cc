@@ -73,7 +73,10 @@ Result CudaStep::Create() {
   hardware_ = properties.name;
   LOSSD_CUDA_PASS_ON(kernels::cuda::BestPath(case_.dtype, &path_));
   if (case_.portable) path_ = Path::kPortable;
-  LOSSD_CUDA_PASS_ON(CublasLt::Open(&library_));
+  // Hopper's own path needs none of it.
+  if (const Result opened = CublasLt::Open(&library_); !opened.ok() && path_ == Path::kPortable) {
+    return opened;
+  }
   const int64_t element = SizeOf(case_.dtype);
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.vocab * padded_ * element, &weight_));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.tokens * case_.hidden * element, &x_));
