@@ -1,7 +1,6 @@
 #include "tests/bench/bare_products.h"
 
 #include <dnnl.hpp>
-#include <tuple>
 #include <utility>
 
 #include "kernels/cpu/gemm.h"
@@ -17,7 +16,9 @@ using kernels::cpu::Store;
 bool Done(dnnl::status status) { return status == dnnl::status::success; }
 
 BareProducts Sgemm(BareOperands& o) {
-  const auto [n, v, h] = std::tuple(o.tokens, o.vocab, o.hidden);
+  const int64_t n = o.tokens;
+  const int64_t v = o.vocab;
+  const int64_t h = o.hidden;
   const auto logits = [&o, n, v, h] {
     return Done(dnnl::sgemm('N', 'T', n, v, h, 1, o.hidden_states.data(), h, o.weight.data(), h, 0,
                             o.logits.data(), v));
@@ -35,7 +36,9 @@ BareProducts Sgemm(BareOperands& o) {
 
 BareProducts Matmul(std::string kind, DataType type, const void* x, const void* w, const void* dz,
                     BareOperands& o) {
-  const auto [n, v, h] = std::tuple(o.tokens, o.vocab, o.hidden);
+  const int64_t n = o.tokens;
+  const int64_t v = o.vocab;
+  const int64_t h = o.hidden;
   const auto logits = [=, &o] {
     return Multiply(type, n, v, h, Operand{x, h, 1}, Operand{w, 1, h}, o.logits.data(), v, Store::kOverwrite);
   };

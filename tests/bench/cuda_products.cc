@@ -21,6 +21,7 @@ CudaProducts::CudaProducts(const CudaStep& step)
 
 Result CudaProducts::Create() {
   const KernelCase& c = step_.kernel_case();
+  if (step_.library() == nullptr) return {cudaErrorSharedObjectInitFailed, "opening libcublasLt"};
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(c.tokens * stride_ * kernels::SizeOf(c.dtype), &logits_));
   return DeviceBuffer::Create(CublasLt::kWorkspaceBytes, &library_memory_);
 }

@@ -73,7 +73,10 @@ Result CudaStep::Create() {
   hardware_ = properties.name;
   LOSSD_CUDA_PASS_ON(kernels::cuda::BestPath(case_.dtype, &path_));
   if (case_.portable) path_ = Path::kPortable;
-  LOSSD_CUDA_PASS_ON(CublasLt::Open(&library_));
+  // Hopper's own path needs none of it.
+  if (const Result opened = CublasLt::Open(&library_); !opened.ok() && path_ == Path::kPortable) {
+    return opened;
+  }
   const int64_t element = SizeOf(case_.dtype);
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.vocab * padded_ * element, &weight_));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.tokens * case_.hidden * element, &x_));
@@ -118,8 +121,16 @@ Result CudaStep::ReadInputs(const std::string& folder, std::string* error) {
   if (!labels.read(reinterpret_cast<char*>(token_labels_.data()), case_.tokens * 8)) {
     *error = folder + "/labels.bin is not there or too short";
   }
-  const auto valid = std::count_if(token_labels_.begin(), token_labels_.end(),
-                                   [](int64_t label) { return label != kIgnoreIndex; });
+  // The step leaves ignored rows alone.
+  int64_t valid = 0;
+  for (int64_t i = 0; i < case_.tokens; ++i) {
+    if (token_labels_[static_cast<size_t>(i)] != kIgnoreIndex) {
+      ++valid;
+      continue;
+    }
+    LOSSD_CUDA_TRY(cudaMemset(static_cast<char*>(dx_.data()) + i * row, 0, static_cast<size_t>(row)));
+    LOSSD_CUDA_TRY(cudaMemset(static_cast<float*>(losses_.data()) + i, 0, sizeof(float)));
+  }
   gradient_scale_ = 1.0f / static_cast<float>(std::max<int64_t>(1, valid));
   return {};
 }

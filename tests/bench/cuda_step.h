@@ -49,6 +49,7 @@ class CudaStep {
   StepShape Shape() const;
   kernels::cuda::Path path() const { return path_; }
   const std::string& hardware() const { return hardware_; }
+  // Null where it could not be opened and the step does not need it.
   kernels::cuda::CublasLt* library() const { return library_.get(); }
 
   const void* weight() const { return weight_.data(); }    // [V, padded_hidden]

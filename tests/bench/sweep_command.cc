@@ -117,8 +117,9 @@ Json RunCase(const Options& options, const KernelCase& one) {
   const ChildResult child = RunChild(Command(options.cases, one), options.out + "/sweep.log",
                                      std::chrono::seconds(options.timeout_s));
   const Json answer = Json::parse(child.output, nullptr, false);
-  if (child.problem.empty() && !answer.is_discarded() && answer.contains("cases"))
+  if (child.problem.empty() && !answer.is_discarded() && answer.contains("cases")) {
     return answer["cases"].at(0);
+  }
   const std::string exit = "exit status " + std::to_string(child.exit_status) + "; sweep.log may say why";
   return {{"tokens", one.tokens},
           {"vocab", one.vocab},

@@ -85,8 +85,9 @@ class Speeds {
     LOSSD_CUDA_PASS_ON(Check());
     if (!result_.error.empty()) return {};
     progress_("timing");
-    for (int64_t round = -kWarmUpRounds; round < case_.repetitions; ++round)
+    for (int64_t round = -kWarmUpRounds; round < case_.repetitions; ++round) {
       LOSSD_CUDA_PASS_ON(TimeRound(round));
+    }
     Summarize();
     return {};
   }

@@ -73,7 +73,7 @@ def _torch_compile(problem: Problem) -> Step:
 def _torch_native(problem: Problem) -> Step:
     operation = getattr(F, "linear_cross_entropy", None)
     if operation is None:
-        raise Missing(f"not in torch {torch.__version__}")
+        raise Missing(f"not there in torch {torch.__version__}; it came with 2.13")
     options = getattr(torch.nn, "LinearCrossEntropyOptions")()  # the chunked way; without it, the op is eager's arithmetic
     return _differentiated(
         problem, lambda x, w, y: operation(x, w, y, reduction="mean", ignore_index=IGNORE_INDEX, options=options))

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-DEFAULT_SHAPES = "16384x131072x4096,16384x131072x2048,8192x262144x2304,16384x32000x4096,2048x128256x4096"
+# --shapes=issue, and the default: those for which docs/performance.md has bars.
+ISSUE_SHAPES = "16384x131072x4096,16384x131072x2048,8192x262144x2304,16384x32000x4096,2048x128256x4096"
 
 # How a peer's row ended.
 OK = "ok"
@@ -85,7 +86,9 @@ PEERS: tuple[PeerSpec, ...] = (
     PeerSpec("quack-chunked-tuned", "quack-kernels", "the same after the package's search for tiles (minutes)",
              by_default=False),
 )
-LOSSD = PeerSpec("lossd", "lossd", "lossd-bench in a process of its own, in the middle of the run")
+LOSSD = PeerSpec("lossd", "lossd", "lossd-bench in a process of its own, in turns with the others")
+# Those that came within a factor of 1.3 of the limit, and PyTorch's own.
+FAST_PEERS = ("torch-compile", "torch-native", "liger-cute-ce", "liger-cute", "quack-fused", "quack-chunked")
 LIMIT = "limit"
 
 
@@ -101,6 +104,7 @@ class CaseConfig:
     ignored_share: float = 0.0
     reference: str = "fp64"
     lossd_bench: str | None = None
+    lossd_workspace_bytes: int = 5 << 29
     lossd_timeout_s: float = 300.0
     fakes: bool = False  # adds the self-test's own peers
 

@@ -9,8 +9,6 @@ import io
 import json
 import math
 import os
-import stat
-import sys
 import tempfile
 import time
 import unittest
@@ -22,7 +20,7 @@ import torch.nn.functional as F
 import peer_worker
 import peers
 from peer_adapters import BUILDERS, Limit, Missing, Step, quack_chunk_rows
-from peer_config import FAILED, HUNG, MISSING, OK, OUT_OF_MEMORY, PEERS, WRONG, CaseConfig, PeerSpec, Shape, Tolerance
+from peer_config import FAILED, FAST_PEERS, HUNG, MISSING, OK, OUT_OF_MEMORY, PEERS, WRONG, CaseConfig, PeerSpec, Shape, Tolerance
 from peer_problem import (IGNORE_INDEX, LOGIT_DEVIATION, Outputs, Problem, compute_reference, errors_of, make_problem,
                           relative_error, rounding_floor, violations)
 from peer_report import table
@@ -89,12 +87,12 @@ FAKE_BUILDERS = {"fake-wrong": _without_softmax, "fake-missing": _missing, "fake
 FAKE_SPECS = tuple(PeerSpec(name, "none", "misbehaves") for name in FAKE_BUILDERS)
 
 
-def _run(names: tuple[str, ...], timeout_s: float = 60.0, **settings: Any) -> dict[str, Any]:
+def run(names: tuple[str, ...], timeout_s: float = 60.0, **settings: Any) -> dict[str, Any]:
     with contextlib.redirect_stderr(io.StringIO()):
         return peers.run_case(CaseConfig(_SHAPE, names, "cpu", repetitions=4, fakes=True, **settings), timeout_s)
 
 
-def _rows(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def rows_of(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["peer"]: row for row in case["peers"]}
 
 
@@ -164,8 +162,8 @@ class ArithmeticTest(unittest.TestCase):
 
 class RunTest(unittest.TestCase):
     def test_a_right_peer_is_timed_and_a_wrong_one_is_found(self) -> None:
-        case = _run(("torch-eager", "fake-wrong"), ignored_share=0.25)
-        right, wrong = _rows(case)["torch-eager"], _rows(case)["fake-wrong"]
+        case = run(("torch-eager", "fake-wrong"), ignored_share=0.25)
+        right, wrong = rows_of(case)["torch-eager"], rows_of(case)["fake-wrong"]
         self.assertEqual((right["status"], right["dw_dtype"], len(right["all_milliseconds"])), (OK, "bfloat16", 4), right)
         self.assertGreater(right["ratio"], 0.0)
         self.assertLess(right["relative_error"]["dw_unlabelled"], 1e-2)
@@ -175,7 +173,7 @@ class RunTest(unittest.TestCase):
         self.assertIn("torch-eager", table(case))
 
     def test_peers_that_do_not_run_are_rows(self) -> None:
-        rows = _rows(_run(("fake-missing", "fake-raising", "fake-memory", "fake-late", "torch-eager")))
+        rows = rows_of(run(("fake-missing", "fake-raising", "fake-memory", "fake-late", "torch-eager")))
         self.assertEqual({name: row["status"] for name, row in rows.items()},
                          {"fake-missing": MISSING, "fake-raising": FAILED, "fake-memory": OUT_OF_MEMORY, "fake-late": FAILED,
                           "torch-eager": OK})
@@ -183,7 +181,7 @@ class RunTest(unittest.TestCase):
         self.assertIsNone(rows["fake-late"]["milliseconds"])
 
     def test_whoever_ends_the_process_or_the_device_does_so_alone(self) -> None:
-        rows = _rows(_run(("fake-crashing", "fake-poisoning", "torch-eager", "fake-hanging"), timeout_s=15.0))
+        rows = rows_of(run(("fake-crashing", "fake-poisoning", "torch-eager", "fake-hanging"), timeout_s=15.0))
         self.assertEqual([(name, row["status"]) for name, row in rows.items()],
                          [("fake-crashing", FAILED), ("fake-poisoning", FAILED), ("torch-eager", OK), ("fake-hanging", HUNG)])
         self.assertEqual(rows["fake-poisoning"]["note"], "RuntimeError: illegal address")
@@ -191,36 +189,10 @@ class RunTest(unittest.TestCase):
     def test_a_device_that_is_not_there_is_said(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             case = peers.run_case(CaseConfig(_SHAPE, ("torch-eager",), "no-such-device"), 60.0)
-        self.assertEqual(_rows(case)["torch-eager"]["status"], FAILED)
+        self.assertEqual(rows_of(case)["torch-eager"]["status"], FAILED)
         self.assertIn("torch-eager", table(case))
         self.assertEqual(_exit_status("--device", "cuda:99", "--shapes", "4x8x8", "--peers", "torch-eager"), 2)
 
-    def test_lossd_is_run_and_read(self) -> None:
-        answer = {"tokens": 96, "vocab": 512, "hidden": 64, "milliseconds": 3.0, "limit_milliseconds": 2.0, "ratio": 1.5,
-                  "peak_bytes": 1000, "relative_error": {"loss": 1e-7, "dx": 2e-3, "dw": 1e-3}}
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "lossd-bench")
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(f"#!{sys.executable}\nimport json, sys\nassert sys.argv[1:3] == ['kernels', '--device=cpu']\n"
-                           f"assert sys.argv[3:] == '--tokens 96 --vocab 512 --hidden 64 --dtype bf16 --json'.split()\n"
-                           f"print('''{json.dumps({'cases': [answer]})}''')\n")
-            os.chmod(path, stat.S_IRWXU)
-            row = _rows(_run(("torch-eager",), lossd_bench=path))["lossd"]
-            self.assertEqual((row["status"], row["milliseconds"], row["ratio"]), (OK, 3.0, 1.5), row)
-            self.assertEqual((row["workspace_bytes"], row["peak_bytes"]), (1000, 1000 + 96 * 64 * 2 + 512 * 64 * 4))
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(f"#!{sys.executable}\nraise SystemExit('no device')\n")
-            row = _rows(_run(("torch-eager",), lossd_bench=path))["lossd"]
-            self.assertEqual(row["status"], FAILED)
-            self.assertIn("no device", row["note"])
-
-    def test_a_wrong_result_of_lossd_is_wrong_here(self) -> None:
-        case = {"tokens": 1, "vocab": 1, "hidden": 1, "milliseconds": 1.0, "limit_milliseconds": 1.0, "ratio": 1.0, "peak_bytes": 0,
-                "relative_error": {"loss": 0.0, "dx": None, "dw": 0.0}}
-        self.assertEqual(peer_worker.lossd_row(case).status, WRONG)
-        case["relative_error"]["dx"] = 0.0
-        self.assertEqual(peer_worker.lossd_row(case).status, OK)
-        self.assertEqual(peer_worker.lossd_row({**case, "error": "dX differs"}).status, WRONG)
 
 
 class CommandTest(unittest.TestCase):
@@ -230,6 +202,9 @@ class CommandTest(unittest.TestCase):
     def test_arguments(self) -> None:
         options = peers.parse_arguments(["--shapes", "4x5x6,7x8x9", "--peers", "torch-eager,default"])
         self.assertEqual(options.shapes, (Shape(4, 5, 6), Shape(7, 8, 9)))
+        self.assertEqual(peers.parse_arguments(["--shapes", "issue"]).shapes, peers.parse_arguments([]).shapes)
+        self.assertEqual(len(peers.parse_arguments([]).shapes), 5)
+        self.assertEqual(peers.parse_arguments(["--peers", "fast"]).peers, FAST_PEERS)
         self.assertEqual(options.peers[0], "torch-eager")
         self.assertEqual(len(options.peers), len({spec.name for spec in PEERS if spec.by_default}))
         for bad in (["--shapes", "4x5"], ["--shapes", "0x1x1"], ["--peers", "nobody"], ["--ignored", "1"], ["--repetitions", "0"],
@@ -239,20 +214,30 @@ class CommandTest(unittest.TestCase):
 
     def test_json_and_exit_status(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "peers.json")
-            common = ("--device", "cpu", "--peers", "torch-eager", "--repetitions", "2", "--json", path)
+            path, text_path = os.path.join(folder, "peers.json"), os.path.join(folder, "peers.md")
+            common = ("--device", "cpu", "--peers", "torch-eager", "--repetitions", "2", "--json", path, "--markdown", text_path)
             self.assertEqual(_exit_status("--shapes", "32x128x32,16x64x32", *common), 0)
             with open(path, encoding="utf-8") as file:
-                cases = json.load(file)["cases"]
+                written = json.load(file)
+            with open(text_path, encoding="utf-8") as file:
+                self.assertIn("## 16 tokens, vocabulary 64, hidden 32", file.read())
+        cases = written["cases"]
+        self.assertEqual([(entry["peer"], entry["rank"]) for entry in written["ranking"]], [("torch-eager", 1)])
         self.assertEqual([(case["tokens"], case["vocab"], case["hidden"]) for case in cases], [(32, 128, 32), (16, 64, 32)])
         self.assertIn("torch", cases[0]["environment"]["versions"])
+        self.assertGreater(cases[0]["seconds"], 0.0)
 
     def test_a_case_survives_its_journey_to_the_measuring_process(self) -> None:
         config = CaseConfig(_SHAPE, ("torch-eager",), "cpu", ignored_share=0.5, lossd_bench="x")
         self.assertEqual(CaseConfig.from_json(config.to_json()), config)
 
 
-def main() -> int:
+def main(lossd_bench: str | None) -> int:
+    """Exit status. With the path of a lossd-bench, that one is tested too."""
+    import peer_lossd_test  # which imports this module
+
+    peer_lossd_test.LossdTest.real = lossd_bench
     loader = unittest.TestLoader()
-    suite = unittest.TestSuite(loader.loadTestsFromTestCase(test) for test in (ArithmeticTest, RunTest, CommandTest))
+    tests = (ArithmeticTest, RunTest, peer_lossd_test.LossdTest, peer_lossd_test.ReportTest, CommandTest)
+    suite = unittest.TestSuite(loader.loadTestsFromTestCase(test) for test in tests)
     return 0 if unittest.TextTestRunner(verbosity=2).run(suite).wasSuccessful() else 1

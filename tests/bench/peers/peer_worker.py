@@ -13,7 +13,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -25,6 +24,7 @@ import torch
 import peer_adapters
 from peer_adapters import Builder, Limit, Missing, Step
 from peer_config import FAILED, LIMIT, LOSSD, MISSING, OK, OUT_OF_MEMORY, PEERS, WRONG, CaseConfig, PeerSpec, Row
+from peer_lossd import Lossd
 from peer_problem import Problem, Reference, compute_reference, errors_of, make_problem, rounding_floor, violations
 
 _BURST = 2  # timed passes in a row, after one untimed pass that warms the card up for this peer
@@ -103,6 +103,7 @@ class Case:
     """One shape's run: the problem, the peers still alive, their rows and times."""
 
     def __init__(self, config: CaseConfig, emit: Emit):
+        self._began = time.monotonic()
         self._config = config
         self._emit = emit
         self._device = Device(config.device)
@@ -113,7 +114,8 @@ class Case:
             self._specs.update({spec.name: spec for spec in peer_self_test.FAKE_SPECS})
             self._builders.update(peer_self_test.FAKE_BUILDERS)
         self._rows: dict[str, Row] = {}
-        self._runs: dict[str, Callable[[], object]] = {}
+        self._bursts: dict[str, Callable[[], list[float]]] = {}  # of those still alive
+        self._lossd: Lossd | None = None
         self._rounds: dict[str, list[list[float]]] = {}  # milliseconds of every burst, round by round
 
     def run(self) -> dict[str, Any]:
@@ -129,8 +131,14 @@ class Case:
         limit_kind = self._start_limit(problem)
         for name in config.peers:
             self._check(self._specs[name], problem, reference)
+        if config.lossd_bench is not None:
+            self._check_lossd(problem, reference)
         del reference
-        self._time()
+        try:
+            self._time()
+        finally:
+            if self._lossd is not None:
+                self._lossd.close()
         return self._describe(floor, limit_kind)
 
     def _phase(self, peer: str | None, what: str) -> None:
@@ -146,7 +154,7 @@ class Case:
             self._device.synchronize()
         except Exception:  # whatever it is, the device is gone
             self._poisoned(peer, note)
-        self._runs.pop(peer, None)
+        self._bursts.pop(peer, None)
         self._rounds.pop(peer, None)
         return Row(peer, status, note)
 
@@ -178,7 +186,7 @@ class Case:
             kinds.append(limit.kind)
             limit.run()
             self._device.synchronize()
-            self._runs[LIMIT], self._rounds[LIMIT] = limit.run, []
+            self._bursts[LIMIT], self._rounds[LIMIT] = lambda: self._device.burst(limit.run), []
 
         self._guarded(LIMIT, start)
         return kinds[0] if kinds else "none"
@@ -201,7 +209,7 @@ class Case:
             peak = self._device.peak_bytes() - before
             errors = errors_of(outputs, reference)
             wrong = violations(errors, spec.tolerance)
-            self._runs[spec.name], self._rounds[spec.name] = step.run, []
+            self._bursts[spec.name], self._rounds[spec.name] = lambda: self._device.burst(step.run), []
             return Row(
                 spec.name, WRONG if wrong else OK, "; ".join(wrong + ([step.note] if step.note else [])),
                 peak_bytes=peak if self._device.is_cuda else None,
@@ -211,33 +219,36 @@ class Case:
 
         self._guarded(spec.name, check)
 
+    def _check_lossd(self, problem: Problem, reference: Reference) -> None:
+        """Starts lossd beside this process on the same inputs, and judges its first pass like any other peer's."""
+        self._phase(LOSSD.name, "start and check")
+
+        def check() -> Row:
+            self._device.release()
+            lossd = self._lossd = Lossd(self._config, problem)
+            outputs = lossd.outputs()
+            errors = errors_of(outputs, reference)
+            wrong = violations(errors, LOSSD.tolerance)
+            self._bursts[LOSSD.name], self._rounds[LOSSD.name] = lambda: lossd.burst(_BURST), []
+            known = lossd.peak_bytes >= 0
+            return Row(
+                LOSSD.name, WRONG if wrong else OK, "; ".join(wrong + [f"tiles of {lossd.tile_rows} rows; dW += into fp32"]),
+                peak_bytes=lossd.peak_bytes + outputs.dx.nbytes + outputs.dw.nbytes if known else None,
+                workspace_bytes=lossd.peak_bytes if known else None, dw_dtype=str(outputs.dw.dtype).removeprefix("torch."),
+                relative_error={name: _finite(error) for name, error in errors.items()})
+
+        self._guarded(LOSSD.name, check)
+
     def _time(self) -> None:
-        """Rounds over everything that is alive, each in another order; lossd, in its own process, in the middle."""
+        """Rounds over everything that is alive, each in another order."""
         rounds = -(-self._config.repetitions // _BURST)
         order = random.Random(self._config.seed)
         for number in range(rounds):
-            if number == rounds // 2 and self._config.lossd_bench is not None:
-                self._phase(LOSSD.name, "its own benchmark")
-                self._guarded(LOSSD.name, self._run_lossd)
-            names = list(self._runs)
+            names = list(self._bursts)
             order.shuffle(names)
             for name in names:
                 self._phase(name, f"round {number + 1} of {rounds}")
-                self._guarded(name, lambda: self._rounds[name].append(self._device.burst(self._runs[name])))
-
-    def _run_lossd(self) -> Row:
-        config, shape = self._config, self._config.shape
-        assert config.lossd_bench is not None
-        command = [config.lossd_bench, "kernels", f"--device={config.device}", "--tokens", str(shape.tokens), "--vocab",
-                   str(shape.vocab), "--hidden", str(shape.hidden), "--dtype", "bf16", "--json"]
-        self._device.release()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=config.lossd_timeout_s, check=False)
-        try:
-            case = json.loads(done.stdout)["cases"][0]
-            return lossd_row(case)
-        except (ValueError, LookupError, TypeError) as error:
-            said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-            raise RuntimeError(f"exit status {done.returncode}, {type(error).__name__}: {said[0]}") from error
+                self._guarded(name, lambda: self._rounds[name].append(self._bursts[name]()))
 
     def _describe(self, floor: dict[str, float | None], limit_kind: str) -> dict[str, Any]:
         config = self._config
@@ -263,25 +274,10 @@ class Case:
             "limit": limit_kind if limit_row is None else limit_row.note,
             "all_limit_milliseconds": all_limits,
             "bf16_rounding_error": floor,
+            "seconds": time.monotonic() - self._began,
             "peers": [self._rows[name].to_dict() for name in names],
             "environment": environment(self._device, [self._specs[name] for name in config.peers]),
         }
-
-
-def lossd_row(case: dict[str, Any]) -> Row:
-    """Row of lossd from one case of its own benchmark's JSON. Its peak_bytes is above inputs and outputs."""
-    errors: dict[str, float | None] = {
-        name: math.nan if value is None else float(value) for name, value in case["relative_error"].items()}
-    wrong = violations(errors, LOSSD.tolerance)
-    if case.get("error"):
-        wrong.append(_one_line(str(case["error"])))
-    outputs = case["tokens"] * case["hidden"] * 2 + case["vocab"] * case["hidden"] * 4
-    times = [float(value) for value in case.get("all_milliseconds", [])]
-    own_limit = f"its inputs and its own limit, {case['limit_milliseconds']:.2f} ms; dW += into fp32"
-    return Row(LOSSD.name, WRONG if wrong else OK, "; ".join(wrong + [own_limit]),
-               milliseconds=float(case["milliseconds"]), ratio=float(case["ratio"]), spread=spread(times) if times else None,
-               peak_bytes=int(case["peak_bytes"]) + outputs, workspace_bytes=int(case["peak_bytes"]), dw_dtype="float32",
-               relative_error={name: _finite(error) for name, error in errors.items()}, all_milliseconds=times)
 
 
 def spread(times: list[float]) -> float:

@@ -13,8 +13,8 @@ import sys
 import threading
 from typing import Any
 
-from peer_config import DEFAULT_SHAPES, FAILED, HUNG, LIMIT, LOSSD, PEERS, WRONG, CaseConfig, Row, Shape
-from peer_report import environment_line, table
+from peer_config import FAILED, FAST_PEERS, HUNG, ISSUE_SHAPES, LIMIT, LOSSD, PEERS, WRONG, CaseConfig, Row, Shape
+from peer_report import environment_line, markdown, ranking, ranking_table, table
 
 _WRONG_RESULT = 1
 _BAD_ARGUMENTS = 2
@@ -27,7 +27,8 @@ seeded inputs in bf16 and deliver loss, dX and dW. Results are checked against f
 _EPILOG = """\
 examples:
   peers.py                                                  every default peer and shape
-  peers.py --lossd-bench build/tests/bench/lossd-bench      lossd too
+  peers.py --lossd-bench build/bin/lossd-bench --json peers.json --markdown peers.md      lossd too
+  peers.py --shapes issue --peers fast --repetitions 6 --lossd-bench build/bin/lossd-bench      a few minutes
   peers.py --shapes 16384x131072x4096 --peers torch-compile,quack-fused,liger-cute --repetitions 20
   peers.py --peers default,quack-chunked-tuned --json peers.json
   peers.py --ignored 0.3                                    three rows of ten without a label
@@ -35,19 +36,22 @@ examples:
 
 columns:
   ms        median of the timed passes; every round times every peer, in another order, after an untimed pass of its own
-  ratio     median over the rounds of the peer's time over the limit's in the same round (lossd: over its own limit)
+  ratio     median over the rounds of the peer's time over the limit's in the same round
   spread    interquartile range over median
   peak MiB  memory above inputs and weights, outputs included; work MiB: without dX and dW
   err ...   relative Frobenius errors; unlabel.: of dW's rows that are nobody's label, where nothing hides the softmax's part
 
+After the last shape comes the ranking, by the geometric mean of the ratios of results that passed their check.
+lossd runs in a process of its own, on the same inputs, in turns with the others, timed by events as they are.
 A peer that is missing, fails, hangs, crashes or runs out of memory is a row that says so. A crash costs one more start.
 exit codes: 0 done, 1 some peer's result was wrong, 2 bad arguments (a device that is not there, too)"""
 
 
 def _peer_names(text: str) -> tuple[str, ...]:
-    """Names from a list in which 'default' and 'all' stand for several; order and first mention are kept."""
+    """Names from a list in which 'default', 'fast' and 'all' stand for several; order and first mention are kept."""
     known: dict[str, tuple[str, ...]] = {spec.name: (spec.name,) for spec in PEERS}
     known["default"] = tuple(spec.name for spec in PEERS if spec.by_default)
+    known["fast"] = FAST_PEERS
     known["all"] = tuple(spec.name for spec in PEERS)
     names: dict[str, None] = {}
     for part in text.split(","):
@@ -59,7 +63,7 @@ def _peer_names(text: str) -> tuple[str, ...]:
 
 def _shapes(text: str) -> tuple[Shape, ...]:
     try:
-        return tuple(Shape.parse(part) for part in text.split(","))
+        return tuple(Shape.parse(part) for part in (ISSUE_SHAPES if text == "issue" else text).split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -95,11 +99,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     peers = "\n".join(f"  {spec.name:<20} {spec.about}{'' if spec.by_default else ' (not in the default)'}" for spec in PEERS)
     parser = argparse.ArgumentParser(prog="peers.py", description=_DESCRIPTION, epilog=f"peers:\n{peers}\n\n{_EPILOG}",
                                      formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--shapes", type=_shapes, default=_shapes(DEFAULT_SHAPES), metavar="NxVxH,...",
-                        help=f"tokens x vocabulary x hidden (default {DEFAULT_SHAPES})")
+    parser.add_argument("--shapes", type=_shapes, default=_shapes("issue"), metavar="NxVxH,...",
+                        help=f"tokens x vocabulary x hidden; 'issue', the default, is {ISSUE_SHAPES}")
     parser.add_argument("--peers", type=_peer_names, default=_peer_names("default"), metavar="NAME,...",
-                        help="which peers, see below; 'default' and 'all' are names too")
+                        help=f"which peers, see below; 'default', 'all' and 'fast' ({', '.join(FAST_PEERS)}) are names too")
     parser.add_argument("--lossd-bench", type=_program, metavar="PATH", help="lossd's own benchmark; without it, no row of lossd")
+    parser.add_argument("--lossd-workspace", type=_at_least_one, default=5 << 29, metavar="BYTES",
+                        help="ceiling of lossd's workspace (default 2.5 GiB: 4096 rows at once at every default shape)")
     parser.add_argument("--device", type=_device, default="cuda:0", help="the card (default cuda:0)")
     parser.add_argument("--repetitions", type=_at_least_one, default=10, help="timed passes of every peer (default 10)")
     parser.add_argument("--seed", type=int, default=1, help="of the inputs (default 1)")
@@ -109,7 +115,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=_at_least_one, default=180, metavar="S",
                         help="seconds that a peer's warm-up or one round of it may take (default 180)")
     parser.add_argument("--json", metavar="FILE", help="write everything measured there; '-': print it instead of the table")
-    parser.add_argument("--self-test", action="store_true", help="test this script on the CPU and end")
+    parser.add_argument("--markdown", metavar="FILE", help="write all tables and the ranking there")
+    parser.add_argument("--self-test", action="store_true", help="test this script on the CPU and end; with --lossd-bench, its part in this too")
     return parser.parse_args(arguments)
 
 
@@ -182,15 +189,19 @@ def _empty_case(config: CaseConfig, asked: tuple[str, ...], why: str) -> dict[st
     note = f"inputs, reference or {LIMIT}: {why}"
     return {"tokens": config.shape.tokens, "vocab": config.shape.vocab, "hidden": config.shape.hidden, "dtype": "bf16",
             "ignored_share": config.ignored_share, "reference": config.reference, "limit_milliseconds": None,
-            "limit_spread": None, "limit": note, "all_limit_milliseconds": [], "bf16_rounding_error": {},
+            "limit_spread": None, "seconds": None, "limit": note, "all_limit_milliseconds": [], "bf16_rounding_error": {},
             "peers": [Row(name, FAILED, note).to_dict() for name in asked], "environment": None}
 
 
 def _write_json(path: str, cases: list[dict[str, Any]]) -> None:
-    text = json.dumps({"cases": cases}, indent=2) + "\n"
+    text = json.dumps({"cases": cases, "ranking": ranking(cases)}, indent=2) + "\n"
     if path == "-":
         sys.stdout.write(text)
         return
+    _write(path, text)
+
+
+def _write(path: str, text: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
@@ -202,15 +213,17 @@ def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
     if options.self_test:
         import peer_self_test
-        return peer_self_test.main()
+        return peer_self_test.main(options.lossd_bench)
     cases: list[dict[str, Any]] = []
     for number, shape in enumerate(options.shapes, 1):
         print(f"case {number} of {len(options.shapes)}: {shape}", file=sys.stderr, flush=True)
         config = CaseConfig(shape, options.peers, options.device, options.repetitions, options.seed, options.ignored,
-                            options.reference, options.lossd_bench, max(1.0, 0.9 * options.timeout))
+                            options.reference, options.lossd_bench, options.lossd_workspace, max(1.0, 0.9 * options.timeout))
         cases.append(run_case(config, options.timeout))
         if options.json not in (None, "-"):
             _write_json(options.json, cases)  # after every case: a run that is cut short leaves what it had
+        if options.markdown is not None:
+            _write(options.markdown, markdown(cases))
         if options.json != "-":
             print(table(cases[-1]) + "\n", flush=True)
     if options.json == "-":
@@ -220,6 +233,7 @@ def main(arguments: list[str]) -> int:
         print(f"nothing could be measured; {cases[-1]['limit']}", file=sys.stderr)
         return _BAD_ARGUMENTS
     if options.json != "-":
+        print(ranking_table(cases) + "\n")
         print(environment_line(measured[-1]))
     wrong = any(row["status"] == WRONG for case in cases for row in case["peers"])
     return _WRONG_RESULT if wrong else 0
