@@ -144,22 +144,23 @@ const Case kCases[] = {
 
 INSTANTIATE_TEST_SUITE_P(All, Closeness,
                          ::testing::Combine(::testing::ValuesIn(kCases),
-                                            ::testing::Values(DataType::kFloat32, DataType::kBFloat16)),
+                                            ::testing::Values(DataType::kFloat32, DataType::kBFloat16,
+                                                              DataType::kFloat16)),
                          [](const auto& test) {
-                           return std::string(std::get<0>(test.param).name) +
-                                  (std::get<1>(test.param) == DataType::kFloat32 ? "Fp32" : "Bf16");
+                           return std::string(std::get<0>(test.param).name) + "_" +
+                                  Name(std::get<1>(test.param));
                          });
 
 TEST(EqualLogits, CostExactlyTheLogarithmOfTheVocabulary) {
-  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
     // bf16 arithmetic rounds v x to bf16.
     const bool coarse = cpu::BestArithmetic(type) == cpu::Arithmetic::kLibraryBFloat16;
     const double tolerance = coarse ? 4e-3 : 1e-6;
     for (const int64_t vocab : {1, 2, 777, 50257}) {
       for (const float logit : {0.0f, 1.0f, -1.0f, 0x1p24f, -0x1p24f}) {
         Problem problem = RandomProblem({.shape = {3, vocab, 4}, .type = type});
-        problem.weight = testing::Narrowed(type, std::vector<float>(static_cast<size_t>(vocab * 4), 0.5f));
-        problem.hidden_states = testing::Narrowed(type, std::vector<float>(12, logit / 2));
+        problem.weight = testing::Narrowed(type, std::vector<float>(static_cast<size_t>(vocab * 4), 256.0f));
+        problem.hidden_states = testing::Narrowed(type, std::vector<float>(12, logit / 1024));
         const StepResult result = RunStep(problem);
         for (const float loss : result.losses) {
           EXPECT_EQ(loss, static_cast<float>(std::log(static_cast<double>(vocab)))) << vocab << " " << logit;
