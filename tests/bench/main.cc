@@ -79,8 +79,7 @@ void AddOptions(CLI::App& command, Options& options) {
       ->check(size)
       ->capture_default_str();
   command
-      .add_option("--dtype", options.dtypes,
-                  "Type of weights, hidden states and dX: fp32, bf16, fp16 (GPU only) or all")
+      .add_option("--dtype", options.dtypes, "Type of weights, hidden states and dX: fp32, bf16, fp16 or all")
       ->delimiter(',')
       ->check(CLI::IsMember({"fp32", "bf16", "fp16", "all"}))
       ->capture_default_str();
@@ -107,7 +106,7 @@ std::vector<KernelCase> Cases(const Options& options) {
       {"fp32", {DataType::kFloat32}},
       {"bf16", {DataType::kBFloat16}},
       {"fp16", {DataType::kFloat16}},
-      {"all", {DataType::kFloat32, DataType::kBFloat16}}};
+      {"all", {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}}};
   const int cuda_index = options.device == "cpu" ? -1 : options.device.back() - '0';
   const int64_t workspace_bytes = options.workspace_bytes != 0 ? options.workspace_bytes
                                   : cuda_index < 0             ? int64_t{512} << 20
