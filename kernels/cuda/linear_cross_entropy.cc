@@ -58,20 +58,36 @@ Result BestPath(DataType weight_type, Path* path) {
   return {};
 }
 
-BatchRows ValidRows(const int64_t* labels, int64_t tokens, int64_t ignore_index, float gradient_scale,
-                    int64_t tile_rows) {
+BatchRows ValidRows(std::span<const LabelledRows> parts, int64_t tile_rows) {
   BatchRows valid;
+  int64_t tokens = 0;
+  for (const LabelledRows& part : parts) tokens += part.tokens;
   valid.batch_rows.reserve(static_cast<size_t>(tokens));
   valid.labels.reserve(static_cast<size_t>(tokens));
-  for (int64_t i = 0; i < tokens; ++i) {
-    if (labels[i] == ignore_index) continue;
-    valid.batch_rows.push_back(static_cast<int32_t>(i));
-    valid.labels.push_back(static_cast<int32_t>(labels[i]));
+  valid.gradient_scales.reserve(static_cast<size_t>(tokens));
+  valid.shares.reserve(static_cast<size_t>(tokens));
+  int64_t first = 0;
+  for (const LabelledRows& part : parts) {
+    for (int64_t i = 0; i < part.tokens; ++i) {
+      if (part.labels[i] == part.ignore_index) continue;
+      valid.batch_rows.push_back(static_cast<int32_t>(first + i));
+      valid.labels.push_back(static_cast<int32_t>(part.labels[i]));
+      valid.gradient_scales.push_back(part.gradient_scale);
+      valid.shares.push_back(part.share);
+    }
+    first += part.tokens;
   }
   valid.rows = static_cast<int64_t>(valid.labels.size());
-  valid.gradient_scales.assign(valid.labels.size(), gradient_scale);
+  const auto counts = [](float share) { return share == 1.0f; };
+  if (std::all_of(valid.shares.begin(), valid.shares.end(), counts)) valid.shares.clear();
   OrderByLabel(tile_rows, &valid);
   return valid;
+}
+
+BatchRows ValidRows(const int64_t* labels, int64_t tokens, int64_t ignore_index, float gradient_scale,
+                    int64_t tile_rows) {
+  const LabelledRows all{labels, tokens, ignore_index, gradient_scale, 1.0f};
+  return ValidRows({&all, 1}, tile_rows);
 }
 
 struct LinearCrossEntropy::Buffers {

@@ -8,6 +8,7 @@
 #define LOSSD_KERNELS_CUDA_LINEAR_CROSS_ENTROPY_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/cuda/owners.h"
@@ -39,8 +40,19 @@ struct BatchRows {
   std::vector<int32_t> by_label;       // [rows], within each tile
 };
 
-// The rows of [tokens] labels that are not ignore_index, ordered for tiles of `tile_rows` rows; all with this
-// scale, all counting in dW.
+// Rows that stand one after the other in a batch and are treated alike.
+struct LabelledRows {
+  const int64_t* labels = nullptr;  // [tokens]
+  int64_t tokens = 0;
+  int64_t ignore_index = -100;
+  float gradient_scale = 1.0f;
+  float share = 1.0f;  // 1: counts in dW, 0: does not
+};
+
+// The rows of a batch made of these parts whose labels are not ignore_index, ordered for tiles of `tile_rows`
+// rows.
+BatchRows ValidRows(std::span<const LabelledRows> parts, int64_t tile_rows);
+// Of one part, all counting in dW.
 BatchRows ValidRows(const int64_t* labels, int64_t tokens, int64_t ignore_index, float gradient_scale,
                     int64_t tile_rows);
 

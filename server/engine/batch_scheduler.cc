@@ -4,10 +4,22 @@
 #include <utility>
 
 namespace lossd::engine {
+namespace {
 
-BatchScheduler::BatchScheduler() : thread_([this] { Run(); }) {}
+using Clock = BatchQueue::Clock;
+
+// A batch of a large head takes milliseconds, asking the device about a microsecond.
+constexpr std::chrono::microseconds kPollInterval{30};
+
+}  // namespace
+
+BatchScheduler::BatchScheduler(Device* device, absl::Duration batching_window)
+    : device_(device),
+      queue_(device, absl::ToChronoNanoseconds(batching_window)),
+      thread_([this] { Run(); }) {}
 
 BatchScheduler::~BatchScheduler() {
+  Flush();  // waits for no batching window
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -16,31 +28,58 @@ BatchScheduler::~BatchScheduler() {
   thread_.join();
 }
 
-void BatchScheduler::Post(Task task) {
-  {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(task));
-  }
-  wake_.notify_one();
+void BatchScheduler::Submit(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk) {
+  Add([source = std::move(source), chunk = std::move(chunk), now = Clock::now()](BatchQueue& queue) mutable {
+    queue.AddChunk(std::move(source), std::move(chunk), now);
+  });
+}
+
+void BatchScheduler::Post(const BatchSource* source, Task task) {
+  Add([source, task = std::move(task)](BatchQueue& queue) mutable {
+    queue.AddTask(source, std::move(task));
+  });
 }
 
 void BatchScheduler::Flush() {
   std::promise<void> reached;
-  Post([&reached] { reached.set_value(); });
+  Add([&reached](BatchQueue& queue) { queue.AddFence([&reached] { reached.set_value(); }); });
   reached.get_future().wait();
+}
+
+void BatchScheduler::Add(Arrival arrival) {
+  {
+    const std::lock_guard lock(mutex_);
+    arrivals_.push_back(std::move(arrival));
+  }
+  wake_.notify_one();
 }
 
 void BatchScheduler::Run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    Task task = std::move(queue_.front());
-    queue_.pop_front();
+    std::vector<Arrival> arrivals = std::exchange(arrivals_, {});
     lock.unlock();
-    task();
-    task = nullptr;  // what it owned goes before the lock is taken again
+    for (Arrival& arrival : arrivals) arrival(queue_);
+    arrivals.clear();  // what they owned goes before the lock is taken again
+    device_->Poll();
+    const BatchQueue::Step step = queue_.Advance(Clock::now());
     lock.lock();
+    if (step.progress || !arrivals_.empty()) continue;
+    if (stopping_ && queue_.Empty()) return;
+    Wait(lock, step.look_again);
+  }
+}
+
+void BatchScheduler::Wait(std::unique_lock<std::mutex>& lock, Clock::time_point look_again) {
+  if (device_->BatchesUnderWay() > 0) {
+    wake_.wait_for(lock, kPollInterval, [this] { return !arrivals_.empty(); });
+    return;
+  }
+  const auto woken = [this] { return !arrivals_.empty() || (stopping_ && queue_.Empty()); };
+  if (look_again == Clock::time_point::max()) {
+    wake_.wait(lock, woken);
+  } else {
+    wake_.wait_until(lock, look_again, woken);
   }
 }
 

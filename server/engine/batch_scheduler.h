@@ -1,41 +1,60 @@
-// The one queue in front of a device, and the one thread that owns the device. Everything that touches device
-// memory goes through it in order: chunks, weight publications, gradient reads, window resets.
+// The one thread that owns a device, and the way to it from every other. Everything that touches device
+// memory goes through here: chunks, weight publications, gradient reads, window resets. BatchQueue says what
+// goes when.
 //
 // It is bounded from above: chunks are admitted against the byte credits of their lanes (see
-// Engine::OpenSession), and other tasks one per call or stream.
+// Engine::OpenSession), and tasks one per call or stream.
 #ifndef LOSSD_SERVER_ENGINE_BATCH_SCHEDULER_H_
 #define LOSSD_SERVER_ENGINE_BATCH_SCHEDULER_H_
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/engine/batch_queue.h"
+#include "server/engine/head_backend.h"
 
 namespace lossd::engine {
 
 class BatchScheduler {
  public:
-  using Task = std::function<void()>;
+  using Task = BatchQueue::Task;
 
-  BatchScheduler();
-  // Finishes what is queued.
+  // `device` outlives it. An idle device waits for at most `batching_window` for more of a small batch.
+  BatchScheduler(Device* device, absl::Duration batching_window);
+  // Finishes what is queued and what is under way.
   ~BatchScheduler();
   BatchScheduler(const BatchScheduler&) = delete;
   BatchScheduler& operator=(const BatchScheduler&) = delete;
 
-  // Runs `task` on the device thread after everything posted before it. Never blocks; any thread.
-  void Post(Task task);
+  // Queues a chunk of `source`. Never blocks; any thread.
+  void Submit(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk);
 
-  // Waits until everything posted so far has run. Not from the device thread.
+  // Runs `task` on the device thread once every chunk and task that `source` gave before is done, and before
+  // any that it gives afterwards. Never blocks; any thread.
+  void Post(const BatchSource* source, Task task);
+
+  // Waits until everything that anybody gave so far is done. Not from the device thread.
   void Flush();
 
  private:
+  using Arrival = std::function<void(BatchQueue&)>;
+
+  void Add(Arrival arrival);
   void Run();
+  // Until something arrives, or may have changed on the device or by the clock.
+  void Wait(std::unique_lock<std::mutex>& lock, BatchQueue::Clock::time_point look_again);
+
+  Device* const device_;
+  BatchQueue queue_;  // the device thread's
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Task> queue_;
+  std::vector<Arrival> arrivals_;
   bool stopping_ = false;
   std::thread thread_;  // last: starts when everything else is there
 };

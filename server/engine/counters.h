@@ -13,17 +13,17 @@ namespace lossd::engine {
 using Counter = std::atomic<uint64_t>;
 using Gauge = std::atomic<int64_t>;
 
-// Durations in seconds, in fixed buckets from 100 µs to 30 s.
-class DurationHistogram {
+// A histogram in fixed buckets.
+template <const auto& kUpperBounds>
+class Histogram {
  public:
-  static constexpr std::array<double, 17> kBounds = {
-      1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0};
+  static constexpr auto& kBounds = kUpperBounds;
 
-  void Observe(double seconds) {
+  void Observe(double value) {
     size_t bucket = 0;
-    while (bucket < kBounds.size() && seconds > kBounds[bucket]) ++bucket;
+    while (bucket < kBounds.size() && value > kBounds[bucket]) ++bucket;
     buckets_[bucket].fetch_add(1, std::memory_order_relaxed);
-    sum_.fetch_add(seconds, std::memory_order_relaxed);
+    sum_.fetch_add(value, std::memory_order_relaxed);
   }
   // Observations in bucket i alone; i == kBounds.size() holds those above every bound.
   uint64_t bucket(size_t i) const { return buckets_[i].load(std::memory_order_relaxed); }
@@ -33,6 +33,15 @@ class DurationHistogram {
   std::array<Counter, kBounds.size() + 1> buckets_{};
   std::atomic<double> sum_{0};
 };
+
+// In seconds, from 100 µs to 30 s.
+inline constexpr std::array<double, 17> kDurationBounds = {
+    1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0};
+using DurationHistogram = Histogram<kDurationBounds>;
+
+inline constexpr std::array<double, 15> kSizeBounds = {1,   2,   4,    8,    16,   32,   64,   128,
+                                                       256, 512, 1024, 2048, 4096, 8192, 16384};
+using SizeHistogram = Histogram<kSizeBounds>;
 
 struct Counters {
   // Chunks by what became of them. Every chunk read from a stream ends in exactly one of these.
@@ -59,6 +68,10 @@ struct Counters {
 
   // Everything refused, chunk or call, by reason.
   std::array<Counter, kRejectReasonCount> rejected{};
+
+  // Of batches started.
+  SizeHistogram batch_chunks;
+  SizeHistogram batch_rows;
 
   DurationHistogram queue_seconds;            // accepted until started
   DurationHistogram forward_seconds;          // started until loss and dX are ready

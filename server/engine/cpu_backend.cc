@@ -37,16 +37,20 @@ class CpuBackend : public HeadBackend {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<BatchReport> ProcessBatch(const RowBatch& batch,
-                                           absl::FunctionRef<void()> on_input_gradients) override {
-    kernels::LinearCrossEntropyParams params = ToParams(batch);
-    params.on_input_gradients = [](void* context) { (*static_cast<absl::FunctionRef<void()>*>(context))(); };
-    params.on_input_gradients_context = &on_input_gradients;
-    kernels::LinearCrossEntropyStats stats;
-    const kernels::Status status = kernels::CpuLinearCrossEntropy(params, &stats);
-    if (status != kernels::Status::kOk) return KernelError("the fused step", status);
-    if (batch.accumulate == RowBatch::Accumulate::kYes && stats.valid_tokens > 0) gradient_empty_ = false;
-    return BatchReport{stats.valid_tokens, stats.rows_redone};
+  // Chunks are not gathered: the products gain little by it, and with one client the order of dW's sums stays
+  // that of its sequences.
+  int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return 1; }
+
+  void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override {
+    BatchReport report;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      if (const kernels::Status status = Process(kind, chunks[i], i, callbacks, &report);
+          status != kernels::Status::kOk) {
+        callbacks.on_done(KernelError("the fused step", status));
+        return;
+      }
+    }
+    callbacks.on_done(report);
   }
 
   absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) override {
@@ -69,22 +73,36 @@ class CpuBackend : public HeadBackend {
  private:
   float* gradient() { return reinterpret_cast<float*>(gradient_.data()); }
 
-  kernels::LinearCrossEntropyParams ToParams(const RowBatch& batch) {
+  kernels::Status Process(const RowKind& kind, const ChunkRows& rows, size_t number,
+                          const BatchCallbacks& callbacks, BatchReport* report) {
+    std::function<void()> tell = [&callbacks, number] { callbacks.on_input_gradients(number); };
+    kernels::LinearCrossEntropyParams params = ToParams(kind, rows);
+    params.on_input_gradients = [](void* context) { (*static_cast<std::function<void()>*>(context))(); };
+    params.on_input_gradients_context = &tell;
+    kernels::LinearCrossEntropyStats stats;
+    const kernels::Status status = kernels::CpuLinearCrossEntropy(params, &stats);
+    if (status != kernels::Status::kOk) return status;
+    if (rows.accumulate == ChunkRows::Accumulate::kYes && stats.valid_tokens > 0) gradient_empty_ = false;
+    report->rows_redone += stats.rows_redone;
+    return status;
+  }
+
+  kernels::LinearCrossEntropyParams ToParams(const RowKind& kind, const ChunkRows& rows) {
     kernels::LinearCrossEntropyParams params;
-    params.tokens = batch.tokens;
+    params.tokens = rows.tokens;
     params.vocab = config_.vocab_size;
     params.hidden = config_.hidden_size;
     params.weight_type = config_.weight_type;
     params.weight = weights_.data();
-    params.hidden_type = batch.hidden_type;
-    params.hidden_states = batch.hidden_states;
-    params.labels = batch.labels;
-    params.ignore_index = batch.ignore_index;
-    params.gradient_scale = batch.gradient_scale;
-    params.losses = batch.losses;
-    params.dx_type = batch.dx_type;
-    params.dx = batch.dx;
-    if (batch.accumulate == RowBatch::Accumulate::kYes) {
+    params.hidden_type = kind.hidden_type;
+    params.hidden_states = rows.hidden_states;
+    params.labels = rows.labels;
+    params.ignore_index = rows.ignore_index;
+    params.gradient_scale = rows.gradient_scale;
+    params.losses = rows.losses;
+    params.dx_type = kind.dx_type;
+    params.dx = rows.dx;
+    if (rows.accumulate == ChunkRows::Accumulate::kYes) {
       params.weight_gradient =
           gradient_empty_ ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
       params.dw = gradient();

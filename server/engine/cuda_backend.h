@@ -1,22 +1,68 @@
-// A CUDA device: weights, gradient and one shared workspace in its memory, kernels/cuda for the arithmetic.
+// One head on a CUDA device: weights and gradient in its memory, kernels/cuda for the arithmetic.
 #ifndef LOSSD_SERVER_ENGINE_CUDA_BACKEND_H_
 #define LOSSD_SERVER_ENGINE_CUDA_BACKEND_H_
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 
-#include "absl/status/statusor.h"
-#include "server/engine/chunk.h"
+#include "kernels/cuda/linear_cross_entropy.h"
+#include "kernels/cuda/owners.h"
+#include "kernels/cuda/portable/cublas_lt.h"
+#include "server/engine/cuda_pipeline.h"
 #include "server/engine/head_backend.h"
 
 namespace lossd::engine {
 
-// `workspace_bytes` is the ceiling of the device memory for E of all heads together (0: 1.25 GiB, or a
-// quarter of the device if that is less); it is taken at once, as is the staging memory for chunks within
-// `limits`. Nothing is allocated afterwards but by CreateHead. FAILED_PRECONDITION if there is no such
-// device. The device must outlive its heads.
-absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t workspace_bytes,
-                                                         const ChunkLimits& limits);
+// What heads of one device share; it outlives them.
+struct SharedCuda {
+  int index = 0;
+  int64_t workspace_bytes = 0;
+  kernels::cuda::DeviceBuffer workspace;  // the computing stream's
+  CudaPipeline pipeline;
+  std::unique_ptr<kernels::cuda::CublasLt> library;  // null if it is not there
+  std::string why_no_library;
+};
+
+class CudaBackend : public HeadBackend {
+ public:
+  CudaBackend(HeadConfig config, SharedCuda* device, kernels::cuda::Path path);
+
+  // Takes the memory; before anything else.
+  kernels::cuda::Result Allocate();
+
+  absl::Status PublishWeights(HostBuffer staged) override;
+  absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
+  int64_t RowsPerBatch(const RowKind& kind) const override;
+  void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
+  absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) override;
+  void ResetGradient() override { gradient_empty_ = true; }
+  MemoryPlan MemoryReport() const override {
+    return {{"weights", weights_.bytes()}, {"gradient", gradient_.bytes()}};
+  }
+
+ private:
+  int64_t WeightRowBytes() const;
+  int64_t GradientRowBytes() const;
+  kernels::cuda::Result Publish(const HostBuffer& staged);
+  kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
+                                 int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
+  kernels::cuda::Result Enqueue(const RowKind& kind, const CudaSlot& slot);
+  kernels::cuda::BatchRows FillPinned(const RowKind& kind, const CudaSlot& slot) const;
+  kernels::cuda::LinearCrossEntropy::Batch Describe(const RowKind& kind, const CudaSlot& slot,
+                                                    const kernels::cuda::BatchRows& rows) const;
+
+  const HeadConfig config_;
+  SharedCuda* const device_;
+  const int64_t padded_hidden_;
+  const kernels::cuda::LinearCrossEntropy::Shape shape_;
+  kernels::cuda::LinearCrossEntropy step_;
+  kernels::cuda::DeviceBuffer weights_;
+  kernels::cuda::DeviceBuffer gradient_;
+  kernels::cuda::DeviceBuffer weight_largest_;
+  bool gradient_empty_ = true;  // once everything that was enqueued has run
+};
 
 }  // namespace lossd::engine
 

@@ -7,7 +7,7 @@
 #include "absl/strings/strip.h"
 #include "server/engine/cpu_backend.h"
 #ifdef LOSSD_CUDA
-#include "server/engine/cuda_backend.h"
+#include "server/engine/cuda_device.h"
 #endif
 #include "server/engine/errors.h"
 

@@ -42,7 +42,8 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
       incarnation_(RandomId()),
       started_(absl::Now()),
       budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes)),
-      device_(std::move(device)) {}
+      device_(std::move(device)),
+      scheduler_(device_.get(), options_.batching_window) {}
 
 Engine::~Engine() = default;
 
@@ -90,7 +91,9 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.counters = &counters_;
   environment.limits = options_.chunk_limits;
   environment.incarnation = incarnation_;
-  environment.on_device_failure = options_.on_device_failure;
+  environment.on_device_failure = [this](const absl::Status& status) {
+    if (!device_failed_.exchange(true)) options_.on_device_failure(status);
+  };
   auto head =
       std::make_shared<Head>(config, std::move(environment), *std::move(backend), *std::move(reservation));
   const std::lock_guard lock(mutex_);

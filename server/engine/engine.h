@@ -36,6 +36,8 @@ struct EngineOptions {
   int64_t max_heads = 64;
   int64_t max_sessions = 1024;
   absl::Duration session_lease = absl::Minutes(10);
+  // How long an idle device waits for more chunks before it starts a small batch.
+  absl::Duration batching_window = absl::ZeroDuration();
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };
@@ -104,6 +106,7 @@ class Engine {
   const absl::Time started_;
   Counters counters_;
   std::atomic<bool> draining_ = false;
+  std::atomic<bool> device_failed_ = false;
 
   const std::shared_ptr<MemoryBudget> budget_;
   const std::unique_ptr<Device> device_;

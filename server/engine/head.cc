@@ -44,7 +44,7 @@ absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient disca
 
 void Head::Shutdown(std::function<void()> released) {
   EndStreams();
-  environment_.scheduler->Post([self = shared_from_this(), released = std::move(released)] {
+  environment_.scheduler->Post(this, [self = shared_from_this(), released = std::move(released)] {
     self->Release();
     released();
   });
@@ -128,6 +128,11 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   } else if (chunk.mode == ComputeMode::kLossOnly) {
     item->kind = ItemKind::kLossOnly;
   }
+  if (item->kind != ItemKind::kRejected) {
+    const bool loss_only = chunk.mode == ComputeMode::kLossOnly;
+    item->row_kind = {chunk.hidden_type, loss_only ? RowKind().dx_type : chunk.dx_type, chunk.mode};
+    item->rows = chunk.tokens;
+  }
   item->session_id = lane.session_id;
   item->lane = lane.lane;
   item->chunk = std::move(chunk);
@@ -198,120 +203,7 @@ void Head::EnqueueLocked(std::shared_ptr<ChunkItem> item) {
   item->accepted = absl::Now();
   runtime.queued.push_back(item);
   ++environment_.counters->queued_chunks;
-  environment_.scheduler->Post([self = shared_from_this(), item = std::move(item)] { self->Process(item); });
-}
-
-void Head::Process(const std::shared_ptr<ChunkItem>& item) {
-  if (!Start(*item)) return;
-  ChunkAnswer answer;
-  answer.sequence = item->chunk.sequence;
-  answer.first_token = item->chunk.first_token;
-  answer.tokens = item->chunk.tokens;
-  if (item->kind == ItemKind::kRejected) {
-    answer.disposition = Disposition::kRejected;
-    answer.error = item->rejection;
-    environment_.counters->Reject(ReasonOf(item->rejection));
-    ++environment_.counters->chunks_rejected;
-    if (item->listener != nullptr) item->listener->OnAnswer(std::move(answer));
-    Finish(*item, 0);
-    return;
-  }
-  Compute(*item, std::move(answer));
-}
-
-bool Head::Start(ChunkItem& item) {
-  const std::lock_guard lock(mutex_);
-  if (item.state == ItemState::kWithdrawn) return false;
-  item.state = ItemState::kStarted;
-  --environment_.counters->queued_chunks;
-  lanes_.at({item.session_id, item.lane}).queued.pop_front();
-  if (item.numbered) {
-    AccumulationLedger::Start(ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)]);
-  }
-  return true;
-}
-
-void Head::Compute(ChunkItem& item, ChunkAnswer answer) {
-  const Chunk& chunk = item.chunk;
-  const absl::Time started = absl::Now();
-  absl::Time answered = started;
-  environment_.counters->queue_seconds.Observe(absl::ToDoubleSeconds(started - item.accepted));
-  answer.disposition = item.kind == ItemKind::kRepeat ? Disposition::kRepeated : Disposition::kAccumulated;
-  answer.weight_version = weight_version();
-  answer.dx_type = chunk.dx_type;
-  answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
-
-  RowBatch batch;
-  batch.tokens = chunk.tokens;
-  batch.hidden_type = chunk.hidden_type;
-  batch.hidden_states = chunk.hidden_states.data();
-  batch.labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
-  batch.ignore_index = chunk.ignore_index;
-  batch.gradient_scale = chunk.gradient_scale;
-  batch.accumulate =
-      item.kind == ItemKind::kAccumulate ? RowBatch::Accumulate::kYes : RowBatch::Accumulate::kNo;
-  batch.losses = reinterpret_cast<float*>(answer.losses.data());
-  if (chunk.mode == ComputeMode::kLossAndGradients) {
-    answer.dx.resize(
-        static_cast<size_t>(chunk.tokens * config_.hidden_size * kernels::SizeOf(chunk.dx_type)));
-    batch.dx_type = chunk.dx_type;
-    batch.dx = answer.dx.data();
-  }
-
-  const absl::StatusOr<BatchReport> report = backend_->ProcessBatch(batch, [&] {
-    for (int64_t row = 0; row < chunk.tokens; ++row) {
-      if (batch.labels[row] == chunk.ignore_index) continue;
-      ++answer.valid_tokens;
-      answer.loss_sum += batch.losses[row];
-    }
-    answered = absl::Now();
-    if (item.listener != nullptr) item.listener->OnAnswer(std::move(answer));
-  });
-  if (!report.ok()) {
-    // dW may hold part of this chunk: nobody may read it or add to it any more.
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = report.status();
-    }
-    EndStreams();
-    environment_.on_device_failure(report.status());
-    return;
-  }
-  Counters& counters = *environment_.counters;
-  counters.forward_seconds.Observe(absl::ToDoubleSeconds(answered - started));
-  counters.rows_redone += static_cast<uint64_t>(report->rows_redone);
-  if (item.kind == ItemKind::kAccumulate) {
-    counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - answered));
-    ++counters.chunks_accumulated;
-  } else if (item.kind == ItemKind::kLossOnly) {
-    ++counters.chunks_loss_only;
-  } else {
-    ++counters.chunks_repeated;
-  }
-  if (item.kind != ItemKind::kRepeat) {
-    counters.tokens_valid += static_cast<uint64_t>(report->valid_tokens);
-    counters.tokens_ignored += static_cast<uint64_t>(chunk.tokens - report->valid_tokens);
-  }
-  Finish(item, item.kind == ItemKind::kAccumulate ? report->valid_tokens : 0);
-}
-
-void Head::Finish(const ChunkItem& item, int64_t valid_tokens) {
-  if (!item.numbered) return;
-  uint64_t applied = 0;
-  std::shared_ptr<LaneListener> listener;  // of the lane's stream of now, which may be a later one
-  {
-    const std::lock_guard lock(mutex_);
-    // A started sequence keeps its session in the ledger until the window ends, and the window cannot end
-    // before it.
-    Lane& lane = ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)];
-    AccumulationLedger::Apply(lane);
-    applied = lane.applied;
-    window_.tokens += static_cast<uint64_t>(valid_tokens);
-    if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end()) {
-      listener = it->second.listener;
-    }
-  }
-  if (listener != nullptr) listener->OnApplied(applied);
+  environment_.scheduler->Submit(shared_from_this(), std::move(item));
 }
 
 }  // namespace lossd::engine

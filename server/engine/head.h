@@ -2,7 +2,7 @@
 // once.
 //
 // Locking: one mutex guards ledger, window and lanes. It is never held during computation, nor while a
-// listener or a callback is called. The backend is touched on the scheduler's thread alone.
+// listener or a callback is called. The backend and the batches are touched on the scheduler's thread alone.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_H_
 #define LOSSD_SERVER_ENGINE_HEAD_H_
 
@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/engine/accumulation_ledger.h"
+#include "server/engine/batch_queue.h"
 #include "server/engine/batch_scheduler.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
@@ -69,15 +70,15 @@ struct HeadEnvironment {
   Counters* counters = nullptr;
   ChunkLimits limits;
   std::string incarnation;
-  // Told once when the device can no longer be trusted.
+  // Told, perhaps by several heads, when the device can no longer be trusted.
   std::function<void(const absl::Status&)> on_device_failure;
 };
 
-class Head : public std::enable_shared_from_this<Head> {
+class Head : public BatchSource, public std::enable_shared_from_this<Head> {
  public:
   Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
        std::unique_ptr<MemoryReservation> reservation);
-  ~Head();
+  ~Head() override;
 
   const HeadConfig& config() const { return config_; }
   HeadInfo Info() const;
@@ -107,7 +108,7 @@ class Head : public std::enable_shared_from_this<Head> {
   // the lane.
   void DetachLane(const LaneAttachment& lane);
 
-  // --- Chunks, and the end of the head (head.cc) ---
+  // --- Chunks (on the device: head_batches.cc), and the end of the head (head.cc) ---
 
   enum class Submission { kTaken, kWait };
   // Takes the chunk (moved from), to be answered through the lane's listener, even if its content is refused;
@@ -157,7 +158,7 @@ class Head : public std::enable_shared_from_this<Head> {
 
   enum class ItemKind { kAccumulate, kLossOnly, kRepeat, kRejected };
   enum class ItemState { kQueued, kStarted, kWithdrawn };
-  struct ChunkItem {
+  struct ChunkItem : QueuedChunk {
     ItemKind kind = ItemKind::kAccumulate;
     ItemState state = ItemState::kQueued;  // guarded by mutex_
     bool numbered = true;                  // holds a sequence of its own: not a repeat
@@ -176,6 +177,20 @@ class Head : public std::enable_shared_from_this<Head> {
     std::function<void()> resume;                   // of a chunk that waits for the window to change
   };
   using LaneKey = std::pair<std::string, int32_t>;
+  // A chunk that was started.
+  struct StartedChunk {
+    std::shared_ptr<ChunkItem> item;
+    ChunkAnswer answer;
+    int64_t valid_tokens = 0;
+    absl::Time answered;
+  };
+  // Chunks that the device has together, and rejected ones between and behind them that wait for their turn.
+  struct Batch {
+    std::vector<StartedChunk> chunks;
+    size_t answered = 0;  // so many of them, from the first one
+    absl::Time started;
+    std::vector<std::function<void()>> on_ended;
+  };
 
   enum class Admission { kTake, kRepeat, kWait };
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk);
@@ -188,11 +203,17 @@ class Head : public std::enable_shared_from_this<Head> {
   std::shared_ptr<LaneListener> DropListenerLocked(const LaneKey& key);
   void EnqueueLocked(std::shared_ptr<ChunkItem> item);
 
-  // On the device thread.
-  void Process(const std::shared_ptr<ChunkItem>& item);
-  bool Start(ChunkItem& item);
-  void Compute(ChunkItem& item, ChunkAnswer answer);
-  void Finish(const ChunkItem& item, int64_t valid_tokens);
+  // On the device thread. Batches: head_batches.cc.
+  int64_t RowsPerBatch(const RowKind& kind) const override { return backend_->RowsPerBatch(kind); }
+  void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
+  std::vector<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
+  void Compute(const std::shared_ptr<Batch>& batch);
+  ChunkRows Describe(StartedChunk& chunk) const;
+  void AnswerNext(Batch& batch);
+  void AnswerRejected(Batch& batch);
+  void EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report);
+  void Count(const Batch& batch, const StartedChunk& chunk);
+  void Finish(const StartedChunk& chunk);
   void Freeze();
   void Publish();
   absl::StatusOr<GradientSummary> Summarize();
@@ -208,6 +229,7 @@ class Head : public std::enable_shared_from_this<Head> {
   // is turned away by ended_.
   std::unique_ptr<MemoryReservation> reservation_;  // guarded by mutex_
   std::unique_ptr<HeadBackend> backend_;            // the device thread's
+  std::deque<std::shared_ptr<Batch>> batches_;      // under way, in order; the device thread's
 
   mutable std::mutex mutex_;
   AccumulationLedger ledger_;

@@ -1,46 +1,69 @@
 // What a device does for one head. Narrow on purpose: everything about sessions, windows and versions stays
 // above it.
 //
-// All calls come from the device's one owner thread (BatchScheduler), so an implementation needs no locks.
+// All calls come from the device's one owner thread (BatchScheduler), and so do all calls back, so an
+// implementation needs no locks.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_BACKEND_H_
 #define LOSSD_SERVER_ENGINE_HEAD_BACKEND_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/data_type.h"
+#include "server/engine/chunk.h"
 #include "server/engine/head_config.h"
 #include "server/engine/host_buffer.h"
 #include "server/engine/memory_budget.h"
 
 namespace lossd::engine {
 
-// A batch of rows in host memory, checked by the caller. Pointers are not owned.
-struct RowBatch {
+// What the chunks of one batch have in common.
+struct RowKind {
+  kernels::DataType hidden_type = kernels::DataType::kFloat32;
+  kernels::DataType dx_type = kernels::DataType::kFloat32;  // of loss only: as it is by default
+  ComputeMode mode = ComputeMode::kLossAndGradients;
+
+  bool operator==(const RowKind&) const = default;
+};
+
+// The rows of one chunk in host memory, checked by the caller. Nothing that is pointed to is owned; it lives
+// until the batch is done.
+struct ChunkRows {
   enum class Accumulate { kYes, kNo };
 
-  int64_t tokens = 0;
-  kernels::DataType hidden_type = kernels::DataType::kFloat32;
-  const void* hidden_states = nullptr;  // [tokens, H]
+  int64_t tokens = 0;                   // at least 1
+  const void* hidden_states = nullptr;  // [tokens, H] of the kind's hidden_type
   const int64_t* labels = nullptr;      // [tokens]
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
-  Accumulate accumulate = Accumulate::kYes;
+  Accumulate accumulate = Accumulate::kYes;  // whether the rows count in dW; kNo if loss only
 
   float* losses = nullptr;  // [tokens]
-  kernels::DataType dx_type = kernels::DataType::kFloat32;
-  void* dx = nullptr;  // [tokens, H] or null
+  void* dx = nullptr;       // [tokens, H] of the kind's dx_type; null if loss only
 };
 
 struct BatchReport {
-  int64_t valid_tokens = 0;
   int64_t rows_redone = 0;
 };
 
+// What a batch tells. Both may be called before StartBatch returns.
+struct BatchCallbacks {
+  // The losses and dX of the chunk of this number are in its arrays and final. Once for each chunk, in order,
+  // and as early as can be: dW may still be added to.
+  std::function<void(size_t chunk)> on_input_gradients;
+  // Once, after everything else. Ok: dW holds the whole batch. An error means that the device can no longer
+  // be trusted: dW may hold part of the batch, and chunks that were not told of have no results.
+  std::function<void(absl::StatusOr<BatchReport>)> on_done;
+};
+
+// Destroyed only when none of its batches is under way. What is not StartBatch sees what batches that were
+// started before have done, and waits for them if need be.
 class HeadBackend {
  public:
   virtual ~HeadBackend() = default;
@@ -50,10 +73,14 @@ class HeadBackend {
   // Rows [first_row, first_row + rows) converted to `type` into `out`.
   virtual absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) = 0;
 
-  // Loss, dX and, if wanted, dW +=. `on_input_gradients` is called once when losses and dX are final, before
-  // dW is. An error means the device can no longer be trusted: dW may hold part of the batch.
-  virtual absl::StatusOr<BatchReport> ProcessBatch(const RowBatch& batch,
-                                                   absl::FunctionRef<void()> on_input_gradients) = 0;
+  // Most rows of this kind that are worth putting into one batch, at least 1. A single chunk may always have
+  // more.
+  virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
+  // Starts loss, dX and, for chunks that accumulate, dW += of at least one chunk. A row's loss and dX are
+  // bitwise the same whatever batch it comes in; dW is summed in the order of rows. Only while the device has
+  // fewer batches under way than it may have.
+  virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
+                          BatchCallbacks callbacks) = 0;
 
   // Rows of the gradient in fp32 (zeros if nothing was added since the last reset).
   virtual absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) = 0;
@@ -64,7 +91,8 @@ class HeadBackend {
   virtual MemoryPlan MemoryReport() const = 0;
 };
 
-// A device that heads are created on.
+// A device that heads are created on. CreateHead, and what tells of sizes, may be called by any thread, one
+// at a time; the rest belongs to the owner thread.
 class Device {
  public:
   virtual ~Device() = default;
@@ -79,6 +107,14 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
   // Memory that belongs to the device rather than to a head.
   virtual MemoryPlan SharedMemory() const = 0;
+
+  // Most batches, of all heads, that may be under way at once: started and not done.
+  virtual int64_t MostBatches() const { return 1; }
+  // None, always, on a device that is done with a batch before StartBatch returns.
+  virtual int64_t BatchesUnderWay() const { return 0; }
+  // Calls back for everything that has become final since the last call, in the order in which batches were
+  // started. Never blocks. To be called again and again while anything is under way.
+  virtual void Poll() {}
 };
 
 }  // namespace lossd::engine

@@ -86,7 +86,7 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, Flus
       window_.flush_marks = std::move(marks);
       window_.flush_waiters.push_back(std::move(done));
       window_.flush_begun = absl::Now();
-      environment_.scheduler->Post([self = shared_from_this()] { self->Freeze(); });
+      environment_.scheduler->Post(this, [self = shared_from_this()] { self->Freeze(); });
       return;
     }
   }
@@ -156,7 +156,7 @@ absl::Status Head::CheckFlush(const std::string& flush_id) const {
 void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
                         void* out, std::function<void(absl::Status)> done) {
   environment_.scheduler->Post(
-      [self = shared_from_this(), flush_id, first_row, rows, type, out, done = std::move(done)] {
+      this, [self = shared_from_this(), flush_id, first_row, rows, type, out, done = std::move(done)] {
         absl::Status status = self->CheckFlush(flush_id);
         if (!status.ok()) return done(status);
         if (type == kernels::DataType::kFloat32) {
@@ -183,7 +183,7 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
       return UnknownFlush(flush_id, window_.generation);
     }
     // Posted under the lock, so before any chunk of the next generation.
-    environment_.scheduler->Post([self = shared_from_this()] { self->backend_->ResetGradient(); });
+    environment_.scheduler->Post(this, [self = shared_from_this()] { self->backend_->ResetGradient(); });
     generation = ++window_.generation;
     window_.state = WindowState::kOpen;
     window_.tokens = 0;

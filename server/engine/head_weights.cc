@@ -79,7 +79,7 @@ void Head::CommitWrite(const std::string& write_id, std::function<void(absl::Sta
     } else {
       publishing_ = true;
       publish_waiters_.push_back(std::move(done));
-      environment_.scheduler->Post([self = shared_from_this()] { self->Publish(); });
+      environment_.scheduler->Post(this, [self = shared_from_this()] { self->Publish(); });
       return;
     }
   }
@@ -114,7 +114,7 @@ void Head::Publish() {
 void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, void* out,
                        std::function<void(absl::StatusOr<uint64_t>)> done) {
   environment_.scheduler->Post(
-      [self = shared_from_this(), first_row, rows, type, out, done = std::move(done)] {
+      this, [self = shared_from_this(), first_row, rows, type, out, done = std::move(done)] {
         uint64_t version = 0;
         {
           const std::lock_guard lock(self->mutex_);

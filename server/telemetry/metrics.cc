@@ -46,13 +46,13 @@ class Families {
     metric.gauge.value = value;
     families_.back().metric.push_back(std::move(metric));
   }
-  void Histogram(Labels labels, const engine::DurationHistogram& histogram) {
+  template <const auto& kBounds>
+  void Histogram(Labels labels, const engine::Histogram<kBounds>& histogram) {
     ClientMetric metric = Labelled(std::move(labels));
     uint64_t cumulative = 0;
-    for (size_t i = 0; i <= histogram.kBounds.size(); ++i) {
+    for (size_t i = 0; i <= kBounds.size(); ++i) {
       cumulative += histogram.bucket(i);
-      const double bound =
-          i < histogram.kBounds.size() ? histogram.kBounds[i] : std::numeric_limits<double>::infinity();
+      const double bound = i < kBounds.size() ? kBounds[i] : std::numeric_limits<double>::infinity();
       metric.histogram.bucket.push_back({cumulative, bound});
     }
     metric.histogram.sample_count = cumulative;
@@ -97,6 +97,15 @@ void CollectWork(const engine::Counters& counters, Families& families) {
     families.Counter({{"reason", engine::Name(static_cast<engine::RejectReason>(i))}},
                      counters.rejected[static_cast<size_t>(i)]);
   }
+}
+
+void CollectBatches(const engine::Counters& counters, Families& families) {
+  families.Begin("lossd_batch_chunks", "Chunks gathered into each batch that was started on the device.",
+                 MetricType::Histogram);
+  families.Histogram({}, counters.batch_chunks);
+  families.Begin("lossd_batch_rows", "Tokens of each batch that was started on the device.",
+                 MetricType::Histogram);
+  families.Histogram({}, counters.batch_rows);
 }
 
 void CollectDurations(const engine::Counters& counters, Families& families) {
@@ -152,6 +161,7 @@ class Collector : public prometheus::Collectable {
   std::vector<MetricFamily> Collect() const override {
     Families families;
     CollectWork(engine_->counters(), families);
+    CollectBatches(engine_->counters(), families);
     CollectDurations(engine_->counters(), families);
     CollectState(*engine_, families);
     return families.Take();

@@ -44,8 +44,8 @@ size_t RecordingListener::answers() {
   return answers_.size();
 }
 
-EngineFixture::EngineFixture(EngineOptions options) {
-  engine = *Engine::Create(std::move(options), MakeFakeDevice(&gate));
+EngineFixture::EngineFixture(EngineOptions options, FakeOptions device) {
+  engine = *Engine::Create(std::move(options), MakeFakeDevice(&gate, device));
   head = *engine->CreateHead({"h", kVocab, kHidden, kernels::DataType::kFloat32});
   const std::string write = *head->BeginWrite("w", Head::Replace::kNo, "write");
   const std::string rows(static_cast<size_t>(kVocab * kHidden * 4), '\0');

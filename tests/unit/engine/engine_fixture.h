@@ -41,7 +41,7 @@ class EngineFixture {
   static constexpr int64_t kVocab = 4;
   static constexpr int64_t kHidden = 2;
 
-  explicit EngineFixture(EngineOptions options = {});
+  explicit EngineFixture(EngineOptions options = {}, FakeOptions device = {});
   ~EngineFixture() { gate.LetThrough(); }
 
   // One valid token; `scale` is what it adds to the gradient.

@@ -1,40 +1,92 @@
 #include "tests/unit/engine/fake_device.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 namespace lossd::engine {
 
 void FakeGate::Hold() {
   const std::lock_guard lock(mutex_);
-  held_ = true;
+  may_answer_ = may_end_ = ended_;
 }
 
 void FakeGate::LetThrough() {
   const std::lock_guard lock(mutex_);
-  held_ = false;
-  changed_.notify_all();
+  may_answer_ = may_end_ = kAll;
+}
+
+void FakeGate::LetAnswers(size_t batches) {
+  const std::lock_guard lock(mutex_);
+  may_answer_ = std::max(may_answer_, may_end_) + batches;
+}
+
+void FakeGate::LetThrough(size_t batches) {
+  const std::lock_guard lock(mutex_);
+  may_end_ += batches;
+  may_answer_ = std::max(may_answer_, may_end_);
+}
+
+void FakeGate::Fail() {
+  const std::lock_guard lock(mutex_);
+  failing_ = true;
 }
 
 void FakeGate::AwaitArrival() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return waiting_ > 0; });
+  changed_.wait(lock, [this] { return batches_.size() > ended_; });
 }
 
-bool FakeGate::Pass() {
+void FakeGate::AwaitStarted(size_t batches) {
   std::unique_lock lock(mutex_);
-  ++waiting_;
+  changed_.wait(lock, [&] { return batches_.size() >= batches; });
+}
+
+std::vector<FakeBatch> FakeGate::batches() {
+  const std::lock_guard lock(mutex_);
+  return batches_;
+}
+
+size_t FakeGate::Arrive(FakeBatch batch) {
+  const std::lock_guard lock(mutex_);
+  batches_.push_back(std::move(batch));
   changed_.notify_all();
-  changed_.wait(lock, [this] { return !held_; });
-  --waiting_;
-  return !failing_;
+  return batches_.size() - 1;
+}
+
+bool FakeGate::MayAnswer(size_t number) {
+  const std::lock_guard lock(mutex_);
+  return number < may_answer_;
+}
+
+bool FakeGate::MayEnd(size_t number) {
+  const std::lock_guard lock(mutex_);
+  if (number >= may_end_) return false;
+  ended_ = number + 1;
+  return true;
+}
+
+bool FakeGate::failing() {
+  const std::lock_guard lock(mutex_);
+  return failing_;
 }
 
 namespace {
 
+// The owner thread's, like a device's.
+struct BatchUnderWay {
+  size_t number = 0;
+  std::vector<ChunkRows> chunks;
+  BatchCallbacks callbacks;
+  float* sum = nullptr;
+  bool answered = false;
+};
+using Ring = std::deque<BatchUnderWay>;
+
 class FakeBackend : public HeadBackend {
  public:
-  FakeBackend(HeadConfig config, FakeGate* gate) : config_(std::move(config)), gate_(gate) {}
+  FakeBackend(HeadConfig config, FakeGate* gate, FakeOptions options, Ring* ring)
+      : config_(std::move(config)), gate_(gate), options_(options), ring_(ring) {}
 
   absl::Status PublishWeights(HostBuffer staged) override {
     weights_ = std::move(staged);
@@ -46,16 +98,16 @@ class FakeBackend : public HeadBackend {
                      rows * config_.hidden_size);
     return absl::OkStatus();
   }
-  absl::StatusOr<BatchReport> ProcessBatch(const RowBatch& batch,
-                                           absl::FunctionRef<void()> on_input_gradients) override {
-    if (!gate_->Pass()) {
-      sum_ += batch.gradient_scale / 2;
-      return absl::InternalError("half of it was added");
-    }
-    std::fill_n(batch.losses, batch.tokens, 1.0f);
-    on_input_gradients();
-    if (batch.accumulate == RowBatch::Accumulate::kYes) sum_ += batch.gradient_scale;
-    return BatchReport{batch.tokens, 0};
+  int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return options_.rows_per_batch; }
+  void StartBatch(const RowKind& /*kind*/, std::span<const ChunkRows> chunks,
+                  BatchCallbacks callbacks) override {
+    FakeBatch scales;
+    for (const ChunkRows& chunk : chunks) scales.push_back(chunk.gradient_scale);
+    ring_->push_back({gate_->Arrive(std::move(scales)),
+                      {chunks.begin(), chunks.end()},
+                      std::move(callbacks),
+                      &sum_,
+                      false});
   }
   absl::Status ReadGradientRows(int64_t /*first_row*/, int64_t rows, float* out) override {
     std::fill_n(out, rows * config_.hidden_size, sum_);
@@ -67,13 +119,15 @@ class FakeBackend : public HeadBackend {
  private:
   const HeadConfig config_;
   FakeGate* const gate_;
+  const FakeOptions options_;
+  Ring* const ring_;
   HostBuffer weights_;
   float sum_ = 0;
 };
 
 class FakeDevice : public Device {
  public:
-  explicit FakeDevice(FakeGate* gate) : gate_(gate) {}
+  FakeDevice(FakeGate* gate, FakeOptions options) : gate_(gate), options_(options) {}
 
   std::string name() const override { return "fake"; }
   std::string description() const override { return "fake"; }
@@ -82,16 +136,53 @@ class FakeDevice : public Device {
     return MemoryPlan{{"weights", config.weight_bytes()}, {"gradient", config.gradient_bytes()}};
   }
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
-    return std::make_unique<FakeBackend>(config, gate_);
+    return std::make_unique<FakeBackend>(config, gate_, options_, &ring_);
   }
   MemoryPlan SharedMemory() const override { return {{"workspace", 0}}; }
 
+  int64_t MostBatches() const override { return options_.most_batches; }
+  int64_t BatchesUnderWay() const override { return static_cast<int64_t>(ring_.size()); }
+  void Poll() override {
+    for (BatchUnderWay& batch : ring_) {
+      if (!gate_->failing() && gate_->MayAnswer(batch.number)) Answer(batch);
+    }
+    while (!ring_.empty() && gate_->MayEnd(ring_.front().number)) {
+      BatchUnderWay batch = std::move(ring_.front());
+      ring_.pop_front();
+      const bool failed = gate_->failing();
+      if (!failed) Answer(batch);
+      for (const ChunkRows& chunk : batch.chunks) {
+        if (chunk.accumulate == ChunkRows::Accumulate::kYes) {
+          *batch.sum += failed ? chunk.gradient_scale / 2 : chunk.gradient_scale;
+        }
+      }
+      if (failed) {
+        batch.callbacks.on_done(absl::InternalError("half of it was added"));
+      } else {
+        batch.callbacks.on_done(BatchReport{});
+      }
+    }
+  }
+
  private:
+  static void Answer(BatchUnderWay& batch) {
+    if (batch.answered) return;
+    batch.answered = true;
+    for (size_t i = 0; i < batch.chunks.size(); ++i) {
+      std::fill_n(batch.chunks[i].losses, batch.chunks[i].tokens, batch.chunks[i].gradient_scale);
+      batch.callbacks.on_input_gradients(i);
+    }
+  }
+
   FakeGate* const gate_;
+  const FakeOptions options_;
+  Ring ring_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> MakeFakeDevice(FakeGate* gate) { return std::make_unique<FakeDevice>(gate); }
+std::unique_ptr<Device> MakeFakeDevice(FakeGate* gate, FakeOptions options) {
+  return std::make_unique<FakeDevice>(gate, options);
+}
 
 }  // namespace lossd::engine

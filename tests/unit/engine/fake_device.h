@@ -1,10 +1,12 @@
-// A device whose gradient is a list of what was added to it, and that can be held before each batch.
+// A device whose gradient is the sum of what was added to it, whose batches are under way until they are
+// polled, and that can be held.
 #ifndef LOSSD_TESTS_UNIT_ENGINE_FAKE_DEVICE_H_
 #define LOSSD_TESTS_UNIT_ENGINE_FAKE_DEVICE_H_
 
-#include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,28 +16,51 @@
 
 namespace lossd::engine {
 
-// Shared by the test and the backends. Thread-safe.
+// The gradient scales of a batch's chunks, which stand for them.
+using FakeBatch = std::vector<float>;
+
+// Shared by the test and the device. Thread-safe.
 class FakeGate {
  public:
-  // The next batches wait until they are let through.
+  // Batches stay under way, without results, until they are let through.
   void Hold();
   void LetThrough();
-  // Waits until a batch stands at the gate.
+  // The next `batches` that are held are answered, or end, in order; the others stay.
+  void LetAnswers(size_t batches);
+  void LetThrough(size_t batches);
+  // Batches that come to their end from now on fail, with part of them in dW.
+  void Fail();
+
+  // Waits until a batch is held, or until so many were started since the fake was made.
   void AwaitArrival();
-  void Fail() { failing_ = true; }  // the next batches fail with parts of them in dW
-  // Called by the backend; false if the batch has to fail.
-  bool Pass();
+  void AwaitStarted(size_t batches);
+  std::vector<FakeBatch> batches();
+
+  // Called by the device. Batches are numbered from 0.
+  size_t Arrive(FakeBatch batch);
+  bool MayAnswer(size_t number);
+  bool MayEnd(size_t number);
+  bool failing();
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::atomic<bool> failing_ = false;
-  bool held_ = false;
-  int waiting_ = 0;
+  std::vector<FakeBatch> batches_;
+  size_t ended_ = 0;
+  static constexpr size_t kAll = std::numeric_limits<size_t>::max();
+  size_t may_answer_ = kAll;  // batches below this number
+  size_t may_end_ = kAll;
+  bool failing_ = false;
 };
 
-// gradient_scale identifies a batch: each accumulated batch adds it to every element of the gradient.
-std::unique_ptr<Device> MakeFakeDevice(FakeGate* gate);
+struct FakeOptions {
+  int64_t most_batches = 1;
+  int64_t rows_per_batch = 1;
+};
+
+// gradient_scale identifies a chunk: its losses are that, and each accumulated chunk adds it to every element
+// of the gradient.
+std::unique_ptr<Device> MakeFakeDevice(FakeGate* gate, FakeOptions options = {});
 
 }  // namespace lossd::engine
 

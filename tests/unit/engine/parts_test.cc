@@ -15,6 +15,7 @@
 #include "server/engine/gradient_summary.h"
 #include "server/engine/memory_budget.h"
 #include "server/engine/random_id.h"
+#include "tests/unit/engine/fake_device.h"
 
 namespace lossd::engine {
 namespace {
@@ -60,12 +61,16 @@ TEST(CpuDevice, AHiddenStateThatOverflowsTheHeadsTypeSpoilsNoOtherRowsGradient) 
                      config.elements());
     EXPECT_TRUE(backend->PublishWeights(std::move(weights)).ok());
     std::vector<float> losses(labels.size());
-    RowBatch batch;
-    batch.tokens = static_cast<int64_t>(labels.size());
-    batch.hidden_states = hidden.data();
-    batch.labels = labels.data();
-    batch.losses = losses.data();
-    EXPECT_TRUE(backend->ProcessBatch(batch, [] {}).ok());
+    ChunkRows chunk;
+    chunk.tokens = static_cast<int64_t>(labels.size());
+    chunk.hidden_states = hidden.data();
+    chunk.labels = labels.data();
+    chunk.losses = losses.data();
+    bool done = false;
+    backend->StartBatch(
+        {}, {&chunk, 1},
+        {[](size_t) {}, [&](const absl::StatusOr<BatchReport>& report) { done = report.ok(); }});
+    EXPECT_TRUE(done);
     std::vector<float> rows(kVocab * kHidden);
     EXPECT_TRUE(backend->ReadGradientRows(0, kVocab, rows.data()).ok());
     return rows;
@@ -156,8 +161,10 @@ TEST(RandomId, IsAVersionFourUuidAndNeverTheSame) {
 TEST(BatchScheduler, RunsInOrderAndFinishesWhatIsQueuedBeforeItEnds) {
   std::vector<int> order;
   {
-    BatchScheduler scheduler;
-    for (int i = 0; i < 100; ++i) scheduler.Post([&order, i] { order.push_back(i); });
+    FakeGate gate;
+    const std::unique_ptr<Device> device = MakeFakeDevice(&gate);
+    BatchScheduler scheduler(device.get(), absl::ZeroDuration());
+    for (int i = 0; i < 100; ++i) scheduler.Post(nullptr, [&order, i] { order.push_back(i); });
   }
   ASSERT_EQ(order.size(), 100U);
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));

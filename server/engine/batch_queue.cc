@@ -1,0 +1,124 @@
+#include "server/engine/batch_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lossd::engine {
+namespace {
+
+// One batch computes, the next is there when it ends. More of them only keep small chunks from being
+// gathered.
+constexpr int64_t kEnoughUnderWay = 2;
+
+}  // namespace
+
+void BatchQueue::AddChunk(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
+                          Clock::time_point arrival) {
+  Line& line = lines_[source.get()];
+  line.entries.push_back({next_number_++, std::move(source), std::move(chunk), arrival, nullptr});
+}
+
+void BatchQueue::AddTask(const BatchSource* source, Task task) {
+  lines_[source].entries.push_back({next_number_++, nullptr, nullptr, {}, std::move(task)});
+}
+
+void BatchQueue::AddFence(Task task) {
+  if (lines_.empty()) {
+    AddTask(nullptr, std::move(task));
+    return;
+  }
+  // The last line to get there runs it.
+  const auto missing = std::make_shared<size_t>(lines_.size());
+  const auto shared = std::make_shared<Task>(std::move(task));
+  for (auto& [source, line] : lines_) {
+    AddTask(source, [missing, shared] {
+      if (--*missing == 0) (*shared)();
+    });
+  }
+}
+
+BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
+  std::vector<std::pair<uint64_t, Line*>> in_order;
+  for (auto it = lines_.begin(); it != lines_.end();) {
+    Line& line = it->second;
+    if (line.entries.empty() && line.under_way == 0) {
+      it = lines_.erase(it);
+      continue;
+    }
+    if (!line.entries.empty()) in_order.emplace_back(line.entries.front().number, &line);
+    ++it;
+  }
+  std::sort(in_order.begin(), in_order.end());
+  Step step;
+  for (const auto& [number, line] : in_order) {
+    const Entry& first = line->entries.front();
+    if (first.chunk == nullptr) {
+      if (line->under_way > 0) continue;
+      RunTask(*line);
+      return {true, now};
+    }
+    const Gathered gathered = Gather(*line);
+    const Clock::time_point start = StartTime(gathered, first.arrival);
+    if (start <= now) {
+      StartBatch(*line, gathered.chunks);
+      return {true, now};
+    }
+    step.look_again = std::min(step.look_again, start);
+  }
+  return step;
+}
+
+BatchQueue::Gathered BatchQueue::Gather(const Line& line) {
+  Gathered gathered;
+  const RowKind* kind = nullptr;
+  int64_t most = 0;
+  for (const Entry& entry : line.entries) {
+    gathered.complete = true;  // if the batch ends before this entry
+    if (entry.chunk == nullptr) return gathered;
+    const QueuedChunk& chunk = *entry.chunk;
+    if (chunk.rows > 0 && kind == nullptr) {
+      kind = &chunk.row_kind;
+      most = entry.source->RowsPerBatch(*kind);
+    } else if (chunk.rows > 0 && (chunk.row_kind != *kind || chunk.rows > most - gathered.rows)) {
+      return gathered;
+    }
+    ++gathered.chunks;
+    gathered.rows += chunk.rows;
+    gathered.complete = false;
+  }
+  gathered.complete = gathered.rows == 0 || gathered.rows >= most;
+  return gathered;
+}
+
+BatchQueue::Clock::time_point BatchQueue::StartTime(const Gathered& gathered,
+                                                    Clock::time_point arrival) const {
+  constexpr Clock::time_point kAtOnce = Clock::time_point::min();
+  constexpr Clock::time_point kWhenOneIsDone = Clock::time_point::max();
+  if (gathered.rows == 0) return kAtOnce;
+  const int64_t under_way = device_->BatchesUnderWay();
+  if (under_way >= device_->MostBatches()) return kWhenOneIsDone;
+  if (gathered.complete) return kAtOnce;
+  if (under_way >= kEnoughUnderWay) return kWhenOneIsDone;
+  return under_way > 0 ? kAtOnce : arrival + window_;
+}
+
+void BatchQueue::RunTask(Line& line) {
+  const Task task = std::move(line.entries.front().task);
+  line.entries.pop_front();
+  task();
+}
+
+void BatchQueue::StartBatch(Line& line, size_t chunks) {
+  const std::shared_ptr<BatchSource> source = line.entries.front().source;
+  std::vector<std::shared_ptr<QueuedChunk>> batch;
+  batch.reserve(chunks);
+  for (size_t i = 0; i < chunks; ++i) {
+    batch.push_back(std::move(line.entries.front().chunk));
+    line.entries.pop_front();
+  }
+  ++line.under_way;
+  // A line stays where it is while anything of it is under way.
+  source->StartBatch(std::move(batch), [&line] { --line.under_way; });
+}
+
+}  // namespace lossd::engine

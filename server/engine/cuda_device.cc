@@ -1,0 +1,142 @@
+#include "server/engine/cuda_device.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/cuda_backend.h"
+#include "server/engine/cuda_pipeline.h"
+#include "server/engine/cuda_status.h"
+#include "server/engine/errors.h"
+
+namespace lossd::engine {
+namespace {
+
+using kernels::DataType;
+using kernels::SizeOf;
+using kernels::cuda::CublasLt;
+using kernels::cuda::DeviceBuffer;
+using kernels::cuda::LinearCrossEntropy;
+using kernels::cuda::PaddedHidden;
+using kernels::cuda::Path;
+using kernels::cuda::Result;
+
+constexpr int64_t kWorkspaceBytes = int64_t{5} << 28;  // 1.25 GiB: 4096 rows of 131072 entries in 16 bits
+// What a slot has room for even if chunks are smaller: 4096 rows of 4096 elements in 16 bits.
+constexpr int64_t kGatheredBytes = int64_t{32} << 20;
+
+class CudaDevice : public Device {
+ public:
+  Result Create(int index, int64_t workspace_bytes, const ChunkLimits& limits) {
+    SharedCuda& d = shared_;
+    d.index = index;
+    LOSSD_CUDA_TRY(cudaSetDevice(index));
+    LOSSD_CUDA_TRY(cudaGetDeviceProperties(&properties_, index));
+    Path path = Path::kPortable;
+    LOSSD_CUDA_PASS_ON(kernels::cuda::BestPath(DataType::kBFloat16, &path));
+    (void)CublasLt::Open(&d.library, &d.why_no_library);
+    const auto whole = static_cast<int64_t>(properties_.totalGlobalMem);
+    d.workspace_bytes = workspace_bytes > 0 ? workspace_bytes : std::min(kWorkspaceBytes, whole / 4);
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(d.workspace_bytes, &d.workspace));
+    CudaPipeline::Capacity capacity;
+    capacity.tokens = std::max(limits.max_chunk_tokens, LinearCrossEntropy::kMostTileRows);
+    capacity.hidden_bytes = std::max(limits.max_chunk_bytes, kGatheredBytes);
+    // dX may be fp32 where hidden states were 16 bits.
+    capacity.dx_bytes = std::max(2 * limits.max_chunk_bytes, kGatheredBytes);
+    LOSSD_CUDA_PASS_ON(d.pipeline.Create(capacity));
+    size_t free = 0;
+    size_t total = 0;
+    LOSSD_CUDA_TRY(cudaMemGetInfo(&free, &total));
+    // A tenth stays with the driver, for modules and local memory.
+    available_ = static_cast<int64_t>(free) / 10 * 9 + d.workspace_bytes + d.pipeline.device_bytes();
+    return {};
+  }
+
+  std::string name() const override { return absl::StrCat("cuda:", shared_.index); }
+  std::string description() const override {
+    return absl::StrCat(properties_.name, ", ", properties_.totalGlobalMem >> 20, " MiB, compute capability ",
+                        properties_.major, ".", properties_.minor);
+  }
+  int64_t AvailableMemory() const override { return available_; }
+
+  absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
+    absl::StatusOr<Path> path = PathOf(config);
+    if (!path.ok()) return path.status();
+    const LinearCrossEntropy::Shape shape{config.vocab_size, config.hidden_size, config.weight_type};
+    if (LinearCrossEntropy::RowsWithin(shape, *path, shared_.workspace_bytes) == 0) {
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, RejectReason::kShape, "vocab_size",
+          absl::StrCat("one row of vocab_size ", config.vocab_size, " needs a workspace of ",
+                       LinearCrossEntropy::WorkspaceBytes(shape, *path, 1), " bytes, the device has ",
+                       shared_.workspace_bytes, "; raise --workspace_bytes"));
+    }
+    const int64_t elements = config.vocab_size * PaddedHidden(config.hidden_size);
+    return MemoryPlan{{"weights", elements * SizeOf(config.weight_type)},
+                      {"gradient", elements * static_cast<int64_t>(sizeof(float))}};
+  }
+
+  absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
+    const absl::StatusOr<Path> path = PathOf(config);
+    if (!path.ok()) return path.status();
+    auto backend = std::make_unique<CudaBackend>(config, &shared_, *path);
+    if (const Result result = backend->Allocate(); !result.ok()) {
+      if (result.code() != cudaErrorMemoryAllocation) return DeviceFailed(result);
+      (void)cudaGetLastError();  // memory that is not there is no failure of the device
+      return ToStatus(absl::StatusCode::kResourceExhausted, result);
+    }
+    return backend;
+  }
+
+  MemoryPlan SharedMemory() const override {
+    return {{"workspace", shared_.workspace_bytes + shared_.pipeline.device_bytes()}};
+  }
+
+  int64_t MostBatches() const override { return CudaPipeline::kSlots; }
+  int64_t BatchesUnderWay() const override { return shared_.pipeline.under_way(); }
+  void Poll() override { shared_.pipeline.Poll(); }
+
+ private:
+  absl::StatusOr<Path> PathOf(const HeadConfig& config) const {
+    Path path = Path::kPortable;
+    Result result(cudaSetDevice(shared_.index), "cudaSetDevice");
+    if (result.ok()) result = kernels::cuda::BestPath(config.weight_type, &path);
+    if (!result.ok()) return DeviceFailed(result);
+    if (path == Path::kPortable && shared_.library == nullptr) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kDtype, "weight_dtype",
+                       absl::StrCat("heads of ", kernels::Name(config.weight_type),
+                                    " on this device need cuBLAS: ", shared_.why_no_library));
+    }
+    return path;
+  }
+
+  SharedCuda shared_;
+  cudaDeviceProp properties_{};
+  int64_t available_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t workspace_bytes,
+                                                         const ChunkLimits& limits) {
+  int count = 0;
+  if (const Result result(cudaGetDeviceCount(&count), "cudaGetDeviceCount"); !result.ok() || count == 0) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
+                     absl::StrCat("cuda:", index, ": no CUDA device can be used here (",
+                                  result.ok() ? "the driver knows of none" : result.message(), ")"));
+  }
+  if (index >= count) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
+        absl::StrCat("cuda:", index, ": there are ", count, " CUDA devices, the last is cuda:", count - 1));
+  }
+  auto device = std::make_unique<CudaDevice>();
+  if (const Result result = device->Create(index, workspace_bytes, limits); !result.ok()) {
+    return ToStatus(result.code() == cudaErrorMemoryAllocation ? absl::StatusCode::kResourceExhausted
+                                                               : absl::StatusCode::kFailedPrecondition,
+                    result);
+  }
+  return device;
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,23 @@
+// A CUDA device: weights, gradient and one shared workspace in its memory, kernels/cuda for the arithmetic.
+#ifndef LOSSD_SERVER_ENGINE_CUDA_DEVICE_H_
+#define LOSSD_SERVER_ENGINE_CUDA_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "server/engine/chunk.h"
+#include "server/engine/head_backend.h"
+
+namespace lossd::engine {
+
+// `workspace_bytes` is the ceiling of the device memory for E of all heads together (0: 1.25 GiB, or a
+// quarter of the device if that is less); it is taken at once, as is the staging memory for batches of chunks
+// within `limits`. Nothing is allocated afterwards but by CreateHead. FAILED_PRECONDITION if there is no such
+// device. The device must outlive its heads.
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t workspace_bytes,
+                                                         const ChunkLimits& limits);
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_CUDA_DEVICE_H_

@@ -1,0 +1,197 @@
+// Chunks of a head on the device: started as a batch, answered, applied. All on the device thread.
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "server/engine/errors.h"
+#include "server/engine/head.h"
+
+namespace lossd::engine {
+
+void Head::StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) {
+  std::vector<StartedChunk> started = Start(chunks);
+  chunks.clear();
+  bool rows = false;
+  for (const StartedChunk& chunk : started) rows = rows || chunk.item->rows > 0;
+  if (rows || batches_.empty()) {
+    auto batch = std::make_shared<Batch>();
+    batch->chunks = std::move(started);
+    batch->started = absl::Now();
+    batch->on_ended.push_back(std::move(on_ended));
+    batches_.push_back(batch);
+    if (rows) return Compute(batch);
+    return EndBatch(*batch, BatchReport{});
+  }
+  // Only rejected ones: their turn comes after what is under way.
+  Batch& last = *batches_.back();
+  const bool their_turn = last.answered == last.chunks.size();
+  for (StartedChunk& chunk : started) last.chunks.push_back(std::move(chunk));
+  last.on_ended.push_back(std::move(on_ended));
+  if (their_turn) AnswerRejected(last);
+}
+
+// Those of the chunks that were not withdrawn.
+std::vector<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
+  std::vector<StartedChunk> started;
+  started.reserve(chunks.size());
+  const std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
+    auto item = std::static_pointer_cast<ChunkItem>(chunk);
+    if (item->state == ItemState::kWithdrawn) continue;
+    item->state = ItemState::kStarted;
+    --environment_.counters->queued_chunks;
+    lanes_.at({item->session_id, item->lane}).queued.pop_front();
+    if (item->numbered) {
+      AccumulationLedger::Start(ledger_.Find(item->session_id)->lanes[static_cast<size_t>(item->lane)]);
+    }
+    StartedChunk& entry = started.emplace_back();
+    entry.answer.sequence = item->chunk.sequence;
+    entry.answer.first_token = item->chunk.first_token;
+    entry.answer.tokens = item->chunk.tokens;
+    entry.answer.weight_version = weight_version_;
+    entry.item = std::move(item);
+  }
+  return started;
+}
+
+void Head::Compute(const std::shared_ptr<Batch>& batch) {
+  RowKind kind;
+  std::vector<ChunkRows> rows;
+  int64_t tokens = 0;
+  Counters& counters = *environment_.counters;
+  for (StartedChunk& chunk : batch->chunks) {
+    if (chunk.item->kind == ItemKind::kRejected) continue;
+    counters.queue_seconds.Observe(absl::ToDoubleSeconds(batch->started - chunk.item->accepted));
+    kind = chunk.item->row_kind;
+    rows.push_back(Describe(chunk));
+    tokens += rows.back().tokens;
+  }
+  counters.batch_chunks.Observe(static_cast<double>(rows.size()));
+  counters.batch_rows.Observe(static_cast<double>(tokens));
+  BatchCallbacks callbacks;
+  callbacks.on_input_gradients = [this, batch](size_t /*chunk*/) {
+    AnswerRejected(*batch);
+    AnswerNext(*batch);
+    AnswerRejected(*batch);
+  };
+  callbacks.on_done = [self = shared_from_this(), batch](const absl::StatusOr<BatchReport>& report) {
+    self->EndBatch(*batch, report);
+  };
+  backend_->StartBatch(kind, rows, std::move(callbacks));
+}
+
+// What the device gets, and where it puts its results: into the answer.
+ChunkRows Head::Describe(StartedChunk& started) const {
+  const Chunk& chunk = started.item->chunk;
+  ChunkAnswer& answer = started.answer;
+  const ItemKind kind = started.item->kind;
+  answer.disposition = kind == ItemKind::kRepeat ? Disposition::kRepeated : Disposition::kAccumulated;
+  answer.dx_type = chunk.dx_type;
+  answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
+  ChunkRows rows;
+  rows.tokens = chunk.tokens;
+  rows.hidden_states = chunk.hidden_states.data();
+  rows.labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
+  rows.ignore_index = chunk.ignore_index;
+  rows.gradient_scale = chunk.gradient_scale;
+  rows.accumulate = kind == ItemKind::kAccumulate ? ChunkRows::Accumulate::kYes : ChunkRows::Accumulate::kNo;
+  rows.losses = reinterpret_cast<float*>(answer.losses.data());
+  if (chunk.mode == ComputeMode::kLossAndGradients) {
+    answer.dx.resize(
+        static_cast<size_t>(chunk.tokens * config_.hidden_size * kernels::SizeOf(chunk.dx_type)));
+    rows.dx = answer.dx.data();
+  }
+  return rows;
+}
+
+void Head::AnswerNext(Batch& batch) {
+  StartedChunk& started = batch.chunks[batch.answered++];
+  const ChunkItem& item = *started.item;
+  ChunkAnswer& answer = started.answer;
+  if (item.kind == ItemKind::kRejected) {
+    answer.disposition = Disposition::kRejected;
+    answer.error = item.rejection;
+    environment_.counters->Reject(ReasonOf(item.rejection));
+    ++environment_.counters->chunks_rejected;
+  } else {
+    const auto* labels = reinterpret_cast<const int64_t*>(item.chunk.labels.data());
+    const auto* losses = reinterpret_cast<const float*>(answer.losses.data());
+    for (int64_t row = 0; row < item.chunk.tokens; ++row) {
+      if (labels[row] == item.chunk.ignore_index) continue;
+      ++answer.valid_tokens;
+      answer.loss_sum += losses[row];
+    }
+    started.valid_tokens = answer.valid_tokens;
+  }
+  started.answered = absl::Now();
+  if (item.listener != nullptr) item.listener->OnAnswer(std::move(answer));
+}
+
+void Head::AnswerRejected(Batch& batch) {
+  while (batch.answered < batch.chunks.size() &&
+         batch.chunks[batch.answered].item->kind == ItemKind::kRejected) {
+    AnswerNext(batch);
+  }
+}
+
+// The device is done with the oldest batch.
+void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
+  const std::shared_ptr<Batch> oldest = std::move(batches_.front());
+  batches_.pop_front();
+  if (report.ok()) {
+    AnswerRejected(batch);
+    environment_.counters->rows_redone += static_cast<uint64_t>(report->rows_redone);
+    for (const StartedChunk& chunk : batch.chunks) {
+      Count(batch, chunk);
+      Finish(chunk);
+    }
+  } else {
+    // dW may hold part of these chunks: nobody may read it or add to it any more.
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = report.status();
+    }
+    EndStreams();
+    environment_.on_device_failure(report.status());
+  }
+  for (const auto& ended : batch.on_ended) ended();
+}
+
+void Head::Count(const Batch& batch, const StartedChunk& chunk) {
+  const ItemKind kind = chunk.item->kind;
+  if (kind == ItemKind::kRejected) return;
+  Counters& counters = *environment_.counters;
+  counters.forward_seconds.Observe(absl::ToDoubleSeconds(chunk.answered - batch.started));
+  if (kind == ItemKind::kAccumulate) {
+    counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - chunk.answered));
+    ++counters.chunks_accumulated;
+  } else if (kind == ItemKind::kLossOnly) {
+    ++counters.chunks_loss_only;
+  } else {
+    ++counters.chunks_repeated;
+  }
+  if (kind == ItemKind::kRepeat) return;
+  counters.tokens_valid += static_cast<uint64_t>(chunk.valid_tokens);
+  counters.tokens_ignored += static_cast<uint64_t>(chunk.item->chunk.tokens - chunk.valid_tokens);
+}
+
+void Head::Finish(const StartedChunk& chunk) {
+  const ChunkItem& item = *chunk.item;
+  if (!item.numbered) return;
+  uint64_t applied = 0;
+  std::shared_ptr<LaneListener> listener;  // of the lane's stream of now, which may be a later one
+  {
+    const std::lock_guard lock(mutex_);
+    // A started sequence keeps its session in the ledger until the window ends, and the window cannot end
+    // before it.
+    Lane& lane = ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)];
+    AccumulationLedger::Apply(lane);
+    applied = lane.applied;
+    if (item.kind == ItemKind::kAccumulate) window_.tokens += static_cast<uint64_t>(chunk.valid_tokens);
+    if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end()) {
+      listener = it->second.listener;
+    }
+  }
+  if (listener != nullptr) listener->OnApplied(applied);
+}
+
+}  // namespace lossd::engine
