@@ -28,6 +28,8 @@ constexpr int64_t kGatheredBytes = int64_t{32} << 20;
 
 class CudaDevice : public Device {
  public:
+  explicit CudaDevice(CudaPath path) : path_(path) {}
+
   Result Create(int index, int64_t workspace_bytes, const ChunkLimits& limits) {
     SharedCuda& d = shared_;
     d.index = index;
@@ -102,6 +104,7 @@ class CudaDevice : public Device {
     Result result(cudaSetDevice(shared_.index), "cudaSetDevice");
     if (result.ok()) result = kernels::cuda::BestPath(config.weight_type, &path);
     if (!result.ok()) return DeviceFailed(result);
+    if (path_ == CudaPath::kPortable) path = Path::kPortable;
     if (path == Path::kPortable && shared_.library == nullptr) {
       return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kDtype, "weight_dtype",
                        absl::StrCat("heads of ", kernels::Name(config.weight_type),
@@ -110,6 +113,7 @@ class CudaDevice : public Device {
     return path;
   }
 
+  const CudaPath path_;
   SharedCuda shared_;
   cudaDeviceProp properties_{};
   int64_t available_ = 0;
@@ -118,7 +122,7 @@ class CudaDevice : public Device {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t workspace_bytes,
-                                                         const ChunkLimits& limits) {
+                                                         const ChunkLimits& limits, CudaPath path) {
   int count = 0;
   if (const Result result(cudaGetDeviceCount(&count), "cudaGetDeviceCount"); !result.ok() || count == 0) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
@@ -130,7 +134,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t work
         absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
         absl::StrCat("cuda:", index, ": there are ", count, " CUDA devices, the last is cuda:", count - 1));
   }
-  auto device = std::make_unique<CudaDevice>();
+  auto device = std::make_unique<CudaDevice>(path);
   if (const Result result = device->Create(index, workspace_bytes, limits); !result.ok()) {
     return ToStatus(result.code() == cudaErrorMemoryAllocation ? absl::StatusCode::kResourceExhausted
                                                                : absl::StatusCode::kFailedPrecondition,
