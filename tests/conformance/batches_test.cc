@@ -32,8 +32,8 @@ class Batches : public HeadTest {
   static constexpr int64_t kHidden = 136;
 
   Batches()
-      : problem_(RandomProblem(
-            {.shape = {kTokens, kVocab, kHidden}, .type = type(), .logit_deviation = 3.0})) {}
+      : problem_(
+            RandomProblem({.shape = {kTokens, kVocab, kHidden}, .type = type(), .logit_deviation = 3.0})) {}
 
   // That rows [first, first + count) of the problem came out as in `whole`.
   static void ExpectRows(const ChunkOutput& part, const ChunkOutput& whole, int64_t first, int64_t count) {
@@ -165,15 +165,19 @@ TEST_P(Batches, UnderWayAtOnceDoNotMixUp) {
   EXPECT_EQ(device_->BatchesUnderWay(), 0);
 }
 
-// With the least workspace that takes a head of these sizes, a batch is worked on in many tiles.
+// In about the least workspace that takes a head of these sizes a batch is worked on in many tiles.
 TEST_P(Batches, SmallTilesGiveTheSameRowsAndSum) {
   RunWhole();
-  int64_t bytes = 1 << 16;
+  constexpr int64_t kStep = 64 << 10;
   const HeadConfig config{"h", kVocab, kHidden, type()};
-  for (CreateDevice(GetParam().device, bytes); !device_->PlanMemory(config).ok(); bytes *= 2) {
-    device_.reset();
-    CreateDevice(GetParam().device, bytes);
+  int64_t too_small = 0;
+  int64_t enough = kWorkspaceBytes;
+  while (enough - too_small > kStep) {
+    const int64_t middle = too_small + (enough - too_small) / 2 / 256 * 256;
+    CreateDevice(GetParam().device, middle);
+    (device_->PlanMemory(config).ok() ? enough : too_small) = middle;
   }
+  CreateDevice(GetParam().device, enough);
   HeadUnderTest head(device_.get(), problem_);
   ExpectRows(head.Run(problem_), whole_, 0, kTokens);
   EXPECT_LT(Difference(head.Gradient(), gradient_), kOrderError);

@@ -42,8 +42,8 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
     const auto tokens = static_cast<int64_t>(chunk.labels.size());
     // Nothing is aligned to more than its element.
     GuardedBytes& losses = losses_.emplace_back(tokens * 4, 64, 4);
-    GuardedBytes& dx = dx_.emplace_back(loss_only ? 0 : tokens * hidden_ * SizeOf(kind_.dx_type), 64,
-                                        SizeOf(kind_.dx_type));
+    GuardedBytes& dx =
+        dx_.emplace_back(loss_only ? 0 : tokens * hidden_ * SizeOf(kind_.dx_type), 64, SizeOf(kind_.dx_type));
     std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
     rows.push_back({.tokens = tokens,
                     .hidden_states = chunk.hidden_states.data(),
@@ -95,11 +95,7 @@ std::vector<ChunkOutput> BatchUnderWay::Await() {
 }
 
 HeadUnderTest::HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, DataType type)
-    : device_(device), config_{"h", vocab, hidden, type} {
-  absl::StatusOr<std::unique_ptr<HeadBackend>> backend = device_->CreateHead(config_);
-  EXPECT_TRUE(backend.ok()) << backend.status();
-  if (backend.ok()) backend_ = *std::move(backend);
-}
+    : device_(device), config_{"h", vocab, hidden, type}, backend_(*device_->CreateHead(config_)) {}
 
 HeadUnderTest::HeadUnderTest(Device* device, const Problem& problem)
     : HeadUnderTest(device, problem.shape.vocab, problem.shape.hidden, problem.weight_type) {
@@ -152,12 +148,23 @@ void OnDevice::CreateDevice(const DeviceUnderTest& which, int64_t workspace_byte
   device_ = *std::move(device);
 }
 
+void OnDevice::CreateDeviceFor(const DeviceUnderTest& which, DataType type) {
+  CreateDevice(which);
+  if (device_ == nullptr) return;
+  const absl::Status planned = device_->PlanMemory({"h", 1, 1, type}).status();
+  ASSERT_TRUE(planned.ok()) << planned;
+}
+
 std::vector<DeviceAndType> DevicesAndTypes() {
   std::vector<DeviceAndType> all;
   for (const DeviceUnderTest& device : DevicesUnderTest()) {
     for (const DataType type : kTypes) all.push_back({device, type});
   }
   return all;
+}
+
+std::ostream& operator<<(std::ostream& out, const DeviceAndType& parameter) {
+  return out << NameOf(parameter);
 }
 
 std::string NameOf(const DeviceAndType& parameter) {

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -97,10 +98,12 @@ class HeadUnderTest {
 // What kind of batch a problem's hidden states make.
 RowKind KindOf(const Problem& problem, DataType dx_type = DataType::kFloat32);
 
-// Makes the device before each test, and skips the test where there is none.
 class OnDevice {
  protected:
+  // Skips the test where there is no such device.
   void CreateDevice(const DeviceUnderTest& which, int64_t workspace_bytes = kWorkspaceBytes);
+  // The same, and fails if it cannot serve heads of this type.
+  void CreateDeviceFor(const DeviceUnderTest& which, DataType type);
   std::unique_ptr<Device> device_;
 };
 
@@ -111,10 +114,11 @@ struct DeviceAndType {
 };
 std::vector<DeviceAndType> DevicesAndTypes();
 std::string NameOf(const DeviceAndType& parameter);  // "cpu_float32"
+std::ostream& operator<<(std::ostream& out, const DeviceAndType& parameter);
 
 class HeadTest : public ::testing::TestWithParam<DeviceAndType>, protected OnDevice {
  protected:
-  void SetUp() override { CreateDevice(GetParam().device); }
+  void SetUp() override { CreateDeviceFor(GetParam().device, type()); }
   DataType type() const { return GetParam().type; }
   double GradientError() const { return GetParam().device.gradient_error(type()); }
 };

@@ -1,6 +1,7 @@
 // Losses, dX and dW against the fp64 reference, for every combination of types and every pattern of labels.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>

@@ -76,6 +76,21 @@ TEST(CpuLinearCrossEntropy, RowsFarBelowZeroNeedNoRedo) {
   EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-3);
 }
 
+TEST(CpuLinearCrossEntropy, EqualLogitsCostExactlyTheLogarithmOfTheVocabulary) {
+  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    for (const int64_t vocab : {1, 2, 777, 50257}) {
+      for (const float logit : {0.0f, 1.0f, -1.0f, 0x1p24f, -0x1p24f}) {
+        Problem problem = RandomProblem({.shape = {3, vocab, 4}, .type = type});
+        problem.weight = testing::Narrowed(type, std::vector<float>(static_cast<size_t>(vocab * 4), 256.0f));
+        problem.hidden_states = testing::Narrowed(type, std::vector<float>(12, logit / 1024));
+        for (const float loss : RunStep(problem).losses) {
+          EXPECT_EQ(loss, static_cast<float>(std::log(static_cast<double>(vocab)))) << vocab << " " << logit;
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuLinearCrossEntropy, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
   Problem problem = RandomProblem({.shape = {60, 900, 40}});
   Problem expected_problem = problem;
