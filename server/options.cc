@@ -34,6 +34,8 @@ ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
 ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
           "payload in and out that one stream may have under way before the server stops reading from it");
 ABSL_FLAG(int64_t, staging_bytes, int64_t{2} << 30, "lane credits of all sessions together");
+ABSL_FLAG(absl::Duration, batching_window, absl::ZeroDuration(),
+          "how long an idle GPU waits for more chunks before it starts a small batch; at most 1s");
 ABSL_FLAG(int64_t, max_heads, 64, "most heads");
 ABSL_FLAG(int64_t, max_sessions, 1024, "most open sessions");
 ABSL_FLAG(int32_t, max_lanes, 16, "most lanes of one session");
@@ -195,6 +197,7 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.max_sessions = absl::GetFlag(FLAGS_max_sessions);
   engine.max_lanes = absl::GetFlag(FLAGS_max_lanes);
   engine.session_lease = absl::GetFlag(FLAGS_session_lease);
+  engine.batching_window = absl::GetFlag(FLAGS_batching_window);
   engine.memory_limit_bytes = absl::GetFlag(FLAGS_memory_limit_bytes);
   options.device.workspace_bytes = absl::GetFlag(FLAGS_workspace_bytes);
   options.device.name = absl::GetFlag(FLAGS_device);
@@ -224,6 +227,10 @@ absl::Status ReadEngineOptions(Options& options) {
   if (engine.chunk_limits.max_chunk_tokens > (int64_t{1} << 22)) {
     return Invalid(absl::StrCat("--max_chunk_tokens is ", engine.chunk_limits.max_chunk_tokens,
                                 "; it must be at most ", int64_t{1} << 22));
+  }
+  if (engine.batching_window < absl::ZeroDuration() || engine.batching_window > absl::Seconds(1)) {
+    return Invalid(absl::StrCat("--batching_window is ", absl::FormatDuration(engine.batching_window),
+                                "; it must be from 0 to 1s"));
   }
   if (engine.session_lease < absl::Seconds(1)) return Invalid("--session_lease must be at least 1s");
   return absl::OkStatus();

@@ -212,6 +212,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void AnswerNext(Batch& batch);
   void AnswerRejected(Batch& batch);
   void EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report);
+  void EndByFailure(const absl::Status& status);
   void Count(const Batch& batch, const StartedChunk& chunk);
   void Finish(const StartedChunk& chunk);
   void Freeze();

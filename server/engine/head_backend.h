@@ -63,7 +63,8 @@ struct BatchCallbacks {
 };
 
 // Destroyed only when none of its batches is under way. What is not StartBatch sees what batches that were
-// started before have done, and waits for them if need be.
+// started before have done, and waits for them if need be. An error of any call means that the device can no
+// longer be trusted.
 class HeadBackend {
  public:
   virtual ~HeadBackend() = default;

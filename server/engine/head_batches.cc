@@ -1,4 +1,5 @@
-// Chunks of a head on the device: started as a batch, answered, applied. All on the device thread.
+// Chunks of a head on the device: started as a batch, answered, applied; and its end if the device fails. All
+// on the device thread.
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -145,15 +146,19 @@ void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
       Finish(chunk);
     }
   } else {
-    // dW may hold part of these chunks: nobody may read it or add to it any more.
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = report.status();
-    }
-    EndStreams();
-    environment_.on_device_failure(report.status());
+    EndByFailure(report.status());
   }
   for (const auto& ended : batch.on_ended) ended();
+}
+
+// dW may hold part of a chunk: nobody may read it or add to it any more.
+void Head::EndByFailure(const absl::Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = status;
+  }
+  EndStreams();
+  environment_.on_device_failure(status);
 }
 
 void Head::Count(const Batch& batch, const StartedChunk& chunk) {

@@ -110,6 +110,7 @@ void Head::Freeze() {
       answer->columns = config_.hidden_size;
       answer->summary = *summary;
     } else {
+      EndByFailure(summary.status());
       answer = summary.status();
     }
   }
@@ -159,13 +160,16 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
       this, [self = shared_from_this(), flush_id, first_row, rows, type, out, done = std::move(done)] {
         absl::Status status = self->CheckFlush(flush_id);
         if (!status.ok()) return done(status);
-        if (type == kernels::DataType::kFloat32) {
-          return done(self->backend_->ReadGradientRows(first_row, rows, static_cast<float*>(out)));
-        }
+        const bool wanted_wide = type == kernels::DataType::kFloat32;
         const int64_t count = rows * self->config_.hidden_size;
-        std::vector<float> wide(static_cast<size_t>(count));
-        status = self->backend_->ReadGradientRows(first_row, rows, wide.data());
-        if (status.ok()) kernels::Convert(kernels::DataType::kFloat32, wide.data(), type, out, count);
+        std::vector<float> wide(static_cast<size_t>(wanted_wide ? 0 : count));
+        status = self->backend_->ReadGradientRows(first_row, rows,
+                                                  wanted_wide ? static_cast<float*>(out) : wide.data());
+        if (!status.ok()) {
+          self->EndByFailure(status);
+        } else if (!wanted_wide) {
+          kernels::Convert(kernels::DataType::kFloat32, wide.data(), type, out, count);
+        }
         done(status);
       });
 }

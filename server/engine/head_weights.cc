@@ -93,6 +93,7 @@ void Head::Publish() {
     staged = staged_;
   }
   const absl::Status published = backend_->PublishWeights(staged->Take());
+  if (!published.ok()) EndByFailure(published);
   absl::StatusOr<uint64_t> answer = uint64_t{0};
   if (!published.ok()) answer = published;
   std::vector<std::function<void(absl::StatusOr<uint64_t>)>> waiters;
@@ -126,7 +127,10 @@ void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, 
                                 absl::StrCat("head ", self->config_.name, " has no weights yet")));
         }
         const absl::Status status = self->backend_->ReadWeightRows(first_row, rows, type, out);
-        if (!status.ok()) return done(status);
+        if (!status.ok()) {
+          self->EndByFailure(status);
+          return done(status);
+        }
         done(version);
       });
 }

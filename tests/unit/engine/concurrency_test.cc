@@ -34,10 +34,19 @@ void RunClient(EngineFixture& fixture, int client, uint64_t count) {
   }
 }
 
-TEST(Concurrency, EveryChunkCountsExactlyOnceWhateverIsCut) {
+class Concurrency : public ::testing::TestWithParam<FakeOptions> {
+ protected:
+  static EngineOptions Options() {
+    EngineOptions options;
+    options.batching_window = absl::Microseconds(100);
+    return options;
+  }
+};
+
+TEST_P(Concurrency, EveryChunkCountsExactlyOnceWhateverIsCut) {
   constexpr int kClients = 4;
   constexpr uint64_t kChunks = 200;
-  EngineFixture fixture;
+  EngineFixture fixture(Options(), GetParam());
   std::atomic<bool> stop = false;
   std::thread observer([&] {  // what operators do meanwhile
     while (!stop) {
@@ -57,10 +66,10 @@ TEST(Concurrency, EveryChunkCountsExactlyOnceWhateverIsCut) {
   EXPECT_EQ(fixture.engine->counters().queued_chunks, 0);
 }
 
-TEST(Concurrency, FlushesBetweenStreamsLoseAndDoubleNothing) {
+TEST_P(Concurrency, FlushesBetweenStreamsLoseAndDoubleNothing) {
   constexpr int kWindows = 30;
   constexpr int kClients = 3;
-  EngineFixture fixture;
+  EngineFixture fixture(Options(), GetParam());
   std::vector<std::string> sessions;
   for (int client = 0; client < kClients; ++client) {
     sessions.push_back(fixture.Open("c" + std::to_string(client)));
@@ -87,6 +96,11 @@ TEST(Concurrency, FlushesBetweenStreamsLoseAndDoubleNothing) {
   }
   EXPECT_EQ(total, kWindows * kClients * 5);
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, Concurrency, ::testing::Values(FakeOptions{1, 1}, FakeOptions{3, 8}),
+                         [](const auto& test) {
+                           return "BatchesOf" + std::to_string(test.param.rows_per_batch);
+                         });
 
 }  // namespace
 }  // namespace lossd::engine

@@ -110,6 +110,7 @@ class FakeBackend : public HeadBackend {
                       false});
   }
   absl::Status ReadGradientRows(int64_t /*first_row*/, int64_t rows, float* out) override {
+    if (gate_->failing()) return absl::InternalError("nothing can be read any more");
     std::fill_n(out, rows * config_.hidden_size, sum_);
     return absl::OkStatus();
   }

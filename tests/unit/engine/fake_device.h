@@ -28,7 +28,7 @@ class FakeGate {
   // The next `batches` that are held are answered, or end, in order; the others stay.
   void LetAnswers(size_t batches);
   void LetThrough(size_t batches);
-  // Batches that come to their end from now on fail, with part of them in dW.
+  // Batches that come to their end from now on fail, with part of them in dW, and so do reads.
   void Fail();
 
   // Waits until a batch is held, or until so many were started since the fake was made.

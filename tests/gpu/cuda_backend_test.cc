@@ -1,0 +1,277 @@
+// The device loop on a GPU: what batches chunks come in, and what is under way beside them, changes no
+// answer.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "server/engine/cuda_device.h"
+#include "tests/gpu/cuda_engine.h"
+
+namespace lossd::engine {
+namespace {
+
+using kernels::DataType;
+using kernels::testing::Problem;
+using kernels::testing::RandomProblem;
+using kernels::testing::RelativeError;
+using kernels::testing::RunReference;
+using kernels::testing::SameBits;
+
+constexpr int64_t kTokens = 1300;
+constexpr int64_t kVocab = 3000;
+constexpr int64_t kHidden = 264;
+constexpr int kSessions = 4;
+
+std::vector<double> Widened(const std::vector<float>& values) { return {values.begin(), values.end()}; }
+
+// What one chunk alone gives.
+struct Whole {
+  std::vector<float> losses;
+  std::vector<float> dx;
+  std::vector<float> dw;
+};
+
+Whole RunWhole(const CudaEngine& cuda) {
+  const Stream stream = cuda.Open("whole");
+  cuda.Submit(stream, cuda.Cut(1, 0, kTokens));
+  const ChunkAnswer answer = stream.listener->AwaitAnswers(1)[0];
+  return {LossesOf(answer), InputGradientsOf(answer), cuda.TakeGradient()};
+}
+
+void ExpectRows(const ChunkAnswer& answer, const Whole& whole) {
+  const auto slice = [&](const std::vector<float>& values, int64_t width) {
+    const auto begin = values.begin() + answer.first_token * width;
+    return std::vector<float>(begin, begin + answer.tokens * width);
+  };
+  EXPECT_TRUE(SameBits(LossesOf(answer), slice(whole.losses, 1))) << "from token " << answer.first_token;
+  if (answer.dx.empty()) return;
+  EXPECT_TRUE(SameBits(InputGradientsOf(answer), slice(whole.dx, kHidden)))
+      << "from token " << answer.first_token;
+}
+
+EngineOptions WithWindow(absl::Duration window) {
+  EngineOptions options;
+  options.batching_window = window;
+  return options;
+}
+
+class CudaLoop : public ::testing::TestWithParam<DataType> {
+ protected:
+  void Start(absl::Duration window) {
+    problem_ =
+        RandomProblem({.shape = {kTokens, kVocab, kHidden}, .type = GetParam(), .logit_deviation = 3.0});
+    for (size_t i = 0; i < kTokens; i += 7) problem_.labels[i] = -100;
+    cuda_ = nullptr;
+    cuda_ = CudaEngine::Create(problem_, WithWindow(window));
+  }
+  // As in cuda_step_test.
+  double Tolerance() const {
+    return GetParam() == DataType::kFloat32 ? 1e-5 : GetParam() == DataType::kBFloat16 ? 4e-3 : 1e-3;
+  }
+
+  Problem problem_;
+  std::unique_ptr<CudaEngine> cuda_;
+};
+
+// Cuts the problem into small chunks and submits each session's share from a thread of its own. Returns how
+// many chunks each has.
+std::vector<size_t> SubmitInPieces(const CudaEngine& cuda, const std::vector<Stream>& streams) {
+  std::vector<std::vector<Chunk>> shares(streams.size());
+  std::mt19937 random(1);
+  size_t next = 0;
+  for (int64_t first = 0; first < kTokens; ++next) {
+    const int64_t tokens = std::min<int64_t>(1 + static_cast<int64_t>(random() % 40), kTokens - first);
+    std::vector<Chunk>& share = shares[next % streams.size()];
+    share.push_back(cuda.Cut(share.size() + 1, first, tokens));
+    first += tokens;
+  }
+  std::vector<size_t> counts;
+  std::vector<std::thread> clients;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    counts.push_back(shares[i].size());
+    clients.emplace_back([&cuda, &stream = streams[i], &share = shares[i]] {
+      for (Chunk& chunk : share) cuda.Submit(stream, std::move(chunk));
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  return counts;
+}
+
+TEST_P(CudaLoop, ManySmallChunksOfSeveralSessionsGiveWhatOneChunkGives) {
+  // Without a window batches form by themselves; with one that does not end, everything waits for the flush
+  // and is one batch.
+  for (const absl::Duration window : {absl::ZeroDuration(), absl::Hours(1)}) {
+    SCOPED_TRACE(absl::FormatDuration(window));
+    Start(absl::ZeroDuration());
+    if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU that takes heads of this type";
+    const Whole whole = RunWhole(*cuda_);
+    EXPECT_LT(RelativeError(whole.dw, RunReference(problem_).dw), Tolerance());
+    Start(window);
+    std::vector<Stream> streams;
+    for (int i = 0; i < kSessions; ++i) streams.push_back(cuda_->Open("client " + std::to_string(i)));
+    const std::vector<size_t> counts = SubmitInPieces(*cuda_, streams);
+    const std::vector<float> dw = cuda_->TakeGradient();
+    size_t chunks = 0;
+    for (size_t i = 0; i < streams.size(); ++i) {
+      chunks += counts[i];
+      for (const ChunkAnswer& answer : streams[i].listener->AwaitAnswers(counts[i])) {
+        ExpectRows(answer, whole);
+      }
+      EXPECT_EQ(streams[i].listener->applied(), counts[i]);
+    }
+    EXPECT_LT(RelativeError(dw, Widened(whole.dw)), 1e-5) << "sums in another order";
+    const SizeHistogram& gathered = cuda_->engine->counters().batch_chunks;
+    EXPECT_EQ(gathered.sum(), static_cast<double>(chunks));
+    if (window > absl::ZeroDuration()) {
+      EXPECT_EQ(gathered.bucket(0), 0U) << "all in one batch";
+    }
+  }
+}
+
+TEST_P(CudaLoop, ARepeatInTheSameBatchGetsTheSameBitsAndAddsNothing) {
+  Start(absl::Hours(1));
+  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU that takes heads of this type";
+  const Stream once = cuda_->Open("once");
+  cuda_->Submit(once, cuda_->Cut(1, 0, 300));
+  cuda_->Submit(once, cuda_->Cut(2, 300, 200));
+  const std::vector<float> expected = cuda_->TakeGradient();
+  const Stream twice = cuda_->Open("twice");
+  cuda_->Submit(twice, cuda_->Cut(1, 0, 300));
+  cuda_->Submit(twice, cuda_->Cut(1, 0, 300));
+  cuda_->Submit(twice, cuda_->Cut(2, 300, 200));
+  cuda_->Submit(twice, cuda_->Cut(2, 300, 200));
+  const std::vector<float> dw = cuda_->TakeGradient();
+  EXPECT_LT(RelativeError(dw, Widened(expected)), 1e-6);
+  const std::vector<ChunkAnswer> answers = twice.listener->AwaitAnswers(4);
+  EXPECT_EQ(answers[1].disposition, Disposition::kRepeated);
+  EXPECT_EQ(answers[3].disposition, Disposition::kRepeated);
+  EXPECT_EQ(answers[1].dx, answers[0].dx);
+  EXPECT_EQ(answers[3].losses, answers[2].losses);
+  EXPECT_EQ(answers[0].losses, once.listener->AwaitAnswers(1)[0].losses);
+}
+
+TEST_P(CudaLoop, KindsTakeTurnsAndEveryChunkGetsItsOwn) {
+  Start(absl::ZeroDuration());
+  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU that takes heads of this type";
+  const Whole whole = RunWhole(*cuda_);
+  const Stream stream = cuda_->Open("all kinds");
+  uint64_t sequence = 0;
+  for (int64_t first = 0; first + 20 <= kTokens; first += 20) {
+    Chunk chunk = cuda_->Cut(++sequence, first, 20);
+    if (sequence % 3 == 0) chunk.mode = ComputeMode::kLossOnly;
+    if (sequence % 3 == 1) chunk.dx_type = DataType::kBFloat16;
+    cuda_->Submit(stream, std::move(chunk));
+  }
+  Chunk ignored = cuda_->Cut(++sequence, 0, 20);
+  const std::vector<int64_t> labels(20, -100);
+  std::memcpy(ignored.labels.data(), labels.data(), ignored.labels.size());
+  cuda_->Submit(stream, std::move(ignored));
+  const std::vector<ChunkAnswer> answers = stream.listener->AwaitAnswers(sequence);
+  for (size_t i = 0; i + 1 < answers.size(); ++i) {
+    EXPECT_EQ(answers[i].sequence, i + 1);
+    if (answers[i].dx_type == DataType::kFloat32) ExpectRows(answers[i], whole);
+  }
+  EXPECT_EQ(LossesOf(answers.back()), std::vector<float>(20, 0.0f));
+  EXPECT_EQ(InputGradientsOf(answers.back()), std::vector<float>(20 * kHidden, 0.0f));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaLoop,
+                         ::testing::Values(DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32),
+                         [](const auto& test) { return std::string(kernels::Name(test.param)); });
+
+// One batch of a head that is large enough for dW to take a while.
+struct LargeBatch {
+  static constexpr int64_t kRows = 2048;
+  static constexpr int64_t kWidth = 512;
+  static constexpr int64_t kEntries = 131072;
+
+  ChunkRows Describe() {
+    for (int64_t i = 0; i < kRows; ++i) labels[static_cast<size_t>(i)] = i * 61;
+    ChunkRows rows;
+    rows.tokens = kRows;
+    rows.hidden_states = hidden_states.data();
+    rows.labels = labels.data();
+    rows.losses = losses.data();
+    rows.dx = dx.data();
+    return rows;
+  }
+
+  std::vector<uint16_t> hidden_states = std::vector<uint16_t>(kRows * kWidth, 0x3c00);  // 2^-7 in bf16
+  std::vector<int64_t> labels = std::vector<int64_t>(kRows);
+  std::vector<float> losses = std::vector<float>(kRows);
+  std::vector<uint16_t> dx = std::vector<uint16_t>(kRows * kWidth);
+  int answered_at = -1;  // the call of Poll
+  int done_at = -1;
+};
+
+TEST(CudaPipeline, HasThreeBatchesUnderWayAndAnswersBeforeTheGradientIsComplete) {
+  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, 0, ChunkLimits());
+  if (!device.ok()) GTEST_SKIP() << device.status();
+  const HeadConfig config{"h", LargeBatch::kEntries, LargeBatch::kWidth, DataType::kBFloat16};
+  const std::unique_ptr<HeadBackend> head = *(*device)->CreateHead(config);
+  ASSERT_TRUE(head->PublishWeights(*HostBuffer::Create(config.weight_bytes(), Commit::kNow)).ok());
+  const RowKind kind{DataType::kBFloat16, DataType::kBFloat16, ComputeMode::kLossAndGradients};
+  int polls = 0;
+  std::vector<LargeBatch> batches(6);
+  size_t started = 0;
+  size_t done = 0;
+  while (done < batches.size()) {
+    while (started < batches.size() && (*device)->BatchesUnderWay() < (*device)->MostBatches()) {
+      LargeBatch& batch = batches[started++];
+      const ChunkRows rows = batch.Describe();
+      BatchCallbacks callbacks;
+      callbacks.on_input_gradients = [&](size_t /*chunk*/) { batch.answered_at = polls; };
+      callbacks.on_done = [&](const absl::StatusOr<BatchReport>& report) {
+        EXPECT_TRUE(report.ok()) << report.status();
+        EXPECT_EQ(&batch, &batches[done]) << "in the order in which they were started";
+        batch.done_at = polls;
+        ++done;
+      };
+      head->StartBatch(kind, {&rows, 1}, std::move(callbacks));
+    }
+    if (polls == 0) {
+      EXPECT_EQ((*device)->BatchesUnderWay(), 3);
+    }
+    ++polls;
+    (*device)->Poll();
+  }
+  for (const LargeBatch& batch : batches) {
+    EXPECT_LT(batch.answered_at, batch.done_at) << "dW takes longer than one call of Poll";
+    EXPECT_NEAR(batch.losses[0], std::log(static_cast<double>(LargeBatch::kEntries)), 1e-3);
+  }
+}
+
+TEST(CudaDevice, AHeadThatDoesNotFitIsRefusedAndHarmsNothing) {
+  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, 0, ChunkLimits());
+  if (!device.ok()) GTEST_SKIP() << device.status();
+  const HeadConfig huge{"huge", int64_t{1} << 25, 4096, DataType::kBFloat16};  // 768 GiB
+  EXPECT_EQ((*device)->CreateHead(huge).status().code(), absl::StatusCode::kResourceExhausted);
+  const HeadConfig small{"small", 64, 8, DataType::kBFloat16};
+  const std::unique_ptr<HeadBackend> head = *(*device)->CreateHead(small);
+  ASSERT_TRUE(head->PublishWeights(*HostBuffer::Create(small.weight_bytes(), Commit::kNow)).ok());
+  const std::vector<float> hidden(8, 1.0f);
+  const int64_t label = 3;
+  float loss = 0;
+  std::vector<float> dx(8);
+  ChunkRows rows;
+  rows.tokens = 1;
+  rows.hidden_states = hidden.data();
+  rows.labels = &label;
+  rows.losses = &loss;
+  rows.dx = dx.data();
+  bool done = false;
+  head->StartBatch({}, {&rows, 1},
+                   {[](size_t) {}, [&](const absl::StatusOr<BatchReport>& report) { done = report.ok(); }});
+  while ((*device)->BatchesUnderWay() > 0) (*device)->Poll();
+  EXPECT_TRUE(done);
+  EXPECT_NEAR(loss, std::log(64.0), 1e-5);
+}
+
+}  // namespace
+}  // namespace lossd::engine
