@@ -47,6 +47,7 @@ class CudaDevice : public Device {
     // dX may be fp32 where hidden states were 16 bits.
     capacity.dx_bytes = std::max(2 * limits.max_chunk_bytes, kGatheredBytes);
     LOSSD_CUDA_PASS_ON(d.pipeline.Create(capacity));
+    LOSSD_CUDA_PASS_ON(LoadCode());
     size_t free = 0;
     size_t total = 0;
     LOSSD_CUDA_TRY(cudaMemGetInfo(&free, &total));
@@ -85,7 +86,8 @@ class CudaDevice : public Device {
     if (const Result result = backend->Allocate(); !result.ok()) {
       if (result.code() != cudaErrorMemoryAllocation) return DeviceFailed(result);
       (void)cudaGetLastError();  // memory that is not there is no failure of the device
-      return ToStatus(absl::StatusCode::kResourceExhausted, result);
+      backend.reset();
+      return DoesNotFit(config, result);
     }
     return backend;
   }
@@ -99,6 +101,32 @@ class CudaDevice : public Device {
   void Poll() override { shared_.pipeline.Poll(); }
 
  private:
+  // What all heads run: nothing is left to be loaded when a batch comes.
+  Result LoadCode() const {
+    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+      LOSSD_CUDA_PASS_ON(kernels::cuda::LoadKernels(type));
+    }
+    // The driver's own kernels, which clear long and short pieces of memory.
+    void* workspace = shared_.workspace.data();
+    LOSSD_CUDA_TRY(cudaMemset(workspace, 0, static_cast<size_t>(shared_.workspace_bytes)));
+    LOSSD_CUDA_TRY(cudaMemset(workspace, 0, sizeof(int32_t)));
+    LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
+    return {};
+  }
+
+  absl::Status DoesNotFit(const HeadConfig& config, const Result& result) const {
+    size_t free = 0;
+    size_t total = 0;
+    (void)cudaMemGetInfo(&free, &total);
+    const int64_t elements = config.vocab_size * PaddedHidden(config.hidden_size);
+    const int64_t weights = elements * SizeOf(config.weight_type);
+    const int64_t gradient = elements * static_cast<int64_t>(sizeof(float));
+    return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, "config",
+                     absl::StrCat("head ", config.name, " needs ", weights + gradient, " bytes of ", name(),
+                                  " (weights ", weights, ", gradient ", gradient, "); ", free, " of ", total,
+                                  " are free: ", result.message()));
+  }
+
   absl::StatusOr<Path> PathOf(const HeadConfig& config) const {
     Path path = Path::kPortable;
     Result result(cudaSetDevice(shared_.index), "cudaSetDevice");

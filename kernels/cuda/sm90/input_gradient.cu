@@ -58,7 +58,16 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   return Launch<Large<T>>(e, weight, shape, epilogue, stream);
 }
 
+template <class T>
+Result LoadAll() {
+  return Load<InputGradientEpilogue<T>, Large<T>, Narrow<T>, Medium<T>, Small<T>>();
+}
+
 }  // namespace
+
+Result LoadInputGradientKernels(DataType type) {
+  return type == DataType::kBFloat16 ? LoadAll<__nv_bfloat16>() : LoadAll<__half>();
+}
 
 Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride,
                              DataType out_type, void* out, cudaStream_t stream) {
