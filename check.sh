@@ -17,7 +17,7 @@ build/logs/. CUDA code is compiled where there is a CUDA toolkit; whether it was
 
   lint         layout (clang-format), include rules, file sizes and forbidden text, shell scripts
   unit         tests of single parts
-  conformance  the kernels against the fp64 reference
+  conformance  heads on every device, against the fp64 reference (those on a GPU: in the suite gpu)
   integration  the server, the clients and the tools together, over real gRPC
   bench        the benchmark at a small size: its results are checked, its times are not
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer

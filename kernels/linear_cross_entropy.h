@@ -36,7 +36,7 @@ struct LinearCrossEntropyParams {
   int64_t vocab = 0;   // V >= 1
   int64_t hidden = 0;  // H >= 1
 
-  DataType weight_type = DataType::kFloat32;  // fp32 or bf16
+  DataType weight_type = DataType::kFloat32;  // fp32, bf16 or fp16
   const void* weight = nullptr;               // W [V, H]
 
   DataType hidden_type =

@@ -42,7 +42,6 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
 
 Status ValidateStep(const LinearCrossEntropyParams& params) {
   if (const Status status = ValidateInputs(params); status != Status::kOk) return status;
-  if (params.weight_type == DataType::kFloat16) return Status::kInvalidArgument;
   if (params.losses == nullptr || !IsKnown(params.dx_type)) return Status::kInvalidArgument;
   const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
   if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;

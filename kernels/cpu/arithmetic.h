@@ -8,7 +8,7 @@
 namespace lossd::kernels::cpu {
 
 enum class Arithmetic {
-  kSimd,             // fp32, our own inner loops; bf16 weights are widened, which is exact
+  kSimd,             // fp32, our own inner loops; weights of 16 bits are widened, which is exact
   kLibraryBFloat16,  // bf16 operands, fp32 sums, oneDNN; for processors with a bf16 matrix unit
   kLibraryFloat32,   // the same code with fp32 operands: runs everywhere, so that tests reach that code
 };

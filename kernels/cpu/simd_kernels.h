@@ -29,7 +29,7 @@ struct SimdKernels {
   void (*multiply_rows)(int64_t depth, const float* a, int64_t a_stride, const float* b, float* c,
                         int64_t c_stride, Store store);
 
-  // Packs the transpose of a row-major [columns, depth] matrix (row stride in elements; fp32 or bf16,
+  // Packs the transpose of a row-major [columns, depth] matrix (row stride in elements; of any type,
   // widened) into one panel of `width` columns; columns that are missing (columns < width) become zero.
   void (*pack_transposed)(DataType type, const void* from, int64_t stride, int64_t columns, int64_t depth,
                           int64_t width, float* panel);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cpu/simd_kernels.h"
@@ -38,6 +39,14 @@ template <typename Vector>
 inline void StoreVector(void* to, Vector value) {
   std::memcpy(to, &value, sizeof(value));
 }
+
+// The 16-bit types as they lie in memory.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
 
 template <int kLanes, int kRows>
 struct SimdImplementation {
@@ -97,21 +106,47 @@ struct SimdImplementation {
     Multiply(depth, a, a_stride, 1, b, c, c_stride, store);
   }
 
-  static float Widen(uint16_t bits) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float value;
-    std::memcpy(&value, &wide, sizeof(value));
-    return value;
-  }
-  static float Widen(float value) { return value; }
+  static Float ToFloat(Int value) { return __builtin_convertvector(value, Float); }
+  static float ToFloat(int32_t value) { return static_cast<float>(value); }
 
-  // kLanes elements from memory, widened.
+  template <typename To, typename From>
+  static To Reinterpret(From from) {
+    To to;
+    static_assert(sizeof(to) == sizeof(from));
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+  }
+
+  // The value of an element's bits, or of a vector of them: exact, infinities stay infinite and NaN stays
+  // NaN.
+  template <typename Element, typename WideFloat, typename WideInt>
+  static inline __attribute__((always_inline)) WideFloat WidenBits(WideInt bits) {
+    if constexpr (std::is_same_v<Element, BFloat16>) return Reinterpret<WideFloat>(bits << 16);
+    // fp16 by integers: not every instruction set converts it.
+    const WideInt magnitude = bits & 0x7fff;
+    const WideInt sign = (bits & 0x8000) << 16;
+    const WideFloat small = ToFloat(magnitude) * 0x1p-24f;  // denormals count units of 2^-24
+    const WideInt normal = (magnitude << 13) + ((127 - 15) << 23);
+    const WideInt special = (magnitude << 13) | 0x7f800000;
+    const WideInt finite = magnitude < 0x0400 ? Reinterpret<WideInt>(small) : normal;
+    return Reinterpret<WideFloat>((magnitude >= 0x7c00 ? special : finite) | sign);
+  }
+
+  // kLanes elements from memory, widened; and one.
   static Float LoadWide(const float* from) { return LoadVector<Float>(from); }
-  static Float LoadWide(const uint16_t* from) {
-    const Int bits = __builtin_convertvector(LoadVector<Short>(from), Int) << 16;
-    Float value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
+  template <typename Element>
+  static Float LoadWide(const Element* from) {
+    return WidenBits<Element, Float>(__builtin_convertvector(LoadVector<Short>(from), Int));
+  }
+  template <typename Element>
+  static float Widen(const Element* from) {
+    Element element;
+    std::memcpy(&element, from, sizeof(element));
+    if constexpr (std::is_same_v<Element, float>) {
+      return element;
+    } else {
+      return WidenBits<Element, float>(static_cast<int32_t>(element.bits));
+    }
   }
 
   // One step of a transposition: exchanges the off-diagonal blocks of kDistance x kDistance lanes between two
@@ -155,9 +190,7 @@ struct SimdImplementation {
     }
     for (; k < depth; ++k) {
       for (int64_t i = 0; i < columns; ++i) {
-        Element element;
-        std::memcpy(&element, from + i * stride + k, sizeof(element));
-        panel[k * width + i] = Widen(element);
+        panel[k * width + i] = Widen(from + i * stride + k);
       }
       for (int64_t i = columns; i < width; ++i) panel[k * width + i] = 0.0f;
     }
@@ -165,10 +198,13 @@ struct SimdImplementation {
 
   static void PackTransposed(DataType type, const void* from, int64_t stride, int64_t columns, int64_t depth,
                              int64_t width, float* panel) {
-    if (type == DataType::kBFloat16) {
-      PackTransposedAs(static_cast<const uint16_t*>(from), stride, columns, depth, width, panel);
-    } else {
-      PackTransposedAs(static_cast<const float*>(from), stride, columns, depth, width, panel);
+    switch (type) {
+      case DataType::kFloat32:
+        return PackTransposedAs(static_cast<const float*>(from), stride, columns, depth, width, panel);
+      case DataType::kBFloat16:
+        return PackTransposedAs(static_cast<const BFloat16*>(from), stride, columns, depth, width, panel);
+      case DataType::kFloat16:
+        return PackTransposedAs(static_cast<const Float16*>(from), stride, columns, depth, width, panel);
     }
   }
 
@@ -192,9 +228,7 @@ struct SimdImplementation {
     }
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t i = 0; i < columns; ++i) {
-        Element element;
-        std::memcpy(&element, from + k * stride + i, sizeof(element));
-        panel[k * width + i] = Widen(element);
+        panel[k * width + i] = Widen(from + k * stride + i);
       }
       for (int64_t i = columns; i < width; ++i) panel[k * width + i] = 0.0f;
     }
@@ -202,10 +236,13 @@ struct SimdImplementation {
 
   static void Pack(DataType type, const void* from, int64_t stride, int64_t depth, int64_t columns,
                    int64_t width, float* panel) {
-    if (type == DataType::kBFloat16) {
-      PackAs(static_cast<const uint16_t*>(from), stride, depth, columns, width, panel);
-    } else {
-      PackAs(static_cast<const float*>(from), stride, depth, columns, width, panel);
+    switch (type) {
+      case DataType::kFloat32:
+        return PackAs(static_cast<const float*>(from), stride, depth, columns, width, panel);
+      case DataType::kBFloat16:
+        return PackAs(static_cast<const BFloat16*>(from), stride, depth, columns, width, panel);
+      case DataType::kFloat16:
+        return PackAs(static_cast<const Float16*>(from), stride, depth, columns, width, panel);
     }
   }
 

@@ -1,5 +1,5 @@
-// Products in fp32 through SimdKernels. bf16 weights are widened block by block while they are packed, which
-// is exact.
+// Products in fp32 through SimdKernels. Weights of 16 bits are widened block by block while they are packed,
+// which is exact.
 //
 // Reductions run in short blocks: a chain of fused multiply-adds inside each, then one addition to the
 // result. That order is the same for every element.

@@ -1,6 +1,7 @@
 #include "kernels/cuda/linear_cross_entropy.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "kernels/cuda/sm90/products.h"
@@ -57,6 +58,17 @@ Result BestPath(DataType weight_type, Path* path) {
   const bool hopper = major == 9 && minor == 0;  // code for sm_90a runs nowhere else
   *path = hopper && weight_type != DataType::kFloat32 ? Path::kHopper : Path::kPortable;
   return {};
+}
+
+Result LoadKernels(DataType weight_type) {
+  Path path = Path::kPortable;
+  LOSSD_CUDA_PASS_ON(BestPath(weight_type, &path));
+  LOSSD_CUDA_PASS_ON(LoadRowKernels(weight_type));
+  if (path == Path::kPortable) return {};
+  LOSSD_CUDA_PASS_ON(sm90::LoadLogitKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(sm90::LoadMaximumKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(sm90::LoadInputGradientKernels(weight_type));
+  return sm90::LoadWeightGradientKernels(weight_type);
 }
 
 struct LinearCrossEntropy::Buffers {
@@ -279,18 +291,12 @@ Result LinearCrossEntropy::HopperInputGradient(const Batch& batch, const TileRow
   return sm90::MultiplyInputGradient(tile, b.exponentials, b.stride, batch.dx_type, batch.dx, stream);
 }
 
-// Products of the portable path always have tile_rows_ rows, so that the library chooses the same algorithm
-// for them and a row's bits do not depend on the rows beside it.
-Result LinearCrossEntropy::PortableLosses(const Batch& /*batch*/, const TileRows& tile, const Buffers& b,
+Result LinearCrossEntropy::PortableLosses(const Batch& batch, const TileRows& tile, const Buffers& b,
                                           cudaStream_t stream) {
   const int64_t row_bytes = tile.padded_hidden * SizeOf(tile.type);
   LOSSD_CUDA_TRY(cudaMemsetAsync(b.x + tile.rows * row_bytes, 0,
                                  static_cast<size_t>((tile_rows_ - tile.rows) * row_bytes), stream));
-  const BlasOperand x{tile.x, tile.type, tile.padded_hidden, false};
-  const BlasOperand weight_transposed{tile.weight, tile.type, tile.padded_hidden, true};
-  LOSSD_CUDA_PASS_ON(library_->Multiply(tile_rows_, tile.vocab, tile.padded_hidden, x, weight_transposed,
-                                        b.exponentials, DataType::kFloat32, b.stride, {&kOne, &kZero, false},
-                                        b.library, stream));
+  LOSSD_CUDA_PASS_ON(MultiplyPortableLogits(batch.weight, b, stream));
   Report("logits");
   LOSSD_CUDA_PASS_ON(SoftmaxRows(tile, reinterpret_cast<float*>(b.exponentials), b.stride, stream));
   Report("rows");
@@ -299,12 +305,64 @@ Result LinearCrossEntropy::PortableLosses(const Batch& /*batch*/, const TileRows
 
 Result LinearCrossEntropy::PortableInputGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
                                                  cudaStream_t stream) {
-  const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), false};
-  const BlasOperand weight{tile.weight, tile.type, tile.padded_hidden, false};
-  LOSSD_CUDA_PASS_ON(library_->Multiply(tile_rows_, tile.padded_hidden, tile.vocab, e, weight, b.product,
-                                        DataType::kFloat32, tile.padded_hidden, {&kOne, &kZero, false},
-                                        b.library, stream));
+  LOSSD_CUDA_PASS_ON(MultiplyPortableInputGradient(batch.weight, b, stream));
   return FinishInputGradient(tile, b.product, batch.dx_type, batch.dx, stream);
+}
+
+// Products of the portable path always have tile_rows_ rows, so that the library chooses the same algorithm
+// for them and a row's bits do not depend on the rows beside it.
+Result LinearCrossEntropy::MultiplyPortableLogits(const void* weight, const Buffers& b, cudaStream_t stream) {
+  const int64_t padded = PaddedHidden(shape_.hidden);
+  const BlasOperand x{b.x, shape_.weight_type, padded, false};
+  const BlasOperand weight_transposed{weight, shape_.weight_type, padded, true};
+  return library_->Multiply(tile_rows_, shape_.vocab, padded, x, weight_transposed, b.exponentials,
+                            DataType::kFloat32, b.stride, {&kOne, &kZero, false}, b.library, stream);
+}
+
+Result LinearCrossEntropy::MultiplyPortableInputGradient(const void* weight, const Buffers& b,
+                                                         cudaStream_t stream) {
+  const int64_t padded = PaddedHidden(shape_.hidden);
+  const BlasOperand e{b.exponentials, shape_.weight_type, b.stride * 4 / SizeOf(shape_.weight_type), false};
+  const BlasOperand w{weight, shape_.weight_type, padded, false};
+  return library_->Multiply(tile_rows_, padded, shape_.vocab, e, w, b.product, DataType::kFloat32, padded,
+                            {&kOne, &kZero, false}, b.library, stream);
+}
+
+// The sums over rows have one of a few lengths, so that all the kernels that the library takes for them can
+// be loaded beforehand.
+int64_t LinearCrossEntropy::ReductionRows(int64_t rows) const {
+  constexpr uint64_t kFewest = 64;
+  return std::min(static_cast<int64_t>(std::max(kFewest, std::bit_ceil(static_cast<uint64_t>(rows)))),
+                  tile_rows_);
+}
+
+Result LinearCrossEntropy::MultiplyPortableWeightGradient(int64_t rows, const Buffers& b,
+                                                          WeightGradient gradient, float* dw,
+                                                          cudaStream_t stream) {
+  const bool overwrite = gradient == WeightGradient::kOverwrite;
+  const DataType type = shape_.weight_type;
+  const int64_t padded = PaddedHidden(shape_.hidden);
+  const BlasOperand e{b.exponentials, type, b.stride * 4 / SizeOf(type), true};
+  const BlasOperand x{b.scaled_x, type, padded, false};
+  CublasLt::Factors factors{&kOne, overwrite ? &kZero : &kOne, false};
+  if (type == DataType::kFloat16) factors = {b.factors + 1, b.factors + (overwrite ? 2 : 3), true};
+  return library_->Multiply(shape_.vocab, padded, rows, e, x, dw, DataType::kFloat32, padded, factors,
+                            b.library, stream);
+}
+
+Result LinearCrossEntropy::LoadLibraryProducts(const void* weight, float* dw, cudaStream_t stream) {
+  if (path_ != Path::kPortable || tile_rows_ == 0) return {};
+  Buffers buffers;
+  Divide(shape_, path_, tile_rows_, workspace_, &buffers);
+  LOSSD_CUDA_PASS_ON(MultiplyPortableLogits(weight, buffers, stream));
+  LOSSD_CUDA_PASS_ON(MultiplyPortableInputGradient(weight, buffers, stream));
+  for (int64_t rows = 0; rows < tile_rows_;) {
+    rows = ReductionRows(rows + 1);
+    for (const WeightGradient gradient : {WeightGradient::kOverwrite, WeightGradient::kAccumulate}) {
+      LOSSD_CUDA_PASS_ON(MultiplyPortableWeightGradient(rows, buffers, gradient, dw, stream));
+    }
+  }
+  return {};
 }
 
 Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
@@ -314,15 +372,15 @@ Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows&
     const sm90::Store store = overwrite ? sm90::Store::kOverwrite : sm90::Store::kAdd;
     LOSSD_CUDA_PASS_ON(sm90::MultiplyWeightGradient(tile, b.exponentials, b.stride, store, batch.dw, stream));
   } else {
-    const BlasOperand e{b.exponentials, tile.type, b.stride * 4 / SizeOf(tile.type), true};
-    const BlasOperand x{tile.scaled_x, tile.type, tile.padded_hidden, false};
-    CublasLt::Factors factors{&kOne, overwrite ? &kZero : &kOne, false};
-    if (tile.type == DataType::kFloat16) {
-      factors = {tile.factors + 1, tile.factors + (overwrite ? 2 : 3), true};
-    }
-    LOSSD_CUDA_PASS_ON(library_->Multiply(tile.vocab, tile.padded_hidden, tile.rows, e, x, batch.dw,
-                                          DataType::kFloat32, tile.padded_hidden, factors, b.library,
-                                          stream));
+    const int64_t rows = ReductionRows(tile.rows);
+    const auto more = static_cast<size_t>(rows - tile.rows);
+    const auto e_bytes = static_cast<size_t>(b.stride) * sizeof(float);
+    const auto x_bytes = static_cast<size_t>(tile.padded_hidden * SizeOf(tile.type));
+    const auto valid = static_cast<size_t>(tile.rows);
+    LOSSD_CUDA_TRY(cudaMemsetAsync(b.exponentials + valid * e_bytes, 0, more * e_bytes, stream));
+    LOSSD_CUDA_TRY(cudaMemsetAsync(b.scaled_x + valid * x_bytes, 0, more * x_bytes, stream));
+    const auto gradient = overwrite ? WeightGradient::kOverwrite : WeightGradient::kAccumulate;
+    LOSSD_CUDA_PASS_ON(MultiplyPortableWeightGradient(rows, b, gradient, batch.dw, stream));
   }
   Report("dw");
   LOSSD_CUDA_PASS_ON(AddTargets(tile, batch.dw, stream));

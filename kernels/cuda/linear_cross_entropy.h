@@ -26,6 +26,11 @@ enum class Path { kHopper, kPortable };
 // What the current device takes for heads of this type. Fails if it is older than 8.0.
 Result BestPath(DataType weight_type, Path* path);
 
+// Loads all code of our own that heads of this type may run on the current device. The driver's own way is to
+// load a kernel when it is first launched, and so to want memory in the middle of a batch.
+// CUDA_MODULE_LOADING=EAGER would do the same for all of cuBLAS too, which is hundreds of MiB.
+Result LoadKernels(DataType weight_type);
+
 // Rows of W, of its gradient and of what the step keeps of X are padded to this many elements.
 inline constexpr int64_t kHiddenAlignment = 8;
 constexpr int64_t PaddedHidden(int64_t hidden) { return RoundUp(hidden, kHiddenAlignment); }
@@ -66,6 +71,10 @@ class LinearCrossEntropy {
   // `workspace` is device memory of WorkspaceBytes, 256-byte aligned, that outlives the step; steps that are
   // never under way at once may share it. `library` is needed for kPortable only.
   LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace, CublasLt* library);
+
+  // Has the library load what its products of these sizes take, by running each of them once over whatever
+  // the workspace holds; does nothing on Hopper's own path. dw [vocab, PaddedHidden(hidden)] is overwritten.
+  Result LoadLibraryProducts(const void* weight, float* dw, cudaStream_t stream);
 
   struct Batch {
     // Device memory. Arrays of BatchRows, copied.
@@ -121,6 +130,11 @@ class LinearCrossEntropy {
                         cudaStream_t stream);
   Result PortableInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
                                cudaStream_t stream);
+  Result MultiplyPortableLogits(const void* weight, const Buffers& buffers, cudaStream_t stream);
+  Result MultiplyPortableInputGradient(const void* weight, const Buffers& buffers, cudaStream_t stream);
+  int64_t ReductionRows(int64_t rows) const;
+  Result MultiplyPortableWeightGradient(int64_t rows, const Buffers& buffers, WeightGradient gradient,
+                                        float* dw, cudaStream_t stream);
   Result AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,
                            cudaStream_t stream);
   void Report(const char* stage) const {

@@ -430,4 +430,33 @@ Result FinishInputGradient(const TileRows& tile, const float* product, DataType 
   return {cudaGetLastError(), "FinishInputGradient"};
 }
 
+Result LoadRowKernels(DataType weight_type) {
+  Result result;
+  const auto load = [&result](auto* kernel) {
+    cudaFuncAttributes attributes{};
+    if (result.ok()) result = {cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of rows"};
+  };
+  WithType(weight_type, [&](auto type) {
+    using T = decltype(type);
+    for (const DataType other_type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+      WithType(other_type, [&](auto other) {
+        using Other = decltype(other);
+        load(&PrepareRowsKernel<T, Other, false>);
+        load(&PrepareRowsKernel<T, Other, true>);
+        load(&FinishInputGradientKernel<T, Other>);
+      });
+    }
+    load(&GatherRedoRowsKernel<T>);
+    load(&ScaleRowsKernel<T>);
+    load(&AddTargetsKernel<T>);
+    load(&LargestMagnitudeKernel<T>);
+    load(&SoftmaxRowsKernel<T>);
+  });
+  load(&ChooseExponentsKernel);
+  load(&FinishRowsKernel);
+  load(&ChooseFactorKernel);
+  load(&AddRedoCountKernel);
+  return result;
+}
+
 }  // namespace lossd::kernels::cuda

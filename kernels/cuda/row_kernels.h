@@ -99,6 +99,10 @@ Result SoftmaxRows(const TileRows& tile, float* logits, int64_t stride, cudaStre
 Result FinishInputGradient(const TileRows& tile, const float* product, DataType out_type, void* out,
                            cudaStream_t stream);
 
+// Loads every kernel that the functions above may launch for heads of this type: left to itself, the driver
+// does that at the first launch, when there may be no memory left for it.
+Result LoadRowKernels(DataType weight_type);
+
 }  // namespace lossd::kernels::cuda
 
 #endif  // LOSSD_KERNELS_CUDA_ROW_KERNELS_H_

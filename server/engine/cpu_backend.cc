@@ -131,10 +131,6 @@ class CpuDevice : public Device {
   int64_t AvailableMemory() const override { return engine::AvailableMemory() / 10 * 8; }
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
-    if (config.weight_type == DataType::kFloat16) {
-      return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kDtype, "weight_dtype",
-                       "weight_dtype is float16; the CPU keeps weights as float32 or bfloat16");
-    }
     const int64_t row = kernels::WorkspaceBytes(1, config.vocab_size, config.hidden_size, config.weight_type);
     if (row > workspace_.size()) {
       return MakeError(

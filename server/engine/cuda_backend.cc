@@ -49,6 +49,13 @@ Result CudaBackend::Allocate() {
   LOSSD_CUDA_TRY(cudaMemset(weights_.data(), 0, static_cast<size_t>(weights_.bytes())));
   // The device's own streams do not wait for the one that this went to.
   LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
+  cudaStream_t stream = device_->pipeline.computing();
+  {
+    const std::lock_guard lock(device_->workspace_turn);
+    LOSSD_CUDA_PASS_ON(
+        step_.LoadLibraryProducts(weights_.data(), static_cast<float*>(gradient_.data()), stream));
+  }
+  LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
   return {};
 }
 
@@ -132,7 +139,10 @@ Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
   // Rows that are ignored get zeros.
   LOSSD_CUDA_PASS_ON(pipeline.CopyIn(slot, rows.rows == tokens ? slot.layout.dx : slot.layout.out_bytes));
   const LinearCrossEntropy::Batch batch = Describe(kind, slot, rows);
-  LOSSD_CUDA_PASS_ON(step_.Run(batch, pipeline.computing(), slot.ready.get()));
+  {
+    const std::lock_guard lock(device_->workspace_turn);
+    LOSSD_CUDA_PASS_ON(step_.Run(batch, pipeline.computing(), slot.ready.get()));
+  }
   if (batch.weight_gradient != kernels::WeightGradient::kNone) gradient_empty_ = false;
   return pipeline.CopyOut(slot);
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -20,6 +21,9 @@ struct SharedCuda {
   int index = 0;
   int64_t workspace_bytes = 0;
   kernels::cuda::DeviceBuffer workspace;  // the computing stream's
+  // Held while a user of the workspace puts its work on that stream: a batch, and a head that is created by
+  // another thread, must not come between each other's.
+  std::mutex workspace_turn;
   CudaPipeline pipeline;
   std::unique_ptr<kernels::cuda::CublasLt> library;  // null if it is not there
   std::string why_no_library;
@@ -29,7 +33,8 @@ class CudaBackend : public HeadBackend {
  public:
   CudaBackend(HeadConfig config, SharedCuda* device, kernels::cuda::Path path);
 
-  // Takes the memory; before anything else.
+  // Takes the memory, and has everything loaded that batches will run, so that none of them needs more;
+  // before anything else. Any thread's.
   kernels::cuda::Result Allocate();
 
   absl::Status PublishWeights(HostBuffer staged) override;

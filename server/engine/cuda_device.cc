@@ -28,6 +28,8 @@ constexpr int64_t kGatheredBytes = int64_t{32} << 20;
 
 class CudaDevice : public Device {
  public:
+  explicit CudaDevice(CudaPath path) : path_(path) {}
+
   Result Create(int index, int64_t workspace_bytes, const ChunkLimits& limits) {
     SharedCuda& d = shared_;
     d.index = index;
@@ -45,6 +47,7 @@ class CudaDevice : public Device {
     // dX may be fp32 where hidden states were 16 bits.
     capacity.dx_bytes = std::max(2 * limits.max_chunk_bytes, kGatheredBytes);
     LOSSD_CUDA_PASS_ON(d.pipeline.Create(capacity));
+    LOSSD_CUDA_PASS_ON(LoadCode());
     size_t free = 0;
     size_t total = 0;
     LOSSD_CUDA_TRY(cudaMemGetInfo(&free, &total));
@@ -83,7 +86,8 @@ class CudaDevice : public Device {
     if (const Result result = backend->Allocate(); !result.ok()) {
       if (result.code() != cudaErrorMemoryAllocation) return DeviceFailed(result);
       (void)cudaGetLastError();  // memory that is not there is no failure of the device
-      return ToStatus(absl::StatusCode::kResourceExhausted, result);
+      backend.reset();
+      return DoesNotFit(config, result);
     }
     return backend;
   }
@@ -97,11 +101,38 @@ class CudaDevice : public Device {
   void Poll() override { shared_.pipeline.Poll(); }
 
  private:
+  // What all heads run: nothing is left to be loaded when a batch comes.
+  Result LoadCode() const {
+    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+      LOSSD_CUDA_PASS_ON(kernels::cuda::LoadKernels(type));
+    }
+    // The driver's own kernels, which clear long and short pieces of memory.
+    void* workspace = shared_.workspace.data();
+    LOSSD_CUDA_TRY(cudaMemset(workspace, 0, static_cast<size_t>(shared_.workspace_bytes)));
+    LOSSD_CUDA_TRY(cudaMemset(workspace, 0, sizeof(int32_t)));
+    LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
+    return {};
+  }
+
+  absl::Status DoesNotFit(const HeadConfig& config, const Result& result) const {
+    size_t free = 0;
+    size_t total = 0;
+    (void)cudaMemGetInfo(&free, &total);
+    const int64_t elements = config.vocab_size * PaddedHidden(config.hidden_size);
+    const int64_t weights = elements * SizeOf(config.weight_type);
+    const int64_t gradient = elements * static_cast<int64_t>(sizeof(float));
+    return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, "config",
+                     absl::StrCat("head ", config.name, " needs ", weights + gradient, " bytes of ", name(),
+                                  " (weights ", weights, ", gradient ", gradient, "); ", free, " of ", total,
+                                  " are free: ", result.message()));
+  }
+
   absl::StatusOr<Path> PathOf(const HeadConfig& config) const {
     Path path = Path::kPortable;
     Result result(cudaSetDevice(shared_.index), "cudaSetDevice");
     if (result.ok()) result = kernels::cuda::BestPath(config.weight_type, &path);
     if (!result.ok()) return DeviceFailed(result);
+    if (path_ == CudaPath::kPortable) path = Path::kPortable;
     if (path == Path::kPortable && shared_.library == nullptr) {
       return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kDtype, "weight_dtype",
                        absl::StrCat("heads of ", kernels::Name(config.weight_type),
@@ -110,6 +141,7 @@ class CudaDevice : public Device {
     return path;
   }
 
+  const CudaPath path_;
   SharedCuda shared_;
   cudaDeviceProp properties_{};
   int64_t available_ = 0;
@@ -118,7 +150,7 @@ class CudaDevice : public Device {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t workspace_bytes,
-                                                         const ChunkLimits& limits) {
+                                                         const ChunkLimits& limits, CudaPath path) {
   int count = 0;
   if (const Result result(cudaGetDeviceCount(&count), "cudaGetDeviceCount"); !result.ok() || count == 0) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
@@ -130,7 +162,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t work
         absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
         absl::StrCat("cuda:", index, ": there are ", count, " CUDA devices, the last is cuda:", count - 1));
   }
-  auto device = std::make_unique<CudaDevice>();
+  auto device = std::make_unique<CudaDevice>(path);
   if (const Result result = device->Create(index, workspace_bytes, limits); !result.ok()) {
     return ToStatus(result.code() == cudaErrorMemoryAllocation ? absl::StatusCode::kResourceExhausted
                                                                : absl::StatusCode::kFailedPrecondition,

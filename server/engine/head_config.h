@@ -14,7 +14,7 @@ struct HeadConfig {
   std::string name;         // 1 to 128 of [A-Za-z0-9._-], starting with a letter or a digit
   int64_t vocab_size = 0;   // V, 1 to 2^31 - 1
   int64_t hidden_size = 0;  // H, 1 to 2^20
-  kernels::DataType weight_type = kernels::DataType::kBFloat16;  // fp32 or bf16
+  kernels::DataType weight_type = kernels::DataType::kBFloat16;
 
   bool operator==(const HeadConfig&) const = default;
   int64_t elements() const { return vocab_size * hidden_size; }

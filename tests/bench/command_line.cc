@@ -55,7 +55,7 @@ void AddCaseOptions(CLI::App& command, CaseOptions& options) {
   AddSizeOption(command, "--hidden", options.hidden, "Hidden size");
   command
       .add_option("--dtype", options.dtypes,
-                  "Type of weights, hidden states and dX: fp32, bf16, fp16 (GPU only) or all")
+                  "Type of weights, hidden states and dX: fp32, bf16, fp16 or all")
       ->delimiter(',')
       ->check(CLI::IsMember({"fp32", "bf16", "fp16", "all"}))
       ->capture_default_str();
@@ -82,7 +82,7 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
       {"fp32", {DataType::kFloat32}},
       {"bf16", {DataType::kBFloat16}},
       {"fp16", {DataType::kFloat16}},
-      {"all", {DataType::kFloat32, DataType::kBFloat16}}};
+      {"all", {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}}};
   KernelCase common;
   common.cuda_index = CudaIndex(options.device);
   common.workspace_bytes = WorkspaceBytes(options.workspace_bytes, common.cuda_index);

@@ -132,7 +132,9 @@ class CpuCase {
     params_.weight = weight_.data();
     params_.hidden_states = hidden_states_.data();
     params_.labels = labels_.data();
-    params_.gradient_scale = 1.0f / static_cast<float>(case_.tokens);
+    // The mean's; but dX in fp16 has no room for it, as trainers know who scale their losses.
+    params_.gradient_scale =
+        case_.dtype == DataType::kFloat16 ? 1.0f : 1.0f / static_cast<float>(case_.tokens);
     params_.losses = losses_.data();
     params_.dx = dx_.data();
     params_.dw = dw_.data();

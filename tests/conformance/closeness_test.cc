@@ -1,4 +1,4 @@
-// How close the step is to fp64, compared with plain arithmetic in the same type: the criteria of
+// How close results are to fp64, compared with plain arithmetic in the same type: the criteria of
 // docs/numerics.md.
 #include <gtest/gtest.h>
 
@@ -9,23 +9,20 @@
 #include <string>
 #include <tuple>
 
-#include "kernels/cpu/arithmetic.h"
+#include "tests/conformance/head_under_test.h"
 #include "tests/conformance/unfused.h"
-#include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::engine::testing {
 namespace {
 
-using testing::Problem;
-using testing::RandomProblem;
-using testing::Reference;
-using testing::RelativeError;
-using testing::RunReference;
-using testing::RunStep;
-using testing::RunUnfused;
-using testing::Shape;
-using testing::StepResult;
-using testing::UnfusedResult;
+using kernels::testing::Narrowed;
+using kernels::testing::RandomProblem;
+using kernels::testing::Reference;
+using kernels::testing::RelativeError;
+using kernels::testing::RunReference;
+using kernels::testing::RunUnfused;
+using kernels::testing::Shape;
+using kernels::testing::UnfusedResult;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
@@ -61,7 +58,7 @@ void PointAtLabels(Problem& problem, float logit) {
     for (int64_t i = 0; i < h; ++i) norm += w[i] * w[i];
     for (int64_t i = 0; i < h; ++i) x[r * h + i] = 0.1f * x[r * h + i] + logit / norm * w[i];
   }
-  problem.hidden_states = testing::Narrowed(problem.hidden_type, x);
+  problem.hidden_states = Narrowed(problem.hidden_type, x);
 }
 
 struct Errors {
@@ -88,10 +85,15 @@ double WorstUlp(const std::vector<float>& actual, const std::vector<double>& exp
   return worst;
 }
 
-class Closeness : public ::testing::TestWithParam<std::tuple<Case, DataType>> {};
+class Closeness : public ::testing::TestWithParam<std::tuple<DeviceUnderTest, Case, DataType>>,
+                  protected OnDevice {
+ protected:
+  void SetUp() override { CreateDeviceFor(std::get<0>(GetParam()), std::get<2>(GetParam())); }
+};
 
 TEST_P(Closeness, IsThatOfPlainArithmeticOrBetter) {
-  const auto& [c, type] = GetParam();
+  const Case& c = std::get<1>(GetParam());
+  const DataType type = std::get<2>(GetParam());
   Errors fused;
   Errors unfused;
   double loss_ulp = 0;
@@ -102,14 +104,14 @@ TEST_P(Closeness, IsThatOfPlainArithmeticOrBetter) {
                                      .seed = static_cast<uint64_t>(seed)});
     if (c.labels == Labels::kLikely) PointAtLabels(problem, 20.0f);
     const Reference reference = RunReference(problem);
-    const StepResult result = RunStep(problem);
-    ASSERT_EQ(result.status, Status::kOk);
+    HeadUnderTest head(device_.get(), problem);
+    const ChunkOutput output = head.Run(problem);
     const UnfusedResult plain = RunUnfused(problem);
-    fused.Worsen({RelativeError(result.losses, reference.losses), RelativeError(result.dx, reference.dx),
-                  RelativeError(result.dw, reference.dw)});
+    fused.Worsen({RelativeError(output.losses, reference.losses), RelativeError(output.dx, reference.dx),
+                  RelativeError(head.Gradient(), reference.dw)});
     unfused.Worsen({RelativeError(plain.losses, reference.losses), RelativeError(plain.dx, reference.dx),
                     RelativeError(plain.dw, reference.dw)});
-    loss_ulp = std::max(loss_ulp, WorstUlp(result.losses, reference.losses));
+    loss_ulp = std::max(loss_ulp, WorstUlp(output.losses, reference.losses));
   }
   std::cout << c.name << " " << Name(type) << ": loss " << fused.loss << " of " << unfused.loss << " ("
             << loss_ulp << " ulp), dx " << fused.dx << " of " << unfused.dx << ", dw " << fused.dw << " of "
@@ -143,41 +145,12 @@ const Case kCases[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, Closeness,
-                         ::testing::Combine(::testing::ValuesIn(kCases),
-                                            ::testing::Values(DataType::kFloat32, DataType::kBFloat16)),
+                         ::testing::Combine(::testing::ValuesIn(DevicesUnderTest()),
+                                            ::testing::ValuesIn(kCases), ::testing::ValuesIn(kTypes)),
                          [](const auto& test) {
-                           return std::string(std::get<0>(test.param).name) +
-                                  (std::get<1>(test.param) == DataType::kFloat32 ? "Fp32" : "Bf16");
+                           return std::get<0>(test.param).name + "_" + std::get<1>(test.param).name + "_" +
+                                  Name(std::get<2>(test.param));
                          });
-
-TEST(EqualLogits, CostExactlyTheLogarithmOfTheVocabulary) {
-  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
-    // bf16 arithmetic rounds v x to bf16.
-    const bool coarse = cpu::BestArithmetic(type) == cpu::Arithmetic::kLibraryBFloat16;
-    const double tolerance = coarse ? 4e-3 : 1e-6;
-    for (const int64_t vocab : {1, 2, 777, 50257}) {
-      for (const float logit : {0.0f, 1.0f, -1.0f, 0x1p24f, -0x1p24f}) {
-        Problem problem = RandomProblem({.shape = {3, vocab, 4}, .type = type});
-        problem.weight = testing::Narrowed(type, std::vector<float>(static_cast<size_t>(vocab * 4), 0.5f));
-        problem.hidden_states = testing::Narrowed(type, std::vector<float>(12, logit / 2));
-        const StepResult result = RunStep(problem);
-        for (const float loss : result.losses) {
-          EXPECT_EQ(loss, static_cast<float>(std::log(static_cast<double>(vocab)))) << vocab << " " << logit;
-        }
-        EXPECT_LT(RelativeError(result.dw, RunReference(problem).dw), tolerance) << vocab << " " << logit;
-      }
-    }
-  }
-}
-
-TEST(IgnoredBatch, LeavesNothingBehind) {
-  Problem problem = RandomProblem({.shape = {425, 777, 123}});
-  problem.labels.assign(425, -100);
-  const StepResult result = RunStep(problem);
-  for (const float value : result.losses) ASSERT_EQ(value, 0.0f);
-  for (const float value : result.dx) ASSERT_EQ(value, 0.0f);
-  for (const float value : result.dw) ASSERT_EQ(value, 0.0f);
-}
 
 TEST(Comparison, NaNNeverPasses) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -188,4 +161,4 @@ TEST(Comparison, NaNNeverPasses) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::engine::testing

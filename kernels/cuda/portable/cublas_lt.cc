@@ -132,6 +132,7 @@ Result CublasLt::Multiply(int64_t m, int64_t n, int64_t k, const BlasOperand& a,
     if (made != nullptr) f.layout_destroy(made);
   }
   if (product != nullptr) f.product_destroy(product);
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) return {cudaErrorMemoryAllocation, "a product of cublasLt"};
   if (status != CUBLAS_STATUS_SUCCESS || found == 0) return {cudaErrorUnknown, "a product of cublasLt"};
   return {};
 }

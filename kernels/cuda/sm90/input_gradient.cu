@@ -71,10 +71,19 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   return Launch<Large<T>>(e, weight, shape, epilogue, stream);
 }
 
+template <class T>
+Result LoadAll() {
+  return Load<InputGradientEpilogue<T>, Large<T>, Narrow<T>, Medium<T>, Small<T>>();
+}
+
 }  // namespace
 
 double InputGradientCost(int64_t rows, int64_t hidden, int32_t multiprocessors) {
   return Costs(rows, hidden, multiprocessors).Least() * multiprocessors / static_cast<double>(hidden);
+}
+
+Result LoadInputGradientKernels(DataType type) {
+  return type == DataType::kBFloat16 ? LoadAll<__nv_bfloat16>() : LoadAll<__half>();
 }
 
 Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride,

@@ -79,6 +79,19 @@ Result Launch(const Operand& a, const Operand& b, const ProductShape& shape, con
   return {};
 }
 
+// Loads the code of one kernel for each tile: left to itself, the driver does that at the first launch, when
+// there may be no memory left for it.
+template <class Epilogue, class... Tiles>
+Result Load() {
+  Result result;
+  const auto load = [&result](auto* kernel) {
+    cudaFuncAttributes attributes{};
+    if (result.ok()) result = {cudaFuncGetAttributes(&attributes, kernel), "loading a product's kernel"};
+  };
+  (load(&ProductKernel<Tiles, Epilogue>), ...);
+  return result;
+}
+
 }  // namespace lossd::kernels::cuda::sm90
 
 #endif  // LOSSD_KERNELS_CUDA_SM90_LAUNCH_CUH_

@@ -40,7 +40,16 @@ Result Multiply(const TileRows& tile, Which which, void* exponentials, int64_t s
   return Launch<Large<T>>(x, weight, shape, epilogue, stream);
 }
 
+template <class T>
+Result LoadAll() {
+  return Load<ExponentialsEpilogue<T>, Small<T>, Medium<T>, Large<T>>();
+}
+
 }  // namespace
+
+Result LoadLogitKernels(DataType type) {
+  return type == DataType::kBFloat16 ? LoadAll<__nv_bfloat16>() : LoadAll<__half>();
+}
 
 Result MultiplyLogits(const TileRows& tile, Which which, void* exponentials, int64_t stride, float* sums,
                       int64_t sums_stride, cudaStream_t stream) {

@@ -52,6 +52,11 @@ int32_t MaximumTiles(int64_t vocab, Which which, Maximum maximum) {
 
 int64_t MostMaximumTiles(int64_t vocab) { return CeilDivide(vocab, kNarrowColumns); }
 
+Result LoadMaximumKernels(DataType type) {
+  return type == DataType::kBFloat16 ? Load<MaximumEpilogue, Narrow<__nv_bfloat16>>()
+                                     : Load<MaximumEpilogue, Narrow<__half>, Large>();
+}
+
 Result FindMaxima(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride,
                   cudaStream_t stream) {
   return tile.type == DataType::kBFloat16 ? Find<__nv_bfloat16>(tile, which, maximum, maxima, stride, stream)

@@ -41,6 +41,12 @@ enum class Store { kOverwrite, kAdd };
 Result MultiplyWeightGradient(const TileRows& tile, const void* exponentials, int64_t stride, Store store,
                               float* gradient, cudaStream_t stream);
 
+// Loads every kernel that the functions above may launch for operands of this type.
+Result LoadLogitKernels(DataType type);
+Result LoadMaximumKernels(DataType type);
+Result LoadInputGradientKernels(DataType type);
+Result LoadWeightGradientKernels(DataType type);
+
 }  // namespace lossd::kernels::cuda::sm90
 
 #endif  // LOSSD_KERNELS_CUDA_SM90_PRODUCTS_H_

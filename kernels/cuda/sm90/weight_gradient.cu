@@ -24,7 +24,17 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   return Launch<Large<T>>(x, e, shape, epilogue, stream);
 }
 
+template <class T>
+Result LoadAll() {
+  const Result adding = Load<WeightGradientEpilogue<true>, Large<T>>();
+  return adding.ok() ? Load<WeightGradientEpilogue<false>, Large<T>>() : adding;
+}
+
 }  // namespace
+
+Result LoadWeightGradientKernels(DataType type) {
+  return type == DataType::kBFloat16 ? LoadAll<__nv_bfloat16>() : LoadAll<__half>();
+}
 
 Result MultiplyWeightGradient(const TileRows& tile, const void* exponentials, int64_t stride, Store store,
                               float* gradient, cudaStream_t stream) {

@@ -105,6 +105,33 @@ TEST_F(ClientServerTest, WeightsComeBackAsTheHeadKeepsThem) {
   }
 }
 
+// On the CPU fp16 is widened, which is exact: a head that keeps the same values in fp32 has the same bits.
+TEST_F(ClientServerTest, AnFp16HeadAnswersAsAnFp32HeadOfTheSameValues) {
+  Start({}, DataType::kFloat16);
+  ASSERT_TRUE(head_->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kHidden, 1).data()).ok());
+  std::vector<float> weights(kVocab * kHidden);
+  ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, weights.data()).ok());
+  auto wide = client_->CreateHead(
+      {.name = "wide", .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = DataType::kFloat32});
+  ASSERT_TRUE(wide.ok()) << wide.status();
+  ASSERT_TRUE(wide->WriteWeights(DataType::kFloat32, weights.data()).ok());
+  // dW depends on how rows are divided into chunks, so both have them whole.
+  auto wide_session = wide->OpenSession({});
+  ASSERT_TRUE(wide_session.ok()) << wide_session.status();
+  Data narrow_data(30);
+  for (float& x : narrow_data.hidden) x = std::round(x * 64) / 64;  // fp16 holds it
+  Data wide_data = narrow_data;
+  Session session = Open(30);
+  ASSERT_TRUE(session.Compute(narrow_data.batch(), narrow_data.outputs()).ok());
+  ASSERT_TRUE(wide_session->Compute(wide_data.batch(), wide_data.outputs()).ok());
+  EXPECT_GT(narrow_data.losses[0], 0.0F);
+  EXPECT_TRUE(narrow_data.losses == wide_data.losses);
+  EXPECT_TRUE(narrow_data.dx == wide_data.dx);
+  const std::vector<float> gradient = Flush();
+  head_ = std::make_unique<Head>(*std::move(wide));
+  EXPECT_TRUE(Flush() == gradient);
+}
+
 TEST_F(ClientServerTest, LossesAndDxDoNotDependOnTheCut) {
   StartWithWeights();
   Data coarse(50);

@@ -30,7 +30,8 @@ def random_bits(dtype, seed):
         words = [bits.getrandbits(32) for _ in range(V * H)]
         return struct.pack(f"<{V * H}I", *(word & ~(1 << 30) if word >> 23 & 0xFF == 0xFF else word for word in words))
     words = [bits.getrandbits(16) for _ in range(V * H)]
-    return struct.pack(f"<{V * H}H", *(word & ~(1 << 14) if word >> 7 & 0xFF == 0xFF else word for word in words))
+    shift, mask = (7, 0xFF) if dtype == "BF16" else (10, 0x1F)
+    return struct.pack(f"<{V * H}H", *(word & ~(1 << 14) if word >> shift & mask == mask else word for word in words))
 
 
 def small_floats(seed):
@@ -45,7 +46,7 @@ def limit_file_size(limit):
 
 class LoadAndSave(LossctlTest):
     def test_round_trip_is_bit_exact(self):
-        for dtype, name in (("F32", "float32"), ("BF16", "bfloat16")):
+        for dtype, name in (("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16")):
             with self.subTest(dtype=dtype):
                 data = random_bits(dtype, seed=1)
                 write_safetensors(self.path("in"), {TENSOR: (dtype, [V, H], data)})
@@ -73,6 +74,14 @@ class LoadAndSave(LossctlTest):
         self.assertEqual(read_safetensors(self.path("narrow"))[0][TENSOR][2], to_bfloat16(data))
         self.succeed("head", "save", "rounded", "wide", "--dtype", "float32", "--tensor", "w")
         self.assertEqual(read_safetensors(self.path("wide"))[0], {"w": ("F32", [V, H], to_float32(to_bfloat16(data)))})
+
+    def test_conversions_to_float16_round_to_nearest_even(self):
+        data = small_floats(2)
+        write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], data)})
+        self.succeed("head", "load", "halves", "in", "--create", "--dtype", "float16")
+        self.succeed("head", "save", "halves", "narrow")
+        expected = struct.pack(f"<{V * H}e", *struct.unpack(f"<{V * H}f", data))
+        self.assertEqual(read_safetensors(self.path("narrow"))[0], {TENSOR: ("F16", [V, H], expected)})
 
     def test_data_that_is_not_aligned_is_read_all_the_same(self):
         data = small_floats(3)

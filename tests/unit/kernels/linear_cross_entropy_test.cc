@@ -34,6 +34,8 @@ using testing::StepResult;
 
 constexpr int64_t kIgnored = -100;
 
+constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
+
 const Shape kShapes[] = {{1, 1, 1},      {1, 2, 1},       {2, 3, 5},     {7, 257, 33},
                          {16, 256, 64},  {31, 1000, 123}, {50, 511, 17}, {130, 300, 40},
                          {300, 96, 300}, {425, 777, 123}, {1, 5000, 256}};
@@ -45,7 +47,7 @@ double Tolerance(DataType type) {
 
 TEST(CpuLinearCrossEntropy, AgreesWithReferenceInEveryShapeAndType) {
   for (const Shape& shape : kShapes) {
-    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+    for (const DataType type : kTypes) {
       SCOPED_TRACE(Describe(shape) + " " + Name(type));
       const Problem problem = RandomProblem({.shape = shape, .type = type, .logit_deviation = 2.0});
       const Reference reference = RunReference(problem);
@@ -77,8 +79,8 @@ TEST(CpuLinearCrossEntropy, AgreesWithReferenceInManySmallTiles) {
 }
 
 TEST(CpuLinearCrossEntropy, TakesHiddenStatesOfEveryTypeRoundedToTheWeights) {
-  for (const DataType hidden_type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
-    for (const DataType weight_type : {DataType::kFloat32, DataType::kBFloat16}) {
+  for (const DataType hidden_type : kTypes) {
+    for (const DataType weight_type : kTypes) {
       SCOPED_TRACE(std::string(Name(hidden_type)) + " into " + Name(weight_type));
       Problem problem = RandomProblem({.shape = {20, 300, 30}, .type = weight_type});
       const std::vector<float> exact = RandomProblem({.shape = {20, 300, 30}, .seed = 9}).HiddenStates();
@@ -144,8 +146,10 @@ TEST(CpuLinearCrossEntropy, OverwriteNeverReadsTheOldDw) {
 TEST(CpuLinearCrossEntropy, RowsDoNotDependOnTheRowsBesideThem) {
   // Every prefix and a few single rows from the middle of one batch, which lands them at other places of
   // other tiles.
-  const std::pair<DataType, int64_t> cases[] = {
-      {DataType::kFloat32, 300}, {DataType::kBFloat16, 300}, {DataType::kBFloat16, 4100}};
+  const std::pair<DataType, int64_t> cases[] = {{DataType::kFloat32, 300},
+                                                {DataType::kBFloat16, 300},
+                                                {DataType::kBFloat16, 4100},
+                                                {DataType::kFloat16, 300}};
   for (const auto& one : cases) {
     const DataType type = one.first;
     const int64_t hidden = one.second;
@@ -343,7 +347,7 @@ TEST(CpuLinearCrossEntropy, RejectsWhatItCannotWorkWith) {
       [](auto& p) { p.vocab = 0; },
       [](auto& p) { p.hidden = -1; },
       [](auto& p) { p.vocab = int64_t{1} << 40, p.hidden = int64_t{1} << 40; },
-      [](auto& p) { p.weight_type = DataType::kFloat16; },
+      [](auto& p) { p.weight_type = static_cast<DataType>(7); },
       [](auto& p) { p.weight = nullptr; },
       [](auto& p) { p.hidden_states = nullptr; },
       [](auto& p) { p.labels = nullptr; },
@@ -361,7 +365,7 @@ TEST(CpuLinearCrossEntropy, RejectsWhatItCannotWorkWith) {
 
 TEST(Workspace, IsMonotonicAndRowsWithinIsItsInverse) {
   for (const Shape& shape : {Shape{1, 1, 1}, Shape{1, 50257, 123}, Shape{1, 131072, 4096}}) {
-    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+    for (const DataType type : kTypes) {
       int64_t last = 0;
       for (int64_t rows = 1; rows < 300; ++rows) {
         const int64_t bytes = WorkspaceBytes(rows, shape.vocab, shape.hidden, type);

@@ -76,6 +76,21 @@ TEST(CpuLinearCrossEntropy, RowsFarBelowZeroNeedNoRedo) {
   EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-3);
 }
 
+TEST(CpuLinearCrossEntropy, EqualLogitsCostExactlyTheLogarithmOfTheVocabulary) {
+  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    for (const int64_t vocab : {1, 2, 777, 50257}) {
+      for (const float logit : {0.0f, 1.0f, -1.0f, 0x1p24f, -0x1p24f}) {
+        Problem problem = RandomProblem({.shape = {3, vocab, 4}, .type = type});
+        problem.weight = testing::Narrowed(type, std::vector<float>(static_cast<size_t>(vocab * 4), 256.0f));
+        problem.hidden_states = testing::Narrowed(type, std::vector<float>(12, logit / 1024));
+        for (const float loss : RunStep(problem).losses) {
+          EXPECT_EQ(loss, static_cast<float>(std::log(static_cast<double>(vocab)))) << vocab << " " << logit;
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuLinearCrossEntropy, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
   Problem problem = RandomProblem({.shape = {60, 900, 40}});
   Problem expected_problem = problem;
@@ -98,15 +113,65 @@ TEST(CpuLinearCrossEntropy, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
 }
 
 TEST(CpuLinearCrossEntropy, ARowThatIsFiniteButNotInTheWeightsTypeNeverReachesDw) {
-  Problem problem = RandomProblem({.shape = {30, 300, 40}, .type = DataType::kBFloat16});
-  std::vector<float> x = problem.HiddenStates();
-  x[7 * 40 + 3] = 3.4e38f;  // rounds to infinity in bf16
-  problem.hidden_type = DataType::kFloat32;
-  problem.hidden_states = testing::Narrowed(DataType::kFloat32, x);
-  const StepResult result = RunStep(problem);
-  EXPECT_TRUE(std::isnan(result.losses[7]));
-  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 300 * 40), 0);
-  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dx.data(), 30 * 40), 40);
+  for (const DataType type : {DataType::kBFloat16, DataType::kFloat16}) {
+    SCOPED_TRACE(Name(type));
+    Problem problem = RandomProblem({.shape = {30, 300, 40}, .type = type});
+    std::vector<float> x = problem.HiddenStates();
+    x[7 * 40 + 3] = type == DataType::kBFloat16 ? 3.4e38f : 65520.0f;  // the least that rounds to infinity
+    problem.hidden_type = DataType::kFloat32;
+    problem.hidden_states = testing::Narrowed(DataType::kFloat32, x);
+    const StepResult result = RunStep(problem);
+    EXPECT_TRUE(std::isnan(result.losses[7]));
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 300 * 40), 0);
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dx.data(), 30 * 40), 40);
+  }
+}
+
+// A weight that overflowed when it was rounded to fp16 takes its rows' logits with it, as in plain
+// arithmetic.
+TEST(CpuLinearCrossEntropy, AnInfiniteWeightOfAnyTypeIsSeen) {
+  for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    Problem problem = RandomProblem({.shape = {3, 300, 40}, .type = type});
+    std::vector<float> weight = problem.Weight();
+    weight[250 * 40 + 7] = std::numeric_limits<float>::infinity();
+    std::vector<float> x = problem.HiddenStates();
+    for (int64_t r = 0; r < 3; ++r) x[r * 40 + 7] = 1.0f;
+    problem.weight = testing::Narrowed(type, weight);
+    problem.hidden_states = testing::Narrowed(type, x);
+    const StepResult result = RunStep(problem);
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.losses.data(), 3), 3) << Name(type);
+    EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dw.data(), 300 * 40), 0) << Name(type);
+  }
+}
+
+// fp16 reaches 65504, its gradients in fp32 far more: scales that no fp16 product could hold lose nothing.
+TEST(CpuLinearCrossEntropy, Fp16HeadsHaveFp32sRangeInside) {
+  for (const float scale : {1e-12f, 1e12f}) {
+    Problem problem =
+        RandomProblem({.shape = {60, 900, 40}, .type = DataType::kFloat16, .logit_deviation = 3.0});
+    problem.gradient_scale = scale;
+    const Reference reference = RunReference(problem);
+    const StepResult result = RunStep(problem);
+    EXPECT_LT(RelativeError(result.dx, reference.dx), 1e-5) << scale;
+    EXPECT_LT(RelativeError(result.dw, reference.dw), 1e-5) << scale;
+  }
+}
+
+TEST(CpuLinearCrossEntropy, DxBeyondTheRangeOfTheTypeAskedForIsInfiniteAndDwIsNot) {
+  Problem problem =
+      RandomProblem({.shape = {9, 300, 40}, .type = DataType::kFloat16, .logit_deviation = 3.0});
+  problem.gradient_scale = 1e6f;
+  const StepResult exact = RunStep(problem);
+  const StepResult result = RunStep(problem, {.dx_type = DataType::kFloat16});
+  int64_t beyond = 0;
+  for (size_t i = 0; i < exact.dx.size(); ++i) {
+    if (std::fabs(exact.dx[i]) < 65520.0f) continue;
+    ++beyond;
+    EXPECT_EQ(result.dx[i], std::copysign(std::numeric_limits<float>::infinity(), exact.dx[i])) << i;
+  }
+  EXPECT_GT(beyond, 0);
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, result.dx.data(), 9 * 40), beyond);
+  EXPECT_TRUE(SameBits(result.dw, exact.dw));
 }
 
 TEST(CpuLinearCrossEntropy, ARowWhoseGradientWouldOverflowNeverReachesDw) {

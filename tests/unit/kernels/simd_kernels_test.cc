@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -88,31 +90,64 @@ TEST_P(SimdKernelsTest, AnElementsBitsDoNotDependOnItsPlaceInTheTile) {
   for (const float value : c) EXPECT_EQ(value, c[0]);
 }
 
-TEST_P(SimdKernelsTest, PacksRaggedMatricesOfBothTypesWithZeros) {
-  const SimdKernels& kernels = *GetParam();
+constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
+
+void ExpectPackedRaggedWithZeros(const SimdKernels& kernels, DataType type) {
   const int64_t stride = 50;
   const std::vector<float> exact = Random(60 * stride, 6);
-  std::vector<uint16_t> narrow(exact.size());
+  std::vector<uint32_t> stored(exact.size());  // room for either size of element
   std::vector<float> rounded(exact.size());
-  Convert(DataType::kFloat32, exact.data(), DataType::kBFloat16, narrow.data(), 60 * stride);
-  Convert(DataType::kBFloat16, narrow.data(), DataType::kFloat32, rounded.data(), 60 * stride);
+  Convert(DataType::kFloat32, exact.data(), type, stored.data(), 60 * stride);
+  Convert(type, stored.data(), DataType::kFloat32, rounded.data(), 60 * stride);
   for (const int64_t width : {kernels.tile_rows, kernels.tile_columns}) {
     for (int64_t columns = 0; columns <= width; ++columns) {
       for (const int64_t depth : {1, 7, 8, 37, 50}) {
         const float nan = std::numeric_limits<float>::quiet_NaN();
         std::vector<float> transposed(static_cast<size_t>(width * depth + 1), nan);
         std::vector<float> plain(static_cast<size_t>(width * depth + 1), nan);
-        kernels.pack_transposed(DataType::kBFloat16, narrow.data(), stride, columns, depth, width,
-                                transposed.data());
-        kernels.pack(DataType::kFloat32, exact.data(), stride, depth, columns, width, plain.data());
+        kernels.pack_transposed(type, stored.data(), stride, columns, depth, width, transposed.data());
+        kernels.pack(type, stored.data(), stride, depth, columns, width, plain.data());
         for (int64_t k = 0; k < depth; ++k) {
           for (int64_t i = 0; i < width; ++i) {
             ASSERT_EQ(transposed[k * width + i], i < columns ? rounded[i * stride + k] : 0.0f);
-            ASSERT_EQ(plain[k * width + i], i < columns ? exact[k * stride + i] : 0.0f);
+            ASSERT_EQ(plain[k * width + i], i < columns ? rounded[k * stride + i] : 0.0f);
           }
         }
         EXPECT_TRUE(std::isnan(transposed.back()));
         EXPECT_TRUE(std::isnan(plain.back()));
+      }
+    }
+  }
+}
+
+TEST_P(SimdKernelsTest, PacksRaggedMatricesOfEveryTypeWithZeros) {
+  for (const DataType type : kTypes) {
+    SCOPED_TRACE(Name(type));
+    ExpectPackedRaggedWithZeros(*GetParam(), type);
+  }
+}
+
+// Through whole vectors and, in a panel of one column, through single elements.
+TEST_P(SimdKernelsTest, PackingWidensEvery16BitValueExactly) {
+  const SimdKernels& kernels = *GetParam();
+  const int64_t width = kernels.tile_columns;
+  std::vector<uint16_t> all(65536);
+  std::iota(all.begin(), all.end(), uint16_t{0});
+  for (const DataType type : {DataType::kBFloat16, DataType::kFloat16}) {
+    SCOPED_TRACE(Name(type));
+    std::vector<float> expected(all.size());
+    Convert(type, all.data(), DataType::kFloat32, expected.data(), 65536);
+    for (const int64_t columns : {width, int64_t{1}}) {
+      const int64_t depth = 65536 / columns;
+      std::vector<float> panel(static_cast<size_t>(width * depth));
+      kernels.pack(type, all.data(), columns, depth, columns, width, panel.data());
+      for (int64_t i = 0; i < depth * columns; ++i) {
+        const float packed = panel[i / columns * width + i % columns];
+        if (std::isnan(expected[i])) {
+          ASSERT_TRUE(std::isnan(packed)) << i;
+        } else {
+          ASSERT_EQ(std::bit_cast<uint32_t>(packed), std::bit_cast<uint32_t>(expected[i])) << i;
+        }
       }
     }
   }

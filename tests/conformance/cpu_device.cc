@@ -1,0 +1,15 @@
+#include "kernels/cpu/arithmetic.h"
+#include "server/engine/cpu_backend.h"
+#include "tests/conformance/device_under_test.h"
+
+namespace lossd::engine::testing {
+
+std::vector<DeviceUnderTest> DevicesUnderTest() {
+  const auto gradient_error = [](kernels::DataType type) {
+    using kernels::cpu::Arithmetic;
+    return kernels::cpu::BestArithmetic(type) == Arithmetic::kLibraryBFloat16 ? 4e-3 : 1e-5;
+  };
+  return {{.name = "cpu", .create = &CreateCpuDevice, .gradient_error = gradient_error}};
+}
+
+}  // namespace lossd::engine::testing

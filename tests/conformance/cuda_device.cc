@@ -1,0 +1,24 @@
+#include "server/engine/cuda_device.h"
+
+#include "tests/conformance/device_under_test.h"
+
+namespace lossd::engine::testing {
+namespace {
+
+template <CudaPath kPath>
+absl::StatusOr<std::unique_ptr<Device>> Create(int64_t workspace_bytes) {
+  return CreateCudaDevice(0, workspace_bytes,
+                          {.max_chunk_bytes = kMaxChunkBytes, .max_chunk_tokens = kMaxChunkTokens}, kPath);
+}
+
+}  // namespace
+
+std::vector<DeviceUnderTest> DevicesUnderTest() {
+  const auto gradient_error = [](kernels::DataType type) {
+    return type == kernels::DataType::kFloat32 ? 1e-5 : type == kernels::DataType::kBFloat16 ? 4e-3 : 1e-3;
+  };
+  return {{.name = "cuda", .create = &Create<CudaPath::kFastest>, .gradient_error = gradient_error},
+          {.name = "cudaPortable", .create = &Create<CudaPath::kPortable>, .gradient_error = gradient_error}};
+}
+
+}  // namespace lossd::engine::testing

@@ -1,0 +1,38 @@
+// What the conformance suite runs on. Each program that is made of it names its devices.
+#ifndef LOSSD_TESTS_CONFORMANCE_DEVICE_UNDER_TEST_H_
+#define LOSSD_TESTS_CONFORMANCE_DEVICE_UNDER_TEST_H_
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/engine/head_backend.h"
+
+namespace lossd::engine::testing {
+
+struct DeviceUnderTest {
+  std::string name;  // of letters and digits
+  // FAILED_PRECONDITION if this machine has none.
+  absl::StatusOr<std::unique_ptr<Device>> (*create)(int64_t workspace_bytes);
+  // How far dX and dW of a head of this type may be from fp64, relatively: 16-bit operands of the gradients'
+  // products are that coarse, nothing else is. docs/numerics.md.
+  double (*gradient_error)(kernels::DataType head_type);
+};
+
+inline std::ostream& operator<<(std::ostream& out, const DeviceUnderTest& device) {
+  return out << device.name;
+}
+
+std::vector<DeviceUnderTest> DevicesUnderTest();
+
+// Enough for every case of the suite, on every path of every device.
+inline constexpr int64_t kWorkspaceBytes = int64_t{160} << 20;
+inline constexpr int64_t kMaxChunkBytes = int64_t{4} << 20;
+inline constexpr int64_t kMaxChunkTokens = 8192;
+
+}  // namespace lossd::engine::testing
+
+#endif  // LOSSD_TESTS_CONFORMANCE_DEVICE_UNDER_TEST_H_

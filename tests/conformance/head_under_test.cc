@@ -1,0 +1,174 @@
+#include "tests/conformance/head_under_test.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <utility>
+
+namespace lossd::engine::testing {
+namespace {
+
+using kernels::SizeOf;
+
+std::vector<float> Widened(DataType type, const void* values, int64_t count) {
+  std::vector<float> wide(static_cast<size_t>(count));
+  kernels::Convert(type, values, DataType::kFloat32, wide.data(), count);
+  return wide;
+}
+
+}  // namespace
+
+ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count) {
+  const int64_t row_bytes = problem.shape.hidden * SizeOf(problem.hidden_type);
+  ChunkInput chunk;
+  chunk.hidden_states.assign(problem.hidden_states.begin() + first * row_bytes,
+                             problem.hidden_states.begin() + (first + count) * row_bytes);
+  chunk.labels.assign(problem.labels.begin() + first, problem.labels.begin() + first + count);
+  chunk.gradient_scale = problem.gradient_scale;
+  return chunk;
+}
+
+RowKind KindOf(const Problem& problem, DataType dx_type) {
+  return {.hidden_type = problem.hidden_type, .dx_type = dx_type};
+}
+
+BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const RowKind& kind,
+                             std::vector<ChunkInput> chunks)
+    : device_(device), hidden_(hidden), kind_(kind), chunks_(std::move(chunks)), outputs_(chunks_.size()) {
+  const bool loss_only = kind_.mode == ComputeMode::kLossOnly;
+  std::vector<ChunkRows> rows;
+  for (const ChunkInput& chunk : chunks_) {
+    const auto tokens = static_cast<int64_t>(chunk.labels.size());
+    // Nothing is aligned to more than its element.
+    GuardedBytes& losses = losses_.emplace_back(tokens * 4, 64, 4);
+    GuardedBytes& dx =
+        dx_.emplace_back(loss_only ? 0 : tokens * hidden_ * SizeOf(kind_.dx_type), 64, SizeOf(kind_.dx_type));
+    std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
+    rows.push_back({.tokens = tokens,
+                    .hidden_states = chunk.hidden_states.data(),
+                    .labels = chunk.labels.data(),
+                    .ignore_index = chunk.ignore_index,
+                    .gradient_scale = chunk.gradient_scale,
+                    .accumulate = loss_only ? ChunkRows::Accumulate::kNo : chunk.accumulate,
+                    .losses = losses.As<float>(),
+                    .dx = loss_only ? nullptr : dx.data()});
+  }
+  while (device_->BatchesUnderWay() >= device_->MostBatches()) device_->Poll();
+  const auto take = [this](size_t number) {
+    EXPECT_FALSE(done_.has_value());
+    told_.push_back(number);
+    const auto tokens = static_cast<int64_t>(chunks_[number].labels.size());
+    const float* losses = losses_[number].As<float>();
+    outputs_[number].losses.assign(losses, losses + tokens);
+    if (dx_[number].size() > 0) {
+      outputs_[number].dx = Widened(kind_.dx_type, dx_[number].data(), tokens * hidden_);
+    }
+  };
+  const auto finish = [this](absl::StatusOr<BatchReport> report) {
+    EXPECT_FALSE(done_.has_value());
+    done_ = report.status();
+    if (report.ok()) report_ = *report;
+  };
+  backend->StartBatch(kind_, rows, {.on_input_gradients = take, .on_done = finish});
+}
+
+std::vector<ChunkOutput> BatchUnderWay::Await() {
+  while (!done_.has_value()) {
+    device_->Poll();
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(done_->ok()) << *done_;
+  EXPECT_EQ(told_.size(), chunks_.size());
+  EXPECT_TRUE(std::is_sorted(told_.begin(), told_.end()));
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    EXPECT_TRUE(losses_[i].Intact()) << "written beside the losses of chunk " << i;
+    EXPECT_TRUE(dx_[i].Intact()) << "written beside dX of chunk " << i;
+    // What was told of is final.
+    const std::vector<float>& losses = outputs_[i].losses;
+    EXPECT_EQ(std::memcmp(losses.data(), losses_[i].data(), losses.size() * sizeof(float)), 0);
+    const std::vector<float> dx =
+        Widened(kind_.dx_type, dx_[i].data(), dx_[i].size() / SizeOf(kind_.dx_type));
+    EXPECT_TRUE(kernels::testing::SameBits(outputs_[i].dx, dx));
+  }
+  return outputs_;
+}
+
+HeadUnderTest::HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, DataType type)
+    : device_(device), config_{"h", vocab, hidden, type}, backend_(*device_->CreateHead(config_)) {}
+
+HeadUnderTest::HeadUnderTest(Device* device, const Problem& problem)
+    : HeadUnderTest(device, problem.shape.vocab, problem.shape.hidden, problem.weight_type) {
+  Publish(problem.weight);
+}
+
+void HeadUnderTest::Publish(const std::vector<unsigned char>& weights) {
+  absl::StatusOr<HostBuffer> staged = HostBuffer::Create(config_.weight_bytes(), Commit::kNow);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  std::memcpy(staged->data(), weights.data(), weights.size());
+  const absl::Status published = backend_->PublishWeights(*std::move(staged));
+  EXPECT_TRUE(published.ok()) << published;
+}
+
+std::unique_ptr<BatchUnderWay> HeadUnderTest::Start(const RowKind& kind, std::vector<ChunkInput> chunks) {
+  return std::make_unique<BatchUnderWay>(device_, backend_.get(), config_.hidden_size, kind,
+                                         std::move(chunks));
+}
+
+std::vector<ChunkOutput> HeadUnderTest::Run(const RowKind& kind, std::vector<ChunkInput> chunks) {
+  return Start(kind, std::move(chunks))->Await();
+}
+
+ChunkOutput HeadUnderTest::Run(const Problem& problem) {
+  return Run(KindOf(problem), {RowsOf(problem, 0, problem.shape.tokens)}).front();
+}
+
+std::vector<float> HeadUnderTest::Gradient(int64_t first_row, int64_t rows) {
+  const int64_t count = rows * config_.hidden_size;
+  GuardedBytes values(count * 4, 64, 4);
+  const absl::Status read = backend_->ReadGradientRows(first_row, rows, values.As<float>());
+  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_TRUE(values.Intact()) << "written beside the rows of the gradient";
+  return {values.As<float>(), values.As<float>() + count};
+}
+
+std::vector<unsigned char> HeadUnderTest::Weights(DataType type, int64_t first_row, int64_t rows) {
+  GuardedBytes values(rows * config_.hidden_size * SizeOf(type), 64, SizeOf(type));
+  const absl::Status read = backend_->ReadWeightRows(first_row, rows, type, values.data());
+  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_TRUE(values.Intact()) << "written beside the rows of the weights";
+  const auto* bytes = values.As<unsigned char>();
+  return {bytes, bytes + values.size()};
+}
+
+void OnDevice::CreateDevice(const DeviceUnderTest& which, int64_t workspace_bytes) {
+  absl::StatusOr<std::unique_ptr<Device>> device = which.create(workspace_bytes);
+  if (device.status().code() == absl::StatusCode::kFailedPrecondition) GTEST_SKIP() << device.status();
+  ASSERT_TRUE(device.ok()) << device.status();
+  device_ = *std::move(device);
+}
+
+void OnDevice::CreateDeviceFor(const DeviceUnderTest& which, DataType type) {
+  CreateDevice(which);
+  if (device_ == nullptr) return;
+  const absl::Status planned = device_->PlanMemory({"h", 1, 1, type}).status();
+  ASSERT_TRUE(planned.ok()) << planned;
+}
+
+std::vector<DeviceAndType> DevicesAndTypes() {
+  std::vector<DeviceAndType> all;
+  for (const DeviceUnderTest& device : DevicesUnderTest()) {
+    for (const DataType type : kTypes) all.push_back({device, type});
+  }
+  return all;
+}
+
+std::ostream& operator<<(std::ostream& out, const DeviceAndType& parameter) {
+  return out << NameOf(parameter);
+}
+
+std::string NameOf(const DeviceAndType& parameter) {
+  return parameter.device.name + "_" + kernels::Name(parameter.type);
+}
+
+}  // namespace lossd::engine::testing

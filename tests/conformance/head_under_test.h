@@ -1,0 +1,128 @@
+// Drives a HeadBackend as the engine does, with guard areas around everything that it writes to, and checks
+// what holds for every batch.
+#ifndef LOSSD_TESTS_CONFORMANCE_HEAD_UNDER_TEST_H_
+#define LOSSD_TESTS_CONFORMANCE_HEAD_UNDER_TEST_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "server/engine/head_backend.h"
+#include "tests/conformance/device_under_test.h"
+#include "tests/unit/kernels/problem.h"
+
+namespace lossd::engine::testing {
+
+using kernels::DataType;
+using kernels::testing::GuardedBytes;
+using kernels::testing::Problem;
+
+inline constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
+inline constexpr int64_t kIgnoreIndex = -100;
+
+struct ChunkInput {
+  std::vector<unsigned char> hidden_states;
+  std::vector<int64_t> labels;
+  int64_t ignore_index = kIgnoreIndex;
+  float gradient_scale = 1.0f;
+  ChunkRows::Accumulate accumulate = ChunkRows::Accumulate::kYes;
+};
+
+struct ChunkOutput {
+  std::vector<float> losses;
+  std::vector<float> dx;  // widened
+};
+
+// Rows [first, first + count) of a problem.
+ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count);
+
+// A batch from its start to its end. Must be awaited.
+class BatchUnderWay {
+ public:
+  BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const RowKind& kind,
+                std::vector<ChunkInput> chunks);
+  BatchUnderWay(const BatchUnderWay&) = delete;
+  BatchUnderWay& operator=(const BatchUnderWay&) = delete;
+
+  // Polls the device until the batch is done. Chunks were told of once each, in order, before the end, and
+  // nothing beside their arrays was touched; all of that is expected here.
+  std::vector<ChunkOutput> Await();
+  const BatchReport& report() const { return report_; }
+
+ private:
+  Device* const device_;
+  const int64_t hidden_;
+  const RowKind kind_;
+  const std::vector<ChunkInput> chunks_;
+  std::deque<GuardedBytes> losses_;
+  std::deque<GuardedBytes> dx_;
+  std::vector<size_t> told_;
+  std::vector<ChunkOutput> outputs_;  // as they were when they were told of
+  std::optional<absl::Status> done_;
+  BatchReport report_;
+};
+
+class HeadUnderTest {
+ public:
+  // Without weights.
+  HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, DataType type);
+  // With the problem's.
+  HeadUnderTest(Device* device, const Problem& problem);
+
+  void Publish(const std::vector<unsigned char>& weights);
+  std::unique_ptr<BatchUnderWay> Start(const RowKind& kind, std::vector<ChunkInput> chunks);
+  std::vector<ChunkOutput> Run(const RowKind& kind, std::vector<ChunkInput> chunks);
+  // One chunk of everything, with dX in fp32.
+  ChunkOutput Run(const Problem& problem);
+  // Rows of the gradient, through a guarded buffer.
+  std::vector<float> Gradient(int64_t first_row, int64_t rows);
+  std::vector<float> Gradient() { return Gradient(0, config_.vocab_size); }
+  // Rows of the weights as `type`, through a guarded buffer.
+  std::vector<unsigned char> Weights(DataType type, int64_t first_row, int64_t rows);
+
+  HeadBackend& backend() { return *backend_; }
+  const HeadConfig& config() const { return config_; }
+
+ private:
+  Device* const device_;
+  const HeadConfig config_;
+  std::unique_ptr<HeadBackend> backend_;
+};
+
+// What kind of batch a problem's hidden states make.
+RowKind KindOf(const Problem& problem, DataType dx_type = DataType::kFloat32);
+
+class OnDevice {
+ protected:
+  // Skips the test where there is no such device.
+  void CreateDevice(const DeviceUnderTest& which, int64_t workspace_bytes = kWorkspaceBytes);
+  // The same, and fails if it cannot serve heads of this type.
+  void CreateDeviceFor(const DeviceUnderTest& which, DataType type);
+  std::unique_ptr<Device> device_;
+};
+
+// A suite that runs each test for every device and type of head.
+struct DeviceAndType {
+  DeviceUnderTest device;
+  DataType type;
+};
+std::vector<DeviceAndType> DevicesAndTypes();
+std::string NameOf(const DeviceAndType& parameter);  // "cpu_float32"
+std::ostream& operator<<(std::ostream& out, const DeviceAndType& parameter);
+
+class HeadTest : public ::testing::TestWithParam<DeviceAndType>, protected OnDevice {
+ protected:
+  void SetUp() override { CreateDeviceFor(GetParam().device, type()); }
+  DataType type() const { return GetParam().type; }
+  double GradientError() const { return GetParam().device.gradient_error(type()); }
+};
+
+}  // namespace lossd::engine::testing
+
+#endif  // LOSSD_TESTS_CONFORMANCE_HEAD_UNDER_TEST_H_

@@ -1,0 +1,166 @@
+// The ends of what a head takes: numbers out of range, sizes out of reach, and the memory that it says it
+// has.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/head_under_test.h"
+
+namespace lossd::engine::testing {
+namespace {
+
+using kernels::CountNonFinite;
+using kernels::testing::Narrowed;
+using kernels::testing::RandomProblem;
+using kernels::testing::Reference;
+using kernels::testing::RelativeError;
+using kernels::testing::RunReference;
+using kernels::testing::SameBits;
+using kernels::testing::SetLogit;
+using ::testing::HasSubstr;
+
+class Limits : public HeadTest {};
+
+INSTANTIATE_TEST_SUITE_P(All, Limits, ::testing::ValuesIn(DevicesAndTypes()),
+                         [](const auto& test) { return NameOf(test.param); });
+
+int64_t NonFinite(const std::vector<float>& values) {
+  return CountNonFinite(DataType::kFloat32, values.data(), static_cast<int64_t>(values.size()));
+}
+
+TEST_P(Limits, RowsFarAboveTheFirstEstimateAreExactAndLeaveTheOthersAlone) {
+  for (const float value : {150.0f, 2e4f, 3e7f, 1e30f}) {
+    if (type() == DataType::kFloat16 && value > 6e4f) continue;
+    SCOPED_TRACE(value);
+    Problem problem = RandomProblem({.shape = {60, 900, 80}, .type = type()});
+    for (int64_t row = 10; row < 14; ++row) SetLogit(problem, row, 333, value);
+    problem.labels[11] = 333;
+    const Reference reference = RunReference(problem);
+    HeadUnderTest head(device_.get(), problem);
+    const ChunkOutput output = head.Run(problem);
+    EXPECT_LT(RelativeError(output.losses, reference.losses), 1e-5);
+    EXPECT_EQ(output.losses[11], 0.0f);
+    EXPECT_LT(RelativeError(head.Gradient(), reference.dw), GradientError());
+    for (int64_t row = 10; row < 14; ++row) problem.labels[row] = kIgnoreIndex;
+    const ChunkOutput without = head.Run(problem);
+    for (int64_t row = 0; row < 60; ++row) {
+      if (row >= 10 && row < 14) continue;
+      EXPECT_EQ(output.losses[row], without.losses[row]) << row;
+      EXPECT_TRUE(SameBits(&output.dx[row * 80], &without.dx[row * 80], 80)) << row;
+    }
+  }
+}
+
+// Finite where it came from, infinite in 16 bits or in the logits.
+TEST_P(Limits, ARowThatOverflowsIsNaNAloneAndNeverReachesDw) {
+  Problem problem = RandomProblem({.shape = {60, 900, 40}, .type = type()});
+  std::vector<float> x = problem.HiddenStates();
+  std::fill_n(x.begin() + 7 * 40, 40, 3.4e38f);
+  problem.hidden_type = DataType::kFloat32;
+  problem.hidden_states = Narrowed(DataType::kFloat32, x);
+  Problem without = problem;
+  without.labels[7] = kIgnoreIndex;
+  HeadUnderTest head(device_.get(), problem);
+  const ChunkOutput expected = head.Run(without);
+  const std::vector<float> expected_gradient = head.Gradient();
+  head.backend().ResetGradient();
+  // Gathered with a chunk of another client's.
+  const std::vector<ChunkOutput> outputs =
+      head.Run(KindOf(problem), {RowsOf(problem, 0, 20), RowsOf(problem, 20, 40)});
+  EXPECT_TRUE(std::isnan(outputs[0].losses[7]));
+  EXPECT_EQ(NonFinite(outputs[0].losses) + NonFinite(outputs[1].losses), 1);
+  EXPECT_EQ(CountNonFinite(DataType::kFloat32, &outputs[0].dx[7 * 40], 40), 40);
+  EXPECT_EQ(NonFinite(outputs[0].dx) + NonFinite(outputs[1].dx), 40);
+  std::vector<float> dx = outputs[0].dx;
+  dx.insert(dx.end(), outputs[1].dx.begin(), outputs[1].dx.end());
+  for (int64_t row = 0; row < 60; ++row) {
+    if (row == 7) continue;
+    EXPECT_TRUE(SameBits(&dx[row * 40], &expected.dx[row * 40], 40)) << row;
+  }
+  EXPECT_LT(RelativeError(head.Gradient(), {expected_gradient.begin(), expected_gradient.end()}), 1e-5);
+}
+
+TEST_P(Limits, AHugeGradientScaleNeverMakesDwNaN) {
+  Problem problem = RandomProblem({.shape = {60, 900, 40}, .type = type()});
+  problem.gradient_scale = 3e38f;
+  HeadUnderTest head(device_.get(), problem);
+  head.Run(problem);
+  EXPECT_EQ(NonFinite(head.Gradient()), 0);
+}
+
+TEST_P(Limits, DxBeyondTheRangeOfItsTypeIsInfiniteAndDwIsNot) {
+  Problem problem = RandomProblem({.shape = {9, 300, 40}, .type = type(), .logit_deviation = 3.0});
+  problem.gradient_scale = 1e6f;
+  HeadUnderTest head(device_.get(), problem);
+  const ChunkOutput exact = head.Run(problem);
+  const std::vector<float> gradient = head.Gradient();
+  head.backend().ResetGradient();
+  const ChunkOutput output = head.Run(KindOf(problem, DataType::kFloat16), {RowsOf(problem, 0, 9)}).front();
+  int64_t beyond = 0;
+  for (size_t i = 0; i < exact.dx.size(); ++i) {
+    if (std::fabs(exact.dx[i]) < 65520.0f) continue;
+    ++beyond;
+    EXPECT_EQ(output.dx[i], std::copysign(std::numeric_limits<float>::infinity(), exact.dx[i])) << i;
+  }
+  EXPECT_GT(beyond, 0);
+  EXPECT_EQ(NonFinite(output.dx), beyond);
+  EXPECT_TRUE(SameBits(head.Gradient(), gradient));
+}
+
+TEST_P(Limits, TheLargestChunkIsServed) {
+  constexpr int64_t kHidden = 8;
+  const Problem problem = RandomProblem({.shape = {kMaxChunkTokens, 50, kHidden}, .type = type()});
+  HeadUnderTest head(device_.get(), problem);
+  const ChunkOutput output = head.Run(problem);
+  for (const int64_t row : {int64_t{0}, kMaxChunkTokens / 2, kMaxChunkTokens - 1}) {
+    const ChunkOutput alone = head.Run(KindOf(problem), {RowsOf(problem, row, 1)}).front();
+    EXPECT_EQ(output.losses[row], alone.losses[0]);
+    EXPECT_TRUE(SameBits(&output.dx[row * kHidden], alone.dx.data(), kHidden));
+  }
+}
+
+TEST_P(Limits, AHeadHoldsWhatWasPlannedForIt) {
+  for (const auto& shape : {kernels::testing::Shape{1, 1, 1}, {1, 50257, 123}, {1, 1000, 256}}) {
+    const Problem problem = RandomProblem({.shape = shape, .type = type()});
+    HeadUnderTest head(device_.get(), problem);
+    const absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(head.config());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    MemoryPlan planned = *plan;
+    // The engine's: new weights before they are published.
+    std::erase_if(planned, [](const MemoryItem& item) { return item.purpose == "weight_staging"; });
+    const MemoryPlan held = head.backend().MemoryReport();
+    ASSERT_EQ(held.size(), planned.size());
+    for (size_t i = 0; i < held.size(); ++i) {
+      EXPECT_EQ(held[i].purpose, planned[i].purpose);
+      EXPECT_EQ(held[i].bytes, planned[i].bytes) << held[i].purpose;
+      EXPECT_GE(held[i].bytes, shape.vocab * shape.hidden * SizeOf(type()));
+    }
+    EXPECT_LE(TotalBytes(*plan) + TotalBytes(device_->SharedMemory()), device_->AvailableMemory());
+  }
+}
+
+TEST_P(Limits, AVocabularyOfWhichNoRowFitsTheWorkspaceIsRefusedBeforeAnythingIsTaken) {
+  const HeadConfig config{"h", (int64_t{1} << 31) - 1, int64_t{1} << 20, type()};
+  const absl::Status refused = device_->PlanMemory(config).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("vocab_size 2147483647"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--workspace_bytes"));
+}
+
+TEST_P(Limits, AHeadThatDoesNotFitIsRefusedAndTheDeviceServesOn) {
+  // More than any machine's address space: nothing is tried that could succeed.
+  const HeadConfig config{"h", (int64_t{1} << 31) - 1, int64_t{1} << 20, type()};
+  const absl::Status refused = device_->CreateHead(config).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  const Problem problem = RandomProblem({.shape = {20, 300, 40}, .type = type()});
+  HeadUnderTest head(device_.get(), problem);
+  EXPECT_LT(RelativeError(head.Run(problem).losses, RunReference(problem).losses), 1e-5);
+}
+
+}  // namespace
+}  // namespace lossd::engine::testing

@@ -1,0 +1,149 @@
+// After a head is created nothing can run the device out of memory: everything works while not a byte of it
+// is left.
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/owners.h"
+#include "tests/conformance/head_under_test.h"
+
+namespace lossd::engine::testing {
+namespace {
+
+using kernels::cuda::DeviceBuffer;
+using kernels::testing::Narrowed;
+using kernels::testing::RandomProblem;
+using kernels::testing::RelativeError;
+using kernels::testing::RunReference;
+using kernels::testing::SetLogit;
+using ::testing::HasSubstr;
+
+struct DeviceMemory {
+  int64_t free = 0;
+  int64_t total = 0;
+};
+
+DeviceMemory ReadDeviceMemory() {
+  size_t free = 0;
+  size_t total = 0;
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+}
+
+// Everything that cudaMalloc gives, down to its smallest piece.
+std::vector<DeviceBuffer> TakeAllMemory() {
+  constexpr int64_t kSmallest = 256;
+  std::vector<DeviceBuffer> taken;
+  for (int64_t bytes = ReadDeviceMemory().total; bytes >= kSmallest;) {
+    DeviceBuffer buffer;
+    if (DeviceBuffer::Create(bytes, &buffer).ok()) {
+      taken.push_back(std::move(buffer));
+    } else {
+      (void)cudaGetLastError();
+      bytes /= 2;
+    }
+  }
+  return taken;
+}
+
+class CudaMemory : public HeadTest {
+ protected:
+  static constexpr int64_t kVocab = 5003;
+
+  // A chunk of the most rows that one may have.
+  Problem LargestChunk(int64_t hidden) const {
+    return RandomProblem(
+        {.shape = {kMaxChunkTokens, kVocab, hidden}, .type = type(), .logit_deviation = 2.0});
+  }
+
+  static void UseEverything(HeadUnderTest& head, const Problem& problem) {
+    for (int i = 0; i < 2; ++i) {
+      head.Publish(problem.weight);
+      RunBatches(head, problem);
+      RunSurprises(head, problem);
+      for (const DataType to : kTypes) head.Weights(to, 0, kVocab);
+      head.Gradient();
+      head.Gradient(kVocab - 1, 1);
+    }
+  }
+
+ private:
+  // Every kind of batch, in sizes that take every tile of the products.
+  static void RunBatches(HeadUnderTest& head, Problem problem) {
+    const std::vector<float> x = problem.HiddenStates();
+    for (const int64_t rows : {1, 64, 65, 128, 129, 300, 1024, 1025, 4097, 8192}) {
+      for (const DataType hidden_type : kTypes) {
+        problem.hidden_type = hidden_type;
+        problem.hidden_states = Narrowed(hidden_type, x);
+        ChunkInput chunk = RowsOf(problem, 0, rows);
+        head.Run({.hidden_type = hidden_type, .mode = ComputeMode::kLossOnly}, {chunk});
+        head.backend().ResetGradient();  // the first of these overwrites, the others add
+        for (const DataType dx_type : kTypes) head.Run(KindOf(problem, dx_type), {chunk});
+        chunk.accumulate = ChunkRows::Accumulate::kNo;
+        head.Run(KindOf(problem), {chunk});
+      }
+    }
+    ChunkInput repeat = RowsOf(problem, 100, 200);
+    repeat.accumulate = ChunkRows::Accumulate::kNo;
+    head.Run(KindOf(problem), {RowsOf(problem, 0, 100), repeat, RowsOf(problem, 300, 10)});
+  }
+
+  // Rows whose log-sum-exp the first estimate misses by far.
+  static void RunSurprises(HeadUnderTest& head, Problem problem) {
+    for (int64_t row = 0; row < 20; ++row) SetLogit(problem, row, 4000 + row, 20000.0f);
+    head.Publish(problem.weight);
+    for (const int64_t rows : {20, 200, 2000}) head.Run(KindOf(problem), {RowsOf(problem, 0, rows)});
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CudaMemory, ::testing::ValuesIn(DevicesAndTypes()),
+                         [](const auto& test) { return NameOf(test.param); });
+
+// This one comes first: code that is loaded too late is loaded here, where there is no room for it.
+TEST_P(CudaMemory, IsNotWantedWhenNoneIsLeft) {
+  for (const int64_t hidden : {120, 123}) {
+    SCOPED_TRACE(hidden);
+    const Problem problem = LargestChunk(hidden);
+    HeadUnderTest head(device_.get(), kVocab, hidden, type());
+    const std::vector<DeviceBuffer> everything = TakeAllMemory();
+    const DeviceMemory filled = ReadDeviceMemory();
+    UseEverything(head, problem);
+    EXPECT_EQ(ReadDeviceMemory().free, filled.free);
+  }
+}
+
+TEST_P(CudaMemory, IsNotTakenAfterAHeadIsCreated) {
+  for (const int64_t hidden : {120, 123}) {
+    SCOPED_TRACE(hidden);
+    const Problem problem = LargestChunk(hidden);
+    HeadUnderTest head(device_.get(), kVocab, hidden, type());
+    const DeviceMemory created = ReadDeviceMemory();
+    UseEverything(head, problem);
+    EXPECT_EQ(ReadDeviceMemory().free, created.free);
+  }
+}
+
+TEST_P(CudaMemory, AHeadThatIsTooLargeIsRefusedWithSizesAndTheDeviceServesOn) {
+  const DeviceMemory before = ReadDeviceMemory();
+  constexpr int64_t kHidden = 4096;
+  const HeadConfig config{"large", before.total / kHidden / 4, kHidden, type()};
+  const absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const absl::Status refused = device_->CreateHead(config).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat("needs ", TotalBytes(*plan), " bytes")));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat(before.free, " of ", before.total)));
+  EXPECT_EQ(ReadDeviceMemory().free, before.free);
+  const Problem problem = RandomProblem({.shape = {20, 300, 40}, .type = type()});
+  HeadUnderTest head(device_.get(), problem);
+  EXPECT_LT(RelativeError(head.Run(problem).losses, RunReference(problem).losses), 1e-5);
+}
+
+}  // namespace
+}  // namespace lossd::engine::testing
