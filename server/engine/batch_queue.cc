@@ -57,10 +57,10 @@ BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
       RunTask(*line);
       return {true, now};
     }
-    const Gathered gathered = Gather(*line);
-    const Clock::time_point start = StartTime(gathered, first.arrival);
+    Gather(*line);
+    const Clock::time_point start = StartTime(line->next, first.arrival);
     if (start <= now) {
-      StartBatch(*line, gathered.chunks);
+      StartBatch(*line);
       return {true, now};
     }
     step.look_again = std::min(step.look_again, start);
@@ -68,26 +68,30 @@ BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
   return step;
 }
 
-BatchQueue::Gathered BatchQueue::Gather(const Line& line) {
-  Gathered gathered;
-  const RowKind* kind = nullptr;
-  int64_t most = 0;
-  for (const Entry& entry : line.entries) {
-    gathered.complete = true;  // if the batch ends before this entry
-    if (entry.chunk == nullptr) return gathered;
-    const QueuedChunk& chunk = *entry.chunk;
-    if (chunk.rows > 0 && kind == nullptr) {
-      kind = &chunk.row_kind;
-      most = entry.source->RowsPerBatch(*kind);
-    } else if (chunk.rows > 0 && (chunk.row_kind != *kind || chunk.rows > most - gathered.rows)) {
-      return gathered;
+void BatchQueue::Gather(Line& line) {
+  Gathered& next = line.next;
+  while (!next.complete && next.chunks < line.entries.size()) {
+    const Entry& entry = line.entries[next.chunks];
+    if (!Fits(entry, next)) {
+      next.complete = true;
+      return;
     }
-    ++gathered.chunks;
-    gathered.rows += chunk.rows;
-    gathered.complete = false;
+    const QueuedChunk& chunk = *entry.chunk;
+    if (chunk.rows > 0 && next.kind == nullptr) {
+      next.kind = &chunk.row_kind;
+      next.most = entry.source->RowsPerBatch(chunk.row_kind);
+    }
+    ++next.chunks;
+    next.rows += chunk.rows;
+    next.complete = next.rows > 0 && next.rows >= next.most;
   }
-  gathered.complete = gathered.rows == 0 || gathered.rows >= most;
-  return gathered;
+}
+
+bool BatchQueue::Fits(const Entry& entry, const Gathered& gathered) {
+  if (entry.chunk == nullptr) return false;
+  const QueuedChunk& chunk = *entry.chunk;
+  if (chunk.rows == 0 || gathered.kind == nullptr) return true;
+  return chunk.row_kind == *gathered.kind && chunk.rows <= gathered.most - gathered.rows;
 }
 
 BatchQueue::Clock::time_point BatchQueue::StartTime(const Gathered& gathered,
@@ -108,11 +112,12 @@ void BatchQueue::RunTask(Line& line) {
   task();
 }
 
-void BatchQueue::StartBatch(Line& line, size_t chunks) {
+void BatchQueue::StartBatch(Line& line) {
   const std::shared_ptr<BatchSource> source = line.entries.front().source;
+  const Gathered gathered = std::exchange(line.next, {});
   std::vector<std::shared_ptr<QueuedChunk>> batch;
-  batch.reserve(chunks);
-  for (size_t i = 0; i < chunks; ++i) {
+  batch.reserve(gathered.chunks);
+  for (size_t i = 0; i < gathered.chunks; ++i) {
     batch.push_back(std::move(line.entries.front().chunk));
     line.entries.pop_front();
   }

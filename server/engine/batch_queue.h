@@ -77,22 +77,27 @@ class BatchQueue {
     Clock::time_point arrival;
     Task task;
   };
-  struct Line {
-    std::deque<Entry> entries;
-    int64_t under_way = 0;  // batches
-  };
-  // What the first entries of a line make up.
+  // The batch that the first entries of a line make up.
   struct Gathered {
     size_t chunks = 0;
     int64_t rows = 0;
-    bool complete = false;  // takes no more
+    const RowKind* kind = nullptr;  // of the first chunk that has rows
+    int64_t most = 0;               // rows
+    bool complete = false;          // takes no more
+  };
+  struct Line {
+    std::deque<Entry> entries;
+    Gathered next;
+    int64_t under_way = 0;  // batches
   };
 
-  static Gathered Gather(const Line& line);
+  // Lets the next batch take what has come since.
+  static void Gather(Line& line);
+  static bool Fits(const Entry& entry, const Gathered& gathered);
   // When this batch may go, as far as the clock decides: max if something else does.
   Clock::time_point StartTime(const Gathered& gathered, Clock::time_point arrival) const;
   void RunTask(Line& line);
-  void StartBatch(Line& line, size_t chunks);
+  void StartBatch(Line& line);
 
   const Device* const device_;
   const Clock::duration window_;
