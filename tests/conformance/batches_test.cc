@@ -11,7 +11,6 @@
 namespace lossd::engine::testing {
 namespace {
 
-using kernels::testing::Narrowed;
 using kernels::testing::RandomProblem;
 using kernels::testing::RelativeError;
 using kernels::testing::SameBits;

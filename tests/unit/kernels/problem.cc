@@ -85,7 +85,7 @@ void SetLogit(Problem& problem, int64_t row, int64_t entry, float value) {
 }
 
 bool SameBits(const float* a, const float* b, int64_t count) {
-  return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(float)) == 0;
+  return count == 0 || std::memcmp(a, b, static_cast<size_t>(count) * sizeof(float)) == 0;
 }
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
