@@ -9,7 +9,10 @@ std::vector<DeviceUnderTest> DevicesUnderTest() {
     using kernels::cpu::Arithmetic;
     return kernels::cpu::BestArithmetic(type) == Arithmetic::kLibraryBFloat16 ? 4e-3 : 1e-5;
   };
-  return {{.name = "cpu", .create = &CreateCpuDevice, .gradient_error = gradient_error}};
+  return {{.name = "cpu",
+           .create = &CreateCpuDevice,
+           .gradient_error = gradient_error,
+           .bits_depend_on_workspace = [](kernels::DataType /*type*/) { return false; }}};
 }
 
 }  // namespace lossd::engine::testing

@@ -17,8 +17,16 @@ std::vector<DeviceUnderTest> DevicesUnderTest() {
   const auto gradient_error = [](kernels::DataType type) {
     return type == kernels::DataType::kFloat32 ? 1e-5 : type == kernels::DataType::kBFloat16 ? 4e-3 : 1e-3;
   };
-  return {{.name = "cuda", .create = &Create<CudaPath::kFastest>, .gradient_error = gradient_error},
-          {.name = "cudaPortable", .create = &Create<CudaPath::kPortable>, .gradient_error = gradient_error}};
+  const auto only_fp32 = [](kernels::DataType type) { return type == kernels::DataType::kFloat32; };
+  const auto always = [](kernels::DataType /*type*/) { return true; };
+  return {{.name = "cuda",
+           .create = &Create<CudaPath::kFastest>,
+           .gradient_error = gradient_error,
+           .bits_depend_on_workspace = only_fp32},
+          {.name = "cudaPortable",
+           .create = &Create<CudaPath::kPortable>,
+           .gradient_error = gradient_error,
+           .bits_depend_on_workspace = always}};
 }
 
 }  // namespace lossd::engine::testing

@@ -20,6 +20,8 @@ struct DeviceUnderTest {
   // How far dX and dW of a head of this type may be from fp64, relatively: 16-bit operands of the gradients'
   // products are that coarse, nothing else is. docs/numerics.md.
   double (*gradient_error)(kernels::DataType head_type);
+  // Whether a library chooses how to compute a row by the size of the workspace (never by the batch).
+  bool (*bits_depend_on_workspace)(kernels::DataType head_type);
 };
 
 inline std::ostream& operator<<(std::ostream& out, const DeviceUnderTest& device) {
