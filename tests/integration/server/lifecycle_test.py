@@ -38,6 +38,7 @@ class Usage(unittest.TestCase):
     def test_a_wrong_flag_is_named_with_what_it_may_be_and_exits_with_2(self):
         for flag, words in [("--device=gpu9", ("--device", "'gpu9'", "cpu")),
                             ("--workspace_bytes=5", ("--workspace_bytes", "5", "1048576")),
+                            ("--batching_window=2s", ("--batching_window", "2s", "1s")),
                             ("--log_format=xml", ("--log_format", "'xml'", "json")),
                             ("--listen=127.0.0.1:99999", ("--listen", "99999", "65535")),
                             ("--metrics_listen=localhost", ("--metrics_listen", "'localhost'", "host:port")),
