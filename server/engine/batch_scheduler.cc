@@ -59,32 +59,32 @@ void BatchScheduler::Add(Arrival arrival) {
 void BatchScheduler::Run() {
   // Short waits of this thread end when they should; others may be off by 50 µs. No matter if it is refused.
   (void)prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
-  std::unique_lock lock(mutex_);
-  while (true) {
-    std::vector<Arrival> arrivals = std::exchange(arrivals_, {});
-    lock.unlock();
-    for (Arrival& arrival : arrivals) arrival(queue_);
-    arrivals.clear();  // what they owned goes before the lock is taken again
+  BatchQueue::Step step;
+  do {
     device_->Poll();
-    const BatchQueue::Step step = queue_.Advance(Clock::now());
-    lock.lock();
-    if (step.progress || !arrivals_.empty()) continue;
-    if (stopping_ && queue_.Empty()) return;
-    Wait(lock, step.look_again);
-  }
+    // Only now: whatever came before a batch was done can go into the one that takes its place.
+    for (const Arrival& arrival : TakeArrivals()) arrival(queue_);
+    step = queue_.Advance(Clock::now());
+  } while (step.progress || Wait(step.look_again));
 }
 
-void BatchScheduler::Wait(std::unique_lock<std::mutex>& lock, Clock::time_point look_again) {
+std::vector<BatchScheduler::Arrival> BatchScheduler::TakeArrivals() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(arrivals_, {});
+}
+
+bool BatchScheduler::Wait(Clock::time_point look_again) {
+  std::unique_lock lock(mutex_);
+  const auto over = [this] { return stopping_ && arrivals_.empty() && queue_.Empty(); };
+  const auto woken = [&] { return !arrivals_.empty() || over(); };
   if (device_->BatchesUnderWay() > 0) {
-    wake_.wait_for(lock, kPollInterval, [this] { return !arrivals_.empty(); });
-    return;
-  }
-  const auto woken = [this] { return !arrivals_.empty() || (stopping_ && queue_.Empty()); };
-  if (look_again == Clock::time_point::max()) {
-    wake_.wait(lock, woken);
-  } else {
+    wake_.wait_for(lock, kPollInterval, woken);
+  } else if (look_again != Clock::time_point::max()) {
     wake_.wait_until(lock, look_again, woken);
+  } else {
+    wake_.wait(lock, woken);
   }
+  return !over();
 }
 
 }  // namespace lossd::engine

@@ -46,8 +46,9 @@ class BatchScheduler {
 
   void Add(Arrival arrival);
   void Run();
-  // Until something arrives, or may have changed on the device or by the clock.
-  void Wait(std::unique_lock<std::mutex>& lock, BatchQueue::Clock::time_point look_again);
+  std::vector<Arrival> TakeArrivals();
+  // Until something arrives, or may have changed on the device or by the clock. False if it is over.
+  bool Wait(BatchQueue::Clock::time_point look_again);
 
   Device* const device_;
   BatchQueue queue_;  // the device thread's

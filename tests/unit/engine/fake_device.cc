@@ -145,7 +145,8 @@ class FakeDevice : public Device {
   int64_t BatchesUnderWay() const override { return static_cast<int64_t>(ring_.size()); }
   void Poll() override {
     for (BatchUnderWay& batch : ring_) {
-      if (!gate_->failing() && gate_->MayAnswer(batch.number)) Answer(batch);
+      if (gate_->failing() || !gate_->MayAnswer(batch.number)) break;
+      Answer(batch);
     }
     while (!ring_.empty() && gate_->MayEnd(ring_.front().number)) {
       BatchUnderWay batch = std::move(ring_.front());
