@@ -172,10 +172,17 @@ BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts) const
 }
 
 double LinearCrossEntropy::TileCost(int64_t rows) const {
-  // What reading and writing dW once more costs, as rows of the step: measured, 0.7 ms of 80 for two passes
-  // over 16384 rows.
-  constexpr double kPassRows = 70;
-  return rows == 0 ? 0 : kPassRows + sm90::InputGradientCost(rows, shape_.hidden, multiprocessors_);
+  if (rows == 0) return 0;
+  // All in rows of the step. Measured (docs/performance.md): adding to dW once more; the kernels that a tile
+  // needs whatever its rows, 0.1 ms at 700 TFLOP/s; and below 1500 rows the dW product, a third of the step,
+  // takes as long as for 1500.
+  constexpr double kPassRows = 50;
+  constexpr double kKernelOperations = 7e10;
+  constexpr int64_t kLeastRows = 1500;
+  const double kernels =
+      kKernelOperations / (6.0 * static_cast<double>(shape_.vocab) * static_cast<double>(shape_.hidden));
+  const auto waiting = static_cast<double>(std::max<int64_t>(0, kLeastRows - rows)) / 3;
+  return kPassRows + kernels + waiting + sm90::InputGradientCost(rows, shape_.hidden, multiprocessors_);
 }
 
 int64_t LinearCrossEntropy::RowsPerTile(int64_t rows) const {

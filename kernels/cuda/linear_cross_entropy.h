@@ -119,7 +119,7 @@ class LinearCrossEntropy {
  private:
   struct Buffers;  // the workspace, divided
 
-  // The time that a tile takes beyond what its rows are worth is what tiles are chosen by.
+  // The time that a tile of so many rows takes, in rows of a step that keeps all of the device busy.
   double TileCost(int64_t rows) const;
   static int64_t Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers);
   TileRows DescribeTile(const Batch& batch, int64_t first, int64_t rows, const Buffers& buffers) const;

@@ -55,10 +55,11 @@ class CpuPasses : public Passes {
     return written ? "" : "the outputs could not be written to " + folder;
   }
 
-  std::string Time(int64_t count, std::vector<double>* milliseconds) override {
+  std::string Time(int64_t count, kernels::WeightGradient weight_gradient,
+                   std::vector<double>* milliseconds) override {
     for (int64_t i = -1; i < count; ++i) {
       const auto began = std::chrono::steady_clock::now();
-      if (std::string error = Run(kernels::WeightGradient::kAccumulate); !error.empty()) return error;
+      if (std::string error = Run(weight_gradient); !error.empty()) return error;
       const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
       if (i >= 0) milliseconds->push_back(took.count());
     }

@@ -44,8 +44,9 @@ class CudaPasses : public Passes {
     return result.ok() ? error : result.message();
   }
 
-  std::string Time(int64_t count, std::vector<double>* milliseconds) override {
-    const Result result = TryTime(count, milliseconds);
+  std::string Time(int64_t count, WeightGradient weight_gradient,
+                   std::vector<double>* milliseconds) override {
+    const Result result = TryTime(count, weight_gradient, milliseconds);
     return result.ok() ? "" : result.message();
   }
 
@@ -66,12 +67,12 @@ class CudaPasses : public Passes {
   }
 
   // The host runs ahead during the first pass, so that launches are hidden.
-  Result TryTime(int64_t count, std::vector<double>* milliseconds) {
-    LOSSD_CUDA_PASS_ON(step_.Run(WeightGradient::kAccumulate));
+  Result TryTime(int64_t count, WeightGradient weight_gradient, std::vector<double>* milliseconds) {
+    LOSSD_CUDA_PASS_ON(step_.Run(weight_gradient));
     Marks marks;
     marks.Add("begin");
     for (int64_t i = 0; i < count; ++i) {
-      LOSSD_CUDA_PASS_ON(step_.Run(WeightGradient::kAccumulate));
+      LOSSD_CUDA_PASS_ON(step_.Run(weight_gradient));
       marks.Add("pass");
     }
     std::vector<std::pair<std::string, double>> intervals;

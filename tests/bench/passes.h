@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/linear_cross_entropy.h"
 #include "tests/bench/kernel_case.h"
 
 namespace lossd::bench {
@@ -20,8 +21,9 @@ class Passes {
   // case's type and dw.bin [V, H] fp32. The gradient is the mean loss's over rows that are not ignored.
   // Returns an error, or nothing.
   virtual std::string Prepare(const std::string& folder) = 0;
-  // After Prepare: one untimed pass and `count` timed ones in a row, all adding to dW.
-  virtual std::string Time(int64_t count, std::vector<double>* milliseconds) = 0;
+  // After Prepare: one untimed pass and `count` timed ones in a row.
+  virtual std::string Time(int64_t count, kernels::WeightGradient weight_gradient,
+                           std::vector<double>* milliseconds) = 0;
 
   int64_t tile_rows() const { return tile_rows_; }
   int64_t peak_bytes() const { return peak_bytes_; }  // taken above inputs and outputs; negative: not known

@@ -19,6 +19,7 @@ struct Options {
   std::string device = "cpu";
   std::string dtype = "bf16";
   std::string folder;
+  bool add = false;
   KernelCase one;
 };
 
@@ -34,8 +35,8 @@ const char kFooter[] =
     "gradients of the "
     "mean loss. Then it prints one line of JSON: {\"tile_rows\", \"peak_bytes\"}, or {\"error\"}. For each "
     "number it "
-    "reads from standard input it runs one untimed pass and so many timed ones, adding to dW, and prints "
-    "{\"milliseconds\": [...]}. It ends with the input.\n";
+    "reads from standard input it runs one untimed pass and so many timed ones, each making dW anew or, with "
+    "--add, adding to it, and prints {\"milliseconds\": [...]}. It ends with the input.\n";
 
 // False if it is an error.
 bool Say(const Json& answer) {
@@ -64,6 +65,8 @@ int Run(const Options& options) {
     return kFailed;
   }
   Say({{"tile_rows", passes->tile_rows()}, {"peak_bytes", passes->peak_bytes()}});
+  const auto weight_gradient =
+      options.add ? kernels::WeightGradient::kAccumulate : kernels::WeightGradient::kOverwrite;
   for (std::string line; std::getline(std::cin, line);) {
     const int64_t count = std::strtoll(line.c_str(), nullptr, 10);
     if (count < 1 || count > 1000) {
@@ -71,7 +74,7 @@ int Run(const Options& options) {
       return kFailed;
     }
     std::vector<double> milliseconds;
-    const std::string error = passes->Time(count, &milliseconds);
+    const std::string error = passes->Time(count, weight_gradient, &milliseconds);
     if (!Say(error.empty() ? Json{{"milliseconds", milliseconds}} : Json{{"error", error}})) return kFailed;
   }
   return kDone;
@@ -92,6 +95,7 @@ void AddPassesCommand(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
   AddWorkspaceOption(command, options->one.workspace_bytes);
+  command.add_flag("--add", options->add, "Add to dW in the timed passes instead of making it anew");
   command.add_option("folder", options->folder, "Folder of inputs and outputs")
       ->check(CLI::ExistingDirectory)
       ->required();

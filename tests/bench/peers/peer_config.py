@@ -106,6 +106,7 @@ class CaseConfig:
     lossd_bench: str | None = None
     lossd_workspace_bytes: int = 5 << 29
     lossd_timeout_s: float = 300.0
+    lossd_adds: bool = False  # to dW in the timed passes, instead of making it anew as peers do
     fakes: bool = False  # adds the self-test's own peers
 
     def to_json(self) -> str:

@@ -60,7 +60,8 @@ class Lossd:
             _write(self._folder, "hidden_states.bin", problem.hidden_states)
             _write(self._folder, "labels.bin", problem.labels)
             command = [config.lossd_bench, "passes", f"--device={config.device}", f"--tokens={shape.tokens}", f"--vocab={shape.vocab}",
-                       f"--hidden={shape.hidden}", "--dtype=bf16", f"--workspace_bytes={config.lossd_workspace_bytes}", self._folder]
+                       f"--hidden={shape.hidden}", "--dtype=bf16", f"--workspace_bytes={config.lossd_workspace_bytes}",
+                       *(["--add"] if config.lossd_adds else []), self._folder]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._lines: queue.Queue[str | None] = queue.Queue()
             threading.Thread(target=self._read_lines, daemon=True).start()

@@ -56,6 +56,7 @@ class LossdTest(unittest.TestCase):
     def test_it_gets_the_same_inputs_and_is_judged_and_timed_like_a_peer(self) -> None:
         row = self._row("answer(tile_rows=96, peak_bytes=1000)\nfor line in sys.stdin: answer(milliseconds=[3.0, 5.0][:int(line)])\n",
                         ignored_share=0.25, lossd_workspace_bytes=12345)
+        self.assertIn("dW made anew", row["note"])
         self.assertEqual((row["status"], row["milliseconds"], row["all_milliseconds"]), (OK, 4.0, [3.0, 5.0] * 2), row)
         self.assertGreater(row["ratio"], 0.0)
         self.assertLess(row["relative_error"]["dw_unlabelled"], 1e-5)

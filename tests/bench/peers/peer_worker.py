@@ -231,8 +231,9 @@ class Case:
             wrong = violations(errors, LOSSD.tolerance)
             self._bursts[LOSSD.name], self._rounds[LOSSD.name] = lambda: lossd.burst(_BURST), []
             known = lossd.peak_bytes >= 0
+            how = f"tiles of {lossd.tile_rows} rows; dW {'+=' if self._config.lossd_adds else 'made anew'} in fp32"
             return Row(
-                LOSSD.name, WRONG if wrong else OK, "; ".join(wrong + [f"tiles of {lossd.tile_rows} rows; dW += into fp32"]),
+                LOSSD.name, WRONG if wrong else OK, "; ".join(wrong + [how]),
                 peak_bytes=lossd.peak_bytes + outputs.dx.nbytes + outputs.dw.nbytes if known else None,
                 workspace_bytes=lossd.peak_bytes if known else None, dw_dtype=str(outputs.dw.dtype).removeprefix("torch."),
                 relative_error={name: _finite(error) for name, error in errors.items()})

@@ -106,6 +106,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lossd-bench", type=_program, metavar="PATH", help="lossd's own benchmark; without it, no row of lossd")
     parser.add_argument("--lossd-workspace", type=_at_least_one, default=5 << 29, metavar="BYTES",
                         help="ceiling of lossd's workspace (default 2.5 GiB: 4096 rows at once at every default shape)")
+    parser.add_argument("--lossd-adds", action="store_true",
+                        help="time lossd adding to its dW; without it every pass makes dW anew, as every peer does")
     parser.add_argument("--device", type=_device, default="cuda:0", help="the card (default cuda:0)")
     parser.add_argument("--repetitions", type=_at_least_one, default=10, help="timed passes of every peer (default 10)")
     parser.add_argument("--seed", type=int, default=1, help="of the inputs (default 1)")
@@ -218,7 +220,8 @@ def main(arguments: list[str]) -> int:
     for number, shape in enumerate(options.shapes, 1):
         print(f"case {number} of {len(options.shapes)}: {shape}", file=sys.stderr, flush=True)
         config = CaseConfig(shape, options.peers, options.device, options.repetitions, options.seed, options.ignored,
-                            options.reference, options.lossd_bench, options.lossd_workspace, max(1.0, 0.9 * options.timeout))
+                            options.reference, options.lossd_bench, options.lossd_workspace, max(1.0, 0.9 * options.timeout),
+                            options.lossd_adds)
         cases.append(run_case(config, options.timeout))
         if options.json not in (None, "-"):
             _write_json(options.json, cases)  # after every case: a run that is cut short leaves what it had
