@@ -54,8 +54,7 @@ void AddCaseOptions(CLI::App& command, CaseOptions& options) {
   AddSizeOption(command, "--vocab", options.vocab, "Vocabulary size");
   AddSizeOption(command, "--hidden", options.hidden, "Hidden size");
   command
-      .add_option("--dtype", options.dtypes,
-                  "Type of weights, hidden states and dX: fp32, bf16, fp16 or all")
+      .add_option("--dtype", options.dtypes, "Type of weights, hidden states and dX: fp32, bf16, fp16 or all")
       ->delimiter(',')
       ->check(CLI::IsMember({"fp32", "bf16", "fp16", "all"}))
       ->capture_default_str();
