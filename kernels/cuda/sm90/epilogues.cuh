@@ -157,14 +157,31 @@ struct MaximumEpilogue {
   }
 };
 
+// Four values as one access of memory.
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T values[4];
+};
+
+// Of sums at columns 2 q, 2 q + 1 of two neighbouring blocks of 8 columns, q being the lane of four, those at
+// four columns in a row: of the first block in even lanes, of the second in odd ones.
+__device__ inline Four<float> FourInARow(const float* first, const float* second) {
+  const bool odd = (threadIdx.x & 1) != 0;
+  const float x = __shfl_xor_sync(0xFFFFFFFF, odd ? first[0] : second[0], 1);
+  const float y = __shfl_xor_sync(0xFFFFFFFF, odd ? first[1] : second[1], 1);
+  if (odd) return {x, y, second[0], second[1]};
+  return {first[0], first[1], x, y};
+}
+
 // dX = v (E W) + c W_y, rounded once, written to the row's place in the batch.
 template <class T>
 struct InputGradientEpilogue {
   void* out;  // [rows of the batch, out_stride] of out_type
   DataType out_type;
   int64_t out_stride;
+  bool out_in_fours;              // `out` and its rows are aligned to four elements
   const T* weight;                // [V, weight_stride]
-  int64_t weight_stride;          // even
+  int64_t weight_stride;          // a multiple of 4
   const float* scales;            // v [rows]
   const float* target_gradients;  // c [rows]
   const int32_t* labels;          // [rows]
@@ -187,25 +204,37 @@ struct InputGradientEpilogue {
   template <class Tile, class TOut>
   __device__ void StoreAs(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column,
                           int32_t rows, int32_t columns, uint32_t thread) const {
+    const auto lane = static_cast<int32_t>(thread % 4);
+    const int32_t lane_column = first_column + lane % 2 * 8 + lane / 2 * 4;
 #pragma unroll
     for (int band = 0; band < Tile::kBands; ++band) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t row = first_row + 64 * band + RowOfThread(thread) + 8 * half;
-        if (row >= rows) continue;
-        const float scale = scales[row];
-        const float target = target_gradients[row];
-        const T* own = weight + labels[row] * weight_stride;
-        TOut* to = static_cast<TOut*>(out) + batch_rows[row] * out_stride;
+        const int32_t place = min(row, rows - 1);  // all lanes exchange sums, those without a row too
+        const float scale = scales[place];
+        const float target = target_gradients[place];
+        const T* own = weight + labels[place] * weight_stride;
+        TOut* to = static_cast<TOut*>(out) + batch_rows[place] * out_stride;
 #pragma unroll
-        for (int j = 0; j < Tile::kBlockN / 8; ++j) {
-          const int32_t column = first_column + 8 * j + 2 * static_cast<int32_t>(thread % 4);
-          if (column >= columns) continue;
+        for (int j = 0; j < Tile::kBlockN / 8; j += 2) {
+          const Four<float> sums = FourInARow(&d[band][4 * j + 2 * half], &d[band][4 * (j + 1) + 2 * half]);
+          const int32_t column = lane_column + 8 * j;
+          if (row >= rows || column >= columns) continue;
+          const auto w = *reinterpret_cast<const Four<T>*>(own + column);
+          Four<TOut> x;
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float w = static_cast<float>(own[column + i]);
-            const float x = __fmaf_rn(target, w, scale * d[band][4 * j + 2 * half + i]);
-            if (column + i < columns) to[column + i] = static_cast<TOut>(x);
+          for (int i = 0; i < 4; ++i) {
+            x.values[i] =
+                static_cast<TOut>(__fmaf_rn(target, static_cast<float>(w.values[i]), scale * sums.values[i]));
+          }
+          if (out_in_fours) {
+            *reinterpret_cast<Four<TOut>*>(to + column) = x;
+          } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (column + i < columns) to[column + i] = x.values[i];
+            }
           }
         }
       }

@@ -48,6 +48,9 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   epilogue.out = out;
   epilogue.out_type = out_type;
   epilogue.out_stride = tile.hidden;
+  epilogue.out_in_fours =
+      tile.hidden % 4 == 0 &&
+      reinterpret_cast<uintptr_t>(out) % static_cast<uintptr_t>(4 * SizeOf(out_type)) == 0;
   epilogue.weight = static_cast<const T*>(tile.weight);
   epilogue.weight_stride = tile.padded_hidden;
   epilogue.scales = tile.scales;
