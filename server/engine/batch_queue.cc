@@ -10,6 +10,9 @@ namespace {
 // gathered.
 constexpr int64_t kEnoughUnderWay = 2;
 
+// A time to start that something else than the clock decides.
+constexpr BatchQueue::Clock::time_point kWhenOneIsDone = BatchQueue::Clock::time_point::max();
+
 }  // namespace
 
 void BatchQueue::AddChunk(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
@@ -50,6 +53,7 @@ BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
   }
   std::sort(in_order.begin(), in_order.end());
   Step step;
+  bool waiting = false;
   for (const auto& [number, line] : in_order) {
     const Entry& first = line->entries.front();
     if (first.chunk == nullptr) {
@@ -58,12 +62,15 @@ BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
       return {true, now};
     }
     Gather(*line);
+    // Not past an older batch that waits for the device: full ones of others would leave it no gap.
+    if (waiting && line->next.rows > 0) continue;
     const Clock::time_point start = StartTime(line->next, first.arrival);
     if (start <= now) {
       StartBatch(*line);
       return {true, now};
     }
     step.look_again = std::min(step.look_again, start);
+    waiting = waiting || start == kWhenOneIsDone;
   }
   return step;
 }
@@ -97,7 +104,6 @@ bool BatchQueue::Fits(const Entry& entry, const Gathered& gathered) {
 BatchQueue::Clock::time_point BatchQueue::StartTime(const Gathered& gathered,
                                                     Clock::time_point arrival) const {
   constexpr Clock::time_point kAtOnce = Clock::time_point::min();
-  constexpr Clock::time_point kWhenOneIsDone = Clock::time_point::max();
   if (gathered.rows == 0) return kAtOnce;
   const int64_t under_way = device_->BatchesUnderWay();
   if (under_way >= device_->MostBatches()) return kWhenOneIsDone;

@@ -2,7 +2,8 @@
 //
 // In a line, a task runs only after every chunk before it is done, and no chunk passes a task. Chunks of one
 // kind that stand one after the other are gathered into one batch, up to what the head's backend finds worth
-// it. Of several lines, the one whose first entry came first goes first, unless it has to wait.
+// it. Of several lines, the one whose first entry came first goes first, unless it has to wait for the clock
+// or for its own chunks; while it waits for the device, no batch of another line passes it.
 //
 // When a batch goes:
 //   - full, or something stands behind it that it cannot take: as soon as the device has room for it

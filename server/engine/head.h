@@ -186,7 +186,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   };
   // Chunks that the device has together, and rejected ones between and behind them that wait for their turn.
   struct Batch {
-    std::vector<StartedChunk> chunks;
+    // Stay where they are when others join: the device writes into them.
+    std::deque<StartedChunk> chunks;
     size_t answered = 0;  // so many of them, from the first one
     absl::Time started;
     std::vector<std::function<void()>> on_ended;
@@ -206,7 +207,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // On the device thread. Batches: head_batches.cc.
   int64_t RowsPerBatch(const RowKind& kind) const override { return backend_->RowsPerBatch(kind); }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
-  std::vector<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
+  std::deque<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   void Compute(const std::shared_ptr<Batch>& batch);
   ChunkRows Describe(StartedChunk& chunk) const;
   void AnswerNext(Batch& batch);

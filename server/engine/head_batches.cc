@@ -1,5 +1,6 @@
 // Chunks of a head on the device: started as a batch, answered, applied; and its end if the device fails. All
 // on the device thread.
+#include <deque>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -9,7 +10,7 @@
 namespace lossd::engine {
 
 void Head::StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) {
-  std::vector<StartedChunk> started = Start(chunks);
+  std::deque<StartedChunk> started = Start(chunks);
   chunks.clear();
   bool rows = false;
   for (const StartedChunk& chunk : started) rows = rows || chunk.item->rows > 0;
@@ -31,9 +32,8 @@ void Head::StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::fun
 }
 
 // Those of the chunks that were not withdrawn.
-std::vector<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
-  std::vector<StartedChunk> started;
-  started.reserve(chunks.size());
+std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
+  std::deque<StartedChunk> started;
   const std::lock_guard lock(mutex_);
   for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
     auto item = std::static_pointer_cast<ChunkItem>(chunk);

@@ -193,6 +193,25 @@ TEST_F(BatchQueueTest, TheHeadThatWaitsLongestGoesFirst) {
   EXPECT_THAT(Run(), ElementsAre("a1"));
 }
 
+TEST_F(BatchQueueTest, AHeadThatAlwaysHasAFullBatchDoesNotKeepAnotherWaiting) {
+  Add("a", kMostRows);
+  Add("a", kMostRows);
+  EXPECT_THAT(Run(), ElementsAre("a", "a"));
+  Add("b", 1, b_);
+  for (int i = 0; i < 4; ++i) Add("a", kMostRows);
+  EXPECT_THAT(Run(), IsEmpty()) << "two are enough, and it is the turn of b";
+  a_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("b", "a"));
+}
+
+TEST_F(BatchQueueTest, ABatchThatWaitsHoldsBackNoTaskAndNoChunkWithoutRows) {
+  device_.under_way = 2;
+  Add("b", 1, b_);
+  AddTask("task");
+  Add("bad", 0);
+  EXPECT_THAT(Run(), ElementsAre("task", "bad"));
+}
+
 TEST_F(BatchQueueTest, ChunksWithoutRowsFitEverywhereAndNeedNoSlot) {
   device_.under_way = 1;
   const RowKind other{kernels::DataType::kFloat16, kernels::DataType::kFloat16, ComputeMode::kLossOnly};

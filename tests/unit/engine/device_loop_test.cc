@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <future>
 #include <thread>
 
@@ -127,6 +128,20 @@ TEST_F(DeviceLoopTest, ARejectedChunkBehindAnAnsweredBatchIsAnsweredAtOnceAndApp
   gate.LetThrough();
   engine->WaitIdle();
   EXPECT_EQ(listener_->applied(), 3U);
+}
+
+TEST_F(DeviceLoopTest, RejectedChunksThatJoinABatchUnderWayLeaveItsAnswersWhereTheDeviceWrites) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  KeepBusy(lane);
+  for (uint64_t sequence = 3; sequence <= 20; ++sequence) Submit(lane, BadChunk(sequence));
+  while (engine->counters().queued_chunks > 0) std::this_thread::yield();
+  gate.LetThrough();
+  const std::vector<ChunkAnswer> answers = listener_->AwaitAnswers(20);
+  for (size_t i = 0; i < 2; ++i) {
+    float loss = 0;
+    std::memcpy(&loss, answers[i].losses.data(), sizeof(loss));
+    EXPECT_EQ(loss, static_cast<float>(answers[i].sequence));
+  }
 }
 
 TEST_F(DeviceLoopTest, ARepeatInABatchWithOthersIsAnsweredAndDoesNotCount) {
