@@ -239,7 +239,8 @@ __global__ void ScaleRowsKernel(const TileRows tile, bool use_factor) {
   for (int64_t h = 8 * static_cast<int64_t>(threadIdx.x); h < tile.padded_hidden; h += 8 * kThreads) {
     Eight<T> x = *reinterpret_cast<const Eight<T>*>(from + h);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x.values[i] = static_cast<T>(scale * factor * Widen(x.values[i]));
+    // In this order: scale * factor may be infinite where x is zero.
+    for (int i = 0; i < 8; ++i) x.values[i] = static_cast<T>(scale * Widen(x.values[i]) * factor);
     *reinterpret_cast<Eight<T>*>(to + h) = x;
   }
 }

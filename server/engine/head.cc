@@ -136,6 +136,11 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   item->session_id = lane.session_id;
   item->lane = lane.lane;
   item->chunk = std::move(chunk);
+  if (item->kind == ItemKind::kRejected) {
+    // It may be kept for as long as a batch takes, after its bytes have been credited back.
+    item->chunk.labels = {};
+    item->chunk.hidden_states = {};
+  }
   EnqueueLocked(std::move(item));
   return Submission::kTaken;
 }

@@ -7,7 +7,7 @@
 namespace lossd::engine {
 namespace {
 
-constexpr int64_t kMaxVocab = (int64_t{1} << 31) - 1;
+constexpr int64_t kMaxVocab = int64_t{1} << 30;  // numbers of tiles are 32 bits wide
 constexpr int64_t kMaxHidden = int64_t{1} << 20;
 constexpr size_t kMaxName = 128;
 

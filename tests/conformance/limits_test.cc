@@ -94,6 +94,21 @@ TEST_P(Limits, AHugeGradientScaleNeverMakesDwNaN) {
   EXPECT_EQ(NonFinite(head.Gradient()), 0);
 }
 
+TEST_P(Limits, RowsOfZerosWithAHugeScaleLeaveOtherClientsDwAlone) {
+  const Problem problem = RandomProblem({.shape = {60, 900, 40}, .type = type()});
+  ChunkInput faint = RowsOf(problem, 0, 30);
+  faint.gradient_scale = 1e-30f;
+  ChunkInput zeros = RowsOf(problem, 30, 30);
+  std::fill(zeros.hidden_states.begin(), zeros.hidden_states.end(), '\0');
+  zeros.gradient_scale = 1e36f;
+  HeadUnderTest head(device_.get(), problem);
+  head.Run(KindOf(problem), {faint});
+  const std::vector<float> expected = head.Gradient();
+  head.backend().ResetGradient();
+  head.Run(KindOf(problem), {faint, zeros});
+  EXPECT_LT(RelativeError(head.Gradient(), {expected.begin(), expected.end()}), GradientError());
+}
+
 TEST_P(Limits, DxBeyondTheRangeOfItsTypeIsInfiniteAndDwIsNot) {
   Problem problem = RandomProblem({.shape = {9, 300, 40}, .type = type(), .logit_deviation = 3.0});
   problem.gradient_scale = 1e6f;

@@ -109,7 +109,7 @@ TEST_P(CudaLoop, ManySmallChunksOfSeveralSessionsGiveWhatOneChunkGives) {
   for (const absl::Duration window : {absl::ZeroDuration(), absl::Hours(1)}) {
     SCOPED_TRACE(absl::FormatDuration(window));
     Start(absl::ZeroDuration());
-    if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU that takes heads of this type";
+    if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
     const Whole whole = RunWhole(*cuda_);
     EXPECT_LT(RelativeError(whole.dw, RunReference(problem_).dw), Tolerance());
     Start(window);
@@ -136,7 +136,7 @@ TEST_P(CudaLoop, ManySmallChunksOfSeveralSessionsGiveWhatOneChunkGives) {
 
 TEST_P(CudaLoop, ARepeatInTheSameBatchGetsTheSameBitsAndAddsNothing) {
   Start(absl::Hours(1));
-  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU that takes heads of this type";
+  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
   const Stream once = cuda_->Open("once");
   cuda_->Submit(once, cuda_->Cut(1, 0, 300));
   cuda_->Submit(once, cuda_->Cut(2, 300, 200));
@@ -158,7 +158,7 @@ TEST_P(CudaLoop, ARepeatInTheSameBatchGetsTheSameBitsAndAddsNothing) {
 
 TEST_P(CudaLoop, KindsTakeTurnsAndEveryChunkGetsItsOwn) {
   Start(absl::ZeroDuration());
-  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU that takes heads of this type";
+  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
   const Whole whole = RunWhole(*cuda_);
   const Stream stream = cuda_->Open("all kinds");
   uint64_t sequence = 0;

@@ -15,13 +15,14 @@ using kernels::testing::Problem;
 
 std::unique_ptr<CudaEngine> CudaEngine::Create(const Problem& problem, EngineOptions options) {
   absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, 0, options.chunk_limits);
-  if (!device.ok()) return nullptr;
+  if (device.status().code() == absl::StatusCode::kFailedPrecondition) return nullptr;  // no GPU
+  EXPECT_TRUE(device.ok()) << device.status();
   options.memory_limit_bytes = (*device)->AvailableMemory();
   std::unique_ptr<CudaEngine> cuda(new CudaEngine(problem));
   cuda->engine = *Engine::Create(std::move(options), *std::move(device));
   const HeadConfig config{"h", problem.shape.vocab, problem.shape.hidden, problem.weight_type};
   absl::StatusOr<std::shared_ptr<Head>> head = cuda->engine->CreateHead(config);
-  if (!head.ok()) return nullptr;
+  EXPECT_TRUE(head.ok()) << head.status();
   cuda->head = *std::move(head);
   const std::string write = *cuda->head->BeginWrite("w", Head::Replace::kNo, "write");
   const std::string rows(reinterpret_cast<const char*>(problem.weight.data()), problem.weight.size());

@@ -220,7 +220,8 @@ __device__ void MultiplyTile(Ring<Tile>& ring, typename Tile::Accumulators& sums
     previous = ring;
     ring.Advance();
   }
-  if (Tile::kTurns > 1 && thread == 0) Arrive(next_turn);
+  // Every warp for itself: what it hands on shows that it has had its own turn.
+  if (Tile::kTurns > 1 && thread % 32 == 0) Arrive(next_turn);
   WarpgroupWait<0>();
   Release(previous, thread);
   FenceSums<Tile>(sums);
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       InitBarrier(ring.barriers + 8 * i, 1);
       InitBarrier(ring.barriers + 8 * (Tile::kStages + i), Tile::kConsumersOfTile * Tile::kBlocks);
     }
-    for (int32_t i = 0; i < Tile::kConsumers; ++i) InitBarrier(ring.turn(i), 1);
+    for (int32_t i = 0; i < Tile::kConsumers; ++i) InitBarrier(ring.turn(i), 4);  // one for each warp
     FenceBarrierInit();
   }
   if constexpr (Tile::kBlocks == 1) {
