@@ -35,7 +35,9 @@ def draw_ratios(axes, cases):
             continue
         axes.hlines(y, 1.0, ratio, color=FUSED, linewidth=2)
         axes.plot(ratio, y, "o", color=FUSED)
-        axes.annotate(f"{ratio:.3f}", (ratio, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8)
+        side = 1 if ratio >= 1 else -1  # away from the line
+        axes.annotate(f"{ratio:.3f}", (ratio, y), xytext=(7 * side, 0), textcoords="offset points", va="center",
+                      ha="left" if side > 0 else "right", fontsize=8)
     known = [ratio for ratio in ratios if ratio is not None]
     margin = 0.25 * max(0.04, max(known) - min(1.0, min(known)))
     axes.set_xlim(min(1.0, min(known)) - margin, max(1.0, max(known)) + 1.5 * margin)
