@@ -19,27 +19,24 @@ Payload Payload::Of(std::string bytes) {
   return {{part}, std::move(owner), size};
 }
 
-void Payload::Read(int64_t begin, std::span<std::byte> out) const {
-  auto skip = static_cast<size_t>(begin);
-  for (const ByteSpan part : parts_) {
-    if (out.empty()) return;
-    if (skip >= part.size()) {
-      skip -= part.size();
-      continue;
-    }
-    const size_t count = std::min(out.size(), part.size() - skip);
-    std::memcpy(out.data(), part.data() + skip, count);
-    out = out.subspan(count);
-    skip = 0;
-  }
-}
-
 Payload Payload::Gathered() const {
   if (size_ == 0) return {};
   ResultBytes bytes(size_);
   Gather(parts_, bytes.data());
   const ByteSpan part(bytes.data(), static_cast<size_t>(size_));
-  return {{part}, std::shared_ptr<const std::byte[]>(bytes.Release()), size_};
+  return {{part}, bytes.owner(), size_};
+}
+
+ByteSpan PayloadReader::Next(int64_t most) {
+  if (parts_.empty()) return {};
+  const ByteSpan rest = parts_.front().subspan(offset_);
+  const size_t count = std::min(rest.size(), static_cast<size_t>(most));
+  offset_ += count;
+  if (count == rest.size()) {
+    parts_ = parts_.subspan(1);
+    offset_ = 0;
+  }
+  return rest.first(count);
 }
 
 void Gather(std::span<const ByteSpan> parts, std::byte* out) {

@@ -26,8 +26,6 @@ class Payload {
   int64_t kept_bytes() const { return kept_bytes_; }
   std::span<const ByteSpan> parts() const { return parts_; }
 
-  // Bytes [begin, begin + out.size()).
-  void Read(int64_t begin, std::span<std::byte> out) const;
   // The same bytes as one part with memory of its own.
   Payload Gathered() const;
 
@@ -38,27 +36,36 @@ class Payload {
   int64_t kept_bytes_ = 0;
 };
 
+// Goes through a payload from its beginning, part by part.
+class PayloadReader {
+ public:
+  explicit PayloadReader(const Payload& payload) : parts_(payload.parts()) {}
+
+  // The next bytes, as many as lie together but no more than `most`; empty at the end.
+  ByteSpan Next(int64_t most);
+
+ private:
+  std::span<const ByteSpan> parts_;
+  size_t offset_ = 0;  // in the first of them
+};
+
 // One part after the other into `out`.
 void Gather(std::span<const ByteSpan> parts, std::byte* out);
 
-// Bytes that are about to be written, all of them: nothing clears them before.
+// Memory for bytes that are about to be written, all of them: nothing clears it before. Copies share it.
 class ResultBytes {
  public:
   ResultBytes() = default;
   explicit ResultBytes(int64_t size)
-      : data_(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(size))), size_(size) {}
+      : data_(std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(size))), size_(size) {}
 
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   int64_t size() const { return size_; }
-  // Leaves this without memory.
-  std::unique_ptr<std::byte[]> Release() {
-    size_ = 0;
-    return std::move(data_);
-  }
+  const std::shared_ptr<std::byte[]>& owner() const { return data_; }
 
  private:
-  std::unique_ptr<std::byte[]> data_;
+  std::shared_ptr<std::byte[]> data_;
   int64_t size_ = 0;
 };
 

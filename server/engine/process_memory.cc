@@ -1,5 +1,9 @@
 #include "server/engine/process_memory.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -50,6 +54,14 @@ int64_t AvailableMemory() {
     available = std::min(available, limit - used);
   }
   return available;
+}
+
+void RaiseMallocThresholds() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 16 << 20);
+#endif
 }
 
 }  // namespace lossd::engine
