@@ -1,8 +1,6 @@
 #include "server/engine/process_memory.h"
 
-#ifdef __GLIBC__
 #include <malloc.h>
-#endif
 
 #include <algorithm>
 #include <fstream>
@@ -57,11 +55,9 @@ int64_t AvailableMemory() {
 }
 
 void RaiseMallocThresholds() {
-#ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 16 << 20);
-#endif
 }
 
 }  // namespace lossd::engine
