@@ -9,7 +9,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace lossd::internal {
@@ -74,9 +73,9 @@ TEST(LentMemoryTest, WaitsUntilTheLastMessageIsGone) {
   std::thread holder;
   {
     const LentMemory lent;
-    grpc::ByteBuffer first = EncodeChunk(v1::Chunk(), {}, Bytes(hidden), lent);
-    grpc::ByteBuffer second = EncodeChunk(v1::Chunk(), {}, Bytes(hidden), lent);
-    holder = std::thread([&dropped, message = std::move(first)]() mutable {
+    const grpc::ByteBuffer first = EncodeChunk(v1::Chunk(), {}, Bytes(hidden), lent);
+    const grpc::ByteBuffer second = EncodeChunk(v1::Chunk(), {}, Bytes(hidden), lent);
+    holder = std::thread([&dropped, message = second]() mutable {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       dropped = true;
       message.Clear();

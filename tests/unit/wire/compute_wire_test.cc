@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "tests/unit/wire/wire_bytes.h"
 
@@ -64,6 +67,12 @@ std::string Field(uint32_t number, const std::string& content) {
     bytes.push_back(static_cast<char>(value));
   }
   return bytes + content;
+}
+
+std::string Join(std::initializer_list<std::string> pieces) {
+  std::string bytes;
+  for (const std::string& piece : pieces) bytes += piece;
+  return bytes;
 }
 
 TEST(EncodeTest, BytesAreThoseOfTheGeneratedClasses) {
@@ -152,13 +161,13 @@ TEST(DecodeTest, UnusualMessagesReadAsByTheGeneratedClass) {
   const std::string hidden = Field(15, Pattern(300));
   const std::string overlong_tag("\xfa\x80\x00\x02xy", 6);  // field 15 in three bytes
   for (const std::string& bytes : {
-           Field(2, hidden + labels + sequence), Field(2, labels + sequence + hidden + later),
-           Field(2, Field(15, "first") + hidden + Field(15, "last") + labels + sequence + "\x08\x09"),
+           Field(2, Join({hidden, labels, sequence})), Field(2, Join({labels, sequence, hidden, later})),
+           Field(2, Join({Field(15, "first"), hidden, Field(15, "last"), labels, sequence, "\x08\x09"})),
            Field(2, hidden + Field(15, "")),
            Field(2, hidden + labels) + Field(2, sequence + Field(14, "12345678")),
-           Field(2, hidden) + Field(1, Field(1, "s")) + Field(2, labels),
-           Field(2, hidden) + Field(1, Field(1, "s")), Field(2, hidden) + later,
-           later + Field(2, labels + hidden), Field(2, hidden + group + labels),
+           Join({Field(2, hidden), Field(1, Field(1, "s")), Field(2, labels)}),
+           Join({Field(2, hidden), Field(1, Field(1, "s"))}), Field(2, hidden) + later,
+           Join({later, Field(2, labels + hidden)}), Field(2, Join({hidden, group, labels})),
            Field(2, overlong_tag + labels),
            Field(2, hidden + std::string("\x78\x05", 2)),  // field 15 as a number: unknown
            Field(2, hidden) + std::string("\x10\x05", 2),  // the chunk as a number
