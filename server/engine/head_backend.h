@@ -38,12 +38,12 @@ struct RowKind {
 struct ChunkRows {
   enum class Accumulate { kYes, kNo };
 
-  int64_t tokens = 0;                   // at least 1
+  int64_t tokens = 0;  // at least 1
   // [tokens, H] of the kind's hidden_type: in one piece, perhaps unaligned, or null and in several, which may
   // end anywhere.
   const void* hidden_states = nullptr;
   std::span<const ByteSpan> hidden_parts = {};
-  const int64_t* labels = nullptr;      // [tokens]
+  const int64_t* labels = nullptr;  // [tokens]
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
   Accumulate accumulate = Accumulate::kYes;  // whether the rows count in dW; kNo if loss only
