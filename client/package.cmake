@@ -5,10 +5,11 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lossd)
 set_target_properties(lossd_client PROPERTIES EXPORT_NAME client)
 set_target_properties(lossd_proto PROPERTIES EXPORT_NAME proto)
+set_target_properties(lossd_wire PROPERTIES EXPORT_NAME wire)
 set_target_properties(lossd_safetensors PROPERTIES EXPORT_NAME safetensors)
 
 install(
-  TARGETS lossd_client lossd_proto lossd_safetensors
+  TARGETS lossd_client lossd_proto lossd_wire lossd_safetensors
   EXPORT lossdTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT lossd_client)
 install(

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
+#include "server/engine/process_memory.h"
 #include "server/options.h"
 #include "server/rpc/server.h"
 #include "server/telemetry/logging.h"
@@ -158,6 +159,7 @@ int Serve(Options options) {
 
 int main(int argc, char** argv) {
   lossd::WaitPassively(argv);
+  lossd::engine::RaiseMallocThresholds();
   absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);
   if (!options.ok()) {
     std::cerr << "lossd: " << options.status().message() << "\n";

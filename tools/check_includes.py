@@ -24,14 +24,15 @@ THREADS = r"(thread|jthread|future|pthread\.h)$"
 # decides; a file that none fits is itself a violation.
 RULES = [
     ("kernels/", r"kernels/", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
+    ("proto/", r"proto/|lossd/v1/", rf"absl/|prometheus/|spdlog/|{DEVICE}|{THREADS}"),
     ("server/engine/", r"kernels/|server/engine/", rf"{RPC}|prometheus/"),
     ("server/telemetry/", r"server/telemetry/|server/engine/", rf"{RPC}"),
-    ("server/rpc/", r"server/rpc/|server/engine/|server/telemetry/|lossd/v1/", rf"{DEVICE}|prometheus/"),
+    ("server/rpc/", r"server/rpc/|server/engine/|server/telemetry/|proto/|lossd/v1/", rf"{DEVICE}|prometheus/"),
     ("server/", r"server/", rf"{DEVICE}"),
     ("client/include/", r"lossd/(?!v1/)", rf"{RPC}|{DEVICE}|spdlog/|prometheus/"),
     # The example's local twin computes its head in process, by the kernels' reference.
     ("client/examples/", r"client/examples/|lossd/(?!v1/)|kernels/", r"prometheus/"),
-    ("client/", r"client/|lossd/", rf"{DEVICE}|prometheus/"),
+    ("client/", r"client/|lossd/|proto/", rf"{DEVICE}|prometheus/"),
     # A user's program: it sees what is installed, as <lossd/...>.
     ("tests/integration/package/outside/", r"lossd/(?!v1/)", r"$^"),
     ("tests/", OWN, r"$^"),

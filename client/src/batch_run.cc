@@ -103,7 +103,7 @@ grpc::ByteBuffer BatchRun::Encode(const Piece& piece, uint64_t sequence) const {
   const int64_t row_bytes = head_.hidden_size * SizeOf(batch_.hidden_type);
   return EncodeChunk(
       chunk, std::as_bytes(batch_.labels.subspan(static_cast<size_t>(first), static_cast<size_t>(tokens))),
-      Bytes(batch_.hidden_states, first * row_bytes, tokens * row_bytes));
+      Bytes(batch_.hidden_states, first * row_bytes, tokens * row_bytes), lent_);
 }
 
 absl::Status BatchRun::Handle(grpc::ByteBuffer* message) {

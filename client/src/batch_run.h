@@ -11,6 +11,7 @@
 #include "client/src/batch_plan.h"
 #include "client/src/chunk_codec.h"
 #include "client/src/lane.h"
+#include "client/src/lent_memory.h"
 #include "lossd/client.h"
 
 namespace lossd::internal {
@@ -24,7 +25,9 @@ class BatchRun {
 
   absl::StatusOr<BatchResult> Run();
 
-  // After an error of Run: every chunk has its answer, or was never accepted, so the session may go on.
+  // After an error of Run: every chunk has its answer, or was never accepted, so the session may go on. If
+  // not, the lane's stream must be ended before this is destroyed, which waits until gRPC no longer reads the
+  // batch.
   bool session_usable() const { return session_usable_; }
 
  private:
@@ -71,6 +74,7 @@ class BatchRun {
   absl::Status rejection_;  // of the first chunk that was rejected
   uint64_t weight_version_ = 0;
   bool session_usable_ = false;
+  const LentMemory lent_;  // of the batch
 };
 
 }  // namespace lossd::internal

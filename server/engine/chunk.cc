@@ -1,5 +1,6 @@
 #include "server/engine/chunk.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -34,7 +35,7 @@ absl::Status ValidateSizes(const Chunk& chunk, const HeadConfig& head, const Chu
                    absl::StrCat("labels holds ", chunk.labels.size(), " bytes; ", chunk.tokens,
                                 " int64 labels are ", chunk.tokens * 8));
   }
-  if (static_cast<int64_t>(chunk.hidden_states.size()) != hidden_bytes) {
+  if (chunk.hidden_states.size() != hidden_bytes) {
     return Invalid(
         RejectReason::kLength, "hidden_states",
         absl::StrCat("hidden_states holds ", chunk.hidden_states.size(), " bytes; [", chunk.tokens, ", ",
@@ -61,19 +62,56 @@ absl::Status ValidateLabels(const Chunk& chunk, const HeadConfig& head) {
   return absl::OkStatus();
 }
 
+// Counts through a payload whose parts may end in the middle of an element.
+class NonFiniteCounter {
+ public:
+  NonFiniteCounter(const Payload& payload, kernels::DataType type)
+      : reader_(payload), type_(type), element_bytes_(kernels::SizeOf(type)) {}
+
+  void Skip(int64_t bytes) {
+    while (bytes > 0) bytes -= static_cast<int64_t>(reader_.Next(bytes).size());
+  }
+  // In the next `bytes`, which are whole elements.
+  int64_t Count(int64_t bytes) {
+    int64_t bad = 0;
+    while (bytes > 0) {
+      ByteSpan next = reader_.Next(torn_bytes_ > 0 ? element_bytes_ - torn_bytes_ : bytes);
+      bytes -= static_cast<int64_t>(next.size());
+      const int64_t whole = torn_bytes_ > 0 ? 0 : static_cast<int64_t>(next.size()) / element_bytes_;
+      bad += kernels::CountNonFinite(type_, next.data(), whole);
+      next = next.subspan(static_cast<size_t>(whole * element_bytes_));
+      if (next.empty()) continue;
+      std::memcpy(torn_.data() + torn_bytes_, next.data(), next.size());
+      torn_bytes_ += static_cast<int64_t>(next.size());
+      if (torn_bytes_ < element_bytes_) continue;
+      bad += kernels::CountNonFinite(type_, torn_.data(), 1);
+      torn_bytes_ = 0;
+    }
+    return bad;
+  }
+
+ private:
+  PayloadReader reader_;
+  const kernels::DataType type_;
+  const int64_t element_bytes_;
+  std::array<std::byte, 8> torn_ = {};  // the beginning of an element
+  int64_t torn_bytes_ = 0;
+};
+
 // Rows that are ignored may hold anything: padding often does.
 absl::Status ValidateFinite(const Chunk& chunk, const HeadConfig& head) {
   const int64_t row_bytes = head.hidden_size * kernels::SizeOf(chunk.hidden_type);
+  NonFiniteCounter counter(chunk.hidden_states, chunk.hidden_type);
   int64_t bad = 0;
   for (int64_t row = 0; row < chunk.tokens;) {
-    if (LabelAt(chunk, row) == chunk.ignore_index) {
-      ++row;
-      continue;
-    }
+    const bool ignored = LabelAt(chunk, row) == chunk.ignore_index;
     int64_t end = row + 1;
-    while (end < chunk.tokens && LabelAt(chunk, end) != chunk.ignore_index) ++end;
-    bad += kernels::CountNonFinite(chunk.hidden_type, chunk.hidden_states.data() + row * row_bytes,
-                                   (end - row) * head.hidden_size);
+    while (end < chunk.tokens && (LabelAt(chunk, end) == chunk.ignore_index) == ignored) ++end;
+    if (ignored) {
+      counter.Skip((end - row) * row_bytes);
+    } else {
+      bad += counter.Count((end - row) * row_bytes);
+    }
     row = end;
   }
   if (bad == 0) return absl::OkStatus();

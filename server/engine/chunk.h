@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "kernels/data_type.h"
 #include "server/engine/head_config.h"
+#include "server/engine/payload.h"
 
 namespace lossd::engine {
 
@@ -32,11 +33,13 @@ struct Chunk {
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
   std::string labels;
-  std::string hidden_states;
+  Payload hidden_states;
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
 
-  int64_t payload_bytes() const { return static_cast<int64_t>(labels.size() + hidden_states.size()); }
+  int64_t payload_bytes() const { return static_cast<int64_t>(labels.size()) + hidden_states.size(); }
+  // Memory that the payload takes: more, where parts of larger blocks keep these.
+  int64_t kept_bytes() const { return static_cast<int64_t>(labels.size()) + hidden_states.kept_bytes(); }
 };
 
 enum class Disposition { kAccumulated, kRepeated, kRejected };
@@ -52,7 +55,7 @@ struct ChunkAnswer {
   uint64_t weight_version = 0;
   kernels::DataType dx_type = kernels::DataType::kFloat32;
   std::string losses;  // fp32 [tokens]
-  std::string dx;      // [tokens, H], empty for loss only
+  ResultBytes dx;      // [tokens, H], empty for loss only
 };
 
 // Checks everything about a chunk's content: sizes, labels, options, finiteness of the hidden states of rows

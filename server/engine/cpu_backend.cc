@@ -87,6 +87,23 @@ class CpuBackend : public HeadBackend {
     return status;
   }
 
+  // The products want one piece, aligned.
+  const void* HiddenStates(const RowKind& kind, const ChunkRows& rows) {
+    const int64_t element = kernels::SizeOf(kind.hidden_type);
+    if (reinterpret_cast<uintptr_t>(rows.hidden_states) % static_cast<uintptr_t>(element) == 0 &&
+        rows.hidden_states != nullptr) {
+      return rows.hidden_states;
+    }
+    const int64_t bytes = rows.tokens * config_.hidden_size * element;
+    if (gathered_.size() < bytes) gathered_ = ResultBytes(bytes);
+    if (rows.hidden_states != nullptr) {
+      std::memcpy(gathered_.data(), rows.hidden_states, static_cast<size_t>(bytes));
+    } else {
+      Gather(rows.hidden_parts, gathered_.data());
+    }
+    return gathered_.data();
+  }
+
   kernels::LinearCrossEntropyParams ToParams(const RowKind& kind, const ChunkRows& rows) {
     kernels::LinearCrossEntropyParams params;
     params.tokens = rows.tokens;
@@ -95,7 +112,7 @@ class CpuBackend : public HeadBackend {
     params.weight_type = config_.weight_type;
     params.weight = weights_.data();
     params.hidden_type = kind.hidden_type;
-    params.hidden_states = rows.hidden_states;
+    params.hidden_states = HiddenStates(kind, rows);
     params.labels = rows.labels;
     params.ignore_index = rows.ignore_index;
     params.gradient_scale = rows.gradient_scale;
@@ -116,6 +133,7 @@ class CpuBackend : public HeadBackend {
   HostBuffer* const workspace_;
   HostBuffer weights_;
   HostBuffer gradient_;
+  ResultBytes gathered_;  // hidden states of one chunk
   bool gradient_empty_ = true;
 };
 

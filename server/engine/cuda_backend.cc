@@ -158,7 +158,11 @@ BatchRows CudaBackend::FillPinned(const RowKind& kind, const CudaSlot& slot) con
   char* hidden_states = in + layout.hidden_states;
   for (const ChunkRows& chunk : slot.chunks) {
     const int64_t bytes = chunk.tokens * row_bytes;
-    std::memcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes));
+    if (chunk.hidden_states != nullptr) {
+      std::memcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes));
+    } else {
+      Gather(chunk.hidden_parts, reinterpret_cast<std::byte*>(hidden_states));
+    }
     hidden_states += bytes;
     // Where no chunk counts, dW is left alone, and there is nothing to tell apart.
     const float share = adds && chunk.accumulate == Accumulate::kNo ? 0.0f : 1.0f;

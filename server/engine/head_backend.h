@@ -20,6 +20,7 @@
 #include "server/engine/head_config.h"
 #include "server/engine/host_buffer.h"
 #include "server/engine/memory_budget.h"
+#include "server/engine/payload.h"
 
 namespace lossd::engine {
 
@@ -37,9 +38,12 @@ struct RowKind {
 struct ChunkRows {
   enum class Accumulate { kYes, kNo };
 
-  int64_t tokens = 0;                   // at least 1
-  const void* hidden_states = nullptr;  // [tokens, H] of the kind's hidden_type
-  const int64_t* labels = nullptr;      // [tokens]
+  int64_t tokens = 0;  // at least 1
+  // [tokens, H] of the kind's hidden_type: in one piece, perhaps unaligned, or null and in several, which may
+  // end anywhere.
+  const void* hidden_states = nullptr;
+  std::span<const ByteSpan> hidden_parts = {};
+  const int64_t* labels = nullptr;  // [tokens]
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
   Accumulate accumulate = Accumulate::kYes;  // whether the rows count in dW; kNo if loss only

@@ -90,15 +90,19 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
   ChunkRows rows;
   rows.tokens = chunk.tokens;
-  rows.hidden_states = chunk.hidden_states.data();
+  const std::span<const ByteSpan> parts = chunk.hidden_states.parts();
+  if (parts.size() == 1) {
+    rows.hidden_states = parts.front().data();
+  } else {
+    rows.hidden_parts = parts;
+  }
   rows.labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
   rows.ignore_index = chunk.ignore_index;
   rows.gradient_scale = chunk.gradient_scale;
   rows.accumulate = kind == ItemKind::kAccumulate ? ChunkRows::Accumulate::kYes : ChunkRows::Accumulate::kNo;
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
   if (chunk.mode == ComputeMode::kLossAndGradients) {
-    answer.dx.resize(
-        static_cast<size_t>(chunk.tokens * config_.hidden_size * kernels::SizeOf(chunk.dx_type)));
+    answer.dx = ResultBytes(chunk.tokens * config_.hidden_size * kernels::SizeOf(chunk.dx_type));
     rows.dx = answer.dx.data();
   }
   return rows;

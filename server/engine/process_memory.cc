@@ -1,5 +1,7 @@
 #include "server/engine/process_memory.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -50,6 +52,12 @@ int64_t AvailableMemory() {
     available = std::min(available, limit - used);
   }
   return available;
+}
+
+void RaiseMallocThresholds() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 16 << 20);
 }
 
 }  // namespace lossd::engine

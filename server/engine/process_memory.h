@@ -17,6 +17,11 @@ ProcessMemory ReadProcessMemory();
 // control group.
 int64_t AvailableMemory();
 
+// Lets malloc keep the memory of large messages instead of returning it to the system and clearing it anew
+// for each: chunks, answers and gRPC's buffers come and go all the time. Once, before other threads start;
+// other allocators than glibc's are left as they are.
+void RaiseMallocThresholds();
+
 }  // namespace lossd::engine
 
 #endif  // LOSSD_SERVER_ENGINE_PROCESS_MEMORY_H_

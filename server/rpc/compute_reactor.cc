@@ -46,7 +46,7 @@ void ComputeReactor::OnReadDone(bool ok) {
     reading_ = false;
     if (!ok) half_closed_ = true;
     if (!ok || ending_.has_value()) {
-      if (ok && parsed.ok() && request_.has_chunk()) ++engine_->counters().chunks_refused;
+      if (ok && parsed.ok() && request_.message.has_chunk()) ++engine_->counters().chunks_refused;
       PumpLocked();
       return;
     }
@@ -54,7 +54,7 @@ void ComputeReactor::OnReadDone(bool ok) {
   }
   if (!parsed.ok()) {
     HandleMalformed(parsed);
-  } else if (request_.has_chunk()) {
+  } else if (request_.message.has_chunk()) {
     HandleChunk();
   } else {
     HandleStart();
@@ -71,13 +71,13 @@ void ComputeReactor::HandleStart() {
   absl::Status status;
   if (attached_) {
     status = Malformed("the stream has started; after start only chunk is expected");
-  } else if (!request_.has_start()) {
+  } else if (!request_.message.has_start()) {
     status = Malformed("the message holds neither start nor chunk");
   } else {
     status = engine_->CheckServing();
   }
   if (status.ok()) {
-    const v1::ComputeStart& start = request_.start();
+    const v1::ComputeStart& start = request_.message.start();
     absl::StatusOr<std::shared_ptr<engine::Head>> head =
         engine_->FindSession(start.session_id(), start.incarnation());
     status = head.status();
@@ -103,7 +103,7 @@ void ComputeReactor::HandleStart() {
       response.mutable_ready()->set_generation(attachment_.generation);
       applied_ = std::max(applied_, attachment_.marks.applied);
       applied_written_ = attachment_.marks.applied;
-      if (!at_once_) answers_.push_front(std::move(response));
+      if (!at_once_) answers_.push_front({Serialize(response), false});
     }
     PumpLocked();
   }
@@ -111,8 +111,7 @@ void ComputeReactor::HandleStart() {
 }
 
 void ComputeReactor::HandleChunk() {
-  held_ = ToEngine(request_.mutable_chunk());
-  request_.Clear();
+  held_ = ToEngine(std::exchange(request_, {}));
   engine_->counters().payload_bytes_in += static_cast<uint64_t>(held_.payload_bytes());
   if (!attached_) {
     const std::lock_guard lock(mutex_);
@@ -126,7 +125,7 @@ void ComputeReactor::HandleChunk() {
     // A token count that will be rejected has no answer to reserve for (and might overflow).
     const bool sane = held_.tokens > 0 && held_.tokens <= engine_->options().chunk_limits.max_chunk_tokens;
     const int64_t cost =
-        held_.payload_bytes() + (sane ? engine::AnswerBytes(held_, head_->config().hidden_size) : 0);
+        held_.kept_bytes() + (sane ? engine::AnswerBytes(held_, head_->config().hidden_size) : 0);
     costs_.push_back(cost);
     outstanding_bytes_ += cost;
   }
@@ -166,9 +165,8 @@ void ComputeReactor::OnAnswer(engine::ChunkAnswer answer) {
     const std::lock_guard lock(mutex_);
     if (at_once_) return;
   }
-  engine_->counters().payload_bytes_out += answer.losses.size() + answer.dx.size();
-  v1::ComputeResponse response;
-  ToProto(std::move(answer), response.mutable_result());
+  engine_->counters().payload_bytes_out += answer.losses.size() + static_cast<uint64_t>(answer.dx.size());
+  Response response{ToWire(std::move(answer)), true};
   const std::lock_guard lock(mutex_);
   if (at_once_) return;
   answers_.push_back(std::move(response));
@@ -197,10 +195,10 @@ void ComputeReactor::OnWriteDone(bool ok) {
   PumpLocked();
 }
 
-void ComputeReactor::WriteLocked(const v1::ComputeResponse& response) {
+void ComputeReactor::WriteLocked(Response response) {
   writing_ = true;
-  response_is_result_ = response.has_result();
-  response_bytes_ = Serialize(response);
+  response_is_result_ = response.is_result;
+  response_bytes_.Swap(&response.bytes);
   StartWrite(&response_bytes_);
 }
 
@@ -213,13 +211,13 @@ void ComputeReactor::PumpLocked() {
   if (finished_) return;
   if (!writing_ && attached_) {
     if (!answers_.empty()) {
-      WriteLocked(answers_.front());
+      WriteLocked(std::move(answers_.front()));
       answers_.pop_front();
     } else if (applied_ > applied_written_) {
       applied_written_ = applied_;
       v1::ComputeResponse mark;
       mark.mutable_applied()->set_applied(applied_);
-      WriteLocked(mark);
+      WriteLocked({Serialize(mark), false});
     }
   }
   if (half_closed_ && !ending_.has_value()) ending_ = grpc::Status::OK;

@@ -1,10 +1,10 @@
 // One live Compute stream: one lane of a session.
 //
 // Reads one message at a time, hands each chunk to its head, and writes answers and applied marks back, one
-// at a time. It reads on only while the lane's byte credit (payloads and answers under way) is not used up,
-// so HTTP/2 holds back a fast sender, and a client that does not read its answers stops being read from. It
-// finishes exactly once: when the client is done and everything is answered, on an error of position, when
-// fenced, on drain, and on cancellation.
+// at a time. It reads on only while the lane's byte credit (payloads, with all that they keep in memory, and
+// answers under way) is not used up, so HTTP/2 holds back a fast sender, and a client that does not read its
+// answers stops being read from. It finishes exactly once: when the client is done and everything is
+// answered, on an error of position, when fenced, on drain, and on cancellation.
 //
 // Owns itself from creation until gRPC is done with it; the engine's references may outlive that.
 #ifndef LOSSD_SERVER_RPC_COMPUTE_REACTOR_H_
@@ -20,6 +20,7 @@
 #include <optional>
 
 #include "lossd/v1/loss.pb.h"
+#include "proto/wire/compute_wire.h"
 #include "server/engine/engine.h"
 #include "server/engine/head.h"
 
@@ -54,6 +55,10 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  private:
   // Whether answers under way are still delivered before the stream ends.
   enum class Ending { kAfterAnswers, kAtOnce };
+  struct Response {
+    grpc::ByteBuffer bytes;
+    bool is_result = false;
+  };
 
   void HandleMalformed(const absl::Status& status);
   void HandleStart();
@@ -64,7 +69,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // Starts whatever can be started now: a write, a read, or the end.
   void PumpLocked();
   bool SettledLocked() const;
-  void WriteLocked(const v1::ComputeResponse& response);
+  void WriteLocked(Response response);
   void ForgetAnswersLocked();
   void Detach();
 
@@ -74,7 +79,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   // Touched by the reading side alone (one read at a time), set before the first chunk.
   grpc::ByteBuffer request_bytes_;
-  v1::ComputeRequest request_;
+  wire::ReceivedRequest request_;
   std::shared_ptr<engine::Head> head_;
   engine::LaneAttachment attachment_;
   engine::Chunk held_;  // being submitted, perhaps waiting for the window
@@ -92,8 +97,8 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   grpc::ByteBuffer response_bytes_;  // being written
   bool response_is_result_ = false;
-  std::deque<v1::ComputeResponse> answers_;  // to be written
-  std::deque<int64_t> costs_;                // of chunks taken and not yet answered on the wire, in order
+  std::deque<Response> answers_;  // to be written
+  std::deque<int64_t> costs_;     // of chunks taken and not yet answered on the wire, in order
   int64_t outstanding_bytes_ = 0;
   uint64_t last_taken_ = 0;  // highest numbered sequence this stream had taken
   uint64_t applied_ = 0;

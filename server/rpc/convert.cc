@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 
 namespace lossd::rpc {
@@ -12,8 +11,6 @@ namespace {
 using engine::MakeError;
 using engine::RejectReason;
 using kernels::DataType;
-
-constexpr int64_t kDefaultIgnoreIndex = -100;
 
 absl::Status Invalid(RejectReason reason, const std::string& field, const std::string& message) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
@@ -74,47 +71,6 @@ std::vector<engine::SessionMarks> ToEngine(
   return all;
 }
 
-engine::Chunk ToEngine(v1::Chunk* proto) {
-  engine::Chunk chunk;
-  chunk.received = absl::Now();
-  chunk.sequence = proto->sequence();
-  chunk.generation = proto->generation();
-  chunk.first_token = proto->first_token();
-  chunk.tokens = proto->tokens();
-  chunk.ignore_index = proto->has_ignore_index() ? proto->ignore_index() : kDefaultIgnoreIndex;
-  chunk.gradient_scale = proto->has_gradient_scale() ? proto->gradient_scale() : 1.0f;
-  chunk.labels = std::move(*proto->mutable_labels());
-  chunk.hidden_states = std::move(*proto->mutable_hidden_states());
-
-  const absl::StatusOr<DataType> hidden_type = ToEngine(proto->hidden_dtype(), "hidden_dtype");
-  if (!hidden_type.ok()) {
-    chunk.decode_status = hidden_type.status();
-    return chunk;
-  }
-  chunk.hidden_type = *hidden_type;
-  const absl::StatusOr<DataType> dx_type = ToEngine(proto->dx_dtype(), "dx_dtype", *hidden_type);
-  if (!dx_type.ok()) {
-    chunk.decode_status = dx_type.status();
-    return chunk;
-  }
-  chunk.dx_type = *dx_type;
-  switch (proto->mode()) {
-    case v1::COMPUTE_MODE_UNSPECIFIED:
-    case v1::COMPUTE_MODE_LOSS_AND_GRADIENTS:
-      chunk.mode = engine::ComputeMode::kLossAndGradients;
-      break;
-    case v1::COMPUTE_MODE_LOSS_ONLY:
-      chunk.mode = engine::ComputeMode::kLossOnly;
-      break;
-    default:
-      chunk.decode_status = Invalid(RejectReason::kOption, "mode",
-                                    absl::StrCat("mode is ", static_cast<int>(proto->mode()),
-                                                 "; it must be COMPUTE_MODE_LOSS_AND_GRADIENTS (1) or "
-                                                 "COMPUTE_MODE_LOSS_ONLY (2)"));
-  }
-  return chunk;
-}
-
 void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   v1::HeadConfig* config = head->mutable_config();
   config->set_name(info.config.name);
@@ -153,32 +109,6 @@ void ToProto(const engine::LaneMarks& marks, v1::LaneMarks* proto) {
   proto->set_lane(marks.lane);
   proto->set_accepted(marks.accepted);
   proto->set_applied(marks.applied);
-}
-
-void ToProto(engine::ChunkAnswer answer, v1::ChunkResult* result) {
-  result->set_sequence(answer.sequence);
-  result->set_first_token(answer.first_token);
-  result->set_tokens(answer.tokens);
-  switch (answer.disposition) {
-    case engine::Disposition::kAccumulated:
-      result->set_disposition(v1::DISPOSITION_ACCUMULATED);
-      break;
-    case engine::Disposition::kRepeated:
-      result->set_disposition(v1::DISPOSITION_REPEATED);
-      break;
-    case engine::Disposition::kRejected:
-      result->set_disposition(v1::DISPOSITION_REJECTED);
-      result->mutable_error()->set_code(static_cast<int>(answer.error.code()));
-      result->mutable_error()->set_message(std::string(answer.error.message()));
-      result->mutable_error()->set_field(engine::FieldOf(answer.error));
-      return;
-  }
-  result->set_valid_tokens(answer.valid_tokens);
-  result->set_loss_sum(answer.loss_sum);
-  result->set_weight_version(answer.weight_version);
-  result->set_dx_dtype(ToProto(answer.dx_type));
-  result->set_losses(std::move(answer.losses));
-  result->set_dx(std::move(answer.dx));
 }
 
 absl::StatusOr<RowRange> ToRowRange(int64_t first_row, int64_t rows, int64_t vocab_size) {

@@ -2,6 +2,8 @@
 #ifndef LOSSD_SERVER_RPC_CONVERT_H_
 #define LOSSD_SERVER_RPC_CONVERT_H_
 
+#include <grpcpp/support/byte_buffer.h>
+
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "lossd/v1/head.pb.h"
 #include "lossd/v1/loss.pb.h"
 #include "lossd/v1/types.pb.h"
+#include "proto/wire/compute_wire.h"
 #include "server/engine/chunk.h"
 #include "server/engine/head.h"
 
@@ -25,15 +28,16 @@ v1::DataType ToProto(kernels::DataType type);
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::HeadConfig& config);
 std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
 
-// Takes the payload out of `chunk` without copying it. Never fails: what cannot be represented is noted in
+// A request that holds a chunk. Takes its payload without copying it, unless it came in so small pieces that
+// much more memory than it has would be kept with it. Never fails: what cannot be represented is noted in
 // decode_status, and the chunk is rejected in its turn.
-engine::Chunk ToEngine(v1::Chunk* chunk);
+engine::Chunk ToEngine(wire::ReceivedRequest request);
 
 void ToProto(const engine::HeadInfo& info, v1::Head* head);
 void ToProto(const engine::MemoryItem& item, v1::MemoryItem* proto);
 void ToProto(const engine::LaneMarks& marks, v1::LaneMarks* proto);
-// Takes losses and dx out of `answer` without copying them.
-void ToProto(engine::ChunkAnswer answer, v1::ChunkResult* result);
+// The ComputeResponse with the answer as its result, which refers to its dX and frees it in the end.
+grpc::ByteBuffer ToWire(engine::ChunkAnswer answer);
 
 // A range of rows as asked for on the wire (rows == 0: to the end), checked against `vocab_size`.
 struct RowRange {

@@ -11,18 +11,31 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "proto/wire/compute_wire.h"
 #include "server/engine/errors.h"
 
 namespace lossd::rpc {
+
+template <typename Message>
+absl::Status Malformed(size_t length) {
+  return engine::MakeError(absl::StatusCode::kInvalidArgument, engine::RejectReason::kMalformed, "message",
+                           absl::StrCat("the message of ", length, " bytes is no valid ",
+                                        std::string(Message::descriptor()->full_name())));
+}
 
 // Takes the bytes. INVALID_ARGUMENT if they are no `Message`, whose content is then unspecified.
 template <typename Message>
 absl::Status Parse(grpc::ByteBuffer* bytes, Message* message) {
   const size_t length = bytes->Length();
   if (grpc::SerializationTraits<Message>::Deserialize(bytes, message).ok()) return absl::OkStatus();
-  return engine::MakeError(absl::StatusCode::kInvalidArgument, engine::RejectReason::kMalformed, "message",
-                           absl::StrCat("the message of ", length, " bytes is no valid ",
-                                        std::string(Message::descriptor()->full_name())));
+  return Malformed<Message>(length);
+}
+
+// The same of a message of a Compute stream, whose tensors stay where they are.
+template <typename Message>
+absl::Status Parse(grpc::ByteBuffer* bytes, wire::Received<Message>* received) {
+  const size_t length = bytes->Length();
+  return wire::Decode(bytes, received) ? absl::OkStatus() : Malformed<Message>(length);
 }
 
 template <typename Message>

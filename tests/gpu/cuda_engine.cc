@@ -52,8 +52,11 @@ Chunk CudaEngine::Cut(uint64_t sequence, int64_t first, int64_t tokens) const {
   const int64_t row_bytes = problem_.shape.hidden * SizeOf(problem_.hidden_type);
   chunk.labels.assign(reinterpret_cast<const char*>(problem_.labels.data() + first),
                       static_cast<size_t>(tokens) * sizeof(int64_t));
-  chunk.hidden_states.assign(reinterpret_cast<const char*>(problem_.hidden_states.data() + first * row_bytes),
-                             static_cast<size_t>(tokens * row_bytes));
+  // In two pieces, the second of which starts in the middle of an element, as slices from the wire may.
+  const ByteSpan rows(reinterpret_cast<const std::byte*>(problem_.hidden_states.data() + first * row_bytes),
+                      static_cast<size_t>(tokens * row_bytes));
+  const size_t cut = rows.size() / 2 + 1;
+  chunk.hidden_states = Payload({rows.first(cut), rows.subspan(cut)}, nullptr, tokens * row_bytes);
   return chunk;
 }
 
@@ -88,7 +91,7 @@ std::vector<float> LossesOf(const ChunkAnswer& answer) {
 }
 
 std::vector<float> InputGradientsOf(const ChunkAnswer& answer) {
-  std::vector<float> dx(answer.dx.size() / static_cast<size_t>(SizeOf(answer.dx_type)));
+  std::vector<float> dx(static_cast<size_t>(answer.dx.size() / SizeOf(answer.dx_type)));
   kernels::Convert(answer.dx_type, answer.dx.data(), kernels::DataType::kFloat32, dx.data(),
                    static_cast<int64_t>(dx.size()));
   return dx;

@@ -105,6 +105,28 @@ TEST_F(ClientServerTest, WeightsComeBackAsTheHeadKeepsThem) {
   }
 }
 
+// Large chunks stay in the slices they came in, small ones are gathered on arrival: a row's bits are the
+// same.
+TEST_F(ClientServerTest, LargeChunksGiveTheSameBitsAsSmallOnes) {
+  StartWithWeights();
+  constexpr int64_t kTokens = 12000;
+  constexpr int64_t kRowBytes = kHidden * static_cast<int64_t>(sizeof(float));
+  Data large(kTokens);
+  Data small(kTokens);
+  auto of_large = head_->OpenSession({.chunk_bytes = 4001 * kRowBytes});
+  auto of_small = head_->OpenSession({.chunk_bytes = 400 * kRowBytes});
+  ASSERT_TRUE(of_large.ok() && of_small.ok());
+  for (int round = 0; round < 2; ++round) {
+    const auto result = of_large->Compute(large.batch(), large.outputs());
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->chunks, 3);
+  }
+  const auto result = of_small->Compute(small.batch(), small.outputs());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(large.losses, small.losses);
+  EXPECT_EQ(large.dx, small.dx);
+}
+
 // On the CPU fp16 is widened, which is exact: a head that keeps the same values in fp32 has the same bits.
 TEST_F(ClientServerTest, AnFp16HeadAnswersAsAnFp32HeadOfTheSameValues) {
   Start({}, DataType::kFloat16);

@@ -26,7 +26,7 @@ class DeviceLoopTest : public ::testing::Test, protected EngineFixture {
     Chunk chunk = MakeChunk(sequence, scale);
     chunk.tokens = kRowsPerBatch;
     chunk.labels.resize(8 * kRowsPerBatch);
-    chunk.hidden_states.resize(kRowsPerBatch * kHidden * 4);
+    chunk.hidden_states = Payload::Of(std::string(kRowsPerBatch * kHidden * 4, '\0'));
     return chunk;
   }
   static Chunk BadChunk(uint64_t sequence) {

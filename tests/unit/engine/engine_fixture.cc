@@ -61,7 +61,7 @@ Chunk EngineFixture::MakeChunk(uint64_t sequence, float scale, uint64_t generati
   chunk.tokens = 1;
   chunk.gradient_scale = scale;
   chunk.labels.resize(8);  // label 0
-  chunk.hidden_states.resize(kHidden * 4);
+  chunk.hidden_states = Payload::Of(std::string(kHidden * 4, '\0'));
   return chunk;
 }
 

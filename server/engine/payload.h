@@ -1,0 +1,74 @@
+// Bytes that arrived, where they lie: in pieces that somebody else owns together.
+#ifndef LOSSD_SERVER_ENGINE_PAYLOAD_H_
+#define LOSSD_SERVER_ENGINE_PAYLOAD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lossd::engine {
+
+using ByteSpan = std::span<const std::byte>;
+
+// Immutable; copies share the memory. What is empty has no part, and no part is empty.
+class Payload {
+ public:
+  Payload() = default;
+  // `owner` keeps the parts' memory, `kept_bytes` of it: at least the parts themselves.
+  Payload(std::vector<ByteSpan> parts, std::shared_ptr<const void> owner, int64_t kept_bytes);
+  // One part.
+  static Payload Of(std::string bytes);
+
+  int64_t size() const { return size_; }
+  int64_t kept_bytes() const { return kept_bytes_; }
+  std::span<const ByteSpan> parts() const { return parts_; }
+
+  // The same bytes as one part with memory of its own.
+  Payload Gathered() const;
+
+ private:
+  std::vector<ByteSpan> parts_;
+  std::shared_ptr<const void> owner_;
+  int64_t size_ = 0;
+  int64_t kept_bytes_ = 0;
+};
+
+// Goes through a payload from its beginning, part by part.
+class PayloadReader {
+ public:
+  explicit PayloadReader(const Payload& payload) : parts_(payload.parts()) {}
+
+  // The next bytes, as many as lie together but no more than `most`; empty at the end.
+  ByteSpan Next(int64_t most);
+
+ private:
+  std::span<const ByteSpan> parts_;
+  size_t offset_ = 0;  // in the first of them
+};
+
+// One part after the other into `out`.
+void Gather(std::span<const ByteSpan> parts, std::byte* out);
+
+// Memory for bytes that are about to be written, all of them: nothing clears it before. Copies share it.
+class ResultBytes {
+ public:
+  ResultBytes() = default;
+  explicit ResultBytes(int64_t size)
+      : data_(std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(size))), size_(size) {}
+
+  std::byte* data() { return data_.get(); }
+  const std::byte* data() const { return data_.get(); }
+  int64_t size() const { return size_; }
+  const std::shared_ptr<std::byte[]>& owner() const { return data_; }
+
+ private:
+  std::shared_ptr<std::byte[]> data_;
+  int64_t size_ = 0;
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_PAYLOAD_H_

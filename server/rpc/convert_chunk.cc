@@ -1,0 +1,109 @@
+// Chunks and their answers: between Compute messages and the engine.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/errors.h"
+#include "server/rpc/convert.h"
+
+namespace lossd::rpc {
+namespace {
+
+using engine::Payload;
+using engine::RejectReason;
+using kernels::DataType;
+
+constexpr int64_t kDefaultIgnoreIndex = -100;
+// A payload may keep this many times its own size in memory; what would keep more is copied.
+constexpr int64_t kMostKept = 2;
+
+// Of the tensor `large`, which `received` gives up.
+Payload TakePayload(wire::ReceivedRequest& received) {
+  if (received.large.bytes == 0) return {};
+  Payload payload(std::move(received.large.parts), std::move(received.owner), received.kept_bytes);
+  return payload.kept_bytes() > kMostKept * payload.size() ? payload.Gathered() : payload;
+}
+
+}  // namespace
+
+engine::Chunk ToEngine(wire::ReceivedRequest request) {
+  const v1::Chunk& proto = request.message.chunk();
+  engine::Chunk chunk;
+  chunk.received = absl::Now();
+  chunk.sequence = proto.sequence();
+  chunk.generation = proto.generation();
+  chunk.first_token = proto.first_token();
+  chunk.tokens = proto.tokens();
+  chunk.ignore_index = proto.has_ignore_index() ? proto.ignore_index() : kDefaultIgnoreIndex;
+  chunk.gradient_scale = proto.has_gradient_scale() ? proto.gradient_scale() : 1.0f;
+  chunk.labels.resize(static_cast<size_t>(request.small.bytes));
+  request.small.CopyTo(std::as_writable_bytes(std::span(chunk.labels)));
+  chunk.hidden_states = TakePayload(request);
+
+  const absl::StatusOr<DataType> hidden_type = ToEngine(proto.hidden_dtype(), "hidden_dtype");
+  if (!hidden_type.ok()) {
+    chunk.decode_status = hidden_type.status();
+    return chunk;
+  }
+  chunk.hidden_type = *hidden_type;
+  const absl::StatusOr<DataType> dx_type = ToEngine(proto.dx_dtype(), "dx_dtype", *hidden_type);
+  if (!dx_type.ok()) {
+    chunk.decode_status = dx_type.status();
+    return chunk;
+  }
+  chunk.dx_type = *dx_type;
+  switch (proto.mode()) {
+    case v1::COMPUTE_MODE_UNSPECIFIED:
+    case v1::COMPUTE_MODE_LOSS_AND_GRADIENTS:
+      chunk.mode = engine::ComputeMode::kLossAndGradients;
+      break;
+    case v1::COMPUTE_MODE_LOSS_ONLY:
+      chunk.mode = engine::ComputeMode::kLossOnly;
+      break;
+    default:
+      chunk.decode_status =
+          engine::MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "mode",
+                            absl::StrCat("mode is ", static_cast<int>(proto.mode()),
+                                         "; it must be COMPUTE_MODE_LOSS_AND_GRADIENTS (1) or "
+                                         "COMPUTE_MODE_LOSS_ONLY (2)"));
+  }
+  return chunk;
+}
+
+grpc::ByteBuffer ToWire(engine::ChunkAnswer answer) {
+  v1::ChunkResult result;
+  result.set_sequence(answer.sequence);
+  result.set_first_token(answer.first_token);
+  result.set_tokens(answer.tokens);
+  switch (answer.disposition) {
+    case engine::Disposition::kAccumulated:
+      result.set_disposition(v1::DISPOSITION_ACCUMULATED);
+      break;
+    case engine::Disposition::kRepeated:
+      result.set_disposition(v1::DISPOSITION_REPEATED);
+      break;
+    case engine::Disposition::kRejected:
+      result.set_disposition(v1::DISPOSITION_REJECTED);
+      result.mutable_error()->set_code(static_cast<int>(answer.error.code()));
+      result.mutable_error()->set_message(std::string(answer.error.message()));
+      result.mutable_error()->set_field(engine::FieldOf(answer.error));
+      return wire::Encode(result, {}, {});
+  }
+  result.set_valid_tokens(answer.valid_tokens);
+  result.set_loss_sum(answer.loss_sum);
+  result.set_weight_version(answer.weight_version);
+  result.set_dx_dtype(ToProto(answer.dx_type));
+  grpc::Slice dx;
+  if (answer.dx.size() > 0) {
+    using Owner = std::shared_ptr<std::byte[]>;
+    auto owner = std::make_unique<Owner>(answer.dx.owner());
+    dx = grpc::Slice(
+        answer.dx.data(), static_cast<size_t>(answer.dx.size()),
+        [](void* held) { std::unique_ptr<Owner>(static_cast<Owner*>(held)).reset(); }, owner.release());
+  }
+  return wire::Encode(result, std::as_bytes(std::span(answer.losses)), dx);
+}
+
+}  // namespace lossd::rpc
