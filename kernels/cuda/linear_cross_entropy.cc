@@ -189,7 +189,8 @@ int64_t LinearCrossEntropy::RowsPerTile(int64_t rows) const {
   if (path_ != Path::kHopper || multiprocessors_ == 0) return tile_rows_;
   int64_t best = std::min(rows, tile_rows_);
   const auto cost = [&](int64_t tile) {
-    return static_cast<double>(rows / tile) * TileCost(tile) + TileCost(rows % tile);
+    const int64_t whole = rows / tile;
+    return static_cast<double>(whole) * TileCost(tile) + TileCost(rows % tile);
   };
   for (int64_t tile = best / kWholeRows * kWholeRows; tile > tile_rows_ / 4; tile -= kWholeRows) {
     if (cost(tile) < cost(best)) best = tile;
