@@ -1,6 +1,8 @@
 // lossd-perf: puts load on a lossd server and says how it bears it.
 //
 // Results go to standard output, errors and progress to standard error.
+#include <unistd.h>
+
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -10,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/tools/perf/report.h"
 #include "client/tools/perf/run.h"
+#include "client/tools/perf/server_process.h"
 #include "client/tools/perf/settings.h"
 #include "client/tools/perf/sweep.h"
 
@@ -18,10 +21,12 @@ namespace {
 
 std::atomic<bool> interrupted{false};
 
-// The first signal ends the measurement early, with its report; a second one the program.
+// The first signal ends the measurement early, with its report; a second one the program and its server.
 void Interrupt(int signal_number) {
-  interrupted = true;
-  std::signal(signal_number, SIG_DFL);
+  if (interrupted.exchange(true)) {
+    KillOwnServer();
+    _exit(128 + signal_number);  // as shells have it
+  }
 }
 
 enum class Format { kText, kJson };

@@ -93,8 +93,9 @@ std::string ErrorsText(const Json& errors) {
     absl::StrAppend(&text, ", ", code, " ", count.get<int64_t>());
   }
   absl::StrAppend(&text, "; ", errors["wrong_results"].get<int64_t>(), " wrong results");
-  if (errors.contains("first"))
+  if (errors.contains("first")) {
     absl::StrAppend(&text, "\n              ", errors["first"].get<std::string>());
+  }
   return text;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -42,7 +43,13 @@ double Seconds(const timeval& time) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
 }
 
+std::atomic<pid_t> own_server{0};
+
 }  // namespace
+
+void KillOwnServer() {
+  if (own_server > 0) kill(own_server, SIGKILL);
+}
 
 double CpuSecondsOf(pid_t pid) {
   const std::string text = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
@@ -103,7 +110,10 @@ absl::Status ServerProcess::Spawn(const Settings& settings) {
   const int failure = posix_spawn(&pid_, arguments[0], &actions, &attributes, arguments.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
-  if (failure == 0) return absl::OkStatus();
+  if (failure == 0) {
+    own_server = pid_;
+    return absl::OkStatus();
+  }
   pid_ = -1;
   return absl::UnavailableError(absl::StrCat("cannot start ", program, ": ",
                                              std::generic_category().message(failure),
@@ -134,7 +144,10 @@ absl::Status ServerProcess::Failure(const std::string& what) const {
 }
 
 bool ServerProcess::Ended() {
-  if (pid_ > 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
+  if (pid_ > 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) {
+    pid_ = -1;
+    own_server = 0;
+  }
   return pid_ < 0;
 }
 

@@ -16,6 +16,9 @@ namespace lossd::perf {
 double CpuSecondsOf(pid_t pid);
 double OwnCpuSeconds();
 
+// Ends the server of this program, if it has one, at once. Safe in a signal handler.
+void KillOwnServer();
+
 class ServerProcess {
  public:
   // Starts the lossd beside this program and waits until it serves. The error has the end of its log.

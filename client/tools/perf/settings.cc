@@ -142,8 +142,9 @@ void AddLoadOptions(CLI::App& app, Settings& settings) {
 std::string Problem(const Settings& settings) {
   const int64_t elements = int64_t{1} << 40;
   if (settings.vocab > elements / settings.hidden) return "--vocab times --hidden is too much for any memory";
-  if (settings.tokens > elements / settings.hidden)
+  if (settings.tokens > elements / settings.hidden) {
     return "--tokens times --hidden is too much for any memory";
+  }
   if (settings.rate > 0 && settings.amount.batches == 0 && settings.rate * settings.amount.duration > 1e8) {
     return "--rate times --duration is more than 100 million batches";
   }

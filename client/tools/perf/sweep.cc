@@ -1,5 +1,10 @@
 #include "client/tools/perf/sweep.h"
 
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -58,10 +63,18 @@ std::string WriteFiles(const Json& sweep, const std::string& folder) {
   return "";
 }
 
-std::string Quoted(const std::string& word) {
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
+// Runs command[0], looked for in PATH, to its end; whether it ended with status 0.
+bool Succeeds(std::vector<std::string> command) {
+  std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
+  for (std::string& argument : command) arguments.push_back(argument.data());
+  arguments.push_back(nullptr);
+  pid_t pid = 0;
+  if (posix_spawnp(&pid, arguments[0], nullptr, nullptr, arguments.data(), environ) != 0) return false;
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 // By the script beside this program. Whether it can is not the sweep's success or failure; it says why not.
@@ -69,11 +82,8 @@ void Plot(const SweepOptions& options) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   const std::string script = std::filesystem::path(self).replace_filename("plot_perf.py").string();
-  const std::string command =
-      absl::StrCat(Quoted(options.python), " ", Quoted(script), " ", Quoted(options.out));
   std::fflush(stdout);
-  // A person's own command line, quoted; nothing in it comes from the network.
-  if (std::system(command.c_str()) == 0) return;  // NOLINT(cert-env33-c)
+  if (Succeeds({options.python, script, options.out})) return;
   std::printf("no plot; to draw it, with a Python that has matplotlib:\n    python3 %s %s\n", script.c_str(),
               options.out.c_str());
 }

@@ -30,8 +30,9 @@ TEST(PercentileTest, IsTheSampleOfTheNearestRank) {
 TEST(PercentileTest, ShareTimesCountThatIsInexactInBinaryKeepsItsRank) {
   std::vector<double> samples(1000);
   std::iota(samples.begin(), samples.end(), 1);
-  for (int percent = 1; percent <= 100; ++percent)
+  for (int percent = 1; percent <= 100; ++percent) {
     EXPECT_EQ(Percentile(samples, percent / 100.0), percent * 10);
+  }
 }
 
 TEST(SummarizeTest, SortsFirst) {
