@@ -174,7 +174,7 @@ TEST(CheckAnswerTest, TakesTheRightAnswerAndNoOther) {
   off.losses[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(check(off).status().message(), HasSubstr("the loss of token 3"));
   off = good;
-  for (float& loss : off.losses) loss *= 1.5F;
+  for (float& loss : off.losses) loss *= 2.0F;
   EXPECT_THAT(check(off).status().message(), HasSubstr("mean loss"));
   off = good;
   static_cast<float*>(off.dx.data())[5] = std::numeric_limits<float>::infinity();
