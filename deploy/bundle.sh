@@ -23,7 +23,7 @@ To try the archive:  tar xzf lossd-*.tar.gz && lossd/smoke.sh
 END
 }
 
-default_programs=(lossd lossctl lossd-bench train_lm)
+default_programs=(lossd lossctl lossd-perf lossd-bench train_lm)
 # What every Linux machine has (glibc), and what belongs to the machine's driver and toolkit.
 glibc='ld-linux[^/]*|lib(c|m|mvec|pthread|dl|rt|resolv|util|anl|nsl|thread_db|nss_[a-z]*)\.so[^/]*'
 nvidia='lib(cuda|cublas|cudart|cudnn|nvidia|nv|nccl)[^/]*'
@@ -124,8 +124,9 @@ for program in "${programs[@]}"; do
   # RPATH, not RUNPATH: it serves the libraries' own needs too, and no LD_LIBRARY_PATH puts other versions in their place.
   patchelf --force-rpath --set-rpath "\$ORIGIN/../lib" "$root/bin/$program"
 done
-# lossd-bench draws with it, if the machine's Python can.
+# The benchmarks draw with them, if the machine's Python can.
 if [[ " ${programs[*]} " == *" lossd-bench "* ]]; then cp "$repo_root/tests/bench/plot_sweep.py" "$root/bin/"; fi
+if [[ " ${programs[*]} " == *" lossd-perf "* ]]; then cp "$repo_root/client/tools/perf/plot_perf.py" "$root/bin/"; fi
 listed=$(libraries_of "${programs[@]/#/$bin/}")
 for library in $listed; do
   cp -L "$library" "$root/lib/"

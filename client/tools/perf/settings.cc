@@ -1,0 +1,173 @@
+#include "client/tools/perf/settings.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+
+namespace lossd::perf {
+namespace {
+
+const std::map<std::string, DataType>& TypeNames() {
+  static const auto& names = *new std::map<std::string, DataType>{
+      {"fp32", DataType::kFloat32},    {"bf16", DataType::kBFloat16},     {"fp16", DataType::kFloat16},
+      {"float32", DataType::kFloat32}, {"bfloat16", DataType::kBFloat16}, {"float16", DataType::kFloat16}};
+  return names;
+}
+
+void AddTypeOption(CLI::App& app, const std::string& name, const std::string& help,
+                   const std::vector<DataType*>& types) {
+  app.add_option_function<std::string>(
+         name,
+         [types](const std::string& value) {
+           for (DataType* type : types) *type = TypeNames().at(value);
+         },
+         help)
+      ->type_name("fp32|bf16|fp16")
+      ->check(CLI::IsMember(TypeNames()).description(""))
+      ->group("Head and data");
+}
+
+constexpr int64_t kMost = int64_t{1} << 40;
+
+}  // namespace
+
+std::string ExitCodesHelp() {
+  return "Exit codes: 0 done; 1 a call failed or a result was wrong; 2 bad arguments; 3 cannot connect to, "
+         "or "
+         "start, a server.";
+}
+
+void AddServerOptions(CLI::App& app, Settings& settings) {
+  constexpr char kGroup[] = "Server";
+  auto* const target =
+      app.add_option("--target", settings.target,
+                     "A running lossd, HOST:PORT or unix:PATH; without it, lossd-perf starts "
+                     "the lossd that lies beside it and stops it in the end")
+          ->group(kGroup);
+  app.add_option("--metrics", settings.metrics,
+                 "HOST:PORT of that server's Prometheus endpoint: its time in each stage is reported as well")
+      ->needs(target)
+      ->group(kGroup);
+  app.add_option("--device", settings.device, "Device of a server of its own: cpu, cuda:N or auto")
+      ->excludes(target)
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option("--transport", settings.transport,
+                 "How a server of its own is reached: tcp (loopback) or unix (a socket file)")
+      ->transform(CLI::CheckedTransformer(
+                      std::map<std::string, Transport>{{"tcp", Transport::kTcp}, {"unix", Transport::kUnix}})
+                      .description(""))
+      ->type_name("tcp|unix")
+      ->default_str("tcp")
+      ->excludes(target)
+      ->group(kGroup);
+  app.add_option("--server_flag", settings.server_flags,
+                 "A flag for a server of its own, as in --server_flag=--staging_bytes=4294967296; repeatable")
+      ->excludes(target)
+      ->group(kGroup);
+  app.add_option("--timeout", settings.timeout, "Seconds to wait for a server that does not answer")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str()
+      ->group(kGroup);
+}
+
+void AddSizeOptions(CLI::App& app, Settings& settings) {
+  app.add_option("--tokens", settings.tokens, "Tokens of a batch")
+      ->check(CLI::Range(int64_t{1}, kMost))
+      ->capture_default_str()
+      ->group("Load");
+  app.add_option("--clients", settings.clients,
+                 "Threads, each with a session of its own and one batch under way")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group("Load");
+  app.add_option("--chunk_bytes", settings.chunk_bytes,
+                 "Hidden-state bytes of a chunk; 0: the client's choice, 4 MiB")
+      ->check(CLI::Range(int64_t{0}, kMost))
+      ->capture_default_str()
+      ->group("Load");
+}
+
+void AddLoadOptions(CLI::App& app, Settings& settings) {
+  constexpr char kHead[] = "Head and data";
+  constexpr char kGroup[] = "Load";
+  const CLI::Range sizes(int64_t{1}, kMost);
+  app.add_option("--vocab", settings.vocab, "Vocabulary of the head")
+      ->check(sizes)
+      ->capture_default_str()
+      ->group(kHead);
+  app.add_option("--hidden", settings.hidden, "Hidden size")
+      ->check(sizes)
+      ->capture_default_str()
+      ->group(kHead);
+  // One for all comes first, whatever the order on the command line: CLI11 calls back in this order.
+  AddTypeOption(app, "--dtype", "Type of weights, hidden states and dX (default: bf16)",
+                {&settings.weight_type, &settings.hidden_type, &settings.dx_type});
+  AddTypeOption(app, "--weight_dtype", "Type of the weights alone", {&settings.weight_type});
+  AddTypeOption(app, "--hidden_dtype", "Type of the hidden states alone", {&settings.hidden_type});
+  AddTypeOption(app, "--dx_dtype", "Type of dX alone", {&settings.dx_type});
+  app.add_option("--ignored", settings.ignored, "Share of the tokens that have no label")
+      ->check(CLI::Range(0.0, 0.99))
+      ->capture_default_str()
+      ->group(kHead);
+  app.add_flag_callback(
+         "--loss_only", [&settings] { settings.mode = ComputeMode::kLossOnly; },
+         "Ask for losses, not for dX and dW")
+      ->group(kHead);
+  app.add_option("--seed", settings.seed, "Of weights, data and arrivals")
+      ->capture_default_str()
+      ->group(kHead);
+  auto* const duration = app.add_option("--duration", settings.amount.duration, "Seconds to measure")
+                             ->check(CLI::Range(0.01, 1e6))
+                             ->capture_default_str()
+                             ->group(kGroup);
+  app.add_option("--batches", settings.amount.batches, "Batches to measure, of all clients together, instead")
+      ->check(CLI::Range(int64_t{1}, kMost))
+      ->excludes(duration)
+      ->group(kGroup);
+  app.add_option("--warm_up", settings.warm_up, "Batches of each client before anything is measured")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str()
+      ->group(kGroup);
+  app.add_option(
+         "--rate", settings.rate,
+         "Open loop: this many batches a second arrive at random times (Poisson), and wait in line "
+         "where no client is free. Without it, closed loop: a client sends its next batch when it has "
+         "the answer to the one before")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->group(kGroup);
+}
+
+std::string Problem(const Settings& settings) {
+  const int64_t elements = int64_t{1} << 40;
+  if (settings.vocab > elements / settings.hidden) return "--vocab times --hidden is too much for any memory";
+  if (settings.tokens > elements / settings.hidden) {
+    return "--tokens times --hidden is too much for any memory";
+  }
+  if (settings.rate > 0 && settings.amount.batches == 0 && settings.rate * settings.amount.duration > 1e8) {
+    return "--rate times --duration is more than 100 million batches";
+  }
+  return "";
+}
+
+nlohmann::ordered_json ToJson(const Settings& settings) {
+  nlohmann::ordered_json json = {{"tokens", settings.tokens},
+                                 {"vocab", settings.vocab},
+                                 {"hidden", settings.hidden},
+                                 {"weight_dtype", Name(settings.weight_type)},
+                                 {"hidden_dtype", Name(settings.hidden_type)},
+                                 {"dx_dtype", Name(settings.dx_type)},
+                                 {"loss_only", settings.mode == ComputeMode::kLossOnly},
+                                 {"chunk_bytes", settings.chunk_bytes},
+                                 {"ignored", settings.ignored},
+                                 {"clients", settings.clients},
+                                 {"warm_up", settings.warm_up},
+                                 {"loop", settings.rate > 0 ? "open" : "closed"},
+                                 {"rate", nullptr},
+                                 {"seed", settings.seed}};
+  if (settings.rate > 0) json["rate"] = settings.rate;
+  return json;
+}
+
+}  // namespace lossd::perf

@@ -1,0 +1,65 @@
+// What one run of lossd-perf is to do.
+#ifndef LOSSD_CLIENT_TOOLS_PERF_SETTINGS_H_
+#define LOSSD_CLIENT_TOOLS_PERF_SETTINGS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "client/tools/perf/pacer.h"
+#include "lossd/client.h"
+#include "nlohmann/json_fwd.hpp"
+
+namespace lossd::perf {
+
+// Part of the interface: scripts depend on the numbers (docs/lossd-perf.md).
+enum class ExitCode : int {
+  kOk = 0,
+  kFailed = 1,       // a call failed or a result was wrong
+  kUsage = 2,        // bad arguments
+  kUnreachable = 3,  // no server
+};
+std::string ExitCodesHelp();
+
+enum class Transport { kTcp, kUnix };
+
+struct Settings {
+  std::string target;   // empty: a server of its own
+  std::string metrics;  // host:port; empty: none, or that of its own server
+  std::string device = "auto";
+  Transport transport = Transport::kTcp;
+  std::vector<std::string> server_flags;
+
+  int64_t tokens = 1024;
+  int64_t vocab = 32768;
+  int64_t hidden = 512;
+  DataType weight_type = DataType::kBFloat16;
+  DataType hidden_type = DataType::kBFloat16;
+  DataType dx_type = DataType::kBFloat16;
+  ComputeMode mode = ComputeMode::kLossAndGradients;
+  int64_t chunk_bytes = 0;
+  double ignored = 0;
+
+  int64_t clients = 1;
+  Amount amount = {.duration = 10};
+  int64_t warm_up = 2;
+  double rate = 0;  // 0: closed loop
+  uint64_t seed = 1;
+  double timeout = 10;
+};
+
+// Every option but the lists of a sweep and how results are printed.
+void AddServerOptions(CLI::App& app, Settings& settings);
+void AddLoadOptions(CLI::App& app, Settings& settings);
+// --tokens, --clients and --chunk_bytes.
+void AddSizeOptions(CLI::App& app, Settings& settings);
+
+// Empty, or what does not go together.
+std::string Problem(const Settings& settings);
+
+nlohmann::ordered_json ToJson(const Settings& settings);
+
+}  // namespace lossd::perf
+
+#endif  // LOSSD_CLIENT_TOOLS_PERF_SETTINGS_H_

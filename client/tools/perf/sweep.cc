@@ -1,0 +1,180 @@
+#include "client/tools/perf/sweep.h"
+
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/tools/perf/run.h"
+
+namespace lossd::perf {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+enum class Plotting { kDraw, kLeaveOut };
+
+struct SweepOptions {
+  Settings settings;  // of every case, but for the lists
+  std::vector<int64_t> clients = {1, 2, 4};
+  std::vector<int64_t> tokens = {1024};
+  std::vector<int64_t> chunk_bytes = {0};
+  std::string out;
+  std::string python = "python3";
+  Plotting plotting = Plotting::kDraw;
+};
+
+std::vector<Settings> CasesOf(const SweepOptions& options) {
+  std::vector<Settings> cases;
+  for (const int64_t chunk_bytes : options.chunk_bytes) {
+    for (const int64_t tokens : options.tokens) {
+      for (const int64_t clients : options.clients) {
+        Settings one = options.settings;
+        one.chunk_bytes = chunk_bytes;
+        one.tokens = tokens;
+        one.clients = clients;
+        cases.push_back(std::move(one));
+      }
+    }
+  }
+  return cases;
+}
+
+// Empty, or which file could not be written.
+std::string WriteFiles(const Json& sweep, const std::string& folder) {
+  for (const auto& [name, text] : {std::pair<const char*, std::string>{"/sweep.json", sweep.dump(2) + "\n"},
+                                   {"/sweep.csv", SweepCsv(sweep)},
+                                   {"/sweep.md", SweepMarkdown(sweep)}}) {
+    std::ofstream file(folder + name, std::ios::binary | std::ios::trunc);
+    file << text;
+    if (!file.flush()) return folder + name;
+  }
+  return "";
+}
+
+// Runs command[0], looked for in PATH, to its end; whether it ended with status 0.
+bool Succeeds(std::vector<std::string> command) {
+  std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
+  for (std::string& argument : command) arguments.push_back(argument.data());
+  arguments.push_back(nullptr);
+  pid_t pid = 0;
+  if (posix_spawnp(&pid, arguments[0], nullptr, nullptr, arguments.data(), environ) != 0) return false;
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// By the script beside this program. Whether it can is not the sweep's success or failure; it says why not.
+void Plot(const SweepOptions& options) {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  const std::string script = std::filesystem::path(self).replace_filename("plot_perf.py").string();
+  std::fflush(stdout);
+  if (Succeeds({options.python, script, options.out})) return;
+  std::printf("no plot; to draw it, with a Python that has matplotlib:\n    python3 %s %s\n", script.c_str(),
+              options.out.c_str());
+}
+
+ExitCode Sweep(const SweepOptions& options, const std::string& command_line,
+               const std::atomic<bool>& interrupted) {
+  std::error_code error;
+  std::filesystem::create_directories(options.out, error);
+  if (error) {
+    std::fprintf(stderr, "lossd-perf: cannot make %s: %s\n", options.out.c_str(), error.message().c_str());
+    return ExitCode::kUsage;
+  }
+  const std::vector<Settings> cases = CasesOf(options);
+  Json sweep = {{"command", command_line},
+                {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone())},
+                {"cases", Json::array()}};
+  ExitCode exit_code = ExitCode::kOk;
+  size_t measured = 0;
+  for (size_t i = 0; i < cases.size() && !interrupted; ++i) {
+    Outcome outcome = Run(cases[i], tools::ProgressBar::StyleOfStderr(), interrupted);
+    if (outcome.exit_code != ExitCode::kOk && exit_code != ExitCode::kFailed) exit_code = outcome.exit_code;
+    if (outcome.problem.empty()) {
+      ++measured;
+    } else {
+      outcome.report = {{"settings", ToJson(cases[i])}, {"error", outcome.problem}};
+    }
+    std::fprintf(stderr, "[%zu/%zu] %s\n", i + 1, cases.size(), CaseLine(outcome.report).c_str());
+    sweep["cases"].push_back(std::move(outcome.report));
+    // After every case: a sweep that is cut short leaves what it had.
+    if (const std::string file = WriteFiles(sweep, options.out); !file.empty()) {
+      std::fprintf(stderr, "lossd-perf: cannot write %s\n", file.c_str());
+      return ExitCode::kFailed;
+    }
+  }
+  std::printf("%zu of %zu cases measured: %s/sweep.md, sweep.csv, sweep.json\n", measured, cases.size(),
+              options.out.c_str());
+  if (options.plotting == Plotting::kDraw && measured > 0) Plot(options);
+  return exit_code;
+}
+
+void AddList(CLI::App& app, const std::string& name, std::vector<int64_t>& values, int64_t least,
+             const std::string& help) {
+  app.add_option(name, values, help)
+      ->delimiter(',')
+      ->check(CLI::Range(least, int64_t{1} << 40))
+      ->capture_default_str()
+      ->group("Lists, of which every combination is measured");
+}
+
+std::string CommandLine(const CLI::App& command) {
+  std::string line = "lossd-perf sweep";
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0) continue;
+    absl::StrAppend(&line, " ", option->get_name());
+    if (option->get_expected_min() > 0) absl::StrAppend(&line, "=", absl::StrJoin(option->results(), ","));
+  }
+  return line;
+}
+
+}  // namespace
+
+CLI::App& AddSweepCommand(CLI::App& app, const std::atomic<bool>& interrupted, ExitCode* exit_code) {
+  CLI::App& command = *app.add_subcommand(
+      "sweep",
+      "Measures every combination of clients, tokens and chunk sizes, each with a server of its own unless "
+      "--target names one, and writes tables and a plot");
+  const auto options = std::make_shared<SweepOptions>();
+  AddList(command, "--clients", options->clients, 1, "Numbers of clients");
+  AddList(command, "--tokens", options->tokens, 1, "Tokens of a batch");
+  AddList(command, "--chunk_bytes", options->chunk_bytes, 0, "Hidden-state bytes of a chunk; 0: 4 MiB");
+  command.add_option("--out", options->out, "Folder for the results; made if it is not there")->required();
+  command.add_option("--python", options->python, "Interpreter that draws the plot")->capture_default_str();
+  command.add_flag_callback(
+      "--no_plot", [options] { options->plotting = Plotting::kLeaveOut; }, "Draw nothing");
+  AddServerOptions(command, options->settings);
+  AddLoadOptions(command, options->settings);
+  command.footer(absl::StrCat(
+      "Examples:\n"
+      "  lossd-perf sweep --clients=1,2,4,8 --tokens=256,1024,4096 --duration=5 --out=sweep\n"
+      "  lossd-perf sweep --target=trainer-7:50051 --chunk_bytes=1048576,4194304,16777216 --out=sweep\n\n"
+      "In the folder: sweep.json (each case as lossd-perf --json gives it), sweep.csv, sweep.md, and "
+      "sweep.svg\n"
+      "and sweep.png (by plot_perf.py, which needs Python with matplotlib).\n\n",
+      ExitCodesHelp()));
+  command.callback([&command, &interrupted, options, exit_code] {
+    for (const Settings& one : CasesOf(*options)) {
+      if (const std::string problem = Problem(one); !problem.empty()) throw CLI::ValidationError(problem);
+    }
+    *exit_code = Sweep(*options, CommandLine(command), interrupted);
+  });
+  return command;
+}
+
+}  // namespace lossd::perf

@@ -1,0 +1,123 @@
+"""Runs lossd-perf against a lossd on the CPU and reads what it prints: lossd_perf_test.py LOSSD LOSSD_PERF.
+
+What it measures is looked at for being there and consistent, never for how fast it is.
+"""
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+
+from lossd_server import LossdServer
+
+LOSSD, LOSSD_PERF = sys.argv[1:3]
+del sys.argv[1:3]
+
+SMALL = ["--tokens=60", "--vocab=500", "--hidden=32", "--warm_up=1"]
+OWN = ["--device=cpu", "--server_flag=--workspace_bytes=16777216", "--server_flag=--memory_limit_bytes=268435456"]
+OK, FAILED, USAGE, UNREACHABLE = range(4)
+
+
+def perf(*arguments):
+    return subprocess.run([LOSSD_PERF, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+class LossdPerfTest(unittest.TestCase):
+    def succeed(self, *arguments):
+        done = perf(*arguments, "--json")
+        self.assertEqual(done.returncode, OK, done)
+        return json.loads(done.stdout)
+
+    def check_report(self, report, batches):
+        self.assertEqual(report["batches"], batches)
+        self.assertEqual(report["tokens"], 60 * batches)
+        self.assertEqual(report["latency_ms"]["samples"], batches)
+        latency = [report["latency_ms"][name] for name in ("p50", "p90", "p99", "max")]
+        self.assertEqual(latency, sorted(latency))
+        self.assertGreater(latency[0], 0)
+        self.assertAlmostEqual(report["tokens_per_second"] * report["seconds"], report["tokens"], delta=0.01)
+        self.assertEqual(report["errors"]["total"], 0)
+        self.assertEqual(report["errors"]["wrong_results"], 0)
+
+    def test_running_server(self):
+        with LossdServer(LOSSD, "--device=cpu", "--workspace_bytes=16777216", "--memory_limit_bytes=268435456") as server:
+            metrics = server.metrics_url.split("/")[2]
+            report = self.succeed(f"--target={server.target}", f"--metrics={metrics}", *SMALL, "--clients=2", "--batches=8")
+            self.check_report(report, 8)
+            self.assertEqual(report["target"], server.target)
+            stages = report["server_stages_ms"]
+            for stage in ("queue", "forward", "weight_gradient"):
+                self.assertEqual(stages[stage]["samples"], report["chunks"], stage)
+            self.assertIsNone(report["cpu"]["server"])
+            with urllib.request.urlopen(server.metrics_url) as answer:
+                text = answer.read().decode()
+            self.assertIn("\nlossd_heads 0\n", text)
+            self.assertIn("\nlossd_sessions 0\n", text)
+            self.assertEqual(server.stop(), 0)
+
+    def test_server_of_its_own(self):
+        report = self.succeed(*OWN, *SMALL, "--batches=5", "--dtype=fp32", "--dx_dtype=fp16", "--ignored=0.3")
+        self.check_report(report, 5)
+        self.assertEqual([report["settings"][name] for name in ("weight_dtype", "hidden_dtype", "dx_dtype")],
+                         ["float32", "float32", "float16"])
+        self.assertGreaterEqual(report["cpu"]["server"]["seconds"], 0)
+        self.assertGreater(report["server_memory"]["peak_bytes"], 0)
+        self.assertEqual(report["server_stages_ms"]["forward"]["samples"], report["chunks"])
+
+    def test_open_loop_over_a_socket_file(self):
+        report = self.succeed(*OWN, *SMALL, "--transport=unix", "--rate=200", "--batches=20", "--clients=2", "--loss_only")
+        self.check_report(report, 20)
+        self.assertTrue(report["target"].startswith("unix:"), report["target"])
+        self.assertEqual(report["settings"]["loop"], "open")
+        self.assertEqual(report["never_sent"], 0)
+
+    def test_refused_sessions_are_counted_apart(self):
+        done = perf(*OWN, "--server_flag=--max_sessions=1", *SMALL, "--clients=3", "--batches=6",
+                    "--timeout=0.5", "--json")
+        self.assertEqual(done.returncode, FAILED, done)
+        errors = json.loads(done.stdout)["errors"]
+        self.assertGreater(errors["resource_exhausted"], 0)
+        self.assertEqual(errors["resource_exhausted"], errors["total"])
+
+    def test_text(self):
+        done = perf(*OWN, *SMALL, "--batches=3")
+        self.assertEqual(done.returncode, OK, done)
+        for word in ("throughput", "latency", "forward", "server CPU", "0 calls failed; 0 wrong results"):
+            self.assertIn(word, done.stdout)
+
+    def test_sweep(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "results")
+            done = perf("sweep", *OWN, "--vocab=500", "--hidden=32", "--batches=3", "--clients=1,2", "--tokens=20,60", "--no_plot",
+                        f"--out={out}")
+            self.assertEqual(done.returncode, OK, done)
+            with open(os.path.join(out, "sweep.json"), encoding="utf-8") as file:
+                cases = json.load(file)["cases"]
+            self.assertEqual([(case["settings"]["clients"], case["settings"]["tokens"]) for case in cases],
+                             [(1, 20), (2, 20), (1, 60), (2, 60)])
+            with open(os.path.join(out, "sweep.csv"), encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            self.assertEqual([int(row["batches"]) for row in rows], [3] * 4)
+            with open(os.path.join(out, "sweep.md"), encoding="utf-8") as file:
+                self.assertEqual(sum(line.startswith("|") for line in file), 2 + 4)
+
+    def test_exit_codes(self):
+        for bad in (["--tokens=0"], ["--rate=-1"], ["--target=x", "--device=cpu"], ["--metrics=x"], ["--dtype=int8"], ["nothing"],
+                    ["--duration=1", "--batches=1"], ["--transport=tls"], ["sweep"]):
+            self.assertEqual(perf(*bad).returncode, USAGE, bad)
+        unreachable = perf("--target=127.0.0.1:1", "--timeout=0.3")
+        self.assertEqual(unreachable.returncode, UNREACHABLE, unreachable)
+        no_device = perf("--device=cuda:99")
+        self.assertEqual(no_device.returncode, UNREACHABLE, no_device)
+        self.assertIn("its log ends", no_device.stderr)
+        too_large = perf(*OWN, "--vocab=100000", "--hidden=1024", "--batches=1")
+        self.assertEqual(too_large.returncode, FAILED, too_large)
+        self.assertIn("RESOURCE_EXHAUSTED", too_large.stderr)
+        self.assertIn("Examples", perf("--help").stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
