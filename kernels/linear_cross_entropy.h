@@ -74,6 +74,11 @@ struct LinearCrossEntropyStats {
       0;  // rows whose exponent offset was out of range and that were computed again exactly
 };
 
+// How large a workspace is where nobody asks for another size. The GPU's holds 4096 rows of 131072 entries in
+// 16 bits.
+inline constexpr int64_t kDefaultCpuWorkspaceBytes = int64_t{512} << 20;
+inline constexpr int64_t kDefaultCudaWorkspaceBytes = int64_t{5} << 28;
+
 // Bytes a workspace needs so that `rows` rows are worked on at once. Monotonic in rows.
 int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType weight_type);
 

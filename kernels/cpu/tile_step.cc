@@ -11,10 +11,6 @@
 namespace lossd::kernels::cpu {
 namespace {
 
-// The first block's maximum m bounds the row's sum from below: it is at least 2^-kHeadroom. Sums up to
-// kLargestSum are accepted, so a row is done again only if its log-sum-exp lies more than 104 ln 2 = 72 above
-// m. Both ends are far enough inside fp32's range for the products with W and X.
-
 // Beyond this an fp32 logit has no fraction: only differences to the maximum are meaningful.
 constexpr float kLargestPlainLogit = 0x1p24f;
 

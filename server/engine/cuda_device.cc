@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/linear_cross_entropy.h"
 #include "server/engine/cuda_backend.h"
 #include "server/engine/cuda_pipeline.h"
 #include "server/engine/cuda_status.h"
@@ -22,7 +23,6 @@ using kernels::cuda::PaddedHidden;
 using kernels::cuda::Path;
 using kernels::cuda::Result;
 
-constexpr int64_t kWorkspaceBytes = int64_t{5} << 28;  // 1.25 GiB: 4096 rows of 131072 entries in 16 bits
 // What a slot has room for even if chunks are smaller: 4096 rows of 4096 elements in 16 bits.
 constexpr int64_t kGatheredBytes = int64_t{32} << 20;
 
@@ -39,7 +39,8 @@ class CudaDevice : public Device {
     LOSSD_CUDA_PASS_ON(kernels::cuda::BestPath(DataType::kBFloat16, &path));
     (void)CublasLt::Open(&d.library, &d.why_no_library);
     const auto whole = static_cast<int64_t>(properties_.totalGlobalMem);
-    d.workspace_bytes = workspace_bytes > 0 ? workspace_bytes : std::min(kWorkspaceBytes, whole / 4);
+    d.workspace_bytes =
+        workspace_bytes > 0 ? workspace_bytes : std::min(kernels::kDefaultCudaWorkspaceBytes, whole / 4);
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(d.workspace_bytes, &d.workspace));
     CudaPipeline::Capacity capacity;
     capacity.tokens = std::max(limits.max_chunk_tokens, LinearCrossEntropy::kMostTileRows);

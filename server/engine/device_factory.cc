@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/linear_cross_entropy.h"
 #include "server/engine/cpu_backend.h"
 #ifdef LOSSD_CUDA
 #include "server/engine/cuda_device.h"
@@ -13,8 +14,6 @@
 
 namespace lossd::engine {
 namespace {
-
-constexpr int64_t kCpuWorkspaceBytes = int64_t{512} << 20;
 
 // The number of "cuda:N"; negative if it is none.
 int CudaIndex(absl::string_view name) {
@@ -51,8 +50,8 @@ absl::StatusOr<ChosenDevice> CreateDevice(const DeviceOptions& options) {
     if (!automatic) return cuda.status();
     chosen.why_cpu = std::string(cuda.status().message());
   }
-  absl::StatusOr<std::unique_ptr<Device>> cpu =
-      CreateCpuDevice(options.workspace_bytes == 0 ? kCpuWorkspaceBytes : options.workspace_bytes);
+  absl::StatusOr<std::unique_ptr<Device>> cpu = CreateCpuDevice(
+      options.workspace_bytes == 0 ? kernels::kDefaultCpuWorkspaceBytes : options.workspace_bytes);
   if (!cpu.ok()) return cpu.status();
   chosen.device = *std::move(cpu);
   return chosen;

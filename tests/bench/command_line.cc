@@ -2,6 +2,8 @@
 
 #include <map>
 
+#include "kernels/linear_cross_entropy.h"
+
 namespace lossd::bench {
 namespace {
 
@@ -73,7 +75,7 @@ int CudaIndex(const std::string& device) { return device == "cpu" ? -1 : device.
 
 int64_t WorkspaceBytes(int64_t asked, int cuda_index) {
   if (asked != 0) return asked;
-  return cuda_index < 0 ? int64_t{512} << 20 : int64_t{5} << 28;
+  return cuda_index < 0 ? kernels::kDefaultCpuWorkspaceBytes : kernels::kDefaultCudaWorkspaceBytes;
 }
 
 std::vector<KernelCase> Cases(const CaseOptions& options) {

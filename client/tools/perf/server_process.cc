@@ -47,6 +47,12 @@ std::atomic<pid_t> own_server{0};
 
 }  // namespace
 
+std::string BesideThisProgram(const std::string& name) {
+  std::error_code error;
+  std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return self.replace_filename(name).string();
+}
+
 void KillOwnServer() {
   if (own_server > 0) kill(own_server, SIGKILL);
 }
@@ -83,9 +89,7 @@ absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(const Settin
 }
 
 absl::Status ServerProcess::Spawn(const Settings& settings) {
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::string program = std::filesystem::path(self).replace_filename("lossd").string();
+  const std::string program = BesideThisProgram("lossd");
   std::string listen = "127.0.0.1:0";
   if (settings.transport == Transport::kUnix) listen = target_ = absl::StrCat("unix:", folder_, "/socket");
   std::vector<std::string> command = {

@@ -16,6 +16,9 @@ namespace lossd::perf {
 double CpuSecondsOf(pid_t pid);
 double OwnCpuSeconds();
 
+// The path of a file in the folder that this program lies in.
+std::string BesideThisProgram(const std::string& name);
+
 // Ends the server of this program, if it has one, at once. Safe in a signal handler.
 void KillOwnServer();
 

@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/tools/perf/run.h"
+#include "client/tools/perf/server_process.h"
 
 namespace lossd::perf {
 namespace {
@@ -79,9 +80,7 @@ bool Succeeds(std::vector<std::string> command) {
 
 // By the script beside this program. Whether it can is not the sweep's success or failure; it says why not.
 void Plot(const SweepOptions& options) {
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::string script = std::filesystem::path(self).replace_filename("plot_perf.py").string();
+  const std::string script = BesideThisProgram("plot_perf.py");
   std::fflush(stdout);
   if (Succeeds({options.python, script, options.out})) return;
   std::printf("no plot; to draw it, with a Python that has matplotlib:\n    python3 %s %s\n", script.c_str(),
