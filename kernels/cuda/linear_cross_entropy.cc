@@ -220,6 +220,7 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int
   tile.by_label = batch.by_label + first;
   tile.gradient_wanted = batch.dx != nullptr || batch.weight_gradient != WeightGradient::kNone;
   tile.exponent_bias = batch.exponent_bias;
+  tile.dependent_launches = path_ == Path::kHopper;
   tile.x = b.x;
   tile.scaled_x = b.scaled_x;
   tile.target_logits = b.target_logits;
@@ -234,6 +235,7 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int
   tile.factors = b.factors;
   tile.losses = batch.losses;
   tile.log_sum_exps = batch.log_sum_exps;
+  tile.rows_redone = batch.rows_redone;
   return tile;
 }
 
@@ -247,10 +249,9 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
   const int64_t tile_rows = RowsPerTile(batch.rows);
   for (int64_t first = 0; first < batch.rows; first += tile_rows) {
     const TileRows tile = DescribeTile(batch, first, std::min(tile_rows, batch.rows - first), buffers);
-    LOSSD_CUDA_TRY(cudaMemsetAsync(tile.redo_count, 0, sizeof(int32_t), stream));
     LOSSD_CUDA_PASS_ON(PrepareRows(tile, batch.hidden_type, batch.hidden_states, stream));
     Report("prepare");
-    LOSSD_CUDA_PASS_ON(hopper ? HopperLosses(batch, tile, buffers, stream)
+    LOSSD_CUDA_PASS_ON(hopper ? HopperLosses(tile, buffers, stream)
                               : PortableLosses(batch, tile, buffers, stream));
     if (batch.dx != nullptr) {
       LOSSD_CUDA_PASS_ON(hopper ? HopperInputGradient(batch, tile, buffers, stream)
@@ -267,8 +268,7 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
   return {};
 }
 
-Result LinearCrossEntropy::HopperLosses(const Batch& batch, const TileRows& tile, const Buffers& b,
-                                        cudaStream_t stream) {
+Result LinearCrossEntropy::HopperLosses(const TileRows& tile, const Buffers& b, cudaStream_t stream) {
   // fp16 reaches too few powers of two for an estimate of a row's maximum.
   const Maximum maximum = tile.type == DataType::kFloat16 ? Maximum::kOfAll : Maximum::kOfSample;
   const int32_t maxima = sm90::MaximumTiles(tile.vocab, Which::kAll, maximum);
@@ -289,7 +289,6 @@ Result LinearCrossEntropy::HopperLosses(const Batch& batch, const TileRows& tile
       ChooseExponents(tile, Which::kRedo, Maximum::kOfAll, b.partials, all_maxima, tile_rows_, stream));
   LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, Which::kRedo, e, b.stride, b.partials, tile_rows_, stream));
   LOSSD_CUDA_PASS_ON(FinishRows(tile, Which::kRedo, b.partials, sums, tile_rows_, stream));
-  if (batch.rows_redone != nullptr) LOSSD_CUDA_PASS_ON(AddRedoCount(tile, batch.rows_redone, stream));
   Report("rows");
   return {};
 }

@@ -123,7 +123,7 @@ class LinearCrossEntropy {
   double TileCost(int64_t rows) const;
   static int64_t Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers);
   TileRows DescribeTile(const Batch& batch, int64_t first, int64_t rows, const Buffers& buffers) const;
-  Result HopperLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
+  Result HopperLosses(const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
   Result HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
                              cudaStream_t stream);
   Result PortableLosses(const Batch& batch, const TileRows& tile, const Buffers& buffers,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/rounding.h"
@@ -70,7 +71,9 @@ struct alignas(16) Eight {
 // kAligned: rows of hidden states begin at multiples of eight elements too.
 template <class T, class TIn, bool kAligned>
 __global__ void PrepareRowsKernel(const TileRows tile, const TIn* hidden_states) {
+  AwaitPreviousKernel();
   const auto row = static_cast<int32_t>(blockIdx.x);
+  if (row == 0 && threadIdx.x == 0) *tile.redo_count = 0;
   const TIn* from = hidden_states + tile.batch_rows[row] * tile.hidden;
   const T* own = static_cast<const T*>(tile.weight) + tile.labels[row] * tile.padded_hidden;
   T* to = static_cast<T*>(tile.x) + row * tile.padded_hidden;
@@ -112,6 +115,7 @@ __global__ void PrepareRowsKernel(const TileRows tile, const TIn* hidden_states)
 
 __global__ void ChooseExponentsKernel(const TileRows tile, Which which, Maximum maximum, const float* maxima,
                                       int32_t tiles, int64_t stride) {
+  AwaitPreviousKernel();
   const auto i = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (i >= RowsOf(tile, which)) return;
   const int32_t row = PlaceOf(tile, which, i);
@@ -166,28 +170,34 @@ __device__ void WriteRow(const TileRows& tile, int32_t row, const RowOutcome& ou
   tile.overflowed[row] = out.overflowed ? 1 : 0;
 }
 
+constexpr int kFinishThreads = 1024;
 constexpr int kFinishRows = 32;
-constexpr int kFinishParts = kThreads / kFinishRows;
+constexpr int kFinishParts = kFinishThreads / kFinishRows;
 
 // Threads of one warp take neighbouring rows, warps take parts of the sums; the parts are added in order.
 __global__ void FinishRowsKernel(const TileRows tile, Which which, const float* sums, int32_t tiles,
                                  int64_t stride) {
   __shared__ double parts[kFinishParts][kFinishRows];
+  AwaitPreviousKernel();
   const int32_t rows = RowsOf(tile, which);
+  const bool counts = which == Which::kRedo && tile.rows_redone != nullptr;
+  if (counts && blockIdx.x == 0 && threadIdx.x == 0) *tile.rows_redone += rows;
   const auto i = static_cast<int32_t>(blockIdx.x * kFinishRows + threadIdx.x % kFinishRows);
   const auto part = static_cast<int32_t>(threadIdx.x / kFinishRows);
   if (static_cast<int32_t>(blockIdx.x * kFinishRows) >= rows) return;
   const int32_t row = i < rows ? PlaceOf(tile, which, i) : 0;
   double sum = 0;
   if (i < rows) {
-    for (int32_t t = tiles * part / kFinishParts; t < tiles * (part + 1) / kFinishParts; ++t) {
-      sum += sums[t * stride + row];
-    }
+    const float* of_row = sums + row;
+    const int32_t end = tiles * (part + 1) / kFinishParts;
+#pragma unroll 8
+    for (int32_t t = tiles * part / kFinishParts; t < end; ++t) sum += of_row[t * stride];
   }
   parts[part][threadIdx.x % kFinishRows] = sum;
   __syncthreads();
   if (part != 0 || i >= rows) return;
   double others = 0;
+#pragma unroll
   for (int p = 0; p < kFinishParts; ++p) others += parts[p][threadIdx.x];
   const ScaledExponential exponential(tile.offsets[row], tile.exponents[row]);
   const double own = OwnExponential(exponential, tile.target_logits[row]);
@@ -200,6 +210,7 @@ __global__ void FinishRowsKernel(const TileRows tile, Which which, const float* 
 
 template <class T>
 __global__ void GatherRedoRowsKernel(const TileRows tile) {
+  AwaitPreviousKernel();
   const auto i = static_cast<int32_t>(blockIdx.x);
   if (i >= *tile.redo_count) return;
   const T* from = static_cast<const T*>(tile.x) + tile.redo_rows[i] * tile.padded_hidden;
@@ -214,6 +225,7 @@ __device__ float ShareOf(const TileRows& tile, int32_t row) {
 
 // One block: the power of two that brings the largest element of v x to about 2^14.
 __global__ void ChooseFactorKernel(const TileRows tile) {
+  AwaitPreviousKernel();
   float largest = 0;
   for (int32_t row = static_cast<int32_t>(threadIdx.x); row < tile.rows; row += kThreads) {
     if (ShareOf(tile, row) != 0.0f) largest = fmaxf(largest, fabsf(tile.scales[row]) * tile.largest[row]);
@@ -230,6 +242,7 @@ __global__ void ChooseFactorKernel(const TileRows tile) {
 
 template <class T>
 __global__ void ScaleRowsKernel(const TileRows tile, bool use_factor) {
+  AwaitPreviousKernel();
   const auto row = static_cast<int32_t>(blockIdx.x);
   const float share = ShareOf(tile, row);
   const float scale = share == 0.0f ? 0.0f : tile.scales[row] * share;
@@ -248,6 +261,7 @@ __global__ void ScaleRowsKernel(const TileRows tile, bool use_factor) {
 // A block looks after the rows of one label, if it is that of the first of them, and some columns.
 template <class T>
 __global__ void AddTargetsKernel(const TileRows tile, float* gradient) {
+  AwaitPreviousKernel();
   const auto first = static_cast<int32_t>(blockIdx.x);
   const int32_t label = tile.labels[tile.by_label[first]];
   if (first > 0 && tile.labels[tile.by_label[first - 1]] == label) return;
@@ -271,8 +285,6 @@ __global__ void AddTargetsKernel(const TileRows tile, float* gradient) {
     *to = out;
   }
 }
-
-__global__ void AddRedoCountKernel(const TileRows tile, int32_t* total) { *total += *tile.redo_count; }
 
 template <class T>
 __global__ void LargestMagnitudeKernel(const T* values, int64_t count, float* largest) {
@@ -344,61 +356,81 @@ unsigned Blocks(int64_t count, int64_t per_block) {
   return static_cast<unsigned>(CeilDivide(count, per_block));
 }
 
+struct Grid {
+  unsigned blocks = 0;
+  unsigned threads = kThreads;
+};
+
+// Of a kernel that begins with AwaitPreviousKernel.
+template <class... Parameters, class... Arguments>
+Result LaunchRows(const char* what, Grid grid, const TileRows& tile, cudaStream_t stream,
+                  void (*kernel)(TileRows, Parameters...), Arguments... arguments) {
+  cudaLaunchAttribute attribute = DependentLaunch();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid.blocks);
+  config.blockDim = dim3(grid.threads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = tile.dependent_launches ? 1 : 0;
+  return {cudaLaunchKernelEx(&config, kernel, tile, Parameters(arguments)...), what};
+}
+
 }  // namespace
 
 Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidden_states,
                    cudaStream_t stream) {
+  Result result;
   WithType(tile.type, [&](auto type) {
     WithType(hidden_type, [&](auto in) {
       const auto* from = static_cast<const decltype(in)*>(hidden_states);
       const bool aligned = tile.hidden % 8 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
       const auto kernel = aligned ? PrepareRowsKernel<decltype(type), decltype(in), true>
                                   : PrepareRowsKernel<decltype(type), decltype(in), false>;
-      kernel<<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(tile, from);
+      result = LaunchRows("PrepareRows", {Blocks(tile.rows, 1)}, tile, stream, kernel, from);
     });
   });
-  return {cudaGetLastError(), "PrepareRows"};
+  return result;
 }
 
 Result ChooseExponents(const TileRows& tile, Which which, Maximum maximum, const float* maxima, int32_t tiles,
                        int64_t stride, cudaStream_t stream) {
-  ChooseExponentsKernel<<<Blocks(tile.rows, kThreads), kThreads, 0, stream>>>(tile, which, maximum, maxima,
-                                                                              tiles, stride);
-  return {cudaGetLastError(), "ChooseExponents"};
+  return LaunchRows("ChooseExponents", {Blocks(tile.rows, kThreads)}, tile, stream, ChooseExponentsKernel,
+                    which, maximum, maxima, tiles, stride);
 }
 
 Result FinishRows(const TileRows& tile, Which which, const float* sums, int32_t tiles, int64_t stride,
                   cudaStream_t stream) {
-  FinishRowsKernel<<<Blocks(tile.rows, kFinishRows), kThreads, 0, stream>>>(tile, which, sums, tiles, stride);
-  return {cudaGetLastError(), "FinishRows"};
+  return LaunchRows("FinishRows", {Blocks(tile.rows, kFinishRows), kFinishThreads}, tile, stream,
+                    FinishRowsKernel, which, sums, tiles, stride);
 }
 
 Result GatherRedoRows(const TileRows& tile, cudaStream_t stream) {
+  Result result;
   WithType(tile.type, [&](auto type) {
-    GatherRedoRowsKernel<decltype(type)><<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(tile);
+    const auto kernel = GatherRedoRowsKernel<decltype(type)>;
+    result = LaunchRows("GatherRedoRows", {Blocks(tile.rows, 1)}, tile, stream, kernel);
   });
-  return {cudaGetLastError(), "GatherRedoRows"};
+  return result;
 }
 
 Result ScaleRows(const TileRows& tile, cudaStream_t stream) {
   const bool use_factor = tile.type == DataType::kFloat16;
-  if (use_factor) ChooseFactorKernel<<<1, kThreads, 0, stream>>>(tile);
+  if (use_factor) LOSSD_CUDA_PASS_ON(LaunchRows("ChooseFactor", {1}, tile, stream, ChooseFactorKernel));
+  Result result;
   WithType(tile.type, [&](auto type) {
-    ScaleRowsKernel<decltype(type)><<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(tile, use_factor);
+    const auto kernel = ScaleRowsKernel<decltype(type)>;
+    result = LaunchRows("ScaleRows", {Blocks(tile.rows, 1)}, tile, stream, kernel, use_factor);
   });
-  return {cudaGetLastError(), "ScaleRows"};
+  return result;
 }
 
 Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream) {
+  Result result;
   WithType(tile.type, [&](auto type) {
-    AddTargetsKernel<decltype(type)><<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(tile, gradient);
+    const auto kernel = AddTargetsKernel<decltype(type)>;
+    result = LaunchRows("AddTargets", {Blocks(tile.rows, 1)}, tile, stream, kernel, gradient);
   });
-  return {cudaGetLastError(), "AddTargets"};
-}
-
-Result AddRedoCount(const TileRows& tile, int32_t* total, cudaStream_t stream) {
-  AddRedoCountKernel<<<1, 1, 0, stream>>>(tile, total);
-  return {cudaGetLastError(), "AddRedoCount"};
+  return result;
 }
 
 Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest,
@@ -456,7 +488,6 @@ Result LoadRowKernels(DataType weight_type) {
   load(&ChooseExponentsKernel);
   load(&FinishRowsKernel);
   load(&ChooseFactorKernel);
-  load(&AddRedoCountKernel);
   return result;
 }
 

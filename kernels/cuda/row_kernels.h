@@ -29,8 +29,9 @@ struct TileRows {
   const float* gradient_scales = nullptr;  // g
   const float* shares = nullptr;           // 1: counts in dW, 0: does not; null: all count
   const int32_t* by_label = nullptr;       // the tile's rows ordered by label, rows of one label in order
-  bool gradient_wanted = false;  // dX or dW: then rows whose gradient would overflow count as overflowed
-  int32_t exponent_bias = 0;     // even; added to every k, for tests
+  bool gradient_wanted = false;     // dX or dW: then rows whose gradient would overflow count as overflowed
+  int32_t exponent_bias = 0;        // even; added to every k, for tests
+  bool dependent_launches = false;  // compute capability 9.0: see dependent_launch.cuh
 
   // Made.
   void* x = nullptr;         // [rows, padded_hidden]
@@ -48,7 +49,8 @@ struct TileRows {
 
   // The batch's own.
   float* losses = nullptr;
-  float* log_sum_exps = nullptr;  // or null
+  float* log_sum_exps = nullptr;   // or null
+  int32_t* rows_redone = nullptr;  // or null; one value, added to
 };
 
 // Which rows a function works on: all, or those of redo_rows (as many as redo_count says, on the device).
@@ -56,7 +58,7 @@ enum class Which { kAll, kRedo };
 
 // Gathers and rounds hidden states [*, hidden] of `hidden_type` into x, and computes target logits,
 // magnitudes and overflows: a row is one if it is not finite in the weight's type or if a logit could leave
-// fp32. Its x is zero.
+// fp32. Its x is zero. Empties redo_rows.
 Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidden_states,
                    cudaStream_t stream);
 
@@ -66,8 +68,8 @@ enum class Maximum { kOfSample, kOfAll };
 Result ChooseExponents(const TileRows& tile, Which which, Maximum maximum, const float* maxima, int32_t tiles,
                        int64_t stride, cudaStream_t stream);
 
-// From the sums [tiles, stride] of E without the label's: losses, v, c. Rows out of range go to redo_rows,
-// which must have been emptied (kAll); what is out of range still (kRedo) has overflowed.
+// From the sums [tiles, stride] of E without the label's: losses, v, c. Rows out of range go to redo_rows
+// (kAll); what is out of range still (kRedo) has overflowed, and redo_count is added to rows_redone.
 Result FinishRows(const TileRows& tile, Which which, const float* sums, int32_t tiles, int64_t stride,
                   cudaStream_t stream);
 
@@ -80,9 +82,6 @@ Result ScaleRows(const TileRows& tile, cudaStream_t stream);
 
 // dW[y] += c x, rows of one label summed in fp32 in their order.
 Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream);
-
-// *total += *tile.redo_count.
-Result AddRedoCount(const TileRows& tile, int32_t* total, cudaStream_t stream);
 
 // The largest magnitude of `count` values of `type` into *largest; infinite if one is not finite.
 Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/result.h"
 #include "kernels/cuda/sm90/epilogues.cuh"
 #include "kernels/cuda/sm90/product.cuh"
@@ -68,13 +69,13 @@ Result Launch(const Operand& a, const Operand& b, const ProductShape& shape, con
   config.blockDim = dim3(Tile::kThreads);
   config.dynamicSmemBytes = Tile::kSharedBytes;
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = Tile::kBlocks;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2] = {DependentLaunch(), {}};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = Tile::kBlocks;
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   LOSSD_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, map_a, map_b, shape, epilogue));
   return {};
 }

@@ -10,6 +10,7 @@
 #ifndef LOSSD_KERNELS_CUDA_SM90_PRODUCT_CUH_
 #define LOSSD_KERNELS_CUDA_SM90_PRODUCT_CUH_
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/sm90/ptx.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 
@@ -272,6 +273,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     ClusterSync();
   }
+  AwaitPreviousKernel();
 
   const int32_t rows = shape.device_m == nullptr ? shape.m : min(shape.m, *shape.device_m);
   const TileOrder<Tile> order(shape, rows, rank);
