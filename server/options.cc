@@ -34,6 +34,10 @@ ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
 ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
           "payload in and out that one stream may have under way before the server stops reading from it");
 ABSL_FLAG(int64_t, staging_bytes, int64_t{2} << 30, "lane credits of all sessions together");
+ABSL_FLAG(
+    int64_t, pinned_bytes, int64_t{512} << 20,
+    "page-locked memory that a GPU copies payloads and results from and to by itself; beyond it they are "
+    "copied once more");
 ABSL_FLAG(absl::Duration, batching_window, absl::ZeroDuration(),
           "how long an idle GPU waits for more chunks before it starts a small batch; at most 1s");
 ABSL_FLAG(int64_t, max_heads, 64, "most heads");
@@ -200,6 +204,7 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.batching_window = absl::GetFlag(FLAGS_batching_window);
   engine.memory_limit_bytes = absl::GetFlag(FLAGS_memory_limit_bytes);
   options.device.workspace_bytes = absl::GetFlag(FLAGS_workspace_bytes);
+  options.device.pinned_bytes = absl::GetFlag(FLAGS_pinned_bytes);
   options.device.name = absl::GetFlag(FLAGS_device);
   options.device.chunk_limits = engine.chunk_limits;
   for (const auto& [flag, value, least] : std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{
@@ -208,6 +213,7 @@ absl::Status ReadEngineOptions(Options& options) {
            {"max_chunk_tokens", engine.chunk_limits.max_chunk_tokens, 1},
            {"lane_credit_bytes", engine.lane_credit_bytes, 4096},
            {"staging_bytes", engine.staging_bytes, engine.lane_credit_bytes},
+           {"pinned_bytes", options.device.pinned_bytes, 0},
            {"max_heads", engine.max_heads, 1},
            {"max_sessions", engine.max_sessions, 1},
            {"max_lanes", engine.max_lanes, 1}}) {

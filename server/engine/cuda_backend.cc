@@ -133,7 +133,7 @@ void CudaBackend::StartBatch(const RowKind& kind, std::span<const ChunkRows> chu
 Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
   CudaPipeline& pipeline = device_->pipeline;
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  const BatchRows rows = FillPinned(kind, slot);
+  const BatchRows rows = FillPinned(slot);
   int64_t tokens = 0;
   for (const ChunkRows& chunk : slot.chunks) tokens += chunk.tokens;
   // Rows that are ignored get zeros.
@@ -147,21 +147,22 @@ Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
   return pipeline.CopyOut(slot);
 }
 
-// Hidden states of all chunks one after the other, and arrays of the valid rows.
-BatchRows CudaBackend::FillPinned(const RowKind& kind, const CudaSlot& slot) const {
+// Hidden states of all chunks, each where it belongs, and arrays of the valid rows.
+BatchRows CudaBackend::FillPinned(const CudaSlot& slot) const {
   auto* in = static_cast<char*>(slot.pinned_in.data());
   const SlotLayout& layout = slot.layout;
-  const int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
   const bool adds = Accumulates(slot);
   std::vector<LabelledRows> parts;
   parts.reserve(slot.chunks.size());
   char* hidden_states = in + layout.hidden_states;
   for (const ChunkRows& chunk : slot.chunks) {
-    const int64_t bytes = chunk.tokens * row_bytes;
-    if (chunk.hidden_states != nullptr) {
-      std::memcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes));
-    } else {
-      Gather(chunk.hidden_parts, reinterpret_cast<std::byte*>(hidden_states));
+    const int64_t bytes = chunk.tokens * slot.hidden_row_bytes;
+    if (!CudaPipeline::CopiesItself(slot, chunk)) {
+      if (chunk.hidden_states != nullptr) {
+        std::memcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes));
+      } else {
+        Gather(chunk.hidden_parts, reinterpret_cast<std::byte*>(hidden_states));
+      }
     }
     hidden_states += bytes;
     // Where no chunk counts, dW is left alone, and there is nothing to tell apart.

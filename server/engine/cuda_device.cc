@@ -10,6 +10,7 @@
 #include "server/engine/cuda_pipeline.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/errors.h"
+#include "server/engine/pinned_pool.h"
 
 namespace lossd::engine {
 namespace {
@@ -28,9 +29,10 @@ constexpr int64_t kGatheredBytes = int64_t{32} << 20;
 
 class CudaDevice : public Device {
  public:
-  explicit CudaDevice(CudaPath path) : path_(path) {}
+  explicit CudaDevice(const CudaOptions& options) : options_(options) {}
 
-  Result Create(int index, int64_t workspace_bytes, const ChunkLimits& limits) {
+  Result Create(int index) {
+    const ChunkLimits& limits = options_.chunk_limits;
     SharedCuda& d = shared_;
     d.index = index;
     LOSSD_CUDA_TRY(cudaSetDevice(index));
@@ -39,8 +41,9 @@ class CudaDevice : public Device {
     LOSSD_CUDA_PASS_ON(kernels::cuda::BestPath(DataType::kBFloat16, &path));
     (void)CublasLt::Open(&d.library, &d.why_no_library);
     const auto whole = static_cast<int64_t>(properties_.totalGlobalMem);
-    d.workspace_bytes =
-        workspace_bytes > 0 ? workspace_bytes : std::min(kernels::kDefaultCudaWorkspaceBytes, whole / 4);
+    d.workspace_bytes = options_.workspace_bytes > 0
+                            ? options_.workspace_bytes
+                            : std::min(kernels::kDefaultCudaWorkspaceBytes, whole / 4);
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(d.workspace_bytes, &d.workspace));
     CudaPipeline::Capacity capacity;
     capacity.tokens = std::max(limits.max_chunk_tokens, LinearCrossEntropy::kMostTileRows);
@@ -48,6 +51,7 @@ class CudaDevice : public Device {
     // dX may be fp32 where hidden states were 16 bits.
     capacity.dx_bytes = std::max(2 * limits.max_chunk_bytes, kGatheredBytes);
     LOSSD_CUDA_PASS_ON(d.pipeline.Create(capacity));
+    LOSSD_CUDA_PASS_ON(PinnedPool::Create(options_.pinned_bytes, &pinned_));
     LOSSD_CUDA_PASS_ON(LoadCode());
     size_t free = 0;
     size_t total = 0;
@@ -97,6 +101,8 @@ class CudaDevice : public Device {
     return {{"workspace", shared_.workspace_bytes + shared_.pipeline.device_bytes()}};
   }
 
+  std::optional<ResultBytes> RegisteredBytes(int64_t bytes) override { return pinned_->Take(bytes); }
+
   int64_t MostBatches() const override { return CudaPipeline::kSlots; }
   int64_t BatchesUnderWay() const override { return shared_.pipeline.under_way(); }
   void Poll() override { shared_.pipeline.Poll(); }
@@ -133,7 +139,7 @@ class CudaDevice : public Device {
     Result result(cudaSetDevice(shared_.index), "cudaSetDevice");
     if (result.ok()) result = kernels::cuda::BestPath(config.weight_type, &path);
     if (!result.ok()) return DeviceFailed(result);
-    if (path_ == CudaPath::kPortable) path = Path::kPortable;
+    if (options_.path == CudaPath::kPortable) path = Path::kPortable;
     if (path == Path::kPortable && shared_.library == nullptr) {
       return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kDtype, "weight_dtype",
                        absl::StrCat("heads of ", kernels::Name(config.weight_type),
@@ -142,16 +148,16 @@ class CudaDevice : public Device {
     return path;
   }
 
-  const CudaPath path_;
+  const CudaOptions options_;
   SharedCuda shared_;
+  std::shared_ptr<PinnedPool> pinned_;
   cudaDeviceProp properties_{};
   int64_t available_ = 0;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t workspace_bytes,
-                                                         const ChunkLimits& limits, CudaPath path) {
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, const CudaOptions& options) {
   int count = 0;
   if (const Result result(cudaGetDeviceCount(&count), "cudaGetDeviceCount"); !result.ok() || count == 0) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
@@ -163,8 +169,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t work
         absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
         absl::StrCat("cuda:", index, ": there are ", count, " CUDA devices, the last is cuda:", count - 1));
   }
-  auto device = std::make_unique<CudaDevice>(path);
-  if (const Result result = device->Create(index, workspace_bytes, limits); !result.ok()) {
+  auto device = std::make_unique<CudaDevice>(options);
+  if (const Result result = device->Create(index); !result.ok()) {
     return ToStatus(result.code() == cudaErrorMemoryAllocation ? absl::StatusCode::kResourceExhausted
                                                                : absl::StatusCode::kFailedPrecondition,
                     result);

@@ -14,13 +14,20 @@ namespace lossd::engine {
 // kPortable: what every GPU takes, on Hopper too; for tests and measurements.
 enum class CudaPath { kFastest, kPortable };
 
-// `workspace_bytes` is the ceiling of the device memory for E of all heads together (0: 1.25 GiB, or a
-// quarter of the device if that is less); it is taken at once, as is the staging memory for batches of chunks
-// within `limits`. Nothing is allocated afterwards but by CreateHead. FAILED_PRECONDITION if there is no such
-// device. The device must outlive its heads.
-absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, int64_t workspace_bytes,
-                                                         const ChunkLimits& limits,
-                                                         CudaPath path = CudaPath::kFastest);
+struct CudaOptions {
+  // The ceiling of the device memory for E of all heads together; 0: 1.25 GiB, or a quarter of the device if
+  // that is less.
+  int64_t workspace_bytes = 0;
+  // Page-locked host memory for payloads and results (Device::RegisteredBytes), beside that of the batches.
+  int64_t pinned_bytes = 0;
+  ChunkLimits chunk_limits;
+  CudaPath path = CudaPath::kFastest;
+};
+
+// Takes the workspace and the memory for batches of chunks within the limits at once. Nothing is allocated
+// afterwards but by CreateHead. FAILED_PRECONDITION if there is no such device. The device must outlive its
+// heads.
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, const CudaOptions& options);
 
 }  // namespace lossd::engine
 

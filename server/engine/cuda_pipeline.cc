@@ -5,6 +5,7 @@
 
 #include "kernels/rounding.h"
 #include "server/engine/cuda_status.h"
+#include "server/engine/staging.h"
 
 namespace lossd::engine {
 namespace {
@@ -26,6 +27,28 @@ Result Happened(const Event& event, bool* happened) {
   return {};
 }
 
+// Whether the device copies from or to this memory rather than the host.
+bool IsDirect(MemoryPlace place, int64_t bytes) {
+  return place == MemoryPlace::kDevice ||
+         (place == MemoryPlace::kRegisteredHost && bytes >= kLeastStagedBytes);
+}
+
+int64_t HiddenBytes(const CudaSlot& slot, const ChunkRows& chunk) {
+  return chunk.tokens * slot.hidden_row_bytes;
+}
+int64_t InputGradientBytes(const CudaSlot& slot, const ChunkRows& chunk) {
+  return chunk.tokens * slot.dx_row_bytes;
+}
+
+char* At(void* memory, int64_t offset) { return static_cast<char*>(memory) + offset; }
+
+Result CopyAsync(void* to, const void* from, int64_t bytes, const Stream& stream) {
+  if (bytes == 0) return {};
+  // Either may be memory of the device.
+  LOSSD_CUDA_TRY(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream.get()));
+  return {};
+}
+
 // From pinned memory to where the chunks want them.
 void HandOut(const CudaSlot& slot) {
   const auto* out = static_cast<const char*>(slot.pinned_out.data());
@@ -36,11 +59,11 @@ void HandOut(const CudaSlot& slot) {
     const int64_t loss_bytes = chunk.tokens * static_cast<int64_t>(sizeof(float));
     std::memcpy(chunk.losses, losses, static_cast<size_t>(loss_bytes));
     losses += loss_bytes;
-    if (chunk.dx != nullptr) {
-      const int64_t dx_bytes = chunk.tokens * slot.dx_row_bytes;
+    const int64_t dx_bytes = InputGradientBytes(slot, chunk);
+    if (dx_bytes > 0 && !IsDirect(chunk.dx_place, dx_bytes)) {
       std::memcpy(chunk.dx, dx, static_cast<size_t>(dx_bytes));
-      dx += dx_bytes;
     }
+    dx += dx_bytes;
     slot.callbacks.on_input_gradients(i);
   }
 }
@@ -92,9 +115,9 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
   CudaSlot& slot = slots_[(oldest_ + under_way_++) % kSlots];
   int64_t tokens = 0;
   for (const ChunkRows& chunk : chunks) tokens += chunk.tokens;
+  slot.hidden_row_bytes = hidden_size * kernels::SizeOf(kind.hidden_type);
   slot.dx_row_bytes = kind.mode == ComputeMode::kLossOnly ? 0 : hidden_size * kernels::SizeOf(kind.dx_type);
-  slot.layout = SlotLayout::Of(tokens, tokens * hidden_size * kernels::SizeOf(kind.hidden_type),
-                               tokens * slot.dx_row_bytes);
+  slot.layout = SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.dx_row_bytes);
   slot.chunks.assign(chunks.begin(), chunks.end());
   slot.callbacks = std::move(callbacks);
   slot.answered = false;
@@ -104,10 +127,26 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
   return slot;
 }
 
+bool CudaPipeline::CopiesItself(const CudaSlot& slot, const ChunkRows& chunk) {
+  return IsDirect(chunk.hidden_place, HiddenBytes(slot, chunk));
+}
+
 Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
-  LOSSD_CUDA_TRY(cudaMemcpyAsync(slot.in.data(), slot.pinned_in.data(),
-                                 static_cast<size_t>(slot.layout.in_bytes), cudaMemcpyHostToDevice,
-                                 copying_.get()));
+  int64_t copied = 0;
+  int64_t offset = slot.layout.hidden_states;
+  const auto copy_before = [&](int64_t end) {
+    return CopyAsync(At(slot.in.data(), copied), At(slot.pinned_in.data(), copied), end - copied, copying_);
+  };
+  for (const ChunkRows& chunk : slot.chunks) {
+    const int64_t bytes = HiddenBytes(slot, chunk);
+    if (CopiesItself(slot, chunk)) {
+      LOSSD_CUDA_PASS_ON(copy_before(offset));
+      LOSSD_CUDA_PASS_ON(CopyAsync(At(slot.in.data(), offset), chunk.hidden_states, bytes, copying_));
+      copied = offset + bytes;
+    }
+    offset += bytes;
+  }
+  LOSSD_CUDA_PASS_ON(copy_before(slot.layout.in_bytes));
   LOSSD_CUDA_TRY(cudaMemsetAsync(slot.out.data(), 0, static_cast<size_t>(zeros), copying_.get()));
   LOSSD_CUDA_TRY(cudaEventRecord(slot.arrived.get(), copying_.get()));
   LOSSD_CUDA_TRY(cudaStreamWaitEvent(computing_.get(), slot.arrived.get()));
@@ -117,9 +156,22 @@ Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
 Result CudaPipeline::CopyOut(const CudaSlot& slot) {
   LOSSD_CUDA_TRY(cudaEventRecord(slot.computed.get(), computing_.get()));
   LOSSD_CUDA_TRY(cudaStreamWaitEvent(returning_.get(), slot.ready.get()));
-  LOSSD_CUDA_TRY(cudaMemcpyAsync(slot.pinned_out.data(), slot.out.data(),
-                                 static_cast<size_t>(slot.layout.out_bytes), cudaMemcpyDeviceToHost,
-                                 returning_.get()));
+  int64_t copied = 0;
+  int64_t offset = slot.layout.dx;
+  const auto copy_before = [&](int64_t end) {
+    return CopyAsync(At(slot.pinned_out.data(), copied), At(slot.out.data(), copied), end - copied,
+                     returning_);
+  };
+  for (const ChunkRows& chunk : slot.chunks) {
+    const int64_t bytes = InputGradientBytes(slot, chunk);
+    if (bytes > 0 && IsDirect(chunk.dx_place, bytes)) {
+      LOSSD_CUDA_PASS_ON(copy_before(offset));
+      LOSSD_CUDA_PASS_ON(CopyAsync(chunk.dx, At(slot.out.data(), offset), bytes, returning_));
+      copied = offset + bytes;
+    }
+    offset += bytes;
+  }
+  LOSSD_CUDA_PASS_ON(copy_before(slot.layout.out_bytes));
   LOSSD_CUDA_TRY(cudaEventRecord(slot.left.get(), returning_.get()));
   return {};
 }

@@ -6,6 +6,9 @@
 //   computing                   └▸ losses, dX ─┐ ready ─ dW ─ computed
 //   returning                                  └▸ out -> pinned_out ─ left
 //
+// Chunks whose memory the device knows (MemoryPlace) are copied from there and to there; pinned memory is for
+// all others, and for what is small.
+//
 // Belongs to the device's owner thread; nothing here blocks.
 #ifndef LOSSD_SERVER_ENGINE_CUDA_PIPELINE_H_
 #define LOSSD_SERVER_ENGINE_CUDA_PIPELINE_H_
@@ -52,6 +55,7 @@ struct CudaSlot {
   kernels::cuda::Event left;      // on the returning stream: `pinned_out` is there
 
   SlotLayout layout;
+  int64_t hidden_row_bytes = 0;
   int64_t dx_row_bytes = 0;  // 0: loss only
   std::vector<ChunkRows> chunks;
   BatchCallbacks callbacks;
@@ -83,8 +87,10 @@ class CudaPipeline {
   // Fail. Fewer than kSlots batches are under way.
   CudaSlot& Begin(const RowKind& kind, std::span<const ChunkRows> chunks, int64_t hidden_size,
                   BatchCallbacks callbacks);
-  // What pinned_in holds goes to the device, the first `zeros` bytes of `out` are cleared, and computing()
-  // waits for both.
+  // Whether pinned_in has no part in a chunk's hidden states.
+  static bool CopiesItself(const CudaSlot& slot, const ChunkRows& chunk);
+  // What pinned_in and the chunks hold goes to the device, the first `zeros` bytes of `out` are cleared, and
+  // computing() waits for both.
   kernels::cuda::Result CopyIn(const CudaSlot& slot, int64_t zeros);
   kernels::cuda::Result CopyOut(const CudaSlot& slot);
   // Everything under way, and everything that is begun from now on, ends with this.

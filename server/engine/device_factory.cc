@@ -24,7 +24,9 @@ int CudaIndex(absl::string_view name) {
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCuda(int index, const DeviceOptions& options) {
 #ifdef LOSSD_CUDA
-  return CreateCudaDevice(index, options.workspace_bytes, options.chunk_limits);
+  return CreateCudaDevice(index, {.workspace_bytes = options.workspace_bytes,
+                                  .pinned_bytes = options.pinned_bytes,
+                                  .chunk_limits = options.chunk_limits});
 #else
   (void)options;
   return MakeError(

@@ -88,6 +88,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 
   HeadEnvironment environment;
   environment.scheduler = &scheduler_;
+  environment.device = device_.get();
   environment.counters = &counters_;
   environment.limits = options_.chunk_limits;
   environment.incarnation = incarnation_;

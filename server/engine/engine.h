@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,6 +25,7 @@
 #include "server/engine/head.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/memory_budget.h"
+#include "server/engine/staging.h"
 
 namespace lossd::engine {
 
@@ -64,6 +66,9 @@ class Engine {
   absl::Time started() const { return started_; }
   // What is reserved, by purpose; every purpose is there even if nothing is.
   MemoryPlan ReservedByPurpose() const;
+
+  // A payload that is about to be submitted, where the device wants it.
+  Payload Staged(Payload payload) const { return engine::Staged(std::move(payload), device_.get()); }
 
   // The same configuration again answers the existing head; another one is ALREADY_EXISTS.
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);

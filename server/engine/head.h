@@ -67,6 +67,7 @@ struct HeadInfo {
 // What a head shares with the rest of the engine; all of it outlives the head.
 struct HeadEnvironment {
   BatchScheduler* scheduler = nullptr;
+  Device* device = nullptr;
   Counters* counters = nullptr;
   ChunkLimits limits;
   std::string incarnation;

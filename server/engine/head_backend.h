@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -33,7 +34,7 @@ struct RowKind {
   bool operator==(const RowKind&) const = default;
 };
 
-// The rows of one chunk in host memory, checked by the caller. Nothing that is pointed to is owned; it lives
+// The rows of one chunk, checked by the caller. Nothing that is pointed to is owned; it lives
 // until the batch is done.
 struct ChunkRows {
   enum class Accumulate { kYes, kNo };
@@ -43,13 +44,15 @@ struct ChunkRows {
   // end anywhere.
   const void* hidden_states = nullptr;
   std::span<const ByteSpan> hidden_parts = {};
-  const int64_t* labels = nullptr;  // [tokens]
+  MemoryPlace hidden_place = MemoryPlace::kHost;  // other than that: in one piece, aligned to 16 bytes
+  const int64_t* labels = nullptr;                // [tokens]
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
   Accumulate accumulate = Accumulate::kYes;  // whether the rows count in dW; kNo if loss only
 
-  float* losses = nullptr;  // [tokens]
-  void* dx = nullptr;       // [tokens, H] of the kind's dx_type; null if loss only
+  float* losses = nullptr;                    // [tokens]
+  void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss only
+  MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
 };
 
 struct BatchReport {
@@ -112,6 +115,10 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
   // Memory that belongs to the device rather than to a head.
   virtual MemoryPlan SharedMemory() const = 0;
+  // Memory of the host that the device copies from and to by itself, for payloads and results; nothing if it
+  // has none, or none left: then any memory does. Any thread's, beside every other call; it may outlive the
+  // device.
+  virtual std::optional<ResultBytes> RegisteredBytes(int64_t /*bytes*/) { return std::nullopt; }
 
   // Most batches, of all heads, that may be under way at once: started and not done.
   virtual int64_t MostBatches() const { return 1; }

@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "server/engine/head.h"
+#include "server/engine/staging.h"
 
 namespace lossd::engine {
 
@@ -96,14 +97,17 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   } else {
     rows.hidden_parts = parts;
   }
+  rows.hidden_place = chunk.hidden_states.place();
   rows.labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
   rows.ignore_index = chunk.ignore_index;
   rows.gradient_scale = chunk.gradient_scale;
   rows.accumulate = kind == ItemKind::kAccumulate ? ChunkRows::Accumulate::kYes : ChunkRows::Accumulate::kNo;
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
   if (chunk.mode == ComputeMode::kLossAndGradients) {
-    answer.dx = ResultBytes(chunk.tokens * config_.hidden_size * kernels::SizeOf(chunk.dx_type));
+    const int64_t dx_bytes = chunk.tokens * config_.hidden_size * kernels::SizeOf(chunk.dx_type);
+    answer.dx = StagedResult(dx_bytes, environment_.device);
     rows.dx = answer.dx.data();
+    rows.dx_place = answer.dx.place();
   }
   return rows;
 }

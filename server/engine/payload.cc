@@ -19,12 +19,19 @@ Payload Payload::Of(std::string bytes) {
   return {{part}, std::move(owner), size};
 }
 
+Payload Payload::Of(const ResultBytes& bytes) {
+  if (bytes.size() == 0) return {};
+  const ByteSpan part(bytes.data(), static_cast<size_t>(bytes.size()));
+  Payload payload({part}, bytes.owner(), bytes.size());
+  payload.place_ = bytes.place();
+  return payload;
+}
+
 Payload Payload::Gathered() const {
   if (size_ == 0) return {};
   ResultBytes bytes(size_);
   Gather(parts_, bytes.data());
-  const ByteSpan part(bytes.data(), static_cast<size_t>(size_));
-  return {{part}, bytes.owner(), size_};
+  return Of(bytes);
 }
 
 ByteSpan PayloadReader::Next(int64_t most) {

@@ -7,11 +7,39 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lossd::engine {
 
 using ByteSpan = std::span<const std::byte>;
+
+enum class MemoryPlace {
+  kHost,
+  kRegisteredHost,  // known to the device, which copies from and to it by itself
+  kDevice,          // an address of the device: the host cannot read it
+};
+
+// Memory for bytes that are about to be written, all of them: nothing clears it before. Copies share it.
+class ResultBytes {
+ public:
+  ResultBytes() = default;
+  explicit ResultBytes(int64_t size)
+      : data_(std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(size))), size_(size) {}
+  ResultBytes(std::shared_ptr<std::byte[]> data, int64_t size, MemoryPlace place)
+      : data_(std::move(data)), size_(size), place_(place) {}
+
+  std::byte* data() { return data_.get(); }
+  const std::byte* data() const { return data_.get(); }
+  int64_t size() const { return size_; }
+  MemoryPlace place() const { return place_; }
+  const std::shared_ptr<std::byte[]>& owner() const { return data_; }
+
+ private:
+  std::shared_ptr<std::byte[]> data_;
+  int64_t size_ = 0;
+  MemoryPlace place_ = MemoryPlace::kHost;
+};
 
 // Immutable; copies share the memory. What is empty has no part, and no part is empty.
 class Payload {
@@ -21,10 +49,12 @@ class Payload {
   Payload(std::vector<ByteSpan> parts, std::shared_ptr<const void> owner, int64_t kept_bytes);
   // One part.
   static Payload Of(std::string bytes);
+  static Payload Of(const ResultBytes& bytes);
 
   int64_t size() const { return size_; }
   int64_t kept_bytes() const { return kept_bytes_; }
   std::span<const ByteSpan> parts() const { return parts_; }
+  MemoryPlace place() const { return place_; }
 
   // The same bytes as one part with memory of its own.
   Payload Gathered() const;
@@ -34,6 +64,7 @@ class Payload {
   std::shared_ptr<const void> owner_;
   int64_t size_ = 0;
   int64_t kept_bytes_ = 0;
+  MemoryPlace place_ = MemoryPlace::kHost;
 };
 
 // Goes through a payload from its beginning, part by part.
@@ -51,23 +82,6 @@ class PayloadReader {
 
 // One part after the other into `out`.
 void Gather(std::span<const ByteSpan> parts, std::byte* out);
-
-// Memory for bytes that are about to be written, all of them: nothing clears it before. Copies share it.
-class ResultBytes {
- public:
-  ResultBytes() = default;
-  explicit ResultBytes(int64_t size)
-      : data_(std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(size))), size_(size) {}
-
-  std::byte* data() { return data_.get(); }
-  const std::byte* data() const { return data_.get(); }
-  int64_t size() const { return size_; }
-  const std::shared_ptr<std::byte[]>& owner() const { return data_; }
-
- private:
-  std::shared_ptr<std::byte[]> data_;
-  int64_t size_ = 0;
-};
 
 }  // namespace lossd::engine
 

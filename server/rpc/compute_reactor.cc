@@ -120,6 +120,7 @@ void ComputeReactor::HandleChunk() {
     EndLocked(Malformed("the first message must be start, not chunk"), Ending::kAfterAnswers);
     return;
   }
+  held_.hidden_states = engine_->Staged(std::move(held_.hidden_states));
   {
     const std::lock_guard lock(mutex_);
     // A token count that will be rejected has no answer to reserve for (and might overflow).

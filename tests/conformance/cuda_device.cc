@@ -7,8 +7,10 @@ namespace {
 
 template <CudaPath kPath>
 absl::StatusOr<std::unique_ptr<Device>> Create(int64_t workspace_bytes) {
-  return CreateCudaDevice(0, workspace_bytes,
-                          {.max_chunk_bytes = kMaxChunkBytes, .max_chunk_tokens = kMaxChunkTokens}, kPath);
+  return CreateCudaDevice(
+      0, {.workspace_bytes = workspace_bytes,
+          .chunk_limits = {.max_chunk_bytes = kMaxChunkBytes, .max_chunk_tokens = kMaxChunkTokens},
+          .path = kPath});
 }
 
 }  // namespace

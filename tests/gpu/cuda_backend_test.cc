@@ -134,6 +134,38 @@ TEST_P(CudaLoop, ManySmallChunksOfSeveralSessionsGiveWhatOneChunkGives) {
   }
 }
 
+// Chunks of 300 tokens are large enough for memory that the device knows, those of 60 are not, and where
+// the pool has no room left they go the common way.
+TEST_P(CudaLoop, WhereTheDeviceCopiesFromAndToChangesNothing) {
+  constexpr int64_t kSizes[] = {300, 60, 60, 300, 20, 300, 260};
+  Start(absl::ZeroDuration());
+  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
+  const Whole whole = RunWhole(*cuda_);
+  for (const int64_t pinned_bytes : {int64_t{0}, int64_t{256} << 10, int64_t{64} << 20}) {
+    SCOPED_TRACE(pinned_bytes);
+    cuda_ = nullptr;
+    cuda_ = CudaEngine::Create(problem_, WithWindow(absl::Hours(1)), pinned_bytes);
+    const Stream stream = cuda_->Open("client");
+    int64_t first = 0;
+    uint64_t sequence = 0;
+    for (const int64_t tokens : kSizes) {
+      cuda_->Submit(stream, cuda_->Cut(++sequence, first, tokens));
+      first += tokens;
+    }
+    EXPECT_LT(RelativeError(cuda_->TakeGradient(), Widened(whole.dw)), 1e-5);
+    int64_t registered = 0;
+    for (const ChunkAnswer& answer : stream.listener->AwaitAnswers(std::size(kSizes))) {
+      ExpectRows(answer, whole);
+      registered += answer.dx.place() == MemoryPlace::kRegisteredHost ? 1 : 0;
+    }
+    if (pinned_bytes == 0) {
+      EXPECT_EQ(registered, 0);
+    } else if (pinned_bytes > int64_t{1} << 20) {
+      EXPECT_EQ(registered, 4);
+    }
+  }
+}
+
 TEST_P(CudaLoop, ARepeatInTheSameBatchGetsTheSameBitsAndAddsNothing) {
   Start(absl::Hours(1));
   if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
@@ -211,7 +243,7 @@ struct LargeBatch {
 };
 
 TEST(CudaPipeline, HasThreeBatchesUnderWayAndAnswersBeforeTheGradientIsComplete) {
-  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, 0, ChunkLimits());
+  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, {});
   if (!device.ok()) GTEST_SKIP() << device.status();
   const HeadConfig config{"h", LargeBatch::kEntries, LargeBatch::kWidth, DataType::kBFloat16};
   const std::unique_ptr<HeadBackend> head = *(*device)->CreateHead(config);
@@ -251,7 +283,7 @@ TEST(CudaPipeline, HasThreeBatchesUnderWayAndAnswersBeforeTheGradientIsComplete)
 }
 
 TEST(CudaDevice, AHeadThatDoesNotFitIsRefusedAndHarmsNothing) {
-  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, 0, ChunkLimits());
+  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, {});
   if (!device.ok()) GTEST_SKIP() << device.status();
   const HeadConfig huge{"huge", int64_t{1} << 25, 4096, DataType::kBFloat16};  // 768 GiB
   EXPECT_EQ((*device)->CreateHead(huge).status().code(), absl::StatusCode::kResourceExhausted);

@@ -13,8 +13,10 @@ namespace lossd::engine {
 using kernels::SizeOf;
 using kernels::testing::Problem;
 
-std::unique_ptr<CudaEngine> CudaEngine::Create(const Problem& problem, EngineOptions options) {
-  absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0, 0, options.chunk_limits);
+std::unique_ptr<CudaEngine> CudaEngine::Create(const Problem& problem, EngineOptions options,
+                                               int64_t pinned_bytes) {
+  absl::StatusOr<std::unique_ptr<Device>> device =
+      CreateCudaDevice(0, {.pinned_bytes = pinned_bytes, .chunk_limits = options.chunk_limits});
   if (device.status().code() == absl::StatusCode::kFailedPrecondition) return nullptr;  // no GPU
   EXPECT_TRUE(device.ok()) << device.status();
   options.memory_limit_bytes = (*device)->AvailableMemory();
@@ -61,6 +63,7 @@ Chunk CudaEngine::Cut(uint64_t sequence, int64_t first, int64_t tokens) const {
 }
 
 void CudaEngine::Submit(const Stream& stream, Chunk chunk) const {
+  chunk.hidden_states = engine->Staged(std::move(chunk.hidden_states));
   const absl::StatusOr<Head::Submission> submission = head->Submit(stream.lane, chunk, [] {});
   ASSERT_TRUE(submission.ok()) << submission.status();
   EXPECT_EQ(*submission, Head::Submission::kTaken);

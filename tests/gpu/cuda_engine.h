@@ -23,7 +23,7 @@ class CudaEngine {
  public:
   // Null if there is no device, or none that takes heads of the problem's type.
   static std::unique_ptr<CudaEngine> Create(const kernels::testing::Problem& problem,
-                                            EngineOptions options = {});
+                                            EngineOptions options = {}, int64_t pinned_bytes = 0);
 
   Stream Open(const std::string& client_key) const;
   // Rows [first, first + tokens) of the problem.
