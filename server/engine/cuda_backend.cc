@@ -133,7 +133,8 @@ void CudaBackend::StartBatch(const RowKind& kind, std::span<const ChunkRows> chu
 Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
   CudaPipeline& pipeline = device_->pipeline;
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  const BatchRows rows = FillPinned(kind, slot);
+  BatchRows rows;
+  LOSSD_CUDA_PASS_ON(FillPinned(kind, slot, &rows));
   int64_t tokens = 0;
   for (const ChunkRows& chunk : slot.chunks) tokens += chunk.tokens;
   // Rows that are ignored get zeros.
@@ -148,7 +149,7 @@ Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
 }
 
 // Hidden states of all chunks one after the other, and arrays of the valid rows.
-BatchRows CudaBackend::FillPinned(const RowKind& kind, const CudaSlot& slot) const {
+Result CudaBackend::FillPinned(const RowKind& kind, const CudaSlot& slot, BatchRows* arranged) const {
   auto* in = static_cast<char*>(slot.pinned_in.data());
   const SlotLayout& layout = slot.layout;
   const int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
@@ -158,7 +159,10 @@ BatchRows CudaBackend::FillPinned(const RowKind& kind, const CudaSlot& slot) con
   char* hidden_states = in + layout.hidden_states;
   for (const ChunkRows& chunk : slot.chunks) {
     const int64_t bytes = chunk.tokens * row_bytes;
-    if (chunk.hidden_states != nullptr) {
+    if (chunk.hidden_place == MemoryPlace::kDevice) {
+      LOSSD_CUDA_TRY(cudaMemcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes),
+                                cudaMemcpyDeviceToHost));
+    } else if (chunk.hidden_states != nullptr) {
       std::memcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes));
     } else {
       Gather(chunk.hidden_parts, reinterpret_cast<std::byte*>(hidden_states));
@@ -175,7 +179,8 @@ BatchRows CudaBackend::FillPinned(const RowKind& kind, const CudaSlot& slot) con
   std::memcpy(in + layout.gradient_scales, rows.gradient_scales.data(), bytes);
   std::memcpy(in + layout.by_label, rows.by_label.data(), bytes);
   if (!rows.shares.empty()) std::memcpy(in + layout.shares, rows.shares.data(), bytes);
-  return rows;
+  *arranged = std::move(rows);
+  return {};
 }
 
 LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaSlot& slot,

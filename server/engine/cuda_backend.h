@@ -54,7 +54,8 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
                                  int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
   kernels::cuda::Result Enqueue(const RowKind& kind, const CudaSlot& slot);
-  kernels::cuda::BatchRows FillPinned(const RowKind& kind, const CudaSlot& slot) const;
+  kernels::cuda::Result FillPinned(const RowKind& kind, const CudaSlot& slot,
+                                   kernels::cuda::BatchRows* arranged) const;
   kernels::cuda::LinearCrossEntropy::Batch Describe(const RowKind& kind, const CudaSlot& slot,
                                                     const kernels::cuda::BatchRows& rows) const;
 

@@ -6,8 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/rounding.h"
 #include "server/engine/cuda_backend.h"
 #include "server/engine/cuda_pipeline.h"
+#include "server/engine/cuda_region.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/errors.h"
 
@@ -95,6 +97,18 @@ class CudaDevice : public Device {
 
   MemoryPlan SharedMemory() const override {
     return {{"workspace", shared_.workspace_bytes + shared_.pipeline.device_bytes()}};
+  }
+
+  int64_t RegionBytes(RegionKind kind, int64_t asked) const override {
+    return kind == RegionKind::kSystem ? WholePages(asked) : kernels::RoundUp(asked, kDeviceRegionBytes);
+  }
+  MemoryPlan PlanRegion(RegionKind kind, int64_t bytes) const override {
+    if (kind == RegionKind::kSystem) return {};  // the host's
+    return {{"regions", bytes}};
+  }
+  absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind, int64_t bytes) override {
+    if (kind == RegionKind::kSystem) return CreateCudaHostRegion(shared_.index, bytes);
+    return CreateCudaDeviceRegion(shared_.index, bytes);
   }
 
   int64_t MostBatches() const override { return CudaPipeline::kSlots; }

@@ -27,7 +27,7 @@ Result Happened(const Event& event, bool* happened) {
 }
 
 // From pinned memory to where the chunks want them.
-void HandOut(const CudaSlot& slot) {
+Result HandOut(const CudaSlot& slot) {
   const auto* out = static_cast<const char*>(slot.pinned_out.data());
   const char* losses = out + slot.layout.losses;
   const char* dx = out + slot.layout.dx;
@@ -38,11 +38,16 @@ void HandOut(const CudaSlot& slot) {
     losses += loss_bytes;
     if (chunk.dx != nullptr) {
       const int64_t dx_bytes = chunk.tokens * slot.dx_row_bytes;
-      std::memcpy(chunk.dx, dx, static_cast<size_t>(dx_bytes));
+      if (chunk.dx_place == MemoryPlace::kDevice) {
+        LOSSD_CUDA_TRY(cudaMemcpy(chunk.dx, dx, static_cast<size_t>(dx_bytes), cudaMemcpyHostToDevice));
+      } else {
+        std::memcpy(chunk.dx, dx, static_cast<size_t>(dx_bytes));
+      }
       dx += dx_bytes;
     }
     slot.callbacks.on_input_gradients(i);
   }
+  return {};
 }
 
 }  // namespace
@@ -134,7 +139,7 @@ Result CudaPipeline::Look(CudaSlot& slot, bool* done) {
     LOSSD_CUDA_PASS_ON(Happened(slot.left, &left));
     if (!left) return {};
     slot.answered = true;
-    HandOut(slot);
+    LOSSD_CUDA_PASS_ON(HandOut(slot));
   }
   return Happened(slot.computed, done);
 }

@@ -21,6 +21,7 @@
 #include "server/engine/host_buffer.h"
 #include "server/engine/memory_budget.h"
 #include "server/engine/payload.h"
+#include "server/engine/region_memory.h"
 
 namespace lossd::engine {
 
@@ -33,8 +34,9 @@ struct RowKind {
   bool operator==(const RowKind&) const = default;
 };
 
-// The rows of one chunk in host memory, checked by the caller. Nothing that is pointed to is owned; it lives
-// until the batch is done.
+// The rows of one chunk, checked by the caller. Nothing that is pointed to is owned; it lives until the batch is
+// done. Hidden states in a region may change at any time, be it while they are read: only what was read may be
+// relied on, and a row that turns out not to be finite must leave dW alone.
 struct ChunkRows {
   enum class Accumulate { kYes, kNo };
 
@@ -43,6 +45,7 @@ struct ChunkRows {
   // end anywhere.
   const void* hidden_states = nullptr;
   std::span<const ByteSpan> hidden_parts = {};
+  MemoryPlace hidden_place = MemoryPlace::kHost;  // other than that: in one piece, aligned to 16 bytes
   const int64_t* labels = nullptr;  // [tokens]
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
@@ -50,6 +53,7 @@ struct ChunkRows {
 
   float* losses = nullptr;  // [tokens]
   void* dx = nullptr;       // [tokens, H] of the kind's dx_type; null if loss only
+  MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
 };
 
 struct BatchReport {
@@ -112,6 +116,14 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
   // Memory that belongs to the device rather than to a head.
   virtual MemoryPlan SharedMemory() const = 0;
+
+  // Memory to be shared with a client. CreateRegionMemory takes it, of RegionBytes bytes, from any thread and
+  // beside other calls: FAILED_PRECONDITION if the device has no memory of this kind, RESOURCE_EXHAUSTED if the
+  // system does not give it. The device outlives it.
+  virtual int64_t RegionBytes(RegionKind /*kind*/, int64_t asked) const { return WholePages(asked); }
+  // What of it counts against AvailableMemory.
+  virtual MemoryPlan PlanRegion(RegionKind /*kind*/, int64_t bytes) const { return {{"regions", bytes}}; }
+  virtual absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind, int64_t bytes);
 
   // Most batches, of all heads, that may be under way at once: started and not done.
   virtual int64_t MostBatches() const { return 1; }

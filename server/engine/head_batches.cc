@@ -80,7 +80,7 @@ void Head::Compute(const std::shared_ptr<Batch>& batch) {
   backend_->StartBatch(kind, rows, std::move(callbacks));
 }
 
-// What the device gets, and where it puts its results: into the answer.
+// What the device gets, and where it puts its results: into the answer, or dX into a region.
 ChunkRows Head::Describe(StartedChunk& started) const {
   const Chunk& chunk = started.item->chunk;
   ChunkAnswer& answer = started.answer;
@@ -96,12 +96,16 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   } else {
     rows.hidden_parts = parts;
   }
+  rows.hidden_place = chunk.hidden_states.place();
   rows.labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
   rows.ignore_index = chunk.ignore_index;
   rows.gradient_scale = chunk.gradient_scale;
   rows.accumulate = kind == ItemKind::kAccumulate ? ChunkRows::Accumulate::kYes : ChunkRows::Accumulate::kNo;
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
-  if (chunk.mode == ComputeMode::kLossAndGradients) {
+  if (chunk.dx.data != nullptr) {
+    rows.dx = chunk.dx.data;
+    rows.dx_place = chunk.dx.place;
+  } else if (chunk.mode == ComputeMode::kLossAndGradients) {
     answer.dx = ResultBytes(chunk.tokens * config_.hidden_size * kernels::SizeOf(chunk.dx_type));
     rows.dx = answer.dx.data();
   }

@@ -19,6 +19,12 @@ Payload Payload::Of(std::string bytes) {
   return {{part}, std::move(owner), size};
 }
 
+Payload Payload::In(ByteSpan part, MemoryPlace place, std::shared_ptr<const void> owner) {
+  Payload payload({part}, std::move(owner), /*kept_bytes=*/0);
+  payload.place_ = place;
+  return payload;
+}
+
 Payload Payload::Gathered() const {
   if (size_ == 0) return {};
   ResultBytes bytes(size_);
