@@ -136,6 +136,11 @@ int Serve(Options options) {
        {"device", (*engine)->device().description()},
        {"memory_limit_bytes", options.engine.memory_limit_bytes},
        {"incarnation", (*engine)->incarnation()}});
+  if ((*engine)->regions().enabled()) {
+    Log(LogLevel::kInfo, "sharing memory with clients on this host",
+        {{"socket", (*server)->region_socket_path()},
+         {"region_bytes", options.engine.regions.total_bytes}});
+  }
   if (!IsLoopback(options.server.listen)) {
     Log(LogLevel::kWarning, "listening beyond loopback without encryption or authentication",
         {{"listen", options.server.listen}});

@@ -38,6 +38,15 @@ ABSL_FLAG(
     int64_t, pinned_bytes, int64_t{512} << 20,
     "page-locked memory that a GPU copies payloads and results from and to by itself; beyond it they are "
     "copied once more");
+ABSL_FLAG(bool, same_host_regions, false,
+          "let clients on this host share memory with the server, so that chunks carry offsets instead of "
+          "payloads");
+ABSL_FLAG(int64_t, region_bytes, int64_t{4} << 30, "memory of all regions together");
+ABSL_FLAG(int64_t, region_client_bytes, 0, "of one client process; 0 takes --region_bytes");
+ABSL_FLAG(absl::Duration, region_attach_timeout, absl::Seconds(10),
+          "a region that its client has not attached after this long is dropped");
+ABSL_FLAG(std::string, region_socket_dir, "",
+          "folder, mode 0700, for the socket over which clients attach regions; empty takes a temporary one");
 ABSL_FLAG(absl::Duration, batching_window, absl::ZeroDuration(),
           "how long an idle GPU waits for more chunks before it starts a small batch; at most 1s");
 ABSL_FLAG(int64_t, max_heads, 64, "most heads");
@@ -242,6 +251,23 @@ absl::Status ReadEngineOptions(Options& options) {
   return absl::OkStatus();
 }
 
+absl::Status ReadRegionOptions(Options& options) {
+  options.server.region_socket_dir = absl::GetFlag(FLAGS_region_socket_dir);
+  engine::RegionLimits& regions = options.engine.regions;
+  const int64_t bytes = absl::GetFlag(FLAGS_region_bytes);
+  const int64_t client_bytes = absl::GetFlag(FLAGS_region_client_bytes);
+  regions.attach_timeout = absl::GetFlag(FLAGS_region_attach_timeout);
+  if (absl::Status status = CheckAtLeast("region_bytes", bytes, 4096); !status.ok()) return status;
+  if (absl::Status status = CheckAtLeast("region_client_bytes", client_bytes, 0); !status.ok()) return status;
+  if (bytes > (int64_t{1} << 50)) return Invalid("--region_bytes must be at most 2^50");
+  if (regions.attach_timeout < absl::Seconds(1))
+    return Invalid("--region_attach_timeout must be at least 1s");
+  if (!absl::GetFlag(FLAGS_same_host_regions)) return absl::OkStatus();
+  regions.total_bytes = bytes;
+  regions.client_bytes = client_bytes == 0 ? bytes : client_bytes;
+  return absl::OkStatus();
+}
+
 absl::Status ReadLogOptions(Options& options) {
   const absl::StatusOr<telemetry::LogFormat> format = Choose<telemetry::LogFormat>(
       "log_format", absl::GetFlag(FLAGS_log_format),
@@ -307,6 +333,7 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
   if (absl::Status status = ReadLogOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadEngineOptions(options); !status.ok()) return status;
+  if (absl::Status status = ReadRegionOptions(options); !status.ok()) return status;
   return options;
 }
 

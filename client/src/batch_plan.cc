@@ -52,13 +52,15 @@ DataType DxTypeOnWire(const BatchOutputs& outputs) {
 }
 
 absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const Batch& batch,
-                                                 const BatchOutputs& outputs, int64_t chunk_bytes,
+                                                 const BatchOutputs& outputs, const BatchPlaces& places,
+                                                 int64_t chunk_bytes,
                                                  const v1::SessionLimits& limits) {
   const auto tokens = static_cast<int64_t>(batch.labels.size());
   const int64_t hidden_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t dx_bytes =
       batch.mode == ComputeMode::kLossOnly ? 0 : head.hidden_size * SizeOf(DxTypeOnWire(outputs));
-  const int64_t payload_bytes = kLabelBytes + hidden_bytes + kLossBytes + dx_bytes;
+  const int64_t payload_bytes = kLabelBytes + (places.hidden_states ? 0 : hidden_bytes) + kLossBytes +
+                                (places.dx ? 0 : dx_bytes);
 
   int64_t most_bytes = kMostChunkBytes;
   if (limits.max_chunk_bytes() > 0) most_bytes = std::min(most_bytes, limits.max_chunk_bytes());
@@ -74,13 +76,21 @@ absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const B
     most_tokens = std::min(most_tokens, std::max<int64_t>(1, limits.byte_credit() / 2 / payload_bytes));
   }
 
-  const int64_t chunks = (tokens + most_tokens - 1) / most_tokens;
+  const int64_t step = places.TokenStep(head, batch, outputs);
+  if (tokens > most_tokens && step > most_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunks may have ", most_tokens, " tokens here, but in a region only every ", step,
+                     "th begins at a multiple of 16 bytes: raise chunk_bytes, or use no region"));
+  }
+  const int64_t steps = (tokens + step - 1) / step;  // the last one may be cut short
+  const int64_t chunks = tokens <= most_tokens ? 1 : (steps + most_tokens / step - 1) / (most_tokens / step);
   std::vector<ChunkRange> ranges;
   ranges.reserve(static_cast<size_t>(chunks));
   for (int64_t i = 0; i < chunks; ++i) {
-    // The first tokens % chunks ones are one token longer.
-    const int64_t size = tokens / chunks + static_cast<int64_t>(i < tokens % chunks);
     const int64_t first = ranges.empty() ? 0 : ranges.back().first + ranges.back().tokens;
+    // The first steps % chunks ones are one step longer.
+    const int64_t size =
+        std::min(tokens - first, (steps / chunks + static_cast<int64_t>(i < steps % chunks)) * step);
     ranges.push_back({.first = first, .tokens = size, .payload_bytes = size * payload_bytes});
   }
   return ranges;

@@ -21,14 +21,20 @@ std::span<const std::byte> Bytes(const void* data, int64_t begin, int64_t size) 
   return {static_cast<const std::byte*>(data) + begin, static_cast<size_t>(size)};
 }
 
+void SetRef(const RegionPlace& place, int64_t offset, v1::TensorRef* ref) {
+  ref->set_handle(place.handle);
+  ref->set_offset(place.offset + offset);
+}
+
 }  // namespace
 
 BatchRun::BatchRun(Lane* lane, const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
-                   std::vector<ChunkRange> ranges, uint64_t expected_repeats)
+                   const BatchPlaces& places, std::vector<ChunkRange> ranges, uint64_t expected_repeats)
     : lane_(lane),
       head_(head),
       batch_(batch),
       outputs_(outputs),
+      places_(places),
       accepted_before_(lane->accepted()),
       first_sequence_(lane->next_sequence()),
       generation_(lane->generation()) {
@@ -100,10 +106,19 @@ grpc::ByteBuffer BatchRun::Encode(const Piece& piece, uint64_t sequence) const {
                                                        : v1::COMPUTE_MODE_LOSS_AND_GRADIENTS);
   chunk.set_ignore_index(batch_.ignore_index);
   chunk.set_gradient_scale(batch_.gradient_scale);
+  if (places_.dx) {
+    SetRef(*places_.dx, first * head_.hidden_size * SizeOf(outputs_.dx_type), chunk.mutable_dx_region());
+  }
   const int64_t row_bytes = head_.hidden_size * SizeOf(batch_.hidden_type);
+  std::span<const std::byte> hidden_states;
+  if (places_.hidden_states) {
+    SetRef(*places_.hidden_states, first * row_bytes, chunk.mutable_hidden_states_region());
+  } else {
+    hidden_states = Bytes(batch_.hidden_states, first * row_bytes, tokens * row_bytes);
+  }
   return EncodeChunk(
       chunk, std::as_bytes(batch_.labels.subspan(static_cast<size_t>(first), static_cast<size_t>(tokens))),
-      Bytes(batch_.hidden_states, first * row_bytes, tokens * row_bytes), lent_);
+      hidden_states, lent_);
 }
 
 absl::Status BatchRun::Handle(grpc::ByteBuffer* message) {
@@ -157,8 +172,8 @@ absl::Status BatchRun::CheckResult(const v1::ChunkResult& result, const DecodedR
                                    const Piece& piece) const {
   if (result.disposition() == v1::DISPOSITION_REJECTED) return absl::OkStatus();
   const int64_t tokens = piece.range.tokens;
-  const int64_t dx_bytes =
-      batch_.mode == ComputeMode::kLossOnly ? 0 : tokens * head_.hidden_size * SizeOf(DxTypeOnWire(outputs_));
+  const bool no_dx = batch_.mode == ComputeMode::kLossOnly || places_.dx.has_value();
+  const int64_t dx_bytes = no_dx ? 0 : tokens * head_.hidden_size * SizeOf(DxTypeOnWire(outputs_));
   const auto losses_bytes = tokens * static_cast<int64_t>(sizeof(float));
   if (response.losses_bytes() != losses_bytes || response.dx_bytes() != dx_bytes) {
     return absl::InternalError(absl::StrCat(
@@ -173,7 +188,7 @@ void BatchRun::CopyOutputs(const DecodedResponse& response, const Piece& piece) 
     response.CopyLosses(std::as_writable_bytes(outputs_.losses.subspan(
         static_cast<size_t>(piece.range.first), static_cast<size_t>(piece.range.tokens))));
   }
-  if (outputs_.dx != nullptr) {
+  if (outputs_.dx != nullptr && !places_.dx) {
     const int64_t row_bytes = head_.hidden_size * SizeOf(outputs_.dx_type);
     response.CopyDx({static_cast<std::byte*>(outputs_.dx) + piece.range.first * row_bytes,
                      static_cast<size_t>(piece.range.tokens * row_bytes)});

@@ -16,12 +16,13 @@
 
 namespace lossd::internal {
 
-// Used once, by one thread, while nobody else uses the lane. The batch and the outputs must outlive it.
+// Used once, by one thread, while nobody else uses the lane. The batch, the outputs and the places must outlive
+// it.
 class BatchRun {
  public:
   // Chunks up to `expected_repeats` are known to be there already (Session::ResumeAt).
   BatchRun(Lane* lane, const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
-           std::vector<ChunkRange> ranges, uint64_t expected_repeats);
+           const BatchPlaces& places, std::vector<ChunkRange> ranges, uint64_t expected_repeats);
 
   absl::StatusOr<BatchResult> Run();
 
@@ -59,6 +60,7 @@ class BatchRun {
   const HeadConfig& head_;
   const Batch& batch_;
   const BatchOutputs& outputs_;
+  const BatchPlaces& places_;
   const uint64_t accepted_before_;
 
   std::vector<Piece> pieces_;

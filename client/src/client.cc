@@ -8,6 +8,7 @@
 #include "client/src/grpc_connection.h"
 #include "client/src/head_context.h"
 #include "client/src/head_impl.h"
+#include "client/src/region.h"
 
 namespace lossd {
 
@@ -19,10 +20,11 @@ class Client::Impl {
     if (!head.ok()) return head.status();
     auto config = internal::FromProto(head->config());
     if (!config.ok()) return config.status();
-    return std::make_shared<internal::HeadContext>(connection, *std::move(config));
+    return std::make_shared<internal::HeadContext>(connection, *std::move(config), regions);
   }
 
   const std::shared_ptr<internal::Connection> connection;
+  const std::shared_ptr<internal::RegionMap> regions = std::make_shared<internal::RegionMap>();
 };
 
 Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -69,6 +71,12 @@ absl::Status Client::DeleteHead(const std::string& name, bool discard_gradient) 
   request.set_name(name);
   request.set_discard_gradient(discard_gradient);
   return impl_->connection->DeleteHead(request).status();
+}
+
+absl::StatusOr<Region> Client::CreateRegion(RegionKind kind, int64_t bytes) {
+  auto region = Region::Impl::Create(*impl_->connection, impl_->regions, kind, bytes);
+  if (!region.ok()) return region.status();
+  return Region(*std::move(region));
 }
 
 absl::StatusOr<ServerStatus> Client::Status() {

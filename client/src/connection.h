@@ -15,6 +15,7 @@
 #include "lossd/v1/gradient.pb.h"
 #include "lossd/v1/head.pb.h"
 #include "lossd/v1/loss.pb.h"
+#include "lossd/v1/region.pb.h"
 #include "lossd/v1/status.pb.h"
 
 namespace lossd::internal {
@@ -51,6 +52,8 @@ class Connection {
   virtual absl::StatusOr<v1::BeginFlushResponse> BeginFlush(const v1::BeginFlushRequest& request) = 0;
   virtual absl::StatusOr<v1::CommitFlushResponse> CommitFlush(const v1::CommitFlushRequest& request) = 0;
   virtual absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) = 0;
+  virtual absl::StatusOr<v1::CreateRegionResponse> CreateRegion(const v1::CreateRegionRequest& request) = 0;
+  virtual absl::StatusOr<v1::DeleteRegionResponse> DeleteRegion(const v1::DeleteRegionRequest& request) = 0;
   virtual absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request) = 0;
   virtual absl::StatusOr<v1::GetMemoryResponse> GetMemory(const v1::GetMemoryRequest& request) = 0;
 

@@ -14,6 +14,7 @@
 #include "lossd/v1/gradient.grpc.pb.h"
 #include "lossd/v1/head.grpc.pb.h"
 #include "lossd/v1/loss.grpc.pb.h"
+#include "lossd/v1/region.grpc.pb.h"
 #include "lossd/v1/status.grpc.pb.h"
 
 namespace lossd::internal {
@@ -55,6 +56,7 @@ class GrpcConnection final : public Connection {
         head_(v1::HeadService::NewStub(channel_)),
         loss_(v1::LossService::NewStub(channel_)),
         gradient_(v1::GradientService::NewStub(channel_)),
+        region_(v1::RegionService::NewStub(channel_)),
         status_(v1::StatusService::NewStub(channel_)) {}
 
   const ClientOptions& options() const override { return options_; }
@@ -91,6 +93,12 @@ class GrpcConnection final : public Connection {
   }
   absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) override {
     return Call(*gradient_, &v1::GradientService::Stub::AbortFlush, request);
+  }
+  absl::StatusOr<v1::CreateRegionResponse> CreateRegion(const v1::CreateRegionRequest& request) override {
+    return Call(*region_, &v1::RegionService::Stub::CreateRegion, request);
+  }
+  absl::StatusOr<v1::DeleteRegionResponse> DeleteRegion(const v1::DeleteRegionRequest& request) override {
+    return Call(*region_, &v1::RegionService::Stub::DeleteRegion, request, RepeatedNotFound::kIsDone);
   }
   absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request) override {
     return Call(*status_, &v1::StatusService::Stub::GetStatus, request);
@@ -190,6 +198,7 @@ class GrpcConnection final : public Connection {
   const std::unique_ptr<v1::HeadService::Stub> head_;
   const std::unique_ptr<v1::LossService::Stub> loss_;
   const std::unique_ptr<v1::GradientService::Stub> gradient_;
+  const std::unique_ptr<v1::RegionService::Stub> region_;
   const std::unique_ptr<v1::StatusService::Stub> status_;
 };
 

@@ -9,18 +9,20 @@
 #include <utility>
 
 #include "client/src/connection.h"
+#include "client/src/region_map.h"
 
 namespace lossd::internal {
 
 // Thread-safe.
 class HeadContext {
  public:
-  HeadContext(std::shared_ptr<Connection> connection, HeadConfig config)
-      : connection_(std::move(connection)), config_(std::move(config)) {}
+  HeadContext(std::shared_ptr<Connection> connection, HeadConfig config, std::shared_ptr<RegionMap> regions)
+      : connection_(std::move(connection)), config_(std::move(config)), regions_(std::move(regions)) {}
 
   Connection& connection() const { return *connection_; }
   const ClientOptions& options() const { return connection_->options(); }
   const HeadConfig& config() const { return config_; }
+  const RegionMap& regions() const { return *regions_; }
 
   // The generation that a commit of this process opened, so that its sessions need not find out by being
   // refused; 0 before the first. Only of `incarnation`: a restarted server counts anew.
@@ -47,6 +49,7 @@ class HeadContext {
  private:
   const std::shared_ptr<Connection> connection_;
   const HeadConfig config_;
+  const std::shared_ptr<RegionMap> regions_;
   mutable std::mutex mutex_;
   std::string incarnation_;
   uint64_t generation_ = 0;

@@ -40,11 +40,14 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   const HeadConfig& config = head_->config();
   if (absl::Status status = internal::ValidateBatch(config, batch, outputs); !status.ok()) return status;
   if (batch.labels.empty()) return BatchResult{};
+  const auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
+  if (!places.ok()) return places.status();
   if (absl::Status status = lane_.EnsureAttached(); !status.ok()) return status;
 
-  auto ranges = internal::CutBatch(config, batch, outputs, lane_.options().chunk_bytes, lane_.limits());
+  auto ranges =
+      internal::CutBatch(config, batch, outputs, *places, lane_.options().chunk_bytes, lane_.limits());
   if (!ranges.ok()) return ranges.status();
-  internal::BatchRun run(&lane_, config, batch, outputs, *std::move(ranges), expected_repeats_);
+  internal::BatchRun run(&lane_, config, batch, outputs, *places, *std::move(ranges), expected_repeats_);
   auto result = run.Run();
   if (!run.session_usable()) {
     failure_ = result.status();

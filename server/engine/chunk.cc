@@ -14,22 +14,13 @@ absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_
   return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
 }
 
-absl::Status ValidateSizes(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits) {
-  if (chunk.tokens < 1) {
-    return Invalid(RejectReason::kNoTokens, "tokens",
-                   absl::StrCat("tokens is ", chunk.tokens, "; it must be at least 1"));
-  }
-  if (chunk.tokens > limits.max_chunk_tokens) {
-    return Invalid(RejectReason::kChunkTooLarge, "tokens",
-                   absl::StrCat("tokens is ", chunk.tokens, "; the limit is ", limits.max_chunk_tokens));
-  }
-  // tokens <= 65536-like limits and hidden_size <= 2^20, so this cannot overflow.
-  const int64_t hidden_bytes = chunk.tokens * head.hidden_size * kernels::SizeOf(chunk.hidden_type);
-  if (hidden_bytes > limits.max_chunk_bytes) {
-    return Invalid(RejectReason::kChunkTooLarge, "hidden_states",
-                   absl::StrCat("hidden_states of ", chunk.tokens, " tokens are ", hidden_bytes,
-                                " bytes; the limit of a chunk is ", limits.max_chunk_bytes));
-  }
+// tokens <= 65536-like limits and hidden_size <= 2^20, so this cannot overflow.
+int64_t HiddenBytes(const Chunk& chunk, const HeadConfig& head) {
+  return chunk.tokens * head.hidden_size * kernels::SizeOf(chunk.hidden_type);
+}
+
+absl::Status ValidateLengths(const Chunk& chunk, const HeadConfig& head) {
+  const int64_t hidden_bytes = HiddenBytes(chunk, head);
   if (static_cast<int64_t>(chunk.labels.size()) != chunk.tokens * 8) {
     return Invalid(RejectReason::kLength, "labels",
                    absl::StrCat("labels holds ", chunk.labels.size(), " bytes; ", chunk.tokens,
@@ -122,19 +113,39 @@ absl::Status ValidateFinite(const Chunk& chunk, const HeadConfig& head) {
 
 }  // namespace
 
+absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits) {
+  if (chunk.tokens < 1) {
+    return Invalid(RejectReason::kNoTokens, "tokens",
+                   absl::StrCat("tokens is ", chunk.tokens, "; it must be at least 1"));
+  }
+  if (chunk.tokens > limits.max_chunk_tokens) {
+    return Invalid(RejectReason::kChunkTooLarge, "tokens",
+                   absl::StrCat("tokens is ", chunk.tokens, "; the limit is ", limits.max_chunk_tokens));
+  }
+  const int64_t hidden_bytes = HiddenBytes(chunk, head);
+  if (hidden_bytes > limits.max_chunk_bytes) {
+    return Invalid(RejectReason::kChunkTooLarge, "hidden_states",
+                   absl::StrCat("hidden_states of ", chunk.tokens, " tokens are ", hidden_bytes,
+                                " bytes; the limit of a chunk is ", limits.max_chunk_bytes));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits) {
   if (!chunk.decode_status.ok()) return chunk.decode_status;
-  if (absl::Status status = ValidateSizes(chunk, head, limits); !status.ok()) return status;
+  if (absl::Status status = ValidateTokens(chunk, head, limits); !status.ok()) return status;
+  if (absl::Status status = ValidateLengths(chunk, head); !status.ok()) return status;
   if (!std::isfinite(chunk.gradient_scale)) {
     return Invalid(RejectReason::kOption, "gradient_scale",
                    absl::StrCat("gradient_scale is ", chunk.gradient_scale, "; it must be finite"));
   }
   if (absl::Status status = ValidateLabels(chunk, head); !status.ok()) return status;
+  if (chunk.hidden_states.place() == MemoryPlace::kDevice) return absl::OkStatus();
   return ValidateFinite(chunk, head);
 }
 
 int64_t AnswerBytes(const Chunk& chunk, int64_t hidden_size) {
-  if (chunk.mode == ComputeMode::kLossOnly) return chunk.tokens * 4;
+  if (chunk.mode == ComputeMode::kLossOnly || chunk.dx_elsewhere()) return chunk.tokens * 4;
   return chunk.tokens * (4 + hidden_size * kernels::SizeOf(chunk.dx_type));
 }
 

@@ -3,6 +3,7 @@
 #define LOSSD_SERVER_ENGINE_CHUNK_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,6 +11,7 @@
 #include "kernels/data_type.h"
 #include "server/engine/head_config.h"
 #include "server/engine/payload.h"
+#include "server/engine/region_handle.h"
 
 namespace lossd::engine {
 
@@ -18,6 +20,12 @@ enum class ComputeMode { kLossAndGradients, kLossOnly };
 struct ChunkLimits {
   int64_t max_chunk_bytes = int64_t{16} << 20;  // of hidden states
   int64_t max_chunk_tokens = 65536;
+};
+
+// A tensor in a region, by name.
+struct TensorRef {
+  RegionHandle handle;
+  int64_t offset = 0;
 };
 
 // Owns its payload. `labels` are int64 and `hidden_states` [tokens, H] elements of hidden_type, both
@@ -34,10 +42,16 @@ struct Chunk {
   float gradient_scale = 1.0f;
   std::string labels;
   Payload hidden_states;
+  // Until ResolveRegions has put the places themselves into hidden_states and dx.
+  std::optional<TensorRef> hidden_region;
+  std::optional<TensorRef> dx_region;
+  OutputRange dx;  // of a region; null: dX goes into the answer
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
 
   int64_t payload_bytes() const { return static_cast<int64_t>(labels.size()) + hidden_states.size(); }
+  // Whether dX is to go into a region.
+  bool dx_elsewhere() const { return dx_region.has_value() || dx.data != nullptr; }
   // Memory that the payload takes: more, where parts of larger blocks keep these.
   int64_t kept_bytes() const { return static_cast<int64_t>(labels.size()) + hidden_states.kept_bytes(); }
 };
@@ -55,11 +69,14 @@ struct ChunkAnswer {
   uint64_t weight_version = 0;
   kernels::DataType dx_type = kernels::DataType::kFloat32;
   std::string losses;  // fp32 [tokens]
-  ResultBytes dx;      // [tokens, H], empty for loss only
+  ResultBytes dx;      // [tokens, H], empty for loss only and where it went into a region
 };
 
+// What can be said of a chunk before its tensors are looked at: its number of tokens and of hidden-state bytes.
+absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits);
+
 // Checks everything about a chunk's content: sizes, labels, options, finiteness of the hidden states of rows
-// that are not ignored. INVALID_ARGUMENT naming the field, what it is and what it must be.
+// that are not ignored (unless they are in the device's memory, which is the device's to look at). INVALID_ARGUMENT naming the field, what it is and what it must be.
 absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits);
 
 // Bytes the answer to this chunk will hold.

@@ -6,8 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/rounding.h"
 #include "server/engine/cuda_backend.h"
 #include "server/engine/cuda_pipeline.h"
+#include "server/engine/cuda_region.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/errors.h"
 #include "server/engine/pinned_pool.h"
@@ -102,6 +104,17 @@ class CudaDevice : public Device {
   }
 
   std::optional<ResultBytes> RegisteredBytes(int64_t bytes) override { return pinned_->Take(bytes); }
+  int64_t RegionBytes(RegionKind kind, int64_t asked) const override {
+    return kind == RegionKind::kSystem ? WholePages(asked) : kernels::RoundUp(asked, kDeviceRegionBytes);
+  }
+  MemoryPlan PlanRegion(RegionKind kind, int64_t bytes) const override {
+    if (kind == RegionKind::kSystem) return {};  // the host's
+    return {{"regions", bytes}};
+  }
+  absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind, int64_t bytes) override {
+    if (kind == RegionKind::kSystem) return CreateCudaHostRegion(shared_.index, bytes);
+    return CreateCudaDeviceRegion(shared_.index, bytes);
+  }
 
   int64_t MostBatches() const override { return CudaPipeline::kSlots; }
   int64_t BatchesUnderWay() const override { return shared_.pipeline.under_way(); }

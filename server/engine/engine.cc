@@ -43,6 +43,7 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
       started_(absl::Now()),
       budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes)),
       device_(std::move(device)),
+      regions_(options_.regions, device_.get(), budget_),
       scheduler_(device_.get(), options_.batching_window) {}
 
 Engine::~Engine() = default;
@@ -50,6 +51,7 @@ Engine::~Engine() = default;
 MemoryPlan Engine::ReservedByPurpose() const {
   std::map<std::string, int64_t> totals = {
       {"weights", 0}, {"gradient", 0}, {"weight_staging", 0}, {"workspace", 0}};
+  totals["regions"] = regions_.reserved_bytes();
   for (const MemoryItem& item : device_->SharedMemory()) totals[item.purpose] += item.bytes;
   for (const std::shared_ptr<Head>& head : Heads()) {
     for (const MemoryItem& item : head->Info().memory) totals[item.purpose] += item.bytes;
@@ -90,6 +92,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.scheduler = &scheduler_;
   environment.device = device_.get();
   environment.counters = &counters_;
+  environment.regions = &regions_;
   environment.limits = options_.chunk_limits;
   environment.incarnation = incarnation_;
   environment.on_device_failure = [this](const absl::Status& status) {

@@ -25,6 +25,7 @@
 #include "server/engine/head.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/memory_budget.h"
+#include "server/engine/region_table.h"
 #include "server/engine/staging.h"
 
 namespace lossd::engine {
@@ -38,6 +39,7 @@ struct EngineOptions {
   int64_t max_heads = 64;
   int64_t max_sessions = 1024;
   absl::Duration session_lease = absl::Minutes(10);
+  RegionLimits regions;
   // How long an idle device waits for more chunks before it starts a small batch.
   absl::Duration batching_window = absl::ZeroDuration();
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
@@ -63,6 +65,8 @@ class Engine {
   const Counters& counters() const { return counters_; }
   const Device& device() const { return *device_; }
   const MemoryBudget& budget() const { return *budget_; }
+  RegionTable& regions() { return regions_; }
+  const RegionTable& regions() const { return regions_; }
   absl::Time started() const { return started_; }
   // What is reserved, by purpose; every purpose is there even if nothing is.
   MemoryPlan ReservedByPurpose() const;
@@ -116,6 +120,7 @@ class Engine {
   const std::shared_ptr<MemoryBudget> budget_;
   const std::unique_ptr<Device> device_;
   std::unique_ptr<MemoryReservation> device_reservation_;
+  RegionTable regions_;
 
   std::mutex create_mutex_;
   mutable std::mutex mutex_;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/engine/chunk_regions.h"
 #include "server/engine/errors.h"
 
 namespace lossd::engine {
@@ -109,7 +110,8 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
-  absl::Status rejection = ValidateContent(chunk, config_, environment_.limits);
+  absl::Status rejection = ResolveRegions(chunk, config_, environment_.limits, *environment_.regions);
+  if (rejection.ok()) rejection = ValidateContent(chunk, config_, environment_.limits);
 
   const std::lock_guard lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -140,6 +142,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     // It may be kept for as long as a batch takes, after its bytes have been credited back.
     item->chunk.labels = {};
     item->chunk.hidden_states = {};
+    item->chunk.dx = {};
   }
   EnqueueLocked(std::move(item));
   return Submission::kTaken;

@@ -27,6 +27,7 @@
 #include "server/engine/head_backend.h"
 #include "server/engine/head_config.h"
 #include "server/engine/memory_budget.h"
+#include "server/engine/region_table.h"
 #include "server/engine/staged_write.h"
 #include "server/engine/window.h"
 
@@ -69,6 +70,7 @@ struct HeadEnvironment {
   BatchScheduler* scheduler = nullptr;
   Device* device = nullptr;
   Counters* counters = nullptr;
+  const RegionTable* regions = nullptr;
   ChunkLimits limits;
   std::string incarnation;
   // Told, perhaps by several heads, when the device can no longer be trusted.

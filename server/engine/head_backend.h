@@ -22,6 +22,7 @@
 #include "server/engine/host_buffer.h"
 #include "server/engine/memory_budget.h"
 #include "server/engine/payload.h"
+#include "server/engine/region_memory.h"
 
 namespace lossd::engine {
 
@@ -34,8 +35,9 @@ struct RowKind {
   bool operator==(const RowKind&) const = default;
 };
 
-// The rows of one chunk, checked by the caller. Nothing that is pointed to is owned; it lives
-// until the batch is done.
+// The rows of one chunk, checked by the caller. Nothing that is pointed to is owned; it lives until the batch
+// is done. Hidden states in a region may change at any time, be it while they are read: only what was read
+// may be relied on, and a row that turns out not to be finite must leave dW alone.
 struct ChunkRows {
   enum class Accumulate { kYes, kNo };
 
@@ -119,6 +121,14 @@ class Device {
   // has none, or none left: then any memory does. Any thread's, beside every other call; it may outlive the
   // device.
   virtual std::optional<ResultBytes> RegisteredBytes(int64_t /*bytes*/) { return std::nullopt; }
+
+  // Memory to be shared with a client. CreateRegionMemory takes it, of RegionBytes bytes, from any thread and
+  // beside other calls: FAILED_PRECONDITION if the device has no memory of this kind, RESOURCE_EXHAUSTED if
+  // the system does not give it. The device outlives it.
+  virtual int64_t RegionBytes(RegionKind /*kind*/, int64_t asked) const { return WholePages(asked); }
+  // What of it counts against AvailableMemory.
+  virtual MemoryPlan PlanRegion(RegionKind /*kind*/, int64_t bytes) const { return {{"regions", bytes}}; }
+  virtual absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind, int64_t bytes);
 
   // Most batches, of all heads, that may be under way at once: started and not done.
   virtual int64_t MostBatches() const { return 1; }

@@ -81,7 +81,7 @@ void Head::Compute(const std::shared_ptr<Batch>& batch) {
   backend_->StartBatch(kind, rows, std::move(callbacks));
 }
 
-// What the device gets, and where it puts its results: into the answer.
+// What the device gets, and where it puts its results: into the answer, or dX into a region.
 ChunkRows Head::Describe(StartedChunk& started) const {
   const Chunk& chunk = started.item->chunk;
   ChunkAnswer& answer = started.answer;
@@ -103,7 +103,10 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   rows.gradient_scale = chunk.gradient_scale;
   rows.accumulate = kind == ItemKind::kAccumulate ? ChunkRows::Accumulate::kYes : ChunkRows::Accumulate::kNo;
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
-  if (chunk.mode == ComputeMode::kLossAndGradients) {
+  if (chunk.dx.data != nullptr) {
+    rows.dx = chunk.dx.data;
+    rows.dx_place = chunk.dx.place;
+  } else if (chunk.mode == ComputeMode::kLossAndGradients) {
     const int64_t dx_bytes = chunk.tokens * config_.hidden_size * kernels::SizeOf(chunk.dx_type);
     answer.dx = StagedResult(dx_bytes, environment_.device);
     rows.dx = answer.dx.data();

@@ -27,6 +27,12 @@ Payload Payload::Of(const ResultBytes& bytes) {
   return payload;
 }
 
+Payload Payload::In(ByteSpan part, MemoryPlace place, std::shared_ptr<const void> owner) {
+  Payload payload({part}, std::move(owner), /*kept_bytes=*/0);
+  payload.place_ = place;
+  return payload;
+}
+
 Payload Payload::Gathered() const {
   if (size_ == 0) return {};
   ResultBytes bytes(size_);

@@ -1,4 +1,5 @@
-// Bytes that arrived, where they lie: in pieces that somebody else owns together.
+// Bytes that arrived, where they lie: in pieces that somebody else owns together. And places that results go
+// to.
 #ifndef LOSSD_SERVER_ENGINE_PAYLOAD_H_
 #define LOSSD_SERVER_ENGINE_PAYLOAD_H_
 
@@ -45,11 +46,15 @@ class ResultBytes {
 class Payload {
  public:
   Payload() = default;
-  // `owner` keeps the parts' memory, `kept_bytes` of it: at least the parts themselves.
+  // `owner` keeps the parts' memory, `kept_bytes` of it: at least the parts themselves, unless it is there
+  // anyway.
   Payload(std::vector<ByteSpan> parts, std::shared_ptr<const void> owner, int64_t kept_bytes);
   // One part.
   static Payload Of(std::string bytes);
   static Payload Of(const ResultBytes& bytes);
+  // One part of memory that stays the owner's whatever happens here, such as a region's, and is counted
+  // there: others may write to it at any time. Aligned to 16 bytes.
+  static Payload In(ByteSpan part, MemoryPlace place, std::shared_ptr<const void> owner);
 
   int64_t size() const { return size_; }
   int64_t kept_bytes() const { return kept_bytes_; }
@@ -65,6 +70,13 @@ class Payload {
   int64_t size_ = 0;
   int64_t kept_bytes_ = 0;
   MemoryPlace place_ = MemoryPlace::kHost;
+};
+
+// Where results are to be written instead of memory made for them. Null: nowhere.
+struct OutputRange {
+  std::byte* data = nullptr;  // aligned to 16 bytes
+  MemoryPlace place = MemoryPlace::kHost;
+  std::shared_ptr<const void> owner;
 };
 
 // Goes through a payload from its beginning, part by part.

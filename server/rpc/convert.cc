@@ -52,6 +52,23 @@ v1::DataType ToProto(DataType type) {
   return v1::DATA_TYPE_UNSPECIFIED;
 }
 
+absl::StatusOr<engine::RegionKind> ToEngine(v1::RegionKind kind) {
+  switch (kind) {
+    case v1::REGION_KIND_SYSTEM:
+      return engine::RegionKind::kSystem;
+    case v1::REGION_KIND_DEVICE:
+      return engine::RegionKind::kDevice;
+    default:
+      return Invalid(RejectReason::kOption, "kind",
+                     absl::StrCat("kind is ", static_cast<int>(kind),
+                                  "; it must be REGION_KIND_SYSTEM (1) or REGION_KIND_DEVICE (2)"));
+  }
+}
+
+v1::RegionKind ToProto(engine::RegionKind kind) {
+  return kind == engine::RegionKind::kSystem ? v1::REGION_KIND_SYSTEM : v1::REGION_KIND_DEVICE;
+}
+
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::HeadConfig& config) {
   const absl::StatusOr<DataType> type = ToEngine(config.weight_dtype(), "weight_dtype");
   if (!type.ok()) return type.status();

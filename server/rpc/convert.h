@@ -11,10 +11,12 @@
 #include "lossd/v1/gradient.pb.h"
 #include "lossd/v1/head.pb.h"
 #include "lossd/v1/loss.pb.h"
+#include "lossd/v1/region.pb.h"
 #include "lossd/v1/types.pb.h"
 #include "proto/wire/compute_wire.h"
 #include "server/engine/chunk.h"
 #include "server/engine/head.h"
+#include "server/engine/region_memory.h"
 
 namespace lossd::rpc {
 
@@ -24,6 +26,9 @@ absl::StatusOr<kernels::DataType> ToEngine(v1::DataType type, const std::string&
 absl::StatusOr<kernels::DataType> ToEngine(v1::DataType type, const std::string& field,
                                            kernels::DataType fallback);
 v1::DataType ToProto(kernels::DataType type);
+
+absl::StatusOr<engine::RegionKind> ToEngine(v1::RegionKind kind);
+v1::RegionKind ToProto(engine::RegionKind kind);
 
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::HeadConfig& config);
 std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);

@@ -1,5 +1,6 @@
 // Chunks and their answers: between Compute messages and the engine.
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -24,6 +25,22 @@ Payload TakePayload(wire::ReceivedRequest& received) {
   if (received.large.bytes == 0) return {};
   Payload payload(std::move(received.large.parts), std::move(received.owner), received.kept_bytes);
   return payload.kept_bytes() > kMostKept * payload.size() ? payload.Gathered() : payload;
+}
+
+// Of the places that the chunk names instead of payloads.
+absl::Status TakeRefs(const v1::Chunk& proto, engine::Chunk* chunk) {
+  using Field = std::optional<engine::TensorRef>;
+  const auto take = [](const v1::TensorRef& ref, absl::string_view field, Field* out) {
+    const absl::StatusOr<engine::RegionHandle> handle = engine::RegionHandle::Parse(ref.handle(), field);
+    if (handle.ok()) *out = engine::TensorRef{*handle, ref.offset()};
+    return handle.status();
+  };
+  absl::Status status;
+  if (proto.has_hidden_states_region()) {
+    status = take(proto.hidden_states_region(), "hidden_states_region", &chunk->hidden_region);
+  }
+  if (status.ok() && proto.has_dx_region()) status = take(proto.dx_region(), "dx_region", &chunk->dx_region);
+  return status;
 }
 
 }  // namespace
@@ -54,6 +71,8 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     return chunk;
   }
   chunk.dx_type = *dx_type;
+  chunk.decode_status = TakeRefs(proto, &chunk);
+  if (!chunk.decode_status.ok()) return chunk;
   switch (proto.mode()) {
     case v1::COMPUTE_MODE_UNSPECIFIED:
     case v1::COMPUTE_MODE_LOSS_AND_GRADIENTS:

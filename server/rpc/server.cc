@@ -48,10 +48,17 @@ Server::Server(engine::Engine* engine)
       head_service_(engine),
       loss_service_(engine),
       gradient_service_(engine),
-      status_service_(engine) {}
+      status_service_(engine),
+      region_service_(engine) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
   std::unique_ptr<Server> server(new Server(engine));
+  if (engine->regions().enabled()) {
+    auto socket = RegionSocket::Start(options.region_socket_dir, &engine->regions());
+    if (!socket.ok()) return socket.status();
+    server->region_socket_ = *std::move(socket);
+    server->region_service_.set_socket_path(server->region_socket_->path());
+  }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
@@ -61,6 +68,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   builder.RegisterService(&server->loss_service_);
   builder.RegisterService(&server->gradient_service_);
   builder.RegisterService(&server->status_service_);
+  builder.RegisterService(&server->region_service_);
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr) {
     return engine::MakeError(

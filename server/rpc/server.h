@@ -13,12 +13,15 @@
 #include "server/rpc/gradient_service.h"
 #include "server/rpc/head_service.h"
 #include "server/rpc/loss_service.h"
+#include "server/rpc/region_service.h"
+#include "server/rpc/region_socket.h"
 #include "server/rpc/status_service.h"
 
 namespace lossd::rpc {
 
 struct ServerOptions {
   std::string listen = "127.0.0.1:50051";  // port 0 takes a free one
+  std::string region_socket_dir = {};      // RegionSocket's, if the engine has regions
 };
 
 class Server {
@@ -29,6 +32,8 @@ class Server {
   ~Server();
 
   int port() const { return port_; }
+  // Where clients attach their regions; empty if there are none.
+  std::string region_socket_path() const { return region_socket_ == nullptr ? "" : region_socket_->path(); }
 
   // Health says NOT_SERVING, new work is refused, what was accepted is finished and answered, streams end
   // with UNAVAILABLE; after `timeout` whatever is left is cancelled. Once.
@@ -42,6 +47,8 @@ class Server {
   LossService loss_service_;
   GradientService gradient_service_;
   StatusService status_service_;
+  RegionService region_service_;
+  std::unique_ptr<RegionSocket> region_socket_;
   int port_ = 0;
   bool drained_ = false;
   std::unique_ptr<grpc::Server> server_;

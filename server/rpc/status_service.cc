@@ -46,6 +46,9 @@ grpc::ServerUnaryReactor* StatusService::GetMemory(grpc::CallbackServerContext* 
   for (const engine::MemoryItem& item : engine_->device().SharedMemory()) {
     ToProto(item, response->add_shared());
   }
+  if (engine_->regions().enabled()) {
+    ToProto(engine::MemoryItem{"regions", engine_->regions().reserved_bytes()}, response->add_shared());
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

@@ -138,6 +138,15 @@ void CollectState(const engine::Engine& engine, Families& families) {
   for (const engine::MemoryItem& item : engine.ReservedByPurpose()) {
     families.Gauge({{"purpose", item.purpose}}, static_cast<double>(item.bytes));
   }
+  families.Begin("lossd_regions", "Regions of memory shared with clients on this host.", MetricType::Gauge);
+  for (const engine::RegionKind kind : {engine::RegionKind::kSystem, engine::RegionKind::kDevice}) {
+    families.Gauge({{"kind", engine::Name(kind)}},
+                   static_cast<double>(engine.regions().usage(kind).regions));
+  }
+  families.Begin("lossd_region_bytes", "Their memory.", MetricType::Gauge);
+  for (const engine::RegionKind kind : {engine::RegionKind::kSystem, engine::RegionKind::kDevice}) {
+    families.Gauge({{"kind", engine::Name(kind)}}, static_cast<double>(engine.regions().usage(kind).bytes));
+  }
   families.Begin("lossd_memory_limit_bytes", "What heads and the device may reserve in all.",
                  MetricType::Gauge);
   families.Gauge({}, static_cast<double>(engine.budget().limit()));

@@ -1,5 +1,6 @@
 // The device loop on a GPU: what batches chunks come in, and what is under way beside them, changes no
 // answer.
+#include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -103,6 +104,37 @@ std::vector<size_t> SubmitInPieces(const CudaEngine& cuda, const std::vector<Str
   return counts;
 }
 
+// A region of its own for hidden states and dX, which has the same type.
+struct Shared {
+  std::shared_ptr<RegionMemory> memory;
+  int64_t dx_offset = 0;
+  int64_t dx_bytes = 0;
+};
+
+// What the chunk holds goes to a region, and its dX is to go there too, behind it.
+Shared Share(const CudaEngine& cuda, RegionKind kind, Chunk* chunk) {
+  const Payload hidden_states = chunk->hidden_states.Gathered();
+  const ByteSpan bytes = hidden_states.parts().front();
+  Shared shared;
+  shared.dx_bytes = chunk->tokens * kHidden * kernels::SizeOf(chunk->dx_type);
+  shared.dx_offset = hidden_states.size();
+  shared.memory = *cuda.device->CreateRegionMemory(
+      kind, cuda.device->RegionBytes(kind, shared.dx_offset + shared.dx_bytes));
+  std::byte* data = shared.memory->data();
+  EXPECT_EQ(cudaMemcpy(data, bytes.data(), bytes.size(), cudaMemcpyDefault), cudaSuccess);
+  chunk->hidden_states = Payload::In({data, bytes.size()}, shared.memory->place(), shared.memory);
+  chunk->dx = {data + shared.dx_offset, shared.memory->place(), shared.memory};
+  return shared;
+}
+
+ResultBytes Fetch(const Shared& shared) {
+  ResultBytes dx(shared.dx_bytes);
+  EXPECT_EQ(cudaMemcpy(dx.data(), shared.memory->data() + shared.dx_offset,
+                       static_cast<size_t>(shared.dx_bytes), cudaMemcpyDefault),
+            cudaSuccess);
+  return dx;
+}
+
 TEST_P(CudaLoop, ManySmallChunksOfSeveralSessionsGiveWhatOneChunkGives) {
   // Without a window batches form by themselves; with one that does not end, everything waits for the flush
   // and is one batch.
@@ -162,6 +194,34 @@ TEST_P(CudaLoop, WhereTheDeviceCopiesFromAndToChangesNothing) {
       EXPECT_EQ(registered, 0);
     } else if (pinned_bytes > int64_t{1} << 20) {
       EXPECT_EQ(registered, 4);
+    }
+  }
+}
+
+// Hidden states from, and dX to, memory of the device and registered memory that clients share.
+TEST_P(CudaLoop, ARegionGivesWhatAPayloadGives) {
+  Start(absl::ZeroDuration());
+  if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
+  const Whole whole = RunWhole(*cuda_);
+  for (const RegionKind kind : {RegionKind::kSystem, RegionKind::kDevice}) {
+    SCOPED_TRACE(Name(kind));
+    cuda_ = nullptr;
+    cuda_ = CudaEngine::Create(problem_, WithWindow(absl::Hours(1)));
+    const Stream stream = cuda_->Open("client");
+    std::vector<Shared> shared;
+    int64_t first = 0;
+    for (const int64_t tokens : {300, 7, 993}) {
+      Chunk chunk = cuda_->Cut(shared.size() + 1, first, tokens);
+      shared.push_back(Share(*cuda_, kind, &chunk));
+      cuda_->Submit(stream, std::move(chunk));
+      first += tokens;
+    }
+    EXPECT_LT(RelativeError(cuda_->TakeGradient(), Widened(whole.dw)), 1e-5);
+    std::vector<ChunkAnswer> answers = stream.listener->AwaitAnswers(shared.size());
+    for (size_t i = 0; i < answers.size(); ++i) {
+      EXPECT_EQ(answers[i].dx.size(), 0);
+      answers[i].dx = Fetch(shared[i]);
+      ExpectRows(answers[i], whole);
     }
   }
 }

@@ -21,6 +21,7 @@ std::unique_ptr<CudaEngine> CudaEngine::Create(const Problem& problem, EngineOpt
   EXPECT_TRUE(device.ok()) << device.status();
   options.memory_limit_bytes = (*device)->AvailableMemory();
   std::unique_ptr<CudaEngine> cuda(new CudaEngine(problem));
+  cuda->device = device->get();
   cuda->engine = *Engine::Create(std::move(options), *std::move(device));
   const HeadConfig config{"h", problem.shape.vocab, problem.shape.hidden, problem.weight_type};
   absl::StatusOr<std::shared_ptr<Head>> head = cuda->engine->CreateHead(config);

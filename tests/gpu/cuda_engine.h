@@ -32,6 +32,7 @@ class CudaEngine {
   // Ends the window: dW [V, H].
   std::vector<float> TakeGradient() const;
 
+  Device* device = nullptr;  // the engine's
   std::unique_ptr<Engine> engine;
   std::shared_ptr<Head> head;
 

@@ -34,8 +34,8 @@ TestServer::TestServer(const TestServerOptions& options) {
   auto engine = engine::Engine::Create(options.engine, *std::move(device));
   Require(engine.ok(), "no engine");
   engine_ = *std::move(engine);
-  auto server = rpc::Server::Start({"127.0.0.1:0"}, engine_.get());
-  Require(server.ok(), "no server");
+  auto server = rpc::Server::Start({options.listen, options.region_socket_dir}, engine_.get());
+  Require(server.ok(), "no server: " + std::string(server.status().message()));
   server_ = *std::move(server);
 }
 
@@ -58,7 +58,8 @@ Stubs::Stubs(const std::shared_ptr<grpc::Channel>& channel)
     : heads(v1::HeadService::NewStub(channel)),
       losses(v1::LossService::NewStub(channel)),
       gradients(v1::GradientService::NewStub(channel)),
-      status(v1::StatusService::NewStub(channel)) {}
+      status(v1::StatusService::NewStub(channel)),
+      regions(v1::RegionService::NewStub(channel)) {}
 
 std::vector<float> RandomFloats(int64_t count, uint32_t seed) {
   std::mt19937 generator(seed);

@@ -14,6 +14,7 @@
 #include "lossd/v1/gradient.grpc.pb.h"
 #include "lossd/v1/head.grpc.pb.h"
 #include "lossd/v1/loss.grpc.pb.h"
+#include "lossd/v1/region.grpc.pb.h"
 #include "lossd/v1/status.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/server.h"
@@ -23,6 +24,8 @@ namespace lossd::testing {
 struct TestServerOptions {
   engine::EngineOptions engine;
   int64_t workspace_bytes = 8 << 20;
+  std::string listen = "127.0.0.1:0";
+  std::string region_socket_dir = {};
 };
 
 // Aborts the test process if it cannot start.
@@ -44,13 +47,14 @@ class TestServer {
   std::unique_ptr<rpc::Server> server_;
 };
 
-// The four services over one connection.
+// The services over one connection.
 struct Stubs {
   explicit Stubs(const std::shared_ptr<grpc::Channel>& channel);
   std::unique_ptr<v1::HeadService::Stub> heads;
   std::unique_ptr<v1::LossService::Stub> losses;
   std::unique_ptr<v1::GradientService::Stub> gradients;
   std::unique_ptr<v1::StatusService::Stub> status;
+  std::unique_ptr<v1::RegionService::Stub> regions;
 };
 
 // Seeded values in (-1, 1), and labels in [0, vocab).

@@ -30,12 +30,13 @@ struct Cutter {
     batch.labels = labels;
     batch.hidden_type = DataType::kBFloat16;
     batch.mode = mode;
-    return CutBatch({.name = "h", .vocab_size = 4, .hidden_size = kHidden}, batch, outputs, chunk_bytes,
-                    limits);
+    return CutBatch({.name = "h", .vocab_size = 4, .hidden_size = kHidden}, batch, outputs, places,
+                    chunk_bytes, limits);
   }
 
   v1::SessionLimits limits;
   BatchOutputs outputs;
+  BatchPlaces places;
   ComputeMode mode = ComputeMode::kLossAndGradients;
 };
 

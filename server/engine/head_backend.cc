@@ -1,0 +1,15 @@
+#include "server/engine/head_backend.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+
+namespace lossd::engine {
+
+absl::StatusOr<std::shared_ptr<RegionMemory>> Device::CreateRegionMemory(RegionKind kind, int64_t bytes) {
+  if (kind == RegionKind::kSystem) return CreateSystemMemory(bytes);
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kOption, "kind",
+                   absl::StrCat("the server's device is ", name(), ", which has no memory of its own to share; "
+                                "create a region of system memory"));
+}
+
+}  // namespace lossd::engine
