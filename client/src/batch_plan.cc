@@ -10,8 +10,36 @@ namespace {
 
 constexpr int64_t kDefaultChunkBytes = int64_t{4} << 20;
 constexpr int64_t kMostChunkBytes = int64_t{1} << 30;  // a protobuf message ends below 2 GiB
+// Below these, smaller chunks at the ends would gain nothing.
+constexpr int64_t kLeastTaperedBytes = int64_t{1} << 20;
+constexpr int64_t kLeastTaperedTokens = 4;
 constexpr int64_t kLabelBytes = sizeof(int64_t);
 constexpr int64_t kLossBytes = sizeof(float);
+
+// As few as can be.
+std::vector<int64_t> EqualSizes(int64_t tokens, int64_t most) {
+  const int64_t chunks = (tokens + most - 1) / most;
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < chunks; ++i) {
+    // The first tokens % chunks ones are one token longer.
+    sizes.push_back(tokens / chunks + static_cast<int64_t>(i < tokens % chunks));
+  }
+  return sizes;
+}
+
+// Smaller towards both ends.
+std::vector<int64_t> TaperedSizes(int64_t tokens, int64_t most) {
+  const int64_t half = most / 2;
+  if (tokens <= half) return {tokens};
+  std::vector<int64_t> ends = {std::min(most / 4, tokens / 4)};
+  if (tokens >= 2 * (most / 4 + half) + most) ends.push_back(half);
+  int64_t middle = tokens;
+  for (const int64_t end : ends) middle -= 2 * end;
+  std::vector<int64_t> sizes = ends;
+  for (const int64_t size : EqualSizes(middle, most)) sizes.push_back(size);
+  sizes.insert(sizes.end(), ends.rbegin(), ends.rend());
+  return sizes;
+}
 
 }  // namespace
 
@@ -51,9 +79,8 @@ DataType DxTypeOnWire(const BatchOutputs& outputs) {
   return outputs.dx == nullptr ? DataType::kBFloat16 : outputs.dx_type;
 }
 
-absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const Batch& batch,
-                                                 const BatchOutputs& outputs, int64_t chunk_bytes,
-                                                 const v1::SessionLimits& limits) {
+absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
+                                    int64_t chunk_bytes, const v1::SessionLimits& limits, int32_t lanes) {
   const auto tokens = static_cast<int64_t>(batch.labels.size());
   const int64_t hidden_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t dx_bytes =
@@ -74,16 +101,14 @@ absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const B
     most_tokens = std::min(most_tokens, std::max<int64_t>(1, limits.byte_credit() / 2 / payload_bytes));
   }
 
-  const int64_t chunks = (tokens + most_tokens - 1) / most_tokens;
-  std::vector<ChunkRange> ranges;
-  ranges.reserve(static_cast<size_t>(chunks));
-  for (int64_t i = 0; i < chunks; ++i) {
-    // The first tokens % chunks ones are one token longer.
-    const int64_t size = tokens / chunks + static_cast<int64_t>(i < tokens % chunks);
-    const int64_t first = ranges.empty() ? 0 : ranges.back().first + ranges.back().tokens;
-    ranges.push_back({.first = first, .tokens = size, .payload_bytes = size * payload_bytes});
+  BatchPlan plan;
+  plan.lanes = static_cast<int32_t>(std::clamp<int64_t>(tokens / most_tokens, 1, lanes));
+  const bool tapered = most_tokens >= kLeastTaperedTokens && most_tokens * hidden_bytes >= kLeastTaperedBytes;
+  for (const int64_t size : tapered ? TaperedSizes(tokens, most_tokens) : EqualSizes(tokens, most_tokens)) {
+    const int64_t first = plan.chunks.empty() ? 0 : plan.chunks.back().first + plan.chunks.back().tokens;
+    plan.chunks.push_back({.first = first, .tokens = size, .payload_bytes = size * payload_bytes});
   }
-  return ranges;
+  return plan;
 }
 
 }  // namespace lossd::internal

@@ -208,7 +208,7 @@ TEST_F(ClientResumeTest, RestartedClientGetsTheAnswersItLostWithoutAddingTwice) 
   }
   Session session = direct_->Open("trainer");
   EXPECT_EQ(session.marks().lanes.at(0).accepted, static_cast<uint64_t>(kChunks / 2));
-  ASSERT_TRUE(session.ResumeAt(1).ok());
+  ASSERT_TRUE(session.ResumeAt({1}).ok());
   NumberedBatch batch(0);
   const auto result = session.Compute(batch.batch(), batch.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
