@@ -50,7 +50,7 @@ bool FakeServer::TakeChunk(const v1::Chunk& chunk, Stream* stream, Writer* write
   }
   observed_.chunks.push_back(chunk);
   observed_.chunk_lanes.push_back(stream->lane);
-  const int attempt = attempts_[{stream->lane, chunk.sequence()}]++;
+  const int attempt = attempts_[{stream->client_key, stream->lane, chunk.sequence()}]++;
   Fate fate = Fate::kTake;
   if (on_lane_chunk) {
     fate = on_lane_chunk(stream->lane, chunk.sequence(), attempt);
@@ -88,6 +88,9 @@ bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<st
     case Fate::kFlushBefore:
       CommitWindow();
       break;
+    case Fate::kOvertaken:
+      AcceptedOf(*stream) += 100;
+      return false;
     case Fate::kTakenBySomeoneElse:
       AcceptedOf(*stream) = chunk.sequence();
       break;

@@ -11,7 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "grpcpp/server.h"
@@ -37,6 +37,7 @@ enum class Fate {
   kFlushBefore,         // somebody flushes and commits the window just before
   kWrongSize,           // answered with half of dX
   kTakenBySomeoneElse,  // another process sent this sequence first
+  kOvertaken,           // the stream breaks, and then another process sends a hundred chunks more
   kStall                // nothing more is read from this stream until `stalled_until`
 };
 
@@ -144,8 +145,8 @@ class FakeServer {
   std::vector<float> window_;
   std::vector<float> weights_;
   uint64_t weight_version_ = 1;
-  std::map<std::string, Session> sessions_;           // by client_key
-  std::map<std::pair<int, uint64_t>, int> attempts_;  // by lane and sequence
+  std::map<std::string, Session> sessions_;                         // by client_key
+  std::map<std::tuple<std::string, int, uint64_t>, int> attempts_;  // by client_key, lane and sequence
   int gradient_messages_ = 0;
   int weight_messages_ = 0;
   int weight_write_messages_ = 0;
