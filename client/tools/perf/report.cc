@@ -150,6 +150,7 @@ Json Report(const Settings& settings, const Findings& findings) {
             {"loss_error", findings.check.loss_error},
             {"dx_relative_error", findings.check.dx_error}}},
           {"seconds", load.seconds},
+          {"session_lanes", load.lanes},
           {"batches", load.batches},
           {"chunks", load.chunks},
           {"tokens", load.tokens},
@@ -182,7 +183,8 @@ std::string ReportText(const Json& report) {
                     Number(report["check"]["dx_relative_error"], "%.1e"), " of its norm"));
   line("measured",
        absl::StrCat(report["batches"].get<int64_t>(), " batches, ", report["chunks"].get<int64_t>(),
-                    " chunks in ", Number(report["seconds"]), " s"));
+                    " chunks on ", report["session_lanes"].get<int64_t>(), " lanes a client, in ",
+                    Number(report["seconds"]), " s"));
   line("throughput", absl::StrCat(Number(report["tokens_per_second"], "%.0f"), " tokens/s, ",
                                   Number(report["payload_gb_per_second"]["in"], "%.4f"), " GB/s in, ",
                                   Number(report["payload_gb_per_second"]["out"], "%.4f"), " GB/s out"));
