@@ -160,13 +160,13 @@ bool IsWindowLost(const absl::Status& status);
 // Methods may be called from any thread, one at a time (a call made during another waits for it).
 class Session {
  public:
-  ~Session();  // closes the stream; the session itself lives on at the server until Close() or its lease ends
+  ~Session();  // closes the streams; the session itself lives on at the server until Close() or its lease ends
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
 
   // Sends the batch, with reading and writing overlapped, and returns when every loss and dX has arrived.
   // With several lanes it is done by as many threads while the call lasts. Memory used beside the caller's is
-  // bounded by the server's byte credit. If a chunk is rejected the error names it; the batch's other chunks
+  // bounded by the server's byte credit of each lane. If a chunk is rejected the error names it; the batch's other chunks
   // are in the window all the same, and the rejected tokens' outputs are left as they were. Every label is
   // checked before anything is sent. After any other error from the server the fate of the batch is not
   // known, and every later call returns that error: open a new session with the same client_key and look at
@@ -187,7 +187,7 @@ class Session {
   SessionMarks marks() const;
   const std::string& id() const;          // valid until the next call of Compute
   const std::string& client_key() const;  // valid as long as the session
-  int64_t reconnects() const;             // how often the stream was re-established
+  int64_t reconnects() const;             // how often a stream was re-established
 
   // Ends the session at the server. What it added to the window stays there.
   absl::Status Close();
@@ -233,7 +233,7 @@ class Head {
   // Reads all rows, of one version, as `type` into `weights` [V, H].
   absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, const Progress& progress = {}) const;
 
-  // Takes the session's stream over from an earlier process with the same client_key, if there is one still:
+  // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.
   absl::StatusOr<Session> OpenSession(const SessionOptions& options) const;
 

@@ -102,11 +102,12 @@ std::string ErrorsText(const Json& errors) {
 std::string SettingsText(const Json& report) {
   const Json& settings = report["settings"];
   return absl::StrFormat(
-      "%s tokens a batch, head %s x %s %s, clients: %d, %s loop%s",
+      "%s tokens a batch, head %s x %s %s, clients: %d, lanes: %d, %s loop%s",
       tools::WithCommas(settings["tokens"].get<int64_t>()),
       tools::WithCommas(settings["vocab"].get<int64_t>()),
       tools::WithCommas(settings["hidden"].get<int64_t>()), settings["weight_dtype"].get<std::string>(),
-      settings["clients"].get<int64_t>(), settings["loop"].get<std::string>(),
+      settings["clients"].get<int64_t>(), report["session_lanes"].get<int64_t>(),
+      settings["loop"].get<std::string>(),
       settings["rate"].is_null() ? "" : absl::StrCat(", ", Number(settings["rate"]), " batches/s arrive"));
 }
 
@@ -183,8 +184,7 @@ std::string ReportText(const Json& report) {
                     Number(report["check"]["dx_relative_error"], "%.1e"), " of its norm"));
   line("measured",
        absl::StrCat(report["batches"].get<int64_t>(), " batches, ", report["chunks"].get<int64_t>(),
-                    " chunks on ", report["session_lanes"].get<int64_t>(), " lanes a client, in ",
-                    Number(report["seconds"]), " s"));
+                    " chunks in ", Number(report["seconds"]), " s"));
   line("throughput", absl::StrCat(Number(report["tokens_per_second"], "%.0f"), " tokens/s, ",
                                   Number(report["payload_gb_per_second"]["in"], "%.4f"), " GB/s in, ",
                                   Number(report["payload_gb_per_second"]["out"], "%.4f"), " GB/s out"));

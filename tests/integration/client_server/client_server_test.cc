@@ -367,6 +367,19 @@ TEST_F(LanesServerTest, SeveralLanesGiveTheBitsOfOne) {
   EXPECT_EQ(four.reconnects(), 0);
 }
 
+TEST_F(LanesServerTest, OnlyASessionThatWasThereBeforeConnectsAllLanesAtOnce) {
+  StartWithWeights();
+  const SessionOptions options = {.client_key = "trainer", .lanes = kLanes};
+  auto first = head_->OpenSession(options);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(server_->engine().counters().live_streams, 1);
+  auto second = head_->OpenSession(options);
+  ASSERT_TRUE(second.ok()) << second.status();
+  const auto live = [this] { return server_->engine().counters().live_streams.load(); };
+  while (live() > kLanes) std::this_thread::yield();  // until the first one's has ended
+  EXPECT_EQ(live(), kLanes);
+}
+
 TEST_F(LanesServerTest, MarksOfAllLanesAreWhatAFlushHasToName) {
   StartWithWeights();
   Session session = OpenLanes();
