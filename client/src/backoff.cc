@@ -17,7 +17,7 @@ void Backoff::Reset() {
   delay_ = kFirstDelay;
 }
 
-bool Backoff::Wait(std::chrono::milliseconds at_least) {
+std::optional<std::chrono::milliseconds> Backoff::NextDelay(std::chrono::milliseconds at_least) {
   const Clock::time_point now = Clock::now();
   if (!failing_) {
     failing_ = true;
@@ -25,14 +25,19 @@ bool Backoff::Wait(std::chrono::milliseconds at_least) {
   }
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(give_up_after_ - (now - first_failure_));
-  if (left <= std::chrono::milliseconds(0) || at_least > left) return false;
+  if (left <= std::chrono::milliseconds(0) || at_least > left) return std::nullopt;
 
   std::uniform_real_distribution<double> jitter(0.5, 1.0);
   const std::chrono::milliseconds delay(
       static_cast<int64_t>(static_cast<double>(delay_.count()) * jitter(random_)));
-  std::this_thread::sleep_for(std::min(std::max(delay, at_least), left));
   delay_ = std::min(delay_ * 2, kLongestDelay);
-  return true;
+  return std::min(std::max(delay, at_least), left);
+}
+
+bool Backoff::Wait(std::chrono::milliseconds at_least) {
+  const auto delay = NextDelay(at_least);
+  if (delay) std::this_thread::sleep_for(*delay);
+  return delay.has_value();
 }
 
 }  // namespace lossd::internal

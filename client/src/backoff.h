@@ -4,6 +4,7 @@
 #define LOSSD_CLIENT_SRC_BACKOFF_H_
 
 #include <chrono>
+#include <optional>
 #include <random>
 
 namespace lossd::internal {
@@ -16,8 +17,10 @@ class Backoff {
   // Something went well: the next failure starts from the beginning.
   void Reset();
 
-  // Called after a failure. Sleeps, at least `at_least`, and returns true, or false when it is time to give
-  // up.
+  // Called after a failure: how long to wait, at least `at_least`, or nothing when it is time to give up.
+  std::optional<std::chrono::milliseconds> NextDelay(
+      std::chrono::milliseconds at_least = std::chrono::milliseconds(0));
+  // The same, and waits. False when it is time to give up.
   bool Wait(std::chrono::milliseconds at_least = std::chrono::milliseconds(0));
 
  private:

@@ -10,8 +10,65 @@ namespace {
 
 constexpr int64_t kDefaultChunkBytes = int64_t{4} << 20;
 constexpr int64_t kMostChunkBytes = int64_t{1} << 30;  // a protobuf message ends below 2 GiB
+// Below these, smaller chunks at the ends would gain nothing.
+constexpr int64_t kLeastTaperedBytes = int64_t{1} << 20;
+constexpr int64_t kLeastTaperedTokens = 4;
 constexpr int64_t kLabelBytes = sizeof(int64_t);
 constexpr int64_t kLossBytes = sizeof(float);
+
+// As few as can be.
+std::vector<int64_t> EqualSizes(int64_t tokens, int64_t most) {
+  const int64_t chunks = (tokens + most - 1) / most;
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < chunks; ++i) {
+    // The first tokens % chunks ones are one token longer.
+    sizes.push_back(tokens / chunks + static_cast<int64_t>(i < tokens % chunks));
+  }
+  return sizes;
+}
+
+// Smaller towards both ends.
+std::vector<int64_t> TaperedSizes(int64_t tokens, int64_t most) {
+  const int64_t half = most / 2;
+  if (tokens <= half) return {tokens};
+  std::vector<int64_t> ends = {std::min(most / 4, tokens / 4)};
+  if (tokens >= 2 * (most / 4 + half) + most) ends.push_back(half);
+  int64_t middle = tokens;
+  for (const int64_t end : ends) middle -= 2 * end;
+  std::vector<int64_t> sizes = ends;
+  for (const int64_t size : EqualSizes(middle, most)) sizes.push_back(size);
+  sizes.insert(sizes.end(), ends.rbegin(), ends.rend());
+  return sizes;
+}
+
+// Of a chunk.
+absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, int64_t chunk_bytes,
+                                   const v1::SessionLimits& limits) {
+  int64_t most_bytes = kMostChunkBytes;
+  if (limits.max_chunk_bytes() > 0) most_bytes = std::min(most_bytes, limits.max_chunk_bytes());
+  if (hidden_bytes > most_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("one token of hidden_states has ", hidden_bytes,
+                                                     " bytes; the server takes chunks of at most ",
+                                                     most_bytes));
+  }
+  int64_t most_tokens = std::max<int64_t>(1, std::min(most_bytes, chunk_bytes) / hidden_bytes);
+  if (limits.max_chunk_tokens() > 0) most_tokens = std::min(most_tokens, limits.max_chunk_tokens());
+  if (limits.byte_credit() > 0) {
+    most_tokens = std::min(most_tokens, std::max<int64_t>(1, limits.byte_credit() / 2 / payload_bytes));
+  }
+  return most_tokens;
+}
+
+enum class Taper { kYes, kNo };
+
+// Of a batch in chunks of at most `most_tokens` and whole steps of tokens, in steps.
+std::vector<int64_t> SizesInSteps(int64_t tokens, int64_t most_tokens, int64_t step, Taper taper) {
+  if (tokens <= most_tokens && step > most_tokens) return {1};
+  const int64_t steps = (tokens + step - 1) / step;
+  const int64_t most = most_tokens / step;
+  return taper == Taper::kYes && most >= kLeastTaperedTokens ? TaperedSizes(steps, most)
+                                                             : EqualSizes(steps, most);
+}
 
 }  // namespace
 
@@ -51,30 +108,20 @@ DataType DxTypeOnWire(const BatchOutputs& outputs) {
   return outputs.dx == nullptr ? DataType::kBFloat16 : outputs.dx_type;
 }
 
-absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const Batch& batch,
-                                                 const BatchOutputs& outputs, const BatchPlaces& places,
-                                                 int64_t chunk_bytes,
-                                                 const v1::SessionLimits& limits) {
+absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
+                                    const BatchPlaces& places, int64_t chunk_bytes,
+                                    const v1::SessionLimits& limits, int32_t lanes) {
   const auto tokens = static_cast<int64_t>(batch.labels.size());
   const int64_t hidden_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t dx_bytes =
       batch.mode == ComputeMode::kLossOnly ? 0 : head.hidden_size * SizeOf(DxTypeOnWire(outputs));
-  const int64_t payload_bytes = kLabelBytes + (places.hidden_states ? 0 : hidden_bytes) + kLossBytes +
-                                (places.dx ? 0 : dx_bytes);
+  const int64_t payload_bytes =
+      kLabelBytes + (places.hidden_states ? 0 : hidden_bytes) + kLossBytes + (places.dx ? 0 : dx_bytes);
 
-  int64_t most_bytes = kMostChunkBytes;
-  if (limits.max_chunk_bytes() > 0) most_bytes = std::min(most_bytes, limits.max_chunk_bytes());
-  if (hidden_bytes > most_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("one token of hidden_states has ", hidden_bytes,
-                                                     " bytes; the server takes chunks of at most ",
-                                                     most_bytes));
-  }
-  most_bytes = std::min(most_bytes, chunk_bytes > 0 ? chunk_bytes : kDefaultChunkBytes);
-  int64_t most_tokens = std::max<int64_t>(1, most_bytes / hidden_bytes);
-  if (limits.max_chunk_tokens() > 0) most_tokens = std::min(most_tokens, limits.max_chunk_tokens());
-  if (limits.byte_credit() > 0) {
-    most_tokens = std::min(most_tokens, std::max<int64_t>(1, limits.byte_credit() / 2 / payload_bytes));
-  }
+  if (chunk_bytes <= 0) chunk_bytes = places.All(batch.mode) ? kMostChunkBytes : kDefaultChunkBytes;
+  const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);
+  if (!most.ok()) return most.status();
+  const int64_t most_tokens = *most;
 
   const int64_t step = places.TokenStep(head, batch, outputs);
   if (tokens > most_tokens && step > most_tokens) {
@@ -82,18 +129,16 @@ absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const B
         absl::StrCat("chunks may have ", most_tokens, " tokens here, but in a region only every ", step,
                      "th begins at a multiple of 16 bytes: raise chunk_bytes, or use no region"));
   }
-  const int64_t steps = (tokens + step - 1) / step;  // the last one may be cut short
-  const int64_t chunks = tokens <= most_tokens ? 1 : (steps + most_tokens / step - 1) / (most_tokens / step);
-  std::vector<ChunkRange> ranges;
-  ranges.reserve(static_cast<size_t>(chunks));
-  for (int64_t i = 0; i < chunks; ++i) {
-    const int64_t first = ranges.empty() ? 0 : ranges.back().first + ranges.back().tokens;
-    // The first steps % chunks ones are one step longer.
-    const int64_t size =
-        std::min(tokens - first, (steps / chunks + static_cast<int64_t>(i < steps % chunks)) * step);
-    ranges.push_back({.first = first, .tokens = size, .payload_bytes = size * payload_bytes});
+  BatchPlan plan;
+  plan.lanes =
+      places.All(batch.mode) ? 1 : static_cast<int32_t>(std::clamp<int64_t>(tokens / most_tokens, 1, lanes));
+  const bool worth_it = !places.All(batch.mode) && most_tokens * hidden_bytes >= kLeastTaperedBytes;
+  for (const int64_t steps : SizesInSteps(tokens, most_tokens, step, worth_it ? Taper::kYes : Taper::kNo)) {
+    const int64_t first = plan.chunks.empty() ? 0 : plan.chunks.back().first + plan.chunks.back().tokens;
+    const int64_t size = std::min(tokens - first, steps * step);  // the last one may be cut short
+    plan.chunks.push_back({.first = first, .tokens = size, .payload_bytes = size * payload_bytes});
   }
-  return ranges;
+  return plan;
 }
 
 }  // namespace lossd::internal

@@ -10,8 +10,8 @@
 
 namespace lossd::internal {
 
-// Used by one thread at a time. What arrives is taken off the wire whether or not anybody reads, up to a
-// fixed number of messages, so that a writer and the server never wait for each other.
+// Used by one thread at a time, but for Cancel. What arrives is taken off the wire whether or not anybody
+// reads, up to a fixed number of messages, so that a writer and the server never wait for each other.
 class ComputeStream {
  public:
   // Ends the call if it still runs, and waits for that.
@@ -25,8 +25,13 @@ class ComputeStream {
   // The next message. Without a timeout it waits as long as the call lives; with zero it only looks.
   virtual ReadResult Read(grpc::ByteBuffer* message, std::optional<std::chrono::milliseconds> timeout) = 0;
 
-  // Why the call ended. Only after Read returned kEnded.
+  // The call is over, whether or not everything that arrived was read.
+  virtual bool Ended() = 0;
+  // Why the call ended. Only once it has.
   virtual absl::Status EndStatus() = 0;
+
+  // Ends the call soon: whoever waits in Write or Read goes on. From any thread, while the stream lives.
+  virtual void Cancel() = 0;
 
   // Says that nothing more will be written and waits for the server to end the call, but no longer than
   // `timeout`.

@@ -33,6 +33,9 @@ using RowSink = std::function<absl::Status(const RowPiece&)>;
 // Fills in the next message; false when there is none.
 using WeightSource = std::function<bool(v1::WriteWeightsRequest*)>;
 
+// What a call does about RESOURCE_EXHAUSTED with a time to try again at.
+enum class WhenFull { kWait, kReturn };
+
 // Thread-safe.
 class Connection {
  public:
@@ -47,7 +50,8 @@ class Connection {
   virtual absl::StatusOr<v1::Head> GetHead(const v1::GetHeadRequest& request) = 0;
   virtual absl::StatusOr<v1::BeginWriteResponse> BeginWrite(const v1::BeginWriteRequest& request) = 0;
   virtual absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) = 0;
-  virtual absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request) = 0;
+  virtual absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
+                                                              WhenFull when_full) = 0;
   virtual absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) = 0;
   virtual absl::StatusOr<v1::BeginFlushResponse> BeginFlush(const v1::BeginFlushRequest& request) = 0;
   virtual absl::StatusOr<v1::CommitFlushResponse> CommitFlush(const v1::CommitFlushRequest& request) = 0;

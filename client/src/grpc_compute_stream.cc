@@ -54,6 +54,11 @@ ComputeStream::ReadResult GrpcComputeStream::Read(grpc::ByteBuffer* message,
   return ReadResult::kMessage;
 }
 
+bool GrpcComputeStream::Ended() {
+  std::lock_guard lock(mutex_);
+  return done_;
+}
+
 absl::Status GrpcComputeStream::EndStatus() {
   std::lock_guard lock(mutex_);
   return FromGrpcStatus(status_);

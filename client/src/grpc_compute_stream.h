@@ -24,7 +24,9 @@ class GrpcComputeStream final : public ComputeStream,
 
   bool Write(grpc::ByteBuffer message) override;
   ReadResult Read(grpc::ByteBuffer* message, std::optional<std::chrono::milliseconds> timeout) override;
+  bool Ended() override;
   absl::Status EndStatus() override;
+  void Cancel() override { context_.TryCancel(); }
   void Close(std::chrono::milliseconds timeout) override;
 
  private:

@@ -79,8 +79,9 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CommitWrite, request);
   }
-  absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request) override {
-    return Call(*loss_, &v1::LossService::Stub::OpenSession, request);
+  absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
+                                                      WhenFull when_full) override {
+    return Call(*loss_, &v1::LossService::Stub::OpenSession, request, RepeatedNotFound::kIsError, when_full);
   }
   absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) override {
     return Call(*loss_, &v1::LossService::Stub::CloseSession, request, RepeatedNotFound::kIsDone);
@@ -166,7 +167,8 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<Response> Call(Stub& stub,
                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                 const Request& request,
-                                RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError) {
+                                RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError,
+                                WhenFull when_full = WhenFull::kWait) {
     Backoff backoff(options_.reconnect_timeout);
     for (bool repeated = false;; repeated = true) {
       grpc::ClientContext context;
@@ -178,6 +180,7 @@ class GrpcConnection final : public Connection {
         return response;
       }
       if (!IsTransient(status)) return status;
+      if (when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
       if (!backoff.Wait(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
         return Annotate(status, absl::StrCat("gave up on ", target_, " after ",
                                              options_.reconnect_timeout.count(), " ms"));

@@ -1,6 +1,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/src/convert.h"
 #include "client/src/head_impl.h"
 #include "client/src/random_key.h"
@@ -24,6 +25,10 @@ absl::StatusOr<HeadInfo> Head::Info() const {
 absl::StatusOr<Session> Head::OpenSession(const SessionOptions& options) const {
   if (options.chunk_bytes < 0) {
     return absl::InvalidArgumentError("chunk_bytes is negative");
+  }
+  if (options.lanes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "lanes is ", options.lanes, "; it must be at least 1, or 0 for a number that suits the head"));
   }
   SessionOptions named = options;
   if (named.client_key.empty()) named.client_key = internal::RandomKey("client");

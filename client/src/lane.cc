@@ -8,166 +8,51 @@
 #include "client/src/grpc_status.h"
 
 namespace lossd::internal {
-namespace {
 
-constexpr int32_t kLane = 0;
-constexpr std::chrono::milliseconds kCloseTimeout(2000);
-
-v1::LaneMarks MarksOf(const v1::OpenSessionResponse& response) {
-  for (const auto& marks : response.lanes()) {
-    if (marks.lane() == kLane) return marks;
-  }
-  return {};
-}
-
-}  // namespace
-
-Lane::Lane(std::shared_ptr<HeadContext> head, SessionOptions options)
-    : head_(std::move(head)), options_(std::move(options)), backoff_(head_->options().reconnect_timeout) {}
-
-absl::Status Lane::Open() {
-  Recovery recovery = Recovery::kResumed;
-  if (absl::Status status = Reopen(&recovery); !status.ok()) return status;
-  // A head without weights takes no stream yet, and has accepted nothing: Compute tries again.
-  if (absl::Status status = EnsureAttached(); !status.ok() && !absl::IsFailedPrecondition(status)) {
-    return status;
-  }
-  next_sequence_ = accepted_ + 1;
-  // Whatever an earlier process of the same client_key had accepted may be in the window that is open now.
-  contributed_generation_ = generation_;
-  contributions_ = static_cast<int64_t>(accepted_ > 0);
-  reconnects_ = 0;
-  return absl::OkStatus();
-}
-
-absl::Status Lane::EnsureAttached() {
-  if (stream_) return absl::OkStatus();
-  absl::Status status = Attach();
-  if (status.ok()) return status;
-  if (!absl::IsFailedPrecondition(status)) return Recover(std::move(status)).status();
-  stream_.reset();
-  return status;
-}
-
-absl::StatusOr<Lane::Recovery> Lane::Recover(absl::Status cause) {
-  Recovery recovery = Recovery::kResumed;
-  for (;;) {
-    if (absl::Status status = CheckRecoverable(cause); !status.ok()) return status;
-    if (!backoff_.Wait(RetryDelayOf(cause).value_or(std::chrono::milliseconds(0)))) {
-      return absl::UnavailableError(
-          absl::StrCat("session ", session_id_, ": gave up reconnecting after ",
-                       head_->options().reconnect_timeout.count(),
-                       " ms; last error: ", cause.ok() ? "the server ended the stream" : cause.message()));
-    }
-    if (absl::Status status = Reopen(&recovery); !status.ok()) return status;
-    cause = Attach();
-    if (cause.ok()) {
-      if (recovery == Recovery::kNewSession) next_sequence_ = accepted_ + 1;
-      ++reconnects_;
-      return recovery;
-    }
-  }
-}
-
-// Chunks are numbered, so sending again is always safe; the question is only whether it can help.
-absl::Status Lane::CheckRecoverable(const absl::Status& cause) {
-  switch (cause.code()) {
-    case absl::StatusCode::kOk:           // the server ended the call while answers were missing
-    case absl::StatusCode::kUnavailable:  // the network, or a server that goes away
-    case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kUnknown:   // what gRPC makes of some broken connections
-    case absl::StatusCode::kNotFound:  // the session's lease ended, or the server is another one
-      return absl::OkStatus();
-    case absl::StatusCode::kAborted:
-      return FollowPosition(cause);
-    default:
-      return IsTransient(cause) ? absl::OkStatus() : cause;
-  }
-}
-
-absl::Status Lane::FollowPosition(const absl::Status& cause) {
-  const auto position = PositionOf(cause);
-  if (!position) {
-    return Annotate(
-        cause, absl::StrCat("session ", session_id_, " was taken over by another stream with client_key '",
-                            options_.client_key, "'"));
-  }
-  if (position->incarnation() != incarnation_) return absl::OkStatus();  // Reopen finds out what that means
-  // Refused although the generation is the server's own: the window is frozen, and the next one waits for its
-  // commit. Should the flush be aborted instead, the server refuses that one and names the present one again.
-  generation_ = position->generation() == generation() ? position->generation() + 1 : position->generation();
-  return absl::OkStatus();
-}
-
-absl::Status Lane::Reopen(Recovery* recovery) {
-  stream_.reset();  // the server must see the old stream end before a new one begins
-  v1::OpenSessionRequest request;
-  request.set_head(head_->config().name);
-  request.set_client_key(options_.client_key);
-  request.set_rank(options_.rank);
-  request.set_lanes(1);
-  auto response = head_->connection().OpenSession(request);
-  if (!response.ok()) return ExplainMissing(response.status());
-  if (response->vocab_size() != head_->config().vocab_size ||
-      response->hidden_size() != head_->config().hidden_size) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "head '", head_->config().name, "' is now ", response->vocab_size(), "x", response->hidden_size(),
-        "; this handle was made when it was ", head_->config().vocab_size, "x", head_->config().hidden_size));
-  }
-  limits_ = response->limits();
-  if (response->session_id() == session_id_ && response->incarnation() == incarnation_) {
-    return absl::OkStatus();
-  }
-  if (absl::Status status = CheckReplaceable(*response); !status.ok()) return status;
-  if (!session_id_.empty()) *recovery = Recovery::kNewSession;
-  Adopt(*response);
-  return absl::OkStatus();
-}
-
-absl::Status Lane::CheckReplaceable(const v1::OpenSessionResponse& response) {
-  if (session_id_.empty() || !Contributed()) return absl::OkStatus();
-  if (response.incarnation() != incarnation_) {
-    return WindowLostError(head_->config().name, contributed_generation_, "the server was restarted");
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "session ", session_id_, " has expired at the server (its lease is ", limits_.lease_seconds(),
-      " s); what it added to generation ", contributed_generation_, " up to sequence ", answered_,
-      " is still in the window: open a new session, and name the marks of both (HeadInfo::sessions) when "
-      "flushing"));
-}
+Lane::Lane(SessionLink* link, Interruption* interruption, int32_t number)
+    : link_(link),
+      interruption_(interruption),
+      number_(number),
+      backoff_(link->head().options().reconnect_timeout) {}
 
 void Lane::Adopt(const v1::OpenSessionResponse& response) {
-  session_id_ = response.session_id();
-  incarnation_ = response.incarnation();
-  generation_ = response.generation();
-  accepted_ = MarksOf(response).accepted();
-  applied_ = MarksOf(response).applied();
-  answered_ = 0;
-  contributions_ = 0;
-  head_->NoteIncarnation(incarnation_);
+  DropStream();
+  accepted_ = applied_ = answered_ = 0;
+  for (const auto& marks : response.lanes()) {
+    if (marks.lane() != number_) continue;
+    accepted_ = marks.accepted();
+    applied_ = marks.applied();
+  }
+  begun_ = false;
 }
 
-// A restarted server has no heads, so it answers OpenSession with NOT_FOUND: say what that means.
-absl::Status Lane::ExplainMissing(const absl::Status& status) {
-  if (!absl::IsNotFound(status) || session_id_.empty()) return status;
-  const auto server = head_->connection().GetStatus({});
-  if (!server.ok() || server->incarnation() == incarnation_) return status;
-  if (Contributed()) {
-    return WindowLostError(head_->config().name, contributed_generation_,
-                           "the server was restarted without this head");
-  }
-  return Annotate(status, "the server was restarted");
+void Lane::Begin() {
+  begun_ = true;
+  sent_ = accepted_;
+  next_sequence_ = accepted_ + 1;
 }
 
 absl::Status Lane::Attach() {
-  stream_ = head_->connection().Compute(limits_);
+  DropStream();  // the server must see the old stream end before a new one begins
+  std::unique_ptr<ComputeStream> stream = link_->head().connection().Compute(link_->limits());
+  {
+    const std::lock_guard lock(stream_mutex_);
+    stream_ = std::move(stream);
+    if (interruption_->raised()) stream_->Cancel();
+  }
+  absl::Status status = AwaitReady();
+  if (!status.ok()) DropStream();
+  return status;
+}
+
+absl::Status Lane::AwaitReady() {
   v1::ComputeStart start;
-  start.set_session_id(session_id_);
-  start.set_incarnation(incarnation_);
-  start.set_lane(kLane);
+  start.set_session_id(link_->session_id());
+  start.set_incarnation(link_->incarnation());
+  start.set_lane(number_);
   stream_->Write(EncodeStart(start));  // if the call is over, reading says why
   grpc::ByteBuffer message;
-  switch (stream_->Read(&message, head_->options().call_timeout)) {
+  switch (stream_->Read(&message, link_->head().options().call_timeout)) {
     case ComputeStream::ReadResult::kTimeout:
       return absl::UnavailableError("the server did not become ready for the session's stream");
     case ComputeStream::ReadResult::kEnded: {
@@ -186,37 +71,45 @@ absl::Status Lane::Attach() {
 }
 
 absl::Status Lane::TakeReady(const v1::ComputeReady& ready) {
-  if (ready.marks().accepted() < answered_) {
-    return absl::InternalError(
-        absl::StrCat("session ", session_id_, ": the server has accepted sequences up to ",
-                     ready.marks().accepted(), " but had answered ", answered_, " before"));
+  const uint64_t accepted = ready.marks().accepted();
+  if (accepted < answered_) {
+    return absl::InternalError(absl::StrCat("session ", link_->session_id(), " lane ", number_,
+                                            ": the server has accepted sequences up to ", accepted,
+                                            " but had answered ", answered_, " before"));
   }
-  accepted_ = ready.marks().accepted();
+  if (begun_ && accepted > sent_) {
+    return link_->TakenByAnother(number_, accepted);
+  }
+  accepted_ = accepted;
   applied_ = std::max(applied_, ready.marks().applied());
-  // Never back: while a window is frozen, `ready` may still name it although a chunk was told to go to the
-  // next one.
-  generation_ = std::max(generation_, ready.generation());
+  link_->NoteGeneration(ready.generation());
   return absl::OkStatus();
 }
 
-uint64_t Lane::generation() {
-  generation_ = std::max(generation_, head_->CommittedGeneration(incarnation_));
-  return generation_;
-}
-
-bool Lane::Contributed() { return contributions_ > 0 && contributed_generation_ >= generation(); }
-
-void Lane::NoteContribution(uint64_t generation) {
-  if (generation != contributed_generation_) {
-    contributed_generation_ = generation;
-    contributions_ = 0;
+absl::StatusOr<Lane::Recovery> Lane::Recover(absl::Status cause) {
+  for (;;) {
+    if (interruption_->raised()) return Recovery::kUnsettled;
+    if (absl::Status status = link_->CheckRecoverable(cause); !status.ok()) return status;
+    if (absl::IsAborted(cause)) return Recovery::kUnsettled;
+    const auto delay = backoff_.NextDelay(RetryDelayOf(cause).value_or(std::chrono::milliseconds(0)));
+    if (!delay) return link_->GaveUp(cause);
+    if (!interruption_->SleepFor(*delay)) return Recovery::kUnsettled;
+    DropStream();
+    const auto response = link_->Reopen();
+    if (!response.ok()) return response.status();
+    if (!link_->IsSame(*response)) {
+      if (absl::Status status = link_->CheckReplaceable(*response); !status.ok()) return status;
+      return Recovery::kUnsettled;
+    }
+    cause = Attach();
+    if (cause.ok()) {
+      ++reconnects_;
+      return Recovery::kResumed;
+    }
   }
-  ++contributions_;
 }
 
-void Lane::NoteWithdrawal(uint64_t generation) {
-  if (generation == contributed_generation_) --contributions_;
-}
+void Lane::NoteSent(uint64_t sequence) { sent_ = std::max(sent_, sequence); }
 
 void Lane::NoteAnswered(uint64_t sequence) {
   answered_ = std::max(answered_, sequence);
@@ -225,9 +118,20 @@ void Lane::NoteAnswered(uint64_t sequence) {
 
 void Lane::NoteApplied(uint64_t sequence) { applied_ = std::max(applied_, sequence); }
 
-void Lane::Close() {
-  if (stream_) stream_->Close(kCloseTimeout);
-  stream_.reset();
+void Lane::DropStream() {
+  std::unique_ptr<ComputeStream> dropped;  // its end is waited for without the lock
+  const std::lock_guard lock(stream_mutex_);
+  dropped.swap(stream_);
+}
+
+void Lane::CancelStream() {
+  const std::lock_guard lock(stream_mutex_);
+  if (stream_) stream_->Cancel();
+}
+
+void Lane::Close(std::chrono::milliseconds timeout) {
+  if (stream_) stream_->Close(timeout);
+  DropStream();
 }
 
 }  // namespace lossd::internal

@@ -10,16 +10,16 @@
 namespace lossd {
 
 Session::Impl::Impl(std::shared_ptr<internal::HeadContext> head, const SessionOptions& options)
-    : head_(std::move(head)), lane_(head_, options) {}
+    : head_(std::move(head)), lanes_(head_, options) {}
 
 Session::Impl::~Impl() {
-  if (!closed_ && failure_.ok()) lane_.Close();
+  if (!closed_ && failure_.ok()) lanes_.Close();
 }
 
 absl::StatusOr<std::unique_ptr<Session::Impl>> Session::Impl::Open(
     std::shared_ptr<internal::HeadContext> head, const SessionOptions& options) {
   std::unique_ptr<Impl> impl(new Impl(std::move(head), options));
-  if (absl::Status status = impl->lane_.Open(); !status.ok()) {
+  if (absl::Status status = impl->lanes_.Open(); !status.ok()) {
     impl->failure_ = status;
     return status;
   }
@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<Session::Impl>> Session::Impl::Open(
 
 absl::Status Session::Impl::CheckAlive() const {
   if (closed_) {
-    return absl::FailedPreconditionError(absl::StrCat("session ", lane_.session_id(), " is closed"));
+    return absl::FailedPreconditionError(absl::StrCat("session ", lanes_.link().session_id(), " is closed"));
   }
   if (failure_.ok()) return absl::OkStatus();
   return internal::Annotate(failure_, "this session ended with an earlier error");
@@ -42,51 +42,64 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   if (batch.labels.empty()) return BatchResult{};
   const auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
   if (!places.ok()) return places.status();
-  if (absl::Status status = lane_.EnsureAttached(); !status.ok()) return status;
+  const internal::SessionLink& link = lanes_.link();
+  if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
 
-  auto ranges =
-      internal::CutBatch(config, batch, outputs, *places, lane_.options().chunk_bytes, lane_.limits());
-  if (!ranges.ok()) return ranges.status();
-  internal::BatchRun run(&lane_, config, batch, outputs, *places, *std::move(ranges), expected_repeats_);
+  const auto plan = internal::PlanBatch(config, batch, outputs, *places, link.options().chunk_bytes,
+                                        link.limits(), link.lanes());
+  if (!plan.ok()) return plan.status();
+  internal::BatchRun run(&lanes_, config, batch, outputs, *places, *plan, expected_repeats_);
   auto result = run.Run();
   if (!run.session_usable()) {
     failure_ = result.status();
-    lane_.Abandon();
+    lanes_.Abandon();
   }
   return result;
 }
 
-absl::Status Session::Impl::ResumeAt(uint64_t sequence) {
+absl::Status Session::Impl::ResumeAt(const std::vector<uint64_t>& sequences) {
   std::lock_guard lock(mutex_);
   if (absl::Status status = CheckAlive(); !status.ok()) return status;
-  if (sequence < 1 || sequence > lane_.accepted() + 1) {
-    return absl::InvalidArgumentError(absl::StrCat("sequence is ", sequence, "; it must be in [1, ",
-                                                   lane_.accepted() + 1, "], since the server has accepted ",
-                                                   lane_.accepted()));
+  if (sequences.size() != lanes_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("sequences has ", sequences.size(),
+                                                   " entries; the session has ", lanes_.size(), " lanes"));
   }
-  lane_.set_next_sequence(sequence);
-  expected_repeats_ = lane_.accepted();
+  std::vector<uint64_t> accepted;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    accepted.push_back(lanes_[i].accepted());
+    if (sequences[i] < 1 || sequences[i] > accepted[i] + 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sequences[", i, "] is ", sequences[i], "; it must be in [1, ", accepted[i] + 1,
+                       "], since the server has accepted ", accepted[i], " on that lane"));
+    }
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].set_next_sequence(sequences[i]);
+  expected_repeats_ = std::move(accepted);
   return absl::OkStatus();
 }
 
 SessionMarks Session::Impl::marks() const {
   std::lock_guard lock(mutex_);
-  return {.session_id = lane_.session_id(),
-          .lanes = {{.lane = 0, .accepted = lane_.accepted(), .applied = lane_.applied()}}};
+  SessionMarks marks{.session_id = lanes_.link().session_id(), .lanes = {}};
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    marks.lanes.push_back(
+        {.lane = lanes_[i].number(), .accepted = lanes_[i].accepted(), .applied = lanes_[i].applied()});
+  }
+  return marks;
 }
 
 int64_t Session::Impl::reconnects() const {
   std::lock_guard lock(mutex_);
-  return lane_.reconnects();
+  return lanes_.reconnects();
 }
 
 absl::Status Session::Impl::Close() {
   std::lock_guard lock(mutex_);
   if (closed_) return absl::OkStatus();
   closed_ = true;
-  lane_.Close();
+  lanes_.Close();
   v1::CloseSessionRequest request;
-  request.set_session_id(lane_.session_id());
+  request.set_session_id(lanes_.link().session_id());
   return head_->connection().CloseSession(request).status();
 }
 
@@ -98,7 +111,7 @@ Session& Session::operator=(Session&&) noexcept = default;
 absl::StatusOr<BatchResult> Session::Compute(const Batch& batch, const BatchOutputs& outputs) {
   return impl_->Compute(batch, outputs);
 }
-absl::Status Session::ResumeAt(uint64_t sequence) { return impl_->ResumeAt(sequence); }
+absl::Status Session::ResumeAt(const std::vector<uint64_t>& sequences) { return impl_->ResumeAt(sequences); }
 SessionMarks Session::marks() const { return impl_->marks(); }
 const std::string& Session::id() const { return impl_->id(); }
 const std::string& Session::client_key() const { return impl_->client_key(); }

@@ -1,15 +1,17 @@
-// The inside of lossd::Session: one lane, one call at a time.
+// The inside of lossd::Session: its lanes, one call at a time.
 #ifndef LOSSD_CLIENT_SRC_SESSION_H_
 #define LOSSD_CLIENT_SRC_SESSION_H_
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/src/head_context.h"
-#include "client/src/lane.h"
+#include "client/src/lane_set.h"
 #include "lossd/client.h"
 
 namespace lossd {
@@ -24,10 +26,10 @@ class Session::Impl {
   Impl& operator=(const Impl&) = delete;
 
   absl::StatusOr<BatchResult> Compute(const Batch& batch, const BatchOutputs& outputs);
-  absl::Status ResumeAt(uint64_t sequence);
+  absl::Status ResumeAt(const std::vector<uint64_t>& sequences);
   SessionMarks marks() const;
-  const std::string& id() const { return lane_.session_id(); }
-  const std::string& client_key() const { return lane_.client_key(); }
+  const std::string& id() const { return lanes_.link().session_id(); }
+  const std::string& client_key() const { return lanes_.link().options().client_key; }
   int64_t reconnects() const;
   absl::Status Close();
 
@@ -37,8 +39,8 @@ class Session::Impl {
 
   const std::shared_ptr<internal::HeadContext> head_;
   mutable std::mutex mutex_;  // held during a call: one at a time
-  internal::Lane lane_;
-  uint64_t expected_repeats_ = 0;
+  internal::LaneSet lanes_;
+  std::vector<uint64_t> expected_repeats_;  // by lane; none without ResumeAt
   bool closed_ = false;
   absl::Status failure_;
 };

@@ -168,7 +168,7 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
   const std::string new_id = RandomId();
   absl::StatusOr<Head::SessionInfo> info = head->OpenSession(client_key, rank, lanes, new_id);
   if (!info.ok()) return info.status();
-  if (info->session_id != new_id) return OpenedSession{head, *std::move(info)};
+  if (info->session_id != new_id) return OpenedSession{head, *std::move(info), false};
 
   // A new session: admitted only if its lanes' credits fit what is set aside for staging.
   const int64_t staging_lanes = options_.staging_bytes / options_.lane_credit_bytes;
@@ -187,7 +187,7 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
   }
   sessions_.emplace(new_id, SessionEntry{head, lanes});
   lanes_ += lanes;
-  return OpenedSession{head, *std::move(info)};
+  return OpenedSession{head, *std::move(info), true};
 }
 
 absl::Status Engine::CloseSession(const std::string& session_id) {

@@ -49,6 +49,7 @@ struct EngineOptions {
 struct OpenedSession {
   std::shared_ptr<Head> head;
   Head::SessionInfo info;
+  bool is_new = false;  // made by this call
 };
 
 class Engine {

@@ -32,6 +32,7 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   response->set_vocab_size(config.vocab_size);
   response->set_hidden_size(config.hidden_size);
   response->set_weight_dtype(ToProto(config.weight_type));
+  response->set_is_new(opened->is_new);
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

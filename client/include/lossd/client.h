@@ -112,8 +112,13 @@ struct SessionOptions {
   // random.
   std::string client_key = {};
   int32_t rank = 0;
-  // Hidden-state bytes of one chunk; 0 takes 4 MiB. Never above the server's limit.
+  // Hidden-state bytes of a batch's largest chunks; 0 takes 4 MiB. Never above the server's limit.
   int64_t chunk_bytes = 0;
+  // Connections that a large batch is spread over; batches of less than two of the largest chunks keep to
+  // one, and the others are made when the first batch needs them. 0: one for every 2 KiB of a row of the
+  // head's weights, at most four, or one if the server has no room for so many. A session keeps its number
+  // for life: a restarted process must ask for the same.
+  int32_t lanes = 0;
 };
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
@@ -142,8 +147,8 @@ struct BatchResult {
   uint64_t weight_version = 0;
   int64_t chunks = 0;
   int64_t repeated_chunks = 0;  // the server had taken them before: computed again, not added again
-  // The batch's chunks are numbered from here without gaps; 0 of an empty batch.
-  uint64_t first_sequence = 0;
+  // Where the batch began, by lane: what ResumeAt takes to have it computed again. Empty of an empty batch.
+  std::vector<uint64_t> first_sequences = {};
 };
 
 // True for the one error after which the gradients accumulated since the last flush are gone (the server was
@@ -151,36 +156,39 @@ struct BatchResult {
 // generation.
 bool IsWindowLost(const absl::Status& status);
 
-// An ordered stream of chunks into a head's gradient window, counted exactly once whatever the network does:
-// a lost connection is re-established, the server's marks are read, and what it does not have is sent again.
+// A stream of chunks into a head's gradient window, each counted exactly once whatever the network does: a
+// lost connection is re-established, the server's marks are read, and what it does not have is sent again.
 // Methods may be called from any thread, one at a time (a call made during another waits for it).
 class Session {
  public:
-  ~Session();  // closes the stream; the session itself lives on at the server until Close() or its lease ends
+  ~Session();  // closes the streams; the session itself lives on at the server until Close() or its lease ends
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
 
   // Sends the batch, with reading and writing overlapped, and returns when every loss and dX has arrived.
-  // Memory used beside the caller's is bounded by the server's byte credit. If a chunk is rejected the error
-  // names it; the batch's other chunks are in the window all the same, and the rejected tokens' outputs are
-  // left as they were. Every label is checked before anything is sent. After any other error from the server
-  // the fate of the batch is not known, and every later call returns that error: open a new session with the
-  // same client_key and look at its marks.
+  // With several lanes it is done by as many threads while the call lasts. Memory used beside the caller's is
+  // bounded by the server's byte credit of each lane. If a chunk is rejected the error names it; the batch's other chunks
+  // are in the window all the same, and the rejected tokens' outputs are left as they were. Every label is
+  // checked before anything is sent. After any other error from the server the fate of the batch is not
+  // known, and every later call returns that error: open a new session with the same client_key and look at
+  // its marks.
   absl::StatusOr<BatchResult> Compute(const Batch& batch, const BatchOutputs& outputs);
 
-  // For a process that was restarted, with the client_key of the one before it. marks() right after
-  // OpenSession says which sequences the server has (they were, or will be, applied; nothing above them ever
-  // was). The next batch starts at `sequence`, 1 <= sequence <= accepted + 1. Chunks that the server has are
-  // computed again, so that their losses and dX arrive, and are not added again; so the data and their cut
-  // into chunks must be those of the first time. Without this call a session goes on at accepted + 1.
-  absl::Status ResumeAt(uint64_t sequence);
+  // For a process that was restarted, with the client_key and the number of lanes of the one before it.
+  // marks() right after OpenSession says which sequences of each lane the server has (they were, or will be,
+  // applied; nothing above them ever was). The next batch begins at `sequences`, one for each lane, each from
+  // 1 to the lane's accepted + 1: what BatchResult::first_sequences said of the batch, or accepted + 1 of the
+  // marks() before it, or 1 for the session's first. Chunks that the server has are computed again, so that
+  // their losses and dX arrive, and are not added again; so the data, and with them their cut into chunks and
+  // over the lanes, must be those of the first time. Without this call a session goes on behind its marks.
+  absl::Status ResumeAt(const std::vector<uint64_t>& sequences);
 
   // What the server has accepted of this session: what a flush has to name. True right after OpenSession and
   // after every Compute that succeeded.
   SessionMarks marks() const;
   const std::string& id() const;          // valid until the next call of Compute
   const std::string& client_key() const;  // valid as long as the session
-  int64_t reconnects() const;             // how often the stream was re-established
+  int64_t reconnects() const;             // how often a stream was re-established
 
   // Ends the session at the server. What it added to the window stays there.
   absl::Status Close();
@@ -226,7 +234,7 @@ class Head {
   // Reads all rows, of one version, as `type` into `weights` [V, H].
   absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, const Progress& progress = {}) const;
 
-  // Takes the session's stream over from an earlier process with the same client_key, if there is one still:
+  // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.
   absl::StatusOr<Session> OpenSession(const SessionOptions& options) const;
 

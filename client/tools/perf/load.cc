@@ -83,9 +83,10 @@ class LoadClient {
 
   absl::StatusOr<BatchResult> TryAttempt() {
     if (!session_) {
-      auto session = shared_->head.OpenSession({.chunk_bytes = shared_->settings.chunk_bytes});
+      auto session = shared_->head.OpenSession(SessionOptionsOf(shared_->settings));
       if (!session.ok()) return session.status();
       session_.emplace(*std::move(session));
+      result_.lanes = std::max(result_.lanes, static_cast<int64_t>(session_->marks().lanes.size()));
     }
     Sample& sample = samples_[turn_++ % samples_.size()];
     auto answer = Compute(*session_, shared_->settings, sample.inputs, *outputs_);
@@ -155,6 +156,7 @@ LoadResult Gather(const Shared& shared, const std::vector<std::unique_ptr<LoadCl
     all.chunks += one.chunks;
     all.wrong_results += one.wrong_results;
     all.reconnects += one.reconnects;
+    all.lanes = std::max(all.lanes, one.lanes);
     all.latencies.insert(all.latencies.end(), one.latencies.begin(), one.latencies.end());
     for (const auto& [code, count] : one.errors) all.errors[code] += count;
     if (all.first_error.empty()) all.first_error = one.first_error;

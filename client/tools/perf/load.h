@@ -30,6 +30,7 @@ struct LoadResult {
   std::string first_error = {};
   int64_t wrong_results = 0;
   int64_t reconnects = 0;
+  int64_t lanes = 0;  // of the session that had most
 };
 
 // So far, for whoever watches.

@@ -102,11 +102,12 @@ std::string ErrorsText(const Json& errors) {
 std::string SettingsText(const Json& report) {
   const Json& settings = report["settings"];
   return absl::StrFormat(
-      "%s tokens a batch, head %s x %s %s, clients: %d, %s loop%s",
+      "%s tokens a batch, head %s x %s %s, clients: %d, lanes: %d, %s loop%s",
       tools::WithCommas(settings["tokens"].get<int64_t>()),
       tools::WithCommas(settings["vocab"].get<int64_t>()),
       tools::WithCommas(settings["hidden"].get<int64_t>()), settings["weight_dtype"].get<std::string>(),
-      settings["clients"].get<int64_t>(), settings["loop"].get<std::string>(),
+      settings["clients"].get<int64_t>(), report["session_lanes"].get<int64_t>(),
+      settings["loop"].get<std::string>(),
       settings["rate"].is_null() ? "" : absl::StrCat(", ", Number(settings["rate"]), " batches/s arrive"));
 }
 
@@ -150,6 +151,7 @@ Json Report(const Settings& settings, const Findings& findings) {
             {"loss_error", findings.check.loss_error},
             {"dx_relative_error", findings.check.dx_error}}},
           {"seconds", load.seconds},
+          {"session_lanes", load.lanes},
           {"batches", load.batches},
           {"chunks", load.chunks},
           {"tokens", load.tokens},

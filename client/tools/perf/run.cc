@@ -76,7 +76,7 @@ absl::Status WriteWeights(const Head& head, const Tensor& weights, ProgressBar::
 
 // The first batch, whose answer is looked at in full.
 absl::StatusOr<Check> FirstAnswer(const Settings& settings, const Head& head, const Tensor& weights) {
-  auto session = head.OpenSession({.chunk_bytes = settings.chunk_bytes});
+  auto session = head.OpenSession(SessionOptionsOf(settings));
   if (!session.ok()) return session.status();
   const Inputs inputs(settings, settings.seed);
   Outputs outputs(settings);

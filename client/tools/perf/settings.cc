@@ -83,8 +83,13 @@ void AddSizeOptions(CLI::App& app, Settings& settings) {
       ->capture_default_str()
       ->group("Load");
   app.add_option("--chunk_bytes", settings.chunk_bytes,
-                 "Hidden-state bytes of a chunk; 0: the client's choice, 4 MiB")
+                 "Hidden-state bytes of the largest chunks; 0: the client's choice, 4 MiB")
       ->check(CLI::Range(int64_t{0}, kMost))
+      ->capture_default_str()
+      ->group("Load");
+  app.add_option("--lanes", settings.lanes,
+                 "Connections of each client; 0: the client's choice, by the size of a row of the head")
+      ->check(CLI::Range(0, 1024))
       ->capture_default_str()
       ->group("Load");
 }
@@ -151,6 +156,10 @@ std::string Problem(const Settings& settings) {
   return "";
 }
 
+SessionOptions SessionOptionsOf(const Settings& settings) {
+  return {.chunk_bytes = settings.chunk_bytes, .lanes = static_cast<int32_t>(settings.lanes)};
+}
+
 nlohmann::ordered_json ToJson(const Settings& settings) {
   nlohmann::ordered_json json = {{"tokens", settings.tokens},
                                  {"vocab", settings.vocab},
@@ -160,6 +169,7 @@ nlohmann::ordered_json ToJson(const Settings& settings) {
                                  {"dx_dtype", Name(settings.dx_type)},
                                  {"loss_only", settings.mode == ComputeMode::kLossOnly},
                                  {"chunk_bytes", settings.chunk_bytes},
+                                 {"lanes", settings.lanes},
                                  {"ignored", settings.ignored},
                                  {"clients", settings.clients},
                                  {"warm_up", settings.warm_up},

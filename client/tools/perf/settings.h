@@ -39,6 +39,7 @@ struct Settings {
   DataType dx_type = DataType::kBFloat16;
   ComputeMode mode = ComputeMode::kLossAndGradients;
   int64_t chunk_bytes = 0;
+  int64_t lanes = 0;  // of each session
   double ignored = 0;
 
   int64_t clients = 1;
@@ -52,11 +53,14 @@ struct Settings {
 // Every option but the lists of a sweep and how results are printed.
 void AddServerOptions(CLI::App& app, Settings& settings);
 void AddLoadOptions(CLI::App& app, Settings& settings);
-// --tokens, --clients and --chunk_bytes.
+// --tokens, --clients, --chunk_bytes and --lanes.
 void AddSizeOptions(CLI::App& app, Settings& settings);
 
 // Empty, or what does not go together.
 std::string Problem(const Settings& settings);
+
+// What every session of a run is opened with.
+SessionOptions SessionOptionsOf(const Settings& settings);
 
 nlohmann::ordered_json ToJson(const Settings& settings);
 

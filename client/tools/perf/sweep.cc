@@ -31,6 +31,7 @@ struct SweepOptions {
   std::vector<int64_t> clients = {1, 2, 4};
   std::vector<int64_t> tokens = {1024};
   std::vector<int64_t> chunk_bytes = {0};
+  std::vector<int64_t> lanes = {0};
   std::string out;
   std::string python = "python3";
   Plotting plotting = Plotting::kDraw;
@@ -38,14 +39,17 @@ struct SweepOptions {
 
 std::vector<Settings> CasesOf(const SweepOptions& options) {
   std::vector<Settings> cases;
-  for (const int64_t chunk_bytes : options.chunk_bytes) {
-    for (const int64_t tokens : options.tokens) {
-      for (const int64_t clients : options.clients) {
-        Settings one = options.settings;
-        one.chunk_bytes = chunk_bytes;
-        one.tokens = tokens;
-        one.clients = clients;
-        cases.push_back(std::move(one));
+  for (const int64_t lanes : options.lanes) {
+    for (const int64_t chunk_bytes : options.chunk_bytes) {
+      for (const int64_t tokens : options.tokens) {
+        for (const int64_t clients : options.clients) {
+          Settings one = options.settings;
+          one.lanes = lanes;
+          one.chunk_bytes = chunk_bytes;
+          one.tokens = tokens;
+          one.clients = clients;
+          cases.push_back(std::move(one));
+        }
       }
     }
   }
@@ -145,14 +149,16 @@ std::string CommandLine(const CLI::App& command) {
 }  // namespace
 
 CLI::App& AddSweepCommand(CLI::App& app, const std::atomic<bool>& interrupted, ExitCode* exit_code) {
-  CLI::App& command = *app.add_subcommand(
-      "sweep",
-      "Measures every combination of clients, tokens and chunk sizes, each with a server of its own unless "
-      "--target names one, and writes tables and a plot");
+  CLI::App& command = *app.add_subcommand("sweep",
+                                          "Measures every combination of clients, tokens, chunk sizes and "
+                                          "lanes, each with a server of its own unless "
+                                          "--target names one, and writes tables and a plot");
   const auto options = std::make_shared<SweepOptions>();
   AddList(command, "--clients", options->clients, 1, "Numbers of clients");
   AddList(command, "--tokens", options->tokens, 1, "Tokens of a batch");
-  AddList(command, "--chunk_bytes", options->chunk_bytes, 0, "Hidden-state bytes of a chunk; 0: 4 MiB");
+  AddList(command, "--chunk_bytes", options->chunk_bytes, 0,
+          "Hidden-state bytes of the largest chunks; 0: 4 MiB");
+  AddList(command, "--lanes", options->lanes, 0, "Connections of each client; 0: the client's choice");
   command.add_option("--out", options->out, "Folder for the results; made if it is not there")->required();
   command.add_option("--python", options->python, "Interpreter that draws the plot")->capture_default_str();
   command.add_flag_callback(

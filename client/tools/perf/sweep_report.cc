@@ -22,6 +22,8 @@ constexpr std::array kColumns = {
     Column{"clients", "/settings/clients", "clients", "%.0f"},
     Column{"tokens", "/settings/tokens", "tokens", "%.0f"},
     Column{"chunk_bytes", "/settings/chunk_bytes", "chunk bytes", "%.0f"},
+    Column{"lanes", "/settings/lanes", "lanes", "%.0f"},
+    Column{"session_lanes", "/session_lanes", nullptr, ""},
     Column{"vocab", "/settings/vocab", nullptr, ""},
     Column{"hidden", "/settings/hidden", nullptr, ""},
     Column{"batches", "/batches", "batches", "%.0f"},
@@ -106,7 +108,8 @@ std::string SweepMarkdown(const Json& sweep) {
 std::string CaseLine(const Json& one) {
   std::string line =
       absl::StrCat(Text(At(one, "/settings/clients")), " clients, ", Text(At(one, "/settings/tokens")),
-                   " tokens, chunk bytes ", Text(At(one, "/settings/chunk_bytes")), ": ");
+                   " tokens, chunk bytes ", Text(At(one, "/settings/chunk_bytes")), ", lanes ",
+                   Text(At(one, "/settings/lanes")), ": ");
   if (one.contains("error")) return line + Text(one["error"]);
   return absl::StrCat(line, Formatted(At(one, "/tokens_per_second"), "%.0f"), " tokens/s, p50 ",
                       Formatted(At(one, "/latency_ms/p50"), "%.2f"), " ms, p99 ",

@@ -67,6 +67,14 @@ class LossdPerfTest(unittest.TestCase):
         self.assertGreater(report["server_memory"]["peak_bytes"], 0)
         self.assertEqual(report["server_stages_ms"]["forward"]["samples"], report["chunks"])
 
+    def test_lanes(self):
+        big = ["--vocab=64", "--hidden=1024", "--tokens=4096", "--batches=2"]  # 8 MiB: two of the largest chunks
+        for lanes, granted in ((0, 1), (1, 1), (3, 3)):
+            report = self.succeed(*OWN, *big, f"--lanes={lanes}")
+            self.assertEqual(report["settings"]["lanes"], lanes)
+            self.assertEqual(report["session_lanes"], granted)
+            self.assertEqual(report["errors"]["wrong_results"], 0)
+
     def test_open_loop_over_a_socket_file(self):
         report = self.succeed(*OWN, *SMALL, "--transport=unix", "--rate=200", "--batches=20", "--clients=2", "--loss_only")
         self.check_report(report, 20)
@@ -91,18 +99,19 @@ class LossdPerfTest(unittest.TestCase):
     def test_sweep(self):
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "results")
-            done = perf("sweep", *OWN, "--vocab=500", "--hidden=32", "--batches=3", "--clients=1,2", "--tokens=20,60", "--no_plot",
+            done = perf("sweep", *OWN, "--vocab=500", "--hidden=32", "--batches=3", "--clients=1,2", "--tokens=20,60", "--lanes=1,2", "--no_plot",
                         f"--out={out}")
             self.assertEqual(done.returncode, OK, done)
             with open(os.path.join(out, "sweep.json"), encoding="utf-8") as file:
                 cases = json.load(file)["cases"]
-            self.assertEqual([(case["settings"]["clients"], case["settings"]["tokens"]) for case in cases],
-                             [(1, 20), (2, 20), (1, 60), (2, 60)])
+            self.assertEqual([tuple(case["settings"][name] for name in ("clients", "tokens", "lanes")) for case in cases],
+                             [(clients, tokens, lanes) for lanes in (1, 2) for tokens in (20, 60) for clients in (1, 2)])
             with open(os.path.join(out, "sweep.csv"), encoding="utf-8", newline="") as file:
                 rows = list(csv.DictReader(file))
-            self.assertEqual([int(row["batches"]) for row in rows], [3] * 4)
+            self.assertEqual([int(row["batches"]) for row in rows], [3] * 8)
+            self.assertEqual([int(row["lanes"]) for row in rows], [1] * 4 + [2] * 4)
             with open(os.path.join(out, "sweep.md"), encoding="utf-8") as file:
-                self.assertEqual(sum(line.startswith("|") for line in file), 2 + 4)
+                self.assertEqual(sum(line.startswith("|") for line in file), 2 + 8)
 
     def test_exit_codes(self):
         for bad in (["--tokens=0"], ["--rate=-1"], ["--target=x", "--device=cpu"], ["--metrics=x"], ["--dtype=int8"], ["nothing"],

@@ -10,57 +10,114 @@ namespace {
 
 constexpr int64_t kHidden = 16;
 
+constexpr int64_t kRow = kHidden * 2;
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kMiBTokens = kMiB / kRow;
+
 struct Cutter {
   std::vector<ChunkRange> Cut(int64_t tokens, int64_t chunk_bytes = 0) const {
-    const auto ranges = Try(tokens, chunk_bytes);
-    EXPECT_TRUE(ranges.ok()) << ranges.status();
+    return Plan(tokens, chunk_bytes).chunks;
+  }
+
+  // Whole and in order.
+  BatchPlan Plan(int64_t tokens, int64_t chunk_bytes = 0) const {
+    const auto plan = Try(tokens, chunk_bytes);
+    EXPECT_TRUE(plan.ok()) << plan.status();
     int64_t next = 0;
-    for (const ChunkRange& range : *ranges) {
+    for (const ChunkRange& range : plan->chunks) {
       EXPECT_EQ(range.first, next);
       EXPECT_GE(range.tokens, 1);
       next += range.tokens;
     }
     EXPECT_EQ(next, tokens);
-    return *ranges;
+    return *plan;
   }
 
-  absl::StatusOr<std::vector<ChunkRange>> Try(int64_t tokens, int64_t chunk_bytes) const {
+  absl::StatusOr<BatchPlan> Try(int64_t tokens, int64_t chunk_bytes) const {
     const std::vector<int64_t> labels(static_cast<size_t>(tokens));
     Batch batch;
     batch.labels = labels;
     batch.hidden_type = DataType::kBFloat16;
     batch.mode = mode;
-    return CutBatch({.name = "h", .vocab_size = 4, .hidden_size = kHidden}, batch, outputs, places,
-                    chunk_bytes, limits);
+    return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = kHidden}, batch, outputs, places,
+                     chunk_bytes, limits, lanes);
   }
 
   v1::SessionLimits limits;
   BatchOutputs outputs;
   BatchPlaces places;
   ComputeMode mode = ComputeMode::kLossAndGradients;
+  int32_t lanes = 1;
 };
 
-TEST(CutBatchTest, TakesAsFewChunksAsItCanOfNearlyEqualSize) {
-  const Cutter cutter;
-  constexpr int64_t kRow = kHidden * 2;
-  EXPECT_EQ(cutter.Cut(1).size(), 1U);
-  EXPECT_EQ(cutter.Cut(10, 10 * kRow).size(), 1U);
-  const auto ranges = cutter.Cut(11, 10 * kRow);  // not ten and one
-  ASSERT_EQ(ranges.size(), 2U);
-  EXPECT_EQ(ranges[0].tokens, 6);
-  EXPECT_EQ(ranges[1].tokens, 5);
-  EXPECT_EQ(cutter.Cut((4 << 20) / kRow + 1).size(), 2U);  // 4 MiB unless told otherwise
+std::vector<int64_t> Sizes(const std::vector<ChunkRange>& chunks) {
+  std::vector<int64_t> sizes;
+  for (const ChunkRange& chunk : chunks) sizes.push_back(chunk.tokens);
+  return sizes;
 }
 
-TEST(CutBatchTest, HonoursTheServersLimits) {
+TEST(PlanBatchTest, SmallChunksAreAsFewAsCanBeOfNearlyEqualSize) {
+  const Cutter cutter;
+  EXPECT_EQ(cutter.Cut(1).size(), 1U);
+  EXPECT_EQ(cutter.Cut(10, 10 * kRow).size(), 1U);
+  EXPECT_EQ(Sizes(cutter.Cut(11, 10 * kRow)), (std::vector<int64_t>{6, 5}));  // not ten and one
+  EXPECT_EQ(cutter.Cut(kMiBTokens * 60, kMiB - 1).size(), 61U);
+}
+
+TEST(PlanBatchTest, BatchThatGainsNothingByPipeliningStaysWhole) {
+  const Cutter cutter;
+  EXPECT_EQ(cutter.Cut(kMiBTokens).size(), 1U);
+  EXPECT_EQ(cutter.Cut(2 * kMiBTokens).size(), 1U);
+}
+
+TEST(PlanBatchTest, ChunksAreSmallAtBothEndsAndOf4MiBBetween) {
+  const Cutter cutter;
+  const int64_t unit = kMiBTokens;
+  EXPECT_EQ(Sizes(cutter.Cut(4 * unit)), (std::vector<int64_t>{unit, 2 * unit, unit}));
+  EXPECT_EQ(Sizes(cutter.Cut(8 * unit)), (std::vector<int64_t>{unit, 3 * unit, 3 * unit, unit}));
+  EXPECT_EQ(Sizes(cutter.Cut(10 * unit)), (std::vector<int64_t>{unit, 2 * unit, 4 * unit, 2 * unit, unit}));
+  EXPECT_EQ(Sizes(cutter.Cut(18 * unit)),
+            (std::vector<int64_t>{unit, 2 * unit, 4 * unit, 4 * unit, 4 * unit, 2 * unit, unit}));
+  for (const int64_t tokens :
+       {2 * unit + 1, 3 * unit - 1, 9 * unit + 7, 10 * unit - 1, 10 * unit + 1, 99 * unit}) {
+    const std::vector<int64_t> sizes = Sizes(cutter.Cut(tokens));
+    EXPECT_GE(sizes.size(), 3U) << tokens;
+    for (const int64_t size : sizes) {
+      EXPECT_LE(size, 4 * unit) << tokens;
+      EXPECT_GE(size, unit / 2) << tokens;
+    }
+    EXPECT_LE(sizes.front(), unit) << tokens;
+    EXPECT_LE(sizes.back(), unit) << tokens;
+    // No more than the ends ask for.
+    EXPECT_LE(static_cast<int64_t>(sizes.size()), tokens / (4 * unit) + 4) << tokens;
+  }
+}
+
+TEST(PlanBatchTest, BatchTakesALaneForEveryLargestChunkItFills) {
+  Cutter cutter;
+  cutter.lanes = 4;
+  EXPECT_EQ(cutter.Plan(1).lanes, 1);
+  EXPECT_EQ(cutter.Plan(8 * kMiBTokens - 1).lanes, 1);
+  EXPECT_EQ(cutter.Plan(8 * kMiBTokens).lanes, 2);
+  EXPECT_EQ(cutter.Plan(15 * kMiBTokens).lanes, 3);
+  EXPECT_EQ(cutter.Plan(1000 * kMiBTokens).lanes, 4);
+  EXPECT_EQ(cutter.Plan(30, 10 * kRow).lanes, 3);
+  cutter.lanes = 1;
+  EXPECT_EQ(cutter.Plan(1000 * kMiBTokens).lanes, 1);
+}
+
+TEST(PlanBatchTest, HonoursTheServersLimits) {
   Cutter cutter;
   cutter.limits.set_max_chunk_bytes(5 * kHidden * 2 + 1);
   for (const ChunkRange& range : cutter.Cut(23)) EXPECT_LE(range.tokens, 5);
   cutter.limits.set_max_chunk_tokens(3);
   for (const ChunkRange& range : cutter.Cut(23)) EXPECT_LE(range.tokens, 3);
+  cutter.limits.set_max_chunk_bytes(2 * kMiB);
+  cutter.limits.set_max_chunk_tokens(0);
+  for (const ChunkRange& range : cutter.Cut(50 * kMiBTokens)) EXPECT_LE(range.tokens, 2 * kMiBTokens);
 }
 
-TEST(CutBatchTest, CountsPayloadAsTheCreditDoes) {
+TEST(PlanBatchTest, CountsPayloadAsTheCreditDoes) {
   Cutter cutter;
   EXPECT_EQ(cutter.Cut(2)[0].payload_bytes,
             2 * (8 + kHidden * 2 + 4 + kHidden * 2));  // nobody wants dX: narrow
@@ -72,20 +129,22 @@ TEST(CutBatchTest, CountsPayloadAsTheCreditDoes) {
   EXPECT_EQ(cutter.Cut(2)[0].payload_bytes, 2 * (8 + kHidden * 2 + 4));
 }
 
-TEST(CutBatchTest, TwoChunksFitTheCredit) {
+TEST(PlanBatchTest, TwoChunksFitTheCredit) {
   Cutter cutter;
   cutter.limits.set_byte_credit(1000);
   for (const ChunkRange& range : cutter.Cut(100)) EXPECT_LE(2 * range.payload_bytes, 1000);
+  cutter.limits.set_byte_credit(8 * kMiB);
+  for (const ChunkRange& range : cutter.Cut(50 * kMiBTokens)) EXPECT_LE(2 * range.payload_bytes, 8 * kMiB);
   cutter.limits.set_byte_credit(1);
   EXPECT_EQ(cutter.Cut(3).size(), 3U);
 }
 
-TEST(CutBatchTest, TokenAboveTheLimitIsRefusedWithBothSizes) {
+TEST(PlanBatchTest, TokenAboveTheLimitIsRefusedWithBothSizes) {
   Cutter cutter;
   cutter.limits.set_max_chunk_bytes(kHidden * 2 - 1);
-  const auto ranges = cutter.Try(1, 0);
-  EXPECT_EQ(ranges.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(ranges.status().message(),
+  const auto plan = cutter.Try(1, 0);
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(plan.status().message(),
             "one token of hidden_states has 32 bytes; the server takes chunks of at most 31");
 }
 

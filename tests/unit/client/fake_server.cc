@@ -30,8 +30,12 @@ grpc::Status FakeServer::Attach(const v1::ComputeStart& start, Stream* stream, v
   for (auto& [key, session] : sessions_) {
     if (session.id != start.session_id()) continue;
     stream->client_key = key;
-    ready->mutable_marks()->set_accepted(session.accepted);
-    ready->mutable_marks()->set_applied(session.accepted);
+    stream->lane = start.lane();
+    observed_.stream_lanes.push_back(stream->lane);
+    const uint64_t accepted = session.accepted.at(static_cast<size_t>(stream->lane));
+    ready->mutable_marks()->set_lane(stream->lane);
+    ready->mutable_marks()->set_accepted(accepted);
+    ready->mutable_marks()->set_applied(accepted);
     ready->set_generation(generation_);
     return grpc::Status::OK;
   }
@@ -40,8 +44,29 @@ grpc::Status FakeServer::Attach(const v1::ComputeStart& start, Stream* stream, v
 
 bool FakeServer::TakeChunk(const v1::Chunk& chunk, Stream* stream, Writer* writer, grpc::Status* status) {
   std::unique_lock lock(mutex_);
+  if (!sessions_.contains(stream->client_key)) {
+    *status = grpc::Status(StatusCode::NOT_FOUND, "the session is gone");
+    return false;
+  }
   observed_.chunks.push_back(chunk);
-  const Fate fate = on_chunk ? on_chunk(chunk.sequence(), attempts_[chunk.sequence()]++) : Fate::kTake;
+  observed_.chunk_lanes.push_back(stream->lane);
+  const int attempt = attempts_[{stream->client_key, stream->lane, chunk.sequence()}]++;
+  Fate fate = Fate::kTake;
+  if (on_lane_chunk) {
+    fate = on_lane_chunk(stream->lane, chunk.sequence(), attempt);
+  } else if (on_chunk) {
+    fate = on_chunk(chunk.sequence(), attempt);
+  }
+  if (fate == Fate::kStall) {
+    chunk_done_.wait(lock, [this] { return shut_down_ || stalled_until(observed_); });
+  }
+  const bool goes_on = DealWith(chunk, fate, &lock, stream, writer, status);
+  chunk_done_.notify_all();
+  return goes_on;
+}
+
+bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<std::mutex>* lock,
+                          Stream* stream, Writer* writer, grpc::Status* status) {
   *status = Cut();
   switch (fate) {
     case Fate::kCutBeforeTaking:
@@ -63,16 +88,18 @@ bool FakeServer::TakeChunk(const v1::Chunk& chunk, Stream* stream, Writer* write
     case Fate::kFlushBefore:
       CommitWindow();
       break;
+    case Fate::kOvertaken:
+      AcceptedOf(*stream) += 100;
+      return false;
     case Fate::kTakenBySomeoneElse:
-      FindSession(stream->client_key)->accepted = chunk.sequence();
+      AcceptedOf(*stream) = chunk.sequence();
       break;
     default:
       break;
   }
 
-  Session* session = FindSession(stream->client_key);
   v1::Disposition disposition = v1::DISPOSITION_ACCUMULATED;
-  if (!Admit(chunk, session, &lock, &disposition, status)) return false;
+  if (!Admit(chunk, *stream, lock, &disposition, status)) return false;
   if (disposition == v1::DISPOSITION_ACCUMULATED) {
     if (fate == Fate::kReject) {
       disposition = v1::DISPOSITION_REJECTED;
@@ -100,19 +127,19 @@ bool FakeServer::TakeChunk(const v1::Chunk& chunk, Stream* stream, Writer* write
   stream->held.clear();
   stream->held_bytes.clear();
   v1::ComputeResponse applied;
-  applied.mutable_applied()->set_applied(session->accepted);
+  applied.mutable_applied()->set_applied(AcceptedOf(*stream));
   writer->Write(applied);
   *status = Cut();
   return fate != Fate::kCutAfterAnswer;
 }
 
-bool FakeServer::Admit(const v1::Chunk& chunk, Session* session, std::unique_lock<std::mutex>* lock,
+bool FakeServer::Admit(const v1::Chunk& chunk, const Stream& stream, std::unique_lock<std::mutex>* lock,
                        v1::Disposition* disposition, grpc::Status* status) {
-  if (chunk.sequence() <= session->accepted) {
+  if (chunk.sequence() <= AcceptedOf(stream)) {
     *disposition = v1::DISPOSITION_REPEATED;
     return true;
   }
-  if (chunk.sequence() != session->accepted + 1) {
+  if (chunk.sequence() != AcceptedOf(stream) + 1) {
     *status = PositionError(StatusCode::FAILED_PRECONDITION, "a gap in sequence");
     return false;
   }
@@ -121,7 +148,7 @@ bool FakeServer::Admit(const v1::Chunk& chunk, Session* session, std::unique_loc
     *status = PositionError(StatusCode::ABORTED, "wrong generation");
     return false;
   }
-  session->accepted = chunk.sequence();
+  AcceptedOf(stream) = chunk.sequence();
   *disposition = v1::DISPOSITION_ACCUMULATED;
   return true;
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "grpcpp/server.h"
@@ -24,18 +25,20 @@ namespace lossd::testing {
 // What happens to one chunk.
 enum class Fate {
   kTake,
-  kCutBeforeTaking,    // the stream breaks; the chunk was never accepted
-  kCutBeforeAnswer,    // accepted and added, but the answer is lost
-  kCutAfterAnswer,     // the stream breaks right behind the answer
-  kEndBeforeTaking,    // the server ends the call with OK
-  kReject,             // its content is refused
-  kFence,              // another stream has taken the lane
-  kRestartKeepHead,    // the server is another one, which was given the same head
-  kRestartLoseHead,    // the server is another one and has no head
-  kExpireSession,      // the session's lease has ended
-  kFlushBefore,        // somebody flushes and commits the window just before
-  kWrongSize,          // answered with half of dX
-  kTakenBySomeoneElse  // another process sent this sequence first
+  kCutBeforeTaking,     // the stream breaks; the chunk was never accepted
+  kCutBeforeAnswer,     // accepted and added, but the answer is lost
+  kCutAfterAnswer,      // the stream breaks right behind the answer
+  kEndBeforeTaking,     // the server ends the call with OK
+  kReject,              // its content is refused
+  kFence,               // another stream has taken the lane
+  kRestartKeepHead,     // the server is another one, which was given the same head
+  kRestartLoseHead,     // the server is another one and has no head
+  kExpireSession,       // the session's lease has ended
+  kFlushBefore,         // somebody flushes and commits the window just before
+  kWrongSize,           // answered with half of dX
+  kTakenBySomeoneElse,  // another process sent this sequence first
+  kOvertaken,           // the stream breaks, and then another process sends a hundred chunks more
+  kStall                // nothing more is read from this stream until `stalled_until`
 };
 
 // What happens to one message of a stream of rows.
@@ -52,22 +55,9 @@ class FakeServer {
 
   std::string target() const;
 
-  // --- Scripts; set before the calls they are about. Counted calls: from 0.
-  std::function<Fate(uint64_t sequence, int attempt)> on_chunk;
-  std::function<RowFate(int message)> on_gradient_rows;  // counted over the whole life of the server
-  std::function<RowFate(int message)> on_weight_rows;
-  std::function<bool(int message)> cut_weight_write;
-  int lost_commits = 0;        // CommitFlush is done, but its answer is lost, that many times
-  int refused_aborts = 0;      // AbortFlush fails that many times
-  int unavailable_status = 0;  // GetStatus fails that many times
-  bool change_weights_on_cut = false;
-  int64_t rows_per_message = 2;
-  // Answers are held back until the client has used its credit up or has sent this many chunks.
-  int hold_answers_until_chunks = 0;
-  v1::SessionLimits limits;
-
-  // --- What happened.
   struct Observed {
+    std::vector<int> stream_lanes;  // of each stream, in the order of their starts
+    std::vector<int> chunk_lanes;   // of each of `chunks`
     int64_t peak_outstanding_bytes = 0;
     int streams = 0;
     int sessions = 0;
@@ -78,6 +68,27 @@ class FakeServer {
     int weight_write_streams = 0;
     std::vector<v1::Chunk> chunks;  // as they arrived, payload and all
   };
+
+  // --- Scripts; set before the calls they are about. Counted calls: from 0.
+  std::function<Fate(uint64_t sequence, int attempt)> on_chunk;
+  std::function<Fate(int lane, uint64_t sequence, int attempt)> on_lane_chunk;  // instead of on_chunk
+  std::function<RowFate(int message)> on_gradient_rows;  // counted over the whole life of the server
+  std::function<RowFate(int message)> on_weight_rows;
+  std::function<bool(int message)> cut_weight_write;
+  int lost_commits = 0;        // CommitFlush is done, but its answer is lost, that many times
+  int refused_aborts = 0;      // AbortFlush fails that many times
+  int unavailable_status = 0;  // GetStatus fails that many times
+  bool change_weights_on_cut = false;
+  int most_lanes = 16;                   // of one session
+  bool forget_sessions_are_new = false;  // as a server does whose OpenSession does not say so
+  int64_t rows_per_message = 2;
+  // When a stalled stream goes on; looked at whenever a chunk has been dealt with.
+  std::function<bool(const Observed&)> stalled_until;
+  // Answers are held back until the client has used its credit up or has sent this many chunks.
+  int hold_answers_until_chunks = 0;
+  v1::SessionLimits limits;
+
+  // --- What happened.
   Observed observed() const;
   std::vector<float> window() const;  // dW
   uint64_t generation() const;
@@ -93,11 +104,11 @@ class FakeServer {
 
   struct Session {
     std::string id;
-    uint64_t accepted = 0;
-    uint64_t epoch = 0;
+    std::vector<uint64_t> accepted;  // by lane
   };
   struct Stream {
     std::string client_key;
+    int lane = 0;
     int64_t outstanding_bytes = 0;
     std::vector<v1::ComputeResponse> held;
     std::vector<int64_t> held_bytes;
@@ -107,18 +118,24 @@ class FakeServer {
   grpc::Status Attach(const v1::ComputeStart& start, Stream* stream, v1::ComputeReady* ready);
   // Returns false when the stream is to end with *status.
   bool TakeChunk(const v1::Chunk& chunk, Stream* stream, Writer* writer, grpc::Status* status);
-  bool Admit(const v1::Chunk& chunk, Session* session, std::unique_lock<std::mutex>* lock,
+  bool DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<std::mutex>* lock, Stream* stream,
+                Writer* writer, grpc::Status* status);
+  bool Admit(const v1::Chunk& chunk, const Stream& stream, std::unique_lock<std::mutex>* lock,
              v1::Disposition* disposition, grpc::Status* status);
   v1::ComputeResponse Answer(const v1::Chunk& chunk, v1::Disposition disposition) const;
   void AddToWindow(const v1::Chunk& chunk);
   void Restart(bool keep_head);
   void CommitWindow();
   Session* FindSession(const std::string& client_key);
+  uint64_t& AcceptedOf(const Stream& stream) {
+    return FindSession(stream.client_key)->accepted.at(static_cast<size_t>(stream.lane));
+  }
   grpc::Status PositionError(grpc::StatusCode code, const std::string& message) const;
   void FillHead(v1::Head* head) const;
 
   mutable std::mutex mutex_;
   std::condition_variable committed_;
+  std::condition_variable chunk_done_;
   std::string incarnation_ = "incarnation-1";
   bool has_head_ = true;
   bool shut_down_ = false;
@@ -128,8 +145,8 @@ class FakeServer {
   std::vector<float> window_;
   std::vector<float> weights_;
   uint64_t weight_version_ = 1;
-  std::map<std::string, Session> sessions_;  // by client_key
-  std::map<uint64_t, int> attempts_;         // by sequence
+  std::map<std::string, Session> sessions_;                         // by client_key
+  std::map<std::tuple<std::string, int, uint64_t>, int> attempts_;  // by client_key, lane and sequence
   int gradient_messages_ = 0;
   int weight_messages_ = 0;
   int weight_write_messages_ = 0;

@@ -111,15 +111,25 @@ class FakeServer::LossService final : public v1::LossService::Service {
                            v1::OpenSessionResponse* response) override {
     const std::lock_guard lock(fake_->mutex_);
     if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
+    const int lanes = std::max(1, request->lanes());
+    if (lanes > fake_->most_lanes) return {StatusCode::INVALID_ARGUMENT, "too many lanes"};
     Session& session = fake_->sessions_[request->client_key()];
+    response->set_is_new(session.id.empty() && !fake_->forget_sessions_are_new);
     if (session.id.empty()) session.id = "session-" + std::to_string(++fake_->observed_.sessions);
+    if (session.accepted.empty()) session.accepted.resize(static_cast<size_t>(lanes));
+    if (session.accepted.size() != static_cast<size_t>(lanes)) {
+      return {StatusCode::INVALID_ARGUMENT, "open with another number of lanes"};
+    }
     response->set_session_id(session.id);
     response->set_incarnation(fake_->incarnation_);
     response->set_generation(fake_->generation_);
     *response->mutable_limits() = fake_->limits;
-    auto* marks = response->add_lanes();
-    marks->set_accepted(session.accepted);
-    marks->set_applied(session.accepted);
+    for (int i = 0; i < lanes; ++i) {
+      auto* marks = response->add_lanes();
+      marks->set_lane(i);
+      marks->set_accepted(session.accepted[static_cast<size_t>(i)]);
+      marks->set_applied(session.accepted[static_cast<size_t>(i)]);
+    }
     response->set_vocab_size(kVocab);
     response->set_hidden_size(kHidden);
     response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
@@ -163,8 +173,10 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
     for (const auto& marks : request->marks()) {
       const bool known =
           std::any_of(fake_->sessions_.begin(), fake_->sessions_.end(), [&](const auto& entry) {
-            return entry.second.id == marks.session_id() &&
-                   entry.second.accepted == marks.lanes(0).accepted();
+            if (entry.second.id != marks.session_id()) return false;
+            return std::all_of(marks.lanes().begin(), marks.lanes().end(), [&](const auto& lane) {
+              return entry.second.accepted.at(static_cast<size_t>(lane.lane())) == lane.accepted();
+            });
           });
       if (!known) return {StatusCode::FAILED_PRECONDITION, "marks differ"};
     }
@@ -281,6 +293,7 @@ FakeServer::~FakeServer() {
     const std::lock_guard lock(mutex_);
     shut_down_ = true;
     committed_.notify_all();
+    chunk_done_.notify_all();
   }
   server_->Shutdown(std::chrono::system_clock::now());
 }

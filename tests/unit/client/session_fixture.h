@@ -74,11 +74,12 @@ class SessionTest : public ::testing::Test {
     head_ = std::make_unique<Head>(*std::move(head));
   }
 
-  Session Open(const std::string& client_key = "trainer") {
+  Session Open(const std::string& client_key = "trainer", int32_t lanes = 1) {
     if (!client_) Connect();
     auto session =
         head_->OpenSession({.client_key = client_key,
-                            .chunk_bytes = kTokensPerChunk * kHidden * static_cast<int64_t>(sizeof(float))});
+                            .chunk_bytes = kTokensPerChunk * kHidden * static_cast<int64_t>(sizeof(float)),
+                            .lanes = lanes});
     EXPECT_TRUE(session.ok()) << session.status();
     return *std::move(session);
   }

@@ -163,7 +163,7 @@ TEST_F(SessionTest, RestartAfterACommitGoesOnWithANewSession) {
   fake_.on_chunk = nullptr;
   const auto result = session.Compute(data.batch(), data.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->first_sequence, 1U);
+  EXPECT_EQ(result->first_sequences.at(0), 1U);
   EXPECT_NE(session.id(), old_id);
   EXPECT_EQ(fake_.window(), data.Window());
 }

@@ -33,7 +33,7 @@ TEST_F(SessionTest, BatchComesBackWholeAndIsAddedOnce) {
   EXPECT_EQ(fake_.window(), data.Window());
   EXPECT_EQ(result->chunks, 4);
   EXPECT_EQ(result->repeated_chunks, 0);
-  EXPECT_EQ(result->first_sequence, 1U);
+  EXPECT_EQ(result->first_sequences.at(0), 1U);
   EXPECT_EQ(result->valid_tokens, 7);
   double sum = 0;
   for (const float loss : data.losses) sum += loss;
@@ -73,7 +73,7 @@ TEST_F(SessionTest, SequencesContinueFromBatchToBatch) {
   const auto result = session.Compute(second.batch(), second.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
   second.ExpectOutputs();
-  EXPECT_EQ(result->first_sequence, 3U);
+  EXPECT_EQ(result->first_sequences.at(0), 3U);
   std::vector<float> window = first.Window();
   second.AddTo(&window, 0, 3);
   EXPECT_EQ(fake_.window(), window);
@@ -172,7 +172,7 @@ TEST_F(SessionTest, RejectedChunkIsNamedAndTheOthersCount) {
   const auto result = session.Compute(data.batch(), data.outputs());
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
   const std::string message(result.status().message());
-  EXPECT_THAT(message, HasSubstr("tokens [2, 4) (sequence 2)"));
+  EXPECT_THAT(message, HasSubstr("tokens [2, 4) (lane 0, sequence 2)"));
   EXPECT_THAT(message, HasSubstr("not finite"));
   EXPECT_THAT(message, HasSubstr("1 of the batch's 3 chunks"));
   data.ExpectOutputs(0, 2);
@@ -187,7 +187,7 @@ TEST_F(SessionTest, RejectedChunkIsNamedAndTheOthersCount) {
   Data again(2, 5);
   const auto corrected = session.Compute(again.batch(), again.outputs());
   ASSERT_TRUE(corrected.ok()) << corrected.status();
-  EXPECT_EQ(corrected->first_sequence, 4U);
+  EXPECT_EQ(corrected->first_sequences.at(0), 4U);
 }
 
 TEST_F(SessionTest, FollowsAFlushByThisProcessWithoutBeingRefused) {
@@ -221,8 +221,7 @@ TEST_F(SessionTest, FlushInTheMiddleOfABatchIsAnErrorThatSaysWhatIsWhere) {
   Data data(10);
   const auto result = session.Compute(data.batch(), data.outputs());
   EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition) << result.status();
-  EXPECT_THAT(std::string(result.status().message()),
-              HasSubstr("its first 2 of 5 chunks are in that window"));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("2 of its 5 chunks are in that window"));
   EXPECT_EQ(fake_.window(), std::vector<float>(FakeServer::kVocab * kHidden, 0.0F));
 }
 
@@ -284,7 +283,7 @@ TEST_F(SessionTest, RestartedClientLearnsWhereTheServerStands) {
   Data next(2);
   const auto result = session.Compute(next.batch(), next.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->first_sequence, 6U);
+  EXPECT_EQ(result->first_sequences.at(0), 6U);
 }
 
 TEST_F(SessionTest, RestartedClientGetsItsLossesAgainWithoutAddingTwice) {
@@ -295,9 +294,9 @@ TEST_F(SessionTest, RestartedClientGetsItsLossesAgainWithoutAddingTwice) {
     ASSERT_TRUE(session.Compute(part.batch(), part.outputs()).ok());
   }
   Session session = Open("rank-0");
-  EXPECT_EQ(session.ResumeAt(0).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(session.ResumeAt(5).code(), absl::StatusCode::kInvalidArgument);
-  ASSERT_TRUE(session.ResumeAt(1).ok());
+  EXPECT_EQ(session.ResumeAt({0}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(session.ResumeAt({5}).code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(session.ResumeAt({1}).ok());
   const auto result = session.Compute(data.batch(), data.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
   data.ExpectOutputs();

@@ -244,6 +244,14 @@ TEST_F(HeadTest, ADeletedHeadGivesItsMemoryBackThoughOneStillHoldsIt) {
   EXPECT_EQ(head->CommitFlush("f").status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(HeadTest, OnlyTheCallThatMakesASessionSaysThatItIsNew) {
+  const auto is_new = [this] { return engine->OpenSession("h", "c", 0, 2)->is_new; };
+  EXPECT_TRUE(is_new());
+  EXPECT_FALSE(is_new());
+  ASSERT_TRUE(engine->CloseSession(engine->OpenSession("h", "c", 0, 2)->info.session_id).ok());
+  EXPECT_TRUE(is_new());
+}
+
 TEST_F(HeadTest, ClosedSessionsThatTheWindowRemembersAreBoundedUntilItEnds) {
   absl::Status refused;
   for (int i = 0; i < 10000 && refused.ok(); ++i) {

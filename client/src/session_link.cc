@@ -1,0 +1,184 @@
+#include "client/src/session_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/grpc_status.h"
+
+namespace lossd::internal {
+namespace {
+
+// A lane for every 2 KiB of a row of hidden states: what a training step moves grows with its rows, and one
+// connection carries as much as one core can read and write.
+constexpr int64_t kRowBytesOfALane = 2048;
+constexpr int64_t kMostDefaultLanes = 4;
+
+int32_t DefaultLanes(const HeadConfig& head) {
+  const int64_t row_bytes = head.hidden_size * SizeOf(head.weight_type);
+  return static_cast<int32_t>(std::clamp<int64_t>(row_bytes / kRowBytesOfALane, 1, kMostDefaultLanes));
+}
+
+}  // namespace
+
+SessionLink::SessionLink(std::shared_ptr<HeadContext> head, SessionOptions options)
+    : head_(std::move(head)), options_(std::move(options)) {}
+
+absl::StatusOr<v1::OpenSessionResponse> SessionLink::Open() {
+  lanes_ = options_.lanes > 0 ? options_.lanes : DefaultLanes(head_->config());
+  if (options_.lanes > 0 || lanes_ == 1) return Ask(lanes_, WhenFull::kWait);
+  auto response = Ask(lanes_, WhenFull::kReturn);
+  const bool too_many = absl::IsResourceExhausted(response.status()) ||  // --staging_bytes
+                        absl::IsInvalidArgument(response.status());      // --max_lanes
+  if (!too_many) return response;
+  lanes_ = 1;
+  return Ask(lanes_, WhenFull::kWait);
+}
+
+absl::StatusOr<v1::OpenSessionResponse> SessionLink::Reopen() {
+  auto response = Ask(lanes_, WhenFull::kWait);
+  if (!response.ok()) return ExplainMissing(response.status());
+  return response;
+}
+
+absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull when_full) {
+  const HeadConfig& config = head_->config();
+  v1::OpenSessionRequest request;
+  request.set_head(config.name);
+  request.set_client_key(options_.client_key);
+  request.set_rank(options_.rank);
+  request.set_lanes(lanes);
+  auto response = head_->connection().OpenSession(request, when_full);
+  if (!response.ok()) return response;
+  if (response->vocab_size() != config.vocab_size || response->hidden_size() != config.hidden_size) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("head '", config.name, "' is now ", response->vocab_size(), "x", response->hidden_size(),
+                     "; this handle was made when it was ", config.vocab_size, "x", config.hidden_size));
+  }
+  const std::lock_guard lock(mutex_);
+  limits_ = response->limits();
+  return response;
+}
+
+bool SessionLink::IsSame(const v1::OpenSessionResponse& response) const {
+  return response.session_id() == session_id_ && response.incarnation() == incarnation_;
+}
+
+absl::Status SessionLink::CheckReplaceable(const v1::OpenSessionResponse& response) {
+  const std::lock_guard lock(mutex_);
+  if (session_id_.empty() || !ContributedLocked()) return absl::OkStatus();
+  if (response.incarnation() != incarnation_) {
+    return WindowLostError(head_->config().name, contributed_generation_, "the server was restarted");
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "session ", session_id_, " has expired at the server (its lease is ", limits_.lease_seconds(),
+      " s); what it added to generation ", contributed_generation_,
+      " is still in the window: open a new session, and name the marks of both (HeadInfo::sessions) when "
+      "flushing"));
+}
+
+void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
+  const std::lock_guard lock(mutex_);
+  session_id_ = response.session_id();
+  incarnation_ = response.incarnation();
+  generation_ = response.generation();
+  contributed_generation_ = 0;
+  contributions_ = 0;
+  head_->NoteIncarnation(incarnation_);
+}
+
+// A restarted server has no heads, so it answers OpenSession with NOT_FOUND: say what that means.
+absl::Status SessionLink::ExplainMissing(const absl::Status& status) {
+  if (!absl::IsNotFound(status)) return status;
+  const auto server = head_->connection().GetStatus({});
+  if (!server.ok() || server->incarnation() == incarnation_) return status;
+  const std::lock_guard lock(mutex_);
+  if (ContributedLocked()) {
+    return WindowLostError(head_->config().name, contributed_generation_,
+                           "the server was restarted without this head");
+  }
+  return Annotate(status, "the server was restarted");
+}
+
+// Chunks are numbered, so sending again is always safe; the question is only whether it can help.
+absl::Status SessionLink::CheckRecoverable(const absl::Status& cause) const {
+  switch (cause.code()) {
+    case absl::StatusCode::kOk:           // the server ended the call while answers were missing
+    case absl::StatusCode::kUnavailable:  // the network, or a server that goes away
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnknown:   // what gRPC makes of some broken connections
+    case absl::StatusCode::kNotFound:  // the session's lease ended, or the server is another one
+      return absl::OkStatus();
+    case absl::StatusCode::kAborted:
+      if (PositionOf(cause)) return absl::OkStatus();
+      return Annotate(
+          cause, absl::StrCat("session ", session_id_, " was taken over by another stream with client_key '",
+                              options_.client_key, "'"));
+    default:
+      return IsTransient(cause) ? absl::OkStatus() : cause;
+  }
+}
+
+void SessionLink::FollowPosition(const v1::PositionInfo& position) {
+  if (position.incarnation() != incarnation_) return;  // Reopen finds out what that means
+  const std::lock_guard lock(mutex_);
+  // Refused although the generation is the server's own: the window is frozen, and the next one waits for its
+  // commit. Should the flush be aborted instead, the server refuses that one and names the present one again.
+  generation_ =
+      position.generation() == GenerationLocked() ? position.generation() + 1 : position.generation();
+}
+
+void SessionLink::NoteGeneration(uint64_t generation) {
+  const std::lock_guard lock(mutex_);
+  // Never back: while a window is frozen, `ready` may still name it although a chunk was told to go to the
+  // next one.
+  generation_ = std::max(generation_, generation);
+}
+
+uint64_t SessionLink::generation() {
+  const std::lock_guard lock(mutex_);
+  return GenerationLocked();
+}
+
+uint64_t SessionLink::GenerationLocked() {
+  generation_ = std::max(generation_, head_->CommittedGeneration(incarnation_));
+  return generation_;
+}
+
+bool SessionLink::ContributedLocked() {
+  return contributions_ > 0 && contributed_generation_ >= GenerationLocked();
+}
+
+void SessionLink::NoteContribution(uint64_t generation) {
+  const std::lock_guard lock(mutex_);
+  if (generation != contributed_generation_) {
+    contributed_generation_ = generation;
+    contributions_ = 0;
+  }
+  ++contributions_;
+}
+
+void SessionLink::NoteWithdrawal(uint64_t generation) {
+  const std::lock_guard lock(mutex_);
+  if (generation == contributed_generation_) --contributions_;
+}
+
+absl::Status SessionLink::GaveUp(const absl::Status& cause) const {
+  return absl::UnavailableError(absl::StrCat(
+      "session ", session_id_, ": gave up reconnecting after ", head_->options().reconnect_timeout.count(),
+      " ms; last error: ", cause.ok() ? "the server ended the stream" : cause.message()));
+}
+
+absl::Status SessionLink::TakenByAnother(int32_t lane, uint64_t sequence) const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("sequence ", sequence, " of lane ", lane, " of session ", session_id_,
+                   " was taken before this process sent it: another one uses client_key '",
+                   options_.client_key, "', and what this one sent is in no window"));
+}
+
+v1::SessionLimits SessionLink::limits() const {
+  const std::lock_guard lock(mutex_);
+  return limits_;
+}
+
+}  // namespace lossd::internal

@@ -1,0 +1,85 @@
+// What the lanes of a session have in common: which session of which server it is, the generation its chunks
+// go to, and whether the server's window holds, or may hold, something of it.
+#ifndef LOSSD_CLIENT_SRC_SESSION_LINK_H_
+#define LOSSD_CLIENT_SRC_SESSION_LINK_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/src/head_context.h"
+#include "lossd/client.h"
+#include "lossd/v1/loss.pb.h"
+
+namespace lossd::internal {
+
+// Thread-safe, but for Open and Adopt, which nothing else may run beside.
+class SessionLink {
+ public:
+  SessionLink(std::shared_ptr<HeadContext> head, SessionOptions options);
+
+  // Opens the session, which fixes the number of its lanes: options.lanes or, if that is 0, a number that
+  // suits the head's rows, or one if the server has no room for more.
+  absl::StatusOr<v1::OpenSessionResponse> Open();
+  // OpenSession again, after a failure. Its own errors are final: the window is lost with the server it was
+  // at, or the head is gone.
+  absl::StatusOr<v1::OpenSessionResponse> Reopen();
+  // Whether Reopen found the session that is known here.
+  bool IsSame(const v1::OpenSessionResponse& response) const;
+  // Ok if nothing of the known session can be in the present window, so that another one may take its place;
+  // otherwise the final error: window lost, or the session expired with work in it.
+  absl::Status CheckReplaceable(const v1::OpenSessionResponse& response);
+  // The response's session is the one that is known from now on.
+  void Adopt(const v1::OpenSessionResponse& response);
+
+  // Ok if another attempt may help after a stream ended with `cause`; otherwise the error to report.
+  absl::Status CheckRecoverable(const absl::Status& cause) const;
+  // After an ABORTED with a position: chunks go to the generation that the server expects.
+  void FollowPosition(const v1::PositionInfo& position);
+  // `ready` named this generation.
+  void NoteGeneration(uint64_t generation);
+  // Of the next chunk.
+  uint64_t generation();
+
+  // A chunk that adds gradients to the window of `generation` was sent: it counts as being in it, until the
+  // server rejects it or says that it was not accepted.
+  void NoteContribution(uint64_t generation);
+  void NoteWithdrawal(uint64_t generation);
+
+  absl::Status GaveUp(const absl::Status& cause) const;
+  // A sequence of this session was taken that this process never sent.
+  absl::Status TakenByAnother(int32_t lane, uint64_t sequence) const;
+
+  HeadContext& head() const { return *head_; }
+  const SessionOptions& options() const { return options_; }
+  int32_t lanes() const { return lanes_; }
+  const std::string& session_id() const { return session_id_; }
+  const std::string& incarnation() const { return incarnation_; }
+  v1::SessionLimits limits() const;
+
+ private:
+  absl::StatusOr<v1::OpenSessionResponse> Ask(int32_t lanes, WhenFull when_full);
+  absl::Status ExplainMissing(const absl::Status& status);
+  uint64_t GenerationLocked();
+  bool ContributedLocked();
+
+  const std::shared_ptr<HeadContext> head_;
+  const SessionOptions options_;
+  // Set by Open and Adopt only.
+  int32_t lanes_ = 1;
+  std::string session_id_;  // empty: never opened
+  std::string incarnation_;
+
+  mutable std::mutex mutex_;
+  v1::SessionLimits limits_;
+  uint64_t generation_ = 0;
+  uint64_t contributed_generation_ = 0;
+  int64_t contributions_ = 0;  // chunks that are or may be in the window of that generation
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_SESSION_LINK_H_
