@@ -88,9 +88,9 @@ absl::Status Lane::TakeReady(const v1::ComputeReady& ready) {
 
 absl::StatusOr<Lane::Recovery> Lane::Recover(absl::Status cause) {
   for (;;) {
-    if (interruption_->raised()) return Recovery::kUnsettled;
+    // What is final comes first, interrupted or not: a lane that was taken over must not be taken back.
     if (absl::Status status = link_->CheckRecoverable(cause); !status.ok()) return status;
-    if (absl::IsAborted(cause)) return Recovery::kUnsettled;
+    if (absl::IsAborted(cause) || interruption_->raised()) return Recovery::kUnsettled;
     const auto delay = backoff_.NextDelay(RetryDelayOf(cause).value_or(std::chrono::milliseconds(0)));
     if (!delay) return link_->GaveUp(cause);
     if (!interruption_->SleepFor(*delay)) return Recovery::kUnsettled;

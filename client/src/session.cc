@@ -48,6 +48,7 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   const auto plan = internal::PlanBatch(config, batch, outputs, *places, link.options().chunk_bytes,
                                         link.limits(), link.lanes());
   if (!plan.ok()) return plan.status();
+  if (link.session_id() != resumed_session_) expected_repeats_.clear();
   internal::BatchRun run(&lanes_, config, batch, outputs, *places, *plan, expected_repeats_);
   auto result = run.Run();
   if (!run.session_usable()) {
@@ -75,6 +76,7 @@ absl::Status Session::Impl::ResumeAt(const std::vector<uint64_t>& sequences) {
   }
   for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].set_next_sequence(sequences[i]);
   expected_repeats_ = std::move(accepted);
+  resumed_session_ = lanes_.link().session_id();
   return absl::OkStatus();
 }
 

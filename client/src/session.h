@@ -40,7 +40,9 @@ class Session::Impl {
   const std::shared_ptr<internal::HeadContext> head_;
   mutable std::mutex mutex_;  // held during a call: one at a time
   internal::LaneSet lanes_;
-  std::vector<uint64_t> expected_repeats_;  // by lane; none without ResumeAt
+  // Since ResumeAt, in that session: by lane, up to where the server had it.
+  std::vector<uint64_t> expected_repeats_;
+  std::string resumed_session_;
   bool closed_ = false;
   absl::Status failure_;
 };

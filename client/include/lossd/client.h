@@ -161,17 +161,18 @@ bool IsWindowLost(const absl::Status& status);
 // Methods may be called from any thread, one at a time (a call made during another waits for it).
 class Session {
  public:
-  ~Session();  // closes the streams; the session itself lives on at the server until Close() or its lease ends
+  ~Session();  // closes the streams; the session itself lives on at the server until Close() or its lease
+               // ends
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
 
   // Sends the batch, with reading and writing overlapped, and returns when every loss and dX has arrived.
   // With several lanes it is done by as many threads while the call lasts. Memory used beside the caller's is
-  // bounded by the server's byte credit of each lane. If a chunk is rejected the error names it; the batch's other chunks
-  // are in the window all the same, and the rejected tokens' outputs are left as they were. Every label is
-  // checked before anything is sent. After any other error from the server the fate of the batch is not
-  // known, and every later call returns that error: open a new session with the same client_key and look at
-  // its marks.
+  // bounded by the server's byte credit of each lane. If a chunk is rejected the error names it; the batch's
+  // other chunks are in the window all the same, and the rejected tokens' outputs are left as they were.
+  // Every label is checked before anything is sent. After any other error from the server the fate of the
+  // batch is not known, and every later call returns that error: open a new session with the same client_key
+  // and look at its marks.
   absl::StatusOr<BatchResult> Compute(const Batch& batch, const BatchOutputs& outputs);
 
   // For a process that was restarted, with the client_key and the number of lanes of the one before it.

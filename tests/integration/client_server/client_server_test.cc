@@ -16,74 +16,19 @@
 
 #include "client/src/safetensors.h"
 #include "lossd/client.h"
+#include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/server/test_server.h"
 
 namespace lossd {
 namespace {
 
+using testing::ClientServerTest;
+using testing::Data;
 using ::testing::HasSubstr;
+using testing::kHidden;
+using testing::kVocab;
 using testing::RandomFloats;
-using testing::RandomLabels;
-using testing::TestServer;
 using testing::TestServerOptions;
-
-constexpr int64_t kVocab = 61;
-constexpr int64_t kHidden = 20;
-
-class ClientServerTest : public ::testing::Test {
- protected:
-  void Start(const TestServerOptions& options = {}, DataType weight_type = DataType::kFloat32) {
-    server_ = std::make_unique<TestServer>(options);
-    auto client = Client::Connect(server_->target(), {});
-    ASSERT_TRUE(client.ok()) << client.status();
-    client_ = *std::move(client);
-    auto head = client_->CreateHead(
-        {.name = "head", .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = weight_type});
-    ASSERT_TRUE(head.ok()) << head.status();
-    head_ = std::make_unique<Head>(*std::move(head));
-  }
-
-  void StartWithWeights(const TestServerOptions& options = {}) {
-    Start(options);
-    const auto version = head_->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kHidden, 1).data());
-    ASSERT_TRUE(version.ok()) << version.status();
-  }
-
-  Session Open(int64_t chunk_tokens = 8) {
-    auto session =
-        head_->OpenSession({.chunk_bytes = chunk_tokens * kHidden * static_cast<int64_t>(sizeof(float))});
-    EXPECT_TRUE(session.ok()) << session.status();
-    return *std::move(session);
-  }
-
-  std::vector<float> Flush() {
-    std::vector<float> gradient(kVocab * kHidden, -1.0F);
-    const auto info = head_->Info();
-    EXPECT_TRUE(info.ok()) << info.status();
-    const auto result = head_->Flush({}, info->sessions, gradient.data());
-    EXPECT_TRUE(result.ok()) << result.status();
-    return gradient;
-  }
-
-  std::unique_ptr<TestServer> server_;
-  std::unique_ptr<Client> client_;
-  std::unique_ptr<Head> head_;
-};
-
-struct Data {
-  explicit Data(int64_t tokens, uint32_t seed = 5)
-      : labels(RandomLabels(tokens, kVocab, seed)),
-        hidden(RandomFloats(tokens * kHidden, seed + 1)),
-        losses(static_cast<size_t>(tokens), -1.0F),
-        dx(static_cast<size_t>(tokens * kHidden), -1.0F) {}
-  Batch batch() const { return {.labels = labels, .hidden_states = hidden.data()}; }
-  BatchOutputs outputs() { return {.losses = losses, .dx = dx.data()}; }
-
-  std::vector<int64_t> labels;
-  std::vector<float> hidden;
-  std::vector<float> losses;
-  std::vector<float> dx;
-};
 
 TEST_F(ClientServerTest, WeightsComeBackAsTheHeadKeepsThem) {
   TestServerOptions options;
@@ -333,166 +278,6 @@ TEST_F(ClientServerTest, SeveralThreadsEachWithASessionAddUp) {
   const auto flushed = head_->Flush({}, info->sessions, gradient.data());
   ASSERT_TRUE(flushed.ok()) << flushed.status();
   EXPECT_EQ(flushed->window_tokens, kThreads * 5 * 20);
-}
-
-// --- Lanes
-
-class LanesServerTest : public ClientServerTest {
- protected:
-  static constexpr int32_t kLanes = 4;
-  Session OpenLanes(int32_t lanes = kLanes) {
-    auto session = head_->OpenSession(
-        {.chunk_bytes = 4 * kHidden * static_cast<int64_t>(sizeof(float)), .lanes = lanes});
-    EXPECT_TRUE(session.ok()) << session.status();
-    return *std::move(session);
-  }
-};
-
-TEST_F(LanesServerTest, SeveralLanesGiveTheBitsOfOne) {
-  StartWithWeights();
-  Session one = OpenLanes(1);
-  Session four = OpenLanes();
-  Data alone(203);
-  Data spread(203);
-  ASSERT_TRUE(one.Compute(alone.batch(), alone.outputs()).ok());
-  for (int round = 0; round < 3; ++round) {
-    const auto result = four.Compute(spread.batch(), spread.outputs());
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->chunks, 51);
-    EXPECT_EQ(result->valid_tokens, 203);
-    EXPECT_TRUE(alone.losses == spread.losses);
-    EXPECT_TRUE(alone.dx == spread.dx);
-  }
-  EXPECT_EQ(server_->engine().counters().live_streams, 1 + kLanes);
-  EXPECT_EQ(four.reconnects(), 0);
-}
-
-TEST_F(LanesServerTest, OnlyASessionThatWasThereBeforeConnectsAllLanesAtOnce) {
-  StartWithWeights();
-  const SessionOptions options = {.client_key = "trainer", .lanes = kLanes};
-  auto first = head_->OpenSession(options);
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(server_->engine().counters().live_streams, 1);
-  auto second = head_->OpenSession(options);
-  ASSERT_TRUE(second.ok()) << second.status();
-  const auto live = [this] { return server_->engine().counters().live_streams.load(); };
-  while (live() > kLanes) std::this_thread::yield();  // until the first one's has ended
-  EXPECT_EQ(live(), kLanes);
-}
-
-TEST_F(LanesServerTest, MarksOfAllLanesAreWhatAFlushHasToName) {
-  StartWithWeights();
-  Session session = OpenLanes();
-  Data data(30);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  SessionMarks marks = session.marks();
-  ASSERT_EQ(marks.lanes.size(), static_cast<size_t>(kLanes));
-  std::vector<float> gradient(kVocab * kHidden);
-  SessionMarks first_only = marks;
-  first_only.lanes.resize(1);
-  const absl::Status status = head_->Flush({}, {&first_only, 1}, gradient.data()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("lane 1"));
-  const auto flushed = head_->Flush({}, {&marks, 1}, gradient.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  EXPECT_EQ(flushed->window_tokens, 30U);
-}
-
-TEST_F(LanesServerTest, BatchDuringAFlushIsWholeInTheNextWindow) {
-  StartWithWeights();
-  Session session = OpenLanes();
-  Data data(60);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  std::vector<float> gradient(kVocab * kHidden);
-  const SessionMarks marks = session.marks();
-  const auto frozen = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
-  ASSERT_TRUE(frozen.ok()) << frozen.status();
-  Data next(44);
-  absl::StatusOr<BatchResult> result = absl::UnknownError("not done");
-  std::thread compute([&] { result = session.Compute(next.batch(), next.outputs()); });
-  while (server_->rejected(engine::RejectReason::kGeneration) == 0) std::this_thread::yield();
-  EXPECT_TRUE(head_->CommitFlush(frozen->flush_id).ok());
-  compute.join();
-  ASSERT_TRUE(result.ok()) << result.status();
-  const SessionMarks after = session.marks();
-  const auto flushed = head_->Flush({}, {&after, 1}, gradient.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  EXPECT_EQ(flushed->window_tokens, 44U);
-  EXPECT_EQ(flushed->generation, 2U);
-}
-
-TEST_F(LanesServerTest, TinyCreditOnEveryLaneOnlyTakesLonger) {
-  TestServerOptions options;
-  options.engine.lane_credit_bytes = 2000;
-  StartWithWeights(options);
-  Session session = OpenLanes();
-  Data data(301);
-  for (int round = 0; round < 3; ++round) {
-    const auto result = session.Compute(data.batch(), data.outputs());
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->valid_tokens, 301);
-  }
-}
-
-// By the bytes of a row, and only where there is room.
-TEST_F(LanesServerTest, LanesNobodyChoseAreAsManyAsTheHeadsRowsAskForAndTheServerHas) {
-  TestServerOptions options;
-  options.engine.lane_credit_bytes = 1 << 20;
-  options.engine.staging_bytes = 8 << 20;  // eight lanes
-  Start(options);
-  const auto lanes_of = [this](const std::string& name, int64_t hidden_size) {
-    const auto head = client_->CreateHead(
-        {.name = name, .vocab_size = 8, .hidden_size = hidden_size, .weight_type = DataType::kBFloat16});
-    EXPECT_TRUE(head.ok()) << head.status();
-    auto session = head->OpenSession({});
-    EXPECT_TRUE(session.ok()) << session.status();
-    return session->marks().lanes.size();
-  };
-  EXPECT_EQ(lanes_of("narrow", 1024), 1U);
-  EXPECT_EQ(lanes_of("middle", 2048), 2U);
-  EXPECT_EQ(lanes_of("wide", 8192), 4U);
-  EXPECT_EQ(lanes_of("wide", 8192), 1U) << "one of the eight was left";
-}
-
-TEST_F(LanesServerTest, ServerThatAllowsFewerLanesGetsASessionOfOne) {
-  TestServerOptions options;
-  options.engine.max_lanes = 2;
-  Start(options);
-  const auto head = client_->CreateHead({.name = "wide", .vocab_size = 8, .hidden_size = 4096});
-  ASSERT_TRUE(head.ok()) << head.status();
-  const auto session = head->OpenSession({});
-  ASSERT_TRUE(session.ok()) << session.status();
-  EXPECT_EQ(session->marks().lanes.size(), 1U);
-  const absl::Status asked = head->OpenSession({.lanes = 3}).status();
-  EXPECT_EQ(asked.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(asked.message()), HasSubstr("lanes is 3; it must be in [1, 2]"));
-}
-
-// Chunks of a batch of the usual sizes, over every lane.
-TEST_F(LanesServerTest, LargeBatchIsCutSmallAtBothEndsAndAnsweredWhole) {
-  Start();
-  constexpr int64_t kWide = 512;
-  constexpr int64_t kMany = 20000;  // 39 MiB
-  const auto head = client_->CreateHead(
-      {.name = "wide", .vocab_size = 16, .hidden_size = kWide, .weight_type = DataType::kFloat32});
-  ASSERT_TRUE(head.ok()) << head.status();
-  ASSERT_TRUE(head->WriteWeights(DataType::kFloat32, RandomFloats(16 * kWide, 1).data()).ok());
-  const std::vector<int64_t> labels = RandomLabels(kMany, 16, 2);
-  const std::vector<float> hidden = RandomFloats(kMany * kWide, 3);
-  std::vector<std::vector<float>> losses(2, std::vector<float>(kMany));
-  std::vector<std::vector<float>> dx(2, std::vector<float>(kMany * kWide));
-  for (const int32_t lanes : {1, 4}) {
-    const size_t i = lanes == 1 ? 0 : 1;
-    auto session = head->OpenSession({.lanes = lanes});
-    ASSERT_TRUE(session.ok()) << session.status();
-    const auto result = session->Compute({.labels = labels, .hidden_states = hidden.data()},
-                                         {.losses = losses[i], .dx = dx[i].data()});
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->chunks, 13);  // 1, 2, nine of up to 4, 2, 1 MiB
-    EXPECT_EQ(result->valid_tokens, kMany);
-  }
-  EXPECT_TRUE(losses[0] == losses[1]);
-  EXPECT_TRUE(dx[0] == dx[1]);
 }
 
 TEST_F(ClientServerTest, HeadsAreListedDeletedAndReported) {
