@@ -30,10 +30,11 @@ struct Cutter {
     batch.labels = labels;
     batch.hidden_type = DataType::kBFloat16;
     batch.mode = mode;
-    return CutBatch({.name = "h", .vocab_size = 4, .hidden_size = kHidden}, batch, outputs, places,
+    return CutBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places,
                     chunk_bytes, limits);
   }
 
+  int64_t hidden = kHidden;
   v1::SessionLimits limits;
   BatchOutputs outputs;
   BatchPlaces places;
@@ -50,6 +51,41 @@ TEST(CutBatchTest, TakesAsFewChunksAsItCanOfNearlyEqualSize) {
   EXPECT_EQ(ranges[0].tokens, 6);
   EXPECT_EQ(ranges[1].tokens, 5);
   EXPECT_EQ(cutter.Cut((4 << 20) / kRow + 1).size(), 2U);  // 4 MiB unless told otherwise
+}
+
+// Rows of seven elements of two bytes: every eighth begins at a multiple of 16.
+TEST(CutBatchTest, ChunksInRegionsBeginWhereOffsetsAreAligned) {
+  Cutter cutter;
+  cutter.hidden = 7;
+  cutter.places.hidden_states = RegionPlace{};
+  for (const int64_t tokens : {1, 2, 7, 8, 9, 23, 64, 100}) {
+    for (const int64_t most : {8, 9, 24}) {
+      for (const ChunkRange& range : cutter.Cut(tokens, most * 7 * 2)) {
+        EXPECT_EQ(range.first % 8, 0) << tokens << " " << most;
+        EXPECT_LE(range.tokens, most);
+      }
+    }
+  }
+}
+
+TEST(CutBatchTest, WhatIsInARegionCostsNoCredit) {
+  Cutter cutter;
+  int64_t dx = 0;
+  cutter.outputs = {.dx_type = DataType::kFloat32, .dx = &dx};
+  const int64_t plain = cutter.Cut(1)[0].payload_bytes;
+  cutter.places.hidden_states = RegionPlace{};
+  EXPECT_EQ(cutter.Cut(1)[0].payload_bytes, plain - kHidden * 2);
+  cutter.places.dx = RegionPlace{};
+  EXPECT_EQ(cutter.Cut(1)[0].payload_bytes, 8 + 4);
+}
+
+TEST(CutBatchTest, LimitsThatLeaveNoAlignedChunkAreSaid) {
+  Cutter cutter;
+  cutter.hidden = 7;
+  cutter.places.hidden_states = RegionPlace{};
+  cutter.limits.set_max_chunk_tokens(4);
+  EXPECT_TRUE(absl::IsInvalidArgument(cutter.Try(5, 0).status()));
+  EXPECT_TRUE(cutter.Try(4, 0).ok());
 }
 
 TEST(CutBatchTest, HonoursTheServersLimits) {
