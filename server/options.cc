@@ -35,7 +35,8 @@ ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
           "payload in and out that one stream may have under way before the server stops reading from it");
 ABSL_FLAG(int64_t, staging_bytes, int64_t{2} << 30, "lane credits of all sessions together");
 ABSL_FLAG(bool, same_host_regions, false,
-          "let clients on this host share memory with the server, so that chunks carry offsets instead of payloads");
+          "let clients on this host share memory with the server, so that chunks carry offsets instead of "
+          "payloads");
 ABSL_FLAG(int64_t, region_bytes, int64_t{4} << 30, "memory of all regions together");
 ABSL_FLAG(int64_t, region_client_bytes, 0, "of one client process; 0 takes --region_bytes");
 ABSL_FLAG(absl::Duration, region_attach_timeout, absl::Seconds(10),
@@ -253,7 +254,8 @@ absl::Status ReadRegionOptions(Options& options) {
   if (absl::Status status = CheckAtLeast("region_bytes", bytes, 4096); !status.ok()) return status;
   if (absl::Status status = CheckAtLeast("region_client_bytes", client_bytes, 0); !status.ok()) return status;
   if (bytes > (int64_t{1} << 50)) return Invalid("--region_bytes must be at most 2^50");
-  if (regions.attach_timeout < absl::Seconds(1)) return Invalid("--region_attach_timeout must be at least 1s");
+  if (regions.attach_timeout < absl::Seconds(1))
+    return Invalid("--region_attach_timeout must be at least 1s");
   if (!absl::GetFlag(FLAGS_same_host_regions)) return absl::OkStatus();
   regions.total_bytes = bytes;
   regions.client_bytes = client_bytes == 0 ? bytes : client_bytes;

@@ -19,9 +19,9 @@ struct BatchPlaces {
   int64_t TokenStep(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs) const;
 };
 
-// Of a batch that ValidateBatch accepts. What is in system memory but not aligned to 16 bytes is sent as if it
-// were in no region. INVALID_ARGUMENT for what leaves its region, is not aligned in device memory, or if dX
-// overlaps the hidden states; FAILED_PRECONDITION if the server has lost a region.
+// Of a batch that ValidateBatch accepts. What is in system memory but not aligned to 16 bytes is sent as if
+// it were in no region. INVALID_ARGUMENT for what leaves its region, is not aligned in device memory, or if
+// dX overlaps the hidden states; FAILED_PRECONDITION if the server has lost a region.
 absl::StatusOr<BatchPlaces> FindPlaces(const RegionMap& regions, const HeadConfig& head, const Batch& batch,
                                        const BatchOutputs& outputs);
 

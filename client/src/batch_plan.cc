@@ -53,14 +53,13 @@ DataType DxTypeOnWire(const BatchOutputs& outputs) {
 
 absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const Batch& batch,
                                                  const BatchOutputs& outputs, const BatchPlaces& places,
-                                                 int64_t chunk_bytes,
-                                                 const v1::SessionLimits& limits) {
+                                                 int64_t chunk_bytes, const v1::SessionLimits& limits) {
   const auto tokens = static_cast<int64_t>(batch.labels.size());
   const int64_t hidden_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t dx_bytes =
       batch.mode == ComputeMode::kLossOnly ? 0 : head.hidden_size * SizeOf(DxTypeOnWire(outputs));
-  const int64_t payload_bytes = kLabelBytes + (places.hidden_states ? 0 : hidden_bytes) + kLossBytes +
-                                (places.dx ? 0 : dx_bytes);
+  const int64_t payload_bytes =
+      kLabelBytes + (places.hidden_states ? 0 : hidden_bytes) + kLossBytes + (places.dx ? 0 : dx_bytes);
 
   int64_t most_bytes = kMostChunkBytes;
   if (limits.max_chunk_bytes() > 0) most_bytes = std::min(most_bytes, limits.max_chunk_bytes());

@@ -28,11 +28,11 @@ struct ChunkRange {
 // As few chunks as SessionOptions::chunk_bytes and the limits allow, of nearly equal size (the server pays
 // one pass over dW per chunk, so a small rest would cost as much as a whole chunk), and at least two within
 // the byte credit if it has room for two tokens, so that sending and computing overlap. What is in a region
-// costs no credit, and its chunks begin where offsets are aligned. The same for the same arguments. RESOURCE_EXHAUSTED if one token is above the server's chunk limit.
+// costs no credit, and its chunks begin where offsets are aligned. The same for the same arguments.
+// RESOURCE_EXHAUSTED if one token is above the server's chunk limit.
 absl::StatusOr<std::vector<ChunkRange>> CutBatch(const HeadConfig& head, const Batch& batch,
                                                  const BatchOutputs& outputs, const BatchPlaces& places,
-                                                 int64_t chunk_bytes,
-                                                 const v1::SessionLimits& limits);
+                                                 int64_t chunk_bytes, const v1::SessionLimits& limits);
 
 }  // namespace lossd::internal
 

@@ -16,8 +16,8 @@
 
 namespace lossd::internal {
 
-// Used once, by one thread, while nobody else uses the lane. The batch, the outputs and the places must outlive
-// it.
+// Used once, by one thread, while nobody else uses the lane. The batch, the outputs and the places must
+// outlive it.
 class BatchRun {
  public:
   // Chunks up to `expected_repeats` are known to be there already (Session::ResumeAt).

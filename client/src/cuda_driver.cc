@@ -95,7 +95,8 @@ absl::Status CudaDriver::Load() {
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return absl::FailedPreconditionError(
-        "regions of device memory need the CUDA driver here, and libcuda.so.1 is not there; use system memory");
+        "regions of device memory need the CUDA driver here, and libcuda.so.1 is not there; use system "
+        "memory");
   }
   static Functions cuda;
   bool complete = true;
@@ -131,13 +132,14 @@ absl::StatusOr<void*> CudaDriver::Open(const std::string& ipc_handle, const std:
   Context context(*functions_, bus_id);
   if (!context.status().ok()) return context.status();
   DevicePointer pointer = 0;
-  absl::Status status =
-      functions_->Check(functions_->open(&pointer, handle, kLazyPeerAccess),
-                        "cannot open the server's device memory (client and server must share the GPU, and in "
-                        "containers the IPC and PID namespaces)");
+  absl::Status status = functions_->Check(
+      functions_->open(&pointer, handle, kLazyPeerAccess),
+      "cannot open the server's device memory (client and server must share the GPU, and in "
+      "containers the IPC and PID namespaces)");
   if (!status.ok()) return status;
   context.Keep();
-  return reinterpret_cast<void*>(pointer);  // NOLINT(performance-no-int-to-ptr): the driver's addresses are numbers
+  return reinterpret_cast<void*>(
+      pointer);  // NOLINT(performance-no-int-to-ptr): the driver's addresses are numbers
 }
 
 void CudaDriver::Close(void* memory, const std::string& bus_id) const {

@@ -1,5 +1,5 @@
-// The few calls of the CUDA driver that regions of device memory need, found at run time: programs do not link
-// against CUDA, and where there is none everything else works.
+// The few calls of the CUDA driver that regions of device memory need, found at run time: programs do not
+// link against CUDA, and where there is none everything else works.
 #ifndef LOSSD_CLIENT_SRC_CUDA_DRIVER_H_
 #define LOSSD_CLIENT_SRC_CUDA_DRIVER_H_
 
@@ -11,8 +11,8 @@
 
 namespace lossd::internal {
 
-// Thread-safe. Works in each device's primary context, as the CUDA runtime does: its pointers and ours are the
-// same.
+// Thread-safe. Works in each device's primary context, as the CUDA runtime does: its pointers and ours are
+// the same.
 class CudaDriver {
  public:
   // The process's one. FAILED_PRECONDITION saying why there is none.

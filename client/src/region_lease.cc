@@ -91,8 +91,7 @@ absl::StatusOr<RegionLease> RegionLease::Attach(const std::string& socket_path, 
     return absl::InternalError("the server's answer on its socket is not a lossd.v1.RegionAttachment");
   }
   if (lease.attachment_.code() != 0) {
-    return absl::Status(static_cast<absl::StatusCode>(lease.attachment_.code()),
-                        lease.attachment_.message());
+    return absl::Status(static_cast<absl::StatusCode>(lease.attachment_.code()), lease.attachment_.message());
   }
   return lease;
 }

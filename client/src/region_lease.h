@@ -31,8 +31,8 @@ class File {
 
 class RegionLease {
  public:
-  // The server's refusal; FAILED_PRECONDITION if its socket cannot be reached from here, UNAVAILABLE if it does
-  // not answer in time.
+  // The server's refusal; FAILED_PRECONDITION if its socket cannot be reached from here, UNAVAILABLE if it
+  // does not answer in time.
   static absl::StatusOr<RegionLease> Attach(const std::string& socket_path, const std::string& handle,
                                             std::chrono::milliseconds timeout);
 

@@ -160,8 +160,8 @@ Result CudaBackend::FillPinned(const RowKind& kind, const CudaSlot& slot, BatchR
   for (const ChunkRows& chunk : slot.chunks) {
     const int64_t bytes = chunk.tokens * row_bytes;
     if (chunk.hidden_place == MemoryPlace::kDevice) {
-      LOSSD_CUDA_TRY(cudaMemcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes),
-                                cudaMemcpyDeviceToHost));
+      LOSSD_CUDA_TRY(
+          cudaMemcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost));
     } else if (chunk.hidden_states != nullptr) {
       std::memcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes));
     } else {

@@ -34,9 +34,9 @@ struct RowKind {
   bool operator==(const RowKind&) const = default;
 };
 
-// The rows of one chunk, checked by the caller. Nothing that is pointed to is owned; it lives until the batch is
-// done. Hidden states in a region may change at any time, be it while they are read: only what was read may be
-// relied on, and a row that turns out not to be finite must leave dW alone.
+// The rows of one chunk, checked by the caller. Nothing that is pointed to is owned; it lives until the batch
+// is done. Hidden states in a region may change at any time, be it while they are read: only what was read
+// may be relied on, and a row that turns out not to be finite must leave dW alone.
 struct ChunkRows {
   enum class Accumulate { kYes, kNo };
 
@@ -46,13 +46,13 @@ struct ChunkRows {
   const void* hidden_states = nullptr;
   std::span<const ByteSpan> hidden_parts = {};
   MemoryPlace hidden_place = MemoryPlace::kHost;  // other than that: in one piece, aligned to 16 bytes
-  const int64_t* labels = nullptr;  // [tokens]
+  const int64_t* labels = nullptr;                // [tokens]
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
   Accumulate accumulate = Accumulate::kYes;  // whether the rows count in dW; kNo if loss only
 
-  float* losses = nullptr;  // [tokens]
-  void* dx = nullptr;       // [tokens, H] of the kind's dx_type; null if loss only
+  float* losses = nullptr;                    // [tokens]
+  void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss only
   MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
 };
 
@@ -118,8 +118,8 @@ class Device {
   virtual MemoryPlan SharedMemory() const = 0;
 
   // Memory to be shared with a client. CreateRegionMemory takes it, of RegionBytes bytes, from any thread and
-  // beside other calls: FAILED_PRECONDITION if the device has no memory of this kind, RESOURCE_EXHAUSTED if the
-  // system does not give it. The device outlives it.
+  // beside other calls: FAILED_PRECONDITION if the device has no memory of this kind, RESOURCE_EXHAUSTED if
+  // the system does not give it. The device outlives it.
   virtual int64_t RegionBytes(RegionKind /*kind*/, int64_t asked) const { return WholePages(asked); }
   // What of it counts against AvailableMemory.
   virtual MemoryPlan PlanRegion(RegionKind /*kind*/, int64_t bytes) const { return {{"regions", bytes}}; }

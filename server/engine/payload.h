@@ -1,4 +1,5 @@
-// Bytes that arrived, where they lie: in pieces that somebody else owns together. And places that results go to.
+// Bytes that arrived, where they lie: in pieces that somebody else owns together. And places that results go
+// to.
 #ifndef LOSSD_SERVER_ENGINE_PAYLOAD_H_
 #define LOSSD_SERVER_ENGINE_PAYLOAD_H_
 
@@ -23,12 +24,13 @@ enum class MemoryPlace {
 class Payload {
  public:
   Payload() = default;
-  // `owner` keeps the parts' memory, `kept_bytes` of it: at least the parts themselves, unless it is there anyway.
+  // `owner` keeps the parts' memory, `kept_bytes` of it: at least the parts themselves, unless it is there
+  // anyway.
   Payload(std::vector<ByteSpan> parts, std::shared_ptr<const void> owner, int64_t kept_bytes);
   // One part.
   static Payload Of(std::string bytes);
-  // One part of memory that stays the owner's whatever happens here, such as a region's, and is counted there:
-  // others may write to it at any time. Aligned to 16 bytes.
+  // One part of memory that stays the owner's whatever happens here, such as a region's, and is counted
+  // there: others may write to it at any time. Aligned to 16 bytes.
   static Payload In(ByteSpan part, MemoryPlace place, std::shared_ptr<const void> owner);
 
   int64_t size() const { return size_; }

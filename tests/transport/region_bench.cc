@@ -1,5 +1,5 @@
-// What a trainer on the server's host pays for the server: the same batches by the CPU backend in this process, and
-// by a lossd over shared memory, in turns. One JSON object on standard output.
+// What a trainer on the server's host pays for the server: the same batches by the CPU backend in this
+// process, and by a lossd over shared memory, in turns. One JSON object on standard output.
 //
 //   lossd-region-bench --tokens=1024 --vocab=32768 --hidden=512 --dtype=bf16
 #include <signal.h>
@@ -10,11 +10,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -83,8 +83,12 @@ class Server {
     std::string folder = (std::filesystem::temp_directory_path() / "lossd-bench-XXXXXX").string();
     if (mkdtemp(folder.data()) == nullptr) Die("no temporary folder");
     folder_ = folder;
-    std::vector<std::string> arguments = {program, "--device=cpu", "--listen=127.0.0.1:0", "--metrics_listen=",
-                                          "--port_file=" + folder_ + "/port", "--same_host_regions",
+    std::vector<std::string> arguments = {program,
+                                          "--device=cpu",
+                                          "--listen=127.0.0.1:0",
+                                          "--metrics_listen=",
+                                          "--port_file=" + folder_ + "/port",
+                                          "--same_host_regions",
                                           "--log_level=error"};
     std::vector<char*> pointers;
     for (std::string& argument : arguments) pointers.push_back(argument.data());
@@ -122,7 +126,8 @@ struct Data {
         hidden(Random(options.tokens * options.hidden, 1, options.type, 2)),
         labels(static_cast<size_t>(options.tokens)) {
     std::mt19937 generator(3);
-    for (int64_t& label : labels) label = static_cast<int64_t>(generator() % static_cast<uint64_t>(options.vocab));
+    for (int64_t& label : labels)
+      label = static_cast<int64_t>(generator() % static_cast<uint64_t>(options.vocab));
   }
   std::vector<std::byte> weights;
   std::vector<std::byte> hidden;
@@ -145,11 +150,11 @@ class InProcess {
     auto device = engine::CreateCpuDevice(kernels::kDefaultCpuWorkspaceBytes);
     Require(device.status(), "no device");
     device_ = *std::move(device);
-    auto backend =
-        device_->CreateHead({"head", options.vocab, options.hidden, KernelType(options.type)});
+    auto backend = device_->CreateHead({"head", options.vocab, options.hidden, KernelType(options.type)});
     Require(backend.status(), "no head");
     backend_ = *std::move(backend);
-    auto weights = engine::HostBuffer::Create(static_cast<int64_t>(data.weights.size()), engine::Commit::kNow);
+    auto weights =
+        engine::HostBuffer::Create(static_cast<int64_t>(data.weights.size()), engine::Commit::kNow);
     Require(weights.status(), "no memory");
     std::memcpy(weights->data(), data.weights.data(), data.weights.size());
     Require(backend_->PublishWeights(*std::move(weights)), "weights");
@@ -219,9 +224,12 @@ class OverLossd {
   }
   // The server's queue is one: this comes after the last batch's dW.
   void Finish() {
-    Require(session_->Compute({.labels = std::span(data_.labels).first(1), .hidden_type = options_.type,
-                               .hidden_states = data_.hidden.data(), .mode = ComputeMode::kLossOnly},
-                              {})
+    Require(session_
+                ->Compute({.labels = std::span(data_.labels).first(1),
+                           .hidden_type = options_.type,
+                           .hidden_states = data_.hidden.data(),
+                           .mode = ComputeMode::kLossOnly},
+                          {})
                 .status(),
             "Compute");
   }
@@ -251,8 +259,10 @@ double CpuSeconds(pid_t other) {
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own);
   timespec theirs{};
   clockid_t clock{};
-  if (clock_getcpuclockid(other, &clock) != 0 || clock_gettime(clock, &theirs) != 0) Die("no clock of the server");
-  return static_cast<double>(own.tv_sec + theirs.tv_sec) + static_cast<double>(own.tv_nsec + theirs.tv_nsec) * 1e-9;
+  if (clock_getcpuclockid(other, &clock) != 0 || clock_gettime(clock, &theirs) != 0)
+    Die("no clock of the server");
+  return static_cast<double>(own.tv_sec + theirs.tv_sec) +
+         static_cast<double>(own.tv_nsec + theirs.tv_nsec) * 1e-9;
 }
 
 // Of each round, seconds a batch.

@@ -242,14 +242,13 @@ absl::StatusOr<BatchResult> Compute(Session& session, const Settings& settings, 
                                     Outputs& outputs) {
   void* dx = outputs.dx.size() == 0 ? nullptr : outputs.dx.data();
   if (outputs.region) dx = outputs.region->data();
-  return session.Compute({.labels = inputs.labels,
-                          .hidden_type = settings.hidden_type,
-                          .hidden_states = inputs.region ? inputs.region->data() : inputs.hidden_states.data(),
-                          .mode = settings.mode,
-                          .ignore_index = kIgnored},
-                         {.losses = outputs.losses,
-                          .dx_type = settings.dx_type,
-                          .dx = dx});
+  return session.Compute(
+      {.labels = inputs.labels,
+       .hidden_type = settings.hidden_type,
+       .hidden_states = inputs.region ? inputs.region->data() : inputs.hidden_states.data(),
+       .mode = settings.mode,
+       .ignore_index = kIgnored},
+      {.losses = outputs.losses, .dx_type = settings.dx_type, .dx = dx});
 }
 
 absl::StatusOr<Check> CheckAnswer(const Settings& settings, const Tensor& weights, const Inputs& inputs,

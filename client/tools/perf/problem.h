@@ -55,7 +55,7 @@ struct Inputs {
 struct Outputs {
   explicit Outputs(const Settings& settings);
   std::vector<float> losses;
-  Tensor dx;  // empty of ComputeMode::kLossOnly
+  Tensor dx;                          // empty of ComputeMode::kLossOnly
   std::optional<Region> region = {};  // where the server writes dX
 };
 

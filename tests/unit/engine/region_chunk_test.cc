@@ -22,7 +22,8 @@ constexpr int64_t kTokens = 8;
 
 class RegionChunkTest : public ::testing::Test {
  protected:
-  RegionChunkTest() : device_(*CreateCpuDevice(1 << 20)), memory_(*device_->CreateRegionMemory(RegionKind::kSystem, 4096)) {
+  RegionChunkTest()
+      : device_(*CreateCpuDevice(1 << 20)), memory_(*device_->CreateRegionMemory(RegionKind::kSystem, 4096)) {
     Reset();
     for (int64_t i = 0; i < kTokens; ++i) labels_.push_back(i * 3);
     std::mt19937 generator(1);
@@ -51,7 +52,8 @@ class RegionChunkTest : public ::testing::Test {
     rows.losses = losses_.data();
     rows.dx = dx();
     absl::Status done = absl::UnknownError("not done");
-    backend_->StartBatch({}, {&rows, 1}, {[](size_t) {}, [&done](const auto& report) { done = report.status(); }});
+    backend_->StartBatch({}, {&rows, 1},
+                         {[](size_t) {}, [&done](const auto& report) { done = report.status(); }});
     ASSERT_TRUE(done.ok()) << done;
   }
   std::vector<float> Gradient() {

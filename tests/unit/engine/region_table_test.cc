@@ -77,7 +77,8 @@ TEST_F(RegionTableTest, SizesAreWholePagesAndAreCountedAsSuch) {
 
 TEST_F(RegionTableTest, LimitsHoldForAllAndForEachClient) {
   const auto first = Attached(3 * kPage);
-  EXPECT_EQ(TryCreate(5 * kPage).code(), absl::StatusCode::kResourceExhausted);  // more than a client may have
+  EXPECT_EQ(TryCreate(5 * kPage).code(),
+            absl::StatusCode::kResourceExhausted);  // more than a client may have
   const auto second = Create(2 * kPage);
   const absl::Status refused = table_->Attach(second->handle(), kClient).status();
   EXPECT_THAT(refused.message(), HasSubstr("--region_client_bytes"));
