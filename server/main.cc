@@ -138,8 +138,7 @@ int Serve(Options options) {
        {"incarnation", (*engine)->incarnation()}});
   if ((*engine)->regions().enabled()) {
     Log(LogLevel::kInfo, "sharing memory with clients on this host",
-        {{"socket", (*server)->region_socket_path()},
-         {"region_bytes", options.engine.regions.total_bytes}});
+        {{"socket", (*server)->region_socket_path()}, {"region_bytes", options.engine.regions.total_bytes}});
   }
   if (!IsLoopback(options.server.listen)) {
     Log(LogLevel::kWarning, "listening beyond loopback without encryption or authentication",

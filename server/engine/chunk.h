@@ -45,7 +45,7 @@ struct Chunk {
   // Until ResolveRegions has put the places themselves into hidden_states and dx.
   std::optional<TensorRef> hidden_region;
   std::optional<TensorRef> dx_region;
-  OutputRange dx;  // of a region; null: dX goes into the answer
+  OutputRange dx;              // of a region; null: dX goes into the answer
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
 
@@ -72,11 +72,13 @@ struct ChunkAnswer {
   ResultBytes dx;      // [tokens, H], empty for loss only and where it went into a region
 };
 
-// What can be said of a chunk before its tensors are looked at: its number of tokens and of hidden-state bytes.
+// What can be said of a chunk before its tensors are looked at: its number of tokens and of hidden-state
+// bytes.
 absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits);
 
 // Checks everything about a chunk's content: sizes, labels, options, finiteness of the hidden states of rows
-// that are not ignored (unless they are in the device's memory, which is the device's to look at). INVALID_ARGUMENT naming the field, what it is and what it must be.
+// that are not ignored (unless they are in the device's memory, which is the device's to look at).
+// INVALID_ARGUMENT naming the field, what it is and what it must be.
 absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits);
 
 // Bytes the answer to this chunk will hold.

@@ -23,8 +23,7 @@ struct Range {
 
   std::byte* data() const { return region->memory().data() + offset; }
   bool Overlaps(const Range& other) const {
-    return region == other.region && offset < other.offset + other.bytes &&
-           other.offset < offset + bytes;
+    return region == other.region && offset < other.offset + other.bytes && other.offset < offset + bytes;
   }
 };
 
@@ -79,9 +78,10 @@ absl::Status ResolveRegions(Chunk& chunk, const HeadConfig& head, const ChunkLim
     dx = *std::move(range);
   }
   if (hidden.region != nullptr && dx.region != nullptr && dx.Overlaps(hidden)) {
-    return Invalid(kDx, absl::StrCat("dX [", dx.offset, ", ", dx.offset + dx.bytes, ") overlaps hidden states [",
-                                     hidden.offset, ", ", hidden.offset + hidden.bytes,
-                                     ") of the same region; a chunk that is sent again needs them"));
+    return Invalid(kDx,
+                   absl::StrCat("dX [", dx.offset, ", ", dx.offset + dx.bytes, ") overlaps hidden states [",
+                                hidden.offset, ", ", hidden.offset + hidden.bytes,
+                                ") of the same region; a chunk that is sent again needs them"));
   }
   if (hidden.region != nullptr) {
     const ByteSpan bytes(hidden.data(), static_cast<size_t>(hidden.bytes));

@@ -15,8 +15,8 @@ namespace lossd::engine {
 inline constexpr int64_t kRegionAlignment = 16;
 
 // Puts what hidden_region and dx_region name into hidden_states and dx, which then keep it, and takes the
-// names away; so it may be called again. NOT_FOUND for a region that is not there, INVALID_ARGUMENT naming the
-// field for anything else that does not fit, and for sizes that ValidateTokens refuses.
+// names away; so it may be called again. NOT_FOUND for a region that is not there, INVALID_ARGUMENT naming
+// the field for anything else that does not fit, and for sizes that ValidateTokens refuses.
 absl::Status ResolveRegions(Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                             const RegionTable& regions);
 

@@ -8,7 +8,8 @@ namespace lossd::engine {
 absl::StatusOr<std::shared_ptr<RegionMemory>> Device::CreateRegionMemory(RegionKind kind, int64_t bytes) {
   if (kind == RegionKind::kSystem) return CreateSystemMemory(bytes);
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kOption, "kind",
-                   absl::StrCat("the server's device is ", name(), ", which has no memory of its own to share; "
+                   absl::StrCat("the server's device is ", name(),
+                                ", which has no memory of its own to share; "
                                 "create a region of system memory"));
 }
 

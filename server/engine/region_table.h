@@ -1,7 +1,7 @@
 // The regions there are: memory shared with clients on the same host, by unguessable handle.
 //
-// A region belongs to the table until its client's lease ends (Drop, Delete), and to every chunk that names it
-// until that chunk is done; the last of them frees the memory and gives its bytes back. Thread-safe.
+// A region belongs to the table until its client's lease ends (Drop, Delete), and to every chunk that names
+// it until that chunk is done; the last of them frees the memory and gives its bytes back. Thread-safe.
 #ifndef LOSSD_SERVER_ENGINE_REGION_TABLE_H_
 #define LOSSD_SERVER_ENGINE_REGION_TABLE_H_
 
@@ -63,8 +63,8 @@ class RegionTable {
   const RegionLimits& limits() const { return limits_; }
   bool enabled() const { return limits_.total_bytes > 0; }
 
-  // FAILED_PRECONDITION if there are no regions here, RESOURCE_EXHAUSTED beyond the limits (with a delay after
-  // which to try again, if others have only to be attached).
+  // FAILED_PRECONDITION if there are no regions here, RESOURCE_EXHAUSTED beyond the limits (with a delay
+  // after which to try again, if others have only to be attached).
   absl::StatusOr<std::shared_ptr<const Region>> Create(RegionKind kind, int64_t bytes);
   // Once for each region, by the process `client`: chunks may name it from now on. NOT_FOUND;
   // RESOURCE_EXHAUSTED if the client would have too much.

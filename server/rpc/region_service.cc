@@ -38,8 +38,7 @@ absl::Status RegionService::Create(const v1::CreateRegionRequest& request,
 }
 
 absl::Status RegionService::Delete(const v1::DeleteRegionRequest& request) {
-  const absl::StatusOr<engine::RegionHandle> handle =
-      engine::RegionHandle::Parse(request.handle(), "handle");
+  const absl::StatusOr<engine::RegionHandle> handle = engine::RegionHandle::Parse(request.handle(), "handle");
   if (!handle.ok()) return handle.status();
   return engine_->regions().Drop(*handle);
 }

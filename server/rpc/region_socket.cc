@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -50,7 +51,8 @@ FileDescriptor NewSocket() {
   return FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-// One packet, with a file if there is one (>= 0). False if it cannot be sent now: it never has to wait for others.
+// One packet, with a file if there is one (>= 0). False if it cannot be sent now: it never has to wait for
+// others.
 bool Send(int socket, const v1::RegionAttachment& message, int file) {
   std::string bytes = message.SerializeAsString();
   iovec part{bytes.data(), bytes.size()};
@@ -85,9 +87,9 @@ absl::StatusOr<int64_t> PeerProcess(int socket) {
     return absl::PermissionDeniedError("the system does not say who the client is");
   }
   if (peer.uid == geteuid() || peer.uid == 0) return peer.pid;
-  return absl::PermissionDeniedError(
-      absl::StrCat("the client runs as user ", peer.uid, ", the server as ", geteuid(),
-                   "; regions are for clients of the server's user"));
+  return absl::PermissionDeniedError(absl::StrCat("the client runs as user ", peer.uid, ", the server as ",
+                                                  geteuid(),
+                                                  "; regions are for clients of the server's user"));
 }
 
 }  // namespace
@@ -119,8 +121,9 @@ absl::Status RegionSocket::MakeDirectory(const std::string& directory) {
   struct stat info {};
   if (lstat(directory.c_str(), &info) != 0) return CannotShare(directory, errno);
   if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0) {
-    return CannotShare(directory, "it must be a folder that belongs to the server's user and that nobody else "
-                                  "can look into (chmod 700)");
+    return CannotShare(directory,
+                       "it must be a folder that belongs to the server's user and that nobody else "
+                       "can look into (chmod 700)");
   }
   path_ = absl::StrCat(directory, "/", kSocketName);
   return absl::OkStatus();
@@ -183,12 +186,16 @@ void RegionSocket::Run() {
 
 void RegionSocket::Accept() {
   FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket.valid()) return;
+  if (!socket.valid()) {
+    // Without file descriptors the one that waits cannot be taken, and poll would say so again and again.
+    if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return;
+  }
   const absl::StatusOr<int64_t> process = PeerProcess(socket.get());
   if (!process.ok()) return Refuse(socket.get(), process.status());
   if (connections_.size() >= kMostConnections) {
-    return Refuse(socket.get(), absl::ResourceExhaustedError(absl::StrCat(
-                                    "there are ", connections_.size(), " connections; that is the most")));
+    return Refuse(socket.get(), absl::ResourceExhaustedError(absl::StrCat("there are ", connections_.size(),
+                                                                          " connections; that is the most")));
   }
   connections_.push_back({std::move(socket), *process, absl::Now(), nullptr});
 }

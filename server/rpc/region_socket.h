@@ -1,10 +1,12 @@
 // The unix socket over which clients on the same host get at their regions, and whose connections are their
-// leases: when one closes (the client's death closes it), its region is dropped (proto/lossd/v1/region.proto).
+// leases: when one closes (the client's death closes it), its region is dropped
+// (proto/lossd/v1/region.proto).
 //
 // One thread of its own. Only processes of the server's user, or of root, are let in.
 #ifndef LOSSD_SERVER_RPC_REGION_SOCKET_H_
 #define LOSSD_SERVER_RPC_REGION_SOCKET_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -19,9 +21,9 @@ namespace lossd::rpc {
 
 class RegionSocket {
  public:
-  // In `directory`, which is made if it is not there and must be the server's alone (mode 0700); empty: a new one
-  // among the temporary ones, removed in the end. Also drops what nobody attached in time. `regions` outlives
-  // it. FAILED_PRECONDITION saying what is wrong with the directory.
+  // In `directory`, which is made if it is not there and must be the server's alone (mode 0700); empty: a new
+  // one among the temporary ones, removed in the end. Also drops what nobody attached in time. `regions`
+  // outlives it. FAILED_PRECONDITION saying what is wrong with the directory.
   static absl::StatusOr<std::unique_ptr<RegionSocket>> Start(const std::string& directory,
                                                              engine::RegionTable* regions);
   // Ends every lease.

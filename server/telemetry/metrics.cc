@@ -140,8 +140,7 @@ void CollectState(const engine::Engine& engine, Families& families) {
   }
   families.Begin("lossd_regions", "Regions of memory shared with clients on this host.", MetricType::Gauge);
   for (const engine::RegionKind kind : {engine::RegionKind::kSystem, engine::RegionKind::kDevice}) {
-    families.Gauge({{"kind", engine::Name(kind)}},
-                   static_cast<double>(engine.regions().usage(kind).regions));
+    families.Gauge({{"kind", engine::Name(kind)}}, static_cast<double>(engine.regions().usage(kind).regions));
   }
   families.Begin("lossd_region_bytes", "Their memory.", MetricType::Gauge);
   for (const engine::RegionKind kind : {engine::RegionKind::kSystem, engine::RegionKind::kDevice}) {

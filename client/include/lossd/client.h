@@ -123,8 +123,8 @@ struct SessionOptions {
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
 
-// One batch of tokens; any size >= 0. It is cut into chunks. hidden_states and BatchOutputs::dx may lie in a Region
-// of this client: then they are not sent but read, and written, by the server where they are.
+// One batch of tokens; any size >= 0. It is cut into chunks. hidden_states and BatchOutputs::dx may lie in a
+// Region of this client: then they are not sent but read, and written, by the server where they are.
 struct Batch {
   std::span<const int64_t> labels = {};  // [N]
   DataType hidden_type = DataType::kFloat32;
@@ -268,14 +268,15 @@ enum class RegionKind {
 };
 
 // Memory that this process and a server on the same host share, so that hidden states and dX need not travel.
-// Session::Compute finds out by itself which of a batch's tensors lie in a region of its client; they must begin
-// at a multiple of 16 bytes (in system memory they are sent otherwise) and must not overlap.
+// Session::Compute finds out by itself which of a batch's tensors lie in a region of its client; they must
+// begin at a multiple of 16 bytes (in system memory they are sent otherwise) and must not overlap.
 //
-// Alive during every Compute that uses it. The memory is the server's too while Compute runs: leave hidden states
-// alone, and read dX when it has returned. After an error that ends the session, chunks that the server had begun
-// may still read and write; they are done when the marks of a new session with the same client_key say
-// applied == accepted. A region outlives lost connections, but not its server: after a restart Compute says
-// FAILED_PRECONDITION. A forked child keeps the region at the server for as long as it lives, too.
+// Alive during every Compute that uses it. The memory is the server's too while Compute runs: leave hidden
+// states alone, and read dX when it has returned. After an error that ends the session, chunks that the
+// server had begun may still read and write; they are done when the marks of a new session with the same
+// client_key say applied == accepted. A region outlives lost connections, but not its server: after a restart
+// Compute says FAILED_PRECONDITION. A forked child keeps the region at the server for as long as it lives,
+// too.
 class Region {
  public:
   ~Region();  // the server frees the memory once no chunk uses it
@@ -287,7 +288,8 @@ class Region {
   int64_t size() const;  // at least what was asked for
   RegionKind kind() const;
 
-  // For programs that have no CUDA of their own; blocking. INVALID_ARGUMENT if the bytes are not in the region.
+  // For programs that have no CUDA of their own; blocking. INVALID_ARGUMENT if the bytes are not in the
+  // region.
   absl::Status CopyIn(int64_t offset, const void* host, int64_t bytes) const;
   absl::Status CopyOut(int64_t offset, void* host, int64_t bytes) const;
 
@@ -319,8 +321,9 @@ class Client {
   // `discard_gradient` is needed while the window is not empty.
   absl::Status DeleteHead(const std::string& name, bool discard_gradient = false);
 
-  // FAILED_PRECONDITION if the server has no regions (--same_host_regions), is on another host or cannot share this
-  // kind of memory; RESOURCE_EXHAUSTED beyond its limits; PERMISSION_DENIED if it runs as another user.
+  // FAILED_PRECONDITION if the server has no regions (--same_host_regions), is on another host or cannot
+  // share this kind of memory; RESOURCE_EXHAUSTED beyond its limits; PERMISSION_DENIED if it runs as another
+  // user.
   absl::StatusOr<Region> CreateRegion(RegionKind kind, int64_t bytes);
 
   absl::StatusOr<ServerStatus> Status();

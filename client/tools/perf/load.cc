@@ -19,9 +19,13 @@ constexpr auto kWatchInterval = std::chrono::milliseconds(50);
 constexpr auto kBackOff = std::chrono::milliseconds(50);
 
 struct Shared {
-  Shared(const Settings& run_settings, const Head& run_head)
-      : settings(run_settings), head(run_head), pacer(settings.rate, settings.amount, settings.seed) {}
+  Shared(const Settings& run_settings, Client& run_client, const Head& run_head)
+      : settings(run_settings),
+        client(run_client),
+        head(run_head),
+        pacer(settings.rate, settings.amount, settings.seed) {}
   const Settings& settings;
+  Client& client;
   const Head& head;
   Pacer pacer;
   std::latch go{1};
@@ -81,7 +85,20 @@ class LoadClient {
     return std::nullopt;
   }
 
+  absl::Status ShareMemory() {
+    for (Sample& sample : samples_) {
+      if (absl::Status status = Share(shared_->client, shared_->settings, sample.inputs); !status.ok()) {
+        return status;
+      }
+    }
+    return Share(shared_->client, shared_->settings, *outputs_);
+  }
+
   absl::StatusOr<BatchResult> TryAttempt() {
+    if (!memory_shared_) {
+      if (absl::Status status = ShareMemory(); !status.ok()) return status;
+      memory_shared_ = true;
+    }
     if (!session_) {
       auto session = shared_->head.OpenSession(SessionOptionsOf(shared_->settings));
       if (!session.ok()) return session.status();
@@ -122,6 +139,7 @@ class LoadClient {
   const int64_t index_;
   std::vector<Sample> samples_;
   std::unique_ptr<Outputs> outputs_;
+  bool memory_shared_ = false;
   std::optional<Session> session_;
   size_t turn_ = 0;
   LoadResult result_;
@@ -169,15 +187,15 @@ LoadResult Gather(const Shared& shared, const std::vector<std::unique_ptr<LoadCl
 
 }  // namespace
 
-LoadResult RunLoad(const Settings& settings, const Head& head, const LoadHooks& hooks,
+LoadResult RunLoad(const Settings& settings, Client& client, const Head& head, const LoadHooks& hooks,
                    const std::atomic<bool>& interrupted) {
-  Shared shared(settings, head);
+  Shared shared(settings, client, head);
   shared.warming = shared.running = settings.clients;
   std::vector<std::unique_ptr<LoadClient>> clients;
   std::vector<std::thread> threads;
   for (int64_t i = 0; i < settings.clients; ++i) {
     clients.push_back(std::make_unique<LoadClient>(&shared, i));
-    threads.emplace_back([client = clients.back().get()] { client->Run(); });
+    threads.emplace_back([load = clients.back().get()] { load->Run(); });
   }
   Watch(shared, shared.warming, hooks, LoadProgress::Phase::kWarmUp, interrupted);
   hooks.before();

@@ -52,7 +52,7 @@ struct LoadHooks {
 };
 
 // Once `*interrupted` is set, no further batch begins.
-LoadResult RunLoad(const Settings& settings, const Head& head, const LoadHooks& hooks,
+LoadResult RunLoad(const Settings& settings, Client& client, const Head& head, const LoadHooks& hooks,
                    const std::atomic<bool>& interrupted);
 
 }  // namespace lossd::perf

@@ -153,6 +153,14 @@ absl::Status CheckDx(const Settings& settings, const Inputs& inputs, const Outpu
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::optional<Region>> NewRegion(Client& client, const Settings& settings, int64_t bytes) {
+  if (settings.transport == Transport::kTcp || settings.transport == Transport::kUnix) return std::nullopt;
+  const bool system = settings.transport == Transport::kShm;
+  auto region = client.CreateRegion(system ? RegionKind::kSystem : RegionKind::kDevice, bytes);
+  if (!region.ok()) return region.status();
+  return *std::move(region);
+}
+
 }  // namespace
 
 double Tensor::At(int64_t index) const {
@@ -210,16 +218,37 @@ Outputs::Outputs(const Settings& settings)
     : losses(static_cast<size_t>(settings.tokens)),
       dx(settings.dx_type, settings.mode == ComputeMode::kLossOnly ? 0 : settings.tokens * settings.hidden) {}
 
+absl::Status Share(Client& client, const Settings& settings, Inputs& inputs) {
+  auto region = NewRegion(client, settings, inputs.hidden_states.bytes());
+  if (!region.ok()) return region.status();
+  inputs.region = *std::move(region);
+  if (!inputs.region) return absl::OkStatus();
+  return inputs.region->CopyIn(0, inputs.hidden_states.data(), inputs.hidden_states.bytes());
+}
+
+absl::Status Share(Client& client, const Settings& settings, Outputs& outputs) {
+  if (outputs.dx.size() == 0) return absl::OkStatus();
+  auto region = NewRegion(client, settings, outputs.dx.bytes());
+  if (region.ok()) outputs.region = *std::move(region);
+  return region.status();
+}
+
+absl::Status Fetch(Outputs& outputs) {
+  if (!outputs.region) return absl::OkStatus();
+  return outputs.region->CopyOut(0, outputs.dx.data(), outputs.dx.bytes());
+}
+
 absl::StatusOr<BatchResult> Compute(Session& session, const Settings& settings, const Inputs& inputs,
                                     Outputs& outputs) {
-  return session.Compute({.labels = inputs.labels,
-                          .hidden_type = settings.hidden_type,
-                          .hidden_states = inputs.hidden_states.data(),
-                          .mode = settings.mode,
-                          .ignore_index = kIgnored},
-                         {.losses = outputs.losses,
-                          .dx_type = settings.dx_type,
-                          .dx = outputs.dx.size() == 0 ? nullptr : outputs.dx.data()});
+  void* dx = outputs.dx.size() == 0 ? nullptr : outputs.dx.data();
+  if (outputs.region) dx = outputs.region->data();
+  return session.Compute(
+      {.labels = inputs.labels,
+       .hidden_type = settings.hidden_type,
+       .hidden_states = inputs.region ? inputs.region->data() : inputs.hidden_states.data(),
+       .mode = settings.mode,
+       .ignore_index = kIgnored},
+      {.losses = outputs.losses, .dx_type = settings.dx_type, .dx = dx});
 }
 
 absl::StatusOr<Check> CheckAnswer(const Settings& settings, const Tensor& weights, const Inputs& inputs,

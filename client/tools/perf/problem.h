@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,7 +27,8 @@ class Tensor {
   DataType type() const { return type_; }
   void* data() { return bytes_.data(); }
   const void* data() const { return bytes_.data(); }
-  int64_t size() const { return static_cast<int64_t>(bytes_.size()) / SizeOf(type_); }
+  int64_t size() const { return bytes() / SizeOf(type_); }
+  int64_t bytes() const { return static_cast<int64_t>(bytes_.size()); }
   double At(int64_t index) const;
 
   // Values of either sign and size 2^-exponent/8 to 2^-exponent, which every type holds exactly: the same
@@ -47,13 +49,21 @@ struct Inputs {
   Tensor hidden_states;  // [N, H]
   std::vector<int64_t> labels;
   int64_t valid_tokens = 0;
+  std::optional<Region> region = {};  // with a copy of hidden_states, which is what the server reads
 };
 
 struct Outputs {
   explicit Outputs(const Settings& settings);
   std::vector<float> losses;
-  Tensor dx;  // empty of ComputeMode::kLossOnly
+  Tensor dx;                          // empty of ComputeMode::kLossOnly
+  std::optional<Region> region = {};  // where the server writes dX
 };
+
+// Gives them regions, if the transport has such. The client outlives them.
+absl::Status Share(Client& client, const Settings& settings, Inputs& inputs);
+absl::Status Share(Client& client, const Settings& settings, Outputs& outputs);
+// What the server wrote into the region, if there is one, into `dx`.
+absl::Status Fetch(Outputs& outputs);
 
 absl::StatusOr<BatchResult> Compute(Session& session, const Settings& settings, const Inputs& inputs,
                                     Outputs& outputs);

@@ -75,14 +75,18 @@ absl::Status WriteWeights(const Head& head, const Tensor& weights, ProgressBar::
 }
 
 // The first batch, whose answer is looked at in full.
-absl::StatusOr<Check> FirstAnswer(const Settings& settings, const Head& head, const Tensor& weights) {
+absl::StatusOr<Check> FirstAnswer(const Settings& settings, Client& client, const Head& head,
+                                  const Tensor& weights) {
   auto session = head.OpenSession(SessionOptionsOf(settings));
   if (!session.ok()) return session.status();
-  const Inputs inputs(settings, settings.seed);
+  Inputs inputs(settings, settings.seed);
   Outputs outputs(settings);
+  if (absl::Status status = Share(client, settings, inputs); !status.ok()) return status;
+  if (absl::Status status = Share(client, settings, outputs); !status.ok()) return status;
   const auto answer = Compute(*session, settings, inputs, outputs);
   if (!answer.ok()) return answer.status();
   if (absl::Status status = session->Close(); !status.ok()) return status;
+  if (absl::Status status = Fetch(outputs); !status.ok()) return status;
   return CheckAnswer(settings, weights, inputs, outputs);
 }
 
@@ -125,7 +129,7 @@ Outcome Measure(const Settings& settings, const Head& head, Client& client, cons
     hooks.before = [&] { readings.Take(findings, &Span<double>::before, &Span<Metrics>::before); };
     hooks.after = [&] { readings.Take(findings, &Span<double>::after, &Span<Metrics>::after); };
     hooks.progress = [&line](const LoadProgress& progress) { line.Show(progress); };
-    findings.load = RunLoad(settings, head, hooks, interrupted);
+    findings.load = RunLoad(settings, client, head, hooks, interrupted);
   }
   if (!readings.status().ok()) {
     std::fprintf(stderr, "lossd-perf: no time in stages: %s\n",
@@ -172,7 +176,7 @@ Outcome Run(const Settings& settings, ProgressBar::Style style, const std::atomi
     if (absl::Status written = WriteWeights(*head, weights, style); !written.ok()) {
       return Problem(ExitCode::kFailed, written);
     }
-    const auto check = FirstAnswer(settings, *head, weights);
+    const auto check = FirstAnswer(settings, **client, *head, weights);
     if (!check.ok()) return Problem(ExitCode::kFailed, check.status());
     findings.check = *check;
   }

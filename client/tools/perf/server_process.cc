@@ -95,6 +95,9 @@ absl::Status ServerProcess::Spawn(const Settings& settings) {
   std::vector<std::string> command = {
       program, absl::StrCat("--listen=", listen), "--metrics_listen=127.0.0.1:0",
       absl::StrCat("--port_file=", folder_, "/ports.json"), absl::StrCat("--device=", settings.device)};
+  if (settings.transport == Transport::kShm || settings.transport == Transport::kCudaIpc) {
+    command.emplace_back("--same_host_regions");
+  }
   command.insert(command.end(), settings.server_flags.begin(), settings.server_flags.end());
   std::vector<char*> arguments;
   arguments.reserve(command.size() + 1);

@@ -53,12 +53,16 @@ void AddServerOptions(CLI::App& app, Settings& settings) {
       ->excludes(target)
       ->capture_default_str()
       ->group(kGroup);
-  app.add_option("--transport", settings.transport,
-                 "How a server of its own is reached: tcp (loopback) or unix (a socket file)")
-      ->transform(CLI::CheckedTransformer(
-                      std::map<std::string, Transport>{{"tcp", Transport::kTcp}, {"unix", Transport::kUnix}})
+  app.add_option(
+         "--transport", settings.transport,
+         "How a server of its own is reached: tcp (loopback) or unix (a socket file); tcp with hidden "
+         "states and dX in shared memory: shm, or in the GPU's: cuda_ipc")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Transport>{{"tcp", Transport::kTcp},
+                                                                           {"unix", Transport::kUnix},
+                                                                           {"shm", Transport::kShm},
+                                                                           {"cuda_ipc", Transport::kCudaIpc}})
                       .description(""))
-      ->type_name("tcp|unix")
+      ->type_name("tcp|unix|shm|cuda_ipc")
       ->default_str("tcp")
       ->excludes(target)
       ->group(kGroup);

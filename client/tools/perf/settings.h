@@ -22,7 +22,7 @@ enum class ExitCode : int {
 };
 std::string ExitCodesHelp();
 
-enum class Transport { kTcp, kUnix };
+enum class Transport { kTcp, kUnix, kShm, kCudaIpc };
 
 struct Settings {
   std::string target;   // empty: a server of its own

@@ -82,6 +82,15 @@ class LossdPerfTest(unittest.TestCase):
         self.assertEqual(report["settings"]["loop"], "open")
         self.assertEqual(report["never_sent"], 0)
 
+    def test_shared_memory(self):
+        report = self.succeed(*OWN, *SMALL, "--transport=shm", "--batches=20", "--clients=2", "--dtype=fp32")
+        self.check_report(report, 20)
+
+    def test_device_memory_that_is_not_there(self):
+        done = perf(*OWN, *SMALL, "--transport=cuda_ipc", "--batches=2")
+        self.assertEqual(done.returncode, FAILED, done)
+        self.assertIn("memory", done.stderr)
+
     def test_refused_sessions_are_counted_apart(self):
         done = perf(*OWN, "--server_flag=--max_sessions=1", *SMALL, "--clients=3", "--batches=6",
                     "--timeout=0.5", "--json")

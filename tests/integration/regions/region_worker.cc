@@ -19,9 +19,9 @@ int main(int argc, char** argv) {
   const std::vector<int64_t> labels(kTokens, 1);
   std::vector<float> losses(kTokens);
   for (;;) {
-    const auto result = session->Compute(
-        {.labels = labels, .hidden_states = region->data()},
-        {.losses = losses, .dx = static_cast<std::byte*>(region->data()) + bytes});
+    const auto result =
+        session->Compute({.labels = labels, .hidden_states = region->data()},
+                         {.losses = losses, .dx = static_cast<std::byte*>(region->data()) + bytes});
     if (!result.ok()) {
       std::fprintf(stderr, "region_worker: %s\n", result.status().ToString().c_str());
       return 1;

@@ -16,8 +16,8 @@
 namespace lossd {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::CuttingProxy;
+using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::RandomLabels;
 using testing::TestServer;
@@ -68,10 +68,8 @@ struct Connected {
     auto connected = Client::Connect(target, options);
     EXPECT_TRUE(connected.ok()) << connected.status();
     client = *std::move(connected);
-    auto created = client->CreateHead({.name = "head",
-                                       .vocab_size = kVocab,
-                                       .hidden_size = hidden,
-                                       .weight_type = DataType::kFloat32});
+    auto created = client->CreateHead(
+        {.name = "head", .vocab_size = kVocab, .hidden_size = hidden, .weight_type = DataType::kFloat32});
     EXPECT_TRUE(created.ok()) << created.status();
     head = std::make_unique<Head>(*std::move(created));
   }
@@ -101,17 +99,20 @@ struct Connected {
   std::unique_ptr<Head> head;
 };
 
-std::byte* At(const Region& region, int64_t offset) { return static_cast<std::byte*>(region.data()) + offset; }
+std::byte* At(const Region& region, int64_t offset) {
+  return static_cast<std::byte*>(region.data()) + offset;
+}
 
 // Tokens of a chunk are a multiple of every shape's step, so that chunks are cut alike in plain memory.
 constexpr int64_t kChunkTokens = 16;
 
 TEST(RegionsClientTest, BatchesInRegionsGiveTheBitsOfPayloads) {
-  for (const Shape& shape : {Shape{}, Shape{.hidden = 7}, Shape{.tokens = 96, .hidden_type = DataType::kBFloat16},
-                             Shape{.tokens = 96, .hidden = 9, .hidden_type = DataType::kBFloat16,
-                                   .dx_type = DataType::kBFloat16},
-                             Shape{.tokens = 64, .hidden = 5, .dx_type = DataType::kFloat16}}) {
-    SCOPED_TRACE(::testing::Message() << shape.tokens << " x " << shape.hidden << " " << Name(shape.hidden_type));
+  for (const Shape& shape :
+       {Shape{}, Shape{.hidden = 7}, Shape{.tokens = 96, .hidden_type = DataType::kBFloat16},
+        Shape{.tokens = 96, .hidden = 9, .hidden_type = DataType::kBFloat16, .dx_type = DataType::kBFloat16},
+        Shape{.tokens = 64, .hidden = 5, .dx_type = DataType::kFloat16}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << shape.tokens << " x " << shape.hidden << " " << Name(shape.hidden_type));
     TestServer server(WithRegions());
     const Connected connected(server.target(), shape.hidden);
     connected.WriteWeights();
@@ -128,7 +129,8 @@ TEST(RegionsClientTest, BatchesInRegionsGiveTheBitsOfPayloads) {
     const auto shared = session.Compute(data.BatchAt(region.data()), data.OutputsAt(At(region, dx_at)));
     ASSERT_TRUE(shared.ok()) << shared.status();
     // Nothing but labels was sent.
-    EXPECT_EQ(server.engine().counters().payload_bytes_in - bytes_in, static_cast<uint64_t>(shape.tokens) * 8);
+    EXPECT_EQ(server.engine().counters().payload_bytes_in - bytes_in,
+              static_cast<uint64_t>(shape.tokens) * 8);
     EXPECT_GT(shared->chunks, 1);
     EXPECT_EQ(shared->loss_sum, plain->loss_sum);
     EXPECT_EQ(data.losses, losses);
@@ -170,7 +172,8 @@ TEST(RegionsClientTest, ABatchInARegionSurvivesLostConnections) {
   const Region region = connected.CreateRegion(data.HiddenBytes() + data.DxBytes());
   ASSERT_TRUE(region.CopyIn(0, data.hidden.data(), data.HiddenBytes()).ok());
   Session session = connected.Open(kChunkTokens * shape.hidden * 4);
-  const auto result = session.Compute(data.BatchAt(region.data()), data.OutputsAt(At(region, data.HiddenBytes())));
+  const auto result =
+      session.Compute(data.BatchAt(region.data()), data.OutputsAt(At(region, data.HiddenBytes())));
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_GT(proxy.cuts(), 0);
   EXPECT_EQ(std::memcmp(At(region, data.HiddenBytes()), data.dx.data(), data.dx.size()), 0);

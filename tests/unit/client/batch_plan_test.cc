@@ -39,10 +39,11 @@ struct Cutter {
     batch.labels = labels;
     batch.hidden_type = DataType::kBFloat16;
     batch.mode = mode;
-    return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = kHidden}, batch, outputs, places,
+    return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places,
                      chunk_bytes, limits, lanes);
   }
 
+  int64_t hidden = kHidden;
   v1::SessionLimits limits;
   BatchOutputs outputs;
   BatchPlaces places;
@@ -104,6 +105,54 @@ TEST(PlanBatchTest, BatchTakesALaneForEveryLargestChunkItFills) {
   EXPECT_EQ(cutter.Plan(30, 10 * kRow).lanes, 3);
   cutter.lanes = 1;
   EXPECT_EQ(cutter.Plan(1000 * kMiBTokens).lanes, 1);
+}
+
+// Rows of seven elements of two bytes: every eighth begins at a multiple of 16.
+TEST(PlanBatchTest, ChunksInRegionsBeginWhereOffsetsAreAligned) {
+  Cutter cutter;
+  cutter.hidden = 7;
+  cutter.places.hidden_states = RegionPlace{};
+  for (const int64_t tokens : {1, 2, 7, 8, 9, 23, 64, 100}) {
+    for (const int64_t most : {8, 9, 24}) {
+      for (const ChunkRange& range : cutter.Cut(tokens, most * 7 * 2)) {
+        EXPECT_EQ(range.first % 8, 0) << tokens << " " << most;
+        EXPECT_LE(range.tokens, most);
+      }
+    }
+  }
+}
+
+TEST(PlanBatchTest, WhatIsInARegionCostsNoCredit) {
+  Cutter cutter;
+  int64_t dx = 0;
+  cutter.outputs = {.dx_type = DataType::kFloat32, .dx = &dx};
+  const int64_t plain = cutter.Cut(1)[0].payload_bytes;
+  cutter.places.hidden_states = RegionPlace{};
+  EXPECT_EQ(cutter.Cut(1)[0].payload_bytes, plain - kHidden * 2);
+  cutter.places.dx = RegionPlace{};
+  EXPECT_EQ(cutter.Cut(1)[0].payload_bytes, 8 + 4);
+}
+
+TEST(PlanBatchTest, LimitsThatLeaveNoAlignedChunkAreSaid) {
+  Cutter cutter;
+  cutter.hidden = 7;
+  cutter.places.hidden_states = RegionPlace{};
+  cutter.limits.set_max_chunk_tokens(4);
+  EXPECT_TRUE(absl::IsInvalidArgument(cutter.Try(5, 0).status()));
+  EXPECT_TRUE(cutter.Try(4, 0).ok());
+}
+
+TEST(PlanBatchTest, ABatchThatIsAllInRegionsGoesInChunksAsLargeAsCanBeOnOneLane) {
+  Cutter cutter;
+  cutter.lanes = 4;
+  int64_t dx = 0;
+  cutter.outputs = {.dx_type = DataType::kBFloat16, .dx = &dx};
+  cutter.places.hidden_states = RegionPlace{};
+  EXPECT_EQ(cutter.Plan(32 * kMiBTokens).lanes, 4) << "dX is not";
+  cutter.places.dx = RegionPlace{};
+  cutter.limits.set_max_chunk_bytes(16 * kMiB);
+  EXPECT_EQ(cutter.Plan(32 * kMiBTokens).lanes, 1);
+  EXPECT_EQ(Sizes(cutter.Cut(32 * kMiBTokens)), (std::vector<int64_t>{16 * kMiBTokens, 16 * kMiBTokens}));
 }
 
 TEST(PlanBatchTest, HonoursTheServersLimits) {
