@@ -156,14 +156,17 @@ void Head::DetachLane(const LaneAttachment& lane) {
 void Head::WithdrawLocked(const LaneKey& key) {
   const auto it = lanes_.find(key);
   if (it == lanes_.end()) return;
+  std::vector<std::shared_ptr<QueuedChunk>> withdrawn;
   for (const std::shared_ptr<ChunkItem>& item : it->second.queued) {
+    withdrawn.push_back(item);
     item->state = ItemState::kWithdrawn;
-    item->chunk = Chunk();  // the payload goes now, not when the queue gets there
+    item->chunk = Chunk();  // the payload goes now, not when the device's thread hears of it
     item->listener = nullptr;
     ++environment_.counters->chunks_withdrawn;
     --environment_.counters->queued_chunks;
   }
   it->second.queued.clear();
+  if (!withdrawn.empty()) environment_.scheduler->Withdraw(this, std::move(withdrawn));
   if (it->second.resume) ++environment_.counters->chunks_withdrawn;  // the chunk that waits was read too
   it->second.resume = nullptr;
   if (AccumulationLedger::Session* session = ledger_.Find(key.first)) {
