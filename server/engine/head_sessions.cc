@@ -26,12 +26,10 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
   AccumulationLedger::Session* session = ledger_.FindByKey(client_key, &info.session_id);
   if (session == nullptr) {
     if (const size_t known = ledger_.sessions().size(); known >= kMostSessions) {
-      absl::Status status =
-          MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "head",
-                    absl::StrCat("the window of head ", config_.name, " has ", known,
-                                 " sessions, open or closed; the limit is ", kMostSessions, " (flush it)"));
-      AttachRetryDelay(&status, absl::Seconds(1));
-      return status;
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "head",
+          absl::StrCat("the window of head ", config_.name, " has ", known,
+                       " sessions, open or closed; the limit is ", kMostSessions, " (flush it)"));
     }
     session = &ledger_.Add(new_session_id, client_key, rank, lanes);
   } else if (session->lanes.size() != static_cast<size_t>(lanes)) {
