@@ -246,8 +246,9 @@ void ComputeReactor::PumpLocked() {
 bool ComputeReactor::MayReadLocked() {
   if (costs_.empty()) return true;
   if (awaiting_credit_) return false;
-  if (outstanding_bytes_ >= engine_->options().lane_credit_bytes || costs_.size() >= kMostChunks)
+  if (outstanding_bytes_ >= engine_->options().lane_credit_bytes || costs_.size() >= kMostChunks) {
     return false;
+  }
   awaiting_credit_ = !credit_->MayTake([waiting = weak_from_this()] {
     if (const auto self = waiting.lock()) self->Resume();
   });
