@@ -1,5 +1,6 @@
 #include "server/options.h"
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -33,7 +34,11 @@ ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20, "largest hidden_states of
 ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
 ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
           "payload in and out that one stream may have under way before the server stops reading from it");
-ABSL_FLAG(int64_t, staging_bytes, int64_t{2} << 30, "lane credits of all sessions together");
+ABSL_FLAG(int64_t, session_credit_bytes, 0,
+          "the same for all lanes of one session together; 0 takes that of four lanes");
+ABSL_FLAG(
+    int64_t, staging_bytes, int64_t{2} << 30,
+    "credits of all sessions together; a session that does not fit is refused with a time to try again");
 ABSL_FLAG(
     int64_t, pinned_bytes, int64_t{512} << 20,
     "page-locked memory that a GPU copies payloads and results from and to by itself; beyond it they are "
@@ -52,6 +57,7 @@ ABSL_FLAG(absl::Duration, batching_window, absl::ZeroDuration(),
 ABSL_FLAG(int64_t, max_heads, 64, "most heads");
 ABSL_FLAG(int64_t, max_sessions, 1024, "most open sessions");
 ABSL_FLAG(int32_t, max_lanes, 16, "most lanes of one session");
+ABSL_FLAG(int64_t, max_streams, 4096, "most Compute streams");
 ABSL_FLAG(absl::Duration, session_lease, absl::Minutes(10),
           "a session without a stream and without a call this long is closed");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
@@ -205,7 +211,9 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.chunk_limits.max_chunk_bytes = absl::GetFlag(FLAGS_max_chunk_bytes);
   engine.chunk_limits.max_chunk_tokens = absl::GetFlag(FLAGS_max_chunk_tokens);
   engine.lane_credit_bytes = absl::GetFlag(FLAGS_lane_credit_bytes);
+  engine.session_credit_bytes = absl::GetFlag(FLAGS_session_credit_bytes);
   engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes);
+  engine.max_streams = absl::GetFlag(FLAGS_max_streams);
   engine.max_heads = absl::GetFlag(FLAGS_max_heads);
   engine.max_sessions = absl::GetFlag(FLAGS_max_sessions);
   engine.max_lanes = absl::GetFlag(FLAGS_max_lanes);
@@ -221,12 +229,21 @@ absl::Status ReadEngineOptions(Options& options) {
            {"max_chunk_bytes", engine.chunk_limits.max_chunk_bytes, 4096},
            {"max_chunk_tokens", engine.chunk_limits.max_chunk_tokens, 1},
            {"lane_credit_bytes", engine.lane_credit_bytes, 4096},
-           {"staging_bytes", engine.staging_bytes, engine.lane_credit_bytes},
+           {"staging_bytes", engine.staging_bytes,
+            std::max(engine.lane_credit_bytes, engine.session_credit_bytes)},
            {"pinned_bytes", options.device.pinned_bytes, 0},
+           {"max_streams", engine.max_streams, 1},
            {"max_heads", engine.max_heads, 1},
            {"max_sessions", engine.max_sessions, 1},
            {"max_lanes", engine.max_lanes, 1}}) {
     if (absl::Status status = CheckAtLeast(flag, value, least); !status.ok()) return status;
+  }
+  if (engine.session_credit_bytes != 0) {
+    if (absl::Status status =
+            CheckAtLeast("session_credit_bytes", engine.session_credit_bytes, engine.lane_credit_bytes);
+        !status.ok()) {
+      return status;
+    }
   }
   if (options.device.workspace_bytes != 0) {
     if (absl::Status status =

@@ -30,8 +30,12 @@ std::optional<std::chrono::milliseconds> Backoff::NextDelay(std::chrono::millise
   std::uniform_real_distribution<double> jitter(0.5, 1.0);
   const std::chrono::milliseconds delay(
       static_cast<int64_t>(static_cast<double>(delay_.count()) * jitter(random_)));
+  // Those that a server sends away at the same moment do not come back at the same moment.
+  std::uniform_real_distribution<double> later(1.0, 1.25);
+  const std::chrono::milliseconds asked(
+      static_cast<int64_t>(static_cast<double>(at_least.count()) * later(random_)));
   delay_ = std::min(delay_ * 2, kLongestDelay);
-  return std::min(std::max(delay, at_least), left);
+  return std::min(std::max(delay, asked), left);
 }
 
 bool Backoff::Wait(std::chrono::milliseconds at_least) {

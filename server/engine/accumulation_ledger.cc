@@ -23,6 +23,7 @@ bool AccumulationLedger::Session::contributed() const {
 AccumulationLedger::Session& AccumulationLedger::Add(const std::string& session_id, std::string client_key,
                                                      int32_t rank, int32_t lanes) {
   Session session;
+  session.number = ++last_number_;
   session.client_key = std::move(client_key);
   session.rank = rank;
   session.lanes.resize(static_cast<size_t>(lanes));

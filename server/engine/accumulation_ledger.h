@@ -49,6 +49,7 @@ class AccumulationLedger {
   enum class SessionState { kOpen, kClosed };
 
   struct Session {
+    uint64_t number = 0;  // from 1, never used again
     std::string client_key;
     int32_t rank = 0;
     SessionState state = SessionState::kOpen;
@@ -92,6 +93,7 @@ class AccumulationLedger {
 
  private:
   std::map<std::string, Session, std::less<>> sessions_;
+  uint64_t last_number_ = 0;
 };
 
 }  // namespace lossd::engine

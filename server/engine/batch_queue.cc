@@ -1,6 +1,7 @@
 #include "server/engine/batch_queue.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace lossd::engine {
@@ -10,6 +11,9 @@ namespace {
 // gathered.
 constexpr int64_t kEnoughUnderWay = 2;
 
+// A batch costs at least as much as one of so many rows: it reads the weights and writes dW for however few.
+constexpr int64_t kCheapestRows = 128;
+
 // A time to start that something else than the clock decides.
 constexpr BatchQueue::Clock::time_point kWhenOneIsDone = BatchQueue::Clock::time_point::max();
 
@@ -18,11 +22,12 @@ constexpr BatchQueue::Clock::time_point kWhenOneIsDone = BatchQueue::Clock::time
 void BatchQueue::AddChunk(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
                           Clock::time_point arrival) {
   Line& line = lines_[source.get()];
-  line.entries.push_back({next_number_++, std::move(source), std::move(chunk), arrival, nullptr});
+  line.held.push_back({std::move(source), std::move(chunk), next_number_++, arrival, nullptr});
+  Release(line);
 }
 
 void BatchQueue::AddTask(const BatchSource* source, Task task) {
-  lines_[source].entries.push_back({next_number_++, nullptr, nullptr, {}, std::move(task)});
+  lines_[source].held.push_back({nullptr, nullptr, next_number_++, {}, std::move(task)});
 }
 
 void BatchQueue::AddFence(Task task) {
@@ -40,93 +45,101 @@ void BatchQueue::AddFence(Task task) {
   }
 }
 
+void BatchQueue::Withdraw(const BatchSource* source,
+                          const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
+  const auto it = lines_.find(source);
+  if (it == lines_.end()) return;
+  Line& line = it->second;
+  line.chunks.Withdraw(chunks);
+  std::erase_if(line.held, [&](const Entry& entry) {
+    return entry.chunk != nullptr && std::find(chunks.begin(), chunks.end(), entry.chunk) != chunks.end();
+  });
+  if (line.chunks.Empty()) line.source = nullptr;
+}
+
+// What no task holds back any more.
+void BatchQueue::Release(Line& line) {
+  while (!line.held.empty() && line.held.front().chunk != nullptr) {
+    Entry& entry = line.held.front();
+    line.source = std::move(entry.source);
+    line.chunks.Add(std::move(entry.chunk), entry.number, entry.arrival);
+    line.held.pop_front();
+  }
+}
+
 BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
-  std::vector<std::pair<uint64_t, Line*>> in_order;
-  for (auto it = lines_.begin(); it != lines_.end();) {
-    Line& line = it->second;
-    if (line.entries.empty() && line.under_way == 0) {
-      it = lines_.erase(it);
-      continue;
+  Settle();
+  // In turns, so that neither can keep the other waiting.
+  if (!task_was_last_ && RunReadyTask()) return {true, now};
+  const Step step = StartReadyBatch(now);
+  if (!step.progress && task_was_last_ && RunReadyTask()) return {true, now};
+  return step;
+}
+
+void BatchQueue::Settle() {
+  const auto busy = [](const auto& line) { return line.second.busy(); };
+  if (std::none_of(lines_.begin(), lines_.end(), busy)) lines_.clear();
+  std::erase_if(lines_, [&](const auto& line) { return line.second.lead == 0 && !busy(line); });
+}
+
+bool BatchQueue::RunReadyTask() {
+  Line* oldest = nullptr;
+  for (auto& [source, line] : lines_) {
+    if (line.held.empty() || !line.chunks.Empty() || line.under_way > 0) continue;
+    if (oldest == nullptr || line.held.front().number < oldest->held.front().number) oldest = &line;
+  }
+  if (oldest == nullptr) return false;
+  const Task task = std::move(oldest->held.front().task);
+  oldest->held.pop_front();
+  Release(*oldest);
+  task_was_last_ = true;
+  task();
+  return true;
+}
+
+BatchQueue::Step BatchQueue::StartReadyBatch(Clock::time_point now) {
+  std::vector<std::tuple<int64_t, uint64_t, Line*>> in_order;
+  for (auto& [source, line] : lines_) {
+    if (line.chunks.Empty()) continue;
+    const BatchSource& of_line = *line.source;
+    line.next = line.chunks.Gather([&of_line](const RowKind& kind) { return of_line.RowsPerBatch(kind); });
+    if (line.next.rows == 0) {
+      StartBatch(line);
+      return {true, now};
     }
-    if (!line.entries.empty()) in_order.emplace_back(line.entries.front().number, &line);
-    ++it;
+    in_order.emplace_back(line.lead, line.next.number, &line);
   }
   std::sort(in_order.begin(), in_order.end());
   Step step;
-  bool waiting = false;
-  for (const auto& [number, line] : in_order) {
-    const Entry& first = line->entries.front();
-    if (first.chunk == nullptr) {
-      if (line->under_way > 0) continue;
-      RunTask(*line);
-      return {true, now};
-    }
-    Gather(*line);
-    // Not past an older batch that waits for the device: full ones of others would leave it no gap.
-    if (waiting && line->next.rows > 0) continue;
-    const Clock::time_point start = StartTime(line->next, first.arrival);
+  for (const auto& [lead, number, line] : in_order) {
+    const Clock::time_point start = StartTime(*line);
     if (start <= now) {
+      for (auto& [source, other] : lines_) other.lead = std::max<int64_t>(0, other.lead - lead);
       StartBatch(*line);
       return {true, now};
     }
+    if (start == kWhenOneIsDone) break;
     step.look_again = std::min(step.look_again, start);
-    waiting = waiting || start == kWhenOneIsDone;
   }
   return step;
 }
 
-void BatchQueue::Gather(Line& line) {
-  Gathered& next = line.next;
-  while (!next.complete && next.chunks < line.entries.size()) {
-    const Entry& entry = line.entries[next.chunks];
-    if (!Fits(entry, next)) {
-      next.complete = true;
-      return;
-    }
-    const QueuedChunk& chunk = *entry.chunk;
-    if (chunk.rows > 0 && next.kind == nullptr) {
-      next.kind = &chunk.row_kind;
-      next.most = entry.source->RowsPerBatch(chunk.row_kind);
-    }
-    ++next.chunks;
-    next.rows += chunk.rows;
-    next.complete = next.rows > 0 && next.rows >= next.most;
-  }
-}
-
-bool BatchQueue::Fits(const Entry& entry, const Gathered& gathered) {
-  if (entry.chunk == nullptr) return false;
-  const QueuedChunk& chunk = *entry.chunk;
-  if (chunk.rows == 0 || gathered.kind == nullptr) return true;
-  return chunk.row_kind == *gathered.kind && chunk.rows <= gathered.most - gathered.rows;
-}
-
-BatchQueue::Clock::time_point BatchQueue::StartTime(const Gathered& gathered,
-                                                    Clock::time_point arrival) const {
+BatchQueue::Clock::time_point BatchQueue::StartTime(const Line& line) const {
   constexpr Clock::time_point kAtOnce = Clock::time_point::min();
-  if (gathered.rows == 0) return kAtOnce;
   const int64_t under_way = device_->BatchesUnderWay();
   if (under_way >= device_->MostBatches()) return kWhenOneIsDone;
-  if (gathered.complete) return kAtOnce;
+  if (line.next.complete || !line.held.empty()) return kAtOnce;
   if (under_way >= kEnoughUnderWay) return kWhenOneIsDone;
-  return under_way > 0 ? kAtOnce : arrival + window_;
-}
-
-void BatchQueue::RunTask(Line& line) {
-  const Task task = std::move(line.entries.front().task);
-  line.entries.pop_front();
-  task();
+  return under_way > 0 ? kAtOnce : line.next.arrival + window_;
 }
 
 void BatchQueue::StartBatch(Line& line) {
-  const std::shared_ptr<BatchSource> source = line.entries.front().source;
-  const Gathered gathered = std::exchange(line.next, {});
-  std::vector<std::shared_ptr<QueuedChunk>> batch;
-  batch.reserve(gathered.chunks);
-  for (size_t i = 0; i < gathered.chunks; ++i) {
-    batch.push_back(std::move(line.entries.front().chunk));
-    line.entries.pop_front();
-  }
+  const std::shared_ptr<BatchSource> source = line.source;
+  const int64_t rows = std::exchange(line.next, {}).rows;
+  if (rows > 0) line.lead += std::max(rows, kCheapestRows) * source->CostPerRow();
+  std::vector<std::shared_ptr<QueuedChunk>> batch = line.chunks.Take();
+  if (line.chunks.Empty()) line.source = nullptr;
+  task_was_last_ = false;
   ++line.under_way;
   // A line stays where it is while anything of it is under way.
   source->StartBatch(std::move(batch), [&line] { --line.under_way; });

@@ -1,15 +1,19 @@
 // What waits for a device, and in which order it goes: one line of chunks and tasks for each head.
 //
-// In a line, a task runs only after every chunk before it is done, and no chunk passes a task. Chunks of one
-// kind that stand one after the other are gathered into one batch, up to what the head's backend finds worth
-// it. Of several lines, the one whose first entry came first goes first, unless it has to wait for the clock
-// or for its own chunks; while it waits for the device, no batch of another line passes it.
+// In a line, a task runs only after every chunk given before it is done, and no chunk given after it passes
+// it. Between tasks the sessions of a head share its batches evenly: see SessionQueues.
+//
+// Heads share the device by cost, so that one with a large vocabulary or many clients does not keep others
+// waiting: the line whose batches have cost least goes first, among equals the one that waits longest. While
+// its batch waits for the device, no batch of another line passes it: full ones of others would leave a small
+// one no gap, and the device has enough to do as long as one has to wait. One that waits for the clock holds
+// nothing back. Tasks take turns with batches and cost nothing.
 //
 // When a batch goes:
-//   - full, or something stands behind it that it cannot take: as soon as the device has room for it
+//   - full, or something waits that it cannot take: as soon as the device has room for it
 //   - else, if the device has one batch under way: at once, so that there is always a next one
 //   - else, if it has more: it waits and grows until one of them is done
-//   - else, the device being idle: once its first chunk has waited for the batching window
+//   - else, the device being idle: once its oldest chunk has waited for the batching window
 //
 // Belongs to the device's owner thread.
 #ifndef LOSSD_SERVER_ENGINE_BATCH_QUEUE_H_
@@ -24,14 +28,9 @@
 #include <vector>
 
 #include "server/engine/head_backend.h"
+#include "server/engine/session_queues.h"
 
 namespace lossd::engine {
-
-// A chunk as the queue sees it. Does not change once it is queued.
-struct QueuedChunk {
-  RowKind row_kind;
-  int64_t rows = 0;  // none: costs the device nothing, and may be part of any batch
-};
 
 // Whose chunks they are: a head. Called on the device's owner thread alone.
 class BatchSource {
@@ -39,6 +38,8 @@ class BatchSource {
   virtual ~BatchSource() = default;
   // HeadBackend's.
   virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
+  // Of the device's time, in any unit that all sources have in common; at least 1.
+  virtual int64_t CostPerRow() const = 0;
   // Starts those chunks that still count, in order. `on_ended` is called once, when no answer and no applied
   // mark of them is to come any more; perhaps before this returns.
   virtual void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks,
@@ -47,13 +48,15 @@ class BatchSource {
 
 class BatchQueue {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = SessionQueues::Clock;
   using Task = std::function<void()>;
 
   BatchQueue(const Device* device, Clock::duration window) : device_(device), window_(window) {}
 
   void AddChunk(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
                 Clock::time_point arrival);
+  // These leave at once, if they were not started; a batch that was gathered with them does without.
+  void Withdraw(const BatchSource* source, const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   // The line is `source`'s; null has one too.
   void AddTask(const BatchSource* source, Task task);
   // `task` runs after everything that is there, in whatever line.
@@ -72,38 +75,39 @@ class BatchQueue {
 
  private:
   struct Entry {
-    uint64_t number = 0;  // by one with each entry of any line
     std::shared_ptr<BatchSource> source;
     std::shared_ptr<QueuedChunk> chunk;  // null: a task
+    uint64_t number = 0;                 // by one with each entry of any line
     Clock::time_point arrival;
     Task task;
   };
-  // The batch that the first entries of a line make up.
-  struct Gathered {
-    size_t chunks = 0;
-    int64_t rows = 0;
-    const RowKind* kind = nullptr;  // of the first chunk that has rows
-    int64_t most = 0;               // rows
-    bool complete = false;          // takes no more
-  };
   struct Line {
-    std::deque<Entry> entries;
-    Gathered next;
+    std::shared_ptr<BatchSource> source;  // null while no chunk waits
+    SessionQueues chunks;
+    std::deque<Entry> held;  // a task, and what was given after it
+    SessionQueues::Batch next;
     int64_t under_way = 0;  // batches
+    // What its batches have cost more than those of the line whose turn it was last had before.
+    int64_t lead = 0;
+
+    bool busy() const { return under_way > 0 || !held.empty() || !chunks.Empty(); }
   };
 
-  // Lets the next batch take what has come since.
-  static void Gather(Line& line);
-  static bool Fits(const Entry& entry, const Gathered& gathered);
+  static void Release(Line& line);
+  // Forgets lines that have nothing and are ahead of nobody.
+  void Settle();
+  bool RunReadyTask();
+  // Lets every line gather, and starts the best batch that can go.
+  Step StartReadyBatch(Clock::time_point now);
   // When this batch may go, as far as the clock decides: max if something else does.
-  Clock::time_point StartTime(const Gathered& gathered, Clock::time_point arrival) const;
-  void RunTask(Line& line);
+  Clock::time_point StartTime(const Line& line) const;
   void StartBatch(Line& line);
 
   const Device* const device_;
   const Clock::duration window_;
-  std::map<const BatchSource*, Line> lines_;  // those that have something waiting or under way
+  std::map<const BatchSource*, Line> lines_;  // those that are busy, and those ahead of others
   uint64_t next_number_ = 0;
+  bool task_was_last_ = false;
 };
 
 }  // namespace lossd::engine

@@ -36,6 +36,10 @@ void BatchScheduler::Submit(std::shared_ptr<BatchSource> source, std::shared_ptr
   });
 }
 
+void BatchScheduler::Withdraw(const BatchSource* source, std::vector<std::shared_ptr<QueuedChunk>> chunks) {
+  Add([source, chunks = std::move(chunks)](BatchQueue& queue) { queue.Withdraw(source, chunks); });
+}
+
 void BatchScheduler::Post(const BatchSource* source, Task task) {
   Add([source, task = std::move(task)](BatchQueue& queue) mutable {
     queue.AddTask(source, std::move(task));

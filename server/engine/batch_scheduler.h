@@ -2,7 +2,7 @@
 // memory goes through here: chunks, weight publications, gradient reads, window resets. BatchQueue says what
 // goes when.
 //
-// It is bounded from above: chunks are admitted against the byte credits of their lanes (see
+// It is bounded from above: chunks are admitted against the byte credits of their sessions (see
 // Engine::OpenSession), and tasks one per call or stream.
 #ifndef LOSSD_SERVER_ENGINE_BATCH_SCHEDULER_H_
 #define LOSSD_SERVER_ENGINE_BATCH_SCHEDULER_H_
@@ -33,6 +33,9 @@ class BatchScheduler {
 
   // Queues a chunk of `source`. Never blocks; any thread.
   void Submit(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk);
+
+  // Takes these out again, unless they were started. Never blocks; any thread.
+  void Withdraw(const BatchSource* source, std::vector<std::shared_ptr<QueuedChunk>> chunks);
 
   // Runs `task` on the device thread once every chunk and task that `source` gave before is done, and before
   // any that it gives afterwards. Never blocks; any thread.

@@ -64,6 +64,7 @@ struct Counters {
   Counter weight_versions{0};
 
   Gauge queued_chunks{0};
+  Gauge credit_bytes{0};  // of payloads and answers under way: read and not yet answered on the wire
   Gauge live_streams{0};
 
   // Everything refused, chunk or call, by reason.

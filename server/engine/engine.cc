@@ -1,5 +1,6 @@
 #include "server/engine/engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,14 +12,7 @@ namespace lossd::engine {
 namespace {
 
 constexpr size_t kMaxClientKey = 256;
-constexpr absl::Duration kOverloadRetry = absl::Seconds(1);
-
-absl::Status Overload(absl::string_view field, absl::string_view message) {
-  absl::Status status =
-      MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, field, message);
-  AttachRetryDelay(&status, kOverloadRetry);
-  return status;
-}
+constexpr int64_t kLanesOfCredit = 4;  // that a session has by default
 
 absl::Status UnknownHead(absl::string_view name) {
   return MakeError(
@@ -119,7 +113,7 @@ absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard
     heads_.erase(it);
     for (auto session = sessions_.begin(); session != sessions_.end();) {
       if (session->second.head == head) {
-        lanes_ -= session->second.lanes;
+        staging_reserved_ -= session->second.credit->limit();
         session = sessions_.erase(session);
       } else {
         ++session;
@@ -167,26 +161,32 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
   const std::shared_ptr<Head>& head = it->second;
   const std::string new_id = RandomId();
   absl::StatusOr<Head::SessionInfo> info = head->OpenSession(client_key, rank, lanes, new_id);
+  if (absl::IsResourceExhausted(info.status())) {
+    return Overload(FieldOf(info.status()), info.status().message());
+  }
   if (!info.ok()) return info.status();
   if (info->session_id != new_id) return OpenedSession{head, *std::move(info), false};
 
-  // A new session: admitted only if its lanes' credits fit what is set aside for staging.
-  const int64_t staging_lanes = options_.staging_bytes / options_.lane_credit_bytes;
+  // A new session: admitted only if its credit fits what is set aside for staging.
+  const int64_t credit = CreditOf(lanes);
+  const int64_t free = options_.staging_bytes - staging_reserved_;
   absl::Status admission;
   if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
     admission = Overload("client_key", absl::StrCat("there are ", sessions_.size(),
                                                     " sessions; the limit is ", options_.max_sessions));
-  } else if (lanes > staging_lanes - lanes_) {
-    admission =
-        Overload("lanes", absl::StrCat("lanes is ", lanes, "; ", staging_lanes - lanes_, " of ",
-                                       staging_lanes, " are free (--staging_bytes / --lane_credit_bytes)"));
+  } else if (credit > free) {
+    admission = Overload("lanes", absl::StrCat("lanes is ", lanes, ", which takes a credit of ", credit,
+                                               " bytes; ", free, " of ", options_.staging_bytes,
+                                               " are free (--staging_bytes, --lane_credit_bytes): "
+                                               "close a session, or take fewer lanes"));
   }
   if (!admission.ok()) {
     head->CloseSession(new_id).IgnoreError();
     return admission;
   }
-  sessions_.emplace(new_id, SessionEntry{head, lanes});
-  lanes_ += lanes;
+  sessions_.emplace(new_id,
+                    SessionEntry{head, std::make_shared<SessionCredit>(credit, &counters_.credit_bytes)});
+  staging_reserved_ += credit;
   return OpenedSession{head, *std::move(info), true};
 }
 
@@ -209,14 +209,14 @@ absl::Status Engine::CloseSession(const std::string& session_id, std::optional<a
   if (absl::Status status = head->CloseSession(session_id, idle_since); !status.ok()) return status;
   const std::lock_guard lock(mutex_);
   if (const auto it = sessions_.find(session_id); it != sessions_.end()) {
-    lanes_ -= it->second.lanes;
+    staging_reserved_ -= it->second.credit->limit();
     sessions_.erase(it);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Head>> Engine::FindSession(const std::string& session_id,
-                                                          const std::string& incarnation) const {
+absl::StatusOr<FoundSession> Engine::FindSession(const std::string& session_id,
+                                                 const std::string& incarnation) const {
   if (incarnation != incarnation_) {
     absl::Status status =
         MakeError(absl::StatusCode::kAborted, RejectReason::kIncarnation, "incarnation",
@@ -231,7 +231,20 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::FindSession(const std::string& ses
     return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownSession, "session_id",
                      absl::StrCat("session '", session_id, "' is not open; call OpenSession"));
   }
-  return it->second.head;
+  return FoundSession{it->second.head, it->second.credit};
+}
+
+int64_t Engine::CreditOf(int32_t lanes) const {
+  const int64_t lane = options_.lane_credit_bytes;
+  const int64_t wanted = options_.session_credit_bytes > 0
+                             ? options_.session_credit_bytes
+                             : lane * std::min(kLanesOfCredit, options_.staging_bytes / lane);
+  return lanes > wanted / lane ? std::max(wanted, lane) : lanes * lane;
+}
+
+int64_t Engine::staging_reserved() const {
+  const std::lock_guard lock(mutex_);
+  return staging_reserved_;
 }
 
 int64_t Engine::sessions() const {
@@ -249,6 +262,13 @@ void Engine::ExpireSessions() {
 void Engine::BeginDrain() {
   draining_ = true;
   for (const std::shared_ptr<Head>& head : Heads()) head->BeginDrain(CheckServing());
+}
+
+absl::Status Engine::Overload(absl::string_view field, absl::string_view message) {
+  absl::Status status =
+      MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, field, message);
+  AttachRetryDelay(&status, retry_slots_.Next(absl::Now()));
+  return status;
 }
 
 absl::Status Engine::CheckServing() const {

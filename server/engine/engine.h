@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/engine/batch_scheduler.h"
 #include "server/engine/chunk.h"
@@ -26,6 +27,8 @@
 #include "server/engine/head_backend.h"
 #include "server/engine/memory_budget.h"
 #include "server/engine/region_table.h"
+#include "server/engine/retry_slots.h"
+#include "server/engine/session_credit.h"
 #include "server/engine/staging.h"
 
 namespace lossd::engine {
@@ -34,16 +37,24 @@ struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
   ChunkLimits chunk_limits;
   int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
-  int64_t staging_bytes = int64_t{2} << 30;       // of all lanes' credits together
+  int64_t session_credit_bytes = 0;               // that all lanes of a session may; 0: four lanes' worth
+  int64_t staging_bytes = int64_t{2} << 30;       // of all sessions' credits together
   int32_t max_lanes = 16;                         // of one session
   int64_t max_heads = 64;
   int64_t max_sessions = 1024;
+  int64_t max_streams = 4096;
   absl::Duration session_lease = absl::Minutes(10);
   RegionLimits regions;
   // How long an idle device waits for more chunks before it starts a small batch.
   absl::Duration batching_window = absl::ZeroDuration();
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
+};
+
+// A session as its streams see it.
+struct FoundSession {
+  std::shared_ptr<Head> head;
+  std::shared_ptr<SessionCredit> credit;
 };
 
 struct OpenedSession {
@@ -88,9 +99,11 @@ class Engine {
                                             int32_t rank, int32_t lanes);
   absl::Status CloseSession(const std::string& session_id);
   // ABORTED if `incarnation` is not this server's.
-  absl::StatusOr<std::shared_ptr<Head>> FindSession(const std::string& session_id,
-                                                    const std::string& incarnation) const;
+  absl::StatusOr<FoundSession> FindSession(const std::string& session_id,
+                                           const std::string& incarnation) const;
   int64_t sessions() const;
+  // What open sessions hold of options().staging_bytes.
+  int64_t staging_reserved() const;
   // Closes sessions whose lease has ended.
   void ExpireSessions();
 
@@ -98,6 +111,8 @@ class Engine {
   void BeginDrain();
   bool draining() const { return draining_; }
   absl::Status CheckServing() const;
+  // RESOURCE_EXHAUSTED with a delay that grows with the number of those that are refused.
+  absl::Status Overload(absl::string_view field, absl::string_view message);
   // Waits until everything accepted so far has been applied and answered.
   void WaitIdle() { scheduler_.Flush(); }
 
@@ -105,10 +120,12 @@ class Engine {
   Engine(EngineOptions options, std::unique_ptr<Device> device);
 
   absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since);
+  // What a session with so many lanes may have under way.
+  int64_t CreditOf(int32_t lanes) const;
 
   struct SessionEntry {
     std::shared_ptr<Head> head;
-    int32_t lanes = 1;
+    std::shared_ptr<SessionCredit> credit;
   };
 
   const EngineOptions options_;
@@ -127,7 +144,8 @@ class Engine {
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Head>> heads_;
   std::map<std::string, SessionEntry> sessions_;
-  int64_t lanes_ = 0;  // of all sessions
+  int64_t staging_reserved_ = 0;  // credits of all sessions
+  RetrySlots retry_slots_;
 
   BatchScheduler scheduler_;  // last: its thread stops before anything else goes
 };

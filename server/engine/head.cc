@@ -205,6 +205,7 @@ absl::Status Head::PositionErrorLocked(absl::StatusCode code, RejectReason reaso
 void Head::EnqueueLocked(std::shared_ptr<ChunkItem> item) {
   AccumulationLedger::Session& session = *ledger_.Find(item->session_id);
   session.last_active = absl::Now();
+  item->session = session.number;
   if (item->numbered) AccumulationLedger::Accept(session.lanes[static_cast<size_t>(item->lane)]);
   LaneRuntime& runtime = lanes_.at({item->session_id, item->lane});
   item->listener = runtime.listener;

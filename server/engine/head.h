@@ -209,6 +209,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   // On the device thread. Batches: head_batches.cc.
   int64_t RowsPerBatch(const RowKind& kind) const override { return backend_->RowsPerBatch(kind); }
+  int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
   std::deque<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   void Compute(const std::shared_ptr<Batch>& batch);

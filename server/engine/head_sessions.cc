@@ -26,12 +26,10 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
   AccumulationLedger::Session* session = ledger_.FindByKey(client_key, &info.session_id);
   if (session == nullptr) {
     if (const size_t known = ledger_.sessions().size(); known >= kMostSessions) {
-      absl::Status status =
-          MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "head",
-                    absl::StrCat("the window of head ", config_.name, " has ", known,
-                                 " sessions, open or closed; the limit is ", kMostSessions, " (flush it)"));
-      AttachRetryDelay(&status, absl::Seconds(1));
-      return status;
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "head",
+          absl::StrCat("the window of head ", config_.name, " has ", known,
+                       " sessions, open or closed; the limit is ", kMostSessions, " (flush it)"));
     }
     session = &ledger_.Add(new_session_id, client_key, rank, lanes);
   } else if (session->lanes.size() != static_cast<size_t>(lanes)) {
@@ -156,14 +154,17 @@ void Head::DetachLane(const LaneAttachment& lane) {
 void Head::WithdrawLocked(const LaneKey& key) {
   const auto it = lanes_.find(key);
   if (it == lanes_.end()) return;
+  std::vector<std::shared_ptr<QueuedChunk>> withdrawn;
   for (const std::shared_ptr<ChunkItem>& item : it->second.queued) {
+    withdrawn.push_back(item);
     item->state = ItemState::kWithdrawn;
-    item->chunk = Chunk();  // the payload goes now, not when the queue gets there
+    item->chunk = Chunk();  // the payload goes now, not when the device's thread hears of it
     item->listener = nullptr;
     ++environment_.counters->chunks_withdrawn;
     --environment_.counters->queued_chunks;
   }
   it->second.queued.clear();
+  if (!withdrawn.empty()) environment_.scheduler->Withdraw(this, std::move(withdrawn));
   if (it->second.resume) ++environment_.counters->chunks_withdrawn;  // the chunk that waits was read too
   it->second.resume = nullptr;
   if (AccumulationLedger::Session* session = ledger_.Find(key.first)) {

@@ -29,9 +29,15 @@ ComputeReactor::ComputeReactor(engine::Engine* engine, DoneCallback on_done)
 
 ComputeReactor::~ComputeReactor() { --engine_->counters().live_streams; }
 
+ComputeReactor::Guard::~Guard() {
+  const std::vector<engine::SessionCredit::Waiter> woken = std::exchange(reactor_->to_be_woken_, {});
+  lock_.unlock();
+  for (const auto& wake : woken) wake();
+}
+
 void ComputeReactor::Start() {
   self_ = shared_from_this();
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   reading_ = true;
   StartRead(&request_bytes_);
 }
@@ -42,7 +48,7 @@ void ComputeReactor::Start() {
 void ComputeReactor::OnReadDone(bool ok) {
   const absl::Status parsed = ok ? Parse(&request_bytes_, &request_) : absl::OkStatus();
   {
-    const std::lock_guard lock(mutex_);
+    const Guard guard(this);
     reading_ = false;
     if (!ok) half_closed_ = true;
     if (!ok || ending_.has_value()) {
@@ -62,13 +68,14 @@ void ComputeReactor::OnReadDone(bool ok) {
 }
 
 void ComputeReactor::HandleMalformed(const absl::Status& status) {
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   submitting_ = false;
   EndLocked(status, Ending::kAfterAnswers);
 }
 
 void ComputeReactor::HandleStart() {
   absl::Status status;
+  std::shared_ptr<engine::SessionCredit> credit;
   if (attached_) {
     status = Malformed("the stream has started; after start only chunk is expected");
   } else if (!request_.message.has_start()) {
@@ -78,11 +85,12 @@ void ComputeReactor::HandleStart() {
   }
   if (status.ok()) {
     const v1::ComputeStart& start = request_.message.start();
-    absl::StatusOr<std::shared_ptr<engine::Head>> head =
+    absl::StatusOr<engine::FoundSession> session =
         engine_->FindSession(start.session_id(), start.incarnation());
-    status = head.status();
+    status = session.status();
     if (status.ok()) {
-      head_ = *std::move(head);
+      head_ = std::move(session->head);
+      credit = std::move(session->credit);
       absl::StatusOr<engine::LaneAttachment> attachment =
           head_->AttachLane(start.session_id(), start.lane(), shared_from_this());
       status = attachment.status();
@@ -91,12 +99,13 @@ void ComputeReactor::HandleStart() {
   }
   bool cancelled = false;
   {
-    const std::lock_guard lock(mutex_);
+    const Guard guard(this);
     submitting_ = false;
     if (!status.ok()) {
       EndLocked(status, Ending::kAfterAnswers);
     } else {
       attached_ = true;
+      credit_ = std::move(credit);
       cancelled = finished_;
       v1::ComputeResponse response;
       ToProto(attachment_.marks, response.mutable_ready()->mutable_marks());
@@ -114,7 +123,7 @@ void ComputeReactor::HandleChunk() {
   held_ = ToEngine(std::exchange(request_, {}));
   engine_->counters().payload_bytes_in += static_cast<uint64_t>(held_.payload_bytes());
   if (!attached_) {
-    const std::lock_guard lock(mutex_);
+    const Guard guard(this);
     submitting_ = false;
     ++engine_->counters().chunks_refused;
     EndLocked(Malformed("the first message must be start, not chunk"), Ending::kAfterAnswers);
@@ -122,13 +131,16 @@ void ComputeReactor::HandleChunk() {
   }
   held_.hidden_states = engine_->Staged(std::move(held_.hidden_states));
   {
-    const std::lock_guard lock(mutex_);
+    const Guard guard(this);
     // A token count that will be rejected has no answer to reserve for (and might overflow).
     const bool sane = held_.tokens > 0 && held_.tokens <= engine_->options().chunk_limits.max_chunk_tokens;
     const int64_t cost =
         held_.kept_bytes() + (sane ? engine::AnswerBytes(held_, head_->config().hidden_size) : 0);
-    costs_.push_back(cost);
-    outstanding_bytes_ += cost;
+    if (!at_once_) {
+      costs_.push_back(cost);
+      outstanding_bytes_ += cost;
+      credit_->Take(cost);
+    }
   }
   SubmitHeld();
 }
@@ -143,14 +155,14 @@ void ComputeReactor::SubmitHeld() {
     // Held until the window changes: SubmitHeld comes again, perhaps already has.
     if (status.ok() && *submission == engine::Head::Submission::kWait) return;
   }
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   submitting_ = false;
   if (status.ok()) {
     last_taken_ = std::max(last_taken_, sequence);
   } else {
     ++engine_->counters().chunks_refused;
     if (!costs_.empty()) {
-      outstanding_bytes_ -= costs_.back();
+      ReturnCreditLocked(costs_.back());
       costs_.pop_back();
     }
     EndLocked(status, Ending::kAfterAnswers);
@@ -163,29 +175,29 @@ void ComputeReactor::SubmitHeld() {
 
 void ComputeReactor::OnAnswer(engine::ChunkAnswer answer) {
   {
-    const std::lock_guard lock(mutex_);
+    const Guard guard(this);
     if (at_once_) return;
   }
   engine_->counters().payload_bytes_out += answer.losses.size() + static_cast<uint64_t>(answer.dx.size());
   Response response{ToWire(std::move(answer)), true};
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   if (at_once_) return;
   answers_.push_back(std::move(response));
   PumpLocked();
 }
 
 void ComputeReactor::OnApplied(uint64_t applied) {
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   if (at_once_) return;
   applied_ = std::max(applied_, applied);
   PumpLocked();
 }
 
 void ComputeReactor::OnWriteDone(bool ok) {
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   writing_ = false;
   if (ok && response_is_result_ && !costs_.empty()) {
-    outstanding_bytes_ -= costs_.front();
+    ReturnCreditLocked(costs_.front());
     costs_.pop_front();
   }
   response_bytes_.Clear();
@@ -226,11 +238,33 @@ void ComputeReactor::PumpLocked() {
     if (at_once_ ? !writing_ : SettledLocked()) FinishLocked(*ending_);
     return;
   }
-  if (!reading_ && !submitting_ && outstanding_bytes_ < engine_->options().lane_credit_bytes &&
-      costs_.size() < kMostChunks) {
+  if (!reading_ && !submitting_ && MayReadLocked()) {
     reading_ = true;
     StartRead(&request_bytes_);
   }
+}
+
+bool ComputeReactor::MayReadLocked() {
+  if (costs_.empty()) return true;
+  if (awaiting_credit_) return false;
+  if (outstanding_bytes_ >= engine_->options().lane_credit_bytes || costs_.size() >= kMostChunks) {
+    return false;
+  }
+  awaiting_credit_ = !credit_->MayTake([waiting = weak_from_this()] {
+    if (const auto self = waiting.lock()) self->Resume();
+  });
+  return !awaiting_credit_;
+}
+
+void ComputeReactor::ReturnCreditLocked(int64_t bytes) {
+  outstanding_bytes_ -= bytes;
+  for (auto& waiter : credit_->Return(bytes)) to_be_woken_.push_back(std::move(waiter));
+}
+
+void ComputeReactor::Resume() {
+  const Guard guard(this);
+  awaiting_credit_ = false;
+  PumpLocked();
 }
 
 // --- The end
@@ -247,6 +281,7 @@ void ComputeReactor::ForgetAnswersLocked() {
   at_once_ = true;
   answers_.clear();
   costs_.clear();
+  if (outstanding_bytes_ > 0) ReturnCreditLocked(outstanding_bytes_);
   applied_written_ = applied_;
 }
 
@@ -257,18 +292,18 @@ void ComputeReactor::FinishLocked(const grpc::Status& status) {
 }
 
 void ComputeReactor::Drain() {
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   EndLocked(engine_->CheckServing(), Ending::kAfterAnswers);
 }
 
 void ComputeReactor::OnEnd(absl::Status status) {
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   EndLocked(status, Ending::kAtOnce);
 }
 
 void ComputeReactor::OnCancel() {
   Detach();
-  const std::lock_guard lock(mutex_);
+  const Guard guard(this);
   if (!ending_.has_value()) ending_ = grpc::Status(grpc::StatusCode::CANCELLED, "cancelled");
   // A write under way completes first, at once and unsuccessfully.
   ForgetAnswersLocked();
@@ -277,7 +312,7 @@ void ComputeReactor::OnCancel() {
 
 void ComputeReactor::Detach() {
   {
-    const std::lock_guard lock(mutex_);
+    const Guard guard(this);
     if (!attached_ || detached_) return;
     detached_ = true;
   }

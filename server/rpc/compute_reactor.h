@@ -1,10 +1,12 @@
 // One live Compute stream: one lane of a session.
 //
 // Reads one message at a time, hands each chunk to its head, and writes answers and applied marks back, one
-// at a time. It reads on only while the lane's byte credit (payloads, with all that they keep in memory, and
-// answers under way) is not used up, so HTTP/2 holds back a fast sender, and a client that does not read its
-// answers stops being read from. It finishes exactly once: when the client is done and everything is
-// answered, on an error of position, when fenced, on drain, and on cancellation.
+// at a time. It reads on only while neither the lane's byte credit (payloads, with all that they keep in
+// memory, and answers under way) nor that of the session, which its lanes share, is used up, so HTTP/2 holds
+// back a fast sender, and a client that does not read its answers stops being read from. A lane that has
+// nothing under way always reads, so that none depends on another's answers being read. It finishes exactly
+// once: when the client is done and everything is answered, on an error of position, when fenced, on drain,
+// and on cancellation.
 //
 // Owns itself from creation until gRPC is done with it; the engine's references may outlive that.
 #ifndef LOSSD_SERVER_RPC_COMPUTE_REACTOR_H_
@@ -18,11 +20,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "lossd/v1/loss.pb.h"
 #include "proto/wire/compute_wire.h"
 #include "server/engine/engine.h"
 #include "server/engine/head.h"
+#include "server/engine/session_credit.h"
 
 namespace lossd::rpc {
 
@@ -59,6 +63,18 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     grpc::ByteBuffer bytes;
     bool is_result = false;
   };
+  // Holds the stream's lock, and then, without it, wakes other streams of the session that wait for credit.
+  class Guard {
+   public:
+    explicit Guard(ComputeReactor* reactor) : reactor_(reactor), lock_(reactor->mutex_) {}
+    ~Guard();
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+   private:
+    ComputeReactor* const reactor_;
+    std::unique_lock<std::mutex> lock_;
+  };
 
   void HandleMalformed(const absl::Status& status);
   void HandleStart();
@@ -71,6 +87,10 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   bool SettledLocked() const;
   void WriteLocked(Response response);
   void ForgetAnswersLocked();
+  bool MayReadLocked();
+  void ReturnCreditLocked(int64_t bytes);
+  // The session's credit may suffice again.
+  void Resume();
   void Detach();
 
   engine::Engine* const engine_;
@@ -85,6 +105,9 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   engine::Chunk held_;  // being submitted, perhaps waiting for the window
 
   std::mutex mutex_;
+  std::shared_ptr<engine::SessionCredit> credit_;           // null until attached
+  std::vector<engine::SessionCredit::Waiter> to_be_woken_;  // by the guard
+  bool awaiting_credit_ = false;
   bool attached_ = false;
   bool detached_ = false;
   bool reading_ = false;

@@ -2,11 +2,23 @@
 
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 
 namespace lossd::rpc {
+namespace {
+
+// A stream that is not taken: it ends at once.
+class RefusedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
+
+  void OnDone() override { delete this; }  // NOLINT(cppcoreguidelines-owning-memory): gRPC is done with it
+};
+
+}  // namespace
 
 grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* context,
                                                    const v1::OpenSessionRequest* request,
@@ -47,6 +59,12 @@ grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext*
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Compute(
     grpc::CallbackServerContext* /*context*/) {
+  const int64_t most = engine_->options().max_streams;
+  if (engine_->counters().live_streams >= most) {
+    const absl::Status status = engine_->Overload(
+        "start", absl::StrCat("there are ", most, " Compute streams, which is the limit (--max_streams)"));
+    return new RefusedStream(ToGrpc(status, engine_->counters()));
+  }
   // Held here until it is registered: a stream may be over before Start returns.
   const std::shared_ptr<ComputeReactor> reactor =
       std::make_shared<ComputeReactor>(engine_, [this](ComputeReactor* done) { Forget(done); });

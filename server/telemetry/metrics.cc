@@ -1,11 +1,18 @@
 #include "server/telemetry/metrics.h"
 
+#include <netdb.h>
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
 #include <prometheus/metric_family.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <exception>
 #include <limits>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -36,9 +43,10 @@ class Families {
   void Begin(const std::string& name, const std::string& help, MetricType type) {
     families_.push_back({name, help, type, {}});
   }
-  void Counter(Labels labels, uint64_t value) {
+  void Counter(Labels labels, uint64_t value) { Counter(std::move(labels), static_cast<double>(value)); }
+  void Counter(Labels labels, double value) {
     ClientMetric metric = Labelled(std::move(labels));
-    metric.counter.value = static_cast<double>(value);
+    metric.counter.value = value;
     families_.back().metric.push_back(std::move(metric));
   }
   void Gauge(Labels labels, double value) {
@@ -64,6 +72,15 @@ class Families {
  private:
   std::vector<MetricFamily> families_;
 };
+
+double ReadCpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
 
 void CollectWork(const engine::Counters& counters, Families& families) {
   families.Begin("lossd_chunks_total", "Chunks read from streams, by what became of them.",
@@ -125,6 +142,15 @@ void CollectState(const engine::Engine& engine, Families& families) {
   const engine::Counters& counters = engine.counters();
   families.Begin("lossd_queued_chunks", "Chunks accepted and not yet started.", MetricType::Gauge);
   families.Gauge({}, static_cast<double>(counters.queued_chunks));
+  families.Begin("lossd_credit_bytes",
+                 "Payloads and answers under way: read, and not yet answered on the wire.",
+                 MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(counters.credit_bytes));
+  families.Begin("lossd_staging_reserved_bytes", "Credits of all open sessions.", MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(engine.staging_reserved()));
+  families.Begin("lossd_staging_limit_bytes", "What the credits of all sessions may come to.",
+                 MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(engine.options().staging_bytes));
   families.Begin("lossd_live_streams", "Compute streams.", MetricType::Gauge);
   families.Gauge({}, static_cast<double>(counters.live_streams));
   families.Begin("lossd_sessions", "Open sessions.", MetricType::Gauge);
@@ -155,11 +181,31 @@ void CollectState(const engine::Engine& engine, Families& families) {
   families.Begin("lossd_process_peak_memory_bytes", "Largest resident memory of the process.",
                  MetricType::Gauge);
   families.Gauge({}, static_cast<double>(process.peak_bytes));
+  families.Begin("process_cpu_seconds_total", "Processor time of the process, user and system.",
+                 MetricType::Counter);
+  families.Counter({}, ReadCpuSeconds());
   families.Begin("process_start_time_seconds", "Start of the process, seconds since the epoch.",
                  MetricType::Gauge);
   families.Gauge({}, absl::ToDoubleSeconds(engine.started() - absl::UnixEpoch()));
   families.Begin("lossd_build_info", "Always 1; the labels say what runs.", MetricType::Gauge);
   families.Gauge({{"version", kVersion}, {"device", engine.device().name()}}, 1);
+}
+
+// Connects, and hangs up.
+void Knock(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.empty() ? nullptr : host.c_str(), absl::StrCat(port).c_str(), &hints, &found) != 0) {
+    return;
+  }
+  const int descriptor = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, 0);
+  if (descriptor >= 0) {
+    // Whether anybody still listens does not matter.
+    (void)connect(descriptor, found->ai_addr, found->ai_addrlen);
+    close(descriptor);
+  }
+  freeaddrinfo(found);
 }
 
 class Collector : public prometheus::Collectable {
@@ -196,13 +242,28 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   auto collector = std::make_shared<Collector>(engine);
   exposer->RegisterCollectable(collector);
   const int port = exposer->GetListeningPorts().front();
-  return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(exposer), std::move(collector), port));
+  std::string host = listen.substr(0, listen.rfind(':'));
+  if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  return std::unique_ptr<MetricsServer>(
+      new MetricsServer(std::move(exposer), std::move(collector), std::move(host), port));
 }
 
 MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                             std::shared_ptr<prometheus::Collectable> collector, int port)
-    : collector_(std::move(collector)), exposer_(std::move(exposer)), port_(port) {}
+                             std::shared_ptr<prometheus::Collectable> collector, std::string host, int port)
+    : collector_(std::move(collector)), exposer_(std::move(exposer)), host_(std::move(host)), port_(port) {}
 
-MetricsServer::~MetricsServer() = default;
+// The library's listening thread looks whether it should stop every 2 s, or when somebody connects.
+MetricsServer::~MetricsServer() {
+  std::atomic<bool> stopped = false;
+  std::thread knocking([&] {
+    while (!stopped) {
+      Knock(host_, port_);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  exposer_.reset();
+  stopped = true;
+  knocking.join();
+}
 
 }  // namespace lossd::telemetry

@@ -29,10 +29,11 @@ class MetricsServer {
 
  private:
   MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                std::shared_ptr<prometheus::Collectable> collector, int port);
+                std::shared_ptr<prometheus::Collectable> collector, std::string host, int port);
 
   std::shared_ptr<prometheus::Collectable> collector_;
   std::unique_ptr<prometheus::Exposer> exposer_;
+  std::string host_;
   int port_;
 };
 

@@ -34,7 +34,9 @@ const char* Name(DataType type);  // "float32", ...
 struct ClientOptions {
   // Unary calls fail with DEADLINE_EXCEEDED after this long.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(60);
-  // How long a call goes on reconnecting to an unreachable server before it gives up with UNAVAILABLE.
+  // How long a call goes on trying before it gives up: with UNAVAILABLE if the server cannot be reached, with
+  // RESOURCE_EXHAUSTED if it has no room for another session or stream. It waits at least as long as the
+  // server asks between two tries, and gives up at once if that is longer than what is left.
   std::chrono::milliseconds reconnect_timeout = std::chrono::seconds(60);
   // Payload bytes of one message of weights or gradient rows.
   int64_t transfer_bytes = 4 << 20;

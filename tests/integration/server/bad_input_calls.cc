@@ -109,7 +109,7 @@ std::vector<Case> CallCases() {
       {"lanes_beyond_the_staging_memory",
        [](Environment& environment) { return OpenSessionWith(environment, "h", "key", 9); },
        grpc::StatusCode::RESOURCE_EXHAUSTED,
-       {"lanes is 9", "3 of 4"},
+       {"lanes is 9", "196608 of 262144"},
        RejectReason::kOverload},
       {"no_vocabulary",
        [](Environment& environment) { return CreateHeadWith(environment, "new", 0, 8, kFp32); },

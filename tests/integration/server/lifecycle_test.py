@@ -39,6 +39,8 @@ class Usage(unittest.TestCase):
         for flag, words in [("--device=gpu9", ("--device", "'gpu9'", "cpu")),
                             ("--workspace_bytes=5", ("--workspace_bytes", "5", "1048576")),
                             ("--batching_window=2s", ("--batching_window", "2s", "1s")),
+                            ("--session_credit_bytes=8192", ("--session_credit_bytes", "8192", "33554432")),
+                            ("--staging_bytes=8192", ("--staging_bytes", "8192", "33554432")),
                             ("--log_format=xml", ("--log_format", "'xml'", "json")),
                             ("--listen=127.0.0.1:99999", ("--listen", "99999", "65535")),
                             ("--metrics_listen=localhost", ("--metrics_listen", "'localhost'", "host:port")),
@@ -203,8 +205,11 @@ class Drain(unittest.TestCase):
                          'lossd_rejected_total{reason="label"} 1', 'lossd_rejected_total{reason="gap"} 0',
                          'lossd_tokens_total{kind="valid"} 2', 'lossd_tokens_total{kind="ignored"} 1',
                          'lossd_memory_reserved_bytes{purpose="gradient"} 2048',
-                         'lossd_chunk_seconds_count{stage="forward"} 1'):
+                         'lossd_chunk_seconds_count{stage="forward"} 1', 'lossd_credit_bytes 0',
+                         'lossd_staging_reserved_bytes 33554432', 'lossd_staging_limit_bytes 2147483648'):
                 self.assertTrue(any(found.startswith(line) for found in lines), line)
+            cpu = next(float(found.split()[1]) for found in lines if found.startswith("process_cpu_seconds_total "))
+            self.assertGreater(cpu, 0)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,15 @@ std::string Bytes(const std::vector<T>& values) {
 }  // namespace
 
 TestServer::TestServer(const TestServerOptions& options) {
-  auto device = engine::CreateCpuDevice(options.workspace_bytes);
-  Require(device.ok(), "no device");
-  auto engine = engine::Engine::Create(options.engine, *std::move(device));
+  std::unique_ptr<engine::Device> device;
+  if (options.device) {
+    device = options.device();
+  } else {
+    auto cpu = engine::CreateCpuDevice(options.workspace_bytes);
+    Require(cpu.ok(), "no device");
+    device = *std::move(cpu);
+  }
+  auto engine = engine::Engine::Create(options.engine, std::move(device));
   Require(engine.ok(), "no engine");
   engine_ = *std::move(engine);
   auto server = rpc::Server::Start({options.listen, options.region_socket_dir}, engine_.get());
@@ -143,8 +149,10 @@ v1::Chunk MakeChunk(uint64_t sequence, uint64_t generation, int64_t tokens, int6
 // --- ComputeStream
 // ----------------------------------------------------------------------------------------------------
 
-ComputeStream::ComputeStream(Stubs& stubs, const v1::OpenSessionResponse& session, int32_t lane)
-    : stream_(stubs.losses->Compute(&context_)) {
+ComputeStream::ComputeStream(Stubs& stubs, const v1::OpenSessionResponse& session, int32_t lane,
+                             std::optional<std::chrono::milliseconds> timeout) {
+  if (timeout.has_value()) context_.set_deadline(std::chrono::system_clock::now() + *timeout);
+  stream_ = stubs.losses->Compute(&context_);
   v1::ComputeRequest start;
   start.mutable_start()->set_session_id(session.session_id());
   start.mutable_start()->set_incarnation(session.incarnation());

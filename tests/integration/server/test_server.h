@@ -5,7 +5,9 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +28,7 @@ struct TestServerOptions {
   int64_t workspace_bytes = 8 << 20;
   std::string listen = "127.0.0.1:0";
   std::string region_socket_dir = {};
+  std::function<std::unique_ptr<engine::Device>()> device = nullptr;  // null: the CPU
 };
 
 // Aborts the test process if it cannot start.
@@ -74,7 +77,8 @@ v1::Chunk MakeChunk(uint64_t sequence, uint64_t generation, int64_t tokens, int6
 // A Compute stream, one call after the other.
 class ComputeStream {
  public:
-  ComputeStream(Stubs& stubs, const v1::OpenSessionResponse& session, int32_t lane = 0);
+  ComputeStream(Stubs& stubs, const v1::OpenSessionResponse& session, int32_t lane = 0,
+                std::optional<std::chrono::milliseconds> timeout = std::nullopt);
   ~ComputeStream();
 
   // False once the stream has ended.

@@ -1,108 +1,15 @@
 // What goes to the device when: without threads, and with a clock of the test's own.
-#include "server/engine/batch_queue.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <string>
-#include <utility>
-#include <vector>
+#include "tests/unit/engine/batch_queue_fixture.h"
 
 namespace lossd::engine {
 namespace {
 
+using Clock = BatchQueue::Clock;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using Clock = BatchQueue::Clock;
-
-constexpr int64_t kMostRows = 8;
-
-class CountingDevice : public Device {
- public:
-  std::string name() const override { return "counting"; }
-  std::string description() const override { return "counting"; }
-  int64_t AvailableMemory() const override { return 0; }
-  absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& /*config*/) const override { return MemoryPlan(); }
-  absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& /*config*/) override {
-    return absl::UnimplementedError("no heads");
-  }
-  MemoryPlan SharedMemory() const override { return {}; }
-  int64_t MostBatches() const override { return 3; }
-  int64_t BatchesUnderWay() const override { return under_way; }
-
-  int64_t under_way = 0;
-};
-
-struct NamedChunk : QueuedChunk {
-  std::string name;
-};
-
-// Writes down what it is told to start.
-class RecordingSource : public BatchSource {
- public:
-  RecordingSource(CountingDevice* device, std::vector<std::string>* events)
-      : device_(device), events_(events) {}
-
-  int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return kMostRows; }
-  void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override {
-    std::string event;
-    int64_t rows = 0;
-    for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
-      event += (event.empty() ? "" : "+") + std::static_pointer_cast<NamedChunk>(chunk)->name;
-      rows += chunk->rows;
-    }
-    events_->push_back(std::move(event));
-    if (rows == 0) return on_ended();
-    ++device_->under_way;
-    ended_.push_back(std::move(on_ended));
-  }
-  void EndOldest() {
-    --device_->under_way;
-    ended_.front()();
-    ended_.erase(ended_.begin());
-  }
-
- private:
-  CountingDevice* const device_;
-  std::vector<std::string>* const events_;
-  std::vector<std::function<void()>> ended_;
-};
-
-class BatchQueueTest : public ::testing::Test {
- protected:
-  void Add(const std::string& name, int64_t rows, std::shared_ptr<BatchSource> source = nullptr,
-           RowKind kind = {}) {
-    auto chunk = std::make_shared<NamedChunk>();
-    chunk->name = name;
-    chunk->rows = rows;
-    chunk->row_kind = kind;
-    queue_.AddChunk(source == nullptr ? a_ : std::move(source), std::move(chunk), now_);
-  }
-  void AddTask(const std::string& name, const BatchSource* source = nullptr) {
-    queue_.AddTask(source == nullptr ? a_.get() : source, [this, name] { events_.push_back(name); });
-  }
-  // Advances as far as it goes, and returns what happened meanwhile.
-  std::vector<std::string> Run() {
-    BatchQueue::Step step;
-    do {
-      step = queue_.Advance(now_);
-    } while (step.progress);
-    look_again_ = step.look_again;
-    return std::exchange(events_, {});
-  }
-
-  static constexpr Clock::duration kWindow = std::chrono::milliseconds(5);
-  CountingDevice device_;
-  std::vector<std::string> events_;
-  std::shared_ptr<RecordingSource> a_ = std::make_shared<RecordingSource>(&device_, &events_);
-  std::shared_ptr<RecordingSource> b_ = std::make_shared<RecordingSource>(&device_, &events_);
-  Clock::time_point now_ = Clock::time_point(std::chrono::hours(1));
-  Clock::time_point look_again_;
-  BatchQueue queue_;
-
-  explicit BatchQueueTest(Clock::duration window = Clock::duration::zero()) : queue_(&device_, window) {}
-};
-
 TEST_F(BatchQueueTest, AnIdleDeviceGetsWhatIsThereAndABusyOneTheNextBatch) {
   Add("1", 1);
   EXPECT_THAT(Run(), ElementsAre("1"));

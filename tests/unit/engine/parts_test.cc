@@ -15,6 +15,8 @@
 #include "server/engine/gradient_summary.h"
 #include "server/engine/memory_budget.h"
 #include "server/engine/random_id.h"
+#include "server/engine/retry_slots.h"
+#include "server/engine/session_credit.h"
 #include "tests/unit/engine/fake_device.h"
 
 namespace lossd::engine {
@@ -131,6 +133,37 @@ TEST(BatchScheduler, RunsInOrderAndFinishesWhatIsQueuedBeforeItEnds) {
   }
   ASSERT_EQ(order.size(), 100U);
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+// --- Credit and refusals
+
+TEST(SessionCreditTest, WhoFindsNoneIsToldOnceThereIsSomeAgain) {
+  Gauge total{0};
+  SessionCredit credit(100, &total);
+  int told = 0;
+  EXPECT_TRUE(credit.MayTake([&] { ++told; }));
+  credit.Take(80);
+  EXPECT_TRUE(credit.MayTake([&] { ++told; })) << "how large the next one is shows when it is there";
+  credit.Take(80);
+  EXPECT_FALSE(credit.MayTake([&] { ++told; }));
+  EXPECT_FALSE(credit.MayTake([&] { ++told; }));
+  EXPECT_EQ(total, 160);
+  EXPECT_TRUE(credit.Return(60).empty()) << "as much as there may be";
+  for (const SessionCredit::Waiter& waiter : credit.Return(20)) waiter();
+  EXPECT_EQ(told, 2);
+  EXPECT_TRUE(credit.Return(80).empty());
+  EXPECT_EQ(total, 0);
+}
+
+TEST(RetrySlotsTest, NoTwoAreToldToComeBackAtTheSameTimeUntilTheyAreTooMany) {
+  RetrySlots slots;
+  const absl::Time now = absl::UnixEpoch();
+  EXPECT_EQ(slots.Next(now), RetrySlots::kShortest);
+  EXPECT_EQ(slots.Next(now), RetrySlots::kShortest + RetrySlots::kApart);
+  EXPECT_EQ(slots.Next(now + absl::Seconds(10)), RetrySlots::kShortest) << "the others have been";
+  absl::Duration last;
+  for (int i = 0; i < 10'000; ++i) last = slots.Next(now + absl::Seconds(10));
+  EXPECT_EQ(last, RetrySlots::kLongest);
 }
 
 }  // namespace

@@ -1,0 +1,222 @@
+#!/usr/bin/python3
+"""Many clients at once, half of which never read their answers.
+
+  overload_soak_test.py LOSSD [--seconds S | --minutes M] [--clients N] [--allowed BYTES] [--json]
+
+Half of the clients send as fast as they are let, never read, and start again every few seconds; the others keep some
+chunks under way and count what comes back. Fails unless the server's memory stays as it is after a quarter of the time
+and what is under way within the credits, the reading clients get even shares of the rows though their chunks differ in
+size, and, once the others were killed and the reading ones have left, no credit, queued chunk, stream or staging memory is
+held any more.
+"""
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import grpc
+import numpy as np
+from lossd.v1 import loss_pb2, loss_pb2_grpc
+from lossd_server import LossdServer
+
+from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
+
+VOCAB, HIDDEN = 4096, 128
+CHUNK_TOKENS = (32, 64)  # of every second reading client
+ROWS_UNDER_WAY = 256
+MUTE_SECONDS = 5  # until a mute client starts again
+MOST_SPREAD = 1.5  # of the reading clients' rows: the most over the least
+CREDIT = 1 << 20
+LARGEST_COST = 256 << 10  # of a chunk of 64 tokens and its answer, with what the transport keeps of them
+FLAGS = (f"--lane_credit_bytes={CREDIT}", "--staging_bytes=268435456", "--session_lease=15s")
+SAMPLE_SECONDS = 1.0
+
+
+def connect(target):
+    return grpc.insecure_channel(target, options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
+
+
+def in_threads(function, count):
+    threads = [threading.Thread(target=function, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def make_chunk(session, sequence, tokens):
+    rng = np.random.default_rng(1)
+    return chunk_request(session, sequence, rng.integers(0, VOCAB, tokens),
+                         rng.standard_normal((tokens, HIDDEN), dtype=np.float32))
+
+
+def be_mute(target, count):
+    """Until killed."""
+    def client(number):
+        channel = connect(target)
+        stub = loss_pb2_grpc.LossServiceStub(channel)
+        template = None
+        while True:
+            session = open_session(channel, "h", f"mute {number}")
+            template = template or make_chunk(session, 1, 64)
+            first = max(1, session.lanes[0].accepted - 8)  # those that it takes back in this moment are repeats
+
+            def requests(session=session, sequence=first):
+                yield start_request(session)
+                while True:
+                    template.chunk.sequence = sequence
+                    yield template
+                    sequence += 1
+
+            stream = stub.Compute(requests())
+            time.sleep(MUTE_SECONDS * random.uniform(0.5, 1.5))
+            stream.cancel()
+
+    in_threads(client, count)
+    signal.pause()
+
+
+def read_answers(target, count):
+    """Writes the rows of each client once a second, until SIGTERM; then leaves in order."""
+    rows = [0] * count
+    leaving = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+
+    def client(number):
+        channel = connect(target)
+        stub = loss_pb2_grpc.LossServiceStub(channel)
+        session = open_session(channel, "h", f"reading {number}")
+        tokens = CHUNK_TOKENS[number % len(CHUNK_TOKENS)]
+        free = threading.Semaphore(ROWS_UNDER_WAY // tokens)
+        chunk = make_chunk(session, 1, tokens)
+
+        def requests():
+            yield start_request(session)
+            sequence = 0
+            while not leaving.is_set():
+                free.acquire()
+                sequence += 1
+                chunk.chunk.sequence = sequence
+                yield chunk
+
+        for response in stub.Compute(requests()):
+            if response.HasField("result"):
+                rows[number] += response.result.tokens
+                free.release()
+        stub.CloseSession(loss_pb2.CloseSessionRequest(session_id=session.session_id))
+
+    threads = in_threads(client, count)
+    while any(thread.is_alive() for thread in threads):
+        print(json.dumps(rows), flush=True)
+        leaving.wait(SAMPLE_SECONDS)
+        if leaving.is_set():
+            for thread in threads:
+                thread.join()
+
+
+def scrape(server):
+    with urllib.request.urlopen(server.metrics_url) as response:
+        lines = response.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def await_at_most(server, expected):
+    """Until these are no more; the caller's own time limit ends what never comes."""
+    while True:
+        metrics = scrape(server)
+        if all(metrics[name] <= value for name, value in expected.items()):
+            return
+        time.sleep(0.2)
+
+
+def start(role, target, count, **options):
+    return subprocess.Popen([sys.executable, __file__, role, "--role", target, "--clients", str(count)], **options)
+
+
+def soak(args, server):
+    half = args.clients // 2
+    with grpc.insecure_channel(server.target, options=OPTIONS) as channel:
+        create_head(channel, "h", VOCAB, HIDDEN)
+    reading = start("reading", server.target, args.clients - half, stdout=subprocess.PIPE, text=True)
+    mute = start("mute", server.target, half)
+    rows = []
+
+    def follow():
+        for line in reading.stdout:
+            rows.append((time.monotonic(), json.loads(line)))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        begin = time.monotonic()
+        warm, at_warm, most_memory, most_credit, quarters = None, 0, 0, 0, []
+        while time.monotonic() < begin + args.seconds:
+            time.sleep(SAMPLE_SECONDS)
+            metrics = scrape(server)
+            memory = metrics["process_resident_memory_bytes"]
+            most_credit = max(most_credit, metrics["lossd_credit_bytes"])
+            if warm is None and time.monotonic() >= begin + args.seconds / 4 and rows and min(rows[-1][1]) > 0:
+                warm, at_warm = rows[-1], memory
+            most_memory = max(most_memory, memory)
+            if time.monotonic() >= begin + args.seconds * (len(quarters) + 1) / 4:
+                quarters.append(int(memory) >> 20)
+        end = rows[-1]
+        streams = metrics["lossd_live_streams"]
+        mute.kill()
+        mute.wait()
+        await_at_most(server, {"lossd_live_streams": args.clients - half})
+        reading.terminate()
+        reading.wait()
+        follower.join()
+        await_at_most(server, {"lossd_live_streams": 0, "lossd_queued_chunks": 0, "lossd_credit_bytes": 0,
+                               "lossd_sessions": 0, "lossd_staging_reserved_bytes": 0})
+    finally:
+        for process in (mute, reading):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    shares = [after - before for before, after in zip(warm[1], end[1])] if warm else [0]
+    small, large = (sum(shares[first::len(CHUNK_TOKENS)]) for first in range(len(CHUNK_TOKENS)))
+    metrics = scrape(server)
+    return {"clients": args.clients, "seconds": round(time.monotonic() - begin, 1), "streams": streams,
+            "rows": sum(shares), "least_rows": min(shares), "most_rows": max(shares),
+            "rows_in_small_chunks": small, "rows_in_large_chunks": large,
+            "chunks_withdrawn": metrics['lossd_chunks_total{outcome="withdrawn"}'], "most_credit_bytes": most_credit,
+            "memory_after_warm_up": at_warm, "most_memory": most_memory, "growth": most_memory - at_warm,
+            "allowed": args.allowed, "memory_mib_by_quarter": " ".join(map(str, quarters)), "server_cpu_seconds": round(metrics["process_cpu_seconds_total"], 1)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lossd")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--allowed", type=int, default=64 << 20, help="bytes the memory may grow by")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--role", metavar="TARGET", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.role:
+        return {"mute": be_mute, "reading": read_answers}[args.lossd](args.role, args.clients)
+    if args.minutes:
+        args.seconds = args.minutes * 60
+    os.environ["OMP_NUM_THREADS"] = "1"  # so that the clients come to run, too
+    with LossdServer(args.lossd, *FLAGS) as server:
+        report = soak(args, server)
+    print(json.dumps(report) if args.json else "\n".join(f"{key:22}{value:>20}" for key, value in report.items()))
+    if report["least_rows"] == 0 or report["most_rows"] > MOST_SPREAD * report["least_rows"]:
+        sys.exit("the reading clients' shares are not even")
+    if report["most_credit_bytes"] > args.clients * (CREDIT + LARGEST_COST):
+        sys.exit("more was under way than the credits allow")
+    if report["growth"] > args.allowed:
+        sys.exit("the server's memory grew")
+
+
+if __name__ == "__main__":
+    main()
