@@ -202,13 +202,10 @@ void LaneRun::NoteRejected(const v1::ChunkResult& result, Piece* piece) {
 
 void LaneRun::Resume(absl::Status cause, End* end) {
   const auto recovery = lane_->Recover(cause);
-  if (!recovery.ok()) {
-    *end = {EndKind::kFailed, recovery.status()};
-  } else if (*recovery == Lane::Recovery::kUnsettled) {
-    *end = {EndKind::kUnsettled, std::move(cause)};
-  } else if (absl::Status status = Rewind(); !status.ok()) {
+  const bool resumed = recovery.ok() && *recovery == Lane::Recovery::kResumed;
+  if (absl::Status status = resumed ? Rewind() : recovery.status(); !status.ok()) {
     *end = {EndKind::kFailed, std::move(status)};
-  } else if (lane_->link().generation() != job_->generation) {
+  } else if (!resumed || lane_->link().generation() != job_->generation) {
     *end = {EndKind::kUnsettled, std::move(cause)};
   }
 }

@@ -58,8 +58,8 @@ absl::StatusOr<LaneSet::Recovery> LaneSet::Reattach(absl::Status cause, size_t u
   for (;;) {
     if (absl::Status status = link_.CheckRecoverable(cause); !status.ok()) return status;
     if (const auto position = PositionOf(cause)) link_.FollowPosition(*position);
-    if (!backoff->Wait(RetryDelayOf(cause).value_or(std::chrono::milliseconds(0))))
-      return link_.GaveUp(cause);
+    const auto at_least = RetryDelayOf(cause).value_or(std::chrono::milliseconds(0));
+    if (!backoff->Wait(at_least)) return link_.GaveUp(cause);
     for (size_t i = 0; i < used; ++i) lanes_[i]->DropStream();
     const auto response = link_.Reopen();
     if (!response.ok()) return response.status();
