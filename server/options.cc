@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/engine/process_memory.h"
 #include "server/version.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:50051",
@@ -37,8 +38,9 @@ ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
 ABSL_FLAG(int64_t, session_credit_bytes, 0,
           "the same for all lanes of one session together; 0 takes that of four lanes");
 ABSL_FLAG(
-    int64_t, staging_bytes, int64_t{2} << 30,
-    "credits of all sessions together; a session that does not fit is refused with a time to try again");
+    int64_t, staging_bytes, 0,
+    "credits of all sessions together; a session that does not fit is refused with a time to try again; 0 "
+    "takes a quarter of the memory that is available at start, from 2 GiB to 64 GiB");
 ABSL_FLAG(
     int64_t, pinned_bytes, int64_t{512} << 20,
     "page-locked memory that a GPU copies payloads and results from and to by itself; beyond it they are "
@@ -213,6 +215,7 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.lane_credit_bytes = absl::GetFlag(FLAGS_lane_credit_bytes);
   engine.session_credit_bytes = absl::GetFlag(FLAGS_session_credit_bytes);
   engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes);
+  if (engine.staging_bytes == 0) engine.staging_bytes = engine::DefaultStagingBytes();
   engine.max_streams = absl::GetFlag(FLAGS_max_streams);
   engine.max_heads = absl::GetFlag(FLAGS_max_heads);
   engine.max_sessions = absl::GetFlag(FLAGS_max_sessions);

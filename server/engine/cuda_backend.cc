@@ -21,15 +21,6 @@ using kernels::cuda::Result;
 
 using Accumulate = ChunkRows::Accumulate;
 
-namespace {
-
-bool Accumulates(const CudaSlot& slot) {
-  return std::any_of(slot.chunks.begin(), slot.chunks.end(),
-                     [](const ChunkRows& chunk) { return chunk.accumulate == Accumulate::kYes; });
-}
-
-}  // namespace
-
 CudaBackend::CudaBackend(HeadConfig config, SharedCuda* device, Path path)
     : config_(std::move(config)),
       device_(device),
@@ -151,7 +142,7 @@ Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
 BatchRows CudaBackend::FillPinned(const CudaSlot& slot) const {
   auto* in = static_cast<char*>(slot.pinned_in.data());
   const SlotLayout& layout = slot.layout;
-  const bool adds = Accumulates(slot);
+  const bool adds = slot.adds;
   std::vector<LabelledRows> parts;
   parts.reserve(slot.chunks.size());
   char* hidden_states = in + layout.hidden_states;
@@ -199,7 +190,7 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
   step.rows_redone = reinterpret_cast<int32_t*>(out + layout.rows_redone);
   step.dx_type = kind.dx_type;
   step.dx = kind.mode == ComputeMode::kLossOnly ? nullptr : out + layout.dx;
-  if (Accumulates(slot) && rows.rows > 0) {
+  if (slot.adds && rows.rows > 0) {
     step.weight_gradient =
         gradient_empty_ ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
     step.dw = static_cast<float*>(gradient_.data());

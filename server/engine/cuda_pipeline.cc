@@ -1,5 +1,6 @@
 #include "server/engine/cuda_pipeline.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -110,6 +111,15 @@ int64_t CudaPipeline::device_bytes() const {
   return bytes;
 }
 
+int64_t CudaPipeline::before_answer() const {
+  int64_t count = 0;
+  for (size_t i = 0; i < under_way_; ++i) {
+    const CudaSlot& slot = slots_[(oldest_ + i) % kSlots];
+    count += slot.adds && !slot.answered ? 1 : 0;
+  }
+  return count;
+}
+
 CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> chunks, int64_t hidden_size,
                               BatchCallbacks callbacks) {
   CudaSlot& slot = slots_[(oldest_ + under_way_++) % kSlots];
@@ -120,6 +130,9 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
   slot.layout = SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.dx_row_bytes);
   slot.chunks.assign(chunks.begin(), chunks.end());
   slot.callbacks = std::move(callbacks);
+  slot.adds = std::any_of(chunks.begin(), chunks.end(), [](const ChunkRows& chunk) {
+    return chunk.accumulate == ChunkRows::Accumulate::kYes;
+  });
   slot.answered = false;
   if (slot.layout.in_bytes > slot.in.bytes() || slot.layout.out_bytes > slot.out.bytes()) {
     Fail({cudaErrorInvalidValue, "a batch within the limits"});

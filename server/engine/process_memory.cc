@@ -44,6 +44,10 @@ ProcessMemory ReadProcessMemory() {
   return {KilobyteField("/proc/self/status", "VmRSS"), KilobyteField("/proc/self/status", "VmHWM")};
 }
 
+int64_t DefaultStagingBytes() {
+  return std::clamp(AvailableMemory() / 4, int64_t{2} << 30, int64_t{64} << 30);
+}
+
 int64_t AvailableMemory() {
   int64_t available = KilobyteField("/proc/meminfo", "MemAvailable");
   const int64_t limit = ControlGroupValue("/sys/fs/cgroup/memory.max");

@@ -17,6 +17,10 @@ ProcessMemory ReadProcessMemory();
 // control group.
 int64_t AvailableMemory();
 
+// What clients may have under way in all, if nobody says: a quarter of what this process may still take, from
+// 2 GiB to 64 GiB.
+int64_t DefaultStagingBytes();
+
 // Lets malloc keep the memory of large messages instead of returning it to the system and clearing it anew
 // for each: chunks, answers and gRPC's buffers come and go all the time. Once, before other threads start;
 // other allocators than glibc's are left as they are.

@@ -172,18 +172,24 @@ TEST(CheckAnswerTest, TakesTheRightAnswerAndNoOther) {
   EXPECT_LT(check(good)->loss_error, 1e-5);
   EXPECT_LT(check(good)->dx_error, 1e-5);
 
-  Outputs off = good;
+  const auto copy_of_good = [&] {
+    Outputs copy(settings);
+    copy.losses = good.losses;
+    copy.dx = good.dx;
+    return copy;
+  };
+  Outputs off = copy_of_good();
   off.losses[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(check(off).status().message(), HasSubstr("the loss of token 3"));
-  off = good;
+  off = copy_of_good();
   for (float& loss : off.losses) loss *= 2.0F;
   EXPECT_THAT(check(off).status().message(), HasSubstr("mean loss"));
-  off = good;
+  off = copy_of_good();
   static_cast<float*>(off.dx.data())[5] = std::numeric_limits<float>::infinity();
   EXPECT_THAT(check(off).status().message(), HasSubstr("not finite"));
   off.dx = Tensor(DataType::kFloat32, good.dx.size());
   EXPECT_THAT(check(off).status().message(), HasSubstr("dX of zeros"));
-  off = good;
+  off = copy_of_good();
   for (int64_t i = 0; i < off.dx.size(); ++i) static_cast<float*>(off.dx.data())[i] *= 1.1F;
   EXPECT_THAT(check(off).status().message(), HasSubstr("dX is off by"));
 }
