@@ -22,8 +22,8 @@ absl::Status Malformed(const std::string& message) {
 
 }  // namespace
 
-ComputeReactor::ComputeReactor(engine::Engine* engine, DoneCallback on_done)
-    : engine_(engine), on_done_(std::move(on_done)) {
+ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers, DoneCallback on_done)
+    : engine_(engine), writers_(writers), on_done_(std::move(on_done)) {
   ++engine_->counters().live_streams;
 }
 
@@ -173,7 +173,33 @@ void ComputeReactor::SubmitHeld() {
 // --- Writing
 // ------------------------------------------------------------------------------------------------------
 
-void ComputeReactor::OnAnswer(engine::ChunkAnswer answer) {
+void ComputeReactor::OnAnswer(engine::ChunkAnswer answer) { Post(std::move(answer)); }
+
+void ComputeReactor::OnApplied(uint64_t applied) { Post(applied); }
+
+void ComputeReactor::Post(News news) {
+  {
+    const std::lock_guard lock(news_mutex_);
+    news_.push_back(std::move(news));
+    if (std::exchange(taking_news_, true)) return;
+  }
+  writers_->Run([self = shared_from_this()] { self->TakeNews(); });
+}
+
+// One thread at a time, so that they stay in order.
+void ComputeReactor::TakeNews() {
+  std::unique_lock lock(news_mutex_);
+  while (!news_.empty()) {
+    News news = std::move(news_.front());
+    news_.pop_front();
+    lock.unlock();
+    std::visit([this](auto& content) { Take(std::move(content)); }, news);
+    lock.lock();
+  }
+  taking_news_ = false;
+}
+
+void ComputeReactor::Take(engine::ChunkAnswer answer) {
   {
     const Guard guard(this);
     if (at_once_) return;
@@ -186,7 +212,7 @@ void ComputeReactor::OnAnswer(engine::ChunkAnswer answer) {
   PumpLocked();
 }
 
-void ComputeReactor::OnApplied(uint64_t applied) {
+void ComputeReactor::Take(uint64_t applied) {
   const Guard guard(this);
   if (at_once_) return;
   applied_ = std::max(applied_, applied);

@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "lossd/v1/loss.pb.h"
@@ -27,6 +28,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/head.h"
 #include "server/engine/session_credit.h"
+#include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
 
@@ -36,8 +38,8 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  public:
   using DoneCallback = std::function<void(ComputeReactor*)>;
 
-  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always.
-  ComputeReactor(engine::Engine* engine, DoneCallback on_done);
+  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it.
+  ComputeReactor(engine::Engine* engine, WorkerPool* writers, DoneCallback on_done);
   ~ComputeReactor() override;
 
   // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
@@ -51,7 +53,8 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void OnCancel() override;
   void OnDone() override;
 
-  // The engine's.
+  // The engine's. Answers and marks are taken here and written by other threads: to start a write of gRPC's
+  // may mean to copy all of it into a socket.
   void OnAnswer(engine::ChunkAnswer answer) override;
   void OnApplied(uint64_t applied) override;
   void OnEnd(absl::Status status) override;
@@ -76,6 +79,13 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     std::unique_lock<std::mutex> lock_;
   };
 
+  // What the engine told: an answer, or how far dW has come.
+  using News = std::variant<engine::ChunkAnswer, uint64_t>;
+
+  void Post(News news);
+  void TakeNews();
+  void Take(engine::ChunkAnswer answer);
+  void Take(uint64_t applied);
   void HandleMalformed(const absl::Status& status);
   void HandleStart();
   void HandleChunk();
@@ -94,6 +104,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void Detach();
 
   engine::Engine* const engine_;
+  WorkerPool* const writers_;
   const DoneCallback on_done_;
   std::shared_ptr<ComputeReactor> self_;  // until OnDone
 
@@ -103,6 +114,10 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   std::shared_ptr<engine::Head> head_;
   engine::LaneAttachment attachment_;
   engine::Chunk held_;  // being submitted, perhaps waiting for the window
+
+  std::mutex news_mutex_;  // held for moments; never with the other one
+  std::deque<News> news_;
+  bool taking_news_ = false;  // somebody does
 
   std::mutex mutex_;
   std::shared_ptr<engine::SessionCredit> credit_;           // null until attached

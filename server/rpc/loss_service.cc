@@ -1,5 +1,7 @@
 #include "server/rpc/loss_service.h"
 
+#include <algorithm>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +21,10 @@ class RefusedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 };
 
 }  // namespace
+
+LossService::LossService(engine::Engine* engine)
+    : engine_(engine),
+      writers_(std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8)) {}
 
 grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* context,
                                                    const v1::OpenSessionRequest* request,
@@ -67,7 +73,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Comput
   }
   // Held here until it is registered: a stream may be over before Start returns.
   const std::shared_ptr<ComputeReactor> reactor =
-      std::make_shared<ComputeReactor>(engine_, [this](ComputeReactor* done) { Forget(done); });
+      std::make_shared<ComputeReactor>(engine_, &writers_, [this](ComputeReactor* done) { Forget(done); });
   {
     const std::lock_guard lock(mutex_);
     streams_.emplace(reactor.get(), reactor);

@@ -9,6 +9,7 @@
 #include "lossd/v1/loss.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/compute_reactor.h"
+#include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
 
@@ -16,7 +17,7 @@ class LossService final
     : public v1::LossService::WithRawCallbackMethod_Compute<v1::LossService::WithCallbackMethod_OpenSession<
           v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>> {
  public:
-  explicit LossService(engine::Engine* engine) : engine_(engine) {}
+  explicit LossService(engine::Engine* engine);
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
@@ -34,6 +35,7 @@ class LossService final
   void Forget(ComputeReactor* reactor);
 
   engine::Engine* const engine_;
+  WorkerPool writers_;  // of all streams
   std::mutex mutex_;
   std::map<ComputeReactor*, std::weak_ptr<ComputeReactor>> streams_;
 };

@@ -1,0 +1,39 @@
+// A few threads for work that its caller must not do itself.
+#ifndef LOSSD_SERVER_RPC_WORKER_POOL_H_
+#define LOSSD_SERVER_RPC_WORKER_POOL_H_
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace lossd::rpc {
+
+// Thread-safe.
+class WorkerPool {
+ public:
+  // At least one thread.
+  explicit WorkerPool(int threads);
+  // Runs what was given, then ends.
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // Never blocks. Tasks are begun in order, and run side by side.
+  void Run(std::function<void()> task);
+
+ private:
+  void Work();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> tasks_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_WORKER_POOL_H_
