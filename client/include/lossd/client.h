@@ -31,6 +31,18 @@ enum class DataType { kFloat32, kBFloat16, kFloat16 };
 int64_t SizeOf(DataType type);    // bytes of one element
 const char* Name(DataType type);  // "float32", ...
 
+// Paths of PEM files, read again when they change, for connections that are made from then on.
+struct TlsOptions {
+  std::string ca_certificates =
+      {};  // who may have signed the server's certificate; empty: the system's roots
+  // For servers that let in known clients only (mTLS); both or neither. The key has no passphrase.
+  std::string certificate = {};
+  std::string key = {};
+  // What the server's certificate must be for; empty: the host of the target. For tests, tunnels and
+  // addresses that no certificate names.
+  std::string server_name = {};
+};
+
 struct ClientOptions {
   // Unary calls fail with DEADLINE_EXCEEDED after this long.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(60);
@@ -38,6 +50,9 @@ struct ClientOptions {
   std::chrono::milliseconds reconnect_timeout = std::chrono::seconds(60);
   // Payload bytes of one message of weights or gradient rows.
   int64_t transfer_bytes = 4 << 20;
+  // Empty: plain text. A first connection that fails for a reason which waiting cannot mend (the certificate
+  // is not trusted, or is another host's, or one side speaks no TLS) fails at once and says what to do.
+  std::optional<TlsOptions> tls = {};
 };
 
 struct HeadConfig {
@@ -256,7 +271,7 @@ class Head {
 class Client {
  public:
   // `target` is a gRPC target: "host:port", "dns:///name:port" or "unix:/path". Waits until the server
-  // answers, up to options.reconnect_timeout.
+  // answers, up to options.reconnect_timeout. INVALID_ARGUMENT for options that cannot work.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target,
                                                          const ClientOptions& options);
   ~Client();
