@@ -1,6 +1,9 @@
 #include "client/src/tls.h"
 
-#include <cerrno>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
 #include <fstream>
 #include <iterator>
 
@@ -30,6 +33,31 @@ absl::Status CheckPem(const char* field, const std::string& path, const char* ki
       absl::StrCat("tls.", field, ": '", path, "' holds no ", kind, "; it must be a PEM file with one"));
 }
 
+template <typename T>
+T* Read(const std::string& path, T* (*read)(BIO*, T**, pem_password_cb*, void*)) {
+  BIO* const file = BIO_new_file(path.c_str(), "r");
+  if (file == nullptr) return nullptr;
+  T* const result = read(
+      file, nullptr, [](char*, int, int, void*) { return -1; }, nullptr);
+  BIO_free(file);
+  return result;
+}
+
+// gRPC would try for ever, without a word.
+absl::Status CheckPair(const TlsOptions& options) {
+  X509* const certificate = Read(options.certificate, PEM_read_bio_X509);
+  EVP_PKEY* const key = Read(options.key, PEM_read_bio_PrivateKey);
+  const bool match =
+      certificate != nullptr && key != nullptr && X509_check_private_key(certificate, key) == 1;
+  EVP_PKEY_free(key);
+  X509_free(certificate);
+  ERR_clear_error();
+  if (match) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tls.key: '", options.key, "' is not the key, without a passphrase, of the first certificate in '",
+      options.certificate, "'"));
+}
+
 absl::Status Check(const TlsOptions& options) {
   if (options.certificate.empty() != options.key.empty()) {
     return absl::InvalidArgumentError(
@@ -45,7 +73,8 @@ absl::Status Check(const TlsOptions& options) {
   if (options.certificate.empty()) return absl::OkStatus();
   if (absl::Status status = CheckPem("certificate", options.certificate, "CERTIFICATE"); !status.ok())
     return status;
-  return CheckPem("key", options.key, "PRIVATE KEY");
+  if (absl::Status status = CheckPem("key", options.key, "PRIVATE KEY"); !status.ok()) return status;
+  return CheckPair(options);
 }
 
 std::string Authorities(const TlsOptions& options) {

@@ -18,28 +18,28 @@ plot_perf.py: {python} has no matplotlib. Install it and run this again; one of
 
 
 def lines_of(cases):
-    """{(tokens, chunk bytes): its cases by the number of clients}"""
+    """{(transport, tokens, chunk bytes): its cases by the number of clients}"""
     lines = {}
     for case in cases:
         settings = case["settings"]
-        lines.setdefault((settings["tokens"], settings["chunk_bytes"]), []).append(case)
+        lines.setdefault((settings.get("transport", "tcp"), settings["tokens"], settings["chunk_bytes"]), []).append(case)
     for line in lines.values():
         line.sort(key=lambda case: case["settings"]["clients"])
     return lines
 
 
-def label(tokens, chunk_bytes):
+def label(transport, tokens, chunk_bytes):
     """Of a line."""
-    return f"{tokens} tokens" + (f", chunks of {chunk_bytes / 1048576:g} MiB" if chunk_bytes else "")
+    return f"{transport}, {tokens} tokens" + (f", chunks of {chunk_bytes / 1048576:g} MiB" if chunk_bytes else "")
 
 
 def draw(left, right, cases):
     """Throughput on the left; on the right the median with the range up to the 99th percentile."""
-    for (tokens, chunk_bytes), line in lines_of(cases).items():
+    for key, line in lines_of(cases).items():
         clients = [case["settings"]["clients"] for case in line]
-        left.plot(clients, [case["tokens_per_second"] for case in line], "o-", label=label(tokens, chunk_bytes))
+        left.plot(clients, [case["tokens_per_second"] for case in line], "o-", label=label(*key))
         median = [case["latency_ms"]["p50"] for case in line]
-        (drawn,) = right.plot(clients, median, "o-", label=label(tokens, chunk_bytes))
+        (drawn,) = right.plot(clients, median, "o-", label=label(*key))
         right.fill_between(clients, median, [case["latency_ms"]["p99"] for case in line], color=drawn.get_color(), alpha=0.15)
     left.set_ylabel("tokens/s")
     right.set_ylabel("batch latency, ms: median, shaded up to p99")

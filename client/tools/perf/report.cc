@@ -102,8 +102,8 @@ std::string ErrorsText(const Json& errors) {
 std::string SettingsText(const Json& report) {
   const Json& settings = report["settings"];
   return absl::StrFormat(
-      "%s tokens a batch, head %s x %s %s, clients: %d, %s loop%s",
-      tools::WithCommas(settings["tokens"].get<int64_t>()),
+      "%s, %s tokens a batch, head %s x %s %s, clients: %d, %s loop%s",
+      settings["transport"].get<std::string>(), tools::WithCommas(settings["tokens"].get<int64_t>()),
       tools::WithCommas(settings["vocab"].get<int64_t>()),
       tools::WithCommas(settings["hidden"].get<int64_t>()), settings["weight_dtype"].get<std::string>(),
       settings["clients"].get<int64_t>(), settings["loop"].get<std::string>(),

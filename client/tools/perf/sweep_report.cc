@@ -19,6 +19,7 @@ struct Column {
 };
 
 constexpr std::array kColumns = {
+    Column{"transport", "/settings/transport", "transport", ""},
     Column{"clients", "/settings/clients", "clients", "%.0f"},
     Column{"tokens", "/settings/tokens", "tokens", "%.0f"},
     Column{"chunk_bytes", "/settings/chunk_bytes", "chunk bytes", "%.0f"},
@@ -105,8 +106,9 @@ std::string SweepMarkdown(const Json& sweep) {
 
 std::string CaseLine(const Json& one) {
   std::string line =
-      absl::StrCat(Text(At(one, "/settings/clients")), " clients, ", Text(At(one, "/settings/tokens")),
-                   " tokens, chunk bytes ", Text(At(one, "/settings/chunk_bytes")), ": ");
+      absl::StrCat(Text(At(one, "/settings/transport")), ", ", Text(At(one, "/settings/clients")),
+                   " clients, ", Text(At(one, "/settings/tokens")), " tokens, chunk bytes ",
+                   Text(At(one, "/settings/chunk_bytes")), ": ");
   if (one.contains("error")) return line + Text(one["error"]);
   return absl::StrCat(line, Formatted(At(one, "/tokens_per_second"), "%.0f"), " tokens/s, p50 ",
                       Formatted(At(one, "/latency_ms/p50"), "%.2f"), " ms, p99 ",

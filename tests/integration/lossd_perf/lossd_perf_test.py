@@ -74,6 +74,19 @@ class LossdPerfTest(unittest.TestCase):
         self.assertEqual(report["settings"]["loop"], "open")
         self.assertEqual(report["never_sent"], 0)
 
+    def test_transports_of_a_server_of_its_own(self):
+        for transport, prefix in (("uds", "unix:"), ("tls", "127.0.0.1:")):
+            report = self.succeed(*OWN, *SMALL, f"--transport={transport}", "--batches=4")
+            self.check_report(report, 4)
+            self.assertEqual(report["settings"]["transport"], transport)
+            self.assertTrue(report["target"].startswith(prefix), report["target"])
+
+    def test_tls_without_openssl_says_what_is_missing(self):
+        done = subprocess.run([LOSSD_PERF, *OWN, *SMALL, "--transport=tls"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              check=False, env={**os.environ, "PATH": "/nonexistent"})
+        self.assertEqual(done.returncode, UNREACHABLE, done)
+        self.assertIn("openssl", done.stderr)
+
     def test_refused_sessions_are_counted_apart(self):
         done = perf(*OWN, "--server_flag=--max_sessions=1", *SMALL, "--clients=3", "--batches=6",
                     "--timeout=0.5", "--json")
@@ -104,9 +117,18 @@ class LossdPerfTest(unittest.TestCase):
             with open(os.path.join(out, "sweep.md"), encoding="utf-8") as file:
                 self.assertEqual(sum(line.startswith("|") for line in file), 2 + 4)
 
+    def test_sweep_over_transports(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = perf("sweep", *OWN, "--vocab=500", "--hidden=32", "--batches=2", "--clients=1", "--tokens=20",
+                        "--transport=tcp,uds,tls", "--no_plot", f"--out={folder}")
+            self.assertEqual(done.returncode, OK, done)
+            with open(os.path.join(folder, "sweep.csv"), encoding="utf-8", newline="") as file:
+                self.assertEqual([row["transport"] for row in csv.DictReader(file)], ["tcp", "uds", "tls"])
+
     def test_exit_codes(self):
         for bad in (["--tokens=0"], ["--rate=-1"], ["--target=x", "--device=cpu"], ["--metrics=x"], ["--dtype=int8"], ["nothing"],
-                    ["--duration=1", "--batches=1"], ["--transport=tls"], ["sweep"]):
+                    ["--duration=1", "--batches=1"], ["--transport=carrier_pigeon"], ["--transport=tcp,tls"],
+                    ["--tls_ca=x"], ["sweep"]):
             self.assertEqual(perf(*bad).returncode, USAGE, bad)
         unreachable = perf("--target=127.0.0.1:1", "--timeout=0.3")
         self.assertEqual(unreachable.returncode, UNREACHABLE, unreachable)

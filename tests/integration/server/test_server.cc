@@ -34,8 +34,8 @@ TestServer::TestServer(const TestServerOptions& options) {
   auto engine = engine::Engine::Create(options.engine, *std::move(device));
   Require(engine.ok(), "no engine");
   engine_ = *std::move(engine);
-  auto server = rpc::Server::Start({"127.0.0.1:0"}, engine_.get());
-  Require(server.ok(), "no server");
+  auto server = rpc::Server::Start(options.server, engine_.get());
+  Require(server.ok(), "no server: " + std::string(server.status().message()));
   server_ = *std::move(server);
 }
 

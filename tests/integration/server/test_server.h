@@ -23,6 +23,7 @@ namespace lossd::testing {
 struct TestServerOptions {
   engine::EngineOptions engine;
   int64_t workspace_bytes = 8 << 20;
+  rpc::ServerOptions server = {.listen = "127.0.0.1:0", .tls = {}};
 };
 
 // Aborts the test process if it cannot start.
