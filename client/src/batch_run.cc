@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/chunk_times.h"
 #include "client/src/convert.h"
 
 namespace lossd::internal {
@@ -81,6 +82,7 @@ bool BatchRun::SendNext() {
   ++outstanding_;
   outstanding_bytes_ += piece.range.payload_bytes;
   const bool written = lane_->stream().Write(Encode(piece, first_sequence_ + next_));
+  piece.sent_at = lane_->stream().WriteTime();
   do {
     ++next_;
   } while (next_ < pieces_.size() && pieces_[next_].answered);
@@ -143,6 +145,11 @@ absl::Status BatchRun::TakeResult(const DecodedResponse& response) {
     piece.valid_tokens = result.valid_tokens();
     weight_version_ = std::max(weight_version_, result.weight_version());
     repeated_ += static_cast<int64_t>(result.disposition() == v1::DISPOSITION_REPEATED);
+    if (result.has_timing()) {
+      piece.arrived_at = lane_->stream().ReadTime();
+      piece.timing = result.timing();
+      NoteTiming(*piece.timing, piece.sent_at, piece.arrived_at, &lane_->clock_offset());
+    }
   }
   piece.answered = true;
   ++answered_;
@@ -250,6 +257,18 @@ absl::Status BatchRun::FollowGeneration(const absl::Status& cause) {
                                                     " chunks are in that window, the others in none"));
 }
 
+// Only now: every chunk has made the offset of the clocks better known.
+std::vector<ChunkTiming> BatchRun::Timings() const {
+  std::vector<ChunkTiming> timings;
+  for (const Piece& piece : pieces_) {
+    if (!piece.timing.has_value()) continue;
+    timings.push_back(ToChunkTiming(*piece.timing, piece.sent_at, piece.arrived_at, lane_->clock_offset()));
+    timings.back().first_token = piece.range.first;
+    timings.back().tokens = piece.range.tokens;
+  }
+  return timings;
+}
+
 absl::StatusOr<BatchResult> BatchRun::Result() const {
   if (!rejection_.ok()) {
     return absl::Status(rejection_.code(),
@@ -259,7 +278,8 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
   BatchResult result{.weight_version = weight_version_,
                      .chunks = static_cast<int64_t>(pieces_.size()),
                      .repeated_chunks = repeated_,
-                     .first_sequence = first_sequence_};
+                     .first_sequence = first_sequence_,
+                     .timings = Timings()};
   for (const Piece& piece : pieces_) {
     result.loss_sum += piece.loss_sum;
     result.valid_tokens += piece.valid_tokens;

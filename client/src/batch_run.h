@@ -3,7 +3,9 @@
 #ifndef LOSSD_CLIENT_SRC_BATCH_RUN_H_
 #define LOSSD_CLIENT_SRC_BATCH_RUN_H_
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -38,6 +40,10 @@ class BatchRun {
     bool answered = false;
     double loss_sum = 0;
     int64_t valid_tokens = 0;
+    // With the timing that was asked for.
+    std::chrono::system_clock::time_point sent_at = {};
+    std::chrono::system_clock::time_point arrived_at = {};
+    std::optional<v1::ChunkTiming> timing = {};
   };
 
   absl::Status Pump();
@@ -53,6 +59,7 @@ class BatchRun {
   void RewindTo(uint64_t accepted);
   absl::Status Resume(const absl::Status& cause);
   absl::Status FollowGeneration(const absl::Status& cause);
+  std::vector<ChunkTiming> Timings() const;
   absl::StatusOr<BatchResult> Result() const;
 
   Lane* const lane_;

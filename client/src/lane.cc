@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/chunk_codec.h"
+#include "client/src/chunk_times.h"
 #include "client/src/grpc_status.h"
 
 namespace lossd::internal {
@@ -165,6 +166,7 @@ absl::Status Lane::Attach() {
   start.set_session_id(session_id_);
   start.set_incarnation(incarnation_);
   start.set_lane(kLane);
+  start.set_report_timing(options_.timing == Timing::kReport);
   stream_->Write(EncodeStart(start));  // if the call is over, reading says why
   grpc::ByteBuffer message;
   switch (stream_->Read(&message, head_->options().call_timeout)) {
@@ -181,6 +183,11 @@ absl::Status Lane::Attach() {
   if (!decoded.ok()) return decoded.status();
   if (!decoded->header().has_ready()) {
     return absl::InternalError("the first answer of the server's stream is not `ready`");
+  }
+  if (const int64_t server_time = decoded->header().ready().server_time(); server_time != 0) {
+    clock_offset_ = ClockOffset();  // it may be another server
+    clock_offset_.NoteToServer(Microseconds(stream_->WriteTime()), server_time);
+    clock_offset_.NoteFromServer(server_time, Microseconds(stream_->ReadTime()));
   }
   return TakeReady(decoded->header().ready());
 }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/src/backoff.h"
+#include "client/src/clock_offset.h"
 #include "client/src/compute_stream.h"
 #include "client/src/head_context.h"
 #include "lossd/client.h"
@@ -45,6 +46,9 @@ class Lane {
   // server rejects it or says that it was not accepted.
   void NoteContribution(uint64_t generation);
   void NoteWithdrawal(uint64_t generation);
+
+  // Of the server the lane's session is at.
+  ClockOffset& clock_offset() { return clock_offset_; }
 
   void NoteAnswered(uint64_t sequence);
   void NoteApplied(uint64_t sequence);
@@ -96,6 +100,8 @@ class Lane {
   uint64_t applied_ = 0;
   uint64_t next_sequence_ = 1;
   int64_t reconnects_ = 0;
+
+  ClockOffset clock_offset_;
 
   uint64_t contributed_generation_ = 0;
   int64_t contributions_ = 0;  // chunks that are or may be in the window of that generation

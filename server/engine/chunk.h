@@ -3,6 +3,7 @@
 #define LOSSD_SERVER_ENGINE_CHUNK_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -12,6 +13,21 @@
 #include "server/engine/payload.h"
 
 namespace lossd::engine {
+
+// Whether an answer says when its chunk passed which stage.
+enum class Timing { kNone, kReport };
+
+// By this machine's clock; each no earlier than the one above it. What they are: ChunkTiming in loss.proto.
+struct ChunkTimes {
+  absl::Time received;
+  absl::Time accepted;
+  absl::Time started;
+  absl::Time input_ready;
+  absl::Time compute_started;
+  absl::Time computed;
+  absl::Time output_ready;
+  std::optional<absl::Time> earlier_done;
+};
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
 
@@ -36,6 +52,7 @@ struct Chunk {
   Payload hidden_states;
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
+  Timing timing = Timing::kNone;
 
   int64_t payload_bytes() const { return static_cast<int64_t>(labels.size()) + hidden_states.size(); }
   // Memory that the payload takes: more, where parts of larger blocks keep these.
@@ -56,6 +73,7 @@ struct ChunkAnswer {
   kernels::DataType dx_type = kernels::DataType::kFloat32;
   std::string losses;  // fp32 [tokens]
   ResultBytes dx;      // [tokens, H], empty for loss only
+  std::optional<ChunkTimes> times;
 };
 
 // Checks everything about a chunk's content: sizes, labels, options, finiteness of the hidden states of rows

@@ -122,6 +122,8 @@ using Progress = std::function<void(int64_t done, int64_t total)>;
 // --- Sessions
 // -----------------------------------------------------------------------------------------------------------
 
+enum class Timing { kNone, kReport };
+
 struct SessionOptions {
   // Names this client to the server: a restarted process with the same key resumes the same session. Empty:
   // random.
@@ -129,6 +131,8 @@ struct SessionOptions {
   int32_t rank = 0;
   // Hidden-state bytes of one chunk; 0 takes 4 MiB. Never above the server's limit.
   int64_t chunk_bytes = 0;
+  // Whether results say when each chunk passed which stage; costs some 60 bytes a chunk.
+  Timing timing = Timing::kNone;
 };
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
@@ -150,6 +154,31 @@ struct BatchOutputs {
   void* dx = nullptr;  // [N, H] of dx_type; may be null if not wanted
 };
 
+// When a chunk passed its stages, by this machine's system clock. What the server tells is brought to it by
+// bounds that the messages themselves give: each arrives after it was sent. Where the server's times could be
+// right as they are (it is on this machine, or both keep time well) they are left so. A chunk that was sent
+// again shows its last journey.
+struct ChunkTiming {
+  using Time = std::chrono::system_clock::time_point;
+  int64_t first_token = 0;  // of the batch
+  int64_t tokens = 0;
+  Time sent;             // handed to gRPC
+  Time received;         // complete at the server
+  Time accepted;         // checked and queued
+  Time started;          // taken for a batch of the device
+  Time input_ready;      // on the device; `started` on a CPU
+  Time compute_started;  // and the device is done with the batch before
+  Time computed;         // losses and dX, on the device
+  Time output_ready;     // in the server's memory; `computed` on a CPU
+  Time answered;         // handed to the server's gRPC
+  Time arrived;          // complete at the client; not yet in the caller's memory
+  // When the device was done with the batch before this one, of whatever session, dW and all. Not known of a
+  // server's first batch.
+  std::optional<Time> earlier_done = {};
+  // What the server's times may be off by, all alike. An upper bound.
+  std::chrono::microseconds clock_error{0};
+};
+
 struct BatchResult {
   double loss_sum = 0;  // over valid tokens, unscaled
   int64_t valid_tokens = 0;
@@ -158,6 +187,9 @@ struct BatchResult {
   int64_t repeated_chunks = 0;  // the server had taken them before: computed again, not added again
   // The batch's chunks are numbered from here without gaps; 0 of an empty batch.
   uint64_t first_sequence = 0;
+  // In the order of tokens, if the session asked (SessionOptions::timing) and the server tells; without
+  // chunks that were rejected.
+  std::vector<ChunkTiming> timings = {};
 };
 
 // True for the one error after which the gradients accumulated since the last flush are gone (the server was
