@@ -83,7 +83,8 @@ class LoadClient {
 
   absl::StatusOr<BatchResult> TryAttempt() {
     if (!session_) {
-      auto session = shared_->head.OpenSession({.chunk_bytes = shared_->settings.chunk_bytes});
+      auto session = shared_->head.OpenSession(
+          {.chunk_bytes = shared_->settings.chunk_bytes, .timing = Timing::kReport});
       if (!session.ok()) return session.status();
       session_.emplace(*std::move(session));
     }
@@ -108,6 +109,7 @@ class LoadClient {
     ++result_.batches;
     result_.tokens += shared_->settings.tokens;
     result_.chunks += answer.chunks;
+    result_.timings.insert(result_.timings.end(), answer.timings.begin(), answer.timings.end());
     ++shared_->batches;
   }
 
@@ -156,6 +158,7 @@ LoadResult Gather(const Shared& shared, const std::vector<std::unique_ptr<LoadCl
     all.wrong_results += one.wrong_results;
     all.reconnects += one.reconnects;
     all.latencies.insert(all.latencies.end(), one.latencies.begin(), one.latencies.end());
+    all.timings.insert(all.timings.end(), one.timings.begin(), one.timings.end());
     for (const auto& [code, count] : one.errors) all.errors[code] += count;
     if (all.first_error.empty()) all.first_error = one.first_error;
     if (one.batches > 0) last = std::max(last, client->last_answer());

@@ -51,6 +51,14 @@ class LossdPerfTest(unittest.TestCase):
             stages = report["server_stages_ms"]
             for stage in ("queue", "forward", "weight_gradient"):
                 self.assertEqual(stages[stage]["samples"], report["chunks"], stage)
+            for stage in ("upload", "queue", "copy", "compute", "download"):
+                found = report["stages_ms"][stage]
+                self.assertEqual(found["samples"], report["chunks"], stage)
+                self.assertGreaterEqual(found["p50"], 0, stage)
+                self.assertLessEqual(found["p50"], found["p99"], stage)
+            self.assertEqual(report["stages_ms"]["copy"]["max"], 0)  # a CPU copies nothing
+            self.assertGreater(report["stages_ms"]["compute"]["p50"], 0)
+            self.assertTrue(0 <= report["stages_ms"]["hidden_share"] <= 1, report["stages_ms"])
             self.assertIsNone(report["cpu"]["server"])
             with urllib.request.urlopen(server.metrics_url) as answer:
                 text = answer.read().decode()
@@ -98,7 +106,7 @@ class LossdPerfTest(unittest.TestCase):
     def test_text(self):
         done = perf(*OWN, *SMALL, "--batches=3")
         self.assertEqual(done.returncode, OK, done)
-        for word in ("throughput", "latency", "forward", "server CPU", "0 calls failed; 0 wrong results"):
+        for word in ("throughput", "latency", "upload", "compute", "download", "hidden", "forward", "server CPU", "0 calls failed; 0 wrong results"):
             self.assertIn(word, done.stdout)
 
     def test_sweep(self):
