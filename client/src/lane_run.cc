@@ -82,6 +82,7 @@ bool LaneRun::SendNext() {
   ++outstanding_;
   outstanding_bytes_ += piece.range.payload_bytes;
   const bool written = lane_->stream()->Write(Encode(piece, sequence));
+  piece.sent_at = lane_->stream()->WriteTime();
   do {
     ++next_;
   } while (next_ < pieces_.size() && pieces_[next_].answered);
@@ -153,6 +154,7 @@ absl::Status LaneRun::TakeResult(const DecodedResponse& response) {
     piece.valid_tokens = result.valid_tokens();
     piece.repeated = result.disposition() == v1::DISPOSITION_REPEATED;
     weight_version_ = std::max(weight_version_, result.weight_version());
+    if (result.has_timing()) NoteTiming(result.timing(), &piece);
   }
   piece.answered = true;
   ++answered_;
@@ -198,6 +200,12 @@ void LaneRun::NoteRejected(const v1::ChunkResult& result, Piece* piece) {
       error.code() == 0 ? absl::StatusCode::kInternal : static_cast<absl::StatusCode>(error.code()),
       error.field().empty() ? error.message()
                             : absl::StrCat(error.message(), " [field ", error.field(), "]"));
+}
+
+void LaneRun::NoteTiming(const v1::ChunkTiming& timing, Piece* piece) {
+  piece->arrived_at = lane_->stream()->ReadTime();
+  piece->timing = timing;
+  lane_->link().NoteTiming(timing, piece->sent_at, piece->arrived_at);
 }
 
 void LaneRun::Resume(absl::Status cause, End* end) {

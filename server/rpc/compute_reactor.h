@@ -102,6 +102,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   wire::ReceivedRequest request_;
   std::shared_ptr<engine::Head> head_;
   engine::LaneAttachment attachment_;
+  engine::Timing timing_ = engine::Timing::kNone;
   engine::Chunk held_;  // being submitted, perhaps waiting for the window
 
   std::mutex mutex_;

@@ -154,7 +154,7 @@ absl::Status CheckDx(const Settings& settings, const Inputs& inputs, const Outpu
 }
 
 absl::StatusOr<std::optional<Region>> NewRegion(Client& client, const Settings& settings, int64_t bytes) {
-  if (settings.transport == Transport::kTcp || settings.transport == Transport::kUnix) return std::nullopt;
+  if (settings.transport != Transport::kShm && settings.transport != Transport::kCudaIpc) return std::nullopt;
   const bool system = settings.transport == Transport::kShm;
   auto region = client.CreateRegion(system ? RegionKind::kSystem : RegionKind::kDevice, bytes);
   if (!region.ok()) return region.status();

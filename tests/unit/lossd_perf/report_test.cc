@@ -101,7 +101,7 @@ TEST(SweepTest, TablesHaveARowForEachCaseAndSayWhatWentWrong) {
   const Json bad = {{"settings", ToJson(SmallSettings())}, {"error", "UNAVAILABLE: \"no\", said\n|it|"}};
   const Json sweep = {{"command", "c"}, {"time", "t"}, {"cases", {good, bad}}};
   const std::string csv = SweepCsv(sweep);
-  EXPECT_THAT(csv, HasSubstr("\n1,10,0,0,3,50,16,4,20.0,"));
+  EXPECT_THAT(csv, HasSubstr("\ntcp,1,10,0,0,3,50,16,4,20.0,"));
   EXPECT_THAT(csv, HasSubstr(",\"UNAVAILABLE: \"\"no\"\", said\n|it|\"\n"));
   EXPECT_THAT(SweepMarkdown(sweep), HasSubstr("| UNAVAILABLE: \"no\", said /it/ |\n"));
   EXPECT_THAT(ReportText(good), HasSubstr("clients: 1, lanes: 3, closed loop"));
