@@ -166,24 +166,25 @@ TEST(CheckAnswerTest, TakesTheRightAnswerAndNoOther) {
   const Inputs inputs(settings, 1);
   ASSERT_GT(inputs.valid_tokens, 0);
   ASSERT_LT(inputs.valid_tokens, settings.tokens);
-  const Outputs good = Answer(settings, weights, inputs);
+  const auto answer = [&] { return Answer(settings, weights, inputs); };
+  const Outputs good = answer();
   const auto check = [&](const Outputs& outputs) { return CheckAnswer(settings, weights, inputs, outputs); };
   ASSERT_TRUE(check(good).ok()) << check(good).status();
   EXPECT_LT(check(good)->loss_error, 1e-5);
   EXPECT_LT(check(good)->dx_error, 1e-5);
 
-  Outputs off = good;
+  Outputs off = answer();
   off.losses[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(check(off).status().message(), HasSubstr("the loss of token 3"));
-  off = good;
+  off = answer();
   for (float& loss : off.losses) loss *= 2.0F;
   EXPECT_THAT(check(off).status().message(), HasSubstr("mean loss"));
-  off = good;
+  off = answer();
   static_cast<float*>(off.dx.data())[5] = std::numeric_limits<float>::infinity();
   EXPECT_THAT(check(off).status().message(), HasSubstr("not finite"));
   off.dx = Tensor(DataType::kFloat32, good.dx.size());
   EXPECT_THAT(check(off).status().message(), HasSubstr("dX of zeros"));
-  off = good;
+  off = answer();
   for (int64_t i = 0; i < off.dx.size(); ++i) static_cast<float*>(off.dx.data())[i] *= 1.1F;
   EXPECT_THAT(check(off).status().message(), HasSubstr("dX is off by"));
 }
