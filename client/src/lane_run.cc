@@ -212,13 +212,16 @@ void LaneRun::Resume(absl::Status cause, End* end) {
   const auto recovery = lane_->Recover(cause);
   if (!recovery.ok()) {
     *end = {EndKind::kFailed, recovery.status()};
-  } else if (*recovery == Lane::Recovery::kUnsettled) {
-    *end = {EndKind::kUnsettled, std::move(cause)};
-  } else if (absl::Status status = Rewind(); !status.ok()) {
-    *end = {EndKind::kFailed, std::move(status)};
-  } else if (lane_->link().generation() != job_->generation) {
-    *end = {EndKind::kUnsettled, std::move(cause)};
+    return;
   }
+  if (*recovery == Lane::Recovery::kResumed) {
+    if (absl::Status status = Rewind(); !status.ok()) {
+      *end = {EndKind::kFailed, std::move(status)};
+      return;
+    }
+    if (lane_->link().generation() == job_->generation) return;
+  }
+  *end = {EndKind::kUnsettled, std::move(cause)};
 }
 
 // Everything unanswered is to be sent again: what was accepted for the sake of its answer, the rest because

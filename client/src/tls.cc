@@ -71,8 +71,9 @@ absl::Status Check(const TlsOptions& options) {
     }
   }
   if (options.certificate.empty()) return absl::OkStatus();
-  if (absl::Status status = CheckPem("certificate", options.certificate, "CERTIFICATE"); !status.ok())
+  if (absl::Status status = CheckPem("certificate", options.certificate, "CERTIFICATE"); !status.ok()) {
     return status;
+  }
   if (absl::Status status = CheckPem("key", options.key, "PRIVATE KEY"); !status.ok()) return status;
   return CheckPair(options);
 }

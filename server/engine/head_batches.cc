@@ -125,13 +125,14 @@ ChunkRows Head::Describe(StartedChunk& started) const {
 
 // Of a chunk whose results are there.
 ChunkTimes Head::TimesOf(const Batch& batch, const ChunkItem& item) const {
+  const absl::Time now = absl::Now();
   ChunkTimes times{.received = item.chunk.received,
                    .accepted = item.accepted,
                    .started = batch.started,
                    .input_ready = batch.started,
                    .compute_started = batch.started,
-                   .computed = absl::Now(),
-                   .output_ready = absl::Now(),
+                   .computed = now,
+                   .output_ready = now,
                    .earlier_done = std::nullopt};
   if (environment_.device_done != nullptr) times.earlier_done = *environment_.device_done;
   if (batch.device_times.has_value()) {

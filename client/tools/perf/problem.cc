@@ -229,8 +229,9 @@ absl::Status Share(Client& client, const Settings& settings, Inputs& inputs) {
 absl::Status Share(Client& client, const Settings& settings, Outputs& outputs) {
   if (outputs.dx.size() == 0) return absl::OkStatus();
   auto region = NewRegion(client, settings, outputs.dx.bytes());
-  if (region.ok()) outputs.region = *std::move(region);
-  return region.status();
+  if (!region.ok()) return region.status();
+  outputs.region = *std::move(region);
+  return absl::OkStatus();
 }
 
 absl::Status Fetch(Outputs& outputs) {

@@ -72,13 +72,18 @@ CLI::Option* AddTransportOption(CLI::App& app, std::vector<Transport>& transport
   static const auto& names = *new std::map<std::string, Transport>{
       {"tcp", Transport::kTcp}, {"uds", Transport::kUnix}, {"unix", Transport::kUnix},
       {"tls", Transport::kTls}, {"shm", Transport::kShm},  {"cuda_ipc", Transport::kCudaIpc}};
+  // Not a transformer, which would leave numbers where the command line is shown again (sweep.md).
   return app
-      .add_option(
-          "--transport", transports,
+      .add_option_function<std::vector<std::string>>(
+          "--transport",
+          [&transports](const std::vector<std::string>& values) {
+            transports.clear();
+            for (const std::string& value : values) transports.push_back(names.at(value));
+          },
           "How a server of its own is reached: tcp (loopback), uds (a socket file), tls (loopback, with a "
           "certificate made by the openssl program for the run); tcp with hidden states and dX in shared "
           "memory: shm, or in the GPU's: cuda_ipc")
-      ->transform(CLI::CheckedTransformer(names).description(""))
+      ->check(CLI::IsMember(names).description(""))
       ->type_name("tcp|uds|tls|shm|cuda_ipc")
       ->default_str("tcp")
       ->excludes(&target)

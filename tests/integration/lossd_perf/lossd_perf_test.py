@@ -159,6 +159,8 @@ class LossdPerfTest(unittest.TestCase):
             self.assertEqual(done.returncode, OK, done)
             with open(os.path.join(folder, "sweep.csv"), encoding="utf-8", newline="") as file:
                 cases = [(row["transport"], row["lanes"]) for row in csv.DictReader(file)]
+            with open(os.path.join(folder, "sweep.json"), encoding="utf-8") as file:
+                self.assertIn("--transport=tcp,uds,tls,shm", json.load(file)["command"])
             self.assertEqual(cases, [(transport, lanes) for transport in ("tcp", "uds", "tls", "shm") for lanes in ("1", "2")])
 
     def test_exit_codes(self):
