@@ -12,15 +12,17 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/engine/process_memory.h"
 #include "server/options.h"
+#include "server/rpc/listen_address.h"
 #include "server/rpc/server.h"
+#include "server/rpc/tls.h"
 #include "server/telemetry/logging.h"
 #include "server/telemetry/metrics.h"
 #include "server/version.h"
@@ -71,13 +73,38 @@ void WaitPassively(char** argv) {
   execv(self.c_str(), argv);
 }
 
-bool IsLoopback(const std::string& listen) {
-  return absl::StartsWith(listen, "127.") || absl::StartsWith(listen, "localhost:") ||
-         absl::StartsWith(listen, "[::1]:") || absl::StartsWith(listen, "unix:");
+void LogTls(const rpc::TlsCheck& check, const char* event) {
+  Log(LogLevel::kInfo, event, {{"expires", absl::FormatTime(check.not_after, absl::UTCTimeZone())}});
+  for (const std::string& warning : check.warnings) Log(LogLevel::kWarning, warning);
+}
+
+// What somebody should know who listens on an address that others can reach.
+void WarnOfExposure(const rpc::ServerOptions& options) {
+  const absl::StatusOr<std::vector<std::string>> addresses = rpc::ParseListen(options.listen);
+  if (!addresses.ok()) return;
+  for (const std::string& address : *addresses) {
+    if (rpc::IsLoopback(address)) continue;
+    if (!options.tls.enabled()) {
+      Log(LogLevel::kWarning, "listening beyond loopback without encryption or authentication",
+          {{"listen", address}, {"remedy", "--tls_certificate, --tls_key and --tls_client_ca"}});
+    } else if (options.tls.client_ca.empty()) {
+      Log(LogLevel::kWarning, "listening beyond loopback without authentication: every client is served",
+          {{"listen", address}, {"remedy", "--tls_client_ca"}});
+    }
+  }
+}
+
+void LogChangedTls(rpc::TlsWatch& watch) {
+  const auto changed = watch.Poll();
+  if (!changed.has_value()) return;
+  if (changed->ok()) return LogTls(**changed, "reloaded the TLS certificate");
+  Log(LogLevel::kError, "the TLS files have changed and cannot be used: new connections fail until they can",
+      {{"reason", std::string(changed->status().message())}});
 }
 
 // Until a signal to stop, or until the device failed.
-void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine) {
+void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine,
+                rpc::TlsWatch tls_watch) {
   const timespec tick{1, 0};
   while (!device_failed) {
     const int signal_number = sigtimedwait(&signals, nullptr, &tick);
@@ -86,6 +113,7 @@ void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed,
       return;
     }
     engine.ExpireSessions();
+    LogChangedTls(tls_watch);
   }
 }
 
@@ -140,12 +168,12 @@ int Serve(Options options) {
     Log(LogLevel::kInfo, "sharing memory with clients on this host",
         {{"socket", (*server)->region_socket_path()}, {"region_bytes", options.engine.regions.total_bytes}});
   }
-  if (!IsLoopback(options.server.listen)) {
-    Log(LogLevel::kWarning, "listening beyond loopback without encryption or authentication",
-        {{"listen", options.server.listen}});
+  if (options.server.tls.enabled()) {
+    if (const auto check = rpc::CheckTls(options.server.tls); check.ok()) LogTls(*check, "TLS is on");
   }
+  WarnOfExposure(options.server);
 
-  WaitForEnd(signals, device_failed, **engine);
+  WaitForEnd(signals, device_failed, **engine, rpc::TlsWatch(options.server.tls));
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
   for (const std::shared_ptr<engine::Head>& head : (*engine)->Heads()) {
     const engine::HeadInfo info = head->Info();

@@ -16,10 +16,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "server/engine/process_memory.h"
+#include "server/rpc/listen_address.h"
+#include "server/rpc/tls.h"
 #include "server/version.h"
 
-ABSL_FLAG(std::string, listen, "127.0.0.1:50051",
-          "address of the gRPC services, host:port; port 0 takes a free one");
+ABSL_FLAG(
+    std::string, listen, "127.0.0.1:50051",
+    "addresses of the gRPC services, with commas: host:port, where port 0 takes a free one, or unix:PATH");
+ABSL_FLAG(std::string, tls_certificate, "",
+          "PEM file: the certificate that host:port addresses are served with, and intermediate ones; with "
+          "it there "
+          "is TLS");
+ABSL_FLAG(std::string, tls_key, "", "PEM file: the private key of --tls_certificate");
+ABSL_FLAG(std::string, tls_client_ca, "",
+          "PEM file: only clients with a certificate of these authorities are served (mTLS)");
 ABSL_FLAG(std::string, metrics_listen, "127.0.0.1:9464",
           "address of /metrics, host:port; port 0 takes a free one; empty turns it off");
 ABSL_FLAG(std::string, device, "auto", "where heads live: cpu, cuda:N, or auto: cuda:0 if it can be used");
@@ -98,7 +108,6 @@ absl::Status CheckAtLeast(const char* flag, int64_t value, int64_t least) {
 
 // The address itself is the resolver's to judge, but it takes any number for a port.
 absl::Status CheckPort(const char* flag, const std::string& address) {
-  if (absl::StartsWith(address, "unix")) return absl::OkStatus();
   const size_t colon = address.rfind(':');
   int port = -1;
   if (colon != std::string::npos && absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 &&
@@ -325,6 +334,10 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
       "gradients.\n\n"
       "  lossd                                     serve on 127.0.0.1:50051, metrics on 127.0.0.1:9464\n"
       "  lossd --listen=127.0.0.1:0 --port_file=p  take free ports and write them to p\n"
+      "  lossd --listen=0.0.0.0:50051,unix:/run/lossd.sock --tls_certificate=server.pem --tls_key=server.key "
+      "--tls_client_ca=ca.pem\n"
+      "                                            TLS for clients with a certificate of ours, and a socket "
+      "file\n"
       "  lossd --config=lossd.json                 flags and heads from a file\n\n"
       "SIGTERM and SIGINT drain: what was accepted is finished, then the exit status is 0.");
 
@@ -343,7 +356,12 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   }
   options.server.listen = absl::GetFlag(FLAGS_listen);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
-  if (absl::Status status = CheckPort("listen", options.server.listen); !status.ok()) return status;
+  if (const auto addresses = rpc::ParseListen(options.server.listen); !addresses.ok())
+    return addresses.status();
+  options.server.tls = {.certificate = absl::GetFlag(FLAGS_tls_certificate),
+                        .key = absl::GetFlag(FLAGS_tls_key),
+                        .client_ca = absl::GetFlag(FLAGS_tls_client_ca)};
+  if (const auto check = rpc::CheckTls(options.server.tls); !check.ok()) return check.status();
   if (!options.metrics_listen.empty()) {
     if (absl::Status status = CheckPort("metrics_listen", options.metrics_listen); !status.ok()) {
       return status;

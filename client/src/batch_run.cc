@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/chunk_times.h"
 
 namespace lossd::internal {
 namespace {
@@ -138,13 +139,32 @@ absl::Status BatchRun::FollowGeneration(const absl::Status& cause) {
       " of its ", chunks, " chunks are in that window, the others in none"));
 }
 
+// Only now: every chunk of every lane has made the offset of the clocks better known.
+std::vector<ChunkTiming> BatchRun::Timings() const {
+  const ClockOffset offset = lanes_->link().clock_offset();
+  std::vector<ChunkTiming> timings;
+  for (size_t i = 0; i < chunks_; ++i) {
+    const Piece& piece = PieceOf(i);
+    if (!piece.timing.has_value()) continue;
+    timings.push_back(ToChunkTiming(*piece.timing, piece.sent_at, piece.arrived_at, offset));
+    timings.back().first_token = piece.range.first;
+    timings.back().tokens = piece.range.tokens;
+  }
+  return timings;
+}
+
+const Piece& BatchRun::PieceOf(size_t chunk) const {
+  return runs_[chunk % runs_.size()].pieces()[chunk / runs_.size()];
+}
+
 absl::StatusOr<BatchResult> BatchRun::Result() const {
-  BatchResult result{.chunks = static_cast<int64_t>(chunks_), .first_sequences = first_sequences_};
+  BatchResult result{
+      .chunks = static_cast<int64_t>(chunks_), .first_sequences = first_sequences_, .timings = Timings()};
   absl::Status rejection;  // of the first chunk that was rejected
   int64_t rejected = 0;
   for (size_t i = 0; i < chunks_; ++i) {
     const LaneRun& run = runs_[i % runs_.size()];
-    const Piece& piece = run.pieces()[i / runs_.size()];
+    const Piece& piece = PieceOf(i);
     result.loss_sum += piece.loss_sum;
     result.valid_tokens += piece.valid_tokens;
     result.repeated_chunks += static_cast<int64_t>(piece.repeated);

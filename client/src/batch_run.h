@@ -41,6 +41,8 @@ class BatchRun {
   // With no lane running: finds out where every lane stands, and whether the batch can go on.
   absl::Status Settle(const absl::Status& cause, Backoff* backoff);
   absl::Status FollowGeneration(const absl::Status& cause);
+  const Piece& PieceOf(size_t chunk) const;
+  std::vector<ChunkTiming> Timings() const;
   absl::StatusOr<BatchResult> Result() const;
 
   LaneSet* const lanes_;

@@ -25,6 +25,11 @@ class ComputeStream {
   // The next message. Without a timeout it waits as long as the call lives; with zero it only looks.
   virtual ReadResult Read(grpc::ByteBuffer* message, std::optional<std::chrono::milliseconds> timeout) = 0;
 
+  // By the system clock: when the message that was last written began to leave, and when the one that was
+  // last read had arrived.
+  virtual std::chrono::system_clock::time_point WriteTime() const = 0;
+  virtual std::chrono::system_clock::time_point ReadTime() const = 0;
+
   // The call is over, whether or not everything that arrived was read.
   virtual bool Ended() = 0;
   // Why the call ended. Only once it has.

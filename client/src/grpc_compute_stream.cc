@@ -34,6 +34,7 @@ bool GrpcComputeStream::Write(grpc::ByteBuffer message) {
   if (write_failed_ || done_) return false;
   writing_ = true;
   write_buffer_.Swap(&message);
+  write_time_ = std::chrono::system_clock::now();  // StartWrite may do some of the sending itself
   StartWrite(&write_buffer_);
   return true;
 }
@@ -48,7 +49,8 @@ ComputeStream::ReadResult GrpcComputeStream::Read(grpc::ByteBuffer* message,
     return ReadResult::kTimeout;
   }
   if (received_.empty()) return ReadResult::kEnded;
-  message->Swap(&received_.front());
+  message->Swap(&received_.front().message);
+  read_time_ = received_.front().time;
   received_.pop_front();
   ResumeReading();
   return ReadResult::kMessage;
@@ -97,7 +99,8 @@ void GrpcComputeStream::OnReadDone(bool ok) {
     std::lock_guard lock(mutex_);
     if (ok) {
       received_.emplace_back();
-      received_.back().Swap(&read_buffer_);
+      received_.back().message.Swap(&read_buffer_);
+      received_.back().time = std::chrono::system_clock::now();
       if (received_.size() < kMostReceived) {
         StartRead(&read_buffer_);
       } else {

@@ -24,6 +24,8 @@ class GrpcComputeStream final : public ComputeStream,
 
   bool Write(grpc::ByteBuffer message) override;
   ReadResult Read(grpc::ByteBuffer* message, std::optional<std::chrono::milliseconds> timeout) override;
+  std::chrono::system_clock::time_point WriteTime() const override { return write_time_; }
+  std::chrono::system_clock::time_point ReadTime() const override { return read_time_; }
   bool Ended() override;
   absl::Status EndStatus() override;
   void Cancel() override { context_.TryCancel(); }
@@ -40,9 +42,17 @@ class GrpcComputeStream final : public ComputeStream,
   grpc::ByteBuffer write_buffer_;  // both are touched by gRPC while an operation is under way
   grpc::ByteBuffer read_buffer_;
 
+  // The caller's.
+  std::chrono::system_clock::time_point write_time_;
+  std::chrono::system_clock::time_point read_time_;
+
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<grpc::ByteBuffer> received_;
+  struct Received {
+    grpc::ByteBuffer message;
+    std::chrono::system_clock::time_point time;
+  };
+  std::deque<Received> received_;
   bool writing_ = false;
   bool write_failed_ = false;
   bool read_paused_ = false;  // too many messages wait; Read starts the next one

@@ -1,6 +1,7 @@
 #include "client/src/grpc_connection.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "client/src/backoff.h"
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/grpc_status.h"
+#include "client/src/tls.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -28,8 +30,12 @@ constexpr int kReconnectMs = 100;
 constexpr int kLongestReconnectMs = 2000;
 constexpr int kConnectTimeoutMs = 5000;
 
-grpc::ChannelArguments Arguments(int64_t receive_bytes) {
+// A server that closes the first connections may be one that is about to serve: so long it is given.
+constexpr std::chrono::milliseconds kProbableFailurePatience(3000);
+
+grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_bytes) {
   grpc::ChannelArguments arguments;
+  AddTlsArguments(options, &arguments);
   arguments.SetMaxReceiveMessageSize(
       static_cast<int>(std::min<int64_t>(receive_bytes, std::numeric_limits<int>::max())));
   arguments.SetMaxSendMessageSize(-1);  // the server's limits are checked against before a message is made
@@ -48,11 +54,12 @@ enum class RepeatedNotFound { kIsError, kIsDone };
 
 class GrpcConnection final : public Connection {
  public:
-  GrpcConnection(std::string target, ClientOptions options)
+  GrpcConnection(std::string target, ClientOptions options,
+                 std::shared_ptr<grpc::ChannelCredentials> credentials)
       : target_(std::move(target)),
-        options_(options),
-        channel_(
-            grpc::CreateCustomChannel(target_, grpc::InsecureChannelCredentials(), Arguments(kReceiveBytes))),
+        options_(std::move(options)),
+        credentials_(std::move(credentials)),
+        channel_(grpc::CreateCustomChannel(target_, credentials_, Arguments(options_, kReceiveBytes))),
         head_(v1::HeadService::NewStub(channel_)),
         loss_(v1::LossService::NewStub(channel_)),
         gradient_(v1::GradientService::NewStub(channel_)),
@@ -154,12 +161,11 @@ class GrpcConnection final : public Connection {
   std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits) override {
     // dX may be twice as wide as the hidden states were.
     grpc::ChannelArguments arguments =
-        Arguments(kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16));
+        Arguments(options_, kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16));
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
                      1);                           // otherwise all streams share one TCP connection
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
-    return std::make_unique<GrpcComputeStream>(
-        grpc::CreateCustomChannel(target_, grpc::InsecureChannelCredentials(), arguments));
+    return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments));
   }
 
  private:
@@ -170,22 +176,34 @@ class GrpcConnection final : public Connection {
                                 RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError,
                                 WhenFull when_full = WhenFull::kWait) {
     Backoff backoff(options_.reconnect_timeout);
+    const auto begin = std::chrono::steady_clock::now();
     for (bool repeated = false;; repeated = true) {
       grpc::ClientContext context;
       context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
       Response response;
-      const absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
+      absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
+      if (!absl::IsUnavailable(status)) connected_ = true;
       if (status.ok()) return response;
       if (repeated && absl::IsNotFound(status) && repeated_not_found == RepeatedNotFound::kIsDone) {
         return response;
       }
       if (!IsTransient(status)) return status;
       if (when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
+      const HandshakeDiagnosis diagnosis = Diagnose(status, target_, options_);
+      if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);
+      if (GivesUp(diagnosis.failure, std::chrono::steady_clock::now() - begin)) return status;
       if (!backoff.Wait(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
         return Annotate(status, absl::StrCat("gave up on ", target_, " after ",
                                              options_.reconnect_timeout.count(), " ms"));
       }
     }
+  }
+
+  // A server that has been reached before may be in the middle of a change of certificates.
+  bool GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const {
+    if (connected_) return false;
+    return failure == HandshakeFailure::kCertain ||
+           (failure == HandshakeFailure::kProbable && tried >= kProbableFailurePatience);
   }
 
   template <class Reader>
@@ -197,6 +215,8 @@ class GrpcConnection final : public Connection {
 
   const std::string target_;
   const ClientOptions options_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  std::atomic<bool> connected_ = false;  // a server has answered
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::HeadService::Stub> head_;
   const std::unique_ptr<v1::LossService::Stub> loss_;
@@ -224,7 +244,9 @@ absl::StatusOr<std::unique_ptr<Connection>> MakeGrpcConnection(const std::string
     return absl::InvalidArgumentError(
         absl::StrCat("transfer_bytes is ", options.transfer_bytes, "; it must be above 0"));
   }
-  return std::make_unique<GrpcConnection>(target, options);
+  auto credentials = MakeChannelCredentials(options);
+  if (!credentials.ok()) return credentials.status();
+  return std::make_unique<GrpcConnection>(target, options, *std::move(credentials));
 }
 
 }  // namespace lossd::internal

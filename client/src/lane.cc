@@ -50,6 +50,7 @@ absl::Status Lane::AwaitReady() {
   start.set_session_id(link_->session_id());
   start.set_incarnation(link_->incarnation());
   start.set_lane(number_);
+  start.set_report_timing(link_->options().timing == Timing::kReport);
   stream_->Write(EncodeStart(start));  // if the call is over, reading says why
   grpc::ByteBuffer message;
   switch (stream_->Read(&message, link_->head().options().call_timeout)) {
@@ -66,6 +67,9 @@ absl::Status Lane::AwaitReady() {
   if (!decoded.ok()) return decoded.status();
   if (!decoded->header().has_ready()) {
     return absl::InternalError("the first answer of the server's stream is not `ready`");
+  }
+  if (const int64_t server_time = decoded->header().ready().server_time(); server_time != 0) {
+    link_->NoteServerTime(server_time, stream_->WriteTime(), stream_->ReadTime());
   }
   return TakeReady(decoded->header().ready());
 }

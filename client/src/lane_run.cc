@@ -82,6 +82,7 @@ bool LaneRun::SendNext() {
   ++outstanding_;
   outstanding_bytes_ += piece.range.payload_bytes;
   const bool written = lane_->stream()->Write(Encode(piece, sequence));
+  piece.sent_at = lane_->stream()->WriteTime();
   do {
     ++next_;
   } while (next_ < pieces_.size() && pieces_[next_].answered);
@@ -153,6 +154,7 @@ absl::Status LaneRun::TakeResult(const DecodedResponse& response) {
     piece.valid_tokens = result.valid_tokens();
     piece.repeated = result.disposition() == v1::DISPOSITION_REPEATED;
     weight_version_ = std::max(weight_version_, result.weight_version());
+    if (result.has_timing()) NoteTiming(result.timing(), &piece);
   }
   piece.answered = true;
   ++answered_;
@@ -200,14 +202,26 @@ void LaneRun::NoteRejected(const v1::ChunkResult& result, Piece* piece) {
                             : absl::StrCat(error.message(), " [field ", error.field(), "]"));
 }
 
+void LaneRun::NoteTiming(const v1::ChunkTiming& timing, Piece* piece) {
+  piece->arrived_at = lane_->stream()->ReadTime();
+  piece->timing = timing;
+  lane_->link().NoteTiming(timing, piece->sent_at, piece->arrived_at);
+}
+
 void LaneRun::Resume(absl::Status cause, End* end) {
   const auto recovery = lane_->Recover(cause);
-  const bool resumed = recovery.ok() && *recovery == Lane::Recovery::kResumed;
-  if (absl::Status status = resumed ? Rewind() : recovery.status(); !status.ok()) {
-    *end = {EndKind::kFailed, std::move(status)};
-  } else if (!resumed || lane_->link().generation() != job_->generation) {
-    *end = {EndKind::kUnsettled, std::move(cause)};
+  if (!recovery.ok()) {
+    *end = {EndKind::kFailed, recovery.status()};
+    return;
   }
+  if (*recovery == Lane::Recovery::kResumed) {
+    if (absl::Status status = Rewind(); !status.ok()) {
+      *end = {EndKind::kFailed, std::move(status)};
+      return;
+    }
+    if (lane_->link().generation() == job_->generation) return;
+  }
+  *end = {EndKind::kUnsettled, std::move(cause)};
 }
 
 // Everything unanswered is to be sent again: what was accepted for the sake of its answer, the rest because

@@ -3,8 +3,10 @@
 #ifndef LOSSD_CLIENT_SRC_LANE_RUN_H_
 #define LOSSD_CLIENT_SRC_LANE_RUN_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +17,7 @@
 #include "client/src/lane.h"
 #include "client/src/lent_memory.h"
 #include "lossd/client.h"
+#include "lossd/v1/loss.pb.h"
 
 namespace lossd::internal {
 
@@ -38,6 +41,10 @@ struct Piece {
   double loss_sum = 0;
   int64_t valid_tokens = 0;
   absl::Status rejection = {};
+  // With the timing that was asked for.
+  std::chrono::system_clock::time_point sent_at = {};
+  std::chrono::system_clock::time_point arrived_at = {};
+  std::optional<v1::ChunkTiming> timing = {};
 };
 
 // Used by one thread at a time, which is the only one to use the lane meanwhile. Writes to the outputs of its
@@ -89,6 +96,7 @@ class LaneRun {
                            const Piece& piece) const;
   void CopyOutputs(const DecodedResponse& response, const Piece& piece) const;
   void NoteRejected(const v1::ChunkResult& result, Piece* piece);
+  void NoteTiming(const v1::ChunkTiming& timing, Piece* piece);
   // After the stream has ended: back on the lane, or *end says why not.
   void Resume(absl::Status cause, End* end);
 

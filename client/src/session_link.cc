@@ -4,15 +4,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/chunk_times.h"
 #include "client/src/grpc_status.h"
 
 namespace lossd::internal {
 namespace {
 
-// A lane for every 2 KiB of a row of hidden states: what a training step moves grows with its rows, and one
-// connection carries as much as one core can read and write.
-constexpr int64_t kRowBytesOfALane = 2048;
-constexpr int64_t kMostDefaultLanes = 4;
+// A lane for every KiB of a row of hidden states: what a training step moves grows with its rows, and one
+// connection carries as much as one core can read and write. The same on every machine: a restarted process
+// must ask for as many.
+constexpr int64_t kRowBytesOfALane = 1024;
+constexpr int64_t kMostDefaultLanes = 8;
 
 int32_t DefaultLanes(const HeadConfig& head) {
   const int64_t row_bytes = head.hidden_size * SizeOf(head.weight_type);
@@ -84,6 +86,7 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   generation_ = response.generation();
   contributed_generation_ = 0;
   contributions_ = 0;
+  clock_offset_ = ClockOffset();  // it may be another server
   head_->NoteIncarnation(incarnation_);
 }
 
@@ -161,6 +164,22 @@ void SessionLink::NoteContribution(uint64_t generation) {
 void SessionLink::NoteWithdrawal(uint64_t generation) {
   const std::lock_guard lock(mutex_);
   if (generation == contributed_generation_) --contributions_;
+}
+
+void SessionLink::NoteServerTime(int64_t server_time_us, Time sent, Time arrived) {
+  const std::lock_guard lock(mutex_);
+  clock_offset_.NoteToServer(Microseconds(sent), server_time_us);
+  clock_offset_.NoteFromServer(server_time_us, Microseconds(arrived));
+}
+
+void SessionLink::NoteTiming(const v1::ChunkTiming& timing, Time sent, Time arrived) {
+  const std::lock_guard lock(mutex_);
+  internal::NoteTiming(timing, sent, arrived, &clock_offset_);
+}
+
+ClockOffset SessionLink::clock_offset() const {
+  const std::lock_guard lock(mutex_);
+  return clock_offset_;
 }
 
 absl::Status SessionLink::GaveUp(const absl::Status& cause) const {

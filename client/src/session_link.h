@@ -1,8 +1,9 @@
 // What the lanes of a session have in common: which session of which server it is, the generation its chunks
-// go to, and whether the server's window holds, or may hold, something of it.
+// go to, whether the server's window holds, or may hold, something of it, and what the server's clock shows.
 #ifndef LOSSD_CLIENT_SRC_SESSION_LINK_H_
 #define LOSSD_CLIENT_SRC_SESSION_LINK_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/src/clock_offset.h"
 #include "client/src/head_context.h"
 #include "lossd/client.h"
 #include "lossd/v1/loss.pb.h"
@@ -49,6 +51,13 @@ class SessionLink {
   void NoteContribution(uint64_t generation);
   void NoteWithdrawal(uint64_t generation);
 
+  // What messages of any lane tell of the server's clock: its time in a message that answers one which was
+  // sent at `sent`, and a chunk's way there and back.
+  using Time = std::chrono::system_clock::time_point;
+  void NoteServerTime(int64_t server_time_us, Time sent, Time arrived);
+  void NoteTiming(const v1::ChunkTiming& timing, Time sent, Time arrived);
+  ClockOffset clock_offset() const;
+
   absl::Status GaveUp(const absl::Status& cause) const;
   // A sequence of this session was taken that this process never sent.
   absl::Status TakenByAnother(int32_t lane, uint64_t sequence) const;
@@ -78,6 +87,7 @@ class SessionLink {
   uint64_t generation_ = 0;
   uint64_t contributed_generation_ = 0;
   int64_t contributions_ = 0;  // chunks that are or may be in the window of that generation
+  ClockOffset clock_offset_;   // of the server that the session is at
 };
 
 }  // namespace lossd::internal

@@ -15,6 +15,21 @@
 
 namespace lossd::engine {
 
+// Whether an answer says when its chunk passed which stage.
+enum class Timing { kNone, kReport };
+
+// By this machine's clock; each no earlier than the one above it. What they are: ChunkTiming in loss.proto.
+struct ChunkTimes {
+  absl::Time received;
+  absl::Time accepted;
+  absl::Time started;
+  absl::Time input_ready;
+  absl::Time compute_started;
+  absl::Time computed;
+  absl::Time output_ready;
+  std::optional<absl::Time> earlier_done;
+};
+
 enum class ComputeMode { kLossAndGradients, kLossOnly };
 
 struct ChunkLimits {
@@ -48,6 +63,7 @@ struct Chunk {
   OutputRange dx;              // of a region; null: dX goes into the answer
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
+  Timing timing = Timing::kNone;
 
   int64_t payload_bytes() const { return static_cast<int64_t>(labels.size()) + hidden_states.size(); }
   // Whether dX is to go into a region.
@@ -70,6 +86,7 @@ struct ChunkAnswer {
   kernels::DataType dx_type = kernels::DataType::kFloat32;
   std::string losses;  // fp32 [tokens]
   ResultBytes dx;      // [tokens, H], empty for loss only and where it went into a region
+  std::optional<ChunkTimes> times;
 };
 
 // What can be said of a chunk before its tensors are looked at: its number of tokens and of hidden-state

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "kernels/rounding.h"
 #include "server/engine/cuda_status.h"
 #include "server/engine/staging.h"
@@ -52,6 +53,11 @@ Result CopyAsync(void* to, const void* from, int64_t bytes, const Stream& stream
 
 // From pinned memory to where the chunks want them.
 void HandOut(const CudaSlot& slot) {
+  if (slot.callbacks.on_times) {
+    const absl::Time now = absl::Now();
+    slot.callbacks.on_times(
+        {.input_ready = slot.arrived_at.value_or(now), .computed = slot.ready_at.value_or(now)});
+  }
   const auto* out = static_cast<const char*>(slot.pinned_out.data());
   const char* losses = out + slot.layout.losses;
   const char* dx = out + slot.layout.dx;
@@ -134,6 +140,8 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
     return chunk.accumulate == ChunkRows::Accumulate::kYes;
   });
   slot.answered = false;
+  slot.arrived_at.reset();
+  slot.ready_at.reset();
   if (slot.layout.in_bytes > slot.in.bytes() || slot.layout.out_bytes > slot.out.bytes()) {
     Fail({cudaErrorInvalidValue, "a batch within the limits"});
   }
@@ -204,7 +212,16 @@ Result CudaPipeline::Look(CudaSlot& slot, bool* done) {
   return Happened(slot.computed, done);
 }
 
+void CudaPipeline::NoteTimes(CudaSlot& slot) {
+  if (!slot.callbacks.on_times) return;
+  for (auto [event, time] : {std::pair{&slot.arrived, &slot.arrived_at}, {&slot.ready, &slot.ready_at}}) {
+    bool happened = false;
+    if (!time->has_value() && Happened(*event, &happened).ok() && happened) *time = absl::Now();
+  }
+}
+
 void CudaPipeline::Poll() {
+  for (size_t i = 0; i < under_way_ && failure_.ok(); ++i) NoteTimes(slots_[(oldest_ + i) % kSlots]);
   while (under_way_ > 0) {
     CudaSlot& slot = slots_[oldest_];
     bool done = false;

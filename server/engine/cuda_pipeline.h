@@ -15,6 +15,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -61,6 +62,9 @@ struct CudaSlot {
   BatchCallbacks callbacks;
   bool adds = false;  // to dW
   bool answered = false;
+  // When Poll found it so, of batches whose callbacks want to know.
+  std::optional<absl::Time> arrived_at;
+  std::optional<absl::Time> ready_at;
 };
 
 class CudaPipeline {
@@ -105,6 +109,8 @@ class CudaPipeline {
 
  private:
   kernels::cuda::Result CreateSlot(const SlotLayout& most, CudaSlot* slot);
+  // Looks whether the batch has come further, if somebody wants to know.
+  static void NoteTimes(CudaSlot& slot);
   // Answers the batch if that can be done now; `*done` if nothing of it is under way any more.
   static kernels::cuda::Result Look(CudaSlot& slot, bool* done);
 

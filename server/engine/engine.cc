@@ -89,6 +89,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.regions = &regions_;
   environment.limits = options_.chunk_limits;
   environment.incarnation = incarnation_;
+  environment.device_done = device_done_;
   environment.on_device_failure = [this](const absl::Status& status) {
     if (!device_failed_.exchange(true)) options_.on_device_failure(status);
   };

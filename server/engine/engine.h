@@ -133,6 +133,8 @@ class Engine {
   const absl::Time started_;
   Counters counters_;
   std::atomic<bool> draining_ = false;
+  const std::shared_ptr<std::optional<absl::Time>> device_done_ =
+      std::make_shared<std::optional<absl::Time>>();
   std::atomic<bool> device_failed_ = false;
 
   const std::shared_ptr<MemoryBudget> budget_;

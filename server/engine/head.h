@@ -75,6 +75,8 @@ struct HeadEnvironment {
   std::string incarnation;
   // Told, perhaps by several heads, when the device can no longer be trusted.
   std::function<void(const absl::Status&)> on_device_failure;
+  // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
+  std::shared_ptr<std::optional<absl::Time>> device_done = {};
 };
 
 class Head : public BatchSource, public std::enable_shared_from_this<Head> {
@@ -193,6 +195,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     std::deque<StartedChunk> chunks;
     size_t answered = 0;  // so many of them, from the first one
     absl::Time started;
+    std::optional<DeviceTimes> device_times;
     std::vector<std::function<void()>> on_ended;
   };
 
@@ -214,6 +217,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   std::deque<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   void Compute(const std::shared_ptr<Batch>& batch);
   ChunkRows Describe(StartedChunk& chunk) const;
+  ChunkTimes TimesOf(const Batch& batch, const ChunkItem& item) const;
   void AnswerNext(Batch& batch);
   void AnswerRejected(Batch& batch);
   void EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report);

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kernels/data_type.h"
 #include "server/engine/chunk.h"
 #include "server/engine/head_config.h"
@@ -61,6 +62,12 @@ struct BatchReport {
   int64_t rows_redone = 0;
 };
 
+// When a batch was where, as far as the device can tell: it may have looked a little later.
+struct DeviceTimes {
+  absl::Time input_ready;  // on the device
+  absl::Time computed;     // losses and dX, on the device
+};
+
 // What a batch tells. Both may be called before StartBatch returns.
 struct BatchCallbacks {
   // The losses and dX of the chunk of this number are in its arrays and final. Once for each chunk, in order,
@@ -69,6 +76,9 @@ struct BatchCallbacks {
   // Once, after everything else. Ok: dW holds the whole batch. An error means that the device can no longer
   // be trusted: dW may hold part of the batch, and chunks that were not told of have no results.
   std::function<void(absl::StatusOr<BatchReport>)> on_done;
+  // If it is set, once before the first on_input_gradients; never by a device that works in host memory,
+  // which copies nothing.
+  std::function<void(const DeviceTimes&)> on_times = {};
 };
 
 // Destroyed only when none of its batches is under way. What is not StartBatch sees what batches that were

@@ -1,6 +1,8 @@
 // Chunks of a head on the device: started as a batch, answered, applied; and its end if the device fails. All
 // on the device thread.
+#include <algorithm>
 #include <deque>
+#include <optional>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -59,11 +61,13 @@ void Head::Compute(const std::shared_ptr<Batch>& batch) {
   RowKind kind;
   std::vector<ChunkRows> rows;
   int64_t tokens = 0;
+  bool timed = false;
   Counters& counters = *environment_.counters;
   for (StartedChunk& chunk : batch->chunks) {
     if (chunk.item->kind == ItemKind::kRejected) continue;
     counters.queue_seconds.Observe(absl::ToDoubleSeconds(batch->started - chunk.item->accepted));
     kind = chunk.item->row_kind;
+    timed = timed || chunk.item->chunk.timing == Timing::kReport;
     rows.push_back(Describe(chunk));
     tokens += rows.back().tokens;
   }
@@ -75,7 +79,11 @@ void Head::Compute(const std::shared_ptr<Batch>& batch) {
     AnswerNext(*batch);
     AnswerRejected(*batch);
   };
+  if (timed) {
+    callbacks.on_times = [batch](const DeviceTimes& times) { batch->device_times = times; };
+  }
   callbacks.on_done = [self = shared_from_this(), batch](const absl::StatusOr<BatchReport>& report) {
+    if (self->environment_.device_done != nullptr) *self->environment_.device_done = absl::Now();
     self->EndBatch(*batch, report);
   };
   backend_->StartBatch(kind, rows, std::move(callbacks));
@@ -115,6 +123,28 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   return rows;
 }
 
+// Of a chunk whose results are there.
+ChunkTimes Head::TimesOf(const Batch& batch, const ChunkItem& item) const {
+  const absl::Time now = absl::Now();
+  ChunkTimes times{.received = item.chunk.received,
+                   .accepted = item.accepted,
+                   .started = batch.started,
+                   .input_ready = batch.started,
+                   .compute_started = batch.started,
+                   .computed = now,
+                   .output_ready = now,
+                   .earlier_done = std::nullopt};
+  if (environment_.device_done != nullptr) times.earlier_done = *environment_.device_done;
+  if (batch.device_times.has_value()) {
+    times.input_ready = batch.device_times->input_ready;
+    times.computed = batch.device_times->computed;
+  }
+  // The device may have been asked about both in either order.
+  times.compute_started = std::min(
+      times.computed, std::max(times.input_ready, times.earlier_done.value_or(absl::InfinitePast())));
+  return times;
+}
+
 void Head::AnswerNext(Batch& batch) {
   StartedChunk& started = batch.chunks[batch.answered++];
   const ChunkItem& item = *started.item;
@@ -125,6 +155,7 @@ void Head::AnswerNext(Batch& batch) {
     environment_.counters->Reject(ReasonOf(item.rejection));
     ++environment_.counters->chunks_rejected;
   } else {
+    if (item.chunk.timing == Timing::kReport) answer.times = TimesOf(batch, item);
     const auto* labels = reinterpret_cast<const int64_t*>(item.chunk.labels.data());
     const auto* losses = reinterpret_cast<const float*>(answer.losses.data());
     for (int64_t row = 0; row < item.chunk.tokens; ++row) {

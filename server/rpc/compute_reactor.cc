@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
@@ -85,6 +86,7 @@ void ComputeReactor::HandleStart() {
   }
   if (status.ok()) {
     const v1::ComputeStart& start = request_.message.start();
+    if (start.report_timing()) timing_ = engine::Timing::kReport;
     absl::StatusOr<engine::FoundSession> session =
         engine_->FindSession(start.session_id(), start.incarnation());
     status = session.status();
@@ -110,6 +112,9 @@ void ComputeReactor::HandleStart() {
       v1::ComputeResponse response;
       ToProto(attachment_.marks, response.mutable_ready()->mutable_marks());
       response.mutable_ready()->set_generation(attachment_.generation);
+      if (timing_ == engine::Timing::kReport) {
+        response.mutable_ready()->set_server_time(absl::ToUnixMicros(absl::Now()));
+      }
       applied_ = std::max(applied_, attachment_.marks.applied);
       applied_written_ = attachment_.marks.applied;
       if (!at_once_) answers_.push_front({Serialize(response), false});
@@ -121,6 +126,7 @@ void ComputeReactor::HandleStart() {
 
 void ComputeReactor::HandleChunk() {
   held_ = ToEngine(std::exchange(request_, {}));
+  held_.timing = timing_;
   engine_->counters().payload_bytes_in += static_cast<uint64_t>(held_.payload_bytes());
   if (!attached_) {
     const Guard guard(this);

@@ -113,6 +113,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   wire::ReceivedRequest request_;
   std::shared_ptr<engine::Head> head_;
   engine::LaneAttachment attachment_;
+  engine::Timing timing_ = engine::Timing::kNone;
   engine::Chunk held_;  // being submitted, perhaps waiting for the window
 
   std::mutex news_mutex_;  // held for moments; never with the other one

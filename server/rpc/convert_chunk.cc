@@ -43,6 +43,19 @@ absl::Status TakeRefs(const v1::Chunk& proto, engine::Chunk* chunk) {
   return status;
 }
 
+void ToProto(const engine::ChunkTimes& times, v1::ChunkTiming* proto) {
+  const auto since = [&times](absl::Time time) { return absl::ToInt64Microseconds(time - times.received); };
+  proto->set_received(absl::ToUnixMicros(times.received));
+  proto->set_accepted(since(times.accepted));
+  proto->set_started(since(times.started));
+  proto->set_input_ready(since(times.input_ready));
+  proto->set_compute_started(since(times.compute_started));
+  proto->set_computed(since(times.computed));
+  proto->set_output_ready(since(times.output_ready));
+  proto->set_answered(since(absl::Now()));
+  if (times.earlier_done.has_value()) proto->set_earlier_done(since(*times.earlier_done));
+}
+
 }  // namespace
 
 engine::Chunk ToEngine(wire::ReceivedRequest request) {
@@ -114,6 +127,7 @@ grpc::ByteBuffer ToWire(engine::ChunkAnswer answer) {
   result.set_loss_sum(answer.loss_sum);
   result.set_weight_version(answer.weight_version);
   result.set_dx_dtype(ToProto(answer.dx_type));
+  if (answer.times.has_value()) ToProto(*answer.times, result.mutable_timing());
   grpc::Slice dx;
   if (answer.dx.size() > 0) {
     using Owner = std::shared_ptr<std::byte[]>;

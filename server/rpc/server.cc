@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/errors.h"
+#include "server/rpc/listen_address.h"
 
 namespace lossd::rpc {
 namespace {
@@ -63,20 +66,44 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   Configure(builder, engine->options());
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &server->port_);
   builder.RegisterService(&server->head_service_);
   builder.RegisterService(&server->loss_service_);
   builder.RegisterService(&server->gradient_service_);
   builder.RegisterService(&server->status_service_);
   builder.RegisterService(&server->region_service_);
-  server->server_ = builder.BuildAndStart();
-  if (server->server_ == nullptr) {
-    return engine::MakeError(
-        absl::StatusCode::kUnavailable, engine::RejectReason::kInternal, "listen",
-        absl::StrCat("cannot listen on ", options.listen, "; is the address right and the port free?"));
-  }
+  if (absl::Status status = server->Listen(options, builder); !status.ok()) return status;
   server->server_->GetHealthCheckService()->SetServingStatus(true);
   return server;
+}
+
+absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& builder) {
+  const absl::StatusOr<std::vector<std::string>> addresses = ParseListen(options.listen);
+  if (!addresses.ok()) return addresses.status();
+  if (const auto check = CheckTls(options.tls); !check.ok()) return check.status();
+  const std::shared_ptr<grpc::ServerCredentials> plain = grpc::InsecureServerCredentials();
+  const auto secure = options.tls.enabled() ? MakeServerCredentials(options.tls) : plain;
+  std::vector<int> ports(addresses->size(), 0);
+  for (size_t i = 0; i < addresses->size(); ++i) {
+    const std::string& address = (*addresses)[i];
+    if (absl::Status status = RemoveStaleSocket(address); !status.ok()) return status;
+    builder.AddListeningPort(address, IsUnixSocket(address) ? plain : secure, &ports[i]);
+  }
+  {
+    const SocketFileMode mode;
+    server_ = builder.BuildAndStart();
+  }
+  for (size_t i = 0; i < addresses->size(); ++i) {
+    const std::string& address = (*addresses)[i];
+    if (ports[i] <= 0) {
+      return engine::MakeError(
+          absl::StatusCode::kUnavailable, engine::RejectReason::kInternal, "listen",
+          absl::StrCat("cannot listen on ", address, "; is the address right and ",
+                       IsUnixSocket(address) ? "its folder there and writable?" : "the port free?"));
+    }
+    if (port_ == 0 && !IsUnixSocket(address)) port_ = ports[i];
+  }
+  if (server_ == nullptr) return absl::InternalError("the gRPC server does not start");
+  return absl::OkStatus();
 }
 
 Server::~Server() {

@@ -16,21 +16,26 @@
 #include "server/rpc/region_service.h"
 #include "server/rpc/region_socket.h"
 #include "server/rpc/status_service.h"
+#include "server/rpc/tls.h"
 
 namespace lossd::rpc {
 
 struct ServerOptions {
-  std::string listen = "127.0.0.1:50051";  // port 0 takes a free one
-  std::string region_socket_dir = {};      // RegionSocket's, if the engine has regions
+  // One or more, with commas: host:port, where port 0 takes a free one, or unix:PATH.
+  std::string listen = "127.0.0.1:50051";
+  TlsFiles tls = {};                   // of host:port; a socket file is guarded by its permissions
+  std::string region_socket_dir = {};  // RegionSocket's, if the engine has regions
 };
 
 class Server {
  public:
-  // Serves when it returns. `engine` outlives the server. UNAVAILABLE if the address cannot be listened on.
+  // Serves when it returns. `engine` outlives the server. UNAVAILABLE if an address cannot be listened on,
+  // ALREADY_EXISTS if a socket file is in use, INVALID_ARGUMENT if addresses or TLS files are not acceptable.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, engine::Engine* engine);
   // Drains without patience if Drain was not called.
   ~Server();
 
+  // Of the first host:port; 0 if there is none.
   int port() const { return port_; }
   // Where clients attach their regions; empty if there are none.
   std::string region_socket_path() const { return region_socket_ == nullptr ? "" : region_socket_->path(); }
@@ -41,6 +46,7 @@ class Server {
 
  private:
   explicit Server(engine::Engine* engine);
+  absl::Status Listen(const ServerOptions& options, grpc::ServerBuilder& builder);
 
   engine::Engine* const engine_;
   HeadService head_service_;

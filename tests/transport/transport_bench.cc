@@ -1,12 +1,13 @@
 // Measures the transport alone: chunks to a server that only answers, over loopback, in two processes.
 //
-//   lossd-transport-bench --lanes=4 --codec=slices --malloc=raised
+//   lossd-transport-bench --lanes=4 --codec=slices --malloc=raised --transport=tls
 #include <grpcpp/grpcpp.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -19,7 +20,10 @@
 
 #include "client/src/chunk_codec.h"
 #include "client/src/grpc_compute_stream.h"
+#include "client/src/tls.h"
 #include "server/engine/process_memory.h"
+#include "server/rpc/tls.h"
+#include "tests/integration/tls/certificates.h"
 #include "tests/transport/transport_server.h"
 
 namespace lossd::transport {
@@ -29,10 +33,13 @@ using Clock = std::chrono::steady_clock;
 using internal::ComputeStream;
 
 enum class Malloc { kDefault, kRaised };
+enum class Transport { kTcp, kUds, kTls };
 
 struct Options {
   Settings settings;
   Malloc malloc = Malloc::kRaised;
+  Transport transport = Transport::kTcp;
+  const testing::Certificates* certificates = nullptr;  // for TLS, and a folder for the socket
   int lanes = 1;
   int64_t chunk_bytes = int64_t{4} << 20;
   double seconds = 3;
@@ -54,7 +61,14 @@ void Serve(const Options& options, int port_pipe, int stop) {
   Apply(options.settings,
         [&builder](const char* name, int value) { builder.AddChannelArgument(name, value); });
   int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  const testing::Certificates& files = *options.certificates;
+  const rpc::TlsFiles tls{
+      .certificate = files.Certificate("server"), .key = files.Key("server"), .client_ca = {}};
+  builder.AddListeningPort(
+      options.transport == Transport::kUds ? "unix:" + files.Path("socket") : "127.0.0.1:0",
+      options.transport == Transport::kTls ? rpc::MakeServerCredentials(tls)
+                                           : grpc::InsecureServerCredentials(),
+      &port);
   builder.RegisterService(&service);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   char byte = 0;
@@ -73,8 +87,14 @@ class LaneClient {
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     Apply(options.settings, [&arguments](const char* name, int value) { arguments.SetInt(name, value); });
+    const bool uds = options.transport == Transport::kUds;
+    ClientOptions client;
+    if (options.transport == Transport::kTls) {
+      client.tls = TlsOptions{.ca_certificates = options.certificates->Certificate("ca")};
+    }
     stream_ = std::make_unique<internal::GrpcComputeStream>(grpc::CreateCustomChannel(
-        "127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(), arguments));
+        uds ? "unix:" + options.certificates->Path("socket") : "127.0.0.1:" + std::to_string(port),
+        internal::MakeChannelCredentials(client).value(), arguments));
   }
   ~LaneClient() { stream_.reset(); }  // before the memory that it may still read
 
@@ -152,10 +172,12 @@ int Measure(const Options& options, int port, pid_t server, int stop) {
     return 1;
   }
   const double gigabytes = static_cast<double>(chunks * options.chunk_bytes) / 1e9;
+  constexpr std::array kNames = {"tcp", "uds", "tls"};
   std::printf(
-      "lanes %d, chunk %ld KiB: %.2f GB/s each way, CPU s per GB each way: client %.2f, server %.2f\n",
-      options.lanes, static_cast<long>(options.chunk_bytes >> 10), gigabytes / wall,
-      CpuSeconds(ours) / gigabytes, CpuSeconds(theirs) / gigabytes);
+      "%s, lanes %d, chunk %ld KiB: %.2f GB/s each way, CPU s per GB each way: client %.2f, server %.2f\n",
+      kNames[static_cast<size_t>(options.transport)], options.lanes,
+      static_cast<long>(options.chunk_bytes >> 10), gigabytes / wall, CpuSeconds(ours) / gigabytes,
+      CpuSeconds(theirs) / gigabytes);
   return 0;
 }
 
@@ -168,6 +190,10 @@ int Main(int argc, char** argv) {
   int64_t lookahead_kib = 0;
   const std::map<std::string, Codec> codecs = {{"generated", Codec::kGenerated}, {"slices", Codec::kSlices}};
   const std::map<std::string, Malloc> mallocs = {{"default", Malloc::kDefault}, {"raised", Malloc::kRaised}};
+  const std::map<std::string, Transport> transports = {
+      {"tcp", Transport::kTcp}, {"uds", Transport::kUds}, {"tls", Transport::kTls}};
+  app.add_option("--transport", options.transport, "loopback, a socket file, or loopback with TLS")
+      ->transform(CLI::CheckedTransformer(transports));
   app.add_option("--lanes", options.lanes, "connections");
   app.add_option("--chunk_kib", chunk_kib, "payload of a chunk, each way");
   app.add_option("--window", options.window, "chunks of a lane under way");
@@ -185,6 +211,12 @@ int Main(int argc, char** argv) {
   options.settings.lookahead_bytes = lookahead_kib << 10;
   if (options.malloc == Malloc::kRaised) engine::RaiseMallocThresholds();
 
+  const testing::Certificates certificates;
+  options.certificates = &certificates;
+  if (options.transport == Transport::kTls) {
+    certificates.MakeAuthority("ca");
+    certificates.Make("server", "ca", "IP:127.0.0.1");
+  }
   int port_pipe[2];
   int stop_pipe[2];
   if (pipe(port_pipe) != 0 || pipe(stop_pipe) != 0) return 1;
@@ -192,7 +224,7 @@ int Main(int argc, char** argv) {
   if (server == 0) {
     close(stop_pipe[1]);
     Serve(options, port_pipe[1], stop_pipe[0]);
-    return 0;
+    _exit(0);  // the folder is the parent's to remove
   }
   int port = 0;
   if (server < 0 || read(port_pipe[0], &port, sizeof(port)) != sizeof(port)) return 1;

@@ -20,6 +20,7 @@
 #include "client/examples/train_lm/results.h"
 #include "client/examples/train_lm/text_data.h"
 #include "client/examples/train_lm/trainer.h"
+#include "client/tools/tls_options.h"
 
 namespace lossd::train_lm {
 namespace {
@@ -68,10 +69,12 @@ absl::StatusOr<std::unique_ptr<LossHead>> OpenHead(const Options& options, const
     return std::make_unique<LocalHead>(shape, options.precision, pool);
   }
   if (!options.head_name.empty()) {
-    return RemoteHead::Open(options.server, options.head_name, shape, options.precision, HeadLifetime::kKept);
+    return RemoteHead::Open(options.server, options.tls, options.head_name, shape, options.precision,
+                            HeadLifetime::kKept);
   }
   const std::string name = absl::StrCat("train_lm-", getpid(), "-", Clock::now().time_since_epoch().count());
-  return RemoteHead::Open(options.server, name, shape, options.precision, HeadLifetime::kUntilClosed);
+  return RemoteHead::Open(options.server, options.tls, name, shape, options.precision,
+                          HeadLifetime::kUntilClosed);
 }
 
 Results Begin(const Options& options, const TextData& data, Trainer& trainer) {
@@ -184,6 +187,7 @@ absl::Status Run(Options options) {
 }  // namespace lossd::train_lm
 
 int main(int argc, char** argv) {
+  lossd::tools::SilenceGrpcLog();
   lossd::train_lm::ParsedOptions parsed = lossd::train_lm::ParseOptions(argc, argv);
   if (!parsed.options.has_value()) return parsed.exit_code;
   lossd::train_lm::StopOnSignals();

@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <map>
 
+#include "client/tools/tls_options.h"
+
 namespace lossd::train_lm {
 namespace {
 
@@ -47,6 +49,7 @@ void AddHeadOptions(CLI::App* app, Options* options) {
                            ->type_name("HOST:PORT")
                            ->capture_default_str()
                            ->group("Head");
+  tools::AddTlsOptions(*app, options->tls, "Head");
   app->add_flag_function(
          "--local", [options](int64_t) { options->place = HeadPlace::kThisProcess; },
          "Compute the head in this process instead: follows the same losses")

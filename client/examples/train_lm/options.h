@@ -9,6 +9,7 @@
 
 #include "client/examples/train_lm/head.h"
 #include "client/examples/train_lm/trainer.h"
+#include "lossd/client.h"
 
 namespace lossd::train_lm {
 
@@ -22,6 +23,7 @@ struct Options {
 
   HeadPlace place = HeadPlace::kServer;
   std::string server = "localhost:50051";
+  std::optional<TlsOptions> tls;
   std::string head_name;  // empty: one that no other run uses, deleted at the end
   HeadPrecision precision = HeadPrecision::kBFloat16;
 

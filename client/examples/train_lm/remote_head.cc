@@ -7,11 +7,12 @@
 namespace lossd::train_lm {
 
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& target,
+                                                             const std::optional<TlsOptions>& tls,
                                                              const std::string& name, const HeadShape& shape,
                                                              HeadPrecision precision, HeadLifetime lifetime) {
   // Long enough for a server that is just starting; a mistyped address should not look like a hang.
   absl::StatusOr<std::unique_ptr<Client>> client =
-      Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(20)});
+      Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(20), .tls = tls});
   if (!client.ok()) return client.status();
   const HeadConfig config = {
       .name = name,

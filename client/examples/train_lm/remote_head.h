@@ -3,6 +3,7 @@
 #define LOSSD_CLIENT_EXAMPLES_TRAIN_LM_REMOTE_HEAD_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "client/examples/train_lm/head.h"
@@ -17,11 +18,12 @@ enum class HeadLifetime {
 
 class RemoteHead final : public LossHead {
  public:
-  // Creates head `name` on the server at `target` ("host:port") and opens a session. FAILED_PRECONDITION if a
-  // head of that name is there and holds gradients already.
-  static absl::StatusOr<std::unique_ptr<RemoteHead>> Open(const std::string& target, const std::string& name,
-                                                          const HeadShape& shape, HeadPrecision precision,
-                                                          HeadLifetime lifetime);
+  // Creates head `name` on the server at `target` ("host:port"; `tls` as in ClientOptions) and opens a
+  // session. FAILED_PRECONDITION if a head of that name is there and holds gradients already.
+  static absl::StatusOr<std::unique_ptr<RemoteHead>> Open(const std::string& target,
+                                                          const std::optional<TlsOptions>& tls,
+                                                          const std::string& name, const HeadShape& shape,
+                                                          HeadPrecision precision, HeadLifetime lifetime);
   ~RemoteHead() override;
 
   absl::Status WriteWeights(std::span<const float> weights) override;

@@ -31,6 +31,18 @@ enum class DataType { kFloat32, kBFloat16, kFloat16 };
 int64_t SizeOf(DataType type);    // bytes of one element
 const char* Name(DataType type);  // "float32", ...
 
+// Paths of PEM files, read again when they change, for connections that are made from then on.
+struct TlsOptions {
+  std::string ca_certificates =
+      {};  // who may have signed the server's certificate; empty: the system's roots
+  // For servers that let in known clients only (mTLS); both or neither. The key has no passphrase.
+  std::string certificate = {};
+  std::string key = {};
+  // What the server's certificate must be for; empty: the host of the target. For tests, tunnels and
+  // addresses that no certificate names.
+  std::string server_name = {};
+};
+
 struct ClientOptions {
   // Unary calls fail with DEADLINE_EXCEEDED after this long.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(60);
@@ -40,6 +52,9 @@ struct ClientOptions {
   std::chrono::milliseconds reconnect_timeout = std::chrono::seconds(60);
   // Payload bytes of one message of weights or gradient rows.
   int64_t transfer_bytes = 4 << 20;
+  // Empty: plain text. A first connection that fails for a reason which waiting cannot mend (the certificate
+  // is not trusted, or is another host's, or one side speaks no TLS) fails at once and says what to do.
+  std::optional<TlsOptions> tls = {};
 };
 
 struct HeadConfig {
@@ -109,6 +124,8 @@ using Progress = std::function<void(int64_t done, int64_t total)>;
 // --- Sessions
 // -----------------------------------------------------------------------------------------------------------
 
+enum class Timing { kNone, kReport };
+
 struct SessionOptions {
   // Names this client to the server: a restarted process with the same key resumes the same session. Empty:
   // random.
@@ -117,10 +134,12 @@ struct SessionOptions {
   // Hidden-state bytes of a batch's largest chunks; 0 takes 4 MiB. Never above the server's limit.
   int64_t chunk_bytes = 0;
   // Connections that a large batch is spread over; batches of less than two of the largest chunks keep to
-  // one, and the others are made when the first batch needs them. 0: one for every 2 KiB of a row of the
-  // head's weights, at most four, or one if the server has no room for so many. A session keeps its number
+  // one, and the others are made when the first batch needs them. 0: one for every KiB of a row of the
+  // head's weights, at most eight, or one if the server has no room for so many. A session keeps its number
   // for life: a restarted process must ask for the same.
   int32_t lanes = 0;
+  // Whether results say when each chunk passed which stage; costs some 60 bytes a chunk.
+  Timing timing = Timing::kNone;
 };
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
@@ -143,6 +162,31 @@ struct BatchOutputs {
   void* dx = nullptr;  // [N, H] of dx_type; may be null if not wanted
 };
 
+// When a chunk passed its stages, by this machine's system clock. What the server tells is brought to it by
+// bounds that the messages themselves give: each arrives after it was sent. Where the server's times could be
+// right as they are (it is on this machine, or both keep time well) they are left so. A chunk that was sent
+// again shows its last journey.
+struct ChunkTiming {
+  using Time = std::chrono::system_clock::time_point;
+  int64_t first_token = 0;  // of the batch
+  int64_t tokens = 0;
+  Time sent;             // handed to gRPC
+  Time received;         // complete at the server
+  Time accepted;         // checked and queued
+  Time started;          // taken for a batch of the device
+  Time input_ready;      // on the device; `started` on a CPU
+  Time compute_started;  // and the device is done with the batch before
+  Time computed;         // losses and dX, on the device
+  Time output_ready;     // in the server's memory; `computed` on a CPU
+  Time answered;         // handed to the server's gRPC
+  Time arrived;          // complete at the client; not yet in the caller's memory
+  // When the device was done with the batch before this one, of whatever session, dW and all. Not known of a
+  // server's first batch.
+  std::optional<Time> earlier_done = {};
+  // What the server's times may be off by, all alike. An upper bound.
+  std::chrono::microseconds clock_error{0};
+};
+
 struct BatchResult {
   double loss_sum = 0;  // over valid tokens, unscaled
   int64_t valid_tokens = 0;
@@ -151,6 +195,9 @@ struct BatchResult {
   int64_t repeated_chunks = 0;  // the server had taken them before: computed again, not added again
   // Where the batch began, by lane: what ResumeAt takes to have it computed again. Empty of an empty batch.
   std::vector<uint64_t> first_sequences = {};
+  // In the order of tokens, over all lanes, if the session asked (SessionOptions::timing) and the server
+  // tells; without chunks that were rejected.
+  std::vector<ChunkTiming> timings = {};
 };
 
 // True for the one error after which the gradients accumulated since the last flush are gone (the server was
@@ -309,7 +356,7 @@ class Region {
 class Client {
  public:
   // `target` is a gRPC target: "host:port", "dns:///name:port" or "unix:/path". Waits until the server
-  // answers, up to options.reconnect_timeout.
+  // answers, up to options.reconnect_timeout. INVALID_ARGUMENT for options that cannot work.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& target,
                                                          const ClientOptions& options);
   ~Client();

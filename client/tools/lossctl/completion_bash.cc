@@ -20,10 +20,10 @@ _lossctl_files() {
   mapfile -t COMPREPLY < <(compgen -f -- "$cur")
 }
 _lossctl_heads() {
-  _lossctl_offer "$(lossctl __heads ${server:+--server "$server"} 2>/dev/null)"
+  _lossctl_offer "$(lossctl __heads "${connection[@]}" 2>/dev/null)"
 }
 _lossctl() {
-  local command=lossctl server="" words=() word value cur prev i glue="" positional=0
+  local command=lossctl connection=() words=() word value cur prev i glue="" positional=0
   COMPREPLY=()
   # bash cuts words at ':' and '=', so that "--server=host:1" are five; they are put together again. What is offered
   # replaces only the last piece.
@@ -53,7 +53,8 @@ constexpr char kAfterOptions[] = R"sh()
         else
           value=${words[++i]}
         fi
-        [[ ${word%%=*} == --server ]] && server=$value
+        # Needed to ask that server for the names of its heads.
+        [[ ${word%%=*} == --@(server|tls_*) && -n $value ]] && connection+=("${word%%=*}" "$value")
         ;;
       *:-*) ;;
       *) ((++positional)) ;;

@@ -10,19 +10,19 @@ namespace {
 // __lossctl_at PATH [POSITION]: true if the words so far lead to that command (and to its argument of that
 // number).
 constexpr char kPrologue[] = R"sh(# fish completion for lossctl; made by 'lossctl completion fish'.
-function __lossctl_server
+function __lossctl_connection
     set -l words (commandline -opc)
     for i in (seq (count $words))
         switch $words[$i]
-            case --server
-                test $i -lt (count $words); and printf '%s\n' --server $words[(math $i + 1)]
-            case '--server=*'
+            case --server --tls_ca --tls_certificate --tls_key --tls_server_name
+                test $i -lt (count $words); and printf '%s\n' $words[$i] $words[(math $i + 1)]
+            case '--server=*' '--tls_*=*'
                 printf '%s\n' $words[$i]
         end
     end
 end
 function __lossctl_heads
-    lossctl __heads (__lossctl_server) 2>/dev/null
+    lossctl __heads (__lossctl_connection) 2>/dev/null
 end
 function __lossctl_at
     set -l command lossctl

@@ -15,12 +15,12 @@ constexpr char kPrologue[] = R"sh(#compdef lossctl
 # zsh completion for lossctl; made by 'lossctl completion zsh'.
 _lossctl_heads() {
   local -a heads
-  heads=(${(f)"$(lossctl __heads ${server:+--server} ${server:+$server} 2>/dev/null)"})
+  heads=(${(f)"$(lossctl __heads $connection 2>/dev/null)"})
   compadd -a heads
 }
 _lossctl() {
-  local command=lossctl server="" word value prev=${words[CURRENT-1]} i positional=0
-  local -a candidates
+  local command=lossctl word value prev=${words[CURRENT-1]} i positional=0
+  local -a candidates connection
   if [[ ${words[CURRENT]} == --*=* ]]; then
     prev=${words[CURRENT]%%=*}
     compset -P '*='
@@ -36,7 +36,9 @@ constexpr char kAfterOptions[] = R"sh()
         else
           value=${words[++i]}
         fi
-        [[ ${word%%=*} == --server ]] && server=$value
+        case "${word%%=*}" in
+          (--server|--tls_*) [[ -n $value ]] && connection+=("${word%%=*}" "$value") ;;
+        esac
         ;;
       (*:-*) ;;
       (*) ((++positional)) ;;

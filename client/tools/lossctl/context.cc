@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "CLI/Option.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/tools/lossctl/errors.h"
+#include "client/tools/tls_options.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::tools {
@@ -28,8 +30,11 @@ absl::StatusOr<std::unique_ptr<Client>> Context::Connect() const {
   ClientOptions options;
   options.reconnect_timeout = Milliseconds(timeout_seconds.value_or(kReachSeconds));
   options.call_timeout = Milliseconds(timeout_seconds.value_or(kAnswerSeconds));
+  options.tls = tls;
   auto client = Client::Connect(server, options);
-  if (!client.ok()) {
+  const bool explained =
+      absl::IsInvalidArgument(client.status()) || absl::StrContains(client.status().message(), "--tls_");
+  if (!client.ok() && !explained) {
     return WithAdvice(client.status(), absl::StrCat("is lossd running at '", server,
                                                     "'? name its address with --server or LOSSD_SERVER"));
   }
@@ -58,6 +63,7 @@ void AddCommonOptions(CLI::App& app, Context& context) {
       ->type_name("SECONDS")
       ->check(PositiveNumber())
       ->group(kGroup);
+  AddTlsOptions(app, context.tls, kGroup);
   app.add_flag("--json", context.json, "Print JSON: results on standard output, errors on standard error")
       ->group(kGroup);
 }

@@ -21,6 +21,7 @@ namespace lossd::tools {
 struct Context {
   std::string server;
   std::optional<double> timeout_seconds;
+  std::optional<TlsOptions> tls;
   bool json = false;
   // Set by the command that was parsed; main calls it.
   std::function<absl::Status()> run;
@@ -32,8 +33,8 @@ struct Context {
   ProgressBar::Style progress_style() const;
 };
 
-// --server, --timeout and --json, for the program itself and for each command, so that they may stand
-// anywhere and every --help shows them.
+// --server, --timeout, --json and those of TLS, for the program itself and for each command, so that they may
+// stand anywhere and every --help shows them.
 void AddCommonOptions(CLI::App& app, Context& context);
 
 // "float32" and so on, and the short "fp32", "bf16", "fp16"; normalised and checked while parsing.

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
+#include "client/tools/tls_options.h"
 
 namespace lossd::tools {
 namespace {
@@ -86,6 +87,7 @@ ExitCode Fail(const std::string& message, ExitCode code) {
 ExitCode Main(int argc, char** argv) {
   // A file-size limit shall be an error that is told, not a death.
   std::signal(SIGXFSZ, SIG_IGN);
+  SilenceGrpcLog();
   Context context;
   context.server = DefaultServer();
   CLI::App app("Look after the heads of a lossd server.", "lossctl");

@@ -126,6 +126,7 @@ class LoadClient {
     ++result_.batches;
     result_.tokens += shared_->settings.tokens;
     result_.chunks += answer.chunks;
+    result_.timings.insert(result_.timings.end(), answer.timings.begin(), answer.timings.end());
     ++shared_->batches;
   }
 
@@ -176,6 +177,7 @@ LoadResult Gather(const Shared& shared, const std::vector<std::unique_ptr<LoadCl
     all.reconnects += one.reconnects;
     all.lanes = std::max(all.lanes, one.lanes);
     all.latencies.insert(all.latencies.end(), one.latencies.begin(), one.latencies.end());
+    all.timings.insert(all.timings.end(), one.timings.begin(), one.timings.end());
     for (const auto& [code, count] : one.errors) all.errors[code] += count;
     if (all.first_error.empty()) all.first_error = one.first_error;
     if (one.batches > 0) last = std::max(last, client->last_answer());

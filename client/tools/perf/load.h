@@ -24,6 +24,7 @@ struct LoadResult {
   int64_t tokens = 0;
   int64_t chunks = 0;
   std::vector<double> latencies = {};       // seconds, of each batch that was answered
+  std::vector<ChunkTiming> timings = {};    // of each chunk that was answered, if the server tells
   std::vector<double> waited_in_vain = {};  // open loop: of arrivals never sent, up to the end
   // These count what the warm-up met as well.
   std::map<absl::StatusCode, int64_t> errors = {};

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "client/tools/perf/server_process.h"
 #include "client/tools/perf/settings.h"
 #include "client/tools/perf/sweep.h"
+#include "client/tools/tls_options.h"
 
 namespace lossd::perf {
 namespace {
@@ -65,6 +67,7 @@ std::string Footer() {
 }
 
 ExitCode Main(int argc, char** argv) {
+  tools::SilenceGrpcLog();
   std::signal(SIGINT, Interrupt);
   std::signal(SIGTERM, Interrupt);
   CLI::App app("Puts load on a lossd server, checks its answers, and reports throughput, latency and cost.",
@@ -75,6 +78,8 @@ ExitCode Main(int argc, char** argv) {
   Settings settings;
   bool json = false;
   AddServerOptions(app, settings);
+  std::vector<Transport> transports;
+  AddTransportOption(app, transports, *app.get_option("--target"))->expected(1);
   AddLoadOptions(app, settings);
   AddSizeOptions(app, settings);
   app.add_flag("--json", json, "Print the report as JSON");
@@ -86,6 +91,7 @@ ExitCode Main(int argc, char** argv) {
     return app.exit(error) == 0 ? ExitCode::kOk : ExitCode::kUsage;
   }
   if (sweep.parsed()) return exit_code;
+  if (!transports.empty()) settings.transport = transports.front();
   if (const std::string problem = Problem(settings); !problem.empty()) {
     std::fprintf(stderr, "lossd-perf: %s\n", problem.c_str());
     return ExitCode::kUsage;

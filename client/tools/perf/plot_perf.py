@@ -18,20 +18,21 @@ plot_perf.py: {python} has no matplotlib. Install it and run this again; one of
 
 
 def lines_of(cases):
-    """{(tokens, chunk bytes, lanes): its cases by the number of clients}"""
+    """{(transport, tokens, chunk bytes, lanes): its cases by the number of clients}"""
     lines = {}
     for case in cases:
         settings = case["settings"]
-        lines.setdefault((settings["tokens"], settings["chunk_bytes"], settings.get("lanes", 0)), []).append(case)
+        key = (settings.get("transport", "tcp"), settings["tokens"], settings["chunk_bytes"], settings.get("lanes", 0))
+        lines.setdefault(key, []).append(case)
     for line in lines.values():
         line.sort(key=lambda case: case["settings"]["clients"])
     return lines
 
 
-def label(tokens, chunk_bytes, lanes):
+def label(transport, tokens, chunk_bytes, lanes):
     """Of a line."""
     chunks = f", chunks of {chunk_bytes / 1048576:g} MiB" if chunk_bytes else ""
-    return f"{tokens} tokens{chunks}" + (f", {lanes} lanes" if lanes else "")
+    return f"{transport}, {tokens} tokens{chunks}" + (f", {lanes} lanes" if lanes else "")
 
 
 def draw(left, right, cases):

@@ -154,7 +154,7 @@ absl::Status CheckDx(const Settings& settings, const Inputs& inputs, const Outpu
 }
 
 absl::StatusOr<std::optional<Region>> NewRegion(Client& client, const Settings& settings, int64_t bytes) {
-  if (settings.transport == Transport::kTcp || settings.transport == Transport::kUnix) return std::nullopt;
+  if (settings.transport != Transport::kShm && settings.transport != Transport::kCudaIpc) return std::nullopt;
   const bool system = settings.transport == Transport::kShm;
   auto region = client.CreateRegion(system ? RegionKind::kSystem : RegionKind::kDevice, bytes);
   if (!region.ok()) return region.status();
@@ -229,8 +229,9 @@ absl::Status Share(Client& client, const Settings& settings, Inputs& inputs) {
 absl::Status Share(Client& client, const Settings& settings, Outputs& outputs) {
   if (outputs.dx.size() == 0) return absl::OkStatus();
   auto region = NewRegion(client, settings, outputs.dx.bytes());
-  if (region.ok()) outputs.region = *std::move(region);
-  return region.status();
+  if (!region.ok()) return region.status();
+  outputs.region = *std::move(region);
+  return absl::OkStatus();
 }
 
 absl::Status Fetch(Outputs& outputs) {

@@ -1,6 +1,7 @@
 #include "client/tools/perf/report.h"
 
 #include <array>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/perf/percentiles.h"
+#include "client/tools/perf/stages.h"
 #include "client/tools/progress_bar.h"
 
 namespace lossd::perf {
@@ -45,6 +47,20 @@ Json Stages(const Span<Metrics>& metrics) {
   const Histogram rows = between("lossd_batch_rows", "");
   json["tokens_per_device_batch"] = nullptr;
   if (rows.count > 0) json["tokens_per_device_batch"] = rows.sum / rows.count;
+  return json;
+}
+
+Json ChunkStages(std::span<const ChunkTiming> timings) {
+  if (timings.empty()) return nullptr;
+  StageSamples samples = SplitIntoStages(timings);
+  Json json = {{"upload", Milliseconds(Summarize(std::move(samples.upload)))},
+               {"queue", Milliseconds(Summarize(std::move(samples.queue)))},
+               {"copy", Milliseconds(Summarize(std::move(samples.copy)))},
+               {"compute", Milliseconds(Summarize(std::move(samples.compute)))},
+               {"download", Milliseconds(Summarize(std::move(samples.download)))},
+               {"hidden_share", nullptr},
+               {"clock_error", samples.clock_error * kMilliseconds}};
+  if (const auto share = HiddenShare(timings)) json["hidden_share"] = *share;
   return json;
 }
 
@@ -102,8 +118,8 @@ std::string ErrorsText(const Json& errors) {
 std::string SettingsText(const Json& report) {
   const Json& settings = report["settings"];
   return absl::StrFormat(
-      "%s tokens a batch, head %s x %s %s, clients: %d, lanes: %d, %s loop%s",
-      tools::WithCommas(settings["tokens"].get<int64_t>()),
+      "%s, %s tokens a batch, head %s x %s %s, clients: %d, lanes: %d, %s loop%s",
+      settings["transport"].get<std::string>(), tools::WithCommas(settings["tokens"].get<int64_t>()),
       tools::WithCommas(settings["vocab"].get<int64_t>()),
       tools::WithCommas(settings["hidden"].get<int64_t>()), settings["weight_dtype"].get<std::string>(),
       settings["clients"].get<int64_t>(), report["session_lanes"].get<int64_t>(),
@@ -160,6 +176,7 @@ Json Report(const Settings& settings, const Findings& findings) {
           {"payload_gb_per_second", {{"in", rate(in)}, {"out", rate(out)}}},
           {"latency_ms", Milliseconds(Summarize(std::move(latencies)))},
           {"never_sent", static_cast<int64_t>(load.waited_in_vain.size())},
+          {"stages_ms", ChunkStages(load.timings)},
           {"server_stages_ms", findings.metrics ? Stages(*findings.metrics) : Json()},
           {"cpu",
            {{"client", Cpu(findings.client_cpu, in + out)}, {"server", Cpu(findings.server_cpu, in + out)}}},
@@ -193,8 +210,16 @@ std::string ReportText(const Json& report) {
     line("", absl::StrCat("the server did not keep up: ", never,
                           " arrivals were never sent and count with the time they had waited"));
   }
+  if (const Json& stages = report["stages_ms"]; !stages.is_null()) {
+    for (const char* stage : {"upload", "queue", "copy", "compute", "download"}) {
+      line(stage, Latencies(stages[stage]));
+    }
+    if (stages["hidden_share"].is_number()) {
+      line("hidden", absl::StrFormat("%.0f %% of upload, copy and download, behind what the device computes",
+                                     stages["hidden_share"].get<double>() * 100));
+    }
+  }
   if (const Json& stages = report["server_stages_ms"]; !stages.is_null()) {
-    line("queue", Latencies(stages["queue"]));
     line("forward", Latencies(stages["forward"]));
     line("dW", Latencies(stages["weight_gradient"]));
   }

@@ -20,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "client/tools/perf/child_process.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::perf {
@@ -88,6 +89,22 @@ absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(const Settin
   return server;
 }
 
+// For 127.0.0.1, and its own authority.
+absl::Status ServerProcess::MakeCertificate() {
+  const std::string certificate = folder_ + "/server.pem";
+  if (!Succeeds({"openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                 "-days", "2", "-subj", "/CN=lossd-perf", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout",
+                 folder_ + "/server.key", "-out", certificate},
+                ChildOutput::kDiscard)) {
+    return absl::UnavailableError(
+        "--transport=tls needs the openssl program to make a certificate, and it cannot be run: install the "
+        "package "
+        "openssl, or name a running server with --target and --tls_ca");
+  }
+  tls_ = TlsOptions{.ca_certificates = certificate};
+  return absl::OkStatus();
+}
+
 absl::Status ServerProcess::Spawn(const Settings& settings) {
   const std::string program = BesideThisProgram("lossd");
   std::string listen = "127.0.0.1:0";
@@ -97,6 +114,11 @@ absl::Status ServerProcess::Spawn(const Settings& settings) {
       absl::StrCat("--port_file=", folder_, "/ports.json"), absl::StrCat("--device=", settings.device)};
   if (settings.transport == Transport::kShm || settings.transport == Transport::kCudaIpc) {
     command.emplace_back("--same_host_regions");
+  }
+  if (settings.transport == Transport::kTls) {
+    if (absl::Status status = MakeCertificate(); !status.ok()) return status;
+    command.push_back(absl::StrCat("--tls_certificate=", folder_, "/server.pem"));
+    command.push_back(absl::StrCat("--tls_key=", folder_, "/server.key"));
   }
   command.insert(command.end(), settings.server_flags.begin(), settings.server_flags.end());
   std::vector<char*> arguments;

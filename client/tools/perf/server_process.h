@@ -5,10 +5,12 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "client/tools/perf/settings.h"
+#include "lossd/client.h"
 
 namespace lossd::perf {
 
@@ -31,11 +33,13 @@ class ServerProcess {
   ServerProcess& operator=(const ServerProcess&) = delete;
 
   const std::string& target() const { return target_; }
+  const std::optional<TlsOptions>& tls() const { return tls_; }
   const std::string& metrics() const { return metrics_; }
   pid_t pid() const { return pid_; }
 
  private:
   explicit ServerProcess(std::string folder) : folder_(std::move(folder)) {}
+  absl::Status MakeCertificate();
   absl::Status Spawn(const Settings& settings);
   absl::Status AwaitPorts();
   absl::Status Failure(const std::string& what) const;
@@ -44,6 +48,7 @@ class ServerProcess {
   const std::string folder_;
   std::string target_;
   std::string metrics_;
+  std::optional<TlsOptions> tls_;
   pid_t pid_ = -1;
 };
 

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "client/tools/tls_options.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::perf {
@@ -53,19 +54,10 @@ void AddServerOptions(CLI::App& app, Settings& settings) {
       ->excludes(target)
       ->capture_default_str()
       ->group(kGroup);
-  app.add_option(
-         "--transport", settings.transport,
-         "How a server of its own is reached: tcp (loopback) or unix (a socket file); tcp with hidden "
-         "states and dX in shared memory: shm, or in the GPU's: cuda_ipc")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Transport>{{"tcp", Transport::kTcp},
-                                                                           {"unix", Transport::kUnix},
-                                                                           {"shm", Transport::kShm},
-                                                                           {"cuda_ipc", Transport::kCudaIpc}})
-                      .description(""))
-      ->type_name("tcp|unix|shm|cuda_ipc")
-      ->default_str("tcp")
-      ->excludes(target)
-      ->group(kGroup);
+  tools::AddTlsOptions(app, settings.tls, kGroup);
+  for (const char* name : {"--tls_ca", "--tls_certificate", "--tls_key", "--tls_server_name"}) {
+    app.get_option(name)->needs(target);
+  }
   app.add_option("--server_flag", settings.server_flags,
                  "A flag for a server of its own, as in --server_flag=--staging_bytes=4294967296; repeatable")
       ->excludes(target)
@@ -74,6 +66,28 @@ void AddServerOptions(CLI::App& app, Settings& settings) {
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str()
       ->group(kGroup);
+}
+
+CLI::Option* AddTransportOption(CLI::App& app, std::vector<Transport>& transports, CLI::Option& target) {
+  static const auto& names = *new std::map<std::string, Transport>{
+      {"tcp", Transport::kTcp}, {"uds", Transport::kUnix}, {"unix", Transport::kUnix},
+      {"tls", Transport::kTls}, {"shm", Transport::kShm},  {"cuda_ipc", Transport::kCudaIpc}};
+  // Not a transformer, which would leave numbers where the command line is shown again (sweep.md).
+  return app
+      .add_option_function<std::vector<std::string>>(
+          "--transport",
+          [&transports](const std::vector<std::string>& values) {
+            transports.clear();
+            for (const std::string& value : values) transports.push_back(names.at(value));
+          },
+          "How a server of its own is reached: tcp (loopback), uds (a socket file), tls (loopback, with a "
+          "certificate made by the openssl program for the run); tcp with hidden states and dX in shared "
+          "memory: shm, or in the GPU's: cuda_ipc")
+      ->check(CLI::IsMember(names).description(""))
+      ->type_name("tcp|uds|tls|shm|cuda_ipc")
+      ->default_str("tcp")
+      ->excludes(&target)
+      ->group("Server");
 }
 
 void AddSizeOptions(CLI::App& app, Settings& settings) {
@@ -161,11 +175,34 @@ std::string Problem(const Settings& settings) {
 }
 
 SessionOptions SessionOptionsOf(const Settings& settings) {
-  return {.chunk_bytes = settings.chunk_bytes, .lanes = static_cast<int32_t>(settings.lanes)};
+  return {.chunk_bytes = settings.chunk_bytes,
+          .lanes = static_cast<int32_t>(settings.lanes),
+          .timing = Timing::kReport};
+}
+
+const char* TransportName(const Settings& settings) {
+  if (!settings.target.empty()) {
+    if (settings.tls.has_value()) return "tls";
+    return settings.target.starts_with("unix") ? "uds" : "tcp";
+  }
+  switch (settings.transport) {
+    case Transport::kTcp:
+      break;
+    case Transport::kUnix:
+      return "uds";
+    case Transport::kTls:
+      return "tls";
+    case Transport::kShm:
+      return "shm";
+    case Transport::kCudaIpc:
+      return "cuda_ipc";
+  }
+  return "tcp";
 }
 
 nlohmann::ordered_json ToJson(const Settings& settings) {
-  nlohmann::ordered_json json = {{"tokens", settings.tokens},
+  nlohmann::ordered_json json = {{"transport", TransportName(settings)},
+                                 {"tokens", settings.tokens},
                                  {"vocab", settings.vocab},
                                  {"hidden", settings.hidden},
                                  {"weight_dtype", Name(settings.weight_type)},

@@ -3,6 +3,7 @@
 #define LOSSD_CLIENT_TOOLS_PERF_SETTINGS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,13 +23,14 @@ enum class ExitCode : int {
 };
 std::string ExitCodesHelp();
 
-enum class Transport { kTcp, kUnix, kShm, kCudaIpc };
+enum class Transport { kTcp, kUnix, kTls, kShm, kCudaIpc };
 
 struct Settings {
   std::string target;   // empty: a server of its own
   std::string metrics;  // host:port; empty: none, or that of its own server
   std::string device = "auto";
-  Transport transport = Transport::kTcp;
+  Transport transport = Transport::kTcp;  // of a server of its own
+  std::optional<TlsOptions> tls;          // of `target`
   std::vector<std::string> server_flags;
 
   int64_t tokens = 1024;
@@ -50,9 +52,11 @@ struct Settings {
   double timeout = 10;
 };
 
-// Every option but the lists of a sweep and how results are printed.
+// Every option but --transport, the lists of a sweep and how results are printed.
 void AddServerOptions(CLI::App& app, Settings& settings);
 void AddLoadOptions(CLI::App& app, Settings& settings);
+// --transport, which --target excludes: into `transports`, of which there is one unless a delimiter is set.
+CLI::Option* AddTransportOption(CLI::App& app, std::vector<Transport>& transports, CLI::Option& target);
 // --tokens, --clients, --chunk_bytes and --lanes.
 void AddSizeOptions(CLI::App& app, Settings& settings);
 
@@ -61,6 +65,9 @@ std::string Problem(const Settings& settings);
 
 // What every session of a run is opened with.
 SessionOptions SessionOptionsOf(const Settings& settings);
+
+// "tcp", "uds", "tls", "shm" or "cuda_ipc": how the server of this run is reached.
+const char* TransportName(const Settings& settings);
 
 nlohmann::ordered_json ToJson(const Settings& settings);
 

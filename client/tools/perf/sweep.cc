@@ -1,10 +1,5 @@
 #include "client/tools/perf/sweep.h"
 
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/tools/perf/child_process.h"
 #include "client/tools/perf/run.h"
 #include "client/tools/perf/server_process.h"
 
@@ -23,6 +19,8 @@ namespace lossd::perf {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr char kLists[] = "Lists, of which every combination is measured";
 
 enum class Plotting { kDraw, kLeaveOut };
 
@@ -32,28 +30,34 @@ struct SweepOptions {
   std::vector<int64_t> tokens = {1024};
   std::vector<int64_t> chunk_bytes = {0};
   std::vector<int64_t> lanes = {0};
+  std::vector<Transport> transports = {Transport::kTcp};
   std::string out;
   std::string python = "python3";
   Plotting plotting = Plotting::kDraw;
 };
 
-std::vector<Settings> CasesOf(const SweepOptions& options) {
-  std::vector<Settings> cases;
-  for (const int64_t lanes : options.lanes) {
-    for (const int64_t chunk_bytes : options.chunk_bytes) {
-      for (const int64_t tokens : options.tokens) {
-        for (const int64_t clients : options.clients) {
-          Settings one = options.settings;
-          one.lanes = lanes;
-          one.chunk_bytes = chunk_bytes;
-          one.tokens = tokens;
-          one.clients = clients;
-          cases.push_back(std::move(one));
-        }
-      }
+// Each case once with every value, side by side.
+template <class T>
+std::vector<Settings> Vary(const std::vector<Settings>& cases, T Settings::*field,
+                           const std::vector<T>& values) {
+  std::vector<Settings> varied;
+  varied.reserve(cases.size() * values.size());
+  for (const Settings& one : cases) {
+    for (const T& value : values) {
+      varied.push_back(one);
+      varied.back().*field = value;
     }
   }
-  return cases;
+  return varied;
+}
+
+std::vector<Settings> CasesOf(const SweepOptions& options) {
+  std::vector<Settings> cases = {options.settings};
+  cases = Vary(cases, &Settings::transport, options.transports);
+  cases = Vary(cases, &Settings::lanes, options.lanes);
+  cases = Vary(cases, &Settings::chunk_bytes, options.chunk_bytes);
+  cases = Vary(cases, &Settings::tokens, options.tokens);
+  return Vary(cases, &Settings::clients, options.clients);
 }
 
 // Empty, or which file could not be written.
@@ -68,25 +72,11 @@ std::string WriteFiles(const Json& sweep, const std::string& folder) {
   return "";
 }
 
-// Runs command[0], looked for in PATH, to its end; whether it ended with status 0.
-bool Succeeds(std::vector<std::string> command) {
-  std::vector<char*> arguments;
-  arguments.reserve(command.size() + 1);
-  for (std::string& argument : command) arguments.push_back(argument.data());
-  arguments.push_back(nullptr);
-  pid_t pid = 0;
-  if (posix_spawnp(&pid, arguments[0], nullptr, nullptr, arguments.data(), environ) != 0) return false;
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 // By the script beside this program. Whether it can is not the sweep's success or failure; it says why not.
 void Plot(const SweepOptions& options) {
   const std::string script = BesideThisProgram("plot_perf.py");
   std::fflush(stdout);
-  if (Succeeds({options.python, script, options.out})) return;
+  if (Succeeds({options.python, script, options.out}, ChildOutput::kShow)) return;
   std::printf("no plot; to draw it, with a Python that has matplotlib:\n    python3 %s %s\n", script.c_str(),
               options.out.c_str());
 }
@@ -133,7 +123,7 @@ void AddList(CLI::App& app, const std::string& name, std::vector<int64_t>& value
       ->delimiter(',')
       ->check(CLI::Range(least, int64_t{1} << 40))
       ->capture_default_str()
-      ->group("Lists, of which every combination is measured");
+      ->group(kLists);
 }
 
 std::string CommandLine(const CLI::App& command) {
@@ -151,7 +141,7 @@ std::string CommandLine(const CLI::App& command) {
 CLI::App& AddSweepCommand(CLI::App& app, const std::atomic<bool>& interrupted, ExitCode* exit_code) {
   CLI::App& command = *app.add_subcommand("sweep",
                                           "Measures every combination of clients, tokens, chunk sizes and "
-                                          "lanes, each with a server of its own unless "
+                                          "lanes and transports, each with a server of its own unless "
                                           "--target names one, and writes tables and a plot");
   const auto options = std::make_shared<SweepOptions>();
   AddList(command, "--clients", options->clients, 1, "Numbers of clients");
@@ -159,15 +149,19 @@ CLI::App& AddSweepCommand(CLI::App& app, const std::atomic<bool>& interrupted, E
   AddList(command, "--chunk_bytes", options->chunk_bytes, 0,
           "Hidden-state bytes of the largest chunks; 0: 4 MiB");
   AddList(command, "--lanes", options->lanes, 0, "Connections of each client; 0: the client's choice");
+  AddServerOptions(command, options->settings);
+  AddTransportOption(command, options->transports, *command.get_option("--target"))
+      ->delimiter(',')
+      ->group(kLists);
   command.add_option("--out", options->out, "Folder for the results; made if it is not there")->required();
   command.add_option("--python", options->python, "Interpreter that draws the plot")->capture_default_str();
   command.add_flag_callback(
       "--no_plot", [options] { options->plotting = Plotting::kLeaveOut; }, "Draw nothing");
-  AddServerOptions(command, options->settings);
   AddLoadOptions(command, options->settings);
   command.footer(absl::StrCat(
       "Examples:\n"
       "  lossd-perf sweep --clients=1,2,4,8 --tokens=256,1024,4096 --duration=5 --out=sweep\n"
+      "  lossd-perf sweep --transport=tcp,uds,tls --duration=5 --out=sweep\n"
       "  lossd-perf sweep --target=trainer-7:50051 --chunk_bytes=1048576,4194304,16777216 --out=sweep\n\n"
       "In the folder: sweep.json (each case as lossd-perf --json gives it), sweep.csv, sweep.md, and "
       "sweep.svg\n"

@@ -19,6 +19,7 @@ struct Column {
 };
 
 constexpr std::array kColumns = {
+    Column{"transport", "/settings/transport", "transport", ""},
     Column{"clients", "/settings/clients", "clients", "%.0f"},
     Column{"tokens", "/settings/tokens", "tokens", "%.0f"},
     Column{"chunk_bytes", "/settings/chunk_bytes", "chunk bytes", "%.0f"},
@@ -34,7 +35,12 @@ constexpr std::array kColumns = {
     Column{"latency_p90_ms", "/latency_ms/p90", "p90, ms", "%.2f"},
     Column{"latency_p99_ms", "/latency_ms/p99", "p99, ms", "%.2f"},
     Column{"latency_max_ms", "/latency_ms/max", "max, ms", "%.2f"},
-    Column{"queue_p50_ms", "/server_stages_ms/queue/p50", nullptr, ""},
+    Column{"upload_p50_ms", "/stages_ms/upload/p50", nullptr, ""},
+    Column{"queue_p50_ms", "/stages_ms/queue/p50", nullptr, ""},
+    Column{"copy_p50_ms", "/stages_ms/copy/p50", nullptr, ""},
+    Column{"compute_p50_ms", "/stages_ms/compute/p50", nullptr, ""},
+    Column{"download_p50_ms", "/stages_ms/download/p50", nullptr, ""},
+    Column{"hidden_share", "/stages_ms/hidden_share", "hidden", "%.2f"},
     Column{"forward_p50_ms", "/server_stages_ms/forward/p50", nullptr, ""},
     Column{"weight_gradient_p50_ms", "/server_stages_ms/weight_gradient/p50", nullptr, ""},
     Column{"client_cpu_s_per_gb", "/cpu/client/seconds_per_gb", "client CPU, s/GB", "%.2f"},
@@ -106,10 +112,10 @@ std::string SweepMarkdown(const Json& sweep) {
 }
 
 std::string CaseLine(const Json& one) {
-  std::string line =
-      absl::StrCat(Text(At(one, "/settings/clients")), " clients, ", Text(At(one, "/settings/tokens")),
-                   " tokens, chunk bytes ", Text(At(one, "/settings/chunk_bytes")), ", lanes ",
-                   Text(At(one, "/settings/lanes")), ": ");
+  std::string line = absl::StrCat(
+      Text(At(one, "/settings/transport")), ", ", Text(At(one, "/settings/clients")), " clients, ",
+      Text(At(one, "/settings/tokens")), " tokens, chunk bytes ", Text(At(one, "/settings/chunk_bytes")),
+      ", lanes ", Text(At(one, "/settings/lanes")), ": ");
   if (one.contains("error")) return line + Text(one["error"]);
   return absl::StrCat(line, Formatted(At(one, "/tokens_per_second"), "%.0f"), " tokens/s, p50 ",
                       Formatted(At(one, "/latency_ms/p50"), "%.2f"), " ms, p99 ",

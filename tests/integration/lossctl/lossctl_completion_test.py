@@ -13,7 +13,8 @@ import subprocess
 import time
 import unittest
 
-from lossctl_harness import LOSSCTL, USAGE, LossctlTest
+from lossctl_harness import LOSSCTL, LOSSD, SERVER_FLAGS, USAGE, LossctlTest
+from lossd_server import LossdServer
 
 DTYPES = ["bfloat16", "float16", "float32"]
 # What is typed, and what is offered at its end. The head and the file are made by setUp.
@@ -28,6 +29,7 @@ CASES = [
     ("lossctl flush offered-1 --out gr", ["grad file.safetensors"]),
     ("lossctl head save offered-1 gr", ["grad file.safetensors"]),
     ("lossctl head load offered-1 --tensor t gr", ["grad file.safetensors"]),
+    ("lossctl --tls_ca gr", ["grad file.safetensors"]),
     ("lossctl flush offered-1 --dtype ", DTYPES),
     ("lossctl head create new --vocab 5 --dtype b", ["bfloat16"]),
     ("lossctl head create new --vo", ["--vocab"]),
@@ -119,11 +121,22 @@ class Bash(Shell):
         self.assertEqual(self.offered(f"lossctl --server {self.server.target} head delete "),
                          sorted(head["name"] for head in self.succeed_json("head", "list")["heads"]))
 
+    def test_names_of_heads_come_over_tls_if_the_line_says_so(self):
+        certificate, key = self.path("server.pem"), self.path("server.key")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                        "-subj", "/CN=lossd", "-addext", "subjectAltName=DNS:lossd.example", "-keyout", key, "-out", certificate],
+                       check=True, capture_output=True)
+        with LossdServer(LOSSD, *SERVER_FLAGS, f"--tls_certificate={certificate}", f"--tls_key={key}") as server:
+            options = ["--server", server.target, "--tls_ca", certificate, "--tls_server_name=lossd.example"]
+            self.succeed("head", "create", "secret", "--vocab", "8", "--hidden", "4", *options)
+            self.assertEqual(self.offered(f"lossctl head delete {' '.join(options)} "), ["secret"])
+            self.assertEqual(self.offered(f"lossctl head delete {' '.join(options[:2])} "), [])
+
     def test_every_command_and_option_of_every_help_is_offered(self):
         commands = [[]]
         for command in commands:
             text = self.succeed(*command, "--help")
-            options = sorted(set(re.findall(r"(?m)^  (?:-h,)?(--[a-z-]+)", text)))
+            options = sorted(set(re.findall(r"(?m)^  (?:-h,)?(--[a-z_-]+)", text)))
             line = " ".join(["lossctl", *command])
             self.assertEqual([word for word in self.offered(line + " --") if word != "-h"], options, line)
             if "\nSubcommands:\n" in text:

@@ -51,6 +51,14 @@ class LossdPerfTest(unittest.TestCase):
             stages = report["server_stages_ms"]
             for stage in ("queue", "forward", "weight_gradient"):
                 self.assertEqual(stages[stage]["samples"], report["chunks"], stage)
+            for stage in ("upload", "queue", "copy", "compute", "download"):
+                found = report["stages_ms"][stage]
+                self.assertEqual(found["samples"], report["chunks"], stage)
+                self.assertGreaterEqual(found["p50"], 0, stage)
+                self.assertLessEqual(found["p50"], found["p99"], stage)
+            self.assertEqual(report["stages_ms"]["copy"]["max"], 0)  # a CPU copies nothing
+            self.assertGreater(report["stages_ms"]["compute"]["p50"], 0)
+            self.assertTrue(0 <= report["stages_ms"]["hidden_share"] <= 1, report["stages_ms"])
             self.assertIsNone(report["cpu"]["server"])
             with urllib.request.urlopen(server.metrics_url) as answer:
                 text = answer.read().decode()
@@ -74,22 +82,44 @@ class LossdPerfTest(unittest.TestCase):
             self.assertEqual(report["settings"]["lanes"], lanes)
             self.assertEqual(report["session_lanes"], granted)
             self.assertEqual(report["errors"]["wrong_results"], 0)
+            self.assertEqual(report["stages_ms"]["compute"]["samples"], report["chunks"])
+
+    def test_lanes_over_tls(self):
+        report = self.succeed(*OWN, "--vocab=64", "--hidden=1024", "--tokens=4096", "--batches=2", "--transport=tls", "--lanes=2")
+        self.assertEqual((report["batches"], report["errors"]["total"], report["errors"]["wrong_results"]), (2, 0, 0))
+        self.assertEqual((report["settings"]["transport"], report["session_lanes"]), ("tls", 2))
 
     def test_open_loop_over_a_socket_file(self):
         report = self.succeed(*OWN, *SMALL, "--transport=unix", "--rate=200", "--batches=20", "--clients=2", "--loss_only")
         self.check_report(report, 20)
         self.assertTrue(report["target"].startswith("unix:"), report["target"])
+        self.assertEqual(report["settings"]["transport"], "uds")
         self.assertEqual(report["settings"]["loop"], "open")
         self.assertEqual(report["never_sent"], 0)
 
     def test_shared_memory(self):
         report = self.succeed(*OWN, *SMALL, "--transport=shm", "--batches=20", "--clients=2", "--dtype=fp32")
         self.check_report(report, 20)
+        self.assertEqual(report["settings"]["transport"], "shm")
+        self.assertEqual(report["stages_ms"]["compute"]["samples"], report["chunks"])
 
     def test_device_memory_that_is_not_there(self):
         done = perf(*OWN, *SMALL, "--transport=cuda_ipc", "--batches=2")
         self.assertEqual(done.returncode, FAILED, done)
         self.assertIn("memory", done.stderr)
+
+    def test_transports_of_a_server_of_its_own(self):
+        for transport, prefix in (("uds", "unix:"), ("tls", "127.0.0.1:")):
+            report = self.succeed(*OWN, *SMALL, f"--transport={transport}", "--batches=4")
+            self.check_report(report, 4)
+            self.assertEqual(report["settings"]["transport"], transport)
+            self.assertTrue(report["target"].startswith(prefix), report["target"])
+
+    def test_tls_without_openssl_says_what_is_missing(self):
+        done = subprocess.run([LOSSD_PERF, *OWN, *SMALL, "--transport=tls"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              check=False, env={**os.environ, "PATH": "/nonexistent"})
+        self.assertEqual(done.returncode, UNREACHABLE, done)
+        self.assertIn("openssl", done.stderr)
 
     def test_refused_sessions_are_counted_apart(self):
         done = perf(*OWN, "--server_flag=--max_sessions=1", *SMALL, "--clients=3", "--batches=6",
@@ -102,7 +132,7 @@ class LossdPerfTest(unittest.TestCase):
     def test_text(self):
         done = perf(*OWN, *SMALL, "--batches=3")
         self.assertEqual(done.returncode, OK, done)
-        for word in ("throughput", "latency", "forward", "server CPU", "0 calls failed; 0 wrong results"):
+        for word in ("throughput", "latency", "upload", "compute", "download", "hidden", "forward", "server CPU", "0 calls failed; 0 wrong results"):
             self.assertIn(word, done.stdout)
 
     def test_sweep(self):
@@ -122,9 +152,21 @@ class LossdPerfTest(unittest.TestCase):
             with open(os.path.join(out, "sweep.md"), encoding="utf-8") as file:
                 self.assertEqual(sum(line.startswith("|") for line in file), 2 + 8)
 
+    def test_sweep_over_transports(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = perf("sweep", *OWN, "--vocab=500", "--hidden=32", "--batches=2", "--clients=1", "--tokens=20",
+                        "--transport=tcp,uds,tls,shm", "--lanes=1,2", "--no_plot", f"--out={folder}")
+            self.assertEqual(done.returncode, OK, done)
+            with open(os.path.join(folder, "sweep.csv"), encoding="utf-8", newline="") as file:
+                cases = [(row["transport"], row["lanes"]) for row in csv.DictReader(file)]
+            with open(os.path.join(folder, "sweep.json"), encoding="utf-8") as file:
+                self.assertIn("--transport=tcp,uds,tls,shm", json.load(file)["command"])
+            self.assertEqual(cases, [(transport, lanes) for transport in ("tcp", "uds", "tls", "shm") for lanes in ("1", "2")])
+
     def test_exit_codes(self):
         for bad in (["--tokens=0"], ["--rate=-1"], ["--target=x", "--device=cpu"], ["--metrics=x"], ["--dtype=int8"], ["nothing"],
-                    ["--duration=1", "--batches=1"], ["--transport=tls"], ["sweep"]):
+                    ["--duration=1", "--batches=1"], ["--transport=carrier_pigeon"], ["--transport=tcp,tls"],
+                    ["--tls_ca=x"], ["sweep"]):
             self.assertEqual(perf(*bad).returncode, USAGE, bad)
         unreachable = perf("--target=127.0.0.1:1", "--timeout=0.3")
         self.assertEqual(unreachable.returncode, UNREACHABLE, unreachable)

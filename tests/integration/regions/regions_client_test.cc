@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -78,8 +79,8 @@ struct Connected {
         head->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * head->config().hidden_size, 1).data());
     EXPECT_TRUE(written.ok()) << written.status();
   }
-  Session Open(int64_t chunk_bytes) const {
-    auto session = head->OpenSession({.chunk_bytes = chunk_bytes});
+  Session Open(int64_t chunk_bytes, Timing timing = Timing::kNone) const {
+    auto session = head->OpenSession({.chunk_bytes = chunk_bytes, .timing = timing});
     EXPECT_TRUE(session.ok()) << session.status();
     return *std::move(session);
   }
@@ -153,6 +154,32 @@ TEST(RegionsClientTest, TheWindowHasTheBitsOfPayloads) {
   EXPECT_EQ(connected.Flush(), by_payloads);
 }
 
+TEST(RegionsClientTest, ChunksInRegionsTellTheirStages) {
+  const Shape shape{.tokens = 96};
+  TestServer server(WithRegions());
+  const Connected connected(server.target(), shape.hidden);
+  connected.WriteWeights();
+  Data data(shape);
+  const Region region = connected.CreateRegion(data.HiddenBytes() + data.DxBytes());
+  ASSERT_TRUE(region.CopyIn(0, data.hidden.data(), data.HiddenBytes()).ok());
+  Session session = connected.Open(kChunkTokens * shape.hidden * 4, Timing::kReport);
+  const auto result =
+      session.Compute(data.BatchAt(region.data()), data.OutputsAt(At(region, data.HiddenBytes())));
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(static_cast<int64_t>(result->timings.size()), shape.tokens / kChunkTokens);
+  int64_t next_token = 0;
+  for (const ChunkTiming& chunk : result->timings) {
+    EXPECT_EQ(chunk.first_token, next_token);
+    next_token += chunk.tokens;
+    EXPECT_LE(chunk.sent, chunk.received + std::chrono::microseconds(1));
+    EXPECT_LE(chunk.received, chunk.started);
+    EXPECT_EQ(chunk.started, chunk.input_ready);  // it lies where the CPU reads it
+    EXPECT_LE(chunk.input_ready, chunk.computed);
+    EXPECT_LE(chunk.computed, chunk.arrived);
+  }
+  EXPECT_EQ(next_token, shape.tokens);
+}
+
 // Regions are not the connection's: what was lost is sent again, from the same memory, and counted once.
 TEST(RegionsClientTest, ABatchInARegionSurvivesLostConnections) {
   const Shape shape{.tokens = 400};
@@ -191,7 +218,7 @@ TEST(RegionsClientTest, AfterAServersRestartTheRegionIsGoneAndTheErrorSaysSo) {
   const Region region = connected.CreateRegion(data.HiddenBytes());
   ASSERT_TRUE(region.CopyIn(0, data.hidden.data(), data.HiddenBytes()).ok());
   server.reset();
-  options.listen = "127.0.0.1:" + std::to_string(port);
+  options.server.listen = "127.0.0.1:" + std::to_string(port);
   server = std::make_unique<TestServer>(options);
   const Connected again(server->target(), shape.hidden);
   again.WriteWeights();

@@ -169,7 +169,7 @@ TEST(RegionSocketTest, AFolderThatOthersCanLookIntoIsRefused) {
   std::string folder = (std::filesystem::temp_directory_path() / "lossd-test-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   auto device_options = WithRegions();
-  device_options.region_socket_dir = folder;
+  device_options.server.region_socket_dir = folder;
   {
     const TestServer server(device_options);
     // A second one finds the socket in use.

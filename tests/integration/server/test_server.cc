@@ -40,7 +40,7 @@ TestServer::TestServer(const TestServerOptions& options) {
   auto engine = engine::Engine::Create(options.engine, std::move(device));
   Require(engine.ok(), "no engine");
   engine_ = *std::move(engine);
-  auto server = rpc::Server::Start({options.listen, options.region_socket_dir}, engine_.get());
+  auto server = rpc::Server::Start(options.server, engine_.get());
   Require(server.ok(), "no server: " + std::string(server.status().message()));
   server_ = *std::move(server);
 }

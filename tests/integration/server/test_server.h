@@ -26,8 +26,7 @@ namespace lossd::testing {
 struct TestServerOptions {
   engine::EngineOptions engine;
   int64_t workspace_bytes = 8 << 20;
-  std::string listen = "127.0.0.1:0";
-  std::string region_socket_dir = {};
+  rpc::ServerOptions server = {.listen = "127.0.0.1:0"};
   std::function<std::unique_ptr<engine::Device>()> device = nullptr;  // null: the CPU
 };
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -60,7 +61,7 @@ TEST_P(TwinTest, FollowsTheLossesOfTheServer) {
 
   ThreadPool pool(2);
   const absl::StatusOr<std::unique_ptr<RemoteHead>> remote_head = RemoteHead::Open(
-      server_address,
+      server_address, /*tls=*/std::nullopt,
       absl::StrCat("twin-", GetParam().precision == HeadPrecision::kFloat32 ? "fp32" : "bf16"), shape,
       GetParam().precision, HeadLifetime::kUntilClosed);
   ASSERT_TRUE(remote_head.ok()) << remote_head.status();

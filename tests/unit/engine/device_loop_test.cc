@@ -7,6 +7,7 @@
 #include <future>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
@@ -74,6 +75,34 @@ TEST_F(DeviceLoopTest, SmallChunksOfSeveralSessionsAreGatheredWhileTheDeviceIsBu
   EXPECT_EQ(engine->counters().batch_chunks.sum(), 5);
   EXPECT_EQ(engine->counters().batch_chunks.bucket(0), 2U);
   EXPECT_EQ(engine->counters().batch_rows.sum(), 5);
+}
+
+TEST_F(DeviceLoopTest, ChunksThatAskTellWhatTheDeviceSaysOfTheirBatch) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  for (uint64_t sequence = 1; sequence <= 3; ++sequence) {
+    Chunk chunk = FullChunk(sequence, 1);
+    chunk.received = absl::Now();
+    if (sequence != 2) chunk.timing = Timing::kReport;
+    Submit(lane, std::move(chunk));
+    listener_->AwaitAnswers(sequence);
+  }
+  const std::vector<ChunkAnswer> answers = listener_->AwaitAnswers(3);
+  ASSERT_TRUE(answers[0].times.has_value());
+  EXPECT_FALSE(answers[1].times.has_value());
+  ASSERT_TRUE(answers[2].times.has_value());
+  for (const ChunkAnswer* answer : {&answers[0], &answers[2]}) {
+    const ChunkTimes& times = *answer->times;
+    EXPECT_LE(times.received, times.accepted);
+    EXPECT_LE(times.accepted, times.started);
+    EXPECT_LE(times.started, times.input_ready);
+    EXPECT_LE(times.input_ready, times.compute_started);
+    EXPECT_LE(times.compute_started, times.computed);
+    EXPECT_LE(times.computed, times.output_ready);
+    EXPECT_EQ(times.input_ready, times.computed) << "the fake device's";
+  }
+  EXPECT_FALSE(answers[0].times->earlier_done.has_value()) << "nothing came before";
+  ASSERT_TRUE(answers[2].times->earlier_done.has_value());
+  EXPECT_GE(*answers[2].times->earlier_done, answers[0].times->computed);
 }
 
 TEST_F(DeviceLoopTest, ThreeFullBatchesAreUnderWayAtOnceAndTheFourthWaits) {

@@ -4,6 +4,8 @@
 #include <deque>
 #include <utility>
 
+#include "absl/time/clock.h"
+
 namespace lossd::engine {
 
 void FakeGate::Hold() {
@@ -170,6 +172,10 @@ class FakeDevice : public Device {
   static void Answer(BatchUnderWay& batch) {
     if (batch.answered) return;
     batch.answered = true;
+    if (batch.callbacks.on_times) {
+      const absl::Time now = absl::Now();
+      batch.callbacks.on_times({.input_ready = now, .computed = now});
+    }
     for (size_t i = 0; i < batch.chunks.size(); ++i) {
       std::fill_n(batch.chunks[i].losses, batch.chunks[i].tokens, batch.chunks[i].gradient_scale);
       batch.callbacks.on_input_gradients(i);

@@ -101,7 +101,7 @@ TEST(SweepTest, TablesHaveARowForEachCaseAndSayWhatWentWrong) {
   const Json bad = {{"settings", ToJson(SmallSettings())}, {"error", "UNAVAILABLE: \"no\", said\n|it|"}};
   const Json sweep = {{"command", "c"}, {"time", "t"}, {"cases", {good, bad}}};
   const std::string csv = SweepCsv(sweep);
-  EXPECT_THAT(csv, HasSubstr("\n1,10,0,0,3,50,16,4,20.0,"));
+  EXPECT_THAT(csv, HasSubstr("\ntcp,1,10,0,0,3,50,16,4,20.0,"));
   EXPECT_THAT(csv, HasSubstr(",\"UNAVAILABLE: \"\"no\"\", said\n|it|\"\n"));
   EXPECT_THAT(SweepMarkdown(sweep), HasSubstr("| UNAVAILABLE: \"no\", said /it/ |\n"));
   EXPECT_THAT(ReportText(good), HasSubstr("clients: 1, lanes: 3, closed loop"));
@@ -166,30 +166,25 @@ TEST(CheckAnswerTest, TakesTheRightAnswerAndNoOther) {
   const Inputs inputs(settings, 1);
   ASSERT_GT(inputs.valid_tokens, 0);
   ASSERT_LT(inputs.valid_tokens, settings.tokens);
-  const Outputs good = Answer(settings, weights, inputs);
+  const auto answer = [&] { return Answer(settings, weights, inputs); };
+  const Outputs good = answer();
   const auto check = [&](const Outputs& outputs) { return CheckAnswer(settings, weights, inputs, outputs); };
   ASSERT_TRUE(check(good).ok()) << check(good).status();
   EXPECT_LT(check(good)->loss_error, 1e-5);
   EXPECT_LT(check(good)->dx_error, 1e-5);
 
-  const auto copy_of_good = [&] {
-    Outputs copy(settings);
-    copy.losses = good.losses;
-    copy.dx = good.dx;
-    return copy;
-  };
-  Outputs off = copy_of_good();
+  Outputs off = answer();
   off.losses[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(check(off).status().message(), HasSubstr("the loss of token 3"));
-  off = copy_of_good();
+  off = answer();
   for (float& loss : off.losses) loss *= 2.0F;
   EXPECT_THAT(check(off).status().message(), HasSubstr("mean loss"));
-  off = copy_of_good();
+  off = answer();
   static_cast<float*>(off.dx.data())[5] = std::numeric_limits<float>::infinity();
   EXPECT_THAT(check(off).status().message(), HasSubstr("not finite"));
   off.dx = Tensor(DataType::kFloat32, good.dx.size());
   EXPECT_THAT(check(off).status().message(), HasSubstr("dX of zeros"));
-  off = copy_of_good();
+  off = answer();
   for (int64_t i = 0; i < off.dx.size(); ++i) static_cast<float*>(off.dx.data())[i] *= 1.1F;
   EXPECT_THAT(check(off).status().message(), HasSubstr("dX is off by"));
 }

@@ -1,0 +1,51 @@
+#include "client/tools/tls_options.h"
+
+#include <cstdlib>
+
+#include "CLI/Option.hpp"
+
+namespace lossd::tools {
+namespace {
+
+constexpr char kSystem[] = "system";
+
+void AddTlsOption(CLI::App& app, std::optional<TlsOptions>& tls, const std::string& name,
+                  const std::string& type, std::string TlsOptions::*field, const std::string& group,
+                  const std::string& help) {
+  app.add_option_function<std::string>(
+         name,
+         [&tls, field](const std::string& value) {
+           if (!tls.has_value()) tls.emplace();
+           *tls.*field = value;
+         },
+         help)
+      ->type_name(type)
+      ->group(group);
+}
+
+}  // namespace
+
+void AddTlsOptions(CLI::App& app, std::optional<TlsOptions>& tls, const std::string& group) {
+  app.add_option_function<std::string>(
+         "--tls_ca",
+         [&tls](const std::string& value) {
+           if (!tls.has_value()) tls.emplace();
+           tls->ca_certificates = value == kSystem ? "" : value;
+         },
+         "Connect over TLS to a server whose certificate is signed by an authority of this PEM file, or, "
+         "with the "
+         "word system, by one that this machine knows")
+      ->type_name("FILE")
+      ->group(group);
+  AddTlsOption(
+      app, tls, "--tls_certificate", "FILE", &TlsOptions::certificate, group,
+      "PEM file with the certificate to show to a server that lets in known clients only; needs --tls_key");
+  AddTlsOption(app, tls, "--tls_key", "FILE", &TlsOptions::key, group,
+               "PEM file with the key of --tls_certificate");
+  AddTlsOption(app, tls, "--tls_server_name", "NAME", &TlsOptions::server_name, group,
+               "Name that the server's certificate must be for, instead of that of its address");
+}
+
+void SilenceGrpcLog() { (void)setenv("GRPC_VERBOSITY", "NONE", /*replace=*/0); }
+
+}  // namespace lossd::tools

@@ -1,0 +1,103 @@
+#include "server/rpc/listen_address.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+namespace lossd::rpc {
+namespace {
+
+constexpr unsigned int kOwnerAndGroup = 0117;
+
+std::string PathOf(const std::string& address) {
+  absl::string_view path = address;
+  if (!absl::ConsumePrefix(&path, "unix:")) return "";
+  absl::ConsumePrefix(&path, "//");
+  return std::string(path);
+}
+
+absl::Status Check(const std::string& address) {
+  if (absl::StartsWith(address, "unix-abstract:")) return absl::OkStatus();
+  if (IsUnixSocket(address)) {
+    const std::string path = PathOf(address);
+    constexpr size_t kMost = sizeof(sockaddr_un::sun_path) - 1;
+    if (!path.empty() && path.size() <= kMost) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("--listen names '", address,
+                                                   "'; the path of a socket has 1 to ", kMost,
+                                                   " bytes, this one has ", path.size()));
+  }
+  // The address itself is the resolver's to judge, but it takes any number for a port.
+  const size_t colon = address.rfind(':');
+  int port = -1;
+  if (colon != std::string::npos && absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 &&
+      port <= 65535) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--listen names '", address, "'; it must be host:port with a port from 0 to 65535, or unix:PATH"));
+}
+
+// Whether somebody listens on this socket file.
+bool Answers(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const int client = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (client < 0) return true;
+  const int result = connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  const bool refused = result != 0 && errno == ECONNREFUSED;
+  close(client);
+  return !refused;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> ParseListen(const std::string& listen) {
+  std::vector<std::string> addresses = absl::StrSplit(listen, ',');
+  for (const std::string& address : addresses) {
+    if (absl::Status status = Check(address); !status.ok()) return status;
+  }
+  return addresses;
+}
+
+bool IsUnixSocket(const std::string& address) {
+  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
+}
+
+bool IsLoopback(const std::string& address) {
+  return IsUnixSocket(address) || absl::StartsWith(address, "127.") ||
+         absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "[::1]:");
+}
+
+absl::Status RemoveStaleSocket(const std::string& address) {
+  const std::string path = PathOf(address);
+  struct stat status {};
+  if (path.empty() || lstat(path.c_str(), &status) != 0) return absl::OkStatus();
+  if (!S_ISSOCK(status.st_mode)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "cannot listen on ", address, ": the file is there and no socket; remove it or name another path"));
+  }
+  if (Answers(path)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("cannot listen on ", address, ": a server listens there; stop it or name another path"));
+  }
+  if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno,
+                             absl::StrCat("cannot remove the socket ", path, " that an earlier server left"));
+}
+
+SocketFileMode::SocketFileMode() : before_(umask(kOwnerAndGroup)) {}
+SocketFileMode::~SocketFileMode() { umask(static_cast<mode_t>(before_)); }
+
+}  // namespace lossd::rpc

@@ -1,0 +1,58 @@
+// TLS for the gRPC port: which files, whether they can work, and what to do when they change.
+#ifndef LOSSD_SERVER_RPC_TLS_H_
+#define LOSSD_SERVER_RPC_TLS_H_
+
+#include <grpcpp/security/server_credentials.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace lossd::rpc {
+
+// Paths of PEM files. Without a certificate there is no TLS.
+struct TlsFiles {
+  std::string certificate;  // the server's, with intermediate ones behind it
+  std::string key;
+  // Authorities whose clients are let in; empty: every client is, and none is asked for a certificate.
+  std::string client_ca;
+
+  bool enabled() const { return !certificate.empty(); }
+};
+
+struct TlsCheck {
+  absl::Time not_after;               // when the certificate expires
+  std::vector<std::string> warnings;  // what is unwise, though it works
+};
+
+// Reads the files. INVALID_ARGUMENT naming the flag, the file and what to do: a file that is missing or
+// unreadable, not PEM, a key that is not the certificate's, a certificate that has expired.
+absl::StatusOr<TlsCheck> CheckTls(const TlsFiles& files);
+
+// For files that CheckTls accepts. They are looked at every second, and new connections get what they hold
+// then; while they do not fit each other, new connections fail.
+std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& files);
+
+// Tells when the files have changed, so that it can be logged. Not thread-safe.
+class TlsWatch {
+ public:
+  explicit TlsWatch(TlsFiles files);
+  // What they are now, if they were changed since the last call.
+  std::optional<absl::StatusOr<TlsCheck>> Poll();
+
+ private:
+  // Of each file: which one it is, and when it was written.
+  std::string State() const;
+
+  const TlsFiles files_;
+  std::string state_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_TLS_H_
