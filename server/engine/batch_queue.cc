@@ -130,7 +130,6 @@ BatchQueue::Clock::time_point BatchQueue::StartTime(const Line& line) const {
   if (under_way >= device_->MostBatches()) return kWhenOneIsDone;
   if (line.next.complete || !line.held.empty()) return kAtOnce;
   if (under_way >= kEnoughUnderWay) return kWhenOneIsDone;
-  if (device_->BatchesBeforeAnswer() > 0) return kWhenOneIsDone;
   return under_way > 0 ? kAtOnce : line.next.arrival + window_;
 }
 

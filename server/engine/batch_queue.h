@@ -11,9 +11,7 @@
 //
 // When a batch goes:
 //   - full, or something waits that it cannot take: as soon as the device has room for it
-//   - else, if the device has one batch under way: once that one is answered, so that the next one is there
-//   when
-//     dW is done (at once, if nothing comes after the answer)
+//   - else, if the device has one batch under way: at once, so that there is always a next one
 //   - else, if it has more: it waits and grows until one of them is done
 //   - else, the device being idle: once its oldest chunk has waited for the batching window
 //

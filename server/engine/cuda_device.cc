@@ -118,7 +118,6 @@ class CudaDevice : public Device {
 
   int64_t MostBatches() const override { return CudaPipeline::kSlots; }
   int64_t BatchesUnderWay() const override { return shared_.pipeline.under_way(); }
-  int64_t BatchesBeforeAnswer() const override { return shared_.pipeline.before_answer(); }
   void Poll() override { shared_.pipeline.Poll(); }
 
  private:

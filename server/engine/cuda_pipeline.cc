@@ -117,15 +117,6 @@ int64_t CudaPipeline::device_bytes() const {
   return bytes;
 }
 
-int64_t CudaPipeline::before_answer() const {
-  int64_t count = 0;
-  for (size_t i = 0; i < under_way_; ++i) {
-    const CudaSlot& slot = slots_[(oldest_ + i) % kSlots];
-    count += slot.adds && !slot.answered ? 1 : 0;
-  }
-  return count;
-}
-
 CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> chunks, int64_t hidden_size,
                               BatchCallbacks callbacks) {
   CudaSlot& slot = slots_[(oldest_ + under_way_++) % kSlots];

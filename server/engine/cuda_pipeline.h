@@ -85,8 +85,6 @@ class CudaPipeline {
   const Capacity& capacity() const { return capacity_; }
   int64_t device_bytes() const;
   int64_t under_way() const { return static_cast<int64_t>(under_way_); }
-  // Batches that are not answered yet and add to dW.
-  int64_t before_answer() const;
   cudaStream_t computing() const { return computing_.get(); }
 
   // Takes the next slot: the batch is under way from now on, and its callbacks will be called by Poll

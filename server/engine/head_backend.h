@@ -144,9 +144,6 @@ class Device {
   virtual int64_t MostBatches() const { return 1; }
   // None, always, on a device that is done with a batch before StartBatch returns.
   virtual int64_t BatchesUnderWay() const { return 0; }
-  // Of these, those whose dX is still to come and dW to be added after it: the device will be busy for a
-  // while once they are answered.
-  virtual int64_t BatchesBeforeAnswer() const { return 0; }
   // Calls back for everything that has become final since the last call, in the order in which batches were
   // started. Never blocks. To be called again and again while anything is under way.
   virtual void Poll() {}

@@ -31,10 +31,8 @@ class CountingDevice : public Device {
   MemoryPlan SharedMemory() const override { return {}; }
   int64_t MostBatches() const override { return 3; }
   int64_t BatchesUnderWay() const override { return under_way; }
-  int64_t BatchesBeforeAnswer() const override { return before_answer; }
 
   int64_t under_way = 0;
-  int64_t before_answer = 0;
 };
 
 struct NamedChunk : QueuedChunk {

@@ -29,24 +29,6 @@ TEST_F(BatchQueueTest, WithTwoUnderWayASmallBatchGrowsUntilOneIsDone) {
   EXPECT_THAT(Run(), ElementsAre("1+2+3"));
 }
 
-TEST_F(BatchQueueTest, WithOneUnderWayASmallBatchGrowsUntilThatOneIsAnswered) {
-  device_.under_way = 1;
-  device_.before_answer = 1;
-  Add("1", 1);
-  EXPECT_THAT(Run(), IsEmpty());
-  Add("2", 3);
-  EXPECT_THAT(Run(), IsEmpty());
-  device_.before_answer = 0;  // dW is still being added to
-  EXPECT_THAT(Run(), ElementsAre("1+2"));
-}
-
-TEST_F(BatchQueueTest, AFullBatchWaitsForNoAnswer) {
-  device_.under_way = 1;
-  device_.before_answer = 1;
-  Add("full", kMostRows);
-  EXPECT_THAT(Run(), ElementsAre("full"));
-}
-
 TEST_F(BatchQueueTest, AFullBatchTakesTheLastSlotAndNothingGoesWithoutOne) {
   device_.under_way = 2;
   for (const char* name : {"1", "2", "3", "4"}) Add(name, 3);
