@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -122,7 +123,19 @@ int Fail(const absl::Status& status) {
   return kExitFailure;
 }
 
+// Connections, regions and what the process needs itself have to find room in what it may open.
+void FitOpenFiles(engine::EngineOptions& options) {
+  constexpr int64_t kEnough = 4096;
+  const int64_t files = engine::RaiseFileLimit();
+  options.regions.most = std::clamp<int64_t>(files / 8, 1, options.regions.most);
+  if (files >= kEnough) return;
+  Log(LogLevel::kWarning, "few open files are allowed: clients beyond them cannot connect, and hang",
+      {{"allowed", files},
+       {"remedy", "raise the hard limit of open files (ulimit -Hn, LimitNOFILE) to 65536"}});
+}
+
 int Serve(Options options) {
+  FitOpenFiles(options.engine);
   const sigset_t signals = BlockSignals();
   std::atomic<bool> device_failed = false;
   options.engine.on_device_failure = [&device_failed](const absl::Status& status) {

@@ -31,7 +31,7 @@ std::vector<int64_t> EqualSizes(int64_t tokens, int64_t most) {
 std::vector<int64_t> TaperedSizes(int64_t tokens, int64_t most) {
   const int64_t half = most / 2;
   if (tokens <= half) return {tokens};
-  std::vector<int64_t> ends = {std::min(most / 4, tokens / 4)};
+  std::vector<int64_t> ends = {std::max<int64_t>(1, std::min(most / 4, tokens / 4))};
   if (tokens >= 2 * (most / 4 + half) + most) ends.push_back(half);
   int64_t middle = tokens;
   for (const int64_t end : ends) middle -= 2 * end;

@@ -120,6 +120,16 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     lanes_.at({lane.session_id, lane.lane}).resume = std::move(resume);
     return Submission::kWait;
   }
+  if (*admission == Admission::kRepeat && !rejection.ok() &&
+      ReasonOf(rejection) == RejectReason::kUnknownRegion) {
+    // Not rejected: that would say that it is in no window.
+    return PositionErrorLocked(absl::StatusCode::kFailedPrecondition, RejectReason::kUnknownRegion,
+                               FieldOf(rejection),
+                               absl::StrCat("sequence ", chunk.sequence,
+                                            " was taken before and cannot be computed again: its region is "
+                                            "gone"),
+                               lane.session_id);
+  }
   auto item = std::make_shared<ChunkItem>();
   item->numbered = *admission == Admission::kTake;
   if (!rejection.ok()) {

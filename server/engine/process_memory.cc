@@ -1,6 +1,7 @@
 #include "server/engine/process_memory.h"
 
 #include <malloc.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <fstream>
@@ -42,6 +43,16 @@ int64_t ControlGroupValue(const char* path) {
 
 ProcessMemory ReadProcessMemory() {
   return {KilobyteField("/proc/self/status", "VmRSS"), KilobyteField("/proc/self/status", "VmHWM")};
+}
+
+int64_t RaiseFileLimit() {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return 0;
+  if (files.rlim_cur < files.rlim_max) {
+    const rlimit raised{files.rlim_max, files.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) files = raised;
+  }
+  return static_cast<int64_t>(std::min<rlim_t>(files.rlim_cur, 1 << 30));
 }
 
 int64_t DefaultStagingBytes() {

@@ -21,6 +21,10 @@ int64_t AvailableMemory();
 // 2 GiB to 64 GiB.
 int64_t DefaultStagingBytes();
 
+// Raises the limit of open files to the most that the system allows, and returns it: gRPC 1.51 never accepts
+// a connection again once there was none left for it.
+int64_t RaiseFileLimit();
+
 // Lets malloc keep the memory of large messages instead of returning it to the system and clearing it anew
 // for each: chunks, answers and gRPC's buffers come and go all the time. Once, before other threads start;
 // other allocators than glibc's are left as they are.

@@ -13,8 +13,6 @@
 namespace lossd::engine {
 namespace {
 
-// Each has a mapping, a file and a connection.
-constexpr int64_t kMostRegions = 1024;
 // The client of regions that are not attached yet.
 constexpr int64_t kNobody = -1;
 
@@ -48,7 +46,7 @@ class RegionAccount {
       used += usage.bytes;
       regions += usage.regions;
     }
-    if (regions >= kMostRegions) {
+    if (regions >= limits_.most) {
       return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "bytes",
                        absl::StrCat("there are ", regions, " regions; that is the most"));
     }

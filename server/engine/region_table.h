@@ -24,6 +24,7 @@ struct RegionLimits {
   int64_t total_bytes = 0;   // of all regions; 0: there are none
   int64_t client_bytes = 0;  // of one client process; also of all that are not attached yet
   absl::Duration attach_timeout = absl::Seconds(10);
+  int64_t most = 1024;  // regions; each has a mapping, a file and a connection
 };
 
 class Device;

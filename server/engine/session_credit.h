@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -25,8 +26,11 @@ class SessionCredit {
 
   int64_t limit() const { return limit_; }
 
-  // Whether more may be taken. If not, `waiter` is kept until it may.
-  bool MayTake(Waiter waiter);
+  // Whether more may be taken. If not, `waiter` is kept until it may, or until `who` is forgotten: one of
+  // each.
+  bool MayTake(const void* who, Waiter waiter);
+  // A stream that ends; also one that never waited.
+  void Forget(const void* who);
   // Never refused: how large a message is shows when it is there.
   void Take(int64_t bytes);
   // Those that may take again.
@@ -37,7 +41,7 @@ class SessionCredit {
   Gauge* const total_;
   std::mutex mutex_;
   int64_t taken_ = 0;
-  std::vector<Waiter> waiters_;
+  std::map<const void*, Waiter> waiters_;
 };
 
 }  // namespace lossd::engine

@@ -282,7 +282,7 @@ bool ComputeReactor::MayReadLocked() {
   if (outstanding_bytes_ >= engine_->options().lane_credit_bytes || costs_.size() >= kMostChunks) {
     return false;
   }
-  awaiting_credit_ = !credit_->MayTake([waiting = weak_from_this()] {
+  awaiting_credit_ = !credit_->MayTake(this, [waiting = weak_from_this()] {
     if (const auto self = waiting.lock()) self->Resume();
   });
   return !awaiting_credit_;
@@ -353,6 +353,7 @@ void ComputeReactor::Detach() {
 
 void ComputeReactor::OnDone() {
   Detach();
+  if (credit_ != nullptr) credit_->Forget(this);
   on_done_(this);
   self_.reset();  // may destroy this
 }

@@ -28,7 +28,12 @@ std::string PathOf(const std::string& address) {
 }
 
 absl::Status Check(const std::string& address) {
-  if (absl::StartsWith(address, "unix-abstract:")) return absl::OkStatus();
+  if (absl::StartsWith(address, "unix-abstract:")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--listen names '", address,
+                     "'; abstract sockets have no permissions, so every user of "
+                     "the machine could connect: use unix:PATH"));
+  }
   if (IsUnixSocket(address)) {
     const std::string path = PathOf(address);
     constexpr size_t kMost = sizeof(sockaddr_un::sun_path) - 1;
@@ -71,9 +76,7 @@ absl::StatusOr<std::vector<std::string>> ParseListen(const std::string& listen) 
   return addresses;
 }
 
-bool IsUnixSocket(const std::string& address) {
-  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
-}
+bool IsUnixSocket(const std::string& address) { return absl::StartsWith(address, "unix:"); }
 
 bool IsLoopback(const std::string& address) {
   return IsUnixSocket(address) || absl::StartsWith(address, "127.") ||

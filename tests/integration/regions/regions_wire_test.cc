@@ -114,6 +114,25 @@ TEST_F(RegionsWireTest, ARepeatWritesItsDxAgainAndAddsNothing) {
   EXPECT_TRUE(PeekWindow(*stubs_, "h") == once);
 }
 
+// "Rejected" would say that it is in no window, and a correction would count it twice.
+TEST_F(RegionsWireTest, ARepeatWhoseRegionIsGoneEndsTheStreamAndIsNotRejected) {
+  Start();
+  const RawRegion region(*stubs_, kRegionBytes);
+  const v1::Chunk chunk = InRegion(Payload(1), region);
+  ASSERT_TRUE(stream_->Compute(chunk).has_value());
+  const WindowContent once = PeekWindow(*stubs_, "h");
+  v1::DeleteRegionRequest remove;
+  remove.set_handle(region.handle());
+  v1::DeleteRegionResponse removed;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stubs_->regions->DeleteRegion(&context, remove, &removed).ok());
+  EXPECT_FALSE(stream_->Compute(chunk).has_value());
+  const grpc::Status status = stream_->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("its region is gone"));
+  EXPECT_TRUE(PeekWindow(*stubs_, "h") == once);
+}
+
 struct BadRef {
   std::string name;
   std::function<void(v1::Chunk&, const RawRegion&)> spoil;

@@ -101,7 +101,7 @@ TEST_F(ListenTest, TheAddressThatCannotBeListenedOnIsNamed) {
 TEST_F(ListenTest, AddressesThatCannotBeOnesAreRefused) {
   for (const std::string& bad :
        {std::string(), std::string("localhost"), std::string("127.0.0.1:70000"), std::string("127.0.0.1:1,"),
-        std::string("unix:"), "unix:/" + std::string(200, 'x')}) {
+        std::string("unix:"), std::string("unix-abstract:anybody"), "unix:/" + std::string(200, 'x')}) {
     EXPECT_TRUE(absl::IsInvalidArgument(rpc::ParseListen(bad).status())) << bad;
   }
   EXPECT_TRUE(rpc::IsLoopback("unix:/run/lossd"));

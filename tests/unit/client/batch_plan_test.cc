@@ -155,6 +155,20 @@ TEST(PlanBatchTest, ABatchThatIsAllInRegionsGoesInChunksAsLargeAsCanBeOnOneLane)
   EXPECT_EQ(Sizes(cutter.Cut(32 * kMiBTokens)), (std::vector<int64_t>{16 * kMiBTokens, 16 * kMiBTokens}));
 }
 
+TEST(PlanBatchTest, NoChunkIsEmptyHoweverFewTokensThereAre) {
+  // Rows so large that chunks of a few of them are worth cutting smaller at both ends.
+  Cutter cutter;
+  cutter.hidden = kMiB / 8;
+  for (int64_t most = 4; most <= 40; ++most) {
+    for (int64_t tokens = 1; tokens <= 4 * most; ++tokens) {
+      // Cut expects them all to have tokens, and to be one after the other.
+      for (const ChunkRange& range : cutter.Cut(tokens, most * cutter.hidden * 2)) {
+        ASSERT_LE(range.tokens, most) << tokens;
+      }
+    }
+  }
+}
+
 TEST(PlanBatchTest, HonoursTheServersLimits) {
   Cutter cutter;
   cutter.limits.set_max_chunk_bytes(5 * kHidden * 2 + 1);

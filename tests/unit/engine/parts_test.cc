@@ -141,18 +141,32 @@ TEST(SessionCreditTest, WhoFindsNoneIsToldOnceThereIsSomeAgain) {
   Gauge total{0};
   SessionCredit credit(100, &total);
   int told = 0;
-  EXPECT_TRUE(credit.MayTake([&] { ++told; }));
+  int one = 0;
+  int other = 0;
+  EXPECT_TRUE(credit.MayTake(&one, [&] { ++told; }));
   credit.Take(80);
-  EXPECT_TRUE(credit.MayTake([&] { ++told; })) << "how large the next one is shows when it is there";
+  EXPECT_TRUE(credit.MayTake(&one, [&] { ++told; })) << "how large the next one is shows when it is there";
   credit.Take(80);
-  EXPECT_FALSE(credit.MayTake([&] { ++told; }));
-  EXPECT_FALSE(credit.MayTake([&] { ++told; }));
+  EXPECT_FALSE(credit.MayTake(&one, [&] { ++told; }));
+  EXPECT_FALSE(credit.MayTake(&other, [&] { ++told; }));
   EXPECT_EQ(total, 160);
   EXPECT_TRUE(credit.Return(60).empty()) << "as much as there may be";
   for (const SessionCredit::Waiter& waiter : credit.Return(20)) waiter();
   EXPECT_EQ(told, 2);
   EXPECT_TRUE(credit.Return(80).empty());
   EXPECT_EQ(total, 0);
+}
+
+TEST(SessionCreditTest, NothingIsKeptOfStreamsThatEndedWhileTheyWaited) {
+  Gauge total{0};
+  SessionCredit credit(100, &total);
+  credit.Take(100);
+  const auto kept = std::make_shared<int>();
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(credit.MayTake(&total, [kept] {}));
+  EXPECT_EQ(kept.use_count(), 2) << "one of each stream";
+  credit.Forget(&total);
+  EXPECT_EQ(kept.use_count(), 1);
+  EXPECT_TRUE(credit.Return(100).empty());
 }
 
 TEST(RetrySlotsTest, NoTwoAreToldToComeBackAtTheSameTimeUntilTheyAreTooMany) {
