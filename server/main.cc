@@ -105,7 +105,7 @@ void LogChangedTls(rpc::TlsWatch& watch) {
 
 // Until a signal to stop, or until the device failed.
 void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine,
-                rpc::TlsWatch tls_watch) {
+                rpc::Server& server, rpc::TlsWatch tls_watch) {
   const timespec tick{1, 0};
   while (!device_failed) {
     const int signal_number = sigtimedwait(&signals, nullptr, &tick);
@@ -114,6 +114,7 @@ void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed,
       return;
     }
     engine.ExpireSessions();
+    server.Tick();
     LogChangedTls(tls_watch);
   }
 }
@@ -186,7 +187,7 @@ int Serve(Options options) {
   }
   WarnOfExposure(options.server);
 
-  WaitForEnd(signals, device_failed, **engine, rpc::TlsWatch(options.server.tls));
+  WaitForEnd(signals, device_failed, **engine, **server, rpc::TlsWatch(options.server.tls));
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
   for (const std::shared_ptr<engine::Head>& head : (*engine)->Heads()) {
     const engine::HeadInfo info = head->Info();

@@ -62,6 +62,7 @@ class RegisteredRegion : public RegionMemory {
   int64_t size() const override { return memory_->size(); }
   MemoryPlace place() const override { return MemoryPlace::kRegisteredHost; }
   int file() const override { return memory_->file(); }
+  void GiveUp() override { memory_->GiveUp(); }
 
  private:
   const int index_;

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <system_error>
 
@@ -17,6 +18,7 @@ class SystemMemory : public RegionMemory {
  public:
   SystemMemory(int file, int64_t bytes) : file_(file), bytes_(bytes) {}
   ~SystemMemory() override {
+    if (given_up_) (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes_);
     if (data_ != MAP_FAILED) munmap(data_, static_cast<size_t>(bytes_));
     if (file_ >= 0) close(file_);
   }
@@ -32,6 +34,8 @@ class SystemMemory : public RegionMemory {
     return data_ == MAP_FAILED ? errno : 0;
   }
 
+  void GiveUp() override { given_up_ = true; }
+
   std::byte* data() const override { return static_cast<std::byte*>(data_); }
   int64_t size() const override { return bytes_; }
   MemoryPlace place() const override { return MemoryPlace::kHost; }
@@ -41,6 +45,7 @@ class SystemMemory : public RegionMemory {
   const int file_;
   const int64_t bytes_;
   void* data_ = MAP_FAILED;
+  std::atomic<bool> given_up_ = false;
 };
 
 }  // namespace

@@ -30,6 +30,10 @@ class RegionMemory {
   virtual int64_t size() const = 0;
   virtual MemoryPlace place() const = 0;
 
+  // Its client is done with it: the pages go when this is destroyed, even if somebody still has them mapped.
+  // (A server that ends leaves its clients what they have.)
+  virtual void GiveUp() {}
+
   // How another process maps it. System memory: a file descriptor, which stays the region's; else -1.
   virtual int file() const { return -1; }
   // Device memory: cudaIpcMemHandle_t, and the PCI bus id of its device; else empty.

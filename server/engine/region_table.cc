@@ -197,6 +197,7 @@ absl::Status RegionTable::Drop(const RegionHandle& handle) {
   const auto it = regions_.find(handle);
   if (it == regions_.end()) return Unknown("handle");
   dropped = std::move(it->second);
+  dropped.region->memory_->GiveUp();
   regions_.erase(it);
   return absl::OkStatus();
 }
@@ -209,6 +210,7 @@ void RegionTable::Expire() {
     if (it->second.attached || it->second.created > before) {
       ++it;
     } else {
+      it->second.region->memory_->GiveUp();
       dropped.push_back(std::move(it->second));
       it = regions_.erase(it);
     }

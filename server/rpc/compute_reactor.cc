@@ -23,8 +23,9 @@ absl::Status Malformed(const std::string& message) {
 
 }  // namespace
 
-ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers, DoneCallback on_done)
-    : engine_(engine), writers_(writers), on_done_(std::move(on_done)) {
+ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers,
+                               grpc::CallbackServerContext* context, DoneCallback on_done)
+    : engine_(engine), writers_(writers), context_(context), on_done_(std::move(on_done)) {
   ++engine_->counters().live_streams;
 }
 
@@ -326,6 +327,13 @@ void ComputeReactor::FinishLocked(const grpc::Status& status) {
 void ComputeReactor::Drain() {
   const Guard guard(this);
   EndLocked(engine_->CheckServing(), Ending::kAfterAnswers);
+}
+
+void ComputeReactor::CancelIfStuck() {
+  const Guard guard(this);
+  if (finished_ || !at_once_ || !writing_) return;
+  if (stuck_) context_->TryCancel();
+  stuck_ = true;
 }
 
 void ComputeReactor::OnEnd(absl::Status status) {

@@ -39,13 +39,17 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   using DoneCallback = std::function<void(ComputeReactor*)>;
 
   // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it.
-  ComputeReactor(engine::Engine* engine, WorkerPool* writers, DoneCallback on_done);
+  ComputeReactor(engine::Engine* engine, WorkerPool* writers, grpc::CallbackServerContext* context,
+                 DoneCallback on_done);
   ~ComputeReactor() override;
 
   // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
   void Start();
   // Reads no more, answers what was accepted, then ends with UNAVAILABLE.
   void Drain();
+  // To be called now and then: a stream that is over, but whose client has not read the last message from one
+  // call to the next, is cancelled. Until then it keeps that message.
+  void CancelIfStuck();
 
   // gRPC's events.
   void OnReadDone(bool ok) override;
@@ -105,6 +109,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   engine::Engine* const engine_;
   WorkerPool* const writers_;
+  grpc::CallbackServerContext* const context_;
   const DoneCallback on_done_;
   std::shared_ptr<ComputeReactor> self_;  // until OnDone
 
@@ -131,6 +136,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   bool half_closed_ = false;
   bool writing_ = false;
   bool finished_ = false;
+  bool stuck_ = false;  // when it was last looked at
   std::optional<grpc::Status> ending_;
   bool at_once_ = false;  // ends without waiting for answers
 

@@ -64,7 +64,7 @@ grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext*
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Compute(
-    grpc::CallbackServerContext* /*context*/) {
+    grpc::CallbackServerContext* context) {
   const int64_t most = engine_->options().max_streams;
   if (engine_->counters().live_streams >= most) {
     const absl::Status status = engine_->Overload(
@@ -72,8 +72,8 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Comput
     return new RefusedStream(ToGrpc(status, engine_->counters()));
   }
   // Held here until it is registered: a stream may be over before Start returns.
-  const std::shared_ptr<ComputeReactor> reactor =
-      std::make_shared<ComputeReactor>(engine_, &writers_, [this](ComputeReactor* done) { Forget(done); });
+  const std::shared_ptr<ComputeReactor> reactor = std::make_shared<ComputeReactor>(
+      engine_, &writers_, context, [this](ComputeReactor* done) { Forget(done); });
   {
     const std::lock_guard lock(mutex_);
     streams_.emplace(reactor.get(), reactor);
@@ -82,15 +82,21 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Comput
   return reactor.get();
 }
 
-void LossService::Drain() {
+std::vector<std::shared_ptr<ComputeReactor>> LossService::Live() {
   std::vector<std::shared_ptr<ComputeReactor>> live;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [key, stream] : streams_) {
-      if (std::shared_ptr<ComputeReactor> reactor = stream.lock()) live.push_back(std::move(reactor));
-    }
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, stream] : streams_) {
+    if (std::shared_ptr<ComputeReactor> reactor = stream.lock()) live.push_back(std::move(reactor));
   }
-  for (const std::shared_ptr<ComputeReactor>& reactor : live) reactor->Drain();
+  return live;
+}
+
+void LossService::Drain() {
+  for (const std::shared_ptr<ComputeReactor>& reactor : Live()) reactor->Drain();
+}
+
+void LossService::CancelStuckStreams() {
+  for (const std::shared_ptr<ComputeReactor>& reactor : Live()) reactor->CancelIfStuck();
 }
 
 void LossService::Forget(ComputeReactor* reactor) {

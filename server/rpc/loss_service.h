@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "lossd/v1/loss.grpc.pb.h"
 #include "server/engine/engine.h"
@@ -30,8 +31,11 @@ class LossService final
 
   // Every live stream answers what it accepted and ends with UNAVAILABLE.
   void Drain();
+  // To be called now and then: see ComputeReactor::CancelIfStuck.
+  void CancelStuckStreams();
 
  private:
+  std::vector<std::shared_ptr<ComputeReactor>> Live();
   void Forget(ComputeReactor* reactor);
 
   engine::Engine* const engine_;

@@ -11,7 +11,9 @@ grpc::ServerUnaryReactor* RegionService::CreateRegion(grpc::CallbackServerContex
                                                       const v1::CreateRegionRequest* request,
                                                       v1::CreateRegionResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpc(Create(*request, response), engine_->counters()));
+  creator_.Run([this, reactor, request, response] {
+    reactor->Finish(ToGrpc(Create(*request, response), engine_->counters()));
+  });
   return reactor;
 }
 

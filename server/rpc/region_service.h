@@ -7,12 +7,13 @@
 
 #include "lossd/v1/region.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
 
 class RegionService final : public v1::RegionService::CallbackService {
  public:
-  explicit RegionService(engine::Engine* engine) : engine_(engine) {}
+  explicit RegionService(engine::Engine* engine) : engine_(engine), creator_(1) {}
 
   // Where clients attach. Before the first call.
   void set_socket_path(std::string path) { socket_path_ = std::move(path); }
@@ -30,6 +31,7 @@ class RegionService final : public v1::RegionService::CallbackService {
 
   engine::Engine* const engine_;
   std::string socket_path_;
+  WorkerPool creator_;  // large regions take the system a second, which gRPC's own threads do not have
 };
 
 }  // namespace lossd::rpc

@@ -25,7 +25,6 @@
 namespace lossd::rpc {
 namespace {
 
-constexpr size_t kMostConnections = 2048;
 constexpr int kTickMs = 500;
 constexpr char kSocketName[] = "regions.sock";
 
@@ -157,7 +156,7 @@ RegionSocket::~RegionSocket() {
     (void)!write(stop_.get(), &one, sizeof(one));
     thread_.join();
   }
-  while (!connections_.empty()) Close(connections_.size() - 1);
+  connections_.clear();  // the regions themselves stay their clients'
   if (listener_.valid()) unlink(path_.c_str());
   if (!own_directory_.empty()) rmdir(own_directory_.c_str());
 }
@@ -193,7 +192,7 @@ void RegionSocket::Accept() {
   }
   const absl::StatusOr<int64_t> process = PeerProcess(socket.get());
   if (!process.ok()) return Refuse(socket.get(), process.status());
-  if (connections_.size() >= kMostConnections) {
+  if (static_cast<int64_t>(connections_.size()) >= 2 * regions_->limits().most) {
     return Refuse(socket.get(), absl::ResourceExhaustedError(absl::StrCat("there are ", connections_.size(),
                                                                           " connections; that is the most")));
   }

@@ -112,11 +112,14 @@ Server::~Server() {
 
 void Server::Drain(absl::Duration timeout) {
   drained_ = true;
+  const auto deadline = absl::ToChronoTime(absl::Now() + timeout);
   server_->GetHealthCheckService()->SetServingStatus(false);
   engine_->BeginDrain();
   loss_service_.Drain();
+  // Streams that are cancelled at the deadline take with them what they had queued; what is on the device by
+  // then is finished.
+  server_->Shutdown(deadline);
   engine_->WaitIdle();
-  server_->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
 }
 
 }  // namespace lossd::rpc

@@ -40,6 +40,9 @@ class Server {
   // Where clients attach their regions; empty if there are none.
   std::string region_socket_path() const { return region_socket_ == nullptr ? "" : region_socket_->path(); }
 
+  // Once a second or so.
+  void Tick() { loss_service_.CancelStuckStreams(); }
+
   // Health says NOT_SERVING, new work is refused, what was accepted is finished and answered, streams end
   // with UNAVAILABLE; after `timeout` whatever is left is cancelled. Once.
   void Drain(absl::Duration timeout);

@@ -106,6 +106,18 @@ TEST_F(ShortPatienceTest, ARegionThatNobodyAttachesGoes) {
   EXPECT_TRUE(absl::IsNotFound(late.status())) << late.status();
 }
 
+// Its pages were the server's to count: a client that keeps them mapped must not keep them in memory.
+TEST_F(RegionsLifetimeTest, ADeletedRegionTakesNoMemoryThoughItIsStillMapped) {
+  const RawRegion region(stubs_, 1 << 20);
+  region.Put(0, "something");
+  v1::DeleteRegionRequest remove;
+  remove.set_handle(region.handle());
+  v1::DeleteRegionResponse removed;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stubs_.regions->DeleteRegion(&context, remove, &removed).ok());
+  Await([&region] { return region.Get(0, 9) == std::string(9, '\0'); });
+}
+
 TEST_F(RegionsLifetimeTest, HundredsOfRegionsComeAndGoUnderLoad) {
   std::atomic<bool> stop = false;
   std::thread load([this, &stop] {

@@ -141,6 +141,16 @@ TEST_F(AbandonedWorkTest, ChunksOfAStreamPastItsDeadlineLeaveTheQueueAndTheBatch
   ExpectNothingIsLeftOfIt();
 }
 
+TEST_F(AbandonedWorkTest, ADrainEndsStreamsInTimeThoughTheDeviceIsNotDone) {
+  Prepare(std::nullopt);
+  std::thread drain([this] { server_.server().Drain(absl::Milliseconds(100)); });
+  EXPECT_FALSE(goes_->Finish().ok());
+  EXPECT_FALSE(stays_->Finish().ok());
+  gate_.LetThrough();
+  drain.join();
+  EXPECT_EQ(counters().queued_chunks, 0);
+}
+
 // --- Shares
 
 class OneByOneTest : public OverloadTest {
@@ -224,6 +234,24 @@ TEST_F(OverloadTest, SessionsThatDoNotFitAreToldToComeBackTheLaterTheMoreTheyAre
   EXPECT_LE(last, absl::Seconds(3));
   EXPECT_EQ(server_.engine().sessions(), 8);
   EXPECT_EQ(GetHead(stubs_, "h").open_sessions(), 8) << "nothing is kept of those that were refused";
+}
+
+// It keeps the answer that its client does not read, which no credit counts any more.
+TEST_F(OverloadTest, AStreamThatWasFencedAndIsNotReadIsCancelled) {
+  constexpr int64_t kWide = 4096;
+  CreateHead(stubs_, "wide", kVocab, kWide);
+  const v1::OpenSessionResponse session = OpenSession(stubs_, "wide", "mute");
+  ComputeStream mute(stubs_, session);
+  ASSERT_TRUE(mute.Send(MakeChunk(1, 1, 1000, kVocab, kWide, 3)));
+  WaitUntil([&] { return counters().payload_bytes_out > 0; });
+  AwaitQuiet();
+  Stubs elsewhere(server_.Channel());
+  ComputeStream next(elsewhere, session);
+  EXPECT_EQ(counters().live_streams, 2) << "16 MB are more than is on its way unasked";
+  server_.server().Tick();
+  server_.server().Tick();
+  WaitUntil([&] { return counters().live_streams == 1; });
+  EXPECT_EQ(next.ready().marks().accepted(), 1U);
 }
 
 TEST_F(OverloadTest, StreamsBeyondTheLimitAreRefusedUntilOneEnds) {
