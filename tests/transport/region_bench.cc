@@ -126,8 +126,9 @@ struct Data {
         hidden(Random(options.tokens * options.hidden, 1, options.type, 2)),
         labels(static_cast<size_t>(options.tokens)) {
     std::mt19937 generator(3);
-    for (int64_t& label : labels)
+    for (int64_t& label : labels) {
       label = static_cast<int64_t>(generator() % static_cast<uint64_t>(options.vocab));
+    }
   }
   std::vector<std::byte> weights;
   std::vector<std::byte> hidden;
@@ -259,8 +260,9 @@ double CpuSeconds(pid_t other) {
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own);
   timespec theirs{};
   clockid_t clock{};
-  if (clock_getcpuclockid(other, &clock) != 0 || clock_gettime(clock, &theirs) != 0)
+  if (clock_getcpuclockid(other, &clock) != 0 || clock_gettime(clock, &theirs) != 0) {
     Die("no clock of the server");
+  }
   return static_cast<double>(own.tv_sec + theirs.tv_sec) +
          static_cast<double>(own.tv_nsec + theirs.tv_nsec) * 1e-9;
 }
