@@ -289,8 +289,9 @@ absl::Status ReadRegionOptions(Options& options) {
   if (absl::Status status = CheckAtLeast("region_bytes", bytes, 4096); !status.ok()) return status;
   if (absl::Status status = CheckAtLeast("region_client_bytes", client_bytes, 0); !status.ok()) return status;
   if (bytes > (int64_t{1} << 50)) return Invalid("--region_bytes must be at most 2^50");
-  if (regions.attach_timeout < absl::Seconds(1))
+  if (regions.attach_timeout < absl::Seconds(1)) {
     return Invalid("--region_attach_timeout must be at least 1s");
+  }
   if (!absl::GetFlag(FLAGS_same_host_regions)) return absl::OkStatus();
   regions.total_bytes = bytes;
   regions.client_bytes = client_bytes == 0 ? bytes : client_bytes;
@@ -356,8 +357,9 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   }
   options.server.listen = absl::GetFlag(FLAGS_listen);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
-  if (const auto addresses = rpc::ParseListen(options.server.listen); !addresses.ok())
+  if (const auto addresses = rpc::ParseListen(options.server.listen); !addresses.ok()) {
     return addresses.status();
+  }
   options.server.tls = {.certificate = absl::GetFlag(FLAGS_tls_certificate),
                         .key = absl::GetFlag(FLAGS_tls_key),
                         .client_ca = absl::GetFlag(FLAGS_tls_client_ca)};

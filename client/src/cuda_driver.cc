@@ -138,8 +138,8 @@ absl::StatusOr<void*> CudaDriver::Open(const std::string& ipc_handle, const std:
       "containers the IPC and PID namespaces)");
   if (!status.ok()) return status;
   context.Keep();
-  return reinterpret_cast<void*>(
-      pointer);  // NOLINT(performance-no-int-to-ptr): the driver's addresses are numbers
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
+  return reinterpret_cast<void*>(pointer);
 }
 
 void CudaDriver::Close(void* memory, const std::string& bus_id) const {

@@ -113,8 +113,9 @@ absl::StatusOr<TlsCheck> CheckTls(const TlsFiles& files) {
     return Invalid(absl::StrCat("--tls_certificate: ", files.certificate, " expired at ",
                                 absl::FormatTime(check.not_after, absl::UTCTimeZone()), "; renew it"));
   }
-  if (check.not_after - now < kExpiresSoon)
+  if (check.not_after - now < kExpiresSoon) {
     check.warnings.emplace_back("the TLS certificate expires within a week");
+  }
   struct stat status {};
   if (stat(files.key.c_str(), &status) == 0 && (status.st_mode & S_IROTH) != 0) {
     check.warnings.emplace_back("the TLS key can be read by every user of this machine; chmod o-r it");

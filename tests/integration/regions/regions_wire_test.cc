@@ -16,7 +16,6 @@ namespace lossd::testing {
 namespace {
 
 using engine::RejectReason;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kVocab = 64;

@@ -414,8 +414,7 @@ TEST_F(SessionLanesTest, RestartedClientGetsItsLossesAgainWithoutAddingTwice) {
   {
     Session session = OpenLanes("rank-0");
     ASSERT_TRUE(session.Compute(before.batch(), before.outputs()).ok());
-    Data part = data;
-    Batch batch = part.batch();
+    Batch batch = data.batch();
     batch.labels = batch.labels.first(5 * kTokensPerChunk);  // of what would have been ten chunks
     const auto result = session.Compute(batch, {});
     ASSERT_TRUE(result.ok()) << result.status();
