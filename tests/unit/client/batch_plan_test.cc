@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace lossd::internal {
@@ -178,6 +179,19 @@ TEST(PlanBatchTest, HonoursTheServersLimits) {
   cutter.limits.set_max_chunk_bytes(2 * kMiB);
   cutter.limits.set_max_chunk_tokens(0);
   for (const ChunkRange& range : cutter.Cut(50 * kMiBTokens)) EXPECT_LE(range.tokens, 2 * kMiBTokens);
+}
+
+TEST(PlanBatchTest, TakesTheChunksTheServerPrefersUnlessOthersAreAskedFor) {
+  Cutter cutter;
+  cutter.limits.set_preferred_chunk_bytes(2 * kMiB);
+  const auto largest = [](const std::vector<ChunkRange>& ranges) { return std::ranges::max(Sizes(ranges)); };
+  EXPECT_EQ(largest(cutter.Cut(64 * kMiBTokens, 0)), 2 * kMiBTokens);
+  EXPECT_EQ(largest(cutter.Cut(64 * kMiBTokens, 8 * kMiB)), 8 * kMiBTokens);
+  cutter.limits.set_max_chunk_bytes(kMiB);
+  EXPECT_EQ(largest(cutter.Cut(64 * kMiBTokens, 0)), kMiBTokens);
+  cutter.limits.clear_preferred_chunk_bytes();
+  cutter.limits.clear_max_chunk_bytes();
+  EXPECT_EQ(largest(cutter.Cut(64 * kMiBTokens, 0)), 4 * kMiBTokens);
 }
 
 TEST(PlanBatchTest, CountsPayloadAsTheCreditDoes) {
