@@ -1,5 +1,5 @@
-// Fused linear + cross-entropy: loss, dX and dW of  z = X Wᵀ,  loss_r = logsumexp(z_r) − z_r[y_r]
-// without ever holding the [N, V] logits.
+// Fused linear + cross-entropy: loss, dX and dW of  s = c tanh(τ X Wᵀ / c),  loss_r = logsumexp(s_r) −
+// s_r[y_r] (and what LossOptions add to it) without ever holding the [N, V] logits.
 //
 // Pure compute on raw pointers and sizes: nothing here allocates, logs, throws or keeps state. All matrices
 // are row-major and dense. Pointers need the alignment of their element type only.
@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/data_type.h"
 
@@ -30,6 +31,38 @@ enum class WeightGradient {
   kAccumulate,  // dw += contribution
 };
 
+// What a row's loss is beyond plain cross-entropy. Notation and formulas: docs/numerics.md.
+struct LossOptions {
+  float logit_scale = 1.0f;       // τ, finite and above 0
+  float softcap = 0.0f;           // c, finite and above 0; 0: none
+  float label_smoothing = 0.0f;   // ε, in [0, 1]
+  float lse_square_scale = 0.0f;  // λ of the z-loss λ ℓ², finite and at least 0
+
+  bool operator==(const LossOptions&) const = default;
+};
+
+inline constexpr int32_t kMostTopK = 64;
+
+// What is told of each row beyond its loss: arrays of device or host memory like the losses, each null if it
+// is not wanted, and then free. s, p and ℓ are those of the loss: after scale and softcap. Of ignored rows:
+// 0, or −1 for what is a token or a rank; of rows that overflowed: NaN, or −1. Ties go to the lower token.
+struct RowReturns {
+  float* log_sum_exp = nullptr;      // [N] ℓ
+  float* z_loss = nullptr;           // [N] a λ ℓ², which the loss contains
+  float* log_probability = nullptr;  // [N] s_y − ℓ
+  float* entropy = nullptr;          // [N] −Σ p log p, in nats
+  int32_t* prediction = nullptr;     // [N] the token of the largest s
+  int32_t* target_rank = nullptr;    // [N] tokens whose s is above the label's: 0 if that is the largest
+  int32_t top_k = 0;                 // 0 to kMostTopK and V
+  int32_t* top_tokens = nullptr;     // [N, top_k], best first
+  float* top_log_probabilities = nullptr;  // [N, top_k] s − ℓ
+
+  // Whether anything is wanted that is more than a function of ℓ and s_y.
+  bool whole_row() const {
+    return entropy != nullptr || prediction != nullptr || target_rank != nullptr || top_k > 0;
+  }
+};
+
 // One batch of rows. Notation of docs/numerics.md: N tokens, V vocab, H hidden.
 struct LinearCrossEntropyParams {
   int64_t tokens = 0;  // N >= 1
@@ -47,10 +80,18 @@ struct LinearCrossEntropyParams {
       nullptr;                  // [N], each in [0, V) or equal to ignore_index; the caller has checked them
   int64_t ignore_index = -100;  // such rows cost no arithmetic: loss 0, dX 0, nothing in dW
 
-  float gradient_scale = 1.0f;  // g: multiplies dX and dW, not the losses
+  LossOptions options;
+  const float* class_weights = nullptr;  // w [V], finite and at least 0, with a finite sum; null: none
+  const float* token_weights = nullptr;  // a [N], finite: of the row's loss and its gradients; null: 1
+  // u [N], finite: the upstream gradient of ℓ, which a does not multiply; null: 0.
+  const float* lse_gradients = nullptr;
 
-  float* losses = nullptr;       // [N] fp32, required
-  float* log_sum_exp = nullptr;  // [N] fp32, optional
+  float gradient_scale = 1.0f;  // g: multiplies dX and dW (u's part as well), not the losses
+  // g_z: what multiplies the z-loss's part of them instead, whose normaliser may be another one; none: g.
+  std::optional<float> z_gradient_scale;
+
+  float* losses = nullptr;  // [N] fp32, required: all terms, times a
+  RowReturns returns;
 
   DataType dx_type = DataType::kFloat32;  // fp32, bf16 or fp16
   void* dx = nullptr;                     // dX [N, H], optional
@@ -95,10 +136,14 @@ Status CpuLinearCrossEntropy(const LinearCrossEntropyParams& params, LinearCross
 // accumulated into. Inputs are taken as they are (rounding hidden states to the weight's type is part of the
 // arithmetic that is judged).
 struct ReferenceOutputs {
-  double* losses = nullptr;       // [N]
-  double* log_sum_exp = nullptr;  // [N]
-  double* dx = nullptr;           // [N, H]
-  double* dw = nullptr;           // [V, H], accumulated
+  double* losses = nullptr;           // [N]
+  double* log_sum_exp = nullptr;      // [N]
+  double* z_loss = nullptr;           // [N]
+  double* log_probability = nullptr;  // [N]
+  double* entropy = nullptr;          // [N]
+  double* logits = nullptr;           // [N, V] s: what tokens and ranks are judged by
+  double* dx = nullptr;               // [N, H]
+  double* dw = nullptr;               // [V, H], accumulated
 };
 Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const ReferenceOutputs& outputs);
 

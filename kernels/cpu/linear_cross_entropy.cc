@@ -52,7 +52,7 @@ class BatchStep {
     for (int64_t r = 0; r < params_.tokens; ++r) {
       if (!IsIgnored(r)) continue;
       params_.losses[r] = 0.0f;
-      if (params_.log_sum_exp != nullptr) params_.log_sum_exp[r] = 0.0f;
+      if (params_.returns.log_sum_exp != nullptr) params_.returns.log_sum_exp[r] = 0.0f;
       if (params_.dx == nullptr) continue;
       std::memset(static_cast<char*>(params_.dx) + r * dx_row_bytes, 0, static_cast<size_t>(dx_row_bytes));
     }

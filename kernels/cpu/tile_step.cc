@@ -203,7 +203,8 @@ void TileStep::FinishRow(int64_t r) {
   double loss = log_sum_exp - row.target_logit;  // where the label's own E is below the range
   if (own > 0) loss = own > others ? std::log1p(others / own) : std::log(row.sum / own);
   params_.losses[row.index] = static_cast<float>(loss);
-  if (params_.log_sum_exp != nullptr) params_.log_sum_exp[row.index] = static_cast<float>(log_sum_exp);
+  if (params_.returns.log_sum_exp != nullptr)
+    params_.returns.log_sum_exp[row.index] = static_cast<float>(log_sum_exp);
   const double scale = params_.gradient_scale;
   row.scale = static_cast<float>(scale / row.sum);
   row.target_gradient = static_cast<float>(-scale * (others / row.sum));
@@ -222,7 +223,7 @@ void TileStep::FinishOverflowedRow(int64_t r) {
   RowState& row = tile_.row_states[r];
   row.overflowed = true;
   params_.losses[row.index] = kNaN;
-  if (params_.log_sum_exp != nullptr) params_.log_sum_exp[row.index] = kNaN;
+  if (params_.returns.log_sum_exp != nullptr) params_.returns.log_sum_exp[row.index] = kNaN;
   row.scale = 0.0f;
   row.target_gradient = 0.0f;
   products_.ZeroExponentials(r);

@@ -32,6 +32,22 @@ struct ChunkTimes {
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
 
+// Whether the head's class weights count.
+enum class ClassWeights { kIgnore, kUse };
+
+// Which of kernels::RowReturns are wanted.
+struct WantedReturns {
+  bool log_sum_exp = false;
+  bool z_loss = false;
+  bool log_probability = false;
+  bool entropy = false;
+  bool prediction = false;
+  bool target_rank = false;
+  int32_t top_k = 0;
+
+  bool operator==(const WantedReturns&) const = default;
+};
+
 struct ChunkLimits {
   int64_t max_chunk_bytes = int64_t{16} << 20;  // of hidden states
   int64_t max_chunk_tokens = 65536;

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
 #include "server/engine/chunk.h"
 #include "server/engine/head_config.h"
 #include "server/engine/host_buffer.h"
@@ -32,6 +33,9 @@ struct RowKind {
   kernels::DataType hidden_type = kernels::DataType::kFloat32;
   kernels::DataType dx_type = kernels::DataType::kFloat32;  // of loss only: as it is by default
   ComputeMode mode = ComputeMode::kLossAndGradients;
+  kernels::LossOptions options = {};
+  ClassWeights class_weights = ClassWeights::kIgnore;
+  WantedReturns returns = {};
 
   bool operator==(const RowKind&) const = default;
 };
@@ -51,9 +55,13 @@ struct ChunkRows {
   const int64_t* labels = nullptr;                // [tokens]
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
-  Accumulate accumulate = Accumulate::kYes;  // whether the rows count in dW; kNo if loss only
+  std::optional<float> z_gradient_scale = {};  // none: gradient_scale
+  const float* token_weights = nullptr;        // [tokens]; null: 1
+  const float* lse_gradients = nullptr;        // [tokens]; null: 0
+  Accumulate accumulate = Accumulate::kYes;    // whether the rows count in dW; kNo if loss only
 
   float* losses = nullptr;                    // [tokens]
+  kernels::RowReturns returns = {};           // in host memory; exactly what the kind's `returns` names
   void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss only
   MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
 };

@@ -1,5 +1,7 @@
 #include "server/engine/head_config.h"
 
+#include <tuple>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/errors.h"
@@ -26,6 +28,16 @@ bool IsName(absl::string_view name) {
 }
 
 }  // namespace
+
+bool HeadConfig::operator==(const HeadConfig& other) const {
+  const auto properties = [](const HeadConfig& c) {
+    return std::tie(c.name, c.vocab_size, c.hidden_size, c.weight_type, c.logit_scale, c.softcap,
+                    c.weight_gradients);
+  };
+  const bool both = class_weights != nullptr && other.class_weights != nullptr;
+  return properties(*this) == properties(other) &&
+         (both ? *class_weights == *other.class_weights : class_weights == other.class_weights);
+}
 
 absl::Status Validate(const HeadConfig& config) {
   if (!IsName(config.name)) {

@@ -3,23 +3,34 @@
 #define LOSSD_SERVER_ENGINE_HEAD_CONFIG_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/data_type.h"
 
 namespace lossd::engine {
 
+// Of a head whose weights are frozen there is no dW: no memory for it, no product. Chunks are taken as ever.
+enum class WeightGradients { kAccumulated, kFrozen };
+
 struct HeadConfig {
   std::string name;         // 1 to 128 of [A-Za-z0-9._-], starting with a letter or a digit
   int64_t vocab_size = 0;   // V, 1 to 2^31 - 1
   int64_t hidden_size = 0;  // H, 1 to 2^20
   kernels::DataType weight_type = kernels::DataType::kBFloat16;
+  // What belongs to the weights, so that no client can forget it; a request may override the numbers.
+  float logit_scale = 1.0f;  // τ
+  float softcap = 0.0f;      // c; 0: none
+  // w [V], finite and at least 0, not all 0; null: none.
+  std::shared_ptr<const std::vector<float>> class_weights = {};
+  WeightGradients weight_gradients = WeightGradients::kAccumulated;
 
-  bool operator==(const HeadConfig&) const = default;
+  bool operator==(const HeadConfig& other) const;
   int64_t elements() const { return vocab_size * hidden_size; }
   int64_t weight_bytes() const { return elements() * kernels::SizeOf(weight_type); }
-  int64_t gradient_bytes() const { return elements() * 4; }
+  int64_t gradient_bytes() const { return weight_gradients == WeightGradients::kFrozen ? 0 : elements() * 4; }
 };
 
 // INVALID_ARGUMENT naming the field and its value.

@@ -133,7 +133,7 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
     std::copy(options.initial_dw.begin(), options.initial_dw.end(), dw.As<float>());
   }
   params.losses = losses.As<float>();
-  params.log_sum_exp = log_sum_exp.As<float>();
+  params.returns.log_sum_exp = log_sum_exp.As<float>();
   params.dx_type = options.dx_type;
   params.dx = dx.data();
   params.weight_gradient = options.weight_gradient;
