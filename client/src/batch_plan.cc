@@ -16,6 +16,10 @@ constexpr int64_t kLeastTaperedTokens = 4;
 constexpr int64_t kLabelBytes = sizeof(int64_t);
 constexpr int64_t kLossBytes = sizeof(float);
 
+int64_t DefaultChunkBytes(const v1::SessionLimits& limits) {
+  return limits.preferred_chunk_bytes() > 0 ? limits.preferred_chunk_bytes() : kDefaultChunkBytes;
+}
+
 // As few as can be.
 std::vector<int64_t> EqualSizes(int64_t tokens, int64_t most) {
   const int64_t chunks = (tokens + most - 1) / most;
@@ -118,7 +122,7 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
   const int64_t payload_bytes =
       kLabelBytes + (places.hidden_states ? 0 : hidden_bytes) + kLossBytes + (places.dx ? 0 : dx_bytes);
 
-  if (chunk_bytes <= 0) chunk_bytes = places.All(batch.mode) ? kMostChunkBytes : kDefaultChunkBytes;
+  if (chunk_bytes <= 0) chunk_bytes = places.All(batch.mode) ? kMostChunkBytes : DefaultChunkBytes(limits);
   const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);
   if (!most.ok()) return most.status();
   const int64_t most_tokens = *most;

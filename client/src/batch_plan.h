@@ -30,8 +30,8 @@ struct BatchPlan {
   int32_t lanes = 1;  // chunk i goes to lane i % lanes
 };
 
-// The largest chunk is what `chunk_bytes` (SessionOptions) and the limits allow, and at least two are within
-// the byte credit if it has room for two tokens.
+// The largest chunk is what `chunk_bytes` (SessionOptions; 0: what the server prefers) and the limits allow,
+// and at least two are within the byte credit if it has room for two tokens.
 //
 // Where that is 1 MiB or more, a batch of more than half of it begins and ends with chunks of a quarter, the
 // larger ones with one of a half next to it: the server starts early, and only little is on its way back when

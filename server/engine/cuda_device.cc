@@ -28,6 +28,8 @@ using kernels::cuda::Result;
 
 // What a slot has room for even if chunks are smaller: 4096 rows of 4096 elements in 16 bits.
 constexpr int64_t kGatheredBytes = int64_t{32} << 20;
+// Chunks are gathered, so small ones cost no passes over dW, and the copies overlap more.
+constexpr int64_t kPreferredChunkBytes = int64_t{2} << 20;
 
 class CudaDevice : public Device {
  public:
@@ -99,6 +101,7 @@ class CudaDevice : public Device {
     return backend;
   }
 
+  int64_t PreferredChunkBytes() const override { return kPreferredChunkBytes; }
   MemoryPlan SharedMemory() const override {
     return {{"workspace", shared_.workspace_bytes + shared_.pipeline.device_bytes()}};
   }

@@ -125,6 +125,8 @@ class Device {
   virtual absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const = 0;
   // Takes the memory. RESOURCE_EXHAUSTED if the system does not give it.
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
+  // Hidden-state bytes of the chunks that it would rather have; 0: no opinion.
+  virtual int64_t PreferredChunkBytes() const { return 0; }
   // Memory that belongs to the device rather than to a head.
   virtual MemoryPlan SharedMemory() const = 0;
   // Memory of the host that the device copies from and to by itself, for payloads and results; nothing if it

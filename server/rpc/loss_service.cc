@@ -45,6 +45,8 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   limits->set_max_chunk_bytes(options.chunk_limits.max_chunk_bytes);
   limits->set_max_chunk_tokens(options.chunk_limits.max_chunk_tokens);
   limits->set_byte_credit(options.lane_credit_bytes);
+  limits->set_preferred_chunk_bytes(
+      std::min(engine_->device().PreferredChunkBytes(), options.chunk_limits.max_chunk_bytes));
   limits->set_lease_seconds(absl::ToDoubleSeconds(options.session_lease));
   for (const engine::LaneMarks& marks : opened->info.lanes) ToProto(marks, response->add_lanes());
   response->set_vocab_size(config.vocab_size);

@@ -131,7 +131,8 @@ struct SessionOptions {
   // random.
   std::string client_key = {};
   int32_t rank = 0;
-  // Hidden-state bytes of a batch's largest chunks; 0 takes 4 MiB. Never above the server's limit.
+  // Hidden-state bytes of a batch's largest chunks; 0 takes what suits the server's device (2 MiB for a GPU,
+  // 4 MiB for a CPU). Never above the server's limit.
   int64_t chunk_bytes = 0;
   // Connections that a large batch is spread over; batches of less than two of the largest chunks keep to
   // one, and the others are made when the first batch needs them. 0: one for every KiB of a row of the

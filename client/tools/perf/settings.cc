@@ -101,7 +101,7 @@ void AddSizeOptions(CLI::App& app, Settings& settings) {
       ->capture_default_str()
       ->group("Load");
   app.add_option("--chunk_bytes", settings.chunk_bytes,
-                 "Hidden-state bytes of the largest chunks; 0: the client's choice, 4 MiB")
+                 "Hidden-state bytes of the largest chunks; 0: what suits the server's device")
       ->check(CLI::Range(int64_t{0}, kMost))
       ->capture_default_str()
       ->group("Load");

@@ -147,7 +147,7 @@ CLI::App& AddSweepCommand(CLI::App& app, const std::atomic<bool>& interrupted, E
   AddList(command, "--clients", options->clients, 1, "Numbers of clients");
   AddList(command, "--tokens", options->tokens, 1, "Tokens of a batch");
   AddList(command, "--chunk_bytes", options->chunk_bytes, 0,
-          "Hidden-state bytes of the largest chunks; 0: 4 MiB");
+          "Hidden-state bytes of the largest chunks; 0: what suits the server's device");
   AddList(command, "--lanes", options->lanes, 0, "Connections of each client; 0: the client's choice");
   AddServerOptions(command, options->settings);
   AddTransportOption(command, options->transports, *command.get_option("--target"))

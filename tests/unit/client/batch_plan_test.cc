@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace lossd::internal {
@@ -178,6 +179,23 @@ TEST(PlanBatchTest, HonoursTheServersLimits) {
   cutter.limits.set_max_chunk_bytes(2 * kMiB);
   cutter.limits.set_max_chunk_tokens(0);
   for (const ChunkRange& range : cutter.Cut(50 * kMiBTokens)) EXPECT_LE(range.tokens, 2 * kMiBTokens);
+}
+
+TEST(PlanBatchTest, TakesTheChunksTheServerPrefersUnlessOthersAreAskedFor) {
+  Cutter cutter;
+  cutter.limits.set_preferred_chunk_bytes(2 * kMiB);
+  // Of the largest chunk, rounded up: as few as can be share the rest equally.
+  const auto mebibytes = [&cutter](int64_t chunk_bytes) {
+    const int64_t largest = std::ranges::max(Sizes(cutter.Cut(64 * kMiBTokens, chunk_bytes)));
+    return (largest + kMiBTokens - 1) / kMiBTokens;
+  };
+  EXPECT_EQ(mebibytes(0), 2);
+  EXPECT_EQ(mebibytes(8 * kMiB), 8);
+  cutter.limits.set_max_chunk_bytes(kMiB);
+  EXPECT_EQ(mebibytes(0), 1);
+  cutter.limits.clear_preferred_chunk_bytes();
+  cutter.limits.clear_max_chunk_bytes();
+  EXPECT_EQ(mebibytes(0), 4);
 }
 
 TEST(PlanBatchTest, CountsPayloadAsTheCreditDoes) {
