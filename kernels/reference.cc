@@ -23,78 +23,141 @@ std::vector<double> Widen(DataType type, const void* values, int64_t count) {
   return wide;
 }
 
-// One row: z = W x, loss = logsumexp(z) - z[label], and the gradients of g * loss.
+// What all rows have in common.
+struct Terms {
+  const LinearCrossEntropyParams& params;
+  const std::vector<double> weight;  // [V, H]
+  double class_weight_sum = 0;       // ΣC
+
+  explicit Terms(const LinearCrossEntropyParams& p)
+      : params(p), weight(Widen(p.weight_type, p.weight, p.vocab * p.hidden)) {
+    for (int64_t v = 0; v < p.vocab; ++v) class_weight_sum += ClassWeight(v);
+  }
+  double ClassWeight(int64_t v) const {
+    return params.class_weights == nullptr ? 1.0 : params.class_weights[v];
+  }
+};
+
+// One row: its softmax, then the loss and its gradients as docs/numerics.md has them.
 class Row {
  public:
-  Row(const std::vector<double>& weight, std::vector<double> x, int64_t label)
-      : weight_(weight), x_(std::move(x)), label_(label), hidden_(static_cast<int64_t>(x_.size())) {
-    const int64_t vocab = static_cast<int64_t>(weight.size()) / hidden_;
-    logits_.resize(vocab);
-    double largest = -HUGE_VAL;
-    for (int64_t v = 0; v < vocab; ++v) {
+  Row(const Terms& terms, std::vector<double> x, int64_t index)
+      : terms_(terms), x_(std::move(x)), index_(index), label_(terms.params.labels[index]) {
+    const LinearCrossEntropyParams& params = terms.params;
+    logits_.resize(params.vocab);
+    for (int64_t v = 0; v < params.vocab; ++v) {
       double sum = 0;
-      for (int64_t h = 0; h < hidden_; ++h) sum += weight_[v * hidden_ + h] * x_[h];
-      logits_[v] = sum;
-      largest = std::fmax(largest, sum);
+      for (int64_t h = 0; h < params.hidden; ++h) sum += terms.weight[v * params.hidden + h] * x_[h];
+      logits_[v] = Capped(params.options.logit_scale * sum);
     }
+    const double largest = *std::max_element(logits_.begin(), logits_.end());
     // The sum over all but the label's own term, so that a loss near zero keeps its digits.
-    double others = 0;
-    for (int64_t v = 0; v < vocab; ++v) {
-      if (v != label_) others += std::exp(logits_[v] - largest);
+    for (int64_t v = 0; v < params.vocab; ++v) {
+      if (v != label_) others_ += std::exp(logits_[v] - largest);
     }
-    const double own = std::exp(logits_[label_] - largest);
-    log_sum_exp_ = largest + std::log(others + own);
-    loss_ = own > others ? std::log1p(others / own) : log_sum_exp_ - logits_[label_];
-    label_gradient_ = -others / (others + own);  // p_y - 1
+    own_ = std::exp(logits_[label_] - largest);
+    log_sum_exp_ = largest + std::log(others_ + own_);
   }
 
-  double loss() const { return loss_; }
   double log_sum_exp() const { return log_sum_exp_; }
+  double log_probability() const {
+    return own_ > others_ ? -std::log1p(others_ / own_) : logits_[label_] - log_sum_exp_;
+  }
+  double z_loss() const {
+    return TokenWeight() * terms_.params.options.lse_square_scale * log_sum_exp_ * log_sum_exp_;
+  }
+  double loss() const {
+    double smoothing = 0;
+    for (int64_t v = 0; v < terms_.params.vocab; ++v) {
+      smoothing += terms_.ClassWeight(v) * (log_sum_exp_ - logits_[v]);
+    }
+    const double epsilon = terms_.params.options.label_smoothing;
+    return TokenWeight() * ((1 - epsilon) * terms_.ClassWeight(label_) * -log_probability() +
+                            epsilon / static_cast<double>(terms_.params.vocab) * smoothing) +
+           z_loss();
+  }
+  double entropy() const {
+    double sum = 0;
+    for (const double logit : logits_) sum += std::exp(logit - log_sum_exp_) * (log_sum_exp_ - logit);
+    return sum;
+  }
+  const std::vector<double>& logits() const { return logits_; }
 
-  void Gradients(double scale, double* dx, double* dw) const {
-    for (int64_t v = 0; v < static_cast<int64_t>(logits_.size()); ++v) {
+  void Gradients(double* dx, double* dw) const {
+    const LinearCrossEntropyParams& params = terms_.params;
+    const double g = params.gradient_scale;
+    const double g_z = params.z_gradient_scale.value_or(params.gradient_scale);
+    const double epsilon = params.options.label_smoothing;
+    const double upstream = params.lse_gradients == nullptr ? 0.0 : params.lse_gradients[index_];
+    const double beta = TokenWeight() * g * (1 - epsilon) * terms_.ClassWeight(label_);
+    const double gamma = TokenWeight() * g * epsilon / static_cast<double>(params.vocab);
+    const double alpha = beta + gamma * terms_.class_weight_sum +
+                         2 * TokenWeight() * params.options.lse_square_scale * log_sum_exp_ * g_z +
+                         g * upstream;
+    const double sum = others_ + own_;
+    for (int64_t v = 0; v < params.vocab; ++v) {
       const double p = std::exp(logits_[v] - log_sum_exp_);
-      const double dz = scale * (v == label_ ? label_gradient_ : p);
-      for (int64_t h = 0; h < hidden_; ++h) {
-        if (dx != nullptr) dx[h] += dz * weight_[v * hidden_ + h];
-        if (dw != nullptr) dw[v * hidden_ + h] += dz * x_[h];
+      // α p_y − β without the difference of two nearly equal numbers.
+      const double ds = v == label_ ? (alpha - beta) * own_ / sum - beta * others_ / sum : alpha * p;
+      const double dz = params.options.logit_scale * Slope(logits_[v]) * (ds - gamma * terms_.ClassWeight(v));
+      for (int64_t h = 0; h < params.hidden; ++h) {
+        if (dx != nullptr) dx[h] += dz * terms_.weight[v * params.hidden + h];
+        if (dw != nullptr) dw[v * params.hidden + h] += dz * x_[h];
       }
     }
   }
 
  private:
-  const std::vector<double>& weight_;
+  double Capped(double z) const {
+    const double cap = terms_.params.options.softcap;
+    return cap > 0 ? cap * std::tanh(z / cap) : z;
+  }
+  double Slope(double s) const {
+    const double cap = terms_.params.options.softcap;
+    return cap > 0 ? 1 - (s / cap) * (s / cap) : 1.0;
+  }
+  double TokenWeight() const {
+    return terms_.params.token_weights == nullptr ? 1.0 : terms_.params.token_weights[index_];
+  }
+
+  const Terms& terms_;
   const std::vector<double> x_;
+  const int64_t index_;
   const int64_t label_;
-  const int64_t hidden_;
   std::vector<double> logits_;
+  double others_ = 0;
+  double own_ = 0;
   double log_sum_exp_ = 0;
-  double loss_ = 0;
-  double label_gradient_ = 0;
 };
 
 }  // namespace
 
 Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const ReferenceOutputs& outputs) {
   if (const Status status = ValidateInputs(params); status != Status::kOk) return status;
+  const auto put = [](double* array, int64_t index, double value) {
+    if (array != nullptr) array[index] = value;
+  };
   const int64_t hidden = params.hidden;
-  const std::vector<double> weight = Widen(params.weight_type, params.weight, params.vocab * hidden);
+  const Terms terms(params);
   for (int64_t r = 0; r < params.tokens; ++r) {
     double* dx = outputs.dx == nullptr ? nullptr : outputs.dx + r * hidden;
-    if (dx != nullptr) std::fill(dx, dx + hidden, 0.0);
-    const bool ignored = params.labels[r] == params.ignore_index;
-    double loss = 0;
-    double log_sum_exp = 0;
-    if (!ignored) {
-      const char* x =
-          static_cast<const char*>(params.hidden_states) + r * hidden * SizeOf(params.hidden_type);
-      const Row row(weight, Widen(params.hidden_type, x, hidden), params.labels[r]);
-      loss = row.loss();
-      log_sum_exp = row.log_sum_exp();
-      row.Gradients(params.gradient_scale, dx, outputs.dw);
+    double* logits = outputs.logits == nullptr ? nullptr : outputs.logits + r * params.vocab;
+    if (dx != nullptr) std::fill_n(dx, hidden, 0.0);
+    if (logits != nullptr) std::fill_n(logits, params.vocab, 0.0);
+    for (double* array :
+         {outputs.losses, outputs.log_sum_exp, outputs.z_loss, outputs.log_probability, outputs.entropy}) {
+      put(array, r, 0.0);
     }
-    if (outputs.losses != nullptr) outputs.losses[r] = loss;
-    if (outputs.log_sum_exp != nullptr) outputs.log_sum_exp[r] = log_sum_exp;
+    if (params.labels[r] == params.ignore_index) continue;
+    const char* x = static_cast<const char*>(params.hidden_states) + r * hidden * SizeOf(params.hidden_type);
+    const Row row(terms, Widen(params.hidden_type, x, hidden), r);
+    put(outputs.losses, r, row.loss());
+    put(outputs.log_sum_exp, r, row.log_sum_exp());
+    put(outputs.z_loss, r, row.z_loss());
+    put(outputs.log_probability, r, row.log_probability());
+    put(outputs.entropy, r, row.entropy());
+    if (logits != nullptr) std::copy(row.logits().begin(), row.logits().end(), logits);
+    row.Gradients(dx, outputs.dw);
   }
   return Status::kOk;
 }

@@ -53,6 +53,11 @@ LinearCrossEntropyParams Problem::Params() const {
   params.hidden_states = hidden_states.data();
   params.labels = labels.data();
   params.gradient_scale = gradient_scale;
+  params.z_gradient_scale = z_gradient_scale;
+  params.options = options;
+  if (!class_weights.empty()) params.class_weights = class_weights.data();
+  if (!token_weights.empty()) params.token_weights = token_weights.data();
+  if (!lse_gradients.empty()) params.lse_gradients = lse_gradients.data();
   return params;
 }
 
@@ -155,25 +160,35 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
 Reference RunReference(const Problem& problem) {
   const auto [tokens, vocab, hidden] = problem.shape;
   Reference reference;
-  reference.losses.resize(static_cast<size_t>(tokens));
-  reference.log_sum_exp.resize(static_cast<size_t>(tokens));
+  for (std::vector<double>* of_rows : {&reference.losses, &reference.log_sum_exp, &reference.z_loss,
+                                       &reference.log_probability, &reference.entropy}) {
+    of_rows->resize(static_cast<size_t>(tokens));
+  }
+  reference.logits.resize(static_cast<size_t>(tokens * vocab));
   reference.dx.resize(static_cast<size_t>(tokens * hidden));
   reference.dw.resize(static_cast<size_t>(vocab * hidden));
   // The oracle is slow and runs on one core: each core takes some rows, with a dW of its own.
   const int64_t parts = std::min(cpu::AvailableThreads(), tokens);
   std::vector<std::vector<double>> dw(static_cast<size_t>(parts), std::vector<double>(reference.dw.size()));
   std::vector<Status> statuses(static_cast<size_t>(parts));
-  cpu::ParallelFor(parts, parts, [&, n = tokens, h = hidden](int64_t part, int64_t) {
+  cpu::ParallelFor(parts, parts, [&, n = tokens, h = hidden, v = vocab](int64_t part, int64_t) {
     const int64_t first = n * part / parts;
     LinearCrossEntropyParams params = problem.Params();
     params.tokens = n * (part + 1) / parts - first;
     params.hidden_states =
         &problem.hidden_states[static_cast<size_t>(first * h * SizeOf(problem.hidden_type))];
     params.labels += first;
-    statuses[part] = ReferenceLinearCrossEntropy(params, {.losses = &reference.losses[first],
-                                                          .log_sum_exp = &reference.log_sum_exp[first],
-                                                          .dx = &reference.dx[first * h],
-                                                          .dw = dw[part].data()});
+    if (params.token_weights != nullptr) params.token_weights += first;
+    if (params.lse_gradients != nullptr) params.lse_gradients += first;
+    statuses[part] =
+        ReferenceLinearCrossEntropy(params, {.losses = &reference.losses[first],
+                                             .log_sum_exp = &reference.log_sum_exp[first],
+                                             .z_loss = &reference.z_loss[first],
+                                             .log_probability = &reference.log_probability[first],
+                                             .entropy = &reference.entropy[first],
+                                             .logits = &reference.logits[first * v],
+                                             .dx = &reference.dx[first * h],
+                                             .dw = dw[part].data()});
   });
   for (int64_t part = 0; part < parts; ++part) {
     if (statuses[part] != Status::kOk) return {};

@@ -51,6 +51,11 @@ struct Problem {
   std::vector<unsigned char> hidden_states;  // [N, H] of hidden_type
   std::vector<int64_t> labels;
   float gradient_scale = 1.0f;
+  std::optional<float> z_gradient_scale;
+  LossOptions options;
+  std::vector<float> class_weights;  // [V] or empty
+  std::vector<float> token_weights;  // [N] or empty
+  std::vector<float> lse_gradients;  // [N] or empty
 
   LinearCrossEntropyParams Params() const;
   std::vector<float> Weight() const;        // widened
@@ -98,6 +103,10 @@ StepResult RunStep(const Problem& problem, const StepOptions& options = {});
 struct Reference {
   std::vector<double> losses;
   std::vector<double> log_sum_exp;
+  std::vector<double> z_loss;
+  std::vector<double> log_probability;
+  std::vector<double> entropy;
+  std::vector<double> logits;  // [N, V], after scale and softcap; 0 of ignored rows
   std::vector<double> dx;
   std::vector<double> dw;
 };

@@ -15,9 +15,18 @@ using testing::RandomProblem;
 using testing::Reference;
 using testing::RunReference;
 
-double ScaledLoss(const Problem& problem) {
+// What dX and dW are the gradients of.
+double Objective(const Problem& problem) {
+  const Reference reference = RunReference(problem);
   double sum = 0;
-  for (const double loss : RunReference(problem).losses) sum += problem.gradient_scale * loss;
+  for (size_t r = 0; r < problem.labels.size(); ++r) {
+    const double z_loss = reference.z_loss[r];
+    sum += problem.gradient_scale * (reference.losses[r] - z_loss);
+    sum += problem.z_gradient_scale.value_or(problem.gradient_scale) * z_loss;
+    if (!problem.lse_gradients.empty()) {
+      sum += problem.gradient_scale * problem.lse_gradients[r] * reference.log_sum_exp[r];
+    }
+  }
   return sum;
 }
 
@@ -30,7 +39,7 @@ double Slope(const Problem& problem, std::vector<unsigned char> Problem::*tensor
     std::memcpy(&value, (moved.*tensor).data() + 4 * index, 4);
     value += step;
     std::memcpy((moved.*tensor).data() + 4 * index, &value, 4);
-    return ScaledLoss(moved);
+    return Objective(moved);
   };
   return (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
 }
@@ -45,18 +54,74 @@ void Coarsen(std::vector<unsigned char>& tensor) {
   }
 }
 
-TEST(Reference, GradientsAreTheSlopesOfTheLoss) {
+Problem SmallProblem() {
   Problem problem = RandomProblem({.shape = {5, 11, 7}, .logit_deviation = 2.0});
   Coarsen(problem.weight);
   Coarsen(problem.hidden_states);
   problem.labels[2] = -100;
   problem.gradient_scale = 0.75f;
+  return problem;
+}
+
+void ExpectGradientsAreSlopes(const Problem& problem) {
   const Reference reference = RunReference(problem);
   for (int64_t i = 0; i < 5 * 7; ++i) {
-    EXPECT_NEAR(reference.dx[i], Slope(problem, &Problem::hidden_states, i), 1e-6) << i;
+    EXPECT_NEAR(reference.dx[i], Slope(problem, &Problem::hidden_states, i), 2e-6) << i;
   }
   for (int64_t i = 0; i < 11 * 7; ++i) {
-    EXPECT_NEAR(reference.dw[i], Slope(problem, &Problem::weight, i), 1e-6) << i;
+    EXPECT_NEAR(reference.dw[i], Slope(problem, &Problem::weight, i), 2e-6) << i;
+  }
+}
+
+TEST(Reference, GradientsAreTheSlopesOfTheLoss) { ExpectGradientsAreSlopes(SmallProblem()); }
+
+// Each bit of the number turns one option on.
+TEST(Reference, GradientsAreTheSlopesWithEveryCombinationOfOptions) {
+  for (int options = 1; options < 256; ++options) {
+    SCOPED_TRACE(options);
+    const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
+    Problem problem = SmallProblem();
+    if (has(0)) problem.options.label_smoothing = 0.25f;
+    if (has(1)) problem.options.lse_square_scale = 0.125f;
+    if (has(2)) problem.options.softcap = 3.0f;
+    if (has(3)) problem.options.logit_scale = 0.5f;
+    if (has(4)) problem.class_weights = {1, 2, 0, 0.5, 3, 1, 0.25, 0, 1, 1, 4};
+    if (has(5)) problem.token_weights = {2, -1, 1, 0, 0.5};
+    if (has(6)) problem.lse_gradients = {0.5, 0, 1, -2, 1};
+    if (has(7)) problem.z_gradient_scale = 0.3f;
+    ExpectGradientsAreSlopes(problem);
+    if (HasFailure()) return;
+  }
+}
+
+// Written out by hand for one row of two entries: logits 2 and 0, label 0.
+TEST(Reference, TermsAreThoseOfTheFormulas) {
+  Problem problem;
+  problem.shape = {1, 2, 1};
+  problem.weight = testing::Narrowed(DataType::kFloat32, {2.0f, 0.0f});
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, {1.0f});
+  problem.labels = {0};
+  problem.options = {.label_smoothing = 0.5f, .lse_square_scale = 0.25f};
+  problem.class_weights = {3.0f, 1.0f};
+  problem.token_weights = {2.0f};
+  const Reference reference = RunReference(problem);
+  const double lse = std::log(std::exp(2.0) + 1.0);
+  EXPECT_NEAR(reference.log_sum_exp[0], lse, 1e-12);
+  EXPECT_NEAR(reference.log_probability[0], 2.0 - lse, 1e-12);
+  EXPECT_NEAR(reference.z_loss[0], 2.0 * 0.25 * lse * lse, 1e-12);
+  EXPECT_NEAR(reference.losses[0],
+              2.0 * (0.5 * 3.0 * (lse - 2.0) + 0.25 * (3.0 * (lse - 2.0) + lse) + 0.25 * lse * lse), 1e-12);
+  const double p = 1.0 / (1.0 + std::exp(-2.0));
+  EXPECT_NEAR(reference.entropy[0], -p * std::log(p) - (1 - p) * std::log(1 - p), 1e-12);
+}
+
+TEST(Reference, SoftcapAndScaleShapeTheLogits) {
+  Problem problem = RandomProblem({.shape = {2, 9, 3}});
+  const std::vector<double> plain = RunReference(problem).logits;
+  problem.options = {.logit_scale = 2.0f, .softcap = 1.5f};
+  const std::vector<double> shaped = RunReference(problem).logits;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_NEAR(shaped[i], 1.5 * std::tanh(2.0 * plain[i] / 1.5), 1e-12);
   }
 }
 
