@@ -17,6 +17,22 @@ std::vector<float> Widened(DataType type, const void* values, int64_t count) {
   return wide;
 }
 
+// Of an array of all rows, or none.
+std::vector<float> Slice(const std::vector<float>& values, int64_t first, int64_t count) {
+  if (values.empty()) return {};
+  return {values.begin() + first, values.begin() + first + count};
+}
+
+const float* PointerTo(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
+
+HeadConfig ConfigOf(const Problem& problem) {
+  HeadConfig config{"h", problem.shape.vocab, problem.shape.hidden, problem.weight_type};
+  if (!problem.class_weights.empty()) {
+    config.class_weights = std::make_shared<const std::vector<float>>(problem.class_weights);
+  }
+  return config;
+}
+
 }  // namespace
 
 ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count) {
@@ -26,11 +42,17 @@ ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count) {
                              problem.hidden_states.begin() + (first + count) * row_bytes);
   chunk.labels.assign(problem.labels.begin() + first, problem.labels.begin() + first + count);
   chunk.gradient_scale = problem.gradient_scale;
+  chunk.z_gradient_scale = problem.z_gradient_scale;
+  chunk.token_weights = Slice(problem.token_weights, first, count);
+  chunk.lse_gradients = Slice(problem.lse_gradients, first, count);
   return chunk;
 }
 
 RowKind KindOf(const Problem& problem, DataType dx_type) {
-  return {.hidden_type = problem.hidden_type, .dx_type = dx_type};
+  return {.hidden_type = problem.hidden_type,
+          .dx_type = dx_type,
+          .options = problem.options,
+          .class_weights = problem.class_weights.empty() ? ClassWeights::kIgnore : ClassWeights::kUse};
 }
 
 BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const RowKind& kind,
@@ -45,13 +67,18 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
     GuardedBytes& dx =
         dx_.emplace_back(loss_only ? 0 : tokens * hidden_ * SizeOf(kind_.dx_type), 64, SizeOf(kind_.dx_type));
     std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
+    GuardedReturns& returns = returns_.emplace_back(kind_.returns, tokens);
     rows.push_back({.tokens = tokens,
                     .hidden_states = chunk.hidden_states.data(),
                     .labels = chunk.labels.data(),
                     .ignore_index = chunk.ignore_index,
                     .gradient_scale = chunk.gradient_scale,
+                    .z_gradient_scale = chunk.z_gradient_scale,
+                    .token_weights = PointerTo(chunk.token_weights),
+                    .lse_gradients = PointerTo(chunk.lse_gradients),
                     .accumulate = loss_only ? ChunkRows::Accumulate::kNo : chunk.accumulate,
                     .losses = losses.As<float>(),
+                    .returns = returns.Pointers(),
                     .dx = loss_only ? nullptr : dx.data()});
   }
   while (device_->BatchesUnderWay() >= device_->MostBatches()) device_->Poll();
@@ -61,6 +88,7 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
     const auto tokens = static_cast<int64_t>(chunks_[number].labels.size());
     const float* losses = losses_[number].As<float>();
     outputs_[number].losses.assign(losses, losses + tokens);
+    outputs_[number].returns = returns_[number].Values();
     if (dx_[number].size() > 0) {
       outputs_[number].dx = Widened(kind_.dx_type, dx_[number].data(), tokens * hidden_);
     }
@@ -84,21 +112,26 @@ std::vector<ChunkOutput> BatchUnderWay::Await() {
   for (size_t i = 0; i < chunks_.size(); ++i) {
     EXPECT_TRUE(losses_[i].Intact()) << "written beside the losses of chunk " << i;
     EXPECT_TRUE(dx_[i].Intact()) << "written beside dX of chunk " << i;
+    EXPECT_TRUE(returns_[i].Intact()) << "written beside what is told of the rows of chunk " << i;
     // What was told of is final.
     const std::vector<float>& losses = outputs_[i].losses;
     EXPECT_EQ(std::memcmp(losses.data(), losses_[i].data(), losses.size() * sizeof(float)), 0);
     const std::vector<float> dx =
         Widened(kind_.dx_type, dx_[i].data(), dx_[i].size() / SizeOf(kind_.dx_type));
     EXPECT_TRUE(kernels::testing::SameBits(outputs_[i].dx, dx));
+    EXPECT_TRUE(SameBits(outputs_[i].returns, returns_[i].Values()));
   }
   return outputs_;
 }
 
+HeadUnderTest::HeadUnderTest(Device* device, HeadConfig config)
+    : device_(device), config_(std::move(config)), backend_(*device_->CreateHead(config_)) {}
+
 HeadUnderTest::HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, DataType type)
-    : device_(device), config_{"h", vocab, hidden, type}, backend_(*device_->CreateHead(config_)) {}
+    : HeadUnderTest(device, {"h", vocab, hidden, type}) {}
 
 HeadUnderTest::HeadUnderTest(Device* device, const Problem& problem)
-    : HeadUnderTest(device, problem.shape.vocab, problem.shape.hidden, problem.weight_type) {
+    : HeadUnderTest(device, ConfigOf(problem)) {
   Publish(problem.weight);
 }
 
@@ -119,8 +152,10 @@ std::vector<ChunkOutput> HeadUnderTest::Run(const RowKind& kind, std::vector<Chu
   return Start(kind, std::move(chunks))->Await();
 }
 
-ChunkOutput HeadUnderTest::Run(const Problem& problem) {
-  return Run(KindOf(problem), {RowsOf(problem, 0, problem.shape.tokens)}).front();
+ChunkOutput HeadUnderTest::Run(const Problem& problem, const WantedReturns& returns) {
+  RowKind kind = KindOf(problem);
+  kind.returns = returns;
+  return Run(kind, {RowsOf(problem, 0, problem.shape.tokens)}).front();
 }
 
 std::vector<float> HeadUnderTest::Gradient(int64_t first_row, int64_t rows) {

@@ -15,6 +15,7 @@
 
 #include "server/engine/head_backend.h"
 #include "tests/conformance/device_under_test.h"
+#include "tests/conformance/row_return_values.h"
 #include "tests/unit/kernels/problem.h"
 
 namespace lossd::engine::testing {
@@ -31,12 +32,16 @@ struct ChunkInput {
   std::vector<int64_t> labels;
   int64_t ignore_index = kIgnoreIndex;
   float gradient_scale = 1.0f;
+  std::optional<float> z_gradient_scale = {};
+  std::vector<float> token_weights = {};
+  std::vector<float> lse_gradients = {};
   ChunkRows::Accumulate accumulate = ChunkRows::Accumulate::kYes;
 };
 
 struct ChunkOutput {
   std::vector<float> losses;
   std::vector<float> dx;  // widened
+  RowReturnValues returns;
 };
 
 // Rows [first, first + count) of a problem.
@@ -62,6 +67,7 @@ class BatchUnderWay {
   const std::vector<ChunkInput> chunks_;
   std::deque<GuardedBytes> losses_;
   std::deque<GuardedBytes> dx_;
+  std::deque<GuardedReturns> returns_;
   std::vector<size_t> told_;
   std::vector<ChunkOutput> outputs_;  // as they were when they were told of
   std::optional<absl::Status> done_;
@@ -71,15 +77,16 @@ class BatchUnderWay {
 class HeadUnderTest {
  public:
   // Without weights.
+  HeadUnderTest(Device* device, HeadConfig config);
   HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, DataType type);
-  // With the problem's.
+  // With the problem's, and its class weights.
   HeadUnderTest(Device* device, const Problem& problem);
 
   void Publish(const std::vector<unsigned char>& weights);
   std::unique_ptr<BatchUnderWay> Start(const RowKind& kind, std::vector<ChunkInput> chunks);
   std::vector<ChunkOutput> Run(const RowKind& kind, std::vector<ChunkInput> chunks);
   // One chunk of everything, with dX in fp32.
-  ChunkOutput Run(const Problem& problem);
+  ChunkOutput Run(const Problem& problem, const WantedReturns& returns = {});
   // Rows of the gradient, through a guarded buffer.
   std::vector<float> Gradient(int64_t first_row, int64_t rows);
   std::vector<float> Gradient() { return Gradient(0, config_.vocab_size); }

@@ -1,0 +1,202 @@
+// Every option of the loss and everything told of a row, alone and in random combinations, against fp64.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iostream>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/head_under_test.h"
+#include "tests/conformance/option_cases.h"
+
+namespace lossd::engine::testing {
+namespace {
+
+using kernels::testing::Narrowed;
+using kernels::testing::Reference;
+using kernels::testing::RunReference;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kSeeds = 60;
+#else
+constexpr uint64_t kSeeds = 800;  // of each type of head: 2400 for a device
+#endif
+
+// Of losses and of what is told of a row, relative to the sizes that it is made of: fp32's, some operations
+// on.
+constexpr double kRowError = 2e-5;
+
+// What the head computes with: hidden states as the products see them.
+Problem Rounded(const Problem& problem) {
+  Problem rounded = problem;
+  rounded.hidden_type = problem.weight_type;
+  rounded.hidden_states = Narrowed(problem.weight_type, problem.HiddenStates());
+  return rounded;
+}
+
+double Norm(const std::vector<double>& values) {
+  return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0));
+}
+
+double Distance(const std::vector<float>& actual, const std::vector<double>& expected) {
+  double sum = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!std::isfinite(actual[i])) return std::numeric_limits<double>::infinity();
+    sum += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+  }
+  return std::sqrt(sum);
+}
+
+// How large the terms of dX and dW are: they may cancel in the sum, and what is rounded are the terms.
+struct Sizes {
+  double dx = 0;
+  double dw = 0;
+};
+Sizes SizesOfTerms(const Problem& problem, const Reference& whole) {
+  Sizes sizes{Norm(whole.dx), Norm(whole.dw)};
+  const auto add = [&](const std::function<void(Problem&)>& change) {
+    Problem part = problem;
+    change(part);
+    const Reference reference = RunReference(part);
+    sizes.dx += Norm(reference.dx);
+    sizes.dw += Norm(reference.dw);
+  };
+  if (problem.options.label_smoothing > 0) add([](Problem& p) { p.options.label_smoothing = 0; });
+  if (problem.options.lse_square_scale > 0) add([](Problem& p) { p.options.lse_square_scale = 0; });
+  if (!problem.lse_gradients.empty()) add([](Problem& p) { p.lse_gradients.clear(); });
+  return sizes;
+}
+
+// One row's own, against the reference's logits s.
+class RowCheck {
+ public:
+  RowCheck(const Problem& problem, const Reference& reference, int64_t row)
+      : logits_(&reference.logits[static_cast<size_t>(row * problem.shape.vocab)],
+                static_cast<size_t>(problem.shape.vocab)),
+        label_(problem.labels[static_cast<size_t>(row)]),
+        log_sum_exp_(reference.log_sum_exp[static_cast<size_t>(row)]) {
+    for (const double s : logits_) largest_ = std::max(largest_, std::fabs(s));
+  }
+
+  // As large as the numbers that ℓ and a loss are the sum of.
+  double size() const { return 1 + largest_; }
+
+  void Prediction(int32_t token) const { ExpectAmongTheBest(token, 0); }
+
+  void TargetRank(int32_t rank) const {
+    const double own = logits_[static_cast<size_t>(label_)];
+    EXPECT_GE(rank, CountAbove(own + slack())) << "rank";
+    EXPECT_LE(rank, CountAbove(own - slack())) << "rank";
+  }
+
+  void Top(std::span<const int32_t> tokens, std::span<const float> log_probabilities) const {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      ExpectAmongTheBest(tokens[i], static_cast<int64_t>(i));
+      EXPECT_EQ(std::ranges::count(tokens, tokens[i]), 1) << "top token " << tokens[i] << " twice";
+      const auto at = static_cast<size_t>(std::clamp<int64_t>(tokens[i], 0, std::ssize(logits_) - 1));
+      EXPECT_NEAR(log_probabilities[i], logits_[at] - log_sum_exp_, kRowError * size());
+      if (i > 0) {
+        EXPECT_LE(log_probabilities[i], log_probabilities[i - 1]);
+      }
+    }
+  }
+
+ private:
+  double slack() const { return kRowError * size(); }
+  int64_t CountAbove(double value) const {
+    int64_t count = 0;
+    for (int64_t v = 0; v < std::ssize(logits_); ++v) {
+      if (v != label_ && logits_[static_cast<size_t>(v)] > value) ++count;
+    }
+    return count;
+  }
+  // That it may stand at this place of the order of all tokens.
+  void ExpectAmongTheBest(int32_t token, int64_t place) const {
+    ASSERT_GE(token, 0);
+    ASSERT_LT(token, std::ssize(logits_));
+    std::vector<double> sorted(logits_.begin(), logits_.end());
+    std::ranges::sort(sorted, std::greater<>());
+    EXPECT_NEAR(logits_[static_cast<size_t>(token)], sorted[static_cast<size_t>(place)], slack())
+        << "token " << token << " at place " << place;
+  }
+
+  const std::span<const double> logits_;
+  const int64_t label_;
+  const double log_sum_exp_;
+  double largest_ = 0;
+};
+
+class Options : public HeadTest {
+ protected:
+  void ExpectRow(const Problem& problem, const Reference& reference, const ChunkOutput& output, int64_t row) {
+    const auto r = static_cast<size_t>(row);
+    const RowReturnValues& told = output.returns;
+    const auto top_k = static_cast<size_t>(wanted_.top_k);
+    const auto tokens = std::span(told.top_tokens).subspan(r * top_k, top_k);
+    const auto log_probabilities = std::span(told.top_log_probabilities).subspan(r * top_k, top_k);
+    if (problem.labels[r] == kIgnoreIndex) {
+      for (const float value : {output.losses[r], told.log_sum_exp[r], told.z_loss[r],
+                                told.log_probability[r], told.entropy[r]}) {
+        EXPECT_EQ(value, 0.0f);
+      }
+      for (const int32_t value : {told.prediction[r], told.target_rank[r]}) EXPECT_EQ(value, -1);
+      for (const int32_t token : tokens) EXPECT_EQ(token, -1);
+      for (const float value : log_probabilities) EXPECT_EQ(value, 0.0f);
+      return;
+    }
+    const RowCheck check(problem, reference, row);
+    const double a = problem.token_weights.empty() ? 1.0 : std::fabs(problem.token_weights[r]);
+    const double z_size = a * problem.options.lse_square_scale * check.size() * check.size();
+    EXPECT_NEAR(output.losses[r], reference.losses[r], kRowError * (2 * a * check.size() + z_size));
+    EXPECT_NEAR(told.z_loss[r], reference.z_loss[r], kRowError * z_size);
+    EXPECT_NEAR(told.log_sum_exp[r], reference.log_sum_exp[r], kRowError * check.size());
+    EXPECT_NEAR(told.log_probability[r], reference.log_probability[r], kRowError * check.size());
+    EXPECT_NEAR(told.entropy[r], reference.entropy[r], kRowError * check.size());
+    check.Prediction(told.prediction[r]);
+    check.TargetRank(told.target_rank[r]);
+    check.Top(tokens, log_probabilities);
+  }
+
+  void ExpectAgreement(const OptionCase& option_case) {
+    const Problem& problem = option_case.problem;
+    SCOPED_TRACE(option_case.name + ": " + DescribeOptions(problem));
+    const Problem rounded = Rounded(problem);
+    const Reference reference = RunReference(rounded);
+    const Sizes sizes = SizesOfTerms(rounded, reference);
+    wanted_ = kAllReturns;
+    wanted_.top_k = static_cast<int32_t>(std::min<int64_t>(problem.shape.vocab, 5));
+    HeadUnderTest head(device_.get(), problem);
+    const ChunkOutput output = head.Run(problem, wanted_);
+    EXPECT_LE(Distance(output.dx, reference.dx), GradientError() * sizes.dx);
+    EXPECT_LE(Distance(head.Gradient(), reference.dw), GradientError() * sizes.dw);
+    for (int64_t r = 0; r < problem.shape.tokens; ++r) ExpectRow(problem, reference, output, r);
+    ++cases_;
+  }
+
+  void TearDown() override {
+    if (cases_ > 0) std::cout << "cases of options: " << cases_ << "\n";
+  }
+
+  WantedReturns wanted_;
+  int64_t cases_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Options, ::testing::ValuesIn(DevicesAndTypes()),
+                         [](const auto& test) { return NameOf(test.param); });
+
+TEST_P(Options, AgreeWithTheReferenceAlone) {
+  for (const OptionCase& option_case : OptionsAlone(type())) ExpectAgreement(option_case);
+}
+
+TEST_P(Options, AgreeWithTheReferenceInRandomCombinations) {
+  for (uint64_t seed = 1; seed <= kSeeds && !HasFailure(); ++seed)
+    ExpectAgreement(RandomOptions(type(), seed));
+}
+
+}  // namespace
+}  // namespace lossd::engine::testing
