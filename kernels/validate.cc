@@ -1,5 +1,9 @@
 #include "kernels/validate.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
 namespace lossd::kernels {
 namespace {
 
@@ -8,6 +12,23 @@ bool Addressable(int64_t a, int64_t b) { return a <= (INT64_MAX / 8) / b; }
 
 bool IsKnown(DataType type) {
   return type == DataType::kFloat32 || type == DataType::kBFloat16 || type == DataType::kFloat16;
+}
+
+bool InRange(const LossOptions& options) {
+  return std::isfinite(options.logit_scale) && options.logit_scale > 0 && std::isfinite(options.softcap) &&
+         options.softcap >= 0 && options.label_smoothing >= 0 && options.label_smoothing <= 1 &&
+         std::isfinite(options.lse_square_scale) && options.lse_square_scale >= 0;
+}
+
+bool AreUsable(const RowReturns& returns, int64_t vocab) {
+  if (returns.top_k < 0 || returns.top_k > std::min<int64_t>(kMostTopK, vocab)) return false;
+  if (returns.top_k > 0 && (returns.top_tokens == nullptr || returns.top_log_probabilities == nullptr)) {
+    return false;
+  }
+  // Tokens and ranks are told in 32 bits.
+  const bool tells_tokens =
+      returns.prediction != nullptr || returns.target_rank != nullptr || returns.top_k > 0;
+  return !tells_tokens || vocab <= INT32_MAX;
 }
 
 }  // namespace
@@ -37,12 +58,13 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
   if (params.weight == nullptr || params.hidden_states == nullptr || params.labels == nullptr) {
     return Status::kInvalidArgument;
   }
-  return Status::kOk;
+  return InRange(params.options) ? Status::kOk : Status::kInvalidArgument;
 }
 
 Status ValidateStep(const LinearCrossEntropyParams& params) {
   if (const Status status = ValidateInputs(params); status != Status::kOk) return status;
   if (params.losses == nullptr || !IsKnown(params.dx_type)) return Status::kInvalidArgument;
+  if (!AreUsable(params.returns, params.vocab)) return Status::kInvalidArgument;
   const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
   if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;
   if (params.workspace == nullptr || params.workspace_bytes < 0) return Status::kInvalidArgument;

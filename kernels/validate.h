@@ -6,10 +6,11 @@
 
 namespace lossd::kernels {
 
-// Sizes, input pointers and input types. Labels and values are the caller's to check.
+// Sizes, input pointers and types, and options. Labels and values are the caller's to check.
 Status ValidateInputs(const LinearCrossEntropyParams& params);
 
-// ValidateInputs and what the CPU step writes to: outputs, workspace and its alignment (not its size).
+// ValidateInputs and what the CPU step writes to: outputs, returns, workspace and its alignment (not its
+// size).
 Status ValidateStep(const LinearCrossEntropyParams& params);
 
 }  // namespace lossd::kernels

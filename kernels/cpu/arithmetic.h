@@ -16,11 +16,17 @@ enum class Arithmetic {
 // The fastest for a head on this processor.
 Arithmetic BestArithmetic(DataType weight_type);
 
+// What a tile keeps of its rows: only what plain cross-entropy needs, so that its tiles hold as many rows as
+// can be, or what every option and return needs.
+enum class RowRecord { kPlain, kFull };
+
 // The step of linear_cross_entropy.h and its workspace, in an arithmetic of the caller's choice.
 Status RunLinearCrossEntropy(const LinearCrossEntropyParams& params, Arithmetic arithmetic,
                              LinearCrossEntropyStats* stats);
-int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic);
-int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic);
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
+                       RowRecord record = RowRecord::kFull);
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
+                   RowRecord record = RowRecord::kFull);
 
 }  // namespace lossd::kernels::cpu
 

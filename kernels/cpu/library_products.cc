@@ -77,6 +77,18 @@ void LibraryProducts::ZeroExponentials(int64_t row) {
   }
 }
 
+float* LibraryProducts::StoredExponentials(int64_t /*block*/, Range /*rows*/) { return nullptr; }
+
+// The whole block, so that the product is the library's same one; an even row, so that the row beside it is
+// at worst padding.
+bool LibraryProducts::MultiplyLogit(int64_t row, int64_t entry, float* scratch, float* logit) {
+  const int64_t first = row - row % kFewestRows;
+  const int64_t block = entry / tile_.block_columns;
+  if (MultiplyLogits(block, {first, first + kFewestRows}, scratch) == nullptr) return false;
+  *logit = scratch[(row - first) * tile_.block_columns + entry - block * tile_.block_columns];
+  return true;
+}
+
 bool LibraryProducts::MultiplyInputGradient(Range rows, Range columns, float* /*scratch*/) {
   const int64_t count = RowsToMultiply(rows);
   if (count == 0) return true;

@@ -21,6 +21,8 @@ class LibraryProducts final : public Products {
   float* MultiplyLogits(int64_t block, Range rows, float* scratch) override;
   void StoreExponentials(int64_t block, Range rows, const float* exponentials) override;
   void ZeroExponentials(int64_t row) override;
+  float* StoredExponentials(int64_t block, Range rows) override;
+  bool MultiplyLogit(int64_t row, int64_t entry, float* scratch, float* logit) override;
   bool MultiplyInputGradient(Range rows, Range columns, float* scratch) override;
   void PackScaledRows(int64_t row_block, float* scratch) override;
   bool MultiplyWeightGradient(int64_t block, Range columns, Store store, float* dw, float* scratch) override;

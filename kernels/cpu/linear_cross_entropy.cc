@@ -7,6 +7,7 @@
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/library_products.h"
+#include "kernels/cpu/row_finish.h"
 #include "kernels/cpu/simd_products.h"
 #include "kernels/cpu/tile_step.h"
 #include "kernels/cpu/workspace.h"
@@ -22,10 +23,13 @@ class BatchStep {
       : params_(params),
         arithmetic_(arithmetic),
         stats_(*stats),
+        record_(RecordFor(params)),
+        class_weight_sum_(SumOfClassWeights(params)),
         weight_{params.weight_type, params.weight, params.vocab, params.hidden} {}
 
   Status Run() {
-    const int64_t tile_rows = RowsWithin(params_.workspace_bytes, params_.vocab, params_.hidden, arithmetic_);
+    const int64_t tile_rows =
+        RowsWithin(params_.workspace_bytes, params_.vocab, params_.hidden, arithmetic_, record_);
     if (tile_rows < 1) return Status::kWorkspaceTooSmall;
     ClearIgnoredRows();
     int64_t next = NextValid(0);
@@ -52,7 +56,7 @@ class BatchStep {
     for (int64_t r = 0; r < params_.tokens; ++r) {
       if (!IsIgnored(r)) continue;
       params_.losses[r] = 0.0f;
-      if (params_.returns.log_sum_exp != nullptr) params_.returns.log_sum_exp[r] = 0.0f;
+      FillReturns(params_.returns, r, 0.0f, -1);
       if (params_.dx == nullptr) continue;
       std::memset(static_cast<char*>(params_.dx) + r * dx_row_bytes, 0, static_cast<size_t>(dx_row_bytes));
     }
@@ -73,9 +77,10 @@ class BatchStep {
   int64_t TakeRows(int64_t row, int64_t limit) {
     int64_t count = 0;
     for (int64_t r = row; r < params_.tokens && count < limit; ++r) count += !IsIgnored(r);
-    LayOut(count, params_.vocab, params_.hidden, arithmetic_, params_.workspace, &tile_);
+    LayOut(count, params_.vocab, params_.hidden, arithmetic_, record_, params_.workspace, &tile_);
     for (int64_t i = 0; i < count; ++i) {
       tile_.row_states[i] = RowState{.index = row, .label = params_.labels[row]};
+      if (record_ == RowRecord::kFull) tile_.row_details[i] = RowDetail{};
       row = NextValid(row + 1);
     }
     stats_.valid_tokens += count;
@@ -92,7 +97,7 @@ class BatchStep {
   }
 
   bool ProcessTileWith(Products& products, Store store, bool is_last) {
-    TileStep step(params_, BestSimdKernels(), weight_, tile_, products);
+    TileStep step(params_, BestSimdKernels(), weight_, tile_, products, class_weight_sum_);
     int64_t rows_redone = 0;
     if (!step.ComputeLosses(&rows_redone)) return false;
     stats_.rows_redone += rows_redone;
@@ -104,6 +109,8 @@ class BatchStep {
   const LinearCrossEntropyParams& params_;
   const Arithmetic arithmetic_;
   LinearCrossEntropyStats& stats_;
+  const RowRecord record_;
+  const double class_weight_sum_;
   const WeightMatrix weight_;
   Workspace tile_;
 };

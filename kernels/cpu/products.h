@@ -54,6 +54,12 @@ class Products {
   virtual float* MultiplyLogits(int64_t block, Range rows, float* scratch) = 0;
   virtual void StoreExponentials(int64_t block, Range rows, const float* exponentials) = 0;
   virtual void ZeroExponentials(int64_t row) = 0;
+  // What MultiplyLogits gave and StoreExponentials kept, if it is still there in fp32 and may be changed in
+  // place; nullptr otherwise.
+  virtual float* StoredExponentials(int64_t block, Range rows) = 0;
+  // The logit of one row and entry, with the bits it has among those of its block. False if the product
+  // failed.
+  virtual bool MultiplyLogit(int64_t row, int64_t entry, float* scratch, float* logit) = 0;
 
   // tile.dx[rows][columns] = E W. Ranges begin at multiples of kRowAlignment and kColumnAlignment; at most
   // kBlock columns.

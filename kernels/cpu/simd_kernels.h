@@ -42,6 +42,17 @@ struct SimdKernels {
   double (*exp_row)(float* values, int64_t count, float offset, int32_t exponent);
   // The largest value; NaN if any value is NaN. count >= 1.
   float (*max_row)(const float* values, int64_t count);
+
+  // values[i] = cap tanh(values[i] / cap) within 4 ulp, and factors[i] its derivative, to as many relatively.
+  // NaN where the value is not finite.
+  void (*cap_row)(float* values, float* factors, int64_t count, float cap);
+  // Sum of values[i] weights[i] in double; weights null: of values[i].
+  double (*sum_row)(const float* values, const float* weights, int64_t count);
+  // Sum of exponentials[i] (values[i] - largest) in double. Where the exponential is 0 the term is.
+  double (*moment_row)(const float* exponentials, const float* values, int64_t count, float largest);
+  // values[i] = (slope values[i] - level weights[i]) factors[i]; weights and factors may be null: 1.
+  void (*gradient_row)(float* values, const float* weights, const float* factors, int64_t count, float slope,
+                       float level);
 };
 
 // Vocabulary entries worked on at once, and steps of a reduction that are summed before they are added to the

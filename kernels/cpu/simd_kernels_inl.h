@@ -291,6 +291,15 @@ struct SimdImplementation {
       low += __builtin_convertvector(low_half, Double);
       high += __builtin_convertvector(high_half, Double);
     }
+    template <size_t... kLane>
+    inline __attribute__((always_inline)) void AddProduct(Float a, Float b, std::index_sequence<kLane...>) {
+      const HalfFloat a_low = __builtin_shufflevector(a, a, static_cast<int>(kLane)...);
+      const HalfFloat b_low = __builtin_shufflevector(b, b, static_cast<int>(kLane)...);
+      const HalfFloat a_high = __builtin_shufflevector(a, a, static_cast<int>(kLane + kLanes / 2)...);
+      const HalfFloat b_high = __builtin_shufflevector(b, b, static_cast<int>(kLane + kLanes / 2)...);
+      low += __builtin_convertvector(a_low, Double) * __builtin_convertvector(b_low, Double);
+      high += __builtin_convertvector(a_high, Double) * __builtin_convertvector(b_high, Double);
+    }
     double Total() const {
       const Double both = low + high;
       double total = 0;
@@ -330,6 +339,89 @@ struct SimdImplementation {
     return nan ? __builtin_nanf("") : largest;
   }
 
+  // A vector in memory that may end early: what is beyond the end reads as zeros and is not written.
+  struct Whole {
+    Float Load(const float* from) const { return LoadVector<Float>(from); }
+    void Store(float* to, Float value) const { StoreVector(to, value); }
+  };
+  struct Part {
+    size_t bytes;
+    Float Load(const float* from) const {
+      Float value{};
+      std::memcpy(&value, from, bytes);
+      return value;
+    }
+    void Store(float* to, Float value) const { std::memcpy(to, &value, bytes); }
+  };
+
+  // step(i, vector) for the vectors of a row.
+  template <typename Step>
+  static inline __attribute__((always_inline)) void ForVectors(int64_t count, const Step& step) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) step(i, Whole{});
+    if (i < count) step(i, Part{static_cast<size_t>(count - i) * sizeof(float)});
+  }
+
+  // Both from q = e^(-2|t|), t = z / cap: tanh |t| = (1 - q) / (1 + q), and the derivative 4 q / (1 + q)^2
+  // keeps its digits where tanh is so close to 1 that 1 - tanh² would not.
+  static inline __attribute__((always_inline)) Float Cap(Float z, float cap, Float* factor) {
+    const Float t = z / cap;
+    const Float magnitude = t < 0.0f ? -t : t;
+    const Float q = Exp(-2.0f * magnitude, 0.0f, 0);
+    const Float denominator = q + 1.0f;
+    *factor = 4.0f * q / (denominator * denominator);
+    const Float far = (1.0f - q) / denominator * cap;
+    // Near zero 1 - q would cancel: an odd polynomial of t (Cephes' tanhf).
+    const Float square = t * t;
+    Float p = Float{} - 5.70498872745e-3f;
+    p = p * square + 2.06390887954e-2f;
+    p = p * square - 5.37397155531e-2f;
+    p = p * square + 1.33314422036e-1f;
+    p = p * square - 3.33332819422e-1f;
+    const Float near = z + z * (p * square);
+    const Float capped = magnitude < 0.625f ? near : (t < 0.0f ? -far : far);
+    return capped + (z - z);  // NaN for an infinite z too
+  }
+
+  static void CapRow(float* values, float* factors, int64_t count, float cap) {
+    ForVectors(count, [=](int64_t i, const auto& vector) {
+      Float factor;
+      vector.Store(values + i, Cap(vector.Load(values + i), cap, &factor));
+      vector.Store(factors + i, factor);
+    });
+  }
+
+  static double SumRow(const float* values, const float* weights, int64_t count) {
+    Sum sum;
+    ForVectors(count, [&](int64_t i, const auto& vector) {
+      if (weights == nullptr) {
+        sum.Add(vector.Load(values + i), HalfLanes());
+      } else {
+        sum.AddProduct(vector.Load(values + i), vector.Load(weights + i), HalfLanes());
+      }
+    });
+    return sum.Total();
+  }
+
+  static double MomentRow(const float* exponentials, const float* values, int64_t count, float largest) {
+    Sum sum;
+    ForVectors(count, [&](int64_t i, const auto& vector) {
+      const Float e = vector.Load(exponentials + i);
+      const Float below = vector.Load(values + i) - largest;
+      sum.AddProduct(e, e > 0.0f ? below : Float{}, HalfLanes());
+    });
+    return sum.Total();
+  }
+
+  static void GradientRow(float* values, const float* weights, const float* factors, int64_t count,
+                          float slope, float level) {
+    ForVectors(count, [=](int64_t i, const auto& vector) {
+      const Float weight = weights == nullptr ? Float{} + 1.0f : vector.Load(weights + i);
+      const Float factor = factors == nullptr ? Float{} + 1.0f : vector.Load(factors + i);
+      vector.Store(values + i, (slope * vector.Load(values + i) - level * weight) * factor);
+    });
+  }
+
   static constexpr SimdKernels Table(const char* name) {
     return {.name = name,
             .tile_rows = kRows,
@@ -339,7 +431,11 @@ struct SimdImplementation {
             .pack_transposed = &PackTransposed,
             .pack = &Pack,
             .exp_row = &ExpRow,
-            .max_row = &MaxRow};
+            .max_row = &MaxRow,
+            .cap_row = &CapRow,
+            .sum_row = &SumRow,
+            .moment_row = &MomentRow,
+            .gradient_row = &GradientRow};
   }
 };
 

@@ -52,6 +52,21 @@ void SimdProducts::ZeroExponentials(int64_t row) {
   }
 }
 
+float* SimdProducts::StoredExponentials(int64_t block, Range rows) { return Exponentials(block, rows.begin); }
+
+bool SimdProducts::MultiplyLogit(int64_t row, int64_t entry, float* scratch, float* logit) {
+  const int64_t in_panel = row % kernels_.tile_rows;
+  float tile[kRowAlignment * kBlock];
+  for (int64_t k = 0; k < weight_.hidden; k += kBlock) {
+    const int64_t depth = std::min(kBlock, weight_.hidden - k);
+    kernels_.pack_transposed(weight_.type, weight_.At(entry, k), weight_.hidden, 1, depth,
+                             kernels_.tile_columns, scratch);
+    MultiplyLogitTile(k, depth, PackedRow(row - in_panel) + k * kernels_.tile_rows, scratch, tile);
+  }
+  *logit = tile[in_panel * kBlock];
+  return true;
+}
+
 float* SimdProducts::MultiplyLogits(int64_t block, Range rows, float* scratch) {
   const int64_t first = block * kBlock;
   const int64_t columns = std::min(kBlock, weight_.vocab - first);

@@ -11,18 +11,13 @@
 namespace lossd::kernels::cpu {
 namespace {
 
-// Beyond this an fp32 logit has no fraction: only differences to the maximum are meaningful.
-constexpr float kLargestPlainLogit = 0x1p24f;
-
 // Rows that are done again together; a multiple of kRowAlignment. Also the fewest rows that are worth packing
 // a block of the weights for once more.
 constexpr int64_t kRedoRows = 48;
 // Columns of dW that one task of AddTargets works on, and the fewest of one product.
 constexpr int64_t kColumnsPerTask = 64;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr double kLn2 = 0.693147180559945309417;
 
 // Through the bits, which order like the magnitudes: compilers vectorise that. NaN counts as largest.
 float LargestMagnitude(const float* values, int64_t count) {
@@ -33,24 +28,50 @@ float LargestMagnitude(const float* values, int64_t count) {
   return std::bit_cast<float>(largest);
 }
 
+GradientForm ChooseForm(const LinearCrossEntropyParams& params, Products& products) {
+  const bool wants_gradient = params.dx != nullptr || params.weight_gradient != WeightGradient::kNone;
+  if (params.options.label_smoothing == 0 || !wants_gradient) return GradientForm::kExponentials;
+  // E times the softcap's derivative does not tell which is which.
+  const bool keeps = params.options.softcap == 0 && products.StoredExponentials(0, {0, 1}) != nullptr;
+  return keeps ? GradientForm::kFromExponentials : GradientForm::kFromLogits;
+}
+
 }  // namespace
 
+RowRecord RecordFor(const LinearCrossEntropyParams& params) {
+  const bool plain =
+      params.options.softcap == 0 && params.options.label_smoothing == 0 && !params.returns.whole_row();
+  return plain ? RowRecord::kPlain : RowRecord::kFull;
+}
+
 TileStep::TileStep(const LinearCrossEntropyParams& params, const SimdKernels& kernels,
-                   const WeightMatrix& weight, const Workspace& tile, Products& products)
+                   const WeightMatrix& weight, const Workspace& tile, Products& products,
+                   double class_weight_sum)
     : params_(params),
       kernels_(kernels),
       weight_(weight),
       tile_(tile),
       products_(products),
+      form_(ChooseForm(params, products)),
+      logit_rows_(params, kernels, tile, form_),
+      finish_(params, kernels, tile, form_, class_weight_sum),
       threads_(std::min(AvailableThreads(), tile.threads)) {}
 
 bool TileStep::ComputeLosses(int64_t* rows_redone) {
   PackRows();
-  ProcessBlocks({0, 1}, {0, tile_.padded_rows}, RowsPerTask(1), Pass::kChooseExponentAndExponentiate);
-  ProcessBlocks({1, tile_.blocks}, {0, tile_.padded_rows}, RowsPerTask(tile_.blocks), Pass::kExponentiate);
+  if (logit_rows_.order().wants_rank()) FindLabelLogits();
+  const Range all_rows{0, tile_.padded_rows};
+  ProcessBlocks({0, 1}, all_rows, RowsPerTask(1), Pass::kFirstBlock);
+  ProcessBlocks({1, tile_.blocks}, all_rows, RowsPerTask(tile_.blocks), Pass::kFurtherBlocks);
   SumRows({0, tile_.rows});
   *rows_redone = RedoRowsOutOfRange();
-  for (int64_t r = 0; r < tile_.rows; ++r) FinishRow(r);
+  for (int64_t r = 0; r < tile_.rows; ++r) {
+    finish_.Finish(r);
+    if (tile_.row_states[r].overflowed) products_.ZeroExponentials(r);
+  }
+  if (form_ != GradientForm::kExponentials) {
+    ProcessBlocks({0, tile_.blocks}, all_rows, RowsPerTask(tile_.blocks), Pass::kGradient);
+  }
   return !failed_;
 }
 
@@ -64,10 +85,6 @@ int64_t TileStep::RowsPerTask(int64_t tasks_per_row_range) const {
 
 Range TileStep::RowRange(int64_t index, int64_t size) const {
   return {index * size, std::min((index + 1) * size, tile_.padded_rows)};
-}
-
-int64_t TileStep::Columns(int64_t block) const {
-  return std::min(tile_.block_columns, params_.vocab - block * tile_.block_columns);
 }
 
 // Rounds X to the weight's type and stores it for the logits product.
@@ -95,6 +112,17 @@ void TileStep::PackRows() {
   });
 }
 
+// A logit's rank can only be counted when it is known.
+void TileStep::FindLabelLogits() {
+  ParallelFor(threads_, tile_.rows, [&](int64_t r, int64_t thread) {
+    float product = 0;
+    if (!products_.MultiplyLogit(r, tile_.row_states[r].label, tile_.Scratch(thread), &product)) {
+      failed_ = true;
+    }
+    tile_.row_details[r].label_logit = logit_rows_.Transform(product);
+  });
+}
+
 void TileStep::ProcessBlocks(Range blocks, Range rows, int64_t rows_per_task, Pass pass) {
   const int64_t ranges = CeilDivide(rows.end - rows.begin, rows_per_task);
   ParallelFor(threads_, (blocks.end - blocks.begin) * ranges, [&](int64_t task, int64_t thread) {
@@ -105,50 +133,28 @@ void TileStep::ProcessBlocks(Range blocks, Range rows, int64_t rows_per_task, Pa
 }
 
 void TileStep::ProcessBlock(int64_t block, Range rows, Pass pass, float* scratch) {
-  const int64_t columns = Columns(block);
   for (int64_t begin = rows.begin; begin < rows.end; begin += products_.logit_rows()) {
     const Range chunk{begin, std::min(begin + products_.logit_rows(), rows.end)};
-    float* logits = products_.MultiplyLogits(block, chunk, scratch);
-    if (logits == nullptr) {
+    float* values = Values(block, chunk, pass, scratch);
+    if (values == nullptr) {
       failed_ = true;
       return;
     }
     for (int64_t r = chunk.begin; r < std::min(chunk.end, tile_.rows); ++r) {
-      float* values = logits + (r - chunk.begin) * tile_.block_columns;
-      RowState& row = tile_.row_states[r];
-      if (pass == Pass::kFindMaximum) {
-        const bool finite = CountNonFinite(DataType::kFloat32, values, columns) == 0;
-        tile_.BlockValue(block, r) = finite ? kernels_.max_row(values, columns) : kNaN;
-        continue;
-      }
-      if (pass == Pass::kChooseExponentAndExponentiate) ChooseExponent(values, columns, row);
-      tile_.BlockValue(block, r) = Exponentiate(values, block * tile_.block_columns, columns, row);
+      logit_rows_.Process(pass, block, r, values + (r - chunk.begin) * tile_.block_columns);
     }
-    if (pass != Pass::kFindMaximum) products_.StoreExponentials(block, chunk, logits);
+    if (Stores(pass)) products_.StoreExponentials(block, chunk, values);
   }
 }
 
-void TileStep::ChooseExponent(const float* logits, int64_t columns, RowState& row) const {
-  const float largest = kernels_.max_row(logits, columns);
-  if (std::fabs(largest) <= kLargestPlainLogit) {
-    row.exponent = static_cast<int32_t>(std::lrint(largest / kLn2)) + kHeadroom;
-  } else {
-    row.offset = -kInfinity;  // NaN comes here too; the sum will be infinite and the row done again
-  }
+// What the pass begins with.
+float* TileStep::Values(int64_t block, Range rows, Pass pass, float* scratch) {
+  const bool stored = pass == Pass::kGradient && form_ == GradientForm::kFromExponentials;
+  return stored ? products_.StoredExponentials(block, rows) : products_.MultiplyLogits(block, rows, scratch);
 }
 
-// Turns logits [first, first + columns) of a row into E, takes the label's own out, and returns the sum with
-// it.
-double TileStep::Exponentiate(float* values, int64_t first, int64_t columns, RowState& row) const {
-  const int64_t label = row.label - first;
-  const bool has_label = label >= 0 && label < columns;
-  if (has_label) row.target_logit = values[label];
-  const double sum = kernels_.exp_row(values, columns, row.offset, row.exponent);
-  if (has_label) {
-    row.target_exponential = values[label];
-    values[label] = 0.0f;
-  }
-  return sum;
+bool TileStep::Stores(Pass pass) const {
+  return pass == Pass::kGradient || (pass != Pass::kFindMaximum && form_ != GradientForm::kFromLogits);
 }
 
 void TileStep::SumRows(Range rows) {
@@ -175,14 +181,14 @@ int64_t TileStep::RedoRowsOutOfRange() {
     for (int64_t r = valid.begin; r < valid.end; ++r) {
       if (out_of_range(r)) UseTrueMaximum(r);
     }
-    ProcessBlocks({0, tile_.blocks}, rows, kRedoRows, Pass::kExponentiate);
+    ProcessBlocks({0, tile_.blocks}, rows, kRedoRows, Pass::kAgain);
     SumRows(valid);
   }
   return redone;
 }
 
 void TileStep::UseTrueMaximum(int64_t r) {
-  double largest = -kInfinity;
+  double largest = -std::numeric_limits<double>::infinity();
   bool finite = true;
   for (int64_t block = 0; block < tile_.blocks; ++block) {
     finite = finite && std::isfinite(tile_.BlockValue(block, r));
@@ -192,41 +198,6 @@ void TileStep::UseTrueMaximum(int64_t r) {
   row.overflowed = !finite;
   row.offset = finite ? static_cast<float>(largest) : 0.0f;
   row.exponent = 0;
-}
-
-void TileStep::FinishRow(int64_t r) {
-  RowState& row = tile_.row_states[r];
-  if (row.overflowed) return FinishOverflowedRow(r);
-  const double own = row.target_exponential;
-  const double others = row.sum - own;
-  const double log_sum_exp = std::log(row.sum) + row.exponent * kLn2 + row.offset;
-  double loss = log_sum_exp - row.target_logit;  // where the label's own E is below the range
-  if (own > 0) loss = own > others ? std::log1p(others / own) : std::log(row.sum / own);
-  params_.losses[row.index] = static_cast<float>(loss);
-  if (params_.returns.log_sum_exp != nullptr)
-    params_.returns.log_sum_exp[row.index] = static_cast<float>(log_sum_exp);
-  const double scale = params_.gradient_scale;
-  row.scale = static_cast<float>(scale / row.sum);
-  row.target_gradient = static_cast<float>(-scale * (others / row.sum));
-  if ((params_.dx != nullptr || params_.dw != nullptr) && !GradientInRange(row)) FinishOverflowedRow(r);
-}
-
-// Whether v X and g X are far enough from infinity that sums of many such rows are too.
-bool TileStep::GradientInRange(const RowState& row) const {
-  const double largest = row.largest;
-  return std::fabs(params_.gradient_scale) * largest < kLargestContribution &&
-         std::fabs(row.scale) * largest < kLargestScaledRow;
-}
-
-// Its loss and dX say so; nothing of it may reach dW, where 0 * NaN would spoil every other row's work.
-void TileStep::FinishOverflowedRow(int64_t r) {
-  RowState& row = tile_.row_states[r];
-  row.overflowed = true;
-  params_.losses[row.index] = kNaN;
-  if (params_.returns.log_sum_exp != nullptr) params_.returns.log_sum_exp[row.index] = kNaN;
-  row.scale = 0.0f;
-  row.target_gradient = 0.0f;
-  products_.ZeroExponentials(r);
 }
 
 bool TileStep::ComputeInputGradient() {
@@ -262,6 +233,9 @@ void TileStep::WriteInputGradient(int64_t r, float* scratch) {
     float* out = dx + column;
     for (int64_t i = 0; i < count; ++i) out[i] = row.scale * out[i] + row.target_gradient * scratch[i];
   }
+  // A weight of 0 gives exactly that, whatever the products hold.
+  const bool weighted = params_.token_weights != nullptr || params_.class_weights != nullptr;
+  if (weighted && row.scale == 0 && row.target_gradient == 0) std::fill(dx, dx + params_.hidden, 0.0f);
   if (row.overflowed) std::fill(dx, dx + params_.hidden, kNaN);
   char* to = static_cast<char*>(params_.dx) + row.index * params_.hidden * SizeOf(params_.dx_type);
   Convert(DataType::kFloat32, dx, params_.dx_type, to, params_.hidden);
@@ -288,8 +262,8 @@ bool TileStep::ComputeWeightGradient(Store store) {
   return true;
 }
 
-// dW_y += g (p_y - 1) x: each task owns some columns of dW and goes through the rows in order, so that the
-// order of additions is the same on any number of threads.
+// dW_y += target_gradient x: each task owns some columns of dW and goes through the rows in order, so that
+// the order of additions is the same on any number of threads.
 void TileStep::AddTargets() {
   ParallelFor(threads_, CeilDivide(params_.hidden, kColumnsPerTask), [&](int64_t task, int64_t) {
     const int64_t column = task * kColumnsPerTask;

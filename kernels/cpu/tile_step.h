@@ -1,58 +1,59 @@
 // The fused step on one tile of rows (docs/numerics.md has the formulas):
 //
-//   1. logits by blocks of the vocabulary, each turned at once into E = e^(z - offset) 2^-exponent, with row
-//   sums in fp64.
-//      The row's exponent comes from its first block.
+//   1. logits by blocks of the vocabulary, each turned at once into E = e^(s - offset) 2^-exponent
+//   (LogitRows),
+//      with row sums in fp64. The row's exponent comes from its first block.
 //   2. rows whose sum came out of range are done again with the true maximum as offset.
-//   3. loss, and the two factors of the gradient: v = g / sum, and g (p_y - 1) for the label, whose own E was
-//   taken out
-//      of the tile.
-//   4. dX = v E W + g (p_y - 1) W_y.
-//   5. dW += Eᵀ (v X), then dW_y += g (p_y - 1) x.
+//   3. losses, and the two factors of a row's gradient: one for E, one for the label, whose own E was taken
+//      out of the tile (RowFinish). With label smoothing the gradient is then formed element by element where
+//      E was.
+//   4. dX = scale E W + target_gradient W_y.
+//   5. dW += Eᵀ (scale X), then dW_y += target_gradient x.
 #ifndef LOSSD_KERNELS_CPU_TILE_STEP_H_
 #define LOSSD_KERNELS_CPU_TILE_STEP_H_
 
 #include <atomic>
 #include <cstdint>
 
+#include "kernels/cpu/logit_rows.h"
 #include "kernels/cpu/products.h"
+#include "kernels/cpu/row_finish.h"
 #include "kernels/cpu/simd_kernels.h"
 #include "kernels/cpu/workspace.h"
 #include "kernels/linear_cross_entropy.h"
 
 namespace lossd::kernels::cpu {
 
+// What a tile must keep for this batch.
+RowRecord RecordFor(const LinearCrossEntropyParams& params);
+
 // Methods are called once each, in the order they are declared in. They return false if the math library
 // failed.
 class TileStep {
  public:
-  // `tile` is laid out, and its row states hold index and label. All arguments outlive the step.
+  // `tile` is laid out, with the record that RecordFor says, and its row states hold index and label. All
+  // references outlive the step.
   TileStep(const LinearCrossEntropyParams& params, const SimdKernels& kernels, const WeightMatrix& weight,
-           const Workspace& tile, Products& products);
+           const Workspace& tile, Products& products, double class_weight_sum);
 
-  // Writes losses and log-sum-exps. Returns through `rows_redone` how many rows took step 2.
+  // Writes losses and returns. Returns through `rows_redone` how many rows took step 2.
   bool ComputeLosses(int64_t* rows_redone);
   // Writes dX.
   bool ComputeInputGradient();
   bool ComputeWeightGradient(Store store);
 
  private:
-  enum class Pass { kChooseExponentAndExponentiate, kExponentiate, kFindMaximum };
-
   int64_t RowsPerTask(int64_t tasks_per_row_range) const;
   Range RowRange(int64_t index, int64_t size) const;
-  int64_t Columns(int64_t block) const;
   void PackRows();
+  void FindLabelLogits();
   void ProcessBlocks(Range blocks, Range rows, int64_t rows_per_task, Pass pass);
   void ProcessBlock(int64_t block, Range rows, Pass pass, float* scratch);
-  void ChooseExponent(const float* logits, int64_t columns, RowState& row) const;
-  double Exponentiate(float* values, int64_t first, int64_t columns, RowState& row) const;
+  float* Values(int64_t block, Range rows, Pass pass, float* scratch);
+  bool Stores(Pass pass) const;
   void SumRows(Range rows);
   int64_t RedoRowsOutOfRange();
   void UseTrueMaximum(int64_t r);
-  void FinishRow(int64_t r);
-  bool GradientInRange(const RowState& row) const;
-  void FinishOverflowedRow(int64_t r);
   void WriteInputGradient(int64_t r, float* scratch);
   void AddTargets();
 
@@ -61,6 +62,9 @@ class TileStep {
   const WeightMatrix& weight_;
   const Workspace& tile_;
   Products& products_;
+  const GradientForm form_;
+  const LogitRows logit_rows_;
+  const RowFinish finish_;
   const int64_t threads_;
   std::atomic<bool> failed_ = false;  // set by any thread
 };

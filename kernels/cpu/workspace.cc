@@ -50,8 +50,8 @@ int64_t ScratchFloats(Arithmetic arithmetic) {
 
 }  // namespace
 
-int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, void* base,
-               Workspace* workspace) {
+int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record,
+               void* base, Workspace* workspace) {
   Layout layout(base);
   Workspace& w = *workspace;
   w.rows = rows;
@@ -69,26 +69,32 @@ int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmeti
   w.block_values = layout.Take<double>(w.blocks, w.padded_rows, 1);
   w.row_states = layout.Take<RowState>(w.padded_rows, 1, 1);
   w.scratch = layout.Take<float>(w.threads, w.scratch_floats, 1);
+  if (record == RowRecord::kFull) {
+    w.block_details = layout.Take<BlockDetail>(w.blocks, w.padded_rows, 1);
+    w.row_details = layout.Take<RowDetail>(w.padded_rows, 1, 1);
+    w.top_logits = layout.Take<float>(w.padded_rows, kMostTopK, 1);
+    w.top_tokens = layout.Take<int32_t>(w.padded_rows, kMostTopK, 1);
+  }
   return layout.bytes();
 }
 
-int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic) {
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record) {
   if (rows < 1 || vocab < 1 || hidden < 1) return 0;
   // Far beyond any memory; keeps the paddings from overflowing.
   constexpr int64_t kLargest = int64_t{1} << 56;
   if (rows > kLargest || vocab > kLargest || hidden > kLargest) return INT64_MAX;
   Workspace workspace;
-  return LayOut(rows, vocab, hidden, arithmetic, nullptr, &workspace);
+  return LayOut(rows, vocab, hidden, arithmetic, record, nullptr, &workspace);
 }
 
-int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic) {
-  if (vocab < 1 || hidden < 1 || bytes < WorkspaceBytes(1, vocab, hidden, arithmetic)) return 0;
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record) {
+  if (vocab < 1 || hidden < 1 || bytes < WorkspaceBytes(1, vocab, hidden, arithmetic, record)) return 0;
   // A row takes at least 8 bytes.
   int64_t fits = 1;
   int64_t too_many = bytes / 8 + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
-    (WorkspaceBytes(middle, vocab, hidden, arithmetic) <= bytes ? fits : too_many) = middle;
+    (WorkspaceBytes(middle, vocab, hidden, arithmetic, record) <= bytes ? fits : too_many) = middle;
   }
   return fits;
 }

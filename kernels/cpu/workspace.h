@@ -3,6 +3,7 @@
 #define LOSSD_KERNELS_CPU_WORKSPACE_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/simd_kernels.h"
@@ -34,11 +35,31 @@ struct RowState {
   float target_gradient = 0;     // g (p_y - 1)
 };
 
+// What a row needs beyond that for some options and returns.
+struct RowDetail {
+  float label_factor = 1;  // softcap's derivative at the label
+  float slope = 0;         // the tile's gradient is slope E - level C, times softcap's derivative
+  float level = 0;
+  float label_logit = 0;  // known before the row's first block
+  int32_t above = 0;      // logits above it, so far; added to by any thread
+  int32_t lock = 0;       // of the row's list of largest logits
+  int32_t listed = 0;
+  float least = -std::numeric_limits<float>::infinity();  // what a logit must reach to enter the list
+};
+struct BlockDetail {
+  double weighted_logits = 0;  // sum of C s
+  double moment = 0;           // sum of E (s - largest)
+  float largest = 0;           // s
+};
+
 // Sizes and pointers of a tile of rows. Matrices:
 //   exponentials  [blocks][padded_rows][block_columns] of operand_type, E
 //   x             [padded_rows][hidden] of operand_type, in an order of Products' own; X
 //   dx            [padded_rows][padded_hidden] fp32, E W; later v X as Products stores it
 //   block_values  [blocks][padded_rows] fp64, sums of E or maxima of logits
+// With RowRecord::kFull also
+//   block_details [blocks][padded_rows]
+//   top_logits, top_tokens  [padded_rows][kMostTopK], largest first
 struct Workspace {
   int64_t rows = 0;
   int64_t padded_rows = 0;
@@ -54,18 +75,23 @@ struct Workspace {
   double* block_values = nullptr;
   RowState* row_states = nullptr;
   float* scratch = nullptr;
+  BlockDetail* block_details = nullptr;
+  RowDetail* row_details = nullptr;
+  float* top_logits = nullptr;
+  int32_t* top_tokens = nullptr;
 
   float* Scratch(int64_t thread) const { return scratch + thread * scratch_floats; }
   int64_t ExponentialsIndex(int64_t block, int64_t row) const {
     return (block * padded_rows + row) * block_columns;
   }
   double& BlockValue(int64_t block, int64_t row) const { return block_values[block * padded_rows + row]; }
+  BlockDetail& Detail(int64_t block, int64_t row) const { return block_details[block * padded_rows + row]; }
 };
 
 // Lays out a workspace for `rows` rows at `base`, which may be null to learn the size only. Returns its
 // bytes, or INT64_MAX if they do not fit.
-int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, void* base,
-               Workspace* workspace);
+int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record,
+               void* base, Workspace* workspace);
 
 }  // namespace lossd::kernels::cpu
 

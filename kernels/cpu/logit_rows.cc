@@ -1,0 +1,134 @@
+#include "kernels/cpu/logit_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/row_range.h"
+
+namespace lossd::kernels::cpu {
+namespace {
+
+// Beyond this an fp32 logit has no fraction: only differences to the maximum are meaningful.
+constexpr float kLargestPlainLogit = 0x1p24f;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr double kLn2 = 0.693147180559945309417;
+
+using BlockOfFloats = std::array<float, kLibraryBlock>;
+
+}  // namespace
+
+LogitRows::LogitRows(const LinearCrossEntropyParams& params, const SimdKernels& kernels,
+                     const Workspace& tile, GradientForm form)
+    : params_(params), kernels_(kernels), tile_(tile), form_(form), order_(params.returns, tile) {}
+
+int64_t LogitRows::Columns(int64_t block) const {
+  return std::min(tile_.block_columns, params_.vocab - block * tile_.block_columns);
+}
+
+void LogitRows::Process(Pass pass, int64_t block, int64_t r, float* values) const {
+  const int64_t columns = Columns(block);
+  BlockOfFloats factors;
+  const bool are_logits = pass != Pass::kGradient || form_ == GradientForm::kFromLogits;
+  if (are_logits) Transform(values, factors.data(), columns);
+  const float* kept_factors = caps() ? factors.data() : nullptr;
+  switch (pass) {
+    case Pass::kFindMaximum:
+      return FindMaximum(block, r, values);
+    case Pass::kGradient:
+      return FormGradient(block, r, values, kept_factors);
+    case Pass::kFirstBlock:
+      ChooseExponent(values, columns, tile_.row_states[r]);
+      [[fallthrough]];
+    case Pass::kFurtherBlocks:
+    case Pass::kAgain:
+      return Exponentiate(pass, block, r, values, kept_factors);
+  }
+}
+
+float LogitRows::Transform(float product) const {
+  float factor = 0;
+  Transform(&product, &factor, 1);
+  return product;
+}
+
+void LogitRows::Transform(float* values, float* factors, int64_t columns) const {
+  const float scale = params_.options.logit_scale;
+  if (scale != 1.0f) {
+    for (int64_t i = 0; i < columns; ++i) values[i] *= scale;
+  }
+  if (caps()) kernels_.cap_row(values, factors, columns, params_.options.softcap);
+}
+
+void LogitRows::FindMaximum(int64_t block, int64_t r, const float* values) const {
+  const int64_t columns = Columns(block);
+  const bool finite = CountNonFinite(DataType::kFloat32, values, columns) == 0;
+  tile_.BlockValue(block, r) = finite ? kernels_.max_row(values, columns) : kNaN;
+}
+
+void LogitRows::ChooseExponent(const float* logits, int64_t columns, RowState& row) const {
+  const float largest = kernels_.max_row(logits, columns);
+  if (std::fabs(largest) <= kLargestPlainLogit) {
+    row.exponent = static_cast<int32_t>(std::lrint(largest / kLn2)) + kHeadroom;
+  } else {
+    row.offset = -kInfinity;  // NaN comes here too; the sum will be infinite and the row done again
+  }
+}
+
+// Turns logits into E and takes the label's own out; keeps the sum with it, and the other sums asked for.
+void LogitRows::Exponentiate(Pass pass, int64_t block, int64_t r, float* values, const float* factors) const {
+  const int64_t first = block * tile_.block_columns;
+  const int64_t columns = Columns(block);
+  RowState& row = tile_.row_states[r];
+  const bool wants_entropy = params_.returns.entropy != nullptr;
+  BlockOfFloats logits;
+  if (wants_entropy || order_.wants_any()) {
+    const float largest = kernels_.max_row(values, columns);
+    if (pass != Pass::kAgain) order_.Add(r, first, values, columns, largest);
+    tile_.Detail(block, r).largest = largest;
+  }
+  if (wants_entropy) std::memcpy(logits.data(), values, static_cast<size_t>(columns) * sizeof(float));
+  if (smooths()) {
+    const float* weights = params_.class_weights == nullptr ? nullptr : params_.class_weights + first;
+    tile_.Detail(block, r).weighted_logits = kernels_.sum_row(values, weights, columns);
+  }
+
+  const int64_t label = row.label - first;
+  const bool has_label = label >= 0 && label < columns;
+  if (has_label) row.target_logit = values[label];
+  if (has_label && factors != nullptr) tile_.row_details[r].label_factor = factors[label];
+  tile_.BlockValue(block, r) = kernels_.exp_row(values, columns, row.offset, row.exponent);
+  if (wants_entropy) {
+    BlockDetail& detail = tile_.Detail(block, r);
+    detail.moment = kernels_.moment_row(values, logits.data(), columns, detail.largest);
+  }
+  if (has_label) {
+    row.target_exponential = values[label];
+    values[label] = 0.0f;
+  }
+  if (factors == nullptr) return;
+  for (int64_t i = 0; i < columns; ++i) values[i] *= factors[i];
+}
+
+// The row's sums are known, and with them its slope and level.
+void LogitRows::FormGradient(int64_t block, int64_t r, float* values, const float* factors) const {
+  const int64_t first = block * tile_.block_columns;
+  const int64_t columns = Columns(block);
+  const RowState& row = tile_.row_states[r];
+  const RowDetail& detail = tile_.row_details[r];
+  if (row.overflowed) {
+    std::fill_n(values, columns, 0.0f);
+    return;
+  }
+  if (form_ == GradientForm::kFromLogits) kernels_.exp_row(values, columns, row.offset, row.exponent);
+  const float* weights = params_.class_weights == nullptr ? nullptr : params_.class_weights + first;
+  kernels_.gradient_row(values, weights, factors, columns, detail.slope, detail.level);
+  const int64_t label = row.label - first;
+  if (label >= 0 && label < columns) values[label] = 0.0f;
+}
+
+}  // namespace lossd::kernels::cpu

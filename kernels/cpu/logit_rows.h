@@ -1,0 +1,64 @@
+// What happens to one row's logits of one block: scale and softcap, sums and order, E, and the gradient where
+// it is more than a multiple of E.
+#ifndef LOSSD_KERNELS_CPU_LOGIT_ROWS_H_
+#define LOSSD_KERNELS_CPU_LOGIT_ROWS_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/row_order.h"
+#include "kernels/cpu/simd_kernels.h"
+#include "kernels/cpu/workspace.h"
+#include "kernels/linear_cross_entropy.h"
+
+namespace lossd::kernels::cpu {
+
+// What the products for dX and dW take from the tile.
+enum class GradientForm {
+  kExponentials,      // E (times softcap's derivative): the rest is a factor of the row
+  kFromExponentials,  // label smoothing: made from E where it lies, once the row's sum is known
+  kFromLogits,        // the same where E is not kept as it was, and the logits are multiplied again
+};
+
+enum class Pass {
+  kFirstBlock,     // to E, with the row's exponent chosen from this block
+  kFurtherBlocks,  // to E
+  kFindMaximum,    // reads only
+  kAgain,          // to E with another offset; what does not depend on it has been taken
+  kGradient,       // from logits or E, as the form says
+};
+
+class LogitRows {
+ public:
+  // All arguments outlive it.
+  LogitRows(const LinearCrossEntropyParams& params, const SimdKernels& kernels, const Workspace& tile,
+            GradientForm form);
+
+  const RowOrder& order() const { return order_; }
+
+  // values: of row `r`, all columns of `block`; changed in place, except by kFindMaximum. The label's own
+  // place is left 0.
+  void Process(Pass pass, int64_t block, int64_t r, float* values) const;
+
+  // Logit s of a product z; with the same bits as in a block.
+  float Transform(float product) const;
+
+ private:
+  void Transform(float* values, float* factors, int64_t columns) const;
+  void FindMaximum(int64_t block, int64_t r, const float* values) const;
+  void ChooseExponent(const float* logits, int64_t columns, RowState& row) const;
+  void Exponentiate(Pass pass, int64_t block, int64_t r, float* values, const float* factors) const;
+  void FormGradient(int64_t block, int64_t r, float* values, const float* factors) const;
+  int64_t Columns(int64_t block) const;
+  bool smooths() const { return params_.options.label_smoothing > 0; }
+  bool caps() const { return params_.options.softcap > 0; }
+
+  const LinearCrossEntropyParams& params_;
+  const SimdKernels& kernels_;
+  const Workspace& tile_;
+  const GradientForm form_;
+  const RowOrder order_;
+};
+
+}  // namespace lossd::kernels::cpu
+
+#endif  // LOSSD_KERNELS_CPU_LOGIT_ROWS_H_
