@@ -2,27 +2,22 @@
 // docs/numerics.md.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <limits>
 #include <string>
 #include <tuple>
 
+#include "tests/conformance/comparison.h"
 #include "tests/conformance/head_under_test.h"
-#include "tests/conformance/unfused.h"
 
 namespace lossd::engine::testing {
 namespace {
 
 using kernels::testing::Narrowed;
 using kernels::testing::RandomProblem;
-using kernels::testing::Reference;
 using kernels::testing::RelativeError;
-using kernels::testing::RunReference;
-using kernels::testing::RunUnfused;
 using kernels::testing::Shape;
-using kernels::testing::UnfusedResult;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
@@ -61,28 +56,14 @@ void PointAtLabels(Problem& problem, float logit) {
   problem.hidden_states = Narrowed(problem.hidden_type, x);
 }
 
-struct Errors {
-  double loss = 0;
-  double dx = 0;
-  double dw = 0;
-
-  void Worsen(const Errors& other) {
-    loss = std::max(loss, other.loss);
-    dx = std::max(dx, other.dx);
-    dw = std::max(dw, other.dw);
+// As many values as asked for, evenly from one to the other.
+std::vector<float> Spread(int64_t count, float first, float last) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    values[static_cast<size_t>(i)] =
+        first + (last - first) * static_cast<float>(i * 37 % count) / static_cast<float>(count);
   }
-};
-
-// Largest difference in units in the last place of the expected value.
-double WorstUlp(const std::vector<float>& actual, const std::vector<double>& expected) {
-  double worst = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (!std::isfinite(actual[i])) return std::numeric_limits<double>::infinity();
-    const float magnitude = std::fabs(static_cast<float>(expected[i]));
-    const double ulp = std::nextafter(magnitude, HUGE_VALF) - magnitude;
-    worst = std::max(worst, std::fabs(actual[i] - expected[i]) / ulp);
-  }
-  return worst;
+  return values;
 }
 
 class Closeness : public ::testing::TestWithParam<std::tuple<DeviceUnderTest, Case, DataType>>,
@@ -94,39 +75,79 @@ class Closeness : public ::testing::TestWithParam<std::tuple<DeviceUnderTest, Ca
 TEST_P(Closeness, IsThatOfPlainArithmeticOrBetter) {
   const Case& c = std::get<1>(GetParam());
   const DataType type = std::get<2>(GetParam());
-  Errors fused;
-  Errors unfused;
-  double loss_ulp = 0;
+  Comparison comparison;
   for (int seed = 1; seed <= c.seeds; ++seed) {
     Problem problem = RandomProblem({.shape = c.shape,
                                      .type = type,
                                      .logit_deviation = c.logit_deviation,
                                      .seed = static_cast<uint64_t>(seed)});
     if (c.labels == Labels::kLikely) PointAtLabels(problem, 20.0f);
-    const Reference reference = RunReference(problem);
-    HeadUnderTest head(device_.get(), problem);
-    const ChunkOutput output = head.Run(problem);
-    const UnfusedResult plain = RunUnfused(problem);
-    fused.Worsen({RelativeError(output.losses, reference.losses), RelativeError(output.dx, reference.dx),
-                  RelativeError(head.Gradient(), reference.dw)});
-    unfused.Worsen({RelativeError(plain.losses, reference.losses), RelativeError(plain.dx, reference.dx),
-                    RelativeError(plain.dw, reference.dw)});
-    loss_ulp = std::max(loss_ulp, WorstUlp(output.losses, reference.losses));
+    comparison.Add(device_.get(), problem);
   }
-  std::cout << c.name << " " << Name(type) << ": loss " << fused.loss << " of " << unfused.loss << " ("
-            << loss_ulp << " ulp), dx " << fused.dx << " of " << unfused.dx << ", dw " << fused.dw << " of "
-            << unfused.dw << "\n";
-  if (loss_ulp > 4) {
-    EXPECT_LE(fused.loss, 1.0 * unfused.loss);
-  }
-  if (type == DataType::kFloat32) {
-    EXPECT_LE(fused.dx, std::max(1.5 * unfused.dx, 1e-6));
-    EXPECT_LE(fused.dw, std::max(1.5 * unfused.dw, 1e-6));
-  } else {
-    EXPECT_LE(fused.dx, 1.05 * unfused.dx);
-    EXPECT_LE(fused.dw, 0.7 * unfused.dw);
-  }
+  std::cout << c.name << " " << Name(type) << ": " << comparison.ToText() << "\n";
+  comparison.ExpectCloseEnough(type);
 }
+
+struct OptionsCase {
+  const char* name;
+  void (*set)(Problem& problem);
+};
+
+std::ostream& operator<<(std::ostream& out, const OptionsCase& c) { return out << c.name; }
+
+// The values that are in use, and stronger ones.
+const OptionsCase kOptions[] = {
+    {"LabelSmoothing", [](Problem& p) { p.options.label_smoothing = 0.1f; }},
+    {"ZLoss", [](Problem& p) { p.options.lse_square_scale = 1e-4f; }},
+    {"StrongZLoss", [](Problem& p) { p.options.lse_square_scale = 0.1f; }},
+    {"Softcap", [](Problem& p) { p.options.softcap = 30.0f; }},
+    {"TightSoftcap", [](Problem& p) { p.options.softcap = 2.0f; }},
+    {"LogitScale", [](Problem& p) { p.options.logit_scale = 0.25f; }},
+    {"ClassWeights", [](Problem& p) { p.class_weights = Spread(p.shape.vocab, 0.2f, 2.0f); }},
+    {"TokenWeights", [](Problem& p) { p.token_weights = Spread(p.shape.tokens, -0.5f, 2.0f); }},
+    {"LseGradients", [](Problem& p) { p.lse_gradients = Spread(p.shape.tokens, -0.5f, 0.5f); }},
+    {"SmoothingUnderSoftcap", [](Problem& p) { p.options = {.softcap = 15.0f, .label_smoothing = 0.1f}; }},
+    {"Everything",
+     [](Problem& p) {
+       p.options = {
+           .logit_scale = 0.7f, .softcap = 15.0f, .label_smoothing = 0.1f, .lse_square_scale = 1e-3f};
+       p.class_weights = Spread(p.shape.vocab, 0.2f, 2.0f);
+       p.token_weights = Spread(p.shape.tokens, 0.1f, 2.0f);
+       p.lse_gradients = Spread(p.shape.tokens, -0.1f, 0.1f);
+     }},
+};
+
+class OptionsCloseness : public ::testing::TestWithParam<std::tuple<DeviceUnderTest, OptionsCase, DataType>>,
+                         protected OnDevice {
+ protected:
+  void SetUp() override { CreateDeviceFor(std::get<0>(GetParam()), std::get<2>(GetParam())); }
+};
+
+TEST_P(OptionsCloseness, IsThatOfPlainArithmeticOrBetter) {
+  const OptionsCase& c = std::get<1>(GetParam());
+  const DataType type = std::get<2>(GetParam());
+  Comparison comparison;
+  for (int seed = 1; seed <= kSeeds; ++seed) {
+    for (const double deviation : {0.3, 3.0}) {
+      Problem problem = RandomProblem({.shape = {64, 512, 128},
+                                       .type = type,
+                                       .logit_deviation = deviation,
+                                       .seed = static_cast<uint64_t>(seed)});
+      c.set(problem);
+      comparison.Add(device_.get(), problem);
+    }
+  }
+  std::cout << "option " << c.name << " " << Name(type) << ": " << comparison.ToText() << "\n";
+  comparison.ExpectCloseEnough(type);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptionsCloseness,
+                         ::testing::Combine(::testing::ValuesIn(DevicesUnderTest()),
+                                            ::testing::ValuesIn(kOptions), ::testing::ValuesIn(kTypes)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).name + "_" + std::get<1>(test.param).name + "_" +
+                                  Name(std::get<2>(test.param));
+                         });
 
 const Case kCases[] = {
     {"NearlyUniform", {64, 512, 128}, 0.1},
@@ -152,7 +173,7 @@ INSTANTIATE_TEST_SUITE_P(All, Closeness,
                                   Name(std::get<2>(test.param));
                          });
 
-TEST(Comparison, NaNNeverPasses) {
+TEST(ErrorMeasures, NaNNeverPasses) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_FALSE(RelativeError({1.0f, nan}, {1.0, 2.0}) <= 1e300);
   EXPECT_FALSE(RelativeError({1.0f, 2.0f}, {1.0, nan}) <= 1e300);

@@ -1,6 +1,6 @@
 // Plain arithmetic as PyTorch does it, which the fused step is judged against: logits in the head's type with
-// fp32 accumulation, softmax in fp32, the gradient of the logits rounded to the head's type, two more
-// products.
+// fp32 accumulation, softmax and all options of the loss in fp32, the gradient of the logits rounded to the
+// head's type, two more products.
 #ifndef LOSSD_TESTS_CONFORMANCE_UNFUSED_H_
 #define LOSSD_TESTS_CONFORMANCE_UNFUSED_H_
 

@@ -1,0 +1,69 @@
+#include "tests/conformance/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+#include "tests/conformance/head_under_test.h"
+#include "tests/conformance/unfused.h"
+
+namespace lossd::engine::testing {
+
+using kernels::testing::Problem;
+using kernels::testing::Reference;
+using kernels::testing::RelativeError;
+using kernels::testing::RunReference;
+using kernels::testing::RunUnfused;
+using kernels::testing::UnfusedResult;
+
+double WorstUlp(const std::vector<float>& actual, const std::vector<double>& expected) {
+  double worst = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!std::isfinite(actual[i])) return std::numeric_limits<double>::infinity();
+    const float magnitude = std::fabs(static_cast<float>(expected[i]));
+    const double ulp = std::nextafter(magnitude, HUGE_VALF) - magnitude;
+    worst = std::max(worst, std::fabs(actual[i] - expected[i]) / ulp);
+  }
+  return worst;
+}
+
+void Comparison::Errors::Worsen(const Errors& other) {
+  loss = std::max(loss, other.loss);
+  dx = std::max(dx, other.dx);
+  dw = std::max(dw, other.dw);
+}
+
+void Comparison::Add(Device* device, const Problem& problem) {
+  const Reference reference = RunReference(problem);
+  HeadUnderTest head(device, problem);
+  const ChunkOutput output = head.Run(problem);
+  const UnfusedResult plain = RunUnfused(problem);
+  fused_.Worsen({RelativeError(output.losses, reference.losses), RelativeError(output.dx, reference.dx),
+                 RelativeError(head.Gradient(), reference.dw)});
+  unfused_.Worsen({RelativeError(plain.losses, reference.losses), RelativeError(plain.dx, reference.dx),
+                   RelativeError(plain.dw, reference.dw)});
+  loss_ulp_ = std::max(loss_ulp_, WorstUlp(output.losses, reference.losses));
+}
+
+std::string Comparison::ToText() const {
+  std::ostringstream text;
+  text << "loss " << fused_.loss << " of " << unfused_.loss << " (" << loss_ulp_ << " ulp), dx " << fused_.dx
+       << " of " << unfused_.dx << ", dw " << fused_.dw << " of " << unfused_.dw;
+  return text.str();
+}
+
+void Comparison::ExpectCloseEnough(kernels::DataType type) const {
+  if (loss_ulp_ > 4) {
+    EXPECT_LE(fused_.loss, 1.0 * unfused_.loss);
+  }
+  if (type == kernels::DataType::kFloat32) {
+    EXPECT_LE(fused_.dx, std::max(1.5 * unfused_.dx, 1e-6));
+    EXPECT_LE(fused_.dw, std::max(1.5 * unfused_.dw, 1e-6));
+  } else {
+    EXPECT_LE(fused_.dx, 1.05 * unfused_.dx);
+    EXPECT_LE(fused_.dw, 0.7 * unfused_.dw);
+  }
+}
+
+}  // namespace lossd::engine::testing
