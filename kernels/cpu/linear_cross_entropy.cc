@@ -28,9 +28,12 @@ class BatchStep {
         weight_{params.weight_type, params.weight, params.vocab, params.hidden} {}
 
   Status Run() {
+    // What is enough does not depend on the options.
+    if (params_.workspace_bytes < WorkspaceBytes(1, params_.vocab, params_.hidden, arithmetic_)) {
+      return Status::kWorkspaceTooSmall;
+    }
     const int64_t tile_rows =
         RowsWithin(params_.workspace_bytes, params_.vocab, params_.hidden, arithmetic_, record_);
-    if (tile_rows < 1) return Status::kWorkspaceTooSmall;
     ClearIgnoredRows();
     int64_t next = NextValid(0);
     if (next == params_.tokens) FinishWithoutRows();

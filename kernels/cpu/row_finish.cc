@@ -57,7 +57,7 @@ void RowFinish::Finish(int64_t r) const {
   const LossOptions& options = params_.options;
   double loss = Weighted((1.0 - options.label_smoothing) * ClassWeight(row.label), cost);
   if (options.label_smoothing > 0) {
-    const double smoothing = SmoothingCost(r, log_sum_exp);
+    const double smoothing = SmoothingCost(r, cost);
     if (!std::isfinite(smoothing)) return FinishOverflowed(r);  // a logit is -∞
     loss += smoothing;
   }
@@ -86,14 +86,15 @@ float RowFinish::ClassWeight(int64_t label) const {
   return params_.class_weights == nullptr ? 1.0f : params_.class_weights[label];
 }
 
-// (ε/V) Σ C (ℓ − s)
-double RowFinish::SmoothingCost(int64_t r, double log_sum_exp) const {
+// (ε/V) Σ C (ℓ − s), through ℓ − s_y: that is exact where logits are so large that ℓ itself is not.
+double RowFinish::SmoothingCost(int64_t r, double cost) const {
   double weighted_logits = 0;
   for (int64_t block = 0; block < tile_.blocks; ++block) {
     weighted_logits += tile_.Detail(block, r).weighted_logits;
   }
+  const double to_label = tile_.row_states[r].target_logit * class_weight_sum_ - weighted_logits;
   return params_.options.label_smoothing / static_cast<double>(params_.vocab) *
-         (log_sum_exp * class_weight_sum_ - weighted_logits);
+         (cost * class_weight_sum_ + to_label);
 }
 
 // log(S/e) − Σ E (s − m) / S, e that of the largest logit m: two sums of terms of one sign, so that an

@@ -30,7 +30,7 @@ class RowFinish {
  private:
   double RowWeight(int64_t index) const;
   float ClassWeight(int64_t label) const;
-  double SmoothingCost(int64_t r, double log_sum_exp) const;
+  double SmoothingCost(int64_t r, double cost) const;
   double Entropy(int64_t r) const;
   void WriteOrder(int64_t r, double log_sum_exp) const;
   bool SetFactors(int64_t r, double log_sum_exp) const;

@@ -43,8 +43,8 @@ struct SimdKernels {
   // The largest value; NaN if any value is NaN. count >= 1.
   float (*max_row)(const float* values, int64_t count);
 
-  // values[i] = cap tanh(values[i] / cap) within 4 ulp, and factors[i] its derivative, to as many relatively.
-  // NaN where the value is not finite.
+  // values[i] = cap tanh(values[i] / cap) within 4 ulp, and factors[i] its derivative, which keeps its digits
+  // down to 2^-106. NaN where the value is not finite.
   void (*cap_row)(float* values, float* factors, int64_t count, float cap);
   // Sum of values[i] weights[i] in double; weights null: of values[i].
   double (*sum_row)(const float* values, const float* weights, int64_t count);

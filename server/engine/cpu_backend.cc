@@ -67,10 +67,17 @@ class CpuBackend : public HeadBackend {
   void ResetGradient() override { gradient_empty_ = true; }
 
   MemoryPlan MemoryReport() const override {
-    return {{"weights", weights_.size()}, {"gradient", gradient_.size()}};
+    MemoryPlan plan = {{"weights", weights_.size()}};
+    if (gradient_.size() > 0) plan.push_back({"gradient", gradient_.size()});
+    return plan;
   }
 
  private:
+  bool Accumulates(const ChunkRows& rows) const {
+    return rows.accumulate == ChunkRows::Accumulate::kYes &&
+           config_.weight_gradients == WeightGradients::kAccumulated;
+  }
+
   float* gradient() { return reinterpret_cast<float*>(gradient_.data()); }
 
   kernels::Status Process(const RowKind& kind, const ChunkRows& rows, size_t number,
@@ -82,7 +89,7 @@ class CpuBackend : public HeadBackend {
     kernels::LinearCrossEntropyStats stats;
     const kernels::Status status = kernels::CpuLinearCrossEntropy(params, &stats);
     if (status != kernels::Status::kOk) return status;
-    if (rows.accumulate == ChunkRows::Accumulate::kYes && stats.valid_tokens > 0) gradient_empty_ = false;
+    if (Accumulates(rows) && stats.valid_tokens > 0) gradient_empty_ = false;
     report->rows_redone += stats.rows_redone;
     return status;
   }
@@ -115,11 +122,19 @@ class CpuBackend : public HeadBackend {
     params.hidden_states = HiddenStates(kind, rows);
     params.labels = rows.labels;
     params.ignore_index = rows.ignore_index;
+    params.options = kind.options;
+    if (kind.class_weights == ClassWeights::kUse && config_.class_weights != nullptr) {
+      params.class_weights = config_.class_weights->data();
+    }
+    params.token_weights = rows.token_weights;
+    params.lse_gradients = rows.lse_gradients;
     params.gradient_scale = rows.gradient_scale;
+    params.z_gradient_scale = rows.z_gradient_scale;
     params.losses = rows.losses;
+    params.returns = rows.returns;
     params.dx_type = kind.dx_type;
     params.dx = rows.dx;
-    if (rows.accumulate == ChunkRows::Accumulate::kYes) {
+    if (Accumulates(rows)) {
       params.weight_gradient =
           gradient_empty_ ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
       params.dw = gradient();
@@ -157,9 +172,10 @@ class CpuDevice : public Device {
                        " bytes, the server has ", workspace_.size(), "; raise --workspace_bytes"));
     }
     // Weights are written into a second buffer and published by exchanging the two.
-    return MemoryPlan{{"weights", config.weight_bytes()},
-                      {"gradient", config.gradient_bytes()},
-                      {"weight_staging", config.weight_bytes()}};
+    MemoryPlan plan = {{"weights", config.weight_bytes()}};
+    if (config.gradient_bytes() > 0) plan.push_back({"gradient", config.gradient_bytes()});
+    plan.push_back({"weight_staging", config.weight_bytes()});
+    return plan;
   }
 
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {

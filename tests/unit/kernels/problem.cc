@@ -28,6 +28,46 @@ std::vector<float> Widened(DataType type, const void* values, int64_t count) {
   return wide;
 }
 
+// The arrays of RowReturns beyond the log-sum-exp.
+class GuardedReturns {
+ public:
+  GuardedReturns(int64_t tokens, int32_t top_k) : tokens_(tokens), top_k_(top_k) {
+    const int64_t counts[] = {tokens, tokens, tokens, tokens, tokens, tokens * top_k, tokens * top_k};
+    for (const int64_t count : counts) arrays_.emplace_back(count * 4, 64, 4);
+  }
+  void Attach(RowReturns& returns) {
+    returns.z_loss = arrays_[0].As<float>();
+    returns.log_probability = arrays_[1].As<float>();
+    returns.entropy = arrays_[2].As<float>();
+    returns.prediction = arrays_[3].As<int32_t>();
+    returns.target_rank = arrays_[4].As<int32_t>();
+    returns.top_k = top_k_;
+    returns.top_tokens = arrays_[5].As<int32_t>();
+    returns.top_log_probabilities = arrays_[6].As<float>();
+  }
+  void CopyTo(StepResult& result) {
+    for (const GuardedBytes& array : arrays_) result.intact = result.intact && array.Intact();
+    Copy(0, tokens_, result.z_loss);
+    Copy(1, tokens_, result.log_probability);
+    Copy(2, tokens_, result.entropy);
+    Copy(3, tokens_, result.prediction);
+    Copy(4, tokens_, result.target_rank);
+    Copy(5, tokens_ * top_k_, result.top_tokens);
+    Copy(6, tokens_ * top_k_, result.top_log_probabilities);
+  }
+
+ private:
+  template <typename T>
+  void Copy(size_t array, int64_t count, std::vector<T>& to) {
+    const T* from = arrays_[array].As<T>();
+    to.assign(from, from + count);
+  }
+
+  const int64_t tokens_;
+  const int32_t top_k_;
+  std::vector<GuardedBytes> arrays_;
+};
+
 }  // namespace
 
 GuardedBytes::GuardedBytes(int64_t bytes, int64_t alignment, int64_t misalignment)
@@ -140,7 +180,9 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   params.losses = losses.As<float>();
   params.returns.log_sum_exp = log_sum_exp.As<float>();
   params.dx_type = options.dx_type;
-  params.dx = dx.data();
+  if (options.input_gradient == StepOptions::InputGradient::kWrite) params.dx = dx.data();
+  GuardedReturns returns(tokens, options.top_k.value_or(0));
+  if (options.top_k.has_value()) returns.Attach(params.returns);
   params.weight_gradient = options.weight_gradient;
   params.dw = dw.As<float>();
   params.workspace = workspace.data();
@@ -150,6 +192,7 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   result.status = options.arithmetic ? cpu::RunLinearCrossEntropy(params, arithmetic, &result.stats)
                                      : CpuLinearCrossEntropy(params, &result.stats);
   result.intact = losses.Intact() && log_sum_exp.Intact() && dx.Intact() && dw.Intact() && workspace.Intact();
+  if (options.top_k.has_value()) returns.CopyTo(result);
   result.losses.assign(losses.As<float>(), losses.As<float>() + tokens);
   result.log_sum_exp.assign(log_sum_exp.As<float>(), log_sum_exp.As<float>() + tokens);
   result.dx = Widened(options.dx_type, dx.data(), tokens * hidden);

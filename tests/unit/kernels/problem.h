@@ -82,11 +82,15 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 std::vector<unsigned char> Narrowed(DataType type, const std::vector<float>& values);
 
 struct StepOptions {
+  enum class InputGradient { kWrite, kNone };
+
+  InputGradient input_gradient = InputGradient::kWrite;
   WeightGradient weight_gradient = WeightGradient::kOverwrite;
   DataType dx_type = DataType::kFloat32;
   std::optional<cpu::Arithmetic> arithmetic{};  // unset: CpuLinearCrossEntropy chooses
   int64_t tile_rows = 0;                        // 0: all rows at once
   std::vector<float> initial_dw{};              // empty: NaN everywhere
+  std::optional<int32_t> top_k{};               // set: every return is asked for, and so many tokens
 };
 
 struct StepResult {
@@ -97,6 +101,14 @@ struct StepResult {
   std::vector<float> log_sum_exp;
   std::vector<float> dx;  // widened
   std::vector<float> dw;
+  // Of StepOptions::top_k.
+  std::vector<float> z_loss;
+  std::vector<float> log_probability;
+  std::vector<float> entropy;
+  std::vector<float> top_log_probabilities;
+  std::vector<int32_t> prediction;
+  std::vector<int32_t> target_rank;
+  std::vector<int32_t> top_tokens;
 };
 StepResult RunStep(const Problem& problem, const StepOptions& options = {});
 

@@ -230,5 +230,98 @@ TEST_P(SimdKernelsTest, MaximumIsNaNIfAnyValueIs) {
   }
 }
 
+TEST_P(SimdKernelsTest, CapIsWithinFourUlpAndSoIsItsDerivative) {
+  const SimdKernels& kernels = *GetParam();
+  for (const float cap : {1.0f, 30.0f, 0.37f}) {
+    double worst = 0;
+    double worst_factor = 0;
+    for (int i = -100000; i <= 100000; ++i) {
+      const float z = static_cast<float>(i) * 0.0004f * cap;
+      float value = z;
+      float factor = 0;
+      kernels.cap_row(&value, &factor, 1, cap);
+      const double t = static_cast<double>(z) / cap;
+      if (z == 0) {
+        EXPECT_EQ(value, 0.0f);
+        continue;
+      }
+      worst = std::fmax(worst, std::fabs(value / (cap * std::tanh(t)) - 1));
+      if (std::fabs(t) > 37) continue;  // below the range of e^z
+      // t is rounded, and the derivative passes that on: e^-2|t| times as much.
+      const double allowed = 1 + 2 * std::fabs(t);
+      worst_factor = std::fmax(worst_factor, std::fabs(factor * std::cosh(t) * std::cosh(t) - 1) / allowed);
+      EXPECT_LE(std::fabs(value), cap);
+    }
+    EXPECT_LT(worst, 4 * 0x1p-23) << cap;
+    EXPECT_LT(worst_factor, 4 * 0x1p-23) << cap;
+  }
+}
+
+TEST_P(SimdKernelsTest, CapOfExtremesSaturatesAndOfWhatIsNotFiniteIsNaN) {
+  const auto capped = [](float z, float cap, float* factor) {
+    GetParam()->cap_row(&z, factor, 1, cap);
+    return z;
+  };
+  float factor = 0;
+  for (const float cap : {1e-30f, 1.0f, 1e30f}) {
+    EXPECT_EQ(capped(3e38f, cap, &factor), cap);
+    EXPECT_EQ(factor, 0.0f);
+    EXPECT_EQ(capped(-3e38f, cap, &factor), -cap);
+    EXPECT_TRUE(std::isnan(capped(HUGE_VALF, cap, &factor)));
+    EXPECT_TRUE(std::isnan(capped(-HUGE_VALF, cap, &factor)));
+    EXPECT_TRUE(std::isnan(capped(std::nanf(""), cap, &factor)));
+  }
+  // Far below the cap nothing happens, even where z / cap is below the range.
+  EXPECT_EQ(capped(1.5f, 3e38f, &factor), 1.5f);
+  EXPECT_EQ(factor, 1.0f);
+}
+
+// Lengths that end inside a vector: the same bits, nothing written beyond, and sums of just these.
+TEST_P(SimdKernelsTest, RowLoopsAgreeWithPlainOnesAtAnyLength) {
+  const SimdKernels& kernels = *GetParam();
+  const std::vector<float> z = Random(100, 8);
+  const std::vector<float> weights = Random(100, 9);
+  const std::vector<float> factors = Random(100, 10);
+  std::vector<float> whole = z;
+  std::vector<float> slopes(100);
+  kernels.cap_row(whole.data(), slopes.data(), 100, 0.8f);
+  for (int64_t count = 1; count <= 100; ++count) {
+    std::vector<float> part = z;
+    std::vector<float> part_slopes(100, 7.0f);
+    kernels.cap_row(part.data(), part_slopes.data(), count, 0.8f);
+    std::vector<float> gradient = z;
+    kernels.gradient_row(gradient.data(), weights.data(), factors.data(), count, 0.3f, 0.7f);
+    std::vector<float> plain_gradient = z;
+    kernels.gradient_row(plain_gradient.data(), nullptr, nullptr, count, 0.3f, 0.7f);
+    double sum = 0;
+    double product = 0;
+    double moment = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(part[i], whole[i]);
+      ASSERT_EQ(part_slopes[i], slopes[i]);
+      ASSERT_NEAR(gradient[i], (0.3 * z[i] - 0.7 * weights[i]) * factors[i], 3e-7);
+      ASSERT_NEAR(plain_gradient[i], 0.3 * z[i] - 0.7, 3e-7);
+      sum += z[i];
+      product += static_cast<double>(z[i]) * weights[i];
+      if (weights[i] > 0) moment += static_cast<double>(weights[i]) * (z[i] - 1.5f);
+    }
+    for (int64_t i = count; i < 100; ++i) {
+      ASSERT_EQ(part[i], z[i]);
+      ASSERT_EQ(part_slopes[i], 7.0f);
+      ASSERT_EQ(gradient[i], z[i]);
+    }
+    EXPECT_NEAR(kernels.sum_row(z.data(), nullptr, count), sum, 1e-12);
+    EXPECT_NEAR(kernels.sum_row(z.data(), weights.data(), count), product, 1e-12);
+    std::vector<float> exponentials = weights;
+    std::vector<float> logits = z;
+    for (int64_t i = 0; i < count; ++i) {
+      if (weights[i] > 0) continue;
+      exponentials[i] = 0.0f;
+      logits[i] = -HUGE_VALF;
+    }
+    EXPECT_NEAR(kernels.moment_row(exponentials.data(), logits.data(), count, 1.5f), moment, 1e-12);
+  }
+}
+
 }  // namespace
 }  // namespace lossd::kernels::cpu
