@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <thread>
 
 namespace lossd::kernels::cpu {
 namespace {
@@ -12,9 +11,12 @@ namespace {
 class RowLock {
  public:
   explicit RowLock(int32_t& lock) : lock_(lock) {
-    while (lock_.exchange(1, std::memory_order_acquire) != 0) std::this_thread::yield();
+    while (lock_.exchange(1, std::memory_order_acquire) != 0) lock_.wait(1, std::memory_order_relaxed);
   }
-  ~RowLock() { lock_.store(0, std::memory_order_release); }
+  ~RowLock() {
+    lock_.store(0, std::memory_order_release);
+    lock_.notify_one();
+  }
   RowLock(const RowLock&) = delete;
   RowLock& operator=(const RowLock&) = delete;
 

@@ -48,7 +48,6 @@ TileStep::TileStep(const LinearCrossEntropyParams& params, const SimdKernels& ke
                    const WeightMatrix& weight, const Workspace& tile, Products& products,
                    double class_weight_sum)
     : params_(params),
-      kernels_(kernels),
       weight_(weight),
       tile_(tile),
       products_(products),

@@ -58,7 +58,6 @@ class TileStep {
   void AddTargets();
 
   const LinearCrossEntropyParams& params_;
-  const SimdKernels& kernels_;
   const WeightMatrix& weight_;
   const Workspace& tile_;
   Products& products_;
