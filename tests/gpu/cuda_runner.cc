@@ -133,7 +133,7 @@ class Runner {
     batch.hidden_type = problem_.hidden_type;
     batch.hidden_states = hidden_states.data();
     batch.losses = reinterpret_cast<float*>(losses.data());
-    batch.log_sum_exps = reinterpret_cast<float*>(log_sum_exps.data());
+    batch.returns.log_sum_exp = reinterpret_cast<float*>(log_sum_exps.data());
     batch.dx_type = options_.dx_type;
     batch.dx = options_.dx_wanted ? dx.data() : nullptr;
     batch.weight_gradient = options_.weight_gradient;
