@@ -42,7 +42,7 @@ Result Form(const TileRows& tile, void* gradients, int64_t stride, cudaStream_t 
 }
 
 template <class T>
-Result Store(const TileRows& tile, float* sums, int64_t stride, cudaStream_t stream) {
+Result StoreAll(const TileRows& tile, float* sums, int64_t stride, cudaStream_t stream) {
   return LaunchLogits<T>(tile, Which::kAll, PlainEpilogue{.out = sums, .stride = stride}, stream);
 }
 
@@ -70,8 +70,8 @@ Result FormSmoothedGradients(const TileRows& tile, void* gradients, int64_t stri
 }
 
 Result StoreLogits(const TileRows& tile, float* sums, int64_t stride, cudaStream_t stream) {
-  return tile.type == DataType::kBFloat16 ? Store<__nv_bfloat16>(tile, sums, stride, stream)
-                                          : Store<__half>(tile, sums, stride, stream);
+  return tile.type == DataType::kBFloat16 ? StoreAll<__nv_bfloat16>(tile, sums, stride, stream)
+                                          : StoreAll<__half>(tile, sums, stride, stream);
 }
 
 }  // namespace lossd::kernels::cuda::sm90
