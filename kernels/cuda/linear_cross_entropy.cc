@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 
+#include "kernels/cuda/portable/softmax_rows.h"
+#include "kernels/cuda/row_returns.h"
 #include "kernels/cuda/sm90/products.h"
+#include "kernels/cuda/smoothing.h"
 
 namespace lossd::kernels::cuda {
 namespace {
@@ -32,19 +34,6 @@ class Divider {
   int64_t used_ = 0;
 };
 
-// Fills by_label for tiles of `tile_rows` rows.
-void OrderByLabel(int64_t tile_rows, BatchRows* batch) {
-  batch->by_label.resize(static_cast<size_t>(batch->rows));
-  for (int64_t first = 0; first < batch->rows; first += tile_rows) {
-    const auto begin = batch->by_label.begin() + first;
-    const auto end = begin + std::min(tile_rows, batch->rows - first);
-    std::iota(begin, end, 0);
-    std::stable_sort(begin, end, [&](int32_t a, int32_t b) {
-      return batch->labels[static_cast<size_t>(first + a)] < batch->labels[static_cast<size_t>(first + b)];
-    });
-  }
-}
-
 }  // namespace
 
 Result BestPath(DataType weight_type, Path* path) {
@@ -64,15 +53,21 @@ Result LoadKernels(DataType weight_type) {
   Path path = Path::kPortable;
   LOSSD_CUDA_PASS_ON(BestPath(weight_type, &path));
   LOSSD_CUDA_PASS_ON(LoadRowKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(LoadPortableKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(LoadSmoothingKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(LoadReturnKernels());
   if (path == Path::kPortable) return {};
   LOSSD_CUDA_PASS_ON(sm90::LoadLogitKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(sm90::LoadTransformedLogitKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(sm90::LoadSmoothedLogitKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadMaximumKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadInputGradientKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(sm90::LoadSmoothedInputGradientKernels(weight_type));
   return sm90::LoadWeightGradientKernels(weight_type);
 }
 
 struct LinearCrossEntropy::Buffers {
-  char* exponentials = nullptr;  // E, or fp32 logits
+  char* exponentials = nullptr;  // E, or fp32 logits, or what has its place before E is made
   int64_t stride = 0;            // of its rows, in elements
   char* x = nullptr;
   char* scaled_x = nullptr;
@@ -80,12 +75,16 @@ struct LinearCrossEntropy::Buffers {
   float* product = nullptr;   // E W of the portable path
   char* library = nullptr;    // cuBLAS's own
   float* target_logits = nullptr;
+  float* target_slopes = nullptr;
+  double* smoothing_logits = nullptr;
   float* largest = nullptr;
   int32_t* overflowed = nullptr;
   float* offsets = nullptr;
   int32_t* exponents = nullptr;
   float* scales = nullptr;
   float* target_gradients = nullptr;
+  float* smoothing_factors = nullptr;
+  float* gradient_factors = nullptr;
   int32_t* redo_rows = nullptr;
   int32_t* redo_count = nullptr;
   float* factors = nullptr;
@@ -99,7 +98,9 @@ int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_r
   const int64_t element = SizeOf(shape.weight_type);
   const int64_t arrays = tile_rows * static_cast<int64_t>(sizeof(float));
   b.stride = RoundUp(shape.vocab, 8);
-  divider.Take(&b.exponentials, tile_rows * b.stride * (path == Path::kHopper ? element : 4));
+  // Room for one row in fp32 at least.
+  divider.Take(&b.exponentials, path == Path::kHopper ? std::max<int64_t>(tile_rows, 2) * b.stride * element
+                                                      : tile_rows * b.stride * 4);
   divider.Take(&b.x, tile_rows * padded * element);
   divider.Take(&b.scaled_x, tile_rows * padded * element);
   if (path == Path::kHopper) {
@@ -111,9 +112,11 @@ int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_r
     divider.Take(&b.product, tile_rows * padded * static_cast<int64_t>(sizeof(float)));
     divider.Take(&b.library, CublasLt::kWorkspaceBytes);
   }
-  for (float** array : {&b.target_logits, &b.largest, &b.offsets, &b.scales, &b.target_gradients}) {
+  for (float** array : {&b.target_logits, &b.target_slopes, &b.largest, &b.offsets, &b.scales,
+                        &b.target_gradients, &b.smoothing_factors, &b.gradient_factors}) {
     divider.Take(array, arrays);
   }
+  divider.Take(&b.smoothing_logits, 2 * arrays);
   for (int32_t** array : {&b.overflowed, &b.exponents, &b.redo_rows}) divider.Take(array, arrays);
   divider.Take(&b.redo_count, sizeof(int32_t));
   divider.Take(&b.factors, 4 * sizeof(float));
@@ -146,27 +149,7 @@ LinearCrossEntropy::LinearCrossEntropy(const Shape& shape, Path path, int64_t ti
 }
 
 BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts) const {
-  BatchRows valid;
-  int64_t tokens = 0;
-  for (const LabelledRows& part : parts) tokens += part.tokens;
-  valid.batch_rows.reserve(static_cast<size_t>(tokens));
-  valid.labels.reserve(static_cast<size_t>(tokens));
-  valid.gradient_scales.reserve(static_cast<size_t>(tokens));
-  valid.shares.reserve(static_cast<size_t>(tokens));
-  int64_t first = 0;
-  for (const LabelledRows& part : parts) {
-    for (int64_t i = 0; i < part.tokens; ++i) {
-      if (part.labels[i] == part.ignore_index) continue;
-      valid.batch_rows.push_back(static_cast<int32_t>(first + i));
-      valid.labels.push_back(static_cast<int32_t>(part.labels[i]));
-      valid.gradient_scales.push_back(part.gradient_scale);
-      valid.shares.push_back(part.share);
-    }
-    first += part.tokens;
-  }
-  valid.rows = static_cast<int64_t>(valid.labels.size());
-  const auto counts = [](float share) { return share == 1.0f; };
-  if (std::all_of(valid.shares.begin(), valid.shares.end(), counts)) valid.shares.clear();
+  BatchRows valid = SelectValidRows(parts);
   OrderByLabel(RowsPerTile(valid.rows), &valid);
   return valid;
 }
@@ -215,26 +198,38 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int
   tile.weight_largest = batch.weight_largest;
   tile.batch_rows = batch.batch_rows + first;
   tile.labels = batch.labels + first;
+  const auto from_first = [first](const float* array) { return array == nullptr ? nullptr : array + first; };
   tile.gradient_scales = batch.gradient_scales + first;
-  tile.shares = batch.shares == nullptr ? nullptr : batch.shares + first;
+  tile.z_gradient_scales = from_first(batch.z_gradient_scales);
+  tile.token_weights = from_first(batch.token_weights);
+  tile.lse_gradients = from_first(batch.lse_gradients);
+  tile.shares = from_first(batch.shares);
   tile.by_label = batch.by_label + first;
   tile.gradient_wanted = batch.dx != nullptr || batch.weight_gradient != WeightGradient::kNone;
+  tile.options = batch.options;
+  tile.smoothing = SmoothingOf(batch.options);
+  tile.classes = batch.classes;
+  if (tile.classes.weights == nullptr) tile.classes.sum = static_cast<double>(shape_.vocab);
   tile.exponent_bias = batch.exponent_bias;
   tile.dependent_launches = path_ == Path::kHopper;
   tile.x = b.x;
   tile.scaled_x = b.scaled_x;
   tile.target_logits = b.target_logits;
+  tile.target_slopes = b.target_slopes;
+  tile.smoothing_logits = b.smoothing_logits;
   tile.largest = b.largest;
   tile.overflowed = b.overflowed;
   tile.offsets = b.offsets;
   tile.exponents = b.exponents;
   tile.scales = b.scales;
   tile.target_gradients = b.target_gradients;
+  tile.smoothing_factors = b.smoothing_factors;
+  tile.gradient_factors = b.gradient_factors;
   tile.redo_rows = b.redo_rows;
   tile.redo_count = b.redo_count;
   tile.factors = b.factors;
   tile.losses = batch.losses;
-  tile.log_sum_exps = batch.log_sum_exps;
+  tile.returns = batch.returns;
   tile.rows_redone = batch.rows_redone;
   return tile;
 }
@@ -250,9 +245,13 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
   for (int64_t first = 0; first < batch.rows; first += tile_rows) {
     const TileRows tile = DescribeTile(batch, first, std::min(tile_rows, batch.rows - first), buffers);
     LOSSD_CUDA_PASS_ON(PrepareRows(tile, batch.hidden_type, batch.hidden_states, stream));
+    if (tile.smoothing == Smoothing::kRankOne) {
+      LOSSD_CUDA_PASS_ON(MultiplyVocabularySum(tile, stream));
+    }
     Report("prepare");
     LOSSD_CUDA_PASS_ON(hopper ? HopperLosses(tile, buffers, stream)
                               : PortableLosses(batch, tile, buffers, stream));
+    if (tile.returns.whole_row()) LOSSD_CUDA_PASS_ON(ForgetOverflowedRows(tile, stream));
     if (batch.dx != nullptr) {
       LOSSD_CUDA_PASS_ON(hopper ? HopperInputGradient(batch, tile, buffers, stream)
                                 : PortableInputGradient(batch, tile, buffers, stream));
@@ -263,33 +262,71 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
     if (batch.weight_gradient == WeightGradient::kNone) continue;
     const bool overwrite = first == 0 && batch.weight_gradient == WeightGradient::kOverwrite;
     LOSSD_CUDA_PASS_ON(AddWeightGradient(batch, tile, buffers, overwrite, stream));
+    if (tile.smoothing != Smoothing::kRankOne) continue;
+    LOSSD_CUDA_PASS_ON(AddSmoothing(tile, first == 0 ? batch.smoothing_store : WeightGradient::kAccumulate,
+                                    batch.smoothing_gradient, stream));
+    Report("smoothing");
   }
   if (batch.rows == 0 && input_gradients != nullptr) LOSSD_CUDA_TRY(cudaEventRecord(input_gradients, stream));
   return {};
 }
 
+// What takes whole logits, as many rows at a time as fit where E will be.
+Result LinearCrossEntropy::TellHopperRows(const TileRows& tile, int64_t tile_rows, const Buffers& b,
+                                          cudaStream_t stream) {
+  auto* logits = reinterpret_cast<float*>(b.exponentials);
+  const auto most = static_cast<int32_t>(std::max<int64_t>(tile_rows / 2, 1));
+  for (int32_t first = 0; first < tile.rows; first += most) {
+    TileRows part = tile;
+    part.rows = std::min(most, tile.rows - first);
+    part.x = static_cast<char*>(tile.x) + first * tile.padded_hidden * SizeOf(tile.type);
+    LOSSD_CUDA_PASS_ON(sm90::StoreLogits(part, logits, b.stride, stream));
+    LOSSD_CUDA_PASS_ON(TellWholeRows(tile, first, part.rows, logits, b.stride, stream));
+  }
+  return {};
+}
+
+// E, or only its sums where E will be something else, and what follows from the sums.
+Result LinearCrossEntropy::MultiplyHopperLogits(const TileRows& tile, Which which, const Buffers& b,
+                                                cudaStream_t stream) {
+  SumPieces sums{b.partials, nullptr, static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns)),
+                 tile_rows_};
+  if (tile.smoothing == Smoothing::kElementwise) {
+    auto* logit_sums = reinterpret_cast<float*>(b.exponentials);
+    sums.logits = logit_sums;
+    LOSSD_CUDA_PASS_ON(sm90::SumSmoothedLogits(tile, which, {b.partials, logit_sums, tile_rows_}, stream));
+  } else {
+    char* e = tile.gradient_wanted ? b.exponentials : nullptr;
+    LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, which, {e, b.stride, b.partials, tile_rows_}, stream));
+  }
+  if (which == Which::kAll) Report("logits");
+  return FinishRows(tile, which, sums, stream);
+}
+
 Result LinearCrossEntropy::HopperLosses(const TileRows& tile, const Buffers& b, cudaStream_t stream) {
+  if (tile.returns.whole_row()) {
+    LOSSD_CUDA_PASS_ON(TellHopperRows(tile, tile_rows_, b, stream));
+    Report("returns");
+  }
   // fp16 reaches too few powers of two for an estimate of a row's maximum.
   const Maximum maximum = tile.type == DataType::kFloat16 ? Maximum::kOfAll : Maximum::kOfSample;
   const int32_t maxima = sm90::MaximumTiles(tile.vocab, Which::kAll, maximum);
   const int32_t all_maxima = sm90::MaximumTiles(tile.vocab, Which::kRedo, Maximum::kOfAll);
-  const auto sums = static_cast<int32_t>(CeilDivide(tile.vocab, sm90::kLogitColumns));
-  const bool store = tile.gradient_wanted;
-  char* e = store ? b.exponentials : nullptr;
   LOSSD_CUDA_PASS_ON(sm90::FindMaxima(tile, Which::kAll, maximum, b.partials, tile_rows_, stream));
   LOSSD_CUDA_PASS_ON(ChooseExponents(tile, Which::kAll, maximum, b.partials, maxima, tile_rows_, stream));
   Report("offsets");
-  LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, Which::kAll, e, b.stride, b.partials, tile_rows_, stream));
-  Report("logits");
-  LOSSD_CUDA_PASS_ON(FinishRows(tile, Which::kAll, b.partials, sums, tile_rows_, stream));
+  LOSSD_CUDA_PASS_ON(MultiplyHopperLogits(tile, Which::kAll, b, stream));
   // Rows out of range, whose number only the device knows: with none of them these end at once.
   LOSSD_CUDA_PASS_ON(GatherRedoRows(tile, stream));
   LOSSD_CUDA_PASS_ON(sm90::FindMaxima(tile, Which::kRedo, Maximum::kOfAll, b.partials, tile_rows_, stream));
   LOSSD_CUDA_PASS_ON(
       ChooseExponents(tile, Which::kRedo, Maximum::kOfAll, b.partials, all_maxima, tile_rows_, stream));
-  LOSSD_CUDA_PASS_ON(sm90::MultiplyLogits(tile, Which::kRedo, e, b.stride, b.partials, tile_rows_, stream));
-  LOSSD_CUDA_PASS_ON(FinishRows(tile, Which::kRedo, b.partials, sums, tile_rows_, stream));
+  LOSSD_CUDA_PASS_ON(MultiplyHopperLogits(tile, Which::kRedo, b, stream));
   Report("rows");
+  if (tile.smoothing == Smoothing::kElementwise && tile.gradient_wanted) {
+    LOSSD_CUDA_PASS_ON(sm90::FormSmoothedGradients(tile, b.exponentials, b.stride, stream));
+    Report("gradients");
+  }
   return {};
 }
 
@@ -305,7 +342,12 @@ Result LinearCrossEntropy::PortableLosses(const Batch& batch, const TileRows& ti
                                  static_cast<size_t>((tile_rows_ - tile.rows) * row_bytes), stream));
   LOSSD_CUDA_PASS_ON(MultiplyPortableLogits(batch.weight, b, stream));
   Report("logits");
-  LOSSD_CUDA_PASS_ON(SoftmaxRows(tile, reinterpret_cast<float*>(b.exponentials), b.stride, stream));
+  auto* logits = reinterpret_cast<float*>(b.exponentials);
+  if (tile.returns.whole_row()) {
+    LOSSD_CUDA_PASS_ON(TellWholeRows(tile, 0, tile.rows, logits, b.stride, stream));
+    Report("returns");
+  }
+  LOSSD_CUDA_PASS_ON(SoftmaxRows(tile, logits, b.stride, stream));
   Report("rows");
   return {};
 }
@@ -363,6 +405,7 @@ Result LinearCrossEntropy::LoadLibraryProducts(const void* weight, float* dw, cu
   Divide(shape_, path_, tile_rows_, workspace_, &buffers);
   LOSSD_CUDA_PASS_ON(MultiplyPortableLogits(weight, buffers, stream));
   LOSSD_CUDA_PASS_ON(MultiplyPortableInputGradient(weight, buffers, stream));
+  if (dw == nullptr) return {};
   for (int64_t rows = 0; rows < tile_rows_;) {
     rows = ReductionRows(rows + 1);
     for (const WeightGradient gradient : {WeightGradient::kOverwrite, WeightGradient::kAccumulate}) {

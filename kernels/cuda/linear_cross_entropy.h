@@ -9,8 +9,8 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
+#include "kernels/cuda/batch_rows.h"
 #include "kernels/cuda/owners.h"
 #include "kernels/cuda/portable/cublas_lt.h"
 #include "kernels/cuda/result.h"
@@ -35,25 +35,6 @@ Result LoadKernels(DataType weight_type);
 inline constexpr int64_t kHiddenAlignment = 8;
 constexpr int64_t PaddedHidden(int64_t hidden) { return RoundUp(hidden, kHiddenAlignment); }
 
-// Labels, row numbers and factors of a batch as the step wants them: the valid rows only, cut into tiles.
-struct BatchRows {
-  int64_t rows = 0;                    // valid ones
-  std::vector<int32_t> batch_rows;     // [rows]
-  std::vector<int32_t> labels;         // [rows]
-  std::vector<float> gradient_scales;  // [rows]
-  std::vector<float> shares;           // [rows], or empty if all count in dW
-  std::vector<int32_t> by_label;       // [rows], within each tile
-};
-
-// Rows that stand one after the other in a batch and are treated alike.
-struct LabelledRows {
-  const int64_t* labels = nullptr;  // [tokens]
-  int64_t tokens = 0;
-  int64_t ignore_index = -100;
-  float gradient_scale = 1.0f;
-  float share = 1.0f;  // 1: counts in dW, 0: does not
-};
-
 class LinearCrossEntropy {
  public:
   struct Shape {
@@ -73,7 +54,8 @@ class LinearCrossEntropy {
   LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace, CublasLt* library);
 
   // Has the library load what its products of these sizes take, by running each of them once over whatever
-  // the workspace holds; does nothing on Hopper's own path. dw [vocab, PaddedHidden(hidden)] is overwritten.
+  // the workspace holds; does nothing on Hopper's own path. dw [vocab, PaddedHidden(hidden)] is overwritten,
+  // or null if there will never be one.
   Result LoadLibraryProducts(const void* weight, float* dw, cudaStream_t stream);
 
   struct Batch {
@@ -82,19 +64,31 @@ class LinearCrossEntropy {
     const int32_t* batch_rows = nullptr;
     const int32_t* labels = nullptr;
     const float* gradient_scales = nullptr;
-    const float* shares = nullptr;  // null: all count in dW
+    const float* z_gradient_scales = nullptr;  // null: gradient_scales
+    const float* token_weights = nullptr;      // null: 1
+    const float* lse_gradients = nullptr;      // null: 0
+    const float* shares = nullptr;             // null: all count in dW
     const int32_t* by_label = nullptr;
+
+    LossOptions options;
+    // Without class weights: as it is made, but for the sum, which is then the vocabulary's size whatever it
+    // says. vocabulary_sum is SumVocabulary's, of these weights.
+    ClassWeightTerms classes;
 
     const void* weight = nullptr;           // W [vocab, PaddedHidden(hidden)], padding zero, 16-byte aligned
     const float* weight_largest = nullptr;  // one value, of LargestMagnitude(W)
     DataType hidden_type = DataType::kBFloat16;
     const void* hidden_states = nullptr;  // [*, hidden], not padded
     float* losses = nullptr;              // [*]; rows that are not valid are left alone, here and below
-    float* log_sum_exps = nullptr;        // [*] or null
+    RowReturns returns;                   // [*] each
     DataType dx_type = DataType::kBFloat16;
     void* dx = nullptr;  // [*, hidden] or null
     WeightGradient weight_gradient = WeightGradient::kNone;
     float* dw = nullptr;  // [vocab, PaddedHidden(hidden)]
+    // With label smoothing and without softcap dW lacks -C_v t_h, which the caller keeps: t
+    // [PaddedHidden(hidden)]. Used where weight_gradient is not kNone.
+    float* smoothing_gradient = nullptr;
+    WeightGradient smoothing_store = WeightGradient::kNone;
 
     int32_t* rows_redone = nullptr;  // one value, added to; may be null
     int32_t exponent_bias = 0;       // even; for tests: results must not depend on it
@@ -123,6 +117,9 @@ class LinearCrossEntropy {
   double TileCost(int64_t rows) const;
   static int64_t Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers);
   TileRows DescribeTile(const Batch& batch, int64_t first, int64_t rows, const Buffers& buffers) const;
+  static Result TellHopperRows(const TileRows& tile, int64_t tile_rows, const Buffers& buffers,
+                               cudaStream_t stream);
+  Result MultiplyHopperLogits(const TileRows& tile, Which which, const Buffers& buffers, cudaStream_t stream);
   Result HopperLosses(const TileRows& tile, const Buffers& buffers, cudaStream_t stream);
   Result HopperInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
                              cudaStream_t stream);

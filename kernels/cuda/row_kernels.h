@@ -1,5 +1,5 @@
-// What happens to rows between the matrix products: everything here works on [n] or [n, H], never on [n, V],
-// but for SoftmaxRows of the portable path. Formulas and names as in docs/numerics.md.
+// What happens to rows between the matrix products: everything here works on [n] or [n, H], never on [n, V].
+// Formulas and names as in docs/numerics.md.
 //
 // All pointers are device memory. Functions enqueue on `stream` and return at once; an error is the launch's.
 #ifndef LOSSD_KERNELS_CUDA_ROW_KERNELS_H_
@@ -9,8 +9,28 @@
 
 #include "kernels/cuda/result.h"
 #include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
 
 namespace lossd::kernels::cuda {
+
+// How label smoothing reaches the gradients.
+enum class Smoothing {
+  kNone,
+  kRankOne,      // through Σ C_v W_v and Σ γ_r x_r
+  kElementwise,  // with softcap: each entry of the logits' gradient has its own part
+};
+constexpr Smoothing SmoothingOf(const LossOptions& options) {
+  if (options.label_smoothing == 0) return Smoothing::kNone;
+  return options.softcap == 0 ? Smoothing::kRankOne : Smoothing::kElementwise;
+}
+
+// The head's class weights, and what is made of them. Without any, C is 1.
+struct ClassWeightTerms {
+  const float* weights = nullptr;         // w [V]; null: none
+  double sum = 0;                         // Σ C
+  float largest = 1.0f;                   // C
+  const float* vocabulary_sum = nullptr;  // Σ C_v W_v [padded_hidden]; for Smoothing::kRankOne only
+};
 
 // The valid rows of one tile. Arrays have one element a row.
 struct TileRows {
@@ -26,30 +46,42 @@ struct TileRows {
       nullptr;  // one value: the largest magnitude in W, not finite if one of W is not
   const int32_t* batch_rows = nullptr;  // where a row is in the batch's own arrays
   const int32_t* labels = nullptr;
-  const float* gradient_scales = nullptr;  // g
-  const float* shares = nullptr;           // 1: counts in dW, 0: does not; null: all count
-  const int32_t* by_label = nullptr;       // the tile's rows ordered by label, rows of one label in order
-  bool gradient_wanted = false;     // dX or dW: then rows whose gradient would overflow count as overflowed
+  const float* gradient_scales = nullptr;    // g
+  const float* z_gradient_scales = nullptr;  // g_z; null: g
+  const float* token_weights = nullptr;      // a; null: 1
+  const float* lse_gradients = nullptr;      // u; null: 0
+  const float* shares = nullptr;             // 1: counts in dW, 0: does not; null: all count
+  const int32_t* by_label = nullptr;         // the tile's rows ordered by label, rows of one label in order
+  bool gradient_wanted = false;  // dX or dW: then rows whose gradient would overflow count as overflowed
+  LossOptions options;
+  Smoothing smoothing = Smoothing::kNone;  // SmoothingOf(options)
+  ClassWeightTerms classes;
   int32_t exponent_bias = 0;        // even; added to every k, for tests
   bool dependent_launches = false;  // compute capability 9.0: see dependent_launch.cuh
 
   // Made.
-  void* x = nullptr;         // [rows, padded_hidden]
-  void* scaled_x = nullptr;  // [rows, padded_hidden]
-  float* target_logits = nullptr;
-  float* largest = nullptr;       // magnitude in x
-  int32_t* overflowed = nullptr;  // 0 or 1
-  float* offsets = nullptr;       // E = e^(z - offset) 2^-exponent
+  void* x = nullptr;                   // [rows, padded_hidden]
+  void* scaled_x = nullptr;            // [rows, padded_hidden]
+  float* target_logits = nullptr;      // s
+  float* target_slopes = nullptr;      // f; of softcap only
+  double* smoothing_logits = nullptr;  // Σ C_v x W_v; of Smoothing::kRankOne only
+  float* largest = nullptr;            // magnitude in x
+  int32_t* overflowed = nullptr;       // 0 or 1
+  float* offsets = nullptr;            // E = e^(z - offset) 2^-exponent
   int32_t* exponents = nullptr;
   float* scales = nullptr;            // v; NaN if overflowed
   float* target_gradients = nullptr;  // c; NaN if overflowed
+  // Of smoothing only, and 0 if overflowed: of kRankOne, τ γ; of kElementwise, what C and E are multiplied by
+  // in the entries of the logits' gradient, which v then has no α / S in.
+  float* smoothing_factors = nullptr;
+  float* gradient_factors = nullptr;
   int32_t* redo_rows = nullptr;
   int32_t* redo_count = nullptr;  // one value
   float* factors = nullptr;       // of fp16: what scaled_x is multiplied by, the reciprocal, 0 and 1
 
   // The batch's own.
   float* losses = nullptr;
-  float* log_sum_exps = nullptr;   // or null
+  RowReturns returns;
   int32_t* rows_redone = nullptr;  // or null; one value, added to
 };
 
@@ -68,10 +100,16 @@ enum class Maximum { kOfSample, kOfAll };
 Result ChooseExponents(const TileRows& tile, Which which, Maximum maximum, const float* maxima, int32_t tiles,
                        int64_t stride, cudaStream_t stream);
 
-// From the sums [tiles, stride] of E without the label's: losses, v, c. Rows out of range go to redo_rows
+// Sums over pieces of the vocabulary without the label's entry, [tiles, stride] each.
+struct SumPieces {
+  const float* exponentials = nullptr;  // E
+  const float* logits = nullptr;        // C s; null but for Smoothing::kElementwise
+  int32_t tiles = 0;
+  int64_t stride = 0;
+};
+// Losses and what is a function of the log-sum-exp, v, c and the factors. Rows out of range go to redo_rows
 // (kAll); what is out of range still (kRedo) has overflowed, and redo_count is added to rows_redone.
-Result FinishRows(const TileRows& tile, Which which, const float* sums, int32_t tiles, int64_t stride,
-                  cudaStream_t stream);
+Result FinishRows(const TileRows& tile, Which which, const SumPieces& sums, cudaStream_t stream);
 
 // scaled_x[i] = x[redo_rows[i]].
 Result GatherRedoRows(const TileRows& tile, cudaStream_t stream);
@@ -86,17 +124,6 @@ Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream);
 // The largest magnitude of `count` values of `type` into *largest; infinite if one is not finite.
 Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest,
                         cudaStream_t stream);
-
-// --- The portable path
-
-// In place: logits [rows, stride] in fp32 become E, of the weight's type, at the beginning of each row's
-// bytes; columns up to `stride` are zero. Losses, v, c.
-Result SoftmaxRows(const TileRows& tile, float* logits, int64_t stride, cudaStream_t stream);
-
-// out[batch_rows] = v product + c W_y, rounded once to out_type; product [rows, padded_hidden], out [*,
-// hidden].
-Result FinishInputGradient(const TileRows& tile, const float* product, DataType out_type, void* out,
-                           cudaStream_t stream);
 
 // Loads every kernel that the functions above may launch for heads of this type: left to itself, the driver
 // does that at the first launch, when there may be no memory left for it.

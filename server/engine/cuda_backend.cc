@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/smoothing.h"
 #include "server/engine/cuda_status.h"
 
 namespace lossd::engine {
@@ -34,10 +36,12 @@ int64_t CudaBackend::GradientRowBytes() const { return padded_hidden_ * static_c
 
 Result CudaBackend::Allocate() {
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.vocab_size * WeightRowBytes(), &weights_));
-  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.vocab_size * GradientRowBytes(), &gradient_));
+  if (!frozen())
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.vocab_size * GradientRowBytes(), &gradient_));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(float), &weight_largest_));
   // The padding stays zero.
   LOSSD_CUDA_TRY(cudaMemset(weights_.data(), 0, static_cast<size_t>(weights_.bytes())));
+  LOSSD_CUDA_PASS_ON(AllocateSmoothing());
   // The device's own streams do not wait for the one that this went to.
   LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
   cudaStream_t stream = device_->pipeline.computing();
@@ -48,6 +52,51 @@ Result CudaBackend::Allocate() {
   }
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
   return {};
+}
+
+Result CudaBackend::AllocateSmoothing() {
+  if (const std::vector<float>* weights = config_.class_weights.get(); weights != nullptr) {
+    class_weight_sum_ = std::accumulate(weights->begin(), weights->end(), 0.0);
+    class_weight_largest_ = *std::max_element(weights->begin(), weights->end());
+    const auto bytes = static_cast<int64_t>(weights->size() * sizeof(float));
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(bytes, &class_weights_));
+    LOSSD_CUDA_TRY(cudaMemcpy(class_weights_.data(), weights->data(), static_cast<size_t>(bytes),
+                              cudaMemcpyHostToDevice));
+  }
+  for (size_t i = 0; i < smoothings_.size(); ++i) {
+    if (i == kWeighted && config_.class_weights == nullptr) continue;
+    Smoothing& smoothing = smoothings_[i];
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(GradientRowBytes(), &smoothing.vocabulary_sum));
+    LOSSD_CUDA_TRY(cudaMemset(smoothing.vocabulary_sum.data(), 0, static_cast<size_t>(GradientRowBytes())));
+    if (!frozen()) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(GradientRowBytes(), &smoothing.gradient));
+  }
+  return {};
+}
+
+MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+  const int64_t padded = PaddedHidden(config.hidden_size);
+  const int64_t elements = config.vocab_size * padded;
+  const bool weighted = config.class_weights != nullptr;
+  const int64_t vectors = (weighted ? 2 : 1) * padded * kFloat;
+  const int64_t shared = weighted ? config.vocab_size * kFloat : 0;
+  MemoryPlan plan = {{"weights", elements * SizeOf(config.weight_type) + shared + vectors}};
+  if (config.weight_gradients == WeightGradients::kAccumulated) {
+    plan.push_back({"gradient", elements * kFloat + vectors});
+  }
+  return plan;
+}
+
+MemoryPlan CudaBackend::MemoryReport() const {
+  int64_t weights = weights_.bytes() + class_weights_.bytes();
+  int64_t gradient = gradient_.bytes();
+  for (const Smoothing& smoothing : smoothings_) {
+    weights += smoothing.vocabulary_sum.bytes();
+    gradient += smoothing.gradient.bytes();
+  }
+  MemoryPlan plan = {{"weights", weights}};
+  if (!frozen()) plan.push_back({"gradient", gradient});
+  return plan;
 }
 
 // --- Weights and gradient
@@ -65,6 +114,13 @@ Result CudaBackend::Publish(const HostBuffer& staged) {
   LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(config_.weight_type, weights_.data(),
                                                      config_.vocab_size * padded_hidden_,
                                                      static_cast<float*>(weight_largest_.data()), stream));
+  for (size_t i = 0; i < smoothings_.size(); ++i) {
+    auto* sum = static_cast<float*>(smoothings_[i].vocabulary_sum.data());
+    if (sum == nullptr) continue;
+    const auto* weights = i == kWeighted ? static_cast<const float*>(class_weights_.data()) : nullptr;
+    LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(config_.weight_type, weights_.data(), config_.vocab_size,
+                                                    padded_hidden_, weights, sum, stream));
+  }
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
   return {};
 }
@@ -84,7 +140,31 @@ absl::Status CudaBackend::ReadGradientRows(int64_t first_row, int64_t rows, floa
     return absl::OkStatus();
   }
   const int64_t row_bytes = config_.hidden_size * static_cast<int64_t>(sizeof(float));
-  return DeviceFailed(ReadRows(gradient_, GradientRowBytes(), first_row, rows, row_bytes, out));
+  Result result = ReadRows(gradient_, GradientRowBytes(), first_row, rows, row_bytes, out);
+  if (result.ok()) result = SubtractSmoothing(first_row, rows, out);
+  return DeviceFailed(result);
+}
+
+Result CudaBackend::SubtractSmoothing(int64_t first_row, int64_t rows, float* out) const {
+  const int64_t hidden = config_.hidden_size;
+  for (size_t i = 0; i < smoothings_.size(); ++i) {
+    if (smoothings_[i].gradient_empty) continue;
+    std::vector<float> t(static_cast<size_t>(hidden));
+    const auto bytes = static_cast<int64_t>(t.size() * sizeof(float));
+    LOSSD_CUDA_PASS_ON(ReadRows(smoothings_[i].gradient, bytes, 0, 1, bytes, t.data()));
+    for (int64_t row = 0; row < rows; ++row) {
+      const float weight =
+          i == kWeighted ? (*config_.class_weights)[static_cast<size_t>(first_row + row)] : 1.0f;
+      float* of_row = out + row * hidden;
+      for (int64_t h = 0; h < hidden; ++h) of_row[h] -= weight * t[static_cast<size_t>(h)];
+    }
+  }
+  return {};
+}
+
+void CudaBackend::ResetGradient() {
+  gradient_empty_ = true;
+  for (Smoothing& smoothing : smoothings_) smoothing.gradient_empty = true;
 }
 
 Result CudaBackend::ReadRows(const DeviceBuffer& buffer, int64_t stride_bytes, int64_t first_row,
@@ -134,8 +214,14 @@ Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
     const std::lock_guard lock(device_->workspace_turn);
     LOSSD_CUDA_PASS_ON(step_.Run(batch, pipeline.computing(), slot.ready.get()));
   }
-  if (batch.weight_gradient != kernels::WeightGradient::kNone) gradient_empty_ = false;
+  if (batch.weight_gradient != kernels::WeightGradient::kNone) NoteAdded(kind);
   return pipeline.CopyOut(slot);
+}
+
+void CudaBackend::NoteAdded(const RowKind& kind) {
+  gradient_empty_ = false;
+  if (kernels::cuda::SmoothingOf(kind.options) != kernels::cuda::Smoothing::kRankOne) return;
+  smoothings_[UsesClassWeights(kind) ? kWeighted : kUniform].gradient_empty = false;
 }
 
 // Hidden states of all chunks, each where it belongs, and arrays of the valid rows.
@@ -158,7 +244,14 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot) const {
     hidden_states += bytes;
     // Where no chunk counts, dW is left alone, and there is nothing to tell apart.
     const float share = adds && chunk.accumulate == Accumulate::kNo ? 0.0f : 1.0f;
-    parts.push_back({chunk.labels, chunk.tokens, chunk.ignore_index, chunk.gradient_scale, share});
+    parts.push_back({.labels = chunk.labels,
+                     .tokens = chunk.tokens,
+                     .ignore_index = chunk.ignore_index,
+                     .gradient_scale = chunk.gradient_scale,
+                     .share = share,
+                     .z_gradient_scale = chunk.z_gradient_scale,
+                     .token_weights = chunk.token_weights,
+                     .lse_gradients = chunk.lse_gradients});
   }
   BatchRows rows = step_.Arrange(parts);
   const auto bytes = static_cast<size_t>(rows.rows) * sizeof(int32_t);
@@ -166,7 +259,13 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot) const {
   std::memcpy(in + layout.labels, rows.labels.data(), bytes);
   std::memcpy(in + layout.gradient_scales, rows.gradient_scales.data(), bytes);
   std::memcpy(in + layout.by_label, rows.by_label.data(), bytes);
-  if (!rows.shares.empty()) std::memcpy(in + layout.shares, rows.shares.data(), bytes);
+  const auto fill = [in, bytes](int64_t offset, const std::vector<float>& values) {
+    if (!values.empty()) std::memcpy(in + offset, values.data(), bytes);
+  };
+  fill(layout.shares, rows.shares);
+  fill(layout.z_gradient_scales, rows.z_gradient_scales);
+  fill(layout.token_weights, rows.token_weights);
+  fill(layout.lse_gradients, rows.lse_gradients);
   return rows;
 }
 
@@ -182,7 +281,6 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
   step.batch_rows = reinterpret_cast<const int32_t*>(in + layout.batch_rows);
   step.labels = reinterpret_cast<const int32_t*>(in + layout.labels);
   step.gradient_scales = reinterpret_cast<const float*>(in + layout.gradient_scales);
-  if (!rows.shares.empty()) step.shares = reinterpret_cast<const float*>(in + layout.shares);
   step.by_label = reinterpret_cast<const int32_t*>(in + layout.by_label);
   step.weight = weights_.data();
   step.weight_largest = static_cast<const float*>(weight_largest_.data());
@@ -190,12 +288,40 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
   step.rows_redone = reinterpret_cast<int32_t*>(out + layout.rows_redone);
   step.dx_type = kind.dx_type;
   step.dx = kind.mode == ComputeMode::kLossOnly ? nullptr : out + layout.dx;
-  if (slot.adds && rows.rows > 0) {
+  DescribeLoss(kind, slot, rows, &step);
+  if (slot.adds && rows.rows > 0 && !frozen()) {
+    const Smoothing& smoothing = smoothings_[UsesClassWeights(kind) ? kWeighted : kUniform];
     step.weight_gradient =
         gradient_empty_ ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
     step.dw = static_cast<float*>(gradient_.data());
+    step.smoothing_store =
+        smoothing.gradient_empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
+    step.smoothing_gradient = static_cast<float*>(smoothing.gradient.data());
   }
   return step;
+}
+
+void CudaBackend::DescribeLoss(const RowKind& kind, const CudaSlot& slot, const BatchRows& rows,
+                               LinearCrossEntropy::Batch* step) const {
+  const auto* in = static_cast<const char*>(slot.in.data());
+  const SlotLayout& layout = slot.layout;
+  const auto array = [in](int64_t offset, const std::vector<float>& values) {
+    return values.empty() ? nullptr : reinterpret_cast<const float*>(in + offset);
+  };
+  step->shares = array(layout.shares, rows.shares);
+  step->z_gradient_scales = array(layout.z_gradient_scales, rows.z_gradient_scales);
+  step->token_weights = array(layout.token_weights, rows.token_weights);
+  step->lse_gradients = array(layout.lse_gradients, rows.lse_gradients);
+  step->returns = ReturnsIn(slot.out.data(), layout, slot.extras.returns);
+  step->options = kind.options;
+  const bool weighted = UsesClassWeights(kind);
+  if (weighted) {
+    step->classes.weights = static_cast<const float*>(class_weights_.data());
+    step->classes.sum = class_weight_sum_;
+    step->classes.largest = class_weight_largest_;
+  }
+  step->classes.vocabulary_sum =
+      static_cast<const float*>(smoothings_[weighted ? kWeighted : kUniform].vocabulary_sum.data());
 }
 
 }  // namespace lossd::engine

@@ -2,11 +2,13 @@
 #ifndef LOSSD_SERVER_ENGINE_CUDA_BACKEND_H_
 #define LOSSD_SERVER_ENGINE_CUDA_BACKEND_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/cuda/linear_cross_entropy.h"
 #include "kernels/cuda/owners.h"
@@ -42,12 +44,28 @@ class CudaBackend : public HeadBackend {
   int64_t RowsPerBatch(const RowKind& kind) const override;
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
   absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) override;
-  void ResetGradient() override { gradient_empty_ = true; }
-  MemoryPlan MemoryReport() const override {
-    return {{"weights", weights_.bytes()}, {"gradient", gradient_.bytes()}};
-  }
+  void ResetGradient() override;
+  MemoryPlan MemoryReport() const override;
+  // What a head takes, as MemoryReport says it: what is made of its class weights is among weights and
+  // gradient.
+  static MemoryPlan PlanMemory(const HeadConfig& config);
 
  private:
+  // What label smoothing is made of, for one C: the same for all entries, or the head's class weights.
+  struct Smoothing {
+    kernels::cuda::DeviceBuffer vocabulary_sum;  // Σ C_v W_v of the weights there are
+    kernels::cuda::DeviceBuffer gradient;        // t: the gradient lacks -C_v t_h
+    bool gradient_empty = true;                  // once everything that was enqueued has run
+  };
+  static constexpr size_t kUniform = 0;
+  static constexpr size_t kWeighted = 1;
+
+  bool frozen() const { return config_.weight_gradients == WeightGradients::kFrozen; }
+  bool UsesClassWeights(const RowKind& kind) const {
+    return kind.class_weights == ClassWeights::kUse && config_.class_weights != nullptr;
+  }
+  kernels::cuda::Result AllocateSmoothing();
+  kernels::cuda::Result SubtractSmoothing(int64_t first_row, int64_t rows, float* out) const;
   int64_t WeightRowBytes() const;
   int64_t GradientRowBytes() const;
   kernels::cuda::Result Publish(const HostBuffer& staged);
@@ -57,6 +75,9 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::BatchRows FillPinned(const CudaSlot& slot) const;
   kernels::cuda::LinearCrossEntropy::Batch Describe(const RowKind& kind, const CudaSlot& slot,
                                                     const kernels::cuda::BatchRows& rows) const;
+  void DescribeLoss(const RowKind& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
+                    kernels::cuda::LinearCrossEntropy::Batch* step) const;
+  void NoteAdded(const RowKind& kind);
 
   const HeadConfig config_;
   SharedCuda* const device_;
@@ -66,6 +87,10 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::DeviceBuffer weights_;
   kernels::cuda::DeviceBuffer gradient_;
   kernels::cuda::DeviceBuffer weight_largest_;
+  kernels::cuda::DeviceBuffer class_weights_;
+  double class_weight_sum_ = 0;
+  float class_weight_largest_ = 1.0f;
+  std::array<Smoothing, 2> smoothings_;
   bool gradient_empty_ = true;  // once everything that was enqueued has run
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/rounding.h"
 #include "server/engine/cuda_backend.h"
@@ -83,9 +84,7 @@ class CudaDevice : public Device {
                        LinearCrossEntropy::WorkspaceBytes(shape, *path, 1), " bytes, the device has ",
                        shared_.workspace_bytes, "; raise --workspace_bytes"));
     }
-    const int64_t elements = config.vocab_size * PaddedHidden(config.hidden_size);
-    return MemoryPlan{{"weights", elements * SizeOf(config.weight_type)},
-                      {"gradient", elements * static_cast<int64_t>(sizeof(float))}};
+    return CudaBackend::PlanMemory(config);
   }
 
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
@@ -141,12 +140,13 @@ class CudaDevice : public Device {
     size_t free = 0;
     size_t total = 0;
     (void)cudaMemGetInfo(&free, &total);
-    const int64_t elements = config.vocab_size * PaddedHidden(config.hidden_size);
-    const int64_t weights = elements * SizeOf(config.weight_type);
-    const int64_t gradient = elements * static_cast<int64_t>(sizeof(float));
+    const MemoryPlan plan = CudaBackend::PlanMemory(config);
+    const auto item = [](std::string* out, const MemoryItem& one) {
+      absl::StrAppend(out, one.purpose, " ", one.bytes);
+    };
     return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, "config",
-                     absl::StrCat("head ", config.name, " needs ", weights + gradient, " bytes of ", name(),
-                                  " (weights ", weights, ", gradient ", gradient, "); ", free, " of ", total,
+                     absl::StrCat("head ", config.name, " needs ", TotalBytes(plan), " bytes of ", name(),
+                                  " (", absl::StrJoin(plan, ", ", item), "); ", free, " of ", total,
                                   " are free: ", result.message()));
   }
 

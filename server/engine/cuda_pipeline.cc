@@ -51,6 +51,23 @@ Result CopyAsync(void* to, const void* from, int64_t bytes, const Stream& stream
   return {};
 }
 
+// What is returned of `tokens` rows from row `first` on.
+void HandOutReturns(const kernels::RowReturns& from, int64_t first, int64_t tokens,
+                    const kernels::RowReturns& to) {
+  const auto hand_out = [first, tokens](auto* wanted, const auto* values, int64_t width) {
+    if (wanted == nullptr || values == nullptr) return;
+    std::copy_n(values + first * width, tokens * width, wanted);
+  };
+  hand_out(to.log_sum_exp, from.log_sum_exp, 1);
+  hand_out(to.z_loss, from.z_loss, 1);
+  hand_out(to.log_probability, from.log_probability, 1);
+  hand_out(to.entropy, from.entropy, 1);
+  hand_out(to.prediction, from.prediction, 1);
+  hand_out(to.target_rank, from.target_rank, 1);
+  hand_out(to.top_tokens, from.top_tokens, from.top_k);
+  hand_out(to.top_log_probabilities, from.top_log_probabilities, from.top_k);
+}
+
 // From pinned memory to where the chunks want them.
 void HandOut(const CudaSlot& slot) {
   if (slot.callbacks.on_times) {
@@ -61,11 +78,15 @@ void HandOut(const CudaSlot& slot) {
   const auto* out = static_cast<const char*>(slot.pinned_out.data());
   const char* losses = out + slot.layout.losses;
   const char* dx = out + slot.layout.dx;
+  const kernels::RowReturns returns = ReturnsIn(slot.pinned_out.data(), slot.layout, slot.extras.returns);
+  int64_t first = 0;
   for (size_t i = 0; i < slot.chunks.size(); ++i) {
     const ChunkRows& chunk = slot.chunks[i];
     const int64_t loss_bytes = chunk.tokens * static_cast<int64_t>(sizeof(float));
     std::memcpy(chunk.losses, losses, static_cast<size_t>(loss_bytes));
     losses += loss_bytes;
+    HandOutReturns(returns, first, chunk.tokens, chunk.returns);
+    first += chunk.tokens;
     const int64_t dx_bytes = InputGradientBytes(slot, chunk);
     if (dx_bytes > 0 && !IsDirect(chunk.dx_place, dx_bytes)) {
       std::memcpy(chunk.dx, dx, static_cast<size_t>(dx_bytes));
@@ -77,24 +98,88 @@ void HandOut(const CudaSlot& slot) {
 
 }  // namespace
 
-SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t dx_bytes) {
+SlotExtras SlotExtras::Of(const RowKind& kind, std::span<const ChunkRows> chunks) {
+  SlotExtras extras;
+  extras.returns = kind.returns;
+  for (const ChunkRows& chunk : chunks) {
+    extras.z_gradient_scales = extras.z_gradient_scales || chunk.z_gradient_scale.has_value();
+    extras.token_weights = extras.token_weights || chunk.token_weights != nullptr;
+    extras.lse_gradients = extras.lse_gradients || chunk.lse_gradients != nullptr;
+  }
+  return extras;
+}
+
+SlotExtras SlotExtras::Most() {
+  return {.z_gradient_scales = true,
+          .token_weights = true,
+          .lse_gradients = true,
+          .returns = {.log_sum_exp = true,
+                      .z_loss = true,
+                      .log_probability = true,
+                      .entropy = true,
+                      .prediction = true,
+                      .target_rank = true,
+                      .top_k = kernels::kMostTopK}};
+}
+
+SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t dx_bytes, const SlotExtras& extras) {
   SlotLayout layout;
-  const int64_t array = Align(tokens * 4);
-  layout.batch_rows = Align(hidden_bytes);
-  layout.labels = layout.batch_rows + array;
-  layout.gradient_scales = layout.labels + array;
-  layout.shares = layout.gradient_scales + array;
-  layout.by_label = layout.shares + array;
-  layout.in_bytes = layout.by_label + array;
-  layout.rows_redone = array;
-  layout.dx = layout.rows_redone + Align(sizeof(int32_t));
+  int64_t end = Align(hidden_bytes);
+  // An array of `width` elements a row.
+  const auto take = [&end, tokens](int64_t* offset, int64_t width) {
+    *offset = end;
+    end += Align(tokens * width * 4);
+  };
+  for (int64_t* array :
+       {&layout.batch_rows, &layout.labels, &layout.gradient_scales, &layout.shares, &layout.by_label}) {
+    take(array, 1);
+  }
+  take(&layout.z_gradient_scales, extras.z_gradient_scales ? 1 : 0);
+  take(&layout.token_weights, extras.token_weights ? 1 : 0);
+  take(&layout.lse_gradients, extras.lse_gradients ? 1 : 0);
+  layout.in_bytes = end;
+
+  end = 0;
+  take(&layout.losses, 1);
+  layout.rows_redone = end;
+  end += Align(sizeof(int32_t));
+  const WantedReturns& returns = extras.returns;
+  take(&layout.log_sum_exp, returns.log_sum_exp ? 1 : 0);
+  take(&layout.z_loss, returns.z_loss ? 1 : 0);
+  take(&layout.log_probability, returns.log_probability ? 1 : 0);
+  take(&layout.entropy, returns.entropy ? 1 : 0);
+  take(&layout.top_log_probabilities, returns.top_k);
+  take(&layout.prediction, returns.prediction ? 1 : 0);
+  take(&layout.target_rank, returns.target_rank ? 1 : 0);
+  take(&layout.top_tokens, returns.top_k);
+  layout.dx = end;
   layout.out_bytes = layout.dx + Align(dx_bytes);
   return layout;
 }
 
+kernels::RowReturns ReturnsIn(void* out, const SlotLayout& layout, const WantedReturns& returns) {
+  const auto floats = [out](bool wanted, int64_t offset) {
+    return wanted ? reinterpret_cast<float*>(At(out, offset)) : nullptr;
+  };
+  const auto integers = [out](bool wanted, int64_t offset) {
+    return wanted ? reinterpret_cast<int32_t*>(At(out, offset)) : nullptr;
+  };
+  const bool top = returns.top_k > 0;
+  return {.log_sum_exp = floats(returns.log_sum_exp, layout.log_sum_exp),
+          .z_loss = floats(returns.z_loss, layout.z_loss),
+          .log_probability = floats(returns.log_probability, layout.log_probability),
+          .entropy = floats(returns.entropy, layout.entropy),
+          .prediction = integers(returns.prediction, layout.prediction),
+          .target_rank = integers(returns.target_rank, layout.target_rank),
+          .top_k = returns.top_k,
+          .top_tokens = integers(top, layout.top_tokens),
+          .top_log_probabilities = floats(top, layout.top_log_probabilities)};
+}
+
 Result CudaPipeline::Create(const Capacity& capacity) {
   capacity_ = capacity;
-  const SlotLayout most = SlotLayout::Of(capacity.tokens, capacity.hidden_bytes, capacity.dx_bytes);
+  const SlotLayout most =
+      SlotLayout::Of(capacity.tokens, capacity.hidden_bytes, capacity.dx_bytes, SlotExtras::Most());
   for (CudaSlot& slot : slots_) LOSSD_CUDA_PASS_ON(CreateSlot(most, &slot));
   for (Stream* stream : {&copying_, &computing_, &returning_}) LOSSD_CUDA_PASS_ON(Stream::Create(stream));
   return {};
@@ -124,7 +209,9 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
   for (const ChunkRows& chunk : chunks) tokens += chunk.tokens;
   slot.hidden_row_bytes = hidden_size * kernels::SizeOf(kind.hidden_type);
   slot.dx_row_bytes = kind.mode == ComputeMode::kLossOnly ? 0 : hidden_size * kernels::SizeOf(kind.dx_type);
-  slot.layout = SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.dx_row_bytes);
+  slot.extras = SlotExtras::Of(kind, chunks);
+  slot.layout =
+      SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.dx_row_bytes, slot.extras);
   slot.chunks.assign(chunks.begin(), chunks.end());
   slot.callbacks = std::move(callbacks);
   slot.adds = std::any_of(chunks.begin(), chunks.end(), [](const ChunkRows& chunk) {
@@ -160,6 +247,12 @@ Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
   }
   LOSSD_CUDA_PASS_ON(copy_before(slot.layout.in_bytes));
   LOSSD_CUDA_TRY(cudaMemsetAsync(slot.out.data(), 0, static_cast<size_t>(zeros), copying_.get()));
+  const int64_t tokens_end = slot.layout.dx;
+  if (const int64_t tokens = slot.layout.prediction; tokens < tokens_end) {
+    constexpr int kMinusOne = 0xFF;  // in every byte
+    LOSSD_CUDA_TRY(cudaMemsetAsync(At(slot.out.data(), tokens), kMinusOne,
+                                   static_cast<size_t>(tokens_end - tokens), copying_.get()));
+  }
   LOSSD_CUDA_TRY(cudaEventRecord(slot.arrived.get(), copying_.get()));
   LOSSD_CUDA_TRY(cudaStreamWaitEvent(computing_.get(), slot.arrived.get()));
   return {};

@@ -25,7 +25,19 @@
 
 namespace lossd::engine {
 
-// Where the parts of a batch lie in its slot, in bytes. Everything is 256-byte aligned.
+// What a batch has beyond what all have.
+struct SlotExtras {
+  bool z_gradient_scales = false;
+  bool token_weights = false;
+  bool lse_gradients = false;
+  WantedReturns returns;
+
+  static SlotExtras Of(const RowKind& kind, std::span<const ChunkRows> chunks);
+  static SlotExtras Most();
+};
+
+// Where the parts of a batch lie in its slot, in bytes. Everything is 256-byte aligned; what a batch has not
+// takes nothing.
 struct SlotLayout {
   // In, on the way to the device. Behind the hidden states, arrays of four-byte elements.
   int64_t hidden_states = 0;
@@ -34,15 +46,29 @@ struct SlotLayout {
   int64_t gradient_scales = 0;
   int64_t shares = 0;
   int64_t by_label = 0;
+  int64_t z_gradient_scales = 0;
+  int64_t token_weights = 0;
+  int64_t lse_gradients = 0;
   int64_t in_bytes = 0;
   // Out, on the way back.
   int64_t losses = 0;
   int64_t rows_redone = 0;
+  int64_t log_sum_exp = 0;
+  int64_t z_loss = 0;
+  int64_t log_probability = 0;
+  int64_t entropy = 0;
+  int64_t top_log_probabilities = 0;
+  int64_t prediction = 0;  // from here to dx: tokens and ranks, which are -1 where a row is ignored
+  int64_t target_rank = 0;
+  int64_t top_tokens = 0;
   int64_t dx = 0;
   int64_t out_bytes = 0;
 
-  static SlotLayout Of(int64_t tokens, int64_t hidden_bytes, int64_t dx_bytes);
+  static SlotLayout Of(int64_t tokens, int64_t hidden_bytes, int64_t dx_bytes, const SlotExtras& extras);
 };
+
+// The arrays of `returns` that are wanted, in memory that begins with `out`; the others are null.
+kernels::RowReturns ReturnsIn(void* out, const SlotLayout& layout, const WantedReturns& returns);
 
 // A batch under way and the memory it has. All memory is the batch's until it is done.
 struct CudaSlot {
@@ -55,6 +81,7 @@ struct CudaSlot {
   kernels::cuda::Event computed;  // on the computing stream: so is dW
   kernels::cuda::Event left;      // on the returning stream: `pinned_out` is there
 
+  SlotExtras extras;
   SlotLayout layout;
   int64_t hidden_row_bytes = 0;
   int64_t dx_row_bytes = 0;  // 0: loss only
@@ -94,8 +121,8 @@ class CudaPipeline {
                   BatchCallbacks callbacks);
   // Whether pinned_in has no part in a chunk's hidden states.
   static bool CopiesItself(const CudaSlot& slot, const ChunkRows& chunk);
-  // What pinned_in and the chunks hold goes to the device, the first `zeros` bytes of `out` are cleared, and
-  // computing() waits for both.
+  // What pinned_in and the chunks hold goes to the device, the first `zeros` bytes of `out` are cleared,
+  // tokens and ranks among them made -1, and computing() waits for all.
   kernels::cuda::Result CopyIn(const CudaSlot& slot, int64_t zeros);
   kernels::cuda::Result CopyOut(const CudaSlot& slot);
   // Everything under way, and everything that is begun from now on, ends with this.

@@ -191,7 +191,7 @@ LinearCrossEntropy::Batch CudaStep::Batch() const {
   batch.hidden_type = case_.dtype;
   batch.hidden_states = x_.data();
   batch.losses = static_cast<float*>(losses_.data());
-  batch.log_sum_exps = static_cast<float*>(log_sum_exps_.data());
+  batch.returns.log_sum_exp = static_cast<float*>(log_sum_exps_.data());
   batch.dx_type = case_.dtype;
   batch.dw = dw();
   batch.rows_redone = static_cast<int32_t*>(redone_.data());

@@ -66,6 +66,7 @@ class CudaMemory : public HeadTest {
     for (int i = 0; i < 2; ++i) {
       head.Publish(problem.weight);
       RunBatches(head, problem);
+      RunOptions(head, problem);
       RunSurprises(head, problem);
       for (const DataType to : kTypes) head.Weights(to, 0, kVocab);
       head.Gradient();
@@ -92,6 +93,25 @@ class CudaMemory : public HeadTest {
     ChunkInput repeat = RowsOf(problem, 100, 200);
     repeat.accumulate = ChunkRows::Accumulate::kNo;
     head.Run(KindOf(problem), {RowsOf(problem, 0, 100), repeat, RowsOf(problem, 300, 10)});
+  }
+
+  // Every kernel that options and returns take.
+  static void RunOptions(HeadUnderTest& head, Problem problem) {
+    for (const float smoothing : {0.0f, 0.1f}) {
+      for (const float softcap : {0.0f, 5.0f}) {
+        problem.options = {
+            .logit_scale = 0.5f, .softcap = softcap, .label_smoothing = smoothing, .lse_square_scale = 0.01f};
+        for (const DataType dx_type : kTypes) {
+          for (const int64_t rows : {64, 128, 1025, 8192}) {
+            head.backend().ResetGradient();
+            RowKind kind = KindOf(problem, dx_type);
+            head.Run(kind, {RowsOf(problem, 0, rows)});
+            kind.returns = {.entropy = true, .top_k = kernels::kMostTopK};
+            head.Run(kind, {RowsOf(problem, 0, rows)});
+          }
+        }
+      }
+    }
   }
 
   // Rows whose log-sum-exp the first estimate misses by far.

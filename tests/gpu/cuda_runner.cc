@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "kernels/cuda/owners.h"
+#include "kernels/cuda/smoothing.h"
 
 namespace lossd::kernels::testing {
 namespace {
@@ -76,122 +77,216 @@ std::vector<unsigned char> PadRows(const std::vector<unsigned char>& rows, int64
 }
 
 BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const LinearCrossEntropy& step) {
-  const cuda::LabelledRows all{problem.labels.data(), problem.shape.tokens, kIgnoreIndex,
-                               problem.gradient_scale};
+  const auto array = [](const std::vector<float>& values) {
+    return values.empty() ? nullptr : values.data();
+  };
+  const cuda::LabelledRows all{.labels = problem.labels.data(),
+                               .tokens = problem.shape.tokens,
+                               .ignore_index = kIgnoreIndex,
+                               .gradient_scale = problem.gradient_scale,
+                               .share = 1.0f,
+                               .z_gradient_scale = problem.z_gradient_scale,
+                               .token_weights = array(problem.token_weights),
+                               .lse_gradients = array(problem.lse_gradients)};
   BatchRows rows = step.Arrange({&all, 1});
   if (options.shares.empty()) return rows;
   for (const int32_t row : rows.batch_rows) rows.shares.push_back(options.shares[static_cast<size_t>(row)]);
   return rows;
 }
 
+// One run, and the memory it takes.
 class Runner {
  public:
-  Runner(const Problem& problem, const CudaOptions& options) : problem_(problem), options_(options) {}
+  Runner(const Problem& problem, const CudaOptions& options)
+      : problem_(problem),
+        options_(options),
+        tokens_(problem.shape.tokens),
+        vocab_(problem.shape.vocab),
+        hidden_(problem.shape.hidden),
+        padded_(cuda::PaddedHidden(hidden_)) {}
 
   Result Run(CudaOutcome* outcome) {
-    const auto [tokens, vocab, hidden] = problem_.shape;
-    const int64_t padded = cuda::PaddedHidden(hidden);
-    const int64_t element = SizeOf(problem_.weight_type);
-    const int64_t tile_rows = options_.tile_rows == 0 ? tokens : options_.tile_rows;
-    const LinearCrossEntropy::Shape shape{vocab, hidden, problem_.weight_type};
-    const int64_t dx_bytes = tokens * hidden * SizeOf(options_.dx_type);
-
-    GuardedBuffer weight, hidden_states, workspace, losses, log_sum_exps, dx, dw, largest, redone;
-    const auto padded_weight = PadRows(problem_.weight, vocab, hidden * element, padded * element);
-    LOSSD_CUDA_PASS_ON(weight.Create("weight", vocab * padded * element, padded_weight.data()));
-    LOSSD_CUDA_PASS_ON(hidden_states.Create(
-        "hidden_states", static_cast<int64_t>(problem_.hidden_states.size()), problem_.hidden_states.data()));
+    const int64_t tile_rows = options_.tile_rows == 0 ? tokens_ : options_.tile_rows;
+    const LinearCrossEntropy::Shape shape{vocab_, hidden_, problem_.weight_type};
     LOSSD_CUDA_PASS_ON(
-        workspace.Create("workspace", LinearCrossEntropy::WorkspaceBytes(shape, options_.path, tile_rows)));
-    const std::vector<float> zeros(static_cast<size_t>(tokens), 0.0f);
-    LOSSD_CUDA_PASS_ON(losses.Create("losses", tokens * 4, zeros.data()));
-    LOSSD_CUDA_PASS_ON(log_sum_exps.Create("log_sum_exps", tokens * 4, zeros.data()));
-    const std::vector<unsigned char> no_dx(static_cast<size_t>(dx_bytes), 0);
-    LOSSD_CUDA_PASS_ON(dx.Create("dx", dx_bytes, no_dx.data()));
-    const std::vector<float> initial_dw = InitialGradient(vocab, hidden, padded);
-    LOSSD_CUDA_PASS_ON(dw.Create("dw", vocab * padded * 4, initial_dw.data()));
-    LOSSD_CUDA_PASS_ON(largest.Create("largest", 4));
-    const int32_t none = 0;
-    LOSSD_CUDA_PASS_ON(redone.Create("rows_redone", 4, &none));
+        Make("workspace", LinearCrossEntropy::WorkspaceBytes(shape, options_.path, tile_rows)));
     std::unique_ptr<CublasLt> library;
     if (options_.path == Path::kPortable) LOSSD_CUDA_PASS_ON(CublasLt::Open(&library));
-    LinearCrossEntropy step(shape, options_.path, tile_rows, workspace.data(), library.get());
-    rows_ = SelectRows(problem_, options_, step);
-    LOSSD_CUDA_PASS_ON(CreateArrays());
-
-    LOSSD_CUDA_PASS_ON(cuda::LargestMagnitude(problem_.weight_type, weight.data(), vocab * padded,
-                                              reinterpret_cast<float*>(largest.data()), nullptr));
+    LinearCrossEntropy step(shape, options_.path, tile_rows, buffers_.back()->data(), library.get());
     LinearCrossEntropy::Batch batch;
-    batch.rows = rows_.rows;
-    batch.batch_rows = reinterpret_cast<const int32_t*>(batch_rows_.data());
-    batch.labels = reinterpret_cast<const int32_t*>(labels_.data());
-    batch.gradient_scales = reinterpret_cast<const float*>(scales_.data());
-    batch.shares = rows_.shares.empty() ? nullptr : reinterpret_cast<const float*>(shares_.data());
-    batch.by_label = reinterpret_cast<const int32_t*>(by_label_.data());
-    batch.weight = weight.data();
-    batch.weight_largest = reinterpret_cast<const float*>(largest.data());
-    batch.hidden_type = problem_.hidden_type;
-    batch.hidden_states = hidden_states.data();
-    batch.losses = reinterpret_cast<float*>(losses.data());
-    batch.log_sum_exps = reinterpret_cast<float*>(log_sum_exps.data());
-    batch.dx_type = options_.dx_type;
-    batch.dx = options_.dx_wanted ? dx.data() : nullptr;
-    batch.weight_gradient = options_.weight_gradient;
-    batch.dw = reinterpret_cast<float*>(dw.data());
-    batch.rows_redone = reinterpret_cast<int32_t*>(redone.data());
-    batch.exponent_bias = options_.exponent_bias;
+    LOSSD_CUDA_PASS_ON(FillInputs(&batch));
+    LOSSD_CUDA_PASS_ON(FillRows(SelectRows(problem_, options_, step), &batch));
+    LOSSD_CUDA_PASS_ON(FillOutputs(&batch));
+    LOSSD_CUDA_PASS_ON(FillReturns(&batch.returns));
     LOSSD_CUDA_PASS_ON(step.Run(batch, nullptr, nullptr));
     LOSSD_CUDA_TRY(cudaDeviceSynchronize());
+    for (const auto& buffer : buffers_) LOSSD_CUDA_PASS_ON(buffer->Check(&outcome->touched));
+    LOSSD_CUDA_PASS_ON(ReadReturns(outcome));
+    return ReadGradients(batch, outcome);
+  }
 
-    for (const GuardedBuffer* buffer :
-         {&weight, &hidden_states, &workspace, &losses, &log_sum_exps, &dx, &dw, &largest, &redone,
-          &batch_rows_, &labels_, &scales_, &shares_, &by_label_}) {
-      LOSSD_CUDA_PASS_ON(buffer->Check(&outcome->touched));
+ private:
+  // A buffer of this name, with what `from` holds.
+  Result Make(const char* name, int64_t bytes, const void* from = nullptr) {
+    buffers_.push_back(std::make_unique<GuardedBuffer>());
+    return buffers_.back()->Create(name, bytes, from);
+  }
+  template <class Pointer, class T>
+  Result MakeArray(const char* name, const std::vector<T>& values, Pointer* pointer) {
+    LOSSD_CUDA_PASS_ON(Make(name, static_cast<int64_t>(values.size() * sizeof(T)),
+                            values.empty() ? nullptr : values.data()));
+    *pointer = reinterpret_cast<Pointer>(buffers_.back()->data());
+    return {};
+  }
+  template <class T, class Pointer>
+  Result MakeFilled(const char* name, int64_t count, T value, Pointer* pointer) {
+    return MakeArray(name, std::vector<T>(static_cast<size_t>(count), value), pointer);
+  }
+
+  Result FillInputs(LinearCrossEntropy::Batch* batch) {
+    const int64_t element = SizeOf(problem_.weight_type);
+    LOSSD_CUDA_PASS_ON(MakeArray(
+        "weight", PadRows(problem_.weight, vocab_, hidden_ * element, padded_ * element), &batch->weight));
+    LOSSD_CUDA_PASS_ON(MakeArray("hidden_states", problem_.hidden_states, &batch->hidden_states));
+    batch->hidden_type = problem_.hidden_type;
+    float* largest = nullptr;
+    LOSSD_CUDA_PASS_ON(MakeFilled("largest", 1, 0.0f, &largest));
+    LOSSD_CUDA_PASS_ON(
+        cuda::LargestMagnitude(problem_.weight_type, batch->weight, vocab_ * padded_, largest, nullptr));
+    batch->weight_largest = largest;
+    batch->options = problem_.options;
+    batch->exponent_bias = options_.exponent_bias;
+    if (!problem_.class_weights.empty()) {
+      const std::vector<float>& weights = problem_.class_weights;
+      LOSSD_CUDA_PASS_ON(MakeArray("class_weights", weights, &batch->classes.weights));
+      for (const float weight : weights) batch->classes.sum += static_cast<double>(weight);
+      batch->classes.largest = *std::max_element(weights.begin(), weights.end());
     }
+    float* vocabulary_sum = nullptr;
+    LOSSD_CUDA_PASS_ON(
+        MakeFilled("vocabulary_sum", padded_, std::numeric_limits<float>::quiet_NaN(), &vocabulary_sum));
+    batch->classes.vocabulary_sum = vocabulary_sum;
+    return cuda::SumVocabulary(problem_.weight_type, batch->weight, vocab_, padded_, batch->classes.weights,
+                               vocabulary_sum, nullptr);
+  }
+
+  Result FillRows(const BatchRows& rows, LinearCrossEntropy::Batch* batch) {
+    batch->rows = rows.rows;
+    LOSSD_CUDA_PASS_ON(MakeArray("batch_rows", rows.batch_rows, &batch->batch_rows));
+    LOSSD_CUDA_PASS_ON(MakeArray("labels", rows.labels, &batch->labels));
+    LOSSD_CUDA_PASS_ON(MakeArray("by_label", rows.by_label, &batch->by_label));
+    LOSSD_CUDA_PASS_ON(MakeArray("gradient_scales", rows.gradient_scales, &batch->gradient_scales));
+    const auto optional = [this](const char* name, const std::vector<float>& values, const float** pointer) {
+      return values.empty() ? Result() : MakeArray(name, values, pointer);
+    };
+    LOSSD_CUDA_PASS_ON(optional("z_gradient_scales", rows.z_gradient_scales, &batch->z_gradient_scales));
+    LOSSD_CUDA_PASS_ON(optional("token_weights", rows.token_weights, &batch->token_weights));
+    LOSSD_CUDA_PASS_ON(optional("lse_gradients", rows.lse_gradients, &batch->lse_gradients));
+    return optional("shares", rows.shares, &batch->shares);
+  }
+
+  Result FillOutputs(LinearCrossEntropy::Batch* batch) {
+    LOSSD_CUDA_PASS_ON(MakeFilled("losses", tokens_, 0.0f, &batch->losses));
+    void* dx = nullptr;
+    LOSSD_CUDA_PASS_ON(MakeFilled("dx", tokens_ * hidden_ * SizeOf(options_.dx_type), '\0', &dx));
+    if (options_.dx_wanted) batch->dx = dx;
+    batch->dx_type = options_.dx_type;
+    dx_ = buffers_.back().get();
+    batch->weight_gradient = options_.weight_gradient;
+    LOSSD_CUDA_PASS_ON(MakeArray("dw", InitialGradient(), &batch->dw));
+    dw_ = buffers_.back().get();
+    // What is overwritten must not be read.
+    batch->smoothing_store = options_.weight_gradient;
+    const bool adds = options_.weight_gradient == WeightGradient::kAccumulate;
+    LOSSD_CUDA_PASS_ON(MakeFilled("smoothing_gradient", padded_,
+                                  adds ? 0.0f : std::numeric_limits<float>::quiet_NaN(),
+                                  &batch->smoothing_gradient));
+    smoothing_ = buffers_.back().get();
+    LOSSD_CUDA_PASS_ON(MakeFilled("rows_redone", 1, int32_t{0}, &batch->rows_redone));
+    redone_ = buffers_.back().get();
+    return {};
+  }
+
+  Result FillReturns(RowReturns* returns) {
+    returned_ = buffers_.size();
+    LOSSD_CUDA_PASS_ON(MakeFilled("log_sum_exps", tokens_, 0.0f, &returns->log_sum_exp));
+    LOSSD_CUDA_PASS_ON(MakeFilled("z_losses", tokens_, 0.0f, &returns->z_loss));
+    LOSSD_CUDA_PASS_ON(MakeFilled("log_probabilities", tokens_, 0.0f, &returns->log_probability));
+    if (!options_.whole_rows) return {};
+    LOSSD_CUDA_PASS_ON(MakeFilled("entropies", tokens_, 0.0f, &returns->entropy));
+    LOSSD_CUDA_PASS_ON(MakeFilled("predictions", tokens_, int32_t{-1}, &returns->prediction));
+    LOSSD_CUDA_PASS_ON(MakeFilled("ranks", tokens_, int32_t{-1}, &returns->target_rank));
+    returns->top_k = options_.top_k;
+    const int64_t top = tokens_ * options_.top_k;
+    LOSSD_CUDA_PASS_ON(MakeFilled("top_tokens", top, int32_t{-1}, &returns->top_tokens));
+    return MakeFilled("top_log_probabilities", top, 0.0f, &returns->top_log_probabilities);
+  }
+
+  Result ReadReturns(CudaOutcome* outcome) const {
+    size_t next = returned_;
+    for (std::vector<float>* values :
+         {&outcome->log_sum_exps, &outcome->z_losses, &outcome->log_probabilities}) {
+      LOSSD_CUDA_PASS_ON(buffers_[next++]->Read(values));
+    }
+    if (!options_.whole_rows) return {};
+    LOSSD_CUDA_PASS_ON(buffers_[next++]->Read(&outcome->entropies));
+    for (std::vector<int32_t>* values : {&outcome->predictions, &outcome->ranks, &outcome->top_tokens}) {
+      LOSSD_CUDA_PASS_ON(buffers_[next++]->Read(values));
+    }
+    return buffers_[next]->Read(&outcome->top_log_probabilities);
+  }
+
+  Result ReadGradients(const LinearCrossEntropy::Batch& batch, CudaOutcome* outcome) const {
     std::vector<int32_t> count;
-    LOSSD_CUDA_PASS_ON(redone.Read(&count));
+    LOSSD_CUDA_PASS_ON(redone_->Read(&count));
     outcome->rows_redone = count[0];
-    LOSSD_CUDA_PASS_ON(losses.Read(&outcome->losses));
-    LOSSD_CUDA_PASS_ON(log_sum_exps.Read(&outcome->log_sum_exps));
+    outcome->losses.resize(static_cast<size_t>(tokens_));
+    LOSSD_CUDA_TRY(cudaMemcpy(outcome->losses.data(), batch.losses, outcome->losses.size() * sizeof(float),
+                              cudaMemcpyDeviceToHost));
     std::vector<unsigned char> narrow;
-    LOSSD_CUDA_PASS_ON(dx.Read(&narrow));
-    outcome->dx.resize(static_cast<size_t>(tokens * hidden));
-    Convert(options_.dx_type, narrow.data(), DataType::kFloat32, outcome->dx.data(), tokens * hidden);
+    LOSSD_CUDA_PASS_ON(dx_->Read(&narrow));
+    outcome->dx.resize(static_cast<size_t>(tokens_ * hidden_));
+    Convert(options_.dx_type, narrow.data(), DataType::kFloat32, outcome->dx.data(), tokens_ * hidden_);
     std::vector<float> wide;
-    LOSSD_CUDA_PASS_ON(dw.Read(&wide));
-    outcome->dw.resize(static_cast<size_t>(vocab * hidden));
-    for (int64_t v = 0; v < vocab; ++v) {
-      std::copy_n(&wide[static_cast<size_t>(v * padded)], hidden,
-                  &outcome->dw[static_cast<size_t>(v * hidden)]);
+    std::vector<float> smoothing;
+    LOSSD_CUDA_PASS_ON(dw_->Read(&wide));
+    LOSSD_CUDA_PASS_ON(smoothing_->Read(&smoothing));
+    const bool smoothed = cuda::SmoothingOf(problem_.options) == cuda::Smoothing::kRankOne &&
+                          options_.weight_gradient != WeightGradient::kNone;
+    for (int64_t v = 0; v < vocab_; ++v) {
+      const float weight =
+          problem_.class_weights.empty() ? 1.0f : problem_.class_weights[static_cast<size_t>(v)];
+      for (int64_t h = 0; h < hidden_; ++h) {
+        const float term = smoothed ? weight * smoothing[static_cast<size_t>(h)] : 0.0f;
+        outcome->dw.push_back(wide[static_cast<size_t>(v * padded_ + h)] - term);
+      }
     }
     return {};
   }
 
- private:
-  std::vector<float> InitialGradient(int64_t vocab, int64_t hidden, int64_t padded) const {
-    std::vector<float> initial(static_cast<size_t>(vocab * padded), std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> InitialGradient() const {
+    std::vector<float> initial(static_cast<size_t>(vocab_ * padded_),
+                               std::numeric_limits<float>::quiet_NaN());
     if (options_.initial_dw.empty()) return initial;
-    for (int64_t v = 0; v < vocab; ++v) {
-      std::copy_n(&options_.initial_dw[static_cast<size_t>(v * hidden)], hidden,
-                  &initial[static_cast<size_t>(v * padded)]);
+    for (int64_t v = 0; v < vocab_; ++v) {
+      std::copy_n(&options_.initial_dw[static_cast<size_t>(v * hidden_)], hidden_,
+                  &initial[static_cast<size_t>(v * padded_)]);
     }
     return initial;
   }
 
-  Result CreateArrays() {
-    const int64_t bytes = rows_.rows * 4;
-    LOSSD_CUDA_PASS_ON(batch_rows_.Create("batch_rows", bytes, rows_.batch_rows.data()));
-    LOSSD_CUDA_PASS_ON(labels_.Create("labels", bytes, rows_.labels.data()));
-    LOSSD_CUDA_PASS_ON(scales_.Create("gradient_scales", bytes, rows_.gradient_scales.data()));
-    LOSSD_CUDA_PASS_ON(
-        shares_.Create("shares", static_cast<int64_t>(rows_.shares.size()) * 4, rows_.shares.data()));
-    return by_label_.Create("by_label", bytes, rows_.by_label.data());
-  }
-
   const Problem& problem_;
   const CudaOptions& options_;
-  BatchRows rows_;
-  GuardedBuffer batch_rows_, labels_, scales_, shares_, by_label_;
+  const int64_t tokens_;
+  const int64_t vocab_;
+  const int64_t hidden_;
+  const int64_t padded_;
+  std::vector<std::unique_ptr<GuardedBuffer>> buffers_;
+  size_t returned_ = 0;  // the first buffer of the returns
+  const GuardedBuffer* dx_ = nullptr;
+  const GuardedBuffer* dw_ = nullptr;
+  const GuardedBuffer* smoothing_ = nullptr;
+  const GuardedBuffer* redone_ = nullptr;
 };
 
 }  // namespace

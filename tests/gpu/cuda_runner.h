@@ -21,16 +21,26 @@ struct CudaOptions {
   int32_t exponent_bias = 0;
   std::vector<float> shares{};      // of each token; empty: all 1
   std::vector<float> initial_dw{};  // empty: NaN everywhere
+  bool whole_rows = false;          // whether all is to be told that takes whole logits
+  int32_t top_k = 0;                // with whole_rows
 };
 
 struct CudaOutcome {
   std::string error;    // empty, or what failed
   std::string touched;  // empty, or the buffer whose guard area was written to
   int64_t rows_redone = 0;
-  std::vector<float> losses;        // 0 for ignored rows
-  std::vector<float> log_sum_exps;  // 0 for ignored rows
-  std::vector<float> dx;            // [N, H] widened; 0 for ignored rows
-  std::vector<float> dw;            // [V, H]
+  // Of ignored rows all of these are 0, tokens and ranks -1.
+  std::vector<float> losses;
+  std::vector<float> log_sum_exps;
+  std::vector<float> z_losses;
+  std::vector<float> log_probabilities;
+  std::vector<float> entropies;  // this and what follows: empty without whole_rows
+  std::vector<int32_t> predictions;
+  std::vector<int32_t> ranks;
+  std::vector<int32_t> top_tokens;           // [N, top_k]
+  std::vector<float> top_log_probabilities;  // [N, top_k]
+  std::vector<float> dx;                     // [N, H] widened; 0 for ignored rows
+  std::vector<float> dw;                     // [V, H], with the term that the step keeps beside it
 };
 
 // Whether this machine's device takes this path for heads of this type.

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "tests/gpu/cuda_runner.h"
+#include "tests/gpu/cuda_step_fixture.h"
 
 namespace lossd::kernels {
 namespace {
@@ -14,57 +14,19 @@ namespace {
 using cuda::Path;
 using testing::CudaOptions;
 using testing::CudaOutcome;
+using testing::CudaStepTest;
 using testing::Describe;
 using testing::kIgnoreIndex;
 using testing::Problem;
 using testing::RandomProblem;
 using testing::Reference;
 using testing::RelativeError;
-using testing::RunCudaStep;
 using testing::RunReference;
 using testing::SameBits;
 using testing::SetLogit;
 using testing::Shape;
 
-struct Variant {
-  Path path;
-  DataType type;
-};
-
-std::string NameOf(const Variant& variant) {
-  return std::string(variant.path == Path::kHopper ? "Hopper_" : "Portable_") + Name(variant.type);
-}
-
-class CudaStep : public ::testing::TestWithParam<Variant> {
- protected:
-  void SetUp() override {
-    ASSERT_TRUE(testing::CanRun(GetParam().path, GetParam().type))
-        << "this test needs a GPU that takes the path";
-  }
-  DataType type() const { return GetParam().type; }
-  CudaOptions Options() const {
-    CudaOptions options;
-    options.path = GetParam().path;
-    return options;
-  }
-  // 16-bit operands of the gradients' products are that coarse; nothing else is.
-  double Tolerance() const {
-    return type() == DataType::kFloat32 ? 1e-5 : type() == DataType::kBFloat16 ? 4e-3 : 1e-3;
-  }
-  // Runs, and checks what holds for every run.
-  CudaOutcome Run(const Problem& problem, const CudaOptions& options) const {
-    CudaOutcome outcome = RunCudaStep(problem, options);
-    EXPECT_EQ(outcome.error, "");
-    EXPECT_EQ(outcome.touched, "") << "its guard area was written to";
-    return outcome;
-  }
-  void ExpectClose(const CudaOutcome& outcome, const Reference& reference) const {
-    EXPECT_LT(RelativeError(outcome.losses, reference.losses), 1e-5);
-    EXPECT_LT(RelativeError(outcome.log_sum_exps, reference.log_sum_exp), 1e-5);
-    EXPECT_LT(RelativeError(outcome.dx, reference.dx), Tolerance());
-    EXPECT_LT(RelativeError(outcome.dw, reference.dw), Tolerance());
-  }
-};
+class CudaStep : public CudaStepTest {};
 
 TEST_P(CudaStep, SmallShapesAgreeWithTheReference) {
   for (const Shape& shape :
@@ -262,13 +224,7 @@ TEST_P(CudaStep, ResultsDoNotDependOnTheChoiceOfExponents) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CudaStep,
-                         ::testing::Values(Variant{Path::kHopper, DataType::kBFloat16},
-                                           Variant{Path::kHopper, DataType::kFloat16},
-                                           Variant{Path::kPortable, DataType::kBFloat16},
-                                           Variant{Path::kPortable, DataType::kFloat16},
-                                           Variant{Path::kPortable, DataType::kFloat32}),
-                         [](const auto& test) { return NameOf(test.param); });
+INSTANTIATE_TEST_SUITE_P(All, CudaStep, testing::EveryVariant(), testing::VariantName);
 
 }  // namespace
 }  // namespace lossd::kernels

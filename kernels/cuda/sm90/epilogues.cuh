@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/logit_transform.cuh"
 #include "kernels/data_type.h"
 
 namespace lossd::kernels::cuda::sm90 {
@@ -49,9 +50,12 @@ __device__ inline float MaximumOfQuad(float value) {
   return fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
 }
 
+// What a product's sums are before they are logits: nothing is spent on what most heads have not.
+enum class Transform { kNone, kScale, kCap };
+
 // E, rounded once to T, and the sums of its unrounded values over each tile's columns, without the row's
-// label, whose E is stored as zero.
-template <class T>
+// label, whose E is stored as zero. With kCap what is stored is E f.
+template <class T, Transform kTransform>
 struct ExponentialsEpilogue {
   T* exponentials;  // [rows, stride], zero in columns from the vocabulary's end to stride; or null
   int64_t stride;   // a multiple of 8
@@ -61,6 +65,8 @@ struct ExponentialsEpilogue {
   const int32_t* exponents;  // [rows], even
   const int32_t* labels;     // [rows]
   const int32_t* row_map;    // null, or where row r of the product is among the rows of everything above
+  float logit_scale;
+  FastLogitCap cap;
 
   template <class Tile>
   __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
@@ -100,9 +106,16 @@ struct ExponentialsEpilogue {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float e[2];
+        float slopes[2] = {1.0f, 1.0f};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float z = d[4 * (4 * block + j) + 2 * half + i];
+          float z = d[4 * (4 * block + j) + 2 * half + i];
+          if constexpr (kTransform != Transform::kNone) z = __fmul_rn(z, logit_scale);
+          if constexpr (kTransform == Transform::kCap) {
+            const CappedLogit<float> capped = cap(z);
+            z = capped.value;
+            slopes[i] = capped.slope;
+          }
           if constexpr (kSpecial) {
             const int32_t column = 32 * block + 8 * j + 2 * lane + i;
             e[i] = column == label || first_column + column >= columns ? 0.0f : exponential(z);
@@ -111,6 +124,10 @@ struct ExponentialsEpilogue {
           }
         }
         sums_of_four[j] += e[0] + e[1];
+        if constexpr (kTransform == Transform::kCap) {
+          e[0] *= slopes[0];
+          e[1] *= slopes[1];
+        }
         words[j] = PackPair<T>(e[0], e[1]);
       }
       if (exponentials == nullptr) continue;
@@ -173,19 +190,22 @@ __device__ inline Four<float> FourInARow(const float* first, const float* second
   return {first[0], first[1], x, y};
 }
 
-// dX = v (E W) + c W_y, rounded once, written to the row's place in the batch.
-template <class T>
+// dX = v (E W) + c W_y, rounded once, written to the row's place in the batch. With kSmoothed also
+// - τ γ Σ C_v W_v.
+template <class T, bool kSmoothed>
 struct InputGradientEpilogue {
   void* out;  // [rows of the batch, out_stride] of out_type
   DataType out_type;
   int64_t out_stride;
-  bool out_in_fours;              // `out` and its rows are aligned to four elements
-  const T* weight;                // [V, weight_stride]
-  int64_t weight_stride;          // a multiple of 4
-  const float* scales;            // v [rows]
-  const float* target_gradients;  // c [rows]
-  const int32_t* labels;          // [rows]
-  const int32_t* batch_rows;      // [rows], where the row belongs in the batch
+  bool out_in_fours;               // `out` and its rows are aligned to four elements
+  const T* weight;                 // [V, weight_stride]
+  int64_t weight_stride;           // a multiple of 4
+  const float* scales;             // v [rows]
+  const float* target_gradients;   // c [rows]
+  const int32_t* labels;           // [rows]
+  const int32_t* batch_rows;       // [rows], where the row belongs in the batch
+  const float* smoothing_factors;  // τ γ [rows]
+  const float* vocabulary_sum;     // Σ C_v W_v [weight_stride]
 
   template <class Tile>
   __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
@@ -214,6 +234,7 @@ struct InputGradientEpilogue {
         const int32_t place = min(row, rows - 1);  // all lanes exchange sums, those without a row too
         const float scale = scales[place];
         const float target = target_gradients[place];
+        const float smoothing_factor = kSmoothed ? smoothing_factors[place] : 0.0f;
         const T* own = weight + labels[place] * weight_stride;
         TOut* to = static_cast<TOut*>(out) + batch_rows[place] * out_stride;
 #pragma unroll
@@ -222,11 +243,16 @@ struct InputGradientEpilogue {
           const int32_t column = lane_column + 8 * j;
           if (row >= rows || column >= columns) continue;
           const auto w = *reinterpret_cast<const Four<T>*>(own + column);
+          Four<float> smoothing{};
+          if constexpr (kSmoothed) {
+            smoothing = *reinterpret_cast<const Four<float>*>(vocabulary_sum + column);
+          }
           Four<TOut> x;
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            x.values[i] =
-                static_cast<TOut>(__fmaf_rn(target, static_cast<float>(w.values[i]), scale * sums.values[i]));
+            float value = __fmaf_rn(target, static_cast<float>(w.values[i]), scale * sums.values[i]);
+            if constexpr (kSmoothed) value = __fmaf_rn(-smoothing_factor, smoothing.values[i], value);
+            x.values[i] = static_cast<TOut>(value);
           }
           if (out_in_fours) {
             *reinterpret_cast<Four<TOut>*>(to + column) = x;

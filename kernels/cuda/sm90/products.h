@@ -15,23 +15,48 @@ namespace lossd::kernels::cuda::sm90 {
 // Columns of the vocabulary whose sums of E are one entry of `sums`. The same in every variant, so that a
 // row's sum is added up in the same order however many rows there are.
 inline constexpr int64_t kLogitColumns = 192;
-// E [rows, stride], or null if only the sums are wanted; sums [vocab / kLogitColumns, rounded
-// up][sums_stride]. For kRedo x is tile.scaled_x, where GatherRedoRows put the rows; what it makes goes where
-// they came from.
-Result MultiplyLogits(const TileRows& tile, Which which, void* exponentials, int64_t stride, float* sums,
-                      int64_t sums_stride, cudaStream_t stream);
+struct Exponentials {
+  void* values = nullptr;  // E, or E f [rows, stride], or null if only the sums are wanted
+  int64_t stride = 0;
+  float* sums = nullptr;  // [vocab / kLogitColumns, rounded up][sums_stride]
+  int64_t sums_stride = 0;
+};
+// For kRedo x is tile.scaled_x, where GatherRedoRows put the rows; what it makes goes where they came from.
+Result MultiplyLogits(const TileRows& tile, Which which, const Exponentials& out, cudaStream_t stream);
+// What that is of options with a logit scale or a softcap.
+Result MultiplyTransformedLogits(const TileRows& tile, Which which, const Exponentials& out,
+                                 cudaStream_t stream);
 
-// The largest logits of each row in each of MaximumTiles pieces, maxima [pieces][stride], over the whole
-// vocabulary or over kSampleRows rows of W that are spread evenly. At most MostMaximumTiles pieces.
+// Of Smoothing::kElementwise: sums of E and of C s, without the label's, in the same pieces; and then, when
+// each row's factors are known, the entries of the logits' gradient [rows, stride].
+struct SmoothedSums {
+  float* exponentials = nullptr;
+  float* logits = nullptr;
+  int64_t stride = 0;
+};
+Result SumSmoothedLogits(const TileRows& tile, Which which, const SmoothedSums& out, cudaStream_t stream);
+Result FormSmoothedGradients(const TileRows& tile, void* gradients, int64_t stride, cudaStream_t stream);
+
+// The product's sums as they are, before scale and softcap: [rows, stride] in fp32.
+Result StoreLogits(const TileRows& tile, float* sums, int64_t stride, cudaStream_t stream);
+
+// The largest sums of each row, before scale and softcap, in each of MaximumTiles pieces, maxima
+// [pieces][stride], over the whole vocabulary or over kSampleRows rows of W that are spread evenly. At most
+// MostMaximumTiles pieces.
 inline constexpr int64_t kSampleRows = 128;
 int32_t MaximumTiles(int64_t vocab, Which which, Maximum maximum);
 int64_t MostMaximumTiles(int64_t vocab);
 Result FindMaxima(const TileRows& tile, Which which, Maximum maximum, float* maxima, int64_t stride,
                   cudaStream_t stream);
 
-// dX = v (E W) + c W_y into out [*, hidden] of out_type, at batch_rows.
+// dX = v (E W) + c W_y into out [*, hidden] of out_type, at batch_rows; of Smoothing::kRankOne also
+// - τ γ Σ C_v W_v.
 Result MultiplyInputGradient(const TileRows& tile, const void* exponentials, int64_t stride,
                              DataType out_type, void* out, cudaStream_t stream);
+
+// What that is of Smoothing::kRankOne.
+Result MultiplySmoothedInputGradient(const TileRows& tile, const void* exponentials, int64_t stride,
+                                     DataType out_type, void* out, cudaStream_t stream);
 
 // The time that takes, as the number of rows that would take as long if they kept all of the device busy.
 double InputGradientCost(int64_t rows, int64_t hidden, int32_t multiprocessors);
@@ -43,8 +68,11 @@ Result MultiplyWeightGradient(const TileRows& tile, const void* exponentials, in
 
 // Loads every kernel that the functions above may launch for operands of this type.
 Result LoadLogitKernels(DataType type);
+Result LoadTransformedLogitKernels(DataType type);
+Result LoadSmoothedLogitKernels(DataType type);
 Result LoadMaximumKernels(DataType type);
 Result LoadInputGradientKernels(DataType type);
+Result LoadSmoothedInputGradientKernels(DataType type);
 Result LoadWeightGradientKernels(DataType type);
 
 }  // namespace lossd::kernels::cuda::sm90

@@ -1,0 +1,143 @@
+#include "kernels/cuda/portable/softmax_rows.h"
+#include "kernels/cuda/row_kernels.cuh"
+
+namespace lossd::kernels::cuda {
+namespace {
+
+// What a row's logits become.
+enum class RowForm {
+  kPlain,     // E
+  kOptions,   // E f, of logits that were scaled and capped
+  kSmoothed,  // the gradient of the logits, where smoothing has a part in each of them
+};
+
+template <RowForm kForm>
+__device__ CappedLogit<float> LogitOf(const TileRows& tile, float sum) {
+  if constexpr (kForm == RowForm::kPlain) return {sum, 1.0f};
+  return TransformLogit(sum, tile.options);
+}
+
+template <RowForm kForm, class T>
+__global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t stride) {
+  const auto row = static_cast<int32_t>(blockIdx.x);
+  float* z = logits + row * stride;
+  T* e = reinterpret_cast<T*>(z);
+  const int32_t label = tile.labels[row];
+  float largest = z[0];
+  for (int64_t v = threadIdx.x; v < tile.vocab; v += kThreads) largest = fmaxf(largest, z[v]);
+  largest = fmaxf(tile.target_logits[row], LogitOf<kForm>(tile, MaximumOfBlock(largest)).value);
+  const ScaledExponential exponential(largest, 0);
+  double others = 0;
+  double smoothing_sum = 0;
+  for (int64_t first = 0; first < stride; first += kThreads) {
+    const int64_t v = first + threadIdx.x;
+    const bool counts = v < tile.vocab && v != label;
+    const CappedLogit<float> s = LogitOf<kForm>(tile, counts ? z[v] : 0.0f);
+    const float value = counts ? exponential(s.value) : 0.0f;
+    if constexpr (kForm == RowForm::kSmoothed) {
+      if (counts) smoothing_sum += static_cast<double>(ClassWeight(tile, v)) * s.value;
+    } else {
+      __syncthreads();  // E of these columns lies where logits before them did: all of them have been read
+      if (v < stride) e[v] = static_cast<T>(kForm == RowForm::kPlain ? value : value * s.slope);
+    }
+    others += value;
+  }
+  others = SumOfBlock(others);
+  if constexpr (kForm == RowForm::kSmoothed) smoothing_sum = SumOfBlock(smoothing_sum);
+  __shared__ float factors[2];
+  if (threadIdx.x == 0) {
+    tile.offsets[row] = largest;
+    tile.exponents[row] = 0;
+    const float target = tile.target_logits[row];
+    RowSums sums{others, OwnExponential(exponential, target), 0};
+    if constexpr (kForm == RowForm::kSmoothed) {
+      sums.smoothing_sum = smoothing_sum + static_cast<double>(ClassWeight(tile, label)) * target;
+    } else if (tile.options.label_smoothing != 0) {
+      sums.smoothing_sum = tile.options.logit_scale * tile.smoothing_logits[row];
+    }
+    const RowOutcome out = FinishRow(tile, row, sums);
+    WriteRow(tile, row, out);
+    factors[0] = out.gradient_factor;
+    factors[1] = out.smoothing_factor;
+  }
+  if constexpr (kForm == RowForm::kSmoothed) {
+    __syncthreads();
+    for (int64_t first = 0; first < stride; first += kThreads) {
+      const int64_t v = first + threadIdx.x;
+      float value = 0;
+      if (v < tile.vocab && v != label) {
+        const CappedLogit<float> s = LogitOf<kForm>(tile, z[v]);
+        value = __fmaf_rn(factors[0], exponential(s.value), -factors[1] * ClassWeight(tile, v)) * s.slope;
+      }
+      __syncthreads();
+      if (v < stride) e[v] = static_cast<T>(value);
+    }
+  }
+}
+
+template <class T, class TOut>
+__global__ void FinishInputGradientKernel(const TileRows tile, const float* product, TOut* out) {
+  const auto row = static_cast<int32_t>(blockIdx.x);
+  const T* own = static_cast<const T*>(tile.weight) + tile.labels[row] * tile.padded_hidden;
+  const bool smoothed = tile.smoothing == Smoothing::kRankOne;
+  for (int64_t h = threadIdx.x; h < tile.hidden; h += kThreads) {
+    float x = __fmaf_rn(tile.target_gradients[row], Widen(own[h]),
+                        tile.scales[row] * product[row * tile.padded_hidden + h]);
+    if (smoothed) x = __fmaf_rn(-tile.smoothing_factors[row], tile.classes.vocabulary_sum[h], x);
+    out[tile.batch_rows[row] * tile.hidden + h] = static_cast<TOut>(x);
+  }
+}
+
+RowForm FormOf(const TileRows& tile) {
+  if (tile.smoothing == Smoothing::kElementwise) return RowForm::kSmoothed;
+  const bool plain = tile.options.logit_scale == 1.0f && tile.options.softcap == 0;
+  return plain ? RowForm::kPlain : RowForm::kOptions;
+}
+
+}  // namespace
+
+Result SoftmaxRows(const TileRows& tile, float* logits, int64_t stride, cudaStream_t stream) {
+  WithType(tile.type, [&](auto type) {
+    using T = decltype(type);
+    const unsigned blocks = Blocks(tile.rows, 1);
+    switch (FormOf(tile)) {
+      case RowForm::kPlain:
+        SoftmaxRowsKernel<RowForm::kPlain, T><<<blocks, kThreads, 0, stream>>>(tile, logits, stride);
+        break;
+      case RowForm::kOptions:
+        SoftmaxRowsKernel<RowForm::kOptions, T><<<blocks, kThreads, 0, stream>>>(tile, logits, stride);
+        break;
+      case RowForm::kSmoothed:
+        SoftmaxRowsKernel<RowForm::kSmoothed, T><<<blocks, kThreads, 0, stream>>>(tile, logits, stride);
+        break;
+    }
+  });
+  return {cudaGetLastError(), "SoftmaxRows"};
+}
+
+Result FinishInputGradient(const TileRows& tile, const float* product, DataType out_type, void* out,
+                           cudaStream_t stream) {
+  WithType(tile.type, [&](auto type) {
+    WithType(out_type, [&](auto to) {
+      FinishInputGradientKernel<decltype(type)>
+          <<<Blocks(tile.rows, 1), kThreads, 0, stream>>>(tile, product, static_cast<decltype(to)*>(out));
+    });
+  });
+  return {cudaGetLastError(), "FinishInputGradient"};
+}
+
+Result LoadPortableKernels(DataType weight_type) {
+  KernelLoader loader;
+  WithType(weight_type, [&](auto type) {
+    using T = decltype(type);
+    for (const DataType out_type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+      WithType(out_type, [&](auto out) { loader.Add(&FinishInputGradientKernel<T, decltype(out)>); });
+    }
+    loader.Add(&SoftmaxRowsKernel<RowForm::kPlain, T>);
+    loader.Add(&SoftmaxRowsKernel<RowForm::kOptions, T>);
+    loader.Add(&SoftmaxRowsKernel<RowForm::kSmoothed, T>);
+  });
+  return loader.result();
+}
+
+}  // namespace lossd::kernels::cuda

@@ -1,0 +1,77 @@
+#include "kernels/cuda/sm90/logits.cuh"
+#include "kernels/cuda/sm90/smoothed_epilogues.cuh"
+
+namespace lossd::kernels::cuda::sm90 {
+namespace {
+
+template <class T, SmoothedPass kPass>
+SmoothedEpilogue<T, kPass> Describe(const TileRows& tile, Which which) {
+  return {
+      .gradients = nullptr,
+      .stride = 0,
+      .factors = tile.gradient_factors,
+      .smoothings = tile.smoothing_factors,
+      .sums = nullptr,
+      .logit_sums = nullptr,
+      .sums_stride = 0,
+      .class_weights = tile.classes.weights,
+      .offsets = tile.offsets,
+      .exponents = tile.exponents,
+      .labels = tile.labels,
+      .row_map = which == Which::kRedo ? tile.redo_rows : nullptr,
+      .logit_scale = tile.options.logit_scale,
+      .cap = FastLogitCap(tile.options.softcap),
+  };
+}
+
+template <class T>
+Result Sum(const TileRows& tile, Which which, const SmoothedSums& out, cudaStream_t stream) {
+  auto epilogue = Describe<T, SmoothedPass::kSums>(tile, which);
+  epilogue.sums = out.exponentials;
+  epilogue.logit_sums = out.logits;
+  epilogue.sums_stride = out.stride;
+  return LaunchLogits<T>(tile, which, epilogue, stream);
+}
+
+template <class T>
+Result Form(const TileRows& tile, void* gradients, int64_t stride, cudaStream_t stream) {
+  auto epilogue = Describe<T, SmoothedPass::kGradient>(tile, Which::kAll);
+  epilogue.gradients = static_cast<T*>(gradients);
+  epilogue.stride = stride;
+  return LaunchLogits<T>(tile, Which::kAll, epilogue, stream);
+}
+
+template <class T>
+Result StoreAll(const TileRows& tile, float* sums, int64_t stride, cudaStream_t stream) {
+  return LaunchLogits<T>(tile, Which::kAll, PlainEpilogue{.out = sums, .stride = stride}, stream);
+}
+
+template <class T>
+Result LoadAll() {
+  LOSSD_CUDA_PASS_ON((LoadLogits<T, SmoothedEpilogue<T, SmoothedPass::kSums>>()));
+  LOSSD_CUDA_PASS_ON((LoadLogits<T, SmoothedEpilogue<T, SmoothedPass::kGradient>>()));
+  return LoadLogits<T, PlainEpilogue>();
+}
+
+}  // namespace
+
+Result LoadSmoothedLogitKernels(DataType type) {
+  return type == DataType::kBFloat16 ? LoadAll<__nv_bfloat16>() : LoadAll<__half>();
+}
+
+Result SumSmoothedLogits(const TileRows& tile, Which which, const SmoothedSums& out, cudaStream_t stream) {
+  return tile.type == DataType::kBFloat16 ? Sum<__nv_bfloat16>(tile, which, out, stream)
+                                          : Sum<__half>(tile, which, out, stream);
+}
+
+Result FormSmoothedGradients(const TileRows& tile, void* gradients, int64_t stride, cudaStream_t stream) {
+  return tile.type == DataType::kBFloat16 ? Form<__nv_bfloat16>(tile, gradients, stride, stream)
+                                          : Form<__half>(tile, gradients, stride, stream);
+}
+
+Result StoreLogits(const TileRows& tile, float* sums, int64_t stride, cudaStream_t stream) {
+  return tile.type == DataType::kBFloat16 ? StoreAll<__nv_bfloat16>(tile, sums, stride, stream)
+                                          : StoreAll<__half>(tile, sums, stride, stream);
+}
+
+}  // namespace lossd::kernels::cuda::sm90

@@ -1,0 +1,64 @@
+// Tests of the CUDA step that are run on both paths and for all types.
+#ifndef LOSSD_TESTS_GPU_CUDA_STEP_FIXTURE_H_
+#define LOSSD_TESTS_GPU_CUDA_STEP_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/gpu/cuda_runner.h"
+
+namespace lossd::kernels::testing {
+
+struct Variant {
+  cuda::Path path;
+  DataType type;
+};
+
+inline std::string VariantName(const ::testing::TestParamInfo<Variant>& test) {
+  const bool hopper = test.param.path == cuda::Path::kHopper;
+  return std::string(hopper ? "Hopper_" : "Portable_") + Name(test.param.type);
+}
+
+inline auto EveryVariant() {
+  return ::testing::Values(
+      Variant{cuda::Path::kHopper, DataType::kBFloat16}, Variant{cuda::Path::kHopper, DataType::kFloat16},
+      Variant{cuda::Path::kPortable, DataType::kBFloat16}, Variant{cuda::Path::kPortable, DataType::kFloat16},
+      Variant{cuda::Path::kPortable, DataType::kFloat32});
+}
+
+class CudaStepTest : public ::testing::TestWithParam<Variant> {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(CanRun(GetParam().path, GetParam().type)) << "this test needs a GPU that takes the path";
+  }
+  static DataType type() { return GetParam().type; }
+  static CudaOptions Options() {
+    CudaOptions options;
+    options.path = GetParam().path;
+    return options;
+  }
+  // 16-bit operands of the gradients' products are that coarse; nothing else is.
+  static double Tolerance() {
+    return type() == DataType::kFloat32 ? 1e-5 : type() == DataType::kBFloat16 ? 4e-3 : 1e-3;
+  }
+  // Runs, and checks what holds for every run.
+  static CudaOutcome Run(const Problem& problem, const CudaOptions& options) {
+    CudaOutcome outcome = RunCudaStep(problem, options);
+    EXPECT_EQ(outcome.error, "");
+    EXPECT_EQ(outcome.touched, "") << "its guard area was written to";
+    return outcome;
+  }
+  static void ExpectClose(const CudaOutcome& outcome, const Reference& reference) {
+    EXPECT_LT(RelativeError(outcome.losses, reference.losses), 1e-5);
+    EXPECT_LT(RelativeError(outcome.log_sum_exps, reference.log_sum_exp), 1e-5);
+    EXPECT_LT(RelativeError(outcome.z_losses, reference.z_loss), 1e-5);
+    EXPECT_LT(RelativeError(outcome.log_probabilities, reference.log_probability), 1e-5);
+    EXPECT_LT(RelativeError(outcome.dx, reference.dx), Tolerance());
+    EXPECT_LT(RelativeError(outcome.dw, reference.dw), Tolerance());
+  }
+};
+
+}  // namespace lossd::kernels::testing
+
+#endif  // LOSSD_TESTS_GPU_CUDA_STEP_FIXTURE_H_
