@@ -120,10 +120,12 @@ struct LinearCrossEntropyStats {
 inline constexpr int64_t kDefaultCpuWorkspaceBytes = int64_t{512} << 20;
 inline constexpr int64_t kDefaultCudaWorkspaceBytes = int64_t{5} << 28;
 
-// Bytes a workspace needs so that `rows` rows are worked on at once. Monotonic in rows.
+// Bytes a workspace needs so that `rows` rows are worked on at once, whatever is asked of them. Monotonic in
+// rows.
 int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType weight_type);
 
-// Most rows a workspace of `bytes` lets the CPU step work on at once; 0 if not even one fits.
+// Most rows a workspace of `bytes` lets the CPU step work on at once, whatever is asked of them; 0 if not
+// even one fits.
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type);
 
 // The step on the CPU, on all cores (OpenMP). Any N: rows are worked on in tiles that fit the workspace. Loss

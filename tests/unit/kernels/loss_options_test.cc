@@ -167,9 +167,7 @@ TEST(LossOptions, SaturatedLogitsKeepTheirDerivative) {
   for (const Path& path : Paths()) {
     Problem problem = RandomProblem({.shape = {6, 300, 40}, .type = path.type, .logit_deviation = 0.5});
     for (int64_t r = 0; r < 6; ++r) SetLogit(problem, r, problem.labels[r], 18.0f);
-    // A weight that all rows share would hide the label's own term.
     problem.options.softcap = 2.0f;
-    problem.options.lse_square_scale = 0.5f;
     ExpectAgreement(problem, {.arithmetic = path.arithmetic}, path.tolerance);
     const int64_t hidden = problem.shape.hidden;
     const Reference reference = RunReference(problem);

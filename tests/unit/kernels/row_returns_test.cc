@@ -30,7 +30,6 @@ using testing::RunStep;
 using testing::SameBits;
 using testing::SetLogit;
 using testing::Shape;
-using testing::StepOptions;
 using testing::StepResult;
 
 constexpr int64_t kIgnored = -100;
