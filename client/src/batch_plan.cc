@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/batch_loss.h"
+#include "client/src/token_returns.h"
 
 namespace lossd::internal {
 namespace {
@@ -15,6 +17,15 @@ constexpr int64_t kLeastTaperedBytes = int64_t{1} << 20;
 constexpr int64_t kLeastTaperedTokens = 4;
 constexpr int64_t kLabelBytes = sizeof(int64_t);
 constexpr int64_t kLossBytes = sizeof(float);
+constexpr int64_t kWeightBytes = sizeof(float);  // also of an upstream gradient
+
+// Of what goes and comes for each token beside the tensors.
+int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs) {
+  int64_t bytes = kLabelBytes + kLossBytes + BytesOnWire(outputs.returns);
+  if (!batch.token_weights.empty()) bytes += kWeightBytes;
+  if (!batch.lse_gradients.empty()) bytes += kWeightBytes;
+  return bytes;
+}
 
 int64_t DefaultChunkBytes(const v1::SessionLimits& limits) {
   return limits.preferred_chunk_bytes() > 0 ? limits.preferred_chunk_bytes() : kDefaultChunkBytes;
@@ -93,6 +104,8 @@ absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const Bat
     return absl::InvalidArgumentError(
         absl::StrCat("gradient_scale is ", batch.gradient_scale, "; it must be finite"));
   }
+  if (absl::Status status = ValidateLoss(head, batch); !status.ok()) return status;
+  if (absl::Status status = ValidateReturns(head, outputs.returns, tokens); !status.ok()) return status;
   if (batch.first_token < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("first_token is ", batch.first_token, "; it must be at least 0"));
@@ -120,7 +133,7 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
   const int64_t dx_bytes =
       batch.mode == ComputeMode::kLossOnly ? 0 : head.hidden_size * SizeOf(DxTypeOnWire(outputs));
   const int64_t payload_bytes =
-      kLabelBytes + (places.hidden_states ? 0 : hidden_bytes) + kLossBytes + (places.dx ? 0 : dx_bytes);
+      TokenBytes(batch, outputs) + (places.hidden_states ? 0 : hidden_bytes) + (places.dx ? 0 : dx_bytes);
 
   if (chunk_bytes <= 0) chunk_bytes = places.All(batch.mode) ? kMostChunkBytes : DefaultChunkBytes(limits);
   const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);

@@ -13,7 +13,7 @@
 
 namespace lossd::internal {
 
-// Sizes, pointers, labels and the scale; INVALID_ARGUMENT names the field and both values.
+// Sizes, pointers, labels, scales and options; INVALID_ARGUMENT names the field and both values.
 absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs);
 
 // The type in which dX is asked for: the narrowest if nobody wants it.

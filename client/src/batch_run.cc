@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/batch_loss.h"
 #include "client/src/chunk_times.h"
 
 namespace lossd::internal {
@@ -33,6 +34,7 @@ BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, c
            .outputs = outputs,
            .places = places,
            .lent = lent_,
+           .scales = ScalesOf(batch),
            .generation = lanes->link().generation()} {
   const auto used = static_cast<size_t>(plan.lanes);
   std::vector<std::vector<ChunkRange>> shares(used);
@@ -126,7 +128,7 @@ absl::Status BatchRun::FollowGeneration(const absl::Status& cause) {
     accepted += run.Accepted();
     newly_accepted += run.NewlyAccepted();
   }
-  if (job_.batch.mode == ComputeMode::kLossOnly || newly_accepted == 0) {
+  if (!job_.Accumulates() || newly_accepted == 0) {
     // Nothing of this batch is in the old window: all of it goes into the new one.
     job_.generation = generation;
     return absl::OkStatus();
@@ -166,7 +168,10 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
     const LaneRun& run = runs_[i % runs_.size()];
     const Piece& piece = PieceOf(i);
     result.loss_sum += piece.loss_sum;
+    result.z_loss_sum += piece.sums.z_loss();
     result.valid_tokens += piece.valid_tokens;
+    result.correct_tokens += piece.sums.correct_tokens();
+    result.class_weight_sum += piece.sums.class_weights();
     result.repeated_chunks += static_cast<int64_t>(piece.repeated);
     result.weight_version = std::max(result.weight_version, run.weight_version());
     if (piece.rejection.ok() || rejected++ > 0) continue;
@@ -177,6 +182,7 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
                                   range.first + range.tokens, ") (lane ", i % runs_.size(), ", sequence ",
                                   run.SequenceOf(i / runs_.size()), "): ", piece.rejection.message()));
   }
+  result.loss = ReducedLoss(job_.batch, result);
   if (rejected == 0) return result;
   return absl::Status(rejection.code(),
                       absl::StrCat(rejection.message(), "; ", rejected, " of the batch's ", chunks_,

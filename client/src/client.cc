@@ -18,9 +18,9 @@ class Client::Impl {
 
   absl::StatusOr<std::shared_ptr<internal::HeadContext>> Handle(const absl::StatusOr<v1::Head>& head) const {
     if (!head.ok()) return head.status();
-    auto config = internal::FromProto(head->config());
-    if (!config.ok()) return config.status();
-    return std::make_shared<internal::HeadContext>(connection, *std::move(config), regions);
+    auto info = internal::FromProto(*head);
+    if (!info.ok()) return info.status();
+    return std::make_shared<internal::HeadContext>(connection, std::move(info->config), regions);
   }
 
   const std::shared_ptr<internal::Connection> connection;
@@ -39,9 +39,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
 }
 
 absl::StatusOr<Head> Client::CreateHead(const HeadConfig& config) {
-  v1::CreateHeadRequest request;
-  *request.mutable_config() = internal::ToProto(config);
-  auto context = impl_->Handle(impl_->connection->CreateHead(request));
+  // On the wire it would be none that is given, and so 1.
+  if (config.logit_scale == 0) {
+    return absl::InvalidArgumentError("logit_scale is 0; it must be finite and above 0");
+  }
+  auto context = impl_->Handle(impl_->connection->CreateHead(internal::ToRequest(config)));
   if (!context.ok()) return context.status();
   return Head(std::make_shared<Head::Impl>(*std::move(context)));
 }

@@ -59,7 +59,18 @@ v1::HeadConfig ToProto(const HeadConfig& config) {
   result.set_vocab_size(config.vocab_size);
   result.set_hidden_size(config.hidden_size);
   result.set_weight_dtype(ToProto(config.weight_type));
+  result.set_logit_scale(config.logit_scale);
+  result.set_softcap(config.softcap);
+  result.set_frozen(config.frozen);
   return result;
+}
+
+v1::CreateHeadRequest ToRequest(const HeadConfig& config) {
+  v1::CreateHeadRequest request;
+  *request.mutable_config() = ToProto(config);
+  const auto weights = std::as_bytes(std::span(config.class_weights));
+  request.mutable_class_weights()->assign(reinterpret_cast<const char*>(weights.data()), weights.size());
+  return request;
 }
 
 absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
@@ -68,12 +79,16 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
   return HeadConfig{.name = config.name(),
                     .vocab_size = config.vocab_size(),
                     .hidden_size = config.hidden_size(),
-                    .weight_type = *type};
+                    .weight_type = *type,
+                    .logit_scale = config.logit_scale() == 0 ? 1 : config.logit_scale(),
+                    .softcap = config.softcap(),
+                    .frozen = config.frozen()};
 }
 
 absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
   auto config = FromProto(head.config());
   if (!config.ok()) return config.status();
+  config->has_class_weights = head.has_class_weights();
   HeadInfo info{.config = *std::move(config),
                 .weight_version = head.weight_version(),
                 .generation = head.generation(),

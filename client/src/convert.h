@@ -18,6 +18,8 @@ v1::DataType ToProto(DataType type);
 absl::StatusOr<DataType> FromProto(v1::DataType type);
 
 v1::HeadConfig ToProto(const HeadConfig& config);
+v1::CreateHeadRequest ToRequest(const HeadConfig& config);
+// Without class weights; whether there are any is not in it.
 absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config);
 absl::StatusOr<HeadInfo> FromProto(const v1::Head& head);
 absl::StatusOr<ServerStatus> FromProto(const v1::GetStatusResponse& response);

@@ -42,6 +42,7 @@ class FlushRun {
     v1::BeginFlushRequest request;
     request.set_head(head_.config().name);
     request.set_generation(generation_);
+    if (options_.gradient_scale != 1) request.set_gradient_scale(options_.gradient_scale);
     for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
     auto begun = head_.connection().BeginFlush(request);
     if (!begun.ok()) return Explain(begun.status());

@@ -4,10 +4,12 @@
 #include <chrono>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/src/convert.h"
+#include "client/src/token_returns.h"
 
 namespace lossd::internal {
 namespace {
@@ -19,6 +21,21 @@ constexpr int64_t kMostOutstanding = 80;
 
 std::span<const std::byte> Bytes(const void* data, int64_t begin, int64_t size) {
   return {static_cast<const std::byte*>(data) + begin, static_cast<size_t>(size)};
+}
+
+void Assign(std::span<const float> values, const ChunkRange& range, std::string* bytes) {
+  const auto part =
+      std::as_bytes(values.subspan(static_cast<size_t>(range.first), static_cast<size_t>(range.tokens)));
+  bytes->assign(reinterpret_cast<const char*>(part.data()), part.size());
+}
+
+void SetTokenInputs(const Batch& batch, const ChunkRange& range, v1::Chunk* chunk) {
+  if (!batch.token_weights.empty()) {
+    Assign(batch.token_weights, range, chunk->mutable_token_inputs()->mutable_weights());
+  }
+  if (!batch.lse_gradients.empty()) {
+    Assign(batch.lse_gradients, range, chunk->mutable_token_inputs()->mutable_lse_gradients());
+  }
 }
 
 void SetRef(const RegionPlace& place, int64_t offset, v1::TensorRef* ref) {
@@ -74,7 +91,7 @@ bool LaneRun::CreditAllows(const Piece& piece) const {
 bool LaneRun::SendNext() {
   Piece& piece = pieces_[next_];
   const uint64_t sequence = SequenceOf(next_);
-  if (!piece.sent && job_->batch.mode == ComputeMode::kLossAndGradients) {
+  if (!piece.sent && job_->Accumulates()) {
     lane_->link().NoteContribution(job_->generation);
   }
   piece.sent = true;
@@ -102,7 +119,9 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
   chunk.set_mode(batch.mode == ComputeMode::kLossOnly ? v1::COMPUTE_MODE_LOSS_ONLY
                                                       : v1::COMPUTE_MODE_LOSS_AND_GRADIENTS);
   chunk.set_ignore_index(batch.ignore_index);
-  chunk.set_gradient_scale(batch.gradient_scale);
+  chunk.set_gradient_scale(job_->scales.all);
+  SetLossOptions(batch, job_->scales, job_->outputs.returns, &chunk);
+  SetTokenInputs(batch, piece.range, &chunk);
   const BatchPlaces& places = job_->places;
   if (places.dx) {
     SetRef(*places.dx, first * job_->head.hidden_size * SizeOf(job_->outputs.dx_type),
@@ -152,6 +171,7 @@ absl::Status LaneRun::TakeResult(const DecodedResponse& response) {
     CopyOutputs(response, piece);
     piece.loss_sum = result.loss_sum();
     piece.valid_tokens = result.valid_tokens();
+    piece.sums = result.sums();
     piece.repeated = result.disposition() == v1::DISPOSITION_REPEATED;
     weight_version_ = std::max(weight_version_, result.weight_version());
     if (result.has_timing()) NoteTiming(result.timing(), &piece);
@@ -177,7 +197,7 @@ absl::Status LaneRun::CheckResult(const v1::ChunkResult& result, const DecodedRe
         "the server answered sequence ", result.sequence(), " with ", response.losses_bytes(),
         " bytes of losses and ", response.dx_bytes(), " of dx; expected ", losses_bytes, " and ", dx_bytes));
   }
-  return absl::OkStatus();
+  return CheckReturns(job_->outputs.returns, tokens, result.returns());
 }
 
 void LaneRun::CopyOutputs(const DecodedResponse& response, const Piece& piece) const {
@@ -186,6 +206,7 @@ void LaneRun::CopyOutputs(const DecodedResponse& response, const Piece& piece) c
     response.CopyLosses(std::as_writable_bytes(outputs.losses.subspan(
         static_cast<size_t>(piece.range.first), static_cast<size_t>(piece.range.tokens))));
   }
+  CopyReturns(outputs.returns, piece.range.first, response.header().result().returns());
   if (outputs.dx != nullptr && !job_->places.dx) {
     const int64_t row_bytes = job_->head.hidden_size * SizeOf(outputs.dx_type);
     response.CopyDx({static_cast<std::byte*>(outputs.dx) + piece.range.first * row_bytes,
@@ -194,7 +215,7 @@ void LaneRun::CopyOutputs(const DecodedResponse& response, const Piece& piece) c
 }
 
 void LaneRun::NoteRejected(const v1::ChunkResult& result, Piece* piece) {
-  if (job_->batch.mode == ComputeMode::kLossAndGradients) lane_->link().NoteWithdrawal(job_->generation);
+  if (job_->Accumulates()) lane_->link().NoteWithdrawal(job_->generation);
   const auto& error = result.error();
   piece->rejection = absl::Status(
       error.code() == 0 ? absl::StatusCode::kInternal : static_cast<absl::StatusCode>(error.code()),
@@ -242,7 +263,7 @@ absl::Status LaneRun::Rewind() {
       continue;
     }
     piece.repeat_expected = false;
-    if (piece.sent && job_->batch.mode == ComputeMode::kLossAndGradients) {
+    if (piece.sent && job_->Accumulates()) {
       lane_->link().NoteWithdrawal(job_->generation);
     }
     piece.sent = false;

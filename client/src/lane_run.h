@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/src/batch_loss.h"
 #include "client/src/batch_places.h"
 #include "client/src/batch_plan.h"
 #include "client/src/chunk_codec.h"
@@ -28,7 +29,11 @@ struct BatchJob {
   const BatchOutputs& outputs;
   const BatchPlaces& places;
   const LentMemory& lent;  // of the batch
+  const GradientScales scales;
   uint64_t generation = 0;
+
+  // Whether its chunks add to a window.
+  bool Accumulates() const { return batch.mode == ComputeMode::kLossAndGradients && !head.frozen; }
 };
 
 // One chunk and what became of it.
@@ -40,6 +45,7 @@ struct Piece {
   bool repeated = false;
   double loss_sum = 0;
   int64_t valid_tokens = 0;
+  v1::TokenSums sums = {};
   absl::Status rejection = {};
   // With the timing that was asked for.
   std::chrono::system_clock::time_point sent_at = {};

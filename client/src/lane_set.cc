@@ -92,7 +92,7 @@ void LaneSet::Begin() {
   for (const auto& lane : lanes_) {
     lane->Begin();
     // What an earlier process of the same client_key had accepted may be in the window that is open now.
-    if (lane->accepted() > 0) link_.NoteContribution(link_.generation());
+    if (lane->accepted() > 0 && !link_.head().config().frozen) link_.NoteContribution(link_.generation());
   }
 }
 

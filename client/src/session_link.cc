@@ -57,6 +57,12 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
         absl::StrCat("head '", config.name, "' is now ", response->vocab_size(), "x", response->hidden_size(),
                      "; this handle was made when it was ", config.vocab_size, "x", config.hidden_size));
   }
+  if (response->has_class_weights() != config.has_class_weights) {
+    const auto with = [](bool has) { return has ? "with" : "without"; };
+    return absl::FailedPreconditionError(absl::StrCat(
+        "head '", config.name, "' is now one ", with(response->has_class_weights()),
+        " class weights; this handle was made when it was one ", with(config.has_class_weights)));
+  }
   const std::lock_guard lock(mutex_);
   limits_ = response->limits();
   return response;

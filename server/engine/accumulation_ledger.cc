@@ -58,6 +58,14 @@ AccumulationLedger::Place AccumulationLedger::Classify(const Lane& lane, uint64_
   return sequence == lane.accepted + 1 ? Place::kNext : Place::kGap;
 }
 
+void AccumulationLedger::ForgetApplied(absl::string_view session_id) {
+  const auto it = sessions_.find(session_id);
+  if (it == sessions_.end()) return;
+  Session& session = it->second;
+  for (Lane& lane : session.lanes) lane.base = lane.applied;
+  if (session.state == SessionState::kClosed && !session.contributed()) sessions_.erase(it);
+}
+
 uint64_t AccumulationLedger::Withdraw(Lane& lane) {
   const uint64_t withdrawn = lane.accepted - lane.started;
   lane.accepted = lane.started;

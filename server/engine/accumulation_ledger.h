@@ -74,6 +74,9 @@ class AccumulationLedger {
   static void Accept(Lane& lane) { ++lane.accepted; }
   static void Start(Lane& lane) { ++lane.started; }
   static void Apply(Lane& lane) { ++lane.applied; }
+  // Where there is no window: what is applied belongs to none, and a closed session that has nothing more to
+  // come is forgotten.
+  void ForgetApplied(absl::string_view session_id);
   // Forgets what was accepted and not started; returns how many sequences that were.
   static uint64_t Withdraw(Lane& lane);
 

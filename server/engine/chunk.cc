@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
 
 namespace lossd::engine {
@@ -135,6 +136,7 @@ absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const C
   if (!chunk.decode_status.ok()) return chunk.decode_status;
   if (absl::Status status = ValidateTokens(chunk, head, limits); !status.ok()) return status;
   if (absl::Status status = ValidateLengths(chunk, head); !status.ok()) return status;
+  if (absl::Status status = ValidateOptions(chunk, head); !status.ok()) return status;
   if (!std::isfinite(chunk.gradient_scale)) {
     return Invalid(RejectReason::kOption, "gradient_scale",
                    absl::StrCat("gradient_scale is ", chunk.gradient_scale, "; it must be finite"));
@@ -144,9 +146,16 @@ absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const C
   return ValidateFinite(chunk, head);
 }
 
+int64_t TokenReturns::bytes() const {
+  return static_cast<int64_t>(log_sum_exp.size() + z_losses.size() + log_probabilities.size() +
+                              entropies.size() + predictions.size() + target_ranks.size() +
+                              top_tokens.size() + top_log_probabilities.size());
+}
+
 int64_t AnswerBytes(const Chunk& chunk, int64_t hidden_size) {
-  if (chunk.mode == ComputeMode::kLossOnly || chunk.dx_elsewhere()) return chunk.tokens * 4;
-  return chunk.tokens * (4 + hidden_size * kernels::SizeOf(chunk.dx_type));
+  const int64_t token_bytes = 4 + ReturnBytes(ReturnsOf(chunk));
+  if (chunk.mode == ComputeMode::kLossOnly || chunk.dx_elsewhere()) return chunk.tokens * token_bytes;
+  return chunk.tokens * (token_bytes + hidden_size * kernels::SizeOf(chunk.dx_type));
 }
 
 }  // namespace lossd::engine

@@ -48,6 +48,19 @@ struct WantedReturns {
   bool operator==(const WantedReturns&) const = default;
 };
 
+// What the loss of a chunk is beyond plain cross-entropy; what is not set is the head's. Where that is looked
+// up and checked: chunk_options.h.
+struct ChunkOptions {
+  float label_smoothing = 0.0f;
+  float lse_square_scale = 0.0f;
+  std::optional<float> logit_scale = {};
+  std::optional<float> softcap = {};
+  std::optional<ClassWeights> class_weights = {};
+  std::optional<float> z_gradient_scale = {};   // none: the chunk's gradient_scale
+  std::optional<uint64_t> weight_version = {};  // that the weights must have when the chunk is started
+  WantedReturns returns = {};
+};
+
 struct ChunkLimits {
   int64_t max_chunk_bytes = int64_t{16} << 20;  // of hidden states
   int64_t max_chunk_tokens = 65536;
@@ -59,8 +72,8 @@ struct TensorRef {
   int64_t offset = 0;
 };
 
-// Owns its payload. `labels` are int64 and `hidden_states` [tokens, H] elements of hidden_type, both
-// little-endian.
+// Owns its payload. `labels` are int64, `hidden_states` [tokens, H] elements of hidden_type, and what there
+// is for each token besides, fp32 [tokens] or empty: all little-endian.
 struct Chunk {
   uint64_t sequence = 0;
   uint64_t generation = 0;
@@ -71,7 +84,10 @@ struct Chunk {
   ComputeMode mode = ComputeMode::kLossAndGradients;
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
+  ChunkOptions options;
   std::string labels;
+  std::string token_weights;
+  std::string lse_gradients;
   Payload hidden_states;
   // Until ResolveRegions has put the places themselves into hidden_states and dx.
   std::optional<TensorRef> hidden_region;
@@ -81,11 +97,34 @@ struct Chunk {
   absl::Time received;
   Timing timing = Timing::kNone;
 
-  int64_t payload_bytes() const { return static_cast<int64_t>(labels.size()) + hidden_states.size(); }
+  int64_t payload_bytes() const { return token_bytes() + hidden_states.size(); }
   // Whether dX is to go into a region.
   bool dx_elsewhere() const { return dx_region.has_value() || dx.data != nullptr; }
   // Memory that the payload takes: more, where parts of larger blocks keep these.
-  int64_t kept_bytes() const { return static_cast<int64_t>(labels.size()) + hidden_states.kept_bytes(); }
+  int64_t kept_bytes() const { return token_bytes() + hidden_states.kept_bytes(); }
+  // Of a rejected chunk, which may be kept for as long as a batch takes after its bytes were credited back.
+  void DropPayload() {
+    labels = token_weights = lse_gradients = {};
+    hidden_states = {};
+    dx = {};
+  }
+  int64_t token_bytes() const {
+    return static_cast<int64_t>(labels.size() + token_weights.size() + lse_gradients.size());
+  }
+};
+
+// What was wanted of each token, as kernels::RowReturns describes it; the rest is empty.
+struct TokenReturns {
+  std::string log_sum_exp;
+  std::string z_losses;
+  std::string log_probabilities;
+  std::string entropies;
+  std::string predictions;
+  std::string target_ranks;
+  std::string top_tokens;
+  std::string top_log_probabilities;
+
+  int64_t bytes() const;
 };
 
 enum class Disposition { kAccumulated, kRepeated, kRejected };
@@ -98,10 +137,14 @@ struct ChunkAnswer {
   int64_t tokens = 0;
   int64_t valid_tokens = 0;
   double loss_sum = 0;
+  double z_loss_sum = 0;        // which loss_sum contains
+  int64_t correct_tokens = 0;   // if predictions are wanted
+  double class_weight_sum = 0;  // if class weights count
   uint64_t weight_version = 0;
   kernels::DataType dx_type = kernels::DataType::kFloat32;
   std::string losses;  // fp32 [tokens]
-  ResultBytes dx;      // [tokens, H], empty for loss only and where it went into a region
+  TokenReturns returns;
+  ResultBytes dx;  // [tokens, H], empty for loss only and where it went into a region
   std::optional<ChunkTimes> times;
 };
 

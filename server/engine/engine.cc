@@ -68,9 +68,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
     if (have == config) return existing;
     return MakeError(
         absl::StatusCode::kAlreadyExists, RejectReason::kConflict, "config",
-        absl::StrCat("head ", config.name, " exists as [", have.vocab_size, ", ", have.hidden_size, "] ",
-                     kernels::Name(have.weight_type), "; asked for [", config.vocab_size, ", ",
-                     config.hidden_size, "] ", kernels::Name(config.weight_type)));
+        absl::StrCat("head ", config.name, " exists as ", Describe(have), "; asked for ", Describe(config)));
   }
   if (const auto count = static_cast<int64_t>(Heads().size()); count >= options_.max_heads) {
     return Overload("config", absl::StrCat("there are ", count, " heads; the limit is ", options_.max_heads));

@@ -38,6 +38,7 @@ enum class RejectReason {
   kFlushArguments,
   kNoWeights,
   kWeightWrite,
+  kWeightVersion,
   kConflict,
   kRegion,
   kOutOfMemory,

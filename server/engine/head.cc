@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/engine/chunk_options.h"
 #include "server/engine/chunk_regions.h"
 #include "server/engine/errors.h"
 
@@ -26,7 +27,7 @@ HeadInfo Head::Info() const {
   info.generation = window_.generation;
   info.window_state = window_.state;
   info.window_tokens = window_.tokens;
-  info.window_marks = ledger_.WindowMarks();
+  if (!frozen()) info.window_marks = ledger_.WindowMarks();
   if (reservation_ != nullptr) info.memory = reservation_->plan();
   info.open_sessions = ledger_.open_sessions();
   return info;
@@ -34,7 +35,7 @@ HeadInfo Head::Info() const {
 
 absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient discard) {
   const std::lock_guard lock(mutex_);
-  if (discard == DiscardGradient::kNo && !ledger_.WindowEmpty()) {
+  if (discard == DiscardGradient::kNo && !frozen() && !ledger_.WindowEmpty()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "discard_gradient",
                      absl::StrCat("the window of head ", config_.name, " holds gradients of ", window_.tokens,
                                   " tokens; flush it, or set discard_gradient"));
@@ -139,21 +140,17 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     item->kind = ItemKind::kRepeat;
   } else if (chunk.mode == ComputeMode::kLossOnly) {
     item->kind = ItemKind::kLossOnly;
+  } else if (frozen()) {
+    item->kind = ItemKind::kInputGradient;
   }
   if (item->kind != ItemKind::kRejected) {
-    const bool loss_only = chunk.mode == ComputeMode::kLossOnly;
-    item->row_kind = {chunk.hidden_type, loss_only ? RowKind().dx_type : chunk.dx_type, chunk.mode};
+    item->row_kind = KindOf(chunk, config_);
     item->rows = chunk.tokens;
   }
   item->session_id = lane.session_id;
   item->lane = lane.lane;
   item->chunk = std::move(chunk);
-  if (item->kind == ItemKind::kRejected) {
-    // It may be kept for as long as a batch takes, after its bytes have been credited back.
-    item->chunk.labels = {};
-    item->chunk.hidden_states = {};
-    item->chunk.dx = {};
-  }
+  if (item->kind == ItemKind::kRejected) item->chunk.DropPayload();
   EnqueueLocked(std::move(item));
   return Submission::kTaken;
 }

@@ -134,7 +134,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   // --- Flush (head_flush.cc) ---
 
-  void BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, FlushCallback done);
+  // `gradient_scale` multiplies what is read and what the summary is of. FAILED_PRECONDITION if the head is
+  // frozen.
+  void BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, float gradient_scale,
+                  FlushCallback done);
   // Copies rows of the frozen window into `out` (rows * H * SizeOf(type) bytes, which must live until
   // `done`).
   void ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
@@ -161,7 +164,13 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
  private:
   using Lane = AccumulationLedger::Lane;
 
-  enum class ItemKind { kAccumulate, kLossOnly, kRepeat, kRejected };
+  enum class ItemKind {
+    kAccumulate,
+    kInputGradient,  // of a frozen head: losses and dX
+    kLossOnly,
+    kRepeat,
+    kRejected,
+  };
   enum class ItemState { kQueued, kStarted, kWithdrawn };
   struct ChunkItem : QueuedChunk {
     ItemKind kind = ItemKind::kAccumulate;
@@ -215,6 +224,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
   std::deque<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
+  bool frozen() const { return config_.weight_gradients == WeightGradients::kFrozen; }
+  static void Reject(absl::Status rejection, ChunkItem& item);
   void Compute(const std::shared_ptr<Batch>& batch);
   ChunkRows Describe(StartedChunk& chunk) const;
   ChunkTimes TimesOf(const Batch& batch, const ChunkItem& item) const;
@@ -226,7 +237,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void Finish(const StartedChunk& chunk);
   void Freeze();
   void Publish();
-  absl::StatusOr<GradientSummary> Summarize();
+  float FlushScale() const;
+  absl::Status ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out);
+  absl::StatusOr<GradientSummary> Summarize(float scale);
   void EndStreams();
   void Release();
 

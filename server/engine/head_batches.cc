@@ -6,11 +6,19 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
 #include "server/engine/head.h"
 #include "server/engine/staging.h"
 
 namespace lossd::engine {
+namespace {
+
+const float* Floats(const std::string& bytes) {
+  return bytes.empty() ? nullptr : reinterpret_cast<const float*>(bytes.data());
+}
+
+}  // namespace
 
 void Head::StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) {
   std::deque<StartedChunk> started = Start(chunks);
@@ -37,24 +45,47 @@ void Head::StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::fun
 // Those of the chunks that were not withdrawn.
 std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
   std::deque<StartedChunk> started;
-  const std::lock_guard lock(mutex_);
-  for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
-    auto item = std::static_pointer_cast<ChunkItem>(chunk);
-    if (item->state == ItemState::kWithdrawn) continue;
-    item->state = ItemState::kStarted;
-    --environment_.counters->queued_chunks;
-    lanes_.at({item->session_id, item->lane}).queued.pop_front();
-    if (item->numbered) {
-      AccumulationLedger::Start(ledger_.Find(item->session_id)->lanes[static_cast<size_t>(item->lane)]);
+  std::vector<std::pair<std::shared_ptr<LaneListener>, absl::Status>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
+      auto item = std::static_pointer_cast<ChunkItem>(chunk);
+      if (item->state == ItemState::kWithdrawn) continue;
+      item->state = ItemState::kStarted;
+      --environment_.counters->queued_chunks;
+      lanes_.at({item->session_id, item->lane}).queued.pop_front();
+      if (item->numbered) {
+        AccumulationLedger::Start(ledger_.Find(item->session_id)->lanes[static_cast<size_t>(item->lane)]);
+      }
+      if (absl::Status version = CheckWeightVersion(item->chunk, weight_version_);
+          !version.ok() && item->kind != ItemKind::kRejected) {
+        if (item->kind == ItemKind::kRepeat) {
+          // Not rejected: that would say that it is in no window.
+          ended.emplace_back(item->listener, std::move(version));
+          ++environment_.counters->chunks_refused;
+          continue;
+        }
+        Reject(std::move(version), *item);
+      }
+      StartedChunk& entry = started.emplace_back();
+      entry.answer.sequence = item->chunk.sequence;
+      entry.answer.first_token = item->chunk.first_token;
+      entry.answer.tokens = item->chunk.tokens;
+      entry.answer.weight_version = weight_version_;
+      entry.item = std::move(item);
     }
-    StartedChunk& entry = started.emplace_back();
-    entry.answer.sequence = item->chunk.sequence;
-    entry.answer.first_token = item->chunk.first_token;
-    entry.answer.tokens = item->chunk.tokens;
-    entry.answer.weight_version = weight_version_;
-    entry.item = std::move(item);
+  }
+  for (const auto& [listener, status] : ended) {
+    if (listener != nullptr) listener->OnEnd(status);
   }
   return started;
+}
+
+void Head::Reject(absl::Status rejection, ChunkItem& item) {
+  item.kind = ItemKind::kRejected;
+  item.rejection = std::move(rejection);
+  item.rows = 0;
+  item.chunk.DropPayload();
 }
 
 void Head::Compute(const std::shared_ptr<Batch>& batch) {
@@ -109,8 +140,12 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   rows.labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
   rows.ignore_index = chunk.ignore_index;
   rows.gradient_scale = chunk.gradient_scale;
+  rows.z_gradient_scale = chunk.options.z_gradient_scale;
+  rows.token_weights = Floats(chunk.token_weights);
+  if (chunk.mode == ComputeMode::kLossAndGradients) rows.lse_gradients = Floats(chunk.lse_gradients);
   rows.accumulate = kind == ItemKind::kAccumulate ? ChunkRows::Accumulate::kYes : ChunkRows::Accumulate::kNo;
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
+  rows.returns = Allocate(started.item->row_kind.returns, chunk.tokens, &answer.returns);
   if (chunk.dx.data != nullptr) {
     rows.dx = chunk.dx.data;
     rows.dx_place = chunk.dx.place;
@@ -156,13 +191,9 @@ void Head::AnswerNext(Batch& batch) {
     ++environment_.counters->chunks_rejected;
   } else {
     if (item.chunk.timing == Timing::kReport) answer.times = TimesOf(batch, item);
-    const auto* labels = reinterpret_cast<const int64_t*>(item.chunk.labels.data());
-    const auto* losses = reinterpret_cast<const float*>(answer.losses.data());
-    for (int64_t row = 0; row < item.chunk.tokens; ++row) {
-      if (labels[row] == item.chunk.ignore_index) continue;
-      ++answer.valid_tokens;
-      answer.loss_sum += losses[row];
-    }
+    const bool weighted = item.row_kind.class_weights == ClassWeights::kUse;
+    SumTokens(item.chunk, weighted ? config_.class_weights->data() : nullptr, &answer);
+    if (!item.chunk.options.returns.z_loss) answer.returns.z_losses.clear();  // only for the sum
     started.valid_tokens = answer.valid_tokens;
   }
   started.answered = absl::Now();
@@ -211,6 +242,8 @@ void Head::Count(const Batch& batch, const StartedChunk& chunk) {
   if (kind == ItemKind::kAccumulate) {
     counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - chunk.answered));
     ++counters.chunks_accumulated;
+  } else if (kind == ItemKind::kInputGradient) {
+    ++counters.chunks_input_gradient;
   } else if (kind == ItemKind::kLossOnly) {
     ++counters.chunks_loss_only;
   } else {
@@ -229,11 +262,12 @@ void Head::Finish(const StartedChunk& chunk) {
   {
     const std::lock_guard lock(mutex_);
     // A started sequence keeps its session in the ledger until the window ends, and the window cannot end
-    // before it.
+    // before it; that of a frozen head until it is applied.
     Lane& lane = ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)];
     AccumulationLedger::Apply(lane);
     applied = lane.applied;
     if (item.kind == ItemKind::kAccumulate) window_.tokens += static_cast<uint64_t>(chunk.valid_tokens);
+    if (frozen()) ledger_.ForgetApplied(item.session_id);
     if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end()) {
       listener = it->second.listener;
     }

@@ -1,9 +1,12 @@
 #include "server/engine/head_config.h"
 
+#include <cmath>
+#include <limits>
 #include <tuple>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
 
 namespace lossd::engine {
@@ -27,6 +30,27 @@ bool IsName(absl::string_view name) {
   return true;
 }
 
+absl::Status ValidateClassWeights(const std::vector<float>& weights, int64_t vocab_size) {
+  if (static_cast<int64_t>(weights.size()) != vocab_size) {
+    return Invalid(RejectReason::kLength, "class_weights",
+                   absl::StrCat("class_weights holds ", weights.size(), " values; the head has ", vocab_size,
+                                " entries"));
+  }
+  double sum = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (!std::isfinite(weights[i]) || weights[i] < 0) {
+      return Invalid(
+          RejectReason::kOption, "class_weights",
+          absl::StrCat("class_weights[", i, "] is ", weights[i], "; it must be finite and at least 0"));
+    }
+    sum += weights[i];
+  }
+  if (sum > 0 && sum <= std::numeric_limits<float>::max()) return absl::OkStatus();
+  return Invalid(
+      RejectReason::kOption, "class_weights",
+      absl::StrCat("the sum of class_weights is ", sum, "; it must be above 0 and finite in fp32"));
+}
+
 }  // namespace
 
 bool HeadConfig::operator==(const HeadConfig& other) const {
@@ -37,6 +61,16 @@ bool HeadConfig::operator==(const HeadConfig& other) const {
   const bool both = class_weights != nullptr && other.class_weights != nullptr;
   return properties(*this) == properties(other) &&
          (both ? *class_weights == *other.class_weights : class_weights == other.class_weights);
+}
+
+std::string Describe(const HeadConfig& config) {
+  std::string text =
+      absl::StrCat("[", config.vocab_size, ", ", config.hidden_size, "] ", kernels::Name(config.weight_type));
+  if (config.logit_scale != 1) absl::StrAppend(&text, ", logit_scale ", config.logit_scale);
+  if (config.softcap != 0) absl::StrAppend(&text, ", softcap ", config.softcap);
+  if (config.class_weights != nullptr) absl::StrAppend(&text, ", with class weights");
+  if (config.weight_gradients == WeightGradients::kFrozen) absl::StrAppend(&text, ", frozen");
+  return text;
 }
 
 absl::Status Validate(const HeadConfig& config) {
@@ -53,7 +87,11 @@ absl::Status Validate(const HeadConfig& config) {
         RejectReason::kShape, "hidden_size",
         absl::StrCat("hidden_size is ", config.hidden_size, "; it must be in [1, ", kMaxHidden, "]"));
   }
-  return absl::OkStatus();
+  if (absl::Status status = ValidateLogitScale(config.logit_scale, "logit_scale"); !status.ok())
+    return status;
+  if (absl::Status status = ValidateSoftcap(config.softcap, "softcap"); !status.ok()) return status;
+  if (config.class_weights == nullptr) return absl::OkStatus();
+  return ValidateClassWeights(*config.class_weights, config.vocab_size);
 }
 
 }  // namespace lossd::engine

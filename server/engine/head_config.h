@@ -33,6 +33,9 @@ struct HeadConfig {
   int64_t gradient_bytes() const { return weight_gradients == WeightGradients::kFrozen ? 0 : elements() * 4; }
 };
 
+// For messages: everything but the name, so that two that differ look different (but for class weights).
+std::string Describe(const HeadConfig& config);
+
 // INVALID_ARGUMENT naming the field and its value.
 absl::Status Validate(const HeadConfig& config);
 

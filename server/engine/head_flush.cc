@@ -1,5 +1,6 @@
 // The two-phase flush of a head's gradient window.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@
 namespace lossd::engine {
 namespace {
 
+constexpr char kScale[] = "gradient_scale";
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 // One form for equal arguments: sorted, and only what a flush looks at.
@@ -55,15 +57,29 @@ absl::Status UnknownFlush(const std::string& flush_id, uint64_t generation) {
       absl::StrCat("flush_id is '", flush_id, "'; no such flush is under way at generation ", generation));
 }
 
+absl::Status CheckFlushArguments(const HeadConfig& head, float gradient_scale) {
+  if (head.weight_gradients == WeightGradients::kFrozen) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
+        absl::StrCat("head ", head.name, " is frozen: it has no gradient, and no window to flush"));
+  }
+  if (std::isfinite(gradient_scale)) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, kScale,
+                   absl::StrCat(kScale, " is ", gradient_scale, "; it must be finite"));
+}
+
 }  // namespace
 
-void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, FlushCallback done) {
+void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, float gradient_scale,
+                      FlushCallback done) {
   marks = Canonical(std::move(marks));
   absl::StatusOr<FlushInfo> answer = FlushInfo{};
   {
     const std::lock_guard lock(mutex_);
     if (!ended_.ok()) {
       answer = ended_;
+    } else if (absl::Status arguments = CheckFlushArguments(config_, gradient_scale); !arguments.ok()) {
+      answer = arguments;
     } else if (generation != window_.generation) {
       answer = PositionErrorLocked(
           absl::StatusCode::kAborted, RejectReason::kGeneration, "generation",
@@ -73,6 +89,10 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, Flus
         answer = MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kFlushArguments, "marks",
                            absl::StrCat("a flush of generation ", generation, " is under way with marks ",
                                         ToText(window_.flush_marks), "; this call names ", ToText(marks)));
+      } else if (gradient_scale != window_.flush_scale) {
+        answer = MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kFlushArguments, kScale,
+                           absl::StrCat("a flush of generation ", generation, " is under way with ", kScale,
+                                        " ", window_.flush_scale, "; this call names ", gradient_scale));
       } else if (window_.state == WindowState::kFrozen) {
         answer = window_.flush;
       } else {
@@ -84,6 +104,7 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, Flus
     } else {
       window_.state = WindowState::kFreezing;
       window_.flush_marks = std::move(marks);
+      window_.flush_scale = gradient_scale;
       window_.flush_waiters.push_back(std::move(done));
       window_.flush_begun = absl::Now();
       environment_.scheduler->Post(this, [self = shared_from_this()] { self->Freeze(); });
@@ -97,13 +118,15 @@ void Head::Freeze() {
   // Everything accepted before the flush has been processed by now. Marks may have gone back since, if a
   // stream was cut.
   absl::StatusOr<FlushInfo> answer = FlushInfo{};
+  float scale = 1.0f;
   {
     const std::lock_guard lock(mutex_);
+    scale = window_.flush_scale;
     absl::Status match = ended_.ok() ? ledger_.Match(window_.flush_marks) : ended_;
     if (!match.ok()) answer = match;
   }
   if (answer.ok()) {
-    const absl::StatusOr<GradientSummary> summary = Summarize();
+    const absl::StatusOr<GradientSummary> summary = Summarize(scale);
     if (summary.ok()) {
       answer->flush_id = RandomId();
       answer->rows = config_.vocab_size;
@@ -132,16 +155,21 @@ void Head::Freeze() {
   for (const auto& waiter : window_waiters) waiter();
 }
 
-absl::StatusOr<GradientSummary> Head::Summarize() {
+absl::Status Head::ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out) {
+  absl::Status status = backend_->ReadGradientRows(first_row, rows, out);
+  if (!status.ok() || scale == 1.0f) return status;
+  for (float& value : std::span(out, static_cast<size_t>(rows * config_.hidden_size))) value *= scale;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GradientSummary> Head::Summarize(float scale) {
   GradientSummarizer summarizer;
   const int64_t rows_per_piece = std::max<int64_t>(1, kPieceBytes / 4 / config_.hidden_size);
   std::vector<float> piece(
       static_cast<size_t>(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size));
   for (int64_t row = 0; row < config_.vocab_size; row += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, config_.vocab_size - row);
-    if (absl::Status status = backend_->ReadGradientRows(row, rows, piece.data()); !status.ok()) {
-      return status;
-    }
+    if (absl::Status status = ReadScaledRows(row, rows, scale, piece.data()); !status.ok()) return status;
     summarizer.Add({piece.data(), static_cast<size_t>(rows * config_.hidden_size)});
   }
   return summarizer.Finish();
@@ -154,6 +182,11 @@ absl::Status Head::CheckFlush(const std::string& flush_id) const {
   return UnknownFlush(flush_id, window_.generation);
 }
 
+float Head::FlushScale() const {
+  const std::lock_guard lock(mutex_);
+  return window_.flush_scale;
+}
+
 void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
                         void* out, std::function<void(absl::Status)> done) {
   environment_.scheduler->Post(
@@ -163,8 +196,8 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
         const bool wanted_wide = type == kernels::DataType::kFloat32;
         const int64_t count = rows * self->config_.hidden_size;
         std::vector<float> wide(static_cast<size_t>(wanted_wide ? 0 : count));
-        status = self->backend_->ReadGradientRows(first_row, rows,
-                                                  wanted_wide ? static_cast<float*>(out) : wide.data());
+        status = self->ReadScaledRows(first_row, rows, self->FlushScale(),
+                                      wanted_wide ? static_cast<float*>(out) : wide.data());
         if (!status.ok()) {
           self->EndByFailure(status);
         } else if (!wanted_wide) {

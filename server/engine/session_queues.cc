@@ -11,12 +11,6 @@ namespace {
 // ones of others. More would fill batches a little better, and be looked at for every chunk that comes.
 constexpr int kMostPassedOver = 8;
 
-int Number(const RowKind& kind) {
-  constexpr int kTypes = 16;
-  return (static_cast<int>(kind.mode) * kTypes + static_cast<int>(kind.hidden_type)) * kTypes +
-         static_cast<int>(kind.dx_type);
-}
-
 }  // namespace
 
 void SessionQueues::Add(Chunk chunk, uint64_t number, Clock::time_point arrival) {
@@ -51,7 +45,7 @@ void SessionQueues::Place(Session& session) {
     return;
   }
   const bool idle = session.chunks.empty();
-  session.order = idle ? &idle_ : &waiting_by_kind_[Number(session.chunks.front().chunk->row_kind)];
+  session.order = idle ? &idle_ : &OrderOf(session.chunks.front().chunk->row_kind);
   const uint64_t age = idle ? session.id : session.chunks.front().number;
   session.place = session.order->emplace(std::make_pair(session.tag, age), &session).first;
 }
@@ -59,6 +53,13 @@ void SessionQueues::Place(Session& session) {
 void SessionQueues::Unplace(Session& session) {
   if (session.order != nullptr) session.order->erase(session.place);
   session.order = nullptr;
+}
+
+SessionQueues::Order& SessionQueues::OrderOf(const RowKind& kind) {
+  const auto it = std::find_if(waiting_by_kind_.begin(), waiting_by_kind_.end(),
+                               [&kind](const auto& entry) { return entry.first == kind; });
+  if (it != waiting_by_kind_.end()) return it->second;
+  return waiting_by_kind_.emplace_back(kind, Order()).second;
 }
 
 SessionQueues::Order* SessionQueues::Earliest() {
@@ -82,7 +83,9 @@ void SessionQueues::AdvanceTime() {
 }
 
 SessionQueues::Batch SessionQueues::Gather(const RowsPerBatch& rows_per_batch) {
-  Order* order = next_kind_.has_value() ? &waiting_by_kind_[Number(*next_kind_)] : Earliest();
+  // Clients may think of any number of kinds.
+  std::erase_if(waiting_by_kind_, [](const auto& entry) { return entry.second.empty(); });
+  Order* order = next_kind_.has_value() ? &OrderOf(*next_kind_) : Earliest();
   if (!next_kind_.has_value() && order != nullptr) {
     next_kind_ = order->begin()->second->chunks.front().chunk->row_kind;
     next_most_ = rows_per_batch(*next_kind_);

@@ -12,7 +12,8 @@
 // with it are taken in the order of their tags; those that do not are passed over, and their turn comes
 // first afterwards. In a session the order of arrival is kept.
 //
-// Work per chunk is logarithmic in the number of sessions. Belongs to the device's owner thread.
+// Work per chunk is logarithmic in the number of sessions and linear in that of the kinds that wait. Belongs
+// to the device's owner thread.
 #ifndef LOSSD_SERVER_ENGINE_SESSION_QUEUES_H_
 #define LOSSD_SERVER_ENGINE_SESSION_QUEUES_H_
 
@@ -20,6 +21,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -85,12 +87,14 @@ class SessionQueues {
   void Place(Session& session);
   static void Unplace(Session& session);
   void TakeFirst(Session& session);
+  // Where sessions of this kind stand.
+  Order& OrderOf(const RowKind& kind);
   // Of the kind of the session whose turn it is; null if none waits.
   Order* Earliest();
   void AdvanceTime();
 
-  std::unordered_map<uint64_t, Session> sessions_;  // those with chunks, and those ahead of the others
-  std::map<int, Order> waiting_by_kind_;            // by the kind of the session's first chunk
+  std::unordered_map<uint64_t, Session> sessions_;        // those with chunks, and those ahead of the others
+  std::list<std::pair<RowKind, Order>> waiting_by_kind_;  // by the kind of the session's first chunk
   Order idle_;
   int64_t time_ = 0;     // the lowest tag when the last chunk was taken; never goes back
   int64_t waiting_ = 0;  // chunks, with those of the next batch

@@ -36,6 +36,7 @@ struct Window {
 
   // While freezing or frozen: the arguments it was begun with, sorted, and its answer.
   std::vector<SessionMarks> flush_marks;
+  float flush_scale = 1.0f;
   FlushInfo flush;
   std::vector<FlushCallback> flush_waiters;
   absl::Time flush_begun;

@@ -211,7 +211,8 @@ void ComputeReactor::Take(engine::ChunkAnswer answer) {
     const Guard guard(this);
     if (at_once_) return;
   }
-  engine_->counters().payload_bytes_out += answer.losses.size() + static_cast<uint64_t>(answer.dx.size());
+  engine_->counters().payload_bytes_out +=
+      answer.losses.size() + static_cast<uint64_t>(answer.returns.bytes() + answer.dx.size());
   Response response{ToWire(std::move(answer)), true};
   const Guard guard(this);
   if (at_once_) return;

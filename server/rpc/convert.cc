@@ -1,5 +1,7 @@
 #include "server/rpc/convert.h"
 
+#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,10 +71,28 @@ v1::RegionKind ToProto(engine::RegionKind kind) {
   return kind == engine::RegionKind::kSystem ? v1::REGION_KIND_SYSTEM : v1::REGION_KIND_DEVICE;
 }
 
-absl::StatusOr<engine::HeadConfig> ToEngine(const v1::HeadConfig& config) {
+absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request) {
+  const v1::HeadConfig& config = request.config();
   const absl::StatusOr<DataType> type = ToEngine(config.weight_dtype(), "weight_dtype");
   if (!type.ok()) return type.status();
-  return engine::HeadConfig{config.name(), config.vocab_size(), config.hidden_size(), *type};
+  engine::HeadConfig head{.name = config.name(),
+                          .vocab_size = config.vocab_size(),
+                          .hidden_size = config.hidden_size(),
+                          .weight_type = *type};
+  if (config.logit_scale() != 0) head.logit_scale = config.logit_scale();
+  head.softcap = config.softcap();
+  if (config.frozen()) head.weight_gradients = engine::WeightGradients::kFrozen;
+  const std::string& class_weights = request.class_weights();
+  if (class_weights.empty()) return head;
+  if (class_weights.size() % sizeof(float) != 0) {
+    return Invalid(
+        RejectReason::kLength, "class_weights",
+        absl::StrCat("class_weights holds ", class_weights.size(), " bytes; they must be whole fp32 values"));
+  }
+  std::vector<float> values(class_weights.size() / sizeof(float));
+  std::memcpy(values.data(), class_weights.data(), class_weights.size());
+  head.class_weights = std::make_shared<const std::vector<float>>(std::move(values));
+  return head;
 }
 
 std::vector<engine::SessionMarks> ToEngine(
@@ -94,6 +114,10 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   config->set_vocab_size(info.config.vocab_size);
   config->set_hidden_size(info.config.hidden_size);
   config->set_weight_dtype(ToProto(info.config.weight_type));
+  config->set_logit_scale(info.config.logit_scale);
+  config->set_softcap(info.config.softcap);
+  config->set_frozen(info.config.weight_gradients == engine::WeightGradients::kFrozen);
+  head->set_has_class_weights(info.config.class_weights != nullptr);
   head->set_weight_version(info.weight_version);
   head->set_generation(info.generation);
   switch (info.window_state) {

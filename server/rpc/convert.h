@@ -30,7 +30,7 @@ v1::DataType ToProto(kernels::DataType type);
 absl::StatusOr<engine::RegionKind> ToEngine(v1::RegionKind kind);
 v1::RegionKind ToProto(engine::RegionKind kind);
 
-absl::StatusOr<engine::HeadConfig> ToEngine(const v1::HeadConfig& config);
+absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request);
 std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
 
 // A request that holds a chunk. Takes its payload without copying it, unless it came in so small pieces that

@@ -43,6 +43,50 @@ absl::Status TakeRefs(const v1::Chunk& proto, engine::Chunk* chunk) {
   return status;
 }
 
+template <typename T>
+std::optional<T> If(bool is_set, T value) {
+  return is_set ? std::optional<T>(value) : std::nullopt;
+}
+
+engine::ChunkOptions ToEngine(const v1::LossOptions& proto) {
+  engine::ChunkOptions options;
+  options.label_smoothing = proto.label_smoothing();
+  options.lse_square_scale = proto.lse_square_scale();
+  options.logit_scale = If(proto.has_logit_scale(), proto.logit_scale());
+  options.softcap = If(proto.has_softcap(), proto.softcap());
+  options.class_weights =
+      If(proto.has_class_weights(),
+         proto.class_weights() ? engine::ClassWeights::kUse : engine::ClassWeights::kIgnore);
+  options.z_gradient_scale = If(proto.has_z_gradient_scale(), proto.z_gradient_scale());
+  options.weight_version = If(proto.has_weight_version(), uint64_t{proto.weight_version()});
+  const v1::WantedReturns& wanted = proto.returns();
+  options.returns = {.log_sum_exp = wanted.log_sum_exp(),
+                     .z_loss = wanted.z_losses(),
+                     .log_probability = wanted.log_probabilities(),
+                     .entropy = wanted.entropies(),
+                     .prediction = wanted.predictions(),
+                     .target_rank = wanted.target_ranks(),
+                     .top_k = wanted.top_k()};
+  return options;
+}
+
+void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
+  proto->set_log_sum_exp(std::move(returns.log_sum_exp));
+  proto->set_z_losses(std::move(returns.z_losses));
+  proto->set_log_probabilities(std::move(returns.log_probabilities));
+  proto->set_entropies(std::move(returns.entropies));
+  proto->set_predictions(std::move(returns.predictions));
+  proto->set_target_ranks(std::move(returns.target_ranks));
+  proto->set_top_tokens(std::move(returns.top_tokens));
+  proto->set_top_log_probabilities(std::move(returns.top_log_probabilities));
+}
+
+void ToProto(const engine::ChunkAnswer& answer, v1::TokenSums* sums) {
+  sums->set_z_loss(answer.z_loss_sum);
+  sums->set_correct_tokens(answer.correct_tokens);
+  sums->set_class_weights(answer.class_weight_sum);
+}
+
 void ToProto(const engine::ChunkTimes& times, v1::ChunkTiming* proto) {
   const auto since = [&times](absl::Time time) { return absl::ToInt64Microseconds(time - times.received); };
   proto->set_received(absl::ToUnixMicros(times.received));
@@ -70,6 +114,12 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
   chunk.gradient_scale = proto.has_gradient_scale() ? proto.gradient_scale() : 1.0f;
   chunk.labels.resize(static_cast<size_t>(request.small.bytes));
   request.small.CopyTo(std::as_writable_bytes(std::span(chunk.labels)));
+  if (proto.has_options()) chunk.options = ToEngine(proto.options());
+  if (proto.has_token_inputs()) {
+    v1::TokenInputs& inputs = *request.message.mutable_chunk()->mutable_token_inputs();
+    chunk.token_weights = std::move(*inputs.mutable_weights());
+    chunk.lse_gradients = std::move(*inputs.mutable_lse_gradients());
+  }
   chunk.hidden_states = TakePayload(request);
 
   const absl::StatusOr<DataType> hidden_type = ToEngine(proto.hidden_dtype(), "hidden_dtype");
@@ -127,6 +177,10 @@ grpc::ByteBuffer ToWire(engine::ChunkAnswer answer) {
   result.set_loss_sum(answer.loss_sum);
   result.set_weight_version(answer.weight_version);
   result.set_dx_dtype(ToProto(answer.dx_type));
+  if (answer.returns.bytes() > 0) ToProto(std::move(answer.returns), result.mutable_returns());
+  if (answer.z_loss_sum != 0 || answer.correct_tokens != 0 || answer.class_weight_sum != 0) {
+    ToProto(answer, result.mutable_sums());
+  }
   if (answer.times.has_value()) ToProto(*answer.times, result.mutable_timing());
   grpc::Slice dx;
   if (answer.dx.size() > 0) {

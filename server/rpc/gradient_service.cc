@@ -37,6 +37,7 @@ grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContex
     return reactor;
   }
   (*head)->BeginFlush(request->generation(), ToEngine(request->marks()),
+                      request->has_gradient_scale() ? request->gradient_scale() : 1.0f,
                       [this, reactor, response](const absl::StatusOr<engine::FlushInfo>& flush) {
                         if (flush.ok()) {
                           response->set_flush_id(flush->flush_id);

@@ -69,7 +69,7 @@ class WriteWeightsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffe
 grpc::ServerUnaryReactor* HeadService::CreateHead(grpc::CallbackServerContext* context,
                                                   const v1::CreateHeadRequest* request, v1::Head* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<engine::HeadConfig> config = ToEngine(request->config());
+  const absl::StatusOr<engine::HeadConfig> config = ToEngine(*request);
   absl::Status status = config.status();
   if (status.ok()) {
     const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->CreateHead(*config);

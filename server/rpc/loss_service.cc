@@ -53,6 +53,7 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   response->set_hidden_size(config.hidden_size);
   response->set_weight_dtype(ToProto(config.weight_type));
   response->set_is_new(opened->is_new);
+  response->set_has_class_weights(config.class_weights != nullptr);
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

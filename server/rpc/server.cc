@@ -23,7 +23,7 @@ constexpr int64_t kMaxWeightsMessage = int64_t{8} << 20;
 // A chunk a little over its limits still arrives, so that it gets an answer that says so; far above, gRPC
 // resets the call.
 int64_t MaxMessageBytes(const engine::ChunkLimits& limits) {
-  const int64_t bytes = 2 * limits.max_chunk_bytes + 8 * limits.max_chunk_tokens + (64 << 10);
+  const int64_t bytes = 2 * limits.max_chunk_bytes + 16 * limits.max_chunk_tokens + (64 << 10);
   return std::clamp<int64_t>(bytes, kMaxWeightsMessage, std::numeric_limits<int>::max());
 }
 

@@ -86,6 +86,7 @@ void CollectWork(const engine::Counters& counters, Families& families) {
   families.Begin("lossd_chunks_total", "Chunks read from streams, by what became of them.",
                  MetricType::Counter);
   families.Counter({{"outcome", "accumulated"}}, counters.chunks_accumulated);
+  families.Counter({{"outcome", "input_gradient"}}, counters.chunks_input_gradient);
   families.Counter({{"outcome", "loss_only"}}, counters.chunks_loss_only);
   families.Counter({{"outcome", "repeated"}}, counters.chunks_repeated);
   families.Counter({{"outcome", "rejected"}}, counters.chunks_rejected);

@@ -73,7 +73,7 @@ void CudaEngine::Submit(const Stream& stream, Chunk chunk) const {
 std::vector<float> CudaEngine::TakeGradient() const {
   std::promise<absl::StatusOr<FlushInfo>> begun;
   const HeadInfo info = head->Info();
-  head->BeginFlush(info.generation, info.window_marks,
+  head->BeginFlush(info.generation, info.window_marks, 1.0f,
                    [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
   const absl::StatusOr<FlushInfo> flush = begun.get_future().get();
   EXPECT_TRUE(flush.ok()) << flush.status();

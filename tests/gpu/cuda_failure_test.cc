@@ -48,7 +48,7 @@ TEST(CudaFailure, EndsEveryStreamOnceAndLeavesNothingHanging) {
   // Whoever waits for a flush is told.
   std::promise<absl::StatusOr<FlushInfo>> begun;
   const HeadInfo info = cuda->head->Info();
-  cuda->head->BeginFlush(info.generation, info.window_marks,
+  cuda->head->BeginFlush(info.generation, info.window_marks, 1.0f,
                          [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
   EXPECT_FALSE(begun.get_future().get().ok());
 

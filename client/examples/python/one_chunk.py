@@ -15,8 +15,11 @@ from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, l
 F32 = types_pb2.DATA_TYPE_FLOAT32
 
 
-def one_chunk(channel, weights, hidden, labels, scale):
-    """Losses [N], dX [N, H] and dW [V, H] of fp32 weights [V, H], hidden states [N, H] and int64 labels [N]."""
+def one_chunk(channel, weights, hidden, labels, scale, **more):
+    """Losses [N], dX [N, H] and dW [V, H] of fp32 weights [V, H], hidden states [N, H] and int64 labels [N].
+
+    `more`: further fields of the Chunk, as options=loss_pb2.LossOptions(label_smoothing=0.1).
+    """
     heads = head_pb2_grpc.HeadServiceStub(channel)
     losses = loss_pb2_grpc.LossServiceStub(channel)
     gradients = gradient_pb2_grpc.GradientServiceStub(channel)
@@ -33,7 +36,7 @@ def one_chunk(channel, weights, hidden, labels, scale):
     start = loss_pb2.ComputeStart(session_id=session.session_id, incarnation=session.incarnation)
     sequence = session.lanes[0].accepted + 1
     chunk = loss_pb2.Chunk(sequence=sequence, generation=generation, tokens=len(labels), hidden_dtype=F32,
-                           gradient_scale=scale, labels=labels.tobytes(), hidden_states=hidden.tobytes())
+                           gradient_scale=scale, labels=labels.tobytes(), hidden_states=hidden.tobytes(), **more)
     requests = [loss_pb2.ComputeRequest(start=start), loss_pb2.ComputeRequest(chunk=chunk)]
     result = next(r.result for r in list(losses.Compute(iter(requests))) if r.HasField("result"))
     if result.HasField("error"):

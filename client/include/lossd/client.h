@@ -24,12 +24,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "lossd/loss.h"
 
 namespace lossd {
-
-enum class DataType { kFloat32, kBFloat16, kFloat16 };
-int64_t SizeOf(DataType type);    // bytes of one element
-const char* Name(DataType type);  // "float32", ...
 
 // Paths of PEM files, read again when they change, for connections that are made from then on.
 struct TlsOptions {
@@ -62,6 +59,15 @@ struct HeadConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   DataType weight_type = DataType::kBFloat16;
+  // Parts of the loss that belong to the weights; a batch may have its own (LossOptions).
+  float logit_scale = 1.0F;  // multiplies x·Wᵀ; finite, above 0
+  float softcap = 0.0F;      // c in c·tanh(logit / c); finite, above 0; 0: none
+  // The weights are not trained: the server keeps no dW for them, and refuses to flush. dX is as ever.
+  bool frozen = false;
+  // [V], each finite and at least 0, not all 0; empty: none. For CreateHead: a server does not tell them,
+  // only whether there are any.
+  std::vector<float> class_weights = {};
+  bool has_class_weights = false;  // as the server tells; CreateHead looks at class_weights alone
 };
 
 struct LaneMarks {
@@ -153,14 +159,35 @@ struct Batch {
   const void* hidden_states = nullptr;  // [N, H] of hidden_type
   ComputeMode mode = ComputeMode::kLossAndGradients;
   int64_t ignore_index = -100;
-  float gradient_scale = 1.0f;  // 1 / valid tokens of the global batch for a mean
+  float gradient_scale = 1.0f;  // multiplies the gradients, not the losses
   int64_t first_token = 0;      // offset of the batch in the trainer's step
+  LossOptions loss = {};
+  // Of each token, [N] and finite, or empty. Weights multiply its loss and its gradients. An upstream
+  // gradient of its log-sum-exp adds to its gradients, which gradient_scale multiplies as a whole.
+  std::span<const float> token_weights = {};
+  std::span<const float> lse_gradients = {};
+  // Multiplies the z-loss's part of the gradients instead of gradient_scale; not for kMean, which has
+  // z_normalizer.
+  std::optional<float> z_gradient_scale = {};
+  Reduction reduction = Reduction::kSum;
+  // Counts for kMean, finite and above 0. Unset: those of this batch alone. Of a global batch that is spread
+  // over several batches or processes each of them must name the count of the whole: CountValid, or with
+  // class weights, which this library does not know, ClassWeightSum, so that it must always be given then.
+  // z_normalizer is always a number of valid tokens; unset it is `normalizer` without class weights.
+  std::optional<double> normalizer = {};
+  std::optional<double> z_normalizer = {};
+  // What the head's weights must be, as an earlier BatchResult said: chunks that meet another version are
+  // rejected with FAILED_PRECONDITION. For losses with an outer function of their own, in two phases:
+  //   1. kLossOnly with `returns`: losses l, log-sum-exps e, weight_version.
+  //   2. The same tokens with token_weights = ∂L/∂l, lse_gradients = ∂L/∂e and that weight_version.
+  std::optional<uint64_t> weight_version = {};
 };
 
 struct BatchOutputs {
   std::span<float> losses = {};  // [N] or empty if not wanted
   DataType dx_type = DataType::kFloat32;
   void* dx = nullptr;  // [N, H] of dx_type; may be null if not wanted
+  TokenReturns returns = {};
 };
 
 // When a chunk passed its stages, by this machine's system clock. What the server tells is brought to it by
@@ -189,8 +216,12 @@ struct ChunkTiming {
 };
 
 struct BatchResult {
-  double loss_sum = 0;  // over valid tokens, unscaled
+  double loss = 0;        // as Batch::reduction says; 0 of a batch without valid tokens
+  double loss_sum = 0;    // over valid tokens, unscaled
+  double z_loss_sum = 0;  // which loss_sum contains
   int64_t valid_tokens = 0;
+  int64_t correct_tokens = 0;   // whose label is predicted; 0 unless predictions are wanted
+  double class_weight_sum = 0;  // of the valid tokens' labels; 0 unless class weights count
   uint64_t weight_version = 0;
   int64_t chunks = 0;
   int64_t repeated_chunks = 0;  // the server had taken them before: computed again, not added again
@@ -256,6 +287,9 @@ class Session {
 
 struct FlushOptions {
   DataType dtype = DataType::kFloat32;  // narrower types are rounded by the server before sending
+  // Multiplies the gradient before it is rounded, and what FlushResult::norm is of. Finite. What an abort
+  // leaves in the window is not scaled.
+  float gradient_scale = 1.0F;
   Progress progress = {};
   // false leaves the window frozen after a successful read: the caller ends it with CommitFlush or
   // AbortFlush.
@@ -292,7 +326,7 @@ class Head {
   // Freezes the window, reads dW [V, H] as options.dtype into `gradient`, checks it (fp32) against the
   // server's checksum, and commits. If the read is cut it resumes at the row reached; if anything fails for
   // good the window is reopened whole (AbortFlush), so nothing is lost. `marks`: of every session that
-  // contributed.
+  // contributed. FAILED_PRECONDITION if the head is frozen.
   absl::StatusOr<FlushResult> Flush(const FlushOptions& options, std::span<const SessionMarks> marks,
                                     void* gradient) const;
   // The same into a safetensors file with one tensor "lm_head.weight.grad" [V, H]. The file appears under its

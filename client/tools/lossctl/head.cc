@@ -16,6 +16,9 @@ struct CreateOptions {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   std::string dtype = "bfloat16";
+  float logit_scale = 1.0F;
+  float softcap = 0.0F;
+  bool frozen = false;
 };
 
 absl::Status Create(const Context& context, const CreateOptions& options) {
@@ -24,7 +27,10 @@ absl::Status Create(const Context& context, const CreateOptions& options) {
   auto head = (*client)->CreateHead({.name = options.name,
                                      .vocab_size = options.vocab_size,
                                      .hidden_size = options.hidden_size,
-                                     .weight_type = *ParseDtype(options.dtype)});
+                                     .weight_type = *ParseDtype(options.dtype),
+                                     .logit_scale = options.logit_scale,
+                                     .softcap = options.softcap,
+                                     .frozen = options.frozen});
   if (!head.ok()) return WithAdvice(head.status(), CreateAdvice(head.status()));
   auto info = head->Info();
   if (!info.ok()) return info.status();
@@ -32,7 +38,7 @@ absl::Status Create(const Context& context, const CreateOptions& options) {
   std::string text =
       absl::StrCat("Head '", config.name,
                    "' is there: ", DescribeShape(config.vocab_size, config.hidden_size, config.weight_type),
-                   ", ", FormatBytes(TotalBytes(info->memory)), " reserved.\n");
+                   DescribeLoss(config, ", "), ", ", FormatBytes(TotalBytes(info->memory)), " reserved.\n");
   if (info->weight_version == 0) {
     absl::StrAppend(&text, "It has no weights yet: 'lossctl head load ", config.name,
                     " FILE.safetensors'.\n");
@@ -79,13 +85,21 @@ void AddCreateCommand(CLI::App& head, Context& context) {
       ->type_name("H")
       ->check(PositiveInteger());
   AddDtypeOption(*command, options->dtype, "Element type of the weight (default: bfloat16)");
+  command->add_option("--logit_scale", options->logit_scale, "Multiplies the logits (default: 1)")
+      ->type_name("SCALE");
+  command
+      ->add_option("--softcap", options->softcap, "Caps the logits: C * tanh(logit / C) (default: 0, none)")
+      ->type_name("C");
+  command->add_flag("--frozen", options->frozen,
+                    "The weight is not trained: no memory for its gradient, and no flush");
   AddCommonOptions(*command, context);
   command->footer(
       "Reserves all the memory the head will ever need, or fails and says what is free. The same name with\n"
-      "the same sizes is not an error, so that a script may run twice.\n\n"
+      "the same sizes and options is not an error, so that a script may run twice.\n\n"
       "Examples:\n"
       "  lossctl head create lm_head --vocab 131072 --hidden 4096\n"
-      "  lossctl head create tiny --vocab 8192 --hidden 256 --dtype float32\n");
+      "  lossctl head create tiny --vocab 8192 --hidden 256 --dtype float32\n"
+      "  lossctl head create gemma2 --vocab 256000 --hidden 2304 --softcap 30 --frozen\n");
   command->callback(
       [&context, options] { context.run = [&context, options] { return Create(context, *options); }; });
 }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/table.h"
 #include "nlohmann/json.hpp"
@@ -48,6 +49,10 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"vocab_size", head.config.vocab_size},
           {"hidden_size", head.config.hidden_size},
           {"dtype", Name(head.config.weight_type)},
+          {"logit_scale", head.config.logit_scale},
+          {"softcap", head.config.softcap},
+          {"frozen", head.config.frozen},
+          {"class_weights", head.config.has_class_weights},
           {"weight_version", head.weight_version},
           {"generation", head.generation},
           {"window_state", WindowName(head.window_state)},
@@ -69,16 +74,28 @@ std::string HeadsTable(const std::vector<HeadInfo>& heads) {
                {"WINDOW"},
                {"TOKENS", Align::kRight},
                {"SESSIONS", Align::kRight},
-               {"MEMORY", Align::kRight}});
+               {"MEMORY", Align::kRight},
+               {"LOSS"}});
   for (const HeadInfo& head : heads) {
     table.AddRow({head.config.name, WithCommas(head.config.vocab_size), WithCommas(head.config.hidden_size),
                   Name(head.config.weight_type),
                   head.weight_version == 0 ? "none" : absl::StrCat("version ", head.weight_version),
-                  absl::StrCat(WindowName(head.window_state), ", generation ", head.generation),
+                  head.config.frozen
+                      ? "none (frozen)"
+                      : absl::StrCat(WindowName(head.window_state), ", generation ", head.generation),
                   WithCommas(static_cast<int64_t>(head.window_tokens)), WithCommas(head.open_sessions),
-                  FormatBytes(TotalBytes(head.memory))});
+                  FormatBytes(TotalBytes(head.memory)), DescribeLoss(head.config, "")});
   }
   return table.Render();
+}
+
+std::string DescribeLoss(const HeadConfig& config, absl::string_view before) {
+  std::vector<std::string> parts;
+  if (config.logit_scale != 1) parts.push_back(absl::StrCat("logit scale ", config.logit_scale));
+  if (config.softcap != 0) parts.push_back(absl::StrCat("softcap ", config.softcap));
+  if (config.has_class_weights) parts.emplace_back("class weights");
+  if (config.frozen && !before.empty()) parts.emplace_back("frozen");
+  return parts.empty() ? "" : absl::StrCat(before, absl::StrJoin(parts, ", "));
 }
 
 std::string DescribeShape(int64_t rows, int64_t columns, DataType type) {

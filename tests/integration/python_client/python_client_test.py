@@ -18,6 +18,7 @@ import standard_services
 
 LOSSD, REPOSITORY = sys.argv.pop(1), sys.argv.pop(1)
 sys.path.insert(0, os.path.join(REPOSITORY, "client/examples/python"))
+from lossd.v1 import loss_pb2  # noqa: E402
 from one_chunk import one_chunk  # noqa: E402  (the example is the client under test)
 
 IGNORE = -100
@@ -36,6 +37,23 @@ def reference(weights, hidden, labels, scale):
     g = np.exp(z - log_sum_exp[:, None])
     g[rows, target] -= 1.0
     g *= np.where(valid, scale, 0.0)[:, None]
+    return losses, g @ w, g.T @ x
+
+
+def reference_with_options(weights, hidden, labels, scale, smoothing, z_scale, softcap, token_weights):
+    """The same with label smoothing, a z-loss, a softcap and a weight for each token."""
+    w, x = weights.astype(np.float64), hidden.astype(np.float64)
+    s = softcap * np.tanh(x @ w.T / softcap)
+    log_sum_exp = np.log(np.exp(s).sum(axis=1))
+    rows, vocab = np.arange(len(labels)), w.shape[0]
+    valid = labels != IGNORE
+    target = np.where(valid, labels, 0)
+    a = np.where(valid, token_weights, 0.0)
+    smooth = log_sum_exp - s.mean(axis=1)
+    losses = a * ((1 - smoothing) * (log_sum_exp - s[rows, target]) + smoothing * smooth + z_scale * log_sum_exp**2)
+    g = np.exp(s - log_sum_exp[:, None]) * (1 + 2 * z_scale * log_sum_exp)[:, None] - smoothing / vocab
+    g[rows, target] -= 1.0 - smoothing
+    g *= (a * scale)[:, None] * (1 - (s / softcap) ** 2)
     return losses, g @ w, g.T @ x
 
 
@@ -78,6 +96,27 @@ class OneChunk(unittest.TestCase):
                         self.assertTrue((dx[labels == IGNORE] == 0).all())
                         self.assertTrue((losses[labels == IGNORE] == 0).all())
             self.assertEqual(server.stop(), 0, server.log())
+
+
+class LossOptions(unittest.TestCase):
+    def test_loss_dx_and_dw_with_options_equal_float64_arithmetic(self):
+        rng = np.random.default_rng(11)
+        tokens, vocab, width, scale = 40, 131, 24, 1 / 32
+        weights = rng.normal(0, 0.3, (vocab, width)).astype(np.float32)
+        hidden = rng.normal(0, 1, (tokens, width)).astype(np.float32)
+        labels = rng.integers(0, vocab, tokens)
+        labels[[3, 17]] = IGNORE
+        token_weights = rng.uniform(0, 2, tokens).astype(np.float32)
+        smoothing, z_scale, softcap = 0.125, 2.0**-10, 4.0
+        options = loss_pb2.LossOptions(label_smoothing=smoothing, lse_square_scale=z_scale, softcap=softcap)
+        inputs = loss_pb2.TokenInputs(weights=token_weights.tobytes())
+        with LossdServer(LOSSD, "--device=cpu") as server, grpc.insecure_channel(server.target) as channel:
+            losses, dx, dw = one_chunk(channel, weights, hidden, labels, scale, options=options, token_inputs=inputs)
+        wanted = reference_with_options(weights, hidden, labels, scale, smoothing, z_scale, softcap, token_weights)
+        np.testing.assert_allclose(losses, wanted[0], rtol=2e-6, atol=2e-6)
+        self.assertLess(relative_error(dx, wanted[1]), 2e-6)
+        self.assertLess(relative_error(dw, wanted[2]), 2e-6)
+        self.assertTrue((dx[labels == IGNORE] == 0).all())
 
 
 class StandardServices(unittest.TestCase):

@@ -26,6 +26,11 @@ Case Content(std::string name, RejectReason reason, std::string field, std::vect
           std::move(field)};
 }
 
+Case WithCode(Case test_case, int code) {
+  test_case.code = code;
+  return test_case;
+}
+
 void SetHidden(v1::Chunk& chunk, int64_t index, float value) {
   std::memcpy(chunk.mutable_hidden_states()->data() + index * 4, &value, 4);
 }
@@ -88,6 +93,35 @@ std::vector<Case> ContentCases() {
               }),
       Content("nan_gradient_scale", RejectReason::kOption, "gradient_scale", {"nan", "finite"},
               [](v1::Chunk& chunk) { chunk.set_gradient_scale(std::numeric_limits<float>::quiet_NaN()); }),
+      Content("nan_label_smoothing", RejectReason::kOption, "options.label_smoothing", {"nan", "[0, 1]"},
+              [](v1::Chunk& chunk) {
+                chunk.mutable_options()->set_label_smoothing(std::numeric_limits<float>::quiet_NaN());
+              }),
+      Content("negative_z_loss", RejectReason::kOption, "options.lse_square_scale", {"is -1", "at least 0"},
+              [](v1::Chunk& chunk) { chunk.mutable_options()->set_lse_square_scale(-1); }),
+      Content("negative_softcap", RejectReason::kOption, "options.softcap", {"is -30", "above 0"},
+              [](v1::Chunk& chunk) { chunk.mutable_options()->set_softcap(-30); }),
+      Content("logit_scale_of_zero", RejectReason::kOption, "options.logit_scale", {"is 0", "above 0"},
+              [](v1::Chunk& chunk) { chunk.mutable_options()->set_logit_scale(0); }),
+      Content("class_weights_of_a_head_without", RejectReason::kOption, "options.class_weights",
+              {"head h was created without class weights"},
+              [](v1::Chunk& chunk) { chunk.mutable_options()->set_class_weights(true); }),
+      Content("infinite_z_gradient_scale", RejectReason::kOption, "options.z_gradient_scale",
+              {"inf", "finite"},
+              [](v1::Chunk& chunk) {
+                chunk.mutable_options()->set_z_gradient_scale(std::numeric_limits<float>::infinity());
+              }),
+      Content("top_k_over_the_limit", RejectReason::kOption, "options.returns.top_k", {"is 65", "[0, 64]"},
+              [](v1::Chunk& chunk) { chunk.mutable_options()->mutable_returns()->set_top_k(65); }),
+      Content("token_weights_too_short", RejectReason::kLength, "token_inputs.weights", {"63", "64"},
+              [](v1::Chunk& chunk) { chunk.mutable_token_inputs()->mutable_weights()->resize(63); }),
+      Content(
+          "nan_lse_gradient", RejectReason::kNonFinite, "token_inputs.lse_gradients", {"[0] is nan"},
+          [](v1::Chunk& chunk) { chunk.mutable_token_inputs()->set_lse_gradients(std::string(64, '\xff')); }),
+      WithCode(Content("other_weights_demanded", RejectReason::kWeightVersion, "options.weight_version",
+                       {"is 2", "of version 1"},
+                       [](v1::Chunk& chunk) { chunk.mutable_options()->set_weight_version(2); }),
+               grpc::StatusCode::FAILED_PRECONDITION),
       Content("unknown_mode", RejectReason::kOption, "mode", {"mode is 42"},
               [](v1::Chunk& chunk) { chunk.set_mode(static_cast<v1::ComputeMode>(42)); }),
   };

@@ -165,6 +165,7 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
     return response;
   }
   const std::vector<float> hidden = ToFloats(chunk.hidden_dtype(), chunk.hidden_states());
+  const std::vector<float> weights = ToFloats(v1::DATA_TYPE_FLOAT32, chunk.token_inputs().weights());
   std::vector<float> losses;
   std::vector<float> dx;
   for (int64_t i = 0; i < chunk.tokens(); ++i) {
@@ -172,6 +173,7 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
     std::memcpy(&label, chunk.labels().data() + i * 8, 8);
     const bool valid = label != chunk.ignore_index();
     losses.push_back(valid ? static_cast<float>(label) + hidden[static_cast<size_t>(i * kHidden)] : 0.0F);
+    if (!weights.empty()) losses.back() *= weights[static_cast<size_t>(i)];
     for (int64_t j = 0; j < kHidden; ++j) {
       dx.push_back(valid ? 2 * hidden[static_cast<size_t>(i * kHidden + j)] : 0.0F);
     }
@@ -186,7 +188,36 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
   if (chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY) {
     result->set_dx(FromFloats(chunk.dx_dtype(), dx.data(), static_cast<int64_t>(dx.size())));
   }
+  FillReturns(chunk, result);
   return response;
+}
+
+void FakeServer::FillReturns(const v1::Chunk& chunk, v1::ChunkResult* result) const {
+  const v1::WantedReturns& wanted = chunk.options().returns();
+  v1::TokenReturns* returns = result->mutable_returns();
+  if (wanted.log_sum_exp()) returns->set_log_sum_exp(chunk.token_inputs().lse_gradients());
+  const auto append = [](auto value, std::string* bytes) {
+    bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
+  for (int64_t i = 0; i < chunk.tokens() - static_cast<int64_t>(short_returns); ++i) {
+    int64_t label = 0;
+    std::memcpy(&label, chunk.labels().data() + i * 8, 8);
+    const auto value = static_cast<float>(label);
+    const auto token = static_cast<int32_t>(label);
+    if (wanted.z_losses()) append(value, returns->mutable_z_losses());
+    if (wanted.log_probabilities()) append(value, returns->mutable_log_probabilities());
+    if (wanted.entropies()) append(value, returns->mutable_entropies());
+    if (wanted.predictions()) append(token, returns->mutable_predictions());
+    if (wanted.target_ranks()) append(token, returns->mutable_target_ranks());
+    for (int32_t k = 0; k < wanted.top_k(); ++k) {
+      append(token + k, returns->mutable_top_tokens());
+      append(value, returns->mutable_top_log_probabilities());
+    }
+  }
+  const auto valid = static_cast<double>(result->valid_tokens());
+  if (chunk.options().lse_square_scale() > 0) result->mutable_sums()->set_z_loss(valid);
+  if (has_class_weights) result->mutable_sums()->set_class_weights(2 * valid);
+  if (wanted.predictions()) result->mutable_sums()->set_correct_tokens(result->valid_tokens());
 }
 
 void FakeServer::AddToWindow(const v1::Chunk& chunk) {
@@ -274,6 +305,8 @@ void FakeServer::FillHead(v1::Head* head) const {
   head->mutable_config()->set_vocab_size(kVocab);
   head->mutable_config()->set_hidden_size(kHidden);
   head->mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
+  head->mutable_config()->set_frozen(frozen_head);
+  head->set_has_class_weights(has_class_weights);
   head->set_weight_version(weight_version_);
   head->set_generation(generation_);
 }

@@ -1,6 +1,9 @@
 // A server of one small head, over real gRPC on loopback, that keeps the protocol's books like the real one
 // but can be told to misbehave at an exact point. "Gradient": dW[label] += gradient_scale * x; "loss": label
-// + x[0]; "dX": 2 x. Whole numbers stay exact, so that sums can be compared whatever their order.
+// + x[0], times the token's weight; "dX": 2 x. Whole numbers stay exact, so that sums can be compared
+// whatever their order. What is returned of each token: the log-sum-exp is its upstream gradient, the k-th
+// best token label + k, each of a token's other values its label. A z-loss is 1 for each valid token, a class
+// weight 2.
 #ifndef LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
 #define LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
 
@@ -67,6 +70,8 @@ class FakeServer {
     std::vector<int64_t> gradient_first_rows;
     int weight_write_streams = 0;
     std::vector<v1::Chunk> chunks;  // as they arrived, payload and all
+    std::vector<v1::BeginFlushRequest> flushes;
+    std::vector<v1::CreateHeadRequest> creations;
   };
 
   // --- Scripts; set before the calls they are about. Counted calls: from 0.
@@ -79,7 +84,10 @@ class FakeServer {
   int refused_aborts = 0;      // AbortFlush fails that many times
   int unavailable_status = 0;  // GetStatus fails that many times
   bool change_weights_on_cut = false;
-  int most_lanes = 16;                   // of one session
+  int most_lanes = 16;  // of one session
+  bool has_class_weights = false;
+  bool frozen_head = false;
+  bool short_returns = false;            // answers leave the last of each array out
   bool forget_sessions_are_new = false;  // as a server does whose OpenSession does not say so
   int64_t rows_per_message = 2;
   // When a stalled stream goes on; looked at whenever a chunk has been dealt with.
@@ -123,6 +131,7 @@ class FakeServer {
   bool Admit(const v1::Chunk& chunk, const Stream& stream, std::unique_lock<std::mutex>* lock,
              v1::Disposition* disposition, grpc::Status* status);
   v1::ComputeResponse Answer(const v1::Chunk& chunk, v1::Disposition disposition) const;
+  void FillReturns(const v1::Chunk& chunk, v1::ChunkResult* result) const;
   void AddToWindow(const v1::Chunk& chunk);
   void Restart(bool keep_head);
   void CommitWindow();

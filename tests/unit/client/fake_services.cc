@@ -27,8 +27,10 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
  public:
   explicit HeadService(FakeServer* fake) : fake_(fake) {}
 
-  grpc::Status CreateHead(grpc::ServerContext*, const v1::CreateHeadRequest*, v1::Head* head) override {
+  grpc::Status CreateHead(grpc::ServerContext*, const v1::CreateHeadRequest* request,
+                          v1::Head* head) override {
     const std::lock_guard lock(fake_->mutex_);
+    fake_->observed_.creations.push_back(*request);
     fake_->has_head_ = true;
     fake_->FillHead(head);
     return grpc::Status::OK;
@@ -133,6 +135,7 @@ class FakeServer::LossService final : public v1::LossService::Service {
     response->set_vocab_size(kVocab);
     response->set_hidden_size(kHidden);
     response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
+    response->set_has_class_weights(fake_->has_class_weights);
     return grpc::Status::OK;
   }
 
@@ -170,6 +173,7 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
                           v1::BeginFlushResponse* response) override {
     const std::lock_guard lock(fake_->mutex_);
     if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
+    fake_->observed_.flushes.push_back(*request);
     for (const auto& marks : request->marks()) {
       const bool known =
           std::any_of(fake_->sessions_.begin(), fake_->sessions_.end(), [&](const auto& entry) {

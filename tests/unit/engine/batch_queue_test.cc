@@ -58,6 +58,30 @@ TEST_F(BatchQueueTest, OnlyNeighboursOfOneKindAreGathered) {
   EXPECT_THAT(Run(), ElementsAre("3+4"));
 }
 
+TEST_F(BatchQueueTest, ChunksThatDifferInAnyLossOptionOrReturnAreNotGathered) {
+  std::vector<RowKind> kinds(10);
+  kinds[1].options.logit_scale = 2;
+  kinds[2].options.softcap = 30;
+  kinds[3].options.label_smoothing = 0.1f;
+  kinds[4].options.lse_square_scale = 1e-4f;
+  kinds[5].class_weights = ClassWeights::kUse;
+  kinds[6].returns.log_sum_exp = true;
+  kinds[7].returns.top_k = 5;
+  kinds[8].returns.top_k = 6;
+  kinds[9].options.softcap = 50;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    AddOf(i + 1, std::to_string(i), 1, kinds[i]);
+    AddOf(i + 101, "same", 1, kinds[i]);
+  }
+  std::vector<std::string> batches;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    device_.under_way = 1;
+    for (const std::string& batch : Run()) batches.push_back(batch);
+  }
+  EXPECT_THAT(batches, ElementsAre("0+same", "1+same", "2+same", "3+same", "4+same", "5+same", "6+same",
+                                   "7+same", "8+same", "9+same"));
+}
+
 TEST_F(BatchQueueTest, ATaskWaitsForTheChunksBeforeItAndHoldsBackThoseBehind) {
   Add("1", 1);
   AddTask("task");

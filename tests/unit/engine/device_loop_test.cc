@@ -222,7 +222,8 @@ TEST_F(DeviceLoopTest, AFlushSeesEveryChunkBeforeItAndNoneOfTheNextGeneration) {
   KeepBusy(lane);
   Submit(lane, MakeChunk(3, 3));
   std::promise<absl::StatusOr<FlushInfo>> begun;
-  head->BeginFlush(1, Marks(), [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
+  head->BeginFlush(1, Marks(), 1.0f,
+                   [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
   Chunk next = MakeChunk(4, 1000, 2);
   std::promise<void> resumed;
   gate.LetThrough();
@@ -298,7 +299,8 @@ TEST_F(FailureTest, AFailureEndsEveryHeadAndEveryChunkOnce) {
   gate.LetAnswers(1);
   listener_->AwaitAnswers(1);
   std::promise<absl::StatusOr<FlushInfo>> begun;
-  head->BeginFlush(1, Marks(), [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
+  head->BeginFlush(1, Marks(), 1.0f,
+                   [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
   gate.Fail();
   gate.LetThrough();
   EXPECT_EQ(begun.get_future().get().status().code(), absl::StatusCode::kInternal);

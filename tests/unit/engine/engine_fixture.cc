@@ -5,6 +5,8 @@
 #include <future>
 #include <utility>
 
+#include "server/engine/random_id.h"
+
 namespace lossd::engine {
 
 void RecordingListener::OnAnswer(ChunkAnswer answer) {
@@ -44,14 +46,24 @@ size_t RecordingListener::answers() {
   return answers_.size();
 }
 
-EngineFixture::EngineFixture(EngineOptions options, FakeOptions device) {
+EngineFixture::EngineFixture(EngineOptions options, FakeOptions device, HeadConfig config) {
   engine = *Engine::Create(std::move(options), MakeFakeDevice(&gate, device));
-  head = *engine->CreateHead({"h", kVocab, kHidden, kernels::DataType::kFloat32});
-  const std::string write = *head->BeginWrite("w", Head::Replace::kNo, "write");
+  config.name = "h";
+  config.vocab_size = kVocab;
+  config.hidden_size = kHidden;
+  config.weight_type = kernels::DataType::kFloat32;
+  head = *engine->CreateHead(config);
+  EXPECT_EQ(WriteWeights(), 1U);
+  engine->WaitIdle();
+}
+
+uint64_t EngineFixture::WriteWeights() {
+  const std::string write = *head->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
   const std::string rows(static_cast<size_t>(kVocab * kHidden * 4), '\0');
   EXPECT_TRUE((*head->FindWrite(write))->Write(0, kVocab, kernels::DataType::kFloat32, rows).ok());
-  head->CommitWrite(write, [](const absl::StatusOr<uint64_t>& version) { EXPECT_EQ(*version, 1U); });
-  engine->WaitIdle();
+  std::promise<uint64_t> published;
+  head->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) { published.set_value(*version); });
+  return published.get_future().get();
 }
 
 Chunk EngineFixture::MakeChunk(uint64_t sequence, float scale, uint64_t generation) {
@@ -85,9 +97,10 @@ void EngineFixture::Submit(const LaneAttachment& lane, Chunk chunk) {
   EXPECT_EQ(*submission, Head::Submission::kTaken);
 }
 
-absl::StatusOr<FlushInfo> EngineFixture::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks) {
+absl::StatusOr<FlushInfo> EngineFixture::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks,
+                                                    float gradient_scale) {
   std::promise<absl::StatusOr<FlushInfo>> answer;
-  head->BeginFlush(generation, std::move(marks),
+  head->BeginFlush(generation, std::move(marks), gradient_scale,
                    [&](absl::StatusOr<FlushInfo> flush) { answer.set_value(std::move(flush)); });
   return answer.get_future().get();
 }

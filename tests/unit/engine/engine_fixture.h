@@ -41,7 +41,8 @@ class EngineFixture {
   static constexpr int64_t kVocab = 4;
   static constexpr int64_t kHidden = 2;
 
-  explicit EngineFixture(EngineOptions options = {}, FakeOptions device = {});
+  // The head's name, size and type are added to `config`.
+  explicit EngineFixture(EngineOptions options = {}, FakeOptions device = {}, HeadConfig config = {});
   ~EngineFixture() { gate.LetThrough(); }
 
   // One valid token; `scale` is what it adds to the gradient.
@@ -50,10 +51,13 @@ class EngineFixture {
   LaneAttachment Attach(const std::string& session, std::shared_ptr<LaneListener> listener, int32_t lane = 0);
   // Submits and expects it to be taken.
   void Submit(const LaneAttachment& lane, Chunk chunk);
+  // Publishes weights of zeros as one more version, which is returned.
+  uint64_t WriteWeights();
   // The marks that the window has now.
   std::vector<SessionMarks> Marks() const { return head->Info().window_marks; }
   // Waits for the answer.
-  absl::StatusOr<FlushInfo> BeginFlush(uint64_t generation, std::vector<SessionMarks> marks);
+  absl::StatusOr<FlushInfo> BeginFlush(uint64_t generation, std::vector<SessionMarks> marks,
+                                       float gradient_scale = 1.0f);
   // The fake gradient: the sum of the scales of what was accumulated. Flushes and aborts.
   float GradientSum();
 

@@ -49,8 +49,14 @@ std::vector<FakeBatch> FakeGate::batches() {
   return batches_;
 }
 
-size_t FakeGate::Arrive(FakeBatch batch) {
+std::vector<RowKind> FakeGate::kinds() {
   const std::lock_guard lock(mutex_);
+  return kinds_;
+}
+
+size_t FakeGate::Arrive(FakeBatch batch, const RowKind& kind) {
+  const std::lock_guard lock(mutex_);
+  kinds_.push_back(kind);
   batches_.push_back(std::move(batch));
   changed_.notify_all();
   return batches_.size() - 1;
@@ -78,6 +84,7 @@ namespace {
 // The owner thread's, like a device's.
 struct BatchUnderWay {
   size_t number = 0;
+  RowKind kind;
   std::vector<ChunkRows> chunks;
   BatchCallbacks callbacks;
   float* sum = nullptr;
@@ -101,11 +108,11 @@ class FakeBackend : public HeadBackend {
     return absl::OkStatus();
   }
   int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return options_.rows_per_batch; }
-  void StartBatch(const RowKind& /*kind*/, std::span<const ChunkRows> chunks,
-                  BatchCallbacks callbacks) override {
+  void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override {
     FakeBatch scales;
     for (const ChunkRows& chunk : chunks) scales.push_back(chunk.gradient_scale);
-    ring_->push_back({gate_->Arrive(std::move(scales)),
+    ring_->push_back({gate_->Arrive(std::move(scales), kind),
+                      kind,
                       {chunks.begin(), chunks.end()},
                       std::move(callbacks),
                       &sum_,
@@ -127,6 +134,26 @@ class FakeBackend : public HeadBackend {
   HostBuffer weights_;
   float sum_ = 0;
 };
+
+void Fill(const RowKind& kind, const ChunkRows& rows) {
+  const auto fill = [&rows](auto* values, auto value) {
+    if (values != nullptr) std::fill_n(values, rows.tokens, value);
+  };
+  for (int64_t i = 0; i < rows.tokens; ++i) {
+    rows.losses[i] = rows.gradient_scale * (rows.token_weights == nullptr ? 1 : rows.token_weights[i]);
+    if (rows.returns.log_sum_exp != nullptr) {
+      rows.returns.log_sum_exp[i] = rows.lse_gradients == nullptr ? 0 : rows.lse_gradients[i];
+    }
+  }
+  fill(rows.returns.z_loss, kind.options.lse_square_scale);
+  fill(rows.returns.log_probability, 1.0f);
+  fill(rows.returns.entropy, 1.0f);
+  fill(rows.returns.prediction, 1);
+  fill(rows.returns.target_rank, 1);
+  if (rows.returns.top_k == 0) return;
+  std::fill_n(rows.returns.top_tokens, rows.tokens * rows.returns.top_k, 1);
+  std::fill_n(rows.returns.top_log_probabilities, rows.tokens * rows.returns.top_k, 1.0f);
+}
 
 class FakeDevice : public Device {
  public:
@@ -177,7 +204,7 @@ class FakeDevice : public Device {
       batch.callbacks.on_times({.input_ready = now, .computed = now});
     }
     for (size_t i = 0; i < batch.chunks.size(); ++i) {
-      std::fill_n(batch.chunks[i].losses, batch.chunks[i].tokens, batch.chunks[i].gradient_scale);
+      Fill(batch.kind, batch.chunks[i]);
       batch.callbacks.on_input_gradients(i);
     }
   }

@@ -35,9 +35,10 @@ class FakeGate {
   void AwaitArrival();
   void AwaitStarted(size_t batches);
   std::vector<FakeBatch> batches();
+  std::vector<RowKind> kinds();  // of these
 
   // Called by the device. Batches are numbered from 0.
-  size_t Arrive(FakeBatch batch);
+  size_t Arrive(FakeBatch batch, const RowKind& kind);
   bool MayAnswer(size_t number);
   bool MayEnd(size_t number);
   bool failing();
@@ -46,6 +47,7 @@ class FakeGate {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<FakeBatch> batches_;
+  std::vector<RowKind> kinds_;
   size_t ended_ = 0;
   static constexpr size_t kAll = std::numeric_limits<size_t>::max();
   size_t may_answer_ = kAll;  // batches below this number
@@ -58,8 +60,9 @@ struct FakeOptions {
   int64_t rows_per_batch = 1;
 };
 
-// gradient_scale identifies a chunk: its losses are that, and each accumulated chunk adds it to every element
-// of the gradient.
+// gradient_scale identifies a chunk: its losses are that times the token's weight, and each accumulated chunk
+// adds it to every element of the gradient. A log-sum-exp is the token's upstream gradient, a z-loss what the
+// kind says it is multiplied by, and every other return 1.
 std::unique_ptr<Device> MakeFakeDevice(FakeGate* gate, FakeOptions options = {});
 
 }  // namespace lossd::engine

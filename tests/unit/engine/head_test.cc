@@ -96,7 +96,8 @@ TEST_F(HeadTest, FlushWaitsForWhatWasAcceptedAndHoldsBackTheNextGeneration) {
   gate.Hold();
   Submit(lane, MakeChunk(1, 3));
   std::promise<absl::StatusOr<FlushInfo>> flushed;
-  head->BeginFlush(1, Marks(), [&](absl::StatusOr<FlushInfo> flush) { flushed.set_value(std::move(flush)); });
+  head->BeginFlush(1, Marks(), 1.0f,
+                   [&](absl::StatusOr<FlushInfo> flush) { flushed.set_value(std::move(flush)); });
   std::future<absl::StatusOr<FlushInfo>> future = flushed.get_future();
   Chunk next = MakeChunk(2, 7, 2);
   std::promise<void> resumed;
@@ -125,7 +126,8 @@ TEST_F(HeadTest, AFlushWhoseMarksAreWithdrawnMeanwhileFailsAndTheWindowReopensWh
   Submit(lane, MakeChunk(2, 4));
   gate.AwaitArrival();
   std::promise<absl::StatusOr<FlushInfo>> flushed;
-  head->BeginFlush(1, Marks(), [&](absl::StatusOr<FlushInfo> flush) { flushed.set_value(std::move(flush)); });
+  head->BeginFlush(1, Marks(), 1.0f,
+                   [&](absl::StatusOr<FlushInfo> flush) { flushed.set_value(std::move(flush)); });
   head->DetachLane(lane);
   gate.LetThrough();
   const absl::StatusOr<FlushInfo> flush = flushed.get_future().get();
@@ -277,7 +279,8 @@ TEST_F(HeadTest, AGradientThatAFailedDeviceLeftHalfAddedIsNeverHandedOut) {
   Submit(lane, MakeChunk(1, 2));
   Submit(lane, MakeChunk(2, 2));
   std::promise<absl::StatusOr<FlushInfo>> begun;
-  head->BeginFlush(1, Marks(), [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
+  head->BeginFlush(1, Marks(), 1.0f,
+                   [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
   gate.LetThrough();
   EXPECT_EQ(begun.get_future().get().status().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(BeginFlush(1, Marks()).status().code(), absl::StatusCode::kInternal);

@@ -76,7 +76,7 @@ class Fuzz {
     std::string bytes;
     for (uint32_t fields = Below(8); fields > 0; --fields) {
       const uint32_t number = Below(20) == 0 ? static_cast<uint32_t>(random_()) >> Below(29) : Below(18);
-      switch (Below(9)) {
+      switch (Below(10)) {
         case 0:
         case 1:
         case 2:
@@ -90,6 +90,10 @@ class Fuzz {
           break;
         case 5:
           bytes += Varint(number << 3 | 3) + Varint(8) + Varint(1) + Varint(number << 3 | 4);
+          break;
+        case 7:  // options, per-token inputs, returns and sums: messages that hold messages and bytes
+          bytes += Field(11 + Below(3),
+                         Field(1 + Below(8), Below(2) == 0 ? Blob() : "") + Varint(8) + Varint(Below(9)));
           break;
         case 6:
           bytes += Varint(number << 3 | Below(8)) + Blob();

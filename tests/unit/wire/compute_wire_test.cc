@@ -31,6 +31,10 @@ v1::Chunk FullChunk() {
   chunk.set_mode(v1::COMPUTE_MODE_LOSS_ONLY);
   chunk.set_ignore_index(-100);
   chunk.set_gradient_scale(0);  // explicitly present
+  chunk.mutable_options()->set_label_smoothing(0.1f);
+  chunk.mutable_options()->set_softcap(0);  // explicitly present
+  chunk.mutable_options()->mutable_returns()->set_top_k(5);
+  chunk.mutable_token_inputs()->set_weights(Pattern(68));
   return chunk;
 }
 
@@ -47,6 +51,9 @@ v1::ChunkResult FullResult() {
   result.set_loss_sum(1.25);
   result.set_weight_version(9);
   result.set_dx_dtype(v1::DATA_TYPE_FLOAT32);
+  result.mutable_returns()->set_log_sum_exp(Pattern(8));
+  result.mutable_returns()->set_top_tokens(Pattern(200));
+  result.mutable_sums()->set_z_loss(0.5);
   return result;
 }
 
@@ -127,6 +134,8 @@ TEST(DecodeTest, ReadsWhatTheGeneratedClassesWroteHoweverItIsSliced) {
     EXPECT_TRUE(in.message.chunk().hidden_states().empty());
     EXPECT_EQ(Whole(in).SerializeAsString(), request.SerializeAsString());
     EXPECT_TRUE(in.message.chunk().has_gradient_scale());
+    EXPECT_TRUE(in.message.chunk().options().has_softcap());
+    EXPECT_EQ(in.message.chunk().token_inputs().weights(), Pattern(68));
     const auto out = MustDecode<v1::ComputeResponse>(response.SerializeAsString(), slice);
     EXPECT_EQ(Whole(out).SerializeAsString(), response.SerializeAsString());
   }

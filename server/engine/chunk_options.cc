@@ -1,0 +1,184 @@
+#include "server/engine/chunk_options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+
+namespace lossd::engine {
+namespace {
+
+constexpr char kLabelSmoothing[] = "options.label_smoothing";
+constexpr char kLseSquareScale[] = "options.lse_square_scale";
+constexpr char kLogitScale[] = "options.logit_scale";
+constexpr char kSoftcap[] = "options.softcap";
+constexpr char kClassWeights[] = "options.class_weights";
+constexpr char kZGradientScale[] = "options.z_gradient_scale";
+constexpr char kWeightVersion[] = "options.weight_version";
+constexpr char kTopK[] = "options.returns.top_k";
+constexpr char kTokenWeights[] = "token_inputs.weights";
+constexpr char kLseGradients[] = "token_inputs.lse_gradients";
+
+constexpr int64_t kValueBytes = 4;  // of a float, of a token, of a rank
+
+absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
+}
+
+absl::Status InvalidOption(absl::string_view field, float value, absl::string_view what_it_must_be) {
+  return Invalid(RejectReason::kOption, field,
+                 absl::StrCat(field, " is ", value, "; it must be ", what_it_must_be));
+}
+
+absl::Status ValidateTokenArray(const std::string& array, int64_t tokens, absl::string_view field) {
+  if (array.empty()) return absl::OkStatus();
+  if (static_cast<int64_t>(array.size()) != tokens * kValueBytes) {
+    return Invalid(RejectReason::kLength, field,
+                   absl::StrCat(field, " holds ", array.size(), " bytes; ", tokens, " fp32 values are ",
+                                tokens * kValueBytes));
+  }
+  const auto* values = reinterpret_cast<const float*>(array.data());
+  const auto* end = values + tokens;
+  const auto* bad = std::find_if(values, end, [](float value) { return !std::isfinite(value); });
+  if (bad == end) return absl::OkStatus();
+  return Invalid(RejectReason::kNonFinite, field,
+                 absl::StrCat(field, "[", bad - values, "] is ", *bad, "; it must be finite"));
+}
+
+absl::Status ValidateNumbers(const ChunkOptions& options) {
+  // Written so that NaN is refused.
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
+    return InvalidOption(kLabelSmoothing, options.label_smoothing, "in [0, 1]");
+  }
+  if (!std::isfinite(options.lse_square_scale) || options.lse_square_scale < 0) {
+    return InvalidOption(kLseSquareScale, options.lse_square_scale, "finite and at least 0");
+  }
+  if (options.logit_scale.has_value()) {
+    if (absl::Status status = ValidateLogitScale(*options.logit_scale, kLogitScale); !status.ok())
+      return status;
+  }
+  if (options.softcap.has_value()) {
+    if (absl::Status status = ValidateSoftcap(*options.softcap, kSoftcap); !status.ok()) return status;
+  }
+  if (options.z_gradient_scale.has_value() && !std::isfinite(*options.z_gradient_scale)) {
+    return InvalidOption(kZGradientScale, *options.z_gradient_scale, "finite");
+  }
+  return absl::OkStatus();
+}
+
+ClassWeights ClassWeightsOf(const Chunk& chunk, const HeadConfig& head) {
+  return chunk.options.class_weights.value_or(head.class_weights == nullptr ? ClassWeights::kIgnore
+                                                                            : ClassWeights::kUse);
+}
+
+}  // namespace
+
+absl::Status ValidateLogitScale(float logit_scale, absl::string_view field) {
+  if (std::isfinite(logit_scale) && logit_scale > 0) return absl::OkStatus();
+  return InvalidOption(field, logit_scale, "finite and above 0");
+}
+
+absl::Status ValidateSoftcap(float softcap, absl::string_view field) {
+  if (std::isfinite(softcap) && softcap >= 0) return absl::OkStatus();
+  return InvalidOption(field, softcap, "finite and above 0, or 0 for none");
+}
+
+absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
+  const ChunkOptions& options = chunk.options;
+  if (absl::Status status = ValidateNumbers(options); !status.ok()) return status;
+  if (options.class_weights == ClassWeights::kUse && head.class_weights == nullptr) {
+    return Invalid(
+        RejectReason::kOption, kClassWeights,
+        absl::StrCat(kClassWeights, " is true, but head ", head.name, " was created without class weights"));
+  }
+  const int64_t most = std::min<int64_t>(kernels::kMostTopK, head.vocab_size);
+  if (options.returns.top_k < 0 || options.returns.top_k > most) {
+    return Invalid(RejectReason::kOption, kTopK,
+                   absl::StrCat(kTopK, " is ", options.returns.top_k, "; it must be in [0, ", most, "]"));
+  }
+  if (absl::Status status = ValidateTokenArray(chunk.token_weights, chunk.tokens, kTokenWeights);
+      !status.ok()) {
+    return status;
+  }
+  return ValidateTokenArray(chunk.lse_gradients, chunk.tokens, kLseGradients);
+}
+
+RowKind KindOf(const Chunk& chunk, const HeadConfig& head) {
+  const ChunkOptions& options = chunk.options;
+  RowKind kind;
+  kind.hidden_type = chunk.hidden_type;
+  if (chunk.mode == ComputeMode::kLossAndGradients) kind.dx_type = chunk.dx_type;
+  kind.mode = chunk.mode;
+  kind.options = {.logit_scale = options.logit_scale.value_or(head.logit_scale),
+                  .softcap = options.softcap.value_or(head.softcap),
+                  .label_smoothing = options.label_smoothing,
+                  .lse_square_scale = options.lse_square_scale};
+  kind.class_weights = ClassWeightsOf(chunk, head);
+  kind.returns = ReturnsOf(chunk);
+  return kind;
+}
+
+WantedReturns ReturnsOf(const Chunk& chunk) {
+  WantedReturns returns = chunk.options.returns;
+  returns.z_loss = returns.z_loss || chunk.options.lse_square_scale > 0;
+  return returns;
+}
+
+int64_t ReturnBytes(const WantedReturns& returns) {
+  const int64_t values = static_cast<int64_t>(returns.log_sum_exp) + static_cast<int64_t>(returns.z_loss) +
+                         static_cast<int64_t>(returns.log_probability) +
+                         static_cast<int64_t>(returns.entropy) + static_cast<int64_t>(returns.prediction) +
+                         static_cast<int64_t>(returns.target_rank) +
+                         2 * std::clamp<int64_t>(returns.top_k, 0, kernels::kMostTopK);
+  return values * kValueBytes;
+}
+
+kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenReturns* returns) {
+  kernels::RowReturns rows;
+  const auto make = [](int64_t values, std::string* bytes, auto** out) {
+    bytes->resize(static_cast<size_t>(values * kValueBytes));
+    *out = reinterpret_cast<std::remove_pointer_t<decltype(out)>>(bytes->data());
+  };
+  if (wanted.log_sum_exp) make(tokens, &returns->log_sum_exp, &rows.log_sum_exp);
+  if (wanted.z_loss) make(tokens, &returns->z_losses, &rows.z_loss);
+  if (wanted.log_probability) make(tokens, &returns->log_probabilities, &rows.log_probability);
+  if (wanted.entropy) make(tokens, &returns->entropies, &rows.entropy);
+  if (wanted.prediction) make(tokens, &returns->predictions, &rows.prediction);
+  if (wanted.target_rank) make(tokens, &returns->target_ranks, &rows.target_rank);
+  rows.top_k = wanted.top_k;
+  if (wanted.top_k > 0) {
+    make(tokens * wanted.top_k, &returns->top_tokens, &rows.top_tokens);
+    make(tokens * wanted.top_k, &returns->top_log_probabilities, &rows.top_log_probabilities);
+  }
+  return rows;
+}
+
+void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answer) {
+  const auto* labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
+  const auto* losses = reinterpret_cast<const float*>(answer->losses.data());
+  const std::string& z_bytes = answer->returns.z_losses;
+  const auto* z_losses = z_bytes.empty() ? nullptr : reinterpret_cast<const float*>(z_bytes.data());
+  const std::string& prediction_bytes = answer->returns.predictions;
+  const auto* predictions =
+      prediction_bytes.empty() ? nullptr : reinterpret_cast<const int32_t*>(prediction_bytes.data());
+  for (int64_t row = 0; row < chunk.tokens; ++row) {
+    if (labels[row] == chunk.ignore_index) continue;
+    ++answer->valid_tokens;
+    answer->loss_sum += losses[row];
+    if (z_losses != nullptr) answer->z_loss_sum += z_losses[row];
+    if (predictions != nullptr && predictions[row] == labels[row]) ++answer->correct_tokens;
+    if (class_weights != nullptr) answer->class_weight_sum += class_weights[labels[row]];
+  }
+}
+
+absl::Status CheckWeightVersion(const Chunk& chunk, uint64_t weight_version) {
+  const std::optional<uint64_t>& demanded = chunk.options.weight_version;
+  if (!demanded.has_value() || *demanded == weight_version) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, RejectReason::kWeightVersion, kWeightVersion,
+      absl::StrCat(kWeightVersion, " is ", *demanded, "; the weights are of version ", weight_version));
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,325 @@
+// Every loss option and return through real gRPC on the CPU device, against the fp64 reference; means,
+// phases, frozen heads and scaled flushes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lossd/client.h"
+#include "tests/integration/client_server/client_server_fixture.h"
+#include "tests/unit/kernels/problem.h"
+
+namespace lossd {
+namespace {
+
+using kernels::testing::Problem;
+using kernels::testing::RandomProblem;
+using kernels::testing::Reference;
+using kernels::testing::RelativeError;
+using kernels::testing::RunReference;
+using testing::ClientServerTest;
+using ::testing::HasSubstr;
+using testing::kHidden;
+using testing::kVocab;
+using testing::RandomFloats;
+
+constexpr int64_t kTokens = 23;
+constexpr int32_t kTopK = 3;
+constexpr int64_t kChunkTokens = 5;
+constexpr double kClose = 5e-6;
+
+Problem Plain() {
+  Problem problem = RandomProblem({.shape = {kTokens, kVocab, kHidden}, .logit_deviation = 2.0});
+  problem.labels[0] = problem.labels[11] = problem.labels[kTokens - 1] = -100;
+  problem.gradient_scale = 0.125F;
+  return problem;
+}
+
+std::vector<float> Positive(int64_t count, uint32_t seed) {
+  std::vector<float> values = RandomFloats(count, seed);
+  for (float& value : values) value = value * value + 0.25F;
+  return values;
+}
+
+// A batch with room for everything that can be had of it.
+struct Everything {
+  explicit Everything(const Problem& of) : problem(of), x(of.HiddenStates()) {}
+
+  Batch batch() const {
+    Batch batch{
+        .labels = problem.labels, .hidden_states = x.data(), .gradient_scale = problem.gradient_scale};
+    batch.loss = {.label_smoothing = problem.options.label_smoothing,
+                  .lse_square_scale = problem.options.lse_square_scale,
+                  .logit_scale = problem.options.logit_scale,
+                  .softcap = problem.options.softcap};
+    batch.token_weights = problem.token_weights;
+    batch.lse_gradients = problem.lse_gradients;
+    batch.z_gradient_scale = problem.z_gradient_scale;
+    return batch;
+  }
+  BatchOutputs outputs() {
+    return {.losses = losses,
+            .dx = dx.data(),
+            .returns = {.log_sum_exp = log_sum_exp,
+                        .z_losses = z_losses,
+                        .log_probabilities = log_probabilities,
+                        .entropies = entropies,
+                        .predictions = predictions,
+                        .target_ranks = target_ranks,
+                        .top_k = kTopK,
+                        .top_tokens = top_tokens,
+                        .top_log_probabilities = top_log_probabilities}};
+  }
+
+  const Problem& problem;
+  std::vector<float> x;
+  std::vector<float> losses = std::vector<float>(kTokens);
+  std::vector<float> dx = std::vector<float>(kTokens * kHidden);
+  std::vector<float> log_sum_exp = losses;
+  std::vector<float> z_losses = losses;
+  std::vector<float> log_probabilities = losses;
+  std::vector<float> entropies = losses;
+  std::vector<int32_t> predictions = std::vector<int32_t>(kTokens);
+  std::vector<int32_t> target_ranks = predictions;
+  std::vector<int32_t> top_tokens = std::vector<int32_t>(kTokens * kTopK);
+  std::vector<float> top_log_probabilities = std::vector<float>(kTokens * kTopK);
+};
+
+void ExpectTokens(const Everything& got, const Reference& wanted) {
+  for (int64_t row = 0; row < kTokens; ++row) {
+    const auto at = static_cast<size_t>(row);
+    const int64_t label = got.problem.labels[at];
+    if (label == -100) {
+      EXPECT_EQ(got.predictions[at], -1);
+      EXPECT_EQ(got.target_ranks[at], -1);
+      EXPECT_EQ(got.top_tokens[at * kTopK], -1);
+      continue;
+    }
+    const double* const logits = wanted.logits.data() + row * kVocab;
+    std::vector<int32_t> order(kVocab);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+    EXPECT_EQ(got.predictions[at], order[0]);
+    EXPECT_EQ(got.target_ranks[at], std::find(order.begin(), order.end(), label) - order.begin());
+    for (size_t k = 0; k < kTopK; ++k) {
+      EXPECT_EQ(got.top_tokens[at * kTopK + k], order[k]);
+      EXPECT_NEAR(got.top_log_probabilities[at * kTopK + k], logits[order[k]] - wanted.log_sum_exp[at], 1e-4);
+    }
+  }
+}
+
+class LossOptionsTest : public ClientServerTest {
+ protected:
+  // A head of its own with the problem's weights.
+  Head MakeHead(const Problem& problem, HeadConfig config = {}) {
+    config.name = "options";
+    config.vocab_size = kVocab;
+    config.hidden_size = kHidden;
+    config.weight_type = DataType::kFloat32;
+    config.class_weights = problem.class_weights;
+    auto head = client_->CreateHead(config);
+    EXPECT_TRUE(head.ok()) << head.status();
+    EXPECT_TRUE(head->WriteWeights(DataType::kFloat32, problem.weight.data()).ok());
+    return *std::move(head);
+  }
+  static Session OpenAt(const Head& head) {
+    auto session = head.OpenSession({.chunk_bytes = kChunkTokens * kHidden * 4});
+    EXPECT_TRUE(session.ok()) << session.status();
+    return *std::move(session);
+  }
+  static std::vector<float> FlushOf(const Head& head, const Session& session, float scale = 1.0F) {
+    std::vector<float> gradient(kVocab * kHidden);
+    const std::vector<SessionMarks> marks = {session.marks()};
+    const auto flushed = head.Flush({.gradient_scale = scale}, marks, gradient.data());
+    EXPECT_TRUE(flushed.ok()) << flushed.status();
+    return gradient;
+  }
+};
+
+TEST_F(LossOptionsTest, EveryOptionAndEveryReturnIsThatOfTheReference) {
+  struct Case {
+    std::string name;
+    std::function<void(Problem&)> set;
+  };
+  const std::vector<Case> cases = {
+      {"plain", [](Problem&) {}},
+      {"logit scale", [](Problem& p) { p.options.logit_scale = 0.5F; }},
+      {"softcap", [](Problem& p) { p.options.softcap = 3; }},
+      {"label smoothing", [](Problem& p) { p.options.label_smoothing = 0.25F; }},
+      {"z-loss", [](Problem& p) { p.options.lse_square_scale = 0.01F; }},
+      {"z-loss with a scale of its own",
+       [](Problem& p) {
+         p.options.lse_square_scale = 0.01F;
+         p.z_gradient_scale = 2;
+       }},
+      {"class weights", [](Problem& p) { p.class_weights = Positive(kVocab, 3); }},
+      {"token weights", [](Problem& p) { p.token_weights = RandomFloats(kTokens, 4); }},
+      {"gradients of the log-sum-exp", [](Problem& p) { p.lse_gradients = RandomFloats(kTokens, 5); }},
+      {"all",
+       [](Problem& p) {
+         p.options = {.logit_scale = 1.5F, .softcap = 4, .label_smoothing = 0.1F, .lse_square_scale = 0.02F};
+         p.z_gradient_scale = 0.5F;
+         p.class_weights = Positive(kVocab, 3);
+         p.token_weights = RandomFloats(kTokens, 4);
+         p.lse_gradients = RandomFloats(kTokens, 5);
+       }},
+  };
+  Start();
+  for (const Case& test_case : cases) {
+    SCOPED_TRACE(test_case.name);
+    Problem problem = Plain();
+    test_case.set(problem);
+    const Reference wanted = RunReference(problem);
+    const Head head = MakeHead(problem);
+    Session session = OpenAt(head);
+    Everything got(problem);
+    const auto result = session.Compute(got.batch(), got.outputs());
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->chunks, 5);
+    EXPECT_LT(RelativeError(got.losses, wanted.losses), kClose);
+    EXPECT_LT(RelativeError(got.dx, wanted.dx), kClose);
+    EXPECT_LT(RelativeError(got.log_sum_exp, wanted.log_sum_exp), kClose);
+    EXPECT_LT(RelativeError(got.z_losses, wanted.z_loss), kClose);
+    EXPECT_LT(RelativeError(got.log_probabilities, wanted.log_probability), kClose);
+    EXPECT_LT(RelativeError(got.entropies, wanted.entropy), kClose);
+    ExpectTokens(got, wanted);
+    EXPECT_LT(RelativeError(FlushOf(head, session), wanted.dw), kClose);
+    EXPECT_NEAR(result->z_loss_sum, std::accumulate(wanted.z_loss.begin(), wanted.z_loss.end(), 0.0), 1e-4);
+    EXPECT_NEAR(result->class_weight_sum,
+                problem.class_weights.empty() ? 0 : ClassWeightSum(problem.labels, problem.class_weights),
+                1e-4);
+    ASSERT_TRUE(session.Close().ok());
+    ASSERT_TRUE(client_->DeleteHead("options").ok());
+  }
+}
+
+TEST_F(LossOptionsTest, WhatBelongsToTheHeadHoldsForBatchesThatDoNotNameIt) {
+  Problem problem = Plain();
+  problem.options = {.logit_scale = 0.5F, .softcap = 3};
+  problem.class_weights = Positive(kVocab, 3);
+  Start();
+  const Head head = MakeHead(problem, {.name = "", .logit_scale = 0.5F, .softcap = 3});
+  EXPECT_TRUE(head.config().has_class_weights);
+  EXPECT_EQ(head.config().softcap, 3);
+  Session session = OpenAt(head);
+  Everything got(problem);
+  Batch batch = got.batch();
+  batch.loss = {};
+  ASSERT_TRUE(session.Compute(batch, got.outputs()).ok());
+  EXPECT_LT(RelativeError(got.losses, RunReference(problem).losses), kClose);
+  batch.loss = {.logit_scale = 1.0F, .softcap = 0.0F, .class_weights = ClassWeights::kIgnore};
+  ASSERT_TRUE(session.Compute(batch, got.outputs()).ok());
+  EXPECT_LT(RelativeError(got.losses, RunReference(Plain()).losses), kClose);
+
+  const absl::Status other = client_
+                                 ->CreateHead({.name = "options",
+                                               .vocab_size = kVocab,
+                                               .hidden_size = kHidden,
+                                               .weight_type = DataType::kFloat32,
+                                               .softcap = 3})
+                                 .status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("logit_scale 0.5, softcap 3, with class weights"));
+}
+
+TEST_F(LossOptionsTest, ALateMeanIsTheMean) {
+  Problem problem = Plain();
+  problem.gradient_scale = 1;
+  problem.options.lse_square_scale = 0.01F;
+  Start();
+  const Head head = MakeHead(problem);
+  Session session = OpenAt(head);
+  Everything mean(problem);
+  Batch batch = mean.batch();
+  batch.reduction = Reduction::kMean;
+  const auto now = session.Compute(batch, mean.outputs());
+  ASSERT_TRUE(now.ok()) << now.status();
+  const std::vector<float> mean_dw = FlushOf(head, session);
+
+  Everything late(problem);
+  batch = late.batch();
+  batch.reduction = Reduction::kLateMean;
+  const auto sum = session.Compute(batch, late.outputs());
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  const auto count = static_cast<double>(CountValid(problem.labels));
+  EXPECT_EQ(count, kTokens - 3);
+  EXPECT_DOUBLE_EQ(sum->loss / count, now->loss);
+  ScaleInPlace(DataType::kFloat32, late.dx.data(), kTokens * kHidden, 1 / count);
+  const std::vector<float> late_dw = FlushOf(head, session, static_cast<float>(1 / count));
+  EXPECT_LT(RelativeError(late.dx, {mean.dx.begin(), mean.dx.end()}), 1e-6);
+  EXPECT_LT(RelativeError(late_dw, {mean_dw.begin(), mean_dw.end()}), 1e-6);
+}
+
+// L = Σ l²/2 + Σ e²/20 of losses l and log-sum-exps e.
+TEST_F(LossOptionsTest, TwoPhasesMakeTheGradientsOfAnOuterFunctionAndOfTheSameWeightsOnly) {
+  Problem problem = Plain();
+  problem.gradient_scale = 1;
+  Start();
+  const Head head = MakeHead(problem);
+  Session session = OpenAt(head);
+  Everything first(problem);
+  Batch batch = first.batch();
+  batch.mode = ComputeMode::kLossOnly;
+  const auto values =
+      session.Compute(batch, {.losses = first.losses, .returns = {.log_sum_exp = first.log_sum_exp}});
+  ASSERT_TRUE(values.ok()) << values.status();
+
+  problem.token_weights = first.losses;
+  problem.lse_gradients = first.log_sum_exp;
+  for (float& gradient : problem.lse_gradients) gradient /= 10;
+  Everything second(problem);
+  batch = second.batch();
+  batch.weight_version = values->weight_version;
+  ASSERT_TRUE(session.Compute(batch, second.outputs()).ok());
+  const Reference wanted = RunReference(problem);
+  EXPECT_LT(RelativeError(second.dx, wanted.dx), kClose);
+  EXPECT_LT(RelativeError(FlushOf(head, session), wanted.dw), kClose);
+
+  ASSERT_TRUE(head.WriteWeights(DataType::kFloat32, problem.weight.data()).ok());
+  const absl::Status late = session.Compute(batch, second.outputs()).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(late.message()),
+              HasSubstr("options.weight_version is 1; the weights are of version 2"));
+  EXPECT_THAT(FlushOf(head, session), ::testing::Each(0)) << "no chunk of it was added";
+  batch.weight_version = 2;
+  EXPECT_TRUE(session.Compute(batch, second.outputs()).ok()) << "the session goes on";
+}
+
+TEST_F(LossOptionsTest, AFrozenHeadGivesDxAndKeepsNoGradient) {
+  const Problem problem = Plain();
+  Start();
+  HeadConfig config;
+  config.frozen = true;
+  const Head head = MakeHead(problem, config);
+  Session session = OpenAt(head);
+  Everything got(problem);
+  for (int round = 0; round < 2; ++round) {
+    const auto result = session.Compute(got.batch(), got.outputs());
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_LT(RelativeError(got.dx, RunReference(problem).dx), kClose);
+  }
+  const auto info = head.Info();
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_TRUE(info->config.frozen);
+  EXPECT_EQ(info->window_tokens, 0U);
+  EXPECT_TRUE(info->sessions.empty());
+  for (const MemoryItem& item : info->memory) {
+    if (item.purpose == "gradient") {
+      EXPECT_EQ(item.bytes, 0);
+    }
+  }
+  std::vector<float> gradient(kVocab * kHidden);
+  const absl::Status flush = head.Flush({}, {}, gradient.data()).status();
+  EXPECT_EQ(flush.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(flush.message()), HasSubstr("head options is frozen"));
+}
+
+}  // namespace
+}  // namespace lossd

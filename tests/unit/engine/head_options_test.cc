@@ -1,0 +1,205 @@
+// Loss options on their way through a head: to the device and back, other weights than demanded, frozen
+// heads, and flushes with a scale.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/engine/errors.h"
+#include "tests/unit/engine/engine_fixture.h"
+
+namespace lossd::engine {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+template <typename T>
+std::string Bytes(const std::vector<T>& values) {
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+class HeadOptionsTest : public EngineFixture, public ::testing::Test {
+ protected:
+  explicit HeadOptionsTest(HeadConfig config = {}) : EngineFixture({}, {}, std::move(config)) {}
+
+  const std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
+};
+
+TEST_F(HeadOptionsTest, InputsReachTheDeviceAndReturnsTheAnswerAlsoOfARepeat) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Chunk chunk = MakeChunk(1, 3);
+  chunk.token_weights = Bytes<float>({2});
+  chunk.lse_gradients = Bytes<float>({0.5f});
+  chunk.options.softcap = 30.0f;
+  chunk.options.lse_square_scale = 0.25f;
+  chunk.options.returns = {.log_sum_exp = true, .target_rank = true, .top_k = 2};
+  Submit(lane, chunk);
+  Submit(lane, chunk);
+  const std::vector<ChunkAnswer> answers = listener_->AwaitAnswers(2);
+  EXPECT_EQ(answers[0].disposition, Disposition::kAccumulated);
+  EXPECT_EQ(answers[1].disposition, Disposition::kRepeated);
+  for (const ChunkAnswer& answer : answers) {
+    EXPECT_EQ(answer.losses, Bytes<float>({6}));
+    EXPECT_EQ(answer.returns.log_sum_exp, Bytes<float>({0.5f}));
+    EXPECT_EQ(answer.returns.target_ranks, Bytes<int32_t>({1}));
+    EXPECT_EQ(answer.returns.top_tokens, Bytes<int32_t>({1, 1}));
+    EXPECT_EQ(answer.returns.top_log_probabilities, Bytes<float>({1, 1}));
+    EXPECT_EQ(answer.z_loss_sum, 0.25);
+    EXPECT_THAT(answer.returns.z_losses, IsEmpty()) << "only their sum, unless they were wanted";
+    EXPECT_THAT(answer.returns.entropies, IsEmpty());
+  }
+  EXPECT_EQ(gate.kinds()[0].options, (kernels::LossOptions{.softcap = 30, .lse_square_scale = 0.25f}));
+  EXPECT_EQ(GradientSum(), 3);
+}
+
+TEST_F(HeadOptionsTest, AChunkThatIsRefusedForAnOptionAddsNothing) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Chunk bad = MakeChunk(1, 3);
+  bad.options.label_smoothing = 2;
+  Submit(lane, std::move(bad));
+  Submit(lane, MakeChunk(2, 5));
+  const std::vector<ChunkAnswer> answers = listener_->AwaitAnswers(2);
+  EXPECT_EQ(answers[0].disposition, Disposition::kRejected);
+  EXPECT_EQ(FieldOf(answers[0].error), "options.label_smoothing");
+  EXPECT_EQ(GradientSum(), 5);
+}
+
+TEST_F(HeadOptionsTest, AChunkForOtherWeightsIsRejectedWhenItIsStartedAndNotBefore) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Chunk second = MakeChunk(1, 3);
+  second.options.weight_version = 2;
+  Submit(lane, second);
+  listener_->AwaitAnswers(1);
+  gate.Hold();
+  Submit(lane, MakeChunk(2, 7));
+  gate.AwaitArrival();
+  Chunk first = MakeChunk(3, 10);
+  first.options.weight_version = 1;
+  Submit(lane, first);  // behind it: the weights are still of version 1 now, and when it is started
+  gate.LetThrough();
+  EXPECT_EQ(WriteWeights(), 2U);
+  second.sequence = 4;
+  first.sequence = 5;
+  Submit(lane, second);
+  Submit(lane, first);
+  const std::vector<ChunkAnswer> answers = listener_->AwaitAnswers(5);
+  EXPECT_EQ(answers[0].disposition, Disposition::kRejected);
+  EXPECT_EQ(answers[0].error.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FieldOf(answers[0].error), "options.weight_version");
+  EXPECT_THAT(std::string(answers[0].error.message()), HasSubstr("is 2; the weights are of version 1"));
+  EXPECT_EQ(answers[2].disposition, Disposition::kAccumulated);
+  EXPECT_EQ(answers[3].disposition, Disposition::kAccumulated);
+  EXPECT_EQ(answers[4].disposition, Disposition::kRejected);
+  EXPECT_EQ(GradientSum(), 7 + 10 + 3);
+  EXPECT_EQ(listener_->applied(), 5U) << "a rejected chunk is applied, as nothing";
+}
+
+TEST_F(HeadOptionsTest, AWriteBetweenQueueAndStartIsSeen) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  gate.Hold();
+  Submit(lane, MakeChunk(1, 1));
+  gate.AwaitArrival();
+  const std::string write = *head->BeginWrite("w", Head::Replace::kNo, "id");
+  const std::string rows(static_cast<size_t>(kVocab * kHidden * 4), '\0');
+  ASSERT_TRUE((*head->FindWrite(write))->Write(0, kVocab, kernels::DataType::kFloat32, rows).ok());
+  head->CommitWrite(write, [](const absl::StatusOr<uint64_t>& /*version*/) {});
+  Chunk chunk = MakeChunk(2, 3);
+  chunk.options.weight_version = 1;  // true now; the write is in front of it
+  Submit(lane, std::move(chunk));
+  gate.LetThrough();
+  EXPECT_EQ(listener_->AwaitAnswers(2)[1].disposition, Disposition::kRejected);
+  EXPECT_EQ(GradientSum(), 1);
+}
+
+TEST_F(HeadOptionsTest, ARepeatForOtherWeightsIsNotCalledRejectedSinceItMayBeInTheWindow) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Chunk chunk = MakeChunk(1, 3);
+  chunk.options.weight_version = 1;
+  Submit(lane, chunk);
+  listener_->AwaitAnswers(1);
+  EXPECT_EQ(WriteWeights(), 2U);
+  Submit(lane, chunk);
+  engine->WaitIdle();
+  ASSERT_TRUE(listener_->ended().has_value());
+  EXPECT_EQ(listener_->ended()->code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(listener_->answers(), 1U);
+  EXPECT_EQ(GradientSum(), 3);
+}
+
+TEST_F(HeadOptionsTest, AFlushWithAScaleReadsAndSumsUpTheScaledGradientAndAbortForgetsIt) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Submit(lane, MakeChunk(1, 6));
+  engine->WaitIdle();
+  const absl::StatusOr<FlushInfo> flush = BeginFlush(1, Marks(), 0.5f);
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  EXPECT_EQ(BeginFlush(1, Marks(), 0.5f)->flush_id, flush->flush_id);
+  const absl::Status other = BeginFlush(1, Marks(), 0.25f).status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FieldOf(other), "gradient_scale");
+  EXPECT_DOUBLE_EQ(flush->summary.norm, 3 * std::sqrt(8.0));
+  std::vector<float> gradient(kVocab * kHidden);
+  GradientSummarizer summarizer;
+  head->ReadGradient(flush->flush_id, 0, kVocab, kernels::DataType::kFloat32, gradient.data(),
+                     [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  engine->WaitIdle();
+  EXPECT_THAT(gradient, ::testing::Each(3));
+  summarizer.Add(gradient);
+  EXPECT_EQ(flush->summary.checksum, summarizer.Finish().checksum);
+  EXPECT_TRUE(head->AbortFlush(flush->flush_id).ok());
+  EXPECT_EQ(GradientSum(), 6) << "what is in the window stays as it is";
+  EXPECT_EQ(BeginFlush(1, Marks(), std::numeric_limits<float>::infinity()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+class FrozenHeadTest : public HeadOptionsTest {
+ protected:
+  FrozenHeadTest() : HeadOptionsTest(Frozen()) {}
+
+  static HeadConfig Frozen() {
+    HeadConfig config;
+    config.weight_gradients = WeightGradients::kFrozen;
+    return config;
+  }
+};
+
+TEST_F(FrozenHeadTest, AnswersChunksAndHasNoWindow) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Submit(lane, MakeChunk(1, 3));
+  Submit(lane, MakeChunk(1, 3));
+  const std::vector<ChunkAnswer> answers = listener_->AwaitAnswers(2);
+  engine->WaitIdle();
+  EXPECT_EQ(answers[0].disposition, Disposition::kAccumulated);
+  EXPECT_EQ(answers[0].dx.size(), kHidden * 4);
+  EXPECT_EQ(answers[1].disposition, Disposition::kRepeated);
+  EXPECT_EQ(listener_->applied(), 1U);
+  EXPECT_EQ(head->Info().window_tokens, 0U);
+  EXPECT_THAT(head->Info().window_marks, IsEmpty());
+  EXPECT_EQ(engine->counters().chunks_input_gradient, 1U);
+  const absl::Status flush = BeginFlush(1, {}).status();
+  EXPECT_EQ(flush.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(flush.message()), HasSubstr("head h is frozen"));
+  EXPECT_TRUE(engine->DeleteHead("h", Engine::DiscardGradient::kNo).ok()) << "there is nothing to lose";
+}
+
+TEST_F(FrozenHeadTest, ForgetsSessionsThatAreClosedThoughTheirLastChunkIsStillUnderWay) {
+  const std::string session = Open("c");
+  const LaneAttachment lane = Attach(session, listener_);
+  gate.Hold();
+  Submit(lane, MakeChunk(1, 3));
+  gate.AwaitArrival();
+  EXPECT_TRUE(engine->CloseSession(session).ok());
+  gate.LetThrough();
+  engine->WaitIdle();
+  EXPECT_FALSE(engine->CloseSession(session).ok());
+  EXPECT_EQ(head->Info().open_sessions, 0);
+  EXPECT_THAT(head->IdleSessions(absl::InfiniteFuture()), IsEmpty());
+}
+
+}  // namespace
+}  // namespace lossd::engine
