@@ -25,6 +25,13 @@ double Difference(const std::vector<float>& actual, const std::vector<float>& ex
   return RelativeError(actual, {expected.begin(), expected.end()});
 }
 
+// The same bits, but for numbers so small that fp32 holds them with fewer digits, or not at all.
+bool SameUnlessTiny(const std::vector<float>& a, const std::vector<float>& b) {
+  constexpr float kTiny = 0x1p-120f;
+  return std::ranges::equal(
+      a, b, [](float x, float y) { return x == y || (std::fabs(x) < kTiny && std::fabs(y) < kTiny); });
+}
+
 std::vector<float> Times(float factor, std::vector<float> values) {
   for (float& value : values) value *= factor;
   return values;
@@ -172,8 +179,8 @@ TEST_P(OptionProperties, TwiceTheScaleGivesExactlyTwiceTheGradients) {
     if (problem.z_gradient_scale.has_value()) *problem.z_gradient_scale *= 2;
     const ChunkOutput twice = head.Run(problem);
     EXPECT_TRUE(SameBits(twice.losses, once.losses));
-    EXPECT_TRUE(SameBits(twice.dx, Times(2, once.dx)));
-    EXPECT_TRUE(SameBits(head.Gradient(), Times(2, gradient)));
+    EXPECT_TRUE(SameUnlessTiny(twice.dx, Times(2, once.dx)));
+    EXPECT_TRUE(SameUnlessTiny(head.Gradient(), Times(2, gradient)));
   }
 }
 

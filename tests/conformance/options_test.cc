@@ -57,8 +57,36 @@ struct Sizes {
   double dx = 0;
   double dw = 0;
 };
+
+// Of a label's own part, as if its p were 0.
+Sizes SizesOfLabels(const Problem& problem) {
+  const auto hidden = static_cast<size_t>(problem.shape.hidden);
+  const std::vector<float> weight = problem.Weight();
+  const std::vector<float> x = problem.HiddenStates();
+  double dx = 0;
+  double dw = 0;
+  for (size_t r = 0; r < problem.labels.size(); ++r) {
+    if (problem.labels[r] == kIgnoreIndex) continue;
+    const auto label = static_cast<size_t>(problem.labels[r]);
+    double factor = problem.gradient_scale * problem.options.logit_scale;
+    if (!problem.token_weights.empty()) factor *= problem.token_weights[r];
+    if (!problem.class_weights.empty()) factor *= problem.class_weights[label];
+    const auto square = [factor](float value) { return factor * factor * value * value; };
+    for (size_t h = 0; h < hidden; ++h) {
+      dx += square(weight[label * hidden + h]);
+      dw += square(x[r * hidden + h]);
+    }
+  }
+  return {std::sqrt(dx), std::sqrt(dw)};
+}
+
 Sizes SizesOfTerms(const Problem& problem, const Reference& whole) {
   Sizes sizes{Norm(whole.dx), Norm(whole.dw)};
+  if (problem.options.label_smoothing > 0) {
+    const Sizes labels = SizesOfLabels(problem);
+    sizes.dx += labels.dx;
+    sizes.dw += labels.dw;
+  }
   const auto add = [&](const std::function<void(Problem&)>& change) {
     Problem part = problem;
     change(part);
