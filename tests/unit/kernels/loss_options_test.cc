@@ -81,12 +81,13 @@ void TurnOn(Problem& problem, int options) {
   if (has(7)) problem.z_gradient_scale = 1.7f * problem.gradient_scale;
 }
 
-void ExpectAgreement(const Problem& problem, const StepOptions& options, double tolerance) {
+void ExpectAgreement(const Problem& problem, const StepOptions& options, double tolerance,
+                     double loss_tolerance = 1e-5) {
   const Reference reference = RunReference(problem);
   const StepResult result = RunStep(problem, options);
   ASSERT_EQ(result.status, Status::kOk);
   EXPECT_TRUE(result.intact);
-  EXPECT_LT(RelativeError(result.losses, reference.losses), 1e-5);
+  EXPECT_LT(RelativeError(result.losses, reference.losses), loss_tolerance);
   EXPECT_LT(RelativeError(result.log_sum_exp, reference.log_sum_exp), 1e-5);
   EXPECT_LT(RelativeError(result.dx, reference.dx), tolerance);
   EXPECT_LT(RelativeError(result.dw, reference.dw), tolerance);
@@ -146,18 +147,19 @@ TEST(LossOptions, SmoothingToUniformKeepsTheDifferenceToIt) {
   }
 }
 
-// The label's logit 20 above all others: what is left of the gradient is e^-20 of it.
+// The label's logit 28 above all others: fp32 cannot tell p_y from 1, and what is left of the gradient is 1 -
+// p_y.
 TEST(LossOptions, ALabelThatIsNearlyCertainKeepsItsDigits) {
   for (const Path& path : Paths()) {
     if (path.arithmetic == Arithmetic::kLibraryBFloat16) continue;
     for (int options = 0; options < 16; ++options) {
       SCOPED_TRACE(std::to_string(options) + " " + Name(path.type));
       Problem problem = RandomProblem({.shape = {6, 700, 40}, .type = path.type, .logit_deviation = 0.5});
-      for (int64_t r = 0; r < 6; ++r) SetLogit(problem, r, problem.labels[r], 24.0f);
+      for (int64_t r = 0; r < 6; ++r) SetLogit(problem, r, problem.labels[r], 30.0f);
       TurnOn(problem, options << 3);  // those that keep the gradient that small, but for that of ℓ
       problem.lse_gradients.clear();
-      if ((options & 1) != 0) problem.options.softcap = 60.0f;
-      ExpectAgreement(problem, {.arithmetic = path.arithmetic}, 2e-5);
+      if ((options & 1) != 0) problem.options.softcap = 90.0f;
+      ExpectAgreement(problem, {.arithmetic = path.arithmetic}, 3e-5, 3e-5);
     }
   }
 }

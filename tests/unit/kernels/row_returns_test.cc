@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "kernels/cpu/arithmetic.h"
+#include "kernels/cpu/row_order.h"
+#include "kernels/cpu/workspace.h"
 #include "kernels/linear_cross_entropy.h"
 #include "tests/unit/kernels/problem.h"
 
@@ -21,6 +23,7 @@ namespace {
 
 using cpu::Arithmetic;
 using testing::Describe;
+using testing::GuardedBytes;
 using testing::Problem;
 using testing::RandomProblem;
 using testing::Reference;
@@ -160,6 +163,40 @@ TEST(RowReturns, RowsThatAreRedoneTellTheSame) {
     EXPECT_LT(RelativeError(result.entropy, reference.entropy), 1e-5);
     EXPECT_LT(RelativeError(result.log_probability, reference.log_probability), 1e-5);
   }
+}
+
+// Threads bring a row's blocks in any order.
+TEST(RowReturns, TheOrderOfBlocksDoesNotMatter) {
+  constexpr int64_t kVocab = 4 * cpu::kBlock;
+  const auto memory = [](cpu::Workspace& tile, void* base) {
+    return cpu::LayOut(1, kVocab, 1, Arithmetic::kSimd, cpu::RowRecord::kFull, base, &tile);
+  };
+  cpu::Workspace tile;
+  GuardedBytes workspace(memory(tile, nullptr), 64);
+  std::vector<float> logits(kVocab);
+  for (int64_t v = 0; v < kVocab; ++v)
+    logits[v] = static_cast<float>(v % 5);  // the list ends among equal ones
+  const std::vector<double> exact(logits.begin(), logits.end());
+  const std::vector<int32_t> ordered = Ordered(exact.data(), kVocab);
+  RowReturns returns;
+  std::vector<int32_t> ranks(1);
+  returns.target_rank = ranks.data();
+  returns.top_k = 17;
+  std::vector<int64_t> blocks = {0, 1, 2, 3};
+  do {
+    memory(tile, workspace.data());
+    tile.row_states[0] = {.label = 700};
+    tile.row_details[0] = {.label_logit = logits[700]};
+    const cpu::RowOrder order(returns, tile);
+    for (const int64_t block : blocks) {
+      const float* values = &logits[block * cpu::kBlock];
+      order.Add(0, block * cpu::kBlock, values, cpu::kBlock, *std::max_element(values, values + cpu::kBlock));
+    }
+    for (int32_t i = 0; i < 17; ++i) ASSERT_EQ(tile.top_tokens[i], ordered[i]) << i;
+    EXPECT_EQ(tile.row_details[0].above,
+              std::count_if(logits.begin(), logits.end(), [&](float s) { return s > logits[700]; }));
+  } while (std::next_permutation(blocks.begin(), blocks.end()));
+  EXPECT_TRUE(workspace.Intact());
 }
 
 struct Told {
