@@ -2,8 +2,6 @@
 
 #include <map>
 
-#include "kernels/linear_cross_entropy.h"
-
 namespace lossd::bench {
 namespace {
 
@@ -14,6 +12,23 @@ bool IsDevice(const std::string& name) {
   if (name == "cpu") return true;
   return name.size() == prefix.size() + 1 && name.rfind(prefix, 0) == 0 && name.back() >= '0' &&
          name.back() <= '9';
+}
+
+void AddLossOptions(CLI::App& command, CaseOptions& options) {
+  kernels::LossOptions& loss = options.options;
+  command.add_option("--label_smoothing", loss.label_smoothing, "Of the loss: 0 to 1")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command.add_option("--lse_square_scale", loss.lse_square_scale, "Of the loss: the z-loss's factor")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--softcap", loss.softcap, "Of the logits; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--logit_scale", loss.logit_scale, "Of the logits")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_flag("--returns", options.returns, "Ask for all that can be told of a row, top 8 (GPU only)");
 }
 
 }  // namespace
@@ -69,6 +84,7 @@ void AddCaseOptions(CLI::App& command, CaseOptions& options) {
       ->check(CLI::Range(0.0, 0.99))
       ->capture_default_str();
   command.add_flag("--portable", options.portable, "On a GPU, take the path that every GPU takes");
+  AddLossOptions(command, options);
 }
 
 int CudaIndex(const std::string& device) { return device == "cpu" ? -1 : device.back() - '0'; }
@@ -91,6 +107,8 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
   common.lse_spread = options.lse_spread;
   common.portable = options.portable;
   common.ignored = options.ignored;
+  common.options = options.options;
+  common.returns = options.returns;
   std::vector<KernelCase> cases;
   for (const std::string& name : options.dtypes) {
     for (const DataType dtype : types.at(name)) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
 #include "tests/bench/kernel_case.h"
 
 namespace lossd::bench {
@@ -28,6 +29,8 @@ struct CaseOptions {
   int64_t repetitions = 7;
   double lse_spread = 0;
   double ignored = 0;
+  kernels::LossOptions options;
+  bool returns = false;
   bool portable = false;
 };
 

@@ -135,6 +135,7 @@ class CpuCase {
     // The mean's; but dX in fp16 has no room for it, as trainers know who scale their losses.
     params_.gradient_scale =
         case_.dtype == DataType::kFloat16 ? 1.0f : 1.0f / static_cast<float>(case_.tokens);
+    params_.options = case_.options;
     params_.losses = losses_.data();
     params_.dx = dx_.data();
     params_.dw = dw_.data();
@@ -181,7 +182,8 @@ class CpuCase {
                                       .weight = operands_.weight,
                                       .hidden_states = operands_.hidden_states,
                                       .labels = labels_,
-                                      .gradient_scale = params_.gradient_scale});
+                                      .gradient_scale = params_.gradient_scale,
+                                      .options = case_.options});
     ErrorNorm loss;
     for (int64_t r = 0; r < case_.tokens; ++r) loss.Add(losses_[r], reference.losses()[r]);
     ErrorNorm dx;

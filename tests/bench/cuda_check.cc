@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
+#include "tests/bench/loss_formula.h"
 #include "tests/bench/measure.h"
 
 namespace lossd::bench {
@@ -24,6 +26,7 @@ class Check {
         case_(step.kernel_case()),
         rows_(step.rows()),
         padded_(step.padded_hidden()),
+        formula_{case_.options, case_.vocab, step.gradient_scale()},
         result_(*result) {}
 
   Result Run() {
@@ -46,7 +49,7 @@ class Check {
     double sum = 0;
     const float* w = &host_weight_[static_cast<size_t>(v * padded_)];
     for (int64_t h = 0; h < case_.hidden; ++h) sum += static_cast<double>(x[h]) * w[h];
-    return sum;
+    return formula_.Logit(sum);
   }
 
   // Loss and dX of some rows, in fp64 from their very beginning.
@@ -74,21 +77,22 @@ class Check {
       double sum = 0;
       for (const double value : z) sum += std::exp(value - largest);
       const double log_sum_exp = largest + std::log(sum);
-      loss_error.Add(loss[0], log_sum_exp - z[static_cast<size_t>(label)]);
+      const double sum_of_logits = std::accumulate(z.begin(), z.end(), 0.0);
+      loss_error.Add(loss[0], formula_.Loss(log_sum_exp, sum_of_logits, z[static_cast<size_t>(label)]));
       std::vector<double> gradient(static_cast<size_t>(case_.hidden), 0.0);
 #pragma omp parallel
       {
         std::vector<double> part(gradient.size(), 0.0);
 #pragma omp for nowait
         for (int64_t v = 0; v < case_.vocab; ++v) {
-          const double p = std::exp(z[static_cast<size_t>(v)] - log_sum_exp) - (v == label ? 1.0 : 0.0);
+          const double dz = formula_.Gradient(log_sum_exp, z[static_cast<size_t>(v)], v == label);
           const float* w = &host_weight_[static_cast<size_t>(v * padded_)];
-          for (size_t h = 0; h < part.size(); ++h) part[h] += p * w[h];
+          for (size_t h = 0; h < part.size(); ++h) part[h] += dz * w[h];
         }
 #pragma omp critical
         for (size_t h = 0; h < part.size(); ++h) gradient[h] += part[h];
       }
-      for (size_t h = 0; h < gradient.size(); ++h) dx_error.Add(dx[h], step_.gradient_scale() * gradient[h]);
+      for (size_t h = 0; h < gradient.size(); ++h) dx_error.Add(dx[h], gradient[h]);
     }
     result_.relative_error.loss = loss_error.Relative();
     result_.relative_error.dx = dx_error.Relative();
@@ -104,6 +108,11 @@ class Check {
         CudaStep::ReadWide(step_.hidden_states(), case_.dtype, 0, case_.tokens * case_.hidden, &x));
     LOSSD_CUDA_PASS_ON(
         CudaStep::ReadWide(step_.log_sum_exps(), DataType::kFloat32, 0, case_.tokens, &log_sum_exps));
+    std::vector<float> smoothing;
+    if (step_.smoothing_gradient() != nullptr) {
+      LOSSD_CUDA_PASS_ON(
+          CudaStep::ReadWide(step_.smoothing_gradient(), DataType::kFloat32, 0, case_.hidden, &smoothing));
+    }
     ErrorNorm error;
     result_.checked_vocabulary_rows = std::min(kCheckedRows, case_.vocab);
     for (int64_t i = 0; i < result_.checked_vocabulary_rows; ++i) {
@@ -115,12 +124,13 @@ class Check {
       for (int64_t r = 0; r < rows_.rows; ++r) {
         const auto token = static_cast<size_t>(rows_.batch_rows[static_cast<size_t>(r)]);
         const float* row = &x[token * static_cast<size_t>(case_.hidden)];
-        const double p = std::exp(Logit(row, v) - log_sum_exps[token]);
         const double factor =
-            step_.gradient_scale() * (p - (rows_.labels[static_cast<size_t>(r)] == v ? 1.0 : 0.0));
+            formula_.Gradient(log_sum_exps[token], Logit(row, v), rows_.labels[static_cast<size_t>(r)] == v);
         for (size_t h = 0; h < expected.size(); ++h) expected[h] += factor * row[h];
       }
-      for (size_t h = 0; h < expected.size(); ++h) error.Add(dw[h], expected[h]);
+      for (size_t h = 0; h < expected.size(); ++h) {
+        error.Add(smoothing.empty() ? dw[h] : dw[h] - smoothing[h], expected[h]);
+      }
     }
     result_.relative_error.dw = error.Relative();
     return {};
@@ -130,6 +140,7 @@ class Check {
   const KernelCase& case_;
   const BatchRows& rows_;
   const int64_t padded_;
+  const LossFormula formula_;
   KernelResult& result_;
   std::vector<float> host_weight_;
 };

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <random>
 
+#include "kernels/cuda/smoothing.h"
 #include "tests/bench/cuda_random.h"
 
 namespace lossd::bench {
@@ -22,6 +23,7 @@ using kernels::cuda::Result;
 
 constexpr int64_t kIgnoreIndex = -100;
 constexpr double kLogitDeviation = 1.5;
+constexpr int64_t kTopK = 8;
 
 Result CreateNan(int64_t bytes, DeviceBuffer* buffer) {
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(bytes, buffer));
@@ -84,9 +86,31 @@ Result CudaStep::Create() {
   LOSSD_CUDA_PASS_ON(CreateNan(case_.vocab * padded_ * 4, &dw_));
   LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &losses_));
   LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &log_sum_exps_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(padded_ * 4, &vocabulary_sum_));
+  LOSSD_CUDA_PASS_ON(CreateNan(padded_ * 4, &smoothing_gradient_));
+  LOSSD_CUDA_PASS_ON(CreateReturns());
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(4, &largest_));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(4, &redone_));
   LOSSD_CUDA_TRY(cudaMemset(redone_.data(), 0, 4));
+  return {};
+}
+
+Result CudaStep::CreateReturns() {
+  returns_.log_sum_exp = static_cast<float*>(log_sum_exps_.data());
+  if (!case_.returns) return {};
+  const int64_t n = case_.tokens;
+  const int64_t k = std::min(kTopK, case_.vocab);
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create((5 * n + 2 * k * n) * 4, &returns_memory_));
+  auto* floats = static_cast<float*>(returns_memory_.data());
+  auto* integers = reinterpret_cast<int32_t*>(floats + (3 + k) * n);
+  returns_.z_loss = floats;
+  returns_.log_probability = floats + n;
+  returns_.entropy = floats + 2 * n;
+  returns_.top_log_probabilities = floats + 3 * n;
+  returns_.prediction = integers;
+  returns_.target_rank = integers + n;
+  returns_.top_tokens = integers + 2 * n;
+  returns_.top_k = static_cast<int32_t>(k);
   return {};
 }
 
@@ -159,6 +183,8 @@ Result CudaStep::SpreadLogSumExps() {
 Result CudaStep::Prepare(std::string* error) {
   LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(case_.dtype, weight_.data(), case_.vocab * padded_,
                                                      static_cast<float*>(largest_.data()), nullptr));
+  LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(case_.dtype, weight_.data(), case_.vocab, padded_, nullptr,
+                                                  static_cast<float*>(vocabulary_sum_.data()), nullptr));
   LOSSD_CUDA_TRY(cudaDeviceSynchronize());
   size_t total = 0;
   LOSSD_CUDA_TRY(cudaMemGetInfo(&free_before_, &total));
@@ -191,9 +217,12 @@ LinearCrossEntropy::Batch CudaStep::Batch() const {
   batch.hidden_type = case_.dtype;
   batch.hidden_states = x_.data();
   batch.losses = static_cast<float*>(losses_.data());
-  batch.returns.log_sum_exp = static_cast<float*>(log_sum_exps_.data());
+  batch.options = case_.options;
+  batch.classes.vocabulary_sum = static_cast<const float*>(vocabulary_sum_.data());
+  batch.returns = returns_;
   batch.dx_type = case_.dtype;
   batch.dw = dw();
+  batch.smoothing_gradient = static_cast<float*>(smoothing_gradient_.data());
   batch.rows_redone = static_cast<int32_t*>(redone_.data());
   return batch;
 }
@@ -202,6 +231,7 @@ Result CudaStep::Run(WeightGradient weight_gradient) {
   LinearCrossEntropy::Batch batch = Batch();
   batch.dx = dx_.data();
   batch.weight_gradient = weight_gradient;
+  batch.smoothing_store = weight_gradient;
   return step_->Run(batch, nullptr, nullptr);
 }
 
@@ -211,6 +241,7 @@ Result CudaStep::RunStages(LinearCrossEntropy::Stage between, void* context) {
   LinearCrossEntropy::Batch batch = Batch();
   batch.dx = dx_.data();
   batch.weight_gradient = WeightGradient::kAccumulate;
+  batch.smoothing_store = WeightGradient::kAccumulate;
   return step_->Run(batch, nullptr, nullptr, between, context);
 }
 

@@ -56,11 +56,18 @@ class CudaStep {
   const void* hidden_states() const { return x_.data(); }  // [N, H]
   void* dx() const { return dx_.data(); }                  // [N, H]
   float* dw() const { return static_cast<float*>(dw_.data()); }
+  // What every row of the whole gradient has less than dw() [padded_hidden]; null if it is the same.
+  const float* smoothing_gradient() const {
+    return kernels::cuda::SmoothingOf(case_.options) == kernels::cuda::Smoothing::kRankOne
+               ? static_cast<const float*>(smoothing_gradient_.data())
+               : nullptr;
+  }
   const float* losses() const { return static_cast<const float*>(losses_.data()); }
   const float* log_sum_exps() const { return static_cast<const float*>(log_sum_exps_.data()); }
 
  private:
   kernels::cuda::Result SpreadLogSumExps();
+  kernels::cuda::Result CreateReturns();
   kernels::cuda::LinearCrossEntropy::Batch Batch() const;
 
   const KernelCase case_;
@@ -76,7 +83,8 @@ class CudaStep {
   int64_t tile_rows_ = 0;
   size_t free_before_ = 0;
   kernels::cuda::DeviceBuffer weight_, x_, dx_, dw_, losses_, log_sum_exps_, largest_, redone_, workspace_,
-      batch_rows_, labels_, by_label_, scales_;
+      batch_rows_, labels_, by_label_, scales_, vocabulary_sum_, smoothing_gradient_, returns_memory_;
+  kernels::RowReturns returns_;
 };
 
 }  // namespace lossd::bench

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
 #include "tests/bench/traffic.h"
 
 namespace lossd::bench {
@@ -23,6 +24,8 @@ struct KernelCase {
   int cuda_index = -1;    // of the device; negative: the CPU
   bool portable = false;  // on a GPU, the path that every GPU takes
   double ignored = 0;     // share of the rows that are ignored; on a GPU only
+  kernels::LossOptions options;
+  bool returns = false;  // whether everything is asked for that can be told of a row; on a GPU only
 };
 
 // A part of the work with its median time.

@@ -31,6 +31,7 @@ const char kFooter[] =
     "  lossd-bench kernels --workspace_bytes=67108864             in small tiles of rows\n"
     "  lossd-bench kernels --lse_spread=100                       rows whose log-sum-exps differ by up to "
     "100\n"
+    "  lossd-bench kernels --softcap=30 --label_smoothing=0.1     what options of the loss cost\n"
     "\nTimes are medians; the ratio is the median of each round's own ratio. TFLOP/s counts the products "
     "that "
     "were asked for. GB moved is what a part has to read and write by its algorithm (tests/bench/traffic.h), "

@@ -31,12 +31,14 @@ void Interleave(std::span<const float> matrix, int64_t hidden, int64_t first, in
   }
 }
 
-// A running log-sum-exp.
+// A running log-sum-exp, and the sum itself.
 struct LogSumExp {
   double largest = -HUGE_VAL;
   double sum = 0;
+  double plain_sum = 0;
 
   void Add(double z) {
+    plain_sum += z;
     if (z > largest) {
       sum *= std::exp(largest - z);
       largest = z;
@@ -46,8 +48,9 @@ struct LogSumExp {
   double Value() const { return largest + std::log(sum); }
 };
 
-// Log-sum-exp of rows [begin, begin + kRowsPerTask).
-void LogSumExpOfRows(const SampledProblem& problem, int64_t begin, std::vector<double>& out) {
+// Log-sum-exps, and sums, of the logits of rows [begin, begin + kRowsPerTask).
+void SumRows(const SampledProblem& problem, const LossFormula& formula, int64_t begin,
+             std::vector<double>& log_sum_exps, std::vector<double>& sums) {
   const int64_t end = std::min(begin + kRowsPerTask, problem.tokens);
   const int64_t groups = (end - begin + kRows - 1) / kRows;
   std::vector<double> x(static_cast<size_t>(groups * kRows * problem.hidden));
@@ -64,24 +67,31 @@ void LogSumExpOfRows(const SampledProblem& problem, int64_t begin, std::vector<d
       DotProducts(problem.hidden, &x[g * kRows * problem.hidden], w.data(), logits);
       for (int64_t r = 0; r < kRows; ++r) {
         const int64_t valid = std::min(kEntries, problem.vocab - entry);
-        for (int64_t v = 0; v < valid; ++v) running[g * kRows + r].Add(logits[r][v]);
+        for (int64_t v = 0; v < valid; ++v) running[g * kRows + r].Add(formula.Logit(logits[r][v]));
       }
     }
   }
-  for (int64_t r = begin; r < end; ++r) out[r] = running[r - begin].Value();
+  for (int64_t r = begin; r < end; ++r) {
+    log_sum_exps[r] = running[r - begin].Value();
+    sums[r] = running[r - begin].plain_sum;
+  }
 }
 
 }  // namespace
 
 SampledReference::SampledReference(const SampledProblem& problem)
     : problem_(problem),
+      formula_{problem.options, problem.vocab, problem.gradient_scale},
       log_sum_exp_(static_cast<size_t>(problem.tokens)),
       losses_(static_cast<size_t>(problem.tokens)) {
+  std::vector<double> sums(losses_.size());
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t begin = 0; begin < problem_.tokens; begin += kRowsPerTask) {
-    LogSumExpOfRows(problem_, begin, log_sum_exp_);
+    SumRows(problem_, formula_, begin, log_sum_exp_, sums);
   }
-  for (int64_t r = 0; r < problem_.tokens; ++r) losses_[r] = log_sum_exp_[r] - Logit(r, problem_.labels[r]);
+  for (int64_t r = 0; r < problem_.tokens; ++r) {
+    losses_[r] = formula_.Loss(log_sum_exp_[r], sums[r], Logit(r, problem_.labels[r]));
+  }
 }
 
 double SampledReference::Logit(int64_t row, int64_t entry) const {
@@ -90,14 +100,13 @@ double SampledReference::Logit(int64_t row, int64_t entry) const {
     sum += static_cast<double>(problem_.hidden_states[row * problem_.hidden + h]) *
            static_cast<double>(problem_.weight[entry * problem_.hidden + h]);
   }
-  return sum;
+  return formula_.Logit(sum);
 }
 
 std::vector<double> SampledReference::InputGradient(int64_t row) const {
   std::vector<double> gradient(static_cast<size_t>(problem_.hidden));
   for (int64_t v = 0; v < problem_.vocab; ++v) {
-    const double p = std::exp(Logit(row, v) - log_sum_exp_[row]);
-    const double dz = problem_.gradient_scale * (p - (problem_.labels[row] == v ? 1.0 : 0.0));
+    const double dz = formula_.Gradient(log_sum_exp_[row], Logit(row, v), problem_.labels[row] == v);
     const float* weight = &problem_.weight[v * problem_.hidden];
     for (int64_t h = 0; h < problem_.hidden; ++h) gradient[h] += dz * weight[h];
   }
@@ -107,8 +116,7 @@ std::vector<double> SampledReference::InputGradient(int64_t row) const {
 std::vector<double> SampledReference::WeightGradient(int64_t entry) const {
   std::vector<double> gradient(static_cast<size_t>(problem_.hidden));
   for (int64_t r = 0; r < problem_.tokens; ++r) {
-    const double p = std::exp(Logit(r, entry) - log_sum_exp_[r]);
-    const double dz = problem_.gradient_scale * (p - (problem_.labels[r] == entry ? 1.0 : 0.0));
+    const double dz = formula_.Gradient(log_sum_exp_[r], Logit(r, entry), problem_.labels[r] == entry);
     for (int64_t h = 0; h < problem_.hidden; ++h) {
       gradient[h] += dz * problem_.hidden_states[r * problem_.hidden + h];
     }

@@ -7,6 +7,9 @@
 #include <span>
 #include <vector>
 
+#include "kernels/linear_cross_entropy.h"
+#include "tests/bench/loss_formula.h"
+
 namespace lossd::bench {
 
 struct SampledProblem {
@@ -17,6 +20,7 @@ struct SampledProblem {
   std::span<const float> hidden_states;  // [tokens, hidden]
   std::span<const int64_t> labels;       // none ignored
   double gradient_scale = 1.0;
+  kernels::LossOptions options = {};
 };
 
 class SampledReference {
@@ -31,6 +35,7 @@ class SampledReference {
   double Logit(int64_t row, int64_t entry) const;
 
   const SampledProblem problem_;
+  const LossFormula formula_;
   std::vector<double> log_sum_exp_;
   std::vector<double> losses_;
 };

@@ -17,7 +17,10 @@ template <class T>
 using SmallLogits =
     ProductTile<T, 64, kLogitColumns, 1, 6, Schedule::kCooperative, Cluster::kNone, Major::kK, Major::kK>;
 
-template <class T, class Epilogue>
+// Beside LargeLogits' sums there are few registers left for an epilogue.
+enum class LogitTiles { kAll, kUpToMedium };
+
+template <class T, LogitTiles kTiles = LogitTiles::kAll, class Epilogue>
 Result LaunchLogits(const TileRows& tile, Which which, const Epilogue& epilogue, cudaStream_t stream) {
   const bool redo = which == Which::kRedo;
   ProductShape shape;
@@ -29,13 +32,18 @@ Result LaunchLogits(const TileRows& tile, Which which, const Epilogue& epilogue,
   const Operand x{redo ? tile.scaled_x : tile.x, tile.hidden, tile.rows, tile.padded_hidden};
   const Operand weight{tile.weight, tile.hidden, tile.vocab, tile.padded_hidden};
   if (tile.rows <= 64) return Launch<SmallLogits<T>>(x, weight, shape, epilogue, stream);
-  if (tile.rows <= 128 || redo) return Launch<MediumLogits<T>>(x, weight, shape, epilogue, stream);
-  return Launch<LargeLogits<T>>(x, weight, shape, epilogue, stream);
+  if constexpr (kTiles == LogitTiles::kAll) {
+    if (tile.rows > 128 && !redo) return Launch<LargeLogits<T>>(x, weight, shape, epilogue, stream);
+  }
+  return Launch<MediumLogits<T>>(x, weight, shape, epilogue, stream);
 }
 
-template <class T, class Epilogue>
+template <class T, class Epilogue, LogitTiles kTiles = LogitTiles::kAll>
 Result LoadLogits() {
-  return Load<Epilogue, SmallLogits<T>, MediumLogits<T>, LargeLogits<T>>();
+  if constexpr (kTiles == LogitTiles::kAll) {
+    return Load<Epilogue, SmallLogits<T>, MediumLogits<T>, LargeLogits<T>>();
+  }
+  return Load<Epilogue, SmallLogits<T>, MediumLogits<T>>();
 }
 
 template <class T, Transform kTransform>

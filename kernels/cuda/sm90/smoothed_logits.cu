@@ -30,7 +30,7 @@ Result Sum(const TileRows& tile, Which which, const SmoothedSums& out, cudaStrea
   epilogue.sums = out.exponentials;
   epilogue.logit_sums = out.logits;
   epilogue.sums_stride = out.stride;
-  return LaunchLogits<T>(tile, which, epilogue, stream);
+  return LaunchLogits<T, LogitTiles::kUpToMedium>(tile, which, epilogue, stream);
 }
 
 template <class T>
@@ -38,7 +38,7 @@ Result Form(const TileRows& tile, void* gradients, int64_t stride, cudaStream_t 
   auto epilogue = Describe<T, SmoothedPass::kGradient>(tile, Which::kAll);
   epilogue.gradients = static_cast<T*>(gradients);
   epilogue.stride = stride;
-  return LaunchLogits<T>(tile, Which::kAll, epilogue, stream);
+  return LaunchLogits<T, LogitTiles::kUpToMedium>(tile, Which::kAll, epilogue, stream);
 }
 
 template <class T>
@@ -48,8 +48,9 @@ Result StoreAll(const TileRows& tile, float* sums, int64_t stride, cudaStream_t 
 
 template <class T>
 Result LoadAll() {
-  LOSSD_CUDA_PASS_ON((LoadLogits<T, SmoothedEpilogue<T, SmoothedPass::kSums>>()));
-  LOSSD_CUDA_PASS_ON((LoadLogits<T, SmoothedEpilogue<T, SmoothedPass::kGradient>>()));
+  LOSSD_CUDA_PASS_ON((LoadLogits<T, SmoothedEpilogue<T, SmoothedPass::kSums>, LogitTiles::kUpToMedium>()));
+  LOSSD_CUDA_PASS_ON(
+      (LoadLogits<T, SmoothedEpilogue<T, SmoothedPass::kGradient>, LogitTiles::kUpToMedium>()));
   return LoadLogits<T, PlainEpilogue>();
 }
 
