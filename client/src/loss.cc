@@ -38,8 +38,9 @@ void ScaleInPlace(DataType type, void* values, int64_t count, double scale) {
 absl::StatusOr<std::vector<int64_t>> ShiftedLabels(std::span<const int64_t> labels, int64_t shift,
                                                    int64_t sequence_length, int64_t ignore_index) {
   const auto tokens = static_cast<int64_t>(labels.size());
-  if (shift < 0)
+  if (shift < 0) {
     return absl::InvalidArgumentError(absl::StrCat("shift is ", shift, "; it must be at least 0"));
+  }
   if (sequence_length < 1 || tokens % sequence_length != 0) {
     return absl::InvalidArgumentError(absl::StrCat("sequence_length is ", sequence_length,
                                                    "; it must be at least 1 and divide the ", tokens,

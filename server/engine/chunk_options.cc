@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <string>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/errors.h"
@@ -56,8 +57,9 @@ absl::Status ValidateNumbers(const ChunkOptions& options) {
     return InvalidOption(kLseSquareScale, options.lse_square_scale, "finite and at least 0");
   }
   if (options.logit_scale.has_value()) {
-    if (absl::Status status = ValidateLogitScale(*options.logit_scale, kLogitScale); !status.ok())
+    if (absl::Status status = ValidateLogitScale(*options.logit_scale, kLogitScale); !status.ok()) {
       return status;
+    }
   }
   if (options.softcap.has_value()) {
     if (absl::Status status = ValidateSoftcap(*options.softcap, kSoftcap); !status.ok()) return status;

@@ -68,7 +68,8 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
     if (have == config) return existing;
     return MakeError(
         absl::StatusCode::kAlreadyExists, RejectReason::kConflict, "config",
-        absl::StrCat("head ", config.name, " exists as ", Describe(have), "; asked for ", Describe(config)));
+        absl::StrCat("head ", config.name, " exists as ", Describe(have), "; asked for ", Describe(config),
+                     Describe(have) == Describe(config) ? ", but others" : ""));
   }
   if (const auto count = static_cast<int64_t>(Heads().size()); count >= options_.max_heads) {
     return Overload("config", absl::StrCat("there are ", count, " heads; the limit is ", options_.max_heads));

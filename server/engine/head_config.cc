@@ -87,8 +87,9 @@ absl::Status Validate(const HeadConfig& config) {
         RejectReason::kShape, "hidden_size",
         absl::StrCat("hidden_size is ", config.hidden_size, "; it must be in [1, ", kMaxHidden, "]"));
   }
-  if (absl::Status status = ValidateLogitScale(config.logit_scale, "logit_scale"); !status.ok())
+  if (absl::Status status = ValidateLogitScale(config.logit_scale, "logit_scale"); !status.ok()) {
     return status;
+  }
   if (absl::Status status = ValidateSoftcap(config.softcap, "softcap"); !status.ok()) return status;
   if (config.class_weights == nullptr) return absl::OkStatus();
   return ValidateClassWeights(*config.class_weights, config.vocab_size);

@@ -68,6 +68,17 @@ class Heads(LossctlTest):
             self.assertEqual([head[key] for key in ("vocab_size", "hidden_size", "dtype", "weight_version")],
                              [1000, 64, dtype, 0])
 
+    def test_what_belongs_to_the_weights_is_kept_and_shown(self):
+        command = ["head", "create", "capped", "--vocab", "10", "--hidden", "8", "--softcap", "30", "--logit_scale", "0.5"]
+        self.assertIn(", logit scale 0.5, softcap 30, frozen, ", self.succeed(*command, "--frozen"))
+        head = self.succeed_json(*command, "--frozen")
+        self.assertEqual([head[key] for key in ("logit_scale", "softcap", "frozen", "class_weights")], [0.5, 30, True, False])
+        self.assertNotIn("gradient", head["memory"])
+        self.assertRegex(self.succeed("head", "list"), r"(?m)^capped .* none \(frozen\) .*  logit scale 0\.5, softcap 30$")
+        self.assertIn("asked for [10, 8] bfloat16, logit_scale 0.5, softcap 30", self.error_of(REFUSED, *command))
+        self.assertIn("softcap", self.error_of(INVALID, "head", "create", "bad", "--vocab", "10", "--hidden", "8", "--softcap", "-1"))
+        self.succeed("head", "delete", "capped")
+
     def test_a_name_that_is_taken_by_another_shape_is_refused(self):
         self.succeed("head", "create", "taken", "--vocab", "10", "--hidden", "8")
         error = self.error_of(REFUSED, "head", "create", "taken", "--vocab", "11", "--hidden", "8")

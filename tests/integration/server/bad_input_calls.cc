@@ -28,6 +28,16 @@ Outcome CreateHeadWith(Environment& environment, const std::string& name, int64_
   return Call(*environment.stubs().heads, &v1::HeadService::Stub::CreateHead, request);
 }
 
+Outcome CreateHeadWithClassWeights(Environment& environment, const std::string& class_weights) {
+  v1::CreateHeadRequest request;
+  request.mutable_config()->set_name("new");
+  request.mutable_config()->set_vocab_size(kVocab);
+  request.mutable_config()->set_hidden_size(kHidden);
+  request.mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
+  request.set_class_weights(class_weights);
+  return Call(*environment.stubs().heads, &v1::HeadService::Stub::CreateHead, request);
+}
+
 Outcome OpenSessionWith(Environment& environment, const std::string& head, const std::string& key,
                         int32_t lanes) {
   v1::OpenSessionRequest request;
@@ -133,6 +143,36 @@ std::vector<Case> CallCases() {
        grpc::StatusCode::INVALID_ARGUMENT,
        {"weight_dtype is 0"},
        RejectReason::kDtype},
+      {"class_weights_of_another_vocabulary",
+       [](Environment& environment) {
+         return CreateHeadWithClassWeights(environment, std::string(63 * 4, 'a'));
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"class_weights holds 63 values", "64 entries"},
+       RejectReason::kLength},
+      {"class_weights_that_are_no_floats",
+       [](Environment& environment) {
+         return CreateHeadWithClassWeights(environment, std::string(255, 'a'));
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"class_weights holds 255 bytes"},
+       RejectReason::kLength},
+      {"class_weights_of_zero",
+       [](Environment& environment) {
+         return CreateHeadWithClassWeights(environment, std::string(64 * 4, '\0'));
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"the sum of class_weights is 0"},
+       RejectReason::kOption},
+      {"infinite_scale_of_a_flush",
+       [](Environment& environment) {
+         v1::BeginFlushRequest request = FlushRequest(environment);
+         request.set_gradient_scale(std::numeric_limits<float>::infinity());
+         return Call(*environment.stubs().gradients, &v1::GradientService::Stub::BeginFlush, request);
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"gradient_scale is inf", "finite"},
+       RejectReason::kOption},
       {"head_that_does_not_fit",
        [](Environment& environment) { return CreateHeadWith(environment, "new", 100000, 1024, kFp32); },
        grpc::StatusCode::RESOURCE_EXHAUSTED,
