@@ -174,8 +174,8 @@ TEST(RowReturns, TheOrderOfBlocksDoesNotMatter) {
   cpu::Workspace tile;
   GuardedBytes workspace(memory(tile, nullptr), 64);
   std::vector<float> logits(kVocab);
-  for (int64_t v = 0; v < kVocab; ++v)
-    logits[v] = static_cast<float>(v % 5);  // the list ends among equal ones
+  // The list ends among equal ones.
+  for (int64_t v = 0; v < kVocab; ++v) logits[v] = static_cast<float>(v % 5);
   const std::vector<double> exact(logits.begin(), logits.end());
   const std::vector<int32_t> ordered = Ordered(exact.data(), kVocab);
   RowReturns returns;
