@@ -172,6 +172,8 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   const bool in_range = contribution * largest < kLargestContribution &&
                         fabs(static_cast<double>(out.scale)) * largest < kLargestScaledRow;
   out.overflowed = out.overflowed || (tile.gradient_wanted && !in_range);
+  // Σ C_v W_v may leave fp32 where no logit does.
+  out.overflowed = out.overflowed || !isfinite(sums.smoothing_sum);
   if (out.overflowed) out = {NaN(), NaN(), NaN(), NaN(), NaN(), NaN(), 0.0f, 0.0f, true};
   return out;
 }
