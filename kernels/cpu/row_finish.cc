@@ -120,6 +120,7 @@ void RowFinish::WriteOrder(int64_t r, double log_sum_exp) const {
   const RowState& row = tile_.row_states[r];
   const RowReturns& returns = params_.returns;
   if (returns.target_rank != nullptr) returns.target_rank[row.index] = tile_.row_details[r].above;
+  if (returns.prediction == nullptr && returns.top_k == 0) return;
   const int32_t* tokens = tile_.top_tokens + r * kMostTopK;
   if (returns.prediction != nullptr) returns.prediction[row.index] = tokens[0];
   if (returns.top_k == 0) return;

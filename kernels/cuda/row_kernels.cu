@@ -114,7 +114,8 @@ __device__ double SumPieceOf(const float* pieces, const SumPieces& sums, int32_t
   return total;
 }
 
-__global__ void FinishRowsKernel(const TileRows tile, Which which, const SumPieces pieces) {
+__global__ void __launch_bounds__(kFinishThreads)
+    FinishRowsKernel(const TileRows tile, Which which, const SumPieces pieces) {
   AwaitPreviousKernel();
   const int32_t rows = RowsOf(tile, which);
   const bool counts = which == Which::kRedo && tile.rows_redone != nullptr;

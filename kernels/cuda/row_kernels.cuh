@@ -119,13 +119,14 @@ __device__ inline GradientTerms GradientTermsOf(const TileRows& tile, int32_t ro
 }
 
 // The entries (α e^s / S - γ C) f of the logits' gradient are stored over a power of two that keeps them in
-// every type's range; v has it instead.
+// every type's range; v has it instead. A row that they are all 0 of has no say in what is common to rows.
 __device__ inline void FormElementwise(const TileRows& tile, const GradientTerms& terms, double sum,
                                        RowOutcome* out) {
   const double reach =
       fmax(fabs(terms.alpha / sum), fabs(terms.gamma) * static_cast<double>(tile.classes.largest));
   const int exponent = reach > 0 && isfinite(reach) ? ilogb(reach) + 1 : 0;
-  out->scale = static_cast<float>(ldexp(static_cast<double>(tile.options.logit_scale), exponent));
+  const double tau = reach > 0 ? static_cast<double>(tile.options.logit_scale) : 0.0;
+  out->scale = static_cast<float>(ldexp(tau, exponent));
   out->gradient_factor = static_cast<float>(ldexp(terms.alpha / sum, -exponent));
   out->smoothing_factor = static_cast<float>(ldexp(terms.gamma, -exponent));
 }
@@ -168,8 +169,10 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   if (tile.smoothing == Smoothing::kElementwise) FormElementwise(tile, terms, sum, &out);
   const double largest = tile.largest[row];
   const double contribution =
-      tau * fmax(fmax(fabs(terms.alpha), fabs(terms.beta)), fabs(terms.gamma) * tile.classes.sum);
-  const bool in_range = contribution * largest < kLargestContribution &&
+      tau * fmax(fmax(fabs(terms.alpha), fabs(terms.beta)), fabs(terms.gamma) * fmax(tile.classes.sum, 1.0));
+  // Factors that are infinite meet zeros in a row of zeros too.
+  const bool in_range = isfinite(out.target_gradient) && isfinite(out.smoothing_factor) &&
+                        contribution * largest < kLargestContribution &&
                         fabs(static_cast<double>(out.scale)) * largest < kLargestScaledRow;
   out.overflowed = out.overflowed || (tile.gradient_wanted && !in_range);
   // Σ C_v W_v may leave fp32 where no logit does.

@@ -212,7 +212,11 @@ TEST_P(OptionProperties, LossOnlyTellsTheSameAndAddsNothing) {
 }
 
 TEST_P(OptionProperties, ARowOfNoWeightIsAsIfItWereIgnored) {
-  for (Problem problem : Problems()) {
+  std::vector<Problem> problems = Problems();
+  // A gradient so small that 16 bits hold it only over a power of two, which no other row may choose.
+  problems.push_back(ManyRows());
+  problems.back().gradient_scale = 0x1p-24f;
+  for (Problem problem : problems) {
     SCOPED_TRACE(DescribeOptions(problem));
     problem.lse_gradients.clear();
     if (problem.token_weights.empty()) problem.token_weights.assign(problem.labels.size(), 1.0f);
@@ -229,6 +233,32 @@ TEST_P(OptionProperties, ARowOfNoWeightIsAsIfItWereIgnored) {
     for (size_t i = 0; i < ignored.losses.size(); ++i) EXPECT_EQ(weighted.losses[i], ignored.losses[i]);
     for (size_t i = 0; i < ignored.dx.size(); ++i) EXPECT_EQ(weighted.dx[i], ignored.dx[i]);
     EXPECT_LT(Difference(gradient, head.Gradient()), GradientError());
+  }
+}
+
+TEST_P(OptionProperties, FactorsBeyondAllRangeDoNotReachTheWeightGradient) {
+  for (const float softcap : {0.0f, 6.0f}) {
+    for (const float smoothing : {0.0f, 0.1f}) {
+      SCOPED_TRACE("softcap " + std::to_string(softcap) + ", smoothing " + std::to_string(smoothing));
+      Problem problem = RandomProblem({.shape = {5, 300, 24}, .type = type()});
+      problem.options.softcap = softcap;
+      problem.options.label_smoothing = smoothing;
+      problem.gradient_scale = 1e20f;
+      problem.token_weights.assign(5, 1.0f);
+      problem.lse_gradients.assign(5, 0.0f);
+      problem.token_weights[2] = 1e20f;
+      problem.lse_gradients[2] = -1e20f;
+      const auto row_bytes = static_cast<int64_t>(problem.hidden_states.size() / 5);
+      std::fill_n(problem.hidden_states.begin() + 2 * row_bytes, row_bytes, 0);
+      HeadUnderTest head(device_.get(), problem);
+      const ChunkOutput output = head.Run(problem);
+      EXPECT_TRUE(std::isnan(output.losses[2])) << "the row says so";
+      const std::vector<float> gradient = head.Gradient();
+      head.backend().ResetGradient();
+      problem.labels[2] = kIgnoreIndex;
+      head.Run(problem);
+      EXPECT_LT(Difference(gradient, head.Gradient()), GradientError());
+    }
   }
 }
 
