@@ -95,6 +95,12 @@ absl::Status ValidateReduction(const HeadConfig& head, const Batch& batch) {
         "kMean, "
         "or kSum with gradient_scale and z_gradient_scale");
   }
+  if (batch.z_normalizer && !batch.normalizer) {
+    return absl::InvalidArgumentError(
+        "z_normalizer is set and normalizer is not: both are counts of the same tokens, of this batch or of "
+        "the "
+        "global one");
+  }
   if (batch.reduction != Reduction::kMean || !ClassWeightsCount(head, batch)) return absl::OkStatus();
   if (!batch.normalizer) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -162,7 +163,8 @@ const Piece& BatchRun::PieceOf(size_t chunk) const {
 absl::StatusOr<BatchResult> BatchRun::Result() const {
   BatchResult result{
       .chunks = static_cast<int64_t>(chunks_), .first_sequences = first_sequences_, .timings = Timings()};
-  absl::Status rejection;  // of the first chunk that was rejected
+  std::set<uint64_t> versions;  // of the weights that chunks met
+  absl::Status rejection;       // of the first chunk that was rejected
   int64_t rejected = 0;
   for (size_t i = 0; i < chunks_; ++i) {
     const LaneRun& run = runs_[i % runs_.size()];
@@ -173,7 +175,7 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
     result.correct_tokens += piece.sums.correct_tokens();
     result.class_weight_sum += piece.sums.class_weights();
     result.repeated_chunks += static_cast<int64_t>(piece.repeated);
-    result.weight_version = std::max(result.weight_version, run.weight_version());
+    if (piece.weight_version > 0) versions.insert(piece.weight_version);
     if (piece.rejection.ok() || rejected++ > 0) continue;
     const ChunkRange& range = piece.range;
     rejection =
@@ -182,6 +184,7 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
                                   range.first + range.tokens, ") (lane ", i % runs_.size(), ", sequence ",
                                   run.SequenceOf(i / runs_.size()), "): ", piece.rejection.message()));
   }
+  if (versions.size() == 1) result.weight_version = *versions.begin();
   result.loss = ReducedLoss(job_.batch, result);
   if (rejected == 0) return result;
   return absl::Status(rejection.code(),

@@ -173,7 +173,7 @@ absl::Status LaneRun::TakeResult(const DecodedResponse& response) {
     piece.valid_tokens = result.valid_tokens();
     piece.sums = result.sums();
     piece.repeated = result.disposition() == v1::DISPOSITION_REPEATED;
-    weight_version_ = std::max(weight_version_, result.weight_version());
+    piece.weight_version = result.weight_version();
     if (result.has_timing()) NoteTiming(result.timing(), &piece);
   }
   piece.answered = true;

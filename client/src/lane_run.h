@@ -46,6 +46,7 @@ struct Piece {
   double loss_sum = 0;
   int64_t valid_tokens = 0;
   v1::TokenSums sums = {};
+  uint64_t weight_version = 0;  // 0 if it was rejected
   absl::Status rejection = {};
   // With the timing that was asked for.
   std::chrono::system_clock::time_point sent_at = {};
@@ -88,7 +89,6 @@ class LaneRun {
   uint64_t first_sequence() const { return first_sequence_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
   uint64_t SequenceOf(size_t piece) const { return first_sequence_ + piece; }
-  uint64_t weight_version() const { return weight_version_; }
   size_t answered() const { return answered_; }
 
  private:
@@ -116,7 +116,6 @@ class LaneRun {
   size_t answered_ = 0;
   int64_t outstanding_ = 0;        // pieces sent on the present stream and not answered
   int64_t outstanding_bytes_ = 0;  // of these
-  uint64_t weight_version_ = 0;
 };
 
 }  // namespace lossd::internal

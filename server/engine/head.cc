@@ -121,15 +121,8 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     lanes_.at({lane.session_id, lane.lane}).resume = std::move(resume);
     return Submission::kWait;
   }
-  if (*admission == Admission::kRepeat && !rejection.ok() &&
-      ReasonOf(rejection) == RejectReason::kUnknownRegion) {
-    // Not rejected: that would say that it is in no window.
-    return PositionErrorLocked(absl::StatusCode::kFailedPrecondition, RejectReason::kUnknownRegion,
-                               FieldOf(rejection),
-                               absl::StrCat("sequence ", chunk.sequence,
-                                            " was taken before and cannot be computed again: its region is "
-                                            "gone"),
-                               lane.session_id);
+  if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, lane.session_id); !refusal.ok()) {
+    return refusal;
   }
   auto item = std::make_shared<ChunkItem>();
   item->numbered = *admission == Admission::kTake;
@@ -153,6 +146,31 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   if (item->kind == ItemKind::kRejected) item->chunk.DropPayload();
   EnqueueLocked(std::move(item));
   return Submission::kTaken;
+}
+
+// Of chunks whose answer, lost and asked for again, would later be another one.
+absl::Status Head::RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
+                                 const std::string& session_id) const {
+  if (admission == Admission::kRepeat && !rejection.ok() &&
+      ReasonOf(rejection) == RejectReason::kUnknownRegion) {
+    // Not rejected: that would say that it is in no window.
+    return PositionErrorLocked(absl::StatusCode::kFailedPrecondition, RejectReason::kUnknownRegion,
+                               FieldOf(rejection),
+                               absl::StrCat("sequence ", chunk.sequence,
+                                            " was taken before and cannot be computed again: its region is "
+                                            "gone"),
+                               session_id);
+  }
+  const uint64_t demanded = chunk.options.weight_version.value_or(0);
+  if (admission == Admission::kTake && rejection.ok() && demanded > weight_version_) {
+    // Not rejected: once the weights are of that version, a repeat would look as if it had been taken.
+    return PositionErrorLocked(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kWeightVersion, "options.weight_version",
+        absl::StrCat("options.weight_version is ", demanded, "; the weights are of version ", weight_version_,
+                     " yet, and sequence ", chunk.sequence, " was not taken"),
+        session_id);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk) {

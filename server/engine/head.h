@@ -210,6 +210,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   enum class Admission { kTake, kRepeat, kWait };
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk);
+  absl::Status RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
+                             const std::string& session_id) const;
   absl::Status GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const;
   absl::Status PositionErrorLocked(absl::StatusCode code, RejectReason reason, absl::string_view field,
                                    absl::string_view message, const std::string& session_id) const;
@@ -237,7 +239,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void Finish(const StartedChunk& chunk);
   void Freeze();
   void Publish();
-  float FlushScale() const;
+  // Of this flush, if it can be read now; ABORTED if it is over.
+  absl::StatusOr<float> ScaleOf(const std::string& flush_id) const;
   absl::Status ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out);
   absl::StatusOr<GradientSummary> Summarize(float scale);
   void EndStreams();

@@ -175,29 +175,26 @@ absl::StatusOr<GradientSummary> Head::Summarize(float scale) {
   return summarizer.Finish();
 }
 
-absl::Status Head::CheckFlush(const std::string& flush_id) const {
+absl::Status Head::CheckFlush(const std::string& flush_id) const { return ScaleOf(flush_id).status(); }
+
+absl::StatusOr<float> Head::ScaleOf(const std::string& flush_id) const {
   const std::lock_guard lock(mutex_);
   if (!ended_.ok()) return ended_;
-  if (window_.state == WindowState::kFrozen && window_.flush.flush_id == flush_id) return absl::OkStatus();
+  if (window_.state == WindowState::kFrozen && window_.flush.flush_id == flush_id) return window_.flush_scale;
   return UnknownFlush(flush_id, window_.generation);
-}
-
-float Head::FlushScale() const {
-  const std::lock_guard lock(mutex_);
-  return window_.flush_scale;
 }
 
 void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
                         void* out, std::function<void(absl::Status)> done) {
   environment_.scheduler->Post(
       this, [self = shared_from_this(), flush_id, first_row, rows, type, out, done = std::move(done)] {
-        absl::Status status = self->CheckFlush(flush_id);
-        if (!status.ok()) return done(status);
+        const absl::StatusOr<float> scale = self->ScaleOf(flush_id);
+        if (!scale.ok()) return done(scale.status());
         const bool wanted_wide = type == kernels::DataType::kFloat32;
         const int64_t count = rows * self->config_.hidden_size;
         std::vector<float> wide(static_cast<size_t>(wanted_wide ? 0 : count));
-        status = self->ReadScaledRows(first_row, rows, self->FlushScale(),
-                                      wanted_wide ? static_cast<float*>(out) : wide.data());
+        const absl::Status status = self->ReadScaledRows(
+            first_row, rows, *scale, wanted_wide ? static_cast<float*>(out) : wide.data());
         if (!status.ok()) {
           self->EndByFailure(status);
         } else if (!wanted_wide) {

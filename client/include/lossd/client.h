@@ -222,7 +222,7 @@ struct BatchResult {
   int64_t valid_tokens = 0;
   int64_t correct_tokens = 0;   // whose label is predicted; 0 unless predictions are wanted
   double class_weight_sum = 0;  // of the valid tokens' labels; 0 unless class weights count
-  uint64_t weight_version = 0;
+  uint64_t weight_version = 0;  // 0 if chunks met different ones: weights were written meanwhile
   int64_t chunks = 0;
   int64_t repeated_chunks = 0;  // the server had taken them before: computed again, not added again
   // Where the batch began, by lane: what ResumeAt takes to have it computed again. Empty of an empty batch.

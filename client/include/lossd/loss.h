@@ -71,7 +71,7 @@ int64_t CountValid(std::span<const int64_t> labels, int64_t ignore_index = -100)
 double ClassWeightSum(std::span<const int64_t> labels, std::span<const float> class_weights,
                       int64_t ignore_index = -100);
 
-// Multiplies `count` elements of `type`, dX for one, by `scale`, each rounded once.
+// Multiplies `count` elements of `type`, dX for one, by `scale`, in fp32, and rounds to `type` again.
 void ScaleInPlace(DataType type, void* values, int64_t count, double scale);
 
 // Labels for the prediction of the token `shift` places further on: result[i] = labels[i + shift] where both

@@ -182,7 +182,7 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
   }
   result->set_first_token(chunk.first_token());
   result->set_tokens(chunk.tokens());
-  result->set_weight_version(weight_version_);
+  result->set_weight_version(weight_version_ + (change_weights_between_chunks ? chunk.sequence() : 0));
   result->set_dx_dtype(chunk.dx_dtype());
   result->set_losses(FromFloats(v1::DATA_TYPE_FLOAT32, losses.data(), static_cast<int64_t>(losses.size())));
   if (chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY) {

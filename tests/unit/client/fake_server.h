@@ -84,6 +84,7 @@ class FakeServer {
   int refused_aborts = 0;      // AbortFlush fails that many times
   int unavailable_status = 0;  // GetStatus fails that many times
   bool change_weights_on_cut = false;
+  bool change_weights_between_chunks = false;
   int most_lanes = 16;  // of one session
   bool has_class_weights = false;
   bool frozen_head = false;

@@ -130,6 +130,15 @@ TEST_F(SessionLossTest, AnAnswerWithOtherReturnsThanAskedForIsAnError) {
   EXPECT_EQ(entropies, std::vector<float>(2, -1));
 }
 
+// What no weights have, so that a second phase that demands it is refused.
+TEST_F(SessionLossTest, ABatchThatMetDifferentWeightsIsOfVersionZero) {
+  Session session = Open("trainer", 2);
+  Data data(7);
+  EXPECT_EQ(session.Compute(data.batch(), data.outputs())->weight_version, 1U);
+  fake_.change_weights_between_chunks = true;
+  EXPECT_EQ(session.Compute(data.batch(), data.outputs())->weight_version, 0U);
+}
+
 TEST_F(SessionLossTest, AMeanIsOverTheCountThatIsNamedOrThatOfTheBatch) {
   Session session = Open();
   Data data(5);
@@ -274,6 +283,9 @@ TEST_F(SessionLossTest, MeansWithClassWeightsNeedTheirCountsAndNoLateOneHasTwo) 
   batch.normalizer = 3;
   EXPECT_THAT(refusal(), HasSubstr("z_normalizer is not"));
   batch.normalizer.reset();
+  batch.z_normalizer = 3;
+  EXPECT_THAT(refusal(), HasSubstr("z_normalizer is set and normalizer is not"));
+  batch.z_normalizer.reset();
   batch.reduction = Reduction::kLateMean;
   EXPECT_THAT(refusal(), HasSubstr("two means with a count each"));
   batch.loss.class_weights = ClassWeights::kIgnore;

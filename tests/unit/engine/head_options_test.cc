@@ -72,9 +72,9 @@ TEST_F(HeadOptionsTest, AChunkThatIsRefusedForAnOptionAddsNothing) {
 
 TEST_F(HeadOptionsTest, AChunkForOtherWeightsIsRejectedWhenItIsStartedAndNotBefore) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
-  Chunk second = MakeChunk(1, 3);
-  second.options.weight_version = 2;
-  Submit(lane, second);
+  Chunk none = MakeChunk(1, 3);
+  none.options.weight_version = 0;
+  Submit(lane, none);
   listener_->AwaitAnswers(1);
   gate.Hold();
   Submit(lane, MakeChunk(2, 7));
@@ -84,7 +84,8 @@ TEST_F(HeadOptionsTest, AChunkForOtherWeightsIsRejectedWhenItIsStartedAndNotBefo
   Submit(lane, first);  // behind it: the weights are still of version 1 now, and when it is started
   gate.LetThrough();
   EXPECT_EQ(WriteWeights(), 2U);
-  second.sequence = 4;
+  Chunk second = MakeChunk(4, 3);
+  second.options.weight_version = 2;
   first.sequence = 5;
   Submit(lane, second);
   Submit(lane, first);
@@ -92,12 +93,28 @@ TEST_F(HeadOptionsTest, AChunkForOtherWeightsIsRejectedWhenItIsStartedAndNotBefo
   EXPECT_EQ(answers[0].disposition, Disposition::kRejected);
   EXPECT_EQ(answers[0].error.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(FieldOf(answers[0].error), "options.weight_version");
-  EXPECT_THAT(std::string(answers[0].error.message()), HasSubstr("is 2; the weights are of version 1"));
+  EXPECT_THAT(std::string(answers[0].error.message()), HasSubstr("is 0; the weights are of version 1"));
   EXPECT_EQ(answers[2].disposition, Disposition::kAccumulated);
   EXPECT_EQ(answers[3].disposition, Disposition::kAccumulated);
   EXPECT_EQ(answers[4].disposition, Disposition::kRejected);
   EXPECT_EQ(GradientSum(), 7 + 10 + 3);
   EXPECT_EQ(listener_->applied(), 5U) << "a rejected chunk is applied, as nothing";
+}
+
+// Otherwise a chunk that was rejected, and whose answer was lost, would be called a repeat once the weights
+// are of that version.
+TEST_F(HeadOptionsTest, AChunkForWeightsThatAreYetToComeIsNotTaken) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Chunk chunk = MakeChunk(1, 3);
+  chunk.options.weight_version = 2;
+  Chunk early = chunk;
+  const absl::StatusOr<Head::Submission> refused = head->Submit(lane, early, [] {});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("is 2; the weights are of version 1 yet"));
+  EXPECT_EQ(WriteWeights(), 2U);
+  Submit(lane, chunk);
+  EXPECT_EQ(listener_->AwaitAnswers(1)[0].disposition, Disposition::kAccumulated);
+  EXPECT_EQ(GradientSum(), 3);
 }
 
 TEST_F(HeadOptionsTest, AWriteBetweenQueueAndStartIsSeen) {
