@@ -36,8 +36,9 @@ int64_t CudaBackend::GradientRowBytes() const { return padded_hidden_ * static_c
 
 Result CudaBackend::Allocate() {
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.vocab_size * WeightRowBytes(), &weights_));
-  if (!frozen())
+  if (!frozen()) {
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.vocab_size * GradientRowBytes(), &gradient_));
+  }
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(float), &weight_largest_));
   // The padding stays zero.
   LOSSD_CUDA_TRY(cudaMemset(weights_.data(), 0, static_cast<size_t>(weights_.bytes())));

@@ -19,11 +19,9 @@ namespace lossd::engine {
 namespace {
 
 using kernels::DataType;
-using kernels::SizeOf;
 using kernels::cuda::CublasLt;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::LinearCrossEntropy;
-using kernels::cuda::PaddedHidden;
 using kernels::cuda::Path;
 using kernels::cuda::Result;
 

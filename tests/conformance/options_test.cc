@@ -222,8 +222,9 @@ TEST_P(Options, AgreeWithTheReferenceAlone) {
 }
 
 TEST_P(Options, AgreeWithTheReferenceInRandomCombinations) {
-  for (uint64_t seed = 1; seed <= kSeeds && !HasFailure(); ++seed)
+  for (uint64_t seed = 1; seed <= kSeeds && !HasFailure(); ++seed) {
     ExpectAgreement(RandomOptions(type(), seed));
+  }
 }
 
 }  // namespace
