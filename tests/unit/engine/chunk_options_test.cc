@@ -161,7 +161,7 @@ TEST(HeadOptions, WhatCannotBeComputedIsRefusedByNameAndValue) {
     std::string field;
     std::string message;
   };
-  const auto weights = [](std::vector<float> values) {
+  const auto weights = [](const std::vector<float>& values) {
     return [values](HeadConfig& head) {
       head.class_weights = std::make_shared<const std::vector<float>>(values);
     };
