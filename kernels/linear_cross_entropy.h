@@ -43,6 +43,38 @@ struct LossOptions {
 
 inline constexpr int32_t kMostTopK = 64;
 
+// How far the row's distribution q is from the teacher's p.
+enum class Divergence {
+  kForwardKl,      // KL(p ‖ q)
+  kReverseKl,      // KL(q ‖ p)
+  kJensenShannon,  // β KL(p ‖ m) + (1 − β) KL(q ‖ m), m = β p + (1 − β) q
+};
+
+// Soft targets. A row's loss is then label_weight × cross-entropy (with smoothing) + z-loss + weight × D,
+// with D of softmax(s / temperature) of both sides; cross-entropy, z-loss and returns are of softmax(s) as
+// ever.
+struct Distillation {
+  Divergence divergence = Divergence::kForwardKl;
+  float beta = 0.5f;          // in (0, 1); of kJensenShannon
+  float temperature = 1.0f;   // finite and above 0
+  float weight = 1.0f;        // finite and at least 0
+  float label_weight = 0.0f;  // finite and at least 0
+
+  bool operator==(const Distillation&) const = default;
+};
+
+// The head that the soft targets are of. Constant: nothing of it gets a gradient.
+struct Teacher {
+  int64_t hidden = 0;                         // its own H >= 1
+  DataType weight_type = DataType::kFloat32;  // its own
+  const void* weight = nullptr;               // [V, hidden]
+  const float* bias = nullptr;                // [V], finite; null: none
+  float logit_scale = 1.0f;                   // its own τ and c
+  float softcap = 0.0f;
+  DataType hidden_type = DataType::kFloat32;  // rounded to its weight_type before the product
+  const void* hidden_states = nullptr;        // [N, hidden]
+};
+
 // What is told of each row beyond its loss: arrays of device or host memory like the losses, each null if it
 // is not wanted, and then free. s, p and ℓ are those of the loss: after scale and softcap. Of ignored rows:
 // 0, or −1 for what is a token or a rank; of rows that overflowed: NaN, or −1. Ties go to the lower token.
@@ -53,6 +85,7 @@ struct RowReturns {
   float* entropy = nullptr;          // [N] −Σ p log p, in nats
   int32_t* prediction = nullptr;     // [N] the token of the largest s
   int32_t* target_rank = nullptr;    // [N] tokens whose s is above the label's: 0 if that is the largest
+  float* divergence = nullptr;       // [N] D, before every weight; with a teacher only
   int32_t top_k = 0;                 // 0 to kMostTopK and V
   int32_t* top_tokens = nullptr;     // [N, top_k], best first
   float* top_log_probabilities = nullptr;  // [N, top_k] s − ℓ
@@ -71,6 +104,7 @@ struct LinearCrossEntropyParams {
 
   DataType weight_type = DataType::kFloat32;  // fp32, bf16 or fp16
   const void* weight = nullptr;               // W [V, H]
+  const float* bias = nullptr;                // b [V], finite; null: none. Logits are τ (x Wᵀ + b)
 
   DataType hidden_type =
       DataType::kFloat32;  // fp32, bf16 or fp16; rounded to the weight's type before the products
@@ -81,6 +115,8 @@ struct LinearCrossEntropyParams {
   int64_t ignore_index = -100;  // such rows cost no arithmetic: loss 0, dX 0, nothing in dW
 
   LossOptions options;
+  const Teacher* teacher = nullptr;  // null: no soft targets, and `distillation` means nothing
+  Distillation distillation;
   const float* class_weights = nullptr;  // w [V], finite and at least 0, with a finite sum; null: none
   const float* token_weights = nullptr;  // a [N], finite: of the row's loss and its gradients; null: 1
   // u [N], finite: the upstream gradient of ℓ, which a does not multiply; null: 0.
@@ -98,6 +134,7 @@ struct LinearCrossEntropyParams {
 
   WeightGradient weight_gradient = WeightGradient::kNone;
   float* dw = nullptr;  // dW [V, H] fp32, always
+  float* db = nullptr;  // db [V] fp32, treated as dw is; with a bias and a dW it is required
 
   void* workspace = nullptr;  // at least WorkspaceBytes(1, ...), 64-byte aligned
   int64_t workspace_bytes = 0;
@@ -146,6 +183,8 @@ struct ReferenceOutputs {
   double* logits = nullptr;           // [N, V] s: what tokens and ranks are judged by
   double* dx = nullptr;               // [N, H]
   double* dw = nullptr;               // [V, H], accumulated
+  double* db = nullptr;               // [V], accumulated
+  double* divergence = nullptr;       // [N] D
 };
 Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const ReferenceOutputs& outputs);
 

@@ -42,6 +42,7 @@ struct TileRows {
 
   // Given.
   const void* weight = nullptr;  // W [V, padded_hidden]
+  const float* bias = nullptr;   // b [V]; null: none
   const float* weight_largest =
       nullptr;  // one value: the largest magnitude in W, not finite if one of W is not
   const int32_t* batch_rows = nullptr;  // where a row is in the batch's own arrays
