@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -168,9 +169,19 @@ void SetLossOptions(const Batch& batch, const GradientScales& scales, const Toke
 }
 
 double ReducedLoss(const Batch& batch, const BatchResult& result) {
-  if (batch.reduction != Reduction::kMean || result.valid_tokens == 0) return result.loss_sum;
+  if (batch.reduction != Reduction::kMean) return result.loss_sum;
+  if (result.valid_tokens == 0) {
+    const bool over_nothing = batch.torch_compat && !batch.normalizer;
+    return over_nothing ? std::numeric_limits<double>::quiet_NaN() : 0;
+  }
   const Counts counts = CountsOf(batch);
   return (result.loss_sum - result.z_loss_sum) / counts.all + result.z_loss_sum / counts.z_loss;
+}
+
+BatchResult ResultOfIgnored(const Batch& batch) {
+  BatchResult result;
+  result.loss = ReducedLoss(batch, result);
+  return result;
 }
 
 }  // namespace lossd::internal

@@ -126,9 +126,9 @@ DataType DxTypeOnWire(const BatchOutputs& outputs) {
 }
 
 absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
-                                    const BatchPlaces& places, int64_t chunk_bytes,
+                                    const BatchPlaces& places, int64_t sent_tokens, int64_t chunk_bytes,
                                     const v1::SessionLimits& limits, int32_t lanes) {
-  const auto tokens = static_cast<int64_t>(batch.labels.size());
+  const int64_t tokens = sent_tokens;
   const int64_t hidden_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t dx_bytes =
       batch.mode == ComputeMode::kLossOnly ? 0 : head.hidden_size * SizeOf(DxTypeOnWire(outputs));

@@ -20,7 +20,7 @@ absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const Bat
 DataType DxTypeOnWire(const BatchOutputs& outputs);
 
 struct ChunkRange {
-  int64_t first = 0;  // token of the batch
+  int64_t first = 0;  // of the tokens that are sent
   int64_t tokens = 0;
   int64_t payload_bytes = 0;  // in and out, as the server's byte credit counts them
 };
@@ -45,9 +45,11 @@ struct BatchPlan {
 // is nothing to wait for on the way: chunks are as large as the limits allow, of nearly equal size, on one
 // lane.
 //
+// Of the batch's tokens `sent_tokens` are sent, at least one.
+//
 // The same for the same arguments. RESOURCE_EXHAUSTED if one token is above the server's chunk limit.
 absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
-                                    const BatchPlaces& places, int64_t chunk_bytes,
+                                    const BatchPlaces& places, int64_t sent_tokens, int64_t chunk_bytes,
                                     const v1::SessionLimits& limits, int32_t lanes);
 
 }  // namespace lossd::internal

@@ -25,7 +25,7 @@ std::vector<uint64_t> NextSequences(const LaneSet& lanes) {
 }  // namespace
 
 BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
-                   const BatchPlaces& places, const BatchPlan& plan,
+                   const BatchPlaces& places, const SentTokens& sent, const BatchPlan& plan,
                    const std::vector<uint64_t>& expected_repeats)
     : lanes_(lanes),
       chunks_(plan.chunks.size()),
@@ -34,6 +34,7 @@ BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, c
            .batch = batch,
            .outputs = outputs,
            .places = places,
+           .sent = sent,
            .lent = lent_,
            .scales = ScalesOf(batch),
            .generation = lanes->link().generation()} {
@@ -150,7 +151,7 @@ std::vector<ChunkTiming> BatchRun::Timings() const {
     const Piece& piece = PieceOf(i);
     if (!piece.timing.has_value()) continue;
     timings.push_back(ToChunkTiming(*piece.timing, piece.sent_at, piece.arrived_at, offset));
-    timings.back().first_token = piece.range.first;
+    timings.back().first_token = job_.sent.PlaceOf(piece.range.first);
     timings.back().tokens = piece.range.tokens;
   }
   return timings;
@@ -177,12 +178,12 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
     result.repeated_chunks += static_cast<int64_t>(piece.repeated);
     if (piece.weight_version > 0) versions.insert(piece.weight_version);
     if (piece.rejection.ok() || rejected++ > 0) continue;
-    const ChunkRange& range = piece.range;
-    rejection =
-        absl::Status(piece.rejection.code(),
-                     absl::StrCat("the server rejected the chunk of tokens [", range.first, ", ",
-                                  range.first + range.tokens, ") (lane ", i % runs_.size(), ", sequence ",
-                                  run.SequenceOf(i / runs_.size()), "): ", piece.rejection.message()));
+    const int64_t last = piece.range.first + piece.range.tokens - 1;
+    rejection = absl::Status(
+        piece.rejection.code(),
+        absl::StrCat("the server rejected the chunk of tokens [", job_.sent.PlaceOf(piece.range.first), ", ",
+                     job_.sent.PlaceOf(last) + 1, ") (lane ", i % runs_.size(), ", sequence ",
+                     run.SequenceOf(i / runs_.size()), "): ", piece.rejection.message()));
   }
   if (versions.size() == 1) result.weight_version = *versions.begin();
   result.loss = ReducedLoss(job_.batch, result);

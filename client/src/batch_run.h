@@ -19,13 +19,14 @@
 
 namespace lossd::internal {
 
-// Used once, by one thread, while nobody else uses the lanes. The batch, the outputs and the places must
-// outlive it.
+// Used once, by one thread, while nobody else uses the lanes. The batch, the outputs, the places and the sent
+// tokens must outlive it.
 class BatchRun {
  public:
   // `expected_repeats`, by lane: sequences up to it are known to be there already (Session::ResumeAt).
   BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,
-           const BatchPlaces& places, const BatchPlan& plan, const std::vector<uint64_t>& expected_repeats);
+           const BatchPlaces& places, const SentTokens& sent, const BatchPlan& plan,
+           const std::vector<uint64_t>& expected_repeats);
 
   absl::StatusOr<BatchResult> Run();
 

@@ -1,6 +1,34 @@
 #include "client/src/chunk_codec.h"
 
+#include <cstring>
+#include <vector>
+
 namespace lossd::internal {
+namespace {
+
+size_t SizeOfAll(std::span<const std::span<const std::byte>> parts) {
+  size_t size = 0;
+  for (const std::span<const std::byte> part : parts) size += part.size();
+  return size;
+}
+
+// Each slice of a message costs gRPC about what it costs to copy this much.
+bool WorthLending(std::span<const std::span<const std::byte>> parts) {
+  constexpr size_t kLeastLent = 4096;
+  return parts.size() <= 1 || SizeOfAll(parts) >= kLeastLent * parts.size();
+}
+
+grpc::Slice Copy(std::span<const std::span<const std::byte>> parts) {
+  grpc_slice slice = grpc_slice_malloc(SizeOfAll(parts));
+  uint8_t* out = GRPC_SLICE_START_PTR(slice);
+  for (const std::span<const std::byte> part : parts) {
+    std::memcpy(out, part.data(), part.size());
+    out += part.size();
+  }
+  return {slice, grpc::Slice::STEAL_REF};
+}
+
+}  // namespace
 
 absl::StatusOr<DecodedResponse> DecodedResponse::Decode(grpc::ByteBuffer* buffer) {
   DecodedResponse response;
@@ -18,8 +46,15 @@ grpc::ByteBuffer EncodeStart(const v1::ComputeStart& start) {
 }
 
 grpc::ByteBuffer EncodeChunk(const v1::Chunk& header, std::span<const std::byte> labels,
-                             std::span<const std::byte> hidden_states, const LentMemory& lent) {
-  return wire::Encode(header, labels, lent.Lend(hidden_states));
+                             std::span<const std::span<const std::byte>> hidden_states,
+                             const LentMemory& lent) {
+  std::vector<grpc::Slice> slices;
+  if (WorthLending(hidden_states)) {
+    for (const std::span<const std::byte> part : hidden_states) slices.push_back(lent.Lend(part));
+  } else {
+    slices.push_back(Copy(hidden_states));
+  }
+  return wire::Encode(header, labels, slices);
 }
 
 }  // namespace lossd::internal

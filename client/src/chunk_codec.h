@@ -17,10 +17,11 @@ namespace lossd::internal {
 
 grpc::ByteBuffer EncodeStart(const v1::ComputeStart& start);
 
-// `header` is the chunk without `labels`, which are copied, and `hidden_states`, which are referred to: until
-// gRPC has let go of them, which `lent` knows.
+// `header` is the chunk without `labels`, which are copied, and `hidden_states`, one piece after the other,
+// which are referred to until gRPC has let go of them, as `lent` knows; or copied, if the pieces are small.
 grpc::ByteBuffer EncodeChunk(const v1::Chunk& header, std::span<const std::byte> labels,
-                             std::span<const std::byte> hidden_states, const LentMemory& lent);
+                             std::span<const std::span<const std::byte>> hidden_states,
+                             const LentMemory& lent);
 
 // A received message; keeps the slices it came in.
 class DecodedResponse {
@@ -33,9 +34,9 @@ class DecodedResponse {
 
   int64_t losses_bytes() const { return received_.small.bytes; }
   int64_t dx_bytes() const { return received_.large.bytes; }
-  // The target's size must be losses_bytes() or dx_bytes().
-  void CopyLosses(std::span<std::byte> target) const { received_.small.CopyTo(target); }
-  void CopyDx(std::span<std::byte> target) const { received_.large.CopyTo(target); }
+  // The targets' sizes together must be losses_bytes() or dx_bytes().
+  void CopyLosses(std::span<const std::span<std::byte>> targets) const { received_.small.CopyTo(targets); }
+  void CopyDx(std::span<const std::span<std::byte>> targets) const { received_.large.CopyTo(targets); }
 
  private:
   wire::ReceivedResponse received_;

@@ -19,22 +19,29 @@ namespace {
 // not read yet never stands in the way of the answers that the server waits to get rid of.
 constexpr int64_t kMostOutstanding = 80;
 
-std::span<const std::byte> Bytes(const void* data, int64_t begin, int64_t size) {
-  return {static_cast<const std::byte*>(data) + begin, static_cast<size_t>(size)};
+using Runs = std::span<const SentTokens::Run>;
+
+// The rows of these runs, of a tensor whose rows have so many bytes.
+template <typename Byte>
+std::vector<std::span<Byte>> Rows(Byte* tensor, int64_t row_bytes, Runs runs) {
+  std::vector<std::span<Byte>> rows;
+  for (const SentTokens::Run& run : runs) {
+    rows.emplace_back(tensor + run.first * row_bytes, static_cast<size_t>(run.tokens * row_bytes));
+  }
+  return rows;
 }
 
-void Assign(std::span<const float> values, const ChunkRange& range, std::string* bytes) {
-  const auto part =
-      std::as_bytes(values.subspan(static_cast<size_t>(range.first), static_cast<size_t>(range.tokens)));
-  bytes->assign(reinterpret_cast<const char*>(part.data()), part.size());
+void Assign(std::span<const float> values, Runs runs, std::string* bytes) {
+  const std::vector<float> gathered = Gather(values, runs);
+  bytes->assign(reinterpret_cast<const char*>(gathered.data()), gathered.size() * sizeof(float));
 }
 
-void SetTokenInputs(const Batch& batch, const ChunkRange& range, v1::Chunk* chunk) {
+void SetTokenInputs(const Batch& batch, Runs runs, v1::Chunk* chunk) {
   if (!batch.token_weights.empty()) {
-    Assign(batch.token_weights, range, chunk->mutable_token_inputs()->mutable_weights());
+    Assign(batch.token_weights, runs, chunk->mutable_token_inputs()->mutable_weights());
   }
   if (!batch.lse_gradients.empty()) {
-    Assign(batch.lse_gradients, range, chunk->mutable_token_inputs()->mutable_lse_gradients());
+    Assign(batch.lse_gradients, runs, chunk->mutable_token_inputs()->mutable_lse_gradients());
   }
 }
 
@@ -109,10 +116,11 @@ bool LaneRun::SendNext() {
 grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
   const Batch& batch = job_->batch;
   const auto [first, tokens, payload_bytes] = piece.range;
+  const std::vector<SentTokens::Run> runs = job_->sent.Runs(first, tokens);
   v1::Chunk chunk;
   chunk.set_sequence(sequence);
   chunk.set_generation(job_->generation);
-  chunk.set_first_token(batch.first_token + first);
+  chunk.set_first_token(batch.first_token + runs.front().first);
   chunk.set_tokens(tokens);
   chunk.set_hidden_dtype(ToProto(batch.hidden_type));
   chunk.set_dx_dtype(ToProto(DxTypeOnWire(job_->outputs)));
@@ -121,22 +129,21 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
   chunk.set_ignore_index(batch.ignore_index);
   chunk.set_gradient_scale(job_->scales.all);
   SetLossOptions(batch, job_->scales, job_->outputs.returns, &chunk);
-  SetTokenInputs(batch, piece.range, &chunk);
+  SetTokenInputs(batch, runs, &chunk);
   const BatchPlaces& places = job_->places;
   if (places.dx) {
     SetRef(*places.dx, first * job_->head.hidden_size * SizeOf(job_->outputs.dx_type),
            chunk.mutable_dx_region());
   }
   const int64_t row_bytes = job_->head.hidden_size * SizeOf(batch.hidden_type);
-  std::span<const std::byte> hidden_states;
+  std::vector<std::span<const std::byte>> hidden_states;
   if (places.hidden_states) {
     SetRef(*places.hidden_states, first * row_bytes, chunk.mutable_hidden_states_region());
   } else {
-    hidden_states = Bytes(batch.hidden_states, first * row_bytes, tokens * row_bytes);
+    hidden_states = Rows(static_cast<const std::byte*>(batch.hidden_states), row_bytes, runs);
   }
-  return EncodeChunk(
-      chunk, std::as_bytes(batch.labels.subspan(static_cast<size_t>(first), static_cast<size_t>(tokens))),
-      hidden_states, job_->lent);
+  const std::vector<int64_t> labels = Gather(batch.labels, std::span(runs));
+  return EncodeChunk(chunk, std::as_bytes(std::span(labels)), hidden_states, job_->lent);
 }
 
 absl::Status LaneRun::Handle(grpc::ByteBuffer* message) {
@@ -202,15 +209,14 @@ absl::Status LaneRun::CheckResult(const v1::ChunkResult& result, const DecodedRe
 
 void LaneRun::CopyOutputs(const DecodedResponse& response, const Piece& piece) const {
   const BatchOutputs& outputs = job_->outputs;
+  const std::vector<SentTokens::Run> runs = job_->sent.Runs(piece.range.first, piece.range.tokens);
   if (!outputs.losses.empty()) {
-    response.CopyLosses(std::as_writable_bytes(outputs.losses.subspan(
-        static_cast<size_t>(piece.range.first), static_cast<size_t>(piece.range.tokens))));
+    response.CopyLosses(Rows(std::as_writable_bytes(outputs.losses).data(), sizeof(float), runs));
   }
-  CopyReturns(outputs.returns, piece.range.first, response.header().result().returns());
+  CopyReturns(outputs.returns, runs, response.header().result().returns());
   if (outputs.dx != nullptr && !job_->places.dx) {
     const int64_t row_bytes = job_->head.hidden_size * SizeOf(outputs.dx_type);
-    response.CopyDx({static_cast<std::byte*>(outputs.dx) + piece.range.first * row_bytes,
-                     static_cast<size_t>(piece.range.tokens * row_bytes)});
+    response.CopyDx(Rows(static_cast<std::byte*>(outputs.dx), row_bytes, runs));
   }
 }
 

@@ -17,6 +17,7 @@
 #include "client/src/chunk_codec.h"
 #include "client/src/lane.h"
 #include "client/src/lent_memory.h"
+#include "client/src/sent_tokens.h"
 #include "lossd/client.h"
 #include "lossd/v1/loss.pb.h"
 
@@ -28,6 +29,7 @@ struct BatchJob {
   const Batch& batch;
   const BatchOutputs& outputs;
   const BatchPlaces& places;
+  const SentTokens& sent;
   const LentMemory& lent;  // of the batch
   const GradientScales scales;
   uint64_t generation = 0;

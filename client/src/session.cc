@@ -3,11 +3,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/batch_loss.h"
 #include "client/src/batch_plan.h"
 #include "client/src/batch_run.h"
 #include "client/src/grpc_status.h"
+#include "client/src/sent_tokens.h"
 
 namespace lossd {
+namespace {
+
+// What lies in a region costs nothing to send, and a chunk of it is in one piece.
+internal::SentTokens SentTokensOf(const Batch& batch, const internal::BatchPlaces& places) {
+  if (places.hidden_states || places.dx) {
+    return internal::SentTokens::All(static_cast<int64_t>(batch.labels.size()));
+  }
+  return internal::SentTokens::Labelled(batch.labels, batch.ignore_index);
+}
+
+}  // namespace
 
 Session::Impl::Impl(std::shared_ptr<internal::HeadContext> head, const SessionOptions& options)
     : head_(std::move(head)), lanes_(head_, options) {}
@@ -39,18 +52,26 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   if (absl::Status status = CheckAlive(); !status.ok()) return status;
   const HeadConfig& config = head_->config();
   if (absl::Status status = internal::ValidateBatch(config, batch, outputs); !status.ok()) return status;
-  if (batch.labels.empty()) return BatchResult{};
+  if (batch.labels.empty()) return internal::ResultOfIgnored(batch);
   const auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
   if (!places.ok()) return places.status();
+  const internal::SentTokens sent = SentTokensOf(batch, *places);
+  if (sent.count() == 0) {
+    internal::FillIgnored(config, batch, outputs);
+    return internal::ResultOfIgnored(batch);
+  }
   const internal::SessionLink& link = lanes_.link();
   if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
 
-  const auto plan = internal::PlanBatch(config, batch, outputs, *places, link.options().chunk_bytes,
-                                        link.limits(), link.lanes());
+  const auto plan = internal::PlanBatch(config, batch, outputs, *places, sent.count(),
+                                        link.options().chunk_bytes, link.limits(), link.lanes());
   if (!plan.ok()) return plan.status();
   if (link.session_id() != resumed_session_) expected_repeats_.clear();
-  internal::BatchRun run(&lanes_, config, batch, outputs, *places, *plan, expected_repeats_);
+  internal::BatchRun run(&lanes_, config, batch, outputs, *places, sent, *plan, expected_repeats_);
   auto result = run.Run();
+  if (result.ok() && sent.count() < static_cast<int64_t>(batch.labels.size())) {
+    internal::FillIgnored(config, batch, outputs);
+  }
   if (!run.session_usable()) {
     failure_ = result.status();
     lanes_.Abandon();

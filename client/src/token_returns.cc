@@ -22,21 +22,27 @@ struct Array {
   int64_t values = 0;  // for each token
   bool wanted = false;
   const std::string& (v1::TokenReturns::*received)() const = nullptr;
+  int of_ignored = 0;  // every byte of an ignored token's
 
   size_t BytesOf(int64_t tokens) const {
     return wanted ? static_cast<size_t>(tokens * values * kValueBytes) : 0;
   }
 };
 
+// 0, or −1 of a token or a rank.
+int OfIgnored(std::span<const float> /*room*/) { return 0; }
+int OfIgnored(std::span<const int32_t> /*room*/) { return 0xFF; }
+
 std::array<Array, 8> Arrays(const TokenReturns& returns) {
   const auto array = [](const char* name, auto room,
                         const std::string& (v1::TokenReturns::*received)() const) {
-    return Array{name, std::as_writable_bytes(room), 1, !room.empty(), received};
+    return Array{name, std::as_writable_bytes(room), 1, !room.empty(), received, OfIgnored(room)};
   };
   // The server sends both or neither.
   const auto top = [&](const char* name, auto room,
                        const std::string& (v1::TokenReturns::*received)() const) {
-    return Array{name, std::as_writable_bytes(room), returns.top_k, returns.top_k > 0, received};
+    return Array{name,           std::as_writable_bytes(room), returns.top_k, returns.top_k > 0, received,
+                 OfIgnored(room)};
   };
   using Received = v1::TokenReturns;
   return {array("log_sum_exp", returns.log_sum_exp, &Received::log_sum_exp),
@@ -97,11 +103,24 @@ absl::Status CheckReturns(const TokenReturns& returns, int64_t tokens, const v1:
   return absl::OkStatus();
 }
 
-void CopyReturns(const TokenReturns& returns, int64_t first, const v1::TokenReturns& received) {
+void CopyReturns(const TokenReturns& returns, std::span<const SentTokens::Run> runs,
+                 const v1::TokenReturns& received) {
   for (const Array& array : Arrays(returns)) {
     const std::string& bytes = (received.*array.received)();
     if (array.room.empty() || bytes.empty()) continue;
-    std::memcpy(array.room.data() + array.BytesOf(first), bytes.data(), bytes.size());
+    const char* from = bytes.data();
+    for (const SentTokens::Run& run : runs) {
+      const size_t size = array.BytesOf(run.tokens);
+      std::memcpy(array.room.data() + array.BytesOf(run.first), from, size);
+      from += size;
+    }
+  }
+}
+
+void FillIgnoredReturns(const TokenReturns& returns, int64_t place) {
+  for (const Array& array : Arrays(returns)) {
+    if (array.room.empty()) continue;
+    std::memset(array.room.data() + array.BytesOf(place), array.of_ignored, array.BytesOf(1));
   }
 }
 

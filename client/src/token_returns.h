@@ -4,8 +4,10 @@
 #define LOSSD_CLIENT_SRC_TOKEN_RETURNS_H_
 
 #include <cstdint>
+#include <span>
 
 #include "absl/status/status.h"
+#include "client/src/sent_tokens.h"
 #include "lossd/client.h"
 #include "lossd/v1/loss.pb.h"
 
@@ -22,8 +24,11 @@ int64_t BytesOnWire(const TokenReturns& returns);
 // Whether `received`, of a chunk of so many tokens, is exactly as long as what was asked for; INTERNAL naming
 // the field.
 absl::Status CheckReturns(const TokenReturns& returns, int64_t tokens, const v1::TokenReturns& received);
-// What CheckReturns accepts, into the places of the tokens from `first` on.
-void CopyReturns(const TokenReturns& returns, int64_t first, const v1::TokenReturns& received);
+// What CheckReturns accepts, into the places of the tokens of these runs.
+void CopyReturns(const TokenReturns& returns, std::span<const SentTokens::Run> runs,
+                 const v1::TokenReturns& received);
+// All that is told of an ignored token, at its place.
+void FillIgnoredReturns(const TokenReturns& returns, int64_t place);
 
 }  // namespace lossd::internal
 

@@ -151,10 +151,12 @@ uint8_t* WriteTagAndSize(uint32_t field, size_t size, uint8_t* out) {
 }
 
 grpc::ByteBuffer EncodeMessage(const MessageLite& header, std::span<const std::byte> small,
-                               const grpc::Slice& large) {
+                               std::span<const grpc::Slice> large) {
+  size_t large_size = 0;
+  for (const grpc::Slice& slice : large) large_size += slice.size();
   const size_t rest = header.ByteSizeLong();
-  const size_t body = rest + SizeOfField(kSmall, small.size()) + SizeOfField(kLarge, large.size());
-  grpc_slice raw = grpc_slice_malloc(SizeOfVarint(Tag(kOuter)) + SizeOfVarint(body) + body - large.size());
+  const size_t body = rest + SizeOfField(kSmall, small.size()) + SizeOfField(kLarge, large_size);
+  grpc_slice raw = grpc_slice_malloc(SizeOfVarint(Tag(kOuter)) + SizeOfVarint(body) + body - large_size);
   uint8_t* out = WriteTagAndSize(kOuter, body, GRPC_SLICE_START_PTR(raw));
   out = header.SerializeWithCachedSizesToArray(out);
   if (!small.empty()) {
@@ -162,9 +164,12 @@ grpc::ByteBuffer EncodeMessage(const MessageLite& header, std::span<const std::b
     std::memcpy(out, small.data(), small.size());
     out += small.size();
   }
-  if (large.size() > 0) WriteTagAndSize(kLarge, large.size(), out);
-  const std::array<grpc::Slice, 2> slices = {grpc::Slice(raw, grpc::Slice::STEAL_REF), large};
-  return grpc::ByteBuffer(slices.data(), large.size() > 0 ? 2 : 1);
+  if (large_size > 0) WriteTagAndSize(kLarge, large_size, out);
+  std::vector<grpc::Slice> slices;
+  slices.reserve(1 + large.size());
+  slices.emplace_back(raw, grpc::Slice::STEAL_REF);
+  if (large_size > 0) slices.insert(slices.end(), large.begin(), large.end());
+  return {slices.data(), slices.size()};
 }
 
 }  // namespace
@@ -177,17 +182,39 @@ void Tensor::CopyTo(std::span<std::byte> target) const {
   }
 }
 
+void Tensor::CopyTo(std::span<const std::span<std::byte>> targets) const {
+  size_t target = 0;
+  size_t filled = 0;
+  for (std::span<const std::byte> part : parts) {
+    while (!part.empty()) {
+      while (filled == targets[target].size()) {
+        ++target;
+        filled = 0;
+      }
+      const size_t size = std::min(part.size(), targets[target].size() - filled);
+      std::memcpy(targets[target].data() + filled, part.data(), size);
+      filled += size;
+      part = part.subspan(size);
+    }
+  }
+}
+
 bool Decode(grpc::ByteBuffer* bytes, ReceivedRequest* received) { return DecodeMessage(bytes, received); }
 bool Decode(grpc::ByteBuffer* bytes, ReceivedResponse* received) { return DecodeMessage(bytes, received); }
 
 grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
-                        const grpc::Slice& hidden_states) {
+                        std::span<const grpc::Slice> hidden_states) {
   return EncodeMessage(header, labels, hidden_states);
+}
+
+grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
+                        const grpc::Slice& hidden_states) {
+  return EncodeMessage(header, labels, {&hidden_states, 1});
 }
 
 grpc::ByteBuffer Encode(const v1::ChunkResult& header, std::span<const std::byte> losses,
                         const grpc::Slice& dx) {
-  return EncodeMessage(header, losses, dx);
+  return EncodeMessage(header, losses, {&dx, 1});
 }
 
 }  // namespace lossd::wire

@@ -28,6 +28,8 @@ struct Tensor {
 
   // `target` has `bytes` bytes.
   void CopyTo(std::span<std::byte> target) const;
+  // The same for a target in several pieces, filled one after the other.
+  void CopyTo(std::span<const std::span<std::byte>> targets) const;
 };
 
 template <typename Message>
@@ -48,8 +50,10 @@ using ReceivedResponse = Received<v1::ComputeResponse>;
 bool Decode(grpc::ByteBuffer* bytes, ReceivedRequest* received);
 bool Decode(grpc::ByteBuffer* bytes, ReceivedResponse* received);
 
-// `header` is the message without its tensors. `small` is copied, `large` referred to until gRPC drops it.
-// Together below 2 GiB.
+// `header` is the message without its tensors. `small` is copied, `large`, in one piece or several, referred
+// to until gRPC drops it. Together below 2 GiB.
+grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
+                        std::span<const grpc::Slice> hidden_states);
 grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
                         const grpc::Slice& hidden_states);
 grpc::ByteBuffer Encode(const v1::ChunkResult& header, std::span<const std::byte> losses,

@@ -124,7 +124,8 @@ class LaneClient {
     v1::Chunk header;
     header.set_sequence(1);
     if (options_.settings.codec == Codec::kSlices) {
-      return internal::EncodeChunk(header, {}, hidden_, lent_);
+      const std::array parts = {std::span<const std::byte>(hidden_)};
+      return internal::EncodeChunk(header, {}, parts, lent_);
     }
     // As the client did before: one copy into the message.
     const grpc::Slice copy(hidden_.data(), hidden_.size());
@@ -133,7 +134,8 @@ class LaneClient {
   bool Take(grpc::ByteBuffer* message) {
     const auto response = internal::DecodedResponse::Decode(message);
     if (!response.ok() || response->dx_bytes() != options_.chunk_bytes) return false;
-    response->CopyDx(dx_);
+    const std::array parts = {std::span<std::byte>(dx_)};
+    response->CopyDx(parts);
     return true;
   }
 

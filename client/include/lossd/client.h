@@ -151,8 +151,9 @@ struct SessionOptions {
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
 
-// One batch of tokens; any size >= 0. It is cut into chunks. hidden_states and BatchOutputs::dx may lie in a
-// Region of this client: then they are not sent but read, and written, by the server where they are.
+// One batch of tokens; any size >= 0. It is cut into chunks, from which ignored tokens are left out.
+// hidden_states and BatchOutputs::dx may lie in a Region of this client: then they are not sent but read, and
+// written, by the server where they are, and ignored tokens stay in their chunks.
 struct Batch {
   std::span<const int64_t> labels = {};  // [N]
   DataType hidden_type = DataType::kFloat32;
@@ -176,6 +177,9 @@ struct Batch {
   // z_normalizer is always a number of valid tokens; unset it is `normalizer` without class weights.
   std::optional<double> normalizer = {};
   std::optional<double> z_normalizer = {};
+  // As PyTorch has it: kMean of a batch without valid tokens, over its own count, is NaN and not 0. Gradients
+  // are 0 either way, and an empty batch is one without valid tokens.
+  bool torch_compat = false;
   // What the head's weights must be, as an earlier BatchResult said: chunks that meet another version are
   // rejected with FAILED_PRECONDITION. For losses with an outer function of their own, in two phases:
   //   1. kLossOnly with `returns`: losses l, log-sum-exps e, weight_version.
@@ -225,7 +229,8 @@ struct BatchResult {
   uint64_t weight_version = 0;  // 0 if chunks met different ones: weights were written meanwhile
   int64_t chunks = 0;
   int64_t repeated_chunks = 0;  // the server had taken them before: computed again, not added again
-  // Where the batch began, by lane: what ResumeAt takes to have it computed again. Empty of an empty batch.
+  // Where the batch began, by lane: what ResumeAt takes to have it computed again. Empty if
+  // no token was sent.
   std::vector<uint64_t> first_sequences = {};
   // In the order of tokens, over all lanes, if the session asked (SessionOptions::timing) and the server
   // tells; without chunks that were rejected.

@@ -40,7 +40,7 @@ struct Cutter {
     batch.labels = labels;
     batch.hidden_type = DataType::kBFloat16;
     batch.mode = mode;
-    return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places,
+    return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places, tokens,
                      chunk_bytes, limits, lanes);
   }
 

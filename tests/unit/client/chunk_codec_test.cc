@@ -48,9 +48,10 @@ TEST(EncodeChunkTest, GeneratedClassReadsTheSameChunk) {
     chunk.set_gradient_scale(0);  // explicitly present
     const std::string labels = Pattern(size);
     const std::string hidden = Pattern(2 * size + 1);
+    const std::vector<std::span<const std::byte>> parts = {Bytes(hidden)};
     v1::ComputeRequest parsed;
     const LentMemory lent;  // would wait for ever if the message kept the memory
-    ASSERT_TRUE(parsed.ParseFromString(ToString(EncodeChunk(chunk, Bytes(labels), Bytes(hidden), lent))));
+    ASSERT_TRUE(parsed.ParseFromString(ToString(EncodeChunk(chunk, Bytes(labels), parts, lent))));
     chunk.set_labels(labels);
     chunk.set_hidden_states(hidden);
     EXPECT_EQ(parsed.chunk().SerializeAsString(), chunk.SerializeAsString());
@@ -60,21 +61,40 @@ TEST(EncodeChunkTest, GeneratedClassReadsTheSameChunk) {
 
 TEST(EncodeChunkTest, HiddenStatesAreReadWhereTheCallerHasThem) {
   const std::string hidden = Pattern(100000);
+  const std::vector<std::span<const std::byte>> parts = {Bytes(hidden)};
   const LentMemory lent;
-  const grpc::ByteBuffer message = EncodeChunk(v1::Chunk(), {}, Bytes(hidden), lent);
+  const grpc::ByteBuffer message = EncodeChunk(v1::Chunk(), {}, parts, lent);
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(message.Dump(&slices).ok());
   EXPECT_EQ(static_cast<const void*>(slices.back().begin()), hidden.data());
 }
 
+TEST(EncodeChunkTest, HiddenStatesInPiecesAreOneTensorLentOrCopied) {
+  for (const size_t piece : {size_t{1}, size_t{100}, size_t{4096}, size_t{50000}}) {
+    const std::string hidden = Pattern(3 * piece);
+    // Without the middle, as that of an ignored token.
+    const std::vector<std::span<const std::byte>> parts = {Bytes(hidden).subspan(0, piece),
+                                                           Bytes(hidden).subspan(2 * piece)};
+    const LentMemory lent;
+    const grpc::ByteBuffer message = EncodeChunk(v1::Chunk(), {}, parts, lent);
+    std::vector<grpc::Slice> slices;
+    ASSERT_TRUE(message.Dump(&slices).ok());
+    EXPECT_EQ(slices.back().begin() == reinterpret_cast<const uint8_t*>(parts[1].data()), piece >= 4096);
+    v1::ComputeRequest parsed;
+    ASSERT_TRUE(parsed.ParseFromString(ToString(message)));
+    EXPECT_EQ(parsed.chunk().hidden_states(), hidden.substr(0, piece) + hidden.substr(2 * piece));
+  }
+}
+
 TEST(LentMemoryTest, WaitsUntilTheLastMessageIsGone) {
   const std::string hidden = Pattern(100000);
+  const std::vector<std::span<const std::byte>> parts = {Bytes(hidden)};
   std::atomic<bool> dropped = false;
   std::thread holder;
   {
     const LentMemory lent;
-    const grpc::ByteBuffer first = EncodeChunk(v1::Chunk(), {}, Bytes(hidden), lent);
-    const grpc::ByteBuffer second = EncodeChunk(v1::Chunk(), {}, Bytes(hidden), lent);
+    const grpc::ByteBuffer first = EncodeChunk(v1::Chunk(), {}, parts, lent);
+    const grpc::ByteBuffer second = EncodeChunk(v1::Chunk(), {}, parts, lent);
     holder = std::thread([&dropped, message = second]() mutable {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       dropped = true;
@@ -92,6 +112,10 @@ TEST(EncodeStartTest, GeneratedClassReadsTheSameStart) {
   v1::ComputeRequest parsed;
   ASSERT_TRUE(parsed.ParseFromString(ToString(EncodeStart(start))));
   EXPECT_EQ(parsed.start().SerializeAsString(), start.SerializeAsString());
+}
+
+std::vector<std::span<std::byte>> One(std::string& bytes) {
+  return {std::as_writable_bytes(std::span(bytes))};
 }
 
 v1::ComputeResponse SomeResult() {
@@ -115,8 +139,10 @@ TEST(DecodedResponseTest, ReadsWhatTheGeneratedClassWroteHoweverItIsSliced) {
     ASSERT_TRUE(decoded.ok()) << decoded.status();
     std::string losses(static_cast<size_t>(decoded->losses_bytes()), '\0');
     std::string dx(static_cast<size_t>(decoded->dx_bytes()), '\0');
-    decoded->CopyLosses(std::as_writable_bytes(std::span(losses)));
-    decoded->CopyDx(std::as_writable_bytes(std::span(dx)));
+    decoded->CopyLosses(One(losses));
+    // In two pieces, of which an empty one is none.
+    const auto room = std::as_writable_bytes(std::span(dx));
+    decoded->CopyDx(std::vector{room.subspan(0, 1234), room.subspan(0, 0), room.subspan(1234)});
     v1::ComputeResponse whole = decoded->header();
     EXPECT_TRUE(whole.result().losses().empty());
     whole.mutable_result()->set_losses(losses);
@@ -171,7 +197,7 @@ TEST(DecodedResponseTest, GarbageIsAnErrorAndNeverReadsOutside) {
     if (!decoded.ok()) continue;
     ASSERT_LE(decoded->losses_bytes() + decoded->dx_bytes(), 64);
     std::string losses(static_cast<size_t>(decoded->losses_bytes()), '\0');
-    decoded->CopyLosses(std::as_writable_bytes(std::span(losses)));
+    decoded->CopyLosses(One(losses));
   }
 }
 
