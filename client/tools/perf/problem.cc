@@ -81,40 +81,80 @@ struct Token {
   std::vector<double> dx;
 };
 
-// Loss and dX of one token as the definition has them, in fp64.
-Token ComputeToken(const Settings& settings, const Tensor& weights, const Inputs& inputs, int64_t token) {
+struct Logit {
+  double value = 0;  // after scale and softcap
+  double slope = 0;  // by the product x W
+};
+Logit LogitOf(const LossOptions& loss, double product) {
+  const double scale = loss.logit_scale.value_or(1);
+  const double cap = loss.softcap.value_or(0);
+  if (cap == 0) return {scale * product, scale};
+  const double tanh = std::tanh(scale * product / cap);
+  return {cap * tanh, scale * (1 - tanh * tanh)};
+}
+
+// Sums over the vocabulary, of values and of rows of W.
+struct VocabularySums {
+  double exponentials = 0;
+  double logits = 0;
+  std::vector<double> weighted = {};  // e^s slope W
+  std::vector<double> slopes = {};    // slope W
+  double target = 0;
+  std::vector<double> target_row = {};  // slope W
+};
+
+// The logits are far below 1: no maximum has to be taken off.
+VocabularySums SumVocabulary(const Settings& settings, const Tensor& weights, const Inputs& inputs,
+                             int64_t token) {
   const int64_t hidden = settings.hidden;
   std::vector<double> x(static_cast<size_t>(hidden));
   for (int64_t h = 0; h < hidden; ++h) {
     x[static_cast<size_t>(h)] = inputs.hidden_states.At(token * hidden + h);
   }
-  // The logits are far below 1: no maximum has to be taken off.
-  double sum = 0;
-  double target = 0;
-  std::vector<double> weighted(static_cast<size_t>(hidden), 0);
-  const int64_t label = inputs.labels[static_cast<size_t>(token)];
-  std::vector<double> row(static_cast<size_t>(hidden));
-  std::vector<double> target_row;
+  VocabularySums sums{.weighted = std::vector<double>(x.size()), .slopes = std::vector<double>(x.size())};
+  std::vector<double> row(x.size());
   for (int64_t v = 0; v < settings.vocab; ++v) {
-    double logit = 0;
+    double product = 0;
     for (size_t h = 0; h < x.size(); ++h) {
       row[h] = weights.At(v * hidden + static_cast<int64_t>(h));
-      logit += row[h] * x[h];
+      product += row[h] * x[h];
     }
-    const double p = std::exp(logit);
-    sum += p;
-    for (size_t h = 0; h < x.size(); ++h) weighted[h] += p * row[h];
-    if (v == label) {
-      target = logit;
-      target_row = row;
+    const Logit logit = LogitOf(settings.loss, product);
+    const double exponential = std::exp(logit.value);
+    sums.exponentials += exponential;
+    sums.logits += logit.value;
+    for (size_t h = 0; h < x.size(); ++h) {
+      row[h] *= logit.slope;
+      sums.weighted[h] += exponential * row[h];
+      sums.slopes[h] += row[h];
     }
+    if (v != inputs.labels[static_cast<size_t>(token)]) continue;
+    sums.target = logit.value;
+    sums.target_row = row;
   }
-  Token result{.loss = std::log(sum) - target, .dx = std::move(weighted)};
-  for (size_t h = 0; h < x.size(); ++h) result.dx[h] = result.dx[h] / sum - target_row[h];
+  return sums;
+}
+
+// Loss and dX of one token as the definition has them (docs/numerics.md), in fp64.
+Token ComputeToken(const Settings& settings, const Tensor& weights, const Inputs& inputs, int64_t token) {
+  const VocabularySums sums = SumVocabulary(settings, weights, inputs, token);
+  const double smoothing = settings.loss.label_smoothing;
+  const double each = smoothing / static_cast<double>(settings.vocab);
+  const double z_scale = settings.loss.lse_square_scale;
+  const double log_sum_exp = std::log(sums.exponentials);
+  Token result;
+  result.loss = log_sum_exp - (1 - smoothing) * sums.target - each * sums.logits;
+  result.loss += z_scale * log_sum_exp * log_sum_exp;
+  const double alpha = 1 + 2 * z_scale * log_sum_exp;
+  for (size_t h = 0; h < sums.weighted.size(); ++h) {
+    result.dx.push_back(alpha * sums.weighted[h] / sums.exponentials - (1 - smoothing) * sums.target_row[h] -
+                        each * sums.slopes[h]);
+  }
   return result;
 }
 
-absl::Status CheckLosses(const Inputs& inputs, const Outputs& outputs, Check& check) {
+absl::Status CheckLosses(const Settings& settings, const Inputs& inputs, const Outputs& outputs,
+                         Check& check) {
   double sum = 0;
   for (size_t i = 0; i < outputs.losses.size(); ++i) {
     const double loss = outputs.losses[i];
@@ -125,13 +165,17 @@ absl::Status CheckLosses(const Inputs& inputs, const Outputs& outputs, Check& ch
     sum += loss;
   }
   if (inputs.valid_tokens == 0) return absl::OkStatus();
-  // Logits have a standard deviation of at most 0.3: half its square is what their mean loss is above log V,
-  // and five of it are more than chance does.
+  // Logits have a standard deviation of at most 0.3 times their scale: half its square is what their mean
+  // loss is above log V, and five of it are more than chance does. The z-loss is of about log V too.
   const auto valid = static_cast<double>(inputs.valid_tokens);
   check.mean_loss = sum / valid;
-  if (std::abs(check.mean_loss - check.log_vocab) > 0.1 + 1.5 / std::sqrt(valid)) {
-    return Wrong(absl::StrCat("the mean loss is ", check.mean_loss,
-                              "; with such weights it is about log V = ", check.log_vocab));
+  const double spread = std::max(1.0F, settings.loss.logit_scale.value_or(1));
+  const double per_unit = 1 + 2 * settings.loss.lse_square_scale * (check.log_vocab + 1);
+  const double expected =
+      check.log_vocab + settings.loss.lse_square_scale * check.log_vocab * check.log_vocab;
+  if (std::abs(check.mean_loss - expected) > per_unit * spread * spread * (0.1 + 1.5 / std::sqrt(valid))) {
+    return Wrong(absl::StrCat("the mean loss is ", check.mean_loss, "; with such weights it is about ",
+                              expected, ", log V being ", check.log_vocab));
   }
   return absl::OkStatus();
 }
@@ -248,14 +292,15 @@ absl::StatusOr<BatchResult> Compute(Session& session, const Settings& settings, 
        .hidden_type = settings.hidden_type,
        .hidden_states = inputs.region ? inputs.region->data() : inputs.hidden_states.data(),
        .mode = settings.mode,
-       .ignore_index = kIgnored},
+       .ignore_index = kIgnored,
+       .loss = settings.loss},
       {.losses = outputs.losses, .dx_type = settings.dx_type, .dx = dx});
 }
 
 absl::StatusOr<Check> CheckAnswer(const Settings& settings, const Tensor& weights, const Inputs& inputs,
                                   const Outputs& outputs) {
   Check check{.log_vocab = std::log(static_cast<double>(settings.vocab))};
-  if (absl::Status status = CheckLosses(inputs, outputs, check); !status.ok()) return status;
+  if (absl::Status status = CheckLosses(settings, inputs, outputs, check); !status.ok()) return status;
   const bool has_dx = outputs.dx.size() != 0;
   // A vocabulary of one has no gradient.
   if (has_dx && settings.vocab > 1) {

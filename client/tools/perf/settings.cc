@@ -31,6 +31,22 @@ void AddTypeOption(CLI::App& app, const std::string& name, const std::string& he
 
 constexpr int64_t kMost = int64_t{1} << 40;
 
+void AddLossOptions(CLI::App& app, LossOptions& loss) {
+  constexpr char kGroup[] = "Loss";
+  app.add_option("--label_smoothing", loss.label_smoothing, "Share of the loss that all tokens get evenly")
+      ->check(CLI::Range(0.0, 1.0))
+      ->group(kGroup);
+  app.add_option("--lse_square_scale", loss.lse_square_scale, "Scale of the z-loss")
+      ->check(CLI::Range(0.0, 1e6))
+      ->group(kGroup);
+  app.add_option("--softcap", loss.softcap, "c of c tanh(logit / c); 0: none")
+      ->check(CLI::Range(0.0, 1e6))
+      ->group(kGroup);
+  app.add_option("--logit_scale", loss.logit_scale, "What logits are multiplied by")
+      ->check(CLI::Range(1e-6, 4.0))
+      ->group(kGroup);
+}
+
 }  // namespace
 
 std::string ExitCodesHelp() {
@@ -138,6 +154,7 @@ void AddLoadOptions(CLI::App& app, Settings& settings) {
          "--loss_only", [&settings] { settings.mode = ComputeMode::kLossOnly; },
          "Ask for losses, not for dX and dW")
       ->group(kHead);
+  AddLossOptions(app, settings.loss);
   app.add_option("--seed", settings.seed, "Of weights, data and arrivals")
       ->capture_default_str()
       ->group(kHead);
@@ -212,6 +229,10 @@ nlohmann::ordered_json ToJson(const Settings& settings) {
                                  {"chunk_bytes", settings.chunk_bytes},
                                  {"lanes", settings.lanes},
                                  {"ignored", settings.ignored},
+                                 {"label_smoothing", settings.loss.label_smoothing},
+                                 {"lse_square_scale", settings.loss.lse_square_scale},
+                                 {"softcap", settings.loss.softcap.value_or(0)},
+                                 {"logit_scale", settings.loss.logit_scale.value_or(1)},
                                  {"clients", settings.clients},
                                  {"warm_up", settings.warm_up},
                                  {"loop", settings.rate > 0 ? "open" : "closed"},

@@ -43,6 +43,7 @@ struct Settings {
   int64_t chunk_bytes = 0;
   int64_t lanes = 0;  // of each session
   double ignored = 0;
+  LossOptions loss = {};
 
   int64_t clients = 1;
   Amount amount = {.duration = 10};

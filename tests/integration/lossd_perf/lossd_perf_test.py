@@ -75,6 +75,16 @@ class LossdPerfTest(unittest.TestCase):
         self.assertGreater(report["server_memory"]["peak_bytes"], 0)
         self.assertEqual(report["server_stages_ms"]["forward"]["samples"], report["chunks"])
 
+    def test_options_of_the_loss(self):
+        plain = self.succeed(*OWN, *SMALL, "--batches=2", "--dtype=fp32")
+        report = self.succeed(*OWN, *SMALL, "--batches=2", "--dtype=fp32", "--label_smoothing=0.2", "--lse_square_scale=0.01",
+                              "--softcap=2", "--logit_scale=1.5")
+        self.check_report(report, 2)
+        self.assertEqual([report["settings"][name] for name in ("softcap", "logit_scale")], [2, 1.5])
+        self.assertLess(report["check"]["loss_error"], 1e-5)  # against the same options in fp64
+        self.assertLess(report["check"]["dx_relative_error"], 1e-5)
+        self.assertGreater(report["check"]["mean_loss"], plain["check"]["mean_loss"] + 0.3)  # the z-loss: 0.01 log(500)²
+
     def test_lanes(self):
         big = ["--vocab=64", "--hidden=1024", "--tokens=4096", "--batches=2"]  # 8 MiB: two of the largest chunks
         for lanes, granted in ((0, 2), (1, 1), (3, 3)):
