@@ -1,7 +1,10 @@
 #include "server/options.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -315,6 +318,18 @@ absl::Status ReadLogOptions(Options& options) {
   return absl::OkStatus();
 }
 
+// The flags library ends a process that was asked for help with status 1, and knows no -h.
+bool IsHelp(absl::string_view argument) { return argument == "-h" || argument == "--help"; }
+void PrintHelp(char* name) {
+  std::atexit([] {
+    std::cout.flush();
+    std::_Exit(0);
+  });
+  std::string help = "--help";
+  std::array<char*, 2> arguments = {name, help.data()};
+  absl::ParseCommandLine(arguments.size(), arguments.data());
+}
+
 }  // namespace
 
 absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
@@ -341,6 +356,8 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
       "file\n"
       "  lossd --config=lossd.json                 flags and heads from a file\n\n"
       "SIGTERM and SIGINT drain: what was accepted is finished, then the exit status is 0.");
+
+  if (argc == 2 && IsHelp(argv[1])) PrintHelp(argv[0]);
 
   Options options;
   if (const std::string config = FindConfig(argc, argv); !config.empty()) {

@@ -35,6 +35,13 @@ class Usage(unittest.TestCase):
         self.assertNotIn(os.getcwd(), text)
         self.assertIn("from server/options.cc", text)
 
+    def test_who_asks_for_help_gets_it_and_made_no_mistake(self):
+        for flag in ("--help", "-h"):
+            done = run(flag)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), flag)
+            self.assertEqual(done.stdout, run("--help").stdout)
+        self.assertEqual(run("--nonsense", "--help").returncode, 1)
+
     def test_a_wrong_flag_is_named_with_what_it_may_be_and_exits_with_2(self):
         for flag, words in [("--device=gpu9", ("--device", "'gpu9'", "cpu")),
                             ("--workspace_bytes=5", ("--workspace_bytes", "5", "1048576")),
