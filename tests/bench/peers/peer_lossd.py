@@ -82,15 +82,15 @@ class Lossd:
         finally:
             self._remove_files()
 
-    def burst(self, passes: int) -> list[float]:
-        """Milliseconds of so many passes in a row, after one that is not timed; by the device's own clock."""
+    def burst(self, passes: int, untimed: int) -> list[float]:
+        """Milliseconds of so many passes in a row, after `untimed` others, at least one; by the device's own clock."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(f"{passes}\n")
+            self._process.stdin.write(f"{untimed - 1 + passes}\n")  # and one before them
             self._process.stdin.flush()
         except OSError as error:
             raise RuntimeError(f"lossd-bench is gone: {error}") from error
-        return [float(value) for value in self._answer()["milliseconds"]]
+        return [float(value) for value in self._answer()["milliseconds"]][-passes:]
 
     def close(self) -> None:
         """Ends the process; to be called once, whatever happened before."""

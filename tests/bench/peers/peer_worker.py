@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -27,7 +28,10 @@ from peer_config import FAILED, LIMIT, LOSSD, MISSING, OK, OUT_OF_MEMORY, PEERS,
 from peer_lossd import Lossd
 from peer_problem import Problem, Reference, compute_reference, errors_of, make_problem, rounding_floor, violations
 
-_BURST = 2  # timed passes in a row, after one untimed pass that warms the card up for this peer
+_BURST = 2  # timed passes in a row, after untimed ones that warm the card up for this peer
+# How long these take at least. A card that has just rested runs faster than it can go on for: passes of some 20 ms would be timed
+# before or after it slows down, by chance.
+_WARM_UP_MILLISECONDS = 250.0
 _NOTE_LENGTH = 160
 _POISON_BYTES = 16 << 30
 _EXIT_POISONED = 3
@@ -70,9 +74,10 @@ class Device:
     def peak_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.is_cuda else 0
 
-    def burst(self, run: Callable[[], object]) -> list[float]:
-        """Milliseconds of _BURST passes in a row. The host runs ahead during the untimed pass, so launches are hidden."""
-        run()
+    def burst(self, run: Callable[[], object], untimed: int) -> list[float]:
+        """Milliseconds of _BURST passes in a row. The host runs ahead during the untimed passes, so launches are hidden."""
+        for _ in range(untimed):
+            run()
         if not self.is_cuda:
             times = []
             for _ in range(_BURST):
@@ -114,7 +119,7 @@ class Case:
             self._specs.update({spec.name: spec for spec in peer_self_test.FAKE_SPECS})
             self._builders.update(peer_self_test.FAKE_BUILDERS)
         self._rows: dict[str, Row] = {}
-        self._bursts: dict[str, Callable[[], list[float]]] = {}  # of those still alive
+        self._bursts: dict[str, Callable[[int], list[float]]] = {}  # of those still alive, by the number of untimed passes
         self._lossd: Lossd | None = None
         self._rounds: dict[str, list[list[float]]] = {}  # milliseconds of every burst, round by round
 
@@ -186,7 +191,7 @@ class Case:
             kinds.append(limit.kind)
             limit.run()
             self._device.synchronize()
-            self._bursts[LIMIT], self._rounds[LIMIT] = lambda: self._device.burst(limit.run), []
+            self._bursts[LIMIT], self._rounds[LIMIT] = partial(self._device.burst, limit.run), []
 
         self._guarded(LIMIT, start)
         return kinds[0] if kinds else "none"
@@ -209,7 +214,7 @@ class Case:
             peak = self._device.peak_bytes() - before
             errors = errors_of(outputs, reference)
             wrong = violations(errors, spec.tolerance)
-            self._bursts[spec.name], self._rounds[spec.name] = lambda: self._device.burst(step.run), []
+            self._bursts[spec.name], self._rounds[spec.name] = partial(self._device.burst, step.run), []
             return Row(
                 spec.name, WRONG if wrong else OK, "; ".join(wrong + ([step.note] if step.note else [])),
                 peak_bytes=peak if self._device.is_cuda else None,
@@ -229,7 +234,7 @@ class Case:
             outputs = lossd.outputs()
             errors = errors_of(outputs, reference)
             wrong = violations(errors, LOSSD.tolerance)
-            self._bursts[LOSSD.name], self._rounds[LOSSD.name] = lambda: lossd.burst(_BURST), []
+            self._bursts[LOSSD.name], self._rounds[LOSSD.name] = partial(lossd.burst, _BURST), []
             known = lossd.peak_bytes >= 0
             how = f"tiles of {lossd.tile_rows} rows; dW {'+=' if self._config.lossd_adds else 'made anew'} in fp32"
             return Row(
@@ -244,12 +249,21 @@ class Case:
         """Rounds over everything that is alive, each in another order."""
         rounds = -(-self._config.repetitions // _BURST)
         order = random.Random(self._config.seed)
+        untimed: dict[str, int] = {}
+
+        def count(name: str) -> None:
+            enough = _WARM_UP_MILLISECONDS / statistics.median(self._bursts[name](1)) if self._device.is_cuda else 1
+            untimed[name] = max(1, math.ceil(enough))
+
+        for name in list(self._bursts):
+            self._phase(name, "how long a pass takes")
+            self._guarded(name, partial(count, name))
         for number in range(rounds):
             names = list(self._bursts)
             order.shuffle(names)
             for name in names:
                 self._phase(name, f"round {number + 1} of {rounds}")
-                self._guarded(name, lambda: self._rounds[name].append(self._bursts[name]()))
+                self._guarded(name, lambda: self._rounds[name].append(self._bursts[name](untimed[name])))
 
     def _describe(self, floor: dict[str, float | None], limit_kind: str) -> dict[str, Any]:
         config = self._config

@@ -35,7 +35,7 @@ examples:
   peers.py --self-test                                      the script's own logic, on the CPU, in a minute
 
 columns:
-  ms        median of the timed passes; every round times every peer, in another order, after an untimed pass of its own
+  ms        median of the timed passes; every round times every peer, in another order, after untimed passes of its own
   ratio     median over the rounds of the peer's time over the limit's in the same round
   spread    interquartile range over median
   peak MiB  memory above inputs and weights, outputs included; work MiB: without dX and dW
