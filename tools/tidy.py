@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """Runs clang-tidy over the project's sources, several at once, skipping those that passed before and have not changed.
 
-A source counts as unchanged while its own text, that of every header of the project it includes (however deep), the .proto files,
-the compile command, .clang-tidy and the version of clang-tidy are the same; the hash of all that is kept in the user's cache folder
+A source counts as unchanged while its own text, that of every header of the project it includes (however deep), with generated ones
+that of the .proto files, the compile command, .clang-tidy and the version of clang-tidy are the same; the hash of all that is kept in the user's cache folder
 ($XDG_CACHE_HOME or ~/.cache, lossd/tidy), so that it serves every clone.
 
 usage: tools/tidy.py [--build DIR] [--jobs N] [FILE...]   (default: every source in DIR/compile_commands.json)
@@ -20,6 +20,7 @@ from source_files import ROOT, source_files
 
 TIDY = "clang-tidy-14"
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+GENERATED = re.compile(r"\.pb\.h$")
 
 
 class Hasher:
@@ -28,8 +29,8 @@ class Hasher:
     def __init__(self):
         self._texts = {}
         version = subprocess.run([TIDY, "--version"], check=True, capture_output=True).stdout
-        common = [version, self._read(".clang-tidy"), self._read("tests/.clang-tidy")] + [self._read(p) for p in source_files((".proto",))]
-        self._common = b"\0".join(common)
+        self._common = b"\0".join([version, self._read(".clang-tidy"), self._read("tests/.clang-tidy")])
+        self._protos = source_files((".proto",))
 
     def _read(self, path):
         if path not in self._texts:
@@ -40,6 +41,8 @@ class Hasher:
     def _closure(self, path, seen):
         seen.add(path)
         for target in INCLUDE.findall(self._read(path).decode("utf-8")):
+            if GENERATED.search(target):
+                seen.update(self._protos)
             for candidate in (target, "client/include/" + target):
                 if candidate not in seen and os.path.isfile(os.path.join(ROOT, candidate)):
                     self._closure(candidate, seen)
