@@ -134,9 +134,22 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
   } else {
     hidden_states = Bytes(batch.hidden_states, first * row_bytes, tokens * row_bytes);
   }
+  if (batch.distillation) SetTeacherHidden(piece.range, &chunk);
   return EncodeChunk(
       chunk, std::as_bytes(batch.labels.subspan(static_cast<size_t>(first), static_cast<size_t>(tokens))),
       hidden_states, job_->lent);
+}
+
+void LaneRun::SetTeacherHidden(const ChunkRange& range, v1::Chunk* chunk) const {
+  const int64_t row_bytes = TeacherRowBytes(job_->batch);
+  if (job_->places.teacher_hidden) {
+    SetRef(*job_->places.teacher_hidden, range.first * row_bytes,
+           chunk->mutable_options()->mutable_distillation()->mutable_hidden_states_region());
+    return;
+  }
+  const auto bytes =
+      Bytes(job_->batch.distillation->hidden_states, range.first * row_bytes, range.tokens * row_bytes);
+  chunk->mutable_teacher_hidden_states()->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
 absl::Status LaneRun::Handle(grpc::ByteBuffer* message) {
@@ -174,6 +187,7 @@ absl::Status LaneRun::TakeResult(const DecodedResponse& response) {
     piece.sums = result.sums();
     piece.repeated = result.disposition() == v1::DISPOSITION_REPEATED;
     piece.weight_version = result.weight_version();
+    piece.teacher_weight_version = result.teacher_weight_version();
     if (result.has_timing()) NoteTiming(result.timing(), &piece);
   }
   piece.answered = true;

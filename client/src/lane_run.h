@@ -47,6 +47,7 @@ struct Piece {
   int64_t valid_tokens = 0;
   v1::TokenSums sums = {};
   uint64_t weight_version = 0;  // 0 if it was rejected
+  uint64_t teacher_weight_version = 0;
   absl::Status rejection = {};
   // With the timing that was asked for.
   std::chrono::system_clock::time_point sent_at = {};
@@ -96,6 +97,7 @@ class LaneRun {
   bool CreditAllows(const Piece& piece) const;
   bool SendNext();
   grpc::ByteBuffer Encode(const Piece& piece, uint64_t sequence) const;
+  void SetTeacherHidden(const ChunkRange& range, v1::Chunk* chunk) const;
   absl::Status Handle(grpc::ByteBuffer* message);
   absl::Status TakeResult(const DecodedResponse& response);
   absl::Status CheckResult(const v1::ChunkResult& result, const DecodedResponse& response,

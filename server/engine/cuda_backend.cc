@@ -23,6 +23,22 @@ using kernels::cuda::Result;
 
 using Accumulate = ChunkRows::Accumulate;
 
+namespace {
+
+// Into pinned memory, unless the device copies them itself; `to` moves on.
+void Stage(const HiddenRows& rows, int64_t bytes, char** to) {
+  if (bytes > 0 && !CudaPipeline::CopiesItself(rows, bytes)) {
+    if (rows.data != nullptr) {
+      std::memcpy(*to, rows.data, static_cast<size_t>(bytes));
+    } else {
+      Gather(rows.parts, reinterpret_cast<std::byte*>(*to));
+    }
+  }
+  *to += bytes;
+}
+
+}  // namespace
+
 CudaBackend::CudaBackend(HeadConfig config, SharedCuda* device, Path path)
     : config_(std::move(config)),
       device_(device),
@@ -187,7 +203,10 @@ int64_t CudaBackend::RowsPerBatch(const RowKind& kind) const {
   const CudaPipeline::Capacity& capacity = device_->pipeline.capacity();
   // Tile by tile, the step gains nothing by more rows.
   int64_t rows = std::min(step_.BestBatchRows(), capacity.tokens);
-  rows = std::min(rows, capacity.hidden_bytes / (config_.hidden_size * SizeOf(kind.hidden_type)));
+  int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
+  if (kind.teacher.backend != nullptr)
+    row_bytes += kind.teacher.hidden_size * SizeOf(kind.teacher.hidden_type);
+  rows = std::min(rows, capacity.hidden_bytes / row_bytes);
   if (kind.mode == ComputeMode::kLossAndGradients) {
     rows = std::min(rows, capacity.dx_bytes / (config_.hidden_size * SizeOf(kind.dx_type)));
   }
@@ -233,16 +252,10 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot) const {
   std::vector<LabelledRows> parts;
   parts.reserve(slot.chunks.size());
   char* hidden_states = in + layout.hidden_states;
+  char* teacher_hidden = in + layout.teacher_hidden;
   for (const ChunkRows& chunk : slot.chunks) {
-    const int64_t bytes = chunk.tokens * slot.hidden_row_bytes;
-    if (!CudaPipeline::CopiesItself(slot, chunk)) {
-      if (chunk.hidden_states != nullptr) {
-        std::memcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes));
-      } else {
-        Gather(chunk.hidden_parts, reinterpret_cast<std::byte*>(hidden_states));
-      }
-    }
-    hidden_states += bytes;
+    Stage(chunk.hidden_states, chunk.tokens * slot.hidden_row_bytes, &hidden_states);
+    Stage(chunk.teacher_hidden, chunk.tokens * slot.teacher_row_bytes, &teacher_hidden);
     // Where no chunk counts, dW is left alone, and there is nothing to tell apart.
     const float share = adds && chunk.accumulate == Accumulate::kNo ? 0.0f : 1.0f;
     parts.push_back({.labels = chunk.labels,

@@ -39,6 +39,11 @@ absl::Status TakeRefs(const v1::Chunk& proto, engine::Chunk* chunk) {
   if (proto.has_hidden_states_region()) {
     status = take(proto.hidden_states_region(), "hidden_states_region", &chunk->hidden_region);
   }
+  const v1::Distillation& distillation = proto.options().distillation();
+  if (status.ok() && distillation.has_hidden_states_region()) {
+    status = take(distillation.hidden_states_region(), "options.distillation.hidden_states_region",
+                  &chunk->teacher_hidden_region);
+  }
   if (status.ok() && proto.has_dx_region()) status = take(proto.dx_region(), "dx_region", &chunk->dx_region);
   return status;
 }
@@ -66,8 +71,47 @@ engine::ChunkOptions ToEngine(const v1::LossOptions& proto) {
                      .entropy = wanted.entropies(),
                      .prediction = wanted.predictions(),
                      .target_rank = wanted.target_ranks(),
+                     .divergence = wanted.divergences(),
                      .top_k = wanted.top_k()};
   return options;
+}
+
+absl::StatusOr<kernels::Divergence> DivergenceOf(v1::Divergence divergence) {
+  switch (divergence) {
+    case v1::DIVERGENCE_FORWARD_KL:
+      return kernels::Divergence::kForwardKl;
+    case v1::DIVERGENCE_REVERSE_KL:
+      return kernels::Divergence::kReverseKl;
+    case v1::DIVERGENCE_JENSEN_SHANNON:
+      return kernels::Divergence::kJensenShannon;
+    default:
+      constexpr char kField[] = "options.distillation.divergence";
+      return engine::MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, kField,
+                               absl::StrCat(kField, " is ", static_cast<int>(divergence),
+                                            "; it must be DIVERGENCE_FORWARD_KL (1), "
+                                            "DIVERGENCE_REVERSE_KL (2) or DIVERGENCE_JENSEN_SHANNON (3)"));
+  }
+}
+
+// And the teacher's hidden states, which `proto` gives up.
+absl::Status TakeDistillation(v1::Chunk& proto, engine::Chunk* chunk) {
+  chunk->teacher_hidden = Payload::Of(std::move(*proto.mutable_teacher_hidden_states()));
+  if (!proto.options().has_distillation()) return absl::OkStatus();
+  const v1::Distillation& distillation = proto.options().distillation();
+  const absl::StatusOr<DataType> type =
+      rpc::ToEngine(distillation.hidden_dtype(), "options.distillation.hidden_dtype");
+  if (!type.ok()) return type.status();
+  const absl::StatusOr<kernels::Divergence> divergence = DivergenceOf(distillation.divergence());
+  if (!divergence.ok()) return divergence.status();
+  const bool has_temperature = distillation.temperature() != 0;
+  chunk->options.distillation = {.teacher = distillation.teacher(),
+                                 .hidden_type = *type,
+                                 .loss = {.divergence = *divergence,
+                                          .beta = distillation.beta(),
+                                          .temperature = has_temperature ? distillation.temperature() : 1.0f,
+                                          .weight = distillation.weight(),
+                                          .label_weight = distillation.label_weight()}};
+  return absl::OkStatus();
 }
 
 void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
@@ -77,6 +121,7 @@ void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
   proto->set_entropies(std::move(returns.entropies));
   proto->set_predictions(std::move(returns.predictions));
   proto->set_target_ranks(std::move(returns.target_ranks));
+  proto->set_divergences(std::move(returns.divergences));
   proto->set_top_tokens(std::move(returns.top_tokens));
   proto->set_top_log_probabilities(std::move(returns.top_log_probabilities));
 }
@@ -85,6 +130,7 @@ void ToProto(const engine::ChunkAnswer& answer, v1::TokenSums* sums) {
   sums->set_z_loss(answer.z_loss_sum);
   sums->set_correct_tokens(answer.correct_tokens);
   sums->set_class_weights(answer.class_weight_sum);
+  sums->set_divergence(answer.divergence_sum);
 }
 
 void ToProto(const engine::ChunkTimes& times, v1::ChunkTiming* proto) {
@@ -136,6 +182,8 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
   chunk.dx_type = *dx_type;
   chunk.decode_status = TakeRefs(proto, &chunk);
   if (!chunk.decode_status.ok()) return chunk;
+  chunk.decode_status = TakeDistillation(*request.message.mutable_chunk(), &chunk);
+  if (!chunk.decode_status.ok()) return chunk;
   switch (proto.mode()) {
     case v1::COMPUTE_MODE_UNSPECIFIED:
     case v1::COMPUTE_MODE_LOSS_AND_GRADIENTS:
@@ -176,9 +224,11 @@ grpc::ByteBuffer ToWire(engine::ChunkAnswer answer) {
   result.set_valid_tokens(answer.valid_tokens);
   result.set_loss_sum(answer.loss_sum);
   result.set_weight_version(answer.weight_version);
+  result.set_teacher_weight_version(answer.teacher_weight_version);
   result.set_dx_dtype(ToProto(answer.dx_type));
   if (answer.returns.bytes() > 0) ToProto(std::move(answer.returns), result.mutable_returns());
-  if (answer.z_loss_sum != 0 || answer.correct_tokens != 0 || answer.class_weight_sum != 0) {
+  if (answer.z_loss_sum != 0 || answer.correct_tokens != 0 || answer.class_weight_sum != 0 ||
+      answer.divergence_sum != 0) {
     ToProto(answer, result.mutable_sums());
   }
   if (answer.times.has_value()) ToProto(*answer.times, result.mutable_timing());
