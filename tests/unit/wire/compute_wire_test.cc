@@ -34,7 +34,9 @@ v1::Chunk FullChunk() {
   chunk.mutable_options()->set_label_smoothing(0.1f);
   chunk.mutable_options()->set_softcap(0);  // explicitly present
   chunk.mutable_options()->mutable_returns()->set_top_k(5);
+  chunk.mutable_options()->mutable_distillation()->set_teacher("large");
   chunk.mutable_token_inputs()->set_weights(Pattern(68));
+  chunk.set_teacher_hidden_states(Pattern(700));
   return chunk;
 }
 
@@ -54,6 +56,8 @@ v1::ChunkResult FullResult() {
   result.mutable_returns()->set_log_sum_exp(Pattern(8));
   result.mutable_returns()->set_top_tokens(Pattern(200));
   result.mutable_sums()->set_z_loss(0.5);
+  result.mutable_sums()->set_divergence(0.25);
+  result.set_teacher_weight_version(4);
   return result;
 }
 
