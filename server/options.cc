@@ -42,7 +42,8 @@ ABSL_FLAG(int64_t, memory_limit_bytes, 0,
           "what heads and the workspace may reserve in all; 0 takes 80 % of the memory that is available at "
           "start, 90 % of a "
           "GPU's");
-ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20, "largest hidden_states of one chunk");
+ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20,
+          "largest hidden_states of one chunk, with those of its teacher");
 ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
 ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
           "payload in and out that one stream may have under way before the server stops reading from it");

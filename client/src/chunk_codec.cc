@@ -18,8 +18,11 @@ grpc::ByteBuffer EncodeStart(const v1::ComputeStart& start) {
 }
 
 grpc::ByteBuffer EncodeChunk(const v1::Chunk& header, std::span<const std::byte> labels,
-                             std::span<const std::byte> hidden_states, const LentMemory& lent) {
-  return wire::Encode(header, labels, lent.Lend(hidden_states));
+                             std::span<const std::byte> hidden_states, const LentMemory& lent,
+                             std::span<const std::byte> teacher_hidden_states) {
+  const grpc::Slice own = lent.Lend(hidden_states);
+  if (teacher_hidden_states.empty()) return wire::Encode(header, labels, own);
+  return wire::Encode(header, labels, own, lent.Lend(teacher_hidden_states));
 }
 
 }  // namespace lossd::internal

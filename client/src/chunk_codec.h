@@ -17,10 +17,11 @@ namespace lossd::internal {
 
 grpc::ByteBuffer EncodeStart(const v1::ComputeStart& start);
 
-// `header` is the chunk without `labels`, which are copied, and `hidden_states`, which are referred to: until
+// `header` is the chunk without `labels`, which are copied, and hidden states, which are referred to: until
 // gRPC has let go of them, which `lent` knows.
 grpc::ByteBuffer EncodeChunk(const v1::Chunk& header, std::span<const std::byte> labels,
-                             std::span<const std::byte> hidden_states, const LentMemory& lent);
+                             std::span<const std::byte> hidden_states, const LentMemory& lent,
+                             std::span<const std::byte> teacher_hidden_states = {});
 
 // A received message; keeps the slices it came in.
 class DecodedResponse {

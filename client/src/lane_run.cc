@@ -134,22 +134,22 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
   } else {
     hidden_states = Bytes(batch.hidden_states, first * row_bytes, tokens * row_bytes);
   }
-  if (batch.distillation) SetTeacherHidden(piece.range, &chunk);
+  const std::span<const std::byte> teacher_hidden = TeacherHidden(piece.range, &chunk);
   return EncodeChunk(
       chunk, std::as_bytes(batch.labels.subspan(static_cast<size_t>(first), static_cast<size_t>(tokens))),
-      hidden_states, job_->lent);
+      hidden_states, job_->lent, teacher_hidden);
 }
 
-void LaneRun::SetTeacherHidden(const ChunkRange& range, v1::Chunk* chunk) const {
+// What the chunk is to carry, unless a region has it.
+std::span<const std::byte> LaneRun::TeacherHidden(const ChunkRange& range, v1::Chunk* chunk) const {
+  if (!job_->batch.distillation) return {};
   const int64_t row_bytes = TeacherRowBytes(job_->batch);
   if (job_->places.teacher_hidden) {
     SetRef(*job_->places.teacher_hidden, range.first * row_bytes,
            chunk->mutable_options()->mutable_distillation()->mutable_hidden_states_region());
-    return;
+    return {};
   }
-  const auto bytes =
-      Bytes(job_->batch.distillation->hidden_states, range.first * row_bytes, range.tokens * row_bytes);
-  chunk->mutable_teacher_hidden_states()->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return Bytes(job_->batch.distillation->hidden_states, range.first * row_bytes, range.tokens * row_bytes);
 }
 
 absl::Status LaneRun::Handle(grpc::ByteBuffer* message) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -97,7 +98,7 @@ class LaneRun {
   bool CreditAllows(const Piece& piece) const;
   bool SendNext();
   grpc::ByteBuffer Encode(const Piece& piece, uint64_t sequence) const;
-  void SetTeacherHidden(const ChunkRange& range, v1::Chunk* chunk) const;
+  std::span<const std::byte> TeacherHidden(const ChunkRange& range, v1::Chunk* chunk) const;
   absl::Status Handle(grpc::ByteBuffer* message);
   absl::Status TakeResult(const DecodedResponse& response);
   absl::Status CheckResult(const v1::ChunkResult& result, const DecodedResponse& response,

@@ -1,4 +1,5 @@
 // Chunks and their answers: between Compute messages and the engine.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,11 +21,19 @@ constexpr int64_t kDefaultIgnoreIndex = -100;
 // A payload may keep this many times its own size in memory; what would keep more is copied.
 constexpr int64_t kMostKept = 2;
 
-// Of the tensor `large`, which `received` gives up.
-Payload TakePayload(wire::ReceivedRequest& received) {
-  if (received.large.bytes == 0) return {};
-  Payload payload(std::move(received.large.parts), std::move(received.owner), received.kept_bytes);
-  return payload.kept_bytes() > kMostKept * payload.size() ? payload.Gathered() : payload;
+// The hidden states, which `received` gives up: they share an owner, whose memory is counted once.
+void TakePayloads(wire::ReceivedRequest& received, engine::Chunk* chunk) {
+  const bool gather = received.kept_bytes > kMostKept * (received.large.bytes + received.extra.bytes);
+  const bool alone = received.large.bytes == 0;  // in a region, say
+  const int64_t of_extra = alone ? received.kept_bytes : received.extra.bytes;
+  const auto take = [&](wire::Tensor& tensor, int64_t kept_bytes) -> Payload {
+    if (tensor.bytes == 0) return {};
+    Payload payload(std::move(tensor.parts), received.owner, kept_bytes);
+    return gather ? payload.Gathered() : payload;
+  };
+  chunk->hidden_states = take(received.large, std::max(received.large.bytes, received.kept_bytes - of_extra));
+  chunk->teacher_hidden = take(received.extra, of_extra);
+  received.owner.reset();
 }
 
 // Of the places that the chunk names instead of payloads.
@@ -93,9 +102,7 @@ absl::StatusOr<kernels::Divergence> DivergenceOf(v1::Divergence divergence) {
   }
 }
 
-// And the teacher's hidden states, which `proto` gives up.
-absl::Status TakeDistillation(v1::Chunk& proto, engine::Chunk* chunk) {
-  chunk->teacher_hidden = Payload::Of(std::move(*proto.mutable_teacher_hidden_states()));
+absl::Status TakeDistillation(const v1::Chunk& proto, engine::Chunk* chunk) {
   if (!proto.options().has_distillation()) return absl::OkStatus();
   const v1::Distillation& distillation = proto.options().distillation();
   const absl::StatusOr<DataType> type =
@@ -166,7 +173,7 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     chunk.token_weights = std::move(*inputs.mutable_weights());
     chunk.lse_gradients = std::move(*inputs.mutable_lse_gradients());
   }
-  chunk.hidden_states = TakePayload(request);
+  TakePayloads(request, &chunk);
 
   const absl::StatusOr<DataType> hidden_type = ToEngine(proto.hidden_dtype(), "hidden_dtype");
   if (!hidden_type.ok()) {
@@ -182,7 +189,7 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
   chunk.dx_type = *dx_type;
   chunk.decode_status = TakeRefs(proto, &chunk);
   if (!chunk.decode_status.ok()) return chunk;
-  chunk.decode_status = TakeDistillation(*request.message.mutable_chunk(), &chunk);
+  chunk.decode_status = TakeDistillation(proto, &chunk);
   if (!chunk.decode_status.ok()) return chunk;
   switch (proto.mode()) {
     case v1::COMPUTE_MODE_UNSPECIFIED:
