@@ -152,7 +152,7 @@ std::vector<Case> ContentCases() {
                 chunk.mutable_teacher_hidden_states()->replace(40, 4, "\xff\xff\xff\xff");
               }),
       Content("teacher_over_the_limit", RejectReason::kChunkTooLarge, "teacher_hidden_states",
-              {"2080", "4160", "4096 for both"},
+              {"are 2080", "teacher_hidden_states 2080", "4096 for both"},
               [](v1::Chunk& chunk) {
                 chunk = MakeChunk(chunk.sequence(), 1, 65, kVocab, kHidden, 5);
                 Teach(chunk);
