@@ -36,9 +36,9 @@ struct Terms {
   explicit Terms(const LinearCrossEntropyParams& p)
       : params(p),
         weight(Widen(p.weight_type, p.weight, p.vocab * p.hidden)),
-        teacher_weight(p.teacher == nullptr ? std::vector<double>()
-                                            : Widen(p.teacher->weight_type, p.teacher->weight,
-                                                    p.vocab * p.teacher->hidden)) {
+        teacher_weight(p.teacher == nullptr
+                           ? std::vector<double>()
+                           : Widen(p.teacher->weight_type, p.teacher->weight, p.vocab * p.teacher->hidden)) {
     for (int64_t v = 0; v < p.vocab; ++v) class_weight_sum += ClassWeight(v);
   }
   double ClassWeight(int64_t v) const {
@@ -176,9 +176,8 @@ Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const
     double* logits = outputs.logits == nullptr ? nullptr : outputs.logits + r * params.vocab;
     if (dx != nullptr) std::fill_n(dx, hidden, 0.0);
     if (logits != nullptr) std::fill_n(logits, params.vocab, 0.0);
-    for (double* array :
-         {outputs.losses, outputs.log_sum_exp, outputs.z_loss, outputs.log_probability, outputs.entropy,
-          outputs.divergence}) {
+    for (double* array : {outputs.losses, outputs.log_sum_exp, outputs.z_loss, outputs.log_probability,
+                          outputs.entropy, outputs.divergence}) {
       put(array, r, 0.0);
     }
     if (params.labels[r] == params.ignore_index) continue;

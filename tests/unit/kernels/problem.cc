@@ -32,8 +32,7 @@ std::vector<float> Widened(DataType type, const void* values, int64_t count) {
 class GuardedReturns {
  public:
   GuardedReturns(int64_t tokens, int32_t top_k) : tokens_(tokens), top_k_(top_k) {
-    const int64_t counts[] = {tokens, tokens,         tokens,         tokens,
-                              tokens, tokens * top_k, tokens * top_k, tokens};
+    const int64_t counts[] = {tokens, tokens, tokens, tokens, tokens, tokens * top_k, tokens * top_k, tokens};
     for (const int64_t count : counts) arrays_.emplace_back(count * 4, 64, 4);
   }
   void Attach(RowReturns& returns) {
@@ -218,7 +217,11 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   GuardedBytes dx(tokens * hidden * SizeOf(options.dx_type), 64, SizeOf(options.dx_type));
   GuardedBytes dw(vocab * hidden * 4, 64, 4);
   const cpu::Arithmetic arithmetic = options.arithmetic.value_or(cpu::BestArithmetic(params.weight_type));
-  GuardedBytes workspace(cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic), 64);
+  const int64_t workspace_bytes = problem.teacher.has_value()
+                                      ? cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic,
+                                                            TeacherSize{teacher.hidden, teacher.weight_type})
+                                      : cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic);
+  GuardedBytes workspace(workspace_bytes, 64);
   std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
   if (options.initial_dw.empty()) {
     std::fill_n(dw.As<float>(), vocab * hidden, std::numeric_limits<float>::quiet_NaN());
@@ -251,9 +254,9 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
 Reference RunReference(const Problem& problem) {
   const auto [tokens, vocab, hidden] = problem.shape;
   Reference reference;
-  for (std::vector<double>* of_rows : {&reference.losses, &reference.log_sum_exp, &reference.z_loss,
-                                       &reference.log_probability, &reference.entropy,
-                                       &reference.divergence}) {
+  for (std::vector<double>* of_rows :
+       {&reference.losses, &reference.log_sum_exp, &reference.z_loss, &reference.log_probability,
+        &reference.entropy, &reference.divergence}) {
     of_rows->resize(static_cast<size_t>(tokens));
   }
   reference.logits.resize(static_cast<size_t>(tokens * vocab));
@@ -276,8 +279,7 @@ Reference RunReference(const Problem& problem) {
     if (problem.teacher.has_value()) {
       const TeacherProblem& own = *problem.teacher;
       teacher = own.Params();
-      teacher.hidden_states =
-          &own.hidden_states[static_cast<size_t>(first * own.hidden * SizeOf(own.type))];
+      teacher.hidden_states = &own.hidden_states[static_cast<size_t>(first * own.hidden * SizeOf(own.type))];
       params.teacher = &teacher;
       params.distillation = own.distillation;
     }

@@ -104,10 +104,9 @@ TEST(Reference, GradientsAreTheSlopesWithSoftTargets) {
       SCOPED_TRACE(std::to_string(static_cast<int>(divergence)) + " " + std::to_string(options));
       const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
       Problem problem = SmallProblem();
-      problem.teacher =
-          testing::RandomTeacher(problem.shape, {.hidden = 3,
-                                                 .logit_deviation = 1.5,
-                                                 .distillation = {.divergence = divergence, .weight = 1.5f}});
+      problem.teacher = testing::RandomTeacher(
+          problem.shape,
+          {.hidden = 3, .logit_deviation = 1.5, .distillation = {.divergence = divergence, .weight = 1.5f}});
       if (has(0)) problem.teacher->distillation.temperature = 2.5f;
       if (has(1)) problem.teacher->distillation.label_weight = 0.75f;
       if (has(2)) problem.teacher->distillation.beta = 0.2f;
