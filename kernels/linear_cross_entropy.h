@@ -136,7 +136,7 @@ struct LinearCrossEntropyParams {
   float* dw = nullptr;  // dW [V, H] fp32, always
   float* db = nullptr;  // db [V] fp32, treated as dw is; with a bias and a dW it is required
 
-  void* workspace = nullptr;  // at least WorkspaceBytes(1, ...), 64-byte aligned
+  void* workspace = nullptr;  // at least WorkspaceBytes(1, ...), with the teacher if any; 64-byte aligned
   int64_t workspace_bytes = 0;
 
   // Called once, when every loss and every row of dX is final and before the last dW product starts, so that
@@ -164,6 +164,17 @@ int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType wei
 // Most rows a workspace of `bytes` lets the CPU step work on at once, whatever is asked of them; 0 if not
 // even one fits.
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type);
+
+// The same for batches with soft targets of such a teacher, which need more. A workspace that has no room for
+// one row of them is kWorkspaceTooSmall.
+struct TeacherSize {
+  int64_t hidden = 0;
+  DataType weight_type = DataType::kFloat32;
+};
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType weight_type,
+                       const TeacherSize& teacher);
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type,
+                   const TeacherSize& teacher);
 
 // The step on the CPU, on all cores (OpenMP). Any N: rows are worked on in tiles that fit the workspace. Loss
 // and dX of a row do not depend on the rows beside it. Given the same calls in the same order, dW is bitwise

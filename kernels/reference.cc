@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/reference_divergence.h"
 #include "kernels/validate.h"
 
 namespace lossd::kernels {
@@ -23,18 +24,41 @@ std::vector<double> Widen(DataType type, const void* values, int64_t count) {
   return wide;
 }
 
+double Capped(double z, double cap) { return cap > 0 ? cap * std::tanh(z / cap) : z; }
+
 // What all rows have in common.
 struct Terms {
   const LinearCrossEntropyParams& params;
-  const std::vector<double> weight;  // [V, H]
-  double class_weight_sum = 0;       // ΣC
+  const std::vector<double> weight;          // [V, H]
+  const std::vector<double> teacher_weight;  // [V, its H], or empty
+  double class_weight_sum = 0;               // ΣC
 
   explicit Terms(const LinearCrossEntropyParams& p)
-      : params(p), weight(Widen(p.weight_type, p.weight, p.vocab * p.hidden)) {
+      : params(p),
+        weight(Widen(p.weight_type, p.weight, p.vocab * p.hidden)),
+        teacher_weight(p.teacher == nullptr
+                           ? std::vector<double>()
+                           : Widen(p.teacher->weight_type, p.teacher->weight, p.vocab * p.teacher->hidden)) {
     for (int64_t v = 0; v < p.vocab; ++v) class_weight_sum += ClassWeight(v);
   }
   double ClassWeight(int64_t v) const {
     return params.class_weights == nullptr ? 1.0 : params.class_weights[v];
+  }
+  // What the cross-entropy counts.
+  double LabelWeight() const { return params.teacher == nullptr ? 1.0 : params.distillation.label_weight; }
+
+  std::vector<double> TeacherLogits(int64_t row) const {
+    const Teacher& teacher = *params.teacher;
+    const int64_t row_bytes = teacher.hidden * SizeOf(teacher.hidden_type);
+    const char* states = static_cast<const char*>(teacher.hidden_states) + row * row_bytes;
+    const std::vector<double> x = Widen(teacher.hidden_type, states, teacher.hidden);
+    std::vector<double> logits(static_cast<size_t>(params.vocab));
+    for (int64_t v = 0; v < params.vocab; ++v) {
+      double sum = teacher.bias == nullptr ? 0.0 : teacher.bias[v];
+      for (int64_t h = 0; h < teacher.hidden; ++h) sum += teacher_weight[v * teacher.hidden + h] * x[h];
+      logits[v] = Capped(teacher.logit_scale * sum, teacher.softcap);
+    }
+    return logits;
   }
 };
 
@@ -48,7 +72,7 @@ class Row {
     for (int64_t v = 0; v < params.vocab; ++v) {
       double sum = 0;
       for (int64_t h = 0; h < params.hidden; ++h) sum += terms.weight[v * params.hidden + h] * x_[h];
-      logits_[v] = Capped(params.options.logit_scale * sum);
+      logits_[v] = Capped(params.options.logit_scale * sum, params.options.softcap);
     }
     const double largest = *std::max_element(logits_.begin(), logits_.end());
     // The sum over all but the label's own term, so that a loss near zero keeps its digits.
@@ -57,6 +81,8 @@ class Row {
     }
     own_ = std::exp(logits_[label_] - largest);
     log_sum_exp_ = largest + std::log(others_ + own_);
+    if (params.teacher == nullptr) return;
+    divergence_ = DivergenceOf(params.distillation, logits_, terms.TeacherLogits(index));
   }
 
   double log_sum_exp() const { return log_sum_exp_; }
@@ -72,10 +98,14 @@ class Row {
       smoothing += terms_.ClassWeight(v) * (log_sum_exp_ - logits_[v]);
     }
     const double epsilon = terms_.params.options.label_smoothing;
-    return TokenWeight() * ((1 - epsilon) * terms_.ClassWeight(label_) * -log_probability() +
-                            epsilon / static_cast<double>(terms_.params.vocab) * smoothing) +
-           z_loss();
+    const double cost = (1 - epsilon) * terms_.ClassWeight(label_) * -log_probability() +
+                        epsilon / static_cast<double>(terms_.params.vocab) * smoothing;
+    const double soft = terms_.params.teacher == nullptr
+                            ? 0.0
+                            : static_cast<double>(terms_.params.distillation.weight) * divergence();
+    return TokenWeight() * (terms_.LabelWeight() * cost + soft) + z_loss();
   }
+  double divergence() const { return divergence_.value; }
   double entropy() const {
     double sum = 0;
     for (const double logit : logits_) sum += std::exp(logit - log_sum_exp_) * (log_sum_exp_ - logit);
@@ -89,8 +119,9 @@ class Row {
     const double g_z = params.z_gradient_scale.value_or(params.gradient_scale);
     const double epsilon = params.options.label_smoothing;
     const double upstream = params.lse_gradients == nullptr ? 0.0 : params.lse_gradients[index_];
-    const double beta = TokenWeight() * g * (1 - epsilon) * terms_.ClassWeight(label_);
-    const double gamma = TokenWeight() * g * epsilon / static_cast<double>(params.vocab);
+    const double labelled = TokenWeight() * g * terms_.LabelWeight();
+    const double beta = labelled * (1 - epsilon) * terms_.ClassWeight(label_);
+    const double gamma = labelled * epsilon / static_cast<double>(params.vocab);
     const double alpha = beta + gamma * terms_.class_weight_sum +
                          2 * TokenWeight() * params.options.lse_square_scale * log_sum_exp_ * g_z +
                          g * upstream;
@@ -99,7 +130,11 @@ class Row {
       const double p = std::exp(logits_[v] - log_sum_exp_);
       // α p_y − β without the difference of two nearly equal numbers.
       const double ds = v == label_ ? (alpha - beta) * own_ / sum - beta * others_ / sum : alpha * p;
-      const double dz = params.options.logit_scale * Slope(logits_[v]) * (ds - gamma * terms_.ClassWeight(v));
+      double of_logit = ds - gamma * terms_.ClassWeight(v);
+      if (params.teacher != nullptr) {
+        of_logit += TokenWeight() * g * params.distillation.weight * divergence_.slopes[v];
+      }
+      const double dz = params.options.logit_scale * Slope(logits_[v]) * of_logit;
       for (int64_t h = 0; h < params.hidden; ++h) {
         if (dx != nullptr) dx[h] += dz * terms_.weight[v * params.hidden + h];
         if (dw != nullptr) dw[v * params.hidden + h] += dz * x_[h];
@@ -108,10 +143,6 @@ class Row {
   }
 
  private:
-  double Capped(double z) const {
-    const double cap = terms_.params.options.softcap;
-    return cap > 0 ? cap * std::tanh(z / cap) : z;
-  }
   double Slope(double s) const {
     const double cap = terms_.params.options.softcap;
     return cap > 0 ? 1 - (s / cap) * (s / cap) : 1.0;
@@ -128,6 +159,7 @@ class Row {
   double others_ = 0;
   double own_ = 0;
   double log_sum_exp_ = 0;
+  ReferenceDivergence divergence_;
 };
 
 }  // namespace
@@ -144,8 +176,8 @@ Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const
     double* logits = outputs.logits == nullptr ? nullptr : outputs.logits + r * params.vocab;
     if (dx != nullptr) std::fill_n(dx, hidden, 0.0);
     if (logits != nullptr) std::fill_n(logits, params.vocab, 0.0);
-    for (double* array :
-         {outputs.losses, outputs.log_sum_exp, outputs.z_loss, outputs.log_probability, outputs.entropy}) {
+    for (double* array : {outputs.losses, outputs.log_sum_exp, outputs.z_loss, outputs.log_probability,
+                          outputs.entropy, outputs.divergence}) {
       put(array, r, 0.0);
     }
     if (params.labels[r] == params.ignore_index) continue;
@@ -156,6 +188,7 @@ Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const
     put(outputs.z_loss, r, row.z_loss());
     put(outputs.log_probability, r, row.log_probability());
     put(outputs.entropy, r, row.entropy());
+    put(outputs.divergence, r, row.divergence());
     if (logits != nullptr) std::copy(row.logits().begin(), row.logits().end(), logits);
     row.Gradients(dx, outputs.dw);
   }

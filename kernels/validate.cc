@@ -20,6 +20,24 @@ bool InRange(const LossOptions& options) {
          std::isfinite(options.lse_square_scale) && options.lse_square_scale >= 0;
 }
 
+bool InRange(const Distillation& distillation) {
+  const auto is_weight = [](float value) { return std::isfinite(value) && value >= 0; };
+  return std::isfinite(distillation.temperature) && distillation.temperature > 0 &&
+         is_weight(distillation.weight) && is_weight(distillation.label_weight) && distillation.beta > 0 &&
+         distillation.beta < 1;
+}
+
+bool IsUsable(const Teacher& teacher, const LinearCrossEntropyParams& params) {
+  if (teacher.hidden < 1 || !Addressable(params.vocab, teacher.hidden) ||
+      !Addressable(params.tokens, teacher.hidden)) {
+    return false;
+  }
+  if (!IsKnown(teacher.weight_type) || !IsKnown(teacher.hidden_type)) return false;
+  if (teacher.weight == nullptr || teacher.hidden_states == nullptr) return false;
+  return InRange(LossOptions{.logit_scale = teacher.logit_scale, .softcap = teacher.softcap}) &&
+         InRange(params.distillation);
+}
+
 bool AreUsable(const RowReturns& returns, int64_t vocab) {
   if (returns.top_k < 0 || returns.top_k > std::min<int64_t>(kMostTopK, vocab)) return false;
   if (returns.top_k > 0 && (returns.top_tokens == nullptr || returns.top_log_probabilities == nullptr)) {
@@ -58,6 +76,7 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
   if (params.weight == nullptr || params.hidden_states == nullptr || params.labels == nullptr) {
     return Status::kInvalidArgument;
   }
+  if (params.teacher != nullptr && !IsUsable(*params.teacher, params)) return Status::kInvalidArgument;
   return InRange(params.options) ? Status::kOk : Status::kInvalidArgument;
 }
 

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "server/engine/process_memory.h"
+#include "server/head_entry.h"
 #include "server/rpc/listen_address.h"
 #include "server/rpc/tls.h"
 #include "server/version.h"
@@ -44,7 +45,8 @@ ABSL_FLAG(int64_t, memory_limit_bytes, 0,
           "what heads and the workspace may reserve in all; 0 takes 80 % of the memory that is available at "
           "start, 90 % of a "
           "GPU's");
-ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20, "largest hidden_states of one chunk");
+ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20,
+          "largest hidden_states of one chunk, with those of its teacher");
 ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
 ABSL_FLAG(int64_t, lane_credit_bytes, int64_t{32} << 20,
           "payload in and out that one stream may have under way before the server stops reading from it");
@@ -81,10 +83,11 @@ ABSL_FLAG(std::string, port_file, "",
           "write the ports as JSON {\"grpc\": N, \"metrics\": N} to this file once serving");
 ABSL_FLAG(std::string, log_format, "text", "text or json; one line an event, on standard error");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
-ABSL_FLAG(std::string, config, "",
-          "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
-          "\"weight_dtype\"}] "
-          "to create at start; the command line wins over it");
+ABSL_FLAG(
+    std::string, config, "",
+    "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
+    "\"weight_dtype\", \"logit_scale\", \"softcap\", \"frozen\"}] to create at start; the command line wins "
+    "over it");
 
 namespace lossd {
 namespace {
@@ -124,48 +127,6 @@ absl::Status CheckPort(const char* flag, const std::string& address) {
 // --- The configuration file
 // -----------------------------------------------------------------------------------------
 
-// The library would make an integer of 2.5 and of true.
-absl::StatusOr<int64_t> ReadSize(const json& entry, const char* name) {
-  const json& value = entry.at(name);
-  if (value.is_number_integer()) return value.get<int64_t>();
-  return Invalid(absl::StrCat("--config: ", name, " of a head is ", value.dump(), "; it must be an integer"));
-}
-
-// A misspelt key must not be a default in disguise.
-absl::Status CheckKeys(const json& entry) {
-  for (const auto& [name, value] : entry.items()) {
-    if (name == "name" || name == "vocab_size" || name == "hidden_size" || name == "weight_dtype") continue;
-    return Invalid(absl::StrCat("--config: a head has no '", name,
-                                "'; it has name, vocab_size, hidden_size and weight_dtype"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<engine::HeadConfig> ReadHead(const json& entry) {
-  try {
-    engine::HeadConfig head;
-    head.name = entry.at("name").get<std::string>();
-    const absl::StatusOr<int64_t> vocab_size = ReadSize(entry, "vocab_size");
-    if (!vocab_size.ok()) return vocab_size.status();
-    head.vocab_size = *vocab_size;
-    const absl::StatusOr<int64_t> hidden_size = ReadSize(entry, "hidden_size");
-    if (!hidden_size.ok()) return hidden_size.status();
-    head.hidden_size = *hidden_size;
-    if (absl::Status status = CheckKeys(entry); !status.ok()) return status;
-    const absl::StatusOr<kernels::DataType> type =
-        Choose<kernels::DataType>("config: weight_dtype", entry.value("weight_dtype", "bfloat16"),
-                                  {{"bfloat16", kernels::DataType::kBFloat16},
-                                   {"float16", kernels::DataType::kFloat16},
-                                   {"float32", kernels::DataType::kFloat32}});
-    if (!type.ok()) return type.status();
-    head.weight_type = *type;
-    if (absl::Status status = engine::Validate(head); !status.ok()) return status;
-    return head;
-  } catch (const json::exception& error) {
-    return Invalid(absl::StrCat("--config: a head needs name, vocab_size and hidden_size: ", error.what()));
-  }
-}
-
 absl::Status SetFlag(const std::string& name, const json& value) {
   absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
   if (flag == nullptr || name == "config") {
@@ -197,7 +158,7 @@ absl::StatusOr<std::vector<engine::HeadConfig>> ReadConfigFile(const std::string
       continue;
     }
     for (const json& entry : value) {
-      absl::StatusOr<engine::HeadConfig> head = ReadHead(entry);
+      absl::StatusOr<engine::HeadConfig> head = ReadHeadEntry(entry);
       if (!head.ok()) return head.status();
       heads.push_back(*std::move(head));
     }

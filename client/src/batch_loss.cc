@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "client/src/convert.h"
 #include "client/src/token_returns.h"
 
 namespace lossd::internal {
@@ -49,6 +50,57 @@ absl::Status ValidateOptions(const HeadConfig& head, const Batch& batch) {
         absl::StrCat("class_weights is kUse, but head '", head.name, "' was created without class weights"));
   }
   return absl::OkStatus();
+}
+
+absl::Status ValidateDistillation(const Batch& batch) {
+  if (!batch.distillation) return absl::OkStatus();
+  const Distillation& soft = *batch.distillation;
+  if (soft.teacher.empty()) {
+    return absl::InvalidArgumentError("distillation.teacher is empty; it must be the name of a head");
+  }
+  if (soft.hidden_size < 1) {
+    return Invalid("distillation.hidden_size", static_cast<double>(soft.hidden_size), "at least 1");
+  }
+  if (soft.hidden_states == nullptr && !batch.labels.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("distillation.hidden_states is null but labels has ", batch.labels.size(), " tokens"));
+  }
+  // Written so that NaN is refused.
+  if (soft.divergence == Divergence::kJensenShannon && !(soft.beta > 0 && soft.beta < 1)) {
+    return Invalid("distillation.beta", soft.beta, "above 0 and below 1");
+  }
+  if (!std::isfinite(soft.temperature) || soft.temperature <= 0) {
+    return Invalid("distillation.temperature", soft.temperature, "finite and above 0");
+  }
+  if (!std::isfinite(soft.weight) || soft.weight < 0) {
+    return Invalid("distillation.weight", soft.weight, "finite and at least 0");
+  }
+  if (!std::isfinite(soft.label_weight) || soft.label_weight < 0) {
+    return Invalid("distillation.label_weight", soft.label_weight, "finite and at least 0");
+  }
+  return absl::OkStatus();
+}
+
+v1::Divergence DivergenceOnWire(Divergence divergence) {
+  switch (divergence) {
+    case Divergence::kForwardKl:
+      return v1::DIVERGENCE_FORWARD_KL;
+    case Divergence::kReverseKl:
+      return v1::DIVERGENCE_REVERSE_KL;
+    case Divergence::kJensenShannon:
+      return v1::DIVERGENCE_JENSEN_SHANNON;
+  }
+  return v1::DIVERGENCE_UNSPECIFIED;
+}
+
+void SetDistillation(const Distillation& soft, v1::Distillation* proto) {
+  proto->set_teacher(soft.teacher);
+  proto->set_hidden_dtype(ToProto(soft.hidden_type));
+  proto->set_divergence(DivergenceOnWire(soft.divergence));
+  if (soft.divergence == Divergence::kJensenShannon) proto->set_beta(soft.beta);
+  proto->set_temperature(soft.temperature);
+  proto->set_weight(soft.weight);
+  proto->set_label_weight(soft.label_weight);
 }
 
 absl::Status ValidateTokens(std::span<const float> values, size_t tokens, absl::string_view field) {
@@ -133,6 +185,7 @@ Counts CountsOf(const Batch& batch) {
 
 absl::Status ValidateLoss(const HeadConfig& head, const Batch& batch) {
   if (absl::Status status = ValidateOptions(head, batch); !status.ok()) return status;
+  if (absl::Status status = ValidateDistillation(batch); !status.ok()) return status;
   const size_t tokens = batch.labels.size();
   if (absl::Status status = ValidateTokens(batch.token_weights, tokens, "token_weights"); !status.ok()) {
     return status;
@@ -164,6 +217,7 @@ void SetLossOptions(const Batch& batch, const GradientScales& scales, const Toke
   }
   if (scales.z_loss) options.set_z_gradient_scale(*scales.z_loss);
   if (batch.weight_version) options.set_weight_version(*batch.weight_version);
+  if (batch.distillation) SetDistillation(*batch.distillation, options.mutable_distillation());
   if (AnyWanted(returns)) *options.mutable_returns() = WantedOnWire(returns);
   if (options.ByteSizeLong() > 0) *chunk->mutable_options() = std::move(options);
 }

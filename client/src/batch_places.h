@@ -13,18 +13,25 @@ namespace lossd::internal {
 
 struct BatchPlaces {
   std::optional<RegionPlace> hidden_states;
+  std::optional<RegionPlace> teacher_hidden;  // of a distillation
   std::optional<RegionPlace> dx;
 
   // Whether chunks carry labels and losses only. (dX that nobody wants is sent all the same.)
-  bool All(ComputeMode mode) const { return hidden_states && (dx || mode == ComputeMode::kLossOnly); }
+  bool All(const Batch& batch) const {
+    return hidden_states && (teacher_hidden || !batch.distillation) &&
+           (dx || batch.mode == ComputeMode::kLossOnly);
+  }
 
   // A chunk that begins at a multiple of so many tokens has offsets that the server takes.
   int64_t TokenStep(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs) const;
 };
 
+// Of a token's hidden states for a distillation's teacher; 0 without one.
+int64_t TeacherRowBytes(const Batch& batch);
+
 // Of a batch that ValidateBatch accepts. What is in system memory but not aligned to 16 bytes is sent as if
 // it were in no region. INVALID_ARGUMENT for what leaves its region, is not aligned in device memory, or if
-// dX overlaps the hidden states; FAILED_PRECONDITION if the server has lost a region.
+// dX overlaps hidden states; FAILED_PRECONDITION if the server has lost a region.
 absl::StatusOr<BatchPlaces> FindPlaces(const RegionMap& regions, const HeadConfig& head, const Batch& batch,
                                        const BatchOutputs& outputs);
 

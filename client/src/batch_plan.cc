@@ -106,6 +106,11 @@ absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const Bat
   }
   if (absl::Status status = ValidateLoss(head, batch); !status.ok()) return status;
   if (absl::Status status = ValidateReturns(head, outputs.returns, tokens); !status.ok()) return status;
+  if (!outputs.returns.divergences.empty() && !batch.distillation) {
+    return absl::InvalidArgumentError(absl::StrCat("divergences has room for ",
+                                                   outputs.returns.divergences.size(),
+                                                   " tokens but there is no distillation"));
+  }
   if (batch.first_token < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("first_token is ", batch.first_token, "; it must be at least 0"));
@@ -129,13 +134,16 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
                                     const BatchPlaces& places, int64_t sent_tokens, int64_t chunk_bytes,
                                     const v1::SessionLimits& limits, int32_t lanes) {
   const int64_t tokens = sent_tokens;
-  const int64_t hidden_bytes = head.hidden_size * SizeOf(batch.hidden_type);
+  const int64_t own_bytes = head.hidden_size * SizeOf(batch.hidden_type);
+  const int64_t teacher_bytes = TeacherRowBytes(batch);
+  const int64_t hidden_bytes = own_bytes + teacher_bytes;
   const int64_t dx_bytes =
       batch.mode == ComputeMode::kLossOnly ? 0 : head.hidden_size * SizeOf(DxTypeOnWire(outputs));
-  const int64_t payload_bytes =
-      TokenBytes(batch, outputs) + (places.hidden_states ? 0 : hidden_bytes) + (places.dx ? 0 : dx_bytes);
+  const int64_t payload_bytes = TokenBytes(batch, outputs) + (places.hidden_states ? 0 : own_bytes) +
+                                (places.teacher_hidden ? 0 : teacher_bytes) + (places.dx ? 0 : dx_bytes);
+  const bool all_in_regions = places.All(batch);
 
-  if (chunk_bytes <= 0) chunk_bytes = places.All(batch.mode) ? kMostChunkBytes : DefaultChunkBytes(limits);
+  if (chunk_bytes <= 0) chunk_bytes = all_in_regions ? kMostChunkBytes : DefaultChunkBytes(limits);
   const auto most = MostTokens(hidden_bytes, payload_bytes, chunk_bytes, limits);
   if (!most.ok()) return most.status();
   const int64_t most_tokens = *most;
@@ -147,9 +155,8 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
                      "th begins at a multiple of 16 bytes: raise chunk_bytes, or use no region"));
   }
   BatchPlan plan;
-  plan.lanes =
-      places.All(batch.mode) ? 1 : static_cast<int32_t>(std::clamp<int64_t>(tokens / most_tokens, 1, lanes));
-  const bool worth_it = !places.All(batch.mode) && most_tokens * hidden_bytes >= kLeastTaperedBytes;
+  plan.lanes = all_in_regions ? 1 : static_cast<int32_t>(std::clamp<int64_t>(tokens / most_tokens, 1, lanes));
+  const bool worth_it = !all_in_regions && most_tokens * hidden_bytes >= kLeastTaperedBytes;
   for (const int64_t steps : SizesInSteps(tokens, most_tokens, step, worth_it ? Taper::kYes : Taper::kNo)) {
     const int64_t first = plan.chunks.empty() ? 0 : plan.chunks.back().first + plan.chunks.back().tokens;
     const int64_t size = std::min(tokens - first, steps * step);  // the last one may be cut short

@@ -165,7 +165,8 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
   BatchResult result{
       .chunks = static_cast<int64_t>(chunks_), .first_sequences = first_sequences_, .timings = Timings()};
   std::set<uint64_t> versions;  // of the weights that chunks met
-  absl::Status rejection;       // of the first chunk that was rejected
+  std::set<uint64_t> teacher_versions;
+  absl::Status rejection;  // of the first chunk that was rejected
   int64_t rejected = 0;
   for (size_t i = 0; i < chunks_; ++i) {
     const LaneRun& run = runs_[i % runs_.size()];
@@ -175,8 +176,10 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
     result.valid_tokens += piece.valid_tokens;
     result.correct_tokens += piece.sums.correct_tokens();
     result.class_weight_sum += piece.sums.class_weights();
+    result.divergence_sum += piece.sums.divergence();
     result.repeated_chunks += static_cast<int64_t>(piece.repeated);
     if (piece.weight_version > 0) versions.insert(piece.weight_version);
+    if (piece.teacher_weight_version > 0) teacher_versions.insert(piece.teacher_weight_version);
     if (piece.rejection.ok() || rejected++ > 0) continue;
     const int64_t last = piece.range.first + piece.range.tokens - 1;
     rejection = absl::Status(
@@ -186,6 +189,7 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
                      run.SequenceOf(i / runs_.size()), "): ", piece.rejection.message()));
   }
   if (versions.size() == 1) result.weight_version = *versions.begin();
+  if (teacher_versions.size() == 1) result.teacher_weight_version = *teacher_versions.begin();
   result.loss = ReducedLoss(job_.batch, result);
   if (rejected == 0) return result;
   return absl::Status(rejection.code(),

@@ -28,6 +28,13 @@ grpc::Slice Copy(std::span<const std::span<const std::byte>> parts) {
   return {slice, grpc::Slice::STEAL_REF};
 }
 
+std::vector<grpc::Slice> Slices(std::span<const std::span<const std::byte>> parts, const LentMemory& lent) {
+  if (!WorthLending(parts)) return {Copy(parts)};
+  std::vector<grpc::Slice> slices;
+  for (const std::span<const std::byte> part : parts) slices.push_back(lent.Lend(part));
+  return slices;
+}
+
 }  // namespace
 
 absl::StatusOr<DecodedResponse> DecodedResponse::Decode(grpc::ByteBuffer* buffer) {
@@ -47,14 +54,9 @@ grpc::ByteBuffer EncodeStart(const v1::ComputeStart& start) {
 
 grpc::ByteBuffer EncodeChunk(const v1::Chunk& header, std::span<const std::byte> labels,
                              std::span<const std::span<const std::byte>> hidden_states,
-                             const LentMemory& lent) {
-  std::vector<grpc::Slice> slices;
-  if (WorthLending(hidden_states)) {
-    for (const std::span<const std::byte> part : hidden_states) slices.push_back(lent.Lend(part));
-  } else {
-    slices.push_back(Copy(hidden_states));
-  }
-  return wire::Encode(header, labels, slices);
+                             const LentMemory& lent,
+                             std::span<const std::span<const std::byte>> teacher_hidden_states) {
+  return wire::Encode(header, labels, Slices(hidden_states, lent), Slices(teacher_hidden_states, lent));
 }
 
 }  // namespace lossd::internal

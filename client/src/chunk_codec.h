@@ -17,11 +17,12 @@ namespace lossd::internal {
 
 grpc::ByteBuffer EncodeStart(const v1::ComputeStart& start);
 
-// `header` is the chunk without `labels`, which are copied, and `hidden_states`, one piece after the other,
+// `header` is the chunk without `labels`, which are copied, and hidden states, one piece after the other,
 // which are referred to until gRPC has let go of them, as `lent` knows; or copied, if the pieces are small.
 grpc::ByteBuffer EncodeChunk(const v1::Chunk& header, std::span<const std::byte> labels,
                              std::span<const std::span<const std::byte>> hidden_states,
-                             const LentMemory& lent);
+                             const LentMemory& lent,
+                             std::span<const std::span<const std::byte>> teacher_hidden_states = {});
 
 // A received message; keeps the slices it came in.
 class DecodedResponse {

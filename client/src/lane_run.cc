@@ -143,7 +143,22 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
     hidden_states = Rows(static_cast<const std::byte*>(batch.hidden_states), row_bytes, runs);
   }
   const std::vector<int64_t> labels = Gather(batch.labels, std::span(runs));
-  return EncodeChunk(chunk, std::as_bytes(std::span(labels)), hidden_states, job_->lent);
+  const std::vector<std::span<const std::byte>> teacher_hidden = TeacherHidden(first, runs, &chunk);
+  return EncodeChunk(chunk, std::as_bytes(std::span(labels)), hidden_states, job_->lent, teacher_hidden);
+}
+
+// What the chunk is to carry, unless a region has it.
+std::vector<std::span<const std::byte>> LaneRun::TeacherHidden(int64_t first,
+                                                               std::span<const SentTokens::Run> runs,
+                                                               v1::Chunk* chunk) const {
+  if (!job_->batch.distillation) return {};
+  const int64_t row_bytes = TeacherRowBytes(job_->batch);
+  if (job_->places.teacher_hidden) {
+    SetRef(*job_->places.teacher_hidden, first * row_bytes,
+           chunk->mutable_options()->mutable_distillation()->mutable_hidden_states_region());
+    return {};
+  }
+  return Rows(static_cast<const std::byte*>(job_->batch.distillation->hidden_states), row_bytes, runs);
 }
 
 absl::Status LaneRun::Handle(grpc::ByteBuffer* message) {
@@ -181,6 +196,7 @@ absl::Status LaneRun::TakeResult(const DecodedResponse& response) {
     piece.sums = result.sums();
     piece.repeated = result.disposition() == v1::DISPOSITION_REPEATED;
     piece.weight_version = result.weight_version();
+    piece.teacher_weight_version = result.teacher_weight_version();
     if (result.has_timing()) NoteTiming(result.timing(), &piece);
   }
   piece.answered = true;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,6 +50,7 @@ struct Piece {
   int64_t valid_tokens = 0;
   v1::TokenSums sums = {};
   uint64_t weight_version = 0;  // 0 if it was rejected
+  uint64_t teacher_weight_version = 0;
   absl::Status rejection = {};
   // With the timing that was asked for.
   std::chrono::system_clock::time_point sent_at = {};
@@ -98,6 +100,8 @@ class LaneRun {
   bool CreditAllows(const Piece& piece) const;
   bool SendNext();
   grpc::ByteBuffer Encode(const Piece& piece, uint64_t sequence) const;
+  std::vector<std::span<const std::byte>> TeacherHidden(int64_t first, std::span<const SentTokens::Run> runs,
+                                                        v1::Chunk* chunk) const;
   absl::Status Handle(grpc::ByteBuffer* message);
   absl::Status TakeResult(const DecodedResponse& response);
   absl::Status CheckResult(const v1::ChunkResult& result, const DecodedResponse& response,

@@ -14,7 +14,7 @@ namespace {
 
 // What lies in a region costs nothing to send, and a chunk of it is in one piece.
 internal::SentTokens SentTokensOf(const Batch& batch, const internal::BatchPlaces& places) {
-  if (places.hidden_states || places.dx) {
+  if (places.hidden_states || places.teacher_hidden || places.dx) {
     return internal::SentTokens::All(static_cast<int64_t>(batch.labels.size()));
   }
   return internal::SentTokens::Labelled(batch.labels, batch.ignore_index);

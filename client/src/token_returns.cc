@@ -33,7 +33,7 @@ struct Array {
 int OfIgnored(std::span<const float> /*room*/) { return 0; }
 int OfIgnored(std::span<const int32_t> /*room*/) { return 0xFF; }
 
-std::array<Array, 8> Arrays(const TokenReturns& returns) {
+std::array<Array, 9> Arrays(const TokenReturns& returns) {
   const auto array = [](const char* name, auto room,
                         const std::string& (v1::TokenReturns::*received)() const) {
     return Array{name, std::as_writable_bytes(room), 1, !room.empty(), received, OfIgnored(room)};
@@ -51,6 +51,7 @@ std::array<Array, 8> Arrays(const TokenReturns& returns) {
           array("entropies", returns.entropies, &Received::entropies),
           array("predictions", returns.predictions, &Received::predictions),
           array("target_ranks", returns.target_ranks, &Received::target_ranks),
+          array("divergences", returns.divergences, &Received::divergences),
           top("top_tokens", returns.top_tokens, &Received::top_tokens),
           top("top_log_probabilities", returns.top_log_probabilities, &Received::top_log_probabilities)};
 }
@@ -82,6 +83,7 @@ v1::WantedReturns WantedOnWire(const TokenReturns& returns) {
   wanted.set_entropies(!returns.entropies.empty());
   wanted.set_predictions(!returns.predictions.empty());
   wanted.set_target_ranks(!returns.target_ranks.empty());
+  wanted.set_divergences(!returns.divergences.empty());
   wanted.set_top_k(returns.top_k);
   return wanted;
 }

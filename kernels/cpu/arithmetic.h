@@ -27,6 +27,11 @@ int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic a
                        RowRecord record = RowRecord::kFull);
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
                    RowRecord record = RowRecord::kFull);
+// With soft targets.
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
+                       const TeacherSize& teacher);
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
+                   const TeacherSize& teacher);
 
 }  // namespace lossd::kernels::cpu
 

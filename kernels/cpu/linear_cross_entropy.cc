@@ -3,12 +3,14 @@
 #include "kernels/linear_cross_entropy.h"
 
 #include <cstring>
+#include <optional>
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/library_products.h"
 #include "kernels/cpu/row_finish.h"
 #include "kernels/cpu/simd_products.h"
+#include "kernels/cpu/soft_targets.h"
 #include "kernels/cpu/tile_step.h"
 #include "kernels/cpu/workspace.h"
 #include "kernels/validate.h"
@@ -28,12 +30,8 @@ class BatchStep {
         weight_{params.weight_type, params.weight, params.vocab, params.hidden} {}
 
   Status Run() {
-    // What is enough does not depend on the options.
-    if (params_.workspace_bytes < WorkspaceBytes(1, params_.vocab, params_.hidden, arithmetic_)) {
-      return Status::kWorkspaceTooSmall;
-    }
-    const int64_t tile_rows =
-        RowsWithin(params_.workspace_bytes, params_.vocab, params_.hidden, arithmetic_, record_);
+    const int64_t tile_rows = TileRows();
+    if (tile_rows == 0) return Status::kWorkspaceTooSmall;
     ClearIgnoredRows();
     int64_t next = NextValid(0);
     if (next == params_.tokens) FinishWithoutRows();
@@ -47,6 +45,17 @@ class BatchStep {
   }
 
  private:
+  int64_t TileRows() const {
+    const int64_t bytes = params_.workspace_bytes;
+    if (params_.teacher != nullptr) {
+      return RowsWithin(bytes, params_.vocab, params_.hidden, arithmetic_, teacher_size());
+    }
+    // What is enough does not depend on the options.
+    if (bytes < WorkspaceBytes(1, params_.vocab, params_.hidden, arithmetic_)) return 0;
+    return RowsWithin(bytes, params_.vocab, params_.hidden, arithmetic_, record_);
+  }
+  TeacherSize teacher_size() const { return {params_.teacher->hidden, params_.teacher->weight_type}; }
+
   bool IsIgnored(int64_t row) const { return params_.labels[row] == params_.ignore_index; }
 
   int64_t NextValid(int64_t row) const {
@@ -80,9 +89,15 @@ class BatchStep {
   int64_t TakeRows(int64_t row, int64_t limit) {
     int64_t count = 0;
     for (int64_t r = row; r < params_.tokens && count < limit; ++r) count += !IsIgnored(r);
-    LayOut(count, params_.vocab, params_.hidden, arithmetic_, record_, params_.workspace, &tile_);
+    if (params_.teacher == nullptr) {
+      LayOut(count, params_.vocab, params_.hidden, arithmetic_, record_, params_.workspace, &tile_);
+    } else {
+      LayOut(count, params_.vocab, params_.hidden, arithmetic_, teacher_size(), params_.workspace, &tile_,
+             &soft_tile_);
+    }
     for (int64_t i = 0; i < count; ++i) {
       tile_.row_states[i] = RowState{.index = row, .label = params_.labels[row]};
+      if (params_.teacher != nullptr) soft_tile_.teacher.row_states[i] = tile_.row_states[i];
       if (record_ == RowRecord::kFull) tile_.row_details[i] = RowDetail{};
       row = NextValid(row + 1);
     }
@@ -100,7 +115,10 @@ class BatchStep {
   }
 
   bool ProcessTileWith(Products& products, Store store, bool is_last) {
-    TileStep step(params_, BestSimdKernels(), weight_, tile_, products, class_weight_sum_);
+    std::optional<SoftTargets> soft;
+    if (params_.teacher != nullptr) soft.emplace(params_, BestSimdKernels(), tile_, soft_tile_);
+    TileStep step(params_, BestSimdKernels(), weight_, tile_, products, class_weight_sum_,
+                  soft.has_value() ? &*soft : nullptr);
     int64_t rows_redone = 0;
     if (!step.ComputeLosses(&rows_redone)) return false;
     stats_.rows_redone += rows_redone;
@@ -116,6 +134,7 @@ class BatchStep {
   const double class_weight_sum_;
   const WeightMatrix weight_;
   Workspace tile_;
+  SoftTile soft_tile_;  // with a teacher
 };
 
 }  // namespace

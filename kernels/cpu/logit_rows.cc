@@ -23,8 +23,13 @@ using BlockOfFloats = std::array<float, kLibraryBlock>;
 }  // namespace
 
 LogitRows::LogitRows(const LinearCrossEntropyParams& params, const SimdKernels& kernels,
-                     const Workspace& tile, GradientForm form)
-    : params_(params), kernels_(kernels), tile_(tile), form_(form), order_(params.returns, tile) {}
+                     const Workspace& tile, GradientForm form, const SoftTargets* soft)
+    : params_(params),
+      kernels_(kernels),
+      tile_(tile),
+      form_(form),
+      soft_(soft),
+      order_(params.returns, tile) {}
 
 int64_t LogitRows::Columns(int64_t block) const {
   return std::min(tile_.block_columns, params_.vocab - block * tile_.block_columns);
@@ -124,9 +129,19 @@ void LogitRows::FormGradient(int64_t block, int64_t r, float* values, const floa
     std::fill_n(values, columns, 0.0f);
     return;
   }
+  BlockOfFloats logits;
+  if (soft_ != nullptr) std::memcpy(logits.data(), values, static_cast<size_t>(columns) * sizeof(float));
   if (form_ == GradientForm::kFromLogits) kernels_.exp_row(values, columns, row.offset, row.exponent);
   const float* weights = params_.class_weights == nullptr ? nullptr : params_.class_weights + first;
-  kernels_.gradient_row(values, weights, factors, columns, detail.slope, detail.level);
+  if (soft_ == nullptr) {
+    kernels_.gradient_row(values, weights, factors, columns, detail.slope, detail.level);
+  } else {
+    kernels_.gradient_row(values, weights, nullptr, columns, detail.slope, detail.level);
+    soft_->AddGradient(block, r, logits.data(), values);
+    if (factors != nullptr) {
+      for (int64_t i = 0; i < columns; ++i) values[i] *= factors[i];
+    }
+  }
   const int64_t label = row.label - first;
   if (label >= 0 && label < columns) values[label] = 0.0f;
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/row_order.h"
 #include "kernels/cpu/simd_kernels.h"
+#include "kernels/cpu/soft_targets.h"
 #include "kernels/cpu/workspace.h"
 #include "kernels/linear_cross_entropy.h"
 
@@ -16,7 +17,7 @@ namespace lossd::kernels::cpu {
 enum class GradientForm {
   kExponentials,      // E (times softcap's derivative): the rest is a factor of the row
   kFromExponentials,  // label smoothing: made from E where it lies, once the row's sum is known
-  kFromLogits,        // the same where E is not kept as it was, and the logits are multiplied again
+  kFromLogits,        // the same where E is not kept as it was: from the logits, multiplied again or kept
 };
 
 enum class Pass {
@@ -31,7 +32,7 @@ class LogitRows {
  public:
   // All arguments outlive it.
   LogitRows(const LinearCrossEntropyParams& params, const SimdKernels& kernels, const Workspace& tile,
-            GradientForm form);
+            GradientForm form, const SoftTargets* soft);
 
   const RowOrder& order() const { return order_; }
 
@@ -56,6 +57,7 @@ class LogitRows {
   const SimdKernels& kernels_;
   const Workspace& tile_;
   const GradientForm form_;
+  const SoftTargets* const soft_;
   const RowOrder order_;
 };
 

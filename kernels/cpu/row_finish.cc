@@ -34,7 +34,8 @@ double SumOfClassWeights(const LinearCrossEntropyParams& params) {
 }
 
 void FillReturns(const RowReturns& returns, int64_t index, float number, int32_t token) {
-  for (float* numbers : {returns.log_sum_exp, returns.z_loss, returns.log_probability, returns.entropy}) {
+  for (float* numbers :
+       {returns.log_sum_exp, returns.z_loss, returns.log_probability, returns.entropy, returns.divergence}) {
     if (numbers != nullptr) numbers[index] = number;
   }
   for (int32_t* tokens : {returns.prediction, returns.target_rank}) {
@@ -46,12 +47,18 @@ void FillReturns(const RowReturns& returns, int64_t index, float number, int32_t
 }
 
 RowFinish::RowFinish(const LinearCrossEntropyParams& params, const SimdKernels& kernels,
-                     const Workspace& tile, GradientForm form, double class_weight_sum)
-    : params_(params), kernels_(kernels), tile_(tile), form_(form), class_weight_sum_(class_weight_sum) {}
+                     const Workspace& tile, GradientForm form, double class_weight_sum,
+                     const SoftTargets* soft)
+    : params_(params),
+      kernels_(kernels),
+      tile_(tile),
+      form_(form),
+      class_weight_sum_(class_weight_sum),
+      soft_(soft) {}
 
 void RowFinish::Finish(int64_t r) const {
   RowState& row = tile_.row_states[r];
-  if (row.overflowed) return FinishOverflowed(r);
+  if (row.overflowed || (soft_ != nullptr && !soft_->row(r).finite)) return FinishOverflowed(r);
   const double log_sum_exp = std::log(row.sum) + row.exponent * kLn2 + row.offset;
   const double cost = MinusLogProbability(row.target_logit, row.target_exponential, row.sum, log_sum_exp);
   const LossOptions& options = params_.options;
@@ -60,6 +67,10 @@ void RowFinish::Finish(int64_t r) const {
     const double smoothing = SmoothingCost(r, cost);
     if (!std::isfinite(smoothing)) return FinishOverflowed(r);  // a logit is -∞
     loss += smoothing;
+  }
+  if (soft_ != nullptr) {
+    const double weight = soft_->options().weight;
+    loss = Weighted(LabelWeight(), loss) + Weighted(weight, soft_->row(r).divergence);
   }
   const double row_weight = RowWeight(row.index);
   double z_loss = 0;
@@ -74,6 +85,9 @@ void RowFinish::Finish(int64_t r) const {
   if (returns.z_loss != nullptr) returns.z_loss[row.index] = static_cast<float>(row_weight * z_loss);
   if (returns.log_probability != nullptr) returns.log_probability[row.index] = static_cast<float>(-cost);
   if (returns.entropy != nullptr) returns.entropy[row.index] = static_cast<float>(Entropy(r));
+  if (returns.divergence != nullptr && soft_ != nullptr) {
+    returns.divergence[row.index] = static_cast<float>(soft_->row(r).divergence);
+  }
   WriteOrder(r, log_sum_exp);
   if (!SetFactors(r, log_sum_exp)) FinishOverflowed(r);
 }
@@ -81,6 +95,9 @@ void RowFinish::Finish(int64_t r) const {
 double RowFinish::RowWeight(int64_t index) const {
   return params_.token_weights == nullptr ? 1.0 : params_.token_weights[index];
 }
+
+// Of the cross-entropy.
+double RowFinish::LabelWeight() const { return soft_ == nullptr ? 1.0 : soft_->options().label_weight; }
 
 float RowFinish::ClassWeight(int64_t label) const {
   return params_.class_weights == nullptr ? 1.0f : params_.class_weights[label];
@@ -144,8 +161,9 @@ bool RowFinish::SetFactors(int64_t r, double log_sum_exp) const {
   const double z_scale = params_.z_gradient_scale.value_or(params_.gradient_scale);
   const double row_weight = RowWeight(row.index);
   const double smoothing = options.label_smoothing / static_cast<double>(params_.vocab);
-  const double beta = row_weight * scale * (1.0 - options.label_smoothing) * ClassWeight(row.label);
-  const double gamma = row_weight * scale * smoothing;
+  const double labelled = row_weight * scale * LabelWeight();
+  const double beta = labelled * (1.0 - options.label_smoothing) * ClassWeight(row.label);
+  const double gamma = labelled * smoothing;
   // α − β is what the label's factor keeps where p_y → 1: it is never made by a subtraction.
   double excess = gamma * class_weight_sum_;
   if (options.lse_square_scale > 0) {
@@ -158,17 +176,28 @@ bool RowFinish::SetFactors(int64_t r, double log_sum_exp) const {
   double label = -beta * ((row.sum - own) / row.sum);
   if (excess != 0) label += excess * (own / row.sum);
   double factor = options.logit_scale;
+  // Of the divergence's slopes times T.
+  double soft = 0;
+  double soft_reach = 0;
+  if (soft_ != nullptr) {
+    const Distillation& distillation = soft_->options();
+    soft = row_weight * scale * distillation.weight / distillation.temperature;
+    soft_reach = std::fabs(soft) * soft_->row(r).reach;
+    label += soft * soft_->row(r).label_slope;
+  }
   row.scale = static_cast<float>(factor * alpha / row.sum);
   if (form_ != GradientForm::kExponentials) {
     RowDetail& detail = tile_.row_details[r];
     label -= gamma * ClassWeight(row.label);
-    const double size = std::fabs(alpha) + std::fabs(gamma);  // so that the tile's values are about p
+    // So that the tile's values are about p.
+    const double size = std::fabs(alpha) + std::fabs(gamma) + std::fabs(soft);
     row.scale = static_cast<float>(factor * size);
     detail.slope = size > 0 ? static_cast<float>(alpha / size / row.sum) : 0.0f;
     detail.level = size > 0 ? static_cast<float>(gamma / size) : 0.0f;
+    if (soft_ != nullptr) soft_->row(r).factor = size > 0 ? static_cast<float>(soft / size) : 0.0f;
   }
-  const double bound =
-      factor * std::max({std::fabs(alpha), std::fabs(beta), std::fabs(gamma) * class_weight_sum_});
+  const double bound = factor * std::max({std::fabs(alpha), std::fabs(beta),
+                                          std::fabs(gamma) * class_weight_sum_, soft_reach});
   if (options.softcap > 0) factor *= tile_.row_details[r].label_factor;
   row.target_gradient = static_cast<float>(factor * label);
   if (params_.dx == nullptr && params_.dw == nullptr) return true;

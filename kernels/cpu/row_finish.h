@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/logit_rows.h"
 #include "kernels/cpu/simd_kernels.h"
+#include "kernels/cpu/soft_targets.h"
 #include "kernels/cpu/workspace.h"
 #include "kernels/linear_cross_entropy.h"
 
@@ -21,7 +22,7 @@ class RowFinish {
  public:
   // All references outlive it.
   RowFinish(const LinearCrossEntropyParams& params, const SimdKernels& kernels, const Workspace& tile,
-            GradientForm form, double class_weight_sum);
+            GradientForm form, double class_weight_sum, const SoftTargets* soft);
 
   // Writes losses and returns of row `r` of the tile and sets its factors. If it turned out to have
   // overflowed, they say so.
@@ -33,6 +34,7 @@ class RowFinish {
   double SmoothingCost(int64_t r, double cost) const;
   double Entropy(int64_t r) const;
   void WriteOrder(int64_t r, double log_sum_exp) const;
+  double LabelWeight() const;
   bool SetFactors(int64_t r, double log_sum_exp) const;
   void FinishOverflowed(int64_t r) const;
 
@@ -41,6 +43,7 @@ class RowFinish {
   const Workspace& tile_;
   const GradientForm form_;
   const double class_weight_sum_;
+  const SoftTargets* const soft_;
 };
 
 }  // namespace lossd::kernels::cpu

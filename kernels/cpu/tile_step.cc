@@ -1,10 +1,10 @@
 #include "kernels/cpu/tile_step.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/pack_rows.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/row_range.h"
 
@@ -19,18 +19,11 @@ constexpr int64_t kColumnsPerTask = 64;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Through the bits, which order like the magnitudes: compilers vectorise that. NaN counts as largest.
-float LargestMagnitude(const float* values, int64_t count) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU);
-  }
-  return std::bit_cast<float>(largest);
-}
-
 GradientForm ChooseForm(const LinearCrossEntropyParams& params, Products& products) {
   const bool wants_gradient = params.dx != nullptr || params.weight_gradient != WeightGradient::kNone;
-  if (params.options.label_smoothing == 0 || !wants_gradient) return GradientForm::kExponentials;
+  if (!wants_gradient) return GradientForm::kExponentials;
+  if (params.teacher != nullptr) return GradientForm::kFromLogits;
+  if (params.options.label_smoothing == 0) return GradientForm::kExponentials;
   // E times the softcap's derivative does not tell which is which.
   const bool keeps = params.options.softcap == 0 && products.StoredExponentials(0, {0, 1}) != nullptr;
   return keeps ? GradientForm::kFromExponentials : GradientForm::kFromLogits;
@@ -39,31 +32,37 @@ GradientForm ChooseForm(const LinearCrossEntropyParams& params, Products& produc
 }  // namespace
 
 RowRecord RecordFor(const LinearCrossEntropyParams& params) {
-  const bool plain =
-      params.options.softcap == 0 && params.options.label_smoothing == 0 && !params.returns.whole_row();
+  const bool plain = params.options.softcap == 0 && params.options.label_smoothing == 0 &&
+                     !params.returns.whole_row() && params.teacher == nullptr;
   return plain ? RowRecord::kPlain : RowRecord::kFull;
 }
 
 TileStep::TileStep(const LinearCrossEntropyParams& params, const SimdKernels& kernels,
                    const WeightMatrix& weight, const Workspace& tile, Products& products,
-                   double class_weight_sum)
+                   double class_weight_sum, const SoftTargets* soft)
     : params_(params),
       weight_(weight),
       tile_(tile),
       products_(products),
+      soft_(soft),
       form_(ChooseForm(params, products)),
-      logit_rows_(params, kernels, tile, form_),
-      finish_(params, kernels, tile, form_, class_weight_sum),
+      logit_rows_(params, kernels, tile, form_, soft),
+      finish_(params, kernels, tile, form_, class_weight_sum, soft),
       threads_(std::min(AvailableThreads(), tile.threads)) {}
 
 bool TileStep::ComputeLosses(int64_t* rows_redone) {
-  PackRows();
+  if (soft_ != nullptr && !soft_->MultiplyTeacherLogits(threads_)) return false;
+  PackRows({params_.hidden_type, params_.hidden_states, params_.hidden}, params_.weight_type, tile_,
+           products_, threads_);
   if (logit_rows_.order().wants_rank()) FindLabelLogits();
   const Range all_rows{0, tile_.padded_rows};
   ProcessBlocks({0, 1}, all_rows, RowsPerTask(1), Pass::kFirstBlock);
   ProcessBlocks({1, tile_.blocks}, all_rows, RowsPerTask(tile_.blocks), Pass::kFurtherBlocks);
   SumRows({0, tile_.rows});
   *rows_redone = RedoRowsOutOfRange();
+  if (soft_ != nullptr) {
+    ParallelFor(threads_, tile_.rows, [this](int64_t r, int64_t) { soft_->Summarise(r); });
+  }
   for (int64_t r = 0; r < tile_.rows; ++r) {
     finish_.Finish(r);
     if (tile_.row_states[r].overflowed) products_.ZeroExponentials(r);
@@ -84,31 +83,6 @@ int64_t TileStep::RowsPerTask(int64_t tasks_per_row_range) const {
 
 Range TileStep::RowRange(int64_t index, int64_t size) const {
   return {index * size, std::min((index + 1) * size, tile_.padded_rows)};
-}
-
-// Rounds X to the weight's type and stores it for the logits product.
-void TileStep::PackRows() {
-  constexpr int64_t kDepth = 2048;
-  const int64_t panel_rows = products_.rows_per_panel();
-  ParallelFor(threads_, CeilDivide(tile_.padded_rows, panel_rows), [&](int64_t panel, int64_t thread) {
-    float* wide = tile_.Scratch(thread);
-    float* narrow = wide + kRowAlignment * kDepth;
-    const int64_t first = panel * panel_rows;
-    const int64_t rows = std::clamp<int64_t>(tile_.rows - first, 0, panel_rows);
-    for (int64_t column = 0; column < params_.hidden; column += kDepth) {
-      const int64_t depth = std::min(kDepth, params_.hidden - column);
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t element = tile_.row_states[first + i].index * params_.hidden + column;
-        const char* x =
-            static_cast<const char*>(params_.hidden_states) + element * SizeOf(params_.hidden_type);
-        Convert(params_.hidden_type, x, params_.weight_type, narrow, depth);
-        Convert(params_.weight_type, narrow, DataType::kFloat32, wide + i * kDepth, depth);
-        RowState& row = tile_.row_states[first + i];
-        row.largest = std::max(row.largest, LargestMagnitude(wide + i * kDepth, depth));
-      }
-      products_.PackRows(first, rows, column, depth, wide, kDepth);
-    }
-  });
 }
 
 // A logit's rank can only be counted when it is known.
@@ -139,6 +113,9 @@ void TileStep::ProcessBlock(int64_t block, Range rows, Pass pass, float* scratch
       failed_ = true;
       return;
     }
+    if (soft_ != nullptr && (pass == Pass::kFirstBlock || pass == Pass::kFurtherBlocks)) {
+      soft_->Keep(block, chunk, values);
+    }
     for (int64_t r = chunk.begin; r < std::min(chunk.end, tile_.rows); ++r) {
       logit_rows_.Process(pass, block, r, values + (r - chunk.begin) * tile_.block_columns);
     }
@@ -148,8 +125,17 @@ void TileStep::ProcessBlock(int64_t block, Range rows, Pass pass, float* scratch
 
 // What the pass begins with.
 float* TileStep::Values(int64_t block, Range rows, Pass pass, float* scratch) {
+  if (soft_ != nullptr && pass == Pass::kGradient) return KeptValues(block, rows, scratch);
   const bool stored = pass == Pass::kGradient && form_ == GradientForm::kFromExponentials;
   return stored ? products_.StoredExponentials(block, rows) : products_.MultiplyLogits(block, rows, scratch);
+}
+
+// Where MultiplyLogits would have put them.
+float* TileStep::KeptValues(int64_t block, Range rows, float* scratch) {
+  float* stored = products_.StoredExponentials(block, rows);
+  float* values = stored != nullptr ? stored : scratch;
+  soft_->CopyKept(block, rows, values);
+  return values;
 }
 
 bool TileStep::Stores(Pass pass) const {
@@ -233,7 +219,8 @@ void TileStep::WriteInputGradient(int64_t r, float* scratch) {
     for (int64_t i = 0; i < count; ++i) out[i] = row.scale * out[i] + row.target_gradient * scratch[i];
   }
   // A weight of 0 gives exactly that, whatever the products hold.
-  const bool weighted = params_.token_weights != nullptr || params_.class_weights != nullptr;
+  const bool weighted =
+      params_.token_weights != nullptr || params_.class_weights != nullptr || soft_ != nullptr;
   if (weighted && row.scale == 0 && row.target_gradient == 0) std::fill(dx, dx + params_.hidden, 0.0f);
   if (row.overflowed) std::fill(dx, dx + params_.hidden, kNaN);
   char* to = static_cast<char*>(params_.dx) + row.index * params_.hidden * SizeOf(params_.dx_type);

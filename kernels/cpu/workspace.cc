@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/arithmetic.h"
+#include "kernels/cpu/soft_tile.h"
 
 namespace lossd::kernels {
 namespace cpu {
@@ -50,10 +51,11 @@ int64_t ScratchFloats(Arithmetic arithmetic) {
 
 }  // namespace
 
-int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record,
-               void* base, Workspace* workspace) {
-  Layout layout(base);
-  Workspace& w = *workspace;
+namespace {
+
+// Sizes of everything, and the row states and hidden states that every tile has.
+void PlaceRows(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, Layout& layout,
+               Workspace& w) {
   w.rows = rows;
   w.padded_rows = RoundUp(rows, kRowAlignment);
   w.block_columns = arithmetic == Arithmetic::kSimd ? kBlock : kLibraryBlock;
@@ -62,12 +64,16 @@ int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmeti
   w.operand_type = arithmetic == Arithmetic::kLibraryBFloat16 ? DataType::kBFloat16 : DataType::kFloat32;
   w.threads = ScratchThreads();
   w.scratch_floats = ScratchFloats(arithmetic);
-  const int64_t operand_bytes = SizeOf(w.operand_type);
-  w.exponentials = layout.Take<char>(w.blocks, w.padded_rows, w.block_columns * operand_bytes);
-  w.x = layout.Take<char>(w.padded_rows, hidden, operand_bytes);
+  w.x = layout.Take<char>(w.padded_rows, hidden, SizeOf(w.operand_type));
+  w.row_states = layout.Take<RowState>(w.padded_rows, 1, 1);
+}
+
+void Place(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record,
+           Layout& layout, Workspace& w) {
+  PlaceRows(rows, vocab, hidden, arithmetic, layout, w);
+  w.exponentials = layout.Take<char>(w.blocks, w.padded_rows, w.block_columns * SizeOf(w.operand_type));
   w.dx = layout.Take<float>(w.padded_rows, w.padded_hidden, 1);
   w.block_values = layout.Take<double>(w.blocks, w.padded_rows, 1);
-  w.row_states = layout.Take<RowState>(w.padded_rows, 1, 1);
   w.scratch = layout.Take<float>(w.threads, w.scratch_floats, 1);
   if (record == RowRecord::kFull) {
     w.block_details = layout.Take<BlockDetail>(w.blocks, w.padded_rows, 1);
@@ -75,28 +81,81 @@ int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmeti
     w.top_logits = layout.Take<float>(w.padded_rows, kMostTopK, 1);
     w.top_tokens = layout.Take<int32_t>(w.padded_rows, kMostTopK, 1);
   }
+}
+
+// Far beyond any memory; keeps the paddings from overflowing.
+bool IsSize(int64_t size) { return size <= int64_t{1} << 56; }
+
+// The largest number of rows whose bytes(rows) are within `limit`.
+template <class Bytes>
+int64_t MostWithin(int64_t limit, const Bytes& bytes) {
+  if (limit < bytes(1)) return 0;
+  // A row takes at least 8 bytes.
+  int64_t fits = 1;
+  int64_t too_many = limit / 8 + 1;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (bytes(middle) <= limit ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
+}  // namespace
+
+int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record,
+               void* base, Workspace* workspace) {
+  Layout layout(base);
+  Place(rows, vocab, hidden, arithmetic, record, layout, *workspace);
+  return layout.bytes();
+}
+
+int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, const TeacherSize& teacher,
+               void* base, Workspace* workspace, SoftTile* soft) {
+  Layout layout(base);
+  Workspace& own = *workspace;
+  Place(rows, vocab, hidden, arithmetic, RowRecord::kFull, layout, own);
+  Workspace& of_teacher = soft->teacher;
+  PlaceRows(rows, vocab, teacher.hidden, BestArithmetic(teacher.weight_type), layout, of_teacher);
+  // Never at work at once.
+  of_teacher.scratch = own.scratch;
+  if (of_teacher.scratch_floats > own.scratch_floats) {
+    of_teacher.scratch = layout.Take<float>(of_teacher.threads, of_teacher.scratch_floats, 1);
+  }
+  soft->teacher_logits =
+      layout.Take<float>(of_teacher.blocks, of_teacher.padded_rows, of_teacher.block_columns);
+  of_teacher.exponentials = soft->teacher_logits;  // where products in fp32 put them by themselves
+  soft->logits = layout.Take<float>(own.blocks, own.padded_rows, own.block_columns);
+  soft->rows = layout.Take<SoftRow>(own.padded_rows, 1, 1);
   return layout.bytes();
 }
 
 int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record) {
   if (rows < 1 || vocab < 1 || hidden < 1) return 0;
-  // Far beyond any memory; keeps the paddings from overflowing.
-  constexpr int64_t kLargest = int64_t{1} << 56;
-  if (rows > kLargest || vocab > kLargest || hidden > kLargest) return INT64_MAX;
+  if (!IsSize(rows) || !IsSize(vocab) || !IsSize(hidden)) return INT64_MAX;
   Workspace workspace;
   return LayOut(rows, vocab, hidden, arithmetic, record, nullptr, &workspace);
 }
 
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
+                       const TeacherSize& teacher) {
+  if (rows < 1 || vocab < 1 || hidden < 1 || teacher.hidden < 1) return 0;
+  if (!IsSize(rows) || !IsSize(vocab) || !IsSize(hidden) || !IsSize(teacher.hidden)) return INT64_MAX;
+  Workspace workspace;
+  SoftTile soft;
+  return LayOut(rows, vocab, hidden, arithmetic, teacher, nullptr, &workspace, &soft);
+}
+
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record) {
-  if (vocab < 1 || hidden < 1 || bytes < WorkspaceBytes(1, vocab, hidden, arithmetic, record)) return 0;
-  // A row takes at least 8 bytes.
-  int64_t fits = 1;
-  int64_t too_many = bytes / 8 + 1;
-  while (too_many - fits > 1) {
-    const int64_t middle = fits + (too_many - fits) / 2;
-    (WorkspaceBytes(middle, vocab, hidden, arithmetic, record) <= bytes ? fits : too_many) = middle;
-  }
-  return fits;
+  if (vocab < 1 || hidden < 1) return 0;
+  return MostWithin(bytes,
+                    [=](int64_t rows) { return WorkspaceBytes(rows, vocab, hidden, arithmetic, record); });
+}
+
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
+                   const TeacherSize& teacher) {
+  if (vocab < 1 || hidden < 1 || teacher.hidden < 1) return 0;
+  return MostWithin(bytes,
+                    [&](int64_t rows) { return WorkspaceBytes(rows, vocab, hidden, arithmetic, teacher); });
 }
 
 }  // namespace cpu
@@ -105,8 +164,18 @@ int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType wei
   return cpu::WorkspaceBytes(rows, vocab, hidden, cpu::BestArithmetic(weight_type));
 }
 
+int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType weight_type,
+                       const TeacherSize& teacher) {
+  return cpu::WorkspaceBytes(rows, vocab, hidden, cpu::BestArithmetic(weight_type), teacher);
+}
+
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type) {
   return cpu::RowsWithin(bytes, vocab, hidden, cpu::BestArithmetic(weight_type));
+}
+
+int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type,
+                   const TeacherSize& teacher) {
+  return cpu::RowsWithin(bytes, vocab, hidden, cpu::BestArithmetic(weight_type), teacher);
 }
 
 }  // namespace lossd::kernels

@@ -1,38 +1,21 @@
 #include "kernels/cuda/linear_cross_entropy.h"
 
 #include <algorithm>
-#include <bit>
 
+#include "kernels/cuda/distillation.h"
+#include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
 #include "kernels/cuda/row_returns.h"
 #include "kernels/cuda/sm90/products.h"
 #include "kernels/cuda/smoothing.h"
+#include "kernels/cuda/soft_targets.h"
+#include "kernels/cuda/tile_buffers.h"
 
 namespace lossd::kernels::cuda {
 namespace {
 
 constexpr int64_t kMostPortableRows = 1024;
 constexpr int64_t kWholeRows = 256;  // of a cluster's tile in every product
-constexpr float kZero = 0.0f;
-constexpr float kOne = 1.0f;
-
-// Gives out pieces of a workspace, or only adds up their sizes if there is none.
-class Divider {
- public:
-  explicit Divider(void* base) : base_(static_cast<char*>(base)) {}
-
-  template <class T>
-  void Take(T** pointer, int64_t bytes) {
-    *pointer = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += RoundUp(bytes, kAlignment);
-  }
-  int64_t used() const { return used_; }
-
- private:
-  static constexpr int64_t kAlignment = 256;
-  char* base_;
-  int64_t used_ = 0;
-};
 
 }  // namespace
 
@@ -56,6 +39,7 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(LoadPortableKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadSmoothingKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadReturnKernels());
+  LOSSD_CUDA_PASS_ON(LoadSoftTargetKernels(weight_type));
   if (path == Path::kPortable) return {};
   LOSSD_CUDA_PASS_ON(sm90::LoadLogitKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadTransformedLogitKernels(weight_type));
@@ -74,20 +58,7 @@ struct LinearCrossEntropy::Buffers {
   float* partials = nullptr;  // sums of E, or maxima, of columns of the vocabulary
   float* product = nullptr;   // E W of the portable path
   char* library = nullptr;    // cuBLAS's own
-  float* target_logits = nullptr;
-  float* target_slopes = nullptr;
-  double* smoothing_logits = nullptr;
-  float* largest = nullptr;
-  int32_t* overflowed = nullptr;
-  float* offsets = nullptr;
-  int32_t* exponents = nullptr;
-  float* scales = nullptr;
-  float* target_gradients = nullptr;
-  float* smoothing_factors = nullptr;
-  float* gradient_factors = nullptr;
-  int32_t* redo_rows = nullptr;
-  int32_t* redo_count = nullptr;
-  float* factors = nullptr;
+  RowArrays rows;
 };
 
 int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_rows, void* base,
@@ -112,14 +83,7 @@ int64_t LinearCrossEntropy::Divide(const Shape& shape, Path path, int64_t tile_r
     divider.Take(&b.product, tile_rows * padded * static_cast<int64_t>(sizeof(float)));
     divider.Take(&b.library, CublasLt::kWorkspaceBytes);
   }
-  for (float** array : {&b.target_logits, &b.target_slopes, &b.largest, &b.offsets, &b.scales,
-                        &b.target_gradients, &b.smoothing_factors, &b.gradient_factors}) {
-    divider.Take(array, arrays);
-  }
-  divider.Take(&b.smoothing_logits, 2 * arrays);
-  for (int32_t** array : {&b.overflowed, &b.exponents, &b.redo_rows}) divider.Take(array, arrays);
-  divider.Take(&b.redo_count, sizeof(int32_t));
-  divider.Take(&b.factors, 4 * sizeof(float));
+  b.rows.Take(tile_rows, &divider);
   return divider.used();
 }
 
@@ -138,9 +102,24 @@ int64_t LinearCrossEntropy::RowsWithin(const Shape& shape, Path path, int64_t wo
   return fits > kWholeRows ? fits / kWholeRows * kWholeRows : fits;
 }
 
+int64_t LinearCrossEntropy::RowsWithin(const Shape& shape, Path path, const TeacherShape& teacher,
+                                       int64_t workspace_bytes) {
+  return DistillationStep::RowsWithin(shape, path, teacher, workspace_bytes);
+}
+
+int64_t LinearCrossEntropy::WorkspaceBytes(const Shape& shape, Path path, const TeacherShape& teacher,
+                                           int64_t tile_rows) {
+  return DistillationStep::WorkspaceBytes(shape, path, teacher, tile_rows);
+}
+
 LinearCrossEntropy::LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace,
-                                       CublasLt* library)
-    : shape_(shape), path_(path), tile_rows_(tile_rows), library_(library), workspace_(workspace) {
+                                       CublasLt* library, int64_t workspace_bytes)
+    : shape_(shape),
+      path_(path),
+      tile_rows_(tile_rows),
+      library_(library),
+      workspace_(workspace),
+      workspace_bytes_(std::max(workspace_bytes, WorkspaceBytes(shape, path, tile_rows))) {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
@@ -148,9 +127,10 @@ LinearCrossEntropy::LinearCrossEntropy(const Shape& shape, Path path, int64_t ti
   }
 }
 
-BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts) const {
+BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts,
+                                      const TeacherShape* teacher) const {
   BatchRows valid = SelectValidRows(parts);
-  OrderByLabel(RowsPerTile(valid.rows), &valid);
+  OrderByLabel(RowsPerTile(valid.rows, teacher), &valid);
   return valid;
 }
 
@@ -168,32 +148,39 @@ double LinearCrossEntropy::TileCost(int64_t rows) const {
   return kPassRows + kernels + waiting + sm90::InputGradientCost(rows, shape_.hidden, multiprocessors_);
 }
 
-int64_t LinearCrossEntropy::RowsPerTile(int64_t rows) const {
-  if (path_ != Path::kHopper || multiprocessors_ == 0) return tile_rows_;
-  int64_t best = std::min(rows, tile_rows_);
+int64_t LinearCrossEntropy::MostRows(const TeacherShape* teacher) const {
+  return teacher == nullptr ? tile_rows_ : RowsWithin(shape_, path_, *teacher, workspace_bytes_);
+}
+
+int64_t LinearCrossEntropy::RowsPerTile(int64_t rows, const TeacherShape* teacher) const {
+  const int64_t most = MostRows(teacher);
+  if (path_ != Path::kHopper || multiprocessors_ == 0) return most;
+  int64_t best = std::min(rows, most);
   const auto cost = [&](int64_t tile) {
     const int64_t whole = rows / tile;
     return static_cast<double>(whole) * TileCost(tile) + TileCost(rows % tile);
   };
-  for (int64_t tile = best / kWholeRows * kWholeRows; tile > tile_rows_ / 4; tile -= kWholeRows) {
+  // Of soft targets, logits come so many at a time.
+  const int64_t step = teacher == nullptr ? kWholeRows : DistillationStep::kLogitRows;
+  for (int64_t tile = best / step * step; tile > most / 4; tile -= step) {
     if (cost(tile) < cost(best)) best = tile;
   }
   return best;
 }
 
-int64_t LinearCrossEntropy::BestBatchRows() const {
+int64_t LinearCrossEntropy::BestBatchRows(const TeacherShape* teacher) const {
   constexpr int64_t kManyTiles = 64;
-  return RowsPerTile(kManyTiles * tile_rows_);
+  return RowsPerTile(kManyTiles * MostRows(teacher), teacher);
 }
 
-TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int64_t rows,
-                                          const Buffers& b) const {
+TileRows LinearCrossEntropy::DescribeRows(const Shape& shape, Path path, const Batch& batch, int64_t first,
+                                          int64_t rows) {
   TileRows tile;
   tile.rows = static_cast<int32_t>(rows);
-  tile.vocab = shape_.vocab;
-  tile.hidden = shape_.hidden;
-  tile.padded_hidden = PaddedHidden(shape_.hidden);
-  tile.type = shape_.weight_type;
+  tile.vocab = shape.vocab;
+  tile.hidden = shape.hidden;
+  tile.padded_hidden = PaddedHidden(shape.hidden);
+  tile.type = shape.weight_type;
   tile.weight = batch.weight;
   tile.weight_largest = batch.weight_largest;
   tile.batch_rows = batch.batch_rows + first;
@@ -209,35 +196,39 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int
   tile.options = batch.options;
   tile.smoothing = SmoothingOf(batch.options);
   tile.classes = batch.classes;
-  if (tile.classes.weights == nullptr) tile.classes.sum = static_cast<double>(shape_.vocab);
+  if (tile.classes.weights == nullptr) tile.classes.sum = static_cast<double>(shape.vocab);
   tile.exponent_bias = batch.exponent_bias;
-  tile.dependent_launches = path_ == Path::kHopper;
-  tile.x = b.x;
-  tile.scaled_x = b.scaled_x;
-  tile.target_logits = b.target_logits;
-  tile.target_slopes = b.target_slopes;
-  tile.smoothing_logits = b.smoothing_logits;
-  tile.largest = b.largest;
-  tile.overflowed = b.overflowed;
-  tile.offsets = b.offsets;
-  tile.exponents = b.exponents;
-  tile.scales = b.scales;
-  tile.target_gradients = b.target_gradients;
-  tile.smoothing_factors = b.smoothing_factors;
-  tile.gradient_factors = b.gradient_factors;
-  tile.redo_rows = b.redo_rows;
-  tile.redo_count = b.redo_count;
-  tile.factors = b.factors;
+  tile.dependent_launches = path == Path::kHopper;
   tile.losses = batch.losses;
   tile.returns = batch.returns;
   tile.rows_redone = batch.rows_redone;
   return tile;
 }
 
+TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int64_t rows,
+                                          const Buffers& b) const {
+  TileRows tile = DescribeRows(shape_, path_, batch, first, rows);
+  tile.x = b.x;
+  tile.scaled_x = b.scaled_x;
+  b.rows.GiveTo(&tile);
+  return tile;
+}
+
+// Soft targets have a step of their own.
+Result LinearCrossEntropy::RunDistillation(const Batch& batch, cudaStream_t stream,
+                                           cudaEvent_t input_gradients) const {
+  const TeacherShape teacher = batch.teacher->shape();
+  const int64_t most_rows = MostRows(&teacher);
+  if (most_rows == 0) return {cudaErrorInvalidValue, "a workspace for soft targets"};
+  const DistillationStep step(shape_, path_, teacher, most_rows, workspace_, library_);
+  return step.Run(batch, RowsPerTile(batch.rows, &teacher), stream, input_gradients, {between_, context_});
+}
+
 Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients,
                                Stage between, void* context) {
   between_ = between;
   context_ = context;
+  if (batch.teacher != nullptr) return RunDistillation(batch, stream, input_gradients);
   Buffers buffers;
   Divide(shape_, path_, tile_rows_, workspace_, &buffers);
   const bool hopper = path_ == Path::kHopper;
@@ -360,43 +351,26 @@ Result LinearCrossEntropy::PortableInputGradient(const Batch& batch, const TileR
 
 // Products of the portable path always have tile_rows_ rows, so that the library chooses the same algorithm
 // for them and a row's bits do not depend on the rows beside it.
-Result LinearCrossEntropy::MultiplyPortableLogits(const void* weight, const Buffers& b, cudaStream_t stream) {
-  const int64_t padded = PaddedHidden(shape_.hidden);
-  const BlasOperand x{b.x, shape_.weight_type, padded, false};
-  const BlasOperand weight_transposed{weight, shape_.weight_type, padded, true};
-  return library_->Multiply(tile_rows_, shape_.vocab, padded, x, weight_transposed, b.exponentials,
-                            DataType::kFloat32, b.stride, {&kOne, &kZero, false}, b.library, stream);
+Result LinearCrossEntropy::MultiplyPortableLogits(const void* weight, const Buffers& b,
+                                                  cudaStream_t stream) const {
+  const PortableProducts products(shape_, library_, b.library);
+  return products.Logits(tile_rows_, b.x, weight, b.exponentials, b.stride, stream);
 }
 
 Result LinearCrossEntropy::MultiplyPortableInputGradient(const void* weight, const Buffers& b,
-                                                         cudaStream_t stream) {
-  const int64_t padded = PaddedHidden(shape_.hidden);
-  const BlasOperand e{b.exponentials, shape_.weight_type, b.stride * 4 / SizeOf(shape_.weight_type), false};
-  const BlasOperand w{weight, shape_.weight_type, padded, false};
-  return library_->Multiply(tile_rows_, padded, shape_.vocab, e, w, b.product, DataType::kFloat32, padded,
-                            {&kOne, &kZero, false}, b.library, stream);
-}
-
-// The sums over rows have one of a few lengths, so that all the kernels that the library takes for them can
-// be loaded beforehand.
-int64_t LinearCrossEntropy::ReductionRows(int64_t rows) const {
-  constexpr uint64_t kFewest = 64;
-  return std::min(static_cast<int64_t>(std::max(kFewest, std::bit_ceil(static_cast<uint64_t>(rows)))),
-                  tile_rows_);
+                                                         cudaStream_t stream) const {
+  const PortableProducts products(shape_, library_, b.library);
+  const int64_t stride = b.stride * 4 / SizeOf(shape_.weight_type);
+  return products.InputGradient(tile_rows_, b.exponentials, stride, weight, b.product, stream);
 }
 
 Result LinearCrossEntropy::MultiplyPortableWeightGradient(int64_t rows, const Buffers& b,
                                                           WeightGradient gradient, float* dw,
-                                                          cudaStream_t stream) {
-  const bool overwrite = gradient == WeightGradient::kOverwrite;
-  const DataType type = shape_.weight_type;
-  const int64_t padded = PaddedHidden(shape_.hidden);
-  const BlasOperand e{b.exponentials, type, b.stride * 4 / SizeOf(type), true};
-  const BlasOperand x{b.scaled_x, type, padded, false};
-  CublasLt::Factors factors{&kOne, overwrite ? &kZero : &kOne, false};
-  if (type == DataType::kFloat16) factors = {b.factors + 1, b.factors + (overwrite ? 2 : 3), true};
-  return library_->Multiply(shape_.vocab, padded, rows, e, x, dw, DataType::kFloat32, padded, factors,
-                            b.library, stream);
+                                                          cudaStream_t stream) const {
+  const PortableProducts products(shape_, library_, b.library);
+  const int64_t stride = b.stride * 4 / SizeOf(shape_.weight_type);
+  return products.WeightGradient(rows, b.exponentials, stride, b.scaled_x, gradient, b.rows.factors, dw,
+                                 stream);
 }
 
 Result LinearCrossEntropy::LoadLibraryProducts(const void* weight, float* dw, cudaStream_t stream) {
@@ -407,12 +381,21 @@ Result LinearCrossEntropy::LoadLibraryProducts(const void* weight, float* dw, cu
   LOSSD_CUDA_PASS_ON(MultiplyPortableInputGradient(weight, buffers, stream));
   if (dw == nullptr) return {};
   for (int64_t rows = 0; rows < tile_rows_;) {
-    rows = ReductionRows(rows + 1);
+    rows = PortableProducts::ReductionRows(rows + 1, tile_rows_);
     for (const WeightGradient gradient : {WeightGradient::kOverwrite, WeightGradient::kAccumulate}) {
       LOSSD_CUDA_PASS_ON(MultiplyPortableWeightGradient(rows, buffers, gradient, dw, stream));
     }
   }
   return {};
+}
+
+Result LinearCrossEntropy::LoadTeacherProducts(const void* weight, float* dw, const TeacherHead& teacher,
+                                               cudaStream_t stream) {
+  const TeacherShape teacher_shape = teacher.shape();
+  const int64_t most_rows = MostRows(&teacher_shape);
+  if (most_rows == 0) return {cudaErrorInvalidValue, "a workspace for soft targets"};
+  const DistillationStep step(shape_, path_, teacher_shape, most_rows, workspace_, library_);
+  return step.LoadProducts(weight, dw, teacher, stream);
 }
 
 Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
@@ -422,7 +405,7 @@ Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows&
     const sm90::Store store = overwrite ? sm90::Store::kOverwrite : sm90::Store::kAdd;
     LOSSD_CUDA_PASS_ON(sm90::MultiplyWeightGradient(tile, b.exponentials, b.stride, store, batch.dw, stream));
   } else {
-    const int64_t rows = ReductionRows(tile.rows);
+    const int64_t rows = PortableProducts::ReductionRows(tile.rows, tile_rows_);
     const auto more = static_cast<size_t>(rows - tile.rows);
     const auto e_bytes = static_cast<size_t>(b.stride) * sizeof(float);
     const auto x_bytes = static_cast<size_t>(tile.padded_hidden * SizeOf(tile.type));

@@ -11,17 +11,15 @@
 #include <span>
 
 #include "kernels/cuda/batch_rows.h"
+#include "kernels/cuda/heads.h"
 #include "kernels/cuda/owners.h"
 #include "kernels/cuda/portable/cublas_lt.h"
 #include "kernels/cuda/result.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
-#include "kernels/rounding.h"
 
 namespace lossd::kernels::cuda {
-
-enum class Path { kHopper, kPortable };
 
 // What the current device takes for heads of this type. Fails if it is older than 8.0.
 Result BestPath(DataType weight_type, Path* path);
@@ -31,32 +29,35 @@ Result BestPath(DataType weight_type, Path* path);
 // CUDA_MODULE_LOADING=EAGER would do the same for all of cuBLAS too, which is hundreds of MiB.
 Result LoadKernels(DataType weight_type);
 
-// Rows of W, of its gradient and of what the step keeps of X are padded to this many elements.
-inline constexpr int64_t kHiddenAlignment = 8;
-constexpr int64_t PaddedHidden(int64_t hidden) { return RoundUp(hidden, kHiddenAlignment); }
-
 class LinearCrossEntropy {
  public:
-  struct Shape {
-    int64_t vocab = 0;
-    int64_t hidden = 0;
-    DataType weight_type = DataType::kBFloat16;
-  };
+  using Shape = HeadShape;
 
   // Rows of a tile that `workspace_bytes` lets the step work on at once, at most kMostTileRows; 0 if not one
   // fits. And the bytes that so many rows need.
   static constexpr int64_t kMostTileRows = 16384;
   static int64_t RowsWithin(const Shape& shape, Path path, int64_t workspace_bytes);
   static int64_t WorkspaceBytes(const Shape& shape, Path path, int64_t tile_rows);
+  // The same for batches with soft targets of such a teacher, which hold other things in the workspace.
+  static int64_t RowsWithin(const Shape& shape, Path path, const TeacherShape& teacher,
+                            int64_t workspace_bytes);
+  static int64_t WorkspaceBytes(const Shape& shape, Path path, const TeacherShape& teacher,
+                                int64_t tile_rows);
 
   // `workspace` is device memory of WorkspaceBytes, 256-byte aligned, that outlives the step; steps that are
-  // never under way at once may share it. `library` is needed for kPortable only.
-  LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace, CublasLt* library);
+  // never under way at once may share it. `library` is needed for kPortable only. `workspace_bytes`, if there
+  // are more than WorkspaceBytes, are for batches with soft targets.
+  LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace, CublasLt* library,
+                     int64_t workspace_bytes = 0);
 
   // Has the library load what its products of these sizes take, by running each of them once over whatever
   // the workspace holds; does nothing on Hopper's own path. dw [vocab, PaddedHidden(hidden)] is overwritten,
   // or null if there will never be one.
   Result LoadLibraryProducts(const void* weight, float* dw, cudaStream_t stream);
+  // The same of what batches with soft targets of such a teacher take; to be called before the first of them,
+  // in a stream where no batch that shares the workspace is under way beside it. Does nothing where both
+  // paths are Hopper's. dw keeps its values, and is null if there will never be one.
+  Result LoadTeacherProducts(const void* weight, float* dw, const TeacherHead& teacher, cudaStream_t stream);
 
   struct Batch {
     // Device memory. Arrays of BatchRows, copied.
@@ -71,6 +72,11 @@ class LinearCrossEntropy {
     const int32_t* by_label = nullptr;
 
     LossOptions options;
+    // Soft targets. Such a batch keeps nothing of label smoothing beside dW: smoothing_gradient and
+    // classes.vocabulary_sum are not used. A workspace that RowsWithin says has no room for such a teacher is
+    // cudaErrorInvalidValue.
+    const TeacherHead* teacher = nullptr;  // null: none, and `distillation` means nothing
+    Distillation distillation;
     // Without class weights: as it is made, but for the sum, which is then the vocabulary's size whatever it
     // says. vocabulary_sum is SumVocabulary's, of these weights.
     ClassWeightTerms classes;
@@ -101,18 +107,25 @@ class LinearCrossEntropy {
   Result Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients, Stage between = nullptr,
              void* context = nullptr);
 
-  // The rows of these parts whose labels are not ignore_index, as Run wants them.
-  BatchRows Arrange(std::span<const LabelledRows> parts) const;
+  // The rows of these parts whose labels are not ignore_index, as Run wants them. `teacher` here and below:
+  // of the batch's soft targets, or null.
+  BatchRows Arrange(std::span<const LabelledRows> parts, const TeacherShape* teacher = nullptr) const;
 
   // Rows of the tiles that a batch of `rows` is cut into: as many as the workspace has room for, or fewer if
   // that keeps the device busier.
-  int64_t RowsPerTile(int64_t rows) const;
+  int64_t RowsPerTile(int64_t rows, const TeacherShape* teacher = nullptr) const;
   // The size of batches that lose least.
-  int64_t BestBatchRows() const;
+  int64_t BestBatchRows(const TeacherShape* teacher = nullptr) const;
+
+  // What a tile is given of a batch: everything of TileRows but what is made.
+  static TileRows DescribeRows(const Shape& shape, Path path, const Batch& batch, int64_t first,
+                               int64_t rows);
 
  private:
   struct Buffers;  // the workspace, divided
 
+  // Rows of a tile that the workspace has room for.
+  int64_t MostRows(const TeacherShape* teacher) const;
   // The time that a tile of so many rows takes, in rows of a step that keeps all of the device busy.
   double TileCost(int64_t rows) const;
   static int64_t Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers);
@@ -127,11 +140,11 @@ class LinearCrossEntropy {
                         cudaStream_t stream);
   Result PortableInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
                                cudaStream_t stream);
-  Result MultiplyPortableLogits(const void* weight, const Buffers& buffers, cudaStream_t stream);
-  Result MultiplyPortableInputGradient(const void* weight, const Buffers& buffers, cudaStream_t stream);
-  int64_t ReductionRows(int64_t rows) const;
+  Result MultiplyPortableLogits(const void* weight, const Buffers& buffers, cudaStream_t stream) const;
+  Result MultiplyPortableInputGradient(const void* weight, const Buffers& buffers, cudaStream_t stream) const;
   Result MultiplyPortableWeightGradient(int64_t rows, const Buffers& buffers, WeightGradient gradient,
-                                        float* dw, cudaStream_t stream);
+                                        float* dw, cudaStream_t stream) const;
+  Result RunDistillation(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients) const;
   Result AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,
                            cudaStream_t stream);
   void Report(const char* stage) const {
@@ -144,6 +157,7 @@ class LinearCrossEntropy {
   int32_t multiprocessors_ = 0;  // 0: not known
   CublasLt* const library_;
   void* const workspace_;
+  const int64_t workspace_bytes_;
   Stage between_ = nullptr;
   void* context_ = nullptr;
 };

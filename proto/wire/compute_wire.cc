@@ -23,6 +23,11 @@ using google::protobuf::io::CodedOutputStream;
 constexpr uint32_t kOuter = v1::ComputeRequest::kChunkFieldNumber;
 constexpr uint32_t kSmall = v1::Chunk::kLabelsFieldNumber;
 constexpr uint32_t kLarge = v1::Chunk::kHiddenStatesFieldNumber;
+// The third one is a chunk's alone.
+template <typename Message>
+constexpr uint32_t kExtra = 0;
+template <>
+constexpr uint32_t kExtra<v1::ComputeRequest> = v1::Chunk::kTeacherHiddenStatesFieldNumber;
 static_assert(kOuter == v1::ComputeResponse::kResultFieldNumber);
 static_assert(kSmall == v1::ChunkResult::kLossesFieldNumber);
 static_assert(kLarge == v1::ChunkResult::kDxFieldNumber);
@@ -33,10 +38,18 @@ struct Body {
   std::string rest;  // its fields that are no tensors, one after the other
   Tensor small;
   Tensor large;
+  Tensor extra;
+
+  // The one of this tag, or null.
+  Tensor* Of(uint32_t tag, uint32_t extra_field) {
+    if (tag == Tag(kSmall)) return &small;
+    if (tag == Tag(kLarge)) return &large;
+    return extra_field != 0 && tag == Tag(extra_field) ? &extra : nullptr;
+  }
 };
 
 // False if the message is anything but one field kOuter of plain fields, be it valid or not.
-bool Split(const std::vector<grpc::Slice>& slices, Body* body) {
+bool Split(const std::vector<grpc::Slice>& slices, uint32_t extra_field, Body* body) {
   FieldReader reader(slices);
   uint32_t tag = 0;
   int64_t size = 0;
@@ -46,11 +59,10 @@ bool Split(const std::vector<grpc::Slice>& slices, Body* body) {
   while (reader.remaining() > 0) {
     const FieldReader::Mark begin = reader.mark();
     if (!reader.ReadTag(&tag)) return false;
-    if (tag == Tag(kSmall) || tag == Tag(kLarge)) {
-      Tensor& tensor = tag == Tag(kSmall) ? body->small : body->large;
-      tensor.parts.clear();  // the last one counts
-      if (!reader.ReadSize(&tensor.bytes)) return false;
-      reader.Take(tensor.bytes, &tensor.parts);
+    if (Tensor* const tensor = body->Of(tag, extra_field); tensor != nullptr) {
+      tensor->parts.clear();  // the last one counts
+      if (!reader.ReadSize(&tensor->bytes)) return false;
+      reader.Take(tensor->bytes, &tensor->parts);
     } else {
       if (!reader.SkipValue(tag)) return false;
       reader.AppendSince(begin, &body->rest);
@@ -89,6 +101,8 @@ std::string* MutableSmall(v1::Chunk* chunk) { return chunk->mutable_labels(); }
 std::string* MutableSmall(v1::ChunkResult* result) { return result->mutable_losses(); }
 std::string* MutableLarge(v1::Chunk* chunk) { return chunk->mutable_hidden_states(); }
 std::string* MutableLarge(v1::ChunkResult* result) { return result->mutable_dx(); }
+std::string TakeExtra(v1::Chunk* chunk) { return std::exchange(*chunk->mutable_teacher_hidden_states(), {}); }
+std::string TakeExtra(v1::ChunkResult* /*result*/) { return {}; }
 
 Tensor TensorOf(const std::string& bytes) {
   Tensor tensor;
@@ -103,14 +117,16 @@ bool DecodeOther(grpc::ByteBuffer* bytes, Received<Message>* received) {
   if (!grpc::SerializationTraits<Message>::Deserialize(bytes, &received->message).ok()) return false;
   if (!HasBody(received->message)) return true;
   auto* body = MutableBody(&received->message);
-  auto tensors = std::make_shared<std::array<std::string, 2>>();
+  auto tensors = std::make_shared<std::array<std::string, 3>>();
   tensors->at(0) = std::move(*MutableSmall(body));
   tensors->at(1) = std::move(*MutableLarge(body));
+  tensors->at(2) = TakeExtra(body);
   MutableSmall(body)->clear();
   MutableLarge(body)->clear();
   received->small = TensorOf(tensors->at(0));
   received->large = TensorOf(tensors->at(1));
-  received->kept_bytes = received->small.bytes + received->large.bytes;
+  received->extra = TensorOf(tensors->at(2));
+  received->kept_bytes = received->small.bytes + received->large.bytes + received->extra.bytes;
   received->owner = std::move(tensors);
   return true;
 }
@@ -121,7 +137,8 @@ bool DecodeMessage(grpc::ByteBuffer* bytes, Received<Message>* received) {
   auto slices = std::make_shared<std::vector<grpc::Slice>>();
   if (!bytes->Valid() || !bytes->Dump(slices.get()).ok()) return false;
   Body body;
-  if (!Split(*slices, &body) || !MutableBody(&received->message)->ParseFromString(body.rest)) {
+  if (!Split(*slices, kExtra<Message>, &body) ||
+      !MutableBody(&received->message)->ParseFromString(body.rest)) {
     received->Clear();
     slices.reset();
     return DecodeOther(bytes, received);
@@ -129,6 +146,7 @@ bool DecodeMessage(grpc::ByteBuffer* bytes, Received<Message>* received) {
   bytes->Clear();
   received->small = std::move(body.small);
   received->large = std::move(body.large);
+  received->extra = std::move(body.extra);
   received->kept_bytes = KeptBytes(*slices);
   received->owner = std::move(slices);
   return true;
@@ -150,13 +168,27 @@ uint8_t* WriteTagAndSize(uint32_t field, size_t size, uint8_t* out) {
   return CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(size), out);
 }
 
+grpc::Slice TagAndSize(uint32_t field, size_t size) {
+  grpc_slice raw = grpc_slice_malloc(SizeOfField(field, size) - size);
+  WriteTagAndSize(field, size, GRPC_SLICE_START_PTR(raw));
+  return grpc::Slice(raw, grpc::Slice::STEAL_REF);
+}
+
+size_t SizeOfAll(std::span<const grpc::Slice> slices) {
+  size_t size = 0;
+  for (const grpc::Slice& slice : slices) size += slice.size();
+  return size;
+}
+
+// `behind` is the rest of the body's bytes.
 grpc::ByteBuffer EncodeMessage(const MessageLite& header, std::span<const std::byte> small,
-                               std::span<const grpc::Slice> large) {
-  size_t large_size = 0;
-  for (const grpc::Slice& slice : large) large_size += slice.size();
+                               std::span<const grpc::Slice> large, std::span<const grpc::Slice> behind = {}) {
+  const size_t large_size = SizeOfAll(large);
+  const size_t referred = large_size + SizeOfAll(behind);
   const size_t rest = header.ByteSizeLong();
-  const size_t body = rest + SizeOfField(kSmall, small.size()) + SizeOfField(kLarge, large_size);
-  grpc_slice raw = grpc_slice_malloc(SizeOfVarint(Tag(kOuter)) + SizeOfVarint(body) + body - large_size);
+  const size_t body =
+      rest + SizeOfField(kSmall, small.size()) + SizeOfField(kLarge, large_size) + SizeOfAll(behind);
+  grpc_slice raw = grpc_slice_malloc(SizeOfVarint(Tag(kOuter)) + SizeOfVarint(body) + body - referred);
   uint8_t* out = WriteTagAndSize(kOuter, body, GRPC_SLICE_START_PTR(raw));
   out = header.SerializeWithCachedSizesToArray(out);
   if (!small.empty()) {
@@ -166,9 +198,10 @@ grpc::ByteBuffer EncodeMessage(const MessageLite& header, std::span<const std::b
   }
   if (large_size > 0) WriteTagAndSize(kLarge, large_size, out);
   std::vector<grpc::Slice> slices;
-  slices.reserve(1 + large.size());
+  slices.reserve(1 + large.size() + behind.size());
   slices.emplace_back(raw, grpc::Slice::STEAL_REF);
   if (large_size > 0) slices.insert(slices.end(), large.begin(), large.end());
+  slices.insert(slices.end(), behind.begin(), behind.end());
   return {slices.data(), slices.size()};
 }
 
@@ -203,13 +236,18 @@ bool Decode(grpc::ByteBuffer* bytes, ReceivedRequest* received) { return DecodeM
 bool Decode(grpc::ByteBuffer* bytes, ReceivedResponse* received) { return DecodeMessage(bytes, received); }
 
 grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
-                        std::span<const grpc::Slice> hidden_states) {
-  return EncodeMessage(header, labels, hidden_states);
+                        std::span<const grpc::Slice> hidden_states,
+                        std::span<const grpc::Slice> teacher_hidden_states) {
+  const size_t teacher_size = SizeOfAll(teacher_hidden_states);
+  if (teacher_size == 0) return EncodeMessage(header, labels, hidden_states);
+  std::vector<grpc::Slice> extra = {TagAndSize(kExtra<v1::ComputeRequest>, teacher_size)};
+  extra.insert(extra.end(), teacher_hidden_states.begin(), teacher_hidden_states.end());
+  return EncodeMessage(header, labels, hidden_states, extra);
 }
 
 grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
                         const grpc::Slice& hidden_states) {
-  return EncodeMessage(header, labels, {&hidden_states, 1});
+  return Encode(header, labels, std::span(&hidden_states, 1));
 }
 
 grpc::ByteBuffer Encode(const v1::ChunkResult& header, std::span<const std::byte> losses,

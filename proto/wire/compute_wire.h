@@ -1,4 +1,4 @@
-// The bytes of a Compute stream's messages without copies of the large tensor: ComputeRequest with a chunk
+// The bytes of a Compute stream's messages without copies of the large tensors: ComputeRequest with a chunk
 // and ComputeResponse with a result, as grpc::ByteBuffer. Same wire format as the generated classes', and the
 // same messages accepted: what does not look as every protobuf library writes it goes through the generated
 // parser. Pure functions.
@@ -37,7 +37,8 @@ struct Received {
   Message message;  // everything but the tensors
   Tensor small;     // Chunk.labels, ChunkResult.losses
   Tensor large;     // Chunk.hidden_states, ChunkResult.dx
-  // Keeps the memory of both: the message's slices, which may be parts of larger blocks.
+  Tensor extra;     // Chunk.teacher_hidden_states
+  // Keeps the memory of all: the message's slices, which may be parts of larger blocks.
   std::shared_ptr<const void> owner;
   int64_t kept_bytes = 0;  // by the owner, at most
 
@@ -50,10 +51,11 @@ using ReceivedResponse = Received<v1::ComputeResponse>;
 bool Decode(grpc::ByteBuffer* bytes, ReceivedRequest* received);
 bool Decode(grpc::ByteBuffer* bytes, ReceivedResponse* received);
 
-// `header` is the message without its tensors. `small` is copied, `large`, in one piece or several, referred
-// to until gRPC drops it. Together below 2 GiB.
+// `header` is the message without its tensors. The small one is copied, the large ones, in one piece or
+// several, are referred to until gRPC drops them. Together below 2 GiB.
 grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
-                        std::span<const grpc::Slice> hidden_states);
+                        std::span<const grpc::Slice> hidden_states,
+                        std::span<const grpc::Slice> teacher_hidden_states = {});
 grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
                         const grpc::Slice& hidden_states);
 grpc::ByteBuffer Encode(const v1::ChunkResult& header, std::span<const std::byte> losses,

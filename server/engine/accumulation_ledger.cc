@@ -58,6 +58,10 @@ AccumulationLedger::Place AccumulationLedger::Classify(const Lane& lane, uint64_
   return sequence == lane.accepted + 1 ? Place::kNext : Place::kGap;
 }
 
+bool AccumulationLedger::WasRejected(const Lane& lane, uint64_t sequence) {
+  return std::binary_search(lane.rejected.begin(), lane.rejected.end(), sequence);
+}
+
 void AccumulationLedger::ForgetApplied(absl::string_view session_id) {
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return;

@@ -6,7 +6,8 @@
 //   started   last sequence handed to the device; from here on it always finishes
 //   applied   last sequence that is in dW (rejected ones count as applied: they are recorded as empty)
 //   base      accepted at the start of the window: above it lies what the window holds
-// The record is O(lanes) per session, whatever the number of chunks.
+// The record is O(lanes) per session, whatever the number of chunks, but for the sequences that were rejected
+// for what may change (Reject): of these only so many are taken.
 //
 // Not thread-safe: Head guards it with its mutex.
 #ifndef LOSSD_SERVER_ENGINE_ACCUMULATION_LEDGER_H_
@@ -42,6 +43,7 @@ class AccumulationLedger {
     uint64_t started = 0;
     uint64_t applied = 0;
     uint64_t base = 0;
+    std::vector<uint64_t> rejected;  // ascending
 
     bool contributed() const { return accepted > base; }
   };
@@ -73,6 +75,10 @@ class AccumulationLedger {
   static Place Classify(const Lane& lane, uint64_t sequence);
   static void Accept(Lane& lane) { ++lane.accepted; }
   static void Start(Lane& lane) { ++lane.started; }
+  // The sequence that was just started is in no window, though it would be taken if it came now: its repeat
+  // must not pass for one that is.
+  static void Reject(Lane& lane) { lane.rejected.push_back(lane.started); }
+  static bool WasRejected(const Lane& lane, uint64_t sequence);
   static void Apply(Lane& lane) { ++lane.applied; }
   // Where there is no window: what is applied belongs to none, and a closed session that has nothing more to
   // come is forgotten.

@@ -20,20 +20,45 @@ int64_t HiddenBytes(const Chunk& chunk, const HeadConfig& head) {
   return chunk.tokens * head.hidden_size * kernels::SizeOf(chunk.hidden_type);
 }
 
-absl::Status ValidateLengths(const Chunk& chunk, const HeadConfig& head) {
-  const int64_t hidden_bytes = HiddenBytes(chunk, head);
+// The hidden states of one head among a chunk's.
+struct HiddenTensor {
+  absl::string_view field;
+  const Payload& payload;
+  int64_t hidden_size = 0;
+  kernels::DataType type = kernels::DataType::kFloat32;
+
+  int64_t BytesOf(int64_t tokens) const { return tokens * hidden_size * kernels::SizeOf(type); }
+};
+
+HiddenTensor OwnTensor(const Chunk& chunk, const HeadConfig& head) {
+  return {"hidden_states", chunk.hidden_states, head.hidden_size, chunk.hidden_type};
+}
+
+HiddenTensor TeacherTensor(const Chunk& chunk, const HeadConfig& teacher) {
+  return {"teacher_hidden_states", chunk.teacher_hidden, teacher.hidden_size,
+          chunk.options.distillation->hidden_type};
+}
+
+absl::Status ValidateLength(const HiddenTensor& tensor, int64_t tokens) {
+  const int64_t bytes = tensor.BytesOf(tokens);
+  if (tensor.payload.size() == bytes) return absl::OkStatus();
+  return Invalid(RejectReason::kLength, tensor.field,
+                 absl::StrCat(tensor.field, " holds ", tensor.payload.size(), " bytes; [", tokens, ", ",
+                              tensor.hidden_size, "] of ", kernels::Name(tensor.type), " are ", bytes));
+}
+
+absl::Status ValidateLengths(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher) {
   if (static_cast<int64_t>(chunk.labels.size()) != chunk.tokens * 8) {
     return Invalid(RejectReason::kLength, "labels",
                    absl::StrCat("labels holds ", chunk.labels.size(), " bytes; ", chunk.tokens,
                                 " int64 labels are ", chunk.tokens * 8));
   }
-  if (chunk.hidden_states.size() != hidden_bytes) {
-    return Invalid(
-        RejectReason::kLength, "hidden_states",
-        absl::StrCat("hidden_states holds ", chunk.hidden_states.size(), " bytes; [", chunk.tokens, ", ",
-                     head.hidden_size, "] of ", kernels::Name(chunk.hidden_type), " are ", hidden_bytes));
-  }
-  return absl::OkStatus();
+  if (absl::Status status = ValidateLength(OwnTensor(chunk, head), chunk.tokens); !status.ok()) return status;
+  if (teacher != nullptr) return ValidateLength(TeacherTensor(chunk, *teacher), chunk.tokens);
+  if (chunk.teacher_hidden.size() == 0) return absl::OkStatus();
+  return Invalid(RejectReason::kLength, "teacher_hidden_states",
+                 absl::StrCat("teacher_hidden_states holds ", chunk.teacher_hidden.size(),
+                              " bytes, but options.distillation is not set"));
 }
 
 int64_t LabelAt(const Chunk& chunk, int64_t row) {
@@ -91,9 +116,10 @@ class NonFiniteCounter {
 };
 
 // Rows that are ignored may hold anything: padding often does.
-absl::Status ValidateFinite(const Chunk& chunk, const HeadConfig& head) {
-  const int64_t row_bytes = head.hidden_size * kernels::SizeOf(chunk.hidden_type);
-  NonFiniteCounter counter(chunk.hidden_states, chunk.hidden_type);
+absl::Status ValidateFinite(const Chunk& chunk, const HiddenTensor& tensor) {
+  if (tensor.payload.place() == MemoryPlace::kDevice) return absl::OkStatus();
+  const int64_t row_bytes = tensor.BytesOf(1);
+  NonFiniteCounter counter(tensor.payload, tensor.type);
   int64_t bad = 0;
   for (int64_t row = 0; row < chunk.tokens;) {
     const bool ignored = LabelAt(chunk, row) == chunk.ignore_index;
@@ -107,14 +133,15 @@ absl::Status ValidateFinite(const Chunk& chunk, const HeadConfig& head) {
     row = end;
   }
   if (bad == 0) return absl::OkStatus();
-  return Invalid(RejectReason::kNonFinite, "hidden_states",
-                 absl::StrCat("hidden_states holds ", bad, " non-finite values of ",
-                              chunk.tokens * head.hidden_size, "; all must be finite"));
+  return Invalid(RejectReason::kNonFinite, tensor.field,
+                 absl::StrCat(tensor.field, " holds ", bad, " non-finite values of ",
+                              chunk.tokens * tensor.hidden_size, "; all must be finite"));
 }
 
 }  // namespace
 
-absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits) {
+absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
+                            const HeadConfig* teacher) {
   if (chunk.tokens < 1) {
     return Invalid(RejectReason::kNoTokens, "tokens",
                    absl::StrCat("tokens is ", chunk.tokens, "; it must be at least 1"));
@@ -129,27 +156,38 @@ absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const Ch
                    absl::StrCat("hidden_states of ", chunk.tokens, " tokens are ", hidden_bytes,
                                 " bytes; the limit of a chunk is ", limits.max_chunk_bytes));
   }
+  const int64_t teacher_bytes = teacher == nullptr ? 0 : TeacherTensor(chunk, *teacher).BytesOf(chunk.tokens);
+  if (hidden_bytes + teacher_bytes > limits.max_chunk_bytes) {
+    return Invalid(RejectReason::kChunkTooLarge, "teacher_hidden_states",
+                   absl::StrCat("hidden_states of ", chunk.tokens, " tokens are ", hidden_bytes,
+                                " bytes and teacher_hidden_states ", teacher_bytes,
+                                "; the limit of a chunk is ", limits.max_chunk_bytes, " for both"));
+  }
   return absl::OkStatus();
 }
 
-absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits) {
+absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
+                             const HeadConfig* teacher) {
   if (!chunk.decode_status.ok()) return chunk.decode_status;
-  if (absl::Status status = ValidateTokens(chunk, head, limits); !status.ok()) return status;
-  if (absl::Status status = ValidateLengths(chunk, head); !status.ok()) return status;
+  if (absl::Status status = ValidateTokens(chunk, head, limits, teacher); !status.ok()) return status;
+  if (absl::Status status = ValidateLengths(chunk, head, teacher); !status.ok()) return status;
   if (absl::Status status = ValidateOptions(chunk, head); !status.ok()) return status;
+  if (teacher != nullptr) {
+    if (absl::Status status = ValidateTeacher(*teacher, head); !status.ok()) return status;
+  }
   if (!std::isfinite(chunk.gradient_scale)) {
     return Invalid(RejectReason::kOption, "gradient_scale",
                    absl::StrCat("gradient_scale is ", chunk.gradient_scale, "; it must be finite"));
   }
   if (absl::Status status = ValidateLabels(chunk, head); !status.ok()) return status;
-  if (chunk.hidden_states.place() == MemoryPlace::kDevice) return absl::OkStatus();
-  return ValidateFinite(chunk, head);
+  if (absl::Status status = ValidateFinite(chunk, OwnTensor(chunk, head)); !status.ok()) return status;
+  return teacher == nullptr ? absl::OkStatus() : ValidateFinite(chunk, TeacherTensor(chunk, *teacher));
 }
 
 int64_t TokenReturns::bytes() const {
   return static_cast<int64_t>(log_sum_exp.size() + z_losses.size() + log_probabilities.size() +
                               entropies.size() + predictions.size() + target_ranks.size() +
-                              top_tokens.size() + top_log_probabilities.size());
+                              divergences.size() + top_tokens.size() + top_log_probabilities.size());
 }
 
 int64_t AnswerBytes(const Chunk& chunk, int64_t hidden_size) {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
 #include "server/engine/head_config.h"
 #include "server/engine/payload.h"
 #include "server/engine/region_handle.h"
@@ -43,9 +44,17 @@ struct WantedReturns {
   bool entropy = false;
   bool prediction = false;
   bool target_rank = false;
+  bool divergence = false;
   int32_t top_k = 0;
 
   bool operator==(const WantedReturns&) const = default;
+};
+
+// Soft targets: those of another head of the engine, or of the same one.
+struct ChunkDistillation {
+  std::string teacher;                                          // its name
+  kernels::DataType hidden_type = kernels::DataType::kFloat32;  // of Chunk::teacher_hidden
+  kernels::Distillation loss = {};
 };
 
 // What the loss of a chunk is beyond plain cross-entropy; what is not set is the head's. Where that is looked
@@ -59,10 +68,11 @@ struct ChunkOptions {
   std::optional<float> z_gradient_scale = {};   // none: the chunk's gradient_scale
   std::optional<uint64_t> weight_version = {};  // that the weights must have when the chunk is started
   WantedReturns returns = {};
+  std::optional<ChunkDistillation> distillation = {};
 };
 
 struct ChunkLimits {
-  int64_t max_chunk_bytes = int64_t{16} << 20;  // of hidden states
+  int64_t max_chunk_bytes = int64_t{16} << 20;  // of hidden states, with those of a teacher
   int64_t max_chunk_tokens = 65536;
 };
 
@@ -72,8 +82,9 @@ struct TensorRef {
   int64_t offset = 0;
 };
 
-// Owns its payload. `labels` are int64, `hidden_states` [tokens, H] elements of hidden_type, and what there
-// is for each token besides, fp32 [tokens] or empty: all little-endian.
+// Owns its payload. `labels` are int64, `hidden_states` [tokens, H] elements of hidden_type, `teacher_hidden`
+// likewise of a distillation's teacher and otherwise empty, and what there is for each token besides, fp32
+// [tokens] or empty: all little-endian.
 struct Chunk {
   uint64_t sequence = 0;
   uint64_t generation = 0;
@@ -89,23 +100,27 @@ struct Chunk {
   std::string token_weights;
   std::string lse_gradients;
   Payload hidden_states;
-  // Until ResolveRegions has put the places themselves into hidden_states and dx.
+  Payload teacher_hidden;
+  // Until ResolveRegions has put the places themselves into hidden_states, teacher_hidden and dx.
   std::optional<TensorRef> hidden_region;
+  std::optional<TensorRef> teacher_hidden_region;
   std::optional<TensorRef> dx_region;
   OutputRange dx;              // of a region; null: dX goes into the answer
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
   Timing timing = Timing::kNone;
 
-  int64_t payload_bytes() const { return token_bytes() + hidden_states.size(); }
+  int64_t payload_bytes() const { return token_bytes() + hidden_states.size() + teacher_hidden.size(); }
   // Whether dX is to go into a region.
   bool dx_elsewhere() const { return dx_region.has_value() || dx.data != nullptr; }
   // Memory that the payload takes: more, where parts of larger blocks keep these.
-  int64_t kept_bytes() const { return token_bytes() + hidden_states.kept_bytes(); }
+  int64_t kept_bytes() const {
+    return token_bytes() + hidden_states.kept_bytes() + teacher_hidden.kept_bytes();
+  }
   // Of a rejected chunk, which may be kept for as long as a batch takes after its bytes were credited back.
   void DropPayload() {
     labels = token_weights = lse_gradients = {};
-    hidden_states = {};
+    hidden_states = teacher_hidden = {};
     dx = {};
   }
   int64_t token_bytes() const {
@@ -121,6 +136,7 @@ struct TokenReturns {
   std::string entropies;
   std::string predictions;
   std::string target_ranks;
+  std::string divergences;
   std::string top_tokens;
   std::string top_log_probabilities;
 
@@ -140,7 +156,9 @@ struct ChunkAnswer {
   double z_loss_sum = 0;        // which loss_sum contains
   int64_t correct_tokens = 0;   // if predictions are wanted
   double class_weight_sum = 0;  // if class weights count
+  double divergence_sum = 0;    // before its weight, times the tokens' weights
   uint64_t weight_version = 0;
+  uint64_t teacher_weight_version = 0;  // of a distillation
   kernels::DataType dx_type = kernels::DataType::kFloat32;
   std::string losses;  // fp32 [tokens]
   TokenReturns returns;
@@ -149,13 +167,15 @@ struct ChunkAnswer {
 };
 
 // What can be said of a chunk before its tensors are looked at: its number of tokens and of hidden-state
-// bytes.
-absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits);
+// bytes. `teacher`, here and below: that of its distillation, null without one.
+absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
+                            const HeadConfig* teacher = nullptr);
 
 // Checks everything about a chunk's content: sizes, labels, options, finiteness of the hidden states of rows
 // that are not ignored (unless they are in the device's memory, which is the device's to look at).
 // INVALID_ARGUMENT naming the field, what it is and what it must be.
-absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits);
+absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
+                             const HeadConfig* teacher = nullptr);
 
 // Bytes the answer to this chunk will hold.
 int64_t AnswerBytes(const Chunk& chunk, int64_t hidden_size);

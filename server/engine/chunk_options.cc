@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/errors.h"
@@ -19,6 +20,11 @@ constexpr char kClassWeights[] = "options.class_weights";
 constexpr char kZGradientScale[] = "options.z_gradient_scale";
 constexpr char kWeightVersion[] = "options.weight_version";
 constexpr char kTopK[] = "options.returns.top_k";
+constexpr char kDivergences[] = "options.returns.divergences";
+constexpr char kBeta[] = "options.distillation.beta";
+constexpr char kTemperature[] = "options.distillation.temperature";
+constexpr char kWeight[] = "options.distillation.weight";
+constexpr char kLabelWeight[] = "options.distillation.label_weight";
 constexpr char kTokenWeights[] = "token_inputs.weights";
 constexpr char kLseGradients[] = "token_inputs.lse_gradients";
 
@@ -31,6 +37,10 @@ absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_
 absl::Status InvalidOption(absl::string_view field, float value, absl::string_view what_it_must_be) {
   return Invalid(RejectReason::kOption, field,
                  absl::StrCat(field, " is ", value, "; it must be ", what_it_must_be));
+}
+
+const float* Floats(const std::string& bytes) {
+  return bytes.empty() ? nullptr : reinterpret_cast<const float*>(bytes.data());
 }
 
 absl::Status ValidateTokenArray(const std::string& array, int64_t tokens, absl::string_view field) {
@@ -70,6 +80,20 @@ absl::Status ValidateNumbers(const ChunkOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateDistillation(const kernels::Distillation& loss) {
+  // Written so that NaN is refused.
+  if (loss.divergence == kernels::Divergence::kJensenShannon && !(loss.beta > 0 && loss.beta < 1)) {
+    return InvalidOption(kBeta, loss.beta, "above 0 and below 1");
+  }
+  if (!std::isfinite(loss.temperature) || loss.temperature <= 0) {
+    return InvalidOption(kTemperature, loss.temperature, "finite and above 0");
+  }
+  for (const auto& [field, weight] : {std::pair(kWeight, loss.weight), {kLabelWeight, loss.label_weight}}) {
+    if (!std::isfinite(weight) || weight < 0) return InvalidOption(field, weight, "finite and at least 0");
+  }
+  return absl::OkStatus();
+}
+
 ClassWeights ClassWeightsOf(const Chunk& chunk, const HeadConfig& head) {
   return chunk.options.class_weights.value_or(head.class_weights == nullptr ? ClassWeights::kIgnore
                                                                             : ClassWeights::kUse);
@@ -95,6 +119,12 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
         RejectReason::kOption, kClassWeights,
         absl::StrCat(kClassWeights, " is true, but head ", head.name, " was created without class weights"));
   }
+  if (options.distillation.has_value()) {
+    if (absl::Status status = ValidateDistillation(options.distillation->loss); !status.ok()) return status;
+  } else if (options.returns.divergence) {
+    return Invalid(RejectReason::kOption, kDivergences,
+                   absl::StrCat(kDivergences, " is true, but options.distillation is not set"));
+  }
   const int64_t most = std::min<int64_t>(kernels::kMostTopK, head.vocab_size);
   if (options.returns.top_k < 0 || options.returns.top_k > most) {
     return Invalid(RejectReason::kOption, kTopK,
@@ -107,7 +137,15 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
   return ValidateTokenArray(chunk.lse_gradients, chunk.tokens, kLseGradients);
 }
 
-RowKind KindOf(const Chunk& chunk, const HeadConfig& head) {
+absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head) {
+  if (teacher.vocab_size == head.vocab_size) return absl::OkStatus();
+  return Invalid(RejectReason::kShape, kTeacherField,
+                 absl::StrCat(kTeacherField, " is ", teacher.name, ", of vocab_size ", teacher.vocab_size,
+                              "; head ", head.name, " has ", head.vocab_size));
+}
+
+RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher,
+               const HeadBackend* teacher_backend) {
   const ChunkOptions& options = chunk.options;
   RowKind kind;
   kind.hidden_type = chunk.hidden_type;
@@ -119,12 +157,24 @@ RowKind KindOf(const Chunk& chunk, const HeadConfig& head) {
                   .lse_square_scale = options.lse_square_scale};
   kind.class_weights = ClassWeightsOf(chunk, head);
   kind.returns = ReturnsOf(chunk);
+  if (teacher != nullptr) {
+    kind.teacher = {.backend = teacher_backend,
+                    .hidden_size = teacher->hidden_size,
+                    .weight_type = teacher->weight_type,
+                    .hidden_type = options.distillation->hidden_type,
+                    .distillation = options.distillation->loss};
+    // What means nothing keeps no chunks apart.
+    if (kind.teacher.distillation.divergence != kernels::Divergence::kJensenShannon) {
+      kind.teacher.distillation.beta = kernels::Distillation().beta;
+    }
+  }
   return kind;
 }
 
 WantedReturns ReturnsOf(const Chunk& chunk) {
   WantedReturns returns = chunk.options.returns;
   returns.z_loss = returns.z_loss || chunk.options.lse_square_scale > 0;
+  returns.divergence = returns.divergence || chunk.options.distillation.has_value();
   return returns;
 }
 
@@ -133,6 +183,7 @@ int64_t ReturnBytes(const WantedReturns& returns) {
                          static_cast<int64_t>(returns.log_probability) +
                          static_cast<int64_t>(returns.entropy) + static_cast<int64_t>(returns.prediction) +
                          static_cast<int64_t>(returns.target_rank) +
+                         static_cast<int64_t>(returns.divergence) +
                          2 * std::clamp<int64_t>(returns.top_k, 0, kernels::kMostTopK);
   return values * kValueBytes;
 }
@@ -149,6 +200,7 @@ kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenR
   if (wanted.entropy) make(tokens, &returns->entropies, &rows.entropy);
   if (wanted.prediction) make(tokens, &returns->predictions, &rows.prediction);
   if (wanted.target_rank) make(tokens, &returns->target_ranks, &rows.target_rank);
+  if (wanted.divergence) make(tokens, &returns->divergences, &rows.divergence);
   rows.top_k = wanted.top_k;
   if (wanted.top_k > 0) {
     make(tokens * wanted.top_k, &returns->top_tokens, &rows.top_tokens);
@@ -160,8 +212,9 @@ kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenR
 void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answer) {
   const auto* labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
   const auto* losses = reinterpret_cast<const float*>(answer->losses.data());
-  const std::string& z_bytes = answer->returns.z_losses;
-  const auto* z_losses = z_bytes.empty() ? nullptr : reinterpret_cast<const float*>(z_bytes.data());
+  const float* const z_losses = Floats(answer->returns.z_losses);
+  const float* const divergences = Floats(answer->returns.divergences);
+  const float* const token_weights = Floats(chunk.token_weights);
   const std::string& prediction_bytes = answer->returns.predictions;
   const auto* predictions =
       prediction_bytes.empty() ? nullptr : reinterpret_cast<const int32_t*>(prediction_bytes.data());
@@ -171,6 +224,10 @@ void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answ
     answer->loss_sum += losses[row];
     if (z_losses != nullptr) answer->z_loss_sum += z_losses[row];
     if (predictions != nullptr && predictions[row] == labels[row]) ++answer->correct_tokens;
+    if (divergences != nullptr) {
+      const double weight = token_weights == nullptr ? 1 : token_weights[row];
+      answer->divergence_sum += weight * divergences[row];
+    }
     if (class_weights != nullptr) answer->class_weight_sum += class_weights[labels[row]];
   }
 }

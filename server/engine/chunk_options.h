@@ -15,6 +15,8 @@
 
 namespace lossd::engine {
 
+inline constexpr char kTeacherField[] = "options.distillation.teacher";
+
 // INVALID_ARGUMENT naming `field`: what holds of a head's numbers holds of those that a chunk puts in their
 // place.
 absl::Status ValidateLogitScale(float logit_scale, absl::string_view field);
@@ -23,11 +25,16 @@ absl::Status ValidateSoftcap(float softcap, absl::string_view field);
 // Of a chunk whose number of tokens is sane: numbers, what is wanted, and the arrays by token, which must be
 // finite even where the label is ignored. INVALID_ARGUMENT naming the field, what it is and what it must be.
 absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head);
+// INVALID_ARGUMENT if `teacher` cannot be the teacher of `head`.
+absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head);
 
-// Of a chunk that ValidateContent accepts: chunks of another kind are computed in another batch.
-RowKind KindOf(const Chunk& chunk, const HeadConfig& head);
+// Of a chunk that ValidateContent accepts: chunks of another kind are computed in another batch. `teacher`
+// and its backend: of the chunk's distillation, null without one.
+RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher = nullptr,
+               const HeadBackend* teacher_backend = nullptr);
 
-// What has to be computed of each token: what is wanted, and z-losses wherever there are any, for their sum.
+// What has to be computed of each token: what is wanted, and z-losses and divergences wherever there are any,
+// for their sum.
 WantedReturns ReturnsOf(const Chunk& chunk);
 // Bytes of them for one token. Counts no more than can be asked for.
 int64_t ReturnBytes(const WantedReturns& returns);

@@ -14,11 +14,12 @@ namespace lossd::engine {
 // Offsets into a region are multiples of this, so that copies by a device are fast.
 inline constexpr int64_t kRegionAlignment = 16;
 
-// Puts what hidden_region and dx_region name into hidden_states and dx, which then keep it, and takes the
-// names away; so it may be called again. NOT_FOUND for a region that is not there, INVALID_ARGUMENT naming
-// the field for anything else that does not fit, and for sizes that ValidateTokens refuses.
+// Puts what hidden_region, teacher_hidden_region and dx_region name into hidden_states, teacher_hidden and
+// dx, which then keep it, and takes the names away; so it may be called again. NOT_FOUND for a region that is
+// not there, INVALID_ARGUMENT naming the field for anything else that does not fit, and for sizes that
+// ValidateTokens refuses. `teacher`: of the chunk's distillation, null without one.
 absl::Status ResolveRegions(Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
-                            const RegionTable& regions);
+                            const RegionTable& regions, const HeadConfig* teacher = nullptr);
 
 }  // namespace lossd::engine
 

@@ -84,6 +84,12 @@ class CpuBackend : public HeadBackend {
                           const BatchCallbacks& callbacks, BatchReport* report) {
     std::function<void()> tell = [&callbacks, number] { callbacks.on_input_gradients(number); };
     kernels::LinearCrossEntropyParams params = ToParams(kind, rows);
+    kernels::Teacher teacher;
+    if (kind.teacher.backend != nullptr) {
+      teacher = TeacherOf(kind.teacher, rows);
+      params.teacher = &teacher;
+      params.distillation = kind.teacher.distillation;
+    }
     params.on_input_gradients = [](void* context) { (*static_cast<std::function<void()>*>(context))(); };
     params.on_input_gradients_context = &tell;
     kernels::LinearCrossEntropyStats stats;
@@ -94,21 +100,37 @@ class CpuBackend : public HeadBackend {
     return status;
   }
 
-  // The products want one piece, aligned.
-  const void* HiddenStates(const RowKind& kind, const ChunkRows& rows) {
-    const int64_t element = kernels::SizeOf(kind.hidden_type);
-    if (reinterpret_cast<uintptr_t>(rows.hidden_states) % static_cast<uintptr_t>(element) == 0 &&
-        rows.hidden_states != nullptr) {
-      return rows.hidden_states;
+  // The products want one piece, aligned: where it is not, it is made in `gathered`.
+  static const void* OnePiece(const HiddenRows& rows, int64_t elements, DataType type,
+                              ResultBytes* gathered) {
+    const int64_t element = kernels::SizeOf(type);
+    if (rows.data != nullptr &&
+        reinterpret_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(element) == 0) {
+      return rows.data;
     }
-    const int64_t bytes = rows.tokens * config_.hidden_size * element;
-    if (gathered_.size() < bytes) gathered_ = ResultBytes(bytes);
-    if (rows.hidden_states != nullptr) {
-      std::memcpy(gathered_.data(), rows.hidden_states, static_cast<size_t>(bytes));
+    const int64_t bytes = elements * element;
+    if (gathered->size() < bytes) *gathered = ResultBytes(bytes);
+    if (rows.data != nullptr) {
+      std::memcpy(gathered->data(), rows.data, static_cast<size_t>(bytes));
     } else {
-      Gather(rows.hidden_parts, gathered_.data());
+      Gather(rows.parts, gathered->data());
     }
-    return gathered_.data();
+    return gathered->data();
+  }
+
+  // Of a batch that `kind` says has one.
+  kernels::Teacher TeacherOf(const TeacherKind& kind, const ChunkRows& rows) {
+    const auto& backend = static_cast<const CpuBackend&>(*kind.backend);  // of the same device
+    kernels::Teacher teacher;
+    teacher.hidden = backend.config_.hidden_size;
+    teacher.weight_type = backend.config_.weight_type;
+    teacher.weight = backend.weights_.data();
+    teacher.logit_scale = backend.config_.logit_scale;
+    teacher.softcap = backend.config_.softcap;
+    teacher.hidden_type = kind.hidden_type;
+    teacher.hidden_states =
+        OnePiece(rows.teacher_hidden, rows.tokens * teacher.hidden, kind.hidden_type, &teacher_gathered_);
+    return teacher;
   }
 
   kernels::LinearCrossEntropyParams ToParams(const RowKind& kind, const ChunkRows& rows) {
@@ -119,7 +141,8 @@ class CpuBackend : public HeadBackend {
     params.weight_type = config_.weight_type;
     params.weight = weights_.data();
     params.hidden_type = kind.hidden_type;
-    params.hidden_states = HiddenStates(kind, rows);
+    params.hidden_states =
+        OnePiece(rows.hidden_states, rows.tokens * config_.hidden_size, kind.hidden_type, &gathered_);
     params.labels = rows.labels;
     params.ignore_index = rows.ignore_index;
     params.options = kind.options;
@@ -149,6 +172,7 @@ class CpuBackend : public HeadBackend {
   HostBuffer weights_;
   HostBuffer gradient_;
   ResultBytes gathered_;  // hidden states of one chunk
+  ResultBytes teacher_gathered_;
   bool gradient_empty_ = true;
 };
 

@@ -6,8 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/cuda/smoothing.h"
+#include "server/engine/chunk_options.h"
 #include "server/engine/cuda_status.h"
+#include "server/engine/errors.h"
 
 namespace lossd::engine {
 
@@ -20,16 +23,35 @@ using kernels::cuda::LinearCrossEntropy;
 using kernels::cuda::PaddedHidden;
 using kernels::cuda::Path;
 using kernels::cuda::Result;
+using kernels::cuda::TeacherHead;
+using kernels::cuda::TeacherShape;
 
 using Accumulate = ChunkRows::Accumulate;
+
+namespace {
+
+// Into pinned memory, unless the device copies them itself; `to` moves on.
+void Stage(const HiddenRows& rows, int64_t bytes, char** to) {
+  if (bytes > 0 && !CudaPipeline::CopiesItself(rows, bytes)) {
+    if (rows.data != nullptr) {
+      std::memcpy(*to, rows.data, static_cast<size_t>(bytes));
+    } else {
+      Gather(rows.parts, reinterpret_cast<std::byte*>(*to));
+    }
+  }
+  *to += bytes;
+}
+
+}  // namespace
 
 CudaBackend::CudaBackend(HeadConfig config, SharedCuda* device, Path path)
     : config_(std::move(config)),
       device_(device),
+      path_(path),
       padded_hidden_(PaddedHidden(config_.hidden_size)),
       shape_{config_.vocab_size, config_.hidden_size, config_.weight_type},
       step_(shape_, path, LinearCrossEntropy::RowsWithin(shape_, path, device->workspace_bytes),
-            device->workspace.data(), device->library.get()) {}
+            device->workspace.data(), device->library.get(), device->workspace_bytes) {}
 
 int64_t CudaBackend::WeightRowBytes() const { return padded_hidden_ * SizeOf(config_.weight_type); }
 int64_t CudaBackend::GradientRowBytes() const { return padded_hidden_ * static_cast<int64_t>(sizeof(float)); }
@@ -186,12 +208,62 @@ Result CudaBackend::ReadRows(const DeviceBuffer& buffer, int64_t stride_bytes, i
 int64_t CudaBackend::RowsPerBatch(const RowKind& kind) const {
   const CudaPipeline::Capacity& capacity = device_->pipeline.capacity();
   // Tile by tile, the step gains nothing by more rows.
-  int64_t rows = std::min(step_.BestBatchRows(), capacity.tokens);
-  rows = std::min(rows, capacity.hidden_bytes / (config_.hidden_size * SizeOf(kind.hidden_type)));
+  const bool taught = kind.teacher.backend != nullptr;
+  const TeacherShape teacher = ShapeOf(kind.teacher);
+  // A teacher that there is no room for is refused when its batch is to be started.
+  if (taught && LinearCrossEntropy::RowsWithin(shape_, path_, teacher, device_->workspace_bytes) == 0)
+    return 1;
+  int64_t rows = std::min(step_.BestBatchRows(taught ? &teacher : nullptr), capacity.tokens);
+  int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
+  if (taught) row_bytes += kind.teacher.hidden_size * SizeOf(kind.teacher.hidden_type);
+  rows = std::min(rows, capacity.hidden_bytes / row_bytes);
   if (kind.mode == ComputeMode::kLossAndGradients) {
     rows = std::min(rows, capacity.dx_bytes / (config_.hidden_size * SizeOf(kind.dx_type)));
   }
   return std::max<int64_t>(rows, 1);
+}
+
+TeacherHead CudaBackend::AsTeacher() const {
+  TeacherHead teacher;
+  teacher.head.hidden = config_.hidden_size;
+  teacher.head.weight_type = config_.weight_type;
+  teacher.head.weight = weights_.data();
+  teacher.head.logit_scale = config_.logit_scale;
+  teacher.head.softcap = config_.softcap;
+  teacher.weight_largest = static_cast<const float*>(weight_largest_.data());
+  teacher.path = path_;
+  teacher.library = device_->library.get();
+  return teacher;
+}
+
+// Where the path is not this one's, a batch has a few rows more or less than the workspace likes best.
+TeacherShape CudaBackend::ShapeOf(const TeacherKind& teacher) const {
+  return {teacher.hidden_size, teacher.weight_type,
+          teacher.weight_type == DataType::kFloat32 ? Path::kPortable : path_};
+}
+
+absl::Status CudaBackend::PrepareTeacher(const HeadBackend& backend) {
+  const TeacherHead teacher = static_cast<const CudaBackend&>(backend).AsTeacher();  // of the same device
+  const TeacherShape shape = teacher.shape();
+  if (std::find(prepared_.begin(), prepared_.end(), shape) != prepared_.end()) return absl::OkStatus();
+  if (LinearCrossEntropy::RowsWithin(shape_, path_, shape, device_->workspace_bytes) == 0) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, RejectReason::kShape, kTeacherField,
+        absl::StrCat(kTeacherField, ": one row of vocab_size ", config_.vocab_size,
+                     " with soft targets needs a workspace of ",
+                     LinearCrossEntropy::WorkspaceBytes(shape_, path_, shape, 1), " bytes, the device has ",
+                     device_->workspace_bytes, "; raise --workspace_bytes"));
+  }
+  Result result(cudaSetDevice(device_->index), "cudaSetDevice");
+  if (result.ok()) {
+    const std::lock_guard lock(device_->workspace_turn);
+    // Behind every batch that was started: they use the workspace and dW in this stream alone.
+    result = step_.LoadTeacherProducts(weights_.data(), static_cast<float*>(gradient_.data()), teacher,
+                                       device_->pipeline.computing());
+  }
+  if (!result.ok()) return DeviceFailed(result);
+  prepared_.push_back(shape);
+  return absl::OkStatus();
 }
 
 void CudaBackend::StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
@@ -205,12 +277,23 @@ void CudaBackend::StartBatch(const RowKind& kind, std::span<const ChunkRows> chu
 Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
   CudaPipeline& pipeline = device_->pipeline;
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
-  const BatchRows rows = FillPinned(slot);
+  TeacherHead teacher;
+  if (kind.teacher.backend != nullptr) {
+    teacher = static_cast<const CudaBackend&>(*kind.teacher.backend).AsTeacher();  // of the same device
+    teacher.head.hidden_type = kind.teacher.hidden_type;
+    teacher.head.hidden_states = static_cast<const char*>(slot.in.data()) + slot.layout.teacher_hidden;
+  }
+  const TeacherShape teacher_shape = teacher.shape();
+  const BatchRows rows = FillPinned(slot, kind.teacher.backend == nullptr ? nullptr : &teacher_shape);
   int64_t tokens = 0;
   for (const ChunkRows& chunk : slot.chunks) tokens += chunk.tokens;
   // Rows that are ignored get zeros.
   LOSSD_CUDA_PASS_ON(pipeline.CopyIn(slot, rows.rows == tokens ? slot.layout.dx : slot.layout.out_bytes));
-  const LinearCrossEntropy::Batch batch = Describe(kind, slot, rows);
+  LinearCrossEntropy::Batch batch = Describe(kind, slot, rows);
+  if (kind.teacher.backend != nullptr) {
+    batch.teacher = &teacher;
+    batch.distillation = kind.teacher.distillation;
+  }
   {
     const std::lock_guard lock(device_->workspace_turn);
     LOSSD_CUDA_PASS_ON(step_.Run(batch, pipeline.computing(), slot.ready.get()));
@@ -221,28 +304,23 @@ Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
 
 void CudaBackend::NoteAdded(const RowKind& kind) {
   gradient_empty_ = false;
+  if (kind.teacher.backend != nullptr) return;  // such batches leave nothing of smoothing beside dW
   if (kernels::cuda::SmoothingOf(kind.options) != kernels::cuda::Smoothing::kRankOne) return;
   smoothings_[UsesClassWeights(kind) ? kWeighted : kUniform].gradient_empty = false;
 }
 
 // Hidden states of all chunks, each where it belongs, and arrays of the valid rows.
-BatchRows CudaBackend::FillPinned(const CudaSlot& slot) const {
+BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const TeacherShape* teacher) const {
   auto* in = static_cast<char*>(slot.pinned_in.data());
   const SlotLayout& layout = slot.layout;
   const bool adds = slot.adds;
   std::vector<LabelledRows> parts;
   parts.reserve(slot.chunks.size());
   char* hidden_states = in + layout.hidden_states;
+  char* teacher_hidden = in + layout.teacher_hidden;
   for (const ChunkRows& chunk : slot.chunks) {
-    const int64_t bytes = chunk.tokens * slot.hidden_row_bytes;
-    if (!CudaPipeline::CopiesItself(slot, chunk)) {
-      if (chunk.hidden_states != nullptr) {
-        std::memcpy(hidden_states, chunk.hidden_states, static_cast<size_t>(bytes));
-      } else {
-        Gather(chunk.hidden_parts, reinterpret_cast<std::byte*>(hidden_states));
-      }
-    }
-    hidden_states += bytes;
+    Stage(chunk.hidden_states, chunk.tokens * slot.hidden_row_bytes, &hidden_states);
+    Stage(chunk.teacher_hidden, chunk.tokens * slot.teacher_row_bytes, &teacher_hidden);
     // Where no chunk counts, dW is left alone, and there is nothing to tell apart.
     const float share = adds && chunk.accumulate == Accumulate::kNo ? 0.0f : 1.0f;
     parts.push_back({.labels = chunk.labels,
@@ -254,7 +332,7 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot) const {
                      .token_weights = chunk.token_weights,
                      .lse_gradients = chunk.lse_gradients});
   }
-  BatchRows rows = step_.Arrange(parts);
+  BatchRows rows = step_.Arrange(parts, teacher);
   const auto bytes = static_cast<size_t>(rows.rows) * sizeof(int32_t);
   std::memcpy(in + layout.batch_rows, rows.batch_rows.data(), bytes);
   std::memcpy(in + layout.labels, rows.labels.data(), bytes);

@@ -41,6 +41,7 @@ class CudaBackend : public HeadBackend {
 
   absl::Status PublishWeights(HostBuffer staged) override;
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
+  absl::Status PrepareTeacher(const HeadBackend& teacher) override;
   int64_t RowsPerBatch(const RowKind& kind) const override;
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
   absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) override;
@@ -72,7 +73,11 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
                                  int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
   kernels::cuda::Result Enqueue(const RowKind& kind, const CudaSlot& slot);
-  kernels::cuda::BatchRows FillPinned(const CudaSlot& slot) const;
+  // As a teacher, with no hidden states yet.
+  kernels::cuda::TeacherHead AsTeacher() const;
+  // As it will be, as far as the kind says it.
+  kernels::cuda::TeacherShape ShapeOf(const TeacherKind& teacher) const;
+  kernels::cuda::BatchRows FillPinned(const CudaSlot& slot, const kernels::cuda::TeacherShape* teacher) const;
   kernels::cuda::LinearCrossEntropy::Batch Describe(const RowKind& kind, const CudaSlot& slot,
                                                     const kernels::cuda::BatchRows& rows) const;
   void DescribeLoss(const RowKind& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
@@ -81,9 +86,11 @@ class CudaBackend : public HeadBackend {
 
   const HeadConfig config_;
   SharedCuda* const device_;
+  const kernels::cuda::Path path_;
   const int64_t padded_hidden_;
   const kernels::cuda::LinearCrossEntropy::Shape shape_;
   kernels::cuda::LinearCrossEntropy step_;
+  std::vector<kernels::cuda::TeacherShape> prepared_;  // teachers
   kernels::cuda::DeviceBuffer weights_;
   kernels::cuda::DeviceBuffer gradient_;
   kernels::cuda::DeviceBuffer weight_largest_;

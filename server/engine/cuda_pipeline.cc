@@ -18,7 +18,8 @@ using kernels::cuda::PinnedBuffer;
 using kernels::cuda::Result;
 using kernels::cuda::Stream;
 
-constexpr int64_t Align(int64_t bytes) { return kernels::RoundUp(bytes, 256); }
+constexpr int64_t kAlignment = 256;
+constexpr int64_t Align(int64_t bytes) { return kernels::RoundUp(bytes, kAlignment); }
 
 // Whether everything before the event is done.
 Result Happened(const Event& event, bool* happened) {
@@ -35,9 +36,6 @@ bool IsDirect(MemoryPlace place, int64_t bytes) {
          (place == MemoryPlace::kRegisteredHost && bytes >= kLeastStagedBytes);
 }
 
-int64_t HiddenBytes(const CudaSlot& slot, const ChunkRows& chunk) {
-  return chunk.tokens * slot.hidden_row_bytes;
-}
 int64_t InputGradientBytes(const CudaSlot& slot, const ChunkRows& chunk) {
   return chunk.tokens * slot.dx_row_bytes;
 }
@@ -64,6 +62,7 @@ void HandOutReturns(const kernels::RowReturns& from, int64_t first, int64_t toke
   hand_out(to.entropy, from.entropy, 1);
   hand_out(to.prediction, from.prediction, 1);
   hand_out(to.target_rank, from.target_rank, 1);
+  hand_out(to.divergence, from.divergence, 1);
   hand_out(to.top_tokens, from.top_tokens, from.top_k);
   hand_out(to.top_log_probabilities, from.top_log_probabilities, from.top_k);
 }
@@ -119,12 +118,15 @@ SlotExtras SlotExtras::Most() {
                       .entropy = true,
                       .prediction = true,
                       .target_rank = true,
+                      .divergence = true,
                       .top_k = kernels::kMostTopK}};
 }
 
-SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t dx_bytes, const SlotExtras& extras) {
+SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t teacher_bytes, int64_t dx_bytes,
+                          const SlotExtras& extras) {
   SlotLayout layout;
-  int64_t end = Align(hidden_bytes);
+  layout.teacher_hidden = Align(hidden_bytes);
+  int64_t end = layout.teacher_hidden + Align(teacher_bytes);
   // An array of `width` elements a row.
   const auto take = [&end, tokens](int64_t* offset, int64_t width) {
     *offset = end;
@@ -148,6 +150,7 @@ SlotLayout SlotLayout::Of(int64_t tokens, int64_t hidden_bytes, int64_t dx_bytes
   take(&layout.z_loss, returns.z_loss ? 1 : 0);
   take(&layout.log_probability, returns.log_probability ? 1 : 0);
   take(&layout.entropy, returns.entropy ? 1 : 0);
+  take(&layout.divergence, returns.divergence ? 1 : 0);
   take(&layout.top_log_probabilities, returns.top_k);
   take(&layout.prediction, returns.prediction ? 1 : 0);
   take(&layout.target_rank, returns.target_rank ? 1 : 0);
@@ -171,6 +174,7 @@ kernels::RowReturns ReturnsIn(void* out, const SlotLayout& layout, const WantedR
           .entropy = floats(returns.entropy, layout.entropy),
           .prediction = integers(returns.prediction, layout.prediction),
           .target_rank = integers(returns.target_rank, layout.target_rank),
+          .divergence = floats(returns.divergence, layout.divergence),
           .top_k = returns.top_k,
           .top_tokens = integers(top, layout.top_tokens),
           .top_log_probabilities = floats(top, layout.top_log_probabilities)};
@@ -178,8 +182,9 @@ kernels::RowReturns ReturnsIn(void* out, const SlotLayout& layout, const WantedR
 
 Result CudaPipeline::Create(const Capacity& capacity) {
   capacity_ = capacity;
-  const SlotLayout most =
-      SlotLayout::Of(capacity.tokens, capacity.hidden_bytes, capacity.dx_bytes, SlotExtras::Most());
+  // A teacher's hidden states share the room of the head's own; what is aligned twice takes a little more.
+  const SlotLayout most = SlotLayout::Of(capacity.tokens, capacity.hidden_bytes, kAlignment,
+                                         capacity.dx_bytes, SlotExtras::Most());
   for (CudaSlot& slot : slots_) LOSSD_CUDA_PASS_ON(CreateSlot(most, &slot));
   for (Stream* stream : {&copying_, &computing_, &returning_}) LOSSD_CUDA_PASS_ON(Stream::Create(stream));
   return {};
@@ -208,10 +213,13 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
   int64_t tokens = 0;
   for (const ChunkRows& chunk : chunks) tokens += chunk.tokens;
   slot.hidden_row_bytes = hidden_size * kernels::SizeOf(kind.hidden_type);
+  slot.teacher_row_bytes = kind.teacher.backend == nullptr
+                               ? 0
+                               : kind.teacher.hidden_size * kernels::SizeOf(kind.teacher.hidden_type);
   slot.dx_row_bytes = kind.mode == ComputeMode::kLossOnly ? 0 : hidden_size * kernels::SizeOf(kind.dx_type);
   slot.extras = SlotExtras::Of(kind, chunks);
-  slot.layout =
-      SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.dx_row_bytes, slot.extras);
+  slot.layout = SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.teacher_row_bytes,
+                               tokens * slot.dx_row_bytes, slot.extras);
   slot.chunks.assign(chunks.begin(), chunks.end());
   slot.callbacks = std::move(callbacks);
   slot.adds = std::any_of(chunks.begin(), chunks.end(), [](const ChunkRows& chunk) {
@@ -226,23 +234,29 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
   return slot;
 }
 
-bool CudaPipeline::CopiesItself(const CudaSlot& slot, const ChunkRows& chunk) {
-  return IsDirect(chunk.hidden_place, HiddenBytes(slot, chunk));
-}
+bool CudaPipeline::CopiesItself(const HiddenRows& rows, int64_t bytes) { return IsDirect(rows.place, bytes); }
 
 Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
   int64_t copied = 0;
-  int64_t offset = slot.layout.hidden_states;
   const auto copy_before = [&](int64_t end) {
     return CopyAsync(At(slot.in.data(), copied), At(slot.pinned_in.data(), copied), end - copied, copying_);
   };
+  const auto copy_rows = [&](const HiddenRows& rows, int64_t bytes, int64_t offset) -> Result {
+    if (!CopiesItself(rows, bytes)) return {};
+    LOSSD_CUDA_PASS_ON(copy_before(offset));
+    copied = offset + bytes;
+    return CopyAsync(At(slot.in.data(), offset), rows.data, bytes, copying_);
+  };
+  int64_t offset = slot.layout.hidden_states;
   for (const ChunkRows& chunk : slot.chunks) {
-    const int64_t bytes = HiddenBytes(slot, chunk);
-    if (CopiesItself(slot, chunk)) {
-      LOSSD_CUDA_PASS_ON(copy_before(offset));
-      LOSSD_CUDA_PASS_ON(CopyAsync(At(slot.in.data(), offset), chunk.hidden_states, bytes, copying_));
-      copied = offset + bytes;
-    }
+    const int64_t bytes = chunk.tokens * slot.hidden_row_bytes;
+    LOSSD_CUDA_PASS_ON(copy_rows(chunk.hidden_states, bytes, offset));
+    offset += bytes;
+  }
+  offset = slot.layout.teacher_hidden;
+  for (const ChunkRows& chunk : slot.chunks) {
+    const int64_t bytes = chunk.tokens * slot.teacher_row_bytes;
+    if (bytes > 0) LOSSD_CUDA_PASS_ON(copy_rows(chunk.teacher_hidden, bytes, offset));
     offset += bytes;
   }
   LOSSD_CUDA_PASS_ON(copy_before(slot.layout.in_bytes));

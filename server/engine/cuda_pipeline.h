@@ -41,6 +41,7 @@ struct SlotExtras {
 struct SlotLayout {
   // In, on the way to the device. Behind the hidden states, arrays of four-byte elements.
   int64_t hidden_states = 0;
+  int64_t teacher_hidden = 0;
   int64_t batch_rows = 0;
   int64_t labels = 0;
   int64_t gradient_scales = 0;
@@ -57,6 +58,7 @@ struct SlotLayout {
   int64_t z_loss = 0;
   int64_t log_probability = 0;
   int64_t entropy = 0;
+  int64_t divergence = 0;
   int64_t top_log_probabilities = 0;
   int64_t prediction = 0;  // from here to dx: tokens and ranks, which are -1 where a row is ignored
   int64_t target_rank = 0;
@@ -64,7 +66,8 @@ struct SlotLayout {
   int64_t dx = 0;
   int64_t out_bytes = 0;
 
-  static SlotLayout Of(int64_t tokens, int64_t hidden_bytes, int64_t dx_bytes, const SlotExtras& extras);
+  static SlotLayout Of(int64_t tokens, int64_t hidden_bytes, int64_t teacher_bytes, int64_t dx_bytes,
+                       const SlotExtras& extras);
 };
 
 // The arrays of `returns` that are wanted, in memory that begins with `out`; the others are null.
@@ -84,7 +87,8 @@ struct CudaSlot {
   SlotExtras extras;
   SlotLayout layout;
   int64_t hidden_row_bytes = 0;
-  int64_t dx_row_bytes = 0;  // 0: loss only
+  int64_t teacher_row_bytes = 0;  // 0: no teacher
+  int64_t dx_row_bytes = 0;       // 0: loss only
   std::vector<ChunkRows> chunks;
   BatchCallbacks callbacks;
   bool adds = false;  // to dW
@@ -102,7 +106,7 @@ class CudaPipeline {
   // What the largest batch has.
   struct Capacity {
     int64_t tokens = 0;
-    int64_t hidden_bytes = 0;
+    int64_t hidden_bytes = 0;  // with those of a teacher
     int64_t dx_bytes = 0;
   };
 
@@ -119,8 +123,8 @@ class CudaPipeline {
   // Fail. Fewer than kSlots batches are under way.
   CudaSlot& Begin(const RowKind& kind, std::span<const ChunkRows> chunks, int64_t hidden_size,
                   BatchCallbacks callbacks);
-  // Whether pinned_in has no part in a chunk's hidden states.
-  static bool CopiesItself(const CudaSlot& slot, const ChunkRows& chunk);
+  // Whether pinned_in has no part in these hidden states.
+  static bool CopiesItself(const HiddenRows& rows, int64_t bytes);
   // What pinned_in and the chunks hold goes to the device, the first `zeros` bytes of `out` are cleared,
   // tokens and ranks among them made -1, and computing() waits for all.
   kernels::cuda::Result CopyIn(const CudaSlot& slot, int64_t zeros);

@@ -86,6 +86,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.device = device_.get();
   environment.counters = &counters_;
   environment.regions = &regions_;
+  environment.find_head = [this](const std::string& name) { return FindHead(name); };
   environment.limits = options_.chunk_limits;
   environment.incarnation = incarnation_;
   environment.device_done = device_done_;

@@ -15,7 +15,8 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
     : config_(std::move(config)),
       environment_(std::move(environment)),
       reservation_(std::move(reservation)),
-      backend_(std::move(backend)) {}
+      backend_(std::move(backend)),
+      backend_address_(backend_.get()) {}
 
 Head::~Head() = default;
 
@@ -46,10 +47,8 @@ absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient disca
 
 void Head::Shutdown(std::function<void()> released) {
   EndStreams();
-  environment_.scheduler->Post(this, [self = shared_from_this(), released = std::move(released)] {
-    self->Release();
-    released();
-  });
+  environment_.scheduler->Post(
+      this, [self = shared_from_this(), released = std::move(released)] { self->Retire(released); });
 }
 
 // After ended_ was set.
@@ -111,8 +110,8 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
-  absl::Status rejection = ResolveRegions(chunk, config_, environment_.limits, *environment_.regions);
-  if (rejection.ok()) rejection = ValidateContent(chunk, config_, environment_.limits);
+  std::shared_ptr<Head> teacher;
+  absl::Status rejection = CheckContent(chunk, &teacher);
 
   const std::lock_guard lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -121,11 +120,11 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     lanes_.at({lane.session_id, lane.lane}).resume = std::move(resume);
     return Submission::kWait;
   }
-  if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, lane.session_id); !refusal.ok()) {
-    return refusal;
-  }
+  if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, lane); !refusal.ok()) return refusal;
+  if (*admission == Admission::kRepeat && rejection.ok()) rejection = EarlierRejectionLocked(chunk, lane);
   auto item = std::make_shared<ChunkItem>();
   item->numbered = *admission == Admission::kTake;
+  item->distilled = chunk.options.distillation.has_value();
   if (!rejection.ok()) {
     item->kind = ItemKind::kRejected;
     item->rejection = std::move(rejection);
@@ -137,8 +136,11 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     item->kind = ItemKind::kInputGradient;
   }
   if (item->kind != ItemKind::kRejected) {
-    item->row_kind = KindOf(chunk, config_);
+    item->row_kind = teacher == nullptr
+                         ? KindOf(chunk, config_)
+                         : KindOf(chunk, config_, &teacher->config_, teacher->backend_address_);
     item->rows = chunk.tokens;
+    item->teacher = std::move(teacher);
   }
   item->session_id = lane.session_id;
   item->lane = lane.lane;
@@ -148,9 +150,28 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   return Submission::kTaken;
 }
 
+// Everything but the chunk's place; finds what it names.
+absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const {
+  const HeadConfig* teacher_config = nullptr;
+  if (chunk.decode_status.ok() && chunk.options.distillation.has_value()) {
+    absl::StatusOr<std::shared_ptr<Head>> found = FindTeacher(*chunk.options.distillation);
+    if (!found.ok()) return found.status();
+    *teacher = *std::move(found);
+    teacher_config = &(*teacher)->config_;
+  }
+  absl::Status status =
+      ResolveRegions(chunk, config_, environment_.limits, *environment_.regions, teacher_config);
+  if (status.ok()) status = ValidateContent(chunk, config_, environment_.limits, teacher_config);
+  return status;
+}
+
 // Of chunks whose answer, lost and asked for again, would later be another one.
 absl::Status Head::RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
-                                 const std::string& session_id) const {
+                                 const LaneAttachment& attachment) const {
+  const std::string& session_id = attachment.session_id;
+  if (chunk.options.distillation.has_value() && !rejection.ok()) {
+    return TeacherRefusalLocked(admission, chunk, rejection, attachment);
+  }
   if (admission == Admission::kRepeat && !rejection.ok() &&
       ReasonOf(rejection) == RejectReason::kUnknownRegion) {
     // Not rejected: that would say that it is in no window.

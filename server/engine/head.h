@@ -65,12 +65,16 @@ struct HeadInfo {
   int64_t open_sessions = 0;
 };
 
+class Head;
+
 // What a head shares with the rest of the engine; all of it outlives the head.
 struct HeadEnvironment {
   BatchScheduler* scheduler = nullptr;
   Device* device = nullptr;
   Counters* counters = nullptr;
   const RegionTable* regions = nullptr;
+  // Of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
+  std::function<absl::StatusOr<std::shared_ptr<Head>>(const std::string&)> find_head;
   ChunkLimits limits;
   std::string incarnation;
   // Told, perhaps by several heads, when the device can no longer be trusted.
@@ -129,7 +133,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   enum class DiscardGradient { kYes, kNo };
   absl::Status MarkDeleted(const absl::Status& status, DiscardGradient discard);
   // After MarkDeleted: ends every stream and gives the memory back, whoever still holds the head (a client
-  // that never reads may do so for long). `released` is called once that is done, on the device thread.
+  // that never reads may do so for long), but not before batches of others that it teaches are done.
+  // `released` is called then, on the device thread.
   void Shutdown(std::function<void()> released);
 
   // --- Flush (head_flush.cc) ---
@@ -176,11 +181,13 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     ItemKind kind = ItemKind::kAccumulate;
     ItemState state = ItemState::kQueued;  // guarded by mutex_
     bool numbered = true;                  // holds a sequence of its own: not a repeat
+    bool distilled = false;                // wants soft targets
     std::string session_id;
     int32_t lane = 0;
     std::shared_ptr<LaneListener> listener;
     Chunk chunk;
     absl::Status rejection;
+    std::shared_ptr<Head> teacher;  // of a distillation; does not change once it is queued
     absl::Time accepted;
   };
   // What a lane has beside its marks.
@@ -206,12 +213,14 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     absl::Time started;
     std::optional<DeviceTimes> device_times;
     std::vector<std::function<void()>> on_ended;
+    std::shared_ptr<Head> teacher;  // of all of them; may not be released before the device is done
   };
 
   enum class Admission { kTake, kRepeat, kWait };
+  absl::Status CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const;
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk);
   absl::Status RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
-                             const std::string& session_id) const;
+                             const LaneAttachment& attachment) const;
   absl::Status GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const;
   absl::Status PositionErrorLocked(absl::StatusCode code, RejectReason reason, absl::string_view field,
                                    absl::string_view message, const std::string& session_id) const;
@@ -226,6 +235,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
   std::deque<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
+  absl::StatusOr<uint64_t> PrepareTeacherOf(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
+  void StartInLedgerLocked(const ChunkItem& item);
   bool frozen() const { return config_.weight_gradients == WeightGradients::kFrozen; }
   static void Reject(absl::Status rejection, ChunkItem& item);
   void Compute(const std::shared_ptr<Batch>& batch);
@@ -239,11 +250,26 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void Finish(const StartedChunk& chunk);
   void Freeze();
   void Publish();
+
+  // Distillation (head_teaching.cc). Of a chunk's teacher, whose weights there must be:
+  absl::StatusOr<std::shared_ptr<Head>> FindTeacher(const ChunkDistillation& distillation) const;
+  absl::Status TeacherRefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
+                                    const LaneAttachment& attachment) const;
+  absl::Status EarlierRejectionLocked(const Chunk& chunk, const LaneAttachment& attachment) const;
+  const Lane& LaneLocked(const LaneAttachment& attachment) const;
+  // As a teacher: the weights' version; NOT_FOUND if the head was deleted, FAILED_PRECONDITION without
+  // weights.
+  absl::StatusOr<uint64_t> TeacherVersion() const;
+  // Between these the backend stays, though the head may be deleted. On the device thread.
+  void BeginTeaching() { ++teaching_; }
+  void EndTeaching();
+
   // Of this flush, if it can be read now; ABORTED if it is over.
   absl::StatusOr<float> ScaleOf(const std::string& flush_id) const;
   absl::Status ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out);
   absl::StatusOr<GradientSummary> Summarize(float scale);
   void EndStreams();
+  void Retire(std::function<void()> released);
   void Release();
 
   // The callbacks of chunks that wait for the window to change, to be called without the lock.
@@ -255,7 +281,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // is turned away by ended_.
   std::unique_ptr<MemoryReservation> reservation_;  // guarded by mutex_
   std::unique_ptr<HeadBackend> backend_;            // the device thread's
+  HeadBackend* const backend_address_;              // for comparisons
   std::deque<std::shared_ptr<Batch>> batches_;      // under way, in order; the device thread's
+  int64_t teaching_ = 0;                            // batches; the device thread's
+  std::function<void()> on_unused_;                 // of a head that is to be released; the device thread's
 
   mutable std::mutex mutex_;
   AccumulationLedger ledger_;

@@ -5,6 +5,17 @@
 
 namespace lossd::engine {
 
+HiddenRows RowsIn(const Payload& payload) {
+  const std::span<const ByteSpan> parts = payload.parts();
+  HiddenRows rows{.place = payload.place()};
+  if (parts.size() == 1) {
+    rows.data = parts.front().data();
+  } else {
+    rows.parts = parts;
+  }
+  return rows;
+}
+
 absl::StatusOr<std::shared_ptr<RegionMemory>> Device::CreateRegionMemory(RegionKind kind, int64_t bytes) {
   if (kind == RegionKind::kSystem) return CreateSystemMemory(bytes);
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kOption, "kind",

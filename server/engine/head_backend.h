@@ -28,6 +28,21 @@
 
 namespace lossd::engine {
 
+class HeadBackend;
+
+// Soft targets: none without a backend.
+struct TeacherKind {
+  // Of the same device. Gone with its head while a chunk waits, so only to be told from others until a batch
+  // is started, for which it is there.
+  const HeadBackend* backend = nullptr;
+  int64_t hidden_size = 0;
+  kernels::DataType weight_type = kernels::DataType::kFloat32;
+  kernels::DataType hidden_type = kernels::DataType::kFloat32;
+  kernels::Distillation distillation = {};
+
+  bool operator==(const TeacherKind&) const = default;
+};
+
 // What the chunks of one batch have in common.
 struct RowKind {
   kernels::DataType hidden_type = kernels::DataType::kFloat32;
@@ -36,9 +51,19 @@ struct RowKind {
   kernels::LossOptions options = {};
   ClassWeights class_weights = ClassWeights::kIgnore;
   WantedReturns returns = {};
+  TeacherKind teacher = {};
 
   bool operator==(const RowKind&) const = default;
 };
+
+// Hidden states as they arrived: in one piece, perhaps unaligned, or null and in several, which may end
+// anywhere.
+struct HiddenRows {
+  const void* data = nullptr;
+  std::span<const ByteSpan> parts = {};
+  MemoryPlace place = MemoryPlace::kHost;  // other than that: in one piece, aligned to 16 bytes
+};
+HiddenRows RowsIn(const Payload& payload);
 
 // The rows of one chunk, checked by the caller. Nothing that is pointed to is owned; it lives until the batch
 // is done. Hidden states in a region may change at any time, be it while they are read: only what was read
@@ -46,13 +71,10 @@ struct RowKind {
 struct ChunkRows {
   enum class Accumulate { kYes, kNo };
 
-  int64_t tokens = 0;  // at least 1
-  // [tokens, H] of the kind's hidden_type: in one piece, perhaps unaligned, or null and in several, which may
-  // end anywhere.
-  const void* hidden_states = nullptr;
-  std::span<const ByteSpan> hidden_parts = {};
-  MemoryPlace hidden_place = MemoryPlace::kHost;  // other than that: in one piece, aligned to 16 bytes
-  const int64_t* labels = nullptr;                // [tokens]
+  int64_t tokens = 0;               // at least 1
+  HiddenRows hidden_states = {};    // [tokens, H] of the kind's hidden_type
+  HiddenRows teacher_hidden = {};   // with a teacher: [tokens, its H] of its hidden_type
+  const int64_t* labels = nullptr;  // [tokens]
   int64_t ignore_index = -100;
   float gradient_scale = 1.0f;
   std::optional<float> z_gradient_scale = {};  // none: gradient_scale
@@ -101,10 +123,15 @@ class HeadBackend {
   // Rows [first_row, first_row + rows) converted to `type` into `out`.
   virtual absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) = 0;
 
+  // Has everything loaded that batches with this teacher's soft targets take; before the first of them, and
+  // again at no cost. INVALID_ARGUMENT if the device has no room to compute them.
+  virtual absl::Status PrepareTeacher(const HeadBackend& /*teacher*/) { return absl::OkStatus(); }
+
   // Most rows of this kind that are worth putting into one batch, at least 1. A single chunk may always have
   // more.
   virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
-  // Starts loss, dX and, for chunks that accumulate, dW += of at least one chunk. A row's loss and dX are
+  // `kind.teacher.backend` stays, and with it the weights that it has now, until the batch is done. Starts
+  // loss, dX and, for chunks that accumulate, dW += of at least one chunk. A row's loss and dX are
   // bitwise the same whatever batch it comes in; dW is summed in the order of rows. Only while the device has
   // fewer batches under way than it may have.
   virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,

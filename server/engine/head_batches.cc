@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
@@ -16,6 +18,14 @@ namespace {
 
 const float* Floats(const std::string& bytes) {
   return bytes.empty() ? nullptr : reinterpret_cast<const float*>(bytes.data());
+}
+
+// Of what ends a stream: NOT_FOUND would say that its session is gone.
+absl::Status AsPrecondition(absl::Status status) {
+  if (absl::IsFailedPrecondition(status)) return status;
+  return MakeError(absl::StatusCode::kFailedPrecondition, ReasonOf(status), FieldOf(status),
+                   absl::StrCat("a chunk that was taken before cannot be computed again: ",
+                                std::string(status.message())));
 }
 
 }  // namespace
@@ -46,6 +56,7 @@ void Head::StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::fun
 std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
   std::deque<StartedChunk> started;
   std::vector<std::pair<std::shared_ptr<LaneListener>, absl::Status>> ended;
+  const absl::StatusOr<uint64_t> teacher_version = PrepareTeacherOf(chunks);
   {
     const std::lock_guard lock(mutex_);
     for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
@@ -54,24 +65,24 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
       item->state = ItemState::kStarted;
       --environment_.counters->queued_chunks;
       lanes_.at({item->session_id, item->lane}).queued.pop_front();
-      if (item->numbered) {
-        AccumulationLedger::Start(ledger_.Find(item->session_id)->lanes[static_cast<size_t>(item->lane)]);
-      }
-      if (absl::Status version = CheckWeightVersion(item->chunk, weight_version_);
-          !version.ok() && item->kind != ItemKind::kRejected) {
+      absl::Status obstacle = CheckWeightVersion(item->chunk, weight_version_);
+      if (obstacle.ok() && item->teacher != nullptr) obstacle = teacher_version.status();
+      if (!obstacle.ok() && item->kind != ItemKind::kRejected) {
         if (item->kind == ItemKind::kRepeat) {
           // Not rejected: that would say that it is in no window.
-          ended.emplace_back(item->listener, std::move(version));
+          ended.emplace_back(item->listener, AsPrecondition(std::move(obstacle)));
           ++environment_.counters->chunks_refused;
           continue;
         }
-        Reject(std::move(version), *item);
+        Reject(std::move(obstacle), *item);
       }
+      if (item->numbered) StartInLedgerLocked(*item);
       StartedChunk& entry = started.emplace_back();
       entry.answer.sequence = item->chunk.sequence;
       entry.answer.first_token = item->chunk.first_token;
       entry.answer.tokens = item->chunk.tokens;
       entry.answer.weight_version = weight_version_;
+      if (item->teacher != nullptr) entry.answer.teacher_weight_version = teacher_version.value_or(0);
       entry.item = std::move(item);
     }
   }
@@ -79,6 +90,12 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
     if (listener != nullptr) listener->OnEnd(status);
   }
   return started;
+}
+
+void Head::StartInLedgerLocked(const ChunkItem& item) {
+  Lane& lane = ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)];
+  AccumulationLedger::Start(lane);
+  if (item.kind == ItemKind::kRejected && item.distilled) AccumulationLedger::Reject(lane);
 }
 
 void Head::Reject(absl::Status rejection, ChunkItem& item) {
@@ -98,6 +115,7 @@ void Head::Compute(const std::shared_ptr<Batch>& batch) {
     if (chunk.item->kind == ItemKind::kRejected) continue;
     counters.queue_seconds.Observe(absl::ToDoubleSeconds(batch->started - chunk.item->accepted));
     kind = chunk.item->row_kind;
+    batch->teacher = chunk.item->teacher;
     timed = timed || chunk.item->chunk.timing == Timing::kReport;
     rows.push_back(Describe(chunk));
     tokens += rows.back().tokens;
@@ -117,6 +135,7 @@ void Head::Compute(const std::shared_ptr<Batch>& batch) {
     if (self->environment_.device_done != nullptr) *self->environment_.device_done = absl::Now();
     self->EndBatch(*batch, report);
   };
+  if (batch->teacher != nullptr) batch->teacher->BeginTeaching();
   backend_->StartBatch(kind, rows, std::move(callbacks));
 }
 
@@ -130,13 +149,8 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
   ChunkRows rows;
   rows.tokens = chunk.tokens;
-  const std::span<const ByteSpan> parts = chunk.hidden_states.parts();
-  if (parts.size() == 1) {
-    rows.hidden_states = parts.front().data();
-  } else {
-    rows.hidden_parts = parts;
-  }
-  rows.hidden_place = chunk.hidden_states.place();
+  rows.hidden_states = RowsIn(chunk.hidden_states);
+  rows.teacher_hidden = RowsIn(chunk.teacher_hidden);
   rows.labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
   rows.ignore_index = chunk.ignore_index;
   rows.gradient_scale = chunk.gradient_scale;
@@ -194,6 +208,7 @@ void Head::AnswerNext(Batch& batch) {
     const bool weighted = item.row_kind.class_weights == ClassWeights::kUse;
     SumTokens(item.chunk, weighted ? config_.class_weights->data() : nullptr, &answer);
     if (!item.chunk.options.returns.z_loss) answer.returns.z_losses.clear();  // only for the sum
+    if (!item.chunk.options.returns.divergence) answer.returns.divergences.clear();
     started.valid_tokens = answer.valid_tokens;
   }
   started.answered = absl::Now();
@@ -211,6 +226,7 @@ void Head::AnswerRejected(Batch& batch) {
 void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
   const std::shared_ptr<Batch> oldest = std::move(batches_.front());
   batches_.pop_front();
+  if (batch.teacher != nullptr) batch.teacher->EndTeaching();
   if (report.ok()) {
     AnswerRejected(batch);
     environment_.counters->rows_redone += static_cast<uint64_t>(report->rows_redone);

@@ -137,6 +137,7 @@ void ComputeReactor::HandleChunk() {
     return;
   }
   held_.hidden_states = engine_->Staged(std::move(held_.hidden_states));
+  held_.teacher_hidden = engine_->Staged(std::move(held_.teacher_hidden));
   {
     const Guard guard(this);
     // A token count that will be rejected has no answer to reserve for (and might overflow).

@@ -1,4 +1,5 @@
 // Chunks and their answers: between Compute messages and the engine.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,11 +21,19 @@ constexpr int64_t kDefaultIgnoreIndex = -100;
 // A payload may keep this many times its own size in memory; what would keep more is copied.
 constexpr int64_t kMostKept = 2;
 
-// Of the tensor `large`, which `received` gives up.
-Payload TakePayload(wire::ReceivedRequest& received) {
-  if (received.large.bytes == 0) return {};
-  Payload payload(std::move(received.large.parts), std::move(received.owner), received.kept_bytes);
-  return payload.kept_bytes() > kMostKept * payload.size() ? payload.Gathered() : payload;
+// The hidden states, which `received` gives up: they share an owner, whose memory is counted once.
+void TakePayloads(wire::ReceivedRequest& received, engine::Chunk* chunk) {
+  const bool gather = received.kept_bytes > kMostKept * (received.large.bytes + received.extra.bytes);
+  const bool alone = received.large.bytes == 0;  // in a region, say
+  const int64_t of_extra = alone ? received.kept_bytes : received.extra.bytes;
+  const auto take = [&](wire::Tensor& tensor, int64_t kept_bytes) -> Payload {
+    if (tensor.bytes == 0) return {};
+    Payload payload(std::move(tensor.parts), received.owner, kept_bytes);
+    return gather ? payload.Gathered() : payload;
+  };
+  chunk->hidden_states = take(received.large, std::max(received.large.bytes, received.kept_bytes - of_extra));
+  chunk->teacher_hidden = take(received.extra, of_extra);
+  received.owner.reset();
 }
 
 // Of the places that the chunk names instead of payloads.
@@ -38,6 +47,11 @@ absl::Status TakeRefs(const v1::Chunk& proto, engine::Chunk* chunk) {
   absl::Status status;
   if (proto.has_hidden_states_region()) {
     status = take(proto.hidden_states_region(), "hidden_states_region", &chunk->hidden_region);
+  }
+  const v1::Distillation& distillation = proto.options().distillation();
+  if (status.ok() && distillation.has_hidden_states_region()) {
+    status = take(distillation.hidden_states_region(), "options.distillation.hidden_states_region",
+                  &chunk->teacher_hidden_region);
   }
   if (status.ok() && proto.has_dx_region()) status = take(proto.dx_region(), "dx_region", &chunk->dx_region);
   return status;
@@ -66,8 +80,45 @@ engine::ChunkOptions ToEngine(const v1::LossOptions& proto) {
                      .entropy = wanted.entropies(),
                      .prediction = wanted.predictions(),
                      .target_rank = wanted.target_ranks(),
+                     .divergence = wanted.divergences(),
                      .top_k = wanted.top_k()};
   return options;
+}
+
+absl::StatusOr<kernels::Divergence> DivergenceOf(v1::Divergence divergence) {
+  switch (divergence) {
+    case v1::DIVERGENCE_FORWARD_KL:
+      return kernels::Divergence::kForwardKl;
+    case v1::DIVERGENCE_REVERSE_KL:
+      return kernels::Divergence::kReverseKl;
+    case v1::DIVERGENCE_JENSEN_SHANNON:
+      return kernels::Divergence::kJensenShannon;
+    default:
+      constexpr char kField[] = "options.distillation.divergence";
+      return engine::MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, kField,
+                               absl::StrCat(kField, " is ", static_cast<int>(divergence),
+                                            "; it must be DIVERGENCE_FORWARD_KL (1), "
+                                            "DIVERGENCE_REVERSE_KL (2) or DIVERGENCE_JENSEN_SHANNON (3)"));
+  }
+}
+
+absl::Status TakeDistillation(const v1::Chunk& proto, engine::Chunk* chunk) {
+  if (!proto.options().has_distillation()) return absl::OkStatus();
+  const v1::Distillation& distillation = proto.options().distillation();
+  const absl::StatusOr<DataType> type =
+      rpc::ToEngine(distillation.hidden_dtype(), "options.distillation.hidden_dtype");
+  if (!type.ok()) return type.status();
+  const absl::StatusOr<kernels::Divergence> divergence = DivergenceOf(distillation.divergence());
+  if (!divergence.ok()) return divergence.status();
+  const bool has_temperature = distillation.temperature() != 0;
+  chunk->options.distillation = {.teacher = distillation.teacher(),
+                                 .hidden_type = *type,
+                                 .loss = {.divergence = *divergence,
+                                          .beta = distillation.beta(),
+                                          .temperature = has_temperature ? distillation.temperature() : 1.0f,
+                                          .weight = distillation.weight(),
+                                          .label_weight = distillation.label_weight()}};
+  return absl::OkStatus();
 }
 
 void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
@@ -77,6 +128,7 @@ void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
   proto->set_entropies(std::move(returns.entropies));
   proto->set_predictions(std::move(returns.predictions));
   proto->set_target_ranks(std::move(returns.target_ranks));
+  proto->set_divergences(std::move(returns.divergences));
   proto->set_top_tokens(std::move(returns.top_tokens));
   proto->set_top_log_probabilities(std::move(returns.top_log_probabilities));
 }
@@ -85,6 +137,7 @@ void ToProto(const engine::ChunkAnswer& answer, v1::TokenSums* sums) {
   sums->set_z_loss(answer.z_loss_sum);
   sums->set_correct_tokens(answer.correct_tokens);
   sums->set_class_weights(answer.class_weight_sum);
+  sums->set_divergence(answer.divergence_sum);
 }
 
 void ToProto(const engine::ChunkTimes& times, v1::ChunkTiming* proto) {
@@ -120,7 +173,7 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     chunk.token_weights = std::move(*inputs.mutable_weights());
     chunk.lse_gradients = std::move(*inputs.mutable_lse_gradients());
   }
-  chunk.hidden_states = TakePayload(request);
+  TakePayloads(request, &chunk);
 
   const absl::StatusOr<DataType> hidden_type = ToEngine(proto.hidden_dtype(), "hidden_dtype");
   if (!hidden_type.ok()) {
@@ -135,6 +188,8 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
   }
   chunk.dx_type = *dx_type;
   chunk.decode_status = TakeRefs(proto, &chunk);
+  if (!chunk.decode_status.ok()) return chunk;
+  chunk.decode_status = TakeDistillation(proto, &chunk);
   if (!chunk.decode_status.ok()) return chunk;
   switch (proto.mode()) {
     case v1::COMPUTE_MODE_UNSPECIFIED:
@@ -176,9 +231,11 @@ grpc::ByteBuffer ToWire(engine::ChunkAnswer answer) {
   result.set_valid_tokens(answer.valid_tokens);
   result.set_loss_sum(answer.loss_sum);
   result.set_weight_version(answer.weight_version);
+  result.set_teacher_weight_version(answer.teacher_weight_version);
   result.set_dx_dtype(ToProto(answer.dx_type));
   if (answer.returns.bytes() > 0) ToProto(std::move(answer.returns), result.mutable_returns());
-  if (answer.z_loss_sum != 0 || answer.correct_tokens != 0 || answer.class_weight_sum != 0) {
+  if (answer.z_loss_sum != 0 || answer.correct_tokens != 0 || answer.class_weight_sum != 0 ||
+      answer.divergence_sum != 0) {
     ToProto(answer, result.mutable_sums());
   }
   if (answer.times.has_value()) ToProto(*answer.times, result.mutable_timing());

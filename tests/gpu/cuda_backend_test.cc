@@ -287,7 +287,7 @@ struct LargeBatch {
     for (int64_t i = 0; i < kRows; ++i) labels[static_cast<size_t>(i)] = i * 61;
     ChunkRows rows;
     rows.tokens = kRows;
-    rows.hidden_states = hidden_states.data();
+    rows.hidden_states.data = hidden_states.data();
     rows.labels = labels.data();
     rows.losses = losses.data();
     rows.dx = dx.data();
@@ -356,7 +356,7 @@ TEST(CudaDevice, AHeadThatDoesNotFitIsRefusedAndHarmsNothing) {
   std::vector<float> dx(8);
   ChunkRows rows;
   rows.tokens = 1;
-  rows.hidden_states = hidden.data();
+  rows.hidden_states.data = hidden.data();
   rows.labels = &label;
   rows.losses = &loss;
   rows.dx = dx.data();

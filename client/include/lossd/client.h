@@ -137,8 +137,8 @@ struct SessionOptions {
   // random.
   std::string client_key = {};
   int32_t rank = 0;
-  // Hidden-state bytes of a batch's largest chunks; 0 takes what suits the server's device (2 MiB for a GPU,
-  // 4 MiB for a CPU). Never above the server's limit.
+  // Hidden-state bytes of a batch's largest chunks, a teacher's included; 0 takes what suits the server's
+  // device (2 MiB for a GPU, 4 MiB for a CPU). Never above the server's limit.
   int64_t chunk_bytes = 0;
   // Connections that a large batch is spread over; batches of less than two of the largest chunks keep to
   // one, and the others are made when the first batch needs them. 0: one for every KiB of a row of the
@@ -152,8 +152,9 @@ struct SessionOptions {
 enum class ComputeMode { kLossAndGradients, kLossOnly };
 
 // One batch of tokens; any size >= 0. It is cut into chunks, from which ignored tokens are left out.
-// hidden_states and BatchOutputs::dx may lie in a Region of this client: then they are not sent but read, and
-// written, by the server where they are, and ignored tokens stay in their chunks.
+// hidden_states, those of a distillation's teacher and BatchOutputs::dx may lie in a Region of this client:
+// then they are not sent but read, and written, by the server where they are, and ignored tokens stay in
+// their chunks.
 struct Batch {
   std::span<const int64_t> labels = {};  // [N]
   DataType hidden_type = DataType::kFloat32;
@@ -163,6 +164,7 @@ struct Batch {
   float gradient_scale = 1.0f;  // multiplies the gradients, not the losses
   int64_t first_token = 0;      // offset of the batch in the trainer's step
   LossOptions loss = {};
+  std::optional<Distillation> distillation = {};  // soft targets
   // Of each token, [N] and finite, or empty. Weights multiply its loss and its gradients. An upstream
   // gradient of its log-sum-exp adds to its gradients, which gradient_scale multiplies as a whole.
   std::span<const float> token_weights = {};
@@ -224,9 +226,11 @@ struct BatchResult {
   double loss_sum = 0;    // over valid tokens, unscaled
   double z_loss_sum = 0;  // which loss_sum contains
   int64_t valid_tokens = 0;
-  int64_t correct_tokens = 0;   // whose label is predicted; 0 unless predictions are wanted
-  double class_weight_sum = 0;  // of the valid tokens' labels; 0 unless class weights count
-  uint64_t weight_version = 0;  // 0 if chunks met different ones: weights were written meanwhile
+  int64_t correct_tokens = 0;           // whose label is predicted; 0 unless predictions are wanted
+  double class_weight_sum = 0;          // of the valid tokens' labels; 0 unless class weights count
+  double divergence_sum = 0;            // before Distillation::weight, times the tokens' weights
+  uint64_t weight_version = 0;          // 0 if chunks met different ones: weights were written meanwhile
+  uint64_t teacher_weight_version = 0;  // likewise; 0 without a distillation
   int64_t chunks = 0;
   int64_t repeated_chunks = 0;  // the server had taken them before: computed again, not added again
   // Where the batch began, by lane: what ResumeAt takes to have it computed again. Empty if

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,6 +33,29 @@ struct LossOptions {
   ClassWeights class_weights = ClassWeights::kOfHead;
 };
 
+// How far a token's distribution q is from the teacher's p.
+enum class Divergence {
+  kForwardKl,      // KL(p ‖ q)
+  kReverseKl,      // KL(q ‖ p)
+  kJensenShannon,  // β KL(p ‖ m) + (1 − β) KL(q ‖ m), m = β p + (1 − β) q
+};
+
+// Soft targets: those of another head of the same server, fed with hidden states of its own. A token's loss
+// is label_weight times the cross-entropy, plus the z-loss, plus weight times the divergence D. Nothing of
+// the teacher is trained.
+struct Distillation {
+  std::string teacher;      // name of a head of the same vocab_size; its own scale, softcap and bias count
+  int64_t hidden_size = 0;  // the teacher's
+  DataType hidden_type = DataType::kFloat32;
+  const void* hidden_states =
+      nullptr;  // [N, hidden_size] of hidden_type; may lie in a Region, like the batch's
+  Divergence divergence = Divergence::kForwardKl;
+  float beta = 0.5F;          // of kJensenShannon; above 0 and below 1
+  float temperature = 1.0F;   // divides both heads' logits in D, not in the cross-entropy; finite, above 0
+  float weight = 1.0F;        // finite, at least 0
+  float label_weight = 0.0F;  // finite, at least 0; 0: no cross-entropy
+};
+
 // Room for what is wanted of each of a batch's N tokens; what is empty is not computed. All of it is of the
 // logits that the loss is of, after scale and softcap. Of ignored tokens 0, or −1 for what is a token or a
 // rank; of tokens whose logits overflow NaN, or −1. Of equal logits the lower token comes first.
@@ -42,6 +66,7 @@ struct TokenReturns {
   std::span<float> entropies = {};          // [N], in nats
   std::span<int32_t> predictions = {};      // [N], the token of the largest logit
   std::span<int32_t> target_ranks = {};     // [N], how many tokens are above the label: 0 if it is predicted
+  std::span<float> divergences = {};        // [N], before every weight; with Batch::distillation only
   int32_t top_k = 0;                        // at most 64 and V
   std::span<int32_t> top_tokens = {};       // [N, top_k], best first
   std::span<float> top_log_probabilities = {};  // [N, top_k]
@@ -51,9 +76,9 @@ struct TokenReturns {
 enum class Reduction {
   // Their sum. dX and dW are of gradient_scale times it.
   kSum,
-  // The cross-entropy over `normalizer` and the z-loss over `z_normalizer`: the sum of the batch's losses
-  // over
-  // the global batch's count is the mean of the global batch, where a mean of means would not be. dX and dW
+  // The cross-entropy, and what there is of a divergence, over `normalizer` and the z-loss over
+  // `z_normalizer`: the sum of the batch's losses over the global batch's count is the mean of the global
+  // batch, where a mean of means would not be. dX and dW
   // are of gradient_scale times it.
   kMean,
   // As kSum, for a mean whose count is known only after the last batch of a step: Head::Flush with

@@ -6,6 +6,7 @@
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
 #include "client/tools/lossctl/head_info.h"
+#include "client/tools/lossctl/head_options.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::tools {
@@ -16,21 +17,17 @@ struct CreateOptions {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   std::string dtype = "bfloat16";
-  float logit_scale = 1.0F;
-  float softcap = 0.0F;
-  bool frozen = false;
+  HeadOptions head;
 };
 
 absl::Status Create(const Context& context, const CreateOptions& options) {
   auto client = context.Connect();
   if (!client.ok()) return client.status();
-  auto head = (*client)->CreateHead({.name = options.name,
-                                     .vocab_size = options.vocab_size,
-                                     .hidden_size = options.hidden_size,
-                                     .weight_type = *ParseDtype(options.dtype),
-                                     .logit_scale = options.logit_scale,
-                                     .softcap = options.softcap,
-                                     .frozen = options.frozen});
+  auto head = (*client)->CreateHead(WithOptions({.name = options.name,
+                                                 .vocab_size = options.vocab_size,
+                                                 .hidden_size = options.hidden_size,
+                                                 .weight_type = *ParseDtype(options.dtype)},
+                                                options.head));
   if (!head.ok()) return WithAdvice(head.status(), CreateAdvice(head.status()));
   auto info = head->Info();
   if (!info.ok()) return info.status();
@@ -85,13 +82,7 @@ void AddCreateCommand(CLI::App& head, Context& context) {
       ->type_name("H")
       ->check(PositiveInteger());
   AddDtypeOption(*command, options->dtype, "Element type of the weight (default: bfloat16)");
-  command->add_option("--logit_scale", options->logit_scale, "Multiplies the logits (default: 1)")
-      ->type_name("SCALE");
-  command
-      ->add_option("--softcap", options->softcap, "Caps the logits: C * tanh(logit / C) (default: 0, none)")
-      ->type_name("C");
-  command->add_flag("--frozen", options->frozen,
-                    "The weight is not trained: no memory for its gradient, and no flush");
+  AddHeadOptions(*command, options->head);
   AddCommonOptions(*command, context);
   command->footer(
       "Reserves all the memory the head will ever need, or fails and says what is free. The same name with\n"

@@ -8,6 +8,7 @@
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
 #include "client/tools/lossctl/head_info.h"
+#include "client/tools/lossctl/head_options.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::tools {
@@ -21,7 +22,9 @@ struct LoadOptions {
   std::string path;
   std::string tensor = "lm_head.weight";
   bool create = false;
-  std::string dtype;  // of a head that is created; empty: as in the file
+  // Of a head that is created.
+  std::string dtype;  // empty: as in the file
+  HeadOptions head;
 };
 
 absl::StatusOr<SafetensorsView> FindWeight(SafetensorsModel& model, const LoadOptions& options) {
@@ -45,10 +48,12 @@ absl::StatusOr<SafetensorsView> FindWeight(SafetensorsModel& model, const LoadOp
 absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options,
                                       const SafetensorsView& weight) {
   if (options.create) {
-    auto head = client.CreateHead({.name = options.name,
-                                   .vocab_size = weight.shape[0],
-                                   .hidden_size = weight.shape[1],
-                                   .weight_type = ParseDtype(options.dtype).value_or(weight.dtype)});
+    auto head =
+        client.CreateHead(WithOptions({.name = options.name,
+                                       .vocab_size = weight.shape[0],
+                                       .hidden_size = weight.shape[1],
+                                       .weight_type = ParseDtype(options.dtype).value_or(weight.dtype)},
+                                      options.head));
     if (!head.ok()) return WithAdvice(head.status(), CreateAdvice(head.status()));
     return head;
   }
@@ -121,12 +126,15 @@ void AddHeadLoadCommand(CLI::App& head, Context& context) {
       command->add_flag("--create", options->create, "Create the head as the tensor's shape says");
   AddDtypeOption(*command, options->dtype, "With --create: element type of the head (default: the file's)")
       ->needs(create);
+  for (CLI::Option* option : AddHeadOptions(*command, options->head)) option->needs(create);
   AddCommonOptions(*command, context);
   command->footer(
       "Batches that are under way finish with the old weights; the new ones are published whole. Values are\n"
       "converted to the head's element type, rounding to nearest even.\n\n"
       "Examples:\n"
       "  lossctl head load lm_head model/model.safetensors --create\n"
+      "  lossctl head load teacher gemma2/ --tensor model.embed_tokens.weight --create --softcap 30 "
+      "--frozen\n"
       "  lossctl head load lm_head ~/models/llama                      # a directory with an index of "
       "shards\n"
       "  lossctl head load lm_head ~/models/gpt2 --tensor wte.weight   # head tied to the embedding\n");

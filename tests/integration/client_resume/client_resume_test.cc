@@ -278,5 +278,54 @@ TEST_F(ClientResumeTest, FencedProcessDoesNotTakeLanesThatItNeverUsedFromItsSucc
   EXPECT_EQ(second.reconnects(), 0);
 }
 
+// Chunks that are sent again carry what the teacher needs, and count once.
+TEST_F(ClientResumeTest, CutConnectionsLeaveBatchesWithSoftTargetsAsTheyWere) {
+  constexpr int64_t kTeacherHidden = 16;
+  const auto teacher = direct_->client->CreateHead({.name = "teacher",
+                                                    .vocab_size = kVocab,
+                                                    .hidden_size = kTeacherHidden,
+                                                    .weight_type = DataType::kFloat32,
+                                                    .frozen = true});
+  ASSERT_TRUE(teacher.ok()) << teacher.status();
+  const std::vector<float> weights = testing::RandomFloats(kVocab * kTeacherHidden, 3);
+  ASSERT_TRUE(teacher->WriteWeights(DataType::kFloat32, weights.data()).ok());
+  const std::vector<float> states = testing::RandomFloats(kChunks * kTokensPerChunk * kTeacherHidden, 4);
+  const auto taught = [&](const NumberedBatch& numbered) {
+    Batch batch = numbered.batch();
+    batch.distillation = {
+        .teacher = "teacher", .hidden_size = kTeacherHidden, .hidden_states = states.data()};
+    return batch;
+  };
+  NumberedBatch undisturbed(0);
+  Session first = direct_->Open();
+  ASSERT_TRUE(first.Compute(taught(undisturbed), undisturbed.outputs()).ok());
+  const std::vector<float> gradient = direct_->Flush();
+  ASSERT_TRUE(first.Close().ok());
+
+  std::mt19937 random(815);
+  int cuts = 0;
+  int64_t repeated = 0;
+  for (int round = 0; round < 6; ++round) {
+    std::uniform_int_distribution<int64_t> bytes(1, 2 * kChunks * kChunkBytes);
+    const uint32_t seed = random();
+    CuttingProxy proxy(server_->port(), [&bytes, budgets = std::mt19937(seed)](int connection) mutable {
+      return connection % 3 == 2 ? -1 : bytes(budgets);
+    });
+    const Connected through(proxy.target());
+    Session session = through.Open();
+    NumberedBatch batch(0);
+    const auto result = session.Compute(taught(batch), batch.outputs());
+    ASSERT_TRUE(result.ok()) << "round " << round << ": " << result.status();
+    EXPECT_TRUE(batch.losses == undisturbed.losses) << "round " << round;
+    EXPECT_TRUE(batch.dx == undisturbed.dx) << "round " << round;
+    EXPECT_TRUE(through.Flush() == gradient) << "round " << round;
+    EXPECT_TRUE(session.Close().ok());
+    cuts += proxy.cuts();
+    repeated += result->repeated_chunks;
+  }
+  EXPECT_GE(cuts, 3);
+  EXPECT_GT(repeated, 0);
+}
+
 }  // namespace
 }  // namespace lossd

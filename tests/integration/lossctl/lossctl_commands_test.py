@@ -136,6 +136,8 @@ class CommandLine(LossctlTest):
                 (["head", "create", "x", "--vocab", "8", "--hidden", "4", "--dtype", "int8"], "int8", "create --help"),
                 (["head", "load", "x"], "PATH", "lossctl head load --help"),
                 (["head", "load", "x", "y", "--dtype", "float32"], "--create", "lossctl head load --help"),
+                (["head", "load", "x", "y", "--softcap", "30"], "--create", "lossctl head load --help"),
+                (["head", "load", "x", "y", "--frozen"], "--create", "lossctl head load --help"),
                 (["flush", "x"], "--out", "lossctl flush --help"),
                 (["status", "--timeout", "0"], "'0' is not a number above 0", "lossctl status --help"),
                 (["completion", "tcsh"], "tcsh", "lossctl completion --help"),

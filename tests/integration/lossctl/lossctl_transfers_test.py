@@ -57,6 +57,14 @@ class LoadAndSave(LossctlTest):
                 self.assertEqual((saved["dtype"], saved["bytes"], saved["weight_version"]), (name, len(data), 1))
                 self.assertEqual(read_safetensors(self.path("out"))[0], {TENSOR: (dtype, [V, H], data)})
 
+    def test_a_head_made_for_a_file_has_the_loss_that_was_asked_for(self):
+        write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], small_floats(1))})
+        command = ["head", "load", "made", "in", "--create", "--softcap", "30", "--logit_scale", "0.5"]
+        self.assertEqual(self.succeed_json(*command, "--frozen")["weight_version"], 1)
+        head = self.head("made")
+        self.assertEqual([head[key] for key in ("logit_scale", "softcap", "frozen")], [0.5, 30, True])
+        self.assertIn("frozen", self.error_of(REFUSED, *command))
+
     def test_text_says_what_was_done(self):
         write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], small_floats(1))})
         text = self.succeed("head", "load", "told", "in", "--create", "--dtype", "bf16")

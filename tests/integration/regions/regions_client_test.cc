@@ -157,6 +157,54 @@ TEST(RegionsClientTest, TheWindowHasTheBitsOfPayloads) {
   EXPECT_EQ(connected.Flush(), by_payloads);
 }
 
+TEST(RegionsClientTest, ATeachersHiddenStatesInARegionGiveTheBitsOfPayloads) {
+  constexpr int64_t kTeacherHidden = 7;  // rows that are no multiple of 16 bytes
+  const Shape shape{.tokens = 96};
+  TestServer server(WithRegions());
+  const Connected connected(server.target(), shape.hidden);
+  connected.WriteWeights();
+  const auto teacher = connected.client->CreateHead({.name = "teacher",
+                                                     .vocab_size = kVocab,
+                                                     .hidden_size = kTeacherHidden,
+                                                     .weight_type = DataType::kFloat32});
+  ASSERT_TRUE(teacher.ok()) << teacher.status();
+  ASSERT_TRUE(
+      teacher->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kTeacherHidden, 2).data()).ok());
+  Data data(shape);
+  const std::vector<float> states = RandomFloats(shape.tokens * kTeacherHidden, 8);
+  const auto bytes = static_cast<int64_t>(states.size() * sizeof(float));
+  const Region region = connected.CreateRegion(data.HiddenBytes() + bytes);
+  ASSERT_TRUE(region.CopyIn(0, data.hidden.data(), data.HiddenBytes()).ok());
+  ASSERT_TRUE(region.CopyIn(data.HiddenBytes(), states.data(), bytes).ok());
+  Session session = connected.Open(kChunkTokens * (shape.hidden + kTeacherHidden) * 4);
+  Batch batch = data.BatchAt(data.hidden.data());
+  batch.distillation = {.teacher = "teacher", .hidden_size = kTeacherHidden, .hidden_states = states.data()};
+  const auto plain = session.Compute(batch, data.OutputsAt(data.dx.data()));
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  const std::vector<float> by_payloads = connected.Flush();
+  const std::vector<std::byte> dx = std::exchange(data.dx, std::vector<std::byte>(data.dx.size()));
+  const uint64_t bytes_in = server.engine().counters().payload_bytes_in;
+
+  // The teacher's alone, then both.
+  batch.distillation->hidden_states = At(region, data.HiddenBytes());
+  for (const void* hidden_states :
+       {static_cast<const void*>(data.hidden.data()), static_cast<const void*>(region.data())}) {
+    batch.hidden_states = hidden_states;
+    const auto shared = session.Compute(batch, data.OutputsAt(data.dx.data()));
+    ASSERT_TRUE(shared.ok()) << shared.status();
+    EXPECT_GT(shared->chunks, 1);
+    EXPECT_EQ(shared->divergence_sum, plain->divergence_sum);
+    EXPECT_EQ(data.dx, dx);
+    EXPECT_EQ(connected.Flush(), by_payloads);
+  }
+  EXPECT_EQ(server.engine().counters().payload_bytes_in - bytes_in,
+            static_cast<uint64_t>(shape.tokens * 2 * 8 + data.HiddenBytes()));
+
+  const absl::Status overlap =
+      session.Compute(batch, data.OutputsAt(At(region, data.HiddenBytes() - 16))).status();
+  EXPECT_EQ(overlap.code(), absl::StatusCode::kInvalidArgument) << overlap;
+}
+
 TEST(RegionsClientTest, ChunksInRegionsTellTheirStages) {
   const Shape shape{.tokens = 96};
   TestServer server(WithRegions());

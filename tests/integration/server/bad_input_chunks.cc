@@ -31,6 +31,17 @@ Case WithCode(Case test_case, int code) {
   return test_case;
 }
 
+// Soft targets that are in order: of the chunk's own head and its own hidden states.
+v1::Distillation& Teach(v1::Chunk& chunk) {
+  chunk.set_teacher_hidden_states(chunk.hidden_states());
+  v1::Distillation& soft = *chunk.mutable_options()->mutable_distillation();
+  soft.set_teacher("h");
+  soft.set_hidden_dtype(v1::DATA_TYPE_FLOAT32);
+  soft.set_divergence(v1::DIVERGENCE_FORWARD_KL);
+  soft.set_weight(1);
+  return soft;
+}
+
 void SetHidden(v1::Chunk& chunk, int64_t index, float value) {
   std::memcpy(chunk.mutable_hidden_states()->data() + index * 4, &value, 4);
 }
@@ -118,6 +129,51 @@ std::vector<Case> ContentCases() {
       Content(
           "nan_lse_gradient", RejectReason::kNonFinite, "token_inputs.lse_gradients", {"[0] is nan"},
           [](v1::Chunk& chunk) { chunk.mutable_token_inputs()->set_lse_gradients(std::string(64, '\xff')); }),
+      Content("divergences_without_a_teacher", RejectReason::kOption, "options.returns.divergences",
+              {"is true", "options.distillation is not set"},
+              [](v1::Chunk& chunk) { chunk.mutable_options()->mutable_returns()->set_divergences(true); }),
+      Content("teacher_hidden_states_without_a_teacher", RejectReason::kLength, "teacher_hidden_states",
+              {"holds 4 bytes", "options.distillation is not set"},
+              [](v1::Chunk& chunk) { chunk.set_teacher_hidden_states("1234"); }),
+      WithCode(Content("unknown_teacher", RejectReason::kUnknownHead, "options.distillation.teacher",
+                       {"head 'nobody' does not exist"},
+                       [](v1::Chunk& chunk) { Teach(chunk).set_teacher("nobody"); }),
+               grpc::StatusCode::NOT_FOUND),
+      Content("teacher_hidden_states_too_short", RejectReason::kLength, "teacher_hidden_states",
+              {"508", "[16, 8]", "512"},
+              [](v1::Chunk& chunk) {
+                Teach(chunk);
+                chunk.mutable_teacher_hidden_states()->resize(508);
+              }),
+      Content("nan_for_the_teacher", RejectReason::kNonFinite, "teacher_hidden_states",
+              {"1 non-finite", "128"},
+              [](v1::Chunk& chunk) {
+                Teach(chunk);
+                chunk.mutable_teacher_hidden_states()->replace(40, 4, "\xff\xff\xff\xff");
+              }),
+      Content("teacher_over_the_limit", RejectReason::kChunkTooLarge, "teacher_hidden_states",
+              {"are 2080", "teacher_hidden_states 2080", "4096 for both"},
+              [](v1::Chunk& chunk) {
+                chunk = MakeChunk(chunk.sequence(), 1, 65, kVocab, kHidden, 5);
+                Teach(chunk);
+              }),
+      Content("teachers_dtype_not_given", RejectReason::kDtype, "options.distillation.hidden_dtype", {"is 0"},
+              [](v1::Chunk& chunk) { Teach(chunk).clear_hidden_dtype(); }),
+      Content("divergence_not_given", RejectReason::kOption, "options.distillation.divergence",
+              {"is 0", "DIVERGENCE_FORWARD_KL (1)"},
+              [](v1::Chunk& chunk) { Teach(chunk).clear_divergence(); }),
+      Content("unknown_divergence", RejectReason::kOption, "options.distillation.divergence", {"is 7"},
+              [](v1::Chunk& chunk) { Teach(chunk).set_divergence(static_cast<v1::Divergence>(7)); }),
+      Content("beta_of_zero", RejectReason::kOption, "options.distillation.beta",
+              {"is 0", "above 0 and below 1"},
+              [](v1::Chunk& chunk) { Teach(chunk).set_divergence(v1::DIVERGENCE_JENSEN_SHANNON); }),
+      Content("negative_temperature", RejectReason::kOption, "options.distillation.temperature",
+              {"is -1", "above 0"}, [](v1::Chunk& chunk) { Teach(chunk).set_temperature(-1); }),
+      Content("negative_weight_of_soft_targets", RejectReason::kOption, "options.distillation.weight",
+              {"is -2", "at least 0"}, [](v1::Chunk& chunk) { Teach(chunk).set_weight(-2); }),
+      Content(
+          "nan_weight_of_labels", RejectReason::kOption, "options.distillation.label_weight", {"is nan"},
+          [](v1::Chunk& chunk) { Teach(chunk).set_label_weight(std::numeric_limits<float>::quiet_NaN()); }),
       WithCode(Content("other_weights_demanded", RejectReason::kWeightVersion, "options.weight_version",
                        {"is 0", "of version 1"},
                        [](v1::Chunk& chunk) { chunk.mutable_options()->set_weight_version(0); }),

@@ -118,9 +118,21 @@ class Configuration(unittest.TestCase):
         events = [json.loads(line)["event"] for line in log.splitlines()]
         self.assertIn("serving", events)
 
-    def test_a_head_with_an_odd_size_or_a_misspelt_key_is_an_error(self):
+    def test_a_head_from_the_file_has_the_loss_that_the_file_says(self):
+        config = {"heads": [{"name": "a", "vocab_size": 100, "hidden_size": 8, "logit_scale": 0.5, "softcap": 30, "frozen": True},
+                            {"name": "b", "vocab_size": 100, "hidden_size": 8, "frozen": False}]}
+        heads, _, _ = self.start(config)
+        self.assertEqual([(h.config.logit_scale, h.config.softcap, h.config.frozen) for h in heads],
+                         [(0.5, 30, True), (1, 0, False)])
+
+    def test_a_head_with_an_odd_value_or_a_misspelt_key_is_an_error(self):
         for head, words in [({"vocab_size": 2.5}, ("vocab_size", "2.5", "integer")),
                             ({"hidden_size": True}, ("hidden_size", "true", "integer")),
+                            ({"softcap": "30"}, ("softcap", "30", "a number")),
+                            ({"softcap": -1}, ("softcap", "-1", "above 0")),
+                            ({"logit_scale": 0}, ("logit_scale", "is 0", "above 0")),
+                            ({"frozen": 1}, ("frozen", "1", "true or false")),
+                            ({"weight_dtype": "int8"}, ("weight_dtype", "int8", "bfloat16")),
                             ({"weight_type": "float32"}, ("'weight_type'", "weight_dtype"))]:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 json.dump({"heads": [{"name": "a", "vocab_size": 4, "hidden_size": 4} | head]}, file)

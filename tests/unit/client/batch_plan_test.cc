@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 namespace lossd::internal {
@@ -40,6 +41,7 @@ struct Cutter {
     batch.labels = labels;
     batch.hidden_type = DataType::kBFloat16;
     batch.mode = mode;
+    batch.distillation = distillation;
     return PlanBatch({.name = "h", .vocab_size = 4, .hidden_size = hidden}, batch, outputs, places, tokens,
                      chunk_bytes, limits, lanes);
   }
@@ -48,6 +50,7 @@ struct Cutter {
   v1::SessionLimits limits;
   BatchOutputs outputs;
   BatchPlaces places;
+  std::optional<Distillation> distillation;
   ComputeMode mode = ComputeMode::kLossAndGradients;
   int32_t lanes = 1;
 };
@@ -64,6 +67,15 @@ TEST(PlanBatchTest, SmallChunksAreAsFewAsCanBeOfNearlyEqualSize) {
   EXPECT_EQ(cutter.Cut(10, 10 * kRow).size(), 1U);
   EXPECT_EQ(Sizes(cutter.Cut(11, 10 * kRow)), (std::vector<int64_t>{6, 5}));  // not ten and one
   EXPECT_EQ(cutter.Cut(kMiBTokens * 60, kMiB - 1).size(), 61U);
+}
+
+TEST(PlanBatchTest, ATeachersHiddenStatesCountWithTheHeadsOwn) {
+  Cutter cutter;
+  cutter.distillation = {.teacher = "t", .hidden_size = 3 * kHidden, .hidden_type = DataType::kBFloat16};
+  EXPECT_EQ(Sizes(cutter.Cut(10, 8 * kRow)), (std::vector<int64_t>{2, 2, 2, 2, 2}));
+  const ChunkRange with = cutter.Cut(1)[0];
+  cutter.distillation.reset();
+  EXPECT_EQ(with.payload_bytes, cutter.Cut(1)[0].payload_bytes + 3 * kRow);
 }
 
 TEST(PlanBatchTest, BatchThatGainsNothingByPipeliningStaysWhole) {

@@ -209,6 +209,7 @@ void FakeServer::FillReturns(const v1::Chunk& chunk, v1::ChunkResult* result) co
     if (wanted.entropies()) append(value, returns->mutable_entropies());
     if (wanted.predictions()) append(token, returns->mutable_predictions());
     if (wanted.target_ranks()) append(token, returns->mutable_target_ranks());
+    if (wanted.divergences()) append(value / 2, returns->mutable_divergences());
     for (int32_t k = 0; k < wanted.top_k(); ++k) {
       append(token + k, returns->mutable_top_tokens());
       append(value, returns->mutable_top_log_probabilities());
@@ -216,6 +217,10 @@ void FakeServer::FillReturns(const v1::Chunk& chunk, v1::ChunkResult* result) co
   }
   const auto valid = static_cast<double>(result->valid_tokens());
   if (chunk.options().lse_square_scale() > 0) result->mutable_sums()->set_z_loss(valid);
+  if (chunk.options().has_distillation()) {
+    result->mutable_sums()->set_divergence(valid / 2);
+    result->set_teacher_weight_version(result->weight_version() + 6);
+  }
   if (has_class_weights) result->mutable_sums()->set_class_weights(2 * valid);
   if (wanted.predictions()) result->mutable_sums()->set_correct_tokens(result->valid_tokens());
 }

@@ -87,6 +87,21 @@ TEST(AccumulationLedger, SequencesContinueAcrossWindows) {
   EXPECT_EQ(AccumulationLedger::Classify(ledger.Find("s")->lanes[0], 2), Place::kRepeat);
 }
 
+TEST(AccumulationLedger, SequencesThatWereRejectedForWhatMayChangeAreKnown) {
+  AccumulationLedger ledger;
+  Lane& lane = ledger.Add("s", "x", 0, 1).lanes[0];
+  AcceptMany(lane, 5);
+  for (const bool rejected : {false, true, false, true, false}) {
+    AccumulationLedger::Start(lane);
+    if (rejected) AccumulationLedger::Reject(lane);
+    AccumulationLedger::Apply(lane);
+  }
+  ledger.BeginWindow();  // it may still be sent again
+  for (uint64_t sequence = 1; sequence <= 6; ++sequence) {
+    EXPECT_EQ(AccumulationLedger::WasRejected(lane, sequence), sequence == 2 || sequence == 4) << sequence;
+  }
+}
+
 TEST(AccumulationLedger, MemoryDoesNotGrowWithTheNumberOfChunks) {
   AccumulationLedger ledger;
   Lane& lane = ledger.Add("s", "x", 0, 1).lanes[0];

@@ -57,12 +57,13 @@ EngineFixture::EngineFixture(EngineOptions options, FakeOptions device, HeadConf
   engine->WaitIdle();
 }
 
-uint64_t EngineFixture::WriteWeights() {
-  const std::string write = *head->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
-  const std::string rows(static_cast<size_t>(kVocab * kHidden * 4), '\0');
-  EXPECT_TRUE((*head->FindWrite(write))->Write(0, kVocab, kernels::DataType::kFloat32, rows).ok());
+uint64_t EngineFixture::WriteWeights(Head& head) {
+  const std::string write = *head.BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
+  const std::string rows(static_cast<size_t>(head.config().weight_bytes()), '\0');
+  EXPECT_TRUE(
+      (*head.FindWrite(write))->Write(0, head.config().vocab_size, head.config().weight_type, rows).ok());
   std::promise<uint64_t> published;
-  head->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) { published.set_value(*version); });
+  head.CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) { published.set_value(*version); });
   return published.get_future().get();
 }
 

@@ -52,7 +52,8 @@ class EngineFixture {
   // Submits and expects it to be taken.
   void Submit(const LaneAttachment& lane, Chunk chunk);
   // Publishes weights of zeros as one more version, which is returned.
-  uint64_t WriteWeights();
+  uint64_t WriteWeights() { return WriteWeights(*head); }
+  static uint64_t WriteWeights(Head& head);
   // The marks that the window has now.
   std::vector<SessionMarks> Marks() const { return head->Info().window_marks; }
   // Waits for the answer.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/engine/errors.h"
 
 namespace lossd::engine {
 
@@ -107,6 +108,11 @@ class FakeBackend : public HeadBackend {
                      rows * config_.hidden_size);
     return absl::OkStatus();
   }
+  absl::Status PrepareTeacher(const HeadBackend& /*teacher*/) override {
+    if (options_.room_for_teachers) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kShape, "options.distillation.teacher",
+                     "there is no room for a teacher");
+  }
   int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return options_.rows_per_batch; }
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override {
     FakeBatch scales;
@@ -150,6 +156,7 @@ void Fill(const RowKind& kind, const ChunkRows& rows) {
   fill(rows.returns.entropy, 1.0f);
   fill(rows.returns.prediction, 1);
   fill(rows.returns.target_rank, 1);
+  fill(rows.returns.divergence, 1.0f);
   if (rows.returns.top_k == 0) return;
   std::fill_n(rows.returns.top_tokens, rows.tokens * rows.returns.top_k, 1);
   std::fill_n(rows.returns.top_log_probabilities, rows.tokens * rows.returns.top_k, 1.0f);

@@ -58,6 +58,7 @@ class FakeGate {
 struct FakeOptions {
   int64_t most_batches = 1;
   int64_t rows_per_batch = 1;
+  bool room_for_teachers = true;
 };
 
 // gradient_scale identifies a chunk: its losses are that times the token's weight, and each accumulated chunk

@@ -129,15 +129,15 @@ TEST_P(PiecesTest, TheCpuComputesTheSame) {
   const std::string hidden = HiddenBytes();
   ChunkRows rows;
   rows.labels = labels_.data();
-  rows.hidden_states = hidden.data();
+  rows.hidden_states.data = hidden.data();
   const std::vector<float> expected = ComputeOnCpu(rows);
   const Payload pieces = InPieces(hidden, GetParam());
-  rows.hidden_states = nullptr;
-  rows.hidden_parts = pieces.parts();
+  rows.hidden_states.data = nullptr;
+  rows.hidden_states.parts = pieces.parts();
   EXPECT_EQ(ComputeOnCpu(rows), expected);
   const std::string unaligned = "x" + hidden;
-  rows.hidden_states = unaligned.data() + 1;
-  rows.hidden_parts = {};
+  rows.hidden_states.data = unaligned.data() + 1;
+  rows.hidden_states.parts = {};
   EXPECT_EQ(ComputeOnCpu(rows), expected);
 }
 

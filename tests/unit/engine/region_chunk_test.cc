@@ -47,7 +47,7 @@ class RegionChunkTest : public ::testing::Test {
   void Compute() {
     ChunkRows rows;
     rows.tokens = kTokens;
-    rows.hidden_states = hidden();
+    rows.hidden_states.data = hidden();
     rows.labels = labels_.data();
     rows.losses = losses_.data();
     rows.dx = dx();

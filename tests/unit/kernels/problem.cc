@@ -32,7 +32,7 @@ std::vector<float> Widened(DataType type, const void* values, int64_t count) {
 class GuardedReturns {
  public:
   GuardedReturns(int64_t tokens, int32_t top_k) : tokens_(tokens), top_k_(top_k) {
-    const int64_t counts[] = {tokens, tokens, tokens, tokens, tokens, tokens * top_k, tokens * top_k};
+    const int64_t counts[] = {tokens, tokens, tokens, tokens, tokens, tokens * top_k, tokens * top_k, tokens};
     for (const int64_t count : counts) arrays_.emplace_back(count * 4, 64, 4);
   }
   void Attach(RowReturns& returns) {
@@ -44,6 +44,7 @@ class GuardedReturns {
     returns.top_k = top_k_;
     returns.top_tokens = arrays_[5].As<int32_t>();
     returns.top_log_probabilities = arrays_[6].As<float>();
+    returns.divergence = arrays_[7].As<float>();
   }
   void CopyTo(StepResult& result) {
     for (const GuardedBytes& array : arrays_) result.intact = result.intact && array.Intact();
@@ -54,6 +55,7 @@ class GuardedReturns {
     Copy(4, tokens_, result.target_rank);
     Copy(5, tokens_ * top_k_, result.top_tokens);
     Copy(6, tokens_ * top_k_, result.top_log_probabilities);
+    Copy(7, tokens_, result.divergence);
   }
 
  private:
@@ -80,6 +82,19 @@ bool GuardedBytes::Intact() const {
   const auto is_guard = [](unsigned char byte) { return byte == kGuardByte; };
   return std::all_of(storage_.begin(), storage_.begin() + begin_, is_guard) &&
          std::all_of(storage_.begin() + begin_ + size_, storage_.end(), is_guard);
+}
+
+Teacher TeacherProblem::Params() const {
+  Teacher teacher;
+  teacher.hidden = hidden;
+  teacher.weight_type = type;
+  teacher.weight = weight.data();
+  if (!bias.empty()) teacher.bias = bias.data();
+  teacher.logit_scale = logit_scale;
+  teacher.softcap = softcap;
+  teacher.hidden_type = type;
+  teacher.hidden_states = hidden_states.data();
+  return teacher;
 }
 
 LinearCrossEntropyParams Problem::Params() const {
@@ -160,9 +175,41 @@ Problem RandomProblem(const ProblemOptions& options) {
   return problem;
 }
 
+TeacherProblem RandomTeacher(const Shape& student, const TeacherOptions& options) {
+  const Problem head = RandomProblem({.shape = {student.tokens, student.vocab, options.hidden},
+                                      .type = options.type,
+                                      .logit_deviation = options.logit_deviation,
+                                      .seed = options.seed});
+  TeacherProblem teacher;
+  teacher.hidden = options.hidden;
+  teacher.type = options.type;
+  teacher.weight = head.weight;
+  teacher.hidden_states = head.hidden_states;
+  teacher.distillation = options.distillation;
+  return teacher;
+}
+
+TeacherProblem Itself(const Problem& problem, const Distillation& distillation) {
+  TeacherProblem teacher;
+  teacher.hidden = problem.shape.hidden;
+  teacher.type = problem.weight_type;
+  teacher.weight = problem.weight;
+  teacher.hidden_states = Narrowed(problem.weight_type, problem.HiddenStates());
+  teacher.logit_scale = problem.options.logit_scale;
+  teacher.softcap = problem.options.softcap;
+  teacher.distillation = distillation;
+  return teacher;
+}
+
 StepResult RunStep(const Problem& problem, const StepOptions& options) {
   const auto [tokens, vocab, hidden] = problem.shape;
   LinearCrossEntropyParams params = problem.Params();
+  Teacher teacher;
+  if (problem.teacher.has_value()) {
+    teacher = problem.teacher->Params();
+    params.teacher = &teacher;
+    params.distillation = problem.teacher->distillation;
+  }
   const int64_t tile_rows = options.tile_rows == 0 ? tokens : options.tile_rows;
   // Nothing but the workspace is aligned to more than its element.
   GuardedBytes losses(tokens * 4, 64, 4);
@@ -170,7 +217,11 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   GuardedBytes dx(tokens * hidden * SizeOf(options.dx_type), 64, SizeOf(options.dx_type));
   GuardedBytes dw(vocab * hidden * 4, 64, 4);
   const cpu::Arithmetic arithmetic = options.arithmetic.value_or(cpu::BestArithmetic(params.weight_type));
-  GuardedBytes workspace(cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic), 64);
+  const int64_t workspace_bytes = problem.teacher.has_value()
+                                      ? cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic,
+                                                            TeacherSize{teacher.hidden, teacher.weight_type})
+                                      : cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic);
+  GuardedBytes workspace(workspace_bytes, 64);
   std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
   if (options.initial_dw.empty()) {
     std::fill_n(dw.As<float>(), vocab * hidden, std::numeric_limits<float>::quiet_NaN());
@@ -203,8 +254,9 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
 Reference RunReference(const Problem& problem) {
   const auto [tokens, vocab, hidden] = problem.shape;
   Reference reference;
-  for (std::vector<double>* of_rows : {&reference.losses, &reference.log_sum_exp, &reference.z_loss,
-                                       &reference.log_probability, &reference.entropy}) {
+  for (std::vector<double>* of_rows :
+       {&reference.losses, &reference.log_sum_exp, &reference.z_loss, &reference.log_probability,
+        &reference.entropy, &reference.divergence}) {
     of_rows->resize(static_cast<size_t>(tokens));
   }
   reference.logits.resize(static_cast<size_t>(tokens * vocab));
@@ -223,6 +275,14 @@ Reference RunReference(const Problem& problem) {
     params.labels += first;
     if (params.token_weights != nullptr) params.token_weights += first;
     if (params.lse_gradients != nullptr) params.lse_gradients += first;
+    Teacher teacher;
+    if (problem.teacher.has_value()) {
+      const TeacherProblem& own = *problem.teacher;
+      teacher = own.Params();
+      teacher.hidden_states = &own.hidden_states[static_cast<size_t>(first * own.hidden * SizeOf(own.type))];
+      params.teacher = &teacher;
+      params.distillation = own.distillation;
+    }
     statuses[part] =
         ReferenceLinearCrossEntropy(params, {.losses = &reference.losses[first],
                                              .log_sum_exp = &reference.log_sum_exp[first],
@@ -231,7 +291,8 @@ Reference RunReference(const Problem& problem) {
                                              .entropy = &reference.entropy[first],
                                              .logits = &reference.logits[first * v],
                                              .dx = &reference.dx[first * h],
-                                             .dw = dw[part].data()});
+                                             .dw = dw[part].data(),
+                                             .divergence = &reference.divergence[first]});
   });
   for (int64_t part = 0; part < parts; ++part) {
     if (statuses[part] != Status::kOk) return {};

@@ -43,6 +43,20 @@ struct Shape {
 // "tokens x vocab x hidden", for messages.
 std::string Describe(const Shape& shape);
 
+// A head that soft targets are of, and what they are.
+struct TeacherProblem {
+  int64_t hidden = 1;
+  DataType type = DataType::kFloat32;        // of weights and hidden states
+  std::vector<unsigned char> weight;         // [V, its hidden]
+  std::vector<unsigned char> hidden_states;  // [N, its hidden]
+  std::vector<float> bias;                   // [V] or empty
+  float logit_scale = 1.0f;
+  float softcap = 0.0f;
+  Distillation distillation;
+
+  Teacher Params() const;
+};
+
 struct Problem {
   Shape shape;
   DataType weight_type = DataType::kFloat32;
@@ -56,7 +70,9 @@ struct Problem {
   std::vector<float> class_weights;  // [V] or empty
   std::vector<float> token_weights;  // [N] or empty
   std::vector<float> lse_gradients;  // [N] or empty
+  std::optional<TeacherProblem> teacher;
 
+  // Without the teacher, which is TeacherProblem::Params().
   LinearCrossEntropyParams Params() const;
   std::vector<float> Weight() const;        // widened
   std::vector<float> HiddenStates() const;  // rounded to the weight's type, widened
@@ -71,6 +87,18 @@ struct ProblemOptions {
   uint64_t seed = 1;
 };
 Problem RandomProblem(const ProblemOptions& options);
+
+// A teacher as RandomProblem makes heads.
+struct TeacherOptions {
+  int64_t hidden = 1;
+  DataType type = DataType::kFloat32;
+  double logit_deviation = 1.0;
+  uint64_t seed = 100;
+  Distillation distillation = {};
+};
+TeacherProblem RandomTeacher(const Shape& student, const TeacherOptions& options);
+// One that is the problem's own head with its own hidden states, options of the logits included.
+TeacherProblem Itself(const Problem& problem, const Distillation& distillation);
 
 // Makes the logit of vocabulary entry `entry` in row `row` about `value`, alone.
 void SetLogit(Problem& problem, int64_t row, int64_t entry, float value);
@@ -105,6 +133,7 @@ struct StepResult {
   std::vector<float> z_loss;
   std::vector<float> log_probability;
   std::vector<float> entropy;
+  std::vector<float> divergence;
   std::vector<float> top_log_probabilities;
   std::vector<int32_t> prediction;
   std::vector<int32_t> target_rank;
@@ -118,6 +147,7 @@ struct Reference {
   std::vector<double> z_loss;
   std::vector<double> log_probability;
   std::vector<double> entropy;
+  std::vector<double> divergence;
   std::vector<double> logits;  // [N, V], after scale and softcap; 0 of ignored rows
   std::vector<double> dx;
   std::vector<double> dw;

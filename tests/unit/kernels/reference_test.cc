@@ -94,6 +94,71 @@ TEST(Reference, GradientsAreTheSlopesWithEveryCombinationOfOptions) {
   }
 }
 
+constexpr Divergence kDivergences[] = {Divergence::kForwardKl, Divergence::kReverseKl,
+                                       Divergence::kJensenShannon};
+
+// The teacher's part of the loss, with other options beside it.
+TEST(Reference, GradientsAreTheSlopesWithSoftTargets) {
+  for (const Divergence divergence : kDivergences) {
+    for (int options = 0; options < 64; ++options) {
+      SCOPED_TRACE(std::to_string(static_cast<int>(divergence)) + " " + std::to_string(options));
+      const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
+      Problem problem = SmallProblem();
+      problem.teacher = testing::RandomTeacher(
+          problem.shape,
+          {.hidden = 3, .logit_deviation = 1.5, .distillation = {.divergence = divergence, .weight = 1.5f}});
+      if (has(0)) problem.teacher->distillation.temperature = 2.5f;
+      if (has(1)) problem.teacher->distillation.label_weight = 0.75f;
+      if (has(2)) problem.teacher->distillation.beta = 0.2f;
+      if (has(3)) {
+        problem.options = {.logit_scale = 0.5f, .softcap = 3.0f, .label_smoothing = 0.25f};
+        problem.teacher->logit_scale = 0.75f;
+        problem.teacher->softcap = 2.0f;
+      }
+      if (has(4)) problem.token_weights = {2, -1, 1, 0, 0.5};
+      if (has(5)) {
+        problem.lse_gradients = {0.5, 0, 1, -2, 1};
+        problem.options.lse_square_scale = 0.125f;
+        problem.class_weights = {1, 2, 0, 0.5, 3, 1, 0.25, 0, 1, 1, 4};
+      }
+      ExpectGradientsAreSlopes(problem);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Written out by hand: student's logits 2 and 0, teacher's 0 and 1, temperature 2.
+TEST(Reference, DivergencesAreThoseOfTheFormulas) {
+  Problem problem;
+  problem.shape = {1, 2, 1};
+  problem.weight = testing::Narrowed(DataType::kFloat32, {2.0f, 0.0f});
+  problem.hidden_states = testing::Narrowed(DataType::kFloat32, {1.0f});
+  problem.labels = {0};
+  problem.token_weights = {3.0f};
+  testing::TeacherProblem teacher;
+  teacher.weight = testing::Narrowed(DataType::kFloat32, {0.0f, 0.5f});
+  teacher.hidden_states = testing::Narrowed(DataType::kFloat32, {2.0f});
+  const double q[] = {std::exp(1.0) / (std::exp(1.0) + 1), 1 / (std::exp(1.0) + 1)};
+  const double p[] = {1 / (std::exp(0.5) + 1), std::exp(0.5) / (std::exp(0.5) + 1)};
+  const auto relative_entropy = [](const double* a, const double* b) {
+    return a[0] * std::log(a[0] / b[0]) + a[1] * std::log(a[1] / b[1]);
+  };
+  const double m[] = {0.25 * p[0] + 0.75 * q[0], 0.25 * p[1] + 0.75 * q[1]};
+  const double expected[] = {relative_entropy(p, q), relative_entropy(q, p),
+                             0.25 * relative_entropy(p, m) + 0.75 * relative_entropy(q, m)};
+  const double surprise = std::log(std::exp(2.0) + 1.0) - 2.0;
+  for (const Divergence divergence : kDivergences) {
+    teacher.distillation = {
+        .divergence = divergence, .beta = 0.25f, .temperature = 2.0f, .weight = 0.5f, .label_weight = 0.125f};
+    problem.teacher = teacher;
+    const Reference reference = RunReference(problem);
+    const double d = expected[static_cast<int>(divergence)];
+    EXPECT_NEAR(reference.divergence[0], d, 1e-12);
+    EXPECT_NEAR(reference.losses[0], 3.0 * (0.125 * surprise + 0.5 * d), 1e-12);
+    EXPECT_NEAR(reference.log_probability[0], -surprise, 1e-12);
+  }
+}
+
 // Written out by hand for one row of two entries: logits 2 and 0, label 0.
 TEST(Reference, TermsAreThoseOfTheFormulas) {
   Problem problem;

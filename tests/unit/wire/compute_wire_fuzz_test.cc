@@ -99,7 +99,7 @@ class Fuzz {
           bytes += Varint(number << 3 | Below(8)) + Blob();
           break;
         default:
-          bytes += Field(14 + Below(2), Blob());
+          bytes += Field(14 + Below(3), Blob());
       }
     }
     return bytes;

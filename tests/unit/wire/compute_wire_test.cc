@@ -34,6 +34,7 @@ v1::Chunk FullChunk() {
   chunk.mutable_options()->set_label_smoothing(0.1f);
   chunk.mutable_options()->set_softcap(0);  // explicitly present
   chunk.mutable_options()->mutable_returns()->set_top_k(5);
+  chunk.mutable_options()->mutable_distillation()->set_teacher("large");
   chunk.mutable_token_inputs()->set_weights(Pattern(68));
   return chunk;
 }
@@ -54,6 +55,8 @@ v1::ChunkResult FullResult() {
   result.mutable_returns()->set_log_sum_exp(Pattern(8));
   result.mutable_returns()->set_top_tokens(Pattern(200));
   result.mutable_sums()->set_z_loss(0.5);
+  result.mutable_sums()->set_divergence(0.25);
+  result.set_teacher_weight_version(4);
   return result;
 }
 
@@ -91,6 +94,12 @@ TEST(EncodeTest, BytesAreThoseOfTheGeneratedClasses) {
     request.mutable_chunk()->set_labels(small);
     request.mutable_chunk()->set_hidden_states(large);
     EXPECT_EQ(ToString(Encode(FullChunk(), Bytes(small), grpc::Slice(large))), request.SerializeAsString());
+    for (const size_t teacher_size : {size_t{1}, 3 * size}) {
+      const std::string teacher = Pattern(teacher_size);
+      request.mutable_chunk()->set_teacher_hidden_states(teacher);
+      EXPECT_EQ(ToString(Encode(FullChunk(), Bytes(small), grpc::Slice(large), grpc::Slice(teacher))),
+                request.SerializeAsString());
+    }
     v1::ComputeResponse response;
     *response.mutable_result() = FullResult();
     response.mutable_result()->set_losses(small);
@@ -124,6 +133,7 @@ TEST(DecodeTest, ReadsWhatTheGeneratedClassesWroteHoweverItIsSliced) {
   *request.mutable_chunk() = FullChunk();
   request.mutable_chunk()->set_labels(Pattern(1000));
   request.mutable_chunk()->set_hidden_states(Pattern(4321));
+  request.mutable_chunk()->set_teacher_hidden_states(Pattern(777));
   v1::ComputeResponse response;
   *response.mutable_result() = FullResult();
   response.mutable_result()->set_losses(Pattern(200));
@@ -132,6 +142,8 @@ TEST(DecodeTest, ReadsWhatTheGeneratedClassesWroteHoweverItIsSliced) {
     const auto in = MustDecode<v1::ComputeRequest>(request.SerializeAsString(), slice);
     EXPECT_TRUE(in.message.chunk().labels().empty());
     EXPECT_TRUE(in.message.chunk().hidden_states().empty());
+    EXPECT_TRUE(in.message.chunk().teacher_hidden_states().empty());
+    EXPECT_EQ(in.extra.bytes, 777);
     EXPECT_EQ(Whole(in).SerializeAsString(), request.SerializeAsString());
     EXPECT_TRUE(in.message.chunk().has_gradient_scale());
     EXPECT_TRUE(in.message.chunk().options().has_softcap());
@@ -173,6 +185,8 @@ TEST(DecodeTest, UnusualMessagesReadAsByTheGeneratedClass) {
            Field(2, Join({hidden, labels, sequence})), Field(2, Join({labels, sequence, hidden, later})),
            Field(2, Join({Field(15, "first"), hidden, Field(15, "last"), labels, sequence, "\x08\x09"})),
            Field(2, hidden + Field(15, "")),
+           Field(2, Join({Field(16, "first"), hidden, Field(16, Pattern(50))})),
+           Field(2, hidden) + Field(2, Field(16, Pattern(50))),
            Field(2, hidden + labels) + Field(2, sequence + Field(14, "12345678")),
            Join({Field(2, hidden), Field(1, Field(1, "s")), Field(2, labels)}),
            Join({Field(2, hidden), Field(1, Field(1, "s"))}), Field(2, hidden) + later,
@@ -190,14 +204,26 @@ TEST(DecodeTest, UnusualMessagesReadAsByTheGeneratedClass) {
   }
 }
 
+// An answer has no third tensor: that field is a later version's.
+TEST(DecodeTest, AnAnswerKeepsWhatItDoesNotKnowUnderTheNumberOfAThirdTensor) {
+  const std::string bytes = Field(2, Field(16, "later") + Field(15, Pattern(30)));
+  const auto received = MustDecode<v1::ComputeResponse>(bytes, 4);
+  EXPECT_EQ(received.extra.bytes, 0);
+  v1::ComputeResponse expected;
+  ASSERT_TRUE(expected.ParseFromString(bytes));
+  EXPECT_EQ(Whole(received).SerializeAsString(), expected.SerializeAsString());
+}
+
 TEST(DecodeTest, TensorsOutliveTheBuffer) {
   ReceivedRequest received;
   {
-    grpc::ByteBuffer buffer = Encode(FullChunk(), {}, grpc::Slice(Pattern(100000)));
+    grpc::ByteBuffer buffer =
+        Encode(FullChunk(), {}, grpc::Slice(Pattern(100000)), grpc::Slice(Pattern(50000)));
     ASSERT_TRUE(Decode(&buffer, &received));
     EXPECT_FALSE(buffer.Valid());
   }
   EXPECT_EQ(ToString(received.large), Pattern(100000));
+  EXPECT_EQ(ToString(received.extra), Pattern(50000));
 }
 
 TEST(DecodeTest, CountsTheBlocksThatSlicesKeepNotTheBytesSeen) {

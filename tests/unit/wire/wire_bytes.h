@@ -51,6 +51,7 @@ inline v1::ComputeRequest Whole(const ReceivedRequest& received) {
   if (!whole.has_chunk()) return whole;
   whole.mutable_chunk()->set_labels(ToString(received.small));
   whole.mutable_chunk()->set_hidden_states(ToString(received.large));
+  whole.mutable_chunk()->set_teacher_hidden_states(ToString(received.extra));
   return whole;
 }
 inline v1::ComputeResponse Whole(const ReceivedResponse& received) {

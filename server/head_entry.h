@@ -1,0 +1,18 @@
+// A head in the configuration file.
+#ifndef LOSSD_SERVER_HEAD_ENTRY_H_
+#define LOSSD_SERVER_HEAD_ENTRY_H_
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "absl/status/statusor.h"
+#include "server/engine/head_config.h"
+
+namespace lossd {
+
+// name, vocab_size and hidden_size are needed. INVALID_ARGUMENT naming the key and its value for what is
+// missing, misspelt, of another JSON type or out of range.
+absl::StatusOr<engine::HeadConfig> ReadHeadEntry(const nlohmann::json& entry);
+
+}  // namespace lossd
+
+#endif  // LOSSD_SERVER_HEAD_ENTRY_H_
