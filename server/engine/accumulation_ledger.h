@@ -6,7 +6,8 @@
 //   started   last sequence handed to the device; from here on it always finishes
 //   applied   last sequence that is in dW (rejected ones count as applied: they are recorded as empty)
 //   base      accepted at the start of the window: above it lies what the window holds
-// The record is O(lanes) per session, whatever the number of chunks.
+// The record is O(lanes) per session, whatever the number of chunks; where dW is deferred, and chunks behind
+// one are done before it, also O(chunks whose dW is yet to be made).
 //
 // Not thread-safe: Head guards it with its mutex.
 #ifndef LOSSD_SERVER_ENGINE_ACCUMULATION_LEDGER_H_
@@ -42,6 +43,8 @@ class AccumulationLedger {
     uint64_t started = 0;
     uint64_t applied = 0;
     uint64_t base = 0;
+    // Runs of sequences that are applied above one that is not: the last of each, by its first. No two touch.
+    std::map<uint64_t, uint64_t> applied_apart = {};
 
     bool contributed() const { return accepted > base; }
   };
@@ -73,7 +76,8 @@ class AccumulationLedger {
   static Place Classify(const Lane& lane, uint64_t sequence);
   static void Accept(Lane& lane) { ++lane.accepted; }
   static void Start(Lane& lane) { ++lane.started; }
-  static void Apply(Lane& lane) { ++lane.applied; }
+  // `sequence` was started and is applied now. The mark moves over it once all before it are.
+  static void Apply(Lane& lane, uint64_t sequence);
   // Where there is no window: what is applied belongs to none, and a closed session that has nothing more to
   // come is forgotten.
   void ForgetApplied(absl::string_view session_id);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear_cross_entropy.h"
@@ -111,6 +112,12 @@ class CpuBackend : public HeadBackend {
     return gathered_.data();
   }
 
+  // Where losses go that nobody wants.
+  float* UnusedLosses(int64_t tokens) {
+    unused_losses_.resize(std::max(unused_losses_.size(), static_cast<size_t>(tokens)));
+    return unused_losses_.data();
+  }
+
   kernels::LinearCrossEntropyParams ToParams(const RowKind& kind, const ChunkRows& rows) {
     kernels::LinearCrossEntropyParams params;
     params.tokens = rows.tokens;
@@ -130,7 +137,7 @@ class CpuBackend : public HeadBackend {
     params.lse_gradients = rows.lse_gradients;
     params.gradient_scale = rows.gradient_scale;
     params.z_gradient_scale = rows.z_gradient_scale;
-    params.losses = rows.losses;
+    params.losses = rows.losses != nullptr ? rows.losses : UnusedLosses(rows.tokens);
     params.returns = rows.returns;
     params.dx_type = kind.dx_type;
     params.dx = rows.dx;
@@ -149,6 +156,7 @@ class CpuBackend : public HeadBackend {
   HostBuffer weights_;
   HostBuffer gradient_;
   ResultBytes gathered_;  // hidden states of one chunk
+  std::vector<float> unused_losses_;
   bool gradient_empty_ = true;
 };
 

@@ -288,7 +288,7 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
   step.losses = reinterpret_cast<float*>(out + layout.losses);
   step.rows_redone = reinterpret_cast<int32_t*>(out + layout.rows_redone);
   step.dx_type = kind.dx_type;
-  step.dx = kind.mode == ComputeMode::kLossOnly ? nullptr : out + layout.dx;
+  step.dx = kind.mode == ComputeMode::kLossAndGradients ? out + layout.dx : nullptr;
   DescribeLoss(kind, slot, rows, &step);
   if (slot.adds && rows.rows > 0 && !frozen()) {
     const Smoothing& smoothing = smoothings_[UsesClassWeights(kind) ? kWeighted : kUniform];

@@ -44,7 +44,7 @@ Engine::~Engine() = default;
 
 MemoryPlan Engine::ReservedByPurpose() const {
   std::map<std::string, int64_t> totals = {
-      {"weights", 0}, {"gradient", 0}, {"weight_staging", 0}, {"workspace", 0}};
+      {"weights", 0}, {"gradient", 0}, {"weight_staging", 0}, {"deferred", 0}, {"workspace", 0}};
   totals["regions"] = regions_.reserved_bytes();
   for (const MemoryItem& item : device_->SharedMemory()) totals[item.purpose] += item.bytes;
   for (const std::shared_ptr<Head>& head : Heads()) {
@@ -76,6 +76,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   }
   absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
   if (!plan.ok()) return plan.status();
+  if (config.defers()) plan->push_back({"deferred", config.deferred_bytes});
   auto reservation = budget_->Reserve(absl::StrCat("head ", config.name), *std::move(plan));
   if (!reservation.ok()) return reservation.status();
   absl::StatusOr<std::unique_ptr<HeadBackend>> backend = device_->CreateHead(config);
@@ -89,6 +90,11 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.limits = options_.chunk_limits;
   environment.incarnation = incarnation_;
   environment.device_done = device_done_;
+  if (config.defers()) {
+    auto operands = DeferredOperands::Create(device_.get(), config.deferred_bytes);
+    if (!operands.ok()) return operands.status();
+    environment.deferred_operands = *std::move(operands);
+  }
   environment.on_device_failure = [this](const absl::Status& status) {
     if (!device_failed_.exchange(true)) options_.on_device_failure(status);
   };

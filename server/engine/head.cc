@@ -13,6 +13,7 @@ namespace lossd::engine {
 Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
            std::unique_ptr<MemoryReservation> reservation)
     : config_(std::move(config)),
+      deferred_operands_(std::move(environment.deferred_operands)),
       environment_(std::move(environment)),
       reservation_(std::move(reservation)),
       backend_(std::move(backend)) {}
@@ -73,9 +74,11 @@ void Head::EndStreams() {
 void Head::Release() {
   std::shared_ptr<StagedWrite> staged;
   std::unique_ptr<MemoryReservation> reservation;
+  std::shared_ptr<DeferredOperands> operands;
   const std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
   const std::lock_guard lock(mutex_);
   staged = std::move(staged_);
+  operands = std::move(deferred_operands_);
   reservation = std::move(reservation_);
 }
 
@@ -99,6 +102,7 @@ std::vector<std::function<void()>> Head::TakeWaitersLocked() {
 
 absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
                                               std::function<void()> resume) {
+  bool is_new = false;
   {
     const std::lock_guard lock(mutex_);
     const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -107,12 +111,14 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
       lanes_.at({lane.session_id, lane.lane}).resume = std::move(resume);
       return Submission::kWait;
     }
+    is_new = *admission == Admission::kTake;
   }
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
   absl::Status rejection = ResolveRegions(chunk, config_, environment_.limits, *environment_.regions);
   if (rejection.ok()) rejection = ValidateContent(chunk, config_, environment_.limits);
+  if (rejection.ok()) PlaceOperands(chunk, is_new);
 
   const std::lock_guard lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -135,6 +141,8 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     item->kind = ItemKind::kLossOnly;
   } else if (frozen()) {
     item->kind = ItemKind::kInputGradient;
+  } else if (chunk.kept) {
+    item->kind = ItemKind::kDeferred;
   }
   if (item->kind != ItemKind::kRejected) {
     item->row_kind = KindOf(chunk, config_);

@@ -24,6 +24,7 @@
 #include "server/engine/batch_scheduler.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
+#include "server/engine/deferred_operands.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/head_config.h"
 #include "server/engine/memory_budget.h"
@@ -77,6 +78,8 @@ struct HeadEnvironment {
   std::function<void(const absl::Status&)> on_device_failure;
   // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
   std::shared_ptr<std::optional<absl::Time>> device_done = {};
+  // Of a head that defers dW; the head gives it back with the rest of its memory.
+  std::shared_ptr<DeferredOperands> deferred_operands = {};
 };
 
 class Head : public BatchSource, public std::enable_shared_from_this<Head> {
@@ -166,7 +169,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   enum class ItemKind {
     kAccumulate,
-    kInputGradient,  // of a frozen head: losses and dX
+    kInputGradient,   // of a frozen head: losses and dX
+    kDeferred,        // the same, and then:
+    kWeightGradient,  // dW of a chunk that was answered
     kLossOnly,
     kRepeat,
     kRejected,
@@ -182,6 +187,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     Chunk chunk;
     absl::Status rejection;
     absl::Time accepted;
+    int64_t valid_tokens = 0;  // once answered
   };
   // What a lane has beside its marks.
   struct LaneRuntime {
@@ -195,7 +201,6 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   struct StartedChunk {
     std::shared_ptr<ChunkItem> item;
     ChunkAnswer answer;
-    int64_t valid_tokens = 0;
     absl::Time answered;
   };
   // Chunks that the device has together, and rejected ones between and behind them that wait for their turn.
@@ -225,6 +230,12 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   int64_t RowsPerBatch(const RowKind& kind) const override { return backend_->RowsPerBatch(kind); }
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
+  static bool IsFollowUp(const ChunkItem& item) { return item.kind == ItemKind::kWeightGradient; }
+  // Deferred dW: head_deferred.cc. The first is any thread's: puts the operands of a chunk whose dW is to be deferred
+  // where they can stay, if there is room, and others where the device wants them.
+  void PlaceOperands(Chunk& chunk, bool is_new);
+  static void JoinWeightGradients(std::deque<StartedChunk>& chunks);
+  void FollowUp(StartedChunk& chunk);
   std::deque<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   bool frozen() const { return config_.weight_gradients == WeightGradients::kFrozen; }
   static void Reject(absl::Status rejection, ChunkItem& item);
@@ -236,7 +247,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report);
   void EndByFailure(const absl::Status& status);
   void Count(const Batch& batch, const StartedChunk& chunk);
-  void Finish(const StartedChunk& chunk);
+  void Finish(const ChunkItem& item);
   void Freeze();
   void Publish();
   // Of this flush, if it can be read now; ABORTED if it is over.
@@ -250,6 +261,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   std::vector<std::function<void()>> TakeWaitersLocked();
 
   const HeadConfig config_;
+  std::shared_ptr<DeferredOperands> deferred_operands_;  // guarded by mutex_; null: nothing is deferred
   const HeadEnvironment environment_;
   // Both null once released. Everything posted to the device before that finds them there; everything after
   // is turned away by ended_.

@@ -60,9 +60,9 @@ struct ChunkRows {
   const float* lse_gradients = nullptr;        // [tokens]; null: 0
   Accumulate accumulate = Accumulate::kYes;    // whether the rows count in dW; kNo if loss only
 
-  float* losses = nullptr;                    // [tokens]
+  float* losses = nullptr;                    // [tokens]; null if dW only
   kernels::RowReturns returns = {};           // in host memory; exactly what the kind's `returns` names
-  void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss only
+  void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss or dW only
   MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
 };
 
@@ -104,7 +104,7 @@ class HeadBackend {
   // Most rows of this kind that are worth putting into one batch, at least 1. A single chunk may always have
   // more.
   virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
-  // Starts loss, dX and, for chunks that accumulate, dW += of at least one chunk. A row's loss and dX are
+  // Starts loss, dX and, for chunks that accumulate, dW += of at least one chunk; or the last of these alone. A row's loss and dX are
   // bitwise the same whatever batch it comes in; dW is summed in the order of rows. Only while the device has
   // fewer batches under way than it may have.
   virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,

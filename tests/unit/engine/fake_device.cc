@@ -136,6 +136,7 @@ class FakeBackend : public HeadBackend {
 };
 
 void Fill(const RowKind& kind, const ChunkRows& rows) {
+  if (kind.mode == ComputeMode::kWeightGradientOnly) return;
   const auto fill = [&rows](auto* values, auto value) {
     if (values != nullptr) std::fill_n(values, rows.tokens, value);
   };
