@@ -30,6 +30,10 @@ HeadInfo Head::Info() const {
   info.window_tokens = window_.tokens;
   if (!frozen()) info.window_marks = ledger_.WindowMarks();
   if (reservation_ != nullptr) info.memory = reservation_->plan();
+  for (const auto& [id, session] : deterministic_) {
+    const MemoryPlan& plan = session->plan;
+    info.memory.insert(info.memory.end(), plan.begin(), plan.end());
+  }
   info.open_sessions = ledger_.open_sessions();
   return info;
 }
@@ -76,8 +80,11 @@ void Head::Release() {
   std::unique_ptr<MemoryReservation> reservation;
   std::shared_ptr<DeferredOperands> operands;
   const std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
+  std::map<std::string, std::shared_ptr<DeterministicSession>> sessions;
   const std::lock_guard lock(mutex_);
   staged = std::move(staged_);
+  sessions = std::exchange(deterministic_, {});
+  for (const auto& [id, session] : sessions) session->memory = {};
   operands = std::move(deferred_operands_);
   reservation = std::move(reservation_);
 }
@@ -100,6 +107,14 @@ std::vector<std::function<void()>> Head::TakeWaitersLocked() {
   return waiters;
 }
 
+std::vector<std::function<void()>> Head::TakeWaitersLocked(const std::string& session_id) {
+  std::vector<std::function<void()>> waiters;
+  for (auto it = lanes_.lower_bound({session_id, 0}); it != lanes_.end() && it->first.first == session_id; ++it) {
+    if (it->second.resume) waiters.push_back(std::exchange(it->second.resume, nullptr));
+  }
+  return waiters;
+}
+
 absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
                                               std::function<void()> resume) {
   bool is_new = false;
@@ -118,7 +133,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   // again.
   absl::Status rejection = ResolveRegions(chunk, config_, environment_.limits, *environment_.regions);
   if (rejection.ok()) rejection = ValidateContent(chunk, config_, environment_.limits);
-  if (rejection.ok()) PlaceOperands(chunk, is_new);
+  if (rejection.ok()) PlaceOperands(chunk, is_new, lane.session_id);
 
   const std::lock_guard lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -127,6 +142,9 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     lanes_.at({lane.session_id, lane.lane}).resume = std::move(resume);
     return Submission::kWait;
   }
+  const bool adds = *admission == Admission::kTake && chunk.mode == ComputeMode::kLossAndGradients;
+  DeterministicTiles* tiles = adds ? TilesOfLocked(lane.session_id) : nullptr;
+  if (tiles != nullptr && rejection.ok()) rejection = CheckPlaceLocked(*tiles, chunk);
   if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, lane.session_id); !refusal.ok()) {
     return refusal;
   }
@@ -141,6 +159,11 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     item->kind = ItemKind::kLossOnly;
   } else if (frozen()) {
     item->kind = ItemKind::kInputGradient;
+  } else if (tiles != nullptr) {
+    item->kind = ItemKind::kPlaced;
+    item->deterministic = deterministic_.at(lane.session_id);
+    item->kept_bytes = DeterministicTiles::Bytes(chunk);
+    tiles->Claim(chunk);
   } else if (chunk.kept) {
     item->kind = ItemKind::kDeferred;
   }
@@ -201,7 +224,9 @@ absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachme
   if (place == AccumulationLedger::Place::kRepeat) return Admission::kRepeat;
   const uint64_t current = window_.generation;
   if (window_.state == WindowState::kOpen) {
-    if (chunk.generation == current) return Admission::kTake;
+    if (chunk.generation == current) {
+      return MustWaitForRoomLocked(attachment, chunk) ? Admission::kWait : Admission::kTake;
+    }
     return GenerationErrorLocked(attachment, chunk.generation);
   }
   if (chunk.generation == current + 1) return Admission::kWait;

@@ -28,6 +28,12 @@
 
 namespace lossd::engine {
 
+// A gradient of a head: dW, and what a device keeps beside it. Made by Device::CreateGradient.
+class Gradient {
+ public:
+  virtual ~Gradient() = default;
+};
+
 // What the chunks of one batch have in common.
 struct RowKind {
   kernels::DataType hidden_type = kernels::DataType::kFloat32;
@@ -36,6 +42,7 @@ struct RowKind {
   kernels::LossOptions options = {};
   ClassWeights class_weights = ClassWeights::kIgnore;
   WantedReturns returns = {};
+  Gradient* gradient = nullptr;  // what dW is added to; null: the head's own
 
   bool operator==(const RowKind&) const = default;
 };
@@ -110,16 +117,21 @@ class HeadBackend {
   virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
                           BatchCallbacks callbacks) = 0;
 
-  // Rows of the gradient in fp32 (zeros if nothing was added since the last reset).
-  virtual absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) = 0;
+  // Rows of a gradient, null for the head's own, in fp32 (zeros if nothing was added since the last reset).
+  virtual absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows, float* out) = 0;
   // The next contribution overwrites instead of adding: no memset, no read of the old value.
-  virtual void ResetGradient() = 0;
+  virtual void Reset(Gradient* gradient) = 0;
+
+  absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) {
+    return ReadGradient(nullptr, first_row, rows, out);
+  }
+  void ResetGradient() { Reset(nullptr); }
 
   // What the head holds on the device.
   virtual MemoryPlan MemoryReport() const = 0;
 };
 
-// A device that heads are created on. CreateHead, and what tells of sizes, may be called by any thread, one
+// A device that heads are created on. CreateHead, CreateGradient, and what tells of sizes, may be called by any thread, one
 // at a time; the rest belongs to the owner thread.
 class Device {
  public:
@@ -133,6 +145,13 @@ class Device {
   virtual absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const = 0;
   // Takes the memory. RESOURCE_EXHAUSTED if the system does not give it.
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
+  // A gradient for a head of this configuration, beside its own, and what it takes. Used with that head alone, and
+  // destroyed while none of its batches is under way, before the device. RESOURCE_EXHAUSTED if the system does not
+  // give the memory.
+  virtual MemoryPlan PlanGradient(const HeadConfig& config) const {
+    return {{"gradient", config.gradient_bytes()}};
+  }
+  virtual absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config);
   // Hidden-state bytes of the chunks that it would rather have; 0: no opinion.
   virtual int64_t PreferredChunkBytes() const { return 0; }
   // Memory that belongs to the device rather than to a head.

@@ -69,6 +69,7 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
           ++environment_.counters->chunks_refused;
           continue;
         }
+        GiveUpPlaceLocked(*item);
         Reject(std::move(version), *item);
       }
       StartedChunk& entry = started.emplace_back();
@@ -232,6 +233,8 @@ void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
       } else {
         Finish(*chunk.item);
       }
+      if (chunk.item->kind == ItemKind::kPlaced) FillTiles(chunk);
+      if (!chunk.item->piece.rows.empty()) FinishPiece(*chunk.item);
     }
   } else {
     EndByFailure(report.status());
@@ -258,7 +261,9 @@ void Head::Count(const Batch& batch, const StartedChunk& chunk) {
     return;
   }
   counters.forward_seconds.Observe(absl::ToDoubleSeconds(chunk.answered - batch.started));
-  if (kind == ItemKind::kAccumulate) {
+  if (kind == ItemKind::kPlaced) {
+    ++counters.chunks_accumulated;
+  } else if (kind == ItemKind::kAccumulate) {
     counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - chunk.answered));
     ++counters.chunks_accumulated;
   } else if (kind == ItemKind::kDeferred) {
@@ -288,7 +293,8 @@ void Head::Finish(const ChunkItem& item) {
     const uint64_t before = lane.applied;
     AccumulationLedger::Apply(lane, item.chunk.sequence);
     applied = lane.applied;
-    if (item.kind == ItemKind::kAccumulate || IsFollowUp(item)) {
+    // What is in a tile can get lost no more.
+    if (item.kind == ItemKind::kAccumulate || item.kind == ItemKind::kPlaced || IsFollowUp(item)) {
       window_.tokens += static_cast<uint64_t>(item.valid_tokens);
     }
     if (frozen()) ledger_.ForgetApplied(item.session_id);

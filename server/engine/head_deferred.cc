@@ -8,11 +8,20 @@
 
 namespace lossd::engine {
 
-void Head::PlaceOperands(Chunk& chunk, bool is_new) {
-  if (!config_.defers() || chunk.kept) return;
+void Head::PlaceOperands(Chunk& chunk, bool is_new, const std::string& session_id) {
+  if (frozen() || chunk.kept) return;
+  bool deterministic = false;
+  {
+    const std::lock_guard lock(mutex_);
+    deterministic = TilesOfLocked(session_id) != nullptr;
+  }
+  // Of a region: the client may write to it once it has the answer.
+  const bool in_region = chunk.hidden_states.size() > 0 && chunk.hidden_states.kept_bytes() == 0;
+  const bool of_host = chunk.hidden_states.place() != MemoryPlace::kDevice;
+  if (deterministic && in_region && of_host) chunk.hidden_states = chunk.hidden_states.Gathered();
+  if (!config_.defers()) return;
   std::shared_ptr<DeferredOperands> operands;
-  if (is_new && chunk.mode == ComputeMode::kLossAndGradients &&
-      chunk.hidden_states.place() != MemoryPlace::kDevice) {
+  if (is_new && !deterministic && of_host && chunk.mode == ComputeMode::kLossAndGradients) {
     const std::lock_guard lock(mutex_);
     operands = deferred_operands_;
   }

@@ -19,6 +19,7 @@ struct CreateOptions {
   float logit_scale = 1.0F;
   float softcap = 0.0F;
   bool frozen = false;
+  int64_t deferred_bytes = 0;
 };
 
 absl::Status Create(const Context& context, const CreateOptions& options) {
@@ -30,7 +31,8 @@ absl::Status Create(const Context& context, const CreateOptions& options) {
                                      .weight_type = *ParseDtype(options.dtype),
                                      .logit_scale = options.logit_scale,
                                      .softcap = options.softcap,
-                                     .frozen = options.frozen});
+                                     .frozen = options.frozen,
+                                     .deferred_bytes = options.deferred_bytes});
   if (!head.ok()) return WithAdvice(head.status(), CreateAdvice(head.status()));
   auto info = head->Info();
   if (!info.ok()) return info.status();
@@ -92,6 +94,11 @@ void AddCreateCommand(CLI::App& head, Context& context) {
       ->type_name("C");
   command->add_flag("--frozen", options->frozen,
                     "The weight is not trained: no memory for its gradient, and no flush");
+  command
+      ->add_option("--deferred-bytes", options->deferred_bytes,
+                   "Answer before dW is made, and keep so many bytes of hidden states for it: 512M, 2G (default: 0)")
+      ->type_name("BYTES")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   AddCommonOptions(*command, context);
   command->footer(
       "Reserves all the memory the head will ever need, or fails and says what is free. The same name with\n"
