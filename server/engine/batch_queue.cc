@@ -30,6 +30,28 @@ void BatchQueue::AddTask(const BatchSource* source, Task task) {
   lines_[source].held.push_back({nullptr, nullptr, next_number_++, {}, std::move(task)});
 }
 
+void BatchQueue::AddLastTask(std::shared_ptr<BatchSource> source, Task task) {
+  Line& line = lines_[source.get()];
+  line.held.push_back({std::move(source), nullptr, next_number_++, {}, std::move(task)});
+}
+
+void BatchQueue::AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
+                             FollowUp when, Clock::time_point arrival) {
+  Line& line = lines_[source.get()];
+  Entry entry{std::move(source), std::move(chunk), next_number_++, arrival, nullptr};
+  if (when == FollowUp::kWhenIdle) {
+    line.for_idle.push_back(std::move(entry));
+  } else {
+    TakeUp(line, std::move(entry));
+  }
+}
+
+void BatchQueue::HurryFollowUps(const BatchSource* source) {
+  const auto it = lines_.find(source);
+  if (it == lines_.end()) return;
+  while (!it->second.for_idle.empty()) TakeUpFollowUp(it->second);
+}
+
 void BatchQueue::AddFence(Task task) {
   if (lines_.empty()) {
     AddTask(nullptr, std::move(task));
@@ -60,11 +82,20 @@ void BatchQueue::Withdraw(const BatchSource* source,
 // What no task holds back any more.
 void BatchQueue::Release(Line& line) {
   while (!line.held.empty() && line.held.front().chunk != nullptr) {
-    Entry& entry = line.held.front();
-    line.source = std::move(entry.source);
-    line.chunks.Add(std::move(entry.chunk), entry.number, entry.arrival);
+    TakeUp(line, std::move(line.held.front()));
     line.held.pop_front();
   }
+}
+
+void BatchQueue::TakeUp(Line& line, Entry entry) {
+  line.source = std::move(entry.source);
+  line.chunks.Add(std::move(entry.chunk), entry.number, entry.arrival);
+}
+
+void BatchQueue::TakeUpFollowUp(Line& line) {
+  Entry entry = std::move(line.for_idle.front());
+  line.for_idle.pop_front();
+  TakeUp(line, std::move(entry));
 }
 
 BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
@@ -73,6 +104,7 @@ BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
   if (!task_was_last_ && RunReadyTask()) return {true, now};
   const Step step = StartReadyBatch(now);
   if (!step.progress && task_was_last_ && RunReadyTask()) return {true, now};
+  if (!step.progress && UseIdleTime()) return {true, now};
   return step;
 }
 
@@ -89,11 +121,45 @@ bool BatchQueue::RunReadyTask() {
     if (oldest == nullptr || line.held.front().number < oldest->held.front().number) oldest = &line;
   }
   if (oldest == nullptr) return false;
+  if (TakeUpUnfinished(*oldest)) return true;
   const Task task = std::move(oldest->held.front().task);
   oldest->held.pop_front();
   Release(*oldest);
   task_was_last_ = true;
   task();
+  return true;
+}
+
+bool BatchQueue::TakeUpUnfinished(Line& line) {
+  while (!line.for_idle.empty()) TakeUpFollowUp(line);
+  if (!line.chunks.Empty()) return true;
+  const std::shared_ptr<BatchSource> source = line.held.front().source;
+  if (source == nullptr) return false;
+  for (std::shared_ptr<QueuedChunk>& chunk : source->TakeUnfinished()) {
+    TakeUp(line, {source, std::move(chunk), next_number_++, {}, nullptr});
+  }
+  return !line.chunks.Empty();
+}
+
+bool BatchQueue::UseIdleTime() {
+  if (device_->BatchesUnderWay() > 0) return false;
+  Line* first = nullptr;
+  for (auto& [source, line] : lines_) {
+    if (line.waits()) return false;
+    if (line.for_idle.empty()) continue;
+    const auto turn = [](const Line& of) { return std::pair(of.lead, of.for_idle.front().number); };
+    if (first == nullptr || turn(line) < turn(*first)) first = &line;
+  }
+  if (first == nullptr) return false;
+  const RowKind kind = first->for_idle.front().chunk->row_kind;
+  int64_t rows_left = first->for_idle.front().source->RowsPerBatch(kind);
+  do {
+    Entry& entry = first->for_idle.front();
+    entry.arrival = {};  // no batching window for what has waited long enough
+    rows_left -= entry.chunk->rows;
+    TakeUpFollowUp(*first);
+  } while (!first->for_idle.empty() && first->for_idle.front().chunk->row_kind == kind &&
+           first->for_idle.front().chunk->rows <= rows_left);
   return true;
 }
 

@@ -15,6 +15,10 @@
 //   - else, if it has more: it waits and grows until one of them is done
 //   - else, the device being idle: once its oldest chunk has waited for the batching window
 //
+// Chunks may have follow-ups: work that is left of them when they were answered (dW that was deferred, tiles
+// that are complete). Tasks wait for those of all chunks before them too. One that is for idle times waits
+// until no line has anything else, in whatever order its line's are; then so many go as make one batch.
+//
 // Belongs to the device's owner thread.
 #ifndef LOSSD_SERVER_ENGINE_BATCH_QUEUE_H_
 #define LOSSD_SERVER_ENGINE_BATCH_QUEUE_H_
@@ -44,7 +48,13 @@ class BatchSource {
   // mark of them is to come any more; perhaps before this returns.
   virtual void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks,
                           std::function<void()> on_ended) = 0;
+  // What chunks that ended left unfinished because more was to come: to be finished as it is. See
+  // BatchQueue::AddLastTask.
+  virtual std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() { return {}; }
 };
+
+// When a follow-up is to go.
+enum class FollowUp { kInTurn, kWhenIdle };
 
 class BatchQueue {
  public:
@@ -59,6 +69,13 @@ class BatchQueue {
   void Withdraw(const BatchSource* source, const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   // The line is `source`'s; null has one too.
   void AddTask(const BatchSource* source, Task task);
+  // A task before which everything unfinished is finished: `source` is asked for it, until there is none.
+  void AddLastTask(std::shared_ptr<BatchSource> source, Task task);
+  // Of chunks that were started and whose batch has not ended, or was the last thing that happened.
+  void AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk, FollowUp when,
+                   Clock::time_point arrival);
+  // What waits for idle times goes in its turn.
+  void HurryFollowUps(const BatchSource* source);
   // `task` runs after everything that is there, in whatever line.
   void AddFence(Task task);
 
@@ -75,25 +92,34 @@ class BatchQueue {
 
  private:
   struct Entry {
-    std::shared_ptr<BatchSource> source;
-    std::shared_ptr<QueuedChunk> chunk;  // null: a task
-    uint64_t number = 0;                 // by one with each entry of any line
+    std::shared_ptr<BatchSource> source;  // of a task: null unless it is a last one
+    std::shared_ptr<QueuedChunk> chunk;   // null: a task
+    uint64_t number = 0;                  // by one with each entry of any line
     Clock::time_point arrival;
     Task task;
   };
   struct Line {
     std::shared_ptr<BatchSource> source;  // null while no chunk waits
     SessionQueues chunks;
-    std::deque<Entry> held;  // a task, and what was given after it
+    std::deque<Entry> held;      // a task, and what was given after it
+    std::deque<Entry> for_idle;  // follow-ups
     SessionQueues::Batch next;
     int64_t under_way = 0;  // batches
     // What its batches have cost more than those of the line whose turn it was last had before.
     int64_t lead = 0;
 
-    bool busy() const { return under_way > 0 || !held.empty() || !chunks.Empty(); }
+    bool waits() const { return under_way > 0 || !held.empty() || !chunks.Empty(); }
+    bool busy() const { return waits() || !for_idle.empty(); }
   };
 
   static void Release(Line& line);
+  static void TakeUp(Line& line, Entry entry);
+  // The first of its follow-ups for idle times.
+  static void TakeUpFollowUp(Line& line);
+  // What a task that is next in this line has to wait for all the same.
+  bool TakeUpUnfinished(Line& line);
+  // If nothing else waits anywhere.
+  bool UseIdleTime();
   // Forgets lines that have nothing and are ahead of nobody.
   void Settle();
   bool RunReadyTask();

@@ -46,6 +46,22 @@ void BatchScheduler::Post(const BatchSource* source, Task task) {
   });
 }
 
+void BatchScheduler::PostLast(std::shared_ptr<BatchSource> source, Task task) {
+  Add([source = std::move(source), task = std::move(task)](BatchQueue& queue) mutable {
+    queue.AddLastTask(std::move(source), std::move(task));
+  });
+}
+
+void BatchScheduler::FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
+                                  FollowUp when) {
+  Add([source = std::move(source), chunk = std::move(chunk), when, now = Clock::now()](
+          BatchQueue& queue) mutable { queue.AddFollowUp(std::move(source), std::move(chunk), when, now); });
+}
+
+void BatchScheduler::HurryFollowUps(const BatchSource* source) {
+  Add([source](BatchQueue& queue) { queue.HurryFollowUps(source); });
+}
+
 void BatchScheduler::Flush() {
   std::promise<void> reached;
   Add([&reached](BatchQueue& queue) { queue.AddFence([&reached] { reached.set_value(); }); });

@@ -31,7 +31,8 @@ struct ChunkTimes {
   std::optional<absl::Time> earlier_done;
 };
 
-enum class ComputeMode { kLossAndGradients, kLossOnly };
+// The last one is no chunk's: it is what remains to be done of one that was answered without its dW.
+enum class ComputeMode { kLossAndGradients, kLossOnly, kWeightGradientOnly };
 
 // Whether the head's class weights count.
 enum class ClassWeights { kIgnore, kUse };
@@ -105,7 +106,9 @@ struct Chunk {
   std::optional<TensorRef> hidden_region;
   std::optional<TensorRef> teacher_hidden_region;
   std::optional<TensorRef> dx_region;
-  OutputRange dx;              // of a region; null: dX goes into the answer
+  OutputRange dx;                       // of a region; null: dX goes into the answer
+  std::optional<int64_t> window_token;  // of a deterministic session: the place of the first token
+  bool kept = false;                    // hidden_states are in the head's memory for deferred dW
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
   Timing timing = Timing::kNone;

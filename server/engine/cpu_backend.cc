@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear_cross_entropy.h"
@@ -20,10 +21,15 @@ absl::Status KernelError(absl::string_view what, kernels::Status status) {
                    absl::StrCat(what, " failed: ", kernels::StatusName(status)));
 }
 
+struct CpuGradient : Gradient {
+  HostBuffer dw;  // fp32 [V, H]
+  bool empty = true;
+};
+
 class CpuBackend : public HeadBackend {
  public:
-  CpuBackend(HeadConfig config, HostBuffer* workspace, HostBuffer gradient)
-      : config_(std::move(config)), workspace_(workspace), gradient_(std::move(gradient)) {}
+  CpuBackend(HeadConfig config, HostBuffer* workspace, CpuGradient gradient)
+      : config_(std::move(config)), workspace_(workspace), own_(std::move(gradient)) {}
 
   absl::Status PublishWeights(HostBuffer staged) override {
     weights_ = std::move(staged);
@@ -53,22 +59,23 @@ class CpuBackend : public HeadBackend {
     callbacks.on_done(report);
   }
 
-  absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) override {
+  absl::Status ReadGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) override {
+    const CpuGradient& gradient = of == nullptr ? own_ : *static_cast<const CpuGradient*>(of);
     const int64_t count = rows * config_.hidden_size;
-    if (gradient_empty_) {
+    if (gradient.empty) {
       std::fill_n(out, count, 0.0f);
     } else {
-      std::memcpy(out, gradient() + first_row * config_.hidden_size,
-                  static_cast<size_t>(count) * sizeof(float));
+      const auto* dw = reinterpret_cast<const float*>(gradient.dw.data());
+      std::memcpy(out, dw + first_row * config_.hidden_size, static_cast<size_t>(count) * sizeof(float));
     }
     return absl::OkStatus();
   }
 
-  void ResetGradient() override { gradient_empty_ = true; }
+  void Reset(Gradient* gradient) override { Find(gradient).empty = true; }
 
   MemoryPlan MemoryReport() const override {
     MemoryPlan plan = {{"weights", weights_.size()}};
-    if (gradient_.size() > 0) plan.push_back({"gradient", gradient_.size()});
+    if (own_.dw.size() > 0) plan.push_back({"gradient", own_.dw.size()});
     return plan;
   }
 
@@ -78,7 +85,9 @@ class CpuBackend : public HeadBackend {
            config_.weight_gradients == WeightGradients::kAccumulated;
   }
 
-  float* gradient() { return reinterpret_cast<float*>(gradient_.data()); }
+  CpuGradient& Find(Gradient* gradient) {
+    return gradient == nullptr ? own_ : *static_cast<CpuGradient*>(gradient);
+  }
 
   kernels::Status Process(const RowKind& kind, const ChunkRows& rows, size_t number,
                           const BatchCallbacks& callbacks, BatchReport* report) {
@@ -95,7 +104,7 @@ class CpuBackend : public HeadBackend {
     kernels::LinearCrossEntropyStats stats;
     const kernels::Status status = kernels::CpuLinearCrossEntropy(params, &stats);
     if (status != kernels::Status::kOk) return status;
-    if (Accumulates(rows) && stats.valid_tokens > 0) gradient_empty_ = false;
+    if (Accumulates(rows) && stats.valid_tokens > 0) Find(kind.gradient).empty = false;
     report->rows_redone += stats.rows_redone;
     return status;
   }
@@ -133,6 +142,12 @@ class CpuBackend : public HeadBackend {
     return teacher;
   }
 
+  // Where losses go that nobody wants.
+  float* UnusedLosses(int64_t tokens) {
+    unused_losses_.resize(std::max(unused_losses_.size(), static_cast<size_t>(tokens)));
+    return unused_losses_.data();
+  }
+
   kernels::LinearCrossEntropyParams ToParams(const RowKind& kind, const ChunkRows& rows) {
     kernels::LinearCrossEntropyParams params;
     params.tokens = rows.tokens;
@@ -153,14 +168,15 @@ class CpuBackend : public HeadBackend {
     params.lse_gradients = rows.lse_gradients;
     params.gradient_scale = rows.gradient_scale;
     params.z_gradient_scale = rows.z_gradient_scale;
-    params.losses = rows.losses;
+    params.losses = rows.losses != nullptr ? rows.losses : UnusedLosses(rows.tokens);
     params.returns = rows.returns;
     params.dx_type = kind.dx_type;
     params.dx = rows.dx;
     if (Accumulates(rows)) {
+      CpuGradient& gradient = Find(kind.gradient);
       params.weight_gradient =
-          gradient_empty_ ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
-      params.dw = gradient();
+          gradient.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
+      params.dw = reinterpret_cast<float*>(gradient.dw.data());
     }
     params.workspace = workspace_->data();
     params.workspace_bytes = workspace_->size();
@@ -170,10 +186,10 @@ class CpuBackend : public HeadBackend {
   const HeadConfig config_;
   HostBuffer* const workspace_;
   HostBuffer weights_;
-  HostBuffer gradient_;
+  CpuGradient own_;
   ResultBytes gathered_;  // hidden states of one chunk
   ResultBytes teacher_gathered_;
-  bool gradient_empty_ = true;
+  std::vector<float> unused_losses_;
 };
 
 class CpuDevice : public Device {
@@ -203,14 +219,28 @@ class CpuDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
-    absl::StatusOr<HostBuffer> gradient = HostBuffer::Create(config.gradient_bytes(), Commit::kNow);
+    absl::StatusOr<CpuGradient> gradient = MakeGradient(config);
     if (!gradient.ok()) return gradient.status();
     return std::make_unique<CpuBackend>(config, &workspace_, *std::move(gradient));
+  }
+
+  absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config) override {
+    absl::StatusOr<CpuGradient> gradient = MakeGradient(config);
+    if (!gradient.ok()) return gradient.status();
+    return std::make_unique<CpuGradient>(*std::move(gradient));
   }
 
   MemoryPlan SharedMemory() const override { return {{"workspace", workspace_.size()}}; }
 
  private:
+  static absl::StatusOr<CpuGradient> MakeGradient(const HeadConfig& config) {
+    absl::StatusOr<HostBuffer> dw = HostBuffer::Create(config.gradient_bytes(), Commit::kNow);
+    if (!dw.ok()) return dw.status();
+    CpuGradient gradient;
+    gradient.dw = *std::move(dw);
+    return gradient;
+  }
+
   HostBuffer workspace_;
 };
 

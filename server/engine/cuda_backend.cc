@@ -43,6 +43,26 @@ void Stage(const HiddenRows& rows, int64_t bytes, char** to) {
 }
 
 }  // namespace
+Result CudaGradient::Create(const HeadConfig& config, CudaGradient* gradient) {
+  const int64_t row_bytes = PaddedHidden(config.hidden_size) * static_cast<int64_t>(sizeof(float));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config.vocab_size * row_bytes, &gradient->dw));
+  const size_t vectors = config.class_weights == nullptr ? 1 : 2;
+  for (size_t i = 0; i < vectors; ++i) {
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(row_bytes, &gradient->smoothings[i].t));
+  }
+  return {};
+}
+
+int64_t CudaGradient::PlanBytes(const HeadConfig& config) {
+  const int64_t rows = config.vocab_size + (config.class_weights == nullptr ? 1 : 2);
+  return rows * PaddedHidden(config.hidden_size) * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t CudaGradient::bytes() const {
+  int64_t bytes = dw.bytes();
+  for (const Smoothing& smoothing : smoothings) bytes += smoothing.t.bytes();
+  return bytes;
+}
 
 CudaBackend::CudaBackend(HeadConfig config, SharedCuda* device, Path path)
     : config_(std::move(config)),
@@ -58,9 +78,7 @@ int64_t CudaBackend::GradientRowBytes() const { return padded_hidden_ * static_c
 
 Result CudaBackend::Allocate() {
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.vocab_size * WeightRowBytes(), &weights_));
-  if (!frozen()) {
-    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.vocab_size * GradientRowBytes(), &gradient_));
-  }
+  if (!frozen()) LOSSD_CUDA_PASS_ON(CudaGradient::Create(config_, &own_));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(float), &weight_largest_));
   // The padding stays zero.
   LOSSD_CUDA_TRY(cudaMemset(weights_.data(), 0, static_cast<size_t>(weights_.bytes())));
@@ -71,7 +89,7 @@ Result CudaBackend::Allocate() {
   {
     const std::lock_guard lock(device_->workspace_turn);
     LOSSD_CUDA_PASS_ON(
-        step_.LoadLibraryProducts(weights_.data(), static_cast<float*>(gradient_.data()), stream));
+        step_.LoadLibraryProducts(weights_.data(), static_cast<float*>(own_.dw.data()), stream));
   }
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
   return {};
@@ -86,12 +104,11 @@ Result CudaBackend::AllocateSmoothing() {
     LOSSD_CUDA_TRY(cudaMemcpy(class_weights_.data(), weights->data(), static_cast<size_t>(bytes),
                               cudaMemcpyHostToDevice));
   }
-  for (size_t i = 0; i < smoothings_.size(); ++i) {
+  for (size_t i = 0; i < vocabulary_sums_.size(); ++i) {
     if (i == kWeighted && config_.class_weights == nullptr) continue;
-    Smoothing& smoothing = smoothings_[i];
-    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(GradientRowBytes(), &smoothing.vocabulary_sum));
-    LOSSD_CUDA_TRY(cudaMemset(smoothing.vocabulary_sum.data(), 0, static_cast<size_t>(GradientRowBytes())));
-    if (!frozen()) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(GradientRowBytes(), &smoothing.gradient));
+    DeviceBuffer& sum = vocabulary_sums_[i];
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(GradientRowBytes(), &sum));
+    LOSSD_CUDA_TRY(cudaMemset(sum.data(), 0, static_cast<size_t>(GradientRowBytes())));
   }
   return {};
 }
@@ -105,20 +122,16 @@ MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
   const int64_t shared = weighted ? config.vocab_size * kFloat : 0;
   MemoryPlan plan = {{"weights", elements * SizeOf(config.weight_type) + shared + vectors}};
   if (config.weight_gradients == WeightGradients::kAccumulated) {
-    plan.push_back({"gradient", elements * kFloat + vectors});
+    plan.push_back({"gradient", CudaGradient::PlanBytes(config)});
   }
   return plan;
 }
 
 MemoryPlan CudaBackend::MemoryReport() const {
   int64_t weights = weights_.bytes() + class_weights_.bytes();
-  int64_t gradient = gradient_.bytes();
-  for (const Smoothing& smoothing : smoothings_) {
-    weights += smoothing.vocabulary_sum.bytes();
-    gradient += smoothing.gradient.bytes();
-  }
+  for (const DeviceBuffer& sum : vocabulary_sums_) weights += sum.bytes();
   MemoryPlan plan = {{"weights", weights}};
-  if (!frozen()) plan.push_back({"gradient", gradient});
+  if (!frozen()) plan.push_back({"gradient", own_.bytes()});
   return plan;
 }
 
@@ -137,8 +150,8 @@ Result CudaBackend::Publish(const HostBuffer& staged) {
   LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(config_.weight_type, weights_.data(),
                                                      config_.vocab_size * padded_hidden_,
                                                      static_cast<float*>(weight_largest_.data()), stream));
-  for (size_t i = 0; i < smoothings_.size(); ++i) {
-    auto* sum = static_cast<float*>(smoothings_[i].vocabulary_sum.data());
+  for (size_t i = 0; i < vocabulary_sums_.size(); ++i) {
+    auto* sum = static_cast<float*>(vocabulary_sums_[i].data());
     if (sum == nullptr) continue;
     const auto* weights = i == kWeighted ? static_cast<const float*>(class_weights_.data()) : nullptr;
     LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(config_.weight_type, weights_.data(), config_.vocab_size,
@@ -157,24 +170,26 @@ absl::Status CudaBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataTy
   return absl::OkStatus();
 }
 
-absl::Status CudaBackend::ReadGradientRows(int64_t first_row, int64_t rows, float* out) {
-  if (gradient_empty_) {
+absl::Status CudaBackend::ReadGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) {
+  const CudaGradient& gradient = of == nullptr ? own_ : *static_cast<const CudaGradient*>(of);
+  if (gradient.empty) {
     std::fill_n(out, rows * config_.hidden_size, 0.0f);
     return absl::OkStatus();
   }
   const int64_t row_bytes = config_.hidden_size * static_cast<int64_t>(sizeof(float));
-  Result result = ReadRows(gradient_, GradientRowBytes(), first_row, rows, row_bytes, out);
-  if (result.ok()) result = SubtractSmoothing(first_row, rows, out);
+  Result result = ReadRows(gradient.dw, GradientRowBytes(), first_row, rows, row_bytes, out);
+  if (result.ok()) result = SubtractSmoothing(gradient, first_row, rows, out);
   return DeviceFailed(result);
 }
 
-Result CudaBackend::SubtractSmoothing(int64_t first_row, int64_t rows, float* out) const {
+Result CudaBackend::SubtractSmoothing(const CudaGradient& gradient, int64_t first_row, int64_t rows,
+                                      float* out) const {
   const int64_t hidden = config_.hidden_size;
-  for (size_t i = 0; i < smoothings_.size(); ++i) {
-    if (smoothings_[i].gradient_empty) continue;
+  for (size_t i = 0; i < gradient.smoothings.size(); ++i) {
+    if (gradient.smoothings[i].empty) continue;
     std::vector<float> t(static_cast<size_t>(hidden));
     const auto bytes = static_cast<int64_t>(t.size() * sizeof(float));
-    LOSSD_CUDA_PASS_ON(ReadRows(smoothings_[i].gradient, bytes, 0, 1, bytes, t.data()));
+    LOSSD_CUDA_PASS_ON(ReadRows(gradient.smoothings[i].t, bytes, 0, 1, bytes, t.data()));
     for (int64_t row = 0; row < rows; ++row) {
       const float weight =
           i == kWeighted ? (*config_.class_weights)[static_cast<size_t>(first_row + row)] : 1.0f;
@@ -185,9 +200,10 @@ Result CudaBackend::SubtractSmoothing(int64_t first_row, int64_t rows, float* ou
   return {};
 }
 
-void CudaBackend::ResetGradient() {
-  gradient_empty_ = true;
-  for (Smoothing& smoothing : smoothings_) smoothing.gradient_empty = true;
+void CudaBackend::Reset(Gradient* of) {
+  CudaGradient& gradient = Find(of);
+  gradient.empty = true;
+  for (CudaGradient::Smoothing& smoothing : gradient.smoothings) smoothing.empty = true;
 }
 
 Result CudaBackend::ReadRows(const DeviceBuffer& buffer, int64_t stride_bytes, int64_t first_row,
@@ -258,7 +274,7 @@ absl::Status CudaBackend::PrepareTeacher(const HeadBackend& backend) {
   if (result.ok()) {
     const std::lock_guard lock(device_->workspace_turn);
     // Behind every batch that was started: they use the workspace and dW in this stream alone.
-    result = step_.LoadTeacherProducts(weights_.data(), static_cast<float*>(gradient_.data()), teacher,
+    result = step_.LoadTeacherProducts(weights_.data(), static_cast<float*>(own_.dw.data()), teacher,
                                        device_->pipeline.computing());
   }
   if (!result.ok()) return DeviceFailed(result);
@@ -303,10 +319,11 @@ Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
 }
 
 void CudaBackend::NoteAdded(const RowKind& kind) {
-  gradient_empty_ = false;
+  CudaGradient& gradient = Find(kind.gradient);
+  gradient.empty = false;
   if (kind.teacher.backend != nullptr) return;  // such batches leave nothing of smoothing beside dW
   if (kernels::cuda::SmoothingOf(kind.options) != kernels::cuda::Smoothing::kRankOne) return;
-  smoothings_[UsesClassWeights(kind) ? kWeighted : kUniform].gradient_empty = false;
+  gradient.smoothings[UsesClassWeights(kind) ? kWeighted : kUniform].empty = false;
 }
 
 // Hidden states of all chunks, each where it belongs, and arrays of the valid rows.
@@ -349,7 +366,7 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const TeacherShape* teac
 }
 
 LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaSlot& slot,
-                                                const BatchRows& rows) const {
+                                                const BatchRows& rows) {
   const auto* in = static_cast<const char*>(slot.in.data());
   auto* out = static_cast<char*>(slot.out.data());
   const SlotLayout& layout = slot.layout;
@@ -366,16 +383,18 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
   step.losses = reinterpret_cast<float*>(out + layout.losses);
   step.rows_redone = reinterpret_cast<int32_t*>(out + layout.rows_redone);
   step.dx_type = kind.dx_type;
-  step.dx = kind.mode == ComputeMode::kLossOnly ? nullptr : out + layout.dx;
+  step.dx = kind.mode == ComputeMode::kLossAndGradients ? out + layout.dx : nullptr;
   DescribeLoss(kind, slot, rows, &step);
   if (slot.adds && rows.rows > 0 && !frozen()) {
-    const Smoothing& smoothing = smoothings_[UsesClassWeights(kind) ? kWeighted : kUniform];
+    CudaGradient& gradient = Find(kind.gradient);
+    const CudaGradient::Smoothing& smoothing =
+        gradient.smoothings[UsesClassWeights(kind) ? kWeighted : kUniform];
     step.weight_gradient =
-        gradient_empty_ ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
-    step.dw = static_cast<float*>(gradient_.data());
+        gradient.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
+    step.dw = static_cast<float*>(gradient.dw.data());
     step.smoothing_store =
-        smoothing.gradient_empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
-    step.smoothing_gradient = static_cast<float*>(smoothing.gradient.data());
+        smoothing.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
+    step.smoothing_gradient = static_cast<float*>(smoothing.t.data());
   }
   return step;
 }
@@ -400,7 +419,7 @@ void CudaBackend::DescribeLoss(const RowKind& kind, const CudaSlot& slot, const 
     step->classes.largest = class_weight_largest_;
   }
   step->classes.vocabulary_sum =
-      static_cast<const float*>(smoothings_[weighted ? kWeighted : kUniform].vocabulary_sum.data());
+      static_cast<const float*>(vocabulary_sums_[weighted ? kWeighted : kUniform].data());
 }
 
 }  // namespace lossd::engine

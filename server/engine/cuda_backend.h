@@ -31,6 +31,22 @@ struct SharedCuda {
   std::string why_no_library;
 };
 
+struct CudaGradient : Gradient {
+  // What label smoothing adds, for one C: dw lacks -C_v t_h.
+  struct Smoothing {
+    kernels::cuda::DeviceBuffer t;
+    bool empty = true;  // once everything that was enqueued has run
+  };
+
+  kernels::cuda::DeviceBuffer dw;  // fp32 [V, padded H]
+  bool empty = true;               // the same
+  std::array<Smoothing, 2> smoothings;
+
+  static kernels::cuda::Result Create(const HeadConfig& config, CudaGradient* gradient);
+  static int64_t PlanBytes(const HeadConfig& config);
+  int64_t bytes() const;
+};
+
 class CudaBackend : public HeadBackend {
  public:
   CudaBackend(HeadConfig config, SharedCuda* device, kernels::cuda::Path path);
@@ -44,20 +60,15 @@ class CudaBackend : public HeadBackend {
   absl::Status PrepareTeacher(const HeadBackend& teacher) override;
   int64_t RowsPerBatch(const RowKind& kind) const override;
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
-  absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) override;
-  void ResetGradient() override;
+  absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows, float* out) override;
+  void Reset(Gradient* gradient) override;
   MemoryPlan MemoryReport() const override;
   // What a head takes, as MemoryReport says it: what is made of its class weights is among weights and
   // gradient.
   static MemoryPlan PlanMemory(const HeadConfig& config);
 
  private:
-  // What label smoothing is made of, for one C: the same for all entries, or the head's class weights.
-  struct Smoothing {
-    kernels::cuda::DeviceBuffer vocabulary_sum;  // Σ C_v W_v of the weights there are
-    kernels::cuda::DeviceBuffer gradient;        // t: the gradient lacks -C_v t_h
-    bool gradient_empty = true;                  // once everything that was enqueued has run
-  };
+  // For which C there is what label smoothing needs: the same for all entries, or the head's class weights.
   static constexpr size_t kUniform = 0;
   static constexpr size_t kWeighted = 1;
 
@@ -66,7 +77,11 @@ class CudaBackend : public HeadBackend {
     return kind.class_weights == ClassWeights::kUse && config_.class_weights != nullptr;
   }
   kernels::cuda::Result AllocateSmoothing();
-  kernels::cuda::Result SubtractSmoothing(int64_t first_row, int64_t rows, float* out) const;
+  CudaGradient& Find(Gradient* gradient) {
+    return gradient == nullptr ? own_ : *static_cast<CudaGradient*>(gradient);
+  }
+  kernels::cuda::Result SubtractSmoothing(const CudaGradient& gradient, int64_t first_row, int64_t rows,
+                                          float* out) const;
   int64_t WeightRowBytes() const;
   int64_t GradientRowBytes() const;
   kernels::cuda::Result Publish(const HostBuffer& staged);
@@ -79,7 +94,7 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::TeacherShape ShapeOf(const TeacherKind& teacher) const;
   kernels::cuda::BatchRows FillPinned(const CudaSlot& slot, const kernels::cuda::TeacherShape* teacher) const;
   kernels::cuda::LinearCrossEntropy::Batch Describe(const RowKind& kind, const CudaSlot& slot,
-                                                    const kernels::cuda::BatchRows& rows) const;
+                                                    const kernels::cuda::BatchRows& rows);
   void DescribeLoss(const RowKind& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
                     kernels::cuda::LinearCrossEntropy::Batch* step) const;
   void NoteAdded(const RowKind& kind);
@@ -92,13 +107,12 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::LinearCrossEntropy step_;
   std::vector<kernels::cuda::TeacherShape> prepared_;  // teachers
   kernels::cuda::DeviceBuffer weights_;
-  kernels::cuda::DeviceBuffer gradient_;
+  CudaGradient own_;
   kernels::cuda::DeviceBuffer weight_largest_;
   kernels::cuda::DeviceBuffer class_weights_;
   double class_weight_sum_ = 0;
   float class_weight_largest_ = 1.0f;
-  std::array<Smoothing, 2> smoothings_;
-  bool gradient_empty_ = true;  // once everything that was enqueued has run
+  std::array<kernels::cuda::DeviceBuffer, 2> vocabulary_sums_;  // Σ C_v W_v of the weights there are
 };
 
 }  // namespace lossd::engine

@@ -98,6 +98,22 @@ class CudaDevice : public Device {
     return backend;
   }
 
+  MemoryPlan PlanGradient(const HeadConfig& config) const override {
+    return {{"gradient", CudaGradient::PlanBytes(config)}};
+  }
+  absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config) override {
+    auto gradient = std::make_unique<CudaGradient>();
+    Result result(cudaSetDevice(shared_.index), "cudaSetDevice");
+    if (result.ok()) result = CudaGradient::Create(config, gradient.get());
+    if (result.ok()) return gradient;
+    if (result.code() != cudaErrorMemoryAllocation) return DeviceFailed(result);
+    (void)cudaGetLastError();  // memory that is not there is no failure of the device
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, "deterministic",
+        absl::StrCat("a gradient of head ", config.name, " needs ", CudaGradient::PlanBytes(config),
+                     " bytes of ", name(), ": ", result.message()));
+  }
+
   int64_t PreferredChunkBytes() const override { return kPreferredChunkBytes; }
   MemoryPlan SharedMemory() const override {
     return {{"workspace", shared_.workspace_bytes + shared_.pipeline.device_bytes()}};

@@ -82,7 +82,7 @@ void HandOut(const CudaSlot& slot) {
   for (size_t i = 0; i < slot.chunks.size(); ++i) {
     const ChunkRows& chunk = slot.chunks[i];
     const int64_t loss_bytes = chunk.tokens * static_cast<int64_t>(sizeof(float));
-    std::memcpy(chunk.losses, losses, static_cast<size_t>(loss_bytes));
+    if (chunk.losses != nullptr) std::memcpy(chunk.losses, losses, static_cast<size_t>(loss_bytes));
     losses += loss_bytes;
     HandOutReturns(returns, first, chunk.tokens, chunk.returns);
     first += chunk.tokens;
@@ -216,7 +216,8 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
   slot.teacher_row_bytes = kind.teacher.backend == nullptr
                                ? 0
                                : kind.teacher.hidden_size * kernels::SizeOf(kind.teacher.hidden_type);
-  slot.dx_row_bytes = kind.mode == ComputeMode::kLossOnly ? 0 : hidden_size * kernels::SizeOf(kind.dx_type);
+  const bool dx = kind.mode == ComputeMode::kLossAndGradients;
+  slot.dx_row_bytes = dx ? hidden_size * kernels::SizeOf(kind.dx_type) : 0;
   slot.extras = SlotExtras::Of(kind, chunks);
   slot.layout = SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.teacher_row_bytes,
                                tokens * slot.dx_row_bytes, slot.extras);

@@ -88,7 +88,7 @@ struct CudaSlot {
   SlotLayout layout;
   int64_t hidden_row_bytes = 0;
   int64_t teacher_row_bytes = 0;  // 0: no teacher
-  int64_t dx_row_bytes = 0;       // 0: loss only
+  int64_t dx_row_bytes = 0;       // 0: loss or dW only
   std::vector<ChunkRows> chunks;
   BatchCallbacks callbacks;
   bool adds = false;  // to dW

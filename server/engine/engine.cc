@@ -43,8 +43,8 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
 Engine::~Engine() = default;
 
 MemoryPlan Engine::ReservedByPurpose() const {
-  std::map<std::string, int64_t> totals = {
-      {"weights", 0}, {"gradient", 0}, {"weight_staging", 0}, {"workspace", 0}};
+  std::map<std::string, int64_t> totals = {{"weights", 0},  {"gradient", 0}, {"weight_staging", 0},
+                                           {"deferred", 0}, {"tiles", 0},    {"workspace", 0}};
   totals["regions"] = regions_.reserved_bytes();
   for (const MemoryItem& item : device_->SharedMemory()) totals[item.purpose] += item.bytes;
   for (const std::shared_ptr<Head>& head : Heads()) {
@@ -76,6 +76,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   }
   absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
   if (!plan.ok()) return plan.status();
+  if (config.defers()) plan->push_back({"deferred", config.deferred_bytes});
   auto reservation = budget_->Reserve(absl::StrCat("head ", config.name), *std::move(plan));
   if (!reservation.ok()) return reservation.status();
   absl::StatusOr<std::unique_ptr<HeadBackend>> backend = device_->CreateHead(config);
@@ -90,6 +91,11 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.limits = options_.chunk_limits;
   environment.incarnation = incarnation_;
   environment.device_done = device_done_;
+  if (config.defers()) {
+    auto operands = DeferredOperands::Create(device_.get(), config.deferred_bytes);
+    if (!operands.ok()) return operands.status();
+    environment.deferred_operands = *std::move(operands);
+  }
   environment.on_device_failure = [this](const absl::Status& status) {
     if (!device_failed_.exchange(true)) options_.on_device_failure(status);
   };
@@ -144,7 +150,7 @@ std::vector<std::shared_ptr<Head>> Engine::Heads() const {
 // -----------------------------------------------------------------------------------------------------
 
 absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, const std::string& client_key,
-                                                  int32_t rank, int32_t lanes) {
+                                                  int32_t rank, int32_t lanes, Deterministic deterministic) {
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (client_key.empty() || client_key.size() > kMaxClientKey) {
     return MakeError(
@@ -156,12 +162,26 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "lanes",
                      absl::StrCat("lanes is ", lanes, "; it must be in [1, ", options_.max_lanes, "]"));
   }
+  std::unique_lock<std::mutex> creating;
+  std::shared_ptr<Head> of_memory;
+  SessionMemory memory;
+  if (deterministic == Deterministic::kYes) {
+    // Taken before, and without the other lock: it may need seconds.
+    creating = std::unique_lock(create_mutex_);
+    absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head_name);
+    if (!found.ok()) return found.status();
+    of_memory = *std::move(found);
+    absl::StatusOr<SessionMemory> taken = MemoryOf(*of_memory, client_key, rank);
+    if (!taken.ok()) return taken.status();
+    memory = *std::move(taken);
+  }
   const std::lock_guard lock(mutex_);
   const auto it = heads_.find(head_name);
-  if (it == heads_.end()) return UnknownHead(head_name);
+  if (it == heads_.end() || (of_memory != nullptr && it->second != of_memory)) return UnknownHead(head_name);
   const std::shared_ptr<Head>& head = it->second;
   const std::string new_id = RandomId();
-  absl::StatusOr<Head::SessionInfo> info = head->OpenSession(client_key, rank, lanes, new_id);
+  absl::StatusOr<Head::SessionInfo> info =
+      head->OpenSession(client_key, rank, lanes, new_id, deterministic, std::move(memory));
   if (absl::IsResourceExhausted(info.status())) {
     return Overload(FieldOf(info.status()), info.status().message());
   }
@@ -189,6 +209,24 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
                     SessionEntry{head, std::make_shared<SessionCredit>(credit, &counters_.credit_bytes)});
   staging_reserved_ += credit;
   return OpenedSession{head, *std::move(info), true};
+}
+
+absl::StatusOr<SessionMemory> Engine::MemoryOf(Head& head, const std::string& client_key, int32_t rank) {
+  const absl::StatusOr<bool> needed = head.NeedsGradient(client_key, rank);
+  if (!needed.ok()) return needed.status();
+  SessionMemory memory;
+  if (!*needed) return memory;
+  const HeadConfig& config = head.config();
+  MemoryPlan plan = device_->PlanGradient(config);
+  plan.push_back({"tiles", DeterministicTiles::KeptBytes(options_.chunk_limits, config.hidden_size)});
+  auto reservation =
+      budget_->Reserve(absl::StrCat("a deterministic session of head ", config.name), std::move(plan));
+  if (!reservation.ok()) return reservation.status();
+  memory.reservation = *std::move(reservation);
+  absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
+  if (!gradient.ok()) return gradient.status();
+  memory.gradient = *std::move(gradient);
+  return memory;
 }
 
 absl::Status Engine::CloseSession(const std::string& session_id) {

@@ -96,7 +96,8 @@ class Engine {
   std::vector<std::shared_ptr<Head>> Heads() const;
 
   absl::StatusOr<OpenedSession> OpenSession(const std::string& head, const std::string& client_key,
-                                            int32_t rank, int32_t lanes);
+                                            int32_t rank, int32_t lanes,
+                                            Deterministic deterministic = Deterministic::kNo);
   absl::Status CloseSession(const std::string& session_id);
   // ABORTED if `incarnation` is not this server's.
   absl::StatusOr<FoundSession> FindSession(const std::string& session_id,
@@ -120,6 +121,8 @@ class Engine {
   Engine(EngineOptions options, std::unique_ptr<Device> device);
 
   absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since);
+  // What the session needs if it is a new one: a gradient, and memory for tiles. Nothing for frozen heads.
+  absl::StatusOr<SessionMemory> MemoryOf(Head& head, const std::string& client_key, int32_t rank);
   // What a session with so many lanes may have under way.
   int64_t CreditOf(int32_t lanes) const;
 

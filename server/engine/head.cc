@@ -13,6 +13,7 @@ namespace lossd::engine {
 Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
            std::unique_ptr<MemoryReservation> reservation)
     : config_(std::move(config)),
+      deferred_operands_(std::move(environment.deferred_operands)),
       environment_(std::move(environment)),
       reservation_(std::move(reservation)),
       backend_(std::move(backend)),
@@ -30,6 +31,10 @@ HeadInfo Head::Info() const {
   info.window_tokens = window_.tokens;
   if (!frozen()) info.window_marks = ledger_.WindowMarks();
   if (reservation_ != nullptr) info.memory = reservation_->plan();
+  for (const auto& [id, session] : deterministic_) {
+    const MemoryPlan& plan = session->plan;
+    info.memory.insert(info.memory.end(), plan.begin(), plan.end());
+  }
   info.open_sessions = ledger_.open_sessions();
   return info;
 }
@@ -72,9 +77,14 @@ void Head::EndStreams() {
 void Head::Release() {
   std::shared_ptr<StagedWrite> staged;
   std::unique_ptr<MemoryReservation> reservation;
+  std::shared_ptr<DeferredOperands> operands;
   const std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
+  std::map<std::string, std::shared_ptr<DeterministicSession>> sessions;
   const std::lock_guard lock(mutex_);
   staged = std::move(staged_);
+  sessions = std::exchange(deterministic_, {});
+  for (const auto& [id, session] : sessions) session->memory = {};
+  operands = std::move(deferred_operands_);
   reservation = std::move(reservation_);
 }
 
@@ -96,8 +106,18 @@ std::vector<std::function<void()>> Head::TakeWaitersLocked() {
   return waiters;
 }
 
+std::vector<std::function<void()>> Head::TakeWaitersLocked(const std::string& session_id) {
+  std::vector<std::function<void()>> waiters;
+  for (auto it = lanes_.lower_bound({session_id, 0}); it != lanes_.end() && it->first.first == session_id;
+       ++it) {
+    if (it->second.resume) waiters.push_back(std::exchange(it->second.resume, nullptr));
+  }
+  return waiters;
+}
+
 absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
                                               std::function<void()> resume) {
+  bool is_new = false;
   {
     const std::lock_guard lock(mutex_);
     const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -106,12 +126,14 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
       lanes_.at({lane.session_id, lane.lane}).resume = std::move(resume);
       return Submission::kWait;
     }
+    is_new = *admission == Admission::kTake;
   }
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
   std::shared_ptr<Head> teacher;
   absl::Status rejection = CheckContent(chunk, &teacher);
+  if (rejection.ok()) PlaceOperands(chunk, is_new, lane.session_id);
 
   const std::lock_guard lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -120,6 +142,9 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     lanes_.at({lane.session_id, lane.lane}).resume = std::move(resume);
     return Submission::kWait;
   }
+  const bool adds = *admission == Admission::kTake && chunk.mode == ComputeMode::kLossAndGradients;
+  DeterministicTiles* tiles = adds ? TilesOfLocked(lane.session_id) : nullptr;
+  if (tiles != nullptr && rejection.ok()) rejection = CheckPlaceLocked(*tiles, chunk);
   if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, lane); !refusal.ok()) return refusal;
   if (*admission == Admission::kRepeat && rejection.ok()) rejection = EarlierRejectionLocked(chunk, lane);
   auto item = std::make_shared<ChunkItem>();
@@ -134,6 +159,13 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     item->kind = ItemKind::kLossOnly;
   } else if (frozen()) {
     item->kind = ItemKind::kInputGradient;
+  } else if (tiles != nullptr) {
+    item->kind = ItemKind::kPlaced;
+    item->deterministic = deterministic_.at(lane.session_id);
+    item->kept_bytes = DeterministicTiles::Bytes(chunk);
+    tiles->Claim(chunk);
+  } else if (chunk.kept) {
+    item->kind = ItemKind::kDeferred;
   }
   if (item->kind != ItemKind::kRejected) {
     item->row_kind = teacher == nullptr
@@ -214,7 +246,9 @@ absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachme
   if (place == AccumulationLedger::Place::kRepeat) return Admission::kRepeat;
   const uint64_t current = window_.generation;
   if (window_.state == WindowState::kOpen) {
-    if (chunk.generation == current) return Admission::kTake;
+    if (chunk.generation == current) {
+      return MustWaitForRoomLocked(attachment, chunk) ? Admission::kWait : Admission::kTake;
+    }
     return GenerationErrorLocked(attachment, chunk.generation);
   }
   if (chunk.generation == current + 1) return Admission::kWait;

@@ -24,6 +24,8 @@
 #include "server/engine/batch_scheduler.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
+#include "server/engine/deferred_operands.h"
+#include "server/engine/deterministic_session.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/head_config.h"
 #include "server/engine/memory_budget.h"
@@ -81,7 +83,12 @@ struct HeadEnvironment {
   std::function<void(const absl::Status&)> on_device_failure;
   // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
   std::shared_ptr<std::optional<absl::Time>> device_done = {};
+  // Of a head that defers dW; the head gives it back with the rest of its memory.
+  std::shared_ptr<DeferredOperands> deferred_operands = {};
 };
+
+// Whether a session's dW is to depend on its tokens alone. All sessions of a frozen head are so.
+enum class Deterministic { kNo, kYes };
 
 class Head : public BatchSource, public std::enable_shared_from_this<Head> {
  public:
@@ -100,9 +107,14 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     std::vector<LaneMarks> lanes;
   };
   // The open session of this client, or a new one under `new_session_id`. INVALID_ARGUMENT if it is open with
-  // another number of lanes.
+  // another number of lanes, or deterministic only here or there.
   absl::StatusOr<SessionInfo> OpenSession(const std::string& client_key, int32_t rank, int32_t lanes,
-                                          const std::string& new_session_id);
+                                          const std::string& new_session_id,
+                                          Deterministic deterministic = Deterministic::kNo,
+                                          SessionMemory memory = {});
+  // Whether a deterministic session of this client would be a new one, for which OpenSession wants its
+  // memory. INVALID_ARGUMENT if the rank is another's (head_deterministic.cc).
+  absl::StatusOr<bool> NeedsGradient(const std::string& client_key, int32_t rank);
   // Ends the session's streams. NOT_FOUND if it is not open. With `idle_since`, FAILED_PRECONDITION if the
   // session has a stream or was used after that.
   absl::Status CloseSession(const std::string& session_id,
@@ -121,9 +133,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   enum class Submission { kTaken, kWait };
   // Takes the chunk (moved from), to be answered through the lane's listener, even if its content is refused;
-  // or asks the caller to wait: `resume` is called once the window has changed, and the chunk, untouched,
-  // must then be submitted again. An error is one of position and ends the stream: FAILED_PRECONDITION for a
-  // gap, ABORTED for a wrong generation or a fenced stream. One chunk of a lane at a time.
+  // or asks the caller to wait: `resume` is called once the window has changed or has room, and the chunk,
+  // untouched, must then be submitted again. An error is one of position and ends the stream:
+  // FAILED_PRECONDITION for a gap, ABORTED for a wrong generation or a fenced stream. One chunk of a lane at
+  // a time.
   absl::StatusOr<Submission> Submit(const LaneAttachment& lane, Chunk& chunk, std::function<void()> resume);
 
   // Takes no more streams and chunks (they get `status`); what was accepted goes on.
@@ -171,7 +184,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   enum class ItemKind {
     kAccumulate,
-    kInputGradient,  // of a frozen head: losses and dX
+    kInputGradient,   // of a frozen head: losses and dX
+    kDeferred,        // the same, and then kWeightGradient
+    kPlaced,          // the same, of a deterministic session: its rows go into tiles
+    kWeightGradient,  // dW of a chunk, or of a piece of a tile, that was answered
     kLossOnly,
     kRepeat,
     kRejected,
@@ -189,6 +205,11 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     absl::Status rejection;
     std::shared_ptr<Head> teacher;  // of a distillation; does not change once it is queued
     absl::Time accepted;
+    int64_t valid_tokens = 0;  // once answered
+    // Of chunks that are kPlaced, with what they count in its tiles, and of pieces of these.
+    std::shared_ptr<DeterministicSession> deterministic;
+    int64_t kept_bytes = 0;
+    DeterministicTiles::Piece piece;
   };
   // What a lane has beside its marks.
   struct LaneRuntime {
@@ -202,7 +223,6 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   struct StartedChunk {
     std::shared_ptr<ChunkItem> item;
     ChunkAnswer answer;
-    int64_t valid_tokens = 0;
     absl::Time answered;
   };
   // Chunks that the device has together, and rejected ones between and behind them that wait for their turn.
@@ -227,13 +247,37 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   bool IsIdleLocked(const std::string& session_id, const AccumulationLedger::Session& session,
                     absl::Time before) const;
   void WithdrawLocked(const LaneKey& key);
+  // Deterministic sessions: head_deterministic.cc.
+  absl::Status CheckRankLocked(const std::string& client_key, int32_t rank) const;
+  // Null: the session is none.
+  DeterministicTiles* TilesOfLocked(const std::string& session_id);
+  static absl::Status CheckPlaceLocked(const DeterministicTiles& tiles, const Chunk& chunk);
+  bool MustWaitForRoomLocked(const LaneAttachment& attachment, const Chunk& chunk);
+  void GiveUpPlaceLocked(ChunkItem& item);
+  void DropGradientsLocked();
+  std::vector<std::shared_ptr<DeterministicSession>> DeterministicInOrder() const;
+  static std::vector<std::shared_ptr<ChunkItem>> ItemsOf(const std::shared_ptr<DeterministicSession>& session,
+                                                         std::vector<DeterministicTiles::Piece> pieces);
   std::shared_ptr<LaneListener> DropListenerLocked(const LaneKey& key);
   void EnqueueLocked(std::shared_ptr<ChunkItem> item);
 
   // On the device thread. Batches: head_batches.cc.
-  int64_t RowsPerBatch(const RowKind& kind) const override { return backend_->RowsPerBatch(kind); }
+  int64_t RowsPerBatch(const RowKind& kind) const override {
+    // Pieces of tiles keep to themselves.
+    return kind.gradient != nullptr ? 1 : backend_->RowsPerBatch(kind);
+  }
+  std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override;
+  void FillTiles(StartedChunk& chunk);
+  void FinishPiece(ChunkItem& item);
+  absl::Status ReadGradientSum(int64_t first_row, int64_t rows, float* out);
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
+  static bool IsFollowUp(const ChunkItem& item) { return item.kind == ItemKind::kWeightGradient; }
+  // Deferred dW: head_deferred.cc. The first is any thread's: puts the operands of a chunk whose dW is to be
+  // deferred where they can stay, if there is room, and others where the device wants them.
+  void PlaceOperands(Chunk& chunk, bool is_new, const std::string& session_id);
+  static void JoinWeightGradients(std::deque<StartedChunk>& chunks);
+  void FollowUp(StartedChunk& chunk);
   std::deque<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   absl::StatusOr<uint64_t> PrepareTeacherOf(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   void StartInLedgerLocked(const ChunkItem& item);
@@ -247,7 +291,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report);
   void EndByFailure(const absl::Status& status);
   void Count(const Batch& batch, const StartedChunk& chunk);
-  void Finish(const StartedChunk& chunk);
+  void Finish(const ChunkItem& item);
   void Freeze();
   void Publish();
 
@@ -274,8 +318,11 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   // The callbacks of chunks that wait for the window to change, to be called without the lock.
   std::vector<std::function<void()>> TakeWaitersLocked();
+  // Those of one session, which wait for room.
+  std::vector<std::function<void()>> TakeWaitersLocked(const std::string& session_id);
 
   const HeadConfig config_;
+  std::shared_ptr<DeferredOperands> deferred_operands_;  // guarded by mutex_; null: nothing is deferred
   const HeadEnvironment environment_;
   // Both null once released. Everything posted to the device before that finds them there; everything after
   // is turned away by ended_.
@@ -289,6 +336,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   mutable std::mutex mutex_;
   AccumulationLedger ledger_;
   std::map<LaneKey, LaneRuntime> lanes_;
+  std::map<std::string, std::shared_ptr<DeterministicSession>> deterministic_;  // by session
   Window window_;
   absl::Status draining_;  // not ok after BeginDrain
   absl::Status ended_;     // not ok after MarkDeleted, or when the device failed

@@ -24,4 +24,8 @@ absl::StatusOr<std::shared_ptr<RegionMemory>> Device::CreateRegionMemory(RegionK
                                 "create a region of system memory"));
 }
 
+absl::StatusOr<std::unique_ptr<Gradient>> Device::CreateGradient(const HeadConfig& /*config*/) {
+  return absl::UnimplementedError(absl::StrCat("the device ", name(), " keeps one gradient for a head"));
+}
+
 }  // namespace lossd::engine

@@ -30,6 +30,12 @@ namespace lossd::engine {
 
 class HeadBackend;
 
+// A gradient of a head: dW, and what a device keeps beside it. Made by Device::CreateGradient.
+class Gradient {
+ public:
+  virtual ~Gradient() = default;
+};
+
 // Soft targets: none without a backend.
 struct TeacherKind {
   // Of the same device. Gone with its head while a chunk waits, so only to be told from others until a batch
@@ -52,6 +58,7 @@ struct RowKind {
   ClassWeights class_weights = ClassWeights::kIgnore;
   WantedReturns returns = {};
   TeacherKind teacher = {};
+  Gradient* gradient = nullptr;  // what dW is added to; null: the head's own
 
   bool operator==(const RowKind&) const = default;
 };
@@ -82,9 +89,9 @@ struct ChunkRows {
   const float* lse_gradients = nullptr;        // [tokens]; null: 0
   Accumulate accumulate = Accumulate::kYes;    // whether the rows count in dW; kNo if loss only
 
-  float* losses = nullptr;                    // [tokens]
+  float* losses = nullptr;                    // [tokens]; null if dW only
   kernels::RowReturns returns = {};           // in host memory; exactly what the kind's `returns` names
-  void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss only
+  void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss or dW only
   MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
 };
 
@@ -131,23 +138,29 @@ class HeadBackend {
   // more.
   virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
   // `kind.teacher.backend` stays, and with it the weights that it has now, until the batch is done. Starts
-  // loss, dX and, for chunks that accumulate, dW += of at least one chunk. A row's loss and dX are
-  // bitwise the same whatever batch it comes in; dW is summed in the order of rows. Only while the device has
-  // fewer batches under way than it may have.
+  // loss, dX and, for chunks that accumulate, dW += of at least one chunk; or the last of these alone. A
+  // row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of rows.
+  // Only while the device has fewer batches under way than it may have.
   virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
                           BatchCallbacks callbacks) = 0;
 
-  // Rows of the gradient in fp32 (zeros if nothing was added since the last reset).
-  virtual absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) = 0;
+  // Rows of a gradient, null for the head's own, in fp32 (zeros if nothing was added since the last reset).
+  virtual absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
+                                    float* out) = 0;
   // The next contribution overwrites instead of adding: no memset, no read of the old value.
-  virtual void ResetGradient() = 0;
+  virtual void Reset(Gradient* gradient) = 0;
+
+  absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) {
+    return ReadGradient(nullptr, first_row, rows, out);
+  }
+  void ResetGradient() { Reset(nullptr); }
 
   // What the head holds on the device.
   virtual MemoryPlan MemoryReport() const = 0;
 };
 
-// A device that heads are created on. CreateHead, and what tells of sizes, may be called by any thread, one
-// at a time; the rest belongs to the owner thread.
+// A device that heads are created on. CreateHead, CreateGradient, and what tells of sizes, may be called by
+// any thread, one at a time; the rest belongs to the owner thread.
 class Device {
  public:
   virtual ~Device() = default;
@@ -160,6 +173,13 @@ class Device {
   virtual absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const = 0;
   // Takes the memory. RESOURCE_EXHAUSTED if the system does not give it.
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
+  // A gradient for a head of this configuration, beside its own, and what it takes. Used with that head
+  // alone, and destroyed while none of its batches is under way, before the device. RESOURCE_EXHAUSTED if the
+  // system does not give the memory.
+  virtual MemoryPlan PlanGradient(const HeadConfig& config) const {
+    return {{"gradient", config.gradient_bytes()}};
+  }
+  virtual absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config);
   // Hidden-state bytes of the chunks that it would rather have; 0: no opinion.
   virtual int64_t PreferredChunkBytes() const { return 0; }
   // Memory that belongs to the device rather than to a head.

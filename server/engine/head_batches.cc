@@ -61,6 +61,10 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
     const std::lock_guard lock(mutex_);
     for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
       auto item = std::static_pointer_cast<ChunkItem>(chunk);
+      if (IsFollowUp(*item)) {
+        if (ended_.ok()) started.emplace_back().item = std::move(item);
+        continue;
+      }
       if (item->state == ItemState::kWithdrawn) continue;
       item->state = ItemState::kStarted;
       --environment_.counters->queued_chunks;
@@ -74,6 +78,7 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
           ++environment_.counters->chunks_refused;
           continue;
         }
+        GiveUpPlaceLocked(*item);
         Reject(std::move(obstacle), *item);
       }
       if (item->numbered) StartInLedgerLocked(*item);
@@ -89,6 +94,7 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
   for (const auto& [listener, status] : ended) {
     if (listener != nullptr) listener->OnEnd(status);
   }
+  JoinWeightGradients(started);
   return started;
 }
 
@@ -113,7 +119,9 @@ void Head::Compute(const std::shared_ptr<Batch>& batch) {
   Counters& counters = *environment_.counters;
   for (StartedChunk& chunk : batch->chunks) {
     if (chunk.item->kind == ItemKind::kRejected) continue;
-    counters.queue_seconds.Observe(absl::ToDoubleSeconds(batch->started - chunk.item->accepted));
+    if (!IsFollowUp(*chunk.item)) {
+      counters.queue_seconds.Observe(absl::ToDoubleSeconds(batch->started - chunk.item->accepted));
+    }
     kind = chunk.item->row_kind;
     batch->teacher = chunk.item->teacher;
     timed = timed || chunk.item->chunk.timing == Timing::kReport;
@@ -146,7 +154,6 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   const ItemKind kind = started.item->kind;
   answer.disposition = kind == ItemKind::kRepeat ? Disposition::kRepeated : Disposition::kAccumulated;
   answer.dx_type = chunk.dx_type;
-  answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
   ChunkRows rows;
   rows.tokens = chunk.tokens;
   rows.hidden_states = RowsIn(chunk.hidden_states);
@@ -156,8 +163,12 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   rows.gradient_scale = chunk.gradient_scale;
   rows.z_gradient_scale = chunk.options.z_gradient_scale;
   rows.token_weights = Floats(chunk.token_weights);
-  if (chunk.mode == ComputeMode::kLossAndGradients) rows.lse_gradients = Floats(chunk.lse_gradients);
-  rows.accumulate = kind == ItemKind::kAccumulate ? ChunkRows::Accumulate::kYes : ChunkRows::Accumulate::kNo;
+  if (chunk.mode != ComputeMode::kLossOnly) rows.lse_gradients = Floats(chunk.lse_gradients);
+  rows.accumulate = kind == ItemKind::kAccumulate || kind == ItemKind::kWeightGradient
+                        ? ChunkRows::Accumulate::kYes
+                        : ChunkRows::Accumulate::kNo;
+  if (kind == ItemKind::kWeightGradient) return rows;
+  answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
   rows.returns = Allocate(started.item->row_kind.returns, chunk.tokens, &answer.returns);
   if (chunk.dx.data != nullptr) {
@@ -196,7 +207,8 @@ ChunkTimes Head::TimesOf(const Batch& batch, const ChunkItem& item) const {
 
 void Head::AnswerNext(Batch& batch) {
   StartedChunk& started = batch.chunks[batch.answered++];
-  const ChunkItem& item = *started.item;
+  ChunkItem& item = *started.item;
+  if (IsFollowUp(item)) return;
   ChunkAnswer& answer = started.answer;
   if (item.kind == ItemKind::kRejected) {
     answer.disposition = Disposition::kRejected;
@@ -209,7 +221,7 @@ void Head::AnswerNext(Batch& batch) {
     SumTokens(item.chunk, weighted ? config_.class_weights->data() : nullptr, &answer);
     if (!item.chunk.options.returns.z_loss) answer.returns.z_losses.clear();  // only for the sum
     if (!item.chunk.options.returns.divergence) answer.returns.divergences.clear();
-    started.valid_tokens = answer.valid_tokens;
+    item.valid_tokens = answer.valid_tokens;
   }
   started.answered = absl::Now();
   if (item.listener != nullptr) item.listener->OnAnswer(std::move(answer));
@@ -230,9 +242,15 @@ void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
   if (report.ok()) {
     AnswerRejected(batch);
     environment_.counters->rows_redone += static_cast<uint64_t>(report->rows_redone);
-    for (const StartedChunk& chunk : batch.chunks) {
+    for (StartedChunk& chunk : batch.chunks) {
       Count(batch, chunk);
-      Finish(chunk);
+      if (chunk.item->kind == ItemKind::kDeferred) {
+        FollowUp(chunk);
+      } else {
+        Finish(*chunk.item);
+      }
+      if (chunk.item->kind == ItemKind::kPlaced) FillTiles(chunk);
+      if (!chunk.item->piece.rows.empty()) FinishPiece(*chunk.item);
     }
   } else {
     EndByFailure(report.status());
@@ -254,10 +272,19 @@ void Head::Count(const Batch& batch, const StartedChunk& chunk) {
   const ItemKind kind = chunk.item->kind;
   if (kind == ItemKind::kRejected) return;
   Counters& counters = *environment_.counters;
+  if (IsFollowUp(*chunk.item)) {
+    counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - chunk.item->accepted));
+    return;
+  }
   counters.forward_seconds.Observe(absl::ToDoubleSeconds(chunk.answered - batch.started));
-  if (kind == ItemKind::kAccumulate) {
+  if (kind == ItemKind::kPlaced) {
+    ++counters.chunks_accumulated;
+  } else if (kind == ItemKind::kAccumulate) {
     counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - chunk.answered));
     ++counters.chunks_accumulated;
+  } else if (kind == ItemKind::kDeferred) {
+    ++counters.chunks_accumulated;
+    ++counters.chunks_deferred;
   } else if (kind == ItemKind::kInputGradient) {
     ++counters.chunks_input_gradient;
   } else if (kind == ItemKind::kLossOnly) {
@@ -266,12 +293,11 @@ void Head::Count(const Batch& batch, const StartedChunk& chunk) {
     ++counters.chunks_repeated;
   }
   if (kind == ItemKind::kRepeat) return;
-  counters.tokens_valid += static_cast<uint64_t>(chunk.valid_tokens);
-  counters.tokens_ignored += static_cast<uint64_t>(chunk.item->chunk.tokens - chunk.valid_tokens);
+  counters.tokens_valid += static_cast<uint64_t>(chunk.item->valid_tokens);
+  counters.tokens_ignored += static_cast<uint64_t>(chunk.item->chunk.tokens - chunk.item->valid_tokens);
 }
 
-void Head::Finish(const StartedChunk& chunk) {
-  const ChunkItem& item = *chunk.item;
+void Head::Finish(const ChunkItem& item) {
   if (!item.numbered) return;
   uint64_t applied = 0;
   std::shared_ptr<LaneListener> listener;  // of the lane's stream of now, which may be a later one
@@ -280,11 +306,15 @@ void Head::Finish(const StartedChunk& chunk) {
     // A started sequence keeps its session in the ledger until the window ends, and the window cannot end
     // before it; that of a frozen head until it is applied.
     Lane& lane = ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)];
-    AccumulationLedger::Apply(lane);
+    const uint64_t before = lane.applied;
+    AccumulationLedger::Apply(lane, item.chunk.sequence);
     applied = lane.applied;
-    if (item.kind == ItemKind::kAccumulate) window_.tokens += static_cast<uint64_t>(chunk.valid_tokens);
+    // What is in a tile can get lost no more.
+    if (item.kind == ItemKind::kAccumulate || item.kind == ItemKind::kPlaced || IsFollowUp(item)) {
+      window_.tokens += static_cast<uint64_t>(item.valid_tokens);
+    }
     if (frozen()) ledger_.ForgetApplied(item.session_id);
-    if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end()) {
+    if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end() && applied > before) {
       listener = it->second.listener;
     }
   }

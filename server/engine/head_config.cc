@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMaxVocab = int64_t{1} << 30;  // numbers of tiles are 32 bits wide
 constexpr int64_t kMaxHidden = int64_t{1} << 20;
+constexpr int64_t kMaxDeferredBytes = int64_t{1} << 46;
 constexpr size_t kMaxName = 128;
 
 absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
@@ -56,7 +57,7 @@ absl::Status ValidateClassWeights(const std::vector<float>& weights, int64_t voc
 bool HeadConfig::operator==(const HeadConfig& other) const {
   const auto properties = [](const HeadConfig& c) {
     return std::tie(c.name, c.vocab_size, c.hidden_size, c.weight_type, c.logit_scale, c.softcap,
-                    c.weight_gradients);
+                    c.weight_gradients, c.deferred_bytes);
   };
   const bool both = class_weights != nullptr && other.class_weights != nullptr;
   return properties(*this) == properties(other) &&
@@ -70,6 +71,7 @@ std::string Describe(const HeadConfig& config) {
   if (config.softcap != 0) absl::StrAppend(&text, ", softcap ", config.softcap);
   if (config.class_weights != nullptr) absl::StrAppend(&text, ", with class weights");
   if (config.weight_gradients == WeightGradients::kFrozen) absl::StrAppend(&text, ", frozen");
+  if (config.deferred_bytes != 0) absl::StrAppend(&text, ", deferred_bytes ", config.deferred_bytes);
   return text;
 }
 
@@ -91,6 +93,11 @@ absl::Status Validate(const HeadConfig& config) {
     return status;
   }
   if (absl::Status status = ValidateSoftcap(config.softcap, "softcap"); !status.ok()) return status;
+  if (config.deferred_bytes < 0 || config.deferred_bytes > kMaxDeferredBytes) {
+    return Invalid(RejectReason::kOption, "deferred_bytes",
+                   absl::StrCat("deferred_bytes is ", config.deferred_bytes, "; it must be in [0, ",
+                                kMaxDeferredBytes, "]"));
+  }
   if (config.class_weights == nullptr) return absl::OkStatus();
   return ValidateClassWeights(*config.class_weights, config.vocab_size);
 }

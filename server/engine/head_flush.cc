@@ -107,7 +107,7 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, floa
       window_.flush_scale = gradient_scale;
       window_.flush_waiters.push_back(std::move(done));
       window_.flush_begun = absl::Now();
-      environment_.scheduler->Post(this, [self = shared_from_this()] { self->Freeze(); });
+      environment_.scheduler->PostLast(shared_from_this(), [self = shared_from_this()] { self->Freeze(); });
       return;
     }
   }
@@ -156,7 +156,7 @@ void Head::Freeze() {
 }
 
 absl::Status Head::ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out) {
-  absl::Status status = backend_->ReadGradientRows(first_row, rows, out);
+  absl::Status status = ReadGradientSum(first_row, rows, out);
   if (!status.ok() || scale == 1.0f) return status;
   for (float& value : std::span(out, static_cast<size_t>(rows * config_.hidden_size))) value *= scale;
   return absl::OkStatus();
@@ -217,13 +217,20 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
       return UnknownFlush(flush_id, window_.generation);
     }
     // Posted under the lock, so before any chunk of the next generation.
-    environment_.scheduler->Post(this, [self = shared_from_this()] { self->backend_->ResetGradient(); });
+    environment_.scheduler->Post(this, [self = shared_from_this()] {
+      self->backend_->ResetGradient();
+      for (const auto& session : self->DeterministicInOrder()) {
+        self->backend_->Reset(session->memory.gradient.get());
+      }
+    });
     generation = ++window_.generation;
     window_.state = WindowState::kOpen;
     window_.tokens = 0;
     window_.last_committed_flush = flush_id;
     window_.last_committed_generation = generation;
     ledger_.BeginWindow();
+    DropGradientsLocked();
+    for (const auto& [id, session] : deterministic_) session->tiles.BeginWindow();
     ++environment_.counters->flushes_committed;
     waiters = TakeWaitersLocked();
   }

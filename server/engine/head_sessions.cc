@@ -19,7 +19,8 @@ constexpr size_t kMostSessions = 8192;
 }  // namespace
 
 absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_key, int32_t rank,
-                                                    int32_t lanes, const std::string& new_session_id) {
+                                                    int32_t lanes, const std::string& new_session_id,
+                                                    Deterministic deterministic, SessionMemory memory) {
   const std::lock_guard lock(mutex_);
   if (!ended_.ok()) return ended_;
   SessionInfo info{new_session_id, window_.generation, {}};
@@ -31,7 +32,23 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
           absl::StrCat("the window of head ", config_.name, " has ", known,
                        " sessions, open or closed; the limit is ", kMostSessions, " (flush it)"));
     }
+    if (memory.gradient != nullptr) {
+      if (absl::Status status = CheckRankLocked(client_key, rank); !status.ok()) return status;
+    }
     session = &ledger_.Add(new_session_id, client_key, rank, lanes);
+    if (memory.gradient != nullptr) {
+      const MemoryPlan plan = memory.reservation->plan();
+      deterministic_.emplace(new_session_id,
+                             std::make_shared<DeterministicSession>(DeterministicSession{
+                                 std::move(memory), plan, new_session_id, rank, session->number,
+                                 DeterministicTiles(environment_.limits, config_.hidden_size)}));
+    }
+  } else if (!frozen() &&
+             deterministic_.contains(info.session_id) != (deterministic == Deterministic::kYes)) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, RejectReason::kOption, "deterministic",
+        absl::StrCat("deterministic is ", deterministic == Deterministic::kYes ? "true" : "false",
+                     "; the session of this client_key is open with the other (close it first)"));
   } else if (session->lanes.size() != static_cast<size_t>(lanes)) {
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "lanes",
                      absl::StrCat("lanes is ", lanes, "; the session of this client_key is open with ",
@@ -64,6 +81,7 @@ absl::Status Head::CloseSession(const std::string& session_id, std::optional<abs
       lanes_.erase(key);
     }
     ledger_.Close(session_id);
+    DropGradientsLocked();
   }
   for (const auto& listener : listeners) {
     if (listener == nullptr) continue;
@@ -157,6 +175,7 @@ void Head::WithdrawLocked(const LaneKey& key) {
   std::vector<std::shared_ptr<QueuedChunk>> withdrawn;
   for (const std::shared_ptr<ChunkItem>& item : it->second.queued) {
     withdrawn.push_back(item);
+    GiveUpPlaceLocked(*item);
     item->state = ItemState::kWithdrawn;
     item->chunk = Chunk();  // the payload goes now, not when the device's thread hears of it
     item->listener = nullptr;

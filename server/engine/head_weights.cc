@@ -79,7 +79,7 @@ void Head::CommitWrite(const std::string& write_id, std::function<void(absl::Sta
     } else {
       publishing_ = true;
       publish_waiters_.push_back(std::move(done));
-      environment_.scheduler->Post(this, [self = shared_from_this()] { self->Publish(); });
+      environment_.scheduler->PostLast(shared_from_this(), [self = shared_from_this()] { self->Publish(); });
       return;
     }
   }

@@ -173,6 +173,7 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     chunk.token_weights = std::move(*inputs.mutable_weights());
     chunk.lse_gradients = std::move(*inputs.mutable_lse_gradients());
   }
+  chunk.window_token = If(proto.has_window_token(), int64_t{proto.window_token()});
   TakePayloads(request, &chunk);
 
   const absl::StatusOr<DataType> hidden_type = ToEngine(proto.hidden_dtype(), "hidden_dtype");

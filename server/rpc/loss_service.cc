@@ -30,8 +30,9 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
                                                    const v1::OpenSessionRequest* request,
                                                    v1::OpenSessionResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<engine::OpenedSession> opened =
-      engine_->OpenSession(request->head(), request->client_key(), request->rank(), request->lanes());
+  const absl::StatusOr<engine::OpenedSession> opened = engine_->OpenSession(
+      request->head(), request->client_key(), request->rank(), request->lanes(),
+      request->deterministic() ? engine::Deterministic::kYes : engine::Deterministic::kNo);
   if (!opened.ok()) {
     reactor->Finish(ToGrpc(opened.status(), engine_->counters()));
     return reactor;
@@ -54,6 +55,7 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   response->set_weight_dtype(ToProto(config.weight_type));
   response->set_is_new(opened->is_new);
   response->set_has_class_weights(config.class_weights != nullptr);
+  response->set_frozen(config.weight_gradients == engine::WeightGradients::kFrozen);
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

@@ -64,6 +64,10 @@ struct HeadConfig {
   float softcap = 0.0F;      // c in c·tanh(logit / c); finite, above 0; 0: none
   // The weights are not trained: the server keeps no dW for them, and refuses to flush. dX is as ever.
   bool frozen = false;
+  // Above 0: dW is deferred. Batches are answered before it is made, and their hidden states wait on the
+  // server, in up to so many bytes of its memory, until its device is idle or the window is flushed. It costs
+  // a product more, while nobody waits.
+  int64_t deferred_bytes = 0;
   // [V], each finite and at least 0, not all 0; empty: none. For CreateHead: a server does not tell them,
   // only whether there are any.
   std::vector<float> class_weights = {};

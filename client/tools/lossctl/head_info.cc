@@ -52,6 +52,7 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"logit_scale", head.config.logit_scale},
           {"softcap", head.config.softcap},
           {"frozen", head.config.frozen},
+          {"deferred_bytes", head.config.deferred_bytes},
           {"class_weights", head.config.has_class_weights},
           {"weight_version", head.weight_version},
           {"generation", head.generation},
@@ -95,6 +96,9 @@ std::string DescribeLoss(const HeadConfig& config, absl::string_view before) {
   if (config.softcap != 0) parts.push_back(absl::StrCat("softcap ", config.softcap));
   if (config.has_class_weights) parts.emplace_back("class weights");
   if (config.frozen && !before.empty()) parts.emplace_back("frozen");
+  if (config.deferred_bytes > 0) {
+    parts.push_back(absl::StrCat("dW deferred up to ", FormatBytes(config.deferred_bytes)));
+  }
   return parts.empty() ? "" : absl::StrCat(before, absl::StrJoin(parts, ", "));
 }
 

@@ -2,6 +2,7 @@
 #ifndef LOSSD_CLIENT_TOOLS_LOSSCTL_HEAD_OPTIONS_H_
 #define LOSSD_CLIENT_TOOLS_LOSSCTL_HEAD_OPTIONS_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "CLI/App.hpp"
@@ -13,6 +14,7 @@ struct HeadOptions {
   float logit_scale = 1.0F;
   float softcap = 0.0F;
   bool frozen = false;
+  int64_t deferred_bytes = 0;
 };
 
 // All of them, in the order of --help; `options` outlives the command.

@@ -66,6 +66,11 @@ class RecordingSource : public BatchSource {
     ended_.erase(ended_.begin());
   }
   size_t under_way() const { return ended_.size(); }
+  std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override {
+    return std::exchange(unfinished, {});
+  }
+
+  std::vector<std::shared_ptr<QueuedChunk>> unfinished;
 
   int64_t rows_per_batch = kMostRows;
   int64_t cost_per_row = 1;
@@ -79,14 +84,19 @@ class RecordingSource : public BatchSource {
 
 class BatchQueueTest : public ::testing::Test {
  protected:
-  std::shared_ptr<QueuedChunk> Add(const std::string& name, int64_t rows,
-                                   std::shared_ptr<BatchSource> source = nullptr, RowKind kind = {},
-                                   uint64_t session = 1) {
+  static std::shared_ptr<QueuedChunk> Make(const std::string& name, int64_t rows, RowKind kind = {},
+                                           uint64_t session = 1) {
     auto chunk = std::make_shared<NamedChunk>();
     chunk->name = name;
     chunk->rows = rows;
     chunk->row_kind = kind;
     chunk->session = session;
+    return chunk;
+  }
+  std::shared_ptr<QueuedChunk> Add(const std::string& name, int64_t rows,
+                                   std::shared_ptr<BatchSource> source = nullptr, RowKind kind = {},
+                                   uint64_t session = 1) {
+    const std::shared_ptr<QueuedChunk> chunk = Make(name, rows, kind, session);
     queue_.AddChunk(source == nullptr ? a_ : std::move(source), chunk, now_);
     return chunk;
   }
@@ -97,6 +107,10 @@ class BatchQueueTest : public ::testing::Test {
   }
   void AddTask(const std::string& name, const BatchSource* source = nullptr) {
     queue_.AddTask(source == nullptr ? a_.get() : source, [this, name] { events_.push_back(name); });
+  }
+  void AddFollowUp(const std::string& name, int64_t rows, FollowUp when,
+                   std::shared_ptr<BatchSource> source = nullptr, RowKind kind = {}) {
+    queue_.AddFollowUp(source == nullptr ? a_ : std::move(source), Make(name, rows, kind), when, now_);
   }
   // Advances as far as it goes, and returns what happened meanwhile.
   std::vector<std::string> Run() {

@@ -93,6 +93,10 @@ struct BatchUnderWay {
 };
 using Ring = std::deque<BatchUnderWay>;
 
+struct FakeGradient : Gradient {
+  float sum = 0;
+};
+
 class FakeBackend : public HeadBackend {
  public:
   FakeBackend(HeadConfig config, FakeGate* gate, FakeOptions options, Ring* ring)
@@ -121,15 +125,16 @@ class FakeBackend : public HeadBackend {
                       kind,
                       {chunks.begin(), chunks.end()},
                       std::move(callbacks),
-                      &sum_,
+                      &Find(kind.gradient).sum,
                       false});
   }
-  absl::Status ReadGradientRows(int64_t /*first_row*/, int64_t rows, float* out) override {
+  absl::Status ReadGradient(const Gradient* of, int64_t /*first_row*/, int64_t rows, float* out) override {
     if (gate_->failing()) return absl::InternalError("nothing can be read any more");
-    std::fill_n(out, rows * config_.hidden_size, sum_);
+    const float sum = of == nullptr ? own_.sum : static_cast<const FakeGradient*>(of)->sum;
+    std::fill_n(out, rows * config_.hidden_size, sum);
     return absl::OkStatus();
   }
-  void ResetGradient() override { sum_ = 0; }
+  void Reset(Gradient* gradient) override { Find(gradient).sum = 0; }
   MemoryPlan MemoryReport() const override { return {}; }
 
  private:
@@ -137,11 +142,16 @@ class FakeBackend : public HeadBackend {
   FakeGate* const gate_;
   const FakeOptions options_;
   Ring* const ring_;
+  FakeGradient& Find(Gradient* gradient) {
+    return gradient == nullptr ? own_ : *static_cast<FakeGradient*>(gradient);
+  }
+
   HostBuffer weights_;
-  float sum_ = 0;
+  FakeGradient own_;
 };
 
 void Fill(const RowKind& kind, const ChunkRows& rows) {
+  if (kind.mode == ComputeMode::kWeightGradientOnly) return;
   const auto fill = [&rows](auto* values, auto value) {
     if (values != nullptr) std::fill_n(values, rows.tokens, value);
   };
@@ -174,6 +184,9 @@ class FakeDevice : public Device {
   }
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
     return std::make_unique<FakeBackend>(config, gate_, options_, &ring_);
+  }
+  absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& /*config*/) override {
+    return std::make_unique<FakeGradient>();
   }
   MemoryPlan SharedMemory() const override { return {{"workspace", 0}}; }
 

@@ -1,0 +1,32 @@
+// What a head has for a deterministic session.
+#ifndef LOSSD_SERVER_ENGINE_DETERMINISTIC_SESSION_H_
+#define LOSSD_SERVER_ENGINE_DETERMINISTIC_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/engine/deterministic_tiles.h"
+#include "server/engine/head_backend.h"
+#include "server/engine/memory_budget.h"
+
+namespace lossd::engine {
+
+// A gradient of its own, and the memory that it and the tiles take: made before the session is opened.
+struct SessionMemory {
+  std::unique_ptr<MemoryReservation> reservation;
+  std::unique_ptr<Gradient> gradient;  // goes first
+};
+
+struct DeterministicSession {
+  SessionMemory memory;  // the device thread's
+  const MemoryPlan plan;
+  const std::string id;
+  const int32_t rank;
+  const uint64_t number;     // the session's, among those of its head
+  DeterministicTiles tiles;  // guarded by the head's mutex
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_DETERMINISTIC_SESSION_H_

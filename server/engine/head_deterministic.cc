@@ -1,0 +1,233 @@
+// Deterministic sessions of a head: a gradient for each, to which rows are added in tiles at fixed places.
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+#include "server/engine/head.h"
+
+namespace lossd::engine {
+namespace {
+
+constexpr char kWindowToken[] = "window_token";
+constexpr int64_t kMostPlace = std::numeric_limits<int64_t>::max() / 2;
+
+absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
+}
+
+}  // namespace
+
+absl::StatusOr<bool> Head::NeedsGradient(const std::string& client_key, int32_t rank) {
+  const std::lock_guard lock(mutex_);
+  if (!ended_.ok()) return ended_;
+  std::string id;
+  if (frozen() || ledger_.FindByKey(client_key, &id) != nullptr) return false;
+  if (absl::Status status = CheckRankLocked(client_key, rank); !status.ok()) return status;
+  return true;
+}
+
+// The order of the sum must not depend on who came first.
+absl::Status Head::CheckRankLocked(const std::string& client_key, int32_t rank) const {
+  for (const auto& [id, session] : ledger_.sessions()) {
+    if (session.state != AccumulationLedger::SessionState::kOpen || session.rank != rank) continue;
+    if (!deterministic_.contains(id)) continue;
+    return Invalid(
+        RejectReason::kOption, "rank",
+        absl::StrCat("rank is ", rank, " for client_key '", client_key, "' and for '", session.client_key,
+                     "'; deterministic sessions of a head must have different ones"));
+  }
+  return absl::OkStatus();
+}
+
+DeterministicTiles* Head::TilesOfLocked(const std::string& session_id) {
+  const auto it = deterministic_.find(session_id);
+  return it == deterministic_.end() ? nullptr : &it->second->tiles;
+}
+
+absl::Status Head::CheckPlaceLocked(const DeterministicTiles& tiles, const Chunk& chunk) {
+  if (!chunk.window_token.has_value()) {
+    return Invalid(
+        RejectReason::kOption, kWindowToken,
+        "window_token is not set; chunks of a deterministic session must say their place in the window");
+  }
+  const int64_t place = *chunk.window_token;
+  if (place < 0 || place > kMostPlace) {
+    return Invalid(RejectReason::kOption, kWindowToken,
+                   absl::StrCat("window_token is ", place, "; it must be in [0, ", kMostPlace, "]"));
+  }
+  if (chunk.options.distillation.has_value()) {
+    return Invalid(RejectReason::kOption, "options.distillation",
+                   "options.distillation is set; chunks of a deterministic session have no soft targets");
+  }
+  if (chunk.hidden_states.place() == MemoryPlace::kDevice) {
+    return Invalid(
+        RejectReason::kOption, "hidden_states_region",
+        "hidden_states_region is of the device's memory; chunks of a deterministic session must be in "
+        "the host's");
+  }
+  switch (tiles.RoomFor(chunk)) {
+    case DeterministicTiles::Room::kFree:
+      return absl::OkStatus();
+    case DeterministicTiles::Room::kTaken:
+      return Invalid(RejectReason::kOption, kWindowToken,
+                     absl::StrCat("window_token is ", place, "; tokens of this window have places in [",
+                                  place, ", ", place + chunk.tokens, ") already"));
+    default:
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, kWindowToken,
+          absl::StrCat("window_token is ", place,
+                       "; there is no memory for tokens so far ahead of the first that is missing, and "
+                       "no other lane of the session can bring that"));
+  }
+}
+
+bool Head::MustWaitForRoomLocked(const LaneAttachment& attachment, const Chunk& chunk) {
+  const DeterministicTiles* tiles = TilesOfLocked(attachment.session_id);
+  if (tiles == nullptr || chunk.mode != ComputeMode::kLossAndGradients) return false;
+  const int64_t place = chunk.window_token.value_or(-1);
+  if (place < 0 || place > kMostPlace || chunk.tokens < 1 ||
+      chunk.tokens > environment_.limits.max_chunk_tokens) {
+    return false;  // it will be rejected
+  }
+  const DeterministicTiles::Room room = tiles->RoomFor(chunk);
+  if (room == DeterministicTiles::Room::kLater) return true;
+  if (room != DeterministicTiles::Room::kNone) return false;
+  const size_t lanes = ledger_.Find(attachment.session_id)->lanes.size();
+  for (size_t lane = 0; lane < lanes; ++lane) {
+    if (lane == static_cast<size_t>(attachment.lane)) continue;
+    const auto other = lanes_.find({attachment.session_id, static_cast<int32_t>(lane)});
+    if (other == lanes_.end() || !other->second.resume) return true;
+  }
+  return false;
+}
+
+void Head::GiveUpPlaceLocked(ChunkItem& item) {
+  if (item.deterministic == nullptr || item.kind != ItemKind::kPlaced) return;
+  item.deterministic->tiles.GiveUp(*item.chunk.window_token, item.chunk.tokens, item.kept_bytes);
+  item.deterministic = nullptr;
+  // The lock is held, and those who wait come back at once.
+  environment_.scheduler->Post(nullptr, [self = shared_from_this(), session = item.session_id] {
+    std::vector<std::function<void()>> waiters;
+    {
+      const std::lock_guard lock(self->mutex_);
+      waiters = self->TakeWaitersLocked(session);
+    }
+    for (const auto& waiter : waiters) waiter();
+  });
+}
+
+// The device thread's: a chunk that was answered, and the tiles that it completes.
+void Head::FillTiles(StartedChunk& chunk) {
+  ChunkItem& item = *chunk.item;
+  RowKind kind = item.row_kind;
+  kind.mode = ComputeMode::kWeightGradientOnly;
+  kind.dx_type = {};
+  kind.returns = {};
+  kind.gradient = item.deterministic->memory.gradient.get();
+  item.chunk.dx = {};
+  std::vector<std::shared_ptr<ChunkItem>> pieces;
+  std::vector<std::function<void()>> waiters;
+  {
+    const std::lock_guard lock(mutex_);
+    DeterministicTiles& tiles = item.deterministic->tiles;
+    tiles.Fill(std::move(item.chunk), kind, item.kept_bytes);
+    pieces = ItemsOf(item.deterministic, tiles.TakeComplete());
+    waiters = TakeWaitersLocked(item.session_id);
+  }
+  for (std::shared_ptr<ChunkItem>& piece : pieces) {
+    environment_.scheduler->FollowUpWith(shared_from_this(), std::move(piece), engine::FollowUp::kInTurn);
+  }
+  for (const auto& waiter : waiters) waiter();
+}
+
+std::vector<std::shared_ptr<Head::ChunkItem>> Head::ItemsOf(
+    const std::shared_ptr<DeterministicSession>& session, std::vector<DeterministicTiles::Piece> pieces) {
+  std::vector<std::shared_ptr<ChunkItem>> items;
+  for (DeterministicTiles::Piece& piece : pieces) {
+    auto item = std::make_shared<ChunkItem>();
+    item->row_kind = piece.kind;
+    item->rows = piece.chunk.tokens;
+    item->session = session->number;
+    item->session_id = session->id;
+    item->kind = ItemKind::kWeightGradient;
+    item->state = ItemState::kStarted;
+    item->numbered = false;
+    item->deterministic = session;
+    item->accepted = absl::Now();
+    item->chunk = std::move(piece.chunk);
+    item->piece = std::move(piece);
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+// Before the window freezes or new weights come.
+std::vector<std::shared_ptr<QueuedChunk>> Head::TakeUnfinished() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<QueuedChunk>> items;
+  if (!ended_.ok()) return items;
+  // A flush that fails must leave no trace, and what it is about is settled by now.
+  const bool flushing = window_.state == WindowState::kFreezing && !publishing_;
+  if (flushing && !ledger_.Match(window_.flush_marks).ok()) return items;
+  for (const auto& [id, session] : deterministic_) {
+    for (std::shared_ptr<ChunkItem>& item : ItemsOf(session, session->tiles.TakeAll())) {
+      items.push_back(std::move(item));
+    }
+  }
+  return items;
+}
+
+void Head::FinishPiece(ChunkItem& item) {
+  std::vector<std::function<void()>> waiters;
+  {
+    const std::lock_guard lock(mutex_);
+    item.deterministic->tiles.Done(item.piece);
+    waiters = TakeWaitersLocked(item.session_id);
+  }
+  for (const auto& waiter : waiters) waiter();
+}
+
+// Gradients of sessions that are no more go on the device thread, after the batches that add to them.
+void Head::DropGradientsLocked() {
+  for (auto it = deterministic_.begin(); it != deterministic_.end();) {
+    if (ledger_.Find(it->first) != nullptr) {
+      ++it;
+      continue;
+    }
+    environment_.scheduler->Post(this, [self = shared_from_this(),
+                                        session = std::move(it->second)]() mutable { session->memory = {}; });
+    it = deterministic_.erase(it);
+  }
+}
+
+std::vector<std::shared_ptr<DeterministicSession>> Head::DeterministicInOrder() const {
+  std::vector<std::shared_ptr<DeterministicSession>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, session] : deterministic_) all.push_back(session);
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+    return std::tie(a->rank, a->number) < std::tie(b->rank, b->number);
+  });
+  return all;
+}
+
+// The head's own gradient and those of the sessions, one after the other.
+absl::Status Head::ReadGradientSum(int64_t first_row, int64_t rows, float* out) {
+  if (absl::Status status = backend_->ReadGradientRows(first_row, rows, out); !status.ok()) return status;
+  std::vector<float> more;
+  for (const auto& session : DeterministicInOrder()) {
+    const auto values = static_cast<size_t>(rows * config_.hidden_size);
+    more.resize(values);
+    const absl::Status status =
+        backend_->ReadGradient(session->memory.gradient.get(), first_row, rows, more.data());
+    if (!status.ok()) return status;
+    for (size_t i = 0; i < values; ++i) out[i] += more[i];
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,481 @@
+// Deterministic sessions on the CPU: the same bits of dW however the tokens are sent.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <random>
+#include <utility>
+
+#include "server/engine/cpu_backend.h"
+#include "server/engine/errors.h"
+#include "server/engine/random_id.h"
+#include "tests/unit/engine/engine_fixture.h"
+
+namespace lossd::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kVocab = 50;
+constexpr int64_t kHidden = 16;
+constexpr int64_t kTokens = 150;     // of a window
+constexpr int64_t kMostTokens = 16;  // of a chunk, and of a tile
+
+class DeterministicTest : public ::testing::Test {
+ protected:
+  DeterministicTest() { Create({}); }
+
+  void Create(HeadConfig config, int64_t limit_bytes = int64_t{1} << 30, int64_t max_chunk_bytes = 1 << 16) {
+    EngineOptions options;
+    options.memory_limit_bytes = limit_bytes;
+    options.chunk_limits = {.max_chunk_bytes = max_chunk_bytes, .max_chunk_tokens = kMostTokens};
+    head_ = nullptr;
+    engine_ = *Engine::Create(options, *CreateCpuDevice(1 << 20));
+    config.name = "h";
+    config.vocab_size = kVocab;
+    config.hidden_size = kHidden;
+    config.weight_type = kernels::DataType::kFloat32;
+    head_ = *engine_->CreateHead(config);
+    Write(1);
+  }
+  void Write(float scale) {
+    const std::string write = *head_->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
+    std::string rows(kVocab * kHidden * 4, '\0');
+    auto* values = reinterpret_cast<float*>(rows.data());
+    for (int64_t i = 0; i < kVocab * kHidden; ++i) values[i] = scale * static_cast<float>((i * 31) % 97) / 97;
+    ASSERT_TRUE((*head_->FindWrite(write))->Write(0, kVocab, kernels::DataType::kFloat32, rows).ok());
+    std::promise<void> published;
+    head_->CommitWrite(write, [&](const absl::StatusOr<uint64_t>&) { published.set_value(); });
+    published.get_future().wait();
+  }
+
+  // Where chunks have to end: what they are sent with changes there.
+  static int64_t EndOfOptions(int64_t place) { return place < 43 ? 43 : place < 100 ? 100 : kTokens; }
+  static Chunk MakeChunk(uint64_t sequence, int64_t place, int64_t tokens, uint64_t generation = 1) {
+    Chunk chunk;
+    chunk.sequence = sequence;
+    chunk.generation = generation;
+    chunk.tokens = tokens;
+    chunk.window_token = place;
+    if (place >= 43 && place < 100) chunk.options.label_smoothing = 0.1f;
+    if (place >= 100) chunk.gradient_scale = 0.3f;
+    if (place >= 100) chunk.options.lse_square_scale = 1e-3f;
+    std::vector<float> hidden;
+    for (int64_t token = place; token < place + tokens; ++token) {
+      const int64_t label = token % 7 == 3 ? -100 : (token * 13) % kVocab;
+      chunk.labels.append(reinterpret_cast<const char*>(&label), 8);
+      const float weight = 0.5f + static_cast<float>(token % 5) / 5;
+      if (place < 43) chunk.token_weights.append(reinterpret_cast<const char*>(&weight), 4);
+      for (int64_t h = 0; h < kHidden; ++h)
+        hidden.push_back(std::sin(static_cast<float>(token * 37 + h * h)));
+    }
+    chunk.hidden_states =
+        Payload::Of(std::string(reinterpret_cast<const char*>(hidden.data()), hidden.size() * 4));
+    return chunk;
+  }
+
+  absl::StatusOr<OpenedSession> TryOpen(const std::string& client, int32_t rank, int32_t lanes = 1) {
+    return engine_->OpenSession("h", client, rank, lanes, Deterministic::kYes);
+  }
+  std::string Open(const std::string& client, int32_t rank, int32_t lanes = 1) {
+    const absl::StatusOr<OpenedSession> opened = TryOpen(client, rank, lanes);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened->info.session_id;
+  }
+  LaneAttachment Attach(const std::string& session, int32_t lane = 0) {
+    listeners_.push_back(std::make_shared<RecordingListener>());
+    return *head_->AttachLane(session, lane, listeners_.back());
+  }
+  // As a stream does: waits if it is told to.
+  void Submit(const LaneAttachment& lane, Chunk chunk) {
+    for (;;) {
+      auto resumed = std::make_shared<std::promise<void>>();
+      const absl::StatusOr<Head::Submission> taken =
+          head_->Submit(lane, chunk, [resumed] { resumed->set_value(); });
+      ASSERT_TRUE(taken.ok()) << taken.status();
+      if (*taken == Head::Submission::kTaken) return;
+      resumed->get_future().wait();
+    }
+  }
+  ChunkAnswer AnswerOf(const LaneAttachment& lane, Chunk chunk) {
+    const std::shared_ptr<RecordingListener> listener = listeners_.back();
+    const size_t answers = listener->answers();
+    Submit(lane, std::move(chunk));
+    return listener->AwaitAnswers(answers + 1).back();
+  }
+  absl::StatusOr<FlushInfo> BeginFlush() {
+    std::promise<absl::StatusOr<FlushInfo>> begun;
+    const HeadInfo info = head_->Info();
+    head_->BeginFlush(info.generation, info.window_marks, 1.0f,
+                      [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
+    return begun.get_future().get();
+  }
+  std::vector<float> Read(const FlushInfo& flush) {
+    std::vector<float> rows(kVocab * kHidden);
+    std::promise<void> read;
+    head_->ReadGradient(flush.flush_id, 0, kVocab, kernels::DataType::kFloat32, rows.data(),
+                        [&](const absl::Status& status) {
+                          EXPECT_TRUE(status.ok()) << status;
+                          read.set_value();
+                        });
+    read.get_future().wait();
+    return rows;
+  }
+  // Of the window, which ends with it.
+  std::vector<float> Flush() {
+    const absl::StatusOr<FlushInfo> flush = BeginFlush();
+    EXPECT_TRUE(flush.ok()) << flush.status();
+    std::vector<float> gradient = Read(*flush);
+    EXPECT_TRUE(head_->CommitFlush(flush->flush_id).ok());
+    return gradient;
+  }
+  // All tokens in order, in the largest chunks. The next sequence.
+  uint64_t SendInOrder(const LaneAttachment& lane, int64_t tokens = kTokens, uint64_t generation = 1,
+                       uint64_t sequence = 1) {
+    for (int64_t place = 0; place < tokens;) {
+      const int64_t end = std::min({place + kMostTokens, EndOfOptions(place), tokens});
+      Submit(lane, MakeChunk(sequence++, place, end - place, generation));
+      place = end;
+    }
+    return sequence;
+  }
+  static bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Head> head_;
+  std::vector<std::shared_ptr<RecordingListener>> listeners_;
+};
+
+// A way to send the tokens of a window: cut anywhere, on any lane, in any order, with streams that are cut.
+class Schedule {
+ public:
+  struct Cut {
+    int64_t place = 0;
+    int64_t tokens = 0;
+  };
+  Schedule(uint64_t seed, int64_t (*end_of_options)(int64_t)) : random_(seed) {
+    lanes.resize(static_cast<size_t>(Below(3) + 1));
+    std::vector<Cut> cuts;
+    const int64_t most = Below(kMostTokens) + 1;
+    for (int64_t place = 0; place < kTokens;) {
+      const int64_t tokens = std::min(Below(most) + 1, end_of_options(place) - place);
+      cuts.push_back({place, tokens});
+      place += tokens;
+    }
+    if (Below(2) == 0) std::shuffle(cuts.begin(), cuts.end(), random_);
+    for (const Cut& cut : cuts) lanes[static_cast<size_t>(Below(std::ssize(lanes)))].push_back(cut);
+  }
+  int64_t Below(int64_t limit) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(limit)); }
+
+  std::vector<std::vector<Cut>> lanes;
+
+ private:
+  std::mt19937_64 random_;
+};
+
+TEST_F(DeterministicTest, TheGradientHasTheSameBitsHoweverTheTokensAreSent) {
+  SendInOrder(Attach(Open("c", 0)));
+  const std::vector<float> expected = Flush();
+  EXPECT_GT(*std::max_element(expected.begin(), expected.end()), 0);
+  int64_t cuts = 0;
+  for (uint64_t seed = 1; seed <= 80; ++seed) {
+    SCOPED_TRACE("schedule " + std::to_string(seed));
+    Schedule schedule(seed, EndOfOptions);
+    const std::string session = Open("c" + std::to_string(seed), static_cast<int32_t>(seed),
+                                     static_cast<int32_t>(schedule.lanes.size()));
+    std::vector<LaneAttachment> lanes;
+    for (size_t i = 0; i < schedule.lanes.size(); ++i)
+      lanes.push_back(Attach(session, static_cast<int32_t>(i)));
+    std::vector<size_t> sent(lanes.size(), 0);
+    const uint64_t generation = head_->Info().generation;
+    size_t left = 0;
+    for (const auto& lane : schedule.lanes) left += lane.size();
+    while (left > 0) {
+      const auto i = static_cast<size_t>(schedule.Below(std::ssize(lanes)));
+      if (schedule.Below(10) == 0) {  // the stream is cut; what may be missing comes again, and more
+        head_->DetachLane(lanes[i]);
+        lanes[i] = Attach(session, static_cast<int32_t>(i));
+        left += sent[i] - lanes[i].marks.accepted;
+        sent[i] = lanes[i].marks.accepted;
+        ++cuts;
+        if (sent[i] > 0) {
+          const Schedule::Cut& cut = schedule.lanes[i][sent[i] - 1];
+          Submit(lanes[i], MakeChunk(sent[i], cut.place, cut.tokens, generation));
+        }
+      }
+      if (sent[i] == schedule.lanes[i].size()) continue;
+      const Schedule::Cut& cut = schedule.lanes[i][sent[i]++];
+      Submit(lanes[i], MakeChunk(sent[i], cut.place, cut.tokens, generation));
+      --left;
+    }
+    engine_->WaitIdle();
+    ASSERT_EQ(engine_->counters().chunks_rejected, 0U);
+    ASSERT_TRUE(SameBits(Flush(), expected));
+    ASSERT_TRUE(engine_->CloseSession(session).ok());
+  }
+  EXPECT_GT(cuts, 100);
+}
+
+TEST_F(DeterministicTest, WithoutItTheBitsDependOnTheCuts) {
+  // What the test above would be worth little without.
+  std::vector<std::vector<float>> gradients;
+  for (const int64_t most : {kMostTokens, int64_t{5}}) {
+    const std::string session = engine_->OpenSession("h", "c" + std::to_string(most), 0, 1)->info.session_id;
+    const LaneAttachment lane = Attach(session);
+    uint64_t sequence = 1;
+    for (int64_t place = 0; place < kTokens;) {
+      const int64_t tokens = std::min(most, EndOfOptions(place) - place);
+      Submit(lane, MakeChunk(sequence++, place, tokens, head_->Info().generation));
+      place += tokens;
+    }
+    engine_->WaitIdle();
+    gradients.push_back(Flush());
+  }
+  EXPECT_FALSE(SameBits(gradients[0], gradients[1]));
+}
+
+TEST_F(DeterministicTest, GradientsOfSessionsAreAddedInTheOrderOfTheirRanks) {
+  std::vector<std::vector<float>> gradients;
+  for (const bool reversed : {false, true}) {
+    Create({});
+    std::vector<std::string> sessions(3);
+    for (int32_t i = 0; i < 3; ++i) {
+      const int32_t rank = reversed ? 2 - i : i;
+      sessions[static_cast<size_t>(rank)] = Open("client " + std::to_string(rank), rank);
+    }
+    if (reversed) std::reverse(sessions.begin(), sessions.end());
+    for (int32_t i = 0; i < 3; ++i) {
+      const int64_t rank = reversed ? 2 - i : i;
+      SendInOrder(Attach(sessions[static_cast<size_t>(i)]), 40 + 30 * rank);
+    }
+    engine_->WaitIdle();
+    gradients.push_back(Flush());
+  }
+  EXPECT_TRUE(SameBits(gradients[0], gradients[1]));
+}
+
+TEST_F(DeterministicTest, RanksMustDiffer) {
+  Open("first", 4);
+  const absl::Status status = TryOpen("second", 4).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("rank is 4"));
+  EXPECT_THAT(status.message(), HasSubstr("'first'"));
+  EXPECT_THAT(status.message(), HasSubstr("'second'"));
+  EXPECT_TRUE(engine_->OpenSession("h", "another kind", 4, 1).ok()) << "whose dW is the head's";
+  EXPECT_TRUE(TryOpen("first", 4).ok()) << "is the same session";
+  EXPECT_TRUE(TryOpen("second", 5).ok());
+}
+
+TEST_F(DeterministicTest, ASessionIsDeterministicOrNot) {
+  Open("c", 0);
+  EXPECT_EQ(engine_->OpenSession("h", "c", 0, 1).status().code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(engine_->OpenSession("h", "d", 1, 1).ok());
+  const absl::Status status = TryOpen("d", 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("deterministic is true"));
+}
+
+TEST_F(DeterministicTest, EveryPlaceIsTakenOnceAndARefusedChunkAddsNothing) {
+  const LaneAttachment lane = Attach(Open("c", 0));
+  ChunkAnswer answer = AnswerOf(lane, MakeChunk(1, 10, 10));
+  EXPECT_TRUE(answer.error.ok()) << answer.error;
+  for (const auto& [place, tokens] :
+       {std::pair<int64_t, int64_t>{10, 10}, {19, 1}, {5, 6}, {0, 16}, {12, 3}}) {
+    answer = AnswerOf(lane, MakeChunk(answer.sequence + 1, place, tokens));
+    EXPECT_EQ(answer.error.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(FieldOf(answer.error), "window_token");
+  }
+  Chunk chunk = MakeChunk(answer.sequence + 1, 40, 1);
+  chunk.window_token.reset();
+  answer = AnswerOf(lane, std::move(chunk));
+  EXPECT_EQ(answer.error.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(answer.error.message(), HasSubstr("window_token is not set"));
+  chunk = MakeChunk(answer.sequence + 1, 40, 1);
+  chunk.window_token = -1;
+  answer = AnswerOf(lane, std::move(chunk));
+  EXPECT_EQ(answer.error.code(), absl::StatusCode::kInvalidArgument);
+  chunk = MakeChunk(answer.sequence + 1, 40, 1);
+  chunk.mode = ComputeMode::kLossOnly;
+  chunk.window_token.reset();
+  answer = AnswerOf(lane, std::move(chunk));
+  EXPECT_TRUE(answer.error.ok()) << "adds nothing, and has no place: " << answer.error;
+  answer = AnswerOf(lane, MakeChunk(answer.sequence + 1, 0, 10));
+  EXPECT_TRUE(answer.error.ok()) << answer.error;
+  engine_->WaitIdle();
+  const std::vector<float> gradient = Flush();
+
+  Create({});
+  const LaneAttachment plain = Attach(Open("c", 0));
+  Submit(plain, MakeChunk(1, 0, 16));
+  Submit(plain, MakeChunk(2, 16, 4));
+  engine_->WaitIdle();
+  EXPECT_TRUE(SameBits(Flush(), gradient));
+}
+
+TEST_F(DeterministicTest, ThePlaceOfAChunkThatWasWithdrawnIsFreeAgain) {
+  const std::string session = Open("c", 0);
+  for (int i = 0; i < 50; ++i) {
+    // Whether it was started or not: sent again under its number, it lands once.
+    const LaneAttachment lane = Attach(session);
+    Submit(lane, MakeChunk(1, 0, 16));
+    head_->DetachLane(lane);
+  }
+  const LaneAttachment lane = Attach(session);
+  const ChunkAnswer answer = AnswerOf(lane, MakeChunk(1, 0, 16));
+  EXPECT_TRUE(answer.error.ok()) << answer.error;
+  engine_->WaitIdle();
+  EXPECT_EQ(head_->Info().window_tokens, 14U);
+}
+
+TEST_F(DeterministicTest, TheMemoryIsReservedWithTheSessionAndRefusedWithATable) {
+  const int64_t without = engine_->budget().reserved();
+  const std::string session = Open("c", 0);
+  const int64_t with = engine_->budget().reserved();
+  EXPECT_GE(with - without, kVocab * kHidden * 4);
+  EXPECT_EQ(TotalBytes(head_->Info().memory) + (1 << 20), with);
+  ASSERT_TRUE(engine_->CloseSession(session).ok());
+  engine_->WaitIdle();
+  EXPECT_EQ(engine_->budget().reserved(), without) << "it had contributed nothing";
+
+  Create({}, with - 1);
+  const absl::Status status = TryOpen("c", 0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("a deterministic session of head h"));
+  EXPECT_THAT(status.message(), HasSubstr("gradient"));
+  EXPECT_TRUE(engine_->OpenSession("h", "c", 0, 1).ok());
+}
+
+TEST_F(DeterministicTest, WhatAClosedSessionAddedIsFlushedAndItsMemoryThenGivenBack) {
+  const int64_t without = engine_->budget().reserved();
+  const std::string session = Open("c", 0);
+  SendInOrder(Attach(session));
+  engine_->WaitIdle();
+  ASSERT_TRUE(engine_->CloseSession(session).ok());
+  engine_->WaitIdle();
+  EXPECT_GT(engine_->budget().reserved(), without);
+  const std::vector<float> gradient = Flush();
+  engine_->WaitIdle();
+  EXPECT_EQ(engine_->budget().reserved(), without);
+  SendInOrder(Attach(Open("c", 0)), kTokens, 2);
+  engine_->WaitIdle();
+  EXPECT_TRUE(SameBits(Flush(), gradient));
+}
+
+TEST_F(DeterministicTest, AFlushThatIsAbortedChangesNothingAndTheNextWindowBeginsAnew) {
+  const LaneAttachment lane = Attach(Open("c", 0));
+  const uint64_t next = SendInOrder(lane);
+  engine_->WaitIdle();
+  const absl::StatusOr<FlushInfo> aborted = BeginFlush();
+  ASSERT_TRUE(aborted.ok()) << aborted.status();
+  const std::vector<float> gradient = Read(*aborted);
+  EXPECT_TRUE(SameBits(Read(*aborted), gradient));
+  ASSERT_TRUE(head_->AbortFlush(aborted->flush_id).ok());
+  const absl::StatusOr<FlushInfo> flush = BeginFlush();
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  EXPECT_TRUE(SameBits(Read(*flush), gradient));
+  EXPECT_EQ(flush->summary.checksum, aborted->summary.checksum);
+  EXPECT_EQ(flush->window_tokens, aborted->window_tokens);
+  ASSERT_TRUE(head_->CommitFlush(flush->flush_id).ok());
+  SendInOrder(lane, kTokens, 2, next);
+  engine_->WaitIdle();
+  EXPECT_TRUE(SameBits(Flush(), gradient));
+}
+
+TEST_F(DeterministicTest, RowsAreAddedWithTheWeightsTheyWereAnsweredWith) {
+  const LaneAttachment lane = Attach(Open("c", 0));
+  Submit(lane, MakeChunk(1, 0, 10));
+  engine_->WaitIdle();
+  Write(5);
+  Submit(lane, MakeChunk(2, 10, 10));
+  engine_->WaitIdle();
+  const std::vector<float> gradient = Flush();
+  Create({});
+  const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+  const LaneAttachment eager = Attach(session);
+  Submit(eager, MakeChunk(1, 0, 10));
+  engine_->WaitIdle();
+  Write(5);
+  Submit(eager, MakeChunk(2, 10, 6));
+  Submit(eager, MakeChunk(3, 16, 4));
+  engine_->WaitIdle();
+  EXPECT_TRUE(SameBits(Flush(), gradient));
+}
+
+TEST_F(DeterministicTest, AFarPlaceIsRefusedWhereNothingElseCanComeAndWaitsWhereALaneCanBringWhatIsMissing) {
+  Create({}, int64_t{1} << 30, kMostTokens * kHidden * 4);
+  const LaneAttachment alone = Attach(Open("alone", 0));
+  ChunkAnswer answer;
+  uint64_t sequence = 0;
+  for (int64_t place = 100; place < 10000 && answer.error.ok(); place += kMostTokens) {
+    answer = AnswerOf(alone, MakeChunk(++sequence, place, kMostTokens));
+  }
+  EXPECT_EQ(answer.error.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_GT(sequence, 3U);
+  EXPECT_TRUE(AnswerOf(alone, MakeChunk(++sequence, 0, kMostTokens)).error.ok()) << "always has room";
+
+  const std::string session = Open("two", 1, 2);
+  const LaneAttachment near = Attach(session, 1);
+  const LaneAttachment far = Attach(session, 0);
+  const std::shared_ptr<RecordingListener> listener = listeners_.back();
+  int64_t place = kMostTokens;
+  sequence = 0;
+  std::promise<void> resumed;
+  Chunk held;
+  for (;; place += kMostTokens) {
+    ASSERT_LT(place, 10000);
+    held = MakeChunk(++sequence, place, kMostTokens);
+    const absl::StatusOr<Head::Submission> taken = head_->Submit(far, held, [&] { resumed.set_value(); });
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    if (*taken == Head::Submission::kTaken) {
+      listener->AwaitAnswers(sequence);
+      continue;
+    }
+    break;
+  }
+  Submit(near, MakeChunk(1, 0, kMostTokens));
+  resumed.get_future().wait();
+  engine_->WaitIdle();
+  Submit(far, std::move(held));
+  EXPECT_TRUE(listener->AwaitAnswers(sequence).back().error.ok());
+}
+
+TEST_F(DeterministicTest, AFrozenHeadTakesItForGranted) {
+  HeadConfig frozen;
+  frozen.weight_gradients = WeightGradients::kFrozen;
+  Create(frozen);
+  const int64_t without = engine_->budget().reserved();
+  const LaneAttachment lane = Attach(Open("c", 0));
+  Open("d", 0);
+  EXPECT_EQ(engine_->budget().reserved(), without);
+  Chunk chunk = MakeChunk(1, 0, 4);
+  chunk.window_token.reset();
+  EXPECT_TRUE(AnswerOf(lane, std::move(chunk)).error.ok());
+}
+
+TEST_F(DeterministicTest, AHeadThatDefersAddsTheSameBits) {
+  SendInOrder(Attach(Open("c", 0)));
+  engine_->WaitIdle();
+  const std::vector<float> gradient = Flush();
+  HeadConfig deferring;
+  deferring.deferred_bytes = 1 << 20;
+  Create(deferring);
+  SendInOrder(Attach(Open("c", 0)));
+  engine_->WaitIdle();
+  EXPECT_TRUE(SameBits(Flush(), gradient));
+  EXPECT_EQ(engine_->counters().chunks_deferred, 0U);
+}
+
+TEST_F(DeterministicTest, ADeletedHeadGivesEverythingBack) {
+  SendInOrder(Attach(Open("c", 0)));
+  std::promise<void> released;
+  ASSERT_TRUE(engine_->DeleteHead("h", Engine::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
+  released.get_future().wait();
+  EXPECT_EQ(engine_->budget().reserved(), 1 << 20) << "the device's own";
+}
+
+}  // namespace
+}  // namespace lossd::engine
