@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/engine/cuda_pipeline.h"
 #include "tests/gpu/cuda_engine.h"
 
 namespace lossd::engine {
@@ -157,9 +158,22 @@ TEST_P(CudaTeaching, WhereHiddenStatesLieAndHowTheyAreGatheredChangesNothing) {
   EXPECT_EQ(cuda_->engine->counters().batch_chunks.sum(), static_cast<double>(sequence));
 }
 
-// The largest chunk that there may be, of two tensors that are each a little over a multiple of what the slot
-// aligns to.
-TEST_P(CudaTeaching, TheLargestChunkOfBothFitsItsSlot) {
+// Needs no GPU. What is aligned twice must not ask for more than the slots have.
+TEST(SlotLayout, BothHiddenStatesTogetherFitTheRoomOfTheHeadsOwn) {
+  constexpr int64_t kRoom = 1 << 20;
+  const int64_t most = SlotLayout::Of(1000, kRoom, SlotLayout::kAlignment, 0, SlotExtras::Most()).in_bytes;
+  for (const int64_t own : {int64_t{1}, int64_t{255}, int64_t{256}, int64_t{257}, kRoom / 2 + 1, kRoom - 1}) {
+    const SlotLayout both = SlotLayout::Of(1000, own, kRoom - own, 0, SlotExtras::Most());
+    EXPECT_LE(both.in_bytes, most) << own;
+    EXPECT_GE(both.teacher_hidden, own);
+    EXPECT_GE(both.batch_rows, both.teacher_hidden + kRoom - own);
+    EXPECT_EQ(both.teacher_hidden % SlotLayout::kAlignment, 0);
+  }
+  const SlotLayout alone = SlotLayout::Of(1000, kRoom, 0, 0, SlotExtras::Most());
+  EXPECT_EQ(alone.batch_rows, kRoom) << "without a teacher nothing is taken";
+}
+
+TEST_P(CudaTeaching, TheLargestChunkWithEveryReturnFitsItsSlot) {
   const int64_t row_bytes = (kHidden + kTeacherHidden) * SizeOf(GetParam());
   Start(0, absl::ZeroDuration(), {.max_chunk_bytes = kTokens * row_bytes, .max_chunk_tokens = kTokens});
   if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
