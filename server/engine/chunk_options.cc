@@ -144,6 +144,13 @@ absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head) 
                               "; head ", head.name, " has ", head.vocab_size));
 }
 
+absl::Status NoRoomForTeacher(const HeadConfig& head, int64_t row_bytes, int64_t workspace_bytes) {
+  return Invalid(RejectReason::kShape, kTeacherField,
+                 absl::StrCat(kTeacherField, ": with soft targets, one row of vocab_size ", head.vocab_size,
+                              " needs a workspace of ", row_bytes, " bytes, the server has ", workspace_bytes,
+                              "; raise --workspace_bytes"));
+}
+
 RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher,
                const HeadBackend* teacher_backend) {
   const ChunkOptions& options = chunk.options;

@@ -28,6 +28,9 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head);
 // INVALID_ARGUMENT if `teacher` cannot be the teacher of `head`.
 absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head);
 
+// INVALID_ARGUMENT for a workspace of `workspace_bytes`, where one row with soft targets takes `row_bytes`.
+absl::Status NoRoomForTeacher(const HeadConfig& head, int64_t row_bytes, int64_t workspace_bytes);
+
 // Of a chunk that ValidateContent accepts: chunks of another kind are computed in another batch. `teacher`
 // and its backend: of the chunk's distillation, null without one.
 RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher = nullptr,

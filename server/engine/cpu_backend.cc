@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear_cross_entropy.h"
+#include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
 #include "server/engine/process_memory.h"
 
@@ -41,6 +42,14 @@ class CpuBackend : public HeadBackend {
     kernels::Convert(config_.weight_type, weights_.data() + offset * kernels::SizeOf(config_.weight_type),
                      type, out, rows * config_.hidden_size);
     return absl::OkStatus();
+  }
+
+  absl::Status PrepareTeacher(const HeadBackend& backend) override {
+    const HeadConfig& teacher = static_cast<const CpuBackend&>(backend).config_;  // of the same device
+    const int64_t row =
+        kernels::WorkspaceBytes(1, config_.vocab_size, config_.hidden_size, config_.weight_type,
+                                {teacher.hidden_size, teacher.weight_type});
+    return row > workspace_->size() ? NoRoomForTeacher(config_, row, workspace_->size()) : absl::OkStatus();
   }
 
   // Chunks are not gathered: the products gain little by it, and with one client the order of dW's sums stays

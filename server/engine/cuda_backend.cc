@@ -6,11 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cuda/smoothing.h"
 #include "server/engine/chunk_options.h"
 #include "server/engine/cuda_status.h"
-#include "server/engine/errors.h"
 
 namespace lossd::engine {
 
@@ -263,12 +261,8 @@ absl::Status CudaBackend::PrepareTeacher(const HeadBackend& backend) {
   const TeacherShape shape = teacher.shape();
   if (std::find(prepared_.begin(), prepared_.end(), shape) != prepared_.end()) return absl::OkStatus();
   if (LinearCrossEntropy::RowsWithin(shape_, path_, shape, device_->workspace_bytes) == 0) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, RejectReason::kShape, kTeacherField,
-        absl::StrCat(kTeacherField, ": one row of vocab_size ", config_.vocab_size,
-                     " with soft targets needs a workspace of ",
-                     LinearCrossEntropy::WorkspaceBytes(shape_, path_, shape, 1), " bytes, the device has ",
-                     device_->workspace_bytes, "; raise --workspace_bytes"));
+    return NoRoomForTeacher(config_, LinearCrossEntropy::WorkspaceBytes(shape_, path_, shape, 1),
+                            device_->workspace_bytes);
   }
   Result result(cudaSetDevice(device_->index), "cudaSetDevice");
   if (result.ok()) {

@@ -18,8 +18,7 @@ using kernels::cuda::PinnedBuffer;
 using kernels::cuda::Result;
 using kernels::cuda::Stream;
 
-constexpr int64_t kAlignment = 256;
-constexpr int64_t Align(int64_t bytes) { return kernels::RoundUp(bytes, kAlignment); }
+constexpr int64_t Align(int64_t bytes) { return kernels::RoundUp(bytes, SlotLayout::kAlignment); }
 
 // Whether everything before the event is done.
 Result Happened(const Event& event, bool* happened) {
@@ -183,7 +182,7 @@ kernels::RowReturns ReturnsIn(void* out, const SlotLayout& layout, const WantedR
 Result CudaPipeline::Create(const Capacity& capacity) {
   capacity_ = capacity;
   // A teacher's hidden states share the room of the head's own; what is aligned twice takes a little more.
-  const SlotLayout most = SlotLayout::Of(capacity.tokens, capacity.hidden_bytes, kAlignment,
+  const SlotLayout most = SlotLayout::Of(capacity.tokens, capacity.hidden_bytes, SlotLayout::kAlignment,
                                          capacity.dx_bytes, SlotExtras::Most());
   for (CudaSlot& slot : slots_) LOSSD_CUDA_PASS_ON(CreateSlot(most, &slot));
   for (Stream* stream : {&copying_, &computing_, &returning_}) LOSSD_CUDA_PASS_ON(Stream::Create(stream));

@@ -36,9 +36,11 @@ struct SlotExtras {
   static SlotExtras Most();
 };
 
-// Where the parts of a batch lie in its slot, in bytes. Everything is 256-byte aligned; what a batch has not
-// takes nothing.
+// Where the parts of a batch lie in its slot, in bytes. Everything is aligned to kAlignment; what a batch has
+// not takes nothing.
 struct SlotLayout {
+  static constexpr int64_t kAlignment = 256;
+
   // In, on the way to the device. Behind the hidden states, arrays of four-byte elements.
   int64_t hidden_states = 0;
   int64_t teacher_hidden = 0;

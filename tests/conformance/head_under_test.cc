@@ -40,6 +40,12 @@ ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count) {
   ChunkInput chunk;
   chunk.hidden_states.assign(problem.hidden_states.begin() + first * row_bytes,
                              problem.hidden_states.begin() + (first + count) * row_bytes);
+  if (problem.teacher.has_value()) {
+    const std::vector<unsigned char>& states = problem.teacher->hidden_states;
+    const int64_t teacher_bytes = problem.teacher->hidden * SizeOf(problem.teacher->type);
+    chunk.teacher_hidden.assign(states.begin() + first * teacher_bytes,
+                                states.begin() + (first + count) * teacher_bytes);
+  }
   chunk.labels.assign(problem.labels.begin() + first, problem.labels.begin() + first + count);
   chunk.gradient_scale = problem.gradient_scale;
   chunk.z_gradient_scale = problem.z_gradient_scale;
@@ -53,6 +59,17 @@ RowKind KindOf(const Problem& problem, DataType dx_type) {
           .dx_type = dx_type,
           .options = problem.options,
           .class_weights = problem.class_weights.empty() ? ClassWeights::kIgnore : ClassWeights::kUse};
+}
+
+HeadConfig TeacherConfigOf(const Problem& problem) {
+  const kernels::testing::TeacherProblem& teacher = *problem.teacher;
+  return {.name = "t",
+          .vocab_size = problem.shape.vocab,
+          .hidden_size = teacher.hidden,
+          .weight_type = teacher.type,
+          .logit_scale = teacher.logit_scale,
+          .softcap = teacher.softcap,
+          .weight_gradients = WeightGradients::kFrozen};
 }
 
 BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const RowKind& kind,
@@ -69,7 +86,8 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
     std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
     GuardedReturns& returns = returns_.emplace_back(kind_.returns, tokens);
     rows.push_back({.tokens = tokens,
-                    .hidden_states = chunk.hidden_states.data(),
+                    .hidden_states = {.data = chunk.hidden_states.data()},
+                    .teacher_hidden = {.data = chunk.teacher_hidden.data()},
                     .labels = chunk.labels.data(),
                     .ignore_index = chunk.ignore_index,
                     .gradient_scale = chunk.gradient_scale,
@@ -156,6 +174,16 @@ ChunkOutput HeadUnderTest::Run(const Problem& problem, const WantedReturns& retu
   RowKind kind = KindOf(problem);
   kind.returns = returns;
   return Run(kind, {RowsOf(problem, 0, problem.shape.tokens)}).front();
+}
+
+TeacherKind HeadUnderTest::AsTeacher(const Problem& problem, HeadUnderTest& student) {
+  const absl::Status prepared = student.backend().PrepareTeacher(*backend_);
+  EXPECT_TRUE(prepared.ok()) << prepared;
+  return {.backend = backend_.get(),
+          .hidden_size = config_.hidden_size,
+          .weight_type = config_.weight_type,
+          .hidden_type = problem.teacher->type,
+          .distillation = problem.teacher->distillation};
 }
 
 std::vector<float> HeadUnderTest::Gradient(int64_t first_row, int64_t rows) {

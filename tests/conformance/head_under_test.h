@@ -29,6 +29,7 @@ inline constexpr int64_t kIgnoreIndex = -100;
 
 struct ChunkInput {
   std::vector<unsigned char> hidden_states;
+  std::vector<unsigned char> teacher_hidden = {};
   std::vector<int64_t> labels;
   int64_t ignore_index = kIgnoreIndex;
   float gradient_scale = 1.0f;
@@ -93,6 +94,9 @@ class HeadUnderTest {
   // Rows of the weights as `type`, through a guarded buffer.
   std::vector<unsigned char> Weights(DataType type, int64_t first_row, int64_t rows);
 
+  // As the teacher of `problem`, whose teacher it is, and of `student`, which is prepared for it.
+  TeacherKind AsTeacher(const Problem& problem, HeadUnderTest& student);
+
   HeadBackend& backend() { return *backend_; }
   const HeadConfig& config() const { return config_; }
 
@@ -101,6 +105,9 @@ class HeadUnderTest {
   const HeadConfig config_;
   std::unique_ptr<HeadBackend> backend_;
 };
+
+// Of a problem's teacher.
+HeadConfig TeacherConfigOf(const Problem& problem);
 
 // What kind of batch a problem's hidden states make.
 RowKind KindOf(const Problem& problem, DataType dx_type = DataType::kFloat32);

@@ -38,7 +38,8 @@ bool SameBits(const RowReturnValues& a, const RowReturnValues& b) {
   return Same(a.log_sum_exp, b.log_sum_exp) && Same(a.z_loss, b.z_loss) &&
          Same(a.log_probability, b.log_probability) && Same(a.entropy, b.entropy) &&
          Same(a.prediction, b.prediction) && Same(a.target_rank, b.target_rank) &&
-         Same(a.top_tokens, b.top_tokens) && Same(a.top_log_probabilities, b.top_log_probabilities);
+         Same(a.divergence, b.divergence) && Same(a.top_tokens, b.top_tokens) &&
+         Same(a.top_log_probabilities, b.top_log_probabilities);
 }
 
 GuardedReturns::GuardedReturns(const WantedReturns& wanted, int64_t tokens)
@@ -49,6 +50,7 @@ GuardedReturns::GuardedReturns(const WantedReturns& wanted, int64_t tokens)
       entropy_(Array(wanted.entropy ? tokens : 0)),
       prediction_(Array(wanted.prediction ? tokens : 0)),
       target_rank_(Array(wanted.target_rank ? tokens : 0)),
+      divergence_(Array(wanted.divergence ? tokens : 0)),
       top_tokens_(Array(tokens * wanted.top_k)),
       top_log_probabilities_(Array(tokens * wanted.top_k)) {}
 
@@ -59,6 +61,7 @@ kernels::RowReturns GuardedReturns::Pointers() {
           .entropy = PointerTo<float>(entropy_),
           .prediction = PointerTo<int32_t>(prediction_),
           .target_rank = PointerTo<int32_t>(target_rank_),
+          .divergence = PointerTo<float>(divergence_),
           .top_k = top_k_,
           .top_tokens = PointerTo<int32_t>(top_tokens_),
           .top_log_probabilities = PointerTo<float>(top_log_probabilities_)};
@@ -71,6 +74,7 @@ RowReturnValues GuardedReturns::Values() const {
           .entropy = ValuesOf<float>(entropy_),
           .prediction = ValuesOf<int32_t>(prediction_),
           .target_rank = ValuesOf<int32_t>(target_rank_),
+          .divergence = ValuesOf<float>(divergence_),
           .top_tokens = ValuesOf<int32_t>(top_tokens_),
           .top_log_probabilities = ValuesOf<float>(top_log_probabilities_)};
 }
@@ -78,7 +82,7 @@ RowReturnValues GuardedReturns::Values() const {
 bool GuardedReturns::Intact() const {
   return std::ranges::all_of(
       std::initializer_list<const Bytes*>{&log_sum_exp_, &z_loss_, &log_probability_, &entropy_, &prediction_,
-                                          &target_rank_, &top_tokens_, &top_log_probabilities_},
+                                          &target_rank_, &divergence_, &top_tokens_, &top_log_probabilities_},
       [](const Bytes* array) { return array->Intact(); });
 }
 

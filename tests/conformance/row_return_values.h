@@ -27,6 +27,7 @@ struct RowReturnValues {
   std::vector<float> entropy;
   std::vector<int32_t> prediction;
   std::vector<int32_t> target_rank;
+  std::vector<float> divergence;
   std::vector<int32_t> top_tokens;           // [tokens, top_k]
   std::vector<float> top_log_probabilities;  // [tokens, top_k]
 };
@@ -52,6 +53,7 @@ class GuardedReturns {
   Bytes entropy_;
   Bytes prediction_;
   Bytes target_rank_;
+  Bytes divergence_;
   Bytes top_tokens_;
   Bytes top_log_probabilities_;
 };

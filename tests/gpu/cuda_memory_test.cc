@@ -19,6 +19,7 @@ namespace {
 using kernels::cuda::DeviceBuffer;
 using kernels::testing::Narrowed;
 using kernels::testing::RandomProblem;
+using kernels::testing::RandomTeacher;
 using kernels::testing::RelativeError;
 using kernels::testing::RunReference;
 using kernels::testing::SetLogit;
@@ -146,6 +147,28 @@ TEST_P(CudaMemory, IsNotTakenAfterAHeadIsCreated) {
     const DeviceMemory created = ReadDeviceMemory();
     UseEverything(head, problem);
     EXPECT_EQ(ReadDeviceMemory().free, created.free);
+  }
+}
+
+// What a library takes for a teacher's products it takes when the teacher is first named.
+TEST_P(CudaMemory, IsNotTakenBySoftTargetsOnceTheirTeacherWasNamed) {
+  for (const DataType teacher_type : kTypes) {
+    SCOPED_TRACE(kernels::Name(teacher_type));
+    Problem problem = LargestChunk(120);
+    problem.teacher = RandomTeacher(problem.shape, {.hidden = 77, .type = teacher_type});
+    HeadUnderTest teacher(device_.get(), TeacherConfigOf(problem));
+    teacher.Publish(problem.teacher->weight);
+    HeadUnderTest head(device_.get(), problem);
+    RowKind kind = KindOf(problem);
+    kind.teacher = teacher.AsTeacher(problem, head);
+    head.Gradient();
+    const std::vector<DeviceBuffer> everything = TakeAllMemory();
+    const DeviceMemory filled = ReadDeviceMemory();
+    for (const float smoothing : {0.0f, 0.1f}) {
+      kind.options.label_smoothing = smoothing;
+      for (const int64_t rows : {1, 64, 129, 1025, 8192}) head.Run(kind, {RowsOf(problem, 0, rows)});
+    }
+    EXPECT_EQ(ReadDeviceMemory().free, filled.free);
   }
 }
 
