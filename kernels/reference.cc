@@ -48,6 +48,7 @@ class Row {
     for (int64_t v = 0; v < params.vocab; ++v) {
       double sum = 0;
       for (int64_t h = 0; h < params.hidden; ++h) sum += terms.weight[v * params.hidden + h] * x_[h];
+      if (params.bias != nullptr) sum += params.bias[v];
       logits_[v] = Capped(params.options.logit_scale * sum);
     }
     const double largest = *std::max_element(logits_.begin(), logits_.end());
@@ -83,7 +84,7 @@ class Row {
   }
   const std::vector<double>& logits() const { return logits_; }
 
-  void Gradients(double* dx, double* dw) const {
+  void Gradients(double* dx, double* dw, double* db) const {
     const LinearCrossEntropyParams& params = terms_.params;
     const double g = params.gradient_scale;
     const double g_z = params.z_gradient_scale.value_or(params.gradient_scale);
@@ -104,6 +105,7 @@ class Row {
         if (dx != nullptr) dx[h] += dz * terms_.weight[v * params.hidden + h];
         if (dw != nullptr) dw[v * params.hidden + h] += dz * x_[h];
       }
+      if (db != nullptr) db[v] += dz;
     }
   }
 
@@ -157,7 +159,7 @@ Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const
     put(outputs.log_probability, r, row.log_probability());
     put(outputs.entropy, r, row.entropy());
     if (logits != nullptr) std::copy(row.logits().begin(), row.logits().end(), logits);
-    row.Gradients(dx, outputs.dw);
+    row.Gradients(dx, outputs.dw, outputs.db);
   }
   return Status::kOk;
 }
