@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/cuda/bias.h"
 #include "kernels/cuda/portable/softmax_rows.h"
 #include "kernels/cuda/row_returns.h"
 #include "kernels/cuda/sm90/products.h"
@@ -56,6 +57,7 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(LoadPortableKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadSmoothingKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadReturnKernels());
+  LOSSD_CUDA_PASS_ON(LoadBiasKernels(weight_type));
   if (path == Path::kPortable) return {};
   LOSSD_CUDA_PASS_ON(sm90::LoadLogitKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadTransformedLogitKernels(weight_type));
@@ -196,6 +198,8 @@ TileRows LinearCrossEntropy::DescribeTile(const Batch& batch, int64_t first, int
   tile.type = shape_.weight_type;
   tile.weight = batch.weight;
   tile.weight_largest = batch.weight_largest;
+  tile.bias = batch.bias;
+  tile.bias_largest = batch.bias_largest;
   tile.batch_rows = batch.batch_rows + first;
   tile.labels = batch.labels + first;
   const auto from_first = [first](const float* array) { return array == nullptr ? nullptr : array + first; };
@@ -415,6 +419,19 @@ Result LinearCrossEntropy::LoadLibraryProducts(const void* weight, float* dw, cu
   return {};
 }
 
+Result LinearCrossEntropy::AddBiasGradients(const Batch& batch, const TileRows& tile, const Buffers& b,
+                                            bool overwrite, cudaStream_t stream) {
+  if (tile.bias != nullptr) {
+    const int64_t stride = path_ == Path::kHopper ? b.stride : b.stride * 4 / SizeOf(tile.type);
+    const BiasStore store = overwrite ? BiasStore::kOverwrite : BiasStore::kAdd;
+    LOSSD_CUDA_PASS_ON(AddBiasGradient(tile, b.exponentials, stride, store, batch.db, stream));
+    Report("bias");
+  } else if (overwrite && batch.db != nullptr) {
+    LOSSD_CUDA_TRY(cudaMemsetAsync(batch.db, 0, static_cast<size_t>(shape_.vocab) * sizeof(float), stream));
+  }
+  return {};
+}
+
 Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
                                              bool overwrite, cudaStream_t stream) {
   LOSSD_CUDA_PASS_ON(ScaleRows(tile, stream));
@@ -435,7 +452,7 @@ Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows&
   Report("dw");
   LOSSD_CUDA_PASS_ON(AddTargets(tile, batch.dw, stream));
   Report("targets");
-  return {};
+  return AddBiasGradients(batch, tile, b, overwrite, stream);
 }
 
 }  // namespace lossd::kernels::cuda
