@@ -16,6 +16,7 @@ constexpr char kLseSquareScale[] = "options.lse_square_scale";
 constexpr char kLogitScale[] = "options.logit_scale";
 constexpr char kSoftcap[] = "options.softcap";
 constexpr char kClassWeights[] = "options.class_weights";
+constexpr char kBias[] = "options.bias";
 constexpr char kZGradientScale[] = "options.z_gradient_scale";
 constexpr char kWeightVersion[] = "options.weight_version";
 constexpr char kTopK[] = "options.returns.top_k";
@@ -95,6 +96,10 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
         RejectReason::kOption, kClassWeights,
         absl::StrCat(kClassWeights, " is true, but head ", head.name, " was created without class weights"));
   }
+  if (options.bias == Bias::kUse && !head.bias) {
+    return Invalid(RejectReason::kOption, kBias,
+                   absl::StrCat(kBias, " is true, but head ", head.name, " was created without a bias"));
+  }
   const int64_t most = std::min<int64_t>(kernels::kMostTopK, head.vocab_size);
   if (options.returns.top_k < 0 || options.returns.top_k > most) {
     return Invalid(RejectReason::kOption, kTopK,
@@ -118,6 +123,7 @@ RowKind KindOf(const Chunk& chunk, const HeadConfig& head) {
                   .label_smoothing = options.label_smoothing,
                   .lse_square_scale = options.lse_square_scale};
   kind.class_weights = ClassWeightsOf(chunk, head);
+  kind.bias = options.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
   kind.returns = ReturnsOf(chunk);
   return kind;
 }

@@ -22,11 +22,15 @@ absl::Status KernelError(absl::string_view what, kernels::Status status) {
 
 class CpuBackend : public HeadBackend {
  public:
-  CpuBackend(HeadConfig config, HostBuffer* workspace, HostBuffer gradient)
-      : config_(std::move(config)), workspace_(workspace), gradient_(std::move(gradient)) {}
+  CpuBackend(HeadConfig config, HostBuffer* workspace, HostBuffer gradient, HostBuffer bias_gradient)
+      : config_(std::move(config)),
+        workspace_(workspace),
+        gradient_(std::move(gradient)),
+        bias_gradient_(std::move(bias_gradient)) {}
 
-  absl::Status PublishWeights(HostBuffer staged) override {
-    weights_ = std::move(staged);
+  absl::Status PublishWeights(WeightBuffers staged) override {
+    weights_ = std::move(staged.weights);
+    bias_ = std::move(staged.bias);
     return absl::OkStatus();
   }
 
@@ -34,6 +38,11 @@ class CpuBackend : public HeadBackend {
     const int64_t offset = first_row * config_.hidden_size;
     kernels::Convert(config_.weight_type, weights_.data() + offset * kernels::SizeOf(config_.weight_type),
                      type, out, rows * config_.hidden_size);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override {
+    std::memcpy(out, Floats(bias_) + first_row, static_cast<size_t>(rows) * sizeof(float));
     return absl::OkStatus();
   }
 
@@ -54,21 +63,18 @@ class CpuBackend : public HeadBackend {
   }
 
   absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) override {
-    const int64_t count = rows * config_.hidden_size;
-    if (gradient_empty_) {
-      std::fill_n(out, count, 0.0f);
-    } else {
-      std::memcpy(out, gradient() + first_row * config_.hidden_size,
-                  static_cast<size_t>(count) * sizeof(float));
-    }
-    return absl::OkStatus();
+    return ReadGradient(gradient_, first_row * config_.hidden_size, rows * config_.hidden_size, out);
+  }
+
+  absl::Status ReadBiasGradient(int64_t first_row, int64_t rows, float* out) override {
+    return ReadGradient(bias_gradient_, first_row, rows, out);
   }
 
   void ResetGradient() override { gradient_empty_ = true; }
 
   MemoryPlan MemoryReport() const override {
-    MemoryPlan plan = {{"weights", weights_.size()}};
-    if (gradient_.size() > 0) plan.push_back({"gradient", gradient_.size()});
+    MemoryPlan plan = {{"weights", weights_.size() + bias_.size()}};
+    if (gradient_.size() > 0) plan.push_back({"gradient", gradient_.size() + bias_gradient_.size()});
     return plan;
   }
 
@@ -78,7 +84,16 @@ class CpuBackend : public HeadBackend {
            config_.weight_gradients == WeightGradients::kAccumulated;
   }
 
-  float* gradient() { return reinterpret_cast<float*>(gradient_.data()); }
+  static float* Floats(HostBuffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+
+  absl::Status ReadGradient(HostBuffer& buffer, int64_t first, int64_t count, float* out) {
+    if (gradient_empty_) {
+      std::fill_n(out, count, 0.0f);
+    } else {
+      std::memcpy(out, Floats(buffer) + first, static_cast<size_t>(count) * sizeof(float));
+    }
+    return absl::OkStatus();
+  }
 
   kernels::Status Process(const RowKind& kind, const ChunkRows& rows, size_t number,
                           const BatchCallbacks& callbacks, BatchReport* report) {
@@ -118,6 +133,7 @@ class CpuBackend : public HeadBackend {
     params.hidden = config_.hidden_size;
     params.weight_type = config_.weight_type;
     params.weight = weights_.data();
+    if (kind.bias == Bias::kUse && config_.bias) params.bias = Floats(bias_);
     params.hidden_type = kind.hidden_type;
     params.hidden_states = HiddenStates(kind, rows);
     params.labels = rows.labels;
@@ -137,7 +153,9 @@ class CpuBackend : public HeadBackend {
     if (Accumulates(rows)) {
       params.weight_gradient =
           gradient_empty_ ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
-      params.dw = gradient();
+      params.dw = Floats(gradient_);
+      // Of rows without the bias too: what they overwrite, they clear.
+      if (config_.bias) params.db = Floats(bias_gradient_);
     }
     params.workspace = workspace_->data();
     params.workspace_bytes = workspace_->size();
@@ -147,7 +165,9 @@ class CpuBackend : public HeadBackend {
   const HeadConfig config_;
   HostBuffer* const workspace_;
   HostBuffer weights_;
+  HostBuffer bias_;
   HostBuffer gradient_;
+  HostBuffer bias_gradient_;
   ResultBytes gathered_;  // hidden states of one chunk
   bool gradient_empty_ = true;
 };
@@ -172,16 +192,21 @@ class CpuDevice : public Device {
                        " bytes, the server has ", workspace_.size(), "; raise --workspace_bytes"));
     }
     // Weights are written into a second buffer and published by exchanging the two.
-    MemoryPlan plan = {{"weights", config.weight_bytes()}};
-    if (config.gradient_bytes() > 0) plan.push_back({"gradient", config.gradient_bytes()});
-    plan.push_back({"weight_staging", config.weight_bytes()});
+    const int64_t weights = config.weight_bytes() + config.bias_bytes();
+    MemoryPlan plan = {{"weights", weights}};
+    if (config.gradient_bytes() > 0) {
+      plan.push_back({"gradient", config.gradient_bytes() + config.bias_gradient_bytes()});
+    }
+    plan.push_back({"weight_staging", weights});
     return plan;
   }
 
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
     absl::StatusOr<HostBuffer> gradient = HostBuffer::Create(config.gradient_bytes(), Commit::kNow);
     if (!gradient.ok()) return gradient.status();
-    return std::make_unique<CpuBackend>(config, &workspace_, *std::move(gradient));
+    absl::StatusOr<HostBuffer> bias = HostBuffer::Create(config.bias_gradient_bytes(), Commit::kNow);
+    if (!bias.ok()) return bias.status();
+    return std::make_unique<CpuBackend>(config, &workspace_, *std::move(gradient), *std::move(bias));
   }
 
   MemoryPlan SharedMemory() const override { return {{"workspace", workspace_.size()}}; }

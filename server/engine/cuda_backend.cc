@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/bias.h"
 #include "kernels/cuda/smoothing.h"
 #include "server/engine/cuda_status.h"
 
@@ -42,6 +43,7 @@ Result CudaBackend::Allocate() {
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(float), &weight_largest_));
   // The padding stays zero.
   LOSSD_CUDA_TRY(cudaMemset(weights_.data(), 0, static_cast<size_t>(weights_.bytes())));
+  LOSSD_CUDA_PASS_ON(AllocateBias());
   LOSSD_CUDA_PASS_ON(AllocateSmoothing());
   // The device's own streams do not wait for the one that this went to.
   LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
@@ -52,6 +54,18 @@ Result CudaBackend::Allocate() {
         step_.LoadLibraryProducts(weights_.data(), static_cast<float*>(gradient_.data()), stream));
   }
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  return {};
+}
+
+Result CudaBackend::AllocateBias() {
+  if (!config_.bias) return {};
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.bias_bytes(), &bias_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(float), &bias_largest_));
+  if (!frozen()) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.bias_gradient_bytes(), &bias_gradient_));
+  for (size_t i = 0; i < smoothings_.size(); ++i) {
+    if (i == kWeighted && config_.class_weights == nullptr) continue;
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(double), &smoothings_[i].bias_sum));
+  }
   return {};
 }
 
@@ -80,17 +94,17 @@ MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
   const int64_t elements = config.vocab_size * padded;
   const bool weighted = config.class_weights != nullptr;
   const int64_t vectors = (weighted ? 2 : 1) * padded * kFloat;
-  const int64_t shared = weighted ? config.vocab_size * kFloat : 0;
+  const int64_t shared = (weighted ? config.vocab_size * kFloat : 0) + config.bias_bytes();
   MemoryPlan plan = {{"weights", elements * SizeOf(config.weight_type) + shared + vectors}};
   if (config.weight_gradients == WeightGradients::kAccumulated) {
-    plan.push_back({"gradient", elements * kFloat + vectors});
+    plan.push_back({"gradient", elements * kFloat + vectors + config.bias_gradient_bytes()});
   }
   return plan;
 }
 
 MemoryPlan CudaBackend::MemoryReport() const {
-  int64_t weights = weights_.bytes() + class_weights_.bytes();
-  int64_t gradient = gradient_.bytes();
+  int64_t weights = weights_.bytes() + class_weights_.bytes() + bias_.bytes();
+  int64_t gradient = gradient_.bytes() + bias_gradient_.bytes();
   for (const Smoothing& smoothing : smoothings_) {
     weights += smoothing.vocabulary_sum.bytes();
     gradient += smoothing.gradient.bytes();
@@ -103,15 +117,15 @@ MemoryPlan CudaBackend::MemoryReport() const {
 // --- Weights and gradient
 // ---------------------------------------------------------------------------------------
 
-absl::Status CudaBackend::PublishWeights(HostBuffer staged) { return DeviceFailed(Publish(staged)); }
+absl::Status CudaBackend::PublishWeights(WeightBuffers staged) { return DeviceFailed(Publish(staged)); }
 
-Result CudaBackend::Publish(const HostBuffer& staged) {
+Result CudaBackend::Publish(const WeightBuffers& staged) {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
   const auto row_bytes = static_cast<size_t>(config_.hidden_size * SizeOf(config_.weight_type));
   cudaStream_t stream = device_->pipeline.computing();  // after every batch that was given the old weights
-  LOSSD_CUDA_TRY(cudaMemcpy2DAsync(weights_.data(), static_cast<size_t>(WeightRowBytes()), staged.data(),
-                                   row_bytes, row_bytes, static_cast<size_t>(config_.vocab_size),
-                                   cudaMemcpyHostToDevice, stream));
+  LOSSD_CUDA_TRY(cudaMemcpy2DAsync(weights_.data(), static_cast<size_t>(WeightRowBytes()),
+                                   staged.weights.data(), row_bytes, row_bytes,
+                                   static_cast<size_t>(config_.vocab_size), cudaMemcpyHostToDevice, stream));
   LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(config_.weight_type, weights_.data(),
                                                      config_.vocab_size * padded_hidden_,
                                                      static_cast<float*>(weight_largest_.data()), stream));
@@ -122,7 +136,23 @@ Result CudaBackend::Publish(const HostBuffer& staged) {
     LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(config_.weight_type, weights_.data(), config_.vocab_size,
                                                     padded_hidden_, weights, sum, stream));
   }
+  if (config_.bias) LOSSD_CUDA_PASS_ON(PublishBias(staged.bias, stream));
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  return {};
+}
+
+Result CudaBackend::PublishBias(const HostBuffer& staged, cudaStream_t stream) {
+  LOSSD_CUDA_TRY(cudaMemcpyAsync(bias_.data(), staged.data(), static_cast<size_t>(config_.bias_bytes()),
+                                 cudaMemcpyHostToDevice, stream));
+  const auto* bias = static_cast<const float*>(bias_.data());
+  LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(DataType::kFloat32, bias, config_.vocab_size,
+                                                     static_cast<float*>(bias_largest_.data()), stream));
+  for (size_t i = 0; i < smoothings_.size(); ++i) {
+    auto* sum = static_cast<double*>(smoothings_[i].bias_sum.data());
+    if (sum == nullptr) continue;
+    const auto* weights = i == kWeighted ? static_cast<const float*>(class_weights_.data()) : nullptr;
+    LOSSD_CUDA_PASS_ON(kernels::cuda::SumBias(bias, config_.vocab_size, weights, sum, stream));
+  }
   return {};
 }
 
@@ -133,6 +163,18 @@ absl::Status CudaBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataTy
   if (!result.ok()) return DeviceFailed(result);
   kernels::Convert(config_.weight_type, narrow.data(), type, out, rows * config_.hidden_size);
   return absl::OkStatus();
+}
+
+absl::Status CudaBackend::ReadBias(int64_t first_row, int64_t rows, float* out) {
+  return DeviceFailed(ReadFloats(bias_, first_row, rows, out));
+}
+
+absl::Status CudaBackend::ReadBiasGradient(int64_t first_row, int64_t rows, float* out) {
+  if (gradient_empty_) {
+    std::fill_n(out, rows, 0.0f);
+    return absl::OkStatus();
+  }
+  return DeviceFailed(ReadFloats(bias_gradient_, first_row, rows, out));
 }
 
 absl::Status CudaBackend::ReadGradientRows(int64_t first_row, int64_t rows, float* out) {
@@ -166,6 +208,15 @@ Result CudaBackend::SubtractSmoothing(int64_t first_row, int64_t rows, float* ou
 void CudaBackend::ResetGradient() {
   gradient_empty_ = true;
   for (Smoothing& smoothing : smoothings_) smoothing.gradient_empty = true;
+}
+
+Result CudaBackend::ReadFloats(const DeviceBuffer& buffer, int64_t first, int64_t count, float* out) const {
+  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  cudaStream_t stream = device_->pipeline.computing();
+  LOSSD_CUDA_TRY(cudaMemcpyAsync(out, static_cast<const float*>(buffer.data()) + first,
+                                 static_cast<size_t>(count) * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  return {};
 }
 
 Result CudaBackend::ReadRows(const DeviceBuffer& buffer, int64_t stride_bytes, int64_t first_row,
@@ -285,6 +336,10 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
   step.by_label = reinterpret_cast<const int32_t*>(in + layout.by_label);
   step.weight = weights_.data();
   step.weight_largest = static_cast<const float*>(weight_largest_.data());
+  if (UsesBias(kind)) {
+    step.bias = static_cast<const float*>(bias_.data());
+    step.bias_largest = static_cast<const float*>(bias_largest_.data());
+  }
   step.losses = reinterpret_cast<float*>(out + layout.losses);
   step.rows_redone = reinterpret_cast<int32_t*>(out + layout.rows_redone);
   step.dx_type = kind.dx_type;
@@ -295,6 +350,8 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
     step.weight_gradient =
         gradient_empty_ ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
     step.dw = static_cast<float*>(gradient_.data());
+    // Of rows without the bias too: what they overwrite, they clear.
+    step.db = static_cast<float*>(bias_gradient_.data());
     step.smoothing_store =
         smoothing.gradient_empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
     step.smoothing_gradient = static_cast<float*>(smoothing.gradient.data());
@@ -321,8 +378,9 @@ void CudaBackend::DescribeLoss(const RowKind& kind, const CudaSlot& slot, const 
     step->classes.sum = class_weight_sum_;
     step->classes.largest = class_weight_largest_;
   }
-  step->classes.vocabulary_sum =
-      static_cast<const float*>(smoothings_[weighted ? kWeighted : kUniform].vocabulary_sum.data());
+  const Smoothing& smoothing = smoothings_[weighted ? kWeighted : kUniform];
+  step->classes.vocabulary_sum = static_cast<const float*>(smoothing.vocabulary_sum.data());
+  step->classes.bias_sum = static_cast<const double*>(smoothing.bias_sum.data());
 }
 
 }  // namespace lossd::engine

@@ -39,21 +39,24 @@ class CudaBackend : public HeadBackend {
   // before anything else. Any thread's.
   kernels::cuda::Result Allocate();
 
-  absl::Status PublishWeights(HostBuffer staged) override;
+  absl::Status PublishWeights(WeightBuffers staged) override;
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
+  absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override;
   int64_t RowsPerBatch(const RowKind& kind) const override;
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
   absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status ReadBiasGradient(int64_t first_row, int64_t rows, float* out) override;
   void ResetGradient() override;
   MemoryPlan MemoryReport() const override;
-  // What a head takes, as MemoryReport says it: what is made of its class weights is among weights and
-  // gradient.
+  // What a head takes, as MemoryReport says it: what is made of its class weights and of its bias is among
+  // weights and gradient.
   static MemoryPlan PlanMemory(const HeadConfig& config);
 
  private:
   // What label smoothing is made of, for one C: the same for all entries, or the head's class weights.
   struct Smoothing {
     kernels::cuda::DeviceBuffer vocabulary_sum;  // Σ C_v W_v of the weights there are
+    kernels::cuda::DeviceBuffer bias_sum;        // Σ C_v b_v of the bias there is
     kernels::cuda::DeviceBuffer gradient;        // t: the gradient lacks -C_v t_h
     bool gradient_empty = true;                  // once everything that was enqueued has run
   };
@@ -64,13 +67,18 @@ class CudaBackend : public HeadBackend {
   bool UsesClassWeights(const RowKind& kind) const {
     return kind.class_weights == ClassWeights::kUse && config_.class_weights != nullptr;
   }
+  bool UsesBias(const RowKind& kind) const { return kind.bias == Bias::kUse && config_.bias; }
+  kernels::cuda::Result AllocateBias();
   kernels::cuda::Result AllocateSmoothing();
   kernels::cuda::Result SubtractSmoothing(int64_t first_row, int64_t rows, float* out) const;
   int64_t WeightRowBytes() const;
   int64_t GradientRowBytes() const;
-  kernels::cuda::Result Publish(const HostBuffer& staged);
+  kernels::cuda::Result Publish(const WeightBuffers& staged);
+  kernels::cuda::Result PublishBias(const HostBuffer& staged, cudaStream_t stream);
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
                                  int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
+  kernels::cuda::Result ReadFloats(const kernels::cuda::DeviceBuffer& buffer, int64_t first, int64_t count,
+                                   float* out) const;
   kernels::cuda::Result Enqueue(const RowKind& kind, const CudaSlot& slot);
   kernels::cuda::BatchRows FillPinned(const CudaSlot& slot) const;
   kernels::cuda::LinearCrossEntropy::Batch Describe(const RowKind& kind, const CudaSlot& slot,
@@ -86,6 +94,9 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::LinearCrossEntropy step_;
   kernels::cuda::DeviceBuffer weights_;
   kernels::cuda::DeviceBuffer gradient_;
+  kernels::cuda::DeviceBuffer bias_;  // this and what follows: empty without one
+  kernels::cuda::DeviceBuffer bias_largest_;
+  kernels::cuda::DeviceBuffer bias_gradient_;  // empty if frozen
   kernels::cuda::DeviceBuffer weight_largest_;
   kernels::cuda::DeviceBuffer class_weights_;
   double class_weight_sum_ = 0;

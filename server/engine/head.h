@@ -138,10 +138,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // frozen.
   void BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, float gradient_scale,
                   FlushCallback done);
-  // Copies rows of the frozen window into `out` (rows * H * SizeOf(type) bytes, which must live until
-  // `done`).
+  // Copies rows of the frozen window into `out` (rows * H * SizeOf(type) bytes and fp32 [rows], which must
+  // live until `done`).
   void ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
-                    void* out, std::function<void(absl::Status)> done);
+                    RowsOut out, std::function<void(absl::Status)> done);
   // Whether this flush can be read now; ABORTED if it is over.
   absl::Status CheckFlush(const std::string& flush_id) const;
   // The new generation.
@@ -157,7 +157,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   absl::StatusOr<std::shared_ptr<StagedWrite>> FindWrite(const std::string& write_id) const;
   void CommitWrite(const std::string& write_id, std::function<void(absl::StatusOr<uint64_t>)> done);
   // Copies rows into `out`, which must live until `done`, and reports the version they are of.
-  void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, void* out,
+  void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
                    std::function<void(absl::StatusOr<uint64_t>)> done);
   uint64_t weight_version() const;
 
@@ -242,7 +242,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // Of this flush, if it can be read now; ABORTED if it is over.
   absl::StatusOr<float> ScaleOf(const std::string& flush_id) const;
   absl::Status ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out);
-  absl::StatusOr<GradientSummary> Summarize(float scale);
+  absl::Status ReadScaledBias(int64_t first_row, int64_t rows, float scale, float* out);
+  // Fills in the summaries of `flush`.
+  absl::Status Summarize(float scale, FlushInfo* flush);
   void EndStreams();
   void Release();
 

@@ -25,6 +25,7 @@
 #include "server/engine/memory_budget.h"
 #include "server/engine/payload.h"
 #include "server/engine/region_memory.h"
+#include "server/engine/weight_buffers.h"
 
 namespace lossd::engine {
 
@@ -35,6 +36,7 @@ struct RowKind {
   ComputeMode mode = ComputeMode::kLossAndGradients;
   kernels::LossOptions options = {};
   ClassWeights class_weights = ClassWeights::kIgnore;
+  Bias bias = Bias::kIgnore;  // kUse only if the head has one
   WantedReturns returns = {};
 
   bool operator==(const RowKind&) const = default;
@@ -96,22 +98,26 @@ class HeadBackend {
  public:
   virtual ~HeadBackend() = default;
 
-  // Replaces the weights by `staged`, [V, H] of the head's dtype.
-  virtual absl::Status PublishWeights(HostBuffer staged) = 0;
+  // Replaces weights and bias.
+  virtual absl::Status PublishWeights(WeightBuffers staged) = 0;
   // Rows [first_row, first_row + rows) converted to `type` into `out`.
   virtual absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) = 0;
+  // The same rows of the bias. Only of heads that have one.
+  virtual absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) = 0;
 
   // Most rows of this kind that are worth putting into one batch, at least 1. A single chunk may always have
   // more.
   virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
-  // Starts loss, dX and, for chunks that accumulate, dW += of at least one chunk. A row's loss and dX are
-  // bitwise the same whatever batch it comes in; dW is summed in the order of rows. Only while the device has
-  // fewer batches under way than it may have.
+  // Starts loss, dX and, for chunks that accumulate, dW and db += of at least one chunk. A row's loss and dX
+  // are bitwise the same whatever batch it comes in; dW is summed in the order of rows. Only while the device
+  // has fewer batches under way than it may have.
   virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
                           BatchCallbacks callbacks) = 0;
 
   // Rows of the gradient in fp32 (zeros if nothing was added since the last reset).
   virtual absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) = 0;
+  // The same rows of the bias's. Only of heads that have one.
+  virtual absl::Status ReadBiasGradient(int64_t first_row, int64_t rows, float* out) = 0;
   // The next contribution overwrites instead of adding: no memset, no read of the old value.
   virtual void ResetGradient() = 0;
 

@@ -26,11 +26,18 @@ struct HeadConfig {
   // w [V], finite and at least 0, not all 0; null: none.
   std::shared_ptr<const std::vector<float>> class_weights = {};
   WeightGradients weight_gradients = WeightGradients::kAccumulated;
+  // b, fp32 [V], which belongs to the weights: written, read and published with them.
+  bool bias = false;
 
   bool operator==(const HeadConfig& other) const;
   int64_t elements() const { return vocab_size * hidden_size; }
   int64_t weight_bytes() const { return elements() * kernels::SizeOf(weight_type); }
+  int64_t bias_bytes() const { return bias ? vocab_size * 4 : 0; }
+  // Of dW, and of db.
   int64_t gradient_bytes() const { return weight_gradients == WeightGradients::kFrozen ? 0 : elements() * 4; }
+  int64_t bias_gradient_bytes() const {
+    return weight_gradients == WeightGradients::kFrozen ? 0 : bias_bytes();
+  }
 };
 
 // For messages: everything but the name, so that two that differ look different (but for class weights).

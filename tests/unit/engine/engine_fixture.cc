@@ -60,7 +60,8 @@ EngineFixture::EngineFixture(EngineOptions options, FakeOptions device, HeadConf
 uint64_t EngineFixture::WriteWeights() {
   const std::string write = *head->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
   const std::string rows(static_cast<size_t>(kVocab * kHidden * 4), '\0');
-  EXPECT_TRUE((*head->FindWrite(write))->Write(0, kVocab, kernels::DataType::kFloat32, rows).ok());
+  const std::string bias(head->config().bias ? kVocab * 4 : 0, '\0');
+  EXPECT_TRUE((*head->FindWrite(write))->Write(0, kVocab, kernels::DataType::kFloat32, rows, bias).ok());
   std::promise<uint64_t> published;
   head->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) { published.set_value(*version); });
   return published.get_future().get();
@@ -111,7 +112,7 @@ float EngineFixture::GradientSum() {
   EXPECT_TRUE(flush.ok()) << flush.status();
   float sum = 0;
   std::vector<float> row(kHidden);
-  head->ReadGradient(flush->flush_id, 0, 1, kernels::DataType::kFloat32, row.data(),
+  head->ReadGradient(flush->flush_id, 0, 1, kernels::DataType::kFloat32, {row.data()},
                      [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   engine->WaitIdle();
   sum = row[0];

@@ -97,14 +97,19 @@ class FakeBackend : public HeadBackend {
   FakeBackend(HeadConfig config, FakeGate* gate, FakeOptions options, Ring* ring)
       : config_(std::move(config)), gate_(gate), options_(options), ring_(ring) {}
 
-  absl::Status PublishWeights(HostBuffer staged) override {
-    weights_ = std::move(staged);
+  absl::Status PublishWeights(WeightBuffers staged) override {
+    weights_ = std::move(staged.weights);
+    bias_ = std::move(staged.bias);
     return absl::OkStatus();
   }
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override {
     const int64_t size = kernels::SizeOf(config_.weight_type);
     kernels::Convert(config_.weight_type, weights_.data() + first_row * config_.hidden_size * size, type, out,
                      rows * config_.hidden_size);
+    return absl::OkStatus();
+  }
+  absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override {
+    std::copy_n(reinterpret_cast<const float*>(bias_.data()) + first_row, rows, out);
     return absl::OkStatus();
   }
   int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return options_.rows_per_batch; }
@@ -123,6 +128,12 @@ class FakeBackend : public HeadBackend {
     std::fill_n(out, rows * config_.hidden_size, sum_);
     return absl::OkStatus();
   }
+  // Twice the other one, so that the two are not taken for each other.
+  absl::Status ReadBiasGradient(int64_t /*first_row*/, int64_t rows, float* out) override {
+    if (gate_->failing()) return absl::InternalError("nothing can be read any more");
+    std::fill_n(out, rows, 2 * sum_);
+    return absl::OkStatus();
+  }
   void ResetGradient() override { sum_ = 0; }
   MemoryPlan MemoryReport() const override { return {}; }
 
@@ -132,6 +143,7 @@ class FakeBackend : public HeadBackend {
   const FakeOptions options_;
   Ring* const ring_;
   HostBuffer weights_;
+  HostBuffer bias_;
   float sum_ = 0;
 };
 
