@@ -62,6 +62,7 @@ v1::HeadConfig ToProto(const HeadConfig& config) {
   result.set_logit_scale(config.logit_scale);
   result.set_softcap(config.softcap);
   result.set_frozen(config.frozen);
+  result.set_bias(config.bias);
   return result;
 }
 
@@ -82,7 +83,8 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
                     .weight_type = *type,
                     .logit_scale = config.logit_scale() == 0 ? 1 : config.logit_scale(),
                     .softcap = config.softcap(),
-                    .frozen = config.frozen()};
+                    .frozen = config.frozen(),
+                    .bias = config.bias()};
 }
 
 absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
