@@ -19,6 +19,7 @@ struct CreateOptions {
   float logit_scale = 1.0F;
   float softcap = 0.0F;
   bool frozen = false;
+  bool bias = false;
 };
 
 absl::Status Create(const Context& context, const CreateOptions& options) {
@@ -30,7 +31,8 @@ absl::Status Create(const Context& context, const CreateOptions& options) {
                                      .weight_type = *ParseDtype(options.dtype),
                                      .logit_scale = options.logit_scale,
                                      .softcap = options.softcap,
-                                     .frozen = options.frozen});
+                                     .frozen = options.frozen,
+                                     .bias = options.bias});
   if (!head.ok()) return WithAdvice(head.status(), CreateAdvice(head.status()));
   auto info = head->Info();
   if (!info.ok()) return info.status();
@@ -92,6 +94,7 @@ void AddCreateCommand(CLI::App& head, Context& context) {
       ->type_name("C");
   command->add_flag("--frozen", options->frozen,
                     "The weight is not trained: no memory for its gradient, and no flush");
+  command->add_flag("--bias", options->bias, "Beside the weight there is a bias, loaded and flushed with it");
   AddCommonOptions(*command, context);
   command->footer(
       "Reserves all the memory the head will ever need, or fails and says what is free. The same name with\n"

@@ -52,6 +52,7 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"logit_scale", head.config.logit_scale},
           {"softcap", head.config.softcap},
           {"frozen", head.config.frozen},
+          {"bias", head.config.bias},
           {"class_weights", head.config.has_class_weights},
           {"weight_version", head.weight_version},
           {"generation", head.generation},
@@ -93,6 +94,7 @@ std::string DescribeLoss(const HeadConfig& config, absl::string_view before) {
   std::vector<std::string> parts;
   if (config.logit_scale != 1) parts.push_back(absl::StrCat("logit scale ", config.logit_scale));
   if (config.softcap != 0) parts.push_back(absl::StrCat("softcap ", config.softcap));
+  if (config.bias) parts.emplace_back("bias");
   if (config.has_class_weights) parts.emplace_back("class weights");
   if (config.frozen && !before.empty()) parts.emplace_back("frozen");
   return parts.empty() ? "" : absl::StrCat(before, absl::StrJoin(parts, ", "));
