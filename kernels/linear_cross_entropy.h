@@ -1,5 +1,5 @@
-// Fused linear + cross-entropy: loss, dX and dW of  s = c tanh(τ X Wᵀ / c),  loss_r = logsumexp(s_r) −
-// s_r[y_r] (and what LossOptions add to it) without ever holding the [N, V] logits.
+// Fused linear + cross-entropy: loss, dX, dW and db of  s = c tanh(τ (X Wᵀ + b) / c),  loss_r =
+// logsumexp(s_r) − s_r[y_r] (and what LossOptions add to it) without ever holding the [N, V] logits.
 //
 // Pure compute on raw pointers and sizes: nothing here allocates, logs, throws or keeps state. All matrices
 // are row-major and dense. Pointers need the alignment of their element type only.
@@ -134,7 +134,9 @@ struct LinearCrossEntropyParams {
 
   WeightGradient weight_gradient = WeightGradient::kNone;
   float* dw = nullptr;  // dW [V, H] fp32, always
-  float* db = nullptr;  // db [V] fp32, treated as dw is; with a bias and a dW it is required
+  // db [V] fp32, overwritten or added to as dw is. With a bias and a dW it is required; without a bias it may
+  // be given, and what is added is nothing.
+  float* db = nullptr;
 
   void* workspace = nullptr;  // at least WorkspaceBytes(1, ...), with the teacher if any; 64-byte aligned
   int64_t workspace_bytes = 0;

@@ -72,6 +72,7 @@ class Row {
     for (int64_t v = 0; v < params.vocab; ++v) {
       double sum = 0;
       for (int64_t h = 0; h < params.hidden; ++h) sum += terms.weight[v * params.hidden + h] * x_[h];
+      if (params.bias != nullptr) sum += params.bias[v];
       logits_[v] = Capped(params.options.logit_scale * sum, params.options.softcap);
     }
     const double largest = *std::max_element(logits_.begin(), logits_.end());
@@ -113,7 +114,7 @@ class Row {
   }
   const std::vector<double>& logits() const { return logits_; }
 
-  void Gradients(double* dx, double* dw) const {
+  void Gradients(double* dx, double* dw, double* db) const {
     const LinearCrossEntropyParams& params = terms_.params;
     const double g = params.gradient_scale;
     const double g_z = params.z_gradient_scale.value_or(params.gradient_scale);
@@ -139,6 +140,7 @@ class Row {
         if (dx != nullptr) dx[h] += dz * terms_.weight[v * params.hidden + h];
         if (dw != nullptr) dw[v * params.hidden + h] += dz * x_[h];
       }
+      if (db != nullptr) db[v] += dz;
     }
   }
 
@@ -190,7 +192,7 @@ Status ReferenceLinearCrossEntropy(const LinearCrossEntropyParams& params, const
     put(outputs.entropy, r, row.entropy());
     put(outputs.divergence, r, row.divergence());
     if (logits != nullptr) std::copy(row.logits().begin(), row.logits().end(), logits);
-    row.Gradients(dx, outputs.dw);
+    row.Gradients(dx, outputs.dw, outputs.db);
   }
   return Status::kOk;
 }

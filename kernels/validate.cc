@@ -86,6 +86,7 @@ Status ValidateStep(const LinearCrossEntropyParams& params) {
   if (!AreUsable(params.returns, params.vocab)) return Status::kInvalidArgument;
   const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
   if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;
+  if (writes_dw && params.bias != nullptr && params.db == nullptr) return Status::kInvalidArgument;
   if (params.workspace == nullptr || params.workspace_bytes < 0) return Status::kInvalidArgument;
   if (reinterpret_cast<uintptr_t>(params.workspace) % 64 != 0) return Status::kInvalidArgument;
   return Status::kOk;

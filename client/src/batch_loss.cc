@@ -49,6 +49,10 @@ absl::Status ValidateOptions(const HeadConfig& head, const Batch& batch) {
     return absl::InvalidArgumentError(
         absl::StrCat("class_weights is kUse, but head '", head.name, "' was created without class weights"));
   }
+  if (loss.bias == Bias::kUse && !head.bias) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bias is kUse, but head '", head.name, "' was created without a bias"));
+  }
   return absl::OkStatus();
 }
 
@@ -215,6 +219,7 @@ void SetLossOptions(const Batch& batch, const GradientScales& scales, const Toke
   if (batch.loss.class_weights != ClassWeights::kOfHead) {
     options.set_class_weights(batch.loss.class_weights == ClassWeights::kUse);
   }
+  if (batch.loss.bias != Bias::kOfHead) options.set_bias(batch.loss.bias == Bias::kUse);
   if (scales.z_loss) options.set_z_gradient_scale(*scales.z_loss);
   if (batch.weight_version) options.set_weight_version(*batch.weight_version);
   if (batch.distillation) SetDistillation(*batch.distillation, options.mutable_distillation());

@@ -27,6 +27,7 @@ struct RowPiece {
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   uint64_t weight_version = 0;  // of weights; 0 of gradients
   std::string bytes;
+  std::string bias;  // fp32 [rows], or empty
 };
 // Takes the pieces one after the other; an error ends the call, which returns it.
 using RowSink = std::function<absl::Status(const RowPiece&)>;

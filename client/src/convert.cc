@@ -63,6 +63,7 @@ v1::HeadConfig ToProto(const HeadConfig& config) {
   result.set_softcap(config.softcap);
   result.set_frozen(config.frozen);
   result.set_deferred_bytes(config.deferred_bytes);
+  result.set_bias(config.bias);
   return result;
 }
 
@@ -84,7 +85,8 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
                     .logit_scale = config.logit_scale() == 0 ? 1 : config.logit_scale(),
                     .softcap = config.softcap(),
                     .frozen = config.frozen(),
-                    .deferred_bytes = config.deferred_bytes()};
+                    .deferred_bytes = config.deferred_bytes(),
+                    .bias = config.bias()};
 }
 
 absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {

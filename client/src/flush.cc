@@ -1,8 +1,10 @@
 // Head::Flush and what belongs to it: freeze the window, read it, check it, end it; or reopen it whole.
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/src/checksum.h"
@@ -16,9 +18,19 @@
 namespace lossd {
 namespace {
 
-using RowConsumer = std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes)>;
+// The rows of dW, and of db, empty without a bias.
+using RowConsumer = std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes,
+                                               std::span<const std::byte> bias)>;
 
 constexpr char kGradientTensor[] = "lm_head.weight.grad";
+constexpr char kBiasGradientTensor[] = "lm_head.bias.grad";
+
+// Of a transfer from its first row to its last.
+absl::Status CheckSum(absl::string_view what, const internal::Checksum& arrived, uint64_t expected) {
+  if (arrived.Value() == expected) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(what, "'s checksum is ", absl::Hex(arrived.Value()),
+                                          " after the transfer; the server's is ", absl::Hex(expected)));
+}
 
 // One flush of one head, from BeginFlush to its end.
 class FlushRun {
@@ -55,13 +67,15 @@ class FlushRun {
     return absl::OkStatus();
   }
 
-  // Every row once, in order. fp32 rows are checked against the checksum of the whole.
+  // Every row once, in order. fp32 rows, and db, are checked against the checksum of the whole.
   absl::Status Read(const RowConsumer& consume) {
     internal::Checksum checksum;
+    internal::Checksum bias_checksum;
     const internal::RowTransfer transfer{
         .rows = frozen_.rows(),
         .columns = frozen_.columns(),
         .type = options_.dtype,
+        .with_bias = head_.config().bias,
         .attempt =
             [&](int64_t first_row, const internal::RowSink& sink) {
               v1::ReadGradientRequest request;
@@ -72,9 +86,10 @@ class FlushRun {
               return head_.connection().ReadGradient(request, sink);
             },
         .consume =
-            [&](int64_t first_row, std::span<const std::byte> bytes) {
+            [&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
               checksum.Add(bytes);
-              return consume(first_row, bytes);
+              bias_checksum.Add(bias);
+              return consume(first_row, bytes, bias);
             },
         .check_version = nullptr,
         .progress = options_.progress,
@@ -82,12 +97,11 @@ class FlushRun {
     if (absl::Status status = internal::ReadRows(head_.options(), transfer); !status.ok()) {
       return Explain(status);
     }
-    if (options_.dtype == DataType::kFloat32 && checksum.Value() != frozen_.checksum()) {
-      return absl::DataLossError(absl::StrCat("the gradient's checksum is ", absl::Hex(checksum.Value()),
-                                              " after the transfer; the server's is ",
-                                              absl::Hex(frozen_.checksum())));
+    if (options_.dtype == DataType::kFloat32) {
+      if (absl::Status same = CheckSum("the gradient", checksum, frozen_.checksum()); !same.ok()) return same;
     }
-    return absl::OkStatus();
+    if (!head_.config().bias) return absl::OkStatus();
+    return CheckSum("the bias's gradient", bias_checksum, frozen_.bias_checksum());
   }
 
   absl::Status Commit() {
@@ -123,6 +137,7 @@ class FlushRun {
             .rows = frozen_.rows(),
             .columns = frozen_.columns(),
             .norm = frozen_.norm(),
+            .bias_norm = frozen_.bias_norm(),
             .window_tokens = frozen_.window_tokens(),
             .non_finite = frozen_.non_finite()};
   }
@@ -138,6 +153,9 @@ class FlushRun {
         // Of the fp32 gradient, so of this file's tensor only if that is fp32.
         {"xxh3_64_float32", absl::StrCat(absl::Hex(frozen_.checksum(), absl::kZeroPad16))},
     };
+    if (!head_.config().bias) return metadata;
+    metadata["bias_norm"] = absl::StrCat(frozen_.bias_norm());
+    metadata["bias_xxh3_64_float32"] = absl::StrCat(absl::Hex(frozen_.bias_checksum(), absl::kZeroPad16));
     return metadata;
   }
 
@@ -163,16 +181,24 @@ class FlushRun {
 }  // namespace
 
 absl::StatusOr<FlushResult> Head::Flush(const FlushOptions& options, std::span<const SessionMarks> marks,
-                                        void* gradient) const {
+                                        void* gradient, std::span<float> bias_gradient) const {
   if (gradient == nullptr) return absl::InvalidArgumentError("gradient is null");
+  if (absl::Status size = internal::CheckBiasSize(config(), bias_gradient.size(), "bias_gradient");
+      !size.ok()) {
+    return size;
+  }
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
   auto* target = static_cast<std::byte*>(gradient);
   const int64_t row_bytes = config().hidden_size * SizeOf(options.dtype);
-  absl::Status status = run.Read([&](int64_t first_row, std::span<const std::byte> bytes) {
-    std::copy(bytes.begin(), bytes.end(), target + first_row * row_bytes);
-    return absl::OkStatus();
-  });
+  const std::span<std::byte> bias_target = std::as_writable_bytes(bias_gradient);
+  absl::Status status =
+      run.Read([&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
+        std::copy(bytes.begin(), bytes.end(), target + first_row * row_bytes);
+        if (bias.empty()) return absl::OkStatus();
+        std::ranges::copy(bias, bias_target.subspan(static_cast<size_t>(first_row) * sizeof(float)).begin());
+        return absl::OkStatus();
+      });
   if (!status.ok()) return run.Abort(status);
   if (options.commit) {
     if (status = run.Commit(); !status.ok()) return status;
@@ -185,14 +211,19 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
                                               const std::string& path) const {
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
-  auto writer = SafetensorsWriter::Create(path,
-                                          {{.name = kGradientTensor,
-                                            .dtype = options.dtype,
-                                            .shape = {config().vocab_size, config().hidden_size}}},
-                                          run.Metadata());
+  std::vector<SafetensorsTensor> tensors = {{.name = kGradientTensor,
+                                             .dtype = options.dtype,
+                                             .shape = {config().vocab_size, config().hidden_size}}};
+  if (config().bias) tensors.push_back({.name = kBiasGradientTensor, .shape = {config().vocab_size}});
+  auto writer = SafetensorsWriter::Create(path, std::move(tensors), run.Metadata());
   if (!writer.ok()) return run.Abort(writer.status());
-  absl::Status status = run.Read(
-      [&](int64_t /*first_row*/, std::span<const std::byte> bytes) { return writer->Append(bytes); });
+  std::vector<std::byte> bias_gradient;  // which comes with the rows and stands behind all of them
+  absl::Status status =
+      run.Read([&](int64_t /*first_row*/, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
+        bias_gradient.insert(bias_gradient.end(), bias.begin(), bias.end());
+        return writer->Append(bytes);
+      });
+  if (status.ok()) status = writer->Append(bias_gradient);
   if (status.ok()) status = writer->Finish();
   if (!status.ok()) return run.Abort(status);
   if (options.commit) {

@@ -125,7 +125,8 @@ class GrpcConnection final : public Connection {
                    .rows = response.rows(),
                    .dtype = response.dtype(),
                    .weight_version = 0,
-                   .bytes = std::move(*response.mutable_gradient())});
+                   .bytes = std::move(*response.mutable_gradient()),
+                   .bias = std::move(*response.mutable_bias_gradient())});
     }
     return Finish(&context, reader.get(), sunk);
   }
@@ -140,7 +141,8 @@ class GrpcConnection final : public Connection {
                    .rows = response.rows(),
                    .dtype = response.dtype(),
                    .weight_version = response.weight_version(),
-                   .bytes = std::move(*response.mutable_weights())});
+                   .bytes = std::move(*response.mutable_weights()),
+                   .bias = std::move(*response.mutable_bias())});
     }
     return Finish(&context, reader.get(), sunk);
   }

@@ -23,6 +23,11 @@ absl::Status CheckPiece(const RowTransfer& transfer, const RowPiece& piece, int6
     return absl::InternalError(absl::StrCat("the server sent ", piece.bytes.size(), " bytes for ", piece.rows,
                                             " rows; expected ", bytes));
   }
+  const int64_t bias_bytes = transfer.with_bias ? piece.rows * SizeOf(DataType::kFloat32) : 0;
+  if (static_cast<int64_t>(piece.bias.size()) != bias_bytes) {
+    return absl::InternalError(absl::StrCat("the server sent ", piece.bias.size(), " bytes of bias for ",
+                                            piece.rows, " rows; expected ", bias_bytes));
+  }
   return absl::OkStatus();
 }
 
@@ -39,7 +44,8 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
       if (absl::Status status = transfer.check_version(piece.weight_version); !status.ok()) return status;
     }
     if (absl::Status status = CheckPiece(transfer, piece, next_row); !status.ok()) return status;
-    if (absl::Status status = transfer.consume(next_row, std::as_bytes(std::span(piece.bytes)));
+    if (absl::Status status = transfer.consume(next_row, std::as_bytes(std::span(piece.bytes)),
+                                               std::as_bytes(std::span(piece.bias)));
         !status.ok()) {
       return status;
     }
@@ -59,6 +65,14 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckBiasSize(const HeadConfig& head, size_t values, absl::string_view what) {
+  const auto expected = static_cast<size_t>(head.bias ? head.vocab_size : 0);
+  if (values == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " has ", values, " values, but head '", head.name, "' ",
+                   head.bias ? absl::StrCat("has a bias of ", expected) : "was created without a bias"));
 }
 
 }  // namespace lossd::internal

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "client/src/connection.h"
 #include "lossd/client.h"
 
@@ -17,10 +18,14 @@ struct RowTransfer {
   int64_t rows = 0;
   int64_t columns = 0;
   DataType type = DataType::kFloat32;  // on the wire
+  bool with_bias = false;              // each row has an element of a bias, or of its gradient, in fp32
   // One attempt from `first_row` to the end, e.g. Connection::ReadGradient.
   std::function<absl::Status(int64_t first_row, const RowSink& sink)> attempt;
-  // The next rows, checked to be whole and of `type`. An error ends the transfer with it.
-  std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes)> consume;
+  // The next rows, checked to be whole and of `type`; `bias` is empty without one. An error ends the transfer
+  // with it.
+  std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes,
+                             std::span<const std::byte> bias)>
+      consume;
   // Optional: called with each piece's weight version before it is consumed.
   std::function<absl::Status(uint64_t weight_version)> check_version;
   Progress progress;  // in bytes; may be empty
@@ -29,6 +34,10 @@ struct RowTransfer {
 // Resumes at the row reached after UNAVAILABLE, for as long as options.reconnect_timeout without progress.
 // INTERNAL if the server sends rows that do not follow, or of another type or size.
 absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer);
+
+// INVALID_ARGUMENT unless `values`, the caller's room for a bias or its gradient, are what the head needs:
+// one for each entry if it has a bias, otherwise none.
+absl::Status CheckBiasSize(const HeadConfig& head, size_t values, absl::string_view what);
 
 }  // namespace lossd::internal
 

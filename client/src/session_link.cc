@@ -21,6 +21,25 @@ int32_t DefaultLanes(const HeadConfig& head) {
   return static_cast<int32_t>(std::clamp<int64_t>(row_bytes / kRowBytesOfALane, 1, kMostDefaultLanes));
 }
 
+// A head may have been deleted and created again since the handle was made.
+absl::Status CheckKind(const HeadConfig& made, const v1::OpenSessionResponse& now) {
+  const auto changed = [&made](absl::string_view is, absl::string_view was) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("head '", made.name, "' is now ", is, "; this handle was made when it was ", was));
+  };
+  const auto with = [](bool has, absl::string_view what) {
+    return absl::StrCat("one ", has ? "with" : "without", " ", what);
+  };
+  if (now.has_class_weights() != made.has_class_weights) {
+    return changed(with(now.has_class_weights(), "class weights"),
+                   with(made.has_class_weights, "class weights"));
+  }
+  if (now.has_bias() != made.bias) return changed(with(now.has_bias(), "a bias"), with(made.bias, "a bias"));
+  const auto frozen = [](bool is) { return is ? "frozen" : "trained"; };
+  if (now.frozen() != made.frozen) return changed(frozen(now.frozen()), frozen(made.frozen));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 SessionLink::SessionLink(std::shared_ptr<HeadContext> head, SessionOptions options)
@@ -57,12 +76,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
         absl::StrCat("head '", config.name, "' is now ", response->vocab_size(), "x", response->hidden_size(),
                      "; this handle was made when it was ", config.vocab_size, "x", config.hidden_size));
   }
-  if (response->has_class_weights() != config.has_class_weights) {
-    const auto with = [](bool has) { return has ? "with" : "without"; };
-    return absl::FailedPreconditionError(absl::StrCat(
-        "head '", config.name, "' is now one ", with(response->has_class_weights()),
-        " class weights; this handle was made when it was one ", with(config.has_class_weights)));
-  }
+  if (absl::Status same = CheckKind(config, *response); !same.ok()) return same;
   const std::lock_guard lock(mutex_);
   limits_ = response->limits();
   return response;

@@ -26,11 +26,12 @@ constexpr int kMostRestarts = 8;
 class WeightWriter {
  public:
   WeightWriter(internal::HeadContext& head, std::string write_id, DataType type, const void* weights,
-               const Progress& progress)
+               std::span<const float> bias, const Progress& progress)
       : head_(head),
         write_id_(std::move(write_id)),
         type_(type),
         weights_(static_cast<const std::byte*>(weights)),
+        bias_(bias),
         progress_(progress),
         row_bytes_(head.config().hidden_size * SizeOf(head.config().weight_type)) {}
 
@@ -86,6 +87,9 @@ class WeightWriter {
     bytes->resize(static_cast<size_t>(rows * row_bytes_));
     internal::ConvertElements(type_, weights_ + row * config.hidden_size * SizeOf(type_), config.weight_type,
                               bytes->data(), rows * config.hidden_size);
+    if (bias_.empty()) return;
+    const auto bias = std::as_bytes(bias_.subspan(static_cast<size_t>(row), static_cast<size_t>(rows)));
+    request->mutable_bias()->assign(reinterpret_cast<const char*>(bias.data()), bias.size());
   }
 
   void Report(int64_t rows) const {
@@ -96,6 +100,7 @@ class WeightWriter {
   const std::string write_id_;
   const DataType type_;
   const std::byte* const weights_;
+  const std::span<const float> bias_;
   const Progress& progress_;
   const int64_t row_bytes_;
 };
@@ -104,8 +109,14 @@ class WeightWriter {
 
 absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights,
                                             const Progress& progress) const {
+  return WriteWeights(type, weights, {}, progress);
+}
+
+absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights, std::span<const float> bias,
+                                            const Progress& progress) const {
   internal::HeadContext& head = *impl_->context;
   if (weights == nullptr) return absl::InvalidArgumentError("weights is null");
+  if (absl::Status size = internal::CheckBiasSize(config(), bias.size(), "bias"); !size.ok()) return size;
 
   v1::BeginWriteRequest begin;
   begin.set_head(config().name);
@@ -114,7 +125,7 @@ absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights,
   const auto begun = head.connection().BeginWrite(begin);
   if (!begun.ok()) return begun.status();
 
-  WeightWriter writer(head, begun->write_id(), type, weights, progress);
+  WeightWriter writer(head, begun->write_id(), type, weights, bias, progress);
   if (absl::Status status = writer.WriteAll(); !status.ok()) return status;
 
   v1::CommitWriteRequest commit;
@@ -126,12 +137,22 @@ absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights,
 }
 
 absl::StatusOr<uint64_t> Head::ReadWeights(DataType type, void* weights, const Progress& progress) const {
+  return ReadWeights(type, weights, {}, progress);
+}
+
+absl::StatusOr<uint64_t> Head::ReadWeights(DataType type, void* weights, std::span<float> bias,
+                                           const Progress& progress) const {
   internal::HeadContext& head = *impl_->context;
   if (weights == nullptr) return absl::InvalidArgumentError("weights is null");
+  if (absl::Status size = internal::CheckBiasSize(config(), bias.size(), "bias"); !size.ok()) return size;
   // Widening is exact, so it is done here, after the network.
   const DataType wire = type == DataType::kFloat32 ? config().weight_type : type;
   const int64_t columns = config().hidden_size;
   auto* target = static_cast<std::byte*>(weights);
+
+  const auto target_of_bias = [bias](int64_t first_row) {
+    return std::as_writable_bytes(bias.empty() ? bias : bias.subspan(static_cast<size_t>(first_row)));
+  };
 
   std::optional<uint64_t> version;
   bool version_changed = false;
@@ -139,6 +160,7 @@ absl::StatusOr<uint64_t> Head::ReadWeights(DataType type, void* weights, const P
       .rows = config().vocab_size,
       .columns = columns,
       .type = wire,
+      .with_bias = config().bias,
       .attempt =
           [&](int64_t first_row, const internal::RowSink& sink) {
             v1::ReadWeightsRequest request;
@@ -148,10 +170,11 @@ absl::StatusOr<uint64_t> Head::ReadWeights(DataType type, void* weights, const P
             return head.connection().ReadWeights(request, sink);
           },
       .consume =
-          [&](int64_t first_row, std::span<const std::byte> bytes) {
+          [&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> of_bias) {
             const auto elements = static_cast<int64_t>(bytes.size()) / SizeOf(wire);
             internal::ConvertElements(wire, bytes.data(), type, target + first_row * columns * SizeOf(type),
                                       elements);
+            std::ranges::copy(of_bias, target_of_bias(first_row).begin());
             return absl::OkStatus();
           },
       .check_version =

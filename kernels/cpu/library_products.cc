@@ -79,6 +79,11 @@ void LibraryProducts::ZeroExponentials(int64_t row) {
 
 float* LibraryProducts::StoredExponentials(int64_t /*block*/, Range /*rows*/) { return nullptr; }
 
+const float* LibraryProducts::ReadExponentials(int64_t block, int64_t row, float* scratch) const {
+  Convert(tile_.operand_type, Exponentials(block, row), DataType::kFloat32, scratch, tile_.block_columns);
+  return scratch;
+}
+
 // The whole block, so that the product is the library's same one; an even row, so that the row beside it is
 // at worst padding.
 bool LibraryProducts::MultiplyLogit(int64_t row, int64_t entry, float* scratch, float* logit) {

@@ -22,6 +22,7 @@ class LibraryProducts final : public Products {
   void StoreExponentials(int64_t block, Range rows, const float* exponentials) override;
   void ZeroExponentials(int64_t row) override;
   float* StoredExponentials(int64_t block, Range rows) override;
+  const float* ReadExponentials(int64_t block, int64_t row, float* scratch) const override;
   bool MultiplyLogit(int64_t row, int64_t entry, float* scratch, float* logit) override;
   bool MultiplyInputGradient(Range rows, Range columns, float* scratch) override;
   void PackScaledRows(int64_t row_block, float* scratch) override;

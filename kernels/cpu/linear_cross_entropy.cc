@@ -78,6 +78,12 @@ class BatchStep {
     NotifyInputGradients();
     if (params_.weight_gradient != WeightGradient::kOverwrite) return;
     std::memset(params_.dw, 0, static_cast<size_t>(params_.vocab * params_.hidden) * sizeof(float));
+    ClearBiasGradient();
+  }
+
+  void ClearBiasGradient() const {
+    if (params_.db == nullptr) return;
+    std::memset(params_.db, 0, static_cast<size_t>(params_.vocab) * sizeof(float));
   }
 
   void NotifyInputGradients() const {
@@ -124,7 +130,14 @@ class BatchStep {
     stats_.rows_redone += rows_redone;
     if (params_.dx != nullptr && !step.ComputeInputGradient()) return false;
     if (is_last) NotifyInputGradients();
-    return params_.weight_gradient == WeightGradient::kNone || step.ComputeWeightGradient(store);
+    if (params_.weight_gradient == WeightGradient::kNone) return true;
+    if (!step.ComputeWeightGradient(store)) return false;
+    if (params_.bias != nullptr) {
+      step.ComputeBiasGradient(store);
+    } else if (store == Store::kOverwrite) {
+      ClearBiasGradient();
+    }
+    return true;
   }
 
   const LinearCrossEntropyParams& params_;

@@ -39,7 +39,7 @@ void LogitRows::Process(Pass pass, int64_t block, int64_t r, float* values) cons
   const int64_t columns = Columns(block);
   BlockOfFloats factors;
   const bool are_logits = pass != Pass::kGradient || form_ == GradientForm::kFromLogits;
-  if (are_logits) Transform(values, factors.data(), columns);
+  if (are_logits) Transform(block * tile_.block_columns, values, factors.data(), columns);
   const float* kept_factors = caps() ? factors.data() : nullptr;
   switch (pass) {
     case Pass::kFindMaximum:
@@ -55,13 +55,17 @@ void LogitRows::Process(Pass pass, int64_t block, int64_t r, float* values) cons
   }
 }
 
-float LogitRows::Transform(float product) const {
+float LogitRows::Transform(float product, int64_t entry) const {
   float factor = 0;
-  Transform(&product, &factor, 1);
+  Transform(entry, &product, &factor, 1);
   return product;
 }
 
-void LogitRows::Transform(float* values, float* factors, int64_t columns) const {
+void LogitRows::Transform(int64_t first, float* values, float* factors, int64_t columns) const {
+  if (params_.bias != nullptr) {
+    const float* bias = params_.bias + first;
+    for (int64_t i = 0; i < columns; ++i) values[i] += bias[i];
+  }
   const float scale = params_.options.logit_scale;
   if (scale != 1.0f) {
     for (int64_t i = 0; i < columns; ++i) values[i] *= scale;

@@ -40,11 +40,12 @@ class LogitRows {
   // place is left 0.
   void Process(Pass pass, int64_t block, int64_t r, float* values) const;
 
-  // Logit s of a product z; with the same bits as in a block.
-  float Transform(float product) const;
+  // Logit s of a product and the entry it is of; with the same bits as in a block.
+  float Transform(float product, int64_t entry) const;
 
  private:
-  void Transform(float* values, float* factors, int64_t columns) const;
+  // From products of entries from `first` on.
+  void Transform(int64_t first, float* values, float* factors, int64_t columns) const;
   void FindMaximum(int64_t block, int64_t r, const float* values) const;
   void ChooseExponent(const float* logits, int64_t columns, RowState& row) const;
   void Exponentiate(Pass pass, int64_t block, int64_t r, float* values, const float* factors) const;

@@ -57,6 +57,8 @@ class Products {
   // What MultiplyLogits gave and StoreExponentials kept, if it is still there in fp32 and may be changed in
   // place; nullptr otherwise.
   virtual float* StoredExponentials(int64_t block, Range rows) = 0;
+  // What the product for dW takes of one row and block, widened to fp32: in the tile, or in `scratch`.
+  virtual const float* ReadExponentials(int64_t block, int64_t row, float* scratch) const = 0;
   // The logit of one row and entry, with the bits it has among those of its block. False if the product
   // failed.
   virtual bool MultiplyLogit(int64_t row, int64_t entry, float* scratch, float* logit) = 0;

@@ -201,8 +201,10 @@ bool RowFinish::SetFactors(int64_t r, double log_sum_exp) const {
   if (options.softcap > 0) factor *= tile_.row_details[r].label_factor;
   row.target_gradient = static_cast<float>(factor * label);
   if (params_.dx == nullptr && params_.dw == nullptr) return true;
-  return std::isfinite(row.target_gradient) && bound * row.largest < kLargestContribution &&
-         std::fabs(row.scale) * static_cast<double>(row.largest) < kLargestScaledRow;
+  // A bias is as if each row of X ended in a 1.
+  const double largest = params_.bias == nullptr ? row.largest : std::max(row.largest, 1.0f);
+  return std::isfinite(row.target_gradient) && bound * largest < kLargestContribution &&
+         std::fabs(row.scale) * largest < kLargestScaledRow;
 }
 
 // Its loss and dX say so; nothing of it may reach dW, where 0 * NaN would spoil every other row's work.

@@ -54,6 +54,10 @@ void SimdProducts::ZeroExponentials(int64_t row) {
 
 float* SimdProducts::StoredExponentials(int64_t block, Range rows) { return Exponentials(block, rows.begin); }
 
+const float* SimdProducts::ReadExponentials(int64_t block, int64_t row, float* /*scratch*/) const {
+  return Exponentials(block, row);
+}
+
 bool SimdProducts::MultiplyLogit(int64_t row, int64_t entry, float* scratch, float* logit) {
   const int64_t in_panel = row % kernels_.tile_rows;
   float tile[kRowAlignment * kBlock];

@@ -92,7 +92,7 @@ void TileStep::FindLabelLogits() {
     if (!products_.MultiplyLogit(r, tile_.row_states[r].label, tile_.Scratch(thread), &product)) {
       failed_ = true;
     }
-    tile_.row_details[r].label_logit = logit_rows_.Transform(product);
+    tile_.row_details[r].label_logit = logit_rows_.Transform(product, tile_.row_states[r].label);
   });
 }
 
@@ -263,6 +263,34 @@ void TileStep::AddTargets() {
       for (int64_t i = 0; i < count; ++i) dw[i] += row.target_gradient * x[i];
     }
   });
+}
+
+void TileStep::ComputeBiasGradient(Store store) {
+  ParallelFor(threads_, tile_.blocks, [&](int64_t block, int64_t thread) {
+    double sums[kLibraryBlock] = {};
+    SumGradients(block, tile_.Scratch(thread), sums);
+    const int64_t first = block * tile_.block_columns;
+    const int64_t columns = std::min(tile_.block_columns, params_.vocab - first);
+    for (int64_t i = 0; i < columns; ++i) {
+      const double before = store == Store::kAdd ? params_.db[first + i] : 0.0;
+      params_.db[first + i] = static_cast<float>(before + sums[i]);
+    }
+  });
+}
+
+// Of a block's logits, over the tile's rows in their order.
+void TileStep::SumGradients(int64_t block, float* scratch, double* sums) const {
+  const int64_t first = block * tile_.block_columns;
+  const int64_t columns = std::min(tile_.block_columns, params_.vocab - first);
+  for (int64_t r = 0; r < tile_.rows; ++r) {
+    const RowState& row = tile_.row_states[r];
+    if (row.overflowed) continue;
+    const float* exponentials = products_.ReadExponentials(block, r, scratch);
+    const double scale = row.scale;
+    for (int64_t i = 0; i < columns; ++i) sums[i] += scale * static_cast<double>(exponentials[i]);
+    const int64_t label = row.label - first;
+    if (label >= 0 && label < columns) sums[label] += row.target_gradient;
+  }
 }
 
 }  // namespace lossd::kernels::cpu

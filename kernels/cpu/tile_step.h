@@ -11,6 +11,7 @@
 //      before the losses (SoftTargets).
 //   4. dX = scale E W + target_gradient W_y.
 //   5. dW += Eᵀ (scale X), then dW_y += target_gradient x.
+//   6. db += Eᵀ scale, db_y += target_gradient.
 #ifndef LOSSD_KERNELS_CPU_TILE_STEP_H_
 #define LOSSD_KERNELS_CPU_TILE_STEP_H_
 
@@ -45,6 +46,7 @@ class TileStep {
   // Writes dX.
   bool ComputeInputGradient();
   bool ComputeWeightGradient(Store store);
+  void ComputeBiasGradient(Store store);
 
  private:
   int64_t RowsPerTask(int64_t tasks_per_row_range) const;
@@ -60,6 +62,7 @@ class TileStep {
   void UseTrueMaximum(int64_t r);
   void WriteInputGradient(int64_t r, float* scratch);
   void AddTargets();
+  void SumGradients(int64_t block, float* scratch, double* sums) const;
 
   const LinearCrossEntropyParams& params_;
   const WeightMatrix& weight_;

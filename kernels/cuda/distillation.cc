@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/bias.h"
 #include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
 #include "kernels/cuda/row_returns.h"
@@ -102,6 +103,7 @@ DistillationStep::Tiles DistillationStep::Describe(const Batch& batch, int64_t f
   teacher.weight = head.weight;
   teacher.bias = head.bias;
   teacher.weight_largest = batch.teacher->weight_largest;
+  teacher.bias_largest = batch.teacher->bias_largest;
   teacher.batch_rows = own.batch_rows;
   teacher.labels = own.labels;
   teacher.options = {.logit_scale = head.logit_scale, .softcap = head.softcap};
@@ -213,7 +215,8 @@ Result DistillationStep::AddWeightGradient(const Batch& batch, const TileRows& t
   } else {
     LOSSD_CUDA_PASS_ON(AddPortableWeightGradient(tile, b, overwrite, batch.dw, stream));
   }
-  return AddTargets(tile, batch.dw, stream);
+  LOSSD_CUDA_PASS_ON(AddTargets(tile, batch.dw, stream));
+  return StoreBiasGradient(tile, b.gradients, b.stride, overwrite, batch.db, stream);
 }
 
 // Always adds, so that there is one product to be loaded: it can be while dW has its values.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/bias.h"
 #include "kernels/cuda/distillation.h"
 #include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
@@ -40,6 +41,7 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(LoadSmoothingKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadReturnKernels());
   LOSSD_CUDA_PASS_ON(LoadSoftTargetKernels(weight_type));
+  LOSSD_CUDA_PASS_ON(LoadBiasKernels(weight_type));
   if (path == Path::kPortable) return {};
   LOSSD_CUDA_PASS_ON(sm90::LoadLogitKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadTransformedLogitKernels(weight_type));
@@ -183,6 +185,8 @@ TileRows LinearCrossEntropy::DescribeRows(const Shape& shape, Path path, const B
   tile.type = shape.weight_type;
   tile.weight = batch.weight;
   tile.weight_largest = batch.weight_largest;
+  tile.bias = batch.bias;
+  tile.bias_largest = batch.bias_largest;
   tile.batch_rows = batch.batch_rows + first;
   tile.labels = batch.labels + first;
   const auto from_first = [first](const float* array) { return array == nullptr ? nullptr : array + first; };
@@ -398,6 +402,14 @@ Result LinearCrossEntropy::LoadTeacherProducts(const void* weight, float* dw, co
   return step.LoadProducts(weight, dw, teacher, stream);
 }
 
+Result LinearCrossEntropy::AddBiasGradients(const Batch& batch, const TileRows& tile, const Buffers& b,
+                                            bool overwrite, cudaStream_t stream) {
+  const int64_t stride = path_ == Path::kHopper ? b.stride : b.stride * 4 / SizeOf(tile.type);
+  LOSSD_CUDA_PASS_ON(StoreBiasGradient(tile, b.exponentials, stride, overwrite, batch.db, stream));
+  if (tile.bias != nullptr) Report("bias");
+  return {};
+}
+
 Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& b,
                                              bool overwrite, cudaStream_t stream) {
   LOSSD_CUDA_PASS_ON(ScaleRows(tile, stream));
@@ -418,7 +430,7 @@ Result LinearCrossEntropy::AddWeightGradient(const Batch& batch, const TileRows&
   Report("dw");
   LOSSD_CUDA_PASS_ON(AddTargets(tile, batch.dw, stream));
   Report("targets");
-  return {};
+  return AddBiasGradients(batch, tile, b, overwrite, stream);
 }
 
 }  // namespace lossd::kernels::cuda

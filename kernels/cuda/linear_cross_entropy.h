@@ -78,11 +78,14 @@ class LinearCrossEntropy {
     const TeacherHead* teacher = nullptr;  // null: none, and `distillation` means nothing
     Distillation distillation;
     // Without class weights: as it is made, but for the sum, which is then the vocabulary's size whatever it
-    // says. vocabulary_sum is SumVocabulary's, of these weights.
+    // says. vocabulary_sum is SumVocabulary's and
+    // bias_sum SumBias's, of these weights.
     ClassWeightTerms classes;
 
     const void* weight = nullptr;           // W [vocab, PaddedHidden(hidden)], padding zero, 16-byte aligned
     const float* weight_largest = nullptr;  // one value, of LargestMagnitude(W)
+    const float* bias = nullptr;            // b [vocab], 16-byte aligned; null: none
+    const float* bias_largest = nullptr;    // one value, of LargestMagnitude(b)
     DataType hidden_type = DataType::kBFloat16;
     const void* hidden_states = nullptr;  // [*, hidden], not padded
     float* losses = nullptr;              // [*]; rows that are not valid are left alone, here and below
@@ -91,6 +94,9 @@ class LinearCrossEntropy {
     void* dx = nullptr;  // [*, hidden] or null
     WeightGradient weight_gradient = WeightGradient::kNone;
     float* dw = nullptr;  // [vocab, PaddedHidden(hidden)]
+    // db [vocab], overwritten or added to as dw is. Required with a bias; without one it may be given, and
+    // what is added is nothing.
+    float* db = nullptr;
     // With label smoothing and without softcap dW lacks -C_v t_h, which the caller keeps: t
     // [PaddedHidden(hidden)]. Used where weight_gradient is not kNone.
     float* smoothing_gradient = nullptr;
@@ -145,6 +151,8 @@ class LinearCrossEntropy {
   Result MultiplyPortableWeightGradient(int64_t rows, const Buffers& buffers, WeightGradient gradient,
                                         float* dw, cudaStream_t stream) const;
   Result RunDistillation(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients) const;
+  Result AddBiasGradients(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,
+                          cudaStream_t stream);
   Result AddWeightGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,
                            cudaStream_t stream);
   void Report(const char* stage) const {

@@ -1,5 +1,6 @@
-// What becomes of a product's sum before it is a logit: s = c tanh(τ d / c), or τ d without softcap. The same
-// in three precisions: each place uses the cheapest that does not show in its results.
+// What becomes of a product's sum, with the bias added, before it is a logit: s = c tanh(τ d / c), or τ d
+// without softcap. The same in three precisions: each place uses the cheapest that does not show in its
+// results.
 #ifndef LOSSD_KERNELS_CUDA_LOGIT_TRANSFORM_CUH_
 #define LOSSD_KERNELS_CUDA_LOGIT_TRANSFORM_CUH_
 

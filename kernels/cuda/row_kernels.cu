@@ -51,9 +51,12 @@ __global__ void PrepareRowsKernel(const TileRows tile, const TIn* hidden_states)
   largest = MaximumOfBlock(largest);
   target = SumOfBlock(target);
   const bool all_finite = __syncthreads_and(finite);
-  const double bound = static_cast<double>(largest) * *tile.weight_largest *
-                       static_cast<double>(tile.hidden) *
-                       fmax(1.0, static_cast<double>(tile.options.logit_scale));
+  double bound = static_cast<double>(largest) * *tile.weight_largest * static_cast<double>(tile.hidden);
+  if (tile.bias != nullptr) {
+    bound += *tile.bias_largest;
+    target += tile.bias[tile.labels[row]];
+  }
+  bound *= fmax(1.0, static_cast<double>(tile.options.logit_scale));
   const bool overflowed = !all_finite || !(bound < kLargestLogit);  // NaN counts
   if (threadIdx.x == 0) {
     tile.largest[row] = largest;

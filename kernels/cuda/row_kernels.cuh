@@ -167,7 +167,8 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
                  0.0f,
                  tile.overflowed[row] != 0};
   if (tile.smoothing == Smoothing::kElementwise) FormElementwise(tile, terms, sum, &out);
-  const double largest = tile.largest[row];
+  // A bias is as if each row of X ended in a 1.
+  const double largest = tile.bias == nullptr ? tile.largest[row] : fmaxf(tile.largest[row], 1.0f);
   const double contribution =
       tau * fmax(fmax(fabs(terms.alpha), fabs(terms.beta)), fabs(terms.gamma) * fmax(tile.classes.sum, 1.0));
   // Factors that are infinite meet zeros in a row of zeros too.

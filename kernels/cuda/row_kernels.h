@@ -26,10 +26,12 @@ constexpr Smoothing SmoothingOf(const LossOptions& options) {
 
 // The head's class weights, and what is made of them. Without any, C is 1.
 struct ClassWeightTerms {
-  const float* weights = nullptr;         // w [V]; null: none
-  double sum = 0;                         // Σ C
-  float largest = 1.0f;                   // C
-  const float* vocabulary_sum = nullptr;  // Σ C_v W_v [padded_hidden]; for Smoothing::kRankOne only
+  const float* weights = nullptr;  // w [V]; null: none
+  double sum = 0;                  // Σ C
+  float largest = 1.0f;            // C
+  // For Smoothing::kRankOne only:
+  const float* vocabulary_sum = nullptr;  // Σ C_v W_v [padded_hidden]
+  const double* bias_sum = nullptr;       // Σ C_v b_v, one value; with a bias only
 };
 
 // The valid rows of one tile. Arrays have one element a row.
@@ -42,9 +44,10 @@ struct TileRows {
 
   // Given.
   const void* weight = nullptr;  // W [V, padded_hidden]
-  const float* bias = nullptr;   // b [V]; null: none
+  const float* bias = nullptr;   // b [V], 16-byte aligned; null: none
   const float* weight_largest =
       nullptr;  // one value: the largest magnitude in W, not finite if one of W is not
+  const float* bias_largest = nullptr;  // the same of b
   const int32_t* batch_rows = nullptr;  // where a row is in the batch's own arrays
   const int32_t* labels = nullptr;
   const float* gradient_scales = nullptr;    // g

@@ -21,9 +21,13 @@ __device__ float LogitOf(Key key) {
 // A row's logits, made from the product's sums whenever they are read.
 struct Logits {
   const float* sums;
+  const float* bias;
   LossOptions options;
 
-  __device__ float operator[](int64_t token) const { return TransformLogit(sums[token], options).value; }
+  __device__ float operator[](int64_t token) const {
+    const float sum = bias == nullptr ? sums[token] : __fadd_rn(sums[token], bias[token]);
+    return TransformLogit(sum, options).value;
+  }
   __device__ Key At(int64_t token) const { return KeyOf((*this)[token], token); }
 };
 
@@ -94,7 +98,7 @@ __global__ void TellWholeRowsKernel(const TileRows tile, int32_t first, const fl
   const int32_t row = first + static_cast<int32_t>(blockIdx.x);
   const int32_t place = tile.batch_rows[row];
   const RowReturns& returns = tile.returns;
-  const Logits logits{sums + blockIdx.x * stride, tile.options};
+  const Logits logits{sums + blockIdx.x * stride, tile.bias, tile.options};
   Key best = 0;
   for (int64_t v = threadIdx.x; v < tile.vocab; v += kThreads) best = max(best, logits.At(v));
   best = LargestOfBlock(best);

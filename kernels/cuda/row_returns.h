@@ -9,7 +9,7 @@
 
 namespace lossd::kernels::cuda {
 
-// From the sums of the logits product [rows, stride], before scale and softcap, in fp32. These rows are
+// From the sums of the logits product [rows, stride], before bias, scale and softcap, in fp32. These rows are
 // rows `first` to `first` + `rows` of the tile.
 Result TellWholeRows(const TileRows& tile, int32_t first, int32_t rows, const float* sums, int64_t stride,
                      cudaStream_t stream);

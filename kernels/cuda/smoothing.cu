@@ -61,6 +61,7 @@ __global__ void MultiplyVocabularySumKernel(const TileRows tile) {
     sum += static_cast<double>(Widen(x[h])) * tile.classes.vocabulary_sum[h];
   }
   sum = SumOfWarp(sum);
+  if (tile.bias != nullptr) sum += *tile.classes.bias_sum;
   if (threadIdx.x % 32 == 0) tile.smoothing_logits[row] = sum;
 }
 

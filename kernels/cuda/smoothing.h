@@ -16,7 +16,7 @@ namespace lossd::kernels::cuda {
 Result SumVocabulary(DataType type, const void* weight, int64_t vocab, int64_t padded_hidden,
                      const float* class_weights, float* out, cudaStream_t stream);
 
-// smoothing_logits = x · vocabulary_sum, in fp64.
+// smoothing_logits = x · vocabulary_sum, and with a bias its sum, in fp64.
 Result MultiplyVocabularySum(const TileRows& tile, cudaStream_t stream);
 
 // t (+)= Σ_r τ γ_r x_r over the rows that count in dW, in a fixed order; t [padded_hidden]. kNone does

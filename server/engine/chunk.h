@@ -37,6 +37,9 @@ enum class ComputeMode { kLossAndGradients, kLossOnly, kWeightGradientOnly };
 // Whether the head's class weights count.
 enum class ClassWeights { kIgnore, kUse };
 
+// Whether the head's bias counts.
+enum class Bias { kIgnore, kUse };
+
 // Which of kernels::RowReturns are wanted.
 struct WantedReturns {
   bool log_sum_exp = false;
@@ -66,6 +69,7 @@ struct ChunkOptions {
   std::optional<float> logit_scale = {};
   std::optional<float> softcap = {};
   std::optional<ClassWeights> class_weights = {};
+  std::optional<Bias> bias = {};
   std::optional<float> z_gradient_scale = {};   // none: the chunk's gradient_scale
   std::optional<uint64_t> weight_version = {};  // that the weights must have when the chunk is started
   WantedReturns returns = {};

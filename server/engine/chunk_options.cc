@@ -17,6 +17,7 @@ constexpr char kLseSquareScale[] = "options.lse_square_scale";
 constexpr char kLogitScale[] = "options.logit_scale";
 constexpr char kSoftcap[] = "options.softcap";
 constexpr char kClassWeights[] = "options.class_weights";
+constexpr char kBias[] = "options.bias";
 constexpr char kZGradientScale[] = "options.z_gradient_scale";
 constexpr char kWeightVersion[] = "options.weight_version";
 constexpr char kTopK[] = "options.returns.top_k";
@@ -119,6 +120,10 @@ absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
         RejectReason::kOption, kClassWeights,
         absl::StrCat(kClassWeights, " is true, but head ", head.name, " was created without class weights"));
   }
+  if (options.bias == Bias::kUse && !head.bias) {
+    return Invalid(RejectReason::kOption, kBias,
+                   absl::StrCat(kBias, " is true, but head ", head.name, " was created without a bias"));
+  }
   if (options.distillation.has_value()) {
     if (absl::Status status = ValidateDistillation(options.distillation->loss); !status.ok()) return status;
   } else if (options.returns.divergence) {
@@ -163,6 +168,7 @@ RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* tea
                   .label_smoothing = options.label_smoothing,
                   .lse_square_scale = options.lse_square_scale};
   kind.class_weights = ClassWeightsOf(chunk, head);
+  kind.bias = options.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
   kind.returns = ReturnsOf(chunk);
   if (teacher != nullptr) {
     kind.teacher = {.backend = teacher_backend,

@@ -24,6 +24,7 @@ absl::Status KernelError(absl::string_view what, kernels::Status status) {
 
 struct CpuGradient : Gradient {
   HostBuffer dw;  // fp32 [V, H]
+  HostBuffer db;  // fp32 [V]; empty without a bias
   bool empty = true;
 };
 
@@ -32,8 +33,9 @@ class CpuBackend : public HeadBackend {
   CpuBackend(HeadConfig config, HostBuffer* workspace, CpuGradient gradient)
       : config_(std::move(config)), workspace_(workspace), own_(std::move(gradient)) {}
 
-  absl::Status PublishWeights(HostBuffer staged) override {
-    weights_ = std::move(staged);
+  absl::Status PublishWeights(WeightBuffers staged) override {
+    weights_ = std::move(staged.weights);
+    bias_ = std::move(staged.bias);
     return absl::OkStatus();
   }
 
@@ -41,6 +43,11 @@ class CpuBackend : public HeadBackend {
     const int64_t offset = first_row * config_.hidden_size;
     kernels::Convert(config_.weight_type, weights_.data() + offset * kernels::SizeOf(config_.weight_type),
                      type, out, rows * config_.hidden_size);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override {
+    std::memcpy(out, Floats(bias_) + first_row, static_cast<size_t>(rows) * sizeof(float));
     return absl::OkStatus();
   }
 
@@ -70,21 +77,19 @@ class CpuBackend : public HeadBackend {
 
   absl::Status ReadGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) override {
     const CpuGradient& gradient = of == nullptr ? own_ : *static_cast<const CpuGradient*>(of);
-    const int64_t count = rows * config_.hidden_size;
-    if (gradient.empty) {
-      std::fill_n(out, count, 0.0f);
-    } else {
-      const auto* dw = reinterpret_cast<const float*>(gradient.dw.data());
-      std::memcpy(out, dw + first_row * config_.hidden_size, static_cast<size_t>(count) * sizeof(float));
-    }
-    return absl::OkStatus();
+    return Read(gradient, gradient.dw, first_row * config_.hidden_size, rows * config_.hidden_size, out);
+  }
+
+  absl::Status ReadBiasGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) override {
+    const CpuGradient& gradient = of == nullptr ? own_ : *static_cast<const CpuGradient*>(of);
+    return Read(gradient, gradient.db, first_row, rows, out);
   }
 
   void Reset(Gradient* gradient) override { Find(gradient).empty = true; }
 
   MemoryPlan MemoryReport() const override {
-    MemoryPlan plan = {{"weights", weights_.size()}};
-    if (own_.dw.size() > 0) plan.push_back({"gradient", own_.dw.size()});
+    MemoryPlan plan = {{"weights", weights_.size() + bias_.size()}};
+    if (own_.dw.size() > 0) plan.push_back({"gradient", own_.dw.size() + own_.db.size()});
     return plan;
   }
 
@@ -96,6 +101,21 @@ class CpuBackend : public HeadBackend {
 
   CpuGradient& Find(Gradient* gradient) {
     return gradient == nullptr ? own_ : *static_cast<CpuGradient*>(gradient);
+  }
+
+  static const float* Floats(const HostBuffer& buffer) {
+    return reinterpret_cast<const float*>(buffer.data());
+  }
+  static float* Floats(HostBuffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+
+  static absl::Status Read(const CpuGradient& gradient, const HostBuffer& buffer, int64_t first,
+                           int64_t count, float* out) {
+    if (gradient.empty) {
+      std::fill_n(out, count, 0.0f);
+    } else {
+      std::memcpy(out, Floats(buffer) + first, static_cast<size_t>(count) * sizeof(float));
+    }
+    return absl::OkStatus();
   }
 
   kernels::Status Process(const RowKind& kind, const ChunkRows& rows, size_t number,
@@ -143,6 +163,7 @@ class CpuBackend : public HeadBackend {
     teacher.hidden = backend.config_.hidden_size;
     teacher.weight_type = backend.config_.weight_type;
     teacher.weight = backend.weights_.data();
+    if (backend.config_.bias) teacher.bias = Floats(backend.bias_);
     teacher.logit_scale = backend.config_.logit_scale;
     teacher.softcap = backend.config_.softcap;
     teacher.hidden_type = kind.hidden_type;
@@ -164,6 +185,7 @@ class CpuBackend : public HeadBackend {
     params.hidden = config_.hidden_size;
     params.weight_type = config_.weight_type;
     params.weight = weights_.data();
+    if (kind.bias == Bias::kUse && config_.bias) params.bias = Floats(bias_);
     params.hidden_type = kind.hidden_type;
     params.hidden_states =
         OnePiece(rows.hidden_states, rows.tokens * config_.hidden_size, kind.hidden_type, &gathered_);
@@ -185,7 +207,9 @@ class CpuBackend : public HeadBackend {
       CpuGradient& gradient = Find(kind.gradient);
       params.weight_gradient =
           gradient.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
-      params.dw = reinterpret_cast<float*>(gradient.dw.data());
+      params.dw = Floats(gradient.dw);
+      // Of rows without the bias too: what they overwrite, they clear.
+      if (config_.bias) params.db = Floats(gradient.db);
     }
     params.workspace = workspace_->data();
     params.workspace_bytes = workspace_->size();
@@ -195,6 +219,7 @@ class CpuBackend : public HeadBackend {
   const HeadConfig config_;
   HostBuffer* const workspace_;
   HostBuffer weights_;
+  HostBuffer bias_;
   CpuGradient own_;
   ResultBytes gathered_;  // hidden states of one chunk
   ResultBytes teacher_gathered_;
@@ -221,9 +246,12 @@ class CpuDevice : public Device {
                        " bytes, the server has ", workspace_.size(), "; raise --workspace_bytes"));
     }
     // Weights are written into a second buffer and published by exchanging the two.
-    MemoryPlan plan = {{"weights", config.weight_bytes()}};
-    if (config.gradient_bytes() > 0) plan.push_back({"gradient", config.gradient_bytes()});
-    plan.push_back({"weight_staging", config.weight_bytes()});
+    const int64_t weights = config.weight_bytes() + config.bias_bytes();
+    MemoryPlan plan = {{"weights", weights}};
+    if (config.gradient_bytes() > 0) {
+      plan.push_back({"gradient", config.gradient_bytes() + config.bias_gradient_bytes()});
+    }
+    plan.push_back({"weight_staging", weights});
     return plan;
   }
 
@@ -245,8 +273,11 @@ class CpuDevice : public Device {
   static absl::StatusOr<CpuGradient> MakeGradient(const HeadConfig& config) {
     absl::StatusOr<HostBuffer> dw = HostBuffer::Create(config.gradient_bytes(), Commit::kNow);
     if (!dw.ok()) return dw.status();
+    absl::StatusOr<HostBuffer> db = HostBuffer::Create(config.bias_gradient_bytes(), Commit::kNow);
+    if (!db.ok()) return db.status();
     CpuGradient gradient;
     gradient.dw = *std::move(dw);
+    gradient.db = *std::move(db);
     return gradient;
   }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/bias.h"
 #include "kernels/cuda/smoothing.h"
 #include "server/engine/chunk_options.h"
 #include "server/engine/cuda_status.h"
@@ -41,9 +42,11 @@ void Stage(const HiddenRows& rows, int64_t bytes, char** to) {
 }
 
 }  // namespace
+
 Result CudaGradient::Create(const HeadConfig& config, CudaGradient* gradient) {
   const int64_t row_bytes = PaddedHidden(config.hidden_size) * static_cast<int64_t>(sizeof(float));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config.vocab_size * row_bytes, &gradient->dw));
+  if (config.bias) LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config.bias_gradient_bytes(), &gradient->db));
   const size_t vectors = config.class_weights == nullptr ? 1 : 2;
   for (size_t i = 0; i < vectors; ++i) {
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(row_bytes, &gradient->smoothings[i].t));
@@ -53,11 +56,12 @@ Result CudaGradient::Create(const HeadConfig& config, CudaGradient* gradient) {
 
 int64_t CudaGradient::PlanBytes(const HeadConfig& config) {
   const int64_t rows = config.vocab_size + (config.class_weights == nullptr ? 1 : 2);
-  return rows * PaddedHidden(config.hidden_size) * static_cast<int64_t>(sizeof(float));
+  return rows * PaddedHidden(config.hidden_size) * static_cast<int64_t>(sizeof(float)) +
+         config.bias_gradient_bytes();
 }
 
 int64_t CudaGradient::bytes() const {
-  int64_t bytes = dw.bytes();
+  int64_t bytes = dw.bytes() + db.bytes();
   for (const Smoothing& smoothing : smoothings) bytes += smoothing.t.bytes();
   return bytes;
 }
@@ -80,6 +84,7 @@ Result CudaBackend::Allocate() {
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(float), &weight_largest_));
   // The padding stays zero.
   LOSSD_CUDA_TRY(cudaMemset(weights_.data(), 0, static_cast<size_t>(weights_.bytes())));
+  LOSSD_CUDA_PASS_ON(AllocateBias());
   LOSSD_CUDA_PASS_ON(AllocateSmoothing());
   // The device's own streams do not wait for the one that this went to.
   LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
@@ -90,6 +95,20 @@ Result CudaBackend::Allocate() {
         step_.LoadLibraryProducts(weights_.data(), static_cast<float*>(own_.dw.data()), stream));
   }
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  return {};
+}
+
+Result CudaBackend::AllocateBias() {
+  if (!config_.bias) return {};
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(config_.bias_bytes(), &bias_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(float), &bias_largest_));
+  LOSSD_CUDA_TRY(cudaMemset(bias_.data(), 0, static_cast<size_t>(bias_.bytes())));
+  LOSSD_CUDA_TRY(cudaMemset(bias_largest_.data(), 0, sizeof(float)));
+  for (size_t i = 0; i < bias_sums_.size(); ++i) {
+    if (i == kWeighted && config_.class_weights == nullptr) continue;
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(double), &bias_sums_[i]));
+    LOSSD_CUDA_TRY(cudaMemset(bias_sums_[i].data(), 0, sizeof(double)));
+  }
   return {};
 }
 
@@ -117,7 +136,7 @@ MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
   const int64_t elements = config.vocab_size * padded;
   const bool weighted = config.class_weights != nullptr;
   const int64_t vectors = (weighted ? 2 : 1) * padded * kFloat;
-  const int64_t shared = weighted ? config.vocab_size * kFloat : 0;
+  const int64_t shared = (weighted ? config.vocab_size * kFloat : 0) + config.bias_bytes();
   MemoryPlan plan = {{"weights", elements * SizeOf(config.weight_type) + shared + vectors}};
   if (config.weight_gradients == WeightGradients::kAccumulated) {
     plan.push_back({"gradient", CudaGradient::PlanBytes(config)});
@@ -126,7 +145,7 @@ MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
 }
 
 MemoryPlan CudaBackend::MemoryReport() const {
-  int64_t weights = weights_.bytes() + class_weights_.bytes();
+  int64_t weights = weights_.bytes() + class_weights_.bytes() + bias_.bytes();
   for (const DeviceBuffer& sum : vocabulary_sums_) weights += sum.bytes();
   MemoryPlan plan = {{"weights", weights}};
   if (!frozen()) plan.push_back({"gradient", own_.bytes()});
@@ -136,15 +155,15 @@ MemoryPlan CudaBackend::MemoryReport() const {
 // --- Weights and gradient
 // ---------------------------------------------------------------------------------------
 
-absl::Status CudaBackend::PublishWeights(HostBuffer staged) { return DeviceFailed(Publish(staged)); }
+absl::Status CudaBackend::PublishWeights(WeightBuffers staged) { return DeviceFailed(Publish(staged)); }
 
-Result CudaBackend::Publish(const HostBuffer& staged) {
+Result CudaBackend::Publish(const WeightBuffers& staged) {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
   const auto row_bytes = static_cast<size_t>(config_.hidden_size * SizeOf(config_.weight_type));
   cudaStream_t stream = device_->pipeline.computing();  // after every batch that was given the old weights
-  LOSSD_CUDA_TRY(cudaMemcpy2DAsync(weights_.data(), static_cast<size_t>(WeightRowBytes()), staged.data(),
-                                   row_bytes, row_bytes, static_cast<size_t>(config_.vocab_size),
-                                   cudaMemcpyHostToDevice, stream));
+  LOSSD_CUDA_TRY(cudaMemcpy2DAsync(weights_.data(), static_cast<size_t>(WeightRowBytes()),
+                                   staged.weights.data(), row_bytes, row_bytes,
+                                   static_cast<size_t>(config_.vocab_size), cudaMemcpyHostToDevice, stream));
   LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(config_.weight_type, weights_.data(),
                                                      config_.vocab_size * padded_hidden_,
                                                      static_cast<float*>(weight_largest_.data()), stream));
@@ -155,7 +174,23 @@ Result CudaBackend::Publish(const HostBuffer& staged) {
     LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(config_.weight_type, weights_.data(), config_.vocab_size,
                                                     padded_hidden_, weights, sum, stream));
   }
+  if (config_.bias) LOSSD_CUDA_PASS_ON(PublishBias(staged.bias, stream));
   LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  return {};
+}
+
+Result CudaBackend::PublishBias(const HostBuffer& staged, cudaStream_t stream) {
+  LOSSD_CUDA_TRY(cudaMemcpyAsync(bias_.data(), staged.data(), static_cast<size_t>(config_.bias_bytes()),
+                                 cudaMemcpyHostToDevice, stream));
+  const auto* bias = static_cast<const float*>(bias_.data());
+  LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(DataType::kFloat32, bias, config_.vocab_size,
+                                                     static_cast<float*>(bias_largest_.data()), stream));
+  for (size_t i = 0; i < bias_sums_.size(); ++i) {
+    auto* sum = static_cast<double*>(bias_sums_[i].data());
+    if (sum == nullptr) continue;
+    const auto* weights = i == kWeighted ? static_cast<const float*>(class_weights_.data()) : nullptr;
+    LOSSD_CUDA_PASS_ON(kernels::cuda::SumBias(bias, config_.vocab_size, weights, sum, stream));
+  }
   return {};
 }
 
@@ -166,6 +201,19 @@ absl::Status CudaBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataTy
   if (!result.ok()) return DeviceFailed(result);
   kernels::Convert(config_.weight_type, narrow.data(), type, out, rows * config_.hidden_size);
   return absl::OkStatus();
+}
+
+absl::Status CudaBackend::ReadBias(int64_t first_row, int64_t rows, float* out) {
+  return DeviceFailed(ReadFloats(bias_, first_row, rows, out));
+}
+
+absl::Status CudaBackend::ReadBiasGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) {
+  const CudaGradient& gradient = of == nullptr ? own_ : *static_cast<const CudaGradient*>(of);
+  if (gradient.empty) {
+    std::fill_n(out, rows, 0.0f);
+    return absl::OkStatus();
+  }
+  return DeviceFailed(ReadFloats(gradient.db, first_row, rows, out));
 }
 
 absl::Status CudaBackend::ReadGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) {
@@ -202,6 +250,15 @@ void CudaBackend::Reset(Gradient* of) {
   CudaGradient& gradient = Find(of);
   gradient.empty = true;
   for (CudaGradient::Smoothing& smoothing : gradient.smoothings) smoothing.empty = true;
+}
+
+Result CudaBackend::ReadFloats(const DeviceBuffer& buffer, int64_t first, int64_t count, float* out) const {
+  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  cudaStream_t stream = device_->pipeline.computing();
+  LOSSD_CUDA_TRY(cudaMemcpyAsync(out, static_cast<const float*>(buffer.data()) + first,
+                                 static_cast<size_t>(count) * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  return {};
 }
 
 Result CudaBackend::ReadRows(const DeviceBuffer& buffer, int64_t stride_bytes, int64_t first_row,
@@ -245,6 +302,8 @@ TeacherHead CudaBackend::AsTeacher() const {
   teacher.head.logit_scale = config_.logit_scale;
   teacher.head.softcap = config_.softcap;
   teacher.weight_largest = static_cast<const float*>(weight_largest_.data());
+  teacher.head.bias = static_cast<const float*>(bias_.data());
+  teacher.bias_largest = static_cast<const float*>(bias_largest_.data());
   teacher.path = path_;
   teacher.library = device_->library.get();
   return teacher;
@@ -374,6 +433,10 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
   step.by_label = reinterpret_cast<const int32_t*>(in + layout.by_label);
   step.weight = weights_.data();
   step.weight_largest = static_cast<const float*>(weight_largest_.data());
+  if (UsesBias(kind)) {
+    step.bias = static_cast<const float*>(bias_.data());
+    step.bias_largest = static_cast<const float*>(bias_largest_.data());
+  }
   step.losses = reinterpret_cast<float*>(out + layout.losses);
   step.rows_redone = reinterpret_cast<int32_t*>(out + layout.rows_redone);
   step.dx_type = kind.dx_type;
@@ -386,6 +449,8 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
     step.weight_gradient =
         gradient.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
     step.dw = static_cast<float*>(gradient.dw.data());
+    // Of rows without the bias too: what they overwrite, they clear.
+    step.db = static_cast<float*>(gradient.db.data());
     step.smoothing_store =
         smoothing.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
     step.smoothing_gradient = static_cast<float*>(smoothing.t.data());
@@ -412,8 +477,9 @@ void CudaBackend::DescribeLoss(const RowKind& kind, const CudaSlot& slot, const 
     step->classes.sum = class_weight_sum_;
     step->classes.largest = class_weight_largest_;
   }
-  step->classes.vocabulary_sum =
-      static_cast<const float*>(vocabulary_sums_[weighted ? kWeighted : kUniform].data());
+  const size_t which = weighted ? kWeighted : kUniform;
+  step->classes.vocabulary_sum = static_cast<const float*>(vocabulary_sums_[which].data());
+  step->classes.bias_sum = static_cast<const double*>(bias_sums_[which].data());
 }
 
 }  // namespace lossd::engine

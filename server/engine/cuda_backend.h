@@ -39,6 +39,7 @@ struct CudaGradient : Gradient {
   };
 
   kernels::cuda::DeviceBuffer dw;  // fp32 [V, padded H]
+  kernels::cuda::DeviceBuffer db;  // fp32 [V]; empty without a bias
   bool empty = true;               // the same
   std::array<Smoothing, 2> smoothings;
 
@@ -55,16 +56,19 @@ class CudaBackend : public HeadBackend {
   // before anything else. Any thread's.
   kernels::cuda::Result Allocate();
 
-  absl::Status PublishWeights(HostBuffer staged) override;
+  absl::Status PublishWeights(WeightBuffers staged) override;
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
+  absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override;
   absl::Status PrepareTeacher(const HeadBackend& teacher) override;
   int64_t RowsPerBatch(const RowKind& kind) const override;
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
   absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows, float* out) override;
+  absl::Status ReadBiasGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
+                                float* out) override;
   void Reset(Gradient* gradient) override;
   MemoryPlan MemoryReport() const override;
-  // What a head takes, as MemoryReport says it: what is made of its class weights is among weights and
-  // gradient.
+  // What a head takes, as MemoryReport says it: what is made of its class weights and of its bias is among
+  // weights and gradient.
   static MemoryPlan PlanMemory(const HeadConfig& config);
 
  private:
@@ -76,6 +80,8 @@ class CudaBackend : public HeadBackend {
   bool UsesClassWeights(const RowKind& kind) const {
     return kind.class_weights == ClassWeights::kUse && config_.class_weights != nullptr;
   }
+  bool UsesBias(const RowKind& kind) const { return kind.bias == Bias::kUse && config_.bias; }
+  kernels::cuda::Result AllocateBias();
   kernels::cuda::Result AllocateSmoothing();
   CudaGradient& Find(Gradient* gradient) {
     return gradient == nullptr ? own_ : *static_cast<CudaGradient*>(gradient);
@@ -84,9 +90,12 @@ class CudaBackend : public HeadBackend {
                                           float* out) const;
   int64_t WeightRowBytes() const;
   int64_t GradientRowBytes() const;
-  kernels::cuda::Result Publish(const HostBuffer& staged);
+  kernels::cuda::Result Publish(const WeightBuffers& staged);
+  kernels::cuda::Result PublishBias(const HostBuffer& staged, cudaStream_t stream);
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
                                  int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
+  kernels::cuda::Result ReadFloats(const kernels::cuda::DeviceBuffer& buffer, int64_t first, int64_t count,
+                                   float* out) const;
   kernels::cuda::Result Enqueue(const RowKind& kind, const CudaSlot& slot);
   // As a teacher, with no hidden states yet.
   kernels::cuda::TeacherHead AsTeacher() const;
@@ -107,12 +116,15 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::LinearCrossEntropy step_;
   std::vector<kernels::cuda::TeacherShape> prepared_;  // teachers
   kernels::cuda::DeviceBuffer weights_;
+  kernels::cuda::DeviceBuffer bias_;  // empty without one, as is what is made of it
+  kernels::cuda::DeviceBuffer bias_largest_;
   CudaGradient own_;
   kernels::cuda::DeviceBuffer weight_largest_;
   kernels::cuda::DeviceBuffer class_weights_;
   double class_weight_sum_ = 0;
   float class_weight_largest_ = 1.0f;
   std::array<kernels::cuda::DeviceBuffer, 2> vocabulary_sums_;  // Σ C_v W_v of the weights there are
+  std::array<kernels::cuda::DeviceBuffer, 2> bias_sums_;        // Σ C_v b_v of the bias there is
 };
 
 }  // namespace lossd::engine

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/engine/accumulation_ledger.h"
@@ -156,10 +157,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // frozen.
   void BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, float gradient_scale,
                   FlushCallback done);
-  // Copies rows of the frozen window into `out` (rows * H * SizeOf(type) bytes, which must live until
-  // `done`).
+  // Copies rows of the frozen window into `out` (rows * H * SizeOf(type) bytes and fp32 [rows], which must
+  // live until `done`).
   void ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
-                    void* out, std::function<void(absl::Status)> done);
+                    RowsOut out, std::function<void(absl::Status)> done);
   // Whether this flush can be read now; ABORTED if it is over.
   absl::Status CheckFlush(const std::string& flush_id) const;
   // The new generation.
@@ -175,7 +176,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   absl::StatusOr<std::shared_ptr<StagedWrite>> FindWrite(const std::string& write_id) const;
   void CommitWrite(const std::string& write_id, std::function<void(absl::StatusOr<uint64_t>)> done);
   // Copies rows into `out`, which must live until `done`, and reports the version they are of.
-  void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, void* out,
+  void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
                    std::function<void(absl::StatusOr<uint64_t>)> done);
   uint64_t weight_version() const;
 
@@ -270,6 +271,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void FillTiles(StartedChunk& chunk);
   void FinishPiece(ChunkItem& item);
   absl::Status ReadGradientSum(int64_t first_row, int64_t rows, float* out);
+  absl::Status ReadBiasGradientSum(int64_t first_row, int64_t rows, float* out);
+  absl::Status SumOverGradients(
+      int64_t count, float* out,
+      absl::FunctionRef<absl::Status(const Gradient* gradient, float* values)> read);
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
   static bool IsFollowUp(const ChunkItem& item) { return item.kind == ItemKind::kWeightGradient; }
@@ -311,7 +316,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // Of this flush, if it can be read now; ABORTED if it is over.
   absl::StatusOr<float> ScaleOf(const std::string& flush_id) const;
   absl::Status ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out);
-  absl::StatusOr<GradientSummary> Summarize(float scale);
+  absl::Status ReadScaledBias(int64_t first_row, int64_t rows, float scale, float* out);
+  // Fills in the summaries of `flush`.
+  absl::Status Summarize(float scale, FlushInfo* flush);
   void EndStreams();
   void Retire(std::function<void()> released);
   void Release();

@@ -25,6 +25,7 @@
 #include "server/engine/memory_budget.h"
 #include "server/engine/payload.h"
 #include "server/engine/region_memory.h"
+#include "server/engine/weight_buffers.h"
 
 namespace lossd::engine {
 
@@ -56,6 +57,7 @@ struct RowKind {
   ComputeMode mode = ComputeMode::kLossAndGradients;
   kernels::LossOptions options = {};
   ClassWeights class_weights = ClassWeights::kIgnore;
+  Bias bias = Bias::kIgnore;  // kUse only if the head has one
   WantedReturns returns = {};
   TeacherKind teacher = {};
   Gradient* gradient = nullptr;  // what dW is added to; null: the head's own
@@ -125,10 +127,12 @@ class HeadBackend {
  public:
   virtual ~HeadBackend() = default;
 
-  // Replaces the weights by `staged`, [V, H] of the head's dtype.
-  virtual absl::Status PublishWeights(HostBuffer staged) = 0;
+  // Replaces weights and bias.
+  virtual absl::Status PublishWeights(WeightBuffers staged) = 0;
   // Rows [first_row, first_row + rows) converted to `type` into `out`.
   virtual absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) = 0;
+  // The same rows of the bias. Only of heads that have one.
+  virtual absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) = 0;
 
   // Has everything loaded that batches with this teacher's soft targets take; before the first of them, and
   // again at no cost. INVALID_ARGUMENT if the device has no room to compute them.
@@ -138,8 +142,8 @@ class HeadBackend {
   // more.
   virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
   // `kind.teacher.backend` stays, and with it the weights that it has now, until the batch is done. Starts
-  // loss, dX and, for chunks that accumulate, dW += of at least one chunk; or the last of these alone. A
-  // row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of rows.
+  // loss, dX and, for chunks that accumulate, dW and db += of at least one chunk; or the last of these alone.
+  // A row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of rows.
   // Only while the device has fewer batches under way than it may have.
   virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
                           BatchCallbacks callbacks) = 0;
@@ -147,6 +151,9 @@ class HeadBackend {
   // Rows of a gradient, null for the head's own, in fp32 (zeros if nothing was added since the last reset).
   virtual absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
                                     float* out) = 0;
+  // The same rows of the bias's. Only of heads that have one.
+  virtual absl::Status ReadBiasGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
+                                        float* out) = 0;
   // The next contribution overwrites instead of adding: no memset, no read of the old value.
   virtual void Reset(Gradient* gradient) = 0;
 

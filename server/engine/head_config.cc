@@ -57,7 +57,7 @@ absl::Status ValidateClassWeights(const std::vector<float>& weights, int64_t voc
 bool HeadConfig::operator==(const HeadConfig& other) const {
   const auto properties = [](const HeadConfig& c) {
     return std::tie(c.name, c.vocab_size, c.hidden_size, c.weight_type, c.logit_scale, c.softcap,
-                    c.weight_gradients, c.deferred_bytes);
+                    c.weight_gradients, c.deferred_bytes, c.bias);
   };
   const bool both = class_weights != nullptr && other.class_weights != nullptr;
   return properties(*this) == properties(other) &&
@@ -69,6 +69,7 @@ std::string Describe(const HeadConfig& config) {
       absl::StrCat("[", config.vocab_size, ", ", config.hidden_size, "] ", kernels::Name(config.weight_type));
   if (config.logit_scale != 1) absl::StrAppend(&text, ", logit_scale ", config.logit_scale);
   if (config.softcap != 0) absl::StrAppend(&text, ", softcap ", config.softcap);
+  if (config.bias) absl::StrAppend(&text, ", with a bias");
   if (config.class_weights != nullptr) absl::StrAppend(&text, ", with class weights");
   if (config.weight_gradients == WeightGradients::kFrozen) absl::StrAppend(&text, ", frozen");
   if (config.deferred_bytes != 0) absl::StrAppend(&text, ", deferred_bytes ", config.deferred_bytes);

@@ -26,13 +26,20 @@ struct HeadConfig {
   // w [V], finite and at least 0, not all 0; null: none.
   std::shared_ptr<const std::vector<float>> class_weights = {};
   WeightGradients weight_gradients = WeightGradients::kAccumulated;
+  // b, fp32 [V], which belongs to the weights: written, read and published with them.
+  bool bias = false;
   // Above 0: dW is deferred, with so much host memory for the operands. Frozen heads take none.
   int64_t deferred_bytes = 0;
 
   bool operator==(const HeadConfig& other) const;
   int64_t elements() const { return vocab_size * hidden_size; }
   int64_t weight_bytes() const { return elements() * kernels::SizeOf(weight_type); }
+  int64_t bias_bytes() const { return bias ? vocab_size * 4 : 0; }
+  // Of dW, and of db.
   int64_t gradient_bytes() const { return weight_gradients == WeightGradients::kFrozen ? 0 : elements() * 4; }
+  int64_t bias_gradient_bytes() const {
+    return weight_gradients == WeightGradients::kFrozen ? 0 : bias_bytes();
+  }
   bool defers() const { return deferred_bytes > 0 && weight_gradients == WeightGradients::kAccumulated; }
 };
 

@@ -217,15 +217,26 @@ std::vector<std::shared_ptr<DeterministicSession>> Head::DeterministicInOrder() 
 
 // The head's own gradient and those of the sessions, one after the other.
 absl::Status Head::ReadGradientSum(int64_t first_row, int64_t rows, float* out) {
-  if (absl::Status status = backend_->ReadGradientRows(first_row, rows, out); !status.ok()) return status;
+  return SumOverGradients(rows * config_.hidden_size, out, [&](const Gradient* gradient, float* values) {
+    return backend_->ReadGradient(gradient, first_row, rows, values);
+  });
+}
+
+absl::Status Head::ReadBiasGradientSum(int64_t first_row, int64_t rows, float* out) {
+  return SumOverGradients(rows, out, [&](const Gradient* gradient, float* values) {
+    return backend_->ReadBiasGradient(gradient, first_row, rows, values);
+  });
+}
+
+absl::Status Head::SumOverGradients(
+    int64_t count, float* out,
+    absl::FunctionRef<absl::Status(const Gradient* gradient, float* values)> read) {
+  if (absl::Status status = read(nullptr, out); !status.ok()) return status;
   std::vector<float> more;
   for (const auto& session : DeterministicInOrder()) {
-    const auto values = static_cast<size_t>(rows * config_.hidden_size);
-    more.resize(values);
-    const absl::Status status =
-        backend_->ReadGradient(session->memory.gradient.get(), first_row, rows, more.data());
-    if (!status.ok()) return status;
-    for (size_t i = 0; i < values; ++i) out[i] += more[i];
+    more.resize(static_cast<size_t>(count));
+    if (absl::Status status = read(session->memory.gradient.get(), more.data()); !status.ok()) return status;
+    for (size_t i = 0; i < more.size(); ++i) out[i] += more[i];
   }
   return absl::OkStatus();
 }

@@ -126,15 +126,12 @@ void Head::Freeze() {
     if (!match.ok()) answer = match;
   }
   if (answer.ok()) {
-    const absl::StatusOr<GradientSummary> summary = Summarize(scale);
-    if (summary.ok()) {
-      answer->flush_id = RandomId();
-      answer->rows = config_.vocab_size;
-      answer->columns = config_.hidden_size;
-      answer->summary = *summary;
-    } else {
-      EndByFailure(summary.status());
-      answer = summary.status();
+    answer->flush_id = RandomId();
+    answer->rows = config_.vocab_size;
+    answer->columns = config_.hidden_size;
+    if (absl::Status summarized = Summarize(scale, &*answer); !summarized.ok()) {
+      EndByFailure(summarized);
+      answer = summarized;
     }
   }
   std::vector<FlushCallback> flush_waiters;
@@ -162,7 +159,14 @@ absl::Status Head::ReadScaledRows(int64_t first_row, int64_t rows, float scale, 
   return absl::OkStatus();
 }
 
-absl::StatusOr<GradientSummary> Head::Summarize(float scale) {
+absl::Status Head::ReadScaledBias(int64_t first_row, int64_t rows, float scale, float* out) {
+  absl::Status status = ReadBiasGradientSum(first_row, rows, out);
+  if (!status.ok() || scale == 1.0f) return status;
+  for (float& value : std::span(out, static_cast<size_t>(rows))) value *= scale;
+  return absl::OkStatus();
+}
+
+absl::Status Head::Summarize(float scale, FlushInfo* flush) {
   GradientSummarizer summarizer;
   const int64_t rows_per_piece = std::max<int64_t>(1, kPieceBytes / 4 / config_.hidden_size);
   std::vector<float> piece(
@@ -172,7 +176,16 @@ absl::StatusOr<GradientSummary> Head::Summarize(float scale) {
     if (absl::Status status = ReadScaledRows(row, rows, scale, piece.data()); !status.ok()) return status;
     summarizer.Add({piece.data(), static_cast<size_t>(rows * config_.hidden_size)});
   }
-  return summarizer.Finish();
+  flush->summary = summarizer.Finish();
+  if (!config_.bias) return absl::OkStatus();
+  std::vector<float> bias(static_cast<size_t>(config_.vocab_size));
+  if (absl::Status status = ReadScaledBias(0, config_.vocab_size, scale, bias.data()); !status.ok()) {
+    return status;
+  }
+  GradientSummarizer of_bias;
+  of_bias.Add(bias);
+  flush->bias_summary = of_bias.Finish();
+  return absl::OkStatus();
 }
 
 absl::Status Head::CheckFlush(const std::string& flush_id) const { return ScaleOf(flush_id).status(); }
@@ -185,7 +198,7 @@ absl::StatusOr<float> Head::ScaleOf(const std::string& flush_id) const {
 }
 
 void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
-                        void* out, std::function<void(absl::Status)> done) {
+                        RowsOut out, std::function<void(absl::Status)> done) {
   environment_.scheduler->Post(
       this, [self = shared_from_this(), flush_id, first_row, rows, type, out, done = std::move(done)] {
         const absl::StatusOr<float> scale = self->ScaleOf(flush_id);
@@ -193,12 +206,15 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
         const bool wanted_wide = type == kernels::DataType::kFloat32;
         const int64_t count = rows * self->config_.hidden_size;
         std::vector<float> wide(static_cast<size_t>(wanted_wide ? 0 : count));
-        const absl::Status status = self->ReadScaledRows(
-            first_row, rows, *scale, wanted_wide ? static_cast<float*>(out) : wide.data());
+        absl::Status status = self->ReadScaledRows(
+            first_row, rows, *scale, wanted_wide ? static_cast<float*>(out.matrix) : wide.data());
+        if (status.ok() && out.bias != nullptr && self->config_.bias) {
+          status = self->ReadScaledBias(first_row, rows, *scale, out.bias);
+        }
         if (!status.ok()) {
           self->EndByFailure(status);
         } else if (!wanted_wide) {
-          kernels::Convert(kernels::DataType::kFloat32, wide.data(), type, out, count);
+          kernels::Convert(kernels::DataType::kFloat32, wide.data(), type, out.matrix, count);
         }
         done(status);
       });

@@ -44,13 +44,16 @@ absl::StatusOr<std::string> Head::BeginWrite(const std::string& write_key, Repla
   }
   if (dropped != nullptr) dropped->Take();
   dropped = nullptr;
-  absl::StatusOr<HostBuffer> buffer = HostBuffer::Create(config_.weight_bytes(), Commit::kNow);
-  if (!buffer.ok()) return buffer.status();
+  absl::StatusOr<HostBuffer> weights = HostBuffer::Create(config_.weight_bytes(), Commit::kNow);
+  if (!weights.ok()) return weights.status();
+  absl::StatusOr<HostBuffer> bias = HostBuffer::Create(config_.bias_bytes(), Commit::kNow);
+  if (!bias.ok()) return bias.status();
 
   const std::lock_guard lock(mutex_);
   absl::StatusOr<std::string> id = admit();  // the head may have been deleted
   if (!id.ok() || !id->empty()) return id;
-  staged_ = std::make_shared<StagedWrite>(new_write_id, write_key, config_, *std::move(buffer));
+  staged_ = std::make_shared<StagedWrite>(new_write_id, write_key, config_,
+                                          WeightBuffers{*std::move(weights), *std::move(bias)});
   return staged_->id();
 }
 
@@ -112,7 +115,7 @@ void Head::Publish() {
   for (const auto& waiter : waiters) waiter(answer);
 }
 
-void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, void* out,
+void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
                        std::function<void(absl::StatusOr<uint64_t>)> done) {
   environment_.scheduler->Post(
       this, [self = shared_from_this(), first_row, rows, type, out, done = std::move(done)] {
@@ -126,7 +129,10 @@ void Head::ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, 
           return done(MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kNoWeights, "head",
                                 absl::StrCat("head ", self->config_.name, " has no weights yet")));
         }
-        const absl::Status status = self->backend_->ReadWeightRows(first_row, rows, type, out);
+        absl::Status status = self->backend_->ReadWeightRows(first_row, rows, type, out.matrix);
+        if (status.ok() && out.bias != nullptr && self->config_.bias) {
+          status = self->backend_->ReadBias(first_row, rows, out.bias);
+        }
         if (!status.ok()) {
           self->EndByFailure(status);
           return done(status);

@@ -1,6 +1,8 @@
 #include "server/engine/staged_write.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,16 +17,34 @@ absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_
 
 }  // namespace
 
-StagedWrite::StagedWrite(std::string id, std::string key, HeadConfig config, HostBuffer buffer)
+StagedWrite::StagedWrite(std::string id, std::string key, HeadConfig config, WeightBuffers buffers)
     : id_(std::move(id)),
       key_(std::move(key)),
       config_(std::move(config)),
-      buffer_(std::move(buffer)),
+      buffers_(std::move(buffers)),
       present_(static_cast<size_t>(config_.vocab_size), false),
       missing_(config_.vocab_size) {}
 
+absl::Status StagedWrite::CheckBias(int64_t rows, absl::string_view bias) const {
+  const int64_t bytes = config_.bias ? rows * static_cast<int64_t>(sizeof(float)) : 0;
+  if (static_cast<int64_t>(bias.size()) != bytes) {
+    const std::string wanted =
+        config_.bias ? absl::StrCat(rows, " fp32 values are ", bytes) : "the head was created without a bias";
+    return Invalid(RejectReason::kLength, "bias",
+                   absl::StrCat("bias holds ", bias.size(), " bytes; ", wanted));
+  }
+  for (size_t i = 0; i < bias.size() / sizeof(float); ++i) {
+    float value = 0;
+    std::memcpy(&value, bias.data() + i * sizeof(float), sizeof(float));
+    if (std::isfinite(value)) continue;
+    return Invalid(RejectReason::kNonFinite, "bias",
+                   absl::StrCat("bias[", i, "] is ", value, "; it must be finite"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataType type,
-                                absl::string_view data) {
+                                absl::string_view data, absl::string_view bias) {
   const int64_t vocab = config_.vocab_size;
   if (first_row < 0 || first_row >= vocab) {
     return Invalid(RejectReason::kShape, "first_row",
@@ -41,14 +61,19 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
                    absl::StrCat("weights holds ", data.size(), " bytes; [", rows, ", ", config_.hidden_size,
                                 "] of ", kernels::Name(type), " are ", bytes));
   }
+  if (absl::Status status = CheckBias(rows, bias); !status.ok()) return status;
   const std::lock_guard lock(mutex_);
   if (taken_) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
                      absl::StrCat("write ", id_, " was committed or replaced; begin a new one"));
   }
   const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.weight_type);
-  kernels::Convert(type, data.data(), config_.weight_type, buffer_.data() + first_row * row_bytes,
+  kernels::Convert(type, data.data(), config_.weight_type, buffers_.weights.data() + first_row * row_bytes,
                    rows * config_.hidden_size);
+  if (!bias.empty()) {
+    std::memcpy(buffers_.bias.data() + first_row * static_cast<int64_t>(sizeof(float)), bias.data(),
+                bias.size());
+  }
   for (int64_t row = first_row; row < first_row + rows; ++row) {
     if (!present_[static_cast<size_t>(row)]) --missing_;
     present_[static_cast<size_t>(row)] = true;
@@ -65,10 +90,10 @@ absl::Status StagedWrite::CheckComplete() const {
                                 " rows, the first is row ", first));
 }
 
-HostBuffer StagedWrite::Take() {
+WeightBuffers StagedWrite::Take() {
   const std::lock_guard lock(mutex_);
   taken_ = true;
-  return std::move(buffer_);
+  return std::move(buffers_);
 }
 
 }  // namespace lossd::engine

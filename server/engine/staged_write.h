@@ -11,36 +11,41 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "server/engine/head_config.h"
-#include "server/engine/host_buffer.h"
+#include "server/engine/weight_buffers.h"
 
 namespace lossd::engine {
 
 // Thread-safe: several streams write at once.
 class StagedWrite {
  public:
-  StagedWrite(std::string id, std::string key, HeadConfig config, HostBuffer buffer);
+  // `buffers` are of the head's sizes.
+  StagedWrite(std::string id, std::string key, HeadConfig config, WeightBuffers buffers);
 
   const std::string& id() const { return id_; }
   const std::string& key() const { return key_; }
 
   // Converts rows [first_row, first_row + rows) of `type` to the head's dtype. Rows written before are
-  // overwritten. INVALID_ARGUMENT for a range or length that does not fit; FAILED_PRECONDITION once the write
+  // overwritten. `bias`: fp32 [rows], all finite, if the head has one, otherwise empty. INVALID_ARGUMENT, and
+  // nothing is written, for a range, a length or a bias that does not fit; FAILED_PRECONDITION once the write
   // was taken.
-  absl::Status Write(int64_t first_row, int64_t rows, kernels::DataType type, absl::string_view data);
+  absl::Status Write(int64_t first_row, int64_t rows, kernels::DataType type, absl::string_view data,
+                     absl::string_view bias = {});
 
   // FAILED_PRECONDITION naming the first missing row and how many are missing, if any are.
   absl::Status CheckComplete() const;
 
-  // Hands over the buffer; later writes fail.
-  HostBuffer Take();
+  // Hands over the buffers; later writes fail.
+  WeightBuffers Take();
 
  private:
+  absl::Status CheckBias(int64_t rows, absl::string_view bias) const;
+
   const std::string id_;
   const std::string key_;
   const HeadConfig config_;
 
   mutable std::mutex mutex_;
-  HostBuffer buffer_;
+  WeightBuffers buffers_;
   bool taken_ = false;
   std::vector<bool> present_;
   int64_t missing_;

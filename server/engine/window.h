@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct FlushInfo {
   int64_t columns = 0;
   uint64_t window_tokens = 0;
   GradientSummary summary;
+  std::optional<GradientSummary> bias_summary = {};  // of db, if the head has a bias
 };
 
 using FlushCallback = std::function<void(absl::StatusOr<FlushInfo>)>;

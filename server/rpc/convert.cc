@@ -81,6 +81,7 @@ absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request
                           .weight_type = *type};
   if (config.logit_scale() != 0) head.logit_scale = config.logit_scale();
   head.softcap = config.softcap();
+  head.bias = config.bias();
   if (config.frozen()) head.weight_gradients = engine::WeightGradients::kFrozen;
   head.deferred_bytes = config.deferred_bytes();
   const std::string& class_weights = request.class_weights();
@@ -119,6 +120,7 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   config->set_softcap(info.config.softcap);
   config->set_frozen(info.config.weight_gradients == engine::WeightGradients::kFrozen);
   config->set_deferred_bytes(info.config.deferred_bytes);
+  config->set_bias(info.config.bias);
   head->set_has_class_weights(info.config.class_weights != nullptr);
   head->set_weight_version(info.weight_version);
   head->set_generation(info.generation);

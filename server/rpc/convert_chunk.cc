@@ -71,6 +71,7 @@ engine::ChunkOptions ToEngine(const v1::LossOptions& proto) {
   options.class_weights =
       If(proto.has_class_weights(),
          proto.class_weights() ? engine::ClassWeights::kUse : engine::ClassWeights::kIgnore);
+  options.bias = If(proto.has_bias(), proto.bias() ? engine::Bias::kUse : engine::Bias::kIgnore);
   options.z_gradient_scale = If(proto.has_z_gradient_scale(), proto.z_gradient_scale());
   options.weight_version = If(proto.has_weight_version(), uint64_t{proto.weight_version()});
   const v1::WantedReturns& wanted = proto.returns();

@@ -24,6 +24,13 @@ absl::Status CheckMarks(const google::protobuf::RepeatedPtrField<v1::SessionMark
       absl::StrCat("marks name ", count, " sessions and lanes; the limit is ", kMostMarks));
 }
 
+// Of the bias's gradient, beside what was said of the weights'.
+void TellOfBias(const engine::GradientSummary& bias, v1::BeginFlushResponse* response) {
+  response->set_bias_norm(bias.norm);
+  response->set_bias_checksum(bias.checksum);
+  response->set_non_finite(response->non_finite() + bias.non_finite);
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContext* context,
@@ -47,6 +54,7 @@ grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContex
                           response->set_checksum(flush->summary.checksum);
                           response->set_window_tokens(flush->window_tokens);
                           response->set_non_finite(flush->summary.non_finite);
+                          if (flush->bias_summary.has_value()) TellOfBias(*flush->bias_summary, response);
                         }
                         reactor->Finish(ToGrpc(flush.status(), engine_->counters()));
                       });
@@ -73,16 +81,19 @@ grpc::ServerWriteReactor<v1::ReadGradientResponse>* GradientService::ReadGradien
   Reactor::Source source;
   source.range = *range;
   source.row_bytes = head->config().hidden_size * kernels::SizeOf(*type);
-  source.read = [head, flush_id = request->flush_id(), type = *type](
-                    int64_t first_row, int64_t rows, char* out, std::function<void(absl::Status)> done) {
+  source.bias_row_bytes = BiasRowBytes(head->config());
+  source.read = [head, flush_id = request->flush_id(), type = *type](int64_t first_row, int64_t rows,
+                                                                     engine::RowsOut out,
+                                                                     std::function<void(absl::Status)> done) {
     head->ReadGradient(flush_id, first_row, rows, type, out, std::move(done));
   };
-  source.fill = [type = *type](int64_t first_row, int64_t rows, std::string data,
+  source.fill = [type = *type](int64_t first_row, int64_t rows, std::string data, std::string bias,
                                v1::ReadGradientResponse* response) {
     response->set_first_row(first_row);
     response->set_rows(rows);
     response->set_dtype(ToProto(type));
     response->set_gradient(std::move(data));
+    response->set_bias_gradient(std::move(bias));
   };
   source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
   return new Reactor(std::move(source));  // deletes itself when gRPC is done with it

@@ -54,7 +54,7 @@ class WriteWeightsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffe
     if (!write.ok()) return write.status();
     const absl::StatusOr<kernels::DataType> type = ToEngine(request_.dtype(), "dtype");
     if (!type.ok()) return type.status();
-    return (*write)->Write(request_.first_row(), request_.rows(), *type, request_.weights());
+    return (*write)->Write(request_.first_row(), request_.rows(), *type, request_.weights(), request_.bias());
   }
 
   engine::Engine* const engine_;
@@ -176,8 +176,9 @@ grpc::ServerWriteReactor<v1::ReadWeightsResponse>* HeadService::ReadWeights(
   Reactor::Source source;
   source.range = *range;
   source.row_bytes = config.hidden_size * kernels::SizeOf(*type);
+  source.bias_row_bytes = BiasRowBytes(config);
   const auto version = std::make_shared<uint64_t>(0);  // of the first piece; the others must be of the same
-  source.read = [head, type = *type, version](int64_t first_row, int64_t rows, char* out,
+  source.read = [head, type = *type, version](int64_t first_row, int64_t rows, engine::RowsOut out,
                                               std::function<void(absl::Status)> done) {
     head->ReadWeights(
         first_row, rows, type, out, [version, done = std::move(done)](const absl::StatusOr<uint64_t>& read) {
@@ -189,13 +190,14 @@ grpc::ServerWriteReactor<v1::ReadWeightsResponse>* HeadService::ReadWeights(
                                               " while they were read; read them again")));
         });
   };
-  source.fill = [type = *type, version](int64_t first_row, int64_t rows, std::string data,
+  source.fill = [type = *type, version](int64_t first_row, int64_t rows, std::string data, std::string bias,
                                         v1::ReadWeightsResponse* response) {
     response->set_weight_version(*version);
     response->set_first_row(first_row);
     response->set_rows(rows);
     response->set_dtype(ToProto(type));
     response->set_weights(std::move(data));
+    response->set_bias(std::move(bias));
   };
   source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
   return new Reactor(std::move(source));  // deletes itself when gRPC is done with it

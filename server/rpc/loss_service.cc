@@ -56,6 +56,7 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   response->set_is_new(opened->is_new);
   response->set_has_class_weights(config.class_weights != nullptr);
   response->set_frozen(config.weight_gradients == engine::WeightGradients::kFrozen);
+  response->set_has_bias(config.bias);
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

@@ -106,11 +106,18 @@ const OptionsCase kOptions[] = {
     {"ClassWeights", [](Problem& p) { p.class_weights = Spread(p.shape.vocab, 0.2f, 2.0f); }},
     {"TokenWeights", [](Problem& p) { p.token_weights = Spread(p.shape.tokens, -0.5f, 2.0f); }},
     {"LseGradients", [](Problem& p) { p.lse_gradients = Spread(p.shape.tokens, -0.5f, 0.5f); }},
+    {"Bias", [](Problem& p) { p.bias = Spread(p.shape.vocab, -1.0f, 1.0f); }},
+    {"BiasWithSmoothing",
+     [](Problem& p) {
+       p.bias = Spread(p.shape.vocab, -1.0f, 1.0f);
+       p.options.label_smoothing = 0.1f;
+     }},
     {"SmoothingUnderSoftcap", [](Problem& p) { p.options = {.softcap = 15.0f, .label_smoothing = 0.1f}; }},
     {"Everything",
      [](Problem& p) {
        p.options = {
            .logit_scale = 0.7f, .softcap = 15.0f, .label_smoothing = 0.1f, .lse_square_scale = 1e-3f};
+       p.bias = Spread(p.shape.vocab, -1.0f, 1.0f);
        p.class_weights = Spread(p.shape.vocab, 0.2f, 2.0f);
        p.token_weights = Spread(p.shape.tokens, 0.1f, 2.0f);
        p.lse_gradients = Spread(p.shape.tokens, -0.1f, 0.1f);

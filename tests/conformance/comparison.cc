@@ -32,6 +32,7 @@ void Comparison::Errors::Worsen(const Errors& other) {
   loss = std::max(loss, other.loss);
   dx = std::max(dx, other.dx);
   dw = std::max(dw, other.dw);
+  db = std::max(db, other.db);
 }
 
 void Comparison::Add(Device* device, const Problem& problem) {
@@ -39,10 +40,13 @@ void Comparison::Add(Device* device, const Problem& problem) {
   HeadUnderTest head(device, problem);
   const ChunkOutput output = head.Run(problem);
   const UnfusedResult plain = RunUnfused(problem);
+  const auto with_db = [&](const std::vector<float>& db) {
+    return problem.bias.empty() ? 0.0 : RelativeError(db, reference.db);
+  };
   fused_.Worsen({RelativeError(output.losses, reference.losses), RelativeError(output.dx, reference.dx),
-                 RelativeError(head.Gradient(), reference.dw)});
+                 RelativeError(head.Gradient(), reference.dw), with_db(head.BiasGradient())});
   unfused_.Worsen({RelativeError(plain.losses, reference.losses), RelativeError(plain.dx, reference.dx),
-                   RelativeError(plain.dw, reference.dw)});
+                   RelativeError(plain.dw, reference.dw), with_db(plain.db)});
   loss_ulp_ = std::max(loss_ulp_, WorstUlp(output.losses, reference.losses));
 }
 
@@ -50,6 +54,7 @@ std::string Comparison::ToText() const {
   std::ostringstream text;
   text << "loss " << fused_.loss << " of " << unfused_.loss << " (" << loss_ulp_ << " ulp), dx " << fused_.dx
        << " of " << unfused_.dx << ", dw " << fused_.dw << " of " << unfused_.dw;
+  if (unfused_.db > 0) text << ", db " << fused_.db << " of " << unfused_.db;
   return text.str();
 }
 
@@ -60,9 +65,11 @@ void Comparison::ExpectCloseEnough(kernels::DataType type) const {
   if (type == kernels::DataType::kFloat32) {
     EXPECT_LE(fused_.dx, std::max(1.5 * unfused_.dx, 1e-6));
     EXPECT_LE(fused_.dw, std::max(1.5 * unfused_.dw, 1e-6));
+    EXPECT_LE(fused_.db, std::max(1.5 * unfused_.db, 1e-6));
   } else {
     EXPECT_LE(fused_.dx, 1.05 * unfused_.dx);
     EXPECT_LE(fused_.dw, 0.7 * unfused_.dw);
+    EXPECT_LE(fused_.db, 0.7 * unfused_.db);
   }
 }
 

@@ -20,7 +20,7 @@ class Comparison {
   // Runs the problem, none of whose rows is ignored, on a new head.
   void Add(Device* device, const kernels::testing::Problem& problem);
 
-  // "loss A of B (C ulp), dx A of B, dw A of B": fused, unfused.
+  // "loss A of B (C ulp), dx A of B, dw A of B", and db with a bias: fused, unfused.
   std::string ToText() const;
   void ExpectCloseEnough(kernels::DataType type) const;
 
@@ -29,6 +29,7 @@ class Comparison {
     double loss = 0;
     double dx = 0;
     double dw = 0;
+    double db = 0;
 
     void Worsen(const Errors& other);
   };

@@ -27,6 +27,7 @@ const float* PointerTo(const std::vector<float>& values) { return values.empty()
 
 HeadConfig ConfigOf(const Problem& problem) {
   HeadConfig config{"h", problem.shape.vocab, problem.shape.hidden, problem.weight_type};
+  config.bias = !problem.bias.empty();
   if (!problem.class_weights.empty()) {
     config.class_weights = std::make_shared<const std::vector<float>>(problem.class_weights);
   }
@@ -58,7 +59,8 @@ RowKind KindOf(const Problem& problem, DataType dx_type) {
   return {.hidden_type = problem.hidden_type,
           .dx_type = dx_type,
           .options = problem.options,
-          .class_weights = problem.class_weights.empty() ? ClassWeights::kIgnore : ClassWeights::kUse};
+          .class_weights = problem.class_weights.empty() ? ClassWeights::kIgnore : ClassWeights::kUse,
+          .bias = problem.bias.empty() ? Bias::kIgnore : Bias::kUse};
 }
 
 HeadConfig TeacherConfigOf(const Problem& problem) {
@@ -150,14 +152,17 @@ HeadUnderTest::HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, Data
 
 HeadUnderTest::HeadUnderTest(Device* device, const Problem& problem)
     : HeadUnderTest(device, ConfigOf(problem)) {
-  Publish(problem.weight);
+  Publish(problem.weight, problem.bias);
 }
 
-void HeadUnderTest::Publish(const std::vector<unsigned char>& weights) {
+void HeadUnderTest::Publish(const std::vector<unsigned char>& weights, const std::vector<float>& bias) {
   absl::StatusOr<HostBuffer> staged = HostBuffer::Create(config_.weight_bytes(), Commit::kNow);
   ASSERT_TRUE(staged.ok()) << staged.status();
   std::memcpy(staged->data(), weights.data(), weights.size());
-  const absl::Status published = backend_->PublishWeights(*std::move(staged));
+  absl::StatusOr<HostBuffer> staged_bias = HostBuffer::Create(config_.bias_bytes(), Commit::kNow);
+  ASSERT_TRUE(staged_bias.ok()) << staged_bias.status();
+  if (!bias.empty()) std::memcpy(staged_bias->data(), bias.data(), bias.size() * sizeof(float));
+  const absl::Status published = backend_->PublishWeights({*std::move(staged), *std::move(staged_bias)});
   EXPECT_TRUE(published.ok()) << published;
 }
 
@@ -193,6 +198,23 @@ std::vector<float> HeadUnderTest::Gradient(int64_t first_row, int64_t rows) {
   EXPECT_TRUE(read.ok()) << read;
   EXPECT_TRUE(values.Intact()) << "written beside the rows of the gradient";
   return {values.As<float>(), values.As<float>() + count};
+}
+
+std::vector<float> HeadUnderTest::BiasGradient(int64_t first_row, int64_t rows) {
+  if (!config_.bias) return {};
+  GuardedBytes values(rows * 4, 64, 4);
+  const absl::Status read = backend_->ReadBiasGradient(first_row, rows, values.As<float>());
+  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_TRUE(values.Intact()) << "written beside the rows of the bias's gradient";
+  return {values.As<float>(), values.As<float>() + rows};
+}
+
+std::vector<float> HeadUnderTest::Bias(int64_t first_row, int64_t rows) {
+  GuardedBytes values(rows * 4, 64, 4);
+  const absl::Status read = backend_->ReadBias(first_row, rows, values.As<float>());
+  EXPECT_TRUE(read.ok()) << read;
+  EXPECT_TRUE(values.Intact()) << "written beside the rows of the bias";
+  return {values.As<float>(), values.As<float>() + rows};
 }
 
 std::vector<unsigned char> HeadUnderTest::Weights(DataType type, int64_t first_row, int64_t rows) {

@@ -80,10 +80,10 @@ class HeadUnderTest {
   // Without weights.
   HeadUnderTest(Device* device, HeadConfig config);
   HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, DataType type);
-  // With the problem's, and its class weights.
+  // With the problem's, its class weights and its bias.
   HeadUnderTest(Device* device, const Problem& problem);
 
-  void Publish(const std::vector<unsigned char>& weights);
+  void Publish(const std::vector<unsigned char>& weights, const std::vector<float>& bias = {});
   std::unique_ptr<BatchUnderWay> Start(const RowKind& kind, std::vector<ChunkInput> chunks);
   std::vector<ChunkOutput> Run(const RowKind& kind, std::vector<ChunkInput> chunks);
   // One chunk of everything, with dX in fp32.
@@ -91,6 +91,10 @@ class HeadUnderTest {
   // Rows of the gradient, through a guarded buffer.
   std::vector<float> Gradient(int64_t first_row, int64_t rows);
   std::vector<float> Gradient() { return Gradient(0, config_.vocab_size); }
+  // The same of the bias's; empty of a head without one.
+  std::vector<float> BiasGradient(int64_t first_row, int64_t rows);
+  std::vector<float> BiasGradient() { return BiasGradient(0, config_.vocab_size); }
+  std::vector<float> Bias(int64_t first_row, int64_t rows);
   // Rows of the weights as `type`, through a guarded buffer.
   std::vector<unsigned char> Weights(DataType type, int64_t first_row, int64_t rows);
 

@@ -64,11 +64,13 @@ TEST_P(Limits, ARowThatOverflowsIsNaNAloneAndNeverReachesDw) {
   std::fill_n(x.begin() + 7 * 40, 40, 3.4e38f);
   problem.hidden_type = DataType::kFloat32;
   problem.hidden_states = Narrowed(DataType::kFloat32, x);
+  problem.bias.assign(900, 0.5f);
   Problem without = problem;
   without.labels[7] = kIgnoreIndex;
   HeadUnderTest head(device_.get(), problem);
   const ChunkOutput expected = head.Run(without);
   const std::vector<float> expected_gradient = head.Gradient();
+  const std::vector<float> expected_bias = head.BiasGradient();
   head.backend().ResetGradient();
   // Gathered with a chunk of another client's.
   const std::vector<ChunkOutput> outputs =
@@ -84,6 +86,7 @@ TEST_P(Limits, ARowThatOverflowsIsNaNAloneAndNeverReachesDw) {
     EXPECT_TRUE(SameBits(&dx[row * 40], &expected.dx[row * 40], 40)) << row;
   }
   EXPECT_LT(RelativeError(head.Gradient(), {expected_gradient.begin(), expected_gradient.end()}), 1e-5);
+  EXPECT_LT(RelativeError(head.BiasGradient(), {expected_bias.begin(), expected_bias.end()}), 1e-5);
 }
 
 TEST_P(Limits, AHugeGradientScaleNeverMakesDwNaN) {
@@ -92,6 +95,27 @@ TEST_P(Limits, AHugeGradientScaleNeverMakesDwNaN) {
   HeadUnderTest head(device_.get(), problem);
   head.Run(problem);
   EXPECT_EQ(NonFinite(head.Gradient()), 0);
+}
+
+// x is 0, so that dW is too; db is not.
+TEST_P(Limits, HugeGradientsOfRowsOfZerosNeverReachDb) {
+  for (const float smoothing : {0.0f, 0.1f}) {
+    Problem problem = RandomProblem({.shape = {5, 300, 24}, .type = type()});
+    problem.bias.assign(300, 0.5f);
+    problem.options.label_smoothing = smoothing;
+    problem.gradient_scale = 1e20f;
+    problem.token_weights = {1, 1, 1e12f, 1, 1};
+    const auto row_bytes = static_cast<int64_t>(problem.hidden_states.size() / 5);
+    std::fill_n(problem.hidden_states.begin() + 2 * row_bytes, row_bytes, 0);
+    HeadUnderTest head(device_.get(), problem);
+    EXPECT_TRUE(std::isnan(head.Run(problem).losses[2])) << "the row says so";
+    const std::vector<float> gradient = head.BiasGradient();
+    head.backend().ResetGradient();
+    problem.labels[2] = kIgnoreIndex;
+    head.Run(problem);
+    const std::vector<float> without = head.BiasGradient();
+    EXPECT_LT(RelativeError(gradient, {without.begin(), without.end()}), 1e-6);
+  }
 }
 
 TEST_P(Limits, RowsOfZerosWithAHugeScaleLeaveOtherClientsDwAlone) {
@@ -142,7 +166,8 @@ TEST_P(Limits, TheLargestChunkIsServed) {
 
 TEST_P(Limits, AHeadHoldsWhatWasPlannedForIt) {
   for (const auto& shape : {kernels::testing::Shape{1, 1, 1}, {1, 50257, 123}, {1, 1000, 256}}) {
-    const Problem problem = RandomProblem({.shape = shape, .type = type()});
+    Problem problem = RandomProblem({.shape = shape, .type = type()});
+    if (shape.vocab == 1000) problem.bias.assign(1000, 0.5f);
     HeadUnderTest head(device_.get(), problem);
     const absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(head.config());
     ASSERT_TRUE(plan.ok()) << plan.status();

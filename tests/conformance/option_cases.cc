@@ -75,6 +75,10 @@ std::vector<OptionCase> OptionsAlone(DataType type) {
   add("class_weights", [&](Problem& p) { p.class_weights = dice.ClassWeights(p.shape.vocab); });
   add("token_weights", [&](Problem& p) { p.token_weights = dice.Values(p.shape.tokens, -1.0f, 2.0f); });
   add("lse_gradients", [&](Problem& p) { p.lse_gradients = dice.Values(p.shape.tokens, -1.0f, 1.0f); });
+  for (const float value : {0.5f, 8.0f}) {
+    add(absl::StrCat("bias ", value),
+        [&](Problem& p) { p.bias = dice.Values(p.shape.vocab, -value, value); });
+  }
   add("z_gradient_scale", [](Problem& p) {
     p.options.lse_square_scale = 0.1f;
     p.z_gradient_scale = 3.0f * p.gradient_scale;
@@ -102,6 +106,10 @@ OptionCase RandomOptions(DataType type, uint64_t seed) {
   if (dice.Chance(0.4)) problem.token_weights = dice.Values(tokens, -1.0f, 2.0f);
   if (dice.Chance(0.4)) problem.lse_gradients = dice.Values(tokens, -1.0f, 1.0f);
   if (dice.Chance(0.3)) problem.z_gradient_scale = dice.Between(0.0f, 2.0f) * problem.gradient_scale;
+  if (dice.Chance(0.4)) {
+    const float size = dice.OneOf({0.1f, 2.0f, 6.0f});
+    problem.bias = dice.Values(vocab, -size, size);
+  }
   return {absl::StrCat("seed ", seed), std::move(problem)};
 }
 
@@ -109,6 +117,7 @@ std::string DescribeOptions(const Problem& problem) {
   const kernels::LossOptions& o = problem.options;
   std::string text = absl::StrCat(Describe(problem.shape), ", scale ", o.logit_scale, ", softcap ", o.softcap,
                                   ", smoothing ", o.label_smoothing, ", z ", o.lse_square_scale);
+  if (!problem.bias.empty()) absl::StrAppend(&text, ", bias");
   if (!problem.class_weights.empty()) absl::StrAppend(&text, ", class weights");
   if (!problem.token_weights.empty()) absl::StrAppend(&text, ", token weights");
   if (!problem.lse_gradients.empty()) absl::StrAppend(&text, ", lse gradients");

@@ -82,8 +82,9 @@ class OptionProperties : public HeadTest {
     std::mt19937_64 random(1);
     std::uniform_real_distribution<float> uniform(0.1f, 2.0f);
     for (std::vector<float>* values :
-         {&problem.class_weights, &problem.token_weights, &problem.lse_gradients}) {
-      values->resize(static_cast<size_t>(values == &problem.class_weights ? 517 : 300));
+         {&problem.class_weights, &problem.token_weights, &problem.lse_gradients, &problem.bias}) {
+      const bool of_entries = values == &problem.class_weights || values == &problem.bias;
+      values->resize(static_cast<size_t>(of_entries ? 517 : 300));
       std::ranges::generate(*values, [&] { return uniform(random); });
     }
     for (size_t r = 0; r < problem.labels.size(); r += 7) problem.labels[r] = kIgnoreIndex;
@@ -126,6 +127,7 @@ TEST_P(OptionProperties, RowsHaveTheSameBitsInChunksOfAnySize) {
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput whole = head.Run(problem, kind.returns);
     const std::vector<float> gradient = head.Gradient();
+    const std::vector<float> bias_gradient = head.BiasGradient();
     head.backend().ResetGradient();
     std::vector<int64_t> sizes;
     for (int64_t left = tokens, size = 1; left > 0; size = 3 * size + 1) {
@@ -145,6 +147,7 @@ TEST_P(OptionProperties, RowsHaveTheSameBitsInChunksOfAnySize) {
       first += sizes[i];
     }
     EXPECT_LT(Difference(head.Gradient(), gradient), GradientError());
+    EXPECT_LT(Difference(head.BiasGradient(), bias_gradient), GradientError());
   }
 }
 
@@ -158,6 +161,7 @@ TEST_P(OptionProperties, RowsMayComeInAnyOrder) {
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput straight = head.Run(problem, wanted);
     const std::vector<float> gradient = head.Gradient();
+    const std::vector<float> bias_gradient = head.BiasGradient();
     head.backend().ResetGradient();
     const ChunkOutput shuffled = head.Run(Reordered(problem, order), wanted);
     for (size_t to = 0; to < order.size(); ++to) {
@@ -165,6 +169,7 @@ TEST_P(OptionProperties, RowsMayComeInAnyOrder) {
                  Part(straight, order[to], 1, problem.shape.hidden, wanted.top_k));
     }
     EXPECT_LT(Difference(head.Gradient(), gradient), GradientError());
+    EXPECT_LT(Difference(head.BiasGradient(), bias_gradient), GradientError());
   }
 }
 
@@ -174,6 +179,7 @@ TEST_P(OptionProperties, TwiceTheScaleGivesExactlyTwiceTheGradients) {
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput once = head.Run(problem);
     const std::vector<float> gradient = head.Gradient();
+    const std::vector<float> bias_gradient = head.BiasGradient();
     head.backend().ResetGradient();
     problem.gradient_scale *= 2;
     if (problem.z_gradient_scale.has_value()) *problem.z_gradient_scale *= 2;
@@ -181,6 +187,7 @@ TEST_P(OptionProperties, TwiceTheScaleGivesExactlyTwiceTheGradients) {
     EXPECT_TRUE(SameBits(twice.losses, once.losses));
     EXPECT_TRUE(SameUnlessTiny(twice.dx, Times(2, once.dx)));
     EXPECT_TRUE(SameUnlessTiny(head.Gradient(), Times(2, gradient)));
+    EXPECT_TRUE(SameUnlessTiny(head.BiasGradient(), Times(2, bias_gradient)));
   }
 }
 
@@ -190,8 +197,10 @@ TEST_P(OptionProperties, TheSameRowsAgainDoubleTheWeightGradient) {
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput once = head.Run(problem);
     const std::vector<float> gradient = head.Gradient();
+    const std::vector<float> bias_gradient = head.BiasGradient();
     ExpectSame(head.Run(problem), once);
     EXPECT_LT(Difference(head.Gradient(), Times(2, gradient)), kOrderError);
+    EXPECT_TRUE(SameUnlessTiny(head.BiasGradient(), Times(2, bias_gradient)));
   }
 }
 
@@ -204,10 +213,12 @@ TEST_P(OptionProperties, LossOnlyTellsTheSameAndAddsNothing) {
     const std::vector<ChunkInput> rows = {RowsOf(problem, 0, problem.shape.tokens)};
     ChunkOutput whole = head.Run(kind, rows).front();
     const std::vector<float> gradient = head.Gradient();
+    const std::vector<float> bias_gradient = head.BiasGradient();
     kind.mode = ComputeMode::kLossOnly;
     whole.dx.clear();
     ExpectSame(head.Run(kind, rows).front(), whole);
     EXPECT_TRUE(SameBits(head.Gradient(), gradient));
+    EXPECT_TRUE(SameBits(head.BiasGradient(), bias_gradient));
   }
 }
 
@@ -228,11 +239,13 @@ TEST_P(OptionProperties, ARowOfNoWeightIsAsIfItWereIgnored) {
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput weighted = head.Run(problem);
     const std::vector<float> gradient = head.Gradient();
+    const std::vector<float> bias_gradient = head.BiasGradient();
     head.backend().ResetGradient();
     const ChunkOutput ignored = head.Run(without);
     for (size_t i = 0; i < ignored.losses.size(); ++i) EXPECT_EQ(weighted.losses[i], ignored.losses[i]);
     for (size_t i = 0; i < ignored.dx.size(); ++i) EXPECT_EQ(weighted.dx[i], ignored.dx[i]);
     EXPECT_LT(Difference(gradient, head.Gradient()), GradientError());
+    EXPECT_LT(Difference(bias_gradient, head.BiasGradient()), GradientError());
   }
 }
 
@@ -254,6 +267,7 @@ TEST_P(OptionProperties, FactorsBeyondAllRangeDoNotReachTheWeightGradient) {
       const ChunkOutput output = head.Run(problem);
       EXPECT_TRUE(std::isnan(output.losses[2])) << "the row says so";
       const std::vector<float> gradient = head.Gradient();
+      const std::vector<float> bias_gradient = head.BiasGradient();
       head.backend().ResetGradient();
       problem.labels[2] = kIgnoreIndex;
       head.Run(problem);
@@ -266,11 +280,16 @@ TEST_P(OptionProperties, FactorsBeyondAllRangeDoNotReachTheWeightGradient) {
 // each other: first ℓ of each half, then what is upstream of it. So it is with any loss made of ℓ and the
 // label's log-probability.
 TEST_P(OptionProperties, ShardsOfTheVocabularySumToTheWhole) {
-  const Problem whole = RandomProblem({.shape = {33, 400, 40}, .type = type(), .logit_deviation = 3.0});
+  Problem whole = RandomProblem({.shape = {33, 400, 40}, .type = type(), .logit_deviation = 3.0});
+  std::mt19937_64 random(3);
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  whole.bias.resize(400);
+  std::ranges::generate(whole.bias, [&] { return normal(random); });
   constexpr int64_t kHalf = 200;
   HeadUnderTest head(device_.get(), whole);
   const ChunkOutput expected = head.Run(whole, kAllReturns);
   const std::vector<float> gradient = head.Gradient();
+  const std::vector<float> bias_gradient = head.BiasGradient();
 
   const auto tokens = static_cast<size_t>(whole.shape.tokens);
   std::vector<Problem> shards(2, whole);
@@ -279,6 +298,7 @@ TEST_P(OptionProperties, ShardsOfTheVocabularySumToTheWhole) {
     Problem& half = shards[static_cast<size_t>(shard)];
     half.shape.vocab = kHalf;
     half.weight = Part(whole.weight, shard * kHalf, kHalf, 40 * kernels::SizeOf(type()));
+    half.bias = Part(whole.bias, shard * kHalf, kHalf, 1);
     half.token_weights.assign(tokens, 1.0f);
     for (size_t r = 0; r < tokens; ++r) {
       half.labels[r] = whole.labels[r] - shard * kHalf;
@@ -290,6 +310,7 @@ TEST_P(OptionProperties, ShardsOfTheVocabularySumToTheWhole) {
   }
   std::vector<float> dx(expected.dx.size());
   std::vector<float> dw;
+  std::vector<float> db;
   for (size_t shard = 0; shard < 2; ++shard) {
     Problem& half = shards[shard];
     for (size_t r = 0; r < tokens; ++r) {
@@ -304,9 +325,35 @@ TEST_P(OptionProperties, ShardsOfTheVocabularySumToTheWhole) {
     for (size_t i = 0; i < dx.size(); ++i) dx[i] += output.dx[i];
     const std::vector<float> rows = part.Gradient();
     dw.insert(dw.end(), rows.begin(), rows.end());
+    const std::vector<float> bias_rows = part.BiasGradient();
+    db.insert(db.end(), bias_rows.begin(), bias_rows.end());
   }
   EXPECT_LT(Difference(dx, expected.dx), 2 * GradientError());
   EXPECT_LT(Difference(dw, gradient), 2 * GradientError());
+  EXPECT_LT(Difference(db, bias_gradient), 2 * GradientError());
+}
+
+// Of a head with a bias: chunks that do without are as on a head that has none, whichever comes first.
+TEST_P(OptionProperties, ChunksWithoutTheBiasAddNothingToItsGradient) {
+  Problem with = ManyRows();
+  with.options.softcap = 0;
+  Problem without = with;
+  without.bias.clear();
+  HeadUnderTest plain(device_.get(), without);
+  const ChunkOutput expected = plain.Run(without);
+  HeadUnderTest head(device_.get(), with);
+  head.Run(with);
+  const std::vector<float> gradient = head.Gradient();
+  const std::vector<float> bias_gradient = head.BiasGradient();
+  head.backend().ResetGradient();
+  ExpectSame(head.Run(without), expected);
+  EXPECT_TRUE(SameBits(head.Gradient(), plain.Gradient()));
+  EXPECT_TRUE(SameBits(head.BiasGradient(), std::vector<float>(517))) << "not what was in it before";
+  head.Run(with);
+  EXPECT_TRUE(SameBits(head.BiasGradient(), bias_gradient));
+  head.Run(without);
+  EXPECT_TRUE(SameBits(head.BiasGradient(), bias_gradient));
+  EXPECT_GT(Difference(head.Gradient(), gradient), 0.1) << "all of them are in dW";
 }
 
 TEST_P(OptionProperties, EqualLogitsAreEquallyLikely) {
@@ -336,7 +383,7 @@ TEST_P(OptionProperties, AFrozenHeadGivesTheSameInputGradientsAndTakesNoMemoryFo
     HeadConfig config = usual.config();
     config.weight_gradients = WeightGradients::kFrozen;
     HeadUnderTest frozen(device_.get(), config);
-    frozen.Publish(problem.weight);
+    frozen.Publish(problem.weight, problem.bias);
     const WantedReturns wanted = Wanted(problem);
     ExpectSame(frozen.Run(problem, wanted), usual.Run(problem, wanted));
     const MemoryPlan memory = frozen.backend().MemoryReport();

@@ -52,10 +52,11 @@ double Distance(const std::vector<float>& actual, const std::vector<double>& exp
   return std::sqrt(sum);
 }
 
-// How large the terms of dX and dW are: they may cancel in the sum, and what is rounded are the terms.
+// How large the terms of dX, dW and db are: they may cancel in the sum, and what is rounded are the terms.
 struct Sizes {
   double dx = 0;
   double dw = 0;
+  double db = 0;
 };
 
 // Of a label's own part, as if its p were 0.
@@ -65,6 +66,7 @@ Sizes SizesOfLabels(const Problem& problem) {
   const std::vector<float> x = problem.HiddenStates();
   double dx = 0;
   double dw = 0;
+  double db = 0;
   for (size_t r = 0; r < problem.labels.size(); ++r) {
     if (problem.labels[r] == kIgnoreIndex) continue;
     const auto label = static_cast<size_t>(problem.labels[r]);
@@ -76,14 +78,16 @@ Sizes SizesOfLabels(const Problem& problem) {
       dx += square(weight[label * hidden + h]);
       dw += square(x[r * hidden + h]);
     }
+    db += square(1.0f);
   }
-  return {std::sqrt(dx), std::sqrt(dw)};
+  return {std::sqrt(dx), std::sqrt(dw), std::sqrt(db)};
 }
 
 Sizes SizesOfTerms(const Problem& problem, const Reference& whole) {
-  Sizes sizes{Norm(whole.dx), Norm(whole.dw)};
+  const Sizes labels = SizesOfLabels(problem);
+  // What rows add to db has no sign of x's to keep it from cancelling, whatever the options.
+  Sizes sizes{Norm(whole.dx), Norm(whole.dw), Norm(whole.db) + labels.db};
   if (problem.options.label_smoothing > 0) {
-    const Sizes labels = SizesOfLabels(problem);
     sizes.dx += labels.dx;
     sizes.dw += labels.dw;
   }
@@ -93,6 +97,7 @@ Sizes SizesOfTerms(const Problem& problem, const Reference& whole) {
     const Reference reference = RunReference(part);
     sizes.dx += Norm(reference.dx);
     sizes.dw += Norm(reference.dw);
+    sizes.db += Norm(reference.db);
   };
   if (problem.options.label_smoothing > 0) add([](Problem& p) { p.options.label_smoothing = 0; });
   if (problem.options.lse_square_scale > 0) add([](Problem& p) { p.options.lse_square_scale = 0; });
@@ -202,6 +207,9 @@ class Options : public HeadTest {
     const ChunkOutput output = head.Run(problem, wanted_);
     EXPECT_LE(Distance(output.dx, reference.dx), GradientError() * sizes.dx);
     EXPECT_LE(Distance(head.Gradient(), reference.dw), GradientError() * sizes.dw);
+    if (!problem.bias.empty()) {
+      EXPECT_LE(Distance(head.BiasGradient(), reference.db), GradientError() * sizes.db);
+    }
     for (int64_t r = 0; r < problem.shape.tokens; ++r) ExpectRow(problem, reference, output, r);
     ++cases_;
   }

@@ -79,6 +79,53 @@ TEST_P(State, BatchesSeeTheWeightsThatWerePublishedBeforeThem) {
   }
 }
 
+std::vector<float> Ramp(float step) {
+  std::vector<float> values(kVocab);
+  for (size_t v = 0; v < values.size(); ++v) values[v] = step * static_cast<float>(v % 7);
+  return values;
+}
+
+// Weights and bias are one version.
+TEST_P(State, BatchesSeeTheBiasThatWasPublishedWithTheirWeights) {
+  Problem before = MakeProblem(1, 300);
+  before.bias = Ramp(0.5f);
+  before.options.label_smoothing = 0.1f;
+  Problem after = before;
+  after.bias = Ramp(-0.25f);
+  HeadUnderTest head(device_.get(), before);
+  const ChunkOutput expected_before = head.Run(before);
+  head.Publish(after.weight, after.bias);
+  const ChunkOutput expected_after = head.Run(after);
+  EXPECT_FALSE(SameBits(expected_before.losses, expected_after.losses));
+  head.Publish(before.weight, before.bias);
+  const std::unique_ptr<BatchUnderWay> first = head.Start(KindOf(before), {RowsOf(before, 0, 300)});
+  head.Publish(after.weight, after.bias);
+  const std::unique_ptr<BatchUnderWay> second = head.Start(KindOf(before), {RowsOf(before, 0, 300)});
+  for (const auto& [from, rows] : kRanges) {
+    EXPECT_TRUE(
+        SameBits(head.Bias(from, rows), {after.bias.begin() + from, after.bias.begin() + from + rows}));
+  }
+  EXPECT_TRUE(SameBits(first->Await().front().losses, expected_before.losses));
+  EXPECT_TRUE(SameBits(second->Await().front().losses, expected_after.losses));
+}
+
+TEST_P(State, TheGradientOfTheBiasIsReadInRowsAndZeroAfterAReset) {
+  Problem problem = MakeProblem(1);
+  problem.bias = Ramp(0.5f);
+  HeadUnderTest head(device_.get(), problem);
+  EXPECT_TRUE(SameBits(head.BiasGradient(), std::vector<float>(kVocab)));
+  head.Run(problem);
+  const std::vector<float> whole = head.BiasGradient();
+  for (const auto& [first, rows] : kRanges) {
+    EXPECT_TRUE(
+        SameBits(head.BiasGradient(first, rows), {whole.begin() + first, whole.begin() + first + rows}));
+  }
+  head.backend().ResetGradient();
+  EXPECT_TRUE(SameBits(head.BiasGradient(), std::vector<float>(kVocab)));
+  head.Run(problem);
+  EXPECT_TRUE(SameBits(head.BiasGradient(), whole));
+}
+
 TEST_P(State, TheGradientIsZeroBeforeTheFirstContribution) {
   Problem problem = MakeProblem(1);
   HeadUnderTest head(device_.get(), problem);

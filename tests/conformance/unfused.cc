@@ -66,6 +66,9 @@ UnfusedResult RunUnfused(const Problem& problem) {
   // bf16 values multiply exactly in fp32, so fp32 products of them are bf16 products with fp32 accumulation.
   std::vector<float> logits(static_cast<size_t>(n * v));
   dnnl::sgemm('N', 'T', n, v, h, 1.0f, x.data(), h, weight.data(), h, 0.0f, logits.data(), v);
+  if (!problem.bias.empty()) {
+    for (size_t i = 0; i < logits.size(); ++i) logits[i] += problem.bias[i % static_cast<size_t>(v)];
+  }
   Round(problem.weight_type, logits);
   UnfusedResult result;
   result.losses.resize(static_cast<size_t>(n));
@@ -75,6 +78,8 @@ UnfusedResult RunUnfused(const Problem& problem) {
   Round(problem.weight_type, logits);
   result.dx.resize(static_cast<size_t>(n * h));
   result.dw.resize(static_cast<size_t>(v * h));
+  result.db.resize(static_cast<size_t>(v));
+  for (size_t i = 0; i < logits.size(); ++i) result.db[i % static_cast<size_t>(v)] += logits[i];
   dnnl::sgemm('N', 'N', n, h, v, 1.0f, logits.data(), v, weight.data(), h, 0.0f, result.dx.data(), h);
   dnnl::sgemm('T', 'N', v, h, n, 1.0f, logits.data(), v, x.data(), h, 0.0f, result.dw.data(), h);
   return result;

@@ -307,7 +307,7 @@ TEST(CudaPipeline, HasThreeBatchesUnderWayAndAnswersBeforeTheGradientIsComplete)
   if (!device.ok()) GTEST_SKIP() << device.status();
   const HeadConfig config{"h", LargeBatch::kEntries, LargeBatch::kWidth, DataType::kBFloat16};
   const std::unique_ptr<HeadBackend> head = *(*device)->CreateHead(config);
-  ASSERT_TRUE(head->PublishWeights(*HostBuffer::Create(config.weight_bytes(), Commit::kNow)).ok());
+  ASSERT_TRUE(head->PublishWeights({*HostBuffer::Create(config.weight_bytes(), Commit::kNow)}).ok());
   const RowKind kind{DataType::kBFloat16, DataType::kBFloat16, ComputeMode::kLossAndGradients};
   int polls = 0;
   std::vector<LargeBatch> batches(6);
@@ -349,7 +349,7 @@ TEST(CudaDevice, AHeadThatDoesNotFitIsRefusedAndHarmsNothing) {
   EXPECT_EQ((*device)->CreateHead(huge).status().code(), absl::StatusCode::kResourceExhausted);
   const HeadConfig small{"small", 64, 8, DataType::kBFloat16};
   const std::unique_ptr<HeadBackend> head = *(*device)->CreateHead(small);
-  ASSERT_TRUE(head->PublishWeights(*HostBuffer::Create(small.weight_bytes(), Commit::kNow)).ok());
+  ASSERT_TRUE(head->PublishWeights({*HostBuffer::Create(small.weight_bytes(), Commit::kNow)}).ok());
   const std::vector<float> hidden(8, 1.0f);
   const int64_t label = 3;
   float loss = 0;

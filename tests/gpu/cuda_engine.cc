@@ -80,8 +80,8 @@ std::vector<float> CudaEngine::TakeGradient() const {
   if (!flush.ok()) return {};
   std::vector<float> gradient(static_cast<size_t>(info.config.elements()));
   std::promise<absl::Status> read;
-  head->ReadGradient(flush->flush_id, 0, info.config.vocab_size, kernels::DataType::kFloat32, gradient.data(),
-                     [&](absl::Status status) { read.set_value(std::move(status)); });
+  head->ReadGradient(flush->flush_id, 0, info.config.vocab_size, kernels::DataType::kFloat32,
+                     {gradient.data()}, [&](absl::Status status) { read.set_value(std::move(status)); });
   const absl::Status status = read.get_future().get();
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_TRUE(head->CommitFlush(flush->flush_id).ok());

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 
+#include "kernels/cuda/bias.h"
 #include "kernels/cuda/owners.h"
 #include "kernels/cuda/smoothing.h"
 
@@ -115,6 +116,7 @@ class Runner {
     LinearCrossEntropy step(shape, options_.path, tile_rows, buffers_.back()->data(), library.get());
     LinearCrossEntropy::Batch batch;
     LOSSD_CUDA_PASS_ON(FillInputs(&batch));
+    LOSSD_CUDA_PASS_ON(FillBias(&batch));
     LOSSD_CUDA_PASS_ON(FillRows(SelectRows(problem_, options_, step), &batch));
     LOSSD_CUDA_PASS_ON(FillOutputs(&batch));
     LOSSD_CUDA_PASS_ON(FillReturns(&batch.returns));
@@ -168,6 +170,25 @@ class Runner {
     batch->classes.vocabulary_sum = vocabulary_sum;
     return cuda::SumVocabulary(problem_.weight_type, batch->weight, vocab_, padded_, batch->classes.weights,
                                vocabulary_sum, nullptr);
+  }
+
+  // Ends where the vocabulary does, to the byte: nothing may be read behind it that counts.
+  Result FillBias(LinearCrossEntropy::Batch* batch) {
+    if (problem_.bias.empty()) return {};
+    LOSSD_CUDA_PASS_ON(MakeArray("bias", problem_.bias, &batch->bias));
+    float* largest = nullptr;
+    LOSSD_CUDA_PASS_ON(MakeFilled("bias_largest", 1, 0.0f, &largest));
+    LOSSD_CUDA_PASS_ON(cuda::LargestMagnitude(DataType::kFloat32, batch->bias, vocab_, largest, nullptr));
+    batch->bias_largest = largest;
+    double* sum = nullptr;
+    LOSSD_CUDA_PASS_ON(MakeFilled("bias_sum", 1, std::numeric_limits<double>::quiet_NaN(), &sum));
+    batch->classes.bias_sum = sum;
+    LOSSD_CUDA_PASS_ON(cuda::SumBias(batch->bias, vocab_, batch->classes.weights, sum, nullptr));
+    std::vector<float> initial = options_.initial_db;
+    initial.resize(static_cast<size_t>(vocab_), std::numeric_limits<float>::quiet_NaN());
+    LOSSD_CUDA_PASS_ON(MakeArray("db", initial, &batch->db));
+    db_ = buffers_.back().get();
+    return {};
   }
 
   Result FillRows(const BatchRows& rows, LinearCrossEntropy::Batch* batch) {
@@ -247,6 +268,7 @@ class Runner {
     LOSSD_CUDA_PASS_ON(dx_->Read(&narrow));
     outcome->dx.resize(static_cast<size_t>(tokens_ * hidden_));
     Convert(options_.dx_type, narrow.data(), DataType::kFloat32, outcome->dx.data(), tokens_ * hidden_);
+    if (db_ != nullptr) LOSSD_CUDA_PASS_ON(db_->Read(&outcome->db));
     std::vector<float> wide;
     std::vector<float> smoothing;
     LOSSD_CUDA_PASS_ON(dw_->Read(&wide));
@@ -285,6 +307,7 @@ class Runner {
   size_t returned_ = 0;  // the first buffer of the returns
   const GuardedBuffer* dx_ = nullptr;
   const GuardedBuffer* dw_ = nullptr;
+  const GuardedBuffer* db_ = nullptr;  // with a bias only
   const GuardedBuffer* smoothing_ = nullptr;
   const GuardedBuffer* redone_ = nullptr;
 };

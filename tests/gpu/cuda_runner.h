@@ -21,6 +21,7 @@ struct CudaOptions {
   int32_t exponent_bias = 0;
   std::vector<float> shares{};      // of each token; empty: all 1
   std::vector<float> initial_dw{};  // empty: NaN everywhere
+  std::vector<float> initial_db{};  // the same; of problems with a bias
   bool whole_rows = false;          // whether all is to be told that takes whole logits
   int32_t top_k = 0;                // with whole_rows
 };
@@ -41,6 +42,7 @@ struct CudaOutcome {
   std::vector<float> top_log_probabilities;  // [N, top_k]
   std::vector<float> dx;                     // [N, H] widened; 0 for ignored rows
   std::vector<float> dw;                     // [V, H], with the term that the step keeps beside it
+  std::vector<float> db;                     // [V]; empty without a bias
 };
 
 // Whether this machine's device takes this path for heads of this type.

@@ -158,7 +158,7 @@ class InProcess {
         engine::HostBuffer::Create(static_cast<int64_t>(data.weights.size()), engine::Commit::kNow);
     Require(weights.status(), "no memory");
     std::memcpy(weights->data(), data.weights.data(), data.weights.size());
-    Require(backend_->PublishWeights(*std::move(weights)), "weights");
+    Require(backend_->PublishWeights({*std::move(weights)}), "weights");
   }
 
   void Batch() { Run(options_.tokens, engine::ComputeMode::kLossAndGradients); }

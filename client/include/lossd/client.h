@@ -68,6 +68,8 @@ struct HeadConfig {
   // server, in up to so many bytes of its memory, until its device is idle or the window is flushed. It costs
   // a product more, while nobody waits.
   int64_t deferred_bytes = 0;
+  // Logits are logit_scale·(x·Wᵀ + b), b in fp32 [V]. It is written, read and flushed with the weights.
+  bool bias = false;
   // [V], each finite and at least 0, not all 0; empty: none. For CreateHead: a server does not tell them,
   // only whether there are any.
   std::vector<float> class_weights = {};
@@ -315,8 +317,9 @@ struct FlushResult {
   int64_t rows = 0;
   int64_t columns = 0;
   double norm = 0;
+  double bias_norm = 0;  // of the bias's gradient; 0 of a head without one
   uint64_t window_tokens = 0;
-  int64_t non_finite = 0;
+  int64_t non_finite = 0;  // of the bias's gradient as well
 };
 
 // A handle to a head; cheap to copy, thread-safe.
@@ -331,6 +334,12 @@ class Head {
                                         const Progress& progress = {}) const;
   // Reads all rows, of one version, as `type` into `weights` [V, H].
   absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, const Progress& progress = {}) const;
+  // The same of a head with a bias [V], which is part of the version; each finite. INVALID_ARGUMENT if a head
+  // has a bias and none is given here, or the other way round.
+  absl::StatusOr<uint64_t> WriteWeights(DataType type, const void* weights, std::span<const float> bias,
+                                        const Progress& progress = {}) const;
+  absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, std::span<float> bias,
+                                       const Progress& progress = {}) const;
 
   // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.
@@ -339,11 +348,13 @@ class Head {
   // Freezes the window, reads dW [V, H] as options.dtype into `gradient`, checks it (fp32) against the
   // server's checksum, and commits. If the read is cut it resumes at the row reached; if anything fails for
   // good the window is reopened whole (AbortFlush), so nothing is lost. `marks`: of every session that
-  // contributed. FAILED_PRECONDITION if the head is frozen.
+  // contributed. `bias_gradient`: db [V], always fp32, of a head with a bias; otherwise empty
+  // (INVALID_ARGUMENT if not, and nothing is frozen). FAILED_PRECONDITION if the head is frozen.
   absl::StatusOr<FlushResult> Flush(const FlushOptions& options, std::span<const SessionMarks> marks,
-                                    void* gradient) const;
-  // The same into a safetensors file with one tensor "lm_head.weight.grad" [V, H]. The file appears under its
-  // name only when it is complete and on disk, and the window is committed after that.
+                                    void* gradient, std::span<float> bias_gradient = {}) const;
+  // The same into a safetensors file with the tensor "lm_head.weight.grad" [V, H], and of a head with a bias
+  // "lm_head.bias.grad" [V]. The file appears under its name only when it is complete and on disk, and the
+  // window is committed after that.
   absl::StatusOr<FlushResult> FlushToFile(const FlushOptions& options, std::span<const SessionMarks> marks,
                                           const std::string& path) const;
   absl::Status CommitFlush(const std::string& flush_id) const;

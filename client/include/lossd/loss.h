@@ -24,6 +24,12 @@ enum class ClassWeights {
   kUse,  // INVALID_ARGUMENT if the head has none
 };
 
+enum class Bias {
+  kOfHead,  // it counts if the head has one
+  kIgnore,
+  kUse,  // INVALID_ARGUMENT if the head has none
+};
+
 struct LossOptions {
   float label_smoothing = 0.0F;   // ε, in [0, 1]
   float lse_square_scale = 0.0F;  // λ of the z-loss λ·lse²; finite, at least 0
@@ -31,6 +37,7 @@ struct LossOptions {
   std::optional<float> logit_scale = {};
   std::optional<float> softcap = {};
   ClassWeights class_weights = ClassWeights::kOfHead;
+  Bias bias = Bias::kOfHead;
 };
 
 // How far a token's distribution q is from the teacher's p.

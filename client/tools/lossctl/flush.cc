@@ -61,6 +61,8 @@ absl::Status Flush(const Context& context, const FlushCommandOptions& options) {
       "': ", DescribeShape(result->rows, result->columns, type), ", ", FormatBytes(bytes), ".\n");
   absl::StrAppendFormat(&text, "  norm %.9g over %s tokens; generation %d begins.\n", result->norm,
                         WithCommas(static_cast<int64_t>(result->window_tokens)), result->generation + 1);
+  if (head->config().bias)
+    absl::StrAppendFormat(&text, "  With the bias's gradient, norm %.9g.\n", result->bias_norm);
   if (result->non_finite > 0) {
     absl::StrAppend(&text, "  WARNING: ", WithCommas(result->non_finite), " elements are NaN or infinite.\n");
   }
@@ -77,6 +79,11 @@ absl::Status Flush(const Context& context, const FlushCommandOptions& options) {
       {"window_tokens", result->window_tokens},
       {"non_finite", result->non_finite}};
   if (std::isfinite(result->norm)) json["norm"] = result->norm;
+  if (head->config().bias) {
+    json["bias_tensor"] = "lm_head.bias.grad";
+    json["bias_norm"] = nullptr;
+    if (std::isfinite(result->bias_norm)) json["bias_norm"] = result->bias_norm;
+  }
   context.Print(json, text);
   return absl::OkStatus();
 }

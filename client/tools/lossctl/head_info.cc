@@ -53,6 +53,7 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"softcap", head.config.softcap},
           {"frozen", head.config.frozen},
           {"deferred_bytes", head.config.deferred_bytes},
+          {"bias", head.config.bias},
           {"class_weights", head.config.has_class_weights},
           {"weight_version", head.weight_version},
           {"generation", head.generation},
@@ -94,6 +95,7 @@ std::string DescribeLoss(const HeadConfig& config, absl::string_view before) {
   std::vector<std::string> parts;
   if (config.logit_scale != 1) parts.push_back(absl::StrCat("logit scale ", config.logit_scale));
   if (config.softcap != 0) parts.push_back(absl::StrCat("softcap ", config.softcap));
+  if (config.bias) parts.emplace_back("bias");
   if (config.has_class_weights) parts.emplace_back("class weights");
   if (config.frozen && !before.empty()) parts.emplace_back("frozen");
   if (config.deferred_bytes > 0) {

@@ -1,9 +1,13 @@
 // lossctl head load
 #include <memory>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "CLI/Option.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/src/data_type.h"
 #include "client/src/safetensors.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
@@ -17,10 +21,13 @@ namespace {
 // Where models that tie their output to their input keep the weight of the head.
 constexpr char kTiedTensor[] = "model.embed_tokens.weight";
 
+constexpr char kBiasTensor[] = "lm_head.bias";
+
 struct LoadOptions {
   std::string name;
   std::string path;
   std::string tensor = "lm_head.weight";
+  std::string bias;  // tensor of the head's bias; empty: kBiasTensor
   bool create = false;
   // Of a head that is created.
   std::string dtype;  // empty: as in the file
@@ -45,15 +52,34 @@ absl::StatusOr<SafetensorsView> FindWeight(SafetensorsModel& model, const LoadOp
   return view;
 }
 
+std::string BiasTensor(const LoadOptions& options) {
+  return options.bias.empty() ? kBiasTensor : options.bias;
+}
+
+// The model's, if it has one. An error if it was named and cannot be loaded.
+absl::StatusOr<std::optional<SafetensorsView>> FindBias(SafetensorsModel& model, const LoadOptions& options,
+                                                        int64_t vocab) {
+  const std::string name = BiasTensor(options);
+  if (options.bias.empty() && !model.Contains(name)) return std::nullopt;
+  auto view = model.Find(name);
+  if (!view.ok()) return WithAdvice(view.status(), "name one of its tensors with --bias-name");
+  if (view->shape == std::vector<int64_t>{vocab}) return *std::move(view);
+  return WithAdvice(absl::InvalidArgumentError(
+                        absl::StrCat("tensor '", name, "' has shape [", absl::StrJoin(view->shape, ", "),
+                                     "]; the bias of '", options.tensor, "' needs [", vocab, "]")),
+                    "name another tensor with --bias-name");
+}
+
 absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options,
-                                      const SafetensorsView& weight) {
+                                      const SafetensorsView& weight, bool has_bias) {
   if (options.create) {
-    auto head =
-        client.CreateHead(WithOptions({.name = options.name,
-                                       .vocab_size = weight.shape[0],
-                                       .hidden_size = weight.shape[1],
-                                       .weight_type = ParseDtype(options.dtype).value_or(weight.dtype)},
-                                      options.head));
+    HeadConfig config = WithOptions({.name = options.name,
+                                     .vocab_size = weight.shape[0],
+                                     .hidden_size = weight.shape[1],
+                                     .weight_type = ParseDtype(options.dtype).value_or(weight.dtype)},
+                                    options.head);
+    config.bias = config.bias || has_bias;
+    auto head = client.CreateHead(config);
     if (!head.ok()) return WithAdvice(head.status(), CreateAdvice(head.status()));
     return head;
   }
@@ -69,7 +95,29 @@ absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options
         "tensor '", options.tensor, "' of '", options.path, "' is ", weight.shape[0], " x ", weight.shape[1],
         "; head '", options.name, "' is ", config.vocab_size, " x ", config.hidden_size));
   }
+  if (config.bias && !has_bias) {
+    return WithAdvice(
+        absl::NotFoundError(absl::StrCat("head '", options.name, "' has a bias, and '", options.path,
+                                         "' no tensor '", BiasTensor(options), "'")),
+        "name one of its tensors with --bias-name");
+  }
+  if (!config.bias && !options.bias.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head '", options.name, "' was created without a bias, which '", options.bias, "' is"));
+  }
   return head;
+}
+
+std::vector<float> Widen(const SafetensorsView& view) {
+  std::vector<float> values(static_cast<size_t>(view.shape[0]));
+  internal::ConvertElements(view.dtype, view.data.data(), DataType::kFloat32, values.data(), view.shape[0]);
+  return values;
+}
+
+// Of what becomes of the file's bias.
+std::string BiasNote(const LoadOptions& options, const HeadConfig& head, bool in_file) {
+  if (head.bias) return absl::StrCat("With the bias '", BiasTensor(options), "'.\n");
+  return in_file ? absl::StrCat("The head has no bias: '", BiasTensor(options), "' was left out.\n") : "";
 }
 
 absl::Status Load(const Context& context, const LoadOptions& options) {
@@ -79,13 +127,16 @@ absl::Status Load(const Context& context, const LoadOptions& options) {
   if (!weight.ok()) return weight.status();
   auto client = context.Connect();
   if (!client.ok()) return client.status();
-  auto head = FindOrCreateHead(**client, options, *weight);
+  const auto bias_view = FindBias(*model, options, weight->shape[0]);
+  if (!bias_view.ok()) return bias_view.status();
+  auto head = FindOrCreateHead(**client, options, *weight, bias_view->has_value());
   if (!head.ok()) return head.status();
+  const std::vector<float> bias = head->config().bias ? Widen(**bias_view) : std::vector<float>();
 
   absl::StatusOr<uint64_t> version;
   {
     ProgressBar bar(absl::StrCat("loading ", options.name), context.progress_style());
-    version = head->WriteWeights(weight->dtype, weight->data.data(),
+    version = head->WriteWeights(weight->dtype, weight->data.data(), bias,
                                  [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
   }
   if (!version.ok()) return version.status();
@@ -99,15 +150,17 @@ absl::Status Load(const Context& context, const LoadOptions& options) {
     absl::StrAppend(&text, "The file has ", Name(weight->dtype), ": values were converted to ",
                     Name(config.weight_type), ".\n");
   }
-  context.Print({{"head", config.name},
-                 {"file", options.path},
-                 {"tensor", options.tensor},
-                 {"file_dtype", Name(weight->dtype)},
-                 {"vocab_size", config.vocab_size},
-                 {"hidden_size", config.hidden_size},
-                 {"dtype", Name(config.weight_type)},
-                 {"weight_version", *version}},
-                text);
+  absl::StrAppend(&text, BiasNote(options, config, bias_view->has_value()));
+  nlohmann::ordered_json json = {{"head", config.name},
+                                 {"file", options.path},
+                                 {"tensor", options.tensor},
+                                 {"file_dtype", Name(weight->dtype)},
+                                 {"vocab_size", config.vocab_size},
+                                 {"hidden_size", config.hidden_size},
+                                 {"dtype", Name(config.weight_type)},
+                                 {"weight_version", *version}};
+  if (config.bias) json["bias_tensor"] = BiasTensor(options);
+  context.Print(json, text);
   return absl::OkStatus();
 }
 
@@ -122,8 +175,11 @@ void AddHeadLoadCommand(CLI::App& head, Context& context) {
       ->type_name("PATH");
   command->add_option("--tensor", options->tensor, "Tensor to load (default: lm_head.weight)")
       ->type_name("TENSOR");
+  command->add_option("--bias-name", options->bias, "Tensor of a head's bias (default: lm_head.bias)")
+      ->type_name("TENSOR");
   CLI::Option* create =
-      command->add_flag("--create", options->create, "Create the head as the tensor's shape says");
+      command->add_flag("--create", options->create,
+                        "Create the head as the tensor's shape says, with a bias if the file has one");
   AddDtypeOption(*command, options->dtype, "With --create: element type of the head (default: the file's)")
       ->needs(create);
   for (CLI::Option* option : AddHeadOptions(*command, options->head)) option->needs(create);

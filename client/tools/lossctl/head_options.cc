@@ -14,6 +14,8 @@ std::vector<CLI::Option*> AddHeadOptions(CLI::App& command, HeadOptions& options
           ->type_name("C"),
       command.add_flag("--frozen", options.frozen,
                        "The weight is not trained: no memory for its gradient, and no flush"),
+      command.add_flag("--bias", options.bias,
+                       "Beside the weight there is a bias, loaded and flushed with it"),
       command
           .add_option("--deferred-bytes", options.deferred_bytes,
                       "Answer before dW is made, and keep so many bytes of hidden states for it: 512M, 2G "
@@ -26,6 +28,7 @@ HeadConfig WithOptions(HeadConfig config, const HeadOptions& options) {
   config.logit_scale = options.logit_scale;
   config.softcap = options.softcap;
   config.frozen = options.frozen;
+  config.bias = options.bias;
   config.deferred_bytes = options.deferred_bytes;
   return config;
 }

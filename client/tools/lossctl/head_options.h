@@ -14,6 +14,7 @@ struct HeadOptions {
   float logit_scale = 1.0F;
   float softcap = 0.0F;
   bool frozen = false;
+  bool bias = false;
   int64_t deferred_bytes = 0;
 };
 

@@ -1,6 +1,9 @@
 // lossctl head save
 #include <limits>
 #include <memory>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "CLI/Option.hpp"
 #include "absl/strings/str_cat.h"
@@ -17,6 +20,7 @@ struct SaveOptions {
   std::string name;
   std::string path;
   std::string tensor = "lm_head.weight";
+  std::string bias = "lm_head.bias";
   std::string dtype;  // empty: the head's own
 };
 
@@ -29,10 +33,10 @@ absl::Status Save(const Context& context, const SaveOptions& options) {
   const DataType type = ParseDtype(options.dtype).value_or(config.weight_type);
 
   // First, so that a full disk shows before anything is transferred.
-  auto writer = SafetensorsWriter::Create(
-      options.path,
-      {{.name = options.tensor, .dtype = type, .shape = {config.vocab_size, config.hidden_size}}},
-      {{"format", "pt"}});
+  std::vector<SafetensorsTensor> tensors = {
+      {.name = options.tensor, .dtype = type, .shape = {config.vocab_size, config.hidden_size}}};
+  if (config.bias) tensors.push_back({.name = options.bias, .shape = {config.vocab_size}});
+  auto writer = SafetensorsWriter::Create(options.path, std::move(tensors), {{"format", "pt"}});
   if (!writer.ok()) return writer.status();
   const int64_t bytes = config.vocab_size * config.hidden_size * SizeOf(type);
   const std::unique_ptr<std::byte[]> weights(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
@@ -41,10 +45,12 @@ absl::Status Save(const Context& context, const SaveOptions& options) {
         absl::StrCat("no memory here for ", FormatBytes(bytes), " of weights"));
   }
 
+  std::vector<float> bias(static_cast<size_t>(config.bias ? config.vocab_size : 0));
+
   absl::StatusOr<uint64_t> version;
   {
     ProgressBar bar(absl::StrCat("saving ", options.name), context.progress_style());
-    version = head->ReadWeights(type, weights.get(),
+    version = head->ReadWeights(type, weights.get(), bias,
                                 [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
   }
   if (absl::IsFailedPrecondition(version.status())) {
@@ -55,19 +61,22 @@ absl::Status Save(const Context& context, const SaveOptions& options) {
   if (absl::Status status = writer->Append({weights.get(), static_cast<size_t>(bytes)}); !status.ok()) {
     return status;
   }
+  if (absl::Status status = writer->Append(std::as_bytes(std::span(bias))); !status.ok()) return status;
   if (absl::Status status = writer->Finish(); !status.ok()) return status;
 
-  context.Print({{"head", config.name},
-                 {"file", options.path},
-                 {"tensor", options.tensor},
-                 {"vocab_size", config.vocab_size},
-                 {"hidden_size", config.hidden_size},
-                 {"dtype", Name(type)},
-                 {"bytes", bytes},
-                 {"weight_version", *version}},
-                absl::StrCat("Saved head '", config.name, "' to '", options.path,
-                             "': ", DescribeShape(config.vocab_size, config.hidden_size, type), ", ",
-                             FormatBytes(bytes), ", weight version ", *version, ".\n"));
+  nlohmann::ordered_json json = {{"head", config.name},
+                                 {"file", options.path},
+                                 {"tensor", options.tensor},
+                                 {"vocab_size", config.vocab_size},
+                                 {"hidden_size", config.hidden_size},
+                                 {"dtype", Name(type)},
+                                 {"bytes", bytes},
+                                 {"weight_version", *version}};
+  if (config.bias) json["bias_tensor"] = options.bias;
+  context.Print(json, absl::StrCat("Saved head '", config.name, "' to '", options.path,
+                                   "': ", DescribeShape(config.vocab_size, config.hidden_size, type), ", ",
+                                   FormatBytes(bytes), config.bias ? ", with its bias" : "",
+                                   ", weight version ", *version, ".\n"));
   return absl::OkStatus();
 }
 
@@ -81,6 +90,10 @@ void AddHeadSaveCommand(CLI::App& head, Context& context) {
       ->required()
       ->type_name("FILE");
   command->add_option("--tensor", options->tensor, "Name of the tensor in the file (default: lm_head.weight)")
+      ->type_name("TENSOR");
+  command
+      ->add_option("--bias-name", options->bias,
+                   "Name of the bias's tensor, float32, if the head has one (default: lm_head.bias)")
       ->type_name("TENSOR");
   AddDtypeOption(*command, options->dtype, "Element type in the file (default: the head's)");
   AddCommonOptions(*command, context);

@@ -7,9 +7,15 @@ namespace {
 // What a row's logits become.
 enum class RowForm {
   kPlain,     // E
-  kOptions,   // E f, of logits that were scaled and capped
+  kOptions,   // E f, of logits that were shifted, scaled and capped
   kSmoothed,  // the gradient of the logits, where smoothing has a part in each of them
 };
+
+template <RowForm kForm>
+__device__ float SumOf(const TileRows& tile, const float* sums, int64_t entry) {
+  if (kForm == RowForm::kPlain || tile.bias == nullptr) return sums[entry];
+  return __fadd_rn(sums[entry], tile.bias[entry]);
+}
 
 template <RowForm kForm>
 __device__ CappedLogit<float> LogitOf(const TileRows& tile, float sum) {
@@ -23,8 +29,10 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
   float* z = logits + row * stride;
   T* e = reinterpret_cast<T*>(z);
   const int32_t label = tile.labels[row];
-  float largest = z[0];
-  for (int64_t v = threadIdx.x; v < tile.vocab; v += kThreads) largest = fmaxf(largest, z[v]);
+  float largest = SumOf<kForm>(tile, z, 0);
+  for (int64_t v = threadIdx.x; v < tile.vocab; v += kThreads) {
+    largest = fmaxf(largest, SumOf<kForm>(tile, z, v));
+  }
   largest = fmaxf(tile.target_logits[row], LogitOf<kForm>(tile, MaximumOfBlock(largest)).value);
   const ScaledExponential exponential(largest, 0);
   double others = 0;
@@ -32,7 +40,7 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
   for (int64_t first = 0; first < stride; first += kThreads) {
     const int64_t v = first + threadIdx.x;
     const bool counts = v < tile.vocab && v != label;
-    const CappedLogit<float> s = LogitOf<kForm>(tile, counts ? z[v] : 0.0f);
+    const CappedLogit<float> s = LogitOf<kForm>(tile, counts ? SumOf<kForm>(tile, z, v) : 0.0f);
     const float value = counts ? exponential(s.value) : 0.0f;
     if constexpr (kForm == RowForm::kSmoothed) {
       if (counts) smoothing_sum += static_cast<double>(ClassWeight(tile, v)) * s.value;
@@ -66,7 +74,7 @@ __global__ void SoftmaxRowsKernel(const TileRows tile, float* logits, int64_t st
       const int64_t v = first + threadIdx.x;
       float value = 0;
       if (v < tile.vocab && v != label) {
-        const CappedLogit<float> s = LogitOf<kForm>(tile, z[v]);
+        const CappedLogit<float> s = LogitOf<kForm>(tile, SumOf<kForm>(tile, z, v));
         value = __fmaf_rn(factors[0], exponential(s.value), -factors[1] * ClassWeight(tile, v)) * s.slope;
       }
       __syncthreads();
@@ -90,7 +98,7 @@ __global__ void FinishInputGradientKernel(const TileRows tile, const float* prod
 
 RowForm FormOf(const TileRows& tile) {
   if (tile.smoothing == Smoothing::kElementwise) return RowForm::kSmoothed;
-  const bool plain = tile.options.logit_scale == 1.0f && tile.options.softcap == 0;
+  const bool plain = tile.options.logit_scale == 1.0f && tile.options.softcap == 0 && tile.bias == nullptr;
   return plain ? RowForm::kPlain : RowForm::kOptions;
 }
 

@@ -50,7 +50,29 @@ __device__ inline float MaximumOfQuad(float value) {
   return fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
 }
 
-// What a product's sums are before they are logits: nothing is spent on what most heads have not.
+// Adds the bias of their columns to a product's sums: of column c, bias[c step]. By itself before all else,
+// because beside the sums there are few registers left for what else becomes of them.
+template <class Tile>
+__device__ void AddBias(const float* bias, int64_t step, int32_t first_column, int32_t columns,
+                        uint32_t thread, typename Tile::Accumulators& d) {
+  const int32_t lane_column = first_column + 2 * static_cast<int32_t>(thread % 4);
+#pragma unroll
+  for (int j = 0; j < Tile::kBlockN / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t column = lane_column + 8 * j + i;
+      const float shift = column < columns ? bias[column * step] : 0.0f;
+#pragma unroll
+      for (int band = 0; band < Tile::kBands; ++band) {
+        d[band][4 * j + i] = __fadd_rn(d[band][4 * j + i], shift);
+        d[band][4 * j + 2 + i] = __fadd_rn(d[band][4 * j + 2 + i], shift);
+      }
+    }
+  }
+}
+
+// What a product's sums are before they are logits: nothing is spent on what most heads have not. A bias may
+// be added with kScale and kCap.
 enum class Transform { kNone, kScale, kCap };
 
 // E, rounded once to T, and the sums of its unrounded values over each tile's columns, without the row's
@@ -65,12 +87,16 @@ struct ExponentialsEpilogue {
   const int32_t* exponents;  // [rows], even
   const int32_t* labels;     // [rows]
   const int32_t* row_map;    // null, or where row r of the product is among the rows of everything above
+  const float* bias;         // [columns], or null: none; not of kNone
   float logit_scale;
   FastLogitCap cap;
 
   template <class Tile>
   __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
                         int32_t columns, uint32_t thread) const {
+    if constexpr (kTransform != Transform::kNone) {
+      if (bias != nullptr) AddBias<Tile>(bias, 1, first_column, columns, thread, d);
+    }
 #pragma unroll
     for (int band = 0; band < Tile::kBands; ++band) {
 #pragma unroll
@@ -144,14 +170,17 @@ struct ExponentialsEpilogue {
   }
 };
 
-// The largest logit of each row in each tile's columns.
+// The largest sum of each row, with the bias, in each tile's columns.
 struct MaximumEpilogue {
   float* maxima;  // [columns of tiles, stride]
   int64_t stride;
+  const float* bias;  // or null; of column c at c bias_step
+  int64_t bias_step;
 
   template <class Tile>
   __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
                         int32_t columns, uint32_t thread) const {
+    if (bias != nullptr) AddBias<Tile>(bias, bias_step, first_column, columns, thread, d);
 #pragma unroll
     for (int band = 0; band < Tile::kBands; ++band) {
 #pragma unroll

@@ -21,7 +21,7 @@ Result LoadLogitKernels(DataType type) {
 
 Result MultiplyLogits(const TileRows& tile, Which which, const Exponentials& out, cudaStream_t stream) {
   const LossOptions& options = tile.options;
-  if (options.logit_scale != 1.0f || options.softcap != 0) {
+  if (options.logit_scale != 1.0f || options.softcap != 0 || tile.bias != nullptr) {
     return MultiplyTransformedLogits(tile, which, out, stream);
   }
   return tile.type == DataType::kBFloat16 ? Multiply<__nv_bfloat16>(tile, which, out, stream)

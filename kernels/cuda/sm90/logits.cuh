@@ -57,6 +57,7 @@ Result MultiplyExponentials(const TileRows& tile, Which which, const Exponential
       .exponents = tile.exponents,
       .labels = tile.labels,
       .row_map = which == Which::kRedo ? tile.redo_rows : nullptr,
+      .bias = tile.bias,
       .logit_scale = tile.options.logit_scale,
       .cap = FastLogitCap(tile.options.softcap),
   };

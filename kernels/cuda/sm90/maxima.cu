@@ -24,7 +24,11 @@ Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, i
   MaximumEpilogue epilogue{};
   epilogue.maxima = maxima;
   epilogue.stride = stride;
+  // Of the vocabulary every `step`-th entry is a column.
   const int64_t sampled = maximum == Maximum::kOfSample ? SampledRows(tile.vocab) : tile.vocab;
+  const int64_t step = tile.vocab / sampled;
+  epilogue.bias = tile.bias;
+  epilogue.bias_step = step;
   ProductShape shape;
   shape.m = tile.rows;
   shape.n = static_cast<int32_t>(sampled);
@@ -32,7 +36,7 @@ Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, i
   shape.group = 64;
   shape.device_m = redo ? tile.redo_count : nullptr;
   const Operand x{redo ? tile.scaled_x : tile.x, tile.hidden, tile.rows, tile.padded_hidden};
-  const Operand weight{tile.weight, tile.hidden, sampled, tile.vocab / sampled * tile.padded_hidden};
+  const Operand weight{tile.weight, tile.hidden, sampled, step * tile.padded_hidden};
   if constexpr (kDataType<T> == DataType::kFloat16) {
     if (which == Which::kAll && maximum == Maximum::kOfAll) {
       shape.group = 8;

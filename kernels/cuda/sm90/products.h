@@ -23,7 +23,7 @@ struct Exponentials {
 };
 // For kRedo x is tile.scaled_x, where GatherRedoRows put the rows; what it makes goes where they came from.
 Result MultiplyLogits(const TileRows& tile, Which which, const Exponentials& out, cudaStream_t stream);
-// What that is of options with a logit scale or a softcap.
+// What that is of options with a logit scale or a softcap, or with a bias.
 Result MultiplyTransformedLogits(const TileRows& tile, Which which, const Exponentials& out,
                                  cudaStream_t stream);
 
@@ -37,12 +37,12 @@ struct SmoothedSums {
 Result SumSmoothedLogits(const TileRows& tile, Which which, const SmoothedSums& out, cudaStream_t stream);
 Result FormSmoothedGradients(const TileRows& tile, void* gradients, int64_t stride, cudaStream_t stream);
 
-// The product's sums as they are, before scale and softcap: [rows, stride] in fp32.
+// The product's sums as they are, before bias, scale and softcap: [rows, stride] in fp32.
 Result StoreLogits(const TileRows& tile, float* sums, int64_t stride, cudaStream_t stream);
 
-// The largest sums of each row, before scale and softcap, in each of MaximumTiles pieces, maxima
-// [pieces][stride], over the whole vocabulary or over kSampleRows rows of W that are spread evenly. At most
-// MostMaximumTiles pieces.
+// The largest sums of each row, with the bias, before scale and softcap, in each of MaximumTiles pieces,
+// maxima [pieces][stride], over the whole vocabulary or over kSampleRows rows of W that are spread evenly. At
+// most MostMaximumTiles pieces.
 inline constexpr int64_t kSampleRows = 128;
 int32_t MaximumTiles(int64_t vocab, Which which, Maximum maximum);
 int64_t MostMaximumTiles(int64_t vocab);

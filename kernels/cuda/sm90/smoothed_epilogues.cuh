@@ -24,6 +24,7 @@ struct SmoothedEpilogue {
   float* logit_sums;
   int64_t sums_stride;
   const float* class_weights;  // C [columns]; null: 1
+  const float* bias;           // [columns]; null: none
   const float* offsets;        // [rows]
   const int32_t* exponents;    // [rows], even
   const int32_t* labels;       // [rows]
@@ -34,6 +35,7 @@ struct SmoothedEpilogue {
   template <class Tile>
   __device__ void Store(typename Tile::Accumulators& d, int32_t first_row, int32_t first_column, int32_t rows,
                         int32_t columns, uint32_t thread) const {
+    if (bias != nullptr) AddBias<Tile>(bias, 1, first_column, columns, thread, d);
 #pragma unroll
     for (int band = 0; band < Tile::kBands; ++band) {
 #pragma unroll

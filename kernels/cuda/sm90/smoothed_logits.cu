@@ -15,6 +15,7 @@ SmoothedEpilogue<T, kPass> Describe(const TileRows& tile, Which which) {
       .logit_sums = nullptr,
       .sums_stride = 0,
       .class_weights = tile.classes.weights,
+      .bias = tile.bias,
       .offsets = tile.offsets,
       .exponents = tile.exponents,
       .labels = tile.labels,

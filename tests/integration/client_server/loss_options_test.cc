@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -124,9 +126,11 @@ class LossOptionsTest : public ClientServerTest {
     config.hidden_size = kHidden;
     config.weight_type = DataType::kFloat32;
     config.class_weights = problem.class_weights;
+    config.bias = !problem.bias.empty();
     auto head = client_->CreateHead(config);
     EXPECT_TRUE(head.ok()) << head.status();
-    EXPECT_TRUE(head->WriteWeights(DataType::kFloat32, problem.weight.data()).ok());
+    const auto written = head->WriteWeights(DataType::kFloat32, problem.weight.data(), problem.bias);
+    EXPECT_TRUE(written.ok()) << written.status();
     return *std::move(head);
   }
   static Session OpenAt(const Head& head) {
@@ -134,11 +138,17 @@ class LossOptionsTest : public ClientServerTest {
     EXPECT_TRUE(session.ok()) << session.status();
     return *std::move(session);
   }
-  static std::vector<float> FlushOf(const Head& head, const Session& session, float scale = 1.0F) {
+  // dW; and db of a head with a bias.
+  static std::vector<float> FlushOf(const Head& head, const Session& session, float scale = 1.0F,
+                                    std::vector<float>* bias_gradient = nullptr) {
     std::vector<float> gradient(kVocab * kHidden);
+    std::vector<float> bias(static_cast<size_t>(head.config().bias ? kVocab : 0));
     const std::vector<SessionMarks> marks = {session.marks()};
-    const auto flushed = head.Flush({.gradient_scale = scale}, marks, gradient.data());
+    const auto flushed = head.Flush({.gradient_scale = scale}, marks, gradient.data(), bias);
     EXPECT_TRUE(flushed.ok()) << flushed.status();
+    const double squares = std::inner_product(bias.begin(), bias.end(), bias.begin(), 0.0);
+    EXPECT_NEAR(flushed->bias_norm, std::sqrt(squares), 1e-6 * std::sqrt(squares));
+    if (bias_gradient != nullptr) *bias_gradient = bias;
     return gradient;
   }
 };
@@ -160,6 +170,7 @@ TEST_F(LossOptionsTest, EveryOptionAndEveryReturnIsThatOfTheReference) {
          p.z_gradient_scale = 2;
        }},
       {"class weights", [](Problem& p) { p.class_weights = Positive(kVocab, 3); }},
+      {"bias", [](Problem& p) { p.bias = RandomFloats(kVocab, 6); }},
       {"token weights", [](Problem& p) { p.token_weights = RandomFloats(kTokens, 4); }},
       {"gradients of the log-sum-exp", [](Problem& p) { p.lse_gradients = RandomFloats(kTokens, 5); }},
       {"all",
@@ -167,6 +178,7 @@ TEST_F(LossOptionsTest, EveryOptionAndEveryReturnIsThatOfTheReference) {
          p.options = {.logit_scale = 1.5F, .softcap = 4, .label_smoothing = 0.1F, .lse_square_scale = 0.02F};
          p.z_gradient_scale = 0.5F;
          p.class_weights = Positive(kVocab, 3);
+         p.bias = RandomFloats(kVocab, 6);
          p.token_weights = RandomFloats(kTokens, 4);
          p.lse_gradients = RandomFloats(kTokens, 5);
        }},
@@ -190,7 +202,11 @@ TEST_F(LossOptionsTest, EveryOptionAndEveryReturnIsThatOfTheReference) {
     EXPECT_LT(RelativeError(got.log_probabilities, wanted.log_probability), kClose);
     EXPECT_LT(RelativeError(got.entropies, wanted.entropy), kClose);
     ExpectTokens(got, wanted);
-    EXPECT_LT(RelativeError(FlushOf(head, session), wanted.dw), kClose);
+    std::vector<float> db;
+    EXPECT_LT(RelativeError(FlushOf(head, session, 1.0F, &db), wanted.dw), kClose);
+    if (!db.empty()) {
+      EXPECT_LT(RelativeError(db, wanted.db), kClose);
+    }
     EXPECT_NEAR(result->z_loss_sum, std::accumulate(wanted.z_loss.begin(), wanted.z_loss.end(), 0.0), 1e-4);
     EXPECT_NEAR(result->class_weight_sum,
                 problem.class_weights.empty() ? 0 : ClassWeightSum(problem.labels, problem.class_weights),
@@ -227,6 +243,64 @@ TEST_F(LossOptionsTest, WhatBelongsToTheHeadHoldsForBatchesThatDoNotNameIt) {
                                  .status();
   EXPECT_EQ(other.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(other.message()), HasSubstr("logit_scale 0.5, softcap 3, with class weights"));
+}
+
+TEST_F(LossOptionsTest, ABiasIsWrittenReadAndFlushedWithItsWeightsAndCanBeLeftOutOfABatch) {
+  Problem problem = Plain();
+  problem.bias = RandomFloats(kVocab, 6);
+  Start();
+  const Head head = MakeHead(problem);
+  EXPECT_TRUE(head.config().bias);
+  std::vector<float> weights(kVocab * kHidden);
+  std::vector<float> bias(kVocab);
+  ASSERT_TRUE(head.ReadWeights(DataType::kFloat32, weights.data(), bias).ok());
+  EXPECT_EQ(weights, problem.Weight());
+  EXPECT_EQ(bias, problem.bias);
+
+  Session session = OpenAt(head);
+  Everything got(problem);
+  Batch batch = got.batch();
+  ASSERT_TRUE(session.Compute(batch, got.outputs()).ok());
+  const Reference with = RunReference(problem);
+  EXPECT_LT(RelativeError(got.losses, with.losses), kClose);
+  batch.loss.bias = Bias::kIgnore;
+  ASSERT_TRUE(session.Compute(batch, got.outputs()).ok());
+  const Reference without = RunReference(Plain());
+  EXPECT_LT(RelativeError(got.losses, without.losses), kClose);
+  EXPECT_LT(RelativeError(got.dx, without.dx), kClose);
+  std::vector<float> db;
+  const std::vector<float> dw = FlushOf(head, session, 2.0F, &db);
+  std::vector<double> both(with.dw.size());
+  for (size_t i = 0; i < both.size(); ++i) both[i] = 2 * (with.dw[i] + without.dw[i]);
+  EXPECT_LT(RelativeError(dw, both), kClose);
+  std::vector<double> twice = with.db;
+  for (double& value : twice) value *= 2;
+  EXPECT_LT(RelativeError(db, twice), kClose) << "of the first batch alone, times the flush's scale";
+
+  const absl::Status torn = head.WriteWeights(DataType::kFloat32, problem.weight.data()).status();
+  EXPECT_EQ(torn.code(), absl::StatusCode::kInvalidArgument) << torn;
+  bias[3] = std::numeric_limits<float>::quiet_NaN();
+  const absl::Status bad = head.WriteWeights(DataType::kFloat32, problem.weight.data(), bias).status();
+  EXPECT_EQ(bad.code(), absl::StatusCode::kInvalidArgument) << bad;
+  EXPECT_THAT(std::string(bad.message()), HasSubstr("bias[3] is nan"));
+}
+
+TEST_F(LossOptionsTest, AHandleOfAHeadThatWasMadeAnewWithABiasOpensNoSession) {
+  Start();
+  const Head old = MakeHead(Plain());
+  ASSERT_TRUE(client_->DeleteHead("options").ok());
+  Problem problem = Plain();
+  problem.bias = RandomFloats(kVocab, 6);
+  const Head biased = MakeHead(problem);
+  const absl::Status refused = old.OpenSession({}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("is now one with a bias"));
+  ASSERT_TRUE(client_->DeleteHead("options").ok());
+  problem.bias.clear();
+  HeadConfig config;
+  config.frozen = true;
+  MakeHead(problem, config);
+  EXPECT_THAT(std::string(old.OpenSession({}).status().message()), HasSubstr("is now frozen"));
 }
 
 TEST_F(LossOptionsTest, ALateMeanIsTheMean) {

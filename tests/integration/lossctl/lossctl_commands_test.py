@@ -78,6 +78,11 @@ class Heads(LossctlTest):
         self.assertIn("asked for [10, 8] bfloat16, logit_scale 0.5, softcap 30", self.error_of(REFUSED, *command))
         self.assertIn("softcap", self.error_of(INVALID, "head", "create", "bad", "--vocab", "10", "--hidden", "8", "--softcap", "-1"))
         self.succeed("head", "delete", "capped")
+        self.assertIn(", bias, ", self.succeed("head", "create", "biased", "--vocab", "10", "--hidden", "8", "--bias"))
+        self.assertTrue(self.head("biased")["bias"])
+        self.assertRegex(self.succeed("head", "list"), r"(?m)^biased .*  bias$")
+        self.assertIn("asked for [10, 8] bfloat16", self.error_of(REFUSED, "head", "create", "biased", "--vocab", "10", "--hidden", "8"))
+        self.succeed("head", "delete", "biased")
 
     def test_a_name_that_is_taken_by_another_shape_is_refused(self):
         self.succeed("head", "create", "taken", "--vocab", "10", "--hidden", "8")

@@ -21,6 +21,7 @@ from lossctl_harness import (EXHAUSTED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, Lo
 V, H = 257, 33
 TENSOR = "lm_head.weight"
 GRADIENT = "lm_head.weight.grad"
+BIAS, BIAS_GRADIENT = "lm_head.bias", "lm_head.bias.grad"
 
 
 def random_bits(dtype, seed):
@@ -37,6 +38,11 @@ def random_bits(dtype, seed):
 def small_floats(seed):
     values = random.Random(seed)
     return struct.pack(f"<{V * H}f", *(values.gauss(0, 0.1) for _ in range(V * H)))
+
+
+def bias_floats(seed):
+    values = random.Random(seed)
+    return struct.pack(f"<{V}f", *(values.gauss(0, 1) for _ in range(V)))
 
 
 def limit_file_size(limit):
@@ -142,6 +148,43 @@ class LoadAndSave(LossctlTest):
         self.succeed("head", "save", "fits", "out")
         self.assertEqual(read_safetensors(self.path("out"))[0][TENSOR][2], data)
 
+    def test_a_bias_comes_and_goes_with_its_weights(self):
+        data, bias = small_floats(10), bias_floats(10)
+        write_safetensors(self.path("in"), {BIAS: ("F32", [V], bias), TENSOR: ("F32", [V, H], data)})
+        loaded = self.succeed_json("head", "load", "biased", "in", "--create", "--dtype", "bf16")
+        self.assertEqual(loaded["bias_tensor"], BIAS)
+        self.assertTrue(self.head("biased")["bias"])
+        saved = self.succeed_json("head", "save", "biased", "out")
+        self.assertEqual((saved["dtype"], saved["bias_tensor"]), ("bfloat16", BIAS))
+        self.assertEqual(read_safetensors(self.path("out"))[0],
+                         {TENSOR: ("BF16", [V, H], to_bfloat16(data)), BIAS: ("F32", [V], bias)})
+        self.assertIn("with its bias", self.succeed("head", "save", "biased", "out", "--bias-name", "b"))
+        self.assertEqual(read_safetensors(self.path("out"))[0]["b"], ("F32", [V], bias))
+
+    def test_a_bias_of_any_type_and_name_goes_into_a_head_that_was_made_for_one(self):
+        data, bias = small_floats(11), bias_floats(11)
+        self.succeed("head", "create", "named", "--vocab", str(V), "--hidden", str(H), "--dtype", "fp32", "--bias")
+        for dtype, narrow in (("BF16", to_bfloat16(bias)), ("F16", struct.pack(f"<{V}e", *struct.unpack(f"<{V}f", bias)))):
+            write_safetensors(self.path("in"), {"b": (dtype, [V], narrow), TENSOR: ("F32", [V, H], data)})
+            self.assertIn("With the bias 'b'", self.succeed("head", "load", "named", "in", "--bias-name", "b"))
+            self.succeed("head", "save", "named", "out")
+            wide = to_float32(narrow) if dtype == "BF16" else struct.pack(f"<{V}f", *struct.unpack(f"<{V}e", narrow))
+            self.assertEqual(read_safetensors(self.path("out"))[0][BIAS], ("F32", [V], wide))
+
+    def test_a_bias_that_is_missing_or_does_not_fit_is_refused(self):
+        data, bias = small_floats(12), bias_floats(12)
+        write_safetensors(self.path("plain"), {TENSOR: ("F32", [V, H], data)})
+        write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], data), BIAS: ("F32", [V], bias),
+                                            "short": ("F32", [V - 1], bias[4:])})
+        self.succeed("head", "load", "without", "plain", "--create")
+        self.succeed("head", "load", "with", "in", "--create")
+        self.assertIn("--bias-name", self.error_of(NOT_FOUND, "head", "load", "with", "plain"))
+        self.assertIn("[256]", self.error_of(INVALID, "head", "load", "with", "in", "--bias-name", "short"))
+        self.error_of(NOT_FOUND, "head", "load", "with", "in", "--bias-name", "no-such-tensor")
+        self.assertIn("without a bias", self.error_of(INVALID, "head", "load", "without", "in", "--bias-name", BIAS))
+        self.assertIn("'lm_head.bias' was left out", self.succeed("head", "load", "without", "in"))
+        self.assertEqual(self.head("with")["weight_version"], 1)
+
     def test_save_leaves_no_file_behind_when_it_fails(self):
         write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], small_floats(7))})
         self.succeed("head", "load", "unsaved", "in", "--create")
@@ -209,6 +252,20 @@ class Flush(LossctlTest):
                 self.assert_flushed("out", gradient)
                 head = self.head(name)
                 self.assertEqual((head["generation"], head["window_tokens"], head["window_state"]), (2, 0, "open"))
+
+    def test_the_file_holds_the_gradient_of_the_bias_too(self):
+        write_safetensors(self.path("in"), {TENSOR: ("F32", [V, H], small_floats(9)), BIAS: ("F32", [V], bias_floats(9))})
+        self.succeed("head", "load", "biased", "in", "--create")
+        self.feed("biased", 100)
+        window = self.peek("biased")
+        gradient, bias = window[:V * H * 4], window[V * H * 4:]
+        self.assertTrue(any(bias))
+        flushed = self.succeed_json("flush", "biased", "--out", "out")
+        self.assertEqual(flushed["bias_tensor"], BIAS_GRADIENT)
+        norm = math.sqrt(math.fsum(value * value for value in struct.unpack(f"<{V}f", bias)))
+        self.assertAlmostEqual(flushed["bias_norm"] / norm, 1, places=9)
+        tensors, _ = read_safetensors(self.path("out"))
+        self.assertEqual(tensors, {GRADIENT: ("F32", [V, H], gradient), BIAS_GRADIENT: ("F32", [V], bias)})
 
     def test_an_empty_window_flushes_as_zeros_over_an_old_file(self):
         gradient, _ = self.filled("emptied")

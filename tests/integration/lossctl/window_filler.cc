@@ -1,8 +1,9 @@
 // A trainer for tests of the command-line tool: gives a head work and looks at its window.
 //
 //   window_filler SERVER HEAD feed TOKENS   sends seeded tokens, every 7th of them ignored
-//   window_filler SERVER HEAD peek FILE     writes dW, fp32 and raw, and reopens the window
-//   window_filler SERVER HEAD freeze        freezes the window and goes away, like a flush that was killed
+//   window_filler SERVER HEAD peek FILE     writes dW and, with a bias, db, fp32 and raw, and reopens the
+//   window window_filler SERVER HEAD freeze        freezes the window and goes away, like a flush that was
+//   killed
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -51,8 +52,10 @@ absl::StatusOr<std::string> Freeze(const Head& head, std::vector<float>& gradien
   gradient.resize(static_cast<size_t>(head.config().vocab_size * head.config().hidden_size));
   lossd::FlushOptions options;
   options.commit = false;
-  auto flush = head.Flush(options, info->sessions, gradient.data());
+  std::vector<float> bias(static_cast<size_t>(head.config().bias ? head.config().vocab_size : 0));
+  auto flush = head.Flush(options, info->sessions, gradient.data(), bias);
   if (!flush.ok()) return flush.status();
+  gradient.insert(gradient.end(), bias.begin(), bias.end());
   return flush->flush_id;
 }
 

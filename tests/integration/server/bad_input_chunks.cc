@@ -114,6 +114,8 @@ std::vector<Case> ContentCases() {
               [](v1::Chunk& chunk) { chunk.mutable_options()->set_softcap(-30); }),
       Content("logit_scale_of_zero", RejectReason::kOption, "options.logit_scale", {"is 0", "above 0"},
               [](v1::Chunk& chunk) { chunk.mutable_options()->set_logit_scale(0); }),
+      Content("bias_of_a_head_without", RejectReason::kOption, "options.bias", {"is true", "without a bias"},
+              [](v1::Chunk& chunk) { chunk.mutable_options()->set_bias(true); }),
       Content("class_weights_of_a_head_without", RejectReason::kOption, "options.class_weights",
               {"head h was created without class weights"},
               [](v1::Chunk& chunk) { chunk.mutable_options()->set_class_weights(true); }),

@@ -238,6 +238,14 @@ void FakeServer::AddToWindow(const v1::Chunk& chunk) {
   }
 }
 
+std::vector<float> FakeServer::BiasWindow() const {
+  std::vector<float> bias;
+  for (int64_t row = 0; row < kVocab; ++row) {
+    bias.push_back(window_[static_cast<size_t>(row * kHidden)] / 2);
+  }
+  return bias;
+}
+
 // --- State
 // --------------------------------------------------------------------------------------------------------------
 
@@ -266,6 +274,11 @@ v1::WindowState FakeServer::window_state() const {
 std::vector<float> FakeServer::weights() const {
   const std::lock_guard lock(mutex_);
   return weights_;
+}
+
+std::vector<float> FakeServer::bias() const {
+  const std::lock_guard lock(mutex_);
+  return bias_;
 }
 
 void FakeServer::set_weights(std::vector<float> weights) {
@@ -312,6 +325,7 @@ void FakeServer::FillHead(v1::Head* head) const {
   head->mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
   head->mutable_config()->set_frozen(frozen_head);
   head->set_has_class_weights(has_class_weights);
+  head->mutable_config()->set_bias(has_bias);
   head->set_weight_version(weight_version_);
   head->set_generation(generation_);
 }

@@ -87,6 +87,8 @@ class FakeServer {
   bool change_weights_between_chunks = false;
   int most_lanes = 16;  // of one session
   bool has_class_weights = false;
+  bool has_bias = false;
+  bool corrupt_bias_gradient = false;
   bool frozen_head = false;
   bool short_returns = false;            // answers leave the last of each array out
   bool forget_sessions_are_new = false;  // as a server does whose OpenSession does not say so
@@ -103,6 +105,7 @@ class FakeServer {
   uint64_t generation() const;
   v1::WindowState window_state() const;
   std::vector<float> weights() const;
+  std::vector<float> bias() const;
   void set_weights(std::vector<float> weights);
 
  private:
@@ -134,6 +137,8 @@ class FakeServer {
   v1::ComputeResponse Answer(const v1::Chunk& chunk, v1::Disposition disposition) const;
   void FillReturns(const v1::Chunk& chunk, v1::ChunkResult* result) const;
   void AddToWindow(const v1::Chunk& chunk);
+  // The bias's gradient: half of each row's first element.
+  std::vector<float> BiasWindow() const;
   void Restart(bool keep_head);
   void CommitWindow();
   Session* FindSession(const std::string& client_key);
@@ -154,6 +159,7 @@ class FakeServer {
   std::string last_committed_;
   std::vector<float> window_;
   std::vector<float> weights_;
+  std::vector<float> bias_;
   uint64_t weight_version_ = 1;
   std::map<std::string, Session> sessions_;                         // by client_key
   std::map<std::tuple<std::string, int, uint64_t>, int> attempts_;  // by client_key, lane and sequence

@@ -62,6 +62,8 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
       if (fake_->cut_weight_write && fake_->cut_weight_write(message)) return Cut();
       const std::vector<float> rows = ToFloats(request.dtype(), request.weights());
       std::copy(rows.begin(), rows.end(), fake_->weights_.begin() + request.first_row() * kHidden);
+      const std::vector<float> bias = ToFloats(v1::DATA_TYPE_FLOAT32, request.bias());
+      std::copy(bias.begin(), bias.end(), fake_->bias_.begin() + request.first_row());
       response->set_rows_received(response->rows_received() + request.rows());
     }
     return grpc::Status::OK;
@@ -95,6 +97,9 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
       response.set_dtype(request->dtype());
       response.set_weights(
           FromFloats(request->dtype(), fake_->weights_.data() + row * kHidden, response.rows() * kHidden));
+      if (fake_->has_bias) {
+        response.set_bias(FromFloats(v1::DATA_TYPE_FLOAT32, fake_->bias_.data() + row, response.rows()));
+      }
       writer->Write(response);
       row += response.rows();
     }
@@ -136,6 +141,8 @@ class FakeServer::LossService final : public v1::LossService::Service {
     response->set_hidden_size(kHidden);
     response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
     response->set_has_class_weights(fake_->has_class_weights);
+    response->set_has_bias(fake_->has_bias);
+    response->set_frozen(fake_->frozen_head);
     return grpc::Status::OK;
   }
 
@@ -190,6 +197,11 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
     response->set_columns(kHidden);
     response->set_norm(1.5);
     response->set_checksum(XXH3_64bits(fake_->window_.data(), fake_->window_.size() * sizeof(float)));
+    if (fake_->has_bias) {
+      const std::vector<float> bias = fake_->BiasWindow();
+      response->set_bias_norm(2.5);
+      response->set_bias_checksum(XXH3_64bits(bias.data(), bias.size() * sizeof(float)));
+    }
     return grpc::Status::OK;
   }
 
@@ -212,6 +224,11 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
           FromFloats(response.dtype(), fake_->window_.data() + row * kHidden, response.rows() * kHidden);
       if (fate == RowFate::kCorrupt) bytes[0] = static_cast<char>(bytes[0] ^ 1);
       response.set_gradient(bytes);
+      if (fake_->has_bias) {
+        std::vector<float> bias = fake_->BiasWindow();
+        if (fake_->corrupt_bias_gradient) bias[static_cast<size_t>(row)] += 1;
+        response.set_bias_gradient(FromFloats(v1::DATA_TYPE_FLOAT32, bias.data() + row, response.rows()));
+      }
       writer->Write(response);
       row += response.rows();
     }
@@ -275,6 +292,7 @@ class FakeServer::StatusService final : public v1::StatusService::Service {
 FakeServer::FakeServer()
     : window_(kVocab * kHidden, 0.0F),
       weights_(kVocab * kHidden, 0.0F),
+      bias_(kVocab, 0.0F),
       head_service_(std::make_unique<HeadService>(this)),
       loss_service_(std::make_unique<LossService>(this)),
       gradient_service_(std::make_unique<GradientService>(this)),

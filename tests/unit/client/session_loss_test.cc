@@ -300,6 +300,46 @@ TEST_F(SessionLossTest, ASessionDoesNotGoOnWithAHeadThatHasClassWeightsNow) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("is now one with class weights"));
 }
 
+TEST_F(SessionLossTest, ASessionDoesNotGoOnWithAHeadThatHasABiasNowOrIsFrozen) {
+  Connect();
+  fake_.has_bias = true;
+  absl::Status status = head_->OpenSession({}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is now one with a bias"));
+  fake_.has_bias = false;
+  fake_.frozen_head = true;
+  status = head_->OpenSession({}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("is now frozen; this handle was made when it was trained"));
+}
+
+TEST_F(SessionLossTest, ABiasThatTheHeadHasNotCannotBeUsedAndOneThatItHasCanBeLeftOut) {
+  {
+    Session session = Open();
+    Data data(2);
+    Batch batch = data.batch();
+    batch.loss.bias = Bias::kUse;
+    const absl::Status status = session.Compute(batch, data.outputs()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("bias is kUse"));
+    ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+    EXPECT_FALSE(fake_.observed().chunks.back().options().has_bias());
+  }
+  fake_.has_bias = true;
+  Connect();  // anew: a handle does not go on with a head that was changed
+  Session session = Open();
+  Data data(2);
+  Batch batch = data.batch();
+  for (const Bias bias : {Bias::kIgnore, Bias::kUse}) {
+    batch.loss.bias = bias;
+    ASSERT_TRUE(session.Compute(batch, data.outputs()).ok());
+    const v1::LossOptions options = fake_.observed().chunks.back().options();
+    EXPECT_TRUE(options.has_bias());
+    EXPECT_EQ(options.bias(), bias == Bias::kUse);
+  }
+}
+
 TEST_F(SessionLossTest, CreateHeadSendsWhatBelongsToTheWeights) {
   Connect();
   const HeadConfig config{.name = "h",
@@ -308,12 +348,14 @@ TEST_F(SessionLossTest, CreateHeadSendsWhatBelongsToTheWeights) {
                           .logit_scale = 0.5F,
                           .softcap = 30,
                           .frozen = true,
+                          .bias = true,
                           .class_weights = {1, 2}};
   ASSERT_TRUE(client_->CreateHead(config).ok());
   const v1::CreateHeadRequest request = fake_.observed().creations.back();
   EXPECT_EQ(request.config().logit_scale(), 0.5F);
   EXPECT_EQ(request.config().softcap(), 30.0F);
   EXPECT_TRUE(request.config().frozen());
+  EXPECT_TRUE(request.config().bias());
   EXPECT_EQ(Floats(request.class_weights()), (std::vector<float>{1, 2}));
   EXPECT_EQ(
       client_->CreateHead({.name = "h", .vocab_size = 2, .hidden_size = 3, .logit_scale = 0}).status().code(),

@@ -346,5 +346,113 @@ TEST_F(TransferTest, NullPointersAreRefused) {
   EXPECT_EQ(head_->Flush({}, {}, nullptr).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// --- Heads with a bias
+
+class BiasTransferTest : public TransferTest {
+ protected:
+  void SetUp() override {
+    fake_.has_bias = true;
+    TransferTest::SetUp();
+  }
+  // What the fake has for db once FillWindow was called.
+  std::vector<float> ExpectedBiasGradient() const {
+    std::vector<float> bias;
+    for (int64_t row = 0; row < FakeServer::kVocab; ++row) {
+      bias.push_back(window_[static_cast<size_t>(row * FakeServer::kHidden)] / 2);
+    }
+    return bias;
+  }
+  static std::vector<float> Ramp() {
+    std::vector<float> values(FakeServer::kVocab);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = 0.5F + static_cast<float>(i);
+    return values;
+  }
+
+  std::vector<float> bias_gradient_ = std::vector<float>(FakeServer::kVocab, -1.0F);
+};
+
+TEST_F(BiasTransferTest, WeightsAndBiasTravelTogetherThroughCuts) {
+  std::vector<float> weights(kElements);
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i);
+  fake_.cut_weight_write = [](int message) { return message == 1; };
+  const auto written = head_->WriteWeights(DataType::kFloat32, weights.data(), Ramp());
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ(fake_.weights(), weights);
+  EXPECT_EQ(fake_.bias(), Ramp());
+  fake_.on_weight_rows = [](int message) { return message == 1 ? RowFate::kCut : RowFate::kSend; };
+  std::vector<float> read(kElements);
+  std::vector<float> bias(FakeServer::kVocab);
+  ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, read.data(), bias).ok());
+  EXPECT_EQ(read, weights);
+  EXPECT_EQ(bias, Ramp());
+}
+
+TEST_F(BiasTransferTest, FlushReadsTheGradientOfTheBiasToo) {
+  FillWindow();
+  fake_.on_gradient_rows = [](int message) { return message == 2 ? RowFate::kCut : RowFate::kSend; };
+  const auto result = head_->Flush({}, marks_, gradient_.data(), bias_gradient_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(gradient_, window_);
+  EXPECT_EQ(bias_gradient_, ExpectedBiasGradient());
+  EXPECT_EQ(result->bias_norm, 2.5);
+}
+
+TEST_F(BiasTransferTest, AWrongChecksumOfTheBiasReopensTheWindow) {
+  FillWindow();
+  fake_.corrupt_bias_gradient = true;
+  const auto result = head_->Flush({.dtype = DataType::kBFloat16}, marks_, gradient_.data(), bias_gradient_);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss) << "the bias is fp32 whatever the rows are";
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("the bias's gradient"));
+  EXPECT_EQ(fake_.generation(), 1U);
+}
+
+TEST_F(BiasTransferTest, TheFileOfAFlushHoldsBothGradients) {
+  FillWindow();
+  const std::string path = (directory_ / "grad.safetensors").string();
+  const auto result = head_->FlushToFile({}, marks_, path);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const auto file = SafetensorsFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto bias = file->Find("lm_head.bias.grad");
+  ASSERT_TRUE(bias.ok()) << bias.status();
+  EXPECT_THAT(bias->shape, ElementsAre(FakeServer::kVocab));
+  std::memcpy(bias_gradient_.data(), bias->data.data(), bias->data.size());
+  EXPECT_EQ(bias_gradient_, ExpectedBiasGradient());
+  const auto weight = file->Find("lm_head.weight.grad");
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  std::memcpy(gradient_.data(), weight->data.data(), weight->data.size());
+  EXPECT_EQ(gradient_, window_);
+}
+
+TEST_F(BiasTransferTest, ABiasThatIsForgottenOrOfTheWrongSizeIsRefusedBeforeAnythingIsSent) {
+  std::vector<float> weights(kElements);
+  std::vector<float> few(FakeServer::kVocab - 1);
+  for (const absl::Status& status : {
+           head_->WriteWeights(DataType::kFloat32, weights.data()).status(),
+           head_->WriteWeights(DataType::kFloat32, weights.data(), few).status(),
+           head_->ReadWeights(DataType::kFloat32, weights.data()).status(),
+           head_->Flush({}, marks_, gradient_.data()).status(),
+           head_->Flush({}, marks_, gradient_.data(), few).status(),
+       }) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("has a bias of"));
+  }
+  EXPECT_EQ(fake_.observed().weight_write_streams, 0);
+  EXPECT_TRUE(fake_.observed().flushes.empty());
+}
+
+TEST_F(TransferTest, ABiasForAHeadThatHasNoneIsRefused) {
+  std::vector<float> weights(kElements);
+  std::vector<float> bias(FakeServer::kVocab);
+  for (const absl::Status& status : {
+           head_->WriteWeights(DataType::kFloat32, weights.data(), bias).status(),
+           head_->ReadWeights(DataType::kFloat32, weights.data(), bias).status(),
+           head_->Flush({}, marks_, gradient_.data(), bias).status(),
+       }) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("without a bias"));
+  }
+}
+
 }  // namespace
 }  // namespace lossd

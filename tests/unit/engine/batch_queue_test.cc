@@ -59,7 +59,7 @@ TEST_F(BatchQueueTest, OnlyNeighboursOfOneKindAreGathered) {
 }
 
 TEST_F(BatchQueueTest, ChunksThatDifferInAnyLossOptionOrReturnAreNotGathered) {
-  std::vector<RowKind> kinds(10);
+  std::vector<RowKind> kinds(11);
   kinds[1].options.logit_scale = 2;
   kinds[2].options.softcap = 30;
   kinds[3].options.label_smoothing = 0.1f;
@@ -69,6 +69,7 @@ TEST_F(BatchQueueTest, ChunksThatDifferInAnyLossOptionOrReturnAreNotGathered) {
   kinds[7].returns.top_k = 5;
   kinds[8].returns.top_k = 6;
   kinds[9].options.softcap = 50;
+  kinds[10].bias = Bias::kUse;
   for (size_t i = 0; i < kinds.size(); ++i) {
     AddOf(i + 1, std::to_string(i), 1, kinds[i]);
     AddOf(i + 101, "same", 1, kinds[i]);
@@ -79,7 +80,7 @@ TEST_F(BatchQueueTest, ChunksThatDifferInAnyLossOptionOrReturnAreNotGathered) {
     for (const std::string& batch : Run()) batches.push_back(batch);
   }
   EXPECT_THAT(batches, ElementsAre("0+same", "1+same", "2+same", "3+same", "4+same", "5+same", "6+same",
-                                   "7+same", "8+same", "9+same"));
+                                   "7+same", "8+same", "9+same", "10+same"));
 }
 
 TEST_F(BatchQueueTest, ATaskWaitsForTheChunksBeforeItAndHoldsBackThoseBehind) {

@@ -94,6 +94,25 @@ TEST(ChunkOptions, WhatCannotBeComputedIsRefusedByNameAndValue) {
   }
 }
 
+TEST(ChunkOptions, TheBiasIsThatOfTheHeadUnlessTheChunkDoesWithout) {
+  HeadConfig plain = WeightedHead();
+  HeadConfig biased = WeightedHead();
+  biased.bias = true;
+  Chunk chunk = TwoTokens();
+  EXPECT_EQ(KindOf(chunk, plain).bias, Bias::kIgnore);
+  EXPECT_EQ(KindOf(chunk, biased).bias, Bias::kUse);
+  chunk.options.bias = Bias::kIgnore;
+  EXPECT_EQ(KindOf(chunk, biased).bias, Bias::kIgnore);
+  EXPECT_NE(KindOf(chunk, biased), KindOf(TwoTokens(), biased)) << "never computed together";
+  EXPECT_TRUE(ValidateOptions(chunk, plain).ok()) << "what is not there can be ignored";
+  chunk.options.bias = Bias::kUse;
+  EXPECT_TRUE(ValidateOptions(chunk, biased).ok());
+  const absl::Status status = ValidateOptions(chunk, plain);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FieldOf(status), "options.bias");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("head h was created without a bias"));
+}
+
 TEST(ChunkOptions, ClassWeightsAreThoseOfTheHeadUnlessTheChunkDoesWithout) {
   HeadConfig plain = WeightedHead();
   plain.class_weights = nullptr;

@@ -354,7 +354,7 @@ TEST_F(WindowTest, AFlushAWeightReadAndAShutdownDoNotWaitForTheWindow) {
   Submit(lane, MakeChunk(2, 1));
   std::promise<void> read;
   std::vector<float> row(kHidden);
-  head->ReadWeights(0, 1, kernels::DataType::kFloat32, row.data(),
+  head->ReadWeights(0, 1, kernels::DataType::kFloat32, {row.data()},
                     [&](const absl::StatusOr<uint64_t>&) { read.set_value(); });
   read.get_future().wait();
   Submit(lane, MakeChunk(3, 1));

@@ -58,10 +58,11 @@ EngineFixture::EngineFixture(EngineOptions options, FakeOptions device, HeadConf
 }
 
 uint64_t EngineFixture::WriteWeights(Head& head) {
+  const HeadConfig& config = head.config();
   const std::string write = *head.BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
-  const std::string rows(static_cast<size_t>(head.config().weight_bytes()), '\0');
-  EXPECT_TRUE(
-      (*head.FindWrite(write))->Write(0, head.config().vocab_size, head.config().weight_type, rows).ok());
+  const std::string rows(static_cast<size_t>(config.weight_bytes()), '\0');
+  const std::string bias(static_cast<size_t>(config.bias_bytes()), '\0');
+  EXPECT_TRUE((*head.FindWrite(write))->Write(0, config.vocab_size, config.weight_type, rows, bias).ok());
   std::promise<uint64_t> published;
   head.CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) { published.set_value(*version); });
   return published.get_future().get();
@@ -112,7 +113,7 @@ float EngineFixture::GradientSum() {
   EXPECT_TRUE(flush.ok()) << flush.status();
   float sum = 0;
   std::vector<float> row(kHidden);
-  head->ReadGradient(flush->flush_id, 0, 1, kernels::DataType::kFloat32, row.data(),
+  head->ReadGradient(flush->flush_id, 0, 1, kernels::DataType::kFloat32, {row.data()},
                      [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   engine->WaitIdle();
   sum = row[0];

@@ -102,14 +102,19 @@ class FakeBackend : public HeadBackend {
   FakeBackend(HeadConfig config, FakeGate* gate, FakeOptions options, Ring* ring)
       : config_(std::move(config)), gate_(gate), options_(options), ring_(ring) {}
 
-  absl::Status PublishWeights(HostBuffer staged) override {
-    weights_ = std::move(staged);
+  absl::Status PublishWeights(WeightBuffers staged) override {
+    weights_ = std::move(staged.weights);
+    bias_ = std::move(staged.bias);
     return absl::OkStatus();
   }
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override {
     const int64_t size = kernels::SizeOf(config_.weight_type);
     kernels::Convert(config_.weight_type, weights_.data() + first_row * config_.hidden_size * size, type, out,
                      rows * config_.hidden_size);
+    return absl::OkStatus();
+  }
+  absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override {
+    std::copy_n(reinterpret_cast<const float*>(bias_.data()) + first_row, rows, out);
     return absl::OkStatus();
   }
   absl::Status PrepareTeacher(const HeadBackend& /*teacher*/) override {
@@ -134,6 +139,13 @@ class FakeBackend : public HeadBackend {
     std::fill_n(out, rows * config_.hidden_size, sum);
     return absl::OkStatus();
   }
+  // Twice the other one, so that the two are not taken for each other.
+  absl::Status ReadBiasGradient(const Gradient* of, int64_t /*first_row*/, int64_t rows,
+                                float* out) override {
+    if (gate_->failing()) return absl::InternalError("nothing can be read any more");
+    std::fill_n(out, rows, 2 * (of == nullptr ? own_.sum : static_cast<const FakeGradient*>(of)->sum));
+    return absl::OkStatus();
+  }
   void Reset(Gradient* gradient) override { Find(gradient).sum = 0; }
   MemoryPlan MemoryReport() const override { return {}; }
 
@@ -147,6 +159,7 @@ class FakeBackend : public HeadBackend {
   }
 
   HostBuffer weights_;
+  HostBuffer bias_;
   FakeGradient own_;
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <future>
 #include <limits>
 #include <memory>
 #include <string>
@@ -162,7 +163,7 @@ TEST_F(HeadOptionsTest, AFlushWithAScaleReadsAndSumsUpTheScaledGradientAndAbortF
   EXPECT_DOUBLE_EQ(flush->summary.norm, 3 * std::sqrt(8.0));
   std::vector<float> gradient(kVocab * kHidden);
   GradientSummarizer summarizer;
-  head->ReadGradient(flush->flush_id, 0, kVocab, kernels::DataType::kFloat32, gradient.data(),
+  head->ReadGradient(flush->flush_id, 0, kVocab, kernels::DataType::kFloat32, {gradient.data()},
                      [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   engine->WaitIdle();
   EXPECT_THAT(gradient, ::testing::Each(3));
@@ -216,6 +217,128 @@ TEST_F(FrozenHeadTest, ForgetsSessionsThatAreClosedThoughTheirLastChunkIsStillUn
   EXPECT_FALSE(engine->CloseSession(session).ok());
   EXPECT_EQ(head->Info().open_sessions, 0);
   EXPECT_THAT(head->IdleSessions(absl::InfiniteFuture()), IsEmpty());
+}
+
+class BiasedHeadTest : public HeadOptionsTest {
+ protected:
+  BiasedHeadTest() : HeadOptionsTest(Biased()) {}
+
+  static HeadConfig Biased() {
+    HeadConfig config;
+    config.bias = true;
+    return config;
+  }
+  std::shared_ptr<StagedWrite> Begin(const std::string& id) const {
+    return *head->FindWrite(*head->BeginWrite("key of " + id, Head::Replace::kYes, id));
+  }
+  static absl::Status Write(StagedWrite& write, int64_t first, int64_t rows, const std::vector<float>& bias) {
+    const std::string weights(static_cast<size_t>(rows * kHidden * 4), 'x');
+    return write.Write(first, rows, kernels::DataType::kFloat32, weights, Bytes(bias));
+  }
+  absl::StatusOr<uint64_t> Commit(const std::string& id) const {
+    std::promise<absl::StatusOr<uint64_t>> version;
+    head->CommitWrite(id,
+                      [&](absl::StatusOr<uint64_t> published) { version.set_value(std::move(published)); });
+    return version.get_future().get();
+  }
+  // Rows of the published bias.
+  std::vector<float> ReadBias(int64_t first, int64_t rows) const {
+    std::vector<float> weights(static_cast<size_t>(rows * kHidden));
+    std::vector<float> bias(static_cast<size_t>(rows));
+    std::promise<absl::StatusOr<uint64_t>> version;
+    head->ReadWeights(first, rows, kernels::DataType::kFloat32, {weights.data(), bias.data()},
+                      [&](absl::StatusOr<uint64_t> read) { version.set_value(std::move(read)); });
+    EXPECT_TRUE(version.get_future().get().ok());
+    return bias;
+  }
+};
+
+TEST_F(BiasedHeadTest, WeightsAndBiasArePublishedTogetherOnceAllRowsCame) {
+  const std::shared_ptr<StagedWrite> write = Begin("one");
+  ASSERT_TRUE(Write(*write, 2, 2, {3, 4}).ok());
+  EXPECT_EQ(Commit("one").status().code(), absl::StatusCode::kFailedPrecondition) << "rows are missing";
+  EXPECT_EQ(ReadBias(0, kVocab), (std::vector<float>{0, 0, 0, 0}))
+      << "nothing of it is seen before the commit";
+  ASSERT_TRUE(Write(*write, 0, 3, {1, 2, 5}).ok());
+  const absl::StatusOr<uint64_t> version = Commit("one");
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(*version, 2U);
+  EXPECT_EQ(ReadBias(0, kVocab), (std::vector<float>{1, 2, 5, 4}));
+  EXPECT_EQ(ReadBias(1, 2), (std::vector<float>{2, 5}));
+}
+
+TEST_F(BiasedHeadTest, RowsWithoutTheirBiasOrWithABadOneAreRefusedWhole) {
+  const std::shared_ptr<StagedWrite> write = Begin("one");
+  struct Case {
+    std::vector<float> bias;
+    std::string message;
+  };
+  for (const Case& bad :
+       {Case{{}, "bias holds 0 bytes; 2 fp32 values are 8"},
+        Case{{1}, "bias holds 4 bytes; 2 fp32 values are 8"}, Case{{1, 2, 3}, "bias holds 12 bytes"},
+        Case{{1, NAN}, "bias[1] is nan; it must be finite"}, Case{{-HUGE_VALF, 1}, "bias[0] is -inf"}}) {
+    const absl::Status status = Write(*write, 0, 2, bad.bias);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(FieldOf(status), "bias");
+    EXPECT_THAT(std::string(status.message()), HasSubstr(bad.message));
+  }
+  ASSERT_TRUE(Write(*write, 2, 2, {3, 4}).ok());
+  const absl::Status incomplete = Commit("one").status();
+  EXPECT_THAT(std::string(incomplete.message()), HasSubstr("lacks 2 of 4 rows, the first is row 0"));
+}
+
+TEST_F(HeadOptionsTest, ABiasForAHeadThatHasNoneIsRefused) {
+  const std::string write = *head->BeginWrite("w", Head::Replace::kNo, "id");
+  const std::string rows(static_cast<size_t>(kVocab * kHidden * 4), '\0');
+  const absl::Status status =
+      (*head->FindWrite(write))
+          ->Write(0, kVocab, kernels::DataType::kFloat32, rows, Bytes<float>({0, 0, 0, 0}));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FieldOf(status), "bias");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the head was created without a bias"));
+}
+
+// The fake's gradient of a bias is twice the one of the weights.
+TEST_F(BiasedHeadTest, AFlushReadsScalesAndSumsUpTheGradientOfTheBias) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Submit(lane, MakeChunk(1, 6));
+  engine->WaitIdle();
+  const absl::StatusOr<FlushInfo> flush = BeginFlush(1, Marks(), 0.5f);
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  ASSERT_TRUE(flush->bias_summary.has_value());
+  EXPECT_DOUBLE_EQ(flush->bias_summary->norm, 6 * std::sqrt(4.0));
+  EXPECT_DOUBLE_EQ(flush->summary.norm, 3 * std::sqrt(8.0)) << "that of the weights alone";
+  std::vector<float> narrow(kVocab * kHidden);
+  std::vector<float> bias(kVocab);
+  head->ReadGradient(flush->flush_id, 0, kVocab, kernels::DataType::kBFloat16, {narrow.data(), bias.data()},
+                     [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  engine->WaitIdle();
+  EXPECT_THAT(bias, ::testing::Each(6)) << "in fp32 whatever the rows are in";
+  GradientSummarizer summarizer;
+  summarizer.Add(bias);
+  EXPECT_EQ(flush->bias_summary->checksum, summarizer.Finish().checksum);
+  EXPECT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  EXPECT_EQ(BeginFlush(2, Marks())->bias_summary->norm, 0);
+}
+
+TEST_F(BiasedHeadTest, ChunksThatDoWithoutTheBiasAreOfAnotherKind) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Submit(lane, MakeChunk(1, 1));
+  Chunk chunk = MakeChunk(2, 1);
+  chunk.options.bias = Bias::kIgnore;
+  Submit(lane, std::move(chunk));
+  listener_->AwaitAnswers(2);
+  EXPECT_EQ(gate.kinds()[0].bias, Bias::kUse);
+  EXPECT_EQ(gate.kinds()[1].bias, Bias::kIgnore);
+}
+
+TEST_F(BiasedHeadTest, AnotherHeadOfTheNameWithoutABiasIsNotTheSame) {
+  HeadConfig plain = head->config();
+  EXPECT_TRUE(engine->CreateHead(plain).ok());
+  plain.bias = false;
+  const absl::Status status = engine->CreateHead(plain).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("with a bias"));
 }
 
 }  // namespace

@@ -239,7 +239,7 @@ TEST_F(HeadTest, ADeletedHeadGivesItsMemoryBackThoughOneStillHoldsIt) {
   std::promise<absl::StatusCode> read;
   std::vector<float> row(kHidden);
   head->ReadWeights(
-      0, 1, kernels::DataType::kFloat32, row.data(),
+      0, 1, kernels::DataType::kFloat32, {row.data()},
       [&](const absl::StatusOr<uint64_t>& version) { read.set_value(version.status().code()); });
   EXPECT_EQ(read.get_future().get(), absl::StatusCode::kNotFound);
   EXPECT_EQ(BeginFlush(1, {}).status().code(), absl::StatusCode::kNotFound);

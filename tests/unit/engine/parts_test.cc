@@ -43,6 +43,11 @@ TEST(CpuDevice, PlansForWeightsThatAreWrittenBesideThoseInUse) {
   auto device = *CreateCpuDevice(8 << 20);
   const HeadConfig config{"h", 1000, 16, kernels::DataType::kBFloat16};
   EXPECT_EQ(TotalBytes(*device->PlanMemory(config)), 1000 * 16 * (2 + 4 + 2));
+  HeadConfig biased = config;
+  biased.bias = true;
+  EXPECT_EQ(TotalBytes(*device->PlanMemory(biased)), 1000 * (16 * (2 + 4 + 2) + 4 + 4 + 4));
+  biased.weight_gradients = WeightGradients::kFrozen;
+  EXPECT_EQ(TotalBytes(*device->PlanMemory(biased)), 1000 * (16 * (2 + 2) + 4 + 4)) << "no db";
 }
 
 TEST(Engine, CreationThatDoesNotFitLeavesTheBudgetAsItWas) {

@@ -113,7 +113,7 @@ std::vector<float> ComputeOnCpu(ChunkRows rows) {
   for (int64_t i = 0; i < kVocab * kHidden; ++i) {
     reinterpret_cast<float*>(weights.data())[i] = static_cast<float>(i % 5);
   }
-  EXPECT_TRUE(backend->PublishWeights(std::move(weights)).ok());
+  EXPECT_TRUE(backend->PublishWeights({std::move(weights)}).ok());
   std::vector<float> results(static_cast<size_t>(kTokens + kTokens * kHidden));
   rows.tokens = kTokens;
   rows.losses = results.data();

@@ -37,7 +37,7 @@ class RegionChunkTest : public ::testing::Test {
     for (int64_t i = 0; i < kVocab * kHidden; ++i) {
       reinterpret_cast<float*>(weights.data())[i] = static_cast<float>(i % 7) / 7;
     }
-    ASSERT_TRUE(backend_->PublishWeights(std::move(weights)).ok());
+    ASSERT_TRUE(backend_->PublishWeights({std::move(weights)}).ok());
   }
 
   float* hidden() { return reinterpret_cast<float*>(memory_->data()); }

@@ -36,7 +36,7 @@ using testing::StepOptions;
 using testing::StepResult;
 
 constexpr int64_t kIgnored = -100;
-constexpr int kCombinations = 256;
+constexpr int kCombinations = 512;
 constexpr int kEverything = kCombinations - 1;
 
 // Arithmetic and the type of head it takes.
@@ -79,6 +79,10 @@ void TurnOn(Problem& problem, int options) {
     for (int64_t r = 0; r < problem.shape.tokens; ++r) problem.lse_gradients[r] = Pattern(r + 20);
   }
   if (has(7)) problem.z_gradient_scale = 1.7f * problem.gradient_scale;
+  if (has(8)) {
+    problem.bias.resize(static_cast<size_t>(problem.shape.vocab));
+    for (int64_t v = 0; v < problem.shape.vocab; ++v) problem.bias[v] = 2 * Pattern(v + 11);
+  }
 }
 
 void ExpectAgreement(const Problem& problem, const StepOptions& options, double tolerance,
@@ -91,6 +95,8 @@ void ExpectAgreement(const Problem& problem, const StepOptions& options, double 
   EXPECT_LT(RelativeError(result.log_sum_exp, reference.log_sum_exp), 1e-5);
   EXPECT_LT(RelativeError(result.dx, reference.dx), tolerance);
   EXPECT_LT(RelativeError(result.dw, reference.dw), tolerance);
+  if (problem.bias.empty()) return;
+  EXPECT_LT(RelativeError(result.db, reference.db), tolerance);
 }
 
 TEST(LossOptions, EveryCombinationAgreesWithTheReference) {
@@ -124,7 +130,7 @@ TEST(LossOptions, AgreeInEveryShapeAndInSeveralTiles) {
 TEST(LossOptions, AgreeWhereTheSoftmaxIsPeakedOrNearUniform) {
   for (const double deviation : {0.01, 10.0}) {
     for (const Path& path : Paths()) {
-      for (int option = 0; option < 8; ++option) {
+      for (int option = 0; option < 9; ++option) {
         SCOPED_TRACE(std::to_string(deviation) + " " + std::to_string(option) + " " + Name(path.type));
         Problem problem =
             RandomProblem({.shape = {40, 2000, 40}, .type = path.type, .logit_deviation = deviation});
@@ -267,6 +273,7 @@ TEST(LossOptions, SameBitsOnAnyNumberOfThreads) {
       const StepResult result = RunStep(problem);
       ExpectSameRows(result, expected, 0, problem.shape);
       EXPECT_TRUE(SameBits(result.dw, expected.dw)) << count;
+      EXPECT_TRUE(SameBits(result.db, expected.db)) << count;
     }
   }
 #ifdef _OPENMP
@@ -279,6 +286,7 @@ TEST(LossOptions, NeutralValuesChangeNoBit) {
   const Problem plain = RandomProblem({.shape = {70, 700, 40}, .logit_deviation = 3.0});
   Problem neutral = plain;
   neutral.class_weights.assign(700, 1.0f);
+  neutral.bias.assign(700, 0.0f);
   neutral.token_weights.assign(70, 1.0f);
   neutral.lse_gradients.assign(70, 0.0f);
   neutral.z_gradient_scale = 5.0f;
@@ -344,6 +352,7 @@ TEST(LossOptions, AnOverflowingRowIsNaNAloneAndNeverReachesDw) {
       without.labels[7] = kIgnored;
       const StepResult expected = RunStep(without, {.arithmetic = path.arithmetic});
       EXPECT_LT(RelativeError(result.dw, {expected.dw.begin(), expected.dw.end()}), 1e-6);
+      EXPECT_LT(RelativeError(result.db, {expected.db.begin(), expected.db.end()}), 1e-6);
     }
   }
 }
@@ -396,6 +405,13 @@ TEST(LossOptions, OutOfRangeAreRejected) {
   good.losses = losses.data();
   good.workspace = workspace.data();
   good.workspace_bytes = workspace.size();
+  std::vector<float> bias(30);
+  std::vector<float> dw(30 * 8);
+  std::vector<float> db(30);
+  good.bias = bias.data();
+  good.weight_gradient = WeightGradient::kOverwrite;
+  good.dw = dw.data();
+  good.db = db.data();
   good.returns.top_k = 30;
   good.returns.top_tokens = tokens.data();
   good.returns.top_log_probabilities = numbers.data();
@@ -415,6 +431,7 @@ TEST(LossOptions, OutOfRangeAreRejected) {
       [](auto& p) { p.options.lse_square_scale = -1.0f; },
       [](auto& p) { p.options.lse_square_scale = std::numeric_limits<float>::infinity(); },
       [](auto& p) { p.options.lse_square_scale = std::nanf(""); },
+      [](auto& p) { p.db = nullptr; },
       [](auto& p) { p.returns.top_k = -1; },
       [](auto& p) { p.returns.top_k = 31; },  // of 30 tokens
       [](auto& p) { p.returns.top_tokens = nullptr; },

@@ -28,6 +28,12 @@ std::vector<float> Widened(DataType type, const void* values, int64_t count) {
   return wide;
 }
 
+// NaN where there are no values.
+void FillWith(const std::vector<float>& values, GuardedBytes& bytes) {
+  std::fill_n(bytes.As<float>(), bytes.size() / 4, std::numeric_limits<float>::quiet_NaN());
+  std::copy(values.begin(), values.end(), bytes.As<float>());
+}
+
 // The arrays of RowReturns beyond the log-sum-exp.
 class GuardedReturns {
  public:
@@ -110,6 +116,7 @@ LinearCrossEntropyParams Problem::Params() const {
   params.gradient_scale = gradient_scale;
   params.z_gradient_scale = z_gradient_scale;
   params.options = options;
+  if (!bias.empty()) params.bias = bias.data();
   if (!class_weights.empty()) params.class_weights = class_weights.data();
   if (!token_weights.empty()) params.token_weights = token_weights.data();
   if (!lse_gradients.empty()) params.lse_gradients = lse_gradients.data();
@@ -216,6 +223,7 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   GuardedBytes log_sum_exp(tokens * 4, 64, 4);
   GuardedBytes dx(tokens * hidden * SizeOf(options.dx_type), 64, SizeOf(options.dx_type));
   GuardedBytes dw(vocab * hidden * 4, 64, 4);
+  GuardedBytes db(static_cast<int64_t>(problem.bias.size()) * 4, 64, 4);
   const cpu::Arithmetic arithmetic = options.arithmetic.value_or(cpu::BestArithmetic(params.weight_type));
   const int64_t workspace_bytes = problem.teacher.has_value()
                                       ? cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic,
@@ -223,11 +231,8 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
                                       : cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic);
   GuardedBytes workspace(workspace_bytes, 64);
   std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
-  if (options.initial_dw.empty()) {
-    std::fill_n(dw.As<float>(), vocab * hidden, std::numeric_limits<float>::quiet_NaN());
-  } else {
-    std::copy(options.initial_dw.begin(), options.initial_dw.end(), dw.As<float>());
-  }
+  FillWith(options.initial_dw, dw);
+  FillWith(options.initial_db, db);
   params.losses = losses.As<float>();
   params.returns.log_sum_exp = log_sum_exp.As<float>();
   params.dx_type = options.dx_type;
@@ -236,18 +241,22 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   if (options.top_k.has_value()) returns.Attach(params.returns);
   params.weight_gradient = options.weight_gradient;
   params.dw = dw.As<float>();
+  if (!problem.bias.empty()) params.db = db.As<float>();
   params.workspace = workspace.data();
   params.workspace_bytes = workspace.size();
 
   StepResult result;
   result.status = options.arithmetic ? cpu::RunLinearCrossEntropy(params, arithmetic, &result.stats)
                                      : CpuLinearCrossEntropy(params, &result.stats);
-  result.intact = losses.Intact() && log_sum_exp.Intact() && dx.Intact() && dw.Intact() && workspace.Intact();
+  const auto intact = [](const GuardedBytes* bytes) { return bytes->Intact(); };
+  result.intact = std::ranges::all_of(
+      std::initializer_list<const GuardedBytes*>{&losses, &log_sum_exp, &dx, &dw, &db, &workspace}, intact);
   if (options.top_k.has_value()) returns.CopyTo(result);
   result.losses.assign(losses.As<float>(), losses.As<float>() + tokens);
   result.log_sum_exp.assign(log_sum_exp.As<float>(), log_sum_exp.As<float>() + tokens);
   result.dx = Widened(options.dx_type, dx.data(), tokens * hidden);
   result.dw.assign(dw.As<float>(), dw.As<float>() + vocab * hidden);
+  result.db.assign(db.As<float>(), db.As<float>() + problem.bias.size());
   return result;
 }
 
@@ -262,9 +271,11 @@ Reference RunReference(const Problem& problem) {
   reference.logits.resize(static_cast<size_t>(tokens * vocab));
   reference.dx.resize(static_cast<size_t>(tokens * hidden));
   reference.dw.resize(static_cast<size_t>(vocab * hidden));
-  // The oracle is slow and runs on one core: each core takes some rows, with a dW of its own.
+  reference.db.resize(static_cast<size_t>(vocab));
+  // The oracle is slow and runs on one core: each core takes some rows, with gradients of its own.
   const int64_t parts = std::min(cpu::AvailableThreads(), tokens);
   std::vector<std::vector<double>> dw(static_cast<size_t>(parts), std::vector<double>(reference.dw.size()));
+  std::vector<std::vector<double>> db(static_cast<size_t>(parts), std::vector<double>(reference.db.size()));
   std::vector<Status> statuses(static_cast<size_t>(parts));
   cpu::ParallelFor(parts, parts, [&, n = tokens, h = hidden, v = vocab](int64_t part, int64_t) {
     const int64_t first = n * part / parts;
@@ -292,11 +303,13 @@ Reference RunReference(const Problem& problem) {
                                              .logits = &reference.logits[first * v],
                                              .dx = &reference.dx[first * h],
                                              .dw = dw[part].data(),
+                                             .db = db[part].data(),
                                              .divergence = &reference.divergence[first]});
   });
   for (int64_t part = 0; part < parts; ++part) {
     if (statuses[part] != Status::kOk) return {};
     for (size_t i = 0; i < reference.dw.size(); ++i) reference.dw[i] += dw[part][i];
+    for (size_t i = 0; i < reference.db.size(); ++i) reference.db[i] += db[part][i];
   }
   return reference;
 }

@@ -67,6 +67,7 @@ struct Problem {
   float gradient_scale = 1.0f;
   std::optional<float> z_gradient_scale;
   LossOptions options;
+  std::vector<float> bias;           // [V] or empty
   std::vector<float> class_weights;  // [V] or empty
   std::vector<float> token_weights;  // [N] or empty
   std::vector<float> lse_gradients;  // [N] or empty
@@ -118,6 +119,7 @@ struct StepOptions {
   std::optional<cpu::Arithmetic> arithmetic{};  // unset: CpuLinearCrossEntropy chooses
   int64_t tile_rows = 0;                        // 0: all rows at once
   std::vector<float> initial_dw{};              // empty: NaN everywhere
+  std::vector<float> initial_db{};              // the same; of problems with a bias
   std::optional<int32_t> top_k{};               // set: every return is asked for, and so many tokens
 };
 
@@ -129,6 +131,7 @@ struct StepResult {
   std::vector<float> log_sum_exp;
   std::vector<float> dx;  // widened
   std::vector<float> dw;
+  std::vector<float> db;  // empty without a bias
   // Of StepOptions::top_k.
   std::vector<float> z_loss;
   std::vector<float> log_probability;
@@ -151,6 +154,7 @@ struct Reference {
   std::vector<double> logits;  // [N, V], after scale and softcap; 0 of ignored rows
   std::vector<double> dx;
   std::vector<double> dw;
+  std::vector<double> db;
 };
 Reference RunReference(const Problem& problem);
 

@@ -31,14 +31,16 @@ double Objective(const Problem& problem) {
 }
 
 // d loss / d value by central differences, with a step that fp32 holds exactly.
-double Slope(const Problem& problem, std::vector<unsigned char> Problem::*tensor, int64_t index) {
+template <typename Element>
+double Slope(const Problem& problem, std::vector<Element> Problem::*tensor, int64_t index) {
   constexpr float kStep = 0x1p-10f;
   const auto loss_at = [&](float step) {
     Problem moved = problem;
+    auto* at = reinterpret_cast<unsigned char*>((moved.*tensor).data()) + 4 * index;
     float value = 0;
-    std::memcpy(&value, (moved.*tensor).data() + 4 * index, 4);
+    std::memcpy(&value, at, 4);
     value += step;
-    std::memcpy((moved.*tensor).data() + 4 * index, &value, 4);
+    std::memcpy(at, &value, 4);
     return Objective(moved);
   };
   return (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
@@ -71,13 +73,16 @@ void ExpectGradientsAreSlopes(const Problem& problem) {
   for (int64_t i = 0; i < 11 * 7; ++i) {
     EXPECT_NEAR(reference.dw[i], Slope(problem, &Problem::weight, i), 2e-6) << i;
   }
+  for (int64_t i = 0; i < std::ssize(problem.bias); ++i) {
+    EXPECT_NEAR(reference.db[i], Slope(problem, &Problem::bias, i), 2e-6) << i;
+  }
 }
 
 TEST(Reference, GradientsAreTheSlopesOfTheLoss) { ExpectGradientsAreSlopes(SmallProblem()); }
 
 // Each bit of the number turns one option on.
 TEST(Reference, GradientsAreTheSlopesWithEveryCombinationOfOptions) {
-  for (int options = 1; options < 256; ++options) {
+  for (int options = 1; options < 512; ++options) {
     SCOPED_TRACE(options);
     const auto has = [options](int bit) { return (options >> bit & 1) != 0; };
     Problem problem = SmallProblem();
@@ -89,6 +94,7 @@ TEST(Reference, GradientsAreTheSlopesWithEveryCombinationOfOptions) {
     if (has(5)) problem.token_weights = {2, -1, 1, 0, 0.5};
     if (has(6)) problem.lse_gradients = {0.5, 0, 1, -2, 1};
     if (has(7)) problem.z_gradient_scale = 0.3f;
+    if (has(8)) problem.bias = {0.5, -1, 0, 2, -0.25, 1, 0, -3, 0.125, 1.5, -0.5};
     ExpectGradientsAreSlopes(problem);
     if (HasFailure()) return;
   }
@@ -187,6 +193,17 @@ TEST(Reference, SoftcapAndScaleShapeTheLogits) {
   const std::vector<double> shaped = RunReference(problem).logits;
   for (size_t i = 0; i < plain.size(); ++i) {
     EXPECT_NEAR(shaped[i], 1.5 * std::tanh(2.0 * plain[i] / 1.5), 1e-12);
+  }
+}
+
+TEST(Reference, TheBiasIsAddedBeforeScaleAndSoftcap) {
+  Problem problem = RandomProblem({.shape = {2, 9, 3}});
+  const std::vector<double> products = RunReference(problem).logits;
+  problem.options = {.logit_scale = 2.0f, .softcap = 1.5f};
+  problem.bias = {1, -2, 0.5, 0, 3, -0.25, 1, 1, -4};
+  const std::vector<double> logits = RunReference(problem).logits;
+  for (size_t i = 0; i < products.size(); ++i) {
+    EXPECT_NEAR(logits[i], 1.5 * std::tanh(2.0 * (products[i] + problem.bias[i % 9]) / 1.5), 1e-12);
   }
 }
 
