@@ -63,7 +63,7 @@ class WeightWriter {
       Report(row);
       if (row == end) return false;
       const int64_t rows =
-          std::min(end - row, std::max<int64_t>(1, head_.options().transfer_bytes / row_bytes_));
+          std::min(end - row, std::max<int64_t>(1, head_.options().transfer_bytes / RowBytesOnWire()));
       Fill(row, rows, request);
       row += rows;
       return true;
@@ -91,6 +91,9 @@ class WeightWriter {
     const auto bias = std::as_bytes(bias_.subspan(static_cast<size_t>(row), static_cast<size_t>(rows)));
     request->mutable_bias()->assign(reinterpret_cast<const char*>(bias.data()), bias.size());
   }
+
+  // With the row's element of a bias.
+  int64_t RowBytesOnWire() const { return row_bytes_ + (bias_.empty() ? 0 : SizeOf(DataType::kFloat32)); }
 
   void Report(int64_t rows) const {
     if (progress_) progress_(rows * row_bytes_, head_.config().vocab_size * row_bytes_);

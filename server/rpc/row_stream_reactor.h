@@ -69,7 +69,8 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<Response> {
       this->Finish(grpc::Status::OK);
       return;
     }
-    const int64_t rows = std::min(std::max<int64_t>(1, kPieceBytes / source_.row_bytes), end - row_);
+    const int64_t row_bytes = source_.row_bytes + source_.bias_row_bytes;
+    const int64_t rows = std::min(std::max<int64_t>(1, kPieceBytes / row_bytes), end - row_);
     data_.resize(static_cast<size_t>(rows * source_.row_bytes));
     bias_.resize(static_cast<size_t>(rows * source_.bias_row_bytes));
     auto* bias = bias_.empty() ? nullptr : reinterpret_cast<float*>(bias_.data());

@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -283,6 +284,35 @@ TEST_F(LossOptionsTest, ABiasIsWrittenReadAndFlushedWithItsWeightsAndCanBeLeftOu
   const absl::Status bad = head.WriteWeights(DataType::kFloat32, problem.weight.data(), bias).status();
   EXPECT_EQ(bad.code(), absl::StatusCode::kInvalidArgument) << bad;
   EXPECT_THAT(std::string(bad.message()), HasSubstr("bias[3] is nan"));
+}
+
+// Rows so short that their bias is most of a message: clients of other languages accept 4 MiB.
+TEST_F(LossOptionsTest, ManyShortRowsWithABiasAreReadInMessagesThatAnyClientAccepts) {
+  constexpr int64_t kMany = int64_t{5} << 18;
+  testing::TestServerOptions options;
+  options.workspace_bytes = 256 << 20;
+  Start(options);
+  const auto head =
+      client_->CreateHead({.name = "narrow", .vocab_size = kMany, .hidden_size = 1, .bias = true});
+  ASSERT_TRUE(head.ok()) << head.status();
+  const std::vector<float> weights(kMany, 0.5F);
+  std::vector<float> bias(kMany);
+  std::iota(bias.begin(), bias.end(), 0.0F);
+  const auto written = head->WriteWeights(DataType::kFloat32, weights.data(), bias);
+  ASSERT_TRUE(written.ok()) << written.status();
+
+  const testing::Stubs stubs(grpc::CreateChannel(server_->target(), grpc::InsecureChannelCredentials()));
+  v1::ReadWeightsRequest request;
+  request.set_head("narrow");
+  grpc::ClientContext context;
+  auto reader = stubs.heads->ReadWeights(&context, request);
+  v1::ReadWeightsResponse piece;
+  std::string read;
+  while (reader->Read(&piece)) read += piece.bias();
+  const grpc::Status status = reader->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  const auto bytes = std::as_bytes(std::span(bias));
+  EXPECT_TRUE(read == std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
 TEST_F(LossOptionsTest, AHandleOfAHeadThatWasMadeAnewWithABiasOpensNoSession) {
