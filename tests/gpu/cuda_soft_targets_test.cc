@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/conformance/soft_targets_closeness.h"
 #include "tests/gpu/cuda_step_fixture.h"
 #include "tests/unit/kernels/soft_problems.h"
 
@@ -303,6 +304,13 @@ TEST_P(CudaSoftTargets, SmallBatchesWithHugeScalesNeverMakeDwNaN) {
       EXPECT_EQ(CountNonFinite(DataType::kFloat32, outcome.dw.data(), 900 * 40), 0);
     }
   }
+}
+
+TEST_P(CudaSoftTargets, AreAsCloseAsPlainArithmeticOrCloser) {
+  engine::testing::ExpectSoftTargetsAreClose(type(), [](const Problem& problem) {
+    const CudaOutcome outcome = Run(problem, Options());
+    return engine::testing::SoftStepOutcome{outcome.losses, outcome.dx, outcome.dw};
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CudaSoftTargets, testing::EveryVariant(), testing::VariantName);
