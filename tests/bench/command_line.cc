@@ -28,6 +28,18 @@ void AddLossOptions(CLI::App& command, CaseOptions& options) {
   command.add_option("--logit_scale", loss.logit_scale, "Of the logits")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command
+      .add_option("--teacher_hidden", options.teacher_hidden,
+                  "Add soft targets of a teacher of this hidden size; 0: none (GPU only)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str();
+  command
+      .add_option("--divergence", options.divergence,
+                  "Of the soft targets: forward_kl, reverse_kl or jensen_shannon")
+      ->transform(CLI::Transformer(std::map<std::string, kernels::Divergence>{
+          {"forward_kl", kernels::Divergence::kForwardKl},
+          {"reverse_kl", kernels::Divergence::kReverseKl},
+          {"jensen_shannon", kernels::Divergence::kJensenShannon}}));
   command.add_flag("--returns", options.returns, "Ask for all that can be told of a row, top 8 (GPU only)");
 }
 
@@ -108,6 +120,8 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
   common.portable = options.portable;
   common.ignored = options.ignored;
   common.options = options.options;
+  common.teacher_hidden = options.teacher_hidden;
+  common.divergence = options.divergence;
   common.returns = options.returns;
   std::vector<KernelCase> cases;
   for (const std::string& name : options.dtypes) {

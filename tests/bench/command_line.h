@@ -30,6 +30,8 @@ struct CaseOptions {
   double lse_spread = 0;
   double ignored = 0;
   kernels::LossOptions options;
+  int64_t teacher_hidden = 0;
+  kernels::Divergence divergence = kernels::Divergence::kForwardKl;
   bool returns = false;
   bool portable = false;
 };

@@ -144,6 +144,21 @@ class CudaCase {
     result_.forward = {"forward only", Median(forwards_), ForwardWork(shape)};
     result_.forward_limit = {"bare logits product", Median(forward_limits_), result_.products[0].work};
     result_.forward_ratio = MedianRatio(forwards_, forward_limits_);
+    result_.of_one_product = MedianRatio(result_.all_milliseconds, forward_limits_);
+    if (case_.teacher_hidden > 0) CountTeacher(shape);
+  }
+
+  // The stages are other ones, and what they move is not known.
+  void CountTeacher(const StepShape& shape) {
+    const double entries = 2 * static_cast<double>(shape.rows) * static_cast<double>(shape.vocab);
+    const double own = entries * static_cast<double>(case_.hidden);
+    const double teacher = entries * static_cast<double>(case_.teacher_hidden);
+    result_.step.work = {3 * own + teacher, 0};
+    result_.forward.work = {own + teacher, 0};
+    for (Measurement& stage : result_.stages) {
+      const bool is_own = stage.name == "logits" || stage.name == "dx" || stage.name == "dw";
+      stage.work = {is_own ? own : stage.name == "teacher" ? teacher : 0, 0};
+    }
   }
 
   const KernelCase& case_;

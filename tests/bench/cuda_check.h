@@ -10,7 +10,7 @@ namespace lossd::bench {
 
 // After one Run that overwrote dW. Fills in relative errors, tolerance, what was checked, and `error` if the
 // result is wrong.
-kernels::cuda::Result CheckCudaStep(const CudaStep& step, KernelResult* result);
+kernels::cuda::Result CheckCudaStep(CudaStep& step, KernelResult* result);
 
 }  // namespace lossd::bench
 

@@ -89,6 +89,7 @@ Result CudaStep::Create() {
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(padded_ * 4, &vocabulary_sum_));
   LOSSD_CUDA_PASS_ON(CreateNan(padded_ * 4, &smoothing_gradient_));
   LOSSD_CUDA_PASS_ON(CreateReturns());
+  if (case_.teacher_hidden > 0) LOSSD_CUDA_PASS_ON(CreateTeacher());
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(4, &largest_));
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(4, &redone_));
   LOSSD_CUDA_TRY(cudaMemset(redone_.data(), 0, 4));
@@ -114,11 +115,63 @@ Result CudaStep::CreateReturns() {
   return {};
 }
 
+Result CudaStep::CreateTeacher() {
+  const int64_t element = SizeOf(case_.dtype);
+  const int64_t hidden = case_.teacher_hidden;
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.vocab * PaddedHidden(hidden) * element, &teacher_weight_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.tokens * hidden * element, &teacher_x_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(4, &teacher_largest_));
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &divergences_));
+  returns_.divergence = static_cast<float*>(divergences_.data());
+  teacher_.head.hidden = hidden;
+  teacher_.head.weight_type = case_.dtype;
+  teacher_.head.weight = teacher_weight_.data();
+  teacher_.head.hidden_type = case_.dtype;
+  teacher_.head.hidden_states = teacher_x_.data();
+  teacher_.weight_largest = static_cast<const float*>(teacher_largest_.data());
+  teacher_.path = path_;
+  teacher_.library = library_.get();
+  return {};
+}
+
+Result CudaStep::FillTeacher() {
+  const double deviation = kLogitDeviation / std::sqrt(static_cast<double>(case_.teacher_hidden));
+  const int64_t elements = case_.vocab * PaddedHidden(case_.teacher_hidden);
+  LOSSD_CUDA_PASS_ON(
+      FillNormal(case_.dtype, teacher_weight_.data(), elements, static_cast<float>(deviation), 5));
+  LOSSD_CUDA_PASS_ON(
+      FillNormal(case_.dtype, teacher_x_.data(), case_.tokens * case_.teacher_hidden, 1.0f, 6));
+  return kernels::cuda::LargestMagnitude(case_.dtype, teacher_weight_.data(), elements,
+                                         static_cast<float*>(teacher_largest_.data()), nullptr);
+}
+
+Result CudaStep::TeacherLogSumExps(std::vector<float>* log_sum_exps) {
+  const LinearCrossEntropy::Shape shape{case_.vocab, case_.teacher_hidden, case_.dtype};
+  const int64_t rows = LinearCrossEntropy::RowsWithin(shape, path_, workspace_.bytes());
+  LinearCrossEntropy step(shape, path_, rows, workspace_.data(), library_.get());
+  DeviceBuffer losses;
+  DeviceBuffer told;
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &losses));
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &told));
+  LinearCrossEntropy::Batch batch = Batch();
+  batch.teacher = nullptr;
+  batch.weight = teacher_.head.weight;
+  batch.weight_largest = teacher_.weight_largest;
+  batch.hidden_states = teacher_.head.hidden_states;
+  batch.options = {};
+  batch.losses = static_cast<float*>(losses.data());
+  batch.returns = {.log_sum_exp = static_cast<float*>(told.data())};
+  LOSSD_CUDA_PASS_ON(step.Run(batch, nullptr, nullptr));
+  LOSSD_CUDA_TRY(cudaDeviceSynchronize());
+  return ReadWide(told.data(), DataType::kFloat32, 0, case_.tokens, log_sum_exps);
+}
+
 Result CudaStep::FillInputs() {
   const double deviation = kLogitDeviation / std::sqrt(static_cast<double>(case_.hidden));
   LOSSD_CUDA_PASS_ON(
       FillNormal(case_.dtype, weight_.data(), case_.vocab * padded_, static_cast<float>(deviation), 1));
   LOSSD_CUDA_PASS_ON(FillNormal(case_.dtype, x_.data(), case_.tokens * case_.hidden, 1.0f, 2));
+  if (case_.teacher_hidden > 0) LOSSD_CUDA_PASS_ON(FillTeacher());
   if (case_.lse_spread > 0) LOSSD_CUDA_PASS_ON(SpreadLogSumExps());
   std::mt19937_64 generator(3);
   std::uniform_int_distribution<int64_t> label(0, case_.vocab - 1);
@@ -188,17 +241,27 @@ Result CudaStep::Prepare(std::string* error) {
   LOSSD_CUDA_TRY(cudaDeviceSynchronize());
   size_t total = 0;
   LOSSD_CUDA_TRY(cudaMemGetInfo(&free_before_, &total));
-  tile_rows_ = std::min(case_.tokens, LinearCrossEntropy::RowsWithin(shape_, path_, case_.workspace_bytes));
+  const kernels::cuda::TeacherShape teacher_shape = teacher_.shape();
+  const bool soft = case_.teacher_hidden > 0;
+  const kernels::cuda::TeacherShape* teacher = soft ? &teacher_shape : nullptr;
+  tile_rows_ = std::min(
+      case_.tokens, soft ? LinearCrossEntropy::RowsWithin(shape_, path_, teacher_shape, case_.workspace_bytes)
+                         : LinearCrossEntropy::RowsWithin(shape_, path_, case_.workspace_bytes));
   if (tile_rows_ < 1) {
     *error = "not one row fits a workspace of " + std::to_string(case_.workspace_bytes) + " bytes";
     return {};
   }
-  LOSSD_CUDA_PASS_ON(
-      DeviceBuffer::Create(LinearCrossEntropy::WorkspaceBytes(shape_, path_, tile_rows_), &workspace_));
-  step_ = std::make_unique<LinearCrossEntropy>(shape_, path_, tile_rows_, workspace_.data(), library_.get());
+  const int64_t workspace_bytes =
+      soft ? LinearCrossEntropy::WorkspaceBytes(shape_, path_, teacher_shape, tile_rows_)
+           : LinearCrossEntropy::WorkspaceBytes(shape_, path_, tile_rows_);
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(workspace_bytes, &workspace_));
+  const int64_t plain_rows =
+      soft ? LinearCrossEntropy::RowsWithin(shape_, path_, workspace_bytes) : tile_rows_;
+  step_ = std::make_unique<LinearCrossEntropy>(shape_, path_, plain_rows, workspace_.data(), library_.get(),
+                                               workspace_bytes);
   const kernels::cuda::LabelledRows all{token_labels_.data(), case_.tokens, kIgnoreIndex, gradient_scale_};
-  rows_ = step_->Arrange({&all, 1});
-  tile_rows_ = step_->RowsPerTile(rows_.rows);
+  rows_ = step_->Arrange({&all, 1}, teacher);
+  tile_rows_ = step_->RowsPerTile(rows_.rows, teacher);
   LOSSD_CUDA_PASS_ON(Copy(rows_.batch_rows, &batch_rows_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.labels, &labels_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.by_label, &by_label_));
@@ -220,6 +283,10 @@ LinearCrossEntropy::Batch CudaStep::Batch() const {
   batch.options = case_.options;
   batch.classes.vocabulary_sum = static_cast<const float*>(vocabulary_sum_.data());
   batch.returns = returns_;
+  if (case_.teacher_hidden > 0) {
+    batch.teacher = &teacher_;
+    batch.distillation = {.divergence = case_.divergence, .label_weight = 1.0f};
+  }
   batch.dx_type = case_.dtype;
   batch.dw = dw();
   batch.smoothing_gradient = static_cast<float*>(smoothing_gradient_.data());

@@ -33,6 +33,9 @@ class CudaStep {
   // One step that adds to dW; `between` is called after each stage.
   kernels::cuda::Result RunStages(kernels::cuda::LinearCrossEntropy::Stage between, void* context);
 
+  // The teacher's log-sum-exps of all rows, by a step of its own; after Prepare.
+  kernels::cuda::Result TeacherLogSumExps(std::vector<float>* log_sum_exps);
+
   // What the device has less of than before Prepare.
   kernels::cuda::Result TakenBytes(int64_t* bytes) const;
   kernels::cuda::Result RowsRedone(int64_t* rows) const;
@@ -58,16 +61,21 @@ class CudaStep {
   float* dw() const { return static_cast<float*>(dw_.data()); }
   // What every row of the whole gradient has less than dw() [padded_hidden]; null if it is the same.
   const float* smoothing_gradient() const {
-    return kernels::cuda::SmoothingOf(case_.options) == kernels::cuda::Smoothing::kRankOne
+    return case_.teacher_hidden == 0 &&
+                   kernels::cuda::SmoothingOf(case_.options) == kernels::cuda::Smoothing::kRankOne
                ? static_cast<const float*>(smoothing_gradient_.data())
                : nullptr;
   }
+  const kernels::cuda::TeacherHead& teacher() const { return teacher_; }
+  const float* divergences() const { return static_cast<const float*>(divergences_.data()); }
   const float* losses() const { return static_cast<const float*>(losses_.data()); }
   const float* log_sum_exps() const { return static_cast<const float*>(log_sum_exps_.data()); }
 
  private:
   kernels::cuda::Result SpreadLogSumExps();
   kernels::cuda::Result CreateReturns();
+  kernels::cuda::Result CreateTeacher();
+  kernels::cuda::Result FillTeacher();
   kernels::cuda::LinearCrossEntropy::Batch Batch() const;
 
   const KernelCase case_;
@@ -83,7 +91,9 @@ class CudaStep {
   int64_t tile_rows_ = 0;
   size_t free_before_ = 0;
   kernels::cuda::DeviceBuffer weight_, x_, dx_, dw_, losses_, log_sum_exps_, largest_, redone_, workspace_,
-      batch_rows_, labels_, by_label_, scales_, vocabulary_sum_, smoothing_gradient_, returns_memory_;
+      batch_rows_, labels_, by_label_, scales_, vocabulary_sum_, smoothing_gradient_, returns_memory_,
+      teacher_weight_, teacher_x_, teacher_largest_, divergences_;
+  kernels::cuda::TeacherHead teacher_;  // of case_.teacher_hidden
   kernels::RowReturns returns_;
 };
 

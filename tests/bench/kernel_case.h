@@ -25,6 +25,10 @@ struct KernelCase {
   bool portable = false;  // on a GPU, the path that every GPU takes
   double ignored = 0;     // share of the rows that are ignored; on a GPU only
   kernels::LossOptions options;
+  // H of a teacher of the same dtype, whose soft targets are then added to the labels, at temperature 1; 0:
+  // none. On a GPU only.
+  int64_t teacher_hidden = 0;
+  kernels::Divergence divergence = kernels::Divergence::kForwardKl;
   bool returns = false;  // whether everything is asked for that can be told of a row; on a GPU only
 };
 
@@ -58,6 +62,7 @@ struct KernelResult {
   Measurement forward;
   Measurement forward_limit;
   double forward_ratio = 0;
+  double of_one_product = 0;  // the step over the bare logits product, round by round
   // Memory the step took above inputs and outputs, as the system counts it; and what X, dX and the losses of
   // the batch take. Their sum is all there is above weights and gradient.
   int64_t peak_bytes = 0;

@@ -49,6 +49,7 @@ void PrintParts(const KernelCase& c, const KernelResult& r) {
     PrintPart("", r.forward);
     PrintPart("", r.forward_limit);
     std::printf("    forward only over the bare logits product: %.3f\n", r.forward_ratio);
+    std::printf("    fused step over the bare logits product: %.3f\n", r.of_one_product);
   }
   std::printf("    peak memory above weights and gradient: %.1f MiB; X, dX and losses are %.1f of them\n",
               Mebibytes(r.peak_bytes + r.batch_bytes), Mebibytes(r.batch_bytes));
@@ -80,6 +81,8 @@ Json ToJson(const KernelCase& c, const KernelResult& r) {
                {"milliseconds", step["milliseconds"]},
                {"limit_milliseconds", limit["milliseconds"]},
                {"ratio", r.ratio},
+               {"of_one_product", r.of_one_product},
+               {"teacher_hidden", c.teacher_hidden},
                {"tflops", step["tflops"]},
                {"limit_tflops", limit["tflops"]},
                {"peak_bytes", r.peak_bytes},

@@ -32,6 +32,7 @@ const char kFooter[] =
     "  lossd-bench kernels --lse_spread=100                       rows whose log-sum-exps differ by up to "
     "100\n"
     "  lossd-bench kernels --softcap=30 --label_smoothing=0.1     what options of the loss cost\n"
+    "  lossd-bench kernels --device=cuda:0 --teacher_hidden=4096  soft targets of a teacher\n"
     "\nTimes are medians; the ratio is the median of each round's own ratio. TFLOP/s counts the products "
     "that "
     "were asked for. GB moved is what a part has to read and write by its algorithm (tests/bench/traffic.h), "
@@ -39,6 +40,11 @@ const char kFooter[] =
     "of their own. Run it on a quiet machine.\n";
 
 KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
+  if (kernel_case.cuda_index < 0 && kernel_case.teacher_hidden > 0) {
+    KernelResult result;
+    result.error = "soft targets are timed on a GPU only";
+    return result;
+  }
   if (kernel_case.cuda_index < 0) return RunCpuCase(kernel_case, progress);
 #ifdef LOSSD_CUDA
   return RunCudaCase(kernel_case, progress);

@@ -33,6 +33,11 @@ struct LossFormula {
     const double alpha = 1 + 2 * options.lse_square_scale * log_sum_exp;
     const double by_logit = alpha * std::exp(logit - log_sum_exp) - (is_label ? 1 - epsilon : 0) -
                             epsilon / static_cast<double>(vocab);
+    return Times(by_logit, logit);
+  }
+
+  // What a gradient by an entry's logit is by x·W_v.
+  double Times(double by_logit, double logit) const {
     const double share = options.softcap > 0 ? logit / options.softcap : 0;
     return gradient_scale * by_logit * (1 - share * share) * options.logit_scale;
   }

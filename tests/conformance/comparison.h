@@ -19,6 +19,9 @@ class Comparison {
  public:
   // Runs the problem, none of whose rows is ignored, on a new head.
   void Add(Device* device, const kernels::testing::Problem& problem);
+  // Results of the problem that came about in another way.
+  void Add(const kernels::testing::Problem& problem, const std::vector<float>& losses,
+           const std::vector<float>& dx, const std::vector<float>& dw, const std::vector<float>& db = {});
 
   // "loss A of B (C ulp), dx A of B, dw A of B", and db with a bias: fused, unfused.
   std::string ToText() const;

@@ -77,7 +77,8 @@ std::vector<unsigned char> PadRows(const std::vector<unsigned char>& rows, int64
   return padded;
 }
 
-BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const LinearCrossEntropy& step) {
+BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const LinearCrossEntropy& step,
+                     const cuda::TeacherShape* teacher) {
   const auto array = [](const std::vector<float>& values) {
     return values.empty() ? nullptr : values.data();
   };
@@ -89,7 +90,7 @@ BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const L
                                .z_gradient_scale = problem.z_gradient_scale,
                                .token_weights = array(problem.token_weights),
                                .lse_gradients = array(problem.lse_gradients)};
-  BatchRows rows = step.Arrange({&all, 1});
+  BatchRows rows = step.Arrange({&all, 1}, teacher);
   if (options.shares.empty()) return rows;
   for (const int32_t row : rows.batch_rows) rows.shares.push_back(options.shares[static_cast<size_t>(row)]);
   return rows;
@@ -109,17 +110,36 @@ class Runner {
   Result Run(CudaOutcome* outcome) {
     const int64_t tile_rows = options_.tile_rows == 0 ? tokens_ : options_.tile_rows;
     const LinearCrossEntropy::Shape shape{vocab_, hidden_, problem_.weight_type};
-    LOSSD_CUDA_PASS_ON(
-        Make("workspace", LinearCrossEntropy::WorkspaceBytes(shape, options_.path, tile_rows)));
-    std::unique_ptr<CublasLt> library;
-    if (options_.path == Path::kPortable) LOSSD_CUDA_PASS_ON(CublasLt::Open(&library));
-    LinearCrossEntropy step(shape, options_.path, tile_rows, buffers_.back()->data(), library.get());
+    std::optional<cuda::TeacherShape> teacher;
+    // With a teacher the workspace is given by its bytes.
+    int64_t plain_rows = tile_rows;
+    int64_t bytes = LinearCrossEntropy::WorkspaceBytes(shape, options_.path, tile_rows);
+    if (problem_.teacher.has_value()) {
+      LOSSD_CUDA_PASS_ON(FillTeacher());
+      teacher = teacher_.shape();
+      plain_rows = 1;
+      bytes = std::max(LinearCrossEntropy::WorkspaceBytes(shape, options_.path, *teacher, tile_rows),
+                       LinearCrossEntropy::WorkspaceBytes(shape, options_.path, 1));
+    }
+    const cuda::TeacherShape* teacher_shape = teacher.has_value() ? &*teacher : nullptr;
+    LOSSD_CUDA_PASS_ON(Make("workspace", bytes));
+    if (options_.path == Path::kPortable || teacher_.path == Path::kPortable) {
+      LOSSD_CUDA_PASS_ON(CublasLt::Open(&library_));
+    }
+    teacher_.library = library_.get();
+    LinearCrossEntropy step(shape, options_.path, plain_rows, buffers_.back()->data(), library_.get(), bytes);
     LinearCrossEntropy::Batch batch;
     LOSSD_CUDA_PASS_ON(FillInputs(&batch));
     LOSSD_CUDA_PASS_ON(FillBias(&batch));
-    LOSSD_CUDA_PASS_ON(FillRows(SelectRows(problem_, options_, step), &batch));
+    LOSSD_CUDA_PASS_ON(FillRows(SelectRows(problem_, options_, step, teacher_shape), &batch));
     LOSSD_CUDA_PASS_ON(FillOutputs(&batch));
     LOSSD_CUDA_PASS_ON(FillReturns(&batch.returns));
+    if (teacher.has_value()) {
+      batch.teacher = &teacher_;
+      batch.distillation = problem_.teacher->distillation;
+      // dW keeps what it has.
+      LOSSD_CUDA_PASS_ON(step.LoadTeacherProducts(batch.weight, batch.dw, teacher_, nullptr));
+    }
     LOSSD_CUDA_PASS_ON(step.Run(batch, nullptr, nullptr));
     LOSSD_CUDA_TRY(cudaDeviceSynchronize());
     for (const auto& buffer : buffers_) LOSSD_CUDA_PASS_ON(buffer->Check(&outcome->touched));
@@ -175,11 +195,7 @@ class Runner {
   // Ends where the vocabulary does, to the byte: nothing may be read behind it that counts.
   Result FillBias(LinearCrossEntropy::Batch* batch) {
     if (problem_.bias.empty()) return {};
-    LOSSD_CUDA_PASS_ON(MakeArray("bias", problem_.bias, &batch->bias));
-    float* largest = nullptr;
-    LOSSD_CUDA_PASS_ON(MakeFilled("bias_largest", 1, 0.0f, &largest));
-    LOSSD_CUDA_PASS_ON(cuda::LargestMagnitude(DataType::kFloat32, batch->bias, vocab_, largest, nullptr));
-    batch->bias_largest = largest;
+    LOSSD_CUDA_PASS_ON(MakeBias("bias", problem_.bias, &batch->bias, &batch->bias_largest));
     double* sum = nullptr;
     LOSSD_CUDA_PASS_ON(MakeFilled("bias_sum", 1, std::numeric_limits<double>::quiet_NaN(), &sum));
     batch->classes.bias_sum = sum;
@@ -189,6 +205,38 @@ class Runner {
     LOSSD_CUDA_PASS_ON(MakeArray("db", initial, &batch->db));
     db_ = buffers_.back().get();
     return {};
+  }
+
+  Result MakeBias(const char* name, const std::vector<float>& values, const float** bias,
+                  const float** bias_largest) {
+    LOSSD_CUDA_PASS_ON(MakeArray(name, values, bias));
+    float* largest = nullptr;
+    LOSSD_CUDA_PASS_ON(MakeFilled("bias_largest", 1, 0.0f, &largest));
+    LOSSD_CUDA_PASS_ON(cuda::LargestMagnitude(DataType::kFloat32, *bias, vocab_, largest, nullptr));
+    *bias_largest = largest;
+    return {};
+  }
+
+  Result FillTeacher() {
+    const TeacherProblem& own = *problem_.teacher;
+    Teacher& head = teacher_.head;
+    head = own.Params();
+    LOSSD_CUDA_PASS_ON(cuda::BestPath(own.type, &teacher_.path));
+    if (options_.path == Path::kPortable) teacher_.path = Path::kPortable;
+    teacher_.path = options_.teacher_path.value_or(teacher_.path);
+    const int64_t element = SizeOf(own.type);
+    const int64_t padded = cuda::PaddedHidden(own.hidden);
+    LOSSD_CUDA_PASS_ON(MakeArray("teacher's weight",
+                                 PadRows(own.weight, vocab_, own.hidden * element, padded * element),
+                                 &head.weight));
+    LOSSD_CUDA_PASS_ON(MakeArray("teacher's hidden states", own.hidden_states, &head.hidden_states));
+    if (!own.bias.empty()) {
+      LOSSD_CUDA_PASS_ON(MakeBias("teacher's bias", own.bias, &head.bias, &teacher_.bias_largest));
+    }
+    float* largest = nullptr;
+    LOSSD_CUDA_PASS_ON(MakeFilled("teacher's largest", 1, 0.0f, &largest));
+    teacher_.weight_largest = largest;
+    return cuda::LargestMagnitude(own.type, head.weight, vocab_ * padded, largest, nullptr);
   }
 
   Result FillRows(const BatchRows& rows, LinearCrossEntropy::Batch* batch) {
@@ -233,6 +281,9 @@ class Runner {
     LOSSD_CUDA_PASS_ON(MakeFilled("log_sum_exps", tokens_, 0.0f, &returns->log_sum_exp));
     LOSSD_CUDA_PASS_ON(MakeFilled("z_losses", tokens_, 0.0f, &returns->z_loss));
     LOSSD_CUDA_PASS_ON(MakeFilled("log_probabilities", tokens_, 0.0f, &returns->log_probability));
+    if (problem_.teacher.has_value()) {
+      LOSSD_CUDA_PASS_ON(MakeFilled("divergences", tokens_, 0.0f, &returns->divergence));
+    }
     if (!options_.whole_rows) return {};
     LOSSD_CUDA_PASS_ON(MakeFilled("entropies", tokens_, 0.0f, &returns->entropy));
     LOSSD_CUDA_PASS_ON(MakeFilled("predictions", tokens_, int32_t{-1}, &returns->prediction));
@@ -249,6 +300,7 @@ class Runner {
          {&outcome->log_sum_exps, &outcome->z_losses, &outcome->log_probabilities}) {
       LOSSD_CUDA_PASS_ON(buffers_[next++]->Read(values));
     }
+    if (problem_.teacher.has_value()) LOSSD_CUDA_PASS_ON(buffers_[next++]->Read(&outcome->divergences));
     if (!options_.whole_rows) return {};
     LOSSD_CUDA_PASS_ON(buffers_[next++]->Read(&outcome->entropies));
     for (std::vector<int32_t>* values : {&outcome->predictions, &outcome->ranks, &outcome->top_tokens}) {
@@ -274,7 +326,7 @@ class Runner {
     LOSSD_CUDA_PASS_ON(dw_->Read(&wide));
     LOSSD_CUDA_PASS_ON(smoothing_->Read(&smoothing));
     const bool smoothed = cuda::SmoothingOf(problem_.options) == cuda::Smoothing::kRankOne &&
-                          options_.weight_gradient != WeightGradient::kNone;
+                          options_.weight_gradient != WeightGradient::kNone && !problem_.teacher.has_value();
     for (int64_t v = 0; v < vocab_; ++v) {
       const float weight =
           problem_.class_weights.empty() ? 1.0f : problem_.class_weights[static_cast<size_t>(v)];
@@ -303,6 +355,8 @@ class Runner {
   const int64_t vocab_;
   const int64_t hidden_;
   const int64_t padded_;
+  std::unique_ptr<CublasLt> library_;
+  cuda::TeacherHead teacher_{.head = {}, .path = Path::kHopper};
   std::vector<std::unique_ptr<GuardedBuffer>> buffers_;
   size_t returned_ = 0;  // the first buffer of the returns
   const GuardedBuffer* dx_ = nullptr;

@@ -2,6 +2,7 @@
 #ifndef LOSSD_TESTS_GPU_CUDA_RUNNER_H_
 #define LOSSD_TESTS_GPU_CUDA_RUNNER_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct CudaOptions {
   std::vector<float> initial_db{};  // the same; of problems with a bias
   bool whole_rows = false;          // whether all is to be told that takes whole logits
   int32_t top_k = 0;                // with whole_rows
+  // Of the problem's teacher; unset: the best that the device has, or kPortable where `path` is.
+  std::optional<cuda::Path> teacher_path{};
 };
 
 struct CudaOutcome {
@@ -35,7 +38,8 @@ struct CudaOutcome {
   std::vector<float> log_sum_exps;
   std::vector<float> z_losses;
   std::vector<float> log_probabilities;
-  std::vector<float> entropies;  // this and what follows: empty without whole_rows
+  std::vector<float> divergences;  // with a teacher
+  std::vector<float> entropies;    // this and what follows: empty without whole_rows
   std::vector<int32_t> predictions;
   std::vector<int32_t> ranks;
   std::vector<int32_t> top_tokens;           // [N, top_k]
