@@ -94,7 +94,7 @@ class BatchQueue {
   struct Entry {
     std::shared_ptr<BatchSource> source;  // of a task: null unless it is a last one
     std::shared_ptr<QueuedChunk> chunk;   // null: a task
-    uint64_t number = 0;                 // by one with each entry of any line
+    uint64_t number = 0;                  // by one with each entry of any line
     Clock::time_point arrival;
     Task task;
   };

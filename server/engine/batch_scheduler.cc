@@ -54,10 +54,8 @@ void BatchScheduler::PostLast(std::shared_ptr<BatchSource> source, Task task) {
 
 void BatchScheduler::FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
                                   FollowUp when) {
-  Add([source = std::move(source), chunk = std::move(chunk), when,
-       now = Clock::now()](BatchQueue& queue) mutable {
-    queue.AddFollowUp(std::move(source), std::move(chunk), when, now);
-  });
+  Add([source = std::move(source), chunk = std::move(chunk), when, now = Clock::now()](
+          BatchQueue& queue) mutable { queue.AddFollowUp(std::move(source), std::move(chunk), when, now); });
 }
 
 void BatchScheduler::HurryFollowUps(const BatchSource* source) {

@@ -44,8 +44,8 @@ class BatchScheduler {
   // The same, but everything that chunks left unfinished is finished before (BatchSource::TakeUnfinished).
   void PostLast(std::shared_ptr<BatchSource> source, Task task);
 
-  // Queues what is left of a chunk of `source` that was answered: no later task passes it. Any thread, but before
-  // the chunk's batch has ended.
+  // Queues what is left of a chunk of `source` that was answered: no later task passes it. Any thread, but
+  // before the chunk's batch has ended.
   void FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk, FollowUp when);
   // What waits for idle times goes now.
   void HurryFollowUps(const BatchSource* source);

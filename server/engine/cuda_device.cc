@@ -108,9 +108,10 @@ class CudaDevice : public Device {
     if (result.ok()) return gradient;
     if (result.code() != cudaErrorMemoryAllocation) return DeviceFailed(result);
     (void)cudaGetLastError();  // memory that is not there is no failure of the device
-    return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, "deterministic",
-                     absl::StrCat("a gradient of head ", config.name, " needs ",
-                                  CudaGradient::PlanBytes(config), " bytes of ", name(), ": ", result.message()));
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, "deterministic",
+        absl::StrCat("a gradient of head ", config.name, " needs ", CudaGradient::PlanBytes(config),
+                     " bytes of ", name(), ": ", result.message()));
   }
 
   int64_t PreferredChunkBytes() const override { return kPreferredChunkBytes; }

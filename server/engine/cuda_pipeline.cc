@@ -208,7 +208,8 @@ CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> ch
   int64_t tokens = 0;
   for (const ChunkRows& chunk : chunks) tokens += chunk.tokens;
   slot.hidden_row_bytes = hidden_size * kernels::SizeOf(kind.hidden_type);
-  slot.dx_row_bytes = kind.mode == ComputeMode::kLossAndGradients ? hidden_size * kernels::SizeOf(kind.dx_type) : 0;
+  slot.dx_row_bytes =
+      kind.mode == ComputeMode::kLossAndGradients ? hidden_size * kernels::SizeOf(kind.dx_type) : 0;
   slot.extras = SlotExtras::Of(kind, chunks);
   slot.layout =
       SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.dx_row_bytes, slot.extras);

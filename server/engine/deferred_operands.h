@@ -1,5 +1,5 @@
-// Host memory of a head for the operands of chunks whose dW is deferred: taken from the system when the head is
-// created, in the device's own way, so that it copies from there by itself.
+// Host memory of a head for the operands of chunks whose dW is deferred: taken from the system when the head
+// is created, in the device's own way, so that it copies from there by itself.
 #ifndef LOSSD_SERVER_ENGINE_DEFERRED_OPERANDS_H_
 #define LOSSD_SERVER_ENGINE_DEFERRED_OPERANDS_H_
 

@@ -10,11 +10,11 @@ namespace lossd::engine {
 namespace {
 
 constexpr int64_t kMostTileTokens = 4096;
-constexpr int64_t kWidest = 4;          // bytes of an element of hidden states
-constexpr int64_t kTokenBytes = 16;     // label, weight, gradient of the log-sum-exp
-constexpr int64_t kChunkBytes = 512;    // what a chunk takes beside its tensors
-constexpr int64_t kFarChunks = 4;       // of the largest size, ahead of the first incomplete tile
-constexpr int64_t kIgnored = -1;        // a label of a piece
+constexpr int64_t kWidest = 4;        // bytes of an element of hidden states
+constexpr int64_t kTokenBytes = 16;   // label, weight, gradient of the log-sum-exp
+constexpr int64_t kChunkBytes = 512;  // what a chunk takes beside its tensors
+constexpr int64_t kFarChunks = 4;     // of the largest size, ahead of the first incomplete tile
+constexpr int64_t kIgnored = -1;      // a label of a piece
 
 int64_t LargestChunk(const ChunkLimits& limits) {
   return limits.max_chunk_bytes + limits.max_chunk_tokens * kTokenBytes + kChunkBytes;
@@ -31,8 +31,8 @@ bool SameProduct(const DeterministicTiles::Piece& piece, const RowKind& kind, co
          piece.chunk.options.z_gradient_scale == chunk.options.z_gradient_scale;
 }
 
-// Values of `tokens` tokens of `chunk` from `first` on behind those of `rows` tokens in `out`; where only one of the
-// two has any, the other's are `value`.
+// Values of `tokens` tokens of `chunk` from `first` on behind those of `rows` tokens in `out`; where only one
+// of the two has any, the other's are `value`.
 void AppendFloats(const std::string& from, int64_t first, int64_t tokens, float value, int64_t rows,
                   std::string* out) {
   if (from.empty() && out->empty()) return;
@@ -43,7 +43,8 @@ void AppendFloats(const std::string& from, int64_t first, int64_t tokens, float 
   if (from.empty()) {
     fill(tokens);
   } else {
-    out->append(from, static_cast<size_t>(first) * sizeof(float), static_cast<size_t>(tokens) * sizeof(float));
+    out->append(from, static_cast<size_t>(first) * sizeof(float),
+                static_cast<size_t>(tokens) * sizeof(float));
   }
 }
 
@@ -75,8 +76,8 @@ struct DeterministicTiles::Stored {
 };
 
 int64_t DeterministicTiles::TileTokens(const ChunkLimits& limits, int64_t hidden_size) {
-  const int64_t most = std::min({kMostTileTokens, limits.max_chunk_tokens,
-                                 limits.max_chunk_bytes / (hidden_size * kWidest)});
+  const int64_t most =
+      std::min({kMostTileTokens, limits.max_chunk_tokens, limits.max_chunk_bytes / (hidden_size * kWidest)});
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(most, 1))));
 }
 
@@ -181,8 +182,10 @@ void DeterministicTiles::Append(int64_t place, const Segment& segment, Piece* pi
   const Chunk& from = segment.rows->chunk;
   const int64_t first = place - *from.window_token;
   const int64_t row_bytes = from.hidden_states.size() / from.tokens;
-  AppendFloats(from.token_weights, first, segment.tokens, 1.0f, piece->chunk.tokens, &piece->chunk.token_weights);
-  AppendFloats(from.lse_gradients, first, segment.tokens, 0.0f, piece->chunk.tokens, &piece->chunk.lse_gradients);
+  AppendFloats(from.token_weights, first, segment.tokens, 1.0f, piece->chunk.tokens,
+               &piece->chunk.token_weights);
+  AppendFloats(from.lse_gradients, first, segment.tokens, 0.0f, piece->chunk.tokens,
+               &piece->chunk.lse_gradients);
   AppendLabels(from, first, segment.tokens, &piece->chunk.labels);
   AppendParts(from.hidden_states, first * row_bytes, segment.tokens * row_bytes, parts);
   piece->chunk.tokens += segment.tokens;

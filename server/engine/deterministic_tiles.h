@@ -1,9 +1,9 @@
-// Where the rows of a deterministic session go on their way into its dW: into tiles of a fixed number of tokens, at
-// places that the client gives, so that what is added in which order depends on the tokens alone.
+// Where the rows of a deterministic session go on their way into its dW: into tiles of a fixed number of
+// tokens, at places that the client gives, so that what is added in which order depends on the tokens alone.
 //
-// A place is claimed when its chunk is taken, and filled when the chunk was answered. A tile whose places are all
-// filled is handed out once those before it were, in pieces: a piece is one product, of rows that have everything
-// but themselves in common. Absent and ignored rows are as if they were not there.
+// A place is claimed when its chunk is taken, and filled when the chunk was answered. A tile whose places are
+// all filled is handed out once those before it were, in pieces: a piece is one product, of rows that have
+// everything but themselves in common. Absent and ignored rows are as if they were not there.
 //
 // Not thread-safe: Head guards it with its mutex.
 #ifndef LOSSD_SERVER_ENGINE_DETERMINISTIC_TILES_H_
@@ -24,8 +24,8 @@ class DeterministicTiles {
   struct Stored;
 
  public:
-  // Tokens of a tile: as many on every device, and so many that a chunk of them is within the limits whatever its
-  // type.
+  // Tokens of a tile: as many on every device, and so many that a chunk of them is within the limits whatever
+  // its type.
   static int64_t TileTokens(const ChunkLimits& limits, int64_t hidden_size);
   // Memory for chunks that are claimed or filled and not yet in dW.
   static int64_t KeptBytes(const ChunkLimits& limits, int64_t hidden_size);
@@ -56,8 +56,8 @@ class DeterministicTiles {
   };
   // Those that are complete, in order.
   std::vector<Piece> TakeComplete();
-  // All that is filled: to end the window, or the use of these weights. What comes into the same tiles later makes
-  // pieces of its own.
+  // All that is filled: to end the window, or the use of these weights. What comes into the same tiles later
+  // makes pieces of its own.
   std::vector<Piece> TakeAll();
   void Done(const Piece& piece);
 
@@ -75,14 +75,14 @@ class DeterministicTiles {
   int64_t TileOf(int64_t place) const { return place / tile_tokens_; }
 
   const int64_t tile_tokens_;
-  const int64_t most_bytes_;      // in all
-  const int64_t most_far_bytes_;  // that others may have than those of the first incomplete tile
-  std::map<int64_t, int64_t> taken_;         // ends by beginnings, of places; no two touch
-  std::map<int64_t, Segment> segments_;      // by the place they begin at
-  std::map<int64_t, int64_t> filled_;        // tokens by tile, from next_ on
-  int64_t next_ = 0;                         // the first tile that is not complete
+  const int64_t most_bytes_;             // in all
+  const int64_t most_far_bytes_;         // that others may have than those of the first incomplete tile
+  std::map<int64_t, int64_t> taken_;     // ends by beginnings, of places; no two touch
+  std::map<int64_t, Segment> segments_;  // by the place they begin at
+  std::map<int64_t, int64_t> filled_;    // tokens by tile, from next_ on
+  int64_t next_ = 0;                     // the first tile that is not complete
   int64_t kept_bytes_ = 0;
-  int64_t claimed_ = 0;    // chunks
+  int64_t claimed_ = 0;     // chunks
   int64_t handed_out_ = 0;  // pieces that are not done
 };
 

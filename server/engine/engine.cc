@@ -43,8 +43,8 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
 Engine::~Engine() = default;
 
 MemoryPlan Engine::ReservedByPurpose() const {
-  std::map<std::string, int64_t> totals = {
-      {"weights", 0}, {"gradient", 0}, {"weight_staging", 0}, {"deferred", 0}, {"tiles", 0}, {"workspace", 0}};
+  std::map<std::string, int64_t> totals = {{"weights", 0},  {"gradient", 0}, {"weight_staging", 0},
+                                           {"deferred", 0}, {"tiles", 0},    {"workspace", 0}};
   totals["regions"] = regions_.reserved_bytes();
   for (const MemoryItem& item : device_->SharedMemory()) totals[item.purpose] += item.bytes;
   for (const std::shared_ptr<Head>& head : Heads()) {
@@ -149,8 +149,7 @@ std::vector<std::shared_ptr<Head>> Engine::Heads() const {
 // -----------------------------------------------------------------------------------------------------
 
 absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, const std::string& client_key,
-                                                  int32_t rank, int32_t lanes,
-                                                  Deterministic deterministic) {
+                                                  int32_t rank, int32_t lanes, Deterministic deterministic) {
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (client_key.empty() || client_key.size() > kMaxClientKey) {
     return MakeError(

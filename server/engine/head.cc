@@ -109,7 +109,8 @@ std::vector<std::function<void()>> Head::TakeWaitersLocked() {
 
 std::vector<std::function<void()>> Head::TakeWaitersLocked(const std::string& session_id) {
   std::vector<std::function<void()>> waiters;
-  for (auto it = lanes_.lower_bound({session_id, 0}); it != lanes_.end() && it->first.first == session_id; ++it) {
+  for (auto it = lanes_.lower_bound({session_id, 0}); it != lanes_.end() && it->first.first == session_id;
+       ++it) {
     if (it->second.resume) waiters.push_back(std::exchange(it->second.resume, nullptr));
   }
   return waiters;

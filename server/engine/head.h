@@ -108,8 +108,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                                           const std::string& new_session_id,
                                           Deterministic deterministic = Deterministic::kNo,
                                           SessionMemory memory = {});
-  // Whether a deterministic session of this client would be a new one, for which OpenSession wants its memory.
-  // INVALID_ARGUMENT if the rank is another's (head_deterministic.cc).
+  // Whether a deterministic session of this client would be a new one, for which OpenSession wants its
+  // memory. INVALID_ARGUMENT if the rank is another's (head_deterministic.cc).
   absl::StatusOr<bool> NeedsGradient(const std::string& client_key, int32_t rank);
   // Ends the session's streams. NOT_FOUND if it is not open. With `idle_since`, FAILED_PRECONDITION if the
   // session has a stream or was used after that.
@@ -130,8 +130,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   enum class Submission { kTaken, kWait };
   // Takes the chunk (moved from), to be answered through the lane's listener, even if its content is refused;
   // or asks the caller to wait: `resume` is called once the window has changed or has room, and the chunk,
-  // untouched, must then be submitted again. An error is one of position and ends the stream: FAILED_PRECONDITION for a
-  // gap, ABORTED for a wrong generation or a fenced stream. One chunk of a lane at a time.
+  // untouched, must then be submitted again. An error is one of position and ends the stream:
+  // FAILED_PRECONDITION for a gap, ABORTED for a wrong generation or a fenced stream. One chunk of a lane at
+  // a time.
   absl::StatusOr<Submission> Submit(const LaneAttachment& lane, Chunk& chunk, std::function<void()> resume);
 
   // Takes no more streams and chunks (they get `status`); what was accepted goes on.
@@ -263,8 +264,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
   static bool IsFollowUp(const ChunkItem& item) { return item.kind == ItemKind::kWeightGradient; }
-  // Deferred dW: head_deferred.cc. The first is any thread's: puts the operands of a chunk whose dW is to be deferred
-  // where they can stay, if there is room, and others where the device wants them.
+  // Deferred dW: head_deferred.cc. The first is any thread's: puts the operands of a chunk whose dW is to be
+  // deferred where they can stay, if there is room, and others where the device wants them.
   void PlaceOperands(Chunk& chunk, bool is_new, const std::string& session_id);
   static void JoinWeightGradients(std::deque<StartedChunk>& chunks);
   void FollowUp(StartedChunk& chunk);

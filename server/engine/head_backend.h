@@ -111,14 +111,15 @@ class HeadBackend {
   // Most rows of this kind that are worth putting into one batch, at least 1. A single chunk may always have
   // more.
   virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
-  // Starts loss, dX and, for chunks that accumulate, dW += of at least one chunk; or the last of these alone. A row's loss and dX are
-  // bitwise the same whatever batch it comes in; dW is summed in the order of rows. Only while the device has
-  // fewer batches under way than it may have.
+  // Starts loss, dX and, for chunks that accumulate, dW += of at least one chunk; or the last of these alone.
+  // A row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of rows.
+  // Only while the device has fewer batches under way than it may have.
   virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
                           BatchCallbacks callbacks) = 0;
 
   // Rows of a gradient, null for the head's own, in fp32 (zeros if nothing was added since the last reset).
-  virtual absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows, float* out) = 0;
+  virtual absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
+                                    float* out) = 0;
   // The next contribution overwrites instead of adding: no memset, no read of the old value.
   virtual void Reset(Gradient* gradient) = 0;
 
@@ -131,8 +132,8 @@ class HeadBackend {
   virtual MemoryPlan MemoryReport() const = 0;
 };
 
-// A device that heads are created on. CreateHead, CreateGradient, and what tells of sizes, may be called by any thread, one
-// at a time; the rest belongs to the owner thread.
+// A device that heads are created on. CreateHead, CreateGradient, and what tells of sizes, may be called by
+// any thread, one at a time; the rest belongs to the owner thread.
 class Device {
  public:
   virtual ~Device() = default;
@@ -145,9 +146,9 @@ class Device {
   virtual absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const = 0;
   // Takes the memory. RESOURCE_EXHAUSTED if the system does not give it.
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
-  // A gradient for a head of this configuration, beside its own, and what it takes. Used with that head alone, and
-  // destroyed while none of its batches is under way, before the device. RESOURCE_EXHAUSTED if the system does not
-  // give the memory.
+  // A gradient for a head of this configuration, beside its own, and what it takes. Used with that head
+  // alone, and destroyed while none of its batches is under way, before the device. RESOURCE_EXHAUSTED if the
+  // system does not give the memory.
   virtual MemoryPlan PlanGradient(const HeadConfig& config) const {
     return {{"gradient", config.gradient_bytes()}};
   }

@@ -34,9 +34,10 @@ absl::Status Head::CheckRankLocked(const std::string& client_key, int32_t rank) 
   for (const auto& [id, session] : ledger_.sessions()) {
     if (session.state != AccumulationLedger::SessionState::kOpen || session.rank != rank) continue;
     if (!deterministic_.contains(id)) continue;
-    return Invalid(RejectReason::kOption, "rank",
-                   absl::StrCat("rank is ", rank, " for client_key '", client_key, "' and for '",
-                                session.client_key, "'; deterministic sessions of a head must have different ones"));
+    return Invalid(
+        RejectReason::kOption, "rank",
+        absl::StrCat("rank is ", rank, " for client_key '", client_key, "' and for '", session.client_key,
+                     "'; deterministic sessions of a head must have different ones"));
   }
   return absl::OkStatus();
 }
@@ -48,8 +49,9 @@ DeterministicTiles* Head::TilesOfLocked(const std::string& session_id) {
 
 absl::Status Head::CheckPlaceLocked(const DeterministicTiles& tiles, const Chunk& chunk) {
   if (!chunk.window_token.has_value()) {
-    return Invalid(RejectReason::kOption, kWindowToken,
-                   "window_token is not set; chunks of a deterministic session must say their place in the window");
+    return Invalid(
+        RejectReason::kOption, kWindowToken,
+        "window_token is not set; chunks of a deterministic session must say their place in the window");
   }
   const int64_t place = *chunk.window_token;
   if (place < 0 || place > kMostPlace) {
@@ -57,22 +59,24 @@ absl::Status Head::CheckPlaceLocked(const DeterministicTiles& tiles, const Chunk
                    absl::StrCat("window_token is ", place, "; it must be in [0, ", kMostPlace, "]"));
   }
   if (chunk.hidden_states.place() == MemoryPlace::kDevice) {
-    return Invalid(RejectReason::kOption, "hidden_states_region",
-                   "hidden_states_region is of the device's memory; chunks of a deterministic session must be in "
-                   "the host's");
+    return Invalid(
+        RejectReason::kOption, "hidden_states_region",
+        "hidden_states_region is of the device's memory; chunks of a deterministic session must be in "
+        "the host's");
   }
   switch (tiles.RoomFor(chunk)) {
     case DeterministicTiles::Room::kFree:
       return absl::OkStatus();
     case DeterministicTiles::Room::kTaken:
       return Invalid(RejectReason::kOption, kWindowToken,
-                     absl::StrCat("window_token is ", place, "; tokens of this window have places in [", place, ", ",
-                                  place + chunk.tokens, ") already"));
+                     absl::StrCat("window_token is ", place, "; tokens of this window have places in [",
+                                  place, ", ", place + chunk.tokens, ") already"));
     default:
-      return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, kWindowToken,
-                       absl::StrCat("window_token is ", place,
-                                    "; there is no memory for tokens so far ahead of the first that is missing, and "
-                                    "no other lane of the session can bring that"));
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, RejectReason::kOutOfMemory, kWindowToken,
+          absl::StrCat("window_token is ", place,
+                       "; there is no memory for tokens so far ahead of the first that is missing, and "
+                       "no other lane of the session can bring that"));
   }
 }
 
@@ -80,7 +84,8 @@ bool Head::MustWaitForRoomLocked(const LaneAttachment& attachment, const Chunk& 
   const DeterministicTiles* tiles = TilesOfLocked(attachment.session_id);
   if (tiles == nullptr || chunk.mode != ComputeMode::kLossAndGradients) return false;
   const int64_t place = chunk.window_token.value_or(-1);
-  if (place < 0 || place > kMostPlace || chunk.tokens < 1 || chunk.tokens > environment_.limits.max_chunk_tokens) {
+  if (place < 0 || place > kMostPlace || chunk.tokens < 1 ||
+      chunk.tokens > environment_.limits.max_chunk_tokens) {
     return false;  // it will be rejected
   }
   const DeterministicTiles::Room room = tiles->RoomFor(chunk);
@@ -188,9 +193,8 @@ void Head::DropGradientsLocked() {
       ++it;
       continue;
     }
-    environment_.scheduler->Post(this, [self = shared_from_this(), session = std::move(it->second)]() mutable {
-      session->memory = {};
-    });
+    environment_.scheduler->Post(this, [self = shared_from_this(),
+                                        session = std::move(it->second)]() mutable { session->memory = {}; });
     it = deterministic_.erase(it);
   }
 }

@@ -38,14 +38,17 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
     session = &ledger_.Add(new_session_id, client_key, rank, lanes);
     if (memory.gradient != nullptr) {
       const MemoryPlan plan = memory.reservation->plan();
-      deterministic_.emplace(new_session_id, std::make_shared<DeterministicSession>(DeterministicSession{
-                                                 std::move(memory), plan, new_session_id, rank, session->number,
-                                                 DeterministicTiles(environment_.limits, config_.hidden_size)}));
+      deterministic_.emplace(new_session_id,
+                             std::make_shared<DeterministicSession>(DeterministicSession{
+                                 std::move(memory), plan, new_session_id, rank, session->number,
+                                 DeterministicTiles(environment_.limits, config_.hidden_size)}));
     }
-  } else if (!frozen() && deterministic_.contains(info.session_id) != (deterministic == Deterministic::kYes)) {
-    return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "deterministic",
-                     absl::StrCat("deterministic is ", deterministic == Deterministic::kYes ? "true" : "false",
-                                  "; the session of this client_key is open with the other (close it first)"));
+  } else if (!frozen() &&
+             deterministic_.contains(info.session_id) != (deterministic == Deterministic::kYes)) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, RejectReason::kOption, "deterministic",
+        absl::StrCat("deterministic is ", deterministic == Deterministic::kYes ? "true" : "false",
+                     "; the session of this client_key is open with the other (close it first)"));
   } else if (session->lanes.size() != static_cast<size_t>(lanes)) {
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "lanes",
                      absl::StrCat("lanes is ", lanes, "; the session of this client_key is open with ",

@@ -30,9 +30,9 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
                                                    const v1::OpenSessionRequest* request,
                                                    v1::OpenSessionResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<engine::OpenedSession> opened =
-      engine_->OpenSession(request->head(), request->client_key(), request->rank(), request->lanes(),
-                           request->deterministic() ? engine::Deterministic::kYes : engine::Deterministic::kNo);
+  const absl::StatusOr<engine::OpenedSession> opened = engine_->OpenSession(
+      request->head(), request->client_key(), request->rank(), request->lanes(),
+      request->deterministic() ? engine::Deterministic::kYes : engine::Deterministic::kNo);
   if (!opened.ok()) {
     reactor->Finish(ToGrpc(opened.status(), engine_->counters()));
     return reactor;

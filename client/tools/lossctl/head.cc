@@ -95,8 +95,9 @@ void AddCreateCommand(CLI::App& head, Context& context) {
   command->add_flag("--frozen", options->frozen,
                     "The weight is not trained: no memory for its gradient, and no flush");
   command
-      ->add_option("--deferred-bytes", options->deferred_bytes,
-                   "Answer before dW is made, and keep so many bytes of hidden states for it: 512M, 2G (default: 0)")
+      ->add_option(
+          "--deferred-bytes", options->deferred_bytes,
+          "Answer before dW is made, and keep so many bytes of hidden states for it: 512M, 2G (default: 0)")
       ->type_name("BYTES")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   AddCommonOptions(*command, context);

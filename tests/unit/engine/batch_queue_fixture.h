@@ -66,7 +66,9 @@ class RecordingSource : public BatchSource {
     ended_.erase(ended_.begin());
   }
   size_t under_way() const { return ended_.size(); }
-  std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override { return std::exchange(unfinished, {}); }
+  std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override {
+    return std::exchange(unfinished, {});
+  }
 
   std::vector<std::shared_ptr<QueuedChunk>> unfinished;
 

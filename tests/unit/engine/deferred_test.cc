@@ -1,4 +1,5 @@
-// Heads that defer dW: chunks are answered without it, and it is made exactly once whatever happens meanwhile.
+// Heads that defer dW: chunks are answered without it, and it is made exactly once whatever happens
+// meanwhile.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

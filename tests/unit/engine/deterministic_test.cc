@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kVocab = 50;
 constexpr int64_t kHidden = 16;
-constexpr int64_t kTokens = 150;  // of a window
+constexpr int64_t kTokens = 150;     // of a window
 constexpr int64_t kMostTokens = 16;  // of a chunk, and of a tile
 
 class DeterministicTest : public ::testing::Test {
@@ -68,7 +68,8 @@ class DeterministicTest : public ::testing::Test {
       chunk.labels.append(reinterpret_cast<const char*>(&label), 8);
       const float weight = 0.5f + static_cast<float>(token % 5) / 5;
       if (place < 43) chunk.token_weights.append(reinterpret_cast<const char*>(&weight), 4);
-      for (int64_t h = 0; h < kHidden; ++h) hidden.push_back(std::sin(static_cast<float>(token * 37 + h * h)));
+      for (int64_t h = 0; h < kHidden; ++h)
+        hidden.push_back(std::sin(static_cast<float>(token * 37 + h * h)));
     }
     chunk.hidden_states =
         Payload::Of(std::string(reinterpret_cast<const char*>(hidden.data()), hidden.size() * 4));
@@ -184,10 +185,11 @@ TEST_F(DeterministicTest, TheGradientHasTheSameBitsHoweverTheTokensAreSent) {
   for (uint64_t seed = 1; seed <= 80; ++seed) {
     SCOPED_TRACE("schedule " + std::to_string(seed));
     Schedule schedule(seed, EndOfOptions);
-    const std::string session =
-        Open("c" + std::to_string(seed), static_cast<int32_t>(seed), static_cast<int32_t>(schedule.lanes.size()));
+    const std::string session = Open("c" + std::to_string(seed), static_cast<int32_t>(seed),
+                                     static_cast<int32_t>(schedule.lanes.size()));
     std::vector<LaneAttachment> lanes;
-    for (size_t i = 0; i < schedule.lanes.size(); ++i) lanes.push_back(Attach(session, static_cast<int32_t>(i)));
+    for (size_t i = 0; i < schedule.lanes.size(); ++i)
+      lanes.push_back(Attach(session, static_cast<int32_t>(i)));
     std::vector<size_t> sent(lanes.size(), 0);
     const uint64_t generation = head_->Info().generation;
     size_t left = 0;
@@ -281,7 +283,8 @@ TEST_F(DeterministicTest, EveryPlaceIsTakenOnceAndARefusedChunkAddsNothing) {
   const LaneAttachment lane = Attach(Open("c", 0));
   ChunkAnswer answer = AnswerOf(lane, MakeChunk(1, 10, 10));
   EXPECT_TRUE(answer.error.ok()) << answer.error;
-  for (const auto& [place, tokens] : {std::pair<int64_t, int64_t>{10, 10}, {19, 1}, {5, 6}, {0, 16}, {12, 3}}) {
+  for (const auto& [place, tokens] :
+       {std::pair<int64_t, int64_t>{10, 10}, {19, 1}, {5, 6}, {0, 16}, {12, 3}}) {
     answer = AnswerOf(lane, MakeChunk(answer.sequence + 1, place, tokens));
     EXPECT_EQ(answer.error.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(FieldOf(answer.error), "window_token");
