@@ -115,6 +115,10 @@ absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const Bat
     return absl::InvalidArgumentError(
         absl::StrCat("first_token is ", batch.first_token, "; it must be at least 0"));
   }
+  if (batch.window_token.value_or(0) < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("window_token is ", *batch.window_token, "; it must be at least 0"));
+  }
   for (int64_t i = 0; i < tokens; ++i) {
     const int64_t label = batch.labels[static_cast<size_t>(i)];
     if ((label < 0 || label >= head.vocab_size) && label != batch.ignore_index) {

@@ -37,7 +37,8 @@ BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, c
            .sent = sent,
            .lent = lent_,
            .scales = ScalesOf(batch),
-           .generation = lanes->link().generation()} {
+           .generation = 0} {
+  GoTo(lanes->link().generation());
   const auto used = static_cast<size_t>(plan.lanes);
   std::vector<std::vector<ChunkRange>> shares(used);
   for (size_t i = 0; i < chunks_; ++i) shares[i % used].push_back(plan.chunks[i]);
@@ -46,6 +47,14 @@ BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, c
     const uint64_t repeats = i < expected_repeats.size() ? expected_repeats[i] : 0;
     runs_.emplace_back(&(*lanes)[i], &job_, std::move(shares[i]), repeats);
   }
+}
+
+void BatchRun::GoTo(uint64_t generation) {
+  job_.generation = generation;
+  SessionLink& link = lanes_->link();
+  if (link.options().deterministic == Deterministic::kNo || !job_.Accumulates()) return;
+  job_.window_token =
+      link.PlaceBatch(generation, job_.batch.window_token, static_cast<int64_t>(job_.batch.labels.size()));
 }
 
 absl::StatusOr<BatchResult> BatchRun::Run() {
@@ -112,7 +121,7 @@ absl::Status BatchRun::Settle(const absl::Status& cause, Backoff* backoff) {
     }
     for (LaneRun& run : runs_) run.Restart();
     first_sequences_ = NextSequences(*lanes_);
-    job_.generation = lanes_->link().generation();
+    GoTo(lanes_->link().generation());
     return absl::OkStatus();
   }
   for (LaneRun& run : runs_) {
@@ -132,7 +141,7 @@ absl::Status BatchRun::FollowGeneration(const absl::Status& cause) {
   }
   if (!job_.Accumulates() || newly_accepted == 0) {
     // Nothing of this batch is in the old window: all of it goes into the new one.
-    job_.generation = generation;
+    GoTo(generation);
     return absl::OkStatus();
   }
   const auto chunks = static_cast<int64_t>(chunks_);

@@ -41,6 +41,8 @@ class BatchRun {
   LaneRun::End RunLanes();
   // With no lane running: finds out where every lane stands, and whether the batch can go on.
   absl::Status Settle(const absl::Status& cause, Backoff* backoff);
+  // What the batch goes to: a window, and its place there.
+  void GoTo(uint64_t generation);
   absl::Status FollowGeneration(const absl::Status& cause);
   const Piece& PieceOf(size_t chunk) const;
   std::vector<ChunkTiming> Timings() const;

@@ -122,6 +122,7 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
   chunk.set_generation(job_->generation);
   chunk.set_first_token(batch.first_token + runs.front().first);
   chunk.set_tokens(tokens);
+  if (job_->window_token) chunk.set_window_token(*job_->window_token + first);
   chunk.set_hidden_dtype(ToProto(batch.hidden_type));
   chunk.set_dx_dtype(ToProto(DxTypeOnWire(job_->outputs)));
   chunk.set_mode(batch.mode == ComputeMode::kLossOnly ? v1::COMPUTE_MODE_LOSS_ONLY

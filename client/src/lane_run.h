@@ -34,6 +34,8 @@ struct BatchJob {
   const LentMemory& lent;  // of the batch
   const GradientScales scales;
   uint64_t generation = 0;
+  std::optional<int64_t> window_token =
+      {};  // of the first token, in that generation; of deterministic sessions
 
   // Whether its chunks add to a window.
   bool Accumulates() const { return batch.mode == ComputeMode::kLossAndGradients && !head.frozen; }

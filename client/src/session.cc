@@ -12,9 +12,11 @@
 namespace lossd {
 namespace {
 
-// What lies in a region costs nothing to send, and a chunk of it is in one piece.
-internal::SentTokens SentTokensOf(const Batch& batch, const internal::BatchPlaces& places) {
-  if (places.hidden_states || places.teacher_hidden || places.dx) {
+// What lies in a region costs nothing to send, and a chunk of it is in one piece; the places of a
+// deterministic session's tokens are those of all.
+internal::SentTokens SentTokensOf(const Batch& batch, const internal::BatchPlaces& places,
+                                  Deterministic deterministic) {
+  if (deterministic == Deterministic::kYes || places.hidden_states || places.teacher_hidden || places.dx) {
     return internal::SentTokens::All(static_cast<int64_t>(batch.labels.size()));
   }
   return internal::SentTokens::Labelled(batch.labels, batch.ignore_index);
@@ -55,7 +57,7 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   if (batch.labels.empty()) return internal::ResultOfIgnored(batch);
   const auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
   if (!places.ok()) return places.status();
-  const internal::SentTokens sent = SentTokensOf(batch, *places);
+  const internal::SentTokens sent = SentTokensOf(batch, *places, lanes_.link().options().deterministic);
   if (sent.count() == 0) {
     internal::FillIgnored(config, batch, outputs);
     return internal::ResultOfIgnored(batch);

@@ -69,6 +69,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
   request.set_client_key(options_.client_key);
   request.set_rank(options_.rank);
   request.set_lanes(lanes);
+  request.set_deterministic(options_.deterministic == Deterministic::kYes);
   auto response = head_->connection().OpenSession(request, when_full);
   if (!response.ok()) return response;
   if (response->vocab_size() != config.vocab_size || response->hidden_size() != config.hidden_size) {
@@ -106,6 +107,7 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   generation_ = response.generation();
   contributed_generation_ = 0;
   contributions_ = 0;
+  placed_generation_ = 0;
   clock_offset_ = ClockOffset();  // it may be another server
   head_->NoteIncarnation(incarnation_);
 }
@@ -184,6 +186,15 @@ void SessionLink::NoteContribution(uint64_t generation) {
 void SessionLink::NoteWithdrawal(uint64_t generation) {
   const std::lock_guard lock(mutex_);
   if (generation == contributed_generation_) --contributions_;
+}
+
+int64_t SessionLink::PlaceBatch(uint64_t generation, std::optional<int64_t> place, int64_t tokens) {
+  const std::lock_guard lock(mutex_);
+  if (generation != placed_generation_) next_place_ = 0;
+  placed_generation_ = generation;
+  const int64_t first = place.value_or(next_place_);
+  next_place_ = first + tokens;
+  return first;
 }
 
 void SessionLink::NoteServerTime(int64_t server_time_us, Time sent, Time arrived) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -51,6 +52,10 @@ class SessionLink {
   void NoteContribution(uint64_t generation);
   void NoteWithdrawal(uint64_t generation);
 
+  // Where a batch of so many tokens begins among those of the window of `generation`: at `place`, or behind
+  // the one before. Of a deterministic session.
+  int64_t PlaceBatch(uint64_t generation, std::optional<int64_t> place, int64_t tokens);
+
   // What messages of any lane tell of the server's clock: its time in a message that answers one which was
   // sent at `sent`, and a chunk's way there and back.
   using Time = std::chrono::system_clock::time_point;
@@ -87,7 +92,9 @@ class SessionLink {
   uint64_t generation_ = 0;
   uint64_t contributed_generation_ = 0;
   int64_t contributions_ = 0;  // chunks that are or may be in the window of that generation
-  ClockOffset clock_offset_;   // of the server that the session is at
+  uint64_t placed_generation_ = 0;
+  int64_t next_place_ = 0;    // in the window of that generation
+  ClockOffset clock_offset_;  // of the server that the session is at
 };
 
 }  // namespace lossd::internal

@@ -92,6 +92,9 @@ void CollectWork(const engine::Counters& counters, Families& families) {
   families.Counter({{"outcome", "rejected"}}, counters.chunks_rejected);
   families.Counter({{"outcome", "refused"}}, counters.chunks_refused);
   families.Counter({{"outcome", "withdrawn"}}, counters.chunks_withdrawn);
+  families.Begin("lossd_chunks_deferred_total", "Accumulated chunks that were answered before dW was made.",
+                 MetricType::Counter);
+  families.Counter({}, counters.chunks_deferred);
   families.Begin("lossd_tokens_total", "Tokens of accumulated and loss-only chunks.", MetricType::Counter);
   families.Counter({{"kind", "valid"}}, counters.tokens_valid);
   families.Counter({{"kind", "ignored"}}, counters.tokens_ignored);

@@ -78,13 +78,14 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
                              std::vector<ChunkInput> chunks)
     : device_(device), hidden_(hidden), kind_(kind), chunks_(std::move(chunks)), outputs_(chunks_.size()) {
   const bool loss_only = kind_.mode == ComputeMode::kLossOnly;
+  const bool dw_only = kind_.mode == ComputeMode::kWeightGradientOnly;
   std::vector<ChunkRows> rows;
   for (const ChunkInput& chunk : chunks_) {
     const auto tokens = static_cast<int64_t>(chunk.labels.size());
     // Nothing is aligned to more than its element.
     GuardedBytes& losses = losses_.emplace_back(tokens * 4, 64, 4);
-    GuardedBytes& dx =
-        dx_.emplace_back(loss_only ? 0 : tokens * hidden_ * SizeOf(kind_.dx_type), 64, SizeOf(kind_.dx_type));
+    GuardedBytes& dx = dx_.emplace_back(loss_only || dw_only ? 0 : tokens * hidden_ * SizeOf(kind_.dx_type),
+                                        64, SizeOf(kind_.dx_type));
     std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
     GuardedReturns& returns = returns_.emplace_back(kind_.returns, tokens);
     rows.push_back({.tokens = tokens,
@@ -97,9 +98,9 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
                     .token_weights = PointerTo(chunk.token_weights),
                     .lse_gradients = PointerTo(chunk.lse_gradients),
                     .accumulate = loss_only ? ChunkRows::Accumulate::kNo : chunk.accumulate,
-                    .losses = losses.As<float>(),
+                    .losses = dw_only ? nullptr : losses.As<float>(),
                     .returns = returns.Pointers(),
-                    .dx = loss_only ? nullptr : dx.data()});
+                    .dx = loss_only || dw_only ? nullptr : dx.data()});
   }
   while (device_->BatchesUnderWay() >= device_->MostBatches()) device_->Poll();
   const auto take = [this](size_t number) {
@@ -191,10 +192,16 @@ TeacherKind HeadUnderTest::AsTeacher(const Problem& problem, HeadUnderTest& stud
           .distillation = problem.teacher->distillation};
 }
 
-std::vector<float> HeadUnderTest::Gradient(int64_t first_row, int64_t rows) {
+std::unique_ptr<engine::Gradient> HeadUnderTest::CreateGradient() {
+  absl::StatusOr<std::unique_ptr<engine::Gradient>> gradient = device_->CreateGradient(config_);
+  EXPECT_TRUE(gradient.ok()) << gradient.status();
+  return *std::move(gradient);
+}
+
+std::vector<float> HeadUnderTest::Gradient(int64_t first_row, int64_t rows, const engine::Gradient* of) {
   const int64_t count = rows * config_.hidden_size;
   GuardedBytes values(count * 4, 64, 4);
-  const absl::Status read = backend_->ReadGradientRows(first_row, rows, values.As<float>());
+  const absl::Status read = backend_->ReadGradient(of, first_row, rows, values.As<float>());
   EXPECT_TRUE(read.ok()) << read;
   EXPECT_TRUE(values.Intact()) << "written beside the rows of the gradient";
   return {values.As<float>(), values.As<float>() + count};
@@ -203,7 +210,7 @@ std::vector<float> HeadUnderTest::Gradient(int64_t first_row, int64_t rows) {
 std::vector<float> HeadUnderTest::BiasGradient(int64_t first_row, int64_t rows) {
   if (!config_.bias) return {};
   GuardedBytes values(rows * 4, 64, 4);
-  const absl::Status read = backend_->ReadBiasGradient(first_row, rows, values.As<float>());
+  const absl::Status read = backend_->ReadBiasGradient(nullptr, first_row, rows, values.As<float>());
   EXPECT_TRUE(read.ok()) << read;
   EXPECT_TRUE(values.Intact()) << "written beside the rows of the bias's gradient";
   return {values.As<float>(), values.As<float>() + rows};

@@ -88,9 +88,12 @@ class HeadUnderTest {
   std::vector<ChunkOutput> Run(const RowKind& kind, std::vector<ChunkInput> chunks);
   // One chunk of everything, with dX in fp32.
   ChunkOutput Run(const Problem& problem, const WantedReturns& returns = {});
-  // Rows of the gradient, through a guarded buffer.
-  std::vector<float> Gradient(int64_t first_row, int64_t rows);
+  // Beside the head's own.
+  std::unique_ptr<engine::Gradient> CreateGradient();
+  // Rows of a gradient, null for the head's own, through a guarded buffer.
+  std::vector<float> Gradient(int64_t first_row, int64_t rows, const engine::Gradient* of = nullptr);
   std::vector<float> Gradient() { return Gradient(0, config_.vocab_size); }
+  std::vector<float> Gradient(const engine::Gradient* of) { return Gradient(0, config_.vocab_size, of); }
   // The same of the bias's; empty of a head without one.
   std::vector<float> BiasGradient(int64_t first_row, int64_t rows);
   std::vector<float> BiasGradient() { return BiasGradient(0, config_.vocab_size); }

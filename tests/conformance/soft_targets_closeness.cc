@@ -63,7 +63,7 @@ void ExpectSoftTargetsAreClose(DataType type, const SoftStep& step) {
         if (c.set != nullptr) c.set(problem);
         const SoftStepOutcome outcome = step(problem);
         ASSERT_EQ(outcome.losses.size(), 48U);
-        comparison.Add(problem, outcome.losses, outcome.dx, outcome.dw, outcome.db);
+        comparison.Add(problem, outcome.losses, outcome.dx, outcome.dw);
       }
     }
     std::cout << "soft targets, " << c.name << ", " << Name(type) << ": " << comparison.ToText() << "\n";

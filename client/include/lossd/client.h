@@ -137,6 +137,7 @@ using Progress = std::function<void(int64_t done, int64_t total)>;
 // -----------------------------------------------------------------------------------------------------------
 
 enum class Timing { kNone, kReport };
+enum class Deterministic { kNo, kYes };
 
 struct SessionOptions {
   // Names this client to the server: a restarted process with the same key resumes the same session. Empty:
@@ -153,6 +154,12 @@ struct SessionOptions {
   int32_t lanes = 0;
   // Whether results say when each chunk passed which stage; costs some 60 bytes a chunk.
   Timing timing = Timing::kNone;
+  // kYes: what the session adds to dW is bitwise independent of chunks, lanes, arrival and repeats. It has a
+  // gradient of its own at the server (RESOURCE_EXHAUSTED if there is no memory for it), to which tiles of
+  // its tokens are added by their places in the window; ranks of the sessions of a head must differ then. It
+  // costs a product more. Tokens are numbered in the order of the batches, ignored ones too
+  // (Batch::window_token says otherwise). hidden_states must not lie in a Region of device memory.
+  Deterministic deterministic = Deterministic::kNo;
 };
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
@@ -193,6 +200,12 @@ struct Batch {
   //   1. kLossOnly with `returns`: losses l, log-sum-exps e, weight_version.
   //   2. The same tokens with token_weights = ∂L/∂l, lse_gradients = ∂L/∂e and that weight_version.
   std::optional<uint64_t> weight_version = {};
+  // Of a deterministic session: the place of the first token among the session's tokens since the last flush.
+  // Unset: behind those of the batch before. For batches that may come in any order, and for a process that
+  // was restarted in the middle of a window, which cannot know. Every place is taken once: others are
+  // rejected with INVALID_ARGUMENT. One that is too far ahead of the first that is missing waits until a lane
+  // has brought that, or is rejected with RESOURCE_EXHAUSTED where none can.
+  std::optional<int64_t> window_token = {};
 };
 
 struct BatchOutputs {

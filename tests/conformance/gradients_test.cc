@@ -1,0 +1,179 @@
+// dW by itself, after losses and dX were answered; and gradients beside the head's own.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/conformance/head_under_test.h"
+
+namespace lossd::engine::testing {
+namespace {
+
+using kernels::testing::RandomProblem;
+using kernels::testing::SameBits;
+
+constexpr int64_t kTokens = 300;
+constexpr int64_t kVocab = 777;
+constexpr int64_t kHidden = 43;
+
+struct Options {
+  const char* name;
+  kernels::LossOptions loss;
+  bool class_weights = false;
+  bool token_inputs = false;
+};
+
+const std::vector<Options>& AllOptions() {
+  static const std::vector<Options> all = {
+      {"plain", {}},
+      {"smoothing", {.label_smoothing = 0.1f}},
+      {"softcap", {.softcap = 5.0f}},
+      {"smoothing and softcap", {.softcap = 5.0f, .label_smoothing = 0.1f}},
+      {"z-loss and scale", {.logit_scale = 0.7f, .lse_square_scale = 1e-3f}},
+      {"class weights and smoothing", {.label_smoothing = 0.2f}, true},
+      {"token weights and upstream gradients", {.lse_square_scale = 1e-4f}, false, true},
+  };
+  return all;
+}
+
+class Gradients : public HeadTest {
+ protected:
+  Problem MakeProblem(const Options& options) const {
+    Problem problem = RandomProblem(
+        {.shape = {kTokens, kVocab, kHidden}, .type = type(), .logit_deviation = 2.0, .seed = 7});
+    problem.options = options.loss;
+    problem.gradient_scale = 0.25f;
+    for (int64_t i = 3; i < kTokens; i += 11) problem.labels[static_cast<size_t>(i)] = kIgnoreIndex;
+    for (int64_t v = 0; options.class_weights && v < kVocab; ++v) {
+      problem.class_weights.push_back(0.5f + static_cast<float>(v % 3));
+    }
+    for (int64_t i = 0; options.token_inputs && i < kTokens; ++i) {
+      problem.token_weights.push_back(static_cast<float>(i % 4) / 2);
+      problem.lse_gradients.push_back(static_cast<float>(i % 5) / 10);
+    }
+    return problem;
+  }
+  static RowKind OnlyDw(const Problem& problem, Gradient* gradient = nullptr) {
+    RowKind kind = KindOf(problem);
+    kind.mode = ComputeMode::kWeightGradientOnly;
+    kind.dx_type = {};
+    kind.gradient = gradient;
+    return kind;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Gradients, ::testing::ValuesIn(DevicesAndTypes()),
+                         [](const auto& test) { return NameOf(test.param); });
+
+TEST_P(Gradients, MadeByItselfDwHasTheBitsOfTheWholeStep) {
+  for (const Options& options : AllOptions()) {
+    SCOPED_TRACE(options.name);
+    const Problem problem = MakeProblem(options);
+    HeadUnderTest whole(device_.get(), problem);
+    const ChunkOutput expected = whole.Run(problem);
+    HeadUnderTest head(device_.get(), problem);
+    ChunkInput answered = RowsOf(problem, 0, kTokens);
+    answered.accumulate = ChunkRows::Accumulate::kNo;
+    const ChunkOutput output = head.Run(KindOf(problem), {answered}).front();
+    EXPECT_TRUE(SameBits(output.losses, expected.losses));
+    EXPECT_TRUE(SameBits(output.dx, expected.dx));
+    EXPECT_TRUE(SameBits(head.Gradient(), std::vector<float>(kVocab * kHidden))) << "nothing was added yet";
+    head.Run(OnlyDw(problem), {RowsOf(problem, 0, kTokens)});
+    EXPECT_TRUE(SameBits(head.Gradient(), whole.Gradient()));
+    // The second time it adds.
+    whole.Run(problem);
+    head.Run(OnlyDw(problem), {RowsOf(problem, 0, kTokens)});
+    EXPECT_TRUE(SameBits(head.Gradient(), whole.Gradient()));
+  }
+}
+
+TEST_P(Gradients, SeveralChunksOfDwAloneAreAddedTogether) {
+  const Problem problem = MakeProblem(AllOptions().front());
+  HeadUnderTest whole(device_.get(), problem);
+  whole.Run(KindOf(problem), {RowsOf(problem, 0, 100), RowsOf(problem, 100, 200)});
+  HeadUnderTest head(device_.get(), problem);
+  head.Run(OnlyDw(problem), {RowsOf(problem, 0, 100), RowsOf(problem, 100, 200)});
+  EXPECT_TRUE(SameBits(head.Gradient(), whole.Gradient()));
+}
+
+TEST_P(Gradients, EachIsAddedToReadAndResetByItself) {
+  for (const Options& options : AllOptions()) {
+    SCOPED_TRACE(options.name);
+    const Problem problem = MakeProblem(options);
+    HeadUnderTest head(device_.get(), problem);
+    const std::vector<float> zeros(kVocab * kHidden);
+    std::vector<std::unique_ptr<Gradient>> gradients;
+    for (int i = 0; i < 2; ++i) gradients.push_back(head.CreateGradient());
+    std::vector<std::vector<float>> expected;  // of each part alone
+    for (int64_t part = 0; part < 3; ++part) {
+      HeadUnderTest alone(device_.get(), problem);
+      alone.Run(KindOf(problem), {RowsOf(problem, part * 100, 100)});
+      expected.push_back(alone.Gradient());
+    }
+    for (const auto& gradient : gradients) EXPECT_TRUE(SameBits(head.Gradient(gradient.get()), zeros));
+    for (int round = 0; round < 2; ++round) {
+      // Started together: the device has several under way if it can.
+      const auto own = head.Start(KindOf(problem), {RowsOf(problem, 0, 100)});
+      const auto first = head.Start(OnlyDw(problem, gradients[0].get()), {RowsOf(problem, 100, 100)});
+      const auto second = head.Start(OnlyDw(problem, gradients[1].get()), {RowsOf(problem, 200, 100)});
+      EXPECT_TRUE(SameBits(head.Gradient(gradients[1].get()), expected[2])) << "a read sees what was started";
+      own->Await();
+      first->Await();
+      second->Await();
+      EXPECT_TRUE(SameBits(head.Gradient(), expected[0]));
+      EXPECT_TRUE(SameBits(head.Gradient(gradients[0].get()), expected[1]));
+      head.backend().Reset(gradients[0].get());
+      EXPECT_TRUE(SameBits(head.Gradient(gradients[0].get()), zeros));
+      EXPECT_TRUE(SameBits(head.Gradient(), expected[0]));
+      EXPECT_TRUE(SameBits(head.Gradient(gradients[1].get()), expected[2]));
+      head.backend().ResetGradient();
+      EXPECT_TRUE(SameBits(head.Gradient(), zeros));
+      EXPECT_TRUE(SameBits(head.Gradient(gradients[1].get()), expected[2]));
+      head.backend().Reset(gradients[1].get());
+    }
+  }
+}
+
+TEST_P(Gradients, IgnoredRowsAreAsIfTheyWereNotThere) {
+  for (const Options& options : AllOptions()) {
+    SCOPED_TRACE(options.name);
+    const Problem problem = MakeProblem(options);
+    const ChunkInput with = RowsOf(problem, 0, kTokens);
+    ChunkInput without = with;
+    without.hidden_states.clear();
+    without.labels.clear();
+    without.token_weights.clear();
+    without.lse_gradients.clear();
+    const size_t row_bytes = with.hidden_states.size() / kTokens;
+    for (size_t i = 0; i < with.labels.size(); ++i) {
+      if (with.labels[i] == kIgnoreIndex) continue;
+      without.labels.push_back(with.labels[i]);
+      const unsigned char* row = with.hidden_states.data() + i * row_bytes;
+      without.hidden_states.insert(without.hidden_states.end(), row, row + row_bytes);
+      if (!with.token_weights.empty()) without.token_weights.push_back(with.token_weights[i]);
+      if (!with.lse_gradients.empty()) without.lse_gradients.push_back(with.lse_gradients[i]);
+    }
+    HeadUnderTest head(device_.get(), problem);
+    const std::unique_ptr<Gradient> gradient = head.CreateGradient();
+    head.Run(OnlyDw(problem, gradient.get()), {with});
+    const std::vector<float> expected = head.Gradient(gradient.get());
+    head.backend().Reset(gradient.get());
+    head.Run(OnlyDw(problem, gradient.get()), {without});
+    EXPECT_TRUE(SameBits(head.Gradient(gradient.get()), expected));
+  }
+}
+
+TEST_P(Gradients, TheyTakeWhatWasPlanned) {
+  const Problem problem = MakeProblem(AllOptions().front());
+  HeadUnderTest head(device_.get(), problem);
+  const MemoryPlan of_head = head.backend().MemoryReport();
+  EXPECT_GE(TotalBytes(device_->PlanGradient(head.config())), kVocab * kHidden * 4);
+  int64_t own = 0;
+  for (const MemoryItem& item : of_head) own += item.purpose == "gradient" ? item.bytes : 0;
+  EXPECT_EQ(TotalBytes(device_->PlanGradient(head.config())), own);
+}
+
+}  // namespace
+}  // namespace lossd::engine::testing

@@ -1,0 +1,249 @@
+// Deterministic sessions through real gRPC: dW has the same bits whatever the size of chunks and of batches,
+// the order of these, the number of lanes, and the network do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lossd/client.h"
+#include "tests/integration/client_resume/cutting_proxy.h"
+#include "tests/integration/server/test_server.h"
+
+namespace lossd {
+namespace {
+
+using testing::CuttingProxy;
+using ::testing::HasSubstr;
+using testing::RandomFloats;
+using testing::RandomLabels;
+using testing::TestServer;
+using testing::TestServerOptions;
+
+constexpr int64_t kVocab = 61;
+constexpr int64_t kHidden = 20;
+constexpr int64_t kTokens = 700;
+constexpr int64_t kRowBytes = kHidden * static_cast<int64_t>(sizeof(float));
+
+// Tokens [first, end) are sent with these options, whatever batch they come in.
+struct Stretch {
+  int64_t end;
+  float label_smoothing;
+  float lse_square_scale;
+  float gradient_scale;
+  float softcap;
+};
+constexpr Stretch kStretches[] = {{150, 0, 0, 1, 0},
+                                  {300, 0.1F, 0, 1, 0},
+                                  {420, 0, 1e-3F, 0.25F, 0},
+                                  {500, 0.2F, 1e-4F, 0.25F, 5},
+                                  {kTokens, 0, 0, 2, 5}};
+
+const Stretch& StretchOf(int64_t token) {
+  return *std::find_if(std::begin(kStretches), std::end(kStretches),
+                       [token](const Stretch& stretch) { return token < stretch.end; });
+}
+
+class DeterministicClientTest : public ::testing::Test {
+ protected:
+  // Tiles of 64 tokens.
+  static TestServerOptions Options() {
+    TestServerOptions options;
+    options.engine.chunk_limits = {.max_chunk_bytes = 100 * kRowBytes, .max_chunk_tokens = 100};
+    return options;
+  }
+  DeterministicClientTest()
+      : server_(Options()),
+        labels_(RandomLabels(kTokens, kVocab, 3)),
+        hidden_(RandomFloats(kTokens * kHidden, 4)),
+        weights_(RandomFloats(kTokens, 5)) {
+    for (int64_t i = 0; i < kTokens; i += 5) labels_[static_cast<size_t>(i)] = -100;
+    const Head head = HeadAt(server_.target());
+    const auto written = head.WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kHidden, 1).data());
+    EXPECT_TRUE(written.ok()) << written.status();
+  }
+
+  Head HeadAt(const std::string& target) {
+    auto client = Client::Connect(target, {});
+    EXPECT_TRUE(client.ok()) << client.status();
+    clients_.push_back(*std::move(client));
+    auto head = clients_.back()->CreateHead(
+        {.name = "head", .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = DataType::kFloat32});
+    EXPECT_TRUE(head.ok()) << head.status();
+    return *std::move(head);
+  }
+  static SessionOptions Deterministically(int32_t lanes = 1, int64_t chunk_tokens = 50) {
+    return {.chunk_bytes = chunk_tokens * kRowBytes, .lanes = lanes, .deterministic = Deterministic::kYes};
+  }
+
+  Batch BatchOf(int64_t first, int64_t end) const {
+    const Stretch& stretch = StretchOf(first);
+    Batch batch{
+        .labels = std::span(labels_).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first)),
+        .hidden_states = hidden_.data() + first * kHidden,
+        .gradient_scale = stretch.gradient_scale};
+    batch.loss.label_smoothing = stretch.label_smoothing;
+    batch.loss.lse_square_scale = stretch.lse_square_scale;
+    batch.loss.softcap = stretch.softcap;
+    batch.token_weights = std::span(weights_).subspan(static_cast<size_t>(first), batch.labels.size());
+    return batch;
+  }
+  void Compute(Session& session, int64_t first, int64_t end, std::optional<int64_t> place = std::nullopt) {
+    std::vector<float> losses(static_cast<size_t>(end - first));
+    std::vector<float> dx(static_cast<size_t>((end - first) * kHidden));
+    Batch batch = BatchOf(first, end);
+    batch.window_token = place;
+    const auto result = session.Compute(batch, {.losses = losses, .dx = dx.data()});
+    ASSERT_TRUE(result.ok()) << result.status();
+  }
+  std::vector<float> Flush(const Head& head) {
+    std::vector<float> gradient(kVocab * kHidden);
+    const auto info = head.Info();
+    EXPECT_TRUE(info.ok()) << info.status();
+    const auto result = head.Flush({}, info->sessions, gradient.data());
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->window_tokens, static_cast<uint64_t>(kTokens / 5 * 4));
+    return gradient;
+  }
+  // Of the tokens as they are, in batches that are as large as can be.
+  std::vector<float> Expected() {
+    const Head head = HeadAt(server_.target());
+    auto session = head.OpenSession(Deterministically());
+    EXPECT_TRUE(session.ok()) << session.status();
+    int64_t first = 0;
+    for (const Stretch& stretch : kStretches)
+      Compute(*session, std::exchange(first, stretch.end), stretch.end);
+    std::vector<float> gradient = Flush(head);
+    EXPECT_TRUE(session->Close().ok());
+    return gradient;
+  }
+
+  TestServer server_;
+  std::vector<std::unique_ptr<Client>> clients_;
+  std::vector<int64_t> labels_;
+  std::vector<float> hidden_;
+  std::vector<float> weights_;
+};
+
+TEST_F(DeterministicClientTest, TheBitsAreTheSameInSixtyRandomSchedules) {
+  const std::vector<float> expected = Expected();
+  std::mt19937 random(20261122);
+  const auto below = [&random](int64_t limit) { return static_cast<int64_t>(random()) % limit; };
+  int cuts = 0;
+  for (int round = 0; round < 60; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const bool is_cut = round % 3 == 0;
+    CuttingProxy proxy(server_.port(), [&, budgets = std::mt19937(random())](int connection) mutable {
+      if (!is_cut || connection % 3 == 2) return int64_t{-1};
+      return static_cast<int64_t>(budgets() % (2 * kTokens * kRowBytes));
+    });
+    const Head head = HeadAt(proxy.target());
+    auto session = head.OpenSession(Deterministically(static_cast<int32_t>(below(4) + 1), below(60) + 1));
+    ASSERT_TRUE(session.ok()) << session.status();
+    // Batches, by default in order, which the library numbers by itself.
+    std::vector<std::pair<int64_t, int64_t>> batches;
+    for (int64_t first = 0; first < kTokens;) {
+      const int64_t end = std::min(StretchOf(first).end, first + below(round % 2 == 0 ? 300 : 40) + 1);
+      batches.emplace_back(first, end);
+      first = end;
+    }
+    const bool shuffled = round % 4 == 1;
+    if (shuffled) {  // near enough to where they belong
+      for (size_t i = 0; i + 3 < batches.size(); i += 3) {
+        std::shuffle(batches.begin() + static_cast<int64_t>(i), batches.begin() + static_cast<int64_t>(i) + 3,
+                     random);
+      }
+    }
+    for (const auto& [first, end] : batches) {
+      Compute(*session, first, end, shuffled ? std::optional(first) : std::nullopt);
+    }
+    ASSERT_TRUE(Flush(HeadAt(server_.target())) == expected);
+    ASSERT_TRUE(session->Close().ok());
+    cuts += proxy.cuts();
+  }
+  EXPECT_GE(cuts, 10);
+}
+
+TEST_F(DeterministicClientTest, EachWindowIsNumberedAnewAndLossesAloneTakeNoPlace) {
+  const std::vector<float> expected = Expected();
+  const Head head = HeadAt(server_.target());
+  auto session = head.OpenSession(Deterministically(2, 17));
+  ASSERT_TRUE(session.ok()) << session.status();
+  for (int window = 0; window < 3; ++window) {
+    int64_t first = 0;
+    for (const Stretch& stretch : kStretches) {
+      Batch losses = BatchOf(0, 9);
+      losses.mode = ComputeMode::kLossOnly;
+      ASSERT_TRUE(session->Compute(losses, {}).ok());
+      Compute(*session, std::exchange(first, stretch.end), stretch.end);
+    }
+    ASSERT_TRUE(Flush(head) == expected) << "window " << window;
+  }
+}
+
+TEST_F(DeterministicClientTest, AProcessThatWasRestartedSaysWhereItGoesOn) {
+  const std::vector<float> expected = Expected();
+  const Head head = HeadAt(server_.target());
+  SessionOptions options = Deterministically();
+  options.client_key = "trainer";
+  std::vector<uint64_t> sequences;
+  {
+    auto session = head.OpenSession(options);
+    ASSERT_TRUE(session.ok()) << session.status();
+    Compute(*session, 0, 150);
+    const auto result = session->Compute(BatchOf(150, 300), {});
+    ASSERT_TRUE(result.ok()) << result.status();
+    sequences = result->first_sequences;
+  }
+  auto session = head.OpenSession(options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE(session->ResumeAt(sequences).ok());
+  Compute(*session, 150, 300, 150);  // once more, for its losses
+  for (const auto& [first, end] : {std::pair<int64_t, int64_t>{300, 420}, {420, 500}, {500, kTokens}}) {
+    Compute(*session, first, end);
+  }
+  EXPECT_TRUE(Flush(head) == expected);
+}
+
+TEST_F(DeterministicClientTest, APlaceThatIsTakenIsRejectedAndRanksMustDiffer) {
+  const Head head = HeadAt(server_.target());
+  auto session = head.OpenSession(Deterministically());
+  ASSERT_TRUE(session.ok()) << session.status();
+  Compute(*session, 0, 50);
+  Batch batch = BatchOf(50, 100);
+  batch.window_token = 49;
+  const absl::Status taken = session->Compute(batch, {}).status();
+  EXPECT_EQ(taken.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(taken.message(), HasSubstr("window_token is 49"));
+  Compute(*session, 50, 100, 50);
+  batch.window_token = -3;
+  EXPECT_EQ(session->Compute(batch, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  Compute(*session, 100, 150);
+
+  const absl::Status other = head.OpenSession(Deterministically()).status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(other.message(), HasSubstr("rank is 0"));
+}
+
+TEST(DeterministicClient, ASessionThatFindsNoMemoryIsRefusedAtOnce) {
+  TestServerOptions options;
+  options.engine.memory_limit_bytes = (8 << 20) + 3 * kVocab * kHidden * 4 + 1000;
+  TestServer server(options);
+  auto client = Client::Connect(server.target(), {});
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto head = (*client)->CreateHead(
+      {.name = "head", .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = DataType::kFloat32});
+  ASSERT_TRUE(head.ok()) << head.status();
+  const absl::Status status = head->OpenSession({.deterministic = Deterministic::kYes}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("tiles"));
+  EXPECT_TRUE(head->OpenSession({}).ok());
+}
+
+}  // namespace
+}  // namespace lossd
