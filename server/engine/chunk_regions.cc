@@ -79,8 +79,9 @@ absl::StatusOr<Ranges> ResolveAll(const Chunk& chunk, const HeadConfig& head, co
                                   absl::string_view field, Range* out) {
     if (!ref.has_value()) return absl::OkStatus();
     absl::StatusOr<Range> range = Resolve(*ref, count * kernels::SizeOf(type), field, regions);
-    if (range.ok()) *out = *std::move(range);
-    return range.status();
+    if (!range.ok()) return range.status();
+    *out = *std::move(range);
+    return absl::OkStatus();
   };
   absl::Status status = resolve(chunk.hidden_region, elements, chunk.hidden_type, kHidden, &ranges.hidden);
   if (status.ok() && teacher != nullptr) {

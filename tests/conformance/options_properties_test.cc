@@ -53,6 +53,7 @@ ChunkOutput Part(const ChunkOutput& whole, int64_t first, int64_t count, int64_t
                       .entropy = Part(r.entropy, first, count, 1),
                       .prediction = Part(r.prediction, first, count, 1),
                       .target_rank = Part(r.target_rank, first, count, 1),
+                      .divergence = {},
                       .top_tokens = Part(r.top_tokens, first, count, top_k),
                       .top_log_probabilities = Part(r.top_log_probabilities, first, count, top_k)}};
 }
