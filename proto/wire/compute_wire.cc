@@ -246,8 +246,8 @@ grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labe
 }
 
 grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
-                        const grpc::Slice& hidden_states) {
-  return Encode(header, labels, std::span(&hidden_states, 1));
+                        const grpc::Slice& hidden_states, const grpc::Slice& teacher_hidden_states) {
+  return Encode(header, labels, std::span(&hidden_states, 1), std::span(&teacher_hidden_states, 1));
 }
 
 grpc::ByteBuffer Encode(const v1::ChunkResult& header, std::span<const std::byte> losses,

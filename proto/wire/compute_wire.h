@@ -57,7 +57,7 @@ grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labe
                         std::span<const grpc::Slice> hidden_states,
                         std::span<const grpc::Slice> teacher_hidden_states = {});
 grpc::ByteBuffer Encode(const v1::Chunk& header, std::span<const std::byte> labels,
-                        const grpc::Slice& hidden_states);
+                        const grpc::Slice& hidden_states, const grpc::Slice& teacher_hidden_states = {});
 grpc::ByteBuffer Encode(const v1::ChunkResult& header, std::span<const std::byte> losses,
                         const grpc::Slice& dx);
 

@@ -115,7 +115,7 @@ TEST(AccumulationLedger, SequencesThatWereRejectedForWhatMayChangeAreKnown) {
   for (const bool rejected : {false, true, false, true, false}) {
     AccumulationLedger::Start(lane);
     if (rejected) AccumulationLedger::Reject(lane);
-    AccumulationLedger::Apply(lane);
+    AccumulationLedger::Apply(lane, lane.started);
   }
   ledger.BeginWindow();  // it may still be sent again
   for (uint64_t sequence = 1; sequence <= 6; ++sequence) {

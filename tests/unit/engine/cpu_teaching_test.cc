@@ -37,7 +37,7 @@ class CpuTeachingTest : public ::testing::Test {
     for (int64_t i = 0; i < config.elements(); ++i) {
       reinterpret_cast<float*>(weights.data())[i] = static_cast<float>(i % 7) / 7;
     }
-    EXPECT_TRUE(head->PublishWeights(std::move(weights)).ok());
+    EXPECT_TRUE(head->PublishWeights({std::move(weights)}).ok());
     return head;
   }
   // Losses, then dX.

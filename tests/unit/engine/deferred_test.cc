@@ -311,7 +311,7 @@ class DeferredValuesTest : public ::testing::Test {
     EXPECT_TRUE(flush.ok()) << flush.status();
     std::vector<float> rows(kVocab * kHidden);
     std::promise<void> read;
-    server.head->ReadGradient(flush->flush_id, 0, kVocab, kernels::DataType::kFloat32, rows.data(),
+    server.head->ReadGradient(flush->flush_id, 0, kVocab, kernels::DataType::kFloat32, {rows.data()},
                               [&](const absl::Status&) { read.set_value(); });
     read.get_future().wait();
     return rows;

@@ -115,7 +115,7 @@ class DeterministicTest : public ::testing::Test {
   std::vector<float> Read(const FlushInfo& flush) {
     std::vector<float> rows(kVocab * kHidden);
     std::promise<void> read;
-    head_->ReadGradient(flush.flush_id, 0, kVocab, kernels::DataType::kFloat32, rows.data(),
+    head_->ReadGradient(flush.flush_id, 0, kVocab, kernels::DataType::kFloat32, {rows.data()},
                         [&](const absl::Status& status) {
                           EXPECT_TRUE(status.ok()) << status;
                           read.set_value();

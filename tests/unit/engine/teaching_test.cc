@@ -46,7 +46,7 @@ class TeachingTest : public EngineFixture, public ::testing::Test {
   static void AwaitTasks(Head& head) {
     std::promise<void> done;
     float out = 0;
-    head.ReadWeights(0, 0, kernels::DataType::kFloat32, &out,
+    head.ReadWeights(0, 0, kernels::DataType::kFloat32, {&out},
                      [&](const absl::StatusOr<uint64_t>&) { done.set_value(); });
     done.get_future().wait();
   }
