@@ -177,7 +177,7 @@ void Head::WithdrawLocked(const LaneKey& key) {
     withdrawn.push_back(item);
     GiveUpPlaceLocked(*item);
     item->state = ItemState::kWithdrawn;
-    item->chunk = Chunk();  // the payload goes now, not when the device's thread hears of it
+    item->chunk.DropPayload();  // now, not when the device's thread hears of it
     item->listener = nullptr;
     ++environment_.counters->chunks_withdrawn;
     --environment_.counters->queued_chunks;
