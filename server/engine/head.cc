@@ -118,6 +118,7 @@ std::vector<std::function<void()>> Head::TakeWaitersLocked(const std::string& se
 absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
                                               std::function<void()> resume) {
   bool is_new = false;
+  bool is_kept = false;
   {
     const std::lock_guard lock(mutex_);
     const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -127,13 +128,14 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
       return Submission::kWait;
     }
     is_new = *admission == Admission::kTake;
+    is_kept = config_.defers() || TilesOfLocked(lane.session_id) != nullptr;
   }
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
   std::shared_ptr<Head> teacher;
   absl::Status rejection = CheckContent(chunk, &teacher);
-  if (rejection.ok()) PlaceOperands(chunk, is_new, lane.session_id);
+  if (rejection.ok() && is_kept) PlaceOperands(chunk, is_new, lane.session_id);
 
   const std::lock_guard lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
