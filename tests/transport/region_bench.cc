@@ -171,7 +171,7 @@ class InProcess {
     const bool gradients = mode == engine::ComputeMode::kLossAndGradients;
     engine::ChunkRows rows;
     rows.tokens = tokens;
-    rows.hidden_states = data_.hidden.data();
+    rows.hidden_states.data = data_.hidden.data();
     rows.labels = data_.labels.data();
     rows.accumulate = gradients ? engine::ChunkRows::Accumulate::kYes : engine::ChunkRows::Accumulate::kNo;
     rows.losses = gradients ? answers_.losses.data() : &last_loss_;
