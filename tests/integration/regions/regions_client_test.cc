@@ -171,6 +171,7 @@ TEST(RegionsClientTest, ATeachersHiddenStatesInARegionGiveTheBitsOfPayloads) {
   ASSERT_TRUE(
       teacher->WriteWeights(DataType::kFloat32, RandomFloats(kVocab * kTeacherHidden, 2).data()).ok());
   Data data(shape);
+  data.LabelAll();
   const std::vector<float> states = RandomFloats(shape.tokens * kTeacherHidden, 8);
   const auto bytes = static_cast<int64_t>(states.size() * sizeof(float));
   const Region region = connected.CreateRegion(data.HiddenBytes() + bytes);
