@@ -12,6 +12,13 @@ namespace lossd::kernels::cuda {
 // Below this |log p - log q| differences of exponentials are made by a series.
 inline constexpr float kNearBelow = 0.5f;
 
+// Rounded as written: kernels for losses alone and those for gradients too must come to the same bits,
+// whatever products a compiler would fuse with the sums behind them in either.
+__device__ inline float Times(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double Times(double a, double b) { return __dmul_rn(a, b); }
+__device__ inline float TimesPlus(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ inline double TimesPlus(double a, double b, double c) { return __fma_rn(a, b, c); }
+
 // e^-d - 1 + d, which is not negative, for |d| < kNearBelow: within 2^-23 of itself.
 __device__ inline float Excess(float d) {
   float sum = 1.0f / 40320;
@@ -21,7 +28,7 @@ __device__ inline float Excess(float d) {
   sum = __fmaf_rn(sum, -d, 1.0f / 24);
   sum = __fmaf_rn(sum, -d, 1.0f / 6);
   sum = __fmaf_rn(sum, -d, 0.5f);
-  return d * d * sum;
+  return Times(Times(d, d), sum);
 }
 __device__ inline double Excess(double d) { return expm1(-d) + d; }
 
@@ -47,13 +54,13 @@ struct EntryPair {
 // a log(a / b) - a + b where l = log(a / b).
 template <class Real>
 __device__ Real RelativeEntropyPart(Real a, Real b, Real l) {
-  return IsNear(l) ? a * Excess(l) : a * l + (b - a);
+  return IsNear(l) ? Times(a, Excess(l)) : TimesPlus(a, l, b - a);
 }
 
 // q - p.
 template <class Real>
 __device__ Real Difference(const EntryPair<Real>& e) {
-  return IsNear(e.d) ? e.p * (Excess(e.d) - e.d) : e.q - e.p;
+  return IsNear(e.d) ? Times(e.p, Excess(e.d) - e.d) : e.q - e.p;
 }
 
 // m = β p + (1 - β) q, and where p and q are to it.
@@ -73,12 +80,13 @@ __device__ Mixture<Real> MixtureOf(const EntryPair<Real>& e, Real beta) {
   const Real smaller = p_larger ? rest : beta;
   Real of_larger = 0;
   if (IsNear(e.d)) {
-    of_larger = -LogarithmNearOne(smaller * (Excess(distance) - distance));
+    of_larger = -LogarithmNearOne(Times(smaller, Excess(distance) - distance));
   } else {
-    of_larger = -Logarithm(larger + smaller * Exponential(-distance));
+    of_larger = -Logarithm(TimesPlus(smaller, Exponential(-distance), larger));
   }
   const Real of_smaller = of_larger - distance;
-  return {beta * e.p + rest * e.q, p_larger ? of_larger : of_smaller, p_larger ? of_smaller : of_larger};
+  return {TimesPlus(beta, e.p, Times(rest, e.q)), p_larger ? of_larger : of_smaller,
+          p_larger ? of_smaller : of_larger};
 }
 
 }  // namespace lossd::kernels::cuda

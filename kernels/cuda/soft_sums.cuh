@@ -28,8 +28,11 @@ struct LogitMaker {
         fast_cap(options.softcap) {}
 
   __device__ CappedLogit<float> Cap(float z) const {
-    if constexpr (kExact) return CapLogit(z, cap);
-    return fast_cap(z);
+    if constexpr (!kExact) return fast_cap(z);
+    CappedLogit<float> s = CapLogit(z, cap);
+    // No product is to be fused with what becomes of it, which is not the same in every kernel.
+    s.value = __fadd_rn(s.value, 0.0f);
+    return s;
   }
 
   // Entries [first, first + kGroup), of which `count` are there. Slopes may be null.
@@ -39,7 +42,7 @@ struct LogitMaker {
     for (int i = 0; i < kGroup; ++i) {
       float z = sum.values[i];
       if (bias != nullptr && i < count) z += bias[first + i];
-      logits[i] = z * scale;
+      logits[i] = __fmul_rn(z, scale);
       if (slopes != nullptr) slopes[i] = 1.0f;
     }
     if (cap == 0) return;

@@ -151,8 +151,8 @@ __device__ void SetFactors(const TileRows& tile, const SoftTargets& targets, int
 // --- Entries
 
 __device__ inline EntryPair<float> PairOf(const EntryFactors& factors, float s, float t) {
-  const float q = PlainExponential((s - factors.largest) * factors.inverse) * factors.student;
-  const float p = PlainExponential((t - factors.teacher_largest) * factors.inverse) * factors.teacher;
+  const float q = Times(PlainExponential((s - factors.largest) * factors.inverse), factors.student);
+  const float p = Times(PlainExponential((t - factors.teacher_largest) * factors.inverse), factors.teacher);
   return {p, q, __fmaf_rn(t - s, factors.inverse, -factors.shift)};
 }
 

@@ -61,8 +61,9 @@ absl::Status Flush(const Context& context, const FlushCommandOptions& options) {
       "': ", DescribeShape(result->rows, result->columns, type), ", ", FormatBytes(bytes), ".\n");
   absl::StrAppendFormat(&text, "  norm %.9g over %s tokens; generation %d begins.\n", result->norm,
                         WithCommas(static_cast<int64_t>(result->window_tokens)), result->generation + 1);
-  if (head->config().bias)
+  if (head->config().bias) {
     absl::StrAppendFormat(&text, "  With the bias's gradient, norm %.9g.\n", result->bias_norm);
+  }
   if (result->non_finite > 0) {
     absl::StrAppend(&text, "  WARNING: ", WithCommas(result->non_finite), " elements are NaN or infinite.\n");
   }
