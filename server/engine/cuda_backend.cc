@@ -282,8 +282,8 @@ int64_t CudaBackend::RowsPerBatch(const RowKind& kind) const {
   const bool taught = kind.teacher.backend != nullptr;
   const TeacherShape teacher = ShapeOf(kind.teacher);
   // A teacher that there is no room for is refused when its batch is to be started.
-  if (taught && LinearCrossEntropy::RowsWithin(shape_, path_, teacher, device_->workspace_bytes) == 0)
-    return 1;
+  const int64_t bytes = device_->workspace_bytes;
+  if (taught && LinearCrossEntropy::RowsWithin(shape_, path_, teacher, bytes) == 0) return 1;
   int64_t rows = std::min(step_.BestBatchRows(taught ? &teacher : nullptr), capacity.tokens);
   int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
   if (taught) row_bytes += kind.teacher.hidden_size * SizeOf(kind.teacher.hidden_type);

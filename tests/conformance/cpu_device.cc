@@ -7,7 +7,8 @@ namespace lossd::engine::testing {
 std::vector<DeviceUnderTest> DevicesUnderTest() {
   const auto gradient_error = [](kernels::DataType type) {
     using kernels::cpu::Arithmetic;
-    return kernels::cpu::BestArithmetic(type) == Arithmetic::kLibraryBFloat16 ? 4e-3 : 1e-5;
+    // E and v x are rounded by up to 2^-9 each, which in gradients of one or two rows nothing averages out.
+    return kernels::cpu::BestArithmetic(type) == Arithmetic::kLibraryBFloat16 ? 5e-3 : 1e-5;
   };
   return {{.name = "cpu",
            .create = &CreateCpuDevice,
