@@ -16,7 +16,11 @@ using kernels::testing::Problem;
 using kernels::testing::RandomProblem;
 using kernels::testing::RandomTeacher;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kSeeds = 2;  // they slow arithmetic down tenfold
+#else
 constexpr int kSeeds = 32;
+#endif
 
 struct SoftCase {
   const char* name;

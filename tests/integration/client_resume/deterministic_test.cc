@@ -116,8 +116,9 @@ class DeterministicClientTest : public ::testing::Test {
     auto session = head.OpenSession(Deterministically());
     EXPECT_TRUE(session.ok()) << session.status();
     int64_t first = 0;
-    for (const Stretch& stretch : kStretches)
+    for (const Stretch& stretch : kStretches) {
       Compute(*session, std::exchange(first, stretch.end), stretch.end);
+    }
     std::vector<float> gradient = Flush(head);
     EXPECT_TRUE(session->Close().ok());
     return gradient;
