@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "client/src/batch_loss.h"
@@ -115,9 +116,10 @@ absl::Status ValidateBatch(const HeadConfig& head, const Batch& batch, const Bat
     return absl::InvalidArgumentError(
         absl::StrCat("first_token is ", batch.first_token, "; it must be at least 0"));
   }
-  if (batch.window_token.value_or(0) < 0) {
+  constexpr int64_t kMostPlace = std::numeric_limits<int64_t>::max() / 2;  // the server's
+  if (const int64_t place = batch.window_token.value_or(0); place < 0 || place > kMostPlace) {
     return absl::InvalidArgumentError(
-        absl::StrCat("window_token is ", *batch.window_token, "; it must be at least 0"));
+        absl::StrCat("window_token is ", place, "; it must be in [0, ", kMostPlace, "]"));
   }
   for (int64_t i = 0; i < tokens; ++i) {
     const int64_t label = batch.labels[static_cast<size_t>(i)];

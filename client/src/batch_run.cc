@@ -201,9 +201,19 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
   if (teacher_versions.size() == 1) result.teacher_weight_version = *teacher_versions.begin();
   result.loss = ReducedLoss(job_.batch, result);
   if (rejected == 0) return result;
+  std::string places;
+  if (job_.window_token) {
+    // Places that nothing took: a hole there would never let the tile be complete.
+    if (rejected == static_cast<int64_t>(chunks_)) {
+      lanes_->link().PlaceBatch(job_.generation, job_.window_token, 0);
+    } else {
+      places = absl::StrCat("; the batch begins at window_token ", *job_.window_token,
+                            ": send what was rejected again at its places");
+    }
+  }
   return absl::Status(rejection.code(),
                       absl::StrCat(rejection.message(), "; ", rejected, " of the batch's ", chunks_,
-                                   " chunks were rejected, the others are in the window"));
+                                   " chunks were rejected, the others are in the window", places));
 }
 
 }  // namespace lossd::internal

@@ -136,7 +136,8 @@ __device__ void SetFactors(const TileRows& tile, const SoftTargets& targets, int
           factor(terms.alpha / sum),
           factor(terms.gamma),
           factor(end->soft_factor)};
-  const double largest = tile.largest[row];
+  // A bias is as if each row of X ended in a 1.
+  const double largest = tile.bias == nullptr ? tile.largest[row] : fmaxf(tile.largest[row], 1.0f);
   const double soft_total = fabs(end->soft_factor) * TotalReach<kDivergence>(sums, inverse, options.beta);
   const double contribution = static_cast<double>(tile.options.logit_scale) *
                               fmax(fmax(fabs(terms.alpha), fabs(terms.beta)),

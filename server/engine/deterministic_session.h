@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/time/time.h"
 #include "server/engine/deterministic_tiles.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/memory_budget.h"
@@ -17,6 +19,8 @@ struct SessionMemory {
   std::unique_ptr<MemoryReservation> reservation;
   std::unique_ptr<Gradient> gradient;  // goes first
 };
+// An assignment would give the reservation back first.
+inline void Drop(SessionMemory& memory) { const SessionMemory gone = std::exchange(memory, {}); }
 
 struct DeterministicSession {
   SessionMemory memory;  // the device thread's
@@ -24,7 +28,9 @@ struct DeterministicSession {
   const std::string id;
   const int32_t rank;
   const uint64_t number;     // the session's, among those of its head
-  DeterministicTiles tiles;  // guarded by the head's mutex
+  DeterministicTiles tiles;  // this and what follows: guarded by the head's mutex
+  // Since when chunks wait for room and nothing has come that could make some.
+  absl::Time waiting_since = absl::InfiniteFuture();
 };
 
 }  // namespace lossd::engine

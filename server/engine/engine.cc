@@ -89,6 +89,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.regions = &regions_;
   environment.find_head = [this](const std::string& name) { return FindHead(name); };
   environment.limits = options_.chunk_limits;
+  environment.place_timeout = options_.place_timeout;
   environment.incarnation = incarnation_;
   environment.device_done = device_done_;
   if (config.defers()) {
@@ -295,6 +296,7 @@ void Engine::ExpireSessions() {
   const absl::Time before = absl::Now() - options_.session_lease;
   for (const std::shared_ptr<Head>& head : Heads()) {
     for (const std::string& id : head->IdleSessions(before)) CloseSession(id, before).IgnoreError();
+    head->ResumeStalled();
   }
 }
 

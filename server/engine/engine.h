@@ -44,6 +44,7 @@ struct EngineOptions {
   int64_t max_sessions = 1024;
   int64_t max_streams = 4096;
   absl::Duration session_lease = absl::Minutes(10);
+  absl::Duration place_timeout = absl::Seconds(10);  // HeadEnvironment's
   RegionLimits regions;
   // How long an idle device waits for more chunks before it starts a small batch.
   absl::Duration batching_window = absl::ZeroDuration();
@@ -105,7 +106,7 @@ class Engine {
   int64_t sessions() const;
   // What open sessions hold of options().staging_bytes.
   int64_t staging_reserved() const;
-  // Closes sessions whose lease has ended.
+  // Closes sessions whose lease has ended, and ends waits for places (Head::ResumeStalled).
   void ExpireSessions();
 
   // From now on no session is opened, no stream attached and no chunk taken: UNAVAILABLE.

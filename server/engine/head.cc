@@ -1,5 +1,6 @@
 #include "server/engine/head.h"
 
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,11 @@
 #include "server/engine/errors.h"
 
 namespace lossd::engine {
+namespace {
+
+std::atomic<uint64_t> heads_made = 0;
+
+}  // namespace
 
 Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
            std::unique_ptr<MemoryReservation> reservation)
@@ -17,7 +23,8 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       environment_(std::move(environment)),
       reservation_(std::move(reservation)),
       backend_(std::move(backend)),
-      backend_address_(backend_.get()) {}
+      backend_address_(backend_.get()),
+      number_(++heads_made) {}
 
 Head::~Head() = default;
 
@@ -83,7 +90,7 @@ void Head::Release() {
   const std::lock_guard lock(mutex_);
   staged = std::move(staged_);
   sessions = std::exchange(deterministic_, {});
-  for (const auto& [id, session] : sessions) session->memory = {};
+  for (const auto& [id, session] : sessions) Drop(session->memory);
   operands = std::move(deferred_operands_);
   reservation = std::move(reservation_);
 }
@@ -146,12 +153,21 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   }
   const bool adds = *admission == Admission::kTake && chunk.mode == ComputeMode::kLossAndGradients;
   DeterministicTiles* tiles = adds ? TilesOfLocked(lane.session_id) : nullptr;
-  if (tiles != nullptr && rejection.ok()) rejection = CheckPlaceLocked(*tiles, chunk);
-  if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, lane); !refusal.ok()) return refusal;
-  if (*admission == Admission::kRepeat && rejection.ok()) rejection = EarlierRejectionLocked(chunk, lane);
+  // Whether a repeat could be computed though the first one was not: then it must not pass for one that was.
+  bool remembered = chunk.options.distillation.has_value();
+  if (tiles != nullptr && rejection.ok()) {
+    rejection = CheckPlaceLocked(*tiles, chunk);
+    remembered = remembered || !rejection.ok();
+  }
+  if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, remembered, lane); !refusal.ok()) {
+    return refusal;
+  }
+  if (*admission == Admission::kRepeat && rejection.ok()) {
+    rejection = EarlierRejection(LaneLocked(lane), chunk);
+  }
   auto item = std::make_shared<ChunkItem>();
   item->numbered = *admission == Admission::kTake;
-  item->distilled = chunk.options.distillation.has_value();
+  item->remembered = remembered;
   if (!rejection.ok()) {
     item->kind = ItemKind::kRejected;
     item->rejection = std::move(rejection);
@@ -166,6 +182,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     item->deterministic = deterministic_.at(lane.session_id);
     item->kept_bytes = DeterministicTiles::Bytes(chunk);
     tiles->Claim(chunk);
+    item->deterministic->waiting_since = absl::InfiniteFuture();
   } else if (chunk.kept) {
     item->kind = ItemKind::kDeferred;
   }
@@ -174,6 +191,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
                          ? KindOf(chunk, config_)
                          : KindOf(chunk, config_, &teacher->config_, teacher->backend_address_);
     item->rows = chunk.tokens;
+    if (teacher != nullptr) item->row_kind.teacher.head_number = teacher->number_;
     item->teacher = std::move(teacher);
   }
   item->session_id = lane.session_id;
@@ -201,8 +219,12 @@ absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) co
 
 // Of chunks whose answer, lost and asked for again, would later be another one.
 absl::Status Head::RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
-                                 const LaneAttachment& attachment) const {
+                                 bool remembered, const LaneAttachment& attachment) const {
   const std::string& session_id = attachment.session_id;
+  if (admission == Admission::kTake && remembered) {
+    if (absl::Status room = CheckRoomForRejectionLocked(chunk, rejection, attachment); !room.ok())
+      return room;
+  }
   if (chunk.options.distillation.has_value() && !rejection.ok()) {
     return TeacherRefusalLocked(admission, chunk, rejection, attachment);
   }

@@ -79,6 +79,8 @@ struct HeadEnvironment {
   // Of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
   std::function<absl::StatusOr<std::shared_ptr<Head>>(const std::string&)> find_head;
   ChunkLimits limits;
+  // How long chunks of a deterministic session wait for others to bring what is missing before them.
+  absl::Duration place_timeout = absl::Seconds(10);
   std::string incarnation;
   // Told, perhaps by several heads, when the device can no longer be trusted.
   std::function<void(const absl::Status&)> on_device_failure;
@@ -129,6 +131,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // The stream is gone: what it had queued and was not started is withdrawn. Ignored if another stream took
   // the lane.
   void DetachLane(const LaneAttachment& lane);
+
+  // Lets chunks be looked at again that have waited for a place longer than they may. To be called now and
+  // then.
+  void ResumeStalled();
 
   // --- Chunks (on the device: head_batches.cc), and the end of the head (head.cc) ---
 
@@ -198,7 +204,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     ItemKind kind = ItemKind::kAccumulate;
     ItemState state = ItemState::kQueued;  // guarded by mutex_
     bool numbered = true;                  // holds a sequence of its own: not a repeat
-    bool distilled = false;                // wants soft targets
+    bool remembered = false;               // if it is rejected, the ledger knows it (Reject)
     std::string session_id;
     int32_t lane = 0;
     std::shared_ptr<LaneListener> listener;
@@ -241,7 +247,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   absl::Status CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const;
   absl::StatusOr<Admission> AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk);
   absl::Status RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
-                             const LaneAttachment& attachment) const;
+                             bool remembered, const LaneAttachment& attachment) const;
   absl::Status GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const;
   absl::Status PositionErrorLocked(absl::StatusCode code, RejectReason reason, absl::string_view field,
                                    absl::string_view message, const std::string& session_id) const;
@@ -304,7 +310,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   absl::StatusOr<std::shared_ptr<Head>> FindTeacher(const ChunkDistillation& distillation) const;
   absl::Status TeacherRefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
                                     const LaneAttachment& attachment) const;
-  absl::Status EarlierRejectionLocked(const Chunk& chunk, const LaneAttachment& attachment) const;
+  absl::Status CheckRoomForRejectionLocked(const Chunk& chunk, const absl::Status& rejection,
+                                           const LaneAttachment& attachment) const;
+  static absl::Status EarlierRejection(const Lane& lane, const Chunk& chunk);
   const Lane& LaneLocked(const LaneAttachment& attachment) const;
   // As a teacher: the weights' version; NOT_FOUND if the head was deleted, FAILED_PRECONDITION without
   // weights.
@@ -336,6 +344,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   std::unique_ptr<MemoryReservation> reservation_;  // guarded by mutex_
   std::unique_ptr<HeadBackend> backend_;            // the device thread's
   HeadBackend* const backend_address_;              // for comparisons
+  const uint64_t number_;                           // among all heads that there ever were
   std::deque<std::shared_ptr<Batch>> batches_;      // under way, in order; the device thread's
   int64_t teaching_ = 0;                            // batches; the device thread's
   std::function<void()> on_unused_;                 // of a head that is to be released; the device thread's

@@ -42,6 +42,7 @@ struct TeacherKind {
   // Of the same device. Gone with its head while a chunk waits, so only to be told from others until a batch
   // is started, for which it is there.
   const HeadBackend* backend = nullptr;
+  uint64_t head_number = 0;  // of the teacher's head: its backend's address may once have been another's
   int64_t hidden_size = 0;
   kernels::DataType weight_type = kernels::DataType::kFloat32;
   kernels::DataType hidden_type = kernels::DataType::kFloat32;

@@ -69,6 +69,12 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
       item->state = ItemState::kStarted;
       --environment_.counters->queued_chunks;
       lanes_.at({item->session_id, item->lane}).queued.pop_front();
+      if (item->kind == ItemKind::kRepeat) {
+        // It may have been submitted before the first one was rejected.
+        const AccumulationLedger::Session& session = *ledger_.Find(item->session_id);
+        absl::Status earlier = EarlierRejection(session.lanes[static_cast<size_t>(item->lane)], item->chunk);
+        if (!earlier.ok()) Reject(std::move(earlier), *item);
+      }
       absl::Status obstacle = CheckWeightVersion(item->chunk, weight_version_);
       if (obstacle.ok() && item->teacher != nullptr) obstacle = teacher_version.status();
       if (!obstacle.ok() && item->kind != ItemKind::kRejected) {
@@ -101,7 +107,7 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
 void Head::StartInLedgerLocked(const ChunkItem& item) {
   Lane& lane = ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)];
   AccumulationLedger::Start(lane);
-  if (item.kind == ItemKind::kRejected && item.distilled) AccumulationLedger::Reject(lane);
+  if (item.kind == ItemKind::kRejected && item.remembered) AccumulationLedger::Reject(lane);
 }
 
 void Head::Reject(absl::Status rejection, ChunkItem& item) {

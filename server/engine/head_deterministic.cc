@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "server/engine/head.h"
 
@@ -95,6 +96,10 @@ bool Head::MustWaitForRoomLocked(const LaneAttachment& attachment, const Chunk& 
   const DeterministicTiles::Room room = tiles->RoomFor(chunk);
   if (room == DeterministicTiles::Room::kLater) return true;
   if (room != DeterministicTiles::Room::kNone) return false;
+  DeterministicSession& session = *deterministic_.at(attachment.session_id);
+  const absl::Time now = absl::Now();
+  session.waiting_since = std::min(session.waiting_since, now);
+  if (now - session.waiting_since >= environment_.place_timeout) return false;
   const size_t lanes = ledger_.Find(attachment.session_id)->lanes.size();
   for (size_t lane = 0; lane < lanes; ++lane) {
     if (lane == static_cast<size_t>(attachment.lane)) continue;
@@ -102,6 +107,19 @@ bool Head::MustWaitForRoomLocked(const LaneAttachment& attachment, const Chunk& 
     if (other == lanes_.end() || !other->second.resume) return true;
   }
   return false;
+}
+
+void Head::ResumeStalled() {
+  std::vector<std::function<void()>> waiters;
+  {
+    const std::lock_guard lock(mutex_);
+    const absl::Time before = absl::Now() - environment_.place_timeout;
+    for (const auto& [id, session] : deterministic_) {
+      if (session->waiting_since > before) continue;
+      for (auto& waiter : TakeWaitersLocked(id)) waiters.push_back(std::move(waiter));
+    }
+  }
+  for (const auto& waiter : waiters) waiter();
 }
 
 void Head::GiveUpPlaceLocked(ChunkItem& item) {
@@ -197,8 +215,9 @@ void Head::DropGradientsLocked() {
       ++it;
       continue;
     }
-    environment_.scheduler->Post(this, [self = shared_from_this(),
-                                        session = std::move(it->second)]() mutable { session->memory = {}; });
+    environment_.scheduler->Post(
+        this,
+        [self = shared_from_this(), session = std::move(it->second)]() mutable { Drop(session->memory); });
     it = deterministic_.erase(it);
   }
 }

@@ -32,6 +32,12 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
           absl::StrCat("the window of head ", config_.name, " has ", known,
                        " sessions, open or closed; the limit is ", kMostSessions, " (flush it)"));
     }
+    if (deterministic == Deterministic::kYes && !frozen() && memory.gradient == nullptr) {
+      // It was there when memory was looked at, and was closed since.
+      return MakeError(absl::StatusCode::kUnavailable, RejectReason::kConflict, "client_key",
+                       absl::StrCat("the session of client_key '", client_key,
+                                    "' was closed a moment ago; open it again"));
+    }
     if (memory.gradient != nullptr) {
       if (absl::Status status = CheckRankLocked(client_key, rank); !status.ok()) return status;
     }

@@ -68,24 +68,33 @@ absl::Status Head::TeacherRefusalLocked(Admission admission, const Chunk& chunk,
                      " was taken before and cannot be computed again: ", std::string(rejection.message())),
         attachment.session_id);
   }
-  if (admission == Admission::kTake && lane.rejected.size() >= kMostRemembered) {
-    return PositionErrorLocked(
-        absl::StatusCode::kFailedPrecondition, ReasonOf(rejection), FieldOf(rejection),
-        absl::StrCat(std::string(rejection.message()), " (and sequence ", chunk.sequence,
-                     " was not taken: ", lane.rejected.size(),
-                     " chunks of this lane were rejected before; open another session)"),
-        attachment.session_id);
-  }
   return absl::OkStatus();
 }
 
+// Of a chunk that would have to be remembered if it were rejected, now or when it is started.
+absl::Status Head::CheckRoomForRejectionLocked(const Chunk& chunk, const absl::Status& rejection,
+                                               const LaneAttachment& attachment) const {
+  const size_t remembered = LaneLocked(attachment).rejected.size();
+  if (remembered < kMostRemembered) return absl::OkStatus();
+  const std::string why = rejection.ok() ? "" : absl::StrCat(std::string(rejection.message()), " (and ");
+  return PositionErrorLocked(
+      absl::StatusCode::kFailedPrecondition, rejection.ok() ? RejectReason::kConflict : ReasonOf(rejection),
+      rejection.ok() ? kTeacherField : FieldOf(rejection),
+      absl::StrCat(why, "sequence ", chunk.sequence, " was not taken: ", remembered,
+                   " chunks of this lane were rejected before; open another session", why.empty() ? "" : ")"),
+      attachment.session_id);
+}
+
 // Of a repeat that could be computed now.
-absl::Status Head::EarlierRejectionLocked(const Chunk& chunk, const LaneAttachment& attachment) const {
-  if (!AccumulationLedger::WasRejected(LaneLocked(attachment), chunk.sequence)) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, kTeacherField,
-                   absl::StrCat("sequence ", chunk.sequence,
-                                " was rejected before, when it could not be computed with the teacher that "
-                                "there was, and is in no window; send its tokens as another chunk"));
+absl::Status Head::EarlierRejection(const Lane& lane, const Chunk& chunk) {
+  if (!AccumulationLedger::WasRejected(lane, chunk.sequence)) return absl::OkStatus();
+  const bool distilled = chunk.options.distillation.has_value();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict,
+                   distilled ? kTeacherField : "window_token",
+                   absl::StrCat("sequence ", chunk.sequence, " was rejected before, when ",
+                                distilled ? "it could not be computed with the teacher that there was"
+                                          : "there was no place for it",
+                                ", and is in no window; send its tokens as another chunk"));
 }
 
 const Head::Lane& Head::LaneLocked(const LaneAttachment& attachment) const {

@@ -70,6 +70,13 @@ absl::StatusOr<std::optional<SafetensorsView>> FindBias(SafetensorsModel& model,
                     "name another tensor with --bias-name");
 }
 
+absl::Status NoBiasTensor(const LoadOptions& options) {
+  return WithAdvice(
+      absl::NotFoundError(absl::StrCat("head '", options.name, "' has a bias, and '", options.path,
+                                       "' no tensor '", BiasTensor(options), "'")),
+      "name one of its tensors with --bias-name");
+}
+
 absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options,
                                       const SafetensorsView& weight, bool has_bias) {
   if (options.create) {
@@ -78,7 +85,8 @@ absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options
                                      .hidden_size = weight.shape[1],
                                      .weight_type = ParseDtype(options.dtype).value_or(weight.dtype)},
                                     options.head);
-    config.bias = config.bias || has_bias;
+    if (config.bias && !has_bias) return NoBiasTensor(options);
+    config.bias = has_bias;
     auto head = client.CreateHead(config);
     if (!head.ok()) return WithAdvice(head.status(), CreateAdvice(head.status()));
     return head;
@@ -95,12 +103,7 @@ absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options
         "tensor '", options.tensor, "' of '", options.path, "' is ", weight.shape[0], " x ", weight.shape[1],
         "; head '", options.name, "' is ", config.vocab_size, " x ", config.hidden_size));
   }
-  if (config.bias && !has_bias) {
-    return WithAdvice(
-        absl::NotFoundError(absl::StrCat("head '", options.name, "' has a bias, and '", options.path,
-                                         "' no tensor '", BiasTensor(options), "'")),
-        "name one of its tensors with --bias-name");
-  }
+  if (config.bias && !has_bias) return NoBiasTensor(options);
   if (!config.bias && !options.bias.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("head '", options.name, "' was created without a bias, which '", options.bias, "' is"));

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <future>
 #include <random>
+#include <thread>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "server/engine/cpu_backend.h"
 #include "server/engine/errors.h"
 #include "server/engine/random_id.h"
@@ -27,9 +30,11 @@ class DeterministicTest : public ::testing::Test {
  protected:
   DeterministicTest() { Create({}); }
 
-  void Create(HeadConfig config, int64_t limit_bytes = int64_t{1} << 30, int64_t max_chunk_bytes = 1 << 16) {
+  void Create(HeadConfig config, int64_t limit_bytes = int64_t{1} << 30, int64_t max_chunk_bytes = 1 << 16,
+              absl::Duration place_timeout = absl::Seconds(10)) {
     EngineOptions options;
     options.memory_limit_bytes = limit_bytes;
+    options.place_timeout = place_timeout;
     options.chunk_limits = {.max_chunk_bytes = max_chunk_bytes, .max_chunk_tokens = kMostTokens};
     head_ = nullptr;
     engine_ = *Engine::Create(options, *CreateCpuDevice(1 << 20));
@@ -68,8 +73,9 @@ class DeterministicTest : public ::testing::Test {
       chunk.labels.append(reinterpret_cast<const char*>(&label), 8);
       const float weight = 0.5f + static_cast<float>(token % 5) / 5;
       if (place < 43) chunk.token_weights.append(reinterpret_cast<const char*>(&weight), 4);
-      for (int64_t h = 0; h < kHidden; ++h)
+      for (int64_t h = 0; h < kHidden; ++h) {
         hidden.push_back(std::sin(static_cast<float>(token * 37 + h * h)));
+      }
     }
     chunk.hidden_states =
         Payload::Of(std::string(reinterpret_cast<const char*>(hidden.data()), hidden.size() * 4));
@@ -188,8 +194,9 @@ TEST_F(DeterministicTest, TheGradientHasTheSameBitsHoweverTheTokensAreSent) {
     const std::string session = Open("c" + std::to_string(seed), static_cast<int32_t>(seed),
                                      static_cast<int32_t>(schedule.lanes.size()));
     std::vector<LaneAttachment> lanes;
-    for (size_t i = 0; i < schedule.lanes.size(); ++i)
+    for (size_t i = 0; i < schedule.lanes.size(); ++i) {
       lanes.push_back(Attach(session, static_cast<int32_t>(i)));
+    }
     std::vector<size_t> sent(lanes.size(), 0);
     const uint64_t generation = head_->Info().generation;
     size_t left = 0;
@@ -441,6 +448,50 @@ TEST_F(DeterministicTest, AFarPlaceIsRefusedWhereNothingElseCanComeAndWaitsWhere
   engine_->WaitIdle();
   Submit(far, std::move(held));
   EXPECT_TRUE(listener->AwaitAnswers(sequence).back().error.ok());
+}
+
+TEST_F(DeterministicTest, WhatWasRefusedForItsPlaceIsRefusedWhenItIsSentAgain) {
+  const std::string session = Open("c", 0);
+  LaneAttachment lane = Attach(session);
+  EXPECT_TRUE(AnswerOf(lane, MakeChunk(1, 10, 10)).error.ok());
+  EXPECT_FALSE(AnswerOf(lane, MakeChunk(2, 12, 3)).error.ok());  // say that this answer was lost
+  head_->DetachLane(lane);
+  lane = Attach(session);
+  const ChunkAnswer again = AnswerOf(lane, MakeChunk(2, 12, 3));
+  EXPECT_EQ(again.disposition, Disposition::kRejected) << "it is in no window";
+  EXPECT_EQ(FieldOf(again.error), "window_token");
+  EXPECT_EQ(AnswerOf(lane, MakeChunk(1, 10, 10)).disposition, Disposition::kRepeated);
+}
+
+TEST_F(DeterministicTest, APlaceThatNobodyBringsIsNotWaitedForWithoutEnd) {
+  Create({}, int64_t{1} << 30, kMostTokens * kHidden * 4, absl::ZeroDuration());
+  const LaneAttachment far = Attach(Open("two", 1, 2));  // whose other lane never comes
+  ChunkAnswer answer;
+  uint64_t sequence = 0;
+  for (int64_t place = kMostTokens; place < 10000 && answer.error.ok(); place += kMostTokens) {
+    answer = AnswerOf(far, MakeChunk(++sequence, place, kMostTokens));
+  }
+  EXPECT_EQ(answer.error.code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(DeterministicTest, AWaitForAPlaceEndsWithTheLook) {
+  Create({}, int64_t{1} << 30, kMostTokens * kHidden * 4, absl::Milliseconds(200));
+  const LaneAttachment far = Attach(Open("two", 1, 2));
+  std::atomic<bool> done = false;
+  std::thread looking([&] {
+    while (!done) {
+      engine_->ExpireSessions();
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+  });
+  ChunkAnswer answer;
+  uint64_t sequence = 0;
+  for (int64_t place = kMostTokens; place < 10000 && answer.error.ok(); place += kMostTokens) {
+    answer = AnswerOf(far, MakeChunk(++sequence, place, kMostTokens));
+  }
+  done = true;
+  looking.join();
+  EXPECT_EQ(answer.error.code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(DeterministicTest, AFrozenHeadTakesItForGranted) {
