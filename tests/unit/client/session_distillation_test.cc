@@ -17,7 +17,6 @@ namespace lossd {
 namespace {
 
 using testing::Data;
-using testing::FakeServer;
 using testing::Fate;
 using ::testing::HasSubstr;
 using testing::SessionTest;

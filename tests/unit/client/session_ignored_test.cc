@@ -14,7 +14,6 @@ namespace lossd {
 namespace {
 
 using testing::Data;
-using testing::FakeServer;
 using testing::Fate;
 using testing::kHidden;
 using testing::SessionTest;

@@ -96,7 +96,7 @@ class BatchQueueTest : public ::testing::Test {
   std::shared_ptr<QueuedChunk> Add(const std::string& name, int64_t rows,
                                    std::shared_ptr<BatchSource> source = nullptr, RowKind kind = {},
                                    uint64_t session = 1) {
-    const std::shared_ptr<QueuedChunk> chunk = Make(name, rows, kind, session);
+    std::shared_ptr<QueuedChunk> chunk = Make(name, rows, kind, session);
     queue_.AddChunk(source == nullptr ? a_ : std::move(source), chunk, now_);
     return chunk;
   }

@@ -27,7 +27,7 @@ class TeachingTest : public EngineFixture, public ::testing::Test {
   explicit TeachingTest(FakeOptions device = {}) : EngineFixture({}, device) {}
 
   std::shared_ptr<Head> MakeTeacher(const std::string& name = "t") {
-    const std::shared_ptr<Head> teacher = *engine->CreateHead(
+    std::shared_ptr<Head> teacher = *engine->CreateHead(
         {.name = name, .vocab_size = kVocab, .hidden_size = 3, .weight_type = kernels::DataType::kFloat32});
     EXPECT_EQ(WriteWeights(*teacher), 1U);
     return teacher;
