@@ -222,8 +222,8 @@ absl::Status Head::RefusalLocked(Admission admission, const Chunk& chunk, const 
                                  bool remembered, const LaneAttachment& attachment) const {
   const std::string& session_id = attachment.session_id;
   if (admission == Admission::kTake && remembered) {
-    if (absl::Status room = CheckRoomForRejectionLocked(chunk, rejection, attachment); !room.ok())
-      return room;
+    absl::Status room = CheckRoomForRejectionLocked(chunk, rejection, attachment);
+    if (!room.ok()) return room;
   }
   if (chunk.options.distillation.has_value() && !rejection.ok()) {
     return TeacherRefusalLocked(admission, chunk, rejection, attachment);
