@@ -53,6 +53,63 @@ absl::StatusOr<DataType> FromProto(v1::DataType type) {
   }
 }
 
+namespace {
+
+v1::OptimizerKind ToProto(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kNone:
+      return v1::OPTIMIZER_KIND_UNSPECIFIED;
+    case OptimizerKind::kSgd:
+      return v1::OPTIMIZER_KIND_SGD;
+    case OptimizerKind::kAdam:
+      return v1::OPTIMIZER_KIND_ADAM;
+    case OptimizerKind::kAdamW:
+      return v1::OPTIMIZER_KIND_ADAMW;
+  }
+  return v1::OPTIMIZER_KIND_UNSPECIFIED;
+}
+
+OptimizerKind FromProto(v1::OptimizerKind kind) {
+  switch (kind) {
+    case v1::OPTIMIZER_KIND_SGD:
+      return OptimizerKind::kSgd;
+    case v1::OPTIMIZER_KIND_ADAM:
+      return OptimizerKind::kAdam;
+    case v1::OPTIMIZER_KIND_ADAMW:
+      return OptimizerKind::kAdamW;
+    default:
+      return OptimizerKind::kNone;
+  }
+}
+
+void ToProto(const OptimizerConfig& config, v1::Optimizer* optimizer) {
+  optimizer->set_kind(ToProto(config.kind));
+  if (config.weight_decay.has_value()) optimizer->set_weight_decay(*config.weight_decay);
+  optimizer->set_momentum(config.momentum);
+  optimizer->set_dampening(config.dampening);
+  optimizer->set_nesterov(config.nesterov);
+  optimizer->set_beta1(config.beta1);
+  optimizer->set_beta2(config.beta2);
+  optimizer->set_eps(config.eps);
+  optimizer->set_maximize(config.maximize);
+}
+
+OptimizerConfig FromProto(const v1::Optimizer& optimizer) {
+  OptimizerConfig config{.kind = FromProto(optimizer.kind())};
+  if (config.kind == OptimizerKind::kNone) return config;
+  config.weight_decay = optimizer.weight_decay();  // a server tells what counts
+  config.momentum = optimizer.momentum();
+  config.dampening = optimizer.dampening();
+  config.nesterov = optimizer.nesterov();
+  config.beta1 = optimizer.beta1();
+  config.beta2 = optimizer.beta2();
+  config.eps = optimizer.eps();
+  config.maximize = optimizer.maximize();
+  return config;
+}
+
+}  // namespace
+
 v1::HeadConfig ToProto(const HeadConfig& config) {
   v1::HeadConfig result;
   result.set_name(config.name);
@@ -64,6 +121,9 @@ v1::HeadConfig ToProto(const HeadConfig& config) {
   result.set_frozen(config.frozen);
   result.set_deferred_bytes(config.deferred_bytes);
   result.set_bias(config.bias);
+  if (config.optimizer.kind != OptimizerKind::kNone) ToProto(config.optimizer, result.mutable_optimizer());
+  result.set_master_weights(config.master_weights);
+  result.set_double_buffer(config.double_buffer);
   return result;
 }
 
@@ -86,7 +146,10 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
                     .softcap = config.softcap(),
                     .frozen = config.frozen(),
                     .deferred_bytes = config.deferred_bytes(),
-                    .bias = config.bias()};
+                    .bias = config.bias(),
+                    .optimizer = FromProto(config.optimizer()),
+                    .master_weights = config.master_weights(),
+                    .double_buffer = config.double_buffer()};
 }
 
 absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
@@ -100,7 +163,8 @@ absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
                 .window_tokens = head.window_tokens(),
                 .sessions = {},
                 .open_sessions = head.open_sessions(),
-                .memory = FromProto(head.memory())};
+                .memory = FromProto(head.memory()),
+                .optimizer_steps = head.optimizer_steps()};
   for (const auto& session : head.sessions()) info.sessions.push_back(FromProto(session));
   return info;
 }

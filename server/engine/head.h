@@ -66,6 +66,7 @@ struct HeadInfo {
   std::vector<SessionMarks> window_marks;
   MemoryPlan memory;
   int64_t open_sessions = 0;
+  int64_t optimizer_steps = 0;
 };
 
 class Head;

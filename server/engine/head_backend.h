@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -102,6 +103,30 @@ struct BatchReport {
   int64_t rows_redone = 0;
 };
 
+// Of a gradient times a factor.
+struct GradientStats {
+  double norm = 0;       // of dW, summed in fp64 in a fixed order
+  double bias_norm = 0;  // of db
+  float largest = 0;     // largest finite magnitude of both
+  int64_t non_finite = 0;
+};
+
+// One step of a head's optimizer, everything resolved. Formulas: docs/numerics.md.
+struct StepArguments {
+  double learning_rate = 0;
+  double gradient_scale = 1;  // multiplies the gradient first
+  OptimizerConfig optimizer;  // with what this step says otherwise; kind and moments are the head's
+  int64_t step = 1;           // of the optimizer, this one included
+};
+
+// One tensor of what a head is: for checkpoints. Rows are the vocabulary's; of the bias's, columns is 1.
+struct StateTensor {
+  std::string name;  // "weight", "master_weight", "bias", "exp_avg", "bias.exp_avg", "momentum_buffer", ...
+  kernels::DataType type = kernels::DataType::kFloat32;
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+
 // When a batch was where, as far as the device can tell: it may have looked a little later.
 struct DeviceTimes {
   absl::Time input_ready;  // on the device
@@ -157,6 +182,26 @@ class HeadBackend {
                                         float* out) = 0;
   // The next contribution overwrites instead of adding: no memset, no read of the old value.
   virtual void Reset(Gradient* gradient) = 0;
+
+  // Gradients in one place: adds `from` to `to` (null: the head's own), elementwise, and resets it.
+  virtual absl::Status Fold(Gradient* from, Gradient* to);
+  // Of a gradient, null for the head's own.
+  virtual absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale);
+  // Updates the weights, the master if there is one and the optimizer's state by this gradient, null for the
+  // head's own; everything made of the weights is then that of the new ones. Bitwise repeatable. Tells what
+  // Summarize with gradient_scale would have. Only of heads with an optimizer.
+  virtual absl::StatusOr<GradientStats> ApplyStep(const Gradient* gradient, const StepArguments& arguments);
+
+  // Checkpoints: what there is beside gradients, and rows of it as they are. What was written counts from
+  // RestoreState on, which comes last.
+  virtual std::vector<StateTensor> StateTensors() const { return {}; }
+  virtual absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out);
+  virtual absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows, const void* in);
+  virtual absl::Status RestoreState() { return absl::OkStatus(); }
+  // Replaces rows of a gradient, of db too where `bias` is not null. All rows are written, in order, before
+  // anything else is done with it.
+  virtual absl::Status WriteGradient(Gradient* gradient, int64_t first_row, int64_t rows, const float* dw,
+                                     const float* bias);
 
   absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) {
     return ReadGradient(nullptr, first_row, rows, out);

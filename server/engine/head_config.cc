@@ -31,6 +31,37 @@ bool IsName(absl::string_view name) {
   return true;
 }
 
+absl::Status ValidateOption(bool right, absl::string_view field, double value, absl::string_view must) {
+  if (right) return absl::OkStatus();
+  return Invalid(RejectReason::kOption, field, absl::StrCat(field, " is ", value, "; it must be ", must));
+}
+
+// The limits that torch.optim has, and that everything is finite.
+absl::Status ValidateOptimizer(const HeadConfig& head) {
+  const OptimizerConfig& optimizer = head.optimizer;
+  const auto at_least_0 = [](double value) { return std::isfinite(value) && value >= 0; };
+  const auto below_1 = [&](double value) { return at_least_0(value) && value < 1; };
+  absl::Status status = ValidateOption(at_least_0(optimizer.weight_decay), "optimizer.weight_decay",
+                                       optimizer.weight_decay, "finite and at least 0");
+  status.Update(ValidateOption(at_least_0(optimizer.momentum), "optimizer.momentum", optimizer.momentum,
+                               "finite and at least 0"));
+  status.Update(ValidateOption(std::isfinite(optimizer.dampening), "optimizer.dampening", optimizer.dampening,
+                               "finite"));
+  status.Update(ValidateOption(below_1(optimizer.beta1), "optimizer.beta1", optimizer.beta1, "in [0, 1)"));
+  status.Update(ValidateOption(below_1(optimizer.beta2), "optimizer.beta2", optimizer.beta2, "in [0, 1)"));
+  status.Update(
+      ValidateOption(at_least_0(optimizer.eps), "optimizer.eps", optimizer.eps, "finite and at least 0"));
+  if (!status.ok()) return status;
+  if (optimizer.nesterov && (optimizer.momentum == 0 || optimizer.dampening != 0)) {
+    return Invalid(RejectReason::kOption, "optimizer.nesterov",
+                   "optimizer.nesterov is true; it needs a momentum above 0 and a dampening of 0");
+  }
+  if (head.weight_gradients != WeightGradients::kFrozen) return absl::OkStatus();
+  if (optimizer.kind == OptimizerKind::kNone && !head.double_buffer) return absl::OkStatus();
+  return Invalid(RejectReason::kOption, "frozen",
+                 "frozen is true; such a head has no gradient, so neither optimizer nor double_buffer");
+}
+
 absl::Status ValidateClassWeights(const std::vector<float>& weights, int64_t vocab_size) {
   if (static_cast<int64_t>(weights.size()) != vocab_size) {
     return Invalid(RejectReason::kLength, "class_weights",
@@ -54,15 +85,52 @@ absl::Status ValidateClassWeights(const std::vector<float>& weights, int64_t voc
 
 }  // namespace
 
+int OptimizerConfig::moments() const {
+  switch (kind) {
+    case OptimizerKind::kNone:
+      return 0;
+    case OptimizerKind::kSgd:
+      return momentum == 0 ? 0 : 1;
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return 2;
+  }
+  return 0;
+}
+
 bool HeadConfig::operator==(const HeadConfig& other) const {
   const auto properties = [](const HeadConfig& c) {
     return std::tie(c.name, c.vocab_size, c.hidden_size, c.weight_type, c.logit_scale, c.softcap,
-                    c.weight_gradients, c.deferred_bytes, c.bias);
+                    c.weight_gradients, c.deferred_bytes, c.bias, c.optimizer, c.master_weights,
+                    c.double_buffer);
   };
   const bool both = class_weights != nullptr && other.class_weights != nullptr;
   return properties(*this) == properties(other) &&
          (both ? *class_weights == *other.class_weights : class_weights == other.class_weights);
 }
+
+namespace {
+
+std::string Describe(const OptimizerConfig& optimizer) {
+  const std::string decay =
+      absl::StrCat("weight_decay ", optimizer.weight_decay, optimizer.maximize ? ", maximize" : "");
+  const std::string betas = absl::StrCat("(betas ", optimizer.beta1, ", ", optimizer.beta2, ", eps ",
+                                         optimizer.eps, ", ", decay, ")");
+  switch (optimizer.kind) {
+    case OptimizerKind::kNone:
+      return "";
+    case OptimizerKind::kSgd:
+      return absl::StrCat(", SGD (momentum ", optimizer.momentum, ", dampening ", optimizer.dampening, ", ",
+                          optimizer.nesterov ? "nesterov, " : "", decay, ")");
+    case OptimizerKind::kAdam:
+      return absl::StrCat(", Adam ", betas);
+    case OptimizerKind::kAdamW:
+      return absl::StrCat(", AdamW ", betas);
+  }
+  return "";
+}
+
+}  // namespace
 
 std::string Describe(const HeadConfig& config) {
   std::string text =
@@ -73,6 +141,9 @@ std::string Describe(const HeadConfig& config) {
   if (config.class_weights != nullptr) absl::StrAppend(&text, ", with class weights");
   if (config.weight_gradients == WeightGradients::kFrozen) absl::StrAppend(&text, ", frozen");
   if (config.deferred_bytes != 0) absl::StrAppend(&text, ", deferred_bytes ", config.deferred_bytes);
+  absl::StrAppend(&text, Describe(config.optimizer));
+  if (config.master_weights) absl::StrAppend(&text, ", master_weights");
+  if (config.double_buffer) absl::StrAppend(&text, ", double_buffer");
   return text;
 }
 
@@ -99,6 +170,11 @@ absl::Status Validate(const HeadConfig& config) {
                    absl::StrCat("deferred_bytes is ", config.deferred_bytes, "; it must be in [0, ",
                                 kMaxDeferredBytes, "]"));
   }
+  if (config.master_weights && config.weight_type == kernels::DataType::kFloat32) {
+    return Invalid(RejectReason::kOption, "master_weights",
+                   "master_weights is true; fp32 weights are their own master");
+  }
+  if (absl::Status status = ValidateOptimizer(config); !status.ok()) return status;
   if (config.class_weights == nullptr) return absl::OkStatus();
   return ValidateClassWeights(*config.class_weights, config.vocab_size);
 }

@@ -15,6 +15,26 @@ namespace lossd::engine {
 // Of a head whose weights are frozen there is no dW: no memory for it, no product. Chunks are taken as ever.
 enum class WeightGradients { kAccumulated, kFrozen };
 
+enum class OptimizerKind { kNone, kSgd, kAdam, kAdamW };
+
+// Of torch.optim's optimizer of that name: its arguments and their defaults, but for the learning rate, which
+// comes with each step.
+struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kNone;
+  double weight_decay = 0;  // AdamW's default is 0.01
+  double momentum = 0;      // SGD; 0: it has no buffer
+  double dampening = 0;     // SGD
+  bool nesterov = false;    // SGD
+  double beta1 = 0.9;       // Adam, AdamW
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  bool maximize = false;
+
+  bool operator==(const OptimizerConfig&) const = default;
+  // fp32 tensors of the weights' shape that it keeps: 0 to 2.
+  int moments() const;
+};
+
 struct HeadConfig {
   std::string name;         // 1 to 128 of [A-Za-z0-9._-], starting with a letter or a digit
   int64_t vocab_size = 0;   // V, 1 to 2^31 - 1
@@ -30,6 +50,11 @@ struct HeadConfig {
   bool bias = false;
   // Above 0: dW is deferred, with so much host memory for the operands. Frozen heads take none.
   int64_t deferred_bytes = 0;
+  OptimizerConfig optimizer = {};  // ApplyStep's; kNone for frozen heads
+  // An fp32 copy of 16-bit weights, which writes, fp32 reads and the optimizer work on.
+  bool master_weights = false;
+  // A second gradient, for the next window while a flush holds this one. Not for frozen heads.
+  bool double_buffer = false;
 
   bool operator==(const HeadConfig& other) const;
   int64_t elements() const { return vocab_size * hidden_size; }
@@ -40,6 +65,12 @@ struct HeadConfig {
   int64_t bias_gradient_bytes() const {
     return weight_gradients == WeightGradients::kFrozen ? 0 : bias_bytes();
   }
+  // What writes are staged in, and what the optimizer works on.
+  kernels::DataType master_type() const { return master_weights ? kernels::DataType::kFloat32 : weight_type; }
+  int64_t staged_bytes() const { return elements() * kernels::SizeOf(master_type()); }
+  int64_t master_bytes() const { return master_weights ? elements() * 4 : 0; }
+  // Of the weights' and the bias's state together.
+  int64_t optimizer_bytes() const { return optimizer.moments() * (elements() * 4 + bias_bytes()); }
   bool defers() const { return deferred_bytes > 0 && weight_gradients == WeightGradients::kAccumulated; }
 };
 

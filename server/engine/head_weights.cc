@@ -44,7 +44,7 @@ absl::StatusOr<std::string> Head::BeginWrite(const std::string& write_key, Repla
   }
   if (dropped != nullptr) dropped->Take();
   dropped = nullptr;
-  absl::StatusOr<HostBuffer> weights = HostBuffer::Create(config_.weight_bytes(), Commit::kNow);
+  absl::StatusOr<HostBuffer> weights = HostBuffer::Create(config_.staged_bytes(), Commit::kNow);
   if (!weights.ok()) return weights.status();
   absl::StatusOr<HostBuffer> bias = HostBuffer::Create(config_.bias_bytes(), Commit::kNow);
   if (!bias.ok()) return bias.status();

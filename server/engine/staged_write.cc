@@ -67,8 +67,8 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
                      absl::StrCat("write ", id_, " was committed or replaced; begin a new one"));
   }
-  const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.weight_type);
-  kernels::Convert(type, data.data(), config_.weight_type, buffers_.weights.data() + first_row * row_bytes,
+  const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.master_type());
+  kernels::Convert(type, data.data(), config_.master_type(), buffers_.weights.data() + first_row * row_bytes,
                    rows * config_.hidden_size);
   if (!bias.empty()) {
     std::memcpy(buffers_.bias.data() + first_row * static_cast<int64_t>(sizeof(float)), bias.data(),

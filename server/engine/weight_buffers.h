@@ -7,7 +7,7 @@
 namespace lossd::engine {
 
 struct WeightBuffers {
-  HostBuffer weights;    // [V, H] of the head's dtype
+  HostBuffer weights;    // [V, H] of the head's master_type
   HostBuffer bias = {};  // fp32 [V]; empty if the head has none
 };
 

@@ -71,6 +71,72 @@ v1::RegionKind ToProto(engine::RegionKind kind) {
   return kind == engine::RegionKind::kSystem ? v1::REGION_KIND_SYSTEM : v1::REGION_KIND_DEVICE;
 }
 
+namespace {
+
+absl::StatusOr<engine::OptimizerKind> ToEngine(v1::OptimizerKind kind) {
+  switch (kind) {
+    case v1::OPTIMIZER_KIND_UNSPECIFIED:
+      return engine::OptimizerKind::kNone;
+    case v1::OPTIMIZER_KIND_SGD:
+      return engine::OptimizerKind::kSgd;
+    case v1::OPTIMIZER_KIND_ADAM:
+      return engine::OptimizerKind::kAdam;
+    case v1::OPTIMIZER_KIND_ADAMW:
+      return engine::OptimizerKind::kAdamW;
+    default:
+      return Invalid(RejectReason::kOption, "optimizer.kind",
+                     absl::StrCat("optimizer.kind is ", static_cast<int>(kind),
+                                  "; it must be OPTIMIZER_KIND_SGD (1), OPTIMIZER_KIND_ADAM (2), "
+                                  "OPTIMIZER_KIND_ADAMW (3) or unset"));
+  }
+}
+
+v1::OptimizerKind ToProto(engine::OptimizerKind kind) {
+  switch (kind) {
+    case engine::OptimizerKind::kNone:
+      return v1::OPTIMIZER_KIND_UNSPECIFIED;
+    case engine::OptimizerKind::kSgd:
+      return v1::OPTIMIZER_KIND_SGD;
+    case engine::OptimizerKind::kAdam:
+      return v1::OPTIMIZER_KIND_ADAM;
+    case engine::OptimizerKind::kAdamW:
+      return v1::OPTIMIZER_KIND_ADAMW;
+  }
+  return v1::OPTIMIZER_KIND_UNSPECIFIED;
+}
+
+absl::StatusOr<engine::OptimizerConfig> ToEngine(const v1::Optimizer& optimizer) {
+  const absl::StatusOr<engine::OptimizerKind> kind = ToEngine(optimizer.kind());
+  if (!kind.ok()) return kind.status();
+  engine::OptimizerConfig config;
+  config.kind = *kind;
+  if (config.kind == engine::OptimizerKind::kNone) return config;
+  if (config.kind == engine::OptimizerKind::kAdamW) config.weight_decay = 0.01;
+  if (optimizer.has_weight_decay()) config.weight_decay = optimizer.weight_decay();
+  if (optimizer.has_beta1()) config.beta1 = optimizer.beta1();
+  if (optimizer.has_beta2()) config.beta2 = optimizer.beta2();
+  if (optimizer.has_eps()) config.eps = optimizer.eps();
+  config.momentum = optimizer.momentum();
+  config.dampening = optimizer.dampening();
+  config.nesterov = optimizer.nesterov();
+  config.maximize = optimizer.maximize();
+  return config;
+}
+
+void ToProto(const engine::OptimizerConfig& config, v1::Optimizer* optimizer) {
+  optimizer->set_kind(ToProto(config.kind));
+  optimizer->set_weight_decay(config.weight_decay);
+  optimizer->set_momentum(config.momentum);
+  optimizer->set_dampening(config.dampening);
+  optimizer->set_nesterov(config.nesterov);
+  optimizer->set_beta1(config.beta1);
+  optimizer->set_beta2(config.beta2);
+  optimizer->set_eps(config.eps);
+  optimizer->set_maximize(config.maximize);
+}
+
+}  // namespace
+
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request) {
   const v1::HeadConfig& config = request.config();
   const absl::StatusOr<DataType> type = ToEngine(config.weight_dtype(), "weight_dtype");
@@ -84,6 +150,11 @@ absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request
   head.bias = config.bias();
   if (config.frozen()) head.weight_gradients = engine::WeightGradients::kFrozen;
   head.deferred_bytes = config.deferred_bytes();
+  const absl::StatusOr<engine::OptimizerConfig> optimizer = ToEngine(config.optimizer());
+  if (!optimizer.ok()) return optimizer.status();
+  head.optimizer = *optimizer;
+  head.master_weights = config.master_weights();
+  head.double_buffer = config.double_buffer();
   const std::string& class_weights = request.class_weights();
   if (class_weights.empty()) return head;
   if (class_weights.size() % sizeof(float) != 0) {
@@ -121,6 +192,12 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   config->set_frozen(info.config.weight_gradients == engine::WeightGradients::kFrozen);
   config->set_deferred_bytes(info.config.deferred_bytes);
   config->set_bias(info.config.bias);
+  if (info.config.optimizer.kind != engine::OptimizerKind::kNone) {
+    ToProto(info.config.optimizer, config->mutable_optimizer());
+  }
+  config->set_master_weights(info.config.master_weights);
+  config->set_double_buffer(info.config.double_buffer);
+  head->set_optimizer_steps(info.optimizer_steps);
   head->set_has_class_weights(info.config.class_weights != nullptr);
   head->set_weight_version(info.weight_version);
   head->set_generation(info.generation);

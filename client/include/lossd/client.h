@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "lossd/loss.h"
+#include "lossd/optimizer.h"
 
 namespace lossd {
 
@@ -70,6 +71,12 @@ struct HeadConfig {
   int64_t deferred_bytes = 0;
   // Logits are logit_scale·(x·Wᵀ + b), b in fp32 [V]. It is written, read and flushed with the weights.
   bool bias = false;
+  // What ApplyStep runs at the server, so that no gradient crosses the network. Not for frozen heads.
+  OptimizerConfig optimizer = {};
+  // The server keeps an fp32 copy of 16-bit weights, which writes, reads as fp32 and the optimizer work on.
+  bool master_weights = false;
+  // A second gradient at the server: while a flush holds the window, batches of the next one are taken.
+  bool double_buffer = false;
   // [V], each finite and at least 0, not all 0; empty: none. For CreateHead: a server does not tell them,
   // only whether there are any.
   std::vector<float> class_weights = {};
@@ -102,6 +109,7 @@ struct HeadInfo {
   std::vector<SessionMarks> sessions;  // what a flush has to name
   int64_t open_sessions = 0;
   std::vector<MemoryItem> memory;
+  int64_t optimizer_steps = 0;
 };
 
 struct ServerStatus {
