@@ -15,7 +15,7 @@
 #include "kernels/optimizer.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/host_buffer.h"
-#include "server/engine/optimizer_step.h"
+#include "server/engine/optimizer_state.h"
 
 namespace lossd::engine {
 

@@ -16,7 +16,7 @@
 #include "kernels/cuda/portable/cublas_lt.h"
 #include "server/engine/cuda_pipeline.h"
 #include "server/engine/head_backend.h"
-#include "server/engine/optimizer_step.h"
+#include "server/engine/optimizer_state.h"
 
 namespace lossd::engine {
 

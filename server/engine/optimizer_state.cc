@@ -1,4 +1,4 @@
-#include "server/engine/optimizer_step.h"
+#include "server/engine/optimizer_state.h"
 
 #include <algorithm>
 #include <cmath>

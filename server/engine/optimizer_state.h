@@ -1,7 +1,7 @@
 // What backends have in common of optimizers, masters and checkpoints: how a step's arguments become the
 // kernels', and which tensors a head consists of.
-#ifndef LOSSD_SERVER_ENGINE_OPTIMIZER_STEP_H_
-#define LOSSD_SERVER_ENGINE_OPTIMIZER_STEP_H_
+#ifndef LOSSD_SERVER_ENGINE_OPTIMIZER_STATE_H_
+#define LOSSD_SERVER_ENGINE_OPTIMIZER_STATE_H_
 
 #include <string>
 #include <vector>
@@ -37,4 +37,4 @@ absl::StatusOr<StateEntry> FindState(const HeadConfig& config, const std::string
 
 }  // namespace lossd::engine
 
-#endif  // LOSSD_SERVER_ENGINE_OPTIMIZER_STEP_H_
+#endif  // LOSSD_SERVER_ENGINE_OPTIMIZER_STATE_H_
