@@ -26,8 +26,9 @@ const char* WindowName(WindowState state) {
 
 std::string DescribeWeights(const HeadInfo& head) {
   if (head.weight_version == 0) return "none";
-  return absl::StrCat("version ", head.weight_version,
-                      head.optimizer_steps > 0 ? absl::StrCat(", ", head.optimizer_steps, " steps") : "");
+  const std::string version = absl::StrCat("version ", head.weight_version);
+  if (head.optimizer_steps == 0) return version;
+  return absl::StrCat(version, ", ", head.optimizer_steps, head.optimizer_steps == 1 ? " step" : " steps");
 }
 
 // Null without one.
