@@ -142,7 +142,7 @@ class Bash(Shell):
             line = " ".join(["lossctl", *command])
             self.assertEqual([word for word in self.offered(line + " --") if word != "-h"], options, line)
             if "\nSubcommands:\n" in text:
-                below = re.findall(r"(?m)^  ([a-z]+) ", text.split("\nSubcommands:\n")[1].split("\n\n")[0])
+                below = re.findall(r"(?m)^  ([a-z-]+) ", text.split("\nSubcommands:\n")[1].split("\n\n")[0])
                 self.assertEqual(self.offered(line + " "), sorted(below), line)
                 commands += [command + [name] for name in below]
         self.assertEqual(len(commands), 11, commands)
