@@ -9,6 +9,7 @@
 #include "client/src/backoff.h"
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/grpc_status.h"
+#include "client/src/message_stream.h"
 #include "client/src/tls.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -18,6 +19,7 @@
 #include "lossd/v1/loss.grpc.pb.h"
 #include "lossd/v1/region.grpc.pb.h"
 #include "lossd/v1/status.grpc.pb.h"
+#include "proto/wire/row_wire.h"
 
 namespace lossd::internal {
 namespace {
@@ -116,35 +118,18 @@ class GrpcConnection final : public Connection {
   }
 
   absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) override {
-    grpc::ClientContext context;
-    auto reader = gradient_->ReadGradient(&context, request);
-    v1::ReadGradientResponse response;
-    absl::Status sunk;
-    while (sunk.ok() && reader->Read(&response)) {
-      sunk = sink({.first_row = response.first_row(),
-                   .rows = response.rows(),
-                   .dtype = response.dtype(),
-                   .weight_version = 0,
-                   .bytes = std::move(*response.mutable_gradient()),
-                   .bias = std::move(*response.mutable_bias_gradient())});
-    }
-    return Finish(&context, reader.get(), sunk);
+    return ReadRows<v1::ReadGradientResponse>("/lossd.v1.GradientService/ReadGradient", request, sink,
+                                              [](v1::ReadGradientResponse& response, RowPiece* piece) {
+                                                piece->bias = std::move(*response.mutable_bias_gradient());
+                                              });
   }
 
   absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) override {
-    grpc::ClientContext context;
-    auto reader = head_->ReadWeights(&context, request);
-    v1::ReadWeightsResponse response;
-    absl::Status sunk;
-    while (sunk.ok() && reader->Read(&response)) {
-      sunk = sink({.first_row = response.first_row(),
-                   .rows = response.rows(),
-                   .dtype = response.dtype(),
-                   .weight_version = response.weight_version(),
-                   .bytes = std::move(*response.mutable_weights()),
-                   .bias = std::move(*response.mutable_bias())});
-    }
-    return Finish(&context, reader.get(), sunk);
+    return ReadRows<v1::ReadWeightsResponse>("/lossd.v1.HeadService/ReadWeights", request, sink,
+                                             [](v1::ReadWeightsResponse& response, RowPiece* piece) {
+                                               piece->weight_version = response.weight_version();
+                                               piece->bias = std::move(*response.mutable_bias());
+                                             });
   }
 
   absl::StatusOr<int64_t> WriteWeights(const WeightSource& source) override {
@@ -208,11 +193,28 @@ class GrpcConnection final : public Connection {
            (failure == HandshakeFailure::kProbable && tried >= kProbableFailurePatience);
   }
 
-  template <class Reader>
-  static absl::Status Finish(grpc::ClientContext* context, Reader* reader, const absl::Status& sunk) {
-    if (!sunk.ok()) context->TryCancel();
-    const grpc::Status status = reader->Finish();
-    return sunk.ok() ? FromGrpcStatus(status) : sunk;
+  // `complete` moves into the piece what only its kind of message has.
+  template <class Response, class Request, class Complete>
+  absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete) {
+    const grpc::Slice slice(request.SerializeAsString());
+    MessageStream stream(channel_, method, grpc::ByteBuffer(&slice, 1));
+    grpc::ByteBuffer bytes;
+    while (stream.Read(&bytes)) {
+      wire::ReceivedRows<Response> received;
+      if (!wire::Decode(&bytes, &received)) {
+        return absl::InternalError(absl::StrCat("the server sent a message that is not a ",
+                                                std::string(Response::descriptor()->full_name())));
+      }
+      RowPiece piece{.first_row = received.message.first_row(),
+                     .rows = received.message.rows(),
+                     .dtype = received.message.dtype(),
+                     .weight_version = 0,
+                     .bytes = std::move(received.rows),
+                     .bias = {}};
+      complete(received.message, &piece);
+      if (absl::Status sunk = sink(piece); !sunk.ok()) return sunk;
+    }
+    return stream.EndStatus();
   }
 
   const std::string target_;

@@ -1,5 +1,7 @@
 #include "client/src/row_transfer.h"
 
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "client/src/backoff.h"
 #include "client/src/convert.h"
@@ -19,8 +21,8 @@ absl::Status CheckPiece(const RowTransfer& transfer, const RowPiece& piece, int6
                                             "; expected ", Name(transfer.type)));
   }
   const int64_t bytes = piece.rows * transfer.columns * SizeOf(transfer.type);
-  if (static_cast<int64_t>(piece.bytes.size()) != bytes) {
-    return absl::InternalError(absl::StrCat("the server sent ", piece.bytes.size(), " bytes for ", piece.rows,
+  if (piece.bytes.bytes != bytes) {
+    return absl::InternalError(absl::StrCat("the server sent ", piece.bytes.bytes, " bytes for ", piece.rows,
                                             " rows; expected ", bytes));
   }
   const int64_t bias_bytes = transfer.with_bias ? piece.rows * SizeOf(DataType::kFloat32) : 0;
@@ -37,6 +39,7 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
   Backoff backoff(options.reconnect_timeout);
   const int64_t row_bytes = transfer.columns * SizeOf(transfer.type);
   int64_t next_row = 0;
+  std::vector<std::byte> scratch;
   if (transfer.progress) transfer.progress(0, transfer.rows * row_bytes);
 
   const RowSink sink = [&](const RowPiece& piece) {
@@ -44,8 +47,15 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
       if (absl::Status status = transfer.check_version(piece.weight_version); !status.ok()) return status;
     }
     if (absl::Status status = CheckPiece(transfer, piece, next_row); !status.ok()) return status;
-    if (absl::Status status = transfer.consume(next_row, std::as_bytes(std::span(piece.bytes)),
-                                               std::as_bytes(std::span(piece.bias)));
+    std::span<std::byte> rows;
+    if (transfer.target) {
+      rows = transfer.target(next_row, piece.rows);
+    } else {
+      scratch.resize(static_cast<size_t>(piece.bytes.bytes));
+      rows = scratch;
+    }
+    piece.bytes.CopyTo(rows);
+    if (absl::Status status = transfer.consume(next_row, rows, std::as_bytes(std::span(piece.bias)));
         !status.ok()) {
       return status;
     }

@@ -21,8 +21,11 @@ struct RowTransfer {
   bool with_bias = false;              // each row has an element of a bias, or of its gradient, in fp32
   // One attempt from `first_row` to the end, e.g. Connection::ReadGradient.
   std::function<absl::Status(int64_t first_row, const RowSink& sink)> attempt;
-  // The next rows, checked to be whole and of `type`; `bias` is empty without one. An error ends the transfer
-  // with it.
+  // Where the bytes of the rows from `first_row` on are to be put, [rows, columns] of `type`; absent: in
+  // memory that is used again.
+  std::function<std::span<std::byte>(int64_t first_row, int64_t rows)> target = {};
+  // The next rows, where they were put, checked to be whole and of `type`; `bias` is empty without one. An
+  // error ends the transfer with it.
   std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes,
                              std::span<const std::byte> bias)>
       consume;

@@ -77,6 +77,7 @@ class Engine {
   Counters& counters() { return counters_; }
   const Counters& counters() const { return counters_; }
   const Device& device() const { return *device_; }
+  Device& device() { return *device_; }
   const MemoryBudget& budget() const { return *budget_; }
   RegionTable& regions() { return regions_; }
   const RegionTable& regions() const { return regions_; }

@@ -8,6 +8,7 @@
 #include "server/engine/errors.h"
 #include "server/engine/head.h"
 #include "server/engine/random_id.h"
+#include "server/engine/staging.h"
 
 namespace lossd::engine {
 namespace {
@@ -169,12 +170,14 @@ absl::Status Head::ReadScaledBias(int64_t first_row, int64_t rows, float scale, 
 absl::Status Head::Summarize(float scale, FlushInfo* flush) {
   GradientSummarizer summarizer;
   const int64_t rows_per_piece = std::max<int64_t>(1, kPieceBytes / 4 / config_.hidden_size);
-  std::vector<float> piece(
-      static_cast<size_t>(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size));
+  // Where the device writes by itself, if it can.
+  ResultBytes memory = StagedResult(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size * 4,
+                                    environment_.device);
+  auto* piece = reinterpret_cast<float*>(memory.data());
   for (int64_t row = 0; row < config_.vocab_size; row += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, config_.vocab_size - row);
-    if (absl::Status status = ReadScaledRows(row, rows, scale, piece.data()); !status.ok()) return status;
-    summarizer.Add({piece.data(), static_cast<size_t>(rows * config_.hidden_size)});
+    if (absl::Status status = ReadScaledRows(row, rows, scale, piece); !status.ok()) return status;
+    summarizer.Add({piece, static_cast<size_t>(rows * config_.hidden_size)});
   }
   flush->summary = summarizer.Finish();
   if (!config_.bias) return absl::OkStatus();
@@ -205,16 +208,16 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
         if (!scale.ok()) return done(scale.status());
         const bool wanted_wide = type == kernels::DataType::kFloat32;
         const int64_t count = rows * self->config_.hidden_size;
-        std::vector<float> wide(static_cast<size_t>(wanted_wide ? 0 : count));
-        absl::Status status = self->ReadScaledRows(
-            first_row, rows, *scale, wanted_wide ? static_cast<float*>(out.matrix) : wide.data());
+        ResultBytes memory = wanted_wide ? ResultBytes() : StagedResult(count * 4, self->environment_.device);
+        auto* wide = static_cast<float*>(wanted_wide ? out.matrix : memory.data());
+        absl::Status status = self->ReadScaledRows(first_row, rows, *scale, wide);
         if (status.ok() && out.bias != nullptr && self->config_.bias) {
           status = self->ReadScaledBias(first_row, rows, *scale, out.bias);
         }
         if (!status.ok()) {
           self->EndByFailure(status);
         } else if (!wanted_wide) {
-          kernels::Convert(kernels::DataType::kFloat32, wide.data(), type, out.matrix, count);
+          kernels::Convert(kernels::DataType::kFloat32, wide, type, out.matrix, count);
         }
         done(status);
       });

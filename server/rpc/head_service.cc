@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/row_wire.h"
 #include "server/engine/errors.h"
 #include "server/engine/random_id.h"
 #include "server/rpc/convert.h"
@@ -158,22 +159,25 @@ grpc::ServerUnaryReactor* HeadService::CommitWrite(grpc::CallbackServerContext* 
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::ReadWeightsResponse>* HeadService::ReadWeights(
-    grpc::CallbackServerContext* /*context*/, const v1::ReadWeightsRequest* request) {
-  using Reactor = RowStreamReactor<v1::ReadWeightsResponse>;
+grpc::ServerWriteReactor<grpc::ByteBuffer>* HeadService::ReadWeights(grpc::CallbackServerContext* /*context*/,
+                                                                     const grpc::ByteBuffer* bytes) {
   const auto fail = [this](const absl::Status& status) {
-    return new Reactor(ToGrpc(status, engine_->counters()));
+    return new RowStreamReactor(ToGrpc(status, engine_->counters()));
   };
-  absl::StatusOr<std::shared_ptr<engine::Head>> found = engine_->FindHead(request->head());
+  v1::ReadWeightsRequest request;
+  grpc::ByteBuffer taken = *bytes;
+  if (absl::Status status = Parse(&taken, &request); !status.ok()) return fail(status);
+  absl::StatusOr<std::shared_ptr<engine::Head>> found = engine_->FindHead(request.head());
   if (!found.ok()) return fail(found.status());
   const std::shared_ptr<engine::Head> head = *std::move(found);
   const engine::HeadConfig& config = head->config();
-  const absl::StatusOr<RowRange> range = ToRowRange(request->first_row(), request->rows(), config.vocab_size);
+  const absl::StatusOr<RowRange> range = ToRowRange(request.first_row(), request.rows(), config.vocab_size);
   if (!range.ok()) return fail(range.status());
-  const absl::StatusOr<kernels::DataType> type = ToEngine(request->dtype(), "dtype", config.weight_type);
+  const absl::StatusOr<kernels::DataType> type = ToEngine(request.dtype(), "dtype", config.weight_type);
   if (!type.ok()) return fail(type.status());
 
-  Reactor::Source source;
+  RowStreamReactor::Source source;
+  source.device = &engine_->device();
   source.range = *range;
   source.row_bytes = config.hidden_size * kernels::SizeOf(*type);
   source.bias_row_bytes = BiasRowBytes(config);
@@ -190,17 +194,18 @@ grpc::ServerWriteReactor<v1::ReadWeightsResponse>* HeadService::ReadWeights(
                                               " while they were read; read them again")));
         });
   };
-  source.fill = [type = *type, version](int64_t first_row, int64_t rows, std::string data, std::string bias,
-                                        v1::ReadWeightsResponse* response) {
-    response->set_weight_version(*version);
-    response->set_first_row(first_row);
-    response->set_rows(rows);
-    response->set_dtype(ToProto(type));
-    response->set_weights(std::move(data));
-    response->set_bias(std::move(bias));
+  source.encode = [type = *type, version](int64_t first_row, int64_t rows, const grpc::Slice& data,
+                                          std::string bias) {
+    v1::ReadWeightsResponse header;
+    header.set_weight_version(*version);
+    header.set_first_row(first_row);
+    header.set_rows(rows);
+    header.set_dtype(ToProto(type));
+    header.set_bias(std::move(bias));
+    return wire::Encode(header, data);
   };
   source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
-  return new Reactor(std::move(source));  // deletes itself when gRPC is done with it
+  return new RowStreamReactor(std::move(source));  // deletes itself when gRPC is done with it
 }
 
 }  // namespace lossd::rpc

@@ -9,11 +9,10 @@ namespace lossd::rpc {
 
 class HeadService final
     : public v1::HeadService::WithRawCallbackMethod_WriteWeights<
-          v1::HeadService::WithCallbackMethod_CreateHead<
+          v1::HeadService::WithRawCallbackMethod_ReadWeights<v1::HeadService::WithCallbackMethod_CreateHead<
               v1::HeadService::WithCallbackMethod_DeleteHead<v1::HeadService::WithCallbackMethod_ListHeads<
                   v1::HeadService::WithCallbackMethod_GetHead<v1::HeadService::WithCallbackMethod_BeginWrite<
-                      v1::HeadService::WithCallbackMethod_CommitWrite<
-                          v1::HeadService::WithCallbackMethod_ReadWeights<v1::HeadService::Service>>>>>>>> {
+                      v1::HeadService::WithCallbackMethod_CommitWrite<v1::HeadService::Service>>>>>>>> {
  public:
   explicit HeadService(engine::Engine* engine) : engine_(engine) {}
 
@@ -35,8 +34,8 @@ class HeadService final
   grpc::ServerUnaryReactor* CommitWrite(grpc::CallbackServerContext* context,
                                         const v1::CommitWriteRequest* request,
                                         v1::CommitWriteResponse* response) override;
-  grpc::ServerWriteReactor<v1::ReadWeightsResponse>* ReadWeights(
-      grpc::CallbackServerContext* context, const v1::ReadWeightsRequest* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* ReadWeights(grpc::CallbackServerContext* context,
+                                                          const grpc::ByteBuffer* bytes) override;
 
  private:
   engine::Engine* const engine_;
