@@ -82,17 +82,17 @@ json ToJson(const OptimizerConfig& optimizer) {
           {"maximize", optimizer.maximize}};
 }
 
-OptimizerConfig OptimizerFromJson(const json& json) {
+OptimizerConfig OptimizerFromJson(const json& from) {
   OptimizerConfig optimizer;
-  optimizer.kind = ToEnum(json.at("kind"), OptimizerKind::kAdamW);
-  optimizer.weight_decay = json.at("weight_decay").get<double>();
-  optimizer.momentum = json.at("momentum").get<double>();
-  optimizer.dampening = json.at("dampening").get<double>();
-  optimizer.nesterov = json.at("nesterov").get<bool>();
-  optimizer.beta1 = json.at("beta1").get<double>();
-  optimizer.beta2 = json.at("beta2").get<double>();
-  optimizer.eps = json.at("eps").get<double>();
-  optimizer.maximize = json.at("maximize").get<bool>();
+  optimizer.kind = ToEnum(from.at("kind"), OptimizerKind::kAdamW);
+  optimizer.weight_decay = from.at("weight_decay").get<double>();
+  optimizer.momentum = from.at("momentum").get<double>();
+  optimizer.dampening = from.at("dampening").get<double>();
+  optimizer.nesterov = from.at("nesterov").get<bool>();
+  optimizer.beta1 = from.at("beta1").get<double>();
+  optimizer.beta2 = from.at("beta2").get<double>();
+  optimizer.eps = from.at("eps").get<double>();
+  optimizer.maximize = from.at("maximize").get<bool>();
   return optimizer;
 }
 
@@ -111,20 +111,20 @@ json ToJson(const HeadConfig& config) {
           {"double_buffer", config.double_buffer}};
 }
 
-HeadConfig ConfigFromJson(const json& json) {
+HeadConfig ConfigFromJson(const json& from) {
   HeadConfig config;
-  config.name = json.at("name").get<std::string>();
-  config.vocab_size = ToCount(json.at("vocab_size"));
-  config.hidden_size = ToCount(json.at("hidden_size"));
-  config.weight_type = ToType(json.at("weight_dtype"));
-  config.logit_scale = ToFloat(json.at("logit_scale"));
-  config.softcap = ToFloat(json.at("softcap"));
-  if (json.at("frozen").get<bool>()) config.weight_gradients = WeightGradients::kFrozen;
-  config.bias = json.at("bias").get<bool>();
-  config.deferred_bytes = ToCount(json.at("deferred_bytes"));
-  config.optimizer = OptimizerFromJson(json.at("optimizer"));
-  config.master_weights = json.at("master_weights").get<bool>();
-  config.double_buffer = json.at("double_buffer").get<bool>();
+  config.name = from.at("name").get<std::string>();
+  config.vocab_size = ToCount(from.at("vocab_size"));
+  config.hidden_size = ToCount(from.at("hidden_size"));
+  config.weight_type = ToType(from.at("weight_dtype"));
+  config.logit_scale = ToFloat(from.at("logit_scale"));
+  config.softcap = ToFloat(from.at("softcap"));
+  if (from.at("frozen").get<bool>()) config.weight_gradients = WeightGradients::kFrozen;
+  config.bias = from.at("bias").get<bool>();
+  config.deferred_bytes = ToCount(from.at("deferred_bytes"));
+  config.optimizer = OptimizerFromJson(from.at("optimizer"));
+  config.master_weights = from.at("master_weights").get<bool>();
+  config.double_buffer = from.at("double_buffer").get<bool>();
   return config;
 }
 
@@ -140,9 +140,9 @@ json ToJson(const std::vector<SessionMarks>& marks) {
   return all;
 }
 
-std::vector<SessionMarks> MarksFromJson(const json& json) {
+std::vector<SessionMarks> MarksFromJson(const json& from) {
   std::vector<SessionMarks> marks;
-  for (const auto& session : json) {
+  for (const auto& session : from) {
     SessionMarks& entry = marks.emplace_back();
     entry.session_id = session.at("session").get<std::string>();
     for (const auto& lane : session.at("lanes")) {
@@ -171,12 +171,12 @@ json ToJson(const SessionCheckpoint& checkpoint) {
   return result;
 }
 
-Lane LaneFromJson(const json& json) {
+Lane LaneFromJson(const json& from) {
   Lane lane;
-  lane.accepted = lane.started = lane.applied = ToUnsigned(json.at("accepted"));
-  lane.base = ToUnsigned(json.at("base"));
-  lane.next_base = ToUnsigned(json.at("next_base"));
-  for (const auto& sequence : json.at("rejected")) lane.rejected.push_back(ToUnsigned(sequence));
+  lane.accepted = lane.started = lane.applied = ToUnsigned(from.at("accepted"));
+  lane.base = ToUnsigned(from.at("base"));
+  lane.next_base = ToUnsigned(from.at("next_base"));
+  for (const auto& sequence : from.at("rejected")) lane.rejected.push_back(ToUnsigned(sequence));
   for (size_t i = 0; i < lane.rejected.size(); ++i) {
     const bool ascends = i == 0 || lane.rejected[i - 1] < lane.rejected[i];
     if (!ascends || lane.rejected[i] > lane.accepted) Refuse("rejected sequences are out of order");
@@ -185,17 +185,17 @@ Lane LaneFromJson(const json& json) {
   return lane;
 }
 
-SessionCheckpoint SessionFromJson(const json& json) {
+SessionCheckpoint SessionFromJson(const json& from) {
   SessionCheckpoint checkpoint;
-  checkpoint.id = json.at("id").get<std::string>();
+  checkpoint.id = from.at("id").get<std::string>();
   Session& session = checkpoint.session;
-  session.number = ToUnsigned(json.at("number"));
-  session.client_key = json.at("client_key").get<std::string>();
-  session.rank = json.at("rank").get<int32_t>();
-  if (!json.at("open").get<bool>()) session.state = SessionState::kClosed;
-  for (const auto& lane : json.at("lanes")) session.lanes.push_back(LaneFromJson(lane));
+  session.number = ToUnsigned(from.at("number"));
+  session.client_key = from.at("client_key").get<std::string>();
+  session.rank = from.at("rank").get<int32_t>();
+  if (!from.at("open").get<bool>()) session.state = SessionState::kClosed;
+  for (const auto& lane : from.at("lanes")) session.lanes.push_back(LaneFromJson(lane));
   if (session.lanes.empty() || session.lanes.size() > kMostLanes) Refuse("a session has no lanes, or too many");
-  if (json.contains("tiles")) checkpoint.tiles = TilesFromJson(json.at("tiles"));
+  if (from.contains("tiles")) checkpoint.tiles = TilesFromJson(from.at("tiles"));
   return checkpoint;
 }
 
@@ -207,8 +207,8 @@ json ToJson(const std::optional<GradientSummary>& summary) {
   });
 }
 
-GradientSummary SummaryFromJson(const json& json) {
-  return {ToDouble(json.at("norm")), ToUnsigned(json.at("checksum")), ToCount(json.at("non_finite"))};
+GradientSummary SummaryFromJson(const json& from) {
+  return {ToDouble(from.at("norm")), ToUnsigned(from.at("checksum")), ToCount(from.at("non_finite"))};
 }
 
 json ToJson(const FlushInfo& flush) {
@@ -220,14 +220,14 @@ json ToJson(const FlushInfo& flush) {
           {"bias_summary", ToJson(flush.bias_summary)}};
 }
 
-FlushInfo FlushFromJson(const json& json) {
+FlushInfo FlushFromJson(const json& from) {
   FlushInfo flush;
-  flush.flush_id = json.at("id").get<std::string>();
-  flush.rows = ToCount(json.at("rows"));
-  flush.columns = ToCount(json.at("columns"));
-  flush.window_tokens = ToUnsigned(json.at("tokens"));
-  flush.summary = SummaryFromJson(json.at("summary"));
-  flush.bias_summary = ToOptional<GradientSummary>(json.at("bias_summary"), SummaryFromJson);
+  flush.flush_id = from.at("id").get<std::string>();
+  flush.rows = ToCount(from.at("rows"));
+  flush.columns = ToCount(from.at("columns"));
+  flush.window_tokens = ToUnsigned(from.at("tokens"));
+  flush.summary = SummaryFromJson(from.at("summary"));
+  flush.bias_summary = ToOptional<GradientSummary>(from.at("bias_summary"), SummaryFromJson);
   return flush;
 }
 
@@ -256,11 +256,11 @@ json ToJson(const StepRecord& step) {
             {"tokens", result.window_tokens}}}};
 }
 
-StepRecord StepFromJson(const json& json) {
+StepRecord StepFromJson(const json& from) {
   StepRecord step;
-  step.generation = ToUnsigned(json.at("generation"));
-  step.marks = MarksFromJson(json.at("marks"));
-  const auto& request = json.at("request");
+  step.generation = ToUnsigned(from.at("generation"));
+  step.marks = MarksFromJson(from.at("marks"));
+  const auto& request = from.at("request");
   step.request.learning_rate = ToDouble(request.at("learning_rate"));
   step.request.gradient_scale = ToDouble(request.at("gradient_scale"));
   if (request.at("skip_non_finite").get<bool>()) step.request.non_finite = NonFinite::kSkip;
@@ -268,7 +268,7 @@ StepRecord StepFromJson(const json& json) {
   step.request.momentum = ToOptional<double>(request.at("momentum"), ToDouble);
   step.request.beta1 = ToOptional<double>(request.at("beta1"), ToDouble);
   step.request.beta2 = ToOptional<double>(request.at("beta2"), ToDouble);
-  const auto& result = json.at("result");
+  const auto& result = from.at("result");
   step.result.generation = ToUnsigned(result.at("generation"));
   step.result.weight_version = ToUnsigned(result.at("weight_version"));
   step.result.step = ToCount(result.at("step"));
@@ -298,21 +298,21 @@ json ToJson(const Window& window) {
   return result;
 }
 
-Window WindowFromJson(const json& json) {
+Window WindowFromJson(const json& from) {
   Window window;
-  window.generation = ToUnsigned(json.at("generation"));
-  window.tokens = ToUnsigned(json.at("tokens"));
-  window.next_tokens = ToUnsigned(json.at("next_tokens"));
-  window.last_committed_flush = json.at("last_committed_flush").get<std::string>();
-  window.last_committed_generation = ToUnsigned(json.at("last_committed_generation"));
-  window.last_aborted_flush = json.at("last_aborted_flush").get<std::string>();
-  window.last_aborted_generation = ToUnsigned(json.at("last_aborted_generation"));
-  window.last_step = StepFromJson(json.at("last_step"));
-  if (!json.contains("flush")) return window;
+  window.generation = ToUnsigned(from.at("generation"));
+  window.tokens = ToUnsigned(from.at("tokens"));
+  window.next_tokens = ToUnsigned(from.at("next_tokens"));
+  window.last_committed_flush = from.at("last_committed_flush").get<std::string>();
+  window.last_committed_generation = ToUnsigned(from.at("last_committed_generation"));
+  window.last_aborted_flush = from.at("last_aborted_flush").get<std::string>();
+  window.last_aborted_generation = ToUnsigned(from.at("last_aborted_generation"));
+  window.last_step = StepFromJson(from.at("last_step"));
+  if (!from.contains("flush")) return window;
   window.state = WindowState::kFrozen;
-  window.flush = FlushFromJson(json.at("flush"));
-  window.marks = MarksFromJson(json.at("flush_marks"));
-  window.flush_scale = ToFloat(json.at("flush_scale"));
+  window.flush = FlushFromJson(from.at("flush"));
+  window.marks = MarksFromJson(from.at("flush_marks"));
+  window.flush_scale = ToFloat(from.at("flush_scale"));
   return window;
 }
 
@@ -323,9 +323,9 @@ json ToJson(const StateTensor& tensor) {
           {"columns", tensor.columns}};
 }
 
-StateTensor TensorFromJson(const json& json) {
-  return {json.at("name").get<std::string>(), ToType(json.at("dtype")), ToCount(json.at("rows")),
-          ToCount(json.at("columns"))};
+StateTensor TensorFromJson(const json& from) {
+  return {from.at("name").get<std::string>(), ToType(from.at("dtype")), ToCount(from.at("rows")),
+          ToCount(from.at("columns"))};
 }
 
 void CheckSessions(const HeadCheckpoint& head) {
@@ -366,21 +366,21 @@ json ToJson(const HeadCheckpoint& head) {
           {"gradients", head.gradients}};
 }
 
-HeadCheckpoint HeadFromJson(const json& json) {
+HeadCheckpoint HeadFromJson(const json& from) {
   HeadCheckpoint head;
-  head.config = ConfigFromJson(json.at("config"));
-  head.incarnation = json.at("incarnation").get<std::string>();
-  head.saved_at = ToCount(json.at("saved_at"));
-  head.restores = ToUnsigned(json.at("restores"));
-  head.weight_version = ToUnsigned(json.at("weight_version"));
-  head.optimizer_steps = ToCount(json.at("optimizer_steps"));
-  head.last_committed_write = json.at("last_committed_write").get<std::string>();
-  head.last_committed_version = ToUnsigned(json.at("last_committed_version"));
-  head.window = WindowFromJson(json.at("window"));
-  head.last_session_number = ToUnsigned(json.at("last_session_number"));
-  for (const auto& session : json.at("sessions")) head.sessions.push_back(SessionFromJson(session));
-  for (const auto& tensor : json.at("tensors")) head.tensors.push_back(TensorFromJson(tensor));
-  head.gradients = json.at("gradients").get<std::vector<std::string>>();
+  head.config = ConfigFromJson(from.at("config"));
+  head.incarnation = from.at("incarnation").get<std::string>();
+  head.saved_at = ToCount(from.at("saved_at"));
+  head.restores = ToUnsigned(from.at("restores"));
+  head.weight_version = ToUnsigned(from.at("weight_version"));
+  head.optimizer_steps = ToCount(from.at("optimizer_steps"));
+  head.last_committed_write = from.at("last_committed_write").get<std::string>();
+  head.last_committed_version = ToUnsigned(from.at("last_committed_version"));
+  head.window = WindowFromJson(from.at("window"));
+  head.last_session_number = ToUnsigned(from.at("last_session_number"));
+  for (const auto& session : from.at("sessions")) head.sessions.push_back(SessionFromJson(session));
+  for (const auto& tensor : from.at("tensors")) head.tensors.push_back(TensorFromJson(tensor));
+  head.gradients = from.at("gradients").get<std::vector<std::string>>();
   CheckSessions(head);
   return head;
 }

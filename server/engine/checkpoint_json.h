@@ -12,10 +12,10 @@ namespace lossd::engine {
 nlohmann::json ToJson(const HeadCheckpoint& head);
 // Chunks that tiles keep have their sizes, and no bytes yet. Whether the configuration is one that a head can
 // have is left to be checked.
-HeadCheckpoint HeadFromJson(const nlohmann::json& json);
+HeadCheckpoint HeadFromJson(const nlohmann::json& from);
 
 nlohmann::json ToJson(const DeterministicTiles::Content& tiles);
-DeterministicTiles::Content TilesFromJson(const nlohmann::json& json);
+DeterministicTiles::Content TilesFromJson(const nlohmann::json& from);
 
 }  // namespace lossd::engine
 

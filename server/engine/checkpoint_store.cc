@@ -18,6 +18,7 @@ constexpr char kHeads[] = "heads";
 constexpr char kManifestFile[] = "manifest.json";
 constexpr char kDrainFile[] = "drain.json";
 constexpr char kConsumedFile[] = "drain.consumed.json";
+constexpr char kDeletedFile[] = ".deleted";
 constexpr char kTemporaryBegin[] = ".tmp-";
 constexpr char kOldBegin[] = ".old-";
 constexpr int64_t kMostManifest = int64_t{256} << 20;
@@ -96,6 +97,28 @@ absl::StatusOr<std::vector<std::string>> CheckpointStore::Heads() const {
   return heads;
 }
 
+absl::StatusOr<std::vector<std::string>> CheckpointStore::LiveHeads() const {
+  absl::StatusOr<std::vector<std::string>> heads = Heads();
+  if (!heads.ok()) return heads;
+  std::vector<std::string> live;
+  for (std::string& head : *heads) {
+    const absl::StatusOr<bool> deleted = files_.Exists(FolderOf(head, kDeletedFile));
+    if (!deleted.ok()) return deleted.status();
+    if (!*deleted) live.push_back(std::move(head));
+  }
+  return live;
+}
+
+absl::Status CheckpointStore::MarkDeleted(const std::string& head) const {
+  const absl::StatusOr<bool> there = files_.Exists(FolderOf(head));
+  if (!there.ok() || !*there) return there.status();
+  return files_.WriteFile(FolderOf(head, kDeletedFile), "");
+}
+
+absl::Status CheckpointStore::MarkLive(const std::string& head) const {
+  return files_.Remove(FolderOf(head, kDeletedFile));
+}
+
 absl::StatusOr<std::vector<std::string>> CheckpointStore::Tags(const std::string& head) const {
   absl::StatusOr<std::vector<std::string>> tags = files_.List(FolderOf(head));
   if (absl::IsNotFound(tags.status())) return std::vector<std::string>();
@@ -120,6 +143,7 @@ absl::StatusOr<CheckpointWriter> CheckpointStore::Begin(const std::string& head,
   if (absl::Status names = CheckNames(head, tag); !names.ok()) return names;
   CheckpointWriter writer(&files_, &known_, head, tag);
   if (absl::Status begun = writer.Begin(); !begun.ok()) return begun;
+  if (absl::Status live = MarkLive(head); !live.ok()) return live;
   return writer;
 }
 

@@ -55,6 +55,11 @@ class CheckpointStore {
   absl::StatusOr<std::vector<CheckpointInfo>> List(const std::string& head) const;
   // Heads that have any.
   absl::StatusOr<std::vector<std::string>> Heads() const;
+  // The same without those that were deleted since.
+  absl::StatusOr<std::vector<std::string>> LiveHeads() const;
+  // May be called beside everything else. Saving makes a head live.
+  absl::Status MarkDeleted(const std::string& head) const;
+  absl::Status MarkLive(const std::string& head) const;
   // A file that was read from a checkpoint is known by this key from now on, as if it had been written.
   void Remember(const CheckpointReader& reader, const std::string& file, const std::string& key);
 

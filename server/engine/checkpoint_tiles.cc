@@ -26,9 +26,9 @@ json PairsToJson(const Ranges& pairs) {
   return all;
 }
 
-Ranges PairsFromJson(const json& json) {
+Ranges PairsFromJson(const json& from) {
   Ranges pairs;
-  for (const auto& pair : json) {
+  for (const auto& pair : from) {
     if (!pairs.emplace(pair.at(0).get<int64_t>(), pair.at(1).get<int64_t>()).second) Refuse("a place is given twice");
   }
   return pairs;
@@ -70,30 +70,30 @@ json ChunkToJson(const Chunk& chunk) {
           {"z_gradient_scale", FromOptional(options.z_gradient_scale)}};
 }
 
-Chunk ChunkFromJson(const json& json) {
+Chunk ChunkFromJson(const json& from) {
   Chunk chunk;
-  chunk.window_token = json.at("place").get<int64_t>();
-  chunk.tokens = json.at("tokens").get<int64_t>();
-  const int type = json.at("hidden_dtype").get<int>();
+  chunk.window_token = from.at("place").get<int64_t>();
+  chunk.tokens = from.at("tokens").get<int64_t>();
+  const int type = from.at("hidden_dtype").get<int>();
   if (*chunk.window_token < 0 || *chunk.window_token > kMostPlace || chunk.tokens < 1 ||
       chunk.tokens > kMostTileTokens || type < 0 || type > static_cast<int>(kernels::DataType::kFloat16)) {
     Refuse("a chunk of a tile is none that there can be");
   }
   chunk.hidden_type = static_cast<kernels::DataType>(type);
-  chunk.ignore_index = json.at("ignore_index").get<int64_t>();
-  chunk.gradient_scale = json.at("gradient_scale").get<float>();
+  chunk.ignore_index = from.at("ignore_index").get<int64_t>();
+  chunk.gradient_scale = from.at("gradient_scale").get<float>();
   const auto floats = static_cast<size_t>(chunk.tokens) * sizeof(float);
   chunk.labels.resize(2 * floats);
-  if (json.at("token_weights").get<bool>()) chunk.token_weights.resize(floats);
-  if (json.at("lse_gradients").get<bool>()) chunk.lse_gradients.resize(floats);
+  if (from.at("token_weights").get<bool>()) chunk.token_weights.resize(floats);
+  if (from.at("lse_gradients").get<bool>()) chunk.lse_gradients.resize(floats);
   ChunkOptions& options = chunk.options;
-  options.label_smoothing = json.at("label_smoothing").get<float>();
-  options.lse_square_scale = json.at("lse_square_scale").get<float>();
-  options.logit_scale = FloatOf(json.at("logit_scale"));
-  options.softcap = FloatOf(json.at("softcap"));
-  options.class_weights = EnumOf<ClassWeights>(json.at("class_weights"));
-  options.bias = EnumOf<Bias>(json.at("bias"));
-  options.z_gradient_scale = FloatOf(json.at("z_gradient_scale"));
+  options.label_smoothing = from.at("label_smoothing").get<float>();
+  options.lse_square_scale = from.at("lse_square_scale").get<float>();
+  options.logit_scale = FloatOf(from.at("logit_scale"));
+  options.softcap = FloatOf(from.at("softcap"));
+  options.class_weights = EnumOf<ClassWeights>(from.at("class_weights"));
+  options.bias = EnumOf<Bias>(from.at("bias"));
+  options.z_gradient_scale = FloatOf(from.at("z_gradient_scale"));
   return chunk;
 }
 
@@ -137,13 +137,13 @@ json ToJson(const DeterministicTiles::Content& tiles) {
           {"kept", std::move(kept)}};
 }
 
-DeterministicTiles::Content TilesFromJson(const json& json) {
+DeterministicTiles::Content TilesFromJson(const json& from) {
   DeterministicTiles::Content tiles;
-  tiles.tile_tokens = json.at("tile_tokens").get<int64_t>();
-  tiles.next_tile = json.at("next_tile").get<int64_t>();
-  tiles.taken = PairsFromJson(json.at("taken"));
-  tiles.filled = PairsFromJson(json.at("filled"));
-  for (const auto& chunk : json.at("kept")) tiles.kept.push_back(ChunkFromJson(chunk));
+  tiles.tile_tokens = from.at("tile_tokens").get<int64_t>();
+  tiles.next_tile = from.at("next_tile").get<int64_t>();
+  tiles.taken = PairsFromJson(from.at("taken"));
+  tiles.filled = PairsFromJson(from.at("filled"));
+  for (const auto& chunk : from.at("kept")) tiles.kept.push_back(ChunkFromJson(chunk));
   Check(tiles);
   return tiles;
 }
