@@ -6,10 +6,10 @@
 //   started   last sequence handed to the device; from here on it always finishes
 //   applied   last sequence that is in dW (rejected ones count as applied: they are recorded as empty)
 //   base      accepted at the start of the window: above it lies what the window holds
-// While the window is frozen there is a fifth, next_base: what is accepted above it belongs to the next window.
-// The record is O(lanes) per session, whatever the number of chunks, but for the sequences that were rejected
-// for what may change (Reject): of these only so many are taken; and where dW is deferred, and chunks behind
-// one are done before it, for those whose dW is yet to be made.
+// While the window is frozen there is a fifth, next_base: what is accepted above it belongs to the next
+// window. The record is O(lanes) per session, whatever the number of chunks, but for the sequences that were
+// rejected for what may change (Reject): of these only so many are taken; and where dW is deferred, and
+// chunks behind one are done before it, for those whose dW is yet to be made.
 //
 // Not thread-safe: Head guards it with its mutex.
 #ifndef LOSSD_SERVER_ENGINE_ACCUMULATION_LEDGER_H_

@@ -195,9 +195,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   };
   void ReadStats(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
                  std::function<void(absl::StatusOr<WindowStats>)> done);
-  // Waits until `marks` are applied, updates the weights, publishes them as a new version and ends the window.
-  // The last step's arguments again answer the same, also while it is under way; others for its generation are
-  // FAILED_PRECONDITION, and any other generation than the window's is ABORTED.
+  // Waits until `marks` are applied, updates the weights, publishes them as a new version and ends the
+  // window. The last step's arguments again answer the same, also while it is under way; others for its
+  // generation are FAILED_PRECONDITION, and any other generation than the window's is ABORTED.
   void ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request,
                  StepCallback done);
 
@@ -427,7 +427,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   const HeadConfig config_;
   std::shared_ptr<DeferredOperands> deferred_operands_;  // guarded by mutex_; null: nothing is deferred
-  std::shared_ptr<Gradient> second_gradient_;             // null without double_buffer; dropped with the lock held
+  std::shared_ptr<Gradient> second_gradient_;  // null without double_buffer; dropped with the lock held
   const HeadEnvironment environment_;
   // Both null once released. Everything posted to the device before that finds them there; everything after
   // is turned away by ended_.

@@ -85,10 +85,10 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, floa
 absl::Status Head::CheckGenerationLocked(uint64_t generation) const {
   if (generation == window_.generation) return absl::OkStatus();
   if (second_gradient_ != nullptr && InNextWindowLocked(generation)) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kGeneration, "generation",
-                     absl::StrCat("generation is ", generation, "; generation ", window_.generation,
-                                  " is frozen by flush ", window_.flush.flush_id,
-                                  " (commit or abort that first)"));
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kGeneration, "generation",
+        absl::StrCat("generation is ", generation, "; generation ", window_.generation,
+                     " is frozen by flush ", window_.flush.flush_id, " (commit or abort that first)"));
   }
   return PositionErrorLocked(
       absl::StatusCode::kAborted, RejectReason::kGeneration, "generation",
@@ -98,24 +98,23 @@ absl::Status Head::CheckGenerationLocked(uint64_t generation) const {
 absl::Status Head::CheckOpenLocked() const {
   if (window_.state == WindowState::kOpen) return absl::OkStatus();
   const bool step = window_.step.has_value();
-  return MakeError(
-      absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "generation",
-      absl::StrCat("generation ", window_.generation,
-                   step                                      ? " is being consumed by a step"
-                   : window_.state == WindowState::kFrozen ? " is frozen by a flush (commit or abort it first)"
-                                                             : " is about to be frozen by a flush"));
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "generation",
+                   absl::StrCat("generation ", window_.generation,
+                                step ? " is being consumed by a step"
+                                : window_.state == WindowState::kFrozen
+                                    ? " is frozen by a flush (commit or abort it first)"
+                                    : " is about to be frozen by a flush"));
 }
 
 void Head::PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::function<void()> task) {
   last_tasks_.push_back(std::move(marks));
-  environment_.scheduler->PostLast(shared_from_this(),
-                                   [self = shared_from_this(), task = std::move(task)] {
-                                     {
-                                       const std::lock_guard lock(self->mutex_);
-                                       self->last_tasks_.pop_front();
-                                     }
-                                     task();
-                                   });
+  environment_.scheduler->PostLast(shared_from_this(), [self = shared_from_this(), task = std::move(task)] {
+    {
+      const std::lock_guard lock(self->mutex_);
+      self->last_tasks_.pop_front();
+    }
+    task();
+  });
 }
 
 // What a call did to the window that the device has yet to do to its gradients.

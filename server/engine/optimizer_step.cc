@@ -34,18 +34,19 @@ absl::Status CheckOverrides(const OptimizerConfig& optimizer, const StepRequest&
   }
   if (request.momentum.has_value()) {
     status.Update(CheckKind(sgd, "momentum", "SGD"));
-    status.Update(
-        Check(AtLeast0(*request.momentum), "momentum", *request.momentum, "finite and at least 0"));
+    status.Update(Check(AtLeast0(*request.momentum), "momentum", *request.momentum, "finite and at least 0"));
     status.Update(Check(optimizer.momentum > 0 || *request.momentum == 0, "momentum", *request.momentum,
                         "0, since the head was created with momentum 0 and has no buffer for it"));
   }
   if (request.beta1.has_value()) {
     status.Update(CheckKind(!sgd, "beta1", "Adam and AdamW"));
-    status.Update(Check(AtLeast0(*request.beta1) && *request.beta1 < 1, "beta1", *request.beta1, "in [0, 1)"));
+    status.Update(
+        Check(AtLeast0(*request.beta1) && *request.beta1 < 1, "beta1", *request.beta1, "in [0, 1)"));
   }
   if (request.beta2.has_value()) {
     status.Update(CheckKind(!sgd, "beta2", "Adam and AdamW"));
-    status.Update(Check(AtLeast0(*request.beta2) && *request.beta2 < 1, "beta2", *request.beta2, "in [0, 1)"));
+    status.Update(
+        Check(AtLeast0(*request.beta2) && *request.beta2 < 1, "beta2", *request.beta2, "in [0, 1)"));
   }
   return status;
 }
@@ -63,8 +64,8 @@ absl::Status CheckStep(const HeadConfig& head, const StepRequest& request) {
                                   head.weight_gradients == WeightGradients::kFrozen ? " (it is frozen)" : "",
                                   "; flush its gradient instead, or create it with one"));
   }
-  absl::Status status = Check(AtLeast0(request.learning_rate), "learning_rate", request.learning_rate,
-                              "finite and at least 0");
+  absl::Status status =
+      Check(AtLeast0(request.learning_rate), "learning_rate", request.learning_rate, "finite and at least 0");
   status.Update(
       Check(std::isfinite(request.gradient_scale), "gradient_scale", request.gradient_scale, "finite"));
   status.Update(CheckOverrides(head.optimizer, request));

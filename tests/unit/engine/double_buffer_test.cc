@@ -23,7 +23,8 @@ HeadConfig WithTwoGradients() {
 
 class DoubleBufferTest : public ::testing::Test, protected EngineFixture {
  protected:
-  explicit DoubleBufferTest(HeadConfig config = WithTwoGradients()) : EngineFixture({}, {}, std::move(config)) {}
+  explicit DoubleBufferTest(HeadConfig config = WithTwoGradients())
+      : EngineFixture({}, {}, std::move(config)) {}
 
   // What is read of a flush: every element is the same.
   float Read(const std::string& flush_id) {
@@ -207,7 +208,8 @@ TEST_F(DoubleBufferTest, ChunksOfTheNextWindowWaitWhileThisOneFreezes) {
   Submit(lane, MakeChunk(1, 1));
   gate.AwaitArrival();
   std::promise<absl::StatusOr<FlushInfo>> begun;
-  head->BeginFlush(1, Marks(), 1, [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
+  head->BeginFlush(1, Marks(), 1,
+                   [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(std::move(flush)); });
   Chunk chunk = MakeChunk(2, 2, 2);
   std::promise<void> resumed;
   EXPECT_EQ(*head->Submit(lane, chunk, [&] { resumed.set_value(); }), Head::Submission::kWait);

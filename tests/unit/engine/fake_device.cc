@@ -190,8 +190,7 @@ class FakeBackend : public HeadBackend {
                                          config_.master_type(), config_.vocab_size, config_.hidden_size}};
     if (config_.bias) tensors.push_back({"bias", kernels::DataType::kFloat32, config_.vocab_size, 1});
     if (!moment_.empty()) {
-      tensors.push_back(
-          {"exp_avg", kernels::DataType::kFloat32, config_.vocab_size, config_.hidden_size});
+      tensors.push_back({"exp_avg", kernels::DataType::kFloat32, config_.vocab_size, config_.hidden_size});
     }
     return tensors;
   }
@@ -225,7 +224,8 @@ class FakeBackend : public HeadBackend {
   std::pair<std::byte*, int64_t> Find(const std::string& tensor) {
     const int64_t columns = config_.hidden_size;
     if (tensor == (config_.master_weights ? "master_weight" : "weight")) {
-      return {reinterpret_cast<std::byte*>(weights_.data()), columns * kernels::SizeOf(config_.master_type())};
+      return {reinterpret_cast<std::byte*>(weights_.data()),
+              columns * kernels::SizeOf(config_.master_type())};
     }
     if (tensor == "bias" && config_.bias) return {reinterpret_cast<std::byte*>(bias_.data()), 4};
     if (tensor == "exp_avg" && !moment_.empty()) {

@@ -43,7 +43,8 @@ TEST(OptimizerStepTest, LimitsAreThoseOfTorch) {
 }
 
 TEST(OptimizerStepTest, ArgumentsOfAnotherOptimizerAreMistakes) {
-  ExpectInvalid(HeadWith(OptimizerKind::kAdamW), {.momentum = 0.9}, "momentum is set; it is an argument of SGD");
+  ExpectInvalid(HeadWith(OptimizerKind::kAdamW), {.momentum = 0.9},
+                "momentum is set; it is an argument of SGD");
   ExpectInvalid(HeadWith(OptimizerKind::kSgd), {.beta1 = 0.9}, "beta1 is set");
   ExpectInvalid(HeadWith(OptimizerKind::kSgd), {.beta2 = 0.9}, "beta2 is set");
   ExpectInvalid(HeadWith(OptimizerKind::kSgd), {.momentum = 0.9}, "has no buffer for it");

@@ -1,5 +1,5 @@
-// Steps of the optimizer without gRPC: what they wait for, what they answer when they are asked for again, and
-// that they happen once or not at all. The device, and its arithmetic, is the fake's.
+// Steps of the optimizer without gRPC: what they wait for, what they answer when they are asked for again,
+// and that they happen once or not at all. The device, and its arithmetic, is the fake's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
