@@ -411,6 +411,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                             absl::FunctionRef<void(std::span<const float> rows)> add);
   // Fills in the summaries of `flush`.
   absl::Status Summarize(const ScaledGradient& gradient, FlushInfo* flush);
+  absl::Status SummarizeHere(const ScaledGradient& gradient, GradientSummary* summary);
+  absl::Status SummarizeOnDevice(const ScaledGradient& gradient, GradientSummary* summary);
   void EndStreams();
 
   // Checkpoints: head_checkpoint.cc.

@@ -206,18 +206,37 @@ absl::Status Head::ForEachPiece(const ScaledGradient& gradient,
 }
 
 absl::Status Head::Summarize(const ScaledGradient& gradient, FlushInfo* flush) {
-  GradientSummarizer summarizer;
-  const auto add = [&summarizer](std::span<const float> rows) { summarizer.Add(rows); };
-  if (absl::Status status = ForEachPiece(gradient, add); !status.ok()) return status;
-  flush->summary = summarizer.Finish();
-  if (!config_.bias) return absl::OkStatus();
+  // What is summed of several gradients is nowhere on the device.
+  const bool summed_here = !DeterministicInOrder().empty();
+  absl::Status status = summed_here ? SummarizeHere(gradient, &flush->summary)
+                                    : SummarizeOnDevice(gradient, &flush->summary);
+  if (!status.ok() || !config_.bias) return status;
   std::vector<float> bias(static_cast<size_t>(config_.vocab_size));
-  if (absl::Status status = ReadScaledBias(gradient, 0, config_.vocab_size, bias.data()); !status.ok()) {
-    return status;
-  }
+  status = ReadScaledBias(gradient, 0, config_.vocab_size, bias.data());
+  if (!status.ok()) return status;
   GradientSummarizer of_bias;
   of_bias.Add(bias);
   flush->bias_summary = of_bias.Finish();
+  if (!summed_here) flush->summary.non_finite -= flush->bias_summary->non_finite;
+  return absl::OkStatus();
+}
+
+absl::Status Head::SummarizeHere(const ScaledGradient& gradient, GradientSummary* summary) {
+  GradientSummarizer summarizer;
+  const auto add = [&summarizer](std::span<const float> rows) { summarizer.Add(rows); };
+  if (absl::Status status = ForEachPiece(gradient, add); !status.ok()) return status;
+  *summary = summarizer.Finish();
+  return absl::OkStatus();
+}
+
+// Only the checksum needs every byte in the host's memory. Counts what of the bias is not finite as well.
+absl::Status Head::SummarizeOnDevice(const ScaledGradient& gradient, GradientSummary* summary) {
+  const absl::StatusOr<GradientStats> stats = backend_->Summarize(gradient.of, gradient.scale);
+  if (!stats.ok()) return stats.status();
+  GradientChecksum checksum;
+  const auto add = [&checksum](std::span<const float> rows) { checksum.Add(rows); };
+  if (absl::Status status = ForEachPiece(gradient, add); !status.ok()) return status;
+  *summary = {stats->norm, checksum.Value(), stats->non_finite};
   return absl::OkStatus();
 }
 
