@@ -208,8 +208,8 @@ absl::Status Head::ForEachPiece(const ScaledGradient& gradient,
 absl::Status Head::Summarize(const ScaledGradient& gradient, FlushInfo* flush) {
   // What is summed of several gradients is nowhere on the device.
   const bool summed_here = !DeterministicInOrder().empty();
-  absl::Status status = summed_here ? SummarizeHere(gradient, &flush->summary)
-                                    : SummarizeOnDevice(gradient, &flush->summary);
+  absl::Status status =
+      summed_here ? SummarizeHere(gradient, &flush->summary) : SummarizeOnDevice(gradient, &flush->summary);
   if (!status.ok() || !config_.bias) return status;
   std::vector<float> bias(static_cast<size_t>(config_.vocab_size));
   status = ReadScaledBias(gradient, 0, config_.vocab_size, bias.data());
