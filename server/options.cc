@@ -89,11 +89,11 @@ ABSL_FLAG(std::string, port_file, "",
           "write the ports as JSON {\"grpc\": N, \"metrics\": N} to this file once serving");
 ABSL_FLAG(std::string, log_format, "text", "text or json; one line an event, on standard error");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
-ABSL_FLAG(
-    std::string, config, "",
-    "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
-    "\"weight_dtype\", \"logit_scale\", \"softcap\", \"frozen\"}] to create at start; the command line wins "
-    "over it");
+ABSL_FLAG(std::string, config, "",
+          "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
+          "\"weight_dtype\", \"logit_scale\", \"softcap\", \"frozen\", \"bias\", \"optimizer\", "
+          "\"master_weights\", \"double_buffer\", \"deferred_bytes\"}] to create at start; the command line "
+          "wins over it");
 
 namespace lossd {
 namespace {

@@ -10,6 +10,7 @@
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/grpc_status.h"
 #include "client/src/tls.h"
+#include "client/src/traffic_counter.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -68,6 +69,7 @@ class GrpcConnection final : public Connection {
         status_(v1::StatusService::NewStub(channel_)) {}
 
   const ClientOptions& options() const override { return options_; }
+  Traffic traffic() const override { return traffic_->Total(); }
 
   absl::StatusOr<v1::Head> CreateHead(const v1::CreateHeadRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CreateHead, request);
@@ -123,6 +125,12 @@ class GrpcConnection final : public Connection {
     if (!status.ok()) return FromGrpcStatus(status);
     return response;
   }
+  absl::StatusOr<v1::GradientStatsResponse> GradientStats(const v1::GradientStatsRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::GradientStats, request);
+  }
+  absl::StatusOr<v1::ApplyStepResponse> ApplyStep(const v1::ApplyStepRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::ApplyStep, request);
+  }
   absl::StatusOr<v1::CreateRegionResponse> CreateRegion(const v1::CreateRegionRequest& request) override {
     return Call(*region_, &v1::RegionService::Stub::CreateRegion, request);
   }
@@ -138,10 +146,12 @@ class GrpcConnection final : public Connection {
 
   absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) override {
     grpc::ClientContext context;
+    traffic_->NoteSent(request.ByteSizeLong());
     auto reader = gradient_->ReadGradient(&context, request);
     v1::ReadGradientResponse response;
     absl::Status sunk;
     while (sunk.ok() && reader->Read(&response)) {
+      traffic_->NoteReceived(response.ByteSizeLong());
       sunk = sink({.first_row = response.first_row(),
                    .rows = response.rows(),
                    .dtype = response.dtype(),
@@ -154,10 +164,12 @@ class GrpcConnection final : public Connection {
 
   absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) override {
     grpc::ClientContext context;
+    traffic_->NoteSent(request.ByteSizeLong());
     auto reader = head_->ReadWeights(&context, request);
     v1::ReadWeightsResponse response;
     absl::Status sunk;
     while (sunk.ok() && reader->Read(&response)) {
+      traffic_->NoteReceived(response.ByteSizeLong());
       sunk = sink({.first_row = response.first_row(),
                    .rows = response.rows(),
                    .dtype = response.dtype(),
@@ -173,10 +185,10 @@ class GrpcConnection final : public Connection {
     v1::WriteWeightsResponse response;
     auto writer = head_->WriteWeights(&context, &response);
     v1::WriteWeightsRequest request;
-    while (source(&request) && writer->Write(request)) {
-    }
+    while (source(&request) && writer->Write(request)) traffic_->NoteSent(request.ByteSizeLong());
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
+    traffic_->NoteReceived(response.ByteSizeLong());
     if (!status.ok()) return FromGrpcStatus(status);
     return response.rows_received();
   }
@@ -188,7 +200,8 @@ class GrpcConnection final : public Connection {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
                      1);                           // otherwise all streams share one TCP connection
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
-    return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments));
+    return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments),
+                                               traffic_);
   }
 
  private:
@@ -219,7 +232,9 @@ class GrpcConnection final : public Connection {
       grpc::ClientContext context;
       context.set_deadline(std::chrono::system_clock::now() + call.timeout);
       Response response;
+      traffic_->NoteSent(request.ByteSizeLong());
       absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
+      traffic_->NoteReceived(response.ByteSizeLong());
       if (!absl::IsUnavailable(status)) connected_ = true;
       if (status.ok()) return response;
       if (repeated && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
@@ -254,6 +269,7 @@ class GrpcConnection final : public Connection {
   const std::string target_;
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const std::shared_ptr<TrafficCounter> traffic_ = std::make_shared<TrafficCounter>();
   std::atomic<bool> connected_ = false;  // a server has answered
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::HeadService::Stub> head_;
