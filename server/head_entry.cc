@@ -17,8 +17,9 @@ using engine::HeadConfig;
 using kernels::DataType;
 using nlohmann::json;
 
-constexpr std::array kKeys = {"name",        "vocab_size", "hidden_size", "weight_dtype",
-                              "logit_scale", "softcap",    "frozen"};
+constexpr std::array kKeys = {
+    "name",    "vocab_size", "hidden_size", "weight_dtype",   "logit_scale",
+    "softcap", "frozen",     "weights",     "weights_tensor", "weights_bias_tensor"};
 
 // The library would make an integer of 2.5 and of true, and a number of true.
 absl::Status Invalid(const json& entry, const char* key, const char* what_it_must_be) {
@@ -43,6 +44,27 @@ absl::Status ReadFrozen(const json& entry, HeadConfig* head) {
   if (!entry.contains("frozen")) return absl::OkStatus();
   if (!entry.at("frozen").is_boolean()) return Invalid(entry, "frozen", "true or false");
   if (entry.at("frozen").get<bool>()) head->weight_gradients = engine::WeightGradients::kFrozen;
+  return absl::OkStatus();
+}
+
+absl::Status ReadText(const json& entry, const char* key, std::string* text) {
+  if (!entry.contains(key)) return absl::OkStatus();
+  if (!entry.at(key).is_string()) return Invalid(entry, key, "text");
+  *text = entry.at(key).get<std::string>();
+  return absl::OkStatus();
+}
+
+absl::Status ReadWeights(const json& entry, HeadEntry* head) {
+  absl::Status status = ReadText(entry, "weights", &head->weights);
+  status.Update(ReadText(entry, "weights_tensor", &head->weights_tensor));
+  status.Update(ReadText(entry, "weights_bias_tensor", &head->weights_bias_tensor));
+  if (!status.ok() || !head->weights.empty()) return status;
+  for (const char* key : {"weights", "weights_tensor", "weights_bias_tensor"}) {
+    if (entry.contains(key)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--config: a head has '", key, "' and no file; 'weights' names one below --weights_dir"));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -81,15 +103,17 @@ absl::Status Read(const json& entry, HeadConfig* head) {
 
 }  // namespace
 
-absl::StatusOr<HeadConfig> ReadHeadEntry(const json& entry) {
-  HeadConfig head;
+absl::StatusOr<HeadEntry> ReadHeadEntry(const json& entry) {
+  HeadEntry head;
   try {
-    if (absl::Status status = Read(entry, &head); !status.ok()) return status;
+    absl::Status status = Read(entry, &head.config);
+    status.Update(ReadWeights(entry, &head));
+    if (!status.ok()) return status;
   } catch (const json::exception& error) {
     return absl::InvalidArgumentError(
         absl::StrCat("--config: a head needs name, vocab_size and hidden_size: ", error.what()));
   }
-  if (absl::Status status = engine::Validate(head); !status.ok()) return status;
+  if (absl::Status status = engine::Validate(head.config); !status.ok()) return status;
   return head;
 }
 

@@ -52,6 +52,8 @@ grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_b
 // A repeated call that finds its work already done by an attempt whose answer was lost.
 enum class RepeatedNotFound { kIsError, kIsDone };
 
+enum class Deadline { kOfCalls, kNone };
+
 class GrpcConnection final : public Connection {
  public:
   GrpcConnection(std::string target, ClientOptions options,
@@ -85,6 +87,10 @@ class GrpcConnection final : public Connection {
   }
   absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CommitWrite, request);
+  }
+  absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::LoadWeights, request, RepeatedNotFound::kIsError,
+                WhenFull::kReturn, Deadline::kNone);
   }
   absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                       WhenFull when_full) override {
@@ -176,12 +182,15 @@ class GrpcConnection final : public Connection {
                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                 const Request& request,
                                 RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError,
-                                WhenFull when_full = WhenFull::kWait) {
+                                WhenFull when_full = WhenFull::kWait,
+                                Deadline deadline = Deadline::kOfCalls) {
     Backoff backoff(options_.reconnect_timeout);
     const auto begin = std::chrono::steady_clock::now();
     for (bool repeated = false;; repeated = true) {
       grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
+      if (deadline == Deadline::kOfCalls) {
+        context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
+      }
       Response response;
       absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
       if (!absl::IsUnavailable(status)) connected_ = true;

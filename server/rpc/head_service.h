@@ -2,8 +2,13 @@
 #ifndef LOSSD_SERVER_RPC_HEAD_SERVICE_H_
 #define LOSSD_SERVER_RPC_HEAD_SERVICE_H_
 
+#include <string>
+#include <utility>
+
 #include "lossd/v1/head.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/weight_loader.h"
+#include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
 
@@ -13,9 +18,13 @@ class HeadService final
               v1::HeadService::WithCallbackMethod_DeleteHead<v1::HeadService::WithCallbackMethod_ListHeads<
                   v1::HeadService::WithCallbackMethod_GetHead<v1::HeadService::WithCallbackMethod_BeginWrite<
                       v1::HeadService::WithCallbackMethod_CommitWrite<
-                          v1::HeadService::WithCallbackMethod_ReadWeights<v1::HeadService::Service>>>>>>>> {
+                          v1::HeadService::WithCallbackMethod_ReadWeights<
+                              v1::HeadService::WithCallbackMethod_LoadWeights<
+                                  v1::HeadService::Service>>>>>>>>> {
  public:
-  explicit HeadService(engine::Engine* engine) : engine_(engine) {}
+  // `weights_dir`: WeightLoader's folder.
+  HeadService(engine::Engine* engine, std::string weights_dir)
+      : engine_(engine), loader_(engine, std::move(weights_dir)) {}
 
   grpc::ServerUnaryReactor* CreateHead(grpc::CallbackServerContext* context,
                                        const v1::CreateHeadRequest* request, v1::Head* response) override;
@@ -37,9 +46,16 @@ class HeadService final
                                         v1::CommitWriteResponse* response) override;
   grpc::ServerWriteReactor<v1::ReadWeightsResponse>* ReadWeights(
       grpc::CallbackServerContext* context, const v1::ReadWeightsRequest* request) override;
+  grpc::ServerUnaryReactor* LoadWeights(grpc::CallbackServerContext* context,
+                                        const v1::LoadWeightsRequest* request,
+                                        v1::LoadWeightsResponse* response) override;
 
  private:
+  static constexpr int kLoadingThreads = 2;
+
   engine::Engine* const engine_;
+  const WeightLoader loader_;
+  WorkerPool loads_{kLoadingThreads};  // which read files
 };
 
 }  // namespace lossd::rpc

@@ -25,6 +25,7 @@ struct ServerOptions {
   std::string listen = "127.0.0.1:50051";
   TlsFiles tls = {};                   // of host:port; a socket file is guarded by its permissions
   std::string region_socket_dir = {};  // RegionSocket's, if the engine has regions
+  std::string weights_dir = {};        // WeightLoader's folder
 };
 
 class Server {
@@ -48,7 +49,7 @@ class Server {
   void Drain(absl::Duration timeout);
 
  private:
-  explicit Server(engine::Engine* engine);
+  Server(engine::Engine* engine, const ServerOptions& options);
   absl::Status Listen(const ServerOptions& options, grpc::ServerBuilder& builder);
 
   engine::Engine* const engine_;

@@ -26,6 +26,8 @@
 #include "absl/status/statusor.h"
 #include "lossd/loss.h"
 #include "lossd/optimizer.h"
+#include "lossd/region.h"
+#include "lossd/weights.h"
 
 namespace lossd {
 
@@ -110,6 +112,7 @@ struct HeadInfo {
   int64_t open_sessions = 0;
   std::vector<MemoryItem> memory;
   int64_t optimizer_steps = 0;
+  int64_t staged_rows = 0;  // that have arrived of a weight write which is not committed yet
 };
 
 struct ServerStatus {
@@ -136,10 +139,11 @@ struct ServerMemory {
   };
   std::vector<Head> heads;
   std::vector<MemoryItem> shared;
+  // As the device tells, whoever uses it; 0 if it does not.
+  int64_t device_total_bytes = 0;
+  int64_t device_free_bytes = 0;
+  int64_t head_quota_bytes = 0;  // what one head may reserve with all its sessions; 0: no quota
 };
-
-// Called now and then during a transfer, from the thread that made the call, with 0 <= done <= total bytes.
-using Progress = std::function<void(int64_t done, int64_t total)>;
 
 // --- Sessions
 // -----------------------------------------------------------------------------------------------------------
@@ -350,7 +354,7 @@ class Head {
   absl::StatusOr<HeadInfo> Info() const;
 
   // Stages all V rows and publishes them as one new weight version, which is returned. `weights` is [V, H] of
-  // `type`; it is rounded to the head's dtype before it is sent.
+  // `type`; it is rounded to the head's dtype before it is sent, unless the server keeps an fp32 master.
   absl::StatusOr<uint64_t> WriteWeights(DataType type, const void* weights,
                                         const Progress& progress = {}) const;
   // Reads all rows, of one version, as `type` into `weights` [V, H].
@@ -361,6 +365,14 @@ class Head {
                                         const Progress& progress = {}) const;
   absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, std::span<float> bias,
                                        const Progress& progress = {}) const;
+
+  // A version written by several processes, each its own rows, and rows read back the same way: of one
+  // version, which is returned, into `weights` [rows, H] of `type`.
+  absl::StatusOr<WeightWrite> BeginWrite(const WeightWriteOptions& options) const;
+  absl::StatusOr<uint64_t> ReadRows(int64_t first_row, int64_t rows, DataType type, void* weights,
+                                    const ReadRowsOptions& options = {}) const;
+  // The server reads the weights from a safetensors file of its own (--weights_dir) and publishes them.
+  absl::StatusOr<LoadedWeights> LoadWeights(const LoadWeightsOptions& options) const;
 
   // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.
@@ -386,47 +398,6 @@ class Head {
   class Impl;
   explicit Head(std::shared_ptr<const Impl> impl);
   std::shared_ptr<const Impl> impl_;
-};
-
-// --- Regions
-// ------------------------------------------------------------------------------------------------------------
-
-enum class RegionKind {
-  kSystem,  // host memory
-  kDevice,  // memory of the server's GPU; needs the CUDA driver in this process, and the same GPU
-};
-
-// Memory that this process and a server on the same host share, so that hidden states and dX need not travel.
-// Session::Compute finds out by itself which of a batch's tensors lie in a region of its client; they must
-// begin at a multiple of 16 bytes (in system memory they are sent otherwise) and must not overlap.
-//
-// Alive during every Compute that uses it. The memory is the server's too while Compute runs: leave hidden
-// states alone, and read dX when it has returned. After an error that ends the session, chunks that the
-// server had begun may still read and write; they are done when the marks of a new session with the same
-// client_key say applied == accepted. A region outlives lost connections, but not its server: after a restart
-// Compute says FAILED_PRECONDITION. A forked child keeps the region at the server for as long as it lives,
-// too.
-class Region {
- public:
-  ~Region();  // the server frees the memory once no chunk uses it
-  Region(Region&&) noexcept;
-  Region& operator=(Region&&) noexcept;
-
-  // Aligned to a page; of kDevice an address in device memory, where the CUDA runtime knows it too.
-  void* data() const;
-  int64_t size() const;  // at least what was asked for
-  RegionKind kind() const;
-
-  // For programs that have no CUDA of their own; blocking. INVALID_ARGUMENT if the bytes are not in the
-  // region.
-  absl::Status CopyIn(int64_t offset, const void* host, int64_t bytes) const;
-  absl::Status CopyOut(int64_t offset, void* host, int64_t bytes) const;
-
- private:
-  friend class Client;
-  class Impl;
-  explicit Region(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
 };
 
 // --- Client

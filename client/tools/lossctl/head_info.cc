@@ -56,6 +56,7 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"bias", head.config.bias},
           {"class_weights", head.config.has_class_weights},
           {"weight_version", head.weight_version},
+          {"staged_rows", head.staged_rows},
           {"generation", head.generation},
           {"window_state", WindowName(head.window_state)},
           {"window_tokens", head.window_tokens},
