@@ -10,10 +10,15 @@
 namespace lossd::engine {
 namespace {
 
-int64_t TotalBytes(const std::map<std::string, int64_t>& account) {
-  int64_t total = 0;
-  for (const auto& [purpose, bytes] : account) total += bytes;
-  return total;
+void Add(const MemoryItem& item, MemoryPlan* plan) {
+  const auto same = std::find_if(plan->begin(), plan->end(), [&](const MemoryItem& candidate) {
+    return candidate.purpose == item.purpose;
+  });
+  if (same == plan->end()) {
+    plan->push_back(item);
+  } else {
+    same->bytes += item.bytes;
+  }
 }
 
 void AppendRow(absl::string_view name, int64_t bytes, std::string* table) {
@@ -30,16 +35,7 @@ int64_t TotalBytes(const MemoryPlan& plan) {
 
 MemoryPlan MergedByPurpose(const MemoryPlan& plan) {
   MemoryPlan merged;
-  for (const MemoryItem& item : plan) {
-    const auto same = std::find_if(merged.begin(), merged.end(), [&](const MemoryItem& candidate) {
-      return candidate.purpose == item.purpose;
-    });
-    if (same == merged.end()) {
-      merged.push_back(item);
-    } else {
-      same->bytes += item.bytes;
-    }
-  }
+  for (const MemoryItem& item : plan) Add(item, &merged);
   return merged;
 }
 
@@ -73,7 +69,7 @@ absl::StatusOr<std::unique_ptr<MemoryReservation>> MemoryBudget::Reserve(const s
     const std::lock_guard lock(mutex_);
     if (absl::Status status = CheckLocked(head, what, plan); !status.ok()) return status;
     reserved_ += TotalBytes(plan);
-    for (const MemoryItem& item : plan) accounts_[head][item.purpose] += item.bytes;
+    for (const MemoryItem& item : plan) Add(item, &accounts_[head]);
   }
   return std::make_unique<MemoryReservation>(shared_from_this(), head, std::move(plan));
 }
@@ -87,8 +83,7 @@ MemoryUsage MemoryBudget::Usage() const {
   const std::lock_guard lock(mutex_);
   MemoryUsage usage{.reserved = reserved_, .heads = {}, .shared = {}};
   for (const auto& [head, account] : accounts_) {
-    MemoryPlan& plan = head.empty() ? usage.shared : usage.heads[head];
-    for (const auto& [purpose, bytes] : account) plan.push_back({purpose, bytes});
+    (head.empty() ? usage.shared : usage.heads[head]) = account;
   }
   return usage;
 }
@@ -98,10 +93,8 @@ void MemoryBudget::Release(const std::string& head, const MemoryPlan& plan) {
   reserved_ -= TotalBytes(plan);
   const auto account = accounts_.find(head);
   if (account == accounts_.end()) return;  // of a plan without items
-  for (const MemoryItem& item : plan) {
-    const auto entry = account->second.find(item.purpose);
-    if (entry != account->second.end() && (entry->second -= item.bytes) == 0) account->second.erase(entry);
-  }
+  for (const MemoryItem& item : plan) Add({item.purpose, -item.bytes}, &account->second);
+  std::erase_if(account->second, [](const MemoryItem& item) { return item.bytes == 0; });
   if (account->second.empty()) accounts_.erase(account);
 }
 

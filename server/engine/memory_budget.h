@@ -54,7 +54,6 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
 
  private:
   friend class MemoryReservation;
-  using Account = std::map<std::string, int64_t>;  // bytes by purpose
   void Release(const std::string& head, const MemoryPlan& plan);
   // Not OK if `plan` does not fit.
   absl::Status CheckLocked(const std::string& head, absl::string_view what, const MemoryPlan& plan) const;
@@ -63,7 +62,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   const int64_t head_quota_;
   mutable std::mutex mutex_;
   int64_t reserved_ = 0;
-  std::map<std::string, Account> accounts_;  // by head; "": shared
+  std::map<std::string, MemoryPlan> accounts_;  // by head; "": shared; each purpose once
 };
 
 // Gives its bytes back when destroyed.

@@ -75,8 +75,8 @@ TEST(MemoryBudget, UsageIsByHeadAndPurposeAndAddsUp) {
   EXPECT_EQ(usage.reserved, 80);
   ASSERT_EQ(usage.heads.size(), 1U);
   EXPECT_THAT(usage.heads["a"],
-              ElementsAre(MemoryItem{"gradient", 50}, MemoryItem{"tiles", 5}, MemoryItem{"weights", 10}));
-  EXPECT_THAT(usage.shared, ElementsAre(MemoryItem{"regions", 8}, MemoryItem{"workspace", 7}));
+              ElementsAre(MemoryItem{"weights", 10}, MemoryItem{"gradient", 50}, MemoryItem{"tiles", 5}));
+  EXPECT_THAT(usage.shared, ElementsAre(MemoryItem{"workspace", 7}, MemoryItem{"regions", 8}));
   head->reset();
   usage = budget->Usage();
   EXPECT_EQ(usage.reserved, 50);
