@@ -93,4 +93,6 @@ absl::StatusOr<ServerMemory> Client::Memory() {
   return internal::FromProto(*response);
 }
 
+Traffic Client::TrafficSoFar() const { return impl_->connection->traffic(); }
+
 }  // namespace lossd

@@ -42,6 +42,7 @@ class Connection {
  public:
   virtual ~Connection() = default;
   virtual const ClientOptions& options() const = 0;
+  virtual Traffic traffic() const = 0;
 
   // Unary calls. All are safe to repeat, and are repeated with growing pauses while the server is UNAVAILABLE
   // or asks for patience, up to options().reconnect_timeout. Each attempt has options().call_timeout.
@@ -59,6 +60,9 @@ class Connection {
   virtual absl::StatusOr<v1::BeginFlushResponse> BeginFlush(const v1::BeginFlushRequest& request) = 0;
   virtual absl::StatusOr<v1::CommitFlushResponse> CommitFlush(const v1::CommitFlushRequest& request) = 0;
   virtual absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) = 0;
+  virtual absl::StatusOr<v1::GradientStatsResponse> GradientStats(
+      const v1::GradientStatsRequest& request) = 0;
+  virtual absl::StatusOr<v1::ApplyStepResponse> ApplyStep(const v1::ApplyStepRequest& request) = 0;
   virtual absl::StatusOr<v1::CreateRegionResponse> CreateRegion(const v1::CreateRegionRequest& request) = 0;
   virtual absl::StatusOr<v1::DeleteRegionResponse> DeleteRegion(const v1::DeleteRegionRequest& request) = 0;
   virtual absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request) = 0;

@@ -205,6 +205,37 @@ ServerMemory FromProto(const v1::GetMemoryResponse& response) {
   return memory;
 }
 
+v1::ApplyStepRequest ToProto(const StepOptions& options) {
+  v1::ApplyStepRequest request;
+  request.set_learning_rate(options.learning_rate);
+  if (options.gradient_scale != 1) request.set_gradient_scale(options.gradient_scale);
+  request.set_skip_non_finite(options.skip_non_finite);
+  if (options.weight_decay.has_value()) request.set_weight_decay(*options.weight_decay);
+  if (options.momentum.has_value()) request.set_momentum(*options.momentum);
+  if (options.beta1.has_value()) request.set_beta1(*options.beta1);
+  if (options.beta2.has_value()) request.set_beta2(*options.beta2);
+  return request;
+}
+
+StepResult FromProto(const v1::ApplyStepResponse& response) {
+  return {.generation = response.generation(),
+          .weight_version = response.weight_version(),
+          .step = response.step(),
+          .skipped = response.skipped(),
+          .norm = response.norm(),
+          .bias_norm = response.bias_norm(),
+          .non_finite = response.non_finite(),
+          .window_tokens = response.window_tokens()};
+}
+
+GradientStats FromProto(const v1::GradientStatsResponse& response) {
+  return {.norm = response.norm(),
+          .bias_norm = response.bias_norm(),
+          .largest = response.largest(),
+          .non_finite = response.non_finite(),
+          .window_tokens = response.window_tokens()};
+}
+
 v1::SessionMarks ToProto(const SessionMarks& marks) {
   v1::SessionMarks result;
   result.set_session_id(marks.session_id);

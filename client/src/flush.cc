@@ -13,6 +13,7 @@
 #include "client/src/head_impl.h"
 #include "client/src/row_transfer.h"
 #include "client/src/safetensors_type.h"
+#include "client/src/window_call.h"
 #include "lossd/client.h"
 #include "proto/safetensors/safetensors.h"
 
@@ -36,35 +37,26 @@ absl::Status CheckSum(absl::string_view what, const internal::Checksum& arrived,
 // One flush of one head, from BeginFlush to its end.
 class FlushRun {
  public:
-  FlushRun(internal::HeadContext& head, const FlushOptions& options) : head_(head), options_(options) {}
+  FlushRun(internal::HeadContext& head, const FlushOptions& options)
+      : head_(head), options_(options), window_(head) {}
 
   absl::Status Begin(std::span<const SessionMarks> marks) {
-    // A server that was restarted since answers with heads, sessions or generations that are not ours.
-    incarnation_ = head_.incarnation();
-    if (incarnation_.empty()) {
-      const auto server = head_.connection().GetStatus({});
-      if (!server.ok()) return server.status();
-      incarnation_ = server->incarnation();
-    }
-    v1::GetHeadRequest get;
-    get.set_name(head_.config().name);
-    const auto head = head_.connection().GetHead(get);
-    if (!head.ok()) return Explain(head.status());
-    generation_ = head->generation();
-
+    if (absl::Status begun = window_.Begin(); !begun.ok()) return begun;
     v1::BeginFlushRequest request;
     request.set_head(head_.config().name);
-    request.set_generation(generation_);
+    request.set_generation(window_.generation());
     if (options_.gradient_scale != 1) request.set_gradient_scale(options_.gradient_scale);
     for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
     auto begun = head_.connection().BeginFlush(request);
-    if (!begun.ok()) return Explain(begun.status());
+    if (!begun.ok()) return window_.Explain(begun.status());
     frozen_ = *std::move(begun);
     if (frozen_.rows() != head_.config().vocab_size || frozen_.columns() != head_.config().hidden_size) {
       return absl::InternalError(absl::StrCat("the server froze a gradient of ", frozen_.rows(), "x",
                                               frozen_.columns(), "; the head is ", head_.config().vocab_size,
                                               "x", head_.config().hidden_size));
     }
+    head_.NoteFrozen(window_.generation() + 1);
+    if (options_.on_frozen) options_.on_frozen();
     return absl::OkStatus();
   }
 
@@ -96,7 +88,7 @@ class FlushRun {
         .progress = options_.progress,
     };
     if (absl::Status status = internal::ReadRows(head_.options(), transfer); !status.ok()) {
-      return Explain(status);
+      return window_.Explain(status);
     }
     if (options_.dtype == DataType::kFloat32) {
       if (absl::Status same = CheckSum("the gradient", checksum, frozen_.checksum()); !same.ok()) return same;
@@ -114,7 +106,7 @@ class FlushRun {
       head_.NoteCommit(committed->generation());
       return absl::OkStatus();
     }
-    return internal::Annotate(Explain(committed.status()),
+    return internal::Annotate(window_.Explain(committed.status()),
                               absl::StrCat("the gradient was read whole, but the commit of flush ",
                                            frozen_.flush_id(), " is not confirmed; repeat CommitFlush"));
   }
@@ -126,7 +118,10 @@ class FlushRun {
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
     const auto aborted = head_.connection().AbortFlush(request);
-    if (aborted.ok()) return reason;
+    if (aborted.ok()) {
+      head_.NoteReopened();
+      return reason;
+    }
     return internal::Annotate(
         reason, absl::StrCat("flush ", frozen_.flush_id(), " failed and the window stays frozen (",
                              aborted.status().message(), ")"));
@@ -134,7 +129,7 @@ class FlushRun {
 
   FlushResult Result() const {
     return {.flush_id = frozen_.flush_id(),
-            .generation = generation_,
+            .generation = window_.generation(),
             .rows = frozen_.rows(),
             .columns = frozen_.columns(),
             .norm = frozen_.norm(),
@@ -147,7 +142,7 @@ class FlushRun {
     std::map<std::string, std::string> metadata{
         {"format", "lossd"},
         {"head", head_.config().name},
-        {"generation", absl::StrCat(generation_)},
+        {"generation", absl::StrCat(window_.generation())},
         {"norm", absl::StrCat(frozen_.norm())},
         {"window_tokens", absl::StrCat(frozen_.window_tokens())},
         {"non_finite", absl::StrCat(frozen_.non_finite())},
@@ -161,21 +156,9 @@ class FlushRun {
   }
 
  private:
-  // The status as it is, or "window lost" if its cause is that the server was restarted.
-  absl::Status Explain(const absl::Status& status) const {
-    if (!absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsFailedPrecondition(status)) {
-      return status;
-    }
-    const auto server = head_.connection().GetStatus({});
-    if (!server.ok() || server->incarnation() == incarnation_) return status;
-    return internal::WindowLostError(head_.config().name, generation_,
-                                     "the server was restarted before the flush");
-  }
-
   internal::HeadContext& head_;
   const FlushOptions& options_;
-  std::string incarnation_;
-  uint64_t generation_ = 0;
+  internal::WindowCall window_;
   v1::BeginFlushResponse frozen_;
 };
 
@@ -246,7 +229,9 @@ absl::Status Head::AbortFlush(const std::string& flush_id) const {
   v1::AbortFlushRequest request;
   request.set_head(config().name);
   request.set_flush_id(flush_id);
-  return impl_->context->connection().AbortFlush(request).status();
+  const auto aborted = impl_->context->connection().AbortFlush(request);
+  if (aborted.ok()) impl_->context->NoteReopened();
+  return aborted.status();
 }
 
 }  // namespace lossd

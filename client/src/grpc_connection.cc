@@ -10,6 +10,7 @@
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/grpc_status.h"
 #include "client/src/tls.h"
+#include "client/src/traffic_counter.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -69,6 +70,7 @@ class GrpcConnection final : public Connection {
         status_(v1::StatusService::NewStub(channel_)) {}
 
   const ClientOptions& options() const override { return options_; }
+  Traffic traffic() const override { return traffic_->Total(); }
 
   absl::StatusOr<v1::Head> CreateHead(const v1::CreateHeadRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CreateHead, request);
@@ -108,6 +110,12 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) override {
     return Call(*gradient_, &v1::GradientService::Stub::AbortFlush, request);
   }
+  absl::StatusOr<v1::GradientStatsResponse> GradientStats(const v1::GradientStatsRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::GradientStats, request);
+  }
+  absl::StatusOr<v1::ApplyStepResponse> ApplyStep(const v1::ApplyStepRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::ApplyStep, request);
+  }
   absl::StatusOr<v1::CreateRegionResponse> CreateRegion(const v1::CreateRegionRequest& request) override {
     return Call(*region_, &v1::RegionService::Stub::CreateRegion, request);
   }
@@ -123,10 +131,12 @@ class GrpcConnection final : public Connection {
 
   absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) override {
     grpc::ClientContext context;
+    traffic_->NoteSent(request.ByteSizeLong());
     auto reader = gradient_->ReadGradient(&context, request);
     v1::ReadGradientResponse response;
     absl::Status sunk;
     while (sunk.ok() && reader->Read(&response)) {
+      traffic_->NoteReceived(response.ByteSizeLong());
       sunk = sink({.first_row = response.first_row(),
                    .rows = response.rows(),
                    .dtype = response.dtype(),
@@ -139,10 +149,12 @@ class GrpcConnection final : public Connection {
 
   absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) override {
     grpc::ClientContext context;
+    traffic_->NoteSent(request.ByteSizeLong());
     auto reader = head_->ReadWeights(&context, request);
     v1::ReadWeightsResponse response;
     absl::Status sunk;
     while (sunk.ok() && reader->Read(&response)) {
+      traffic_->NoteReceived(response.ByteSizeLong());
       sunk = sink({.first_row = response.first_row(),
                    .rows = response.rows(),
                    .dtype = response.dtype(),
@@ -158,10 +170,10 @@ class GrpcConnection final : public Connection {
     v1::WriteWeightsResponse response;
     auto writer = head_->WriteWeights(&context, &response);
     v1::WriteWeightsRequest request;
-    while (source(&request) && writer->Write(request)) {
-    }
+    while (source(&request) && writer->Write(request)) traffic_->NoteSent(request.ByteSizeLong());
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
+    traffic_->NoteReceived(response.ByteSizeLong());
     if (!status.ok()) return FromGrpcStatus(status);
     return response.rows_received();
   }
@@ -173,7 +185,8 @@ class GrpcConnection final : public Connection {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
                      1);                           // otherwise all streams share one TCP connection
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
-    return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments));
+    return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments),
+                                               traffic_);
   }
 
  private:
@@ -192,7 +205,9 @@ class GrpcConnection final : public Connection {
         context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
       }
       Response response;
+      traffic_->NoteSent(request.ByteSizeLong());
       absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
+      traffic_->NoteReceived(response.ByteSizeLong());
       if (!absl::IsUnavailable(status)) connected_ = true;
       if (status.ok()) return response;
       if (repeated && absl::IsNotFound(status) && repeated_not_found == RepeatedNotFound::kIsDone) {
@@ -227,6 +242,7 @@ class GrpcConnection final : public Connection {
   const std::string target_;
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const std::shared_ptr<TrafficCounter> traffic_ = std::make_shared<TrafficCounter>();
   std::atomic<bool> connected_ = false;  // a server has answered
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::HeadService::Stub> head_;

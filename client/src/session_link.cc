@@ -147,10 +147,13 @@ absl::Status SessionLink::CheckRecoverable(const absl::Status& cause) const {
 void SessionLink::FollowPosition(const v1::PositionInfo& position) {
   if (position.incarnation() != incarnation_) return;  // Reopen finds out what that means
   const std::lock_guard lock(mutex_);
+  // What was known here is over: somebody aborted a flush, or the head is as it was before.
+  if (position.generation() < named_generation_) head_->NoteSetBack(position.generation());
   // Refused although the generation is the server's own: the window is frozen, and the next one waits for its
-  // commit. Should the flush be aborted instead, the server refuses that one and names the present one again.
+  // commit, or is taken. Should the flush be aborted instead, the server refuses that one and names the
+  // present one again.
   generation_ =
-      position.generation() == GenerationLocked() ? position.generation() + 1 : position.generation();
+      position.generation() == named_generation_ ? position.generation() + 1 : position.generation();
 }
 
 void SessionLink::NoteGeneration(uint64_t generation) {
@@ -162,7 +165,13 @@ void SessionLink::NoteGeneration(uint64_t generation) {
 
 uint64_t SessionLink::generation() {
   const std::lock_guard lock(mutex_);
-  return GenerationLocked();
+  // What is only true until an abort is not kept.
+  return std::max(GenerationLocked(), head_->NextGeneration(incarnation_));
+}
+
+void SessionLink::NoteNamed(uint64_t generation) {
+  const std::lock_guard lock(mutex_);
+  named_generation_ = generation;
 }
 
 uint64_t SessionLink::GenerationLocked() {

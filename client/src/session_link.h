@@ -46,6 +46,8 @@ class SessionLink {
   void NoteGeneration(uint64_t generation);
   // Of the next chunk.
   uint64_t generation();
+  // Chunks name this one from now on: what an ABORTED is about.
+  void NoteNamed(uint64_t generation);
 
   // A chunk that adds gradients to the window of `generation` was sent: it counts as being in it, until the
   // server rejects it or says that it was not accepted.
@@ -90,6 +92,7 @@ class SessionLink {
   mutable std::mutex mutex_;
   v1::SessionLimits limits_;
   uint64_t generation_ = 0;
+  uint64_t named_generation_ = 0;
   uint64_t contributed_generation_ = 0;
   int64_t contributions_ = 0;  // chunks that are or may be in the window of that generation
   uint64_t placed_generation_ = 0;

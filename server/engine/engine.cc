@@ -100,6 +100,11 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
     if (!operands.ok()) return operands.status();
     environment.deferred_operands = *std::move(operands);
   }
+  if (config.double_buffer) {
+    absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
+    if (!gradient.ok()) return gradient.status();
+    environment.second_gradient = *std::move(gradient);
+  }
   environment.on_device_failure = [this](const absl::Status& status) {
     if (!device_failed_.exchange(true)) options_.on_device_failure(status);
   };

@@ -317,7 +317,8 @@ void Head::Finish(const ChunkItem& item) {
     applied = lane.applied;
     // What is in a tile can get lost no more.
     if (item.kind == ItemKind::kAccumulate || item.kind == ItemKind::kPlaced || IsFollowUp(item)) {
-      window_.tokens += static_cast<uint64_t>(item.valid_tokens);
+      uint64_t& tokens = InNextWindowLocked(item.chunk.generation) ? window_.next_tokens : window_.tokens;
+      tokens += static_cast<uint64_t>(item.valid_tokens);
     }
     if (frozen()) ledger_.ForgetApplied(item.session_id);
     if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end() && applied > before) {

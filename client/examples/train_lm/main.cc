@@ -66,14 +66,14 @@ absl::StatusOr<std::vector<Document>> ReadTexts(const Options& options) {
 absl::StatusOr<std::unique_ptr<LossHead>> OpenHead(const Options& options, const HeadShape& shape,
                                                    ThreadPool* pool) {
   if (options.place == HeadPlace::kThisProcess) {
-    return std::make_unique<LocalHead>(shape, options.precision, pool);
+    return std::make_unique<LocalHead>(shape, options.precision, options.trainer.adam(), pool);
   }
   if (!options.head_name.empty()) {
     return RemoteHead::Open(options.server, options.tls, options.head_name, shape, options.precision,
-                            HeadLifetime::kKept);
+                            options.trainer.adam(), HeadLifetime::kKept);
   }
   const std::string name = absl::StrCat("train_lm-", getpid(), "-", Clock::now().time_since_epoch().count());
-  return RemoteHead::Open(options.server, options.tls, name, shape, options.precision,
+  return RemoteHead::Open(options.server, options.tls, name, shape, options.precision, options.trainer.adam(),
                           HeadLifetime::kUntilClosed);
 }
 
@@ -134,12 +134,16 @@ absl::Status Train(const Options& options, Trainer* trainer, LossHead* head, Dis
   if (absl::Status started = trainer->Start(); !started.ok()) return started;
   for (int64_t step = 1; step <= steps; ++step) {
     const Clock::time_point step_start = Clock::now();
+    const HeadTraffic before = head->Traffic();
     absl::StatusOr<double> loss = trainer->Step();
     if (!loss.ok()) return loss.status();
     results->steps = step;
     results->tokens += options.trainer.batch * options.trainer.accumulate;
     results->training_seconds += SecondsSince(step_start);
     results->losses.push_back(*loss);
+    const HeadTraffic after = head->Traffic();
+    results->bytes_sent += after.sent - before.sent;
+    results->bytes_received += after.received - before.received;
     if (stop_requested != 0) return absl::CancelledError(absl::StrCat("stopped after step ", step));
     display->Show(StepNews{step, *loss, results->TokensPerSecond()});
     if (step % evaluate_every == 0 && step != steps) {

@@ -12,8 +12,8 @@ constexpr char kDescription[] =
     R"(Trains a small next-token language model whose last stage lives in a lossd server.
 
 The trunk (embeddings of a context window and one hidden layer) is computed here. The head (weights [vocabulary, hidden], logits,
-loss and weight gradient) is computed by lossd: hidden states and labels go there, losses and input gradients come back, and no
-[tokens, vocabulary] logits are held anywhere. Whole chapters are held out to measure the perplexity.)";
+loss, weight gradient and AdamW) is computed by lossd: hidden states and labels go there, losses and input gradients come back. No
+[tokens, vocabulary] logits are held anywhere, and no [vocabulary, hidden] tensor travels after the first weights. Whole chapters are held out to measure the perplexity.)";
 
 constexpr char kFooter[] =
     R"(Examples:
@@ -85,7 +85,7 @@ void AddTrainingOptions(CLI::App* app, Options* options) {
       ->capture_default_str()
       ->group("Training");
   app->add_option("--accumulate", trainer->accumulate,
-                  "Batches of one step: the gradient is flushed after that many")
+                  "Batches of one step: their gradients add up in the head")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
       ->group("Training");

@@ -9,7 +9,8 @@ namespace lossd::train_lm {
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& target,
                                                              const std::optional<TlsOptions>& tls,
                                                              const std::string& name, const HeadShape& shape,
-                                                             HeadPrecision precision, HeadLifetime lifetime) {
+                                                             HeadPrecision precision, const AdamOptions& adam,
+                                                             HeadLifetime lifetime) {
   // Long enough for a server that is just starting; a mistyped address should not look like a hang.
   absl::StatusOr<std::unique_ptr<Client>> client =
       Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(20), .tls = tls});
@@ -18,7 +19,13 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& 
       .name = name,
       .vocab_size = shape.vocabulary,
       .hidden_size = shape.hidden,
-      .weight_type = precision == HeadPrecision::kBFloat16 ? DataType::kBFloat16 : DataType::kFloat32};
+      .weight_type = precision == HeadPrecision::kBFloat16 ? DataType::kBFloat16 : DataType::kFloat32,
+      .optimizer = {.kind = OptimizerKind::kAdamW,
+                    .weight_decay = adam.weight_decay,
+                    .beta1 = adam.beta1,
+                    .beta2 = adam.beta2,
+                    .eps = adam.epsilon},
+      .master_weights = precision == HeadPrecision::kBFloat16};
   absl::StatusOr<Head> head = (*client)->CreateHead(config);
   if (!head.ok()) return head.status();
   absl::StatusOr<HeadInfo> info = head->Info();
@@ -27,6 +34,11 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& 
     return absl::FailedPreconditionError(
         absl::StrCat("head '", name, "' holds the gradients of ", info->window_tokens,
                      " tokens of another run: choose another name or delete it"));
+  }
+  if (info->optimizer_steps > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("head '", name, "' was trained for ", info->optimizer_steps,
+                     " steps, which its optimizer remembers: choose another name or delete it"));
   }
   absl::StatusOr<Session> session = head->OpenSession({});
   if (!session.ok()) return session.status();
@@ -64,9 +76,9 @@ absl::StatusOr<double> RemoteHead::Loss(std::span<const int64_t> labels, std::sp
   return result->loss_sum;
 }
 
-absl::Status RemoteHead::TakeGradient(std::span<float> dw) {
+absl::Status RemoteHead::Step(double learning_rate) {
   const SessionMarks marks = session_.marks();
-  return head_.Flush({}, std::span(&marks, 1), dw.data()).status();
+  return head_.ApplyStep({.learning_rate = learning_rate}, std::span(&marks, 1)).status();
 }
 
 absl::StatusOr<HeadReport> RemoteHead::Report() {
@@ -75,6 +87,11 @@ absl::StatusOr<HeadReport> RemoteHead::Report() {
   absl::StatusOr<ServerMemory> memory = client_->Memory();
   if (!memory.ok()) return memory.status();
   return HeadReport{status->device, memory->process_peak_bytes};
+}
+
+HeadTraffic RemoteHead::Traffic() const {
+  const lossd::Traffic traffic = client_->TrafficSoFar();
+  return {.sent = traffic.bytes_sent, .received = traffic.bytes_received};
 }
 
 }  // namespace lossd::train_lm

@@ -1,5 +1,5 @@
-// One training loop for both heads: the trunk learns from the dX that the head returns, the head from its
-// flushed dW.
+// One training loop for both heads: the trunk learns from the dX that the head returns, the head from the dW
+// that it keeps.
 #ifndef LOSSD_CLIENT_EXAMPLES_TRAIN_LM_TRAINER_H_
 #define LOSSD_CLIENT_EXAMPLES_TRAIN_LM_TRAINER_H_
 
@@ -20,12 +20,15 @@ namespace lossd::train_lm {
 struct TrainerOptions {
   int64_t steps = 0;
   int64_t batch = 8192;          // tokens sent to the head at once
-  int64_t accumulate = 1;        // batches of one step: dW is flushed after that many
+  int64_t accumulate = 1;        // batches of one step
   double learning_rate = 0.012;  // reached after the warm-up, then falling in a line to 0
   double warm_up = 0.1;          // share of the steps
   double weight_decay = 0.1;
   uint64_t seed = 1;
   TrunkConfig trunk;  // vocabulary and seed are filled in by the trainer
+
+  // Of the trunk and of the head.
+  AdamOptions adam() const { return {.weight_decay = weight_decay}; }
 };
 
 // Draws training positions: every one once an epoch, in a new order each time.
@@ -55,7 +58,7 @@ class Trainer {
   absl::StatusOr<double> HeldOutPerplexity();
 
   int64_t trunk_parameters() { return static_cast<int64_t>(trunk_.parameters().size()); }
-  int64_t head_parameters() const { return static_cast<int64_t>(head_weights_.size()); }
+  int64_t head_parameters() const { return data_.vocabulary * options_.trunk.hidden; }
 
  private:
   double LearningRate() const;
@@ -68,9 +71,6 @@ class Trainer {
   ThreadPool* const pool_;
   Sampler sampler_;
   Trunk trunk_;
-  std::vector<float> head_weights_;  // [V, H]: the fp32 master copy of what the head computes with
-  std::vector<float> head_gradient_;
-  Adam head_adam_;
   int64_t steps_ = 0;
 
   std::vector<int64_t> positions_;

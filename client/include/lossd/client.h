@@ -145,6 +145,12 @@ struct ServerMemory {
   int64_t head_quota_bytes = 0;  // what one head may reserve with all its sessions; 0: no quota
 };
 
+// Bytes of messages, repeated ones too, without what gRPC and the network add; not what lies in regions.
+struct Traffic {
+  int64_t bytes_sent = 0;
+  int64_t bytes_received = 0;
+};
+
 // --- Sessions
 // -----------------------------------------------------------------------------------------------------------
 
@@ -334,6 +340,9 @@ struct FlushOptions {
   // false leaves the window frozen after a successful read: the caller ends it with CommitFlush or
   // AbortFlush.
   bool commit = true;
+  // Called once the window is frozen: the marks of sessions may move again. What they compute from now on
+  // belongs to the next window; of a head with double_buffer it is taken at once, otherwise at the commit.
+  std::function<void()> on_frozen = {};
 };
 
 struct FlushResult {
@@ -391,7 +400,18 @@ class Head {
   absl::StatusOr<FlushResult> FlushToFile(const FlushOptions& options, std::span<const SessionMarks> marks,
                                           const std::string& path) const;
   absl::Status CommitFlush(const std::string& flush_id) const;
+  // What sessions have added to the next window of a head with double_buffer goes into the reopened one.
   absl::Status AbortFlush(const std::string& flush_id) const;
+
+  // Of the window's gradient times `gradient_scale`, once `marks` are applied (of every session that
+  // contributed; none: of what is applied, without deterministic sessions' unfinished tiles). Nothing moves.
+  absl::StatusOr<lossd::GradientStats> GradientStats(std::span<const SessionMarks> marks,
+                                                     double gradient_scale = 1) const;
+  // One step of the head's optimizer, which consumes the window: new weights, and the next window begins.
+  // `marks` as of Flush. Exactly once: it is asked for until there is an answer, and after an error that
+  // leaves its fate open (UNAVAILABLE, DEADLINE_EXCEEDED) the next call, which must have the same arguments,
+  // is about the same step. FAILED_PRECONDITION without an optimizer, and while a flush holds the window.
+  absl::StatusOr<StepResult> ApplyStep(const StepOptions& options, std::span<const SessionMarks> marks) const;
 
  private:
   friend class Client;
@@ -428,6 +448,8 @@ class Client {
 
   absl::StatusOr<ServerStatus> Status();
   absl::StatusOr<ServerMemory> Memory();
+  // Of this client, its heads and their sessions so far.
+  Traffic TrafficSoFar() const;
 
  private:
   class Impl;

@@ -1,4 +1,4 @@
-// Memory that a client and a server on the same host share. Part of lossd/client.h.
+// Memory that a client and a server on the same host share.
 #ifndef LOSSD_REGION_H_
 #define LOSSD_REGION_H_
 
