@@ -158,6 +158,30 @@ TEST_F(WeightShardsTest, ReadersOfShardsSeeTheVersionTheyAskFor) {
   EXPECT_EQ(rows, WeightRows(10, 5, kHidden, 2));
 }
 
+// 1 + 1/4096 is 1 in bf16.
+TEST_F(WeightShardsTest, AnFp32MasterKeepsWhatTheHeadsTypeCannot) {
+  Start();
+  const auto head = client_->CreateHead({.name = "mastered",
+                                         .vocab_size = kVocab,
+                                         .hidden_size = kHidden,
+                                         .weight_type = DataType::kBFloat16,
+                                         .master_weights = true});
+  ASSERT_TRUE(head.ok()) << head.status();
+  const std::vector<float> fine(kVocab * kHidden, 1.0F + 1.0F / 4096);
+  const auto write = head->BeginWrite({.write_key = "k"});
+  ASSERT_TRUE(write.ok()) << write.status();
+  for (const Shard& shard : kShards) {
+    ASSERT_TRUE(write->WriteRows(shard.first_row, shard.rows, DataType::kFloat32, fine.data()).ok());
+  }
+  ASSERT_TRUE(write->Commit().ok());
+  std::vector<float> read(kVocab * kHidden);
+  ASSERT_TRUE(head->ReadWeights(DataType::kFloat32, read.data()).ok());
+  EXPECT_EQ(read, fine);
+  std::vector<uint16_t> narrow(kVocab * kHidden);
+  ASSERT_TRUE(head->ReadWeights(DataType::kBFloat16, narrow.data()).ok());
+  EXPECT_EQ(narrow, std::vector<uint16_t>(kVocab * kHidden, 0x3f80)) << "products see it rounded";
+}
+
 // Writers publish versions of which every element is the same number; no reader may ever see two.
 TEST_F(WeightShardsTest, NoReaderSeesTwoVersionsAtOnce) {
   Start();

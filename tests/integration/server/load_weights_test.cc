@@ -166,6 +166,22 @@ TEST_F(LoadWeightsTest, ValuesAreRoundedToTheHeadsTypeAndABiasComesAlong) {
   EXPECT_EQ(Read("head").back(), RandomFloats(kVocab, 4).back());
 }
 
+TEST_F(LoadWeightsTest, AnFp32MasterTakesTheFilesValuesAsTheyAre) {
+  const std::vector<float> fine(kVocab * kHidden, 1.0F + 1.0F / 4096);  // 1 in bf16
+  WriteFile("m", {Floats(kWeight, {kVocab, kHidden}, fine)});
+  v1::CreateHeadRequest request;
+  request.mutable_config()->set_name("head");
+  request.mutable_config()->set_vocab_size(kVocab);
+  request.mutable_config()->set_hidden_size(kHidden);
+  request.mutable_config()->set_weight_dtype(v1::DATA_TYPE_BFLOAT16);
+  request.mutable_config()->set_master_weights(true);
+  v1::Head head;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stubs_->heads->CreateHead(&context, request, &head).ok());
+  ASSERT_TRUE(Load("head", "m").status.ok());
+  EXPECT_EQ(Read("head"), fine);
+}
+
 TEST_F(LoadWeightsTest, ASixteenBitBiasIsWidened) {
   std::vector<uint16_t> ones(kVocab, 0x3f80);  // 1.0 in bf16
   Tensor bias{{.name = "lm_head.bias", .dtype = SafetensorsType::kBFloat16, .shape = {kVocab}},

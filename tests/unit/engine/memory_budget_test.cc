@@ -205,6 +205,36 @@ TEST(EngineMemory, WhatIsReservedIsWhatTheProcessTakes) {
   EXPECT_NEAR(static_cast<double>(MappedBytes() - mapped), static_cast<double>(expected), 1 << 20);
 }
 
+// An fp32 master, two moments and a second gradient.
+TEST(EngineMemory, AHeadThatStepsTakesWhatItReserves) {
+  auto engine = *Engine::Create(Options(), *CreateCpuDevice(8 << 20));
+  HeadConfig config{"a", kVocab, kHidden, kernels::DataType::kBFloat16};
+  config.bias = true;
+  config.master_weights = true;
+  config.double_buffer = true;
+  config.optimizer.kind = OptimizerKind::kAdamW;
+  const std::string zeros(static_cast<size_t>(kVocab * kHidden * 4), '\0');
+  const int64_t mapped = MappedBytes();
+  const int64_t reserved = engine->budget().reserved();
+  const auto head = engine->CreateHead(config);
+  ASSERT_TRUE(head.ok()) << head.status();
+  (*head)->CommitWrite(Stage(**head, "first", zeros), [](const absl::StatusOr<uint64_t>&) {});
+  engine->WaitIdle();
+  Stage(**head, "second", zeros);
+
+  const MemoryUsage usage = engine->budget().Usage();
+  EXPECT_EQ(Sum(usage), usage.reserved);
+  const MemoryPlan& plan = usage.heads.at("a");
+  const int64_t elements = kVocab * kHidden;
+  EXPECT_GE(BytesOf(plan, "master_weights"), 4 * elements);
+  EXPECT_GE(BytesOf(plan, "weights"), 2 * elements);
+  EXPECT_GE(BytesOf(plan, "weight_staging"), 4 * elements);
+  EXPECT_GE(BytesOf(plan, "gradient"), 2 * 4 * elements);
+  EXPECT_GE(BytesOf(plan, "optimizer"), 2 * 4 * elements);
+  EXPECT_NEAR(static_cast<double>(MappedBytes() - mapped),
+              static_cast<double>(engine->budget().reserved() - reserved), 1 << 20);
+}
+
 TEST(EngineMemory, TheQuotaRefusesHeadsAndSessionsAndLeavesNothingBehind) {
   EngineOptions options = Options();
   const HeadConfig config{"a", kVocab, kHidden, kernels::DataType::kFloat32};
