@@ -53,6 +53,8 @@ class Connection {
   virtual absl::StatusOr<v1::Head> GetHead(const v1::GetHeadRequest& request) = 0;
   virtual absl::StatusOr<v1::BeginWriteResponse> BeginWrite(const v1::BeginWriteRequest& request) = 0;
   virtual absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) = 0;
+  // Takes as long as the server needs: no deadline.
+  virtual absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) = 0;
   virtual absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                               WhenFull when_full) = 0;
   virtual absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) = 0;

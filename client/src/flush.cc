@@ -12,9 +12,10 @@
 #include "client/src/grpc_status.h"
 #include "client/src/head_impl.h"
 #include "client/src/row_transfer.h"
-#include "client/src/safetensors.h"
+#include "client/src/safetensors_type.h"
 #include "client/src/window_call.h"
 #include "lossd/client.h"
+#include "proto/safetensors/safetensors.h"
 
 namespace lossd {
 namespace {
@@ -201,7 +202,7 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
   std::vector<SafetensorsTensor> tensors = {{.name = kGradientTensor,
-                                             .dtype = options.dtype,
+                                             .dtype = internal::ToSafetensors(options.dtype),
                                              .shape = {config().vocab_size, config().hidden_size}}};
   if (config().bias) tensors.push_back({.name = kBiasGradientTensor, .shape = {config().vocab_size}});
   auto writer = SafetensorsWriter::Create(path, std::move(tensors), run.Metadata());

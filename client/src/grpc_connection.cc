@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -90,6 +91,10 @@ class GrpcConnection final : public Connection {
   }
   absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CommitWrite, request);
+  }
+  absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::LoadWeights, request,
+                CallOptions{RepeatedNotFound::kIsError, WhenFull::kReturn, std::nullopt});
   }
   absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                       WhenFull when_full) override {
@@ -198,7 +203,7 @@ class GrpcConnection final : public Connection {
   struct CallOptions {
     RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError;
     WhenFull when_full = WhenFull::kWait;
-    std::chrono::milliseconds timeout;  // of an attempt
+    std::optional<std::chrono::milliseconds> timeout;  // of an attempt; none: as long as it takes
   };
   // For calls that wait for a disk.
   CallOptions Patient() const { return {.timeout = std::max(options_.call_timeout, kDiskTimeout)}; }
@@ -211,7 +216,7 @@ class GrpcConnection final : public Connection {
     const auto begin = std::chrono::steady_clock::now();
     for (bool repeated = false;; repeated = true) {
       grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + call.timeout);
+      if (call.timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *call.timeout);
       Response response;
       traffic_->NoteSent(request.ByteSizeLong());
       absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));

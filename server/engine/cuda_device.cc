@@ -72,6 +72,14 @@ class CudaDevice : public Device {
                         properties_.major, ".", properties_.minor);
   }
   int64_t AvailableMemory() const override { return available_; }
+  DeviceTotals Totals() const override {
+    size_t free = 0;
+    size_t total = 0;
+    if (cudaSetDevice(shared_.index) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess) {
+      return {};
+    }
+    return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
+  }
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
     absl::StatusOr<Path> path = PathOf(config);

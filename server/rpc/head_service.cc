@@ -1,5 +1,6 @@
 #include "server/rpc/head_service.h"
 
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -63,6 +64,17 @@ class WriteWeightsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffe
   grpc::ByteBuffer bytes_;
   v1::WriteWeightsRequest request_;
   int64_t rows_ = 0;
+};
+
+// Hears of a client that no longer waits.
+class LoadWeightsReactor final : public grpc::ServerUnaryReactor {
+ public:
+  void OnCancel() override { cancelled_ = true; }
+  void OnDone() override { delete this; }  // NOLINT(cppcoreguidelines-owning-memory): gRPC is done with it
+  bool cancelled() const { return cancelled_; }
+
+ private:
+  std::atomic<bool> cancelled_ = false;
 };
 
 }  // namespace
@@ -182,11 +194,18 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HeadService::ReadWeights(grpc::Callb
   source.row_bytes = config.hidden_size * kernels::SizeOf(*type);
   source.bias_row_bytes = BiasRowBytes(config);
   const auto version = std::make_shared<uint64_t>(0);  // of the first piece; the others must be of the same
-  source.read = [head, type = *type, version](int64_t first_row, int64_t rows, engine::RowsOut out,
-                                              std::function<void(absl::Status)> done) {
+  source.read = [head, type = *type, version, demanded = request.weight_version()](
+                    int64_t first_row, int64_t rows, engine::RowsOut out,
+                    std::function<void(absl::Status)> done) {
     head->ReadWeights(
-        first_row, rows, type, out, [version, done = std::move(done)](const absl::StatusOr<uint64_t>& read) {
+        first_row, rows, type, out,
+        [version, demanded, done = std::move(done)](const absl::StatusOr<uint64_t>& read) {
           if (!read.ok()) return done(read.status());
+          if (demanded != 0 && *read != demanded) {
+            return done(engine::MakeError(
+                absl::StatusCode::kFailedPrecondition, engine::RejectReason::kWeightVersion, "weight_version",
+                absl::StrCat("weight_version is ", demanded, "; the weights are of version ", *read)));
+          }
           if (*version == 0) *version = *read;
           if (*version == *read) return done(absl::OkStatus());
           done(engine::MakeError(absl::StatusCode::kAborted, engine::RejectReason::kWeightWrite, "head",
@@ -206,6 +225,26 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HeadService::ReadWeights(grpc::Callb
   };
   source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
   return new RowStreamReactor(std::move(source));  // deletes itself when gRPC is done with it
+}
+
+grpc::ServerUnaryReactor* HeadService::LoadWeights(grpc::CallbackServerContext* /*context*/,
+                                                   const v1::LoadWeightsRequest* request,
+                                                   v1::LoadWeightsResponse* response) {
+  auto* reactor = new LoadWeightsReactor;  // deletes itself when gRPC is done with it
+  loads_.Run([this, reactor, request, response] {
+    const WeightSource source{.head = request->head(),
+                              .path = request->path(),
+                              .tensor = request->tensor(),
+                              .bias_tensor = request->bias_tensor()};
+    const absl::StatusOr<LoadedWeights> loaded =
+        loader_.Load(source, [reactor] { return reactor->cancelled(); });
+    if (loaded.ok()) {
+      response->set_weight_version(loaded->weight_version);
+      response->set_tensor(loaded->tensor);
+    }
+    reactor->Finish(ToGrpc(loaded.status(), engine_->counters()));
+  });
+  return reactor;
 }
 
 }  // namespace lossd::rpc

@@ -219,6 +219,31 @@ TEST_P(CudaMemory, IsNotTakenBySoftTargetsOnceTheirTeacherWasNamed) {
   }
 }
 
+// What is reserved is what the device gives: to a piece of its allocator for each buffer, and never less.
+TEST_P(CudaMemory, OfHeadsAndTheirGradientsIsWhatWasPlanned) {
+  HeadConfig config{"planned", 50'000, 1024, type()};
+  config.bias = true;
+  config.class_weights = std::make_shared<std::vector<float>>(50'000, 1.0f);
+  const absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const int64_t planned = TotalBytes(*plan) + TotalBytes(device_->PlanGradient(config));
+
+  const DeviceMemory before = ReadDeviceMemory();
+  absl::StatusOr<std::unique_ptr<HeadBackend>> head = device_->CreateHead(config);
+  ASSERT_TRUE(head.ok()) << head.status();
+  absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
+  ASSERT_TRUE(gradient.ok()) << gradient.status();
+  constexpr int64_t kPiece = 2 << 20;
+  constexpr int64_t kMostBuffers = 16;
+  const int64_t taken = before.free - ReadDeviceMemory().free;
+  EXPECT_GE(taken, planned - kPiece) << "small buffers may share a piece that was there";
+  EXPECT_LE(taken, planned + kMostBuffers * kPiece);
+
+  const DeviceTotals totals = device_->Totals();
+  EXPECT_EQ(totals.total_bytes, before.total);
+  EXPECT_EQ(totals.free_bytes, before.free - taken);
+}
+
 TEST_P(CudaMemory, AHeadThatIsTooLargeIsRefusedWithSizesAndTheDeviceServesOn) {
   const DeviceMemory before = ReadDeviceMemory();
   constexpr int64_t kHidden = 4096;

@@ -13,7 +13,6 @@
 #include "server/engine/engine.h"
 #include "server/engine/errors.h"
 #include "server/engine/gradient_summary.h"
-#include "server/engine/memory_budget.h"
 #include "server/engine/random_id.h"
 #include "server/engine/retry_slots.h"
 #include "server/engine/session_credit.h"
@@ -21,23 +20,6 @@
 
 namespace lossd::engine {
 namespace {
-
-using ::testing::HasSubstr;
-
-TEST(MemoryBudget, RefusesWithATableAndGivesBackWhatIsReleased) {
-  auto budget = std::make_shared<MemoryBudget>(100);
-  auto first = budget->Reserve("first", {{"weights", 60}});
-  ASSERT_TRUE(first.ok());
-  const auto second = budget->Reserve("second", {{"weights", 30}, {"gradient", 11}});
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
-  for (const char* part :
-       {"second", "weights", "30", "gradient", "11", "asked for", "41", "free", "40", "limit", "100"}) {
-    EXPECT_THAT(std::string(second.status().message()), HasSubstr(part));
-  }
-  EXPECT_EQ(budget->reserved(), 60);
-  first->reset();
-  EXPECT_EQ(budget->reserved(), 0);
-}
 
 TEST(CpuDevice, PlansForWeightsThatAreWrittenBesideThoseInUse) {
   auto device = *CreateCpuDevice(8 << 20);
