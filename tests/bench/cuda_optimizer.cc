@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/owners.h"
@@ -18,10 +17,10 @@ using kernels::SizeOf;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::Result;
 
-constexpr int64_t kAlignment = 8;           // of rows in elements, as heads have it
-constexpr int64_t kSampled = 64;            // elements of a row that are checked
-constexpr int64_t kRows = 96;               // rows of which some are
-constexpr int64_t kLeastCopy = 64LL << 20;  // below that a copy is no measure of bandwidth
+constexpr int64_t kAlignment = 8;                  // of rows in elements, as heads have it
+constexpr int64_t kSampled = 64;                   // elements of a row that are checked
+constexpr int64_t kRows = 96;                      // rows of which some are
+constexpr int64_t kLeastCopy = int64_t{64} << 20;  // below that a copy is no measure of bandwidth
 
 class CudaOptimizer {
  public:

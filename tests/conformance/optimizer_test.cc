@@ -17,7 +17,6 @@ namespace {
 
 using kernels::OptimizerArguments;
 using kernels::OptimizerRule;
-using kernels::SizeOf;
 using kernels::testing::Narrowed;
 using kernels::testing::OptimizersUnderTest;
 using kernels::testing::RandomProblem;

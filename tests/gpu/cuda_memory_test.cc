@@ -92,6 +92,9 @@ class CudaMemory : public HeadTest {
       backend.ResetGradient();
       EXPECT_TRUE(backend.ApplyStep(nullptr, arguments).ok());
       EXPECT_TRUE(backend.RestoreState().ok());
+      const std::vector<float> row(static_cast<size_t>(head.config().hidden_size));
+      EXPECT_TRUE(backend.WriteGradient(nullptr, 0, 1, row.data(), nullptr).ok());
+      backend.ResetGradient();
     }
   }
 
