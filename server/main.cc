@@ -48,6 +48,7 @@ sigset_t BlockSignals() {
   sigaddset(&signals, SIGRTMIN);  // of Drain
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error like a full disk, not a death
   return signals;
 }
 
