@@ -102,13 +102,15 @@ uint64_t AccumulationLedger::Withdraw(Lane& lane) {
 std::vector<SessionMarks> AccumulationLedger::WindowMarks() const {
   std::vector<SessionMarks> all;
   for (const auto& [id, session] : sessions_) {
-    if (!session.contributed()) continue;
     SessionMarks marks{id, {}};
+    bool contributed = false;
     for (size_t i = 0; i < session.lanes.size(); ++i) {
       const Lane& lane = session.lanes[i];
-      marks.lanes.push_back({static_cast<int32_t>(i), lane.accepted, lane.applied});
+      const uint64_t accepted = frozen_ ? lane.next_base : lane.accepted;
+      contributed = contributed || accepted > lane.base;
+      marks.lanes.push_back({static_cast<int32_t>(i), accepted, std::min(accepted, lane.applied)});
     }
-    all.push_back(std::move(marks));
+    if (contributed) all.push_back(std::move(marks));
   }
   return all;
 }
@@ -165,15 +167,30 @@ bool AccumulationLedger::WindowEmpty() const {
                       [](const auto& entry) { return entry.second.contributed(); });
 }
 
+void AccumulationLedger::Freeze() {
+  frozen_ = true;
+  for (auto& [id, session] : sessions_) {
+    for (Lane& lane : session.lanes) lane.next_base = lane.accepted;
+  }
+}
+
+void AccumulationLedger::Reopen() { frozen_ = false; }
+
 void AccumulationLedger::BeginWindow() {
   for (auto it = sessions_.begin(); it != sessions_.end();) {
-    if (it->second.state == SessionState::kClosed) {
-      it = sessions_.erase(it);
-      continue;
-    }
-    for (Lane& lane : it->second.lanes) lane.base = lane.accepted;
-    ++it;
+    Session& session = it->second;
+    for (Lane& lane : session.lanes) lane.base = frozen_ ? lane.next_base : lane.accepted;
+    const bool forgotten = session.state == SessionState::kClosed && !session.contributed();
+    it = forgotten ? sessions_.erase(it) : std::next(it);
   }
+  frozen_ = false;
+}
+
+void AccumulationLedger::Replace(std::map<std::string, Session, std::less<>> sessions, uint64_t last_number,
+                                 WindowPhase phase) {
+  sessions_ = std::move(sessions);
+  last_number_ = std::max(last_number_, last_number);
+  frozen_ = phase == WindowPhase::kFrozen;
 }
 
 int64_t AccumulationLedger::open_sessions() const {

@@ -6,9 +6,10 @@
 //   started   last sequence handed to the device; from here on it always finishes
 //   applied   last sequence that is in dW (rejected ones count as applied: they are recorded as empty)
 //   base      accepted at the start of the window: above it lies what the window holds
-// The record is O(lanes) per session, whatever the number of chunks, but for the sequences that were rejected
-// for what may change (Reject): of these only so many are taken; and where dW is deferred, and chunks behind
-// one are done before it, for those whose dW is yet to be made.
+// While the window is frozen there is a fifth, next_base: what is accepted above it belongs to the next
+// window. The record is O(lanes) per session, whatever the number of chunks, but for the sequences that were
+// rejected for what may change (Reject): of these only so many are taken; and where dW is deferred, and
+// chunks behind one are done before it, for those whose dW is yet to be made.
 //
 // Not thread-safe: Head guards it with its mutex.
 #ifndef LOSSD_SERVER_ENGINE_ACCUMULATION_LEDGER_H_
@@ -44,6 +45,7 @@ class AccumulationLedger {
     uint64_t started = 0;
     uint64_t applied = 0;
     uint64_t base = 0;
+    uint64_t next_base = 0;          // while frozen: what was accepted when that began
     std::vector<uint64_t> rejected;  // ascending
     // Runs of sequences that are applied above one that is not: the last of each, by its first. No two touch.
     std::map<uint64_t, uint64_t> applied_apart = {};
@@ -90,7 +92,8 @@ class AccumulationLedger {
   // Forgets what was accepted and not started; returns how many sequences that were.
   static uint64_t Withdraw(Lane& lane);
 
-  // What a flush has to name: the marks of every session that accepted a chunk in this window.
+  // What a flush has to name: the marks of every session that accepted a chunk in this window; of one that is
+  // frozen, as they were then.
   std::vector<SessionMarks> WindowMarks() const;
   // Ok if `named` gives exactly the accepted mark of every lane that contributed (and of any other lane it
   // names). Otherwise FAILED_PRECONDITION naming the first difference.
@@ -98,8 +101,17 @@ class AccumulationLedger {
   // True when everything accepted is applied.
   bool Settled() const;
   bool WindowEmpty() const;
-  // A new window: bases move up and closed sessions are forgotten.
+  // The window is complete, and everything in it is applied: what is accepted from now on is the next one's.
+  void Freeze();
+  // It is not: what was accepted since is part of it.
+  void Reopen();
+  // A new window: bases move up, and closed sessions are forgotten unless it holds something of them.
   void BeginWindow();
+
+  // For checkpoints: the last number that a session was given; and everything, as it was then.
+  uint64_t last_number() const { return last_number_; }
+  enum class WindowPhase { kOpen, kFrozen };
+  void Replace(std::map<std::string, Session, std::less<>> sessions, uint64_t last_number, WindowPhase phase);
 
   int64_t open_sessions() const;
   const std::map<std::string, Session, std::less<>>& sessions() const { return sessions_; }
@@ -107,6 +119,7 @@ class AccumulationLedger {
  private:
   std::map<std::string, Session, std::less<>> sessions_;
   uint64_t last_number_ = 0;
+  bool frozen_ = false;
 };
 
 }  // namespace lossd::engine

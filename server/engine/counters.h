@@ -63,6 +63,8 @@ struct Counters {
   Counter flushes_begun{0};
   Counter flushes_committed{0};
   Counter flushes_aborted{0};
+  Counter steps_applied{0};
+  Counter steps_skipped{0};  // for a gradient that was not finite
   Counter weight_versions{0};
 
   Gauge queued_chunks{0};
@@ -80,6 +82,7 @@ struct Counters {
   DurationHistogram forward_seconds;          // started until loss and dX are ready
   DurationHistogram weight_gradient_seconds;  // the rest, until dW holds the chunk
   DurationHistogram flush_seconds;            // BeginFlush until frozen
+  DurationHistogram step_seconds;             // ApplyStep until the next window is open
 
   void Reject(RejectReason reason) {
     rejected[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);

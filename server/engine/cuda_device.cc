@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/cuda/optimizer.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/rounding.h"
 #include "server/engine/cuda_backend.h"
@@ -48,6 +49,7 @@ class CudaDevice : public Device {
                             ? options_.workspace_bytes
                             : std::min(kernels::kDefaultCudaWorkspaceBytes, whole / 4);
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(d.workspace_bytes, &d.workspace));
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(TallyBytes(), &d.tallies));
     CudaPipeline::Capacity capacity;
     capacity.tokens = std::max(limits.max_chunk_tokens, LinearCrossEntropy::kMostTileRows);
     capacity.hidden_bytes = std::max(limits.max_chunk_bytes, kGatheredBytes);
@@ -60,7 +62,7 @@ class CudaDevice : public Device {
     size_t total = 0;
     LOSSD_CUDA_TRY(cudaMemGetInfo(&free, &total));
     // A tenth stays with the driver, for modules and local memory.
-    available_ = static_cast<int64_t>(free) / 10 * 9 + d.workspace_bytes + d.pipeline.device_bytes();
+    available_ = static_cast<int64_t>(free) / 10 * 9 + SharedBytes();
     return {};
   }
 
@@ -115,9 +117,7 @@ class CudaDevice : public Device {
   }
 
   int64_t PreferredChunkBytes() const override { return kPreferredChunkBytes; }
-  MemoryPlan SharedMemory() const override {
-    return {{"workspace", shared_.workspace_bytes + shared_.pipeline.device_bytes()}};
-  }
+  MemoryPlan SharedMemory() const override { return {{"workspace", SharedBytes()}}; }
 
   std::optional<ResultBytes> RegisteredBytes(int64_t bytes) override { return pinned_->Take(bytes); }
   int64_t RegionBytes(RegionKind kind, int64_t asked) const override {
@@ -137,10 +137,15 @@ class CudaDevice : public Device {
   void Poll() override { shared_.pipeline.Poll(); }
 
  private:
+  int64_t SharedBytes() const {
+    return shared_.workspace_bytes + shared_.tallies.bytes() + shared_.pipeline.device_bytes();
+  }
+
   // What all heads run: nothing is left to be loaded when a batch comes.
   Result LoadCode() const {
     for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
       LOSSD_CUDA_PASS_ON(kernels::cuda::LoadKernels(type));
+      LOSSD_CUDA_PASS_ON(kernels::cuda::LoadOptimizerKernels(type));
     }
     // The driver's own kernels, which clear long and short pieces of memory.
     void* workspace = shared_.workspace.data();

@@ -20,6 +20,7 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
            std::unique_ptr<MemoryReservation> reservation)
     : config_(std::move(config)),
       deferred_operands_(std::move(environment.deferred_operands)),
+      second_gradient_(std::move(environment.second_gradient)),
       environment_(std::move(environment)),
       reservation_(std::move(reservation)),
       backend_(std::move(backend)),
@@ -43,6 +44,7 @@ HeadInfo Head::Info() const {
     info.memory.insert(info.memory.end(), plan.begin(), plan.end());
   }
   info.open_sessions = ledger_.open_sessions();
+  info.optimizer_steps = optimizer_steps_;
   return info;
 }
 
@@ -85,6 +87,7 @@ void Head::Release() {
   std::shared_ptr<StagedWrite> staged;
   std::unique_ptr<MemoryReservation> reservation;
   std::shared_ptr<DeferredOperands> operands;
+  std::shared_ptr<Gradient> second;
   const std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
   std::map<std::string, std::shared_ptr<DeterministicSession>> sessions;
   const std::lock_guard lock(mutex_);
@@ -92,6 +95,7 @@ void Head::Release() {
   sessions = std::exchange(deterministic_, {});
   for (const auto& [id, session] : sessions) Drop(session->memory);
   operands = std::move(deferred_operands_);
+  second = std::move(second_gradient_);
   reservation = std::move(reservation_);
 }
 
@@ -190,6 +194,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     item->row_kind = teacher == nullptr
                          ? KindOf(chunk, config_)
                          : KindOf(chunk, config_, &teacher->config_, teacher->backend_address_);
+    item->row_kind.gradient = GradientOfLocked(chunk.generation);
     item->rows = chunk.tokens;
     if (teacher != nullptr) item->row_kind.teacher.head_number = teacher->number_;
     item->teacher = std::move(teacher);
@@ -275,7 +280,12 @@ absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachme
     }
     return GenerationErrorLocked(attachment, chunk.generation);
   }
-  if (chunk.generation == current + 1) return Admission::kWait;
+  if (chunk.generation == current + 1) {
+    // A deterministic session has one gradient of its own, which the frozen window needs.
+    const bool next = InNextWindowLocked(chunk.generation) && second_gradient_ != nullptr &&
+                      TilesOfLocked(attachment.session_id) == nullptr;
+    return next ? Admission::kTake : Admission::kWait;
+  }
   // While freezing it is not yet known whether the window stays open.
   if (chunk.generation == current && window_.state == WindowState::kFreezing) return Admission::kWait;
   return GenerationErrorLocked(attachment, chunk.generation);
@@ -285,7 +295,7 @@ absl::Status Head::GenerationErrorLocked(const LaneAttachment& attachment, uint6
   std::string message = absl::StrCat("generation is ", named, "; the server is at ", window_.generation);
   if (window_.state == WindowState::kFrozen) {
     absl::StrAppend(&message, ", which is frozen by a flush (chunks of ", window_.generation + 1,
-                    " wait for its commit)");
+                    second_gradient_ != nullptr ? " are taken)" : " wait for its commit)");
   }
   return PositionErrorLocked(absl::StatusCode::kAborted, RejectReason::kGeneration, "generation", message,
                              attachment.session_id);

@@ -24,6 +24,7 @@
 #include "server/engine/batch_queue.h"
 #include "server/engine/batch_scheduler.h"
 #include "server/engine/chunk.h"
+#include "server/engine/checkpoint.h"
 #include "server/engine/counters.h"
 #include "server/engine/deferred_operands.h"
 #include "server/engine/deterministic_session.h"
@@ -70,6 +71,11 @@ struct HeadInfo {
 };
 
 class Head;
+class CheckpointReader;
+class CheckpointWriter;
+
+// Of files of a checkpoint: keys under which the head would save the same content again.
+using FileKeys = std::vector<std::pair<std::string, std::string>>;
 
 // What a head shares with the rest of the engine; all of it outlives the head.
 struct HeadEnvironment {
@@ -89,6 +95,8 @@ struct HeadEnvironment {
   std::shared_ptr<std::optional<absl::Time>> device_done = {};
   // Of a head that defers dW; the head gives it back with the rest of its memory.
   std::shared_ptr<DeferredOperands> deferred_operands = {};
+  // Of a head with double_buffer; likewise.
+  std::shared_ptr<Gradient> second_gradient = {};
 };
 
 // Whether a session's dW is to depend on its tokens alone. All sessions of a frozen head are so.
@@ -109,6 +117,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     std::string session_id;
     uint64_t generation = 0;
     std::vector<LaneMarks> lanes;
+    uint64_t restores = 0;  // of the head, so far
   };
   // The open session of this client, or a new one under `new_session_id`. INVALID_ARGUMENT if it is open with
   // another number of lanes, or deterministic only here or there.
@@ -172,8 +181,25 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   absl::Status CheckFlush(const std::string& flush_id) const;
   // The new generation.
   absl::StatusOr<uint64_t> CommitFlush(const std::string& flush_id);
-  // The generation, unchanged.
+  // The generation, unchanged. What a second gradient has taken since is added to the window.
   absl::StatusOr<uint64_t> AbortFlush(const std::string& flush_id);
+
+  // --- The optimizer (head_step.cc) ---
+
+  // Of the gradient times a factor, and of how many tokens. With `marks`, as of BeginFlush: once they are
+  // applied, and of exactly that. Without: of what is there when its turn comes; tiles of deterministic
+  // sessions that are not complete are left alone, and are not in it.
+  struct WindowStats {
+    GradientStats gradient;
+    uint64_t window_tokens = 0;
+  };
+  void ReadStats(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
+                 std::function<void(absl::StatusOr<WindowStats>)> done);
+  // Waits until `marks` are applied, updates the weights, publishes them as a new version and ends the
+  // window. The last step's arguments again answer the same, also while it is under way; others for its
+  // generation are FAILED_PRECONDITION, and any other generation than the window's is ABORTED.
+  void ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request,
+                 StepCallback done);
 
   // --- Weights (head_weights.cc) ---
 
@@ -187,7 +213,27 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                    std::function<void(absl::StatusOr<uint64_t>)> done);
   uint64_t weight_version() const;
 
+  // --- Checkpoints (head_checkpoint.cc) ---
+
+  // Only a server that goes away saves a window that a flush holds.
+  enum class SaveAs { kTagged, kDrained };
+  // Writes every file but the manifest, of one moment between two batches; `done` gets what that has to say.
+  void Save(SaveAs as, CheckpointWriter* writer, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
+  // kDrained: nothing happened since it was saved, so sessions go on. kTagged: what happened since is undone;
+  // streams end, and weights get a version that none had before.
+  enum class RestoreAs { kTagged, kDrained };
+  // The head becomes what it was, if an error does not say that nothing has changed. `reader`: verified, of
+  // this configuration. `memory`: of deterministic sessions beyond those there are.
+  void Restore(RestoreAs as, std::shared_ptr<const CheckpointReader> reader,
+               std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done);
+  // Goes up whenever more than a drain lies between the head and what it was.
+  uint64_t restores() const;
+  // Ids and numbers of lanes.
+  std::map<std::string, int32_t> OpenSessions() const;
+  int64_t deterministic_sessions() const;
+
  private:
+  friend class HeadCheckpointer;
   using Lane = AccumulationLedger::Lane;
 
   enum class ItemKind {
@@ -272,15 +318,18 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // On the device thread. Batches: head_batches.cc.
   int64_t RowsPerBatch(const RowKind& kind) const override {
     // Pieces of tiles keep to themselves.
-    return kind.gradient != nullptr ? 1 : backend_->RowsPerBatch(kind);
+    const bool of_window = kind.gradient == nullptr || kind.gradient == second_gradient_.get();
+    return of_window ? backend_->RowsPerBatch(kind) : 1;
   }
   std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override;
+  static RowKind TileKind(RowKind of_chunk, Gradient* gradient);
   void FillTiles(StartedChunk& chunk);
   void FinishPiece(ChunkItem& item);
-  absl::Status ReadGradientSum(int64_t first_row, int64_t rows, float* out);
-  absl::Status ReadBiasGradientSum(int64_t first_row, int64_t rows, float* out);
+  // Of a window: its gradient, null for the head's own, and those of the sessions.
+  absl::Status ReadGradientSum(const Gradient* of, int64_t first_row, int64_t rows, float* out);
+  absl::Status ReadBiasGradientSum(const Gradient* of, int64_t first_row, int64_t rows, float* out);
   absl::Status SumOverGradients(
-      int64_t count, float* out,
+      const Gradient* of, int64_t count, float* out,
       absl::FunctionRef<absl::Status(const Gradient* gradient, float* values)> read);
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
@@ -306,6 +355,33 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void Finish(const ChunkItem& item);
   void Freeze();
   void Publish();
+  // Runs `task` on the device thread once everything that was accepted before is in the gradients; what tiles
+  // hold is only taken out for it if `marks`, where there are any, match then.
+  void PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::function<void()> task);
+  // Whether the window may be ended now, by a call of this generation.
+  absl::Status CheckGenerationLocked(uint64_t generation) const;
+  absl::Status CheckOpenLocked() const;
+  // What chunks of this generation are added to: null for the head's own gradient.
+  Gradient* GradientOfLocked(uint64_t generation) const;
+  Gradient* OtherGradientLocked() const {
+    return window_gradient_ == nullptr ? second_gradient_.get() : nullptr;
+  }
+  bool InNextWindowLocked(uint64_t generation) const {
+    return window_.state == WindowState::kFrozen && generation == window_.generation + 1;
+  }
+  std::vector<std::function<void()>> BeginWindowLocked();
+
+  // The optimizer: head_step.cc. The answer, unless it is to come: then `done` was taken.
+  std::optional<absl::StatusOr<StepResult>> BeginStepLocked(uint64_t generation,
+                                                            std::vector<SessionMarks> marks,
+                                                            const StepRequest& request, StepCallback& done);
+  void Step();
+  absl::StatusOr<StepResult> TakeStep(const StepRequest& request, Gradient* gradient, int64_t steps);
+  std::vector<std::function<void()>> EndStepLocked(absl::StatusOr<StepResult>& answer);
+  absl::Status CheckStatsLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const;
+  absl::StatusOr<WindowStats> StatsNow(uint64_t generation, const std::vector<SessionMarks>& marks,
+                                       double gradient_scale);
+  absl::StatusOr<GradientStats> SummarizeWindow(const Gradient* of, double gradient_scale);
 
   // Distillation (head_teaching.cc). Of a chunk's teacher, whose weights there must be:
   absl::StatusOr<std::shared_ptr<Head>> FindTeacher(const ChunkDistillation& distillation) const;
@@ -322,13 +398,25 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void BeginTeaching() { ++teaching_; }
   void EndTeaching();
 
-  // Of this flush, if it can be read now; ABORTED if it is over.
-  absl::StatusOr<float> ScaleOf(const std::string& flush_id) const;
-  absl::Status ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out);
-  absl::Status ReadScaledBias(int64_t first_row, int64_t rows, float scale, float* out);
+  // Of a flush, if it can be read now; ABORTED if it is over.
+  struct ScaledGradient {
+    const Gradient* of = nullptr;  // the window's
+    float scale = 1.0f;
+  };
+  absl::StatusOr<ScaledGradient> GradientOf(const std::string& flush_id) const;
+  absl::Status ReadScaledRows(const ScaledGradient& gradient, int64_t first_row, int64_t rows, float* out);
+  absl::Status ReadScaledBias(const ScaledGradient& gradient, int64_t first_row, int64_t rows, float* out);
+  // Calls `add` with every row, in order, some at a time.
+  absl::Status ForEachPiece(const ScaledGradient& gradient,
+                            absl::FunctionRef<void(std::span<const float> rows)> add);
   // Fills in the summaries of `flush`.
-  absl::Status Summarize(float scale, FlushInfo* flush);
+  absl::Status Summarize(const ScaledGradient& gradient, FlushInfo* flush);
   void EndStreams();
+
+  // Checkpoints: head_checkpoint.cc.
+  void PostWindowWorkLocked(std::function<void()> task);
+  // Runs `task` once the device's gradients are those that the window says.
+  void PostSettled(std::function<void()> task);
   void Retire(std::function<void()> released);
   void Release();
 
@@ -339,6 +427,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   const HeadConfig config_;
   std::shared_ptr<DeferredOperands> deferred_operands_;  // guarded by mutex_; null: nothing is deferred
+  std::shared_ptr<Gradient> second_gradient_;  // null without double_buffer; dropped with the lock held
   const HeadEnvironment environment_;
   // Both null once released. Everything posted to the device before that finds them there; everything after
   // is turned away by ended_.
@@ -347,6 +436,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   HeadBackend* const backend_address_;              // for comparisons
   const uint64_t number_;                           // among all heads that there ever were
   std::deque<std::shared_ptr<Batch>> batches_;      // under way, in order; the device thread's
+  uint64_t gradient_changes_ = 0;                   // counted; the device thread's
   int64_t teaching_ = 0;                            // batches; the device thread's
   std::function<void()> on_unused_;                 // of a head that is to be released; the device thread's
 
@@ -355,11 +445,18 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   std::map<LaneKey, LaneRuntime> lanes_;
   std::map<std::string, std::shared_ptr<DeterministicSession>> deterministic_;  // by session
   Window window_;
+  uint64_t last_epoch_ = 0;  // of any lane
+  int64_t window_work_ = 0;  // tasks of PostWindowWorkLocked that have not run
+  uint64_t restores_ = 0;
+  Gradient* window_gradient_ = nullptr;  // where the window accumulates: null for the head's own
+  // Of the tasks that PostLastLocked posted, in order: what has to match.
+  std::deque<std::optional<std::vector<SessionMarks>>> last_tasks_;
   absl::Status draining_;  // not ok after BeginDrain
   absl::Status ended_;     // not ok after MarkDeleted, or when the device failed
 
   std::mutex begin_write_mutex_;  // one staging buffer is made at a time; taken before mutex_
   uint64_t weight_version_ = 0;
+  int64_t optimizer_steps_ = 0;
   std::shared_ptr<StagedWrite> staged_;
   bool publishing_ = false;
   std::vector<std::function<void(absl::StatusOr<uint64_t>)>> publish_waiters_;

@@ -244,6 +244,7 @@ void Head::AnswerRejected(Batch& batch) {
 void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
   const std::shared_ptr<Batch> oldest = std::move(batches_.front());
   batches_.pop_front();
+  ++gradient_changes_;
   if (batch.teacher != nullptr) batch.teacher->EndTeaching();
   if (report.ok()) {
     AnswerRejected(batch);
@@ -317,7 +318,8 @@ void Head::Finish(const ChunkItem& item) {
     applied = lane.applied;
     // What is in a tile can get lost no more.
     if (item.kind == ItemKind::kAccumulate || item.kind == ItemKind::kPlaced || IsFollowUp(item)) {
-      window_.tokens += static_cast<uint64_t>(item.valid_tokens);
+      uint64_t& tokens = InNextWindowLocked(item.chunk.generation) ? window_.next_tokens : window_.tokens;
+      tokens += static_cast<uint64_t>(item.valid_tokens);
     }
     if (frozen()) ledger_.ForgetApplied(item.session_id);
     if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end() && applied > before) {

@@ -137,14 +137,18 @@ void Head::GiveUpPlaceLocked(ChunkItem& item) {
   });
 }
 
+RowKind Head::TileKind(RowKind of_chunk, Gradient* gradient) {
+  of_chunk.mode = ComputeMode::kWeightGradientOnly;
+  of_chunk.dx_type = {};
+  of_chunk.returns = {};
+  of_chunk.gradient = gradient;
+  return of_chunk;
+}
+
 // The device thread's: a chunk that was answered, and the tiles that it completes.
 void Head::FillTiles(StartedChunk& chunk) {
   ChunkItem& item = *chunk.item;
-  RowKind kind = item.row_kind;
-  kind.mode = ComputeMode::kWeightGradientOnly;
-  kind.dx_type = {};
-  kind.returns = {};
-  kind.gradient = item.deterministic->memory.gradient.get();
+  const RowKind kind = TileKind(item.row_kind, item.deterministic->memory.gradient.get());
   item.chunk.dx = {};
   std::vector<std::shared_ptr<ChunkItem>> pieces;
   std::vector<std::function<void()>> waiters;
@@ -182,14 +186,14 @@ std::vector<std::shared_ptr<Head::ChunkItem>> Head::ItemsOf(
   return items;
 }
 
-// Before the window freezes or new weights come.
+// Before the window ends, or is looked at as a whole, or new weights come.
 std::vector<std::shared_ptr<QueuedChunk>> Head::TakeUnfinished() {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<QueuedChunk>> items;
   if (!ended_.ok()) return items;
-  // A flush that fails must leave no trace, and what it is about is settled by now.
-  const bool flushing = window_.state == WindowState::kFreezing && !publishing_;
-  if (flushing && !ledger_.Match(window_.flush_marks).ok()) return items;
+  // A call that is to fail must leave no trace, and what it is about is settled by now.
+  const bool conditional = !last_tasks_.empty() && last_tasks_.front().has_value();
+  if (conditional && !ledger_.Match(*last_tasks_.front()).ok()) return items;
   for (const auto& [id, session] : deterministic_) {
     for (std::shared_ptr<ChunkItem>& item : ItemsOf(session, session->tiles.TakeAll())) {
       items.push_back(std::move(item));
@@ -234,23 +238,23 @@ std::vector<std::shared_ptr<DeterministicSession>> Head::DeterministicInOrder() 
   return all;
 }
 
-// The head's own gradient and those of the sessions, one after the other.
-absl::Status Head::ReadGradientSum(int64_t first_row, int64_t rows, float* out) {
-  return SumOverGradients(rows * config_.hidden_size, out, [&](const Gradient* gradient, float* values) {
+// The window's gradient and those of the sessions, one after the other.
+absl::Status Head::ReadGradientSum(const Gradient* of, int64_t first_row, int64_t rows, float* out) {
+  return SumOverGradients(of, rows * config_.hidden_size, out, [&](const Gradient* gradient, float* values) {
     return backend_->ReadGradient(gradient, first_row, rows, values);
   });
 }
 
-absl::Status Head::ReadBiasGradientSum(int64_t first_row, int64_t rows, float* out) {
-  return SumOverGradients(rows, out, [&](const Gradient* gradient, float* values) {
+absl::Status Head::ReadBiasGradientSum(const Gradient* of, int64_t first_row, int64_t rows, float* out) {
+  return SumOverGradients(of, rows, out, [&](const Gradient* gradient, float* values) {
     return backend_->ReadBiasGradient(gradient, first_row, rows, values);
   });
 }
 
 absl::Status Head::SumOverGradients(
-    int64_t count, float* out,
+    const Gradient* of, int64_t count, float* out,
     absl::FunctionRef<absl::Status(const Gradient* gradient, float* values)> read) {
-  if (absl::Status status = read(nullptr, out); !status.ok()) return status;
+  if (absl::Status status = read(of, out); !status.ok()) return status;
   std::vector<float> more;
   for (const auto& session : DeterministicInOrder()) {
     more.resize(static_cast<size_t>(count));

@@ -8,48 +8,13 @@
 #include "server/engine/errors.h"
 #include "server/engine/head.h"
 #include "server/engine/random_id.h"
+#include "server/engine/session_marks.h"
 
 namespace lossd::engine {
 namespace {
 
 constexpr char kScale[] = "gradient_scale";
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
-
-// One form for equal arguments: sorted, and only what a flush looks at.
-std::vector<SessionMarks> Canonical(std::vector<SessionMarks> marks) {
-  std::sort(marks.begin(), marks.end(),
-            [](const SessionMarks& a, const SessionMarks& b) { return a.session_id < b.session_id; });
-  for (SessionMarks& session : marks) {
-    std::sort(session.lanes.begin(), session.lanes.end(),
-              [](const LaneMarks& a, const LaneMarks& b) { return a.lane < b.lane; });
-    for (LaneMarks& lane : session.lanes) lane.applied = 0;
-  }
-  return marks;
-}
-
-bool Same(const std::vector<SessionMarks>& a, const std::vector<SessionMarks>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const SessionMarks& x, const SessionMarks& y) {
-    return x.session_id == y.session_id &&
-           std::equal(x.lanes.begin(), x.lanes.end(), y.lanes.begin(), y.lanes.end(),
-                      [](const LaneMarks& l, const LaneMarks& m) {
-                        return l.lane == m.lane && l.accepted == m.accepted;
-                      });
-  });
-}
-
-// The first few of them: a message is no place for thousands.
-std::string ToText(const std::vector<SessionMarks>& marks) {
-  constexpr size_t kMostText = 1024;
-  std::string text;
-  for (const SessionMarks& session : marks) {
-    for (const LaneMarks& lane : session.lanes) {
-      if (text.size() > kMostText) return absl::StrCat(text, ", ...");
-      absl::StrAppend(&text, text.empty() ? "" : ", ", session.session_id, "/", lane.lane, "=",
-                      lane.accepted);
-    }
-  }
-  return text.empty() ? "none" : text;
-}
 
 absl::Status UnknownFlush(const std::string& flush_id, uint64_t generation) {
   return MakeError(
@@ -80,15 +45,15 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, floa
       answer = ended_;
     } else if (absl::Status arguments = CheckFlushArguments(config_, gradient_scale); !arguments.ok()) {
       answer = arguments;
-    } else if (generation != window_.generation) {
-      answer = PositionErrorLocked(
-          absl::StatusCode::kAborted, RejectReason::kGeneration, "generation",
-          absl::StrCat("generation is ", generation, "; the server is at ", window_.generation), "");
+    } else if (absl::Status place = CheckGenerationLocked(generation); !place.ok()) {
+      answer = place;
+    } else if (window_.step.has_value()) {
+      answer = CheckOpenLocked();
     } else if (window_.state != WindowState::kOpen) {
-      if (!Same(marks, window_.flush_marks)) {
+      if (!Same(marks, window_.marks)) {
         answer = MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kFlushArguments, "marks",
                            absl::StrCat("a flush of generation ", generation, " is under way with marks ",
-                                        ToText(window_.flush_marks), "; this call names ", ToText(marks)));
+                                        ToText(window_.marks), "; this call names ", ToText(marks)));
       } else if (gradient_scale != window_.flush_scale) {
         answer = MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kFlushArguments, kScale,
                            absl::StrCat("a flush of generation ", generation, " is under way with ", kScale,
@@ -99,37 +64,90 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, floa
         window_.flush_waiters.push_back(std::move(done));
         return;
       }
+    } else if (!draining_.ok()) {
+      answer = draining_;
     } else if (absl::Status match = ledger_.Match(marks); !match.ok()) {
       answer = match;
     } else {
       window_.state = WindowState::kFreezing;
-      window_.flush_marks = std::move(marks);
+      window_.marks = std::move(marks);
       window_.flush_scale = gradient_scale;
       window_.flush_waiters.push_back(std::move(done));
       window_.flush_begun = absl::Now();
-      environment_.scheduler->PostLast(shared_from_this(), [self = shared_from_this()] { self->Freeze(); });
+      PostLastLocked(window_.marks, [self = shared_from_this()] { self->Freeze(); });
       return;
     }
   }
   done(std::move(answer));
 }
 
+// ABORTED with the server's position; FAILED_PRECONDITION for the window behind one that a flush still holds.
+absl::Status Head::CheckGenerationLocked(uint64_t generation) const {
+  if (generation == window_.generation) return absl::OkStatus();
+  if (second_gradient_ != nullptr && InNextWindowLocked(generation)) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kGeneration, "generation",
+        absl::StrCat("generation is ", generation, "; generation ", window_.generation,
+                     " is frozen by flush ", window_.flush.flush_id, " (commit or abort that first)"));
+  }
+  return PositionErrorLocked(
+      absl::StatusCode::kAborted, RejectReason::kGeneration, "generation",
+      absl::StrCat("generation is ", generation, "; the server is at ", window_.generation), "");
+}
+
+absl::Status Head::CheckOpenLocked() const {
+  if (window_.state == WindowState::kOpen) return absl::OkStatus();
+  const bool step = window_.step.has_value();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "generation",
+                   absl::StrCat("generation ", window_.generation,
+                                step ? " is being consumed by a step"
+                                : window_.state == WindowState::kFrozen
+                                    ? " is frozen by a flush (commit or abort it first)"
+                                    : " is about to be frozen by a flush"));
+}
+
+void Head::PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::function<void()> task) {
+  last_tasks_.push_back(std::move(marks));
+  environment_.scheduler->PostLast(shared_from_this(), [self = shared_from_this(), task = std::move(task)] {
+    {
+      const std::lock_guard lock(self->mutex_);
+      self->last_tasks_.pop_front();
+    }
+    task();
+  });
+}
+
+// What a call did to the window that the device has yet to do to its gradients.
+void Head::PostWindowWorkLocked(std::function<void()> task) {
+  ++window_work_;
+  environment_.scheduler->Post(this, [self = shared_from_this(), task = std::move(task)] {
+    task();
+    ++self->gradient_changes_;
+    const std::lock_guard lock(self->mutex_);
+    --self->window_work_;
+  });
+}
+
+Gradient* Head::GradientOfLocked(uint64_t generation) const {
+  return InNextWindowLocked(generation) ? OtherGradientLocked() : window_gradient_;
+}
+
 void Head::Freeze() {
   // Everything accepted before the flush has been processed by now. Marks may have gone back since, if a
   // stream was cut.
   absl::StatusOr<FlushInfo> answer = FlushInfo{};
-  float scale = 1.0f;
+  ScaledGradient gradient;
   {
     const std::lock_guard lock(mutex_);
-    scale = window_.flush_scale;
-    absl::Status match = ended_.ok() ? ledger_.Match(window_.flush_marks) : ended_;
+    gradient = {window_gradient_, window_.flush_scale};
+    absl::Status match = ended_.ok() ? ledger_.Match(window_.marks) : ended_;
     if (!match.ok()) answer = match;
   }
   if (answer.ok()) {
     answer->flush_id = RandomId();
     answer->rows = config_.vocab_size;
     answer->columns = config_.hidden_size;
-    if (absl::Status summarized = Summarize(scale, &*answer); !summarized.ok()) {
+    if (absl::Status summarized = Summarize(gradient, &*answer); !summarized.ok()) {
       EndByFailure(summarized);
       answer = summarized;
     }
@@ -142,6 +160,7 @@ void Head::Freeze() {
     if (answer.ok()) {
       answer->window_tokens = window_.tokens;
       window_.flush = *answer;
+      ledger_.Freeze();
       ++environment_.counters->flushes_begun;
       environment_.counters->flush_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - window_.flush_begun));
     }
@@ -152,34 +171,45 @@ void Head::Freeze() {
   for (const auto& waiter : window_waiters) waiter();
 }
 
-absl::Status Head::ReadScaledRows(int64_t first_row, int64_t rows, float scale, float* out) {
-  absl::Status status = ReadGradientSum(first_row, rows, out);
-  if (!status.ok() || scale == 1.0f) return status;
-  for (float& value : std::span(out, static_cast<size_t>(rows * config_.hidden_size))) value *= scale;
+absl::Status Head::ReadScaledRows(const ScaledGradient& gradient, int64_t first_row, int64_t rows,
+                                  float* out) {
+  absl::Status status = ReadGradientSum(gradient.of, first_row, rows, out);
+  if (!status.ok() || gradient.scale == 1.0f) return status;
+  for (float& value : std::span(out, static_cast<size_t>(rows * config_.hidden_size))) {
+    value *= gradient.scale;
+  }
   return absl::OkStatus();
 }
 
-absl::Status Head::ReadScaledBias(int64_t first_row, int64_t rows, float scale, float* out) {
-  absl::Status status = ReadBiasGradientSum(first_row, rows, out);
-  if (!status.ok() || scale == 1.0f) return status;
-  for (float& value : std::span(out, static_cast<size_t>(rows))) value *= scale;
+absl::Status Head::ReadScaledBias(const ScaledGradient& gradient, int64_t first_row, int64_t rows,
+                                  float* out) {
+  absl::Status status = ReadBiasGradientSum(gradient.of, first_row, rows, out);
+  if (!status.ok() || gradient.scale == 1.0f) return status;
+  for (float& value : std::span(out, static_cast<size_t>(rows))) value *= gradient.scale;
   return absl::OkStatus();
 }
 
-absl::Status Head::Summarize(float scale, FlushInfo* flush) {
-  GradientSummarizer summarizer;
+absl::Status Head::ForEachPiece(const ScaledGradient& gradient,
+                                absl::FunctionRef<void(std::span<const float> rows)> add) {
   const int64_t rows_per_piece = std::max<int64_t>(1, kPieceBytes / 4 / config_.hidden_size);
   std::vector<float> piece(
       static_cast<size_t>(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size));
   for (int64_t row = 0; row < config_.vocab_size; row += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, config_.vocab_size - row);
-    if (absl::Status status = ReadScaledRows(row, rows, scale, piece.data()); !status.ok()) return status;
-    summarizer.Add({piece.data(), static_cast<size_t>(rows * config_.hidden_size)});
+    if (absl::Status status = ReadScaledRows(gradient, row, rows, piece.data()); !status.ok()) return status;
+    add({piece.data(), static_cast<size_t>(rows * config_.hidden_size)});
   }
+  return absl::OkStatus();
+}
+
+absl::Status Head::Summarize(const ScaledGradient& gradient, FlushInfo* flush) {
+  GradientSummarizer summarizer;
+  const auto add = [&summarizer](std::span<const float> rows) { summarizer.Add(rows); };
+  if (absl::Status status = ForEachPiece(gradient, add); !status.ok()) return status;
   flush->summary = summarizer.Finish();
   if (!config_.bias) return absl::OkStatus();
   std::vector<float> bias(static_cast<size_t>(config_.vocab_size));
-  if (absl::Status status = ReadScaledBias(0, config_.vocab_size, scale, bias.data()); !status.ok()) {
+  if (absl::Status status = ReadScaledBias(gradient, 0, config_.vocab_size, bias.data()); !status.ok()) {
     return status;
   }
   GradientSummarizer of_bias;
@@ -188,12 +218,14 @@ absl::Status Head::Summarize(float scale, FlushInfo* flush) {
   return absl::OkStatus();
 }
 
-absl::Status Head::CheckFlush(const std::string& flush_id) const { return ScaleOf(flush_id).status(); }
+absl::Status Head::CheckFlush(const std::string& flush_id) const { return GradientOf(flush_id).status(); }
 
-absl::StatusOr<float> Head::ScaleOf(const std::string& flush_id) const {
+absl::StatusOr<Head::ScaledGradient> Head::GradientOf(const std::string& flush_id) const {
   const std::lock_guard lock(mutex_);
   if (!ended_.ok()) return ended_;
-  if (window_.state == WindowState::kFrozen && window_.flush.flush_id == flush_id) return window_.flush_scale;
+  if (window_.state == WindowState::kFrozen && window_.flush.flush_id == flush_id) {
+    return ScaledGradient{window_gradient_, window_.flush_scale};
+  }
   return UnknownFlush(flush_id, window_.generation);
 }
 
@@ -201,15 +233,15 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
                         RowsOut out, std::function<void(absl::Status)> done) {
   environment_.scheduler->Post(
       this, [self = shared_from_this(), flush_id, first_row, rows, type, out, done = std::move(done)] {
-        const absl::StatusOr<float> scale = self->ScaleOf(flush_id);
-        if (!scale.ok()) return done(scale.status());
+        const absl::StatusOr<ScaledGradient> gradient = self->GradientOf(flush_id);
+        if (!gradient.ok()) return done(gradient.status());
         const bool wanted_wide = type == kernels::DataType::kFloat32;
         const int64_t count = rows * self->config_.hidden_size;
         std::vector<float> wide(static_cast<size_t>(wanted_wide ? 0 : count));
         absl::Status status = self->ReadScaledRows(
-            first_row, rows, *scale, wanted_wide ? static_cast<float*>(out.matrix) : wide.data());
+            *gradient, first_row, rows, wanted_wide ? static_cast<float*>(out.matrix) : wide.data());
         if (status.ok() && out.bias != nullptr && self->config_.bias) {
-          status = self->ReadScaledBias(first_row, rows, *scale, out.bias);
+          status = self->ReadScaledBias(*gradient, first_row, rows, out.bias);
         }
         if (!status.ok()) {
           self->EndByFailure(status);
@@ -232,26 +264,33 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
     if (window_.state != WindowState::kFrozen || window_.flush.flush_id != flush_id) {
       return UnknownFlush(flush_id, window_.generation);
     }
-    // Posted under the lock, so before any chunk of the next generation.
-    environment_.scheduler->Post(this, [self = shared_from_this()] {
-      self->backend_->ResetGradient();
+    // Posted under the lock, so before any chunk that is to be added to this gradient again.
+    PostWindowWorkLocked([self = shared_from_this(), flushed = window_gradient_] {
+      self->backend_->Reset(flushed);
       for (const auto& session : self->DeterministicInOrder()) {
         self->backend_->Reset(session->memory.gradient.get());
       }
     });
-    generation = ++window_.generation;
-    window_.state = WindowState::kOpen;
-    window_.tokens = 0;
+    if (second_gradient_ != nullptr) window_gradient_ = OtherGradientLocked();
+    waiters = BeginWindowLocked();
+    generation = window_.generation;
     window_.last_committed_flush = flush_id;
     window_.last_committed_generation = generation;
-    ledger_.BeginWindow();
-    DropGradientsLocked();
-    for (const auto& [id, session] : deterministic_) session->tiles.BeginWindow();
     ++environment_.counters->flushes_committed;
-    waiters = TakeWaitersLocked();
   }
   for (const auto& waiter : waiters) waiter();
   return generation;
+}
+
+// The one behind a window that was flushed or stepped; returns who waits for it.
+std::vector<std::function<void()>> Head::BeginWindowLocked() {
+  ++window_.generation;
+  window_.state = WindowState::kOpen;
+  window_.tokens = std::exchange(window_.next_tokens, 0);
+  ledger_.BeginWindow();
+  DropGradientsLocked();
+  for (const auto& [id, session] : deterministic_) session->tiles.BeginWindow();
+  return TakeWaitersLocked();
 }
 
 absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
@@ -265,6 +304,14 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
       return UnknownFlush(flush_id, window_.generation);
     }
     window_.state = WindowState::kOpen;
+    window_.tokens += std::exchange(window_.next_tokens, 0);
+    ledger_.Reopen();
+    if (second_gradient_ != nullptr) {
+      // Behind every chunk that was taken for the next window, and before any that comes now.
+      PostWindowWorkLocked([self = shared_from_this(), from = OtherGradientLocked(), to = window_gradient_] {
+        if (absl::Status folded = self->backend_->Fold(from, to); !folded.ok()) self->EndByFailure(folded);
+      });
+    }
     window_.last_aborted_flush = flush_id;
     window_.last_aborted_generation = window_.generation;
     generation = window_.generation;

@@ -82,7 +82,7 @@ void Head::CommitWrite(const std::string& write_id, std::function<void(absl::Sta
     } else {
       publishing_ = true;
       publish_waiters_.push_back(std::move(done));
-      environment_.scheduler->PostLast(shared_from_this(), [self = shared_from_this()] { self->Publish(); });
+      PostLastLocked(std::nullopt, [self = shared_from_this()] { self->Publish(); });
       return;
     }
   }

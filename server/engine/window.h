@@ -1,4 +1,4 @@
-// The gradient window of a head: what accumulates between two flushes.
+// The gradient window of a head: what accumulates between two flushes or steps of the optimizer.
 #ifndef LOSSD_SERVER_ENGINE_WINDOW_H_
 #define LOSSD_SERVER_ENGINE_WINDOW_H_
 
@@ -12,11 +12,14 @@
 #include "absl/time/time.h"
 #include "server/engine/accumulation_ledger.h"
 #include "server/engine/gradient_summary.h"
+#include "server/engine/optimizer_step.h"
 
 namespace lossd::engine {
 
 //   open ──BeginFlush──▶ freezing ──everything applied──▶ frozen ──CommitFlush──▶ open (generation + 1)
 //                           └──marks no longer true──▶ open        └──AbortFlush──▶ open (same generation)
+//   open ──ApplyStep───▶ freezing ──everything applied, the step taken──▶ open (generation + 1)
+//                           └──marks no longer true──▶ open
 enum class WindowState { kOpen, kFreezing, kFrozen };
 
 struct FlushInfo {
@@ -35,9 +38,12 @@ struct Window {
   uint64_t generation = 1;
   WindowState state = WindowState::kOpen;
   uint64_t tokens = 0;  // valid tokens in dW
+  // While frozen, of a head with a second gradient: those of the next window that are in that one.
+  uint64_t next_tokens = 0;
 
-  // While freezing or frozen: the arguments it was begun with, sorted, and its answer.
-  std::vector<SessionMarks> flush_marks;
+  // While freezing or frozen: the marks that whatever ends the window was begun with, in canonical form.
+  std::vector<SessionMarks> marks;
+  // Of a flush, its other argument and its answer.
   float flush_scale = 1.0f;
   FlushInfo flush;
   std::vector<FlushCallback> flush_waiters;
@@ -48,6 +54,12 @@ struct Window {
   uint64_t last_committed_generation = 0;
   std::string last_aborted_flush;
   uint64_t last_aborted_generation = 0;
+
+  // While freezing for a step. Those who asked for the same one again wait with the first.
+  std::optional<StepRequest> step;
+  std::vector<StepCallback> step_waiters;
+  absl::Time step_begun;
+  StepRecord last_step;
 };
 
 }  // namespace lossd::engine

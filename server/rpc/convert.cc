@@ -181,6 +181,28 @@ std::vector<engine::SessionMarks> ToEngine(
   return all;
 }
 
+engine::StepRequest ToEngine(const v1::ApplyStepRequest& request) {
+  engine::StepRequest step{.learning_rate = request.learning_rate()};
+  if (request.has_gradient_scale()) step.gradient_scale = request.gradient_scale();
+  if (request.skip_non_finite()) step.non_finite = engine::NonFinite::kSkip;
+  if (request.has_weight_decay()) step.weight_decay = request.weight_decay();
+  if (request.has_momentum()) step.momentum = request.momentum();
+  if (request.has_beta1()) step.beta1 = request.beta1();
+  if (request.has_beta2()) step.beta2 = request.beta2();
+  return step;
+}
+
+void ToProto(const engine::StepResult& step, v1::ApplyStepResponse* response) {
+  response->set_generation(step.generation);
+  response->set_weight_version(step.weight_version);
+  response->set_step(step.step);
+  response->set_skipped(step.skipped);
+  response->set_norm(step.stats.norm);
+  response->set_bias_norm(step.stats.bias_norm);
+  response->set_non_finite(step.stats.non_finite);
+  response->set_window_tokens(step.window_tokens);
+}
+
 void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   v1::HeadConfig* config = head->mutable_config();
   config->set_name(info.config.name);

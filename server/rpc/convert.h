@@ -33,12 +33,15 @@ v1::RegionKind ToProto(engine::RegionKind kind);
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request);
 std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
 
+engine::StepRequest ToEngine(const v1::ApplyStepRequest& request);
+
 // A request that holds a chunk. Takes its payload without copying it, unless it came in so small pieces that
 // much more memory than it has would be kept with it. Never fails: what cannot be represented is noted in
 // decode_status, and the chunk is rejected in its turn.
 engine::Chunk ToEngine(wire::ReceivedRequest request);
 
 void ToProto(const engine::HeadInfo& info, v1::Head* head);
+void ToProto(const engine::StepResult& step, v1::ApplyStepResponse* response);
 void ToProto(const engine::MemoryItem& item, v1::MemoryItem* proto);
 void ToProto(const engine::LaneMarks& marks, v1::LaneMarks* proto);
 // The ComputeResponse with the answer as its result, which refers to its dX and frees it in the end.

@@ -129,4 +129,47 @@ grpc::ServerUnaryReactor* GradientService::AbortFlush(grpc::CallbackServerContex
   return reactor;
 }
 
+grpc::ServerUnaryReactor* GradientService::GradientStats(grpc::CallbackServerContext* context,
+                                                         const v1::GradientStatsRequest* request,
+                                                         v1::GradientStatsResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
+  const absl::Status status = head.ok() ? CheckMarks(request->marks()) : head.status();
+  if (!status.ok()) {
+    reactor->Finish(ToGrpc(status, engine_->counters()));
+    return reactor;
+  }
+  (*head)->ReadStats(request->generation(), ToEngine(request->marks()),
+                     request->has_gradient_scale() ? request->gradient_scale() : 1.0,
+                     [this, reactor, response](const absl::StatusOr<engine::Head::WindowStats>& stats) {
+                       if (stats.ok()) {
+                         response->set_norm(stats->gradient.norm);
+                         response->set_bias_norm(stats->gradient.bias_norm);
+                         response->set_largest(stats->gradient.largest);
+                         response->set_non_finite(stats->gradient.non_finite);
+                         response->set_window_tokens(stats->window_tokens);
+                       }
+                       reactor->Finish(ToGrpc(stats.status(), engine_->counters()));
+                     });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GradientService::ApplyStep(grpc::CallbackServerContext* context,
+                                                     const v1::ApplyStepRequest* request,
+                                                     v1::ApplyStepResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
+  const absl::Status status = head.ok() ? CheckMarks(request->marks()) : head.status();
+  if (!status.ok()) {
+    reactor->Finish(ToGrpc(status, engine_->counters()));
+    return reactor;
+  }
+  (*head)->ApplyStep(request->generation(), ToEngine(request->marks()), ToEngine(*request),
+                     [this, reactor, response](const absl::StatusOr<engine::StepResult>& step) {
+                       if (step.ok()) ToProto(*step, response);
+                       reactor->Finish(ToGrpc(step.status(), engine_->counters()));
+                     });
+  return reactor;
+}
+
 }  // namespace lossd::rpc

@@ -1,4 +1,4 @@
-// GradientService: the two-phase flush.
+// GradientService: the two-phase flush, and the optimizer.
 #ifndef LOSSD_SERVER_RPC_GRADIENT_SERVICE_H_
 #define LOSSD_SERVER_RPC_GRADIENT_SERVICE_H_
 
@@ -22,6 +22,12 @@ class GradientService final : public v1::GradientService::CallbackService {
   grpc::ServerUnaryReactor* AbortFlush(grpc::CallbackServerContext* context,
                                        const v1::AbortFlushRequest* request,
                                        v1::AbortFlushResponse* response) override;
+  grpc::ServerUnaryReactor* GradientStats(grpc::CallbackServerContext* context,
+                                          const v1::GradientStatsRequest* request,
+                                          v1::GradientStatsResponse* response) override;
+  grpc::ServerUnaryReactor* ApplyStep(grpc::CallbackServerContext* context,
+                                      const v1::ApplyStepRequest* request,
+                                      v1::ApplyStepResponse* response) override;
 
  private:
   engine::Engine* const engine_;

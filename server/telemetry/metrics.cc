@@ -110,6 +110,11 @@ void CollectWork(const engine::Counters& counters, Families& families) {
   families.Counter({{"phase", "begun"}}, counters.flushes_begun);
   families.Counter({{"phase", "committed"}}, counters.flushes_committed);
   families.Counter({{"phase", "aborted"}}, counters.flushes_aborted);
+  families.Begin("lossd_steps_total",
+                 "Steps of heads' optimizers; skipped: the gradient was not finite, and it was asked for.",
+                 MetricType::Counter);
+  families.Counter({{"outcome", "applied"}}, counters.steps_applied);
+  families.Counter({{"outcome", "skipped"}}, counters.steps_skipped);
   families.Begin("lossd_weight_versions_total", "Weight versions published.", MetricType::Counter);
   families.Counter({}, counters.weight_versions);
   families.Begin("lossd_rejected_total", "Chunks and calls that were refused, by reason.",
@@ -140,6 +145,9 @@ void CollectDurations(const engine::Counters& counters, Families& families) {
   families.Begin("lossd_flush_freeze_seconds", "Time from BeginFlush until the window is frozen.",
                  MetricType::Histogram);
   families.Histogram({}, counters.flush_seconds);
+  families.Begin("lossd_step_seconds", "Time from ApplyStep until the next window is open.",
+                 MetricType::Histogram);
+  families.Histogram({}, counters.step_seconds);
 }
 
 void CollectState(const engine::Engine& engine, Families& families) {

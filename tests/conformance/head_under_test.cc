@@ -157,7 +157,7 @@ HeadUnderTest::HeadUnderTest(Device* device, const Problem& problem)
 }
 
 void HeadUnderTest::Publish(const std::vector<unsigned char>& weights, const std::vector<float>& bias) {
-  absl::StatusOr<HostBuffer> staged = HostBuffer::Create(config_.weight_bytes(), Commit::kNow);
+  absl::StatusOr<HostBuffer> staged = HostBuffer::Create(config_.staged_bytes(), Commit::kNow);
   ASSERT_TRUE(staged.ok()) << staged.status();
   std::memcpy(staged->data(), weights.data(), weights.size());
   absl::StatusOr<HostBuffer> staged_bias = HostBuffer::Create(config_.bias_bytes(), Commit::kNow);

@@ -83,6 +83,7 @@ class HeadUnderTest {
   // With the problem's, its class weights and its bias.
   HeadUnderTest(Device* device, const Problem& problem);
 
+  // Weights of the head's master_type.
   void Publish(const std::vector<unsigned char>& weights, const std::vector<float>& bias = {});
   std::unique_ptr<BatchUnderWay> Start(const RowKind& kind, std::vector<ChunkInput> chunks);
   std::vector<ChunkOutput> Run(const RowKind& kind, std::vector<ChunkInput> chunks);

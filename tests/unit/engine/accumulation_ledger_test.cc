@@ -132,5 +132,41 @@ TEST(AccumulationLedger, MemoryDoesNotGrowWithTheNumberOfChunks) {
   EXPECT_EQ(lane.applied, 100000U);
 }
 
+TEST(AccumulationLedgerTest, WhileAWindowIsFrozenTheNextOneCountsFromThere) {
+  AccumulationLedger ledger;
+  const auto take = [&ledger](const char* session) {
+    AccumulationLedger::Lane& lane = ledger.Find(session)->lanes[0];
+    AccumulationLedger::Accept(lane);
+    AccumulationLedger::Start(lane);
+    AccumulationLedger::Apply(lane, lane.accepted);
+  };
+  ledger.Add("a", "a", 0, 1);
+  ledger.Add("b", "b", 1, 1);
+  take("a");
+  ledger.Freeze();
+  take("a");
+  take("b");
+  ledger.Add("c", "c", 2, 1);
+  take("c");
+  ASSERT_EQ(ledger.WindowMarks().size(), 1U);
+  EXPECT_EQ(ledger.WindowMarks()[0].session_id, "a");
+  EXPECT_EQ(ledger.WindowMarks()[0].lanes[0].accepted, 1U);
+  EXPECT_EQ(ledger.WindowMarks()[0].lanes[0].applied, 1U);
+
+  AccumulationLedger aborted = ledger;
+  aborted.Reopen();
+  EXPECT_EQ(aborted.WindowMarks().size(), 3U) << "all of it is in one window now";
+  EXPECT_EQ(aborted.WindowMarks()[0].lanes[0].accepted, 2U);
+
+  ledger.Close("b");
+  ledger.BeginWindow();
+  ASSERT_EQ(ledger.WindowMarks().size(), 3U);
+  EXPECT_EQ(ledger.WindowMarks()[0].lanes[0].accepted, 2U);
+  EXPECT_NE(ledger.Find("b"), nullptr) << "the new window holds something of it";
+  ledger.BeginWindow();
+  EXPECT_TRUE(ledger.WindowMarks().empty());
+  EXPECT_EQ(ledger.Find("b"), nullptr);
+}
+
 }  // namespace
 }  // namespace lossd::engine

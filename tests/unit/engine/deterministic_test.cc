@@ -391,5 +391,36 @@ TEST_F(DeterministicTest, ADeletedHeadGivesEverythingBack) {
   EXPECT_EQ(engine_->budget().reserved(), 1 << 20) << "the device's own";
 }
 
+TEST_F(DeterministicTest, StatsInTheMiddleOfAWindowLeaveNoTraceInIt) {
+  SendInOrder(Attach(Open("a", 0)));
+  const std::vector<float> undisturbed = Flush();
+  Create({});
+  const LaneAttachment lane = Attach(Open("a", 0));
+  const auto ask = [&](std::vector<SessionMarks> marks) {
+    std::promise<absl::StatusOr<Head::WindowStats>> answer;
+    head_->ReadStats(1, std::move(marks), 1,
+                     [&](absl::StatusOr<Head::WindowStats> stats) { answer.set_value(std::move(stats)); });
+    return answer.get_future().get();
+  };
+  const uint64_t next = SendInOrder(lane, 40);
+  ASSERT_TRUE(ask({}).ok());
+  std::vector<SessionMarks> wrong = head_->Info().window_marks;
+  ++wrong[0].lanes[0].accepted;
+  EXPECT_FALSE(ask(wrong).ok());
+  uint64_t sequence = next;
+  for (int64_t place = 40; place < kTokens;) {
+    const int64_t end = std::min({place + kMostTokens, EndOfOptions(place), kTokens});
+    Submit(lane, MakeChunk(sequence++, place, end - place));
+    place = end;
+  }
+  const absl::StatusOr<Head::WindowStats> whole = ask(head_->Info().window_marks);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const absl::StatusOr<FlushInfo> flush = BeginFlush();
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  EXPECT_TRUE(SameBits(Read(*flush), undisturbed));
+  EXPECT_EQ(whole->gradient.norm, flush->summary.norm);
+  EXPECT_EQ(whole->window_tokens, flush->window_tokens);
+}
+
 }  // namespace
 }  // namespace lossd::engine

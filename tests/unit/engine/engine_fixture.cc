@@ -107,6 +107,35 @@ absl::StatusOr<FlushInfo> EngineFixture::BeginFlush(uint64_t generation, std::ve
   return answer.get_future().get();
 }
 
+absl::StatusOr<StepResult> EngineFixture::ApplyStep(uint64_t generation, std::vector<SessionMarks> marks,
+                                                    const StepRequest& request) {
+  std::promise<absl::StatusOr<StepResult>> answer;
+  head->ApplyStep(generation, std::move(marks), request,
+                  [&](absl::StatusOr<StepResult> step) { answer.set_value(std::move(step)); });
+  return answer.get_future().get();
+}
+
+absl::StatusOr<Head::WindowStats> EngineFixture::ReadStats(uint64_t generation,
+                                                           std::vector<SessionMarks> marks,
+                                                           double gradient_scale) {
+  std::promise<absl::StatusOr<Head::WindowStats>> answer;
+  head->ReadStats(generation, std::move(marks), gradient_scale,
+                  [&](absl::StatusOr<Head::WindowStats> stats) { answer.set_value(std::move(stats)); });
+  return answer.get_future().get();
+}
+
+float EngineFixture::Weight() {
+  std::promise<void> read;
+  std::vector<float> row(static_cast<size_t>(head->config().hidden_size));
+  head->ReadWeights(0, 1, kernels::DataType::kFloat32, {row.data()},
+                    [&](const absl::StatusOr<uint64_t>& version) {
+                      EXPECT_TRUE(version.ok()) << version.status();
+                      read.set_value();
+                    });
+  read.get_future().wait();
+  return row[0];
+}
+
 float EngineFixture::GradientSum() {
   engine->WaitIdle();
   const absl::StatusOr<FlushInfo> flush = BeginFlush(head->Info().generation, Marks());

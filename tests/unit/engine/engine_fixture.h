@@ -59,6 +59,13 @@ class EngineFixture {
   // Waits for the answer.
   absl::StatusOr<FlushInfo> BeginFlush(uint64_t generation, std::vector<SessionMarks> marks,
                                        float gradient_scale = 1.0f);
+  // Waits for the answer.
+  absl::StatusOr<StepResult> ApplyStep(uint64_t generation, std::vector<SessionMarks> marks,
+                                       const StepRequest& request);
+  absl::StatusOr<Head::WindowStats> ReadStats(uint64_t generation, std::vector<SessionMarks> marks,
+                                              double gradient_scale = 1);
+  // The first weight; all are alike. The fake optimizer: fake_device.h.
+  float Weight();
   // The fake gradient: the sum of the scales of what was accumulated. Flushes and aborts.
   float GradientSum();
 

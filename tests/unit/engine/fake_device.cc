@@ -1,6 +1,8 @@
 #include "tests/unit/engine/fake_device.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <deque>
 #include <utility>
 
@@ -100,7 +102,11 @@ struct FakeGradient : Gradient {
 class FakeBackend : public HeadBackend {
  public:
   FakeBackend(HeadConfig config, FakeGate* gate, FakeOptions options, Ring* ring)
-      : config_(std::move(config)), gate_(gate), options_(options), ring_(ring) {}
+      : config_(std::move(config)),
+        gate_(gate),
+        options_(options),
+        ring_(ring),
+        moment_(static_cast<size_t>(config_.optimizer.moments() > 0 ? config_.elements() : 0)) {}
 
   absl::Status PublishWeights(WeightBuffers staged) override {
     weights_ = std::move(staged.weights);
@@ -108,9 +114,9 @@ class FakeBackend : public HeadBackend {
     return absl::OkStatus();
   }
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override {
-    const int64_t size = kernels::SizeOf(config_.weight_type);
-    kernels::Convert(config_.weight_type, weights_.data() + first_row * config_.hidden_size * size, type, out,
-                     rows * config_.hidden_size);
+    const int64_t size = kernels::SizeOf(config_.master_type());
+    kernels::Convert(config_.master_type(), weights_.data() + first_row * config_.hidden_size * size, type,
+                     out, rows * config_.hidden_size);
     return absl::OkStatus();
   }
   absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override {
@@ -147,9 +153,102 @@ class FakeBackend : public HeadBackend {
     return absl::OkStatus();
   }
   void Reset(Gradient* gradient) override { Find(gradient).sum = 0; }
+
+  absl::Status Fold(Gradient* from, Gradient* to) override {
+    if (gate_->failing()) return absl::InternalError("nothing can be added any more");
+    Find(to).sum += std::exchange(Find(from).sum, 0.0f);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale) override {
+    if (gate_->failing()) return absl::InternalError("nothing can be read any more");
+    const float sum = gradient == nullptr ? own_.sum : static_cast<const FakeGradient*>(gradient)->sum;
+    return StatsOf(static_cast<float>(scale) * sum);
+  }
+  absl::StatusOr<GradientStats> ApplyStep(const Gradient* gradient, const StepArguments& arguments) override {
+    absl::StatusOr<GradientStats> stats = Summarize(gradient, arguments.gradient_scale);
+    if (!stats.ok()) return stats;
+    const float sum = gradient == nullptr ? own_.sum : static_cast<const FakeGradient*>(gradient)->sum;
+    const float scaled = static_cast<float>(arguments.gradient_scale) * sum;
+    const auto rate = static_cast<float>(arguments.learning_rate);
+    const float kept = 1 - rate * static_cast<float>(arguments.optimizer.weight_decay);
+    std::vector<float> weights(static_cast<size_t>(config_.elements()));
+    kernels::Convert(config_.master_type(), weights_.data(), kernels::DataType::kFloat32, weights.data(),
+                     config_.elements());
+    for (size_t i = 0; i < weights.size(); ++i) {
+      weights[i] = kept * weights[i] - rate * (scaled + (moment_.empty() ? 0 : moment_[i]));
+    }
+    for (float& moment : moment_) moment += scaled;
+    kernels::Convert(kernels::DataType::kFloat32, weights.data(), config_.master_type(), weights_.data(),
+                     config_.elements());
+    auto* bias = reinterpret_cast<float*>(bias_.data());
+    for (int64_t i = 0; config_.bias && i < config_.vocab_size; ++i) bias[i] -= rate * 2 * scaled;
+    return stats;
+  }
+
+  std::vector<StateTensor> StateTensors() const override {
+    std::vector<StateTensor> tensors = {{config_.master_weights ? "master_weight" : "weight",
+                                         config_.master_type(), config_.vocab_size, config_.hidden_size}};
+    if (config_.bias) tensors.push_back({"bias", kernels::DataType::kFloat32, config_.vocab_size, 1});
+    if (!moment_.empty()) {
+      tensors.push_back({"exp_avg", kernels::DataType::kFloat32, config_.vocab_size, config_.hidden_size});
+    }
+    return tensors;
+  }
+  absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override {
+    const auto [data, row_bytes] = Find(tensor);
+    if (gate_->failing() || data == nullptr) return absl::InternalError("nothing can be read");
+    std::memcpy(out, data + first_row * row_bytes, static_cast<size_t>(rows * row_bytes));
+    return absl::OkStatus();
+  }
+  absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
+                          const void* in) override {
+    if (weights_.size() == 0) {
+      weights_ = *HostBuffer::Create(config_.staged_bytes(), Commit::kNow);
+      bias_ = *HostBuffer::Create(config_.bias_bytes(), Commit::kNow);
+    }
+    const auto [data, row_bytes] = Find(tensor);
+    if (gate_->failing() || data == nullptr) return absl::InternalError("nothing can be written");
+    std::memcpy(data + first_row * row_bytes, in, static_cast<size_t>(rows * row_bytes));
+    return absl::OkStatus();
+  }
+  absl::Status WriteGradient(Gradient* gradient, int64_t /*first_row*/, int64_t /*rows*/, const float* dw,
+                             const float* /*bias*/) override {
+    if (gate_->failing()) return absl::InternalError("nothing can be written");
+    Find(gradient).sum = dw[0];
+    return absl::OkStatus();
+  }
   MemoryPlan MemoryReport() const override { return {}; }
 
  private:
+  // Its bytes and those of a row; null if there is no such tensor.
+  std::pair<std::byte*, int64_t> Find(const std::string& tensor) {
+    const int64_t columns = config_.hidden_size;
+    if (tensor == (config_.master_weights ? "master_weight" : "weight")) {
+      return {reinterpret_cast<std::byte*>(weights_.data()),
+              columns * kernels::SizeOf(config_.master_type())};
+    }
+    if (tensor == "bias" && config_.bias) return {reinterpret_cast<std::byte*>(bias_.data()), 4};
+    if (tensor == "exp_avg" && !moment_.empty()) {
+      return {reinterpret_cast<std::byte*>(moment_.data()), columns * 4};
+    }
+    return {nullptr, 0};
+  }
+
+  // Of a gradient all of whose elements are this, and twice this those of the bias's.
+  GradientStats StatsOf(float value) const {
+    const auto elements = static_cast<double>(config_.elements());
+    const double biases = config_.bias ? static_cast<double>(config_.vocab_size) : 0;
+    GradientStats stats;
+    stats.norm = std::abs(value) * std::sqrt(elements);
+    stats.bias_norm = 2 * std::abs(value) * std::sqrt(biases);
+    if (!std::isfinite(value)) {
+      stats.non_finite = static_cast<int64_t>(elements + biases);
+    } else {
+      stats.largest = (config_.bias ? 2 : 1) * std::abs(value);
+    }
+    return stats;
+  }
+
   const HeadConfig config_;
   FakeGate* const gate_;
   const FakeOptions options_;
@@ -160,6 +259,7 @@ class FakeBackend : public HeadBackend {
 
   HostBuffer weights_;
   HostBuffer bias_;
+  std::vector<float> moment_;  // empty if the optimizer has none
   FakeGradient own_;
 };
 
@@ -193,7 +293,8 @@ class FakeDevice : public Device {
   std::string description() const override { return "fake"; }
   int64_t AvailableMemory() const override { return int64_t{1} << 40; }
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
-    return MemoryPlan{{"weights", config.weight_bytes()}, {"gradient", config.gradient_bytes()}};
+    return MemoryPlan{{"weights", config.weight_bytes()},
+                      {"gradient", (config.double_buffer ? 2 : 1) * config.gradient_bytes()}};
   }
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
     return std::make_unique<FakeBackend>(config, gate_, options_, &ring_);

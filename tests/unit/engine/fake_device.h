@@ -64,6 +64,11 @@ struct FakeOptions {
 // gradient_scale identifies a chunk: its losses are that times the token's weight, and each accumulated chunk
 // adds it to every element of the gradient. A log-sum-exp is the token's upstream gradient, a z-loss what the
 // kind says it is multiplied by, and every other return 1.
+//
+// Its optimizer is the same whatever its kind: with g, the gradient times gradient_scale, every weight w goes
+// to w·(1 − learning_rate·weight_decay) − learning_rate·(g + m), and m, one moment that is there if the
+// optimizer has any ("exp_avg", [V, H]), to m + g. The bias moves by twice of g and has no moment. Weights
+// with a master are kept as that alone.
 std::unique_ptr<Device> MakeFakeDevice(FakeGate* gate, FakeOptions options = {});
 
 }  // namespace lossd::engine
