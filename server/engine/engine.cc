@@ -38,7 +38,7 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
       budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes, options_.head_quota_bytes)),
       device_(std::move(device)),
       regions_(options_.regions, device_.get(), budget_),
-      scheduler_(device_.get(), options_.batching_window) {}
+      scheduler_(device_.get(), options_.batching_window, options_.device_loop) {}
 
 Engine::~Engine() = default;
 

@@ -51,6 +51,7 @@ struct EngineOptions {
   RegionLimits regions;
   // How long an idle device waits for more chunks before it starts a small batch.
   absl::Duration batching_window = absl::ZeroDuration();
+  DeviceLoop device_loop = DeviceLoop::kOwnThread;  // otherwise StepDevice runs it
   // Where checkpoints are kept; null: nowhere.
   std::shared_ptr<CheckpointStore> checkpoints = {};
   // Of the server that this one goes on from; empty: a new one.
@@ -145,6 +146,8 @@ class Engine {
   absl::Status Overload(absl::string_view field, absl::string_view message);
   // Waits until everything accepted so far has been applied and answered.
   void WaitIdle() { scheduler_.Flush(); }
+  // One turn of the device's loop, where nobody else runs it (EngineOptions::device_loop).
+  void StepDevice() { scheduler_.Step(); }
 
  private:
   Engine(EngineOptions options, std::unique_ptr<Device> device);
