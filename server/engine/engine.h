@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/engine/batch_scheduler.h"
+#include "server/engine/checkpoint_store.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
 #include "server/engine/head.h"
@@ -35,10 +36,12 @@ namespace lossd::engine {
 
 struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
+  int64_t head_quota_bytes = 0;                   // of that, one head with its sessions; 0: all of it
   ChunkLimits chunk_limits;
   int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
   int64_t session_credit_bytes = 0;               // that all lanes of a session may; 0: four lanes' worth
   int64_t staging_bytes = int64_t{2} << 30;       // of all sessions' credits together
+  int64_t head_staging_bytes = 0;                 // of that, those of one head's; 0: all of it
   int32_t max_lanes = 16;                         // of one session
   int64_t max_heads = 64;
   int64_t max_sessions = 1024;
@@ -48,6 +51,11 @@ struct EngineOptions {
   RegionLimits regions;
   // How long an idle device waits for more chunks before it starts a small batch.
   absl::Duration batching_window = absl::ZeroDuration();
+  DeviceLoop device_loop = DeviceLoop::kOwnThread;  // otherwise StepDevice runs it
+  // Where checkpoints are kept; null: nowhere.
+  std::shared_ptr<CheckpointStore> checkpoints = {};
+  // Of the server that this one goes on from; empty: a new one.
+  std::string incarnation = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };
@@ -64,6 +72,11 @@ struct OpenedSession {
   bool is_new = false;  // made by this call
 };
 
+struct SavedCheckpoint {
+  CheckpointInfo info;
+  int64_t bytes_written = 0;
+};
+
 class Engine {
  public:
   // RESOURCE_EXHAUSTED if the device's own memory does not fit the limit.
@@ -77,6 +90,7 @@ class Engine {
   Counters& counters() { return counters_; }
   const Counters& counters() const { return counters_; }
   const Device& device() const { return *device_; }
+  Device& device() { return *device_; }
   const MemoryBudget& budget() const { return *budget_; }
   RegionTable& regions() { return regions_; }
   const RegionTable& regions() const { return regions_; }
@@ -106,8 +120,23 @@ class Engine {
   int64_t sessions() const;
   // What open sessions hold of options().staging_bytes.
   int64_t staging_reserved() const;
+  std::map<std::string, int64_t> StagingByHead() const;  // the same, of every head there is
   // Closes sessions whose lease has ended, and ends waits for places (Head::ResumeStalled).
   void ExpireSessions();
+
+  // --- Checkpoints (engine_checkpoints.cc). They wait for the disk, and are made one at a time.
+
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& head, const std::string& tag);
+  // The newest if `tag` is empty. A head that is not there is created. If an error does not say otherwise
+  // (DATA_LOSS of a restore that broke off), nothing has changed.
+  absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag);
+  absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head);
+  // Of every head, when nothing comes any more: another engine with this incarnation and what this leaves
+  // behind in the folder goes on as if nothing had happened.
+  absl::StatusOr<std::vector<SavedCheckpoint>> SaveForDrain();
+  // Before anything comes: the heads of that drain, or without one those that the folder has, as of their
+  // newest checkpoints.
+  absl::StatusOr<std::vector<CheckpointInfo>> RestoreAtStart(const std::optional<DrainRecord>& drain);
 
   // From now on no session is opened, no stream attached and no chunk taken: UNAVAILABLE.
   void BeginDrain();
@@ -117,6 +146,8 @@ class Engine {
   absl::Status Overload(absl::string_view field, absl::string_view message);
   // Waits until everything accepted so far has been applied and answered.
   void WaitIdle() { scheduler_.Flush(); }
+  // One turn of the device's loop, where nobody else runs it (EngineOptions::device_loop).
+  void StepDevice() { scheduler_.Step(); }
 
  private:
   Engine(EngineOptions options, std::unique_ptr<Device> device);
@@ -124,6 +155,14 @@ class Engine {
   absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since);
   // What the session needs if it is a new one: a gradient, and memory for tiles. Nothing for frozen heads.
   absl::StatusOr<SessionMemory> MemoryOf(Head& head, const std::string& client_key, int32_t rank);
+  absl::StatusOr<SessionMemory> TakeMemory(const HeadConfig& config);
+  // With checkpoint_mutex_ held.
+  absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as);
+  absl::StatusOr<CheckpointInfo> Restore(CheckpointReader reader, Head::RestoreAs as);
+  absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
+                         Head::RestoreAs as);
+  void AdoptSessions(const Head& head);
+  int64_t StagingOfLocked(const Head* head) const;
   // What a session with so many lanes may have under way.
   int64_t CreditOf(int32_t lanes) const;
 
@@ -146,6 +185,7 @@ class Engine {
   std::unique_ptr<MemoryReservation> device_reservation_;
   RegionTable regions_;
 
+  std::mutex checkpoint_mutex_;  // taken before the others
   std::mutex create_mutex_;
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Head>> heads_;

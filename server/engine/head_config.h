@@ -65,6 +65,9 @@ struct HeadConfig {
   int64_t bias_gradient_bytes() const {
     return weight_gradients == WeightGradients::kFrozen ? 0 : bias_bytes();
   }
+  int64_t class_weight_bytes() const {
+    return class_weights == nullptr ? 0 : static_cast<int64_t>(class_weights->size() * sizeof(float));
+  }
   // What writes are staged in, and what the optimizer works on.
   kernels::DataType master_type() const { return master_weights ? kernels::DataType::kFloat32 : weight_type; }
   int64_t staged_bytes() const { return elements() * kernels::SizeOf(master_type()); }
@@ -79,6 +82,9 @@ std::string Describe(const HeadConfig& config);
 
 // INVALID_ARGUMENT naming the field and its value.
 absl::Status Validate(const HeadConfig& config);
+
+// 1 to 128 of [A-Za-z0-9._-], starting with a letter or a digit: of heads, and of tags of checkpoints.
+bool IsName(absl::string_view name);
 
 }  // namespace lossd::engine
 

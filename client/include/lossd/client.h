@@ -24,9 +24,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "lossd/checkpoint.h"
 #include "lossd/loss.h"
 #include "lossd/optimizer.h"
 #include "lossd/region.h"
+#include "lossd/weights.h"
 
 namespace lossd {
 
@@ -111,6 +113,7 @@ struct HeadInfo {
   int64_t open_sessions = 0;
   std::vector<MemoryItem> memory;
   int64_t optimizer_steps = 0;
+  int64_t staged_rows = 0;  // that have arrived of a weight write which is not committed yet
 };
 
 struct ServerStatus {
@@ -137,6 +140,10 @@ struct ServerMemory {
   };
   std::vector<Head> heads;
   std::vector<MemoryItem> shared;
+  // As the device tells, whoever uses it; 0 if it does not.
+  int64_t device_total_bytes = 0;
+  int64_t device_free_bytes = 0;
+  int64_t head_quota_bytes = 0;  // what one head may reserve with all its sessions; 0: no quota
 };
 
 // Bytes of messages, repeated ones too, without what gRPC and the network add; not what lies in regions.
@@ -144,9 +151,6 @@ struct Traffic {
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
 };
-
-// Called now and then during a transfer, from the thread that made the call, with 0 <= done <= total bytes.
-using Progress = std::function<void(int64_t done, int64_t total)>;
 
 // --- Sessions
 // -----------------------------------------------------------------------------------------------------------
@@ -276,8 +280,11 @@ struct BatchResult {
 };
 
 // True for the one error after which the gradients accumulated since the last flush are gone (the server was
-// restarted): the trainer replays the whole window, starting with a new session. Its message names the
-// generation.
+// killed, or the head restored from a checkpoint): the trainer replays the window, starting with a new
+// session. Its message names the generation. A head that the server has restored may be steps back, and may
+// have a part of its window: the trainer goes back to where it saved that checkpoint itself, or opens the
+// session again by its client_key and replays what lies behind the marks. A server that was drained and goes
+// on with --restore loses nothing: calls wait for it.
 bool IsWindowLost(const absl::Status& status);
 
 // A stream of chunks into a head's gradient window, each counted exactly once whatever the network does: a
@@ -360,7 +367,7 @@ class Head {
   absl::StatusOr<HeadInfo> Info() const;
 
   // Stages all V rows and publishes them as one new weight version, which is returned. `weights` is [V, H] of
-  // `type`; it is rounded to the head's dtype before it is sent.
+  // `type`; it is rounded to the head's dtype before it is sent, unless the server keeps an fp32 master.
   absl::StatusOr<uint64_t> WriteWeights(DataType type, const void* weights,
                                         const Progress& progress = {}) const;
   // Reads all rows, of one version, as `type` into `weights` [V, H].
@@ -371,6 +378,14 @@ class Head {
                                         const Progress& progress = {}) const;
   absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, std::span<float> bias,
                                        const Progress& progress = {}) const;
+
+  // A version written by several processes, each its own rows, and rows read back the same way: of one
+  // version, which is returned, into `weights` [rows, H] of `type`.
+  absl::StatusOr<WeightWrite> BeginWrite(const WeightWriteOptions& options) const;
+  absl::StatusOr<uint64_t> ReadRows(int64_t first_row, int64_t rows, DataType type, void* weights,
+                                    const ReadRowsOptions& options = {}) const;
+  // The server reads the weights from a safetensors file of its own (--weights_dir) and publishes them.
+  absl::StatusOr<LoadedWeights> LoadWeights(const LoadWeightsOptions& options) const;
 
   // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.
@@ -392,6 +407,11 @@ class Head {
   // What sessions have added to the next window of a head with double_buffer goes into the reopened one.
   absl::Status AbortFlush(const std::string& flush_id) const;
 
+  // Everything the server has of the head, as of one moment between two batches, in its folder of
+  // checkpoints. A tag that is taken is replaced once the new one is whole. FAILED_PRECONDITION if the server
+  // has no such folder, or a flush holds the window; RESOURCE_EXHAUSTED if its disk is full, and nothing has
+  // changed.
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& tag) const;
   // Of the window's gradient times `gradient_scale`, once `marks` are applied (of every session that
   // contributed; none: of what is applied, without deterministic sessions' unfinished tiles). Nothing moves.
   absl::StatusOr<lossd::GradientStats> GradientStats(std::span<const SessionMarks> marks,
@@ -429,6 +449,16 @@ class Client {
   absl::StatusOr<std::vector<HeadInfo>> ListHeads();
   // `discard_gradient` is needed while the window is not empty.
   absl::Status DeleteHead(const std::string& name, bool discard_gradient = false);
+
+  // The head is as it was then; of an empty tag, as of its newest checkpoint. One that is not there is
+  // created. What sessions added since is undone: their next call says that the window is lost, and those
+  // that the checkpoint knows can be opened again by their client_key and go on behind its marks. DATA_LOSS
+  // if the checkpoint is damaged, FAILED_PRECONDITION if it is of another configuration: nothing has changed.
+  absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag = {});
+  // Newest first; of all heads, also those that are not there, if `head` is empty.
+  absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head = {});
+  // Ends the server as SIGTERM does.
+  absl::Status Drain();
 
   // FAILED_PRECONDITION if the server has no regions (--same_host_regions), is on another host or cannot
   // share this kind of memory; RESOURCE_EXHAUSTED beyond its limits; PERMISSION_DENIED if it runs as another
