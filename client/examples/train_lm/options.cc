@@ -55,7 +55,7 @@ void AddHeadOptions(CLI::App* app, Options* options) {
          "Compute the head in this process instead: follows the same losses")
       ->excludes(server)
       ->group("Head");
-  auto* const name =
+  auto* const head_name =
       app->add_option(
              "--head", options->head_name,
              "Name of the head, which then stays on the server; without it the head is deleted at the end")
