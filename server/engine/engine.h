@@ -21,7 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/engine/batch_scheduler.h"
-#include "server/engine/checkpoint_store.h"
+#include "server/engine/checkpoint.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
 #include "server/engine/head.h"
@@ -33,6 +33,10 @@
 #include "server/engine/staging.h"
 
 namespace lossd::engine {
+
+class CheckpointReader;
+class CheckpointStore;
+struct DrainRecord;
 
 struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/checkpoint_store.h"
 #include "server/engine/engine.h"
 #include "server/engine/errors.h"
 

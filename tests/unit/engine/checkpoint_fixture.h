@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/checkpoint_store.h"
 #include "tests/unit/engine/checkpoint_folder.h"
 #include "tests/unit/engine/deterministic_fixture.h"
 
@@ -37,6 +38,7 @@ class CheckpointTest : public DeterministicTest {
     head_ = nullptr;
     listeners_.clear();
     engine_ = nullptr;
+    store_ = nullptr;  // it has the folder for itself
     store_ = *CheckpointStore::Open(folder_.path());
     EngineOptions options;
     options.memory_limit_bytes = int64_t{1} << 30;

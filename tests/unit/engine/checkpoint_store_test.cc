@@ -63,6 +63,7 @@ class CheckpointStoreTest : public ::testing::Test {
  protected:
   CheckpointStoreTest() { Open(); }
   void Open() {
+    store_ = nullptr;  // it has the folder for itself
     auto store = CheckpointStore::Open(folder_.path(), [this](absl::string_view step, const std::string&) {
       ++steps_;
       if (steps_ == failing_step_) failed_step_ = std::string(step);
@@ -140,6 +141,8 @@ TEST_F(CheckpointStoreTest, TheFolderIsTheServersAlone) {
   struct stat status {};
   ASSERT_EQ(stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777U, 0700U);
+  EXPECT_EQ(CheckpointStore::Open(folder_.path()).status().code(), absl::StatusCode::kFailedPrecondition)
+      << "two servers would remove each other's files";
   EXPECT_EQ(CheckpointStore::Open(folder_ / "missing/new").status().code(),
             absl::StatusCode::kFailedPrecondition);
   CheckpointFolder::Write(folder_ / "file", "");
