@@ -18,9 +18,10 @@ using engine::OptimizerKind;
 using kernels::DataType;
 using nlohmann::json;
 
-constexpr std::array<const char*, 12> kKeys = {
-    "name",   "vocab_size", "hidden_size", "weight_dtype",   "logit_scale",   "softcap",
-    "frozen", "bias",       "optimizer",   "master_weights", "double_buffer", "deferred_bytes"};
+constexpr std::array<const char*, 15> kKeys = {
+    "name",          "vocab_size",     "hidden_size", "weight_dtype",   "logit_scale",
+    "softcap",       "frozen",         "bias",        "optimizer",      "master_weights",
+    "double_buffer", "deferred_bytes", "weights",     "weights_tensor", "weights_bias_tensor"};
 constexpr std::array<const char*, 9> kOptimizerKeys = {
     "kind", "weight_decay", "momentum", "dampening", "nesterov", "beta1", "beta2", "eps", "maximize"};
 
@@ -65,6 +66,27 @@ absl::Status CheckKeys(const json& entry, const std::array<const char*, kCount>&
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--config: ", what, " has no '", key, "'; it has ", absl::StrJoin(keys, ", ")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadText(const json& entry, const char* key, std::string* text) {
+  if (!entry.contains(key)) return absl::OkStatus();
+  if (!entry.at(key).is_string()) return Invalid(entry, key, "text");
+  *text = entry.at(key).get<std::string>();
+  return absl::OkStatus();
+}
+
+absl::Status ReadWeights(const json& entry, HeadEntry* head) {
+  absl::Status status = ReadText(entry, "weights", &head->weights);
+  status.Update(ReadText(entry, "weights_tensor", &head->weights_tensor));
+  status.Update(ReadText(entry, "weights_bias_tensor", &head->weights_bias_tensor));
+  if (!status.ok() || !head->weights.empty()) return status;
+  for (const char* key : {"weights", "weights_tensor", "weights_bias_tensor"}) {
+    if (entry.contains(key)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--config: a head has '", key, "' and no file; 'weights' names one below --weights_dir"));
+    }
   }
   return absl::OkStatus();
 }
@@ -132,15 +154,17 @@ absl::Status Read(const json& entry, HeadConfig* head) {
 
 }  // namespace
 
-absl::StatusOr<HeadConfig> ReadHeadEntry(const json& entry) {
-  HeadConfig head;
+absl::StatusOr<HeadEntry> ReadHeadEntry(const json& entry) {
+  HeadEntry head;
   try {
-    if (absl::Status status = Read(entry, &head); !status.ok()) return status;
+    absl::Status status = Read(entry, &head.config);
+    status.Update(ReadWeights(entry, &head));
+    if (!status.ok()) return status;
   } catch (const json::exception& error) {
     return absl::InvalidArgumentError(
         absl::StrCat("--config: a head needs name, vocab_size and hidden_size: ", error.what()));
   }
-  if (absl::Status status = engine::Validate(head); !status.ok()) return status;
+  if (absl::Status status = engine::Validate(head.config); !status.ok()) return status;
   return head;
 }
 

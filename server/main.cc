@@ -25,6 +25,7 @@
 #include "server/rpc/listen_address.h"
 #include "server/rpc/server.h"
 #include "server/rpc/tls.h"
+#include "server/start_heads.h"
 #include "server/telemetry/logging.h"
 #include "server/telemetry/metrics.h"
 #include "server/version.h"
@@ -127,6 +128,19 @@ int Fail(const absl::Status& status) {
   return kExitFailure;
 }
 
+// Whether a signal waits that is to be answered by an end.
+bool ToldToEnd() {
+  sigset_t pending;
+  sigemptyset(&pending);
+  sigpending(&pending);
+  return sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1;
+}
+
+int Stopped() {
+  Log(LogLevel::kInfo, "stopped before it served");
+  return 0;
+}
+
 // Connections, regions and what the process needs itself have to find room in what it may open.
 void FitOpenFiles(engine::EngineOptions& options) {
   constexpr int64_t kEnough = 4096;
@@ -170,9 +184,9 @@ int Serve(Options options) {
       engine::Engine::Create(options.engine, std::move(chosen->device));
   if (!engine.ok()) return Fail(engine.status());
   if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
-  for (const engine::HeadConfig& head : options.heads) {
-    if (const auto created = (*engine)->CreateHead(head); !created.ok()) return Fail(created.status());
-  }
+  const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
+  if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
+  if (!heads.ok()) return Fail(heads);
   std::unique_ptr<telemetry::MetricsServer> metrics;
   if (!options.metrics_listen.empty()) {
     absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> started =

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/flags/flag.h"
@@ -45,6 +47,11 @@ ABSL_FLAG(int64_t, memory_limit_bytes, 0,
           "what heads and the workspace may reserve in all; 0 takes 80 % of the memory that is available at "
           "start, 90 % of a "
           "GPU's");
+ABSL_FLAG(int64_t, head_quota_bytes, 0,
+          "what one head may reserve with all its sessions; 0 takes --memory_limit_bytes");
+ABSL_FLAG(std::string, weights_dir, "",
+          "folder of safetensors files that heads may be loaded from, by LoadWeights and by \"weights\" in "
+          "--config; nothing outside it is opened");
 ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20,
           "largest hidden_states of one chunk, with those of its teacher");
 ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
@@ -56,6 +63,8 @@ ABSL_FLAG(
     int64_t, staging_bytes, 0,
     "credits of all sessions together; a session that does not fit is refused with a time to try again; 0 "
     "takes a quarter of the memory that is available at start, from 2 GiB to 64 GiB");
+ABSL_FLAG(int64_t, head_staging_bytes, 0,
+          "credits of the sessions of one head together; 0 takes --staging_bytes");
 ABSL_FLAG(
     int64_t, pinned_bytes, int64_t{512} << 20,
     "page-locked memory that a GPU copies payloads and results from and to by itself; beyond it they are "
@@ -92,7 +101,8 @@ ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(std::string, config, "",
           "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
           "\"weight_dtype\", \"logit_scale\", \"softcap\", \"frozen\", \"bias\", \"optimizer\", "
-          "\"master_weights\", \"double_buffer\", \"deferred_bytes\"}] to create at start; the command line "
+          "\"master_weights\", \"double_buffer\", \"deferred_bytes\", \"weights\"}] to create at start; the "
+          "command line "
           "wins over it");
 
 namespace lossd {
@@ -146,7 +156,7 @@ absl::Status SetFlag(const std::string& name, const json& value) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<engine::HeadConfig>> ReadConfigFile(const std::string& path) {
+absl::StatusOr<std::vector<HeadEntry>> ReadConfigFile(const std::string& path) {
   std::ifstream file(path);
   if (!file) return Invalid(absl::StrCat("--config: cannot read ", path));
   json config;
@@ -157,14 +167,14 @@ absl::StatusOr<std::vector<engine::HeadConfig>> ReadConfigFile(const std::string
     return Invalid(absl::StrCat("--config: cannot read ", path));
   }
   if (!config.is_object()) return Invalid(absl::StrCat("--config: ", path, " is not a JSON object"));
-  std::vector<engine::HeadConfig> heads;
+  std::vector<HeadEntry> heads;
   for (const auto& [name, value] : config.items()) {
     if (name != "heads") {
       if (absl::Status status = SetFlag(name, value); !status.ok()) return status;
       continue;
     }
     for (const json& entry : value) {
-      absl::StatusOr<engine::HeadConfig> head = ReadHeadEntry(entry);
+      absl::StatusOr<HeadEntry> head = ReadHeadEntry(entry);
       if (!head.ok()) return head.status();
       heads.push_back(*std::move(head));
     }
@@ -195,6 +205,8 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.session_credit_bytes = absl::GetFlag(FLAGS_session_credit_bytes);
   engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes);
   if (engine.staging_bytes == 0) engine.staging_bytes = engine::DefaultStagingBytes();
+  engine.head_staging_bytes = absl::GetFlag(FLAGS_head_staging_bytes);
+  engine.head_quota_bytes = absl::GetFlag(FLAGS_head_quota_bytes);
   engine.max_streams = absl::GetFlag(FLAGS_max_streams);
   engine.max_heads = absl::GetFlag(FLAGS_max_heads);
   engine.max_sessions = absl::GetFlag(FLAGS_max_sessions);
@@ -208,6 +220,7 @@ absl::Status ReadEngineOptions(Options& options) {
   options.device.chunk_limits = engine.chunk_limits;
   for (const auto& [flag, value, least] : std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{
            {"memory_limit_bytes", engine.memory_limit_bytes, 0},
+           {"head_quota_bytes", engine.head_quota_bytes, 0},
            {"max_chunk_bytes", engine.chunk_limits.max_chunk_bytes, 4096},
            {"max_chunk_tokens", engine.chunk_limits.max_chunk_tokens, 1},
            {"lane_credit_bytes", engine.lane_credit_bytes, 4096},
@@ -226,6 +239,12 @@ absl::Status ReadEngineOptions(Options& options) {
         !status.ok()) {
       return status;
     }
+  }
+  if (engine.head_staging_bytes != 0) {
+    // Otherwise no session would ever be opened.
+    const int64_t least = std::max(engine.lane_credit_bytes, engine.session_credit_bytes);
+    absl::Status status = CheckAtLeast("head_staging_bytes", engine.head_staging_bytes, least);
+    if (!status.ok()) return status;
   }
   if (options.device.workspace_bytes != 0) {
     if (absl::Status status =
@@ -265,6 +284,22 @@ absl::Status ReadRegionOptions(Options& options) {
   if (!absl::GetFlag(FLAGS_same_host_regions)) return absl::OkStatus();
   regions.total_bytes = bytes;
   regions.client_bytes = client_bytes == 0 ? bytes : client_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status ReadWeightOptions(Options& options) {
+  options.server.weights_dir = absl::GetFlag(FLAGS_weights_dir);
+  std::error_code ignored;
+  if (!options.server.weights_dir.empty()) {
+    if (std::filesystem::is_directory(options.server.weights_dir, ignored)) return absl::OkStatus();
+    return Invalid(absl::StrCat("--weights_dir is '", options.server.weights_dir,
+                                "'; it must be a folder that is there"));
+  }
+  for (const HeadEntry& head : options.heads) {
+    if (head.weights.empty()) continue;
+    return Invalid(absl::StrCat("--config: head ", head.config.name, " has weights '", head.weights,
+                                "', which needs --weights_dir"));
+  }
   return absl::OkStatus();
 }
 
@@ -332,7 +367,7 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
 
   Options options;
   if (const std::string config = FindConfig(argc, argv); !config.empty()) {
-    absl::StatusOr<std::vector<engine::HeadConfig>> heads = ReadConfigFile(config);
+    absl::StatusOr<std::vector<HeadEntry>> heads = ReadConfigFile(config);
     if (!heads.ok()) return heads.status();
     options.heads = *std::move(heads);
   }
@@ -366,6 +401,7 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   }
   if (absl::Status status = ReadLogOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadEngineOptions(options); !status.ok()) return status;
+  if (absl::Status status = ReadWeightOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadRegionOptions(options); !status.ok()) return status;
   return options;
 }

@@ -17,6 +17,7 @@
 #include "lossd/v1/loss.pb.h"
 #include "lossd/v1/region.pb.h"
 #include "lossd/v1/status.pb.h"
+#include "proto/wire/tensor.h"
 
 namespace lossd::internal {
 
@@ -26,8 +27,8 @@ struct RowPiece {
   int64_t rows = 0;
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   uint64_t weight_version = 0;  // of weights; 0 of gradients
-  std::string bytes;
-  std::string bias;  // fp32 [rows], or empty
+  wire::Tensor bytes;           // valid during the call of the sink
+  std::string bias;             // fp32 [rows], or empty
 };
 // Takes the pieces one after the other; an error ends the call, which returns it.
 using RowSink = std::function<absl::Status(const RowPiece&)>;
@@ -52,6 +53,8 @@ class Connection {
   virtual absl::StatusOr<v1::Head> GetHead(const v1::GetHeadRequest& request) = 0;
   virtual absl::StatusOr<v1::BeginWriteResponse> BeginWrite(const v1::BeginWriteRequest& request) = 0;
   virtual absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) = 0;
+  // Takes as long as the server needs: no deadline.
+  virtual absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) = 0;
   virtual absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                               WhenFull when_full) = 0;
   virtual absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) = 0;

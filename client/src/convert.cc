@@ -176,7 +176,8 @@ absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
                 .sessions = {},
                 .open_sessions = head.open_sessions(),
                 .memory = FromProto(head.memory()),
-                .optimizer_steps = head.optimizer_steps()};
+                .optimizer_steps = head.optimizer_steps(),
+                .staged_rows = head.staged_rows()};
   for (const auto& session : head.sessions()) info.sessions.push_back(FromProto(session));
   return info;
 }
@@ -206,7 +207,10 @@ ServerMemory FromProto(const v1::GetMemoryResponse& response) {
                       .process_resident_bytes = response.process_resident_bytes(),
                       .process_peak_bytes = response.process_peak_bytes(),
                       .heads = {},
-                      .shared = FromProto(response.shared())};
+                      .shared = FromProto(response.shared()),
+                      .device_total_bytes = response.device_total_bytes(),
+                      .device_free_bytes = response.device_free_bytes(),
+                      .head_quota_bytes = response.head_quota_bytes()};
   for (const auto& head : response.heads()) {
     memory.heads.push_back({.name = head.head(), .items = FromProto(head.items())});
   }

@@ -12,9 +12,10 @@
 #include "client/src/grpc_status.h"
 #include "client/src/head_impl.h"
 #include "client/src/row_transfer.h"
-#include "client/src/safetensors.h"
+#include "client/src/safetensors_type.h"
 #include "client/src/window_call.h"
 #include "lossd/client.h"
+#include "proto/safetensors/safetensors.h"
 
 namespace lossd {
 namespace {
@@ -22,6 +23,8 @@ namespace {
 // The rows of dW, and of db, empty without a bias.
 using RowConsumer = std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes,
                                                std::span<const std::byte> bias)>;
+
+using RowTarget = std::function<std::span<std::byte>(int64_t first_row, int64_t rows)>;
 
 constexpr char kGradientTensor[] = "lm_head.weight.grad";
 constexpr char kBiasGradientTensor[] = "lm_head.bias.grad";
@@ -59,8 +62,9 @@ class FlushRun {
     return absl::OkStatus();
   }
 
-  // Every row once, in order. fp32 rows, and db, are checked against the checksum of the whole.
-  absl::Status Read(const RowConsumer& consume) {
+  // Every row once, in order, put where `target` says. fp32 rows, and db, are checked against the checksum of
+  // the whole.
+  absl::Status Read(const RowConsumer& consume, const RowTarget& target = {}) {
     internal::Checksum checksum;
     internal::Checksum bias_checksum;
     const internal::RowTransfer transfer{
@@ -77,9 +81,10 @@ class FlushRun {
               request.set_dtype(internal::ToProto(options_.dtype));
               return head_.connection().ReadGradient(request, sink);
             },
+        .target = target,
         .consume =
             [&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
-              checksum.Add(bytes);
+              if (options_.dtype == DataType::kFloat32) checksum.Add(bytes);
               bias_checksum.Add(bias);
               return consume(first_row, bytes, bias);
             },
@@ -175,12 +180,14 @@ absl::StatusOr<FlushResult> Head::Flush(const FlushOptions& options, std::span<c
   auto* target = static_cast<std::byte*>(gradient);
   const int64_t row_bytes = config().hidden_size * SizeOf(options.dtype);
   const std::span<std::byte> bias_target = std::as_writable_bytes(bias_gradient);
-  absl::Status status =
-      run.Read([&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
-        std::copy(bytes.begin(), bytes.end(), target + first_row * row_bytes);
+  absl::Status status = run.Read(
+      [&](int64_t first_row, std::span<const std::byte> /*bytes*/, std::span<const std::byte> bias) {
         if (bias.empty()) return absl::OkStatus();
         std::ranges::copy(bias, bias_target.subspan(static_cast<size_t>(first_row) * sizeof(float)).begin());
         return absl::OkStatus();
+      },
+      [&](int64_t first_row, int64_t rows) {
+        return std::span(target + first_row * row_bytes, static_cast<size_t>(rows * row_bytes));
       });
   if (!status.ok()) return run.Abort(status);
   if (options.commit) {
@@ -195,7 +202,7 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
   std::vector<SafetensorsTensor> tensors = {{.name = kGradientTensor,
-                                             .dtype = options.dtype,
+                                             .dtype = internal::ToSafetensors(options.dtype),
                                              .shape = {config().vocab_size, config().hidden_size}}};
   if (config().bias) tensors.push_back({.name = kBiasGradientTensor, .shape = {config().vocab_size}});
   auto writer = SafetensorsWriter::Create(path, std::move(tensors), run.Metadata());

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/src/backoff.h"
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/grpc_status.h"
+#include "client/src/message_stream.h"
 #include "client/src/tls.h"
 #include "client/src/traffic_counter.h"
 #include "grpcpp/create_channel.h"
@@ -19,6 +21,7 @@
 #include "lossd/v1/loss.grpc.pb.h"
 #include "lossd/v1/region.grpc.pb.h"
 #include "lossd/v1/status.grpc.pb.h"
+#include "proto/wire/row_wire.h"
 
 namespace lossd::internal {
 namespace {
@@ -89,6 +92,10 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CommitWrite, request);
   }
+  absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::LoadWeights, request,
+                CallOptions{RepeatedNotFound::kIsError, WhenFull::kReturn, std::nullopt});
+  }
   absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                       WhenFull when_full) override {
     return Call(*loss_, &v1::LossService::Stub::OpenSession, request, RepeatedNotFound::kIsError, when_full);
@@ -145,39 +152,18 @@ class GrpcConnection final : public Connection {
   }
 
   absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) override {
-    grpc::ClientContext context;
-    traffic_->NoteSent(request.ByteSizeLong());
-    auto reader = gradient_->ReadGradient(&context, request);
-    v1::ReadGradientResponse response;
-    absl::Status sunk;
-    while (sunk.ok() && reader->Read(&response)) {
-      traffic_->NoteReceived(response.ByteSizeLong());
-      sunk = sink({.first_row = response.first_row(),
-                   .rows = response.rows(),
-                   .dtype = response.dtype(),
-                   .weight_version = 0,
-                   .bytes = std::move(*response.mutable_gradient()),
-                   .bias = std::move(*response.mutable_bias_gradient())});
-    }
-    return Finish(&context, reader.get(), sunk);
+    return ReadRows<v1::ReadGradientResponse>("/lossd.v1.GradientService/ReadGradient", request, sink,
+                                              [](v1::ReadGradientResponse& response, RowPiece* piece) {
+                                                piece->bias = std::move(*response.mutable_bias_gradient());
+                                              });
   }
 
   absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) override {
-    grpc::ClientContext context;
-    traffic_->NoteSent(request.ByteSizeLong());
-    auto reader = head_->ReadWeights(&context, request);
-    v1::ReadWeightsResponse response;
-    absl::Status sunk;
-    while (sunk.ok() && reader->Read(&response)) {
-      traffic_->NoteReceived(response.ByteSizeLong());
-      sunk = sink({.first_row = response.first_row(),
-                   .rows = response.rows(),
-                   .dtype = response.dtype(),
-                   .weight_version = response.weight_version(),
-                   .bytes = std::move(*response.mutable_weights()),
-                   .bias = std::move(*response.mutable_bias())});
-    }
-    return Finish(&context, reader.get(), sunk);
+    return ReadRows<v1::ReadWeightsResponse>("/lossd.v1.HeadService/ReadWeights", request, sink,
+                                             [](v1::ReadWeightsResponse& response, RowPiece* piece) {
+                                               piece->weight_version = response.weight_version();
+                                               piece->bias = std::move(*response.mutable_bias());
+                                             });
   }
 
   absl::StatusOr<int64_t> WriteWeights(const WeightSource& source) override {
@@ -217,7 +203,7 @@ class GrpcConnection final : public Connection {
   struct CallOptions {
     RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError;
     WhenFull when_full = WhenFull::kWait;
-    std::chrono::milliseconds timeout;  // of an attempt
+    std::optional<std::chrono::milliseconds> timeout;  // of an attempt; none: as long as it takes
   };
   // For calls that wait for a disk.
   CallOptions Patient() const { return {.timeout = std::max(options_.call_timeout, kDiskTimeout)}; }
@@ -230,7 +216,7 @@ class GrpcConnection final : public Connection {
     const auto begin = std::chrono::steady_clock::now();
     for (bool repeated = false;; repeated = true) {
       grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + call.timeout);
+      if (call.timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *call.timeout);
       Response response;
       traffic_->NoteSent(request.ByteSizeLong());
       absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
@@ -259,11 +245,30 @@ class GrpcConnection final : public Connection {
            (failure == HandshakeFailure::kProbable && tried >= kProbableFailurePatience);
   }
 
-  template <class Reader>
-  static absl::Status Finish(grpc::ClientContext* context, Reader* reader, const absl::Status& sunk) {
-    if (!sunk.ok()) context->TryCancel();
-    const grpc::Status status = reader->Finish();
-    return sunk.ok() ? FromGrpcStatus(status) : sunk;
+  // `complete` moves into the piece what only its kind of message has.
+  template <class Response, class Request, class Complete>
+  absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete) {
+    const grpc::Slice slice(request.SerializeAsString());
+    traffic_->NoteSent(slice.size());
+    MessageStream stream(channel_, method, grpc::ByteBuffer(&slice, 1));
+    grpc::ByteBuffer bytes;
+    while (stream.Read(&bytes)) {
+      traffic_->NoteReceived(bytes.Length());
+      wire::ReceivedRows<Response> received;
+      if (!wire::Decode(&bytes, &received)) {
+        return absl::InternalError(absl::StrCat("the server sent a message that is not a ",
+                                                std::string(Response::descriptor()->full_name())));
+      }
+      RowPiece piece{.first_row = received.message.first_row(),
+                     .rows = received.message.rows(),
+                     .dtype = received.message.dtype(),
+                     .weight_version = 0,
+                     .bytes = std::move(received.rows),
+                     .bias = {}};
+      complete(received.message, &piece);
+      if (absl::Status sunk = sink(piece); !sunk.ok()) return sunk;
+    }
+    return stream.EndStatus();
   }
 
   const std::string target_;

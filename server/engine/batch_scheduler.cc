@@ -15,10 +15,10 @@ constexpr std::chrono::microseconds kPollInterval{30};
 
 }  // namespace
 
-BatchScheduler::BatchScheduler(Device* device, absl::Duration batching_window)
-    : device_(device),
-      queue_(device, absl::ToChronoNanoseconds(batching_window)),
-      thread_([this] { Run(); }) {}
+BatchScheduler::BatchScheduler(Device* device, absl::Duration batching_window, DeviceLoop loop)
+    : device_(device), loop_(loop), queue_(device, absl::ToChronoNanoseconds(batching_window)) {
+  if (loop == DeviceLoop::kOwnThread) thread_ = std::thread([this] { Run(); });
+}
 
 BatchScheduler::~BatchScheduler() {
   Flush();  // waits for no batching window
@@ -27,7 +27,7 @@ BatchScheduler::~BatchScheduler() {
     stopping_ = true;
   }
   wake_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void BatchScheduler::Submit(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk) {
@@ -65,7 +65,11 @@ void BatchScheduler::HurryFollowUps(const BatchSource* source) {
 void BatchScheduler::Flush() {
   std::promise<void> reached;
   Add([&reached](BatchQueue& queue) { queue.AddFence([&reached] { reached.set_value(); }); });
-  reached.get_future().wait();
+  std::future<void> done = reached.get_future();
+  if (loop_ == DeviceLoop::kByCaller) {
+    while (done.wait_for(std::chrono::seconds(0)) != std::future_status::ready) Step();
+  }
+  done.wait();
 }
 
 void BatchScheduler::Add(Arrival arrival) {
@@ -81,11 +85,15 @@ void BatchScheduler::Run() {
   (void)prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   BatchQueue::Step step;
   do {
-    device_->Poll();
-    // Only now: whatever came before a batch was done can go into the one that takes its place.
-    for (const Arrival& arrival : TakeArrivals()) arrival(queue_);
-    step = queue_.Advance(Clock::now());
+    step = Turn();
   } while (step.progress || Wait(step.look_again));
+}
+
+BatchQueue::Step BatchScheduler::Turn() {
+  device_->Poll();
+  // Only now: whatever came before a batch was done can go into the one that takes its place.
+  for (const Arrival& arrival : TakeArrivals()) arrival(queue_);
+  return queue_.Advance(Clock::now());
 }
 
 std::vector<BatchScheduler::Arrival> BatchScheduler::TakeArrivals() {

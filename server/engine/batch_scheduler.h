@@ -20,12 +20,16 @@
 
 namespace lossd::engine {
 
+// Who runs the device's loop: a thread of the scheduler's own, or whoever calls Step. The latter is for
+// simulations: everything then happens in one thread, in an order that can be repeated.
+enum class DeviceLoop { kOwnThread, kByCaller };
+
 class BatchScheduler {
  public:
   using Task = BatchQueue::Task;
 
   // `device` outlives it. An idle device waits for at most `batching_window` for more of a small batch.
-  BatchScheduler(Device* device, absl::Duration batching_window);
+  BatchScheduler(Device* device, absl::Duration batching_window, DeviceLoop loop = DeviceLoop::kOwnThread);
   // Finishes what is queued and what is under way.
   ~BatchScheduler();
   BatchScheduler(const BatchScheduler&) = delete;
@@ -53,23 +57,28 @@ class BatchScheduler {
   // Waits until everything that anybody gave so far is done. Not from the device thread.
   void Flush();
 
+  // One turn of the loop. Of DeviceLoop::kByCaller, and then the caller's thread is the device thread.
+  void Step() { (void)Turn(); }
+
  private:
   using Arrival = std::function<void(BatchQueue&)>;
 
   void Add(Arrival arrival);
   void Run();
+  BatchQueue::Step Turn();
   std::vector<Arrival> TakeArrivals();
   // Until something arrives, or may have changed on the device or by the clock. False if it is over.
   bool Wait(BatchQueue::Clock::time_point look_again);
 
   Device* const device_;
+  const DeviceLoop loop_;
   BatchQueue queue_;  // the device thread's
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Arrival> arrivals_;
   bool stopping_ = false;
-  std::thread thread_;  // last: starts when everything else is there
+  std::thread thread_;  // last: starts when everything else is there; none of DeviceLoop::kByCaller
 };
 
 }  // namespace lossd::engine

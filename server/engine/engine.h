@@ -40,10 +40,12 @@ struct DrainRecord;
 
 struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
+  int64_t head_quota_bytes = 0;                   // of that, one head with its sessions; 0: all of it
   ChunkLimits chunk_limits;
   int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
   int64_t session_credit_bytes = 0;               // that all lanes of a session may; 0: four lanes' worth
   int64_t staging_bytes = int64_t{2} << 30;       // of all sessions' credits together
+  int64_t head_staging_bytes = 0;                 // of that, those of one head's; 0: all of it
   int32_t max_lanes = 16;                         // of one session
   int64_t max_heads = 64;
   int64_t max_sessions = 1024;
@@ -53,6 +55,7 @@ struct EngineOptions {
   RegionLimits regions;
   // How long an idle device waits for more chunks before it starts a small batch.
   absl::Duration batching_window = absl::ZeroDuration();
+  DeviceLoop device_loop = DeviceLoop::kOwnThread;  // otherwise StepDevice runs it
   // Where checkpoints are kept; null: nowhere.
   std::shared_ptr<CheckpointStore> checkpoints = {};
   // Of the server that this one goes on from; empty: a new one.
@@ -91,6 +94,7 @@ class Engine {
   Counters& counters() { return counters_; }
   const Counters& counters() const { return counters_; }
   const Device& device() const { return *device_; }
+  Device& device() { return *device_; }
   const MemoryBudget& budget() const { return *budget_; }
   RegionTable& regions() { return regions_; }
   const RegionTable& regions() const { return regions_; }
@@ -120,6 +124,7 @@ class Engine {
   int64_t sessions() const;
   // What open sessions hold of options().staging_bytes.
   int64_t staging_reserved() const;
+  std::map<std::string, int64_t> StagingByHead() const;  // the same, of every head there is
   // Closes sessions whose lease has ended, and ends waits for places (Head::ResumeStalled).
   void ExpireSessions();
 
@@ -145,6 +150,8 @@ class Engine {
   absl::Status Overload(absl::string_view field, absl::string_view message);
   // Waits until everything accepted so far has been applied and answered.
   void WaitIdle() { scheduler_.Flush(); }
+  // One turn of the device's loop, where nobody else runs it (EngineOptions::device_loop).
+  void StepDevice() { scheduler_.Step(); }
 
  private:
   Engine(EngineOptions options, std::unique_ptr<Device> device);
@@ -159,6 +166,7 @@ class Engine {
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
                          Head::RestoreAs as);
   void AdoptSessions(const Head& head);
+  int64_t StagingOfLocked(const Head* head) const;
   // What a session with so many lanes may have under way.
   int64_t CreditOf(int32_t lanes) const;
 

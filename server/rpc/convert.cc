@@ -251,6 +251,7 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
     session->set_session_id(marks.session_id);
     for (const engine::LaneMarks& lane : marks.lanes) ToProto(lane, session->add_lanes());
   }
+  head->set_staged_rows(info.staged_rows);
   for (const engine::MemoryItem& item : info.memory) ToProto(item, head->add_memory());
   head->set_open_sessions(info.open_sessions);
 }

@@ -26,6 +26,7 @@ struct ServerOptions {
   std::string listen = "127.0.0.1:50051";
   TlsFiles tls = {};                    // of host:port; a socket file is guarded by its permissions
   std::string region_socket_dir = {};   // RegionSocket's, if the engine has regions
+  std::string weights_dir = {};         // WeightLoader's folder
   std::function<void()> on_drain = {};  // StatusService's
 };
 
@@ -50,7 +51,7 @@ class Server {
   void Drain(absl::Duration timeout);
 
  private:
-  Server(engine::Engine* engine, std::function<void()> on_drain);
+  Server(engine::Engine* engine, const ServerOptions& options);
   absl::Status Listen(const ServerOptions& options, grpc::ServerBuilder& builder);
 
   engine::Engine* const engine_;

@@ -28,6 +28,7 @@
 #include "lossd/loss.h"
 #include "lossd/optimizer.h"
 #include "lossd/region.h"
+#include "lossd/weights.h"
 
 namespace lossd {
 
@@ -112,6 +113,7 @@ struct HeadInfo {
   int64_t open_sessions = 0;
   std::vector<MemoryItem> memory;
   int64_t optimizer_steps = 0;
+  int64_t staged_rows = 0;  // that have arrived of a weight write which is not committed yet
 };
 
 struct ServerStatus {
@@ -138,6 +140,10 @@ struct ServerMemory {
   };
   std::vector<Head> heads;
   std::vector<MemoryItem> shared;
+  // As the device tells, whoever uses it; 0 if it does not.
+  int64_t device_total_bytes = 0;
+  int64_t device_free_bytes = 0;
+  int64_t head_quota_bytes = 0;  // what one head may reserve with all its sessions; 0: no quota
 };
 
 // Bytes of messages, repeated ones too, without what gRPC and the network add; not what lies in regions.
@@ -145,9 +151,6 @@ struct Traffic {
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
 };
-
-// Called now and then during a transfer, from the thread that made the call, with 0 <= done <= total bytes.
-using Progress = std::function<void(int64_t done, int64_t total)>;
 
 // --- Sessions
 // -----------------------------------------------------------------------------------------------------------
@@ -364,7 +367,7 @@ class Head {
   absl::StatusOr<HeadInfo> Info() const;
 
   // Stages all V rows and publishes them as one new weight version, which is returned. `weights` is [V, H] of
-  // `type`; it is rounded to the head's dtype before it is sent.
+  // `type`; it is rounded to the head's dtype before it is sent, unless the server keeps an fp32 master.
   absl::StatusOr<uint64_t> WriteWeights(DataType type, const void* weights,
                                         const Progress& progress = {}) const;
   // Reads all rows, of one version, as `type` into `weights` [V, H].
@@ -375,6 +378,14 @@ class Head {
                                         const Progress& progress = {}) const;
   absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, std::span<float> bias,
                                        const Progress& progress = {}) const;
+
+  // A version written by several processes, each its own rows, and rows read back the same way: of one
+  // version, which is returned, into `weights` [rows, H] of `type`.
+  absl::StatusOr<WeightWrite> BeginWrite(const WeightWriteOptions& options) const;
+  absl::StatusOr<uint64_t> ReadRows(int64_t first_row, int64_t rows, DataType type, void* weights,
+                                    const ReadRowsOptions& options = {}) const;
+  // The server reads the weights from a safetensors file of its own (--weights_dir) and publishes them.
+  absl::StatusOr<LoadedWeights> LoadWeights(const LoadWeightsOptions& options) const;
 
   // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.

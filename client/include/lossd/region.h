@@ -9,6 +9,8 @@
 
 namespace lossd {
 
+class Client;
+
 enum class RegionKind {
   kSystem,  // host memory
   kDevice,  // memory of the server's GPU; needs the CUDA driver in this process, and the same GPU

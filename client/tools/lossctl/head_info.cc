@@ -25,10 +25,12 @@ const char* WindowName(WindowState state) {
 }
 
 std::string DescribeWeights(const HeadInfo& head) {
-  if (head.weight_version == 0) return "none";
-  const std::string version = absl::StrCat("version ", head.weight_version);
-  if (head.optimizer_steps == 0) return version;
-  return absl::StrCat(version, ", ", head.optimizer_steps, head.optimizer_steps == 1 ? " step" : " steps");
+  std::string text = head.weight_version == 0 ? "none" : absl::StrCat("version ", head.weight_version);
+  if (head.optimizer_steps > 0) {
+    absl::StrAppend(&text, ", ", head.optimizer_steps, head.optimizer_steps == 1 ? " step" : " steps");
+  }
+  if (head.staged_rows == 0) return text;
+  return absl::StrCat(text, ", next ", head.staged_rows * 100 / head.config.vocab_size, " %");
 }
 
 // Null without one.
@@ -86,6 +88,7 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"master_weights", head.config.master_weights},
           {"double_buffer", head.config.double_buffer},
           {"weight_version", head.weight_version},
+          {"staged_rows", head.staged_rows},
           {"generation", head.generation},
           {"window_state", WindowName(head.window_state)},
           {"window_tokens", head.window_tokens},

@@ -70,7 +70,10 @@ class FakeServer {
     int gradient_calls = 0;
     std::vector<int64_t> gradient_first_rows;
     int weight_write_streams = 0;
-    std::vector<v1::Chunk> chunks;  // as they arrived, payload and all
+    std::vector<v1::WriteWeightsRequest> weight_writes;  // without their rows
+    std::vector<v1::ReadWeightsRequest> weight_reads;
+    int64_t largest_weight_bytes = 0;  // of a message of rows
+    std::vector<v1::Chunk> chunks;     // as they arrived, payload and all
     std::vector<v1::BeginFlushRequest> flushes;
     std::vector<v1::CreateHeadRequest> creations;
     std::vector<v1::ApplyStepRequest> steps;  // calls, repeated ones too
@@ -94,6 +97,8 @@ class FakeServer {
   int most_lanes = 16;  // of one session
   bool has_class_weights = false;
   bool has_bias = false;
+  bool narrow_weights = false;  // the head says that its weights are bf16
+  bool has_master = false;      // and that there is an fp32 copy
   bool corrupt_bias_gradient = false;
   bool frozen_head = false;
   bool double_buffer = false;            // the head has two gradients

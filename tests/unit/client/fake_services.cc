@@ -67,6 +67,11 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
       const std::vector<float> bias = ToFloats(v1::DATA_TYPE_FLOAT32, request.bias());
       std::copy(bias.begin(), bias.end(), fake_->bias_.begin() + request.first_row());
       response->set_rows_received(response->rows_received() + request.rows());
+      fake_->observed_.largest_weight_bytes =
+          std::max(fake_->observed_.largest_weight_bytes, static_cast<int64_t>(request.weights().size()));
+      request.clear_weights();
+      request.clear_bias();
+      fake_->observed_.weight_writes.push_back(request);
     }
     return grpc::Status::OK;
   }
@@ -81,7 +86,9 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
   grpc::Status ReadWeights(grpc::ServerContext*, const v1::ReadWeightsRequest* request,
                            grpc::ServerWriter<v1::ReadWeightsResponse>* writer) override {
     const std::lock_guard lock(fake_->mutex_);
-    for (int64_t row = request->first_row(); row < kVocab;) {
+    fake_->observed_.weight_reads.push_back(*request);
+    const int64_t end = request->rows() == 0 ? kVocab : request->first_row() + request->rows();
+    for (int64_t row = request->first_row(); row < end;) {
       const RowFate fate =
           fake_->on_weight_rows ? fake_->on_weight_rows(fake_->weight_messages_) : RowFate::kSend;
       ++fake_->weight_messages_;
@@ -95,7 +102,7 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
       v1::ReadWeightsResponse response;
       response.set_weight_version(fake_->weight_version_);
       response.set_first_row(row);
-      response.set_rows(std::min(fake_->rows_per_message, kVocab - row));
+      response.set_rows(std::min(fake_->rows_per_message, end - row));
       response.set_dtype(request->dtype());
       response.set_weights(
           FromFloats(request->dtype(), fake_->weights_.data() + row * kHidden, response.rows() * kHidden));

@@ -1,0 +1,209 @@
+// One simulated training run against the real engine, with whatever goes wrong, all of it decided by a seed.
+//
+// A trainer with several clients sends items of work as chunks, ends windows by flushes or steps, and recovers
+// as the client library does: it reconnects, sends again what was not answered, follows the server's
+// generation, and replays what a lost window held. The oracle knows what every sequence carries and adds it up.
+// A divergence is anything that an undisturbed run would not show: a gradient, a weight, a loss or a dX that is
+// another one, a mark that goes back, an item that was not consumed exactly once, a run that does not end.
+#ifndef LOSSD_TESTS_SIMULATION_SCHEDULE_H_
+#define LOSSD_TESTS_SIMULATION_SCHEDULE_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "tests/simulation/sim_server.h"
+#include "tests/simulation/sim_stream.h"
+#include "tests/simulation/workload.h"
+
+namespace lossd::simulation {
+
+enum class Tracing { kNo, kYes };
+
+struct ScheduleOptions {
+  uint64_t seed = 1;
+  Sabotage sabotage = Sabotage::kNone;
+  Tracing tracing = Tracing::kNo;
+  std::string folder;  // for checkpoints; emptied
+};
+
+struct Outcome {
+  std::string divergence;  // empty: none
+  std::string configuration;
+  std::map<std::string, int64_t> events;  // how many of each kind
+  std::vector<std::string> trace;
+  int64_t sabotaged = 0;
+};
+
+Outcome RunSchedule(const ScheduleOptions& options);
+
+// What a sequence carries, and what the client knows about it.
+struct Entry {
+  Item item;
+  int64_t window_token = 0;  // of a deterministic session
+  bool answered = false;
+  bool rejected = false;
+  bool may_repeat = false;
+  bool sent = false;
+};
+
+struct LaneState {
+  std::vector<Entry> log;  // by sequence, from 1
+  uint64_t next_send = 1;
+  uint64_t accepted = 0;  // as the client knows
+  uint64_t applied = 0;
+  uint64_t answered = 0;  // highest
+  std::shared_ptr<SimStream> stream;
+};
+
+struct SessionState {
+  std::string id;
+  std::string incarnation;
+  size_t client = 0;
+  int64_t next_place = 0;
+  std::vector<LaneState> lanes;
+};
+
+struct ClientState {
+  std::string key;
+  int32_t lanes = 1;
+  engine::Deterministic deterministic = engine::Deterministic::kNo;
+  uint64_t generation = 1;
+  std::deque<Item> pending;
+  std::shared_ptr<SessionState> session;  // null: none open
+};
+
+// By session and lane.
+using MarkMap = std::map<std::pair<std::string, int32_t>, uint64_t>;
+
+// What the trainer has by way of results: all of it goes back when an earlier checkpoint is restored.
+struct Progress {
+  MarkMap settled;  // up to where items are consumed
+  Values weights;
+  std::set<uint64_t> consumed;  // items, by number
+};
+
+class Schedule {
+ public:
+  explicit Schedule(const ScheduleOptions& options);
+  Outcome Run();
+
+ private:
+  using SessionMarks = engine::SessionMarks;
+  enum class Phase { kIdle, kEnding, kReading, kCommitting, kAborting };
+  struct Ending {
+    bool by_step = false;
+    uint64_t generation = 0;
+    float scale = 1;
+    std::vector<SessionMarks> marks;
+    std::optional<engine::FlushInfo> flush;
+    // The answer of a call that is under way.
+    std::shared_ptr<std::optional<absl::StatusOr<engine::FlushInfo>>> begun;
+    std::shared_ptr<std::optional<absl::StatusOr<engine::StepResult>>> stepped;
+    Values read;
+    int64_t rows_read = 0;
+  };
+
+  // --- schedule.cc ---
+  void Count(absl::string_view event) { ++outcome_.events[std::string(event)]; }
+  void Say(absl::string_view text);
+  void Diverge(absl::string_view what);
+  bool Diverged() const { return !outcome_.divergence.empty(); }
+  void Event();
+  void Disturb();
+  void CalmDown();
+  bool Finished() const;
+  void CheckEnd();
+
+  // --- sim_clients.cc ---
+  std::string NameOf(const SessionState& session, size_t lane) const;
+  void Connect(ClientState& client, size_t lane);
+  bool OpenSession(ClientState& client);
+  void Abandon(SessionState& session);
+  void Plan(ClientState& client, size_t lane);
+  void Send(ClientState& client, size_t lane);
+  void Receive(ClientState& client, size_t lane);
+  void TakeAnswer(ClientState& client, size_t lane, const engine::ChunkAnswer& answer);
+  void EndStream(ClientState& client, size_t lane, const absl::Status& status);
+  void Cut(ClientState& client, size_t lane);
+  void Orphan(LaneState& lane);
+  void TickOrphan();
+  void CloseSession(ClientState& client);
+  void RestartClient(ClientState& client);
+  // Whose mark of the server's is this, in its window or before it?
+  uint64_t MarkOf(const std::vector<SessionMarks>& window, const std::string& id, int32_t lane) const;
+  void ForgetAbove(SessionState& session, size_t lane, uint64_t mark);
+  bool AllAnswered() const;
+
+  // --- sim_trainer.cc ---
+  void Tick();
+  void BeginEnding();
+  std::vector<SessionMarks> KnownMarks() const;
+  void Call();
+  void TakeBegun();
+  void TakeStepped();
+  void CheckStepped(const engine::StepResult& result);
+  void ReadRows();
+  void CommitFlush();
+  void AbortFlush();
+  void Consume();
+  void BackToIdle() { phase_ = Phase::kIdle, ending_ = {}; }
+  Values ContentOf(const std::vector<SessionMarks>& marks) const;
+  void RepeatOldCall();
+  std::optional<Values> WeightsOf(uint64_t version) const;
+
+  // --- sim_failures.cc ---
+  void SaveCheckpoint();
+  void RestoreInPlace();
+  void Drain();
+  void Kill();
+  void DeleteHead();
+  void WriteWeights();
+  void KillStreams();
+  // Everything since the trainer's progress that the server goes on from is done again.
+  void Replay(const Progress& progress);
+  bool LostServer();
+
+  Random random_;
+  const ScheduleOptions options_;
+  ServerOptions server_options_;
+  Outcome outcome_;
+  std::unique_ptr<SimServer> server_;
+  bool calm_ = false;
+
+  std::vector<ClientState> clients_;
+  std::map<std::string, std::shared_ptr<SessionState>> sessions_;  // all that there ever were
+  std::deque<std::shared_ptr<SimStream>> orphans_;  // that the server still believes in
+  uint64_t items_ = 0;                              // made so far
+  std::map<uint64_t, Item> workload_;               // good ones, by number
+  int left_to_make_ = 0;
+
+  std::string incarnation_;
+  uint64_t restores_ = 0;
+  Progress progress_;
+  std::optional<Progress> saved_;  // what the newest checkpoint belongs to
+  std::map<uint64_t, Values> versions_;
+  uint64_t version_ = 0;
+  Phase phase_ = Phase::kIdle;
+  Ending ending_;
+  // A call that was answered, to be delivered again.
+  struct OldCall {
+    Ending ending;
+    absl::StatusOr<uint64_t> generation;
+    std::optional<engine::StepResult> step;
+    std::string incarnation;
+    uint64_t restores = 0;
+  };
+  std::optional<OldCall> old_call_;
+};
+
+}  // namespace lossd::simulation
+
+#endif  // LOSSD_TESTS_SIMULATION_SCHEDULE_H_

@@ -1,0 +1,49 @@
+// A device for simulations: plain sums of small integers, so that fp32 holds them exactly, in batches that
+// stay under way until they are told to go on; and one that can be made to do what no device may.
+#ifndef LOSSD_TESTS_SIMULATION_SIM_DEVICE_H_
+#define LOSSD_TESTS_SIMULATION_SIM_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "server/engine/head_backend.h"
+
+namespace lossd::simulation {
+
+// What a broken server would do, once in a while: the oracle has to notice each of them.
+enum class Sabotage {
+  kNone,
+  kRepeatsCount,    // a repeated chunk is added once more
+  kChunkLost,       // a chunk is answered and not added
+  kResetForgotten,  // the next window begins with the last one's gradient
+  kStepTwice,       // a step is taken twice
+  kFoldLost,        // what an aborted flush's second gradient holds is dropped
+};
+
+// How far batches may go. Shared by a schedule and its devices, one after the other. One thread's.
+struct SimGate {
+  bool free = false;  // at once to their end
+  int answers = 0;    // so many chunks more may be answered,
+  int ends = 0;       // and so many answered batches end
+  Sabotage sabotage = Sabotage::kNone;
+  int64_t sabotaged = 0;  // how often
+
+  // Whether this is the occasion: every third one.
+  bool Strikes(Sabotage what);
+
+ private:
+  int64_t occasions_ = 0;
+};
+
+struct SimDeviceOptions {
+  int64_t most_batches = 1;
+  int64_t rows_per_batch = 1;
+};
+
+// Of a valid token with label l and hidden state x: its loss is W[l]·x + b[l], dX is W[l] times the chunk's
+// scale, and dW[l] += scale * x, db[l] += scale. A step is W -= learning_rate * scale * dW, likewise b.
+std::unique_ptr<engine::Device> MakeSimDevice(SimGate* gate, SimDeviceOptions options);
+
+}  // namespace lossd::simulation
+
+#endif  // LOSSD_TESTS_SIMULATION_SIM_DEVICE_H_

@@ -1,0 +1,72 @@
+// One Compute stream between a simulated client and the real engine: what ComputeReactor does, with a network
+// in between that delivers what it is told to.
+#ifndef LOSSD_TESTS_SIMULATION_SIM_STREAM_H_
+#define LOSSD_TESTS_SIMULATION_SIM_STREAM_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "server/engine/head.h"
+
+namespace lossd::simulation {
+
+// One thread's.
+class SimStream : public engine::LaneListener, public std::enable_shared_from_this<SimStream> {
+ public:
+  explicit SimStream(std::shared_ptr<engine::Head> head) : head_(std::move(head)) {}
+
+  absl::Status Attach(const std::string& session_id, int32_t lane);
+  const engine::LaneAttachment& attachment() const { return attachment_; }
+
+  // --- The client's end ---
+  void Send(engine::Chunk chunk) { to_server_.push_back(std::move(chunk)); }
+  size_t under_way() const { return to_server_.size(); }
+  using Message = std::variant<engine::ChunkAnswer, uint64_t>;  // or an applied mark
+  // What has arrived, in order; nothing: see end().
+  std::optional<Message> Receive();
+  // How the stream ended, once everything before that was received.
+  std::optional<absl::Status> end() const;
+
+  // --- The network ---
+  bool CanDeliver() const { return !over() && !held_.has_value() && !to_server_.empty(); }
+  void Deliver();
+  // Of the message that comes next.
+  uint64_t NextSequence() const { return to_server_.front().sequence; }
+  // The first message is delivered and stays.
+  void DeliverTwice();
+  // The first two change places.
+  void Swap();
+
+  // --- The server's end ---
+  // The connection is gone, as the server sees at last.
+  void Detach() { head_->DetachLane(attachment_); }
+  // With the server's process.
+  void Die();
+
+  void OnAnswer(engine::ChunkAnswer answer) override;
+  void OnApplied(uint64_t applied) override;
+  void OnEnd(absl::Status status) override;
+
+ private:
+  bool over() const { return refused_.has_value() || ended_.has_value(); }
+  void SubmitHeld();
+
+  std::shared_ptr<engine::Head> head_;
+  engine::LaneAttachment attachment_;
+  std::deque<engine::Chunk> to_server_;
+  std::optional<engine::Chunk> held_;  // read, and not yet taken
+  std::deque<Message> to_client_;
+  int64_t unanswered_ = 0;
+  uint64_t last_taken_ = 0;
+  uint64_t applied_ = 0;
+  std::optional<absl::Status> refused_;  // the end, once what was taken is answered and applied
+  std::optional<absl::Status> ended_;    // the end, at once
+};
+
+}  // namespace lossd::simulation
+
+#endif  // LOSSD_TESTS_SIMULATION_SIM_STREAM_H_

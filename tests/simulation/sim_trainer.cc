@@ -1,0 +1,287 @@
+// The simulated trainer's windows: ended by flushes or steps, whose calls may be cut, lost and repeated; and
+// what the oracle says about them.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+#include "tests/simulation/schedule.h"
+
+namespace lossd::simulation {
+
+using engine::RejectReason;
+
+// The marks that the clients know, of all sessions that have something to be consumed.
+std::vector<engine::SessionMarks> Schedule::KnownMarks() const {
+  std::vector<SessionMarks> all;
+  for (const auto& [id, session] : sessions_) {
+    SessionMarks marks{id, {}};
+    bool contributed = false;
+    for (size_t i = 0; i < session->lanes.size(); ++i) {
+      const auto lane = static_cast<int32_t>(i);
+      marks.lanes.push_back({lane, session->lanes[i].accepted, 0});
+      contributed = contributed || session->lanes[i].accepted > MarkOf({}, id, lane);
+    }
+    if (contributed) all.push_back(std::move(marks));
+  }
+  return all;
+}
+
+// The oracle: what a window with these marks must hold.
+Values Schedule::ContentOf(const std::vector<SessionMarks>& marks) const {
+  Values content;
+  for (const SessionMarks& session : marks) {
+    const SessionState& state = *sessions_.at(session.session_id);
+    for (const engine::LaneMarks& lane : session.lanes) {
+      const std::vector<Entry>& log = state.lanes[static_cast<size_t>(lane.lane)].log;
+      for (uint64_t i = MarkOf({}, session.session_id, lane.lane); i < lane.accepted && i < log.size(); ++i) {
+        log[i].item.AddTo(&content);
+      }
+    }
+  }
+  return content;
+}
+
+// A step may be taken before the trainer hears of it.
+std::optional<Values> Schedule::WeightsOf(uint64_t version) const {
+  const auto known = versions_.find(version);
+  if (known != versions_.end()) return known->second;
+  if (phase_ != Phase::kEnding || !ending_.by_step || version != version_ + 1) return std::nullopt;
+  Values weights = progress_.weights;
+  weights.Add(ContentOf(ending_.marks), -ending_.scale);
+  return weights;
+}
+
+void Schedule::Tick() {
+  if (LostServer() || server_->head() == nullptr) return;
+  switch (phase_) {
+    case Phase::kIdle:
+      return BeginEnding();
+    case Phase::kEnding:
+      if (ending_.begun != nullptr && ending_.begun->has_value()) return TakeBegun();
+      if (ending_.stepped != nullptr && ending_.stepped->has_value()) return TakeStepped();
+      if (ending_.begun == nullptr && ending_.stepped == nullptr) return Call();
+      if (!calm_ && random_.OneIn(10)) {  // the answer is lost
+        Count("answer lost");
+        ending_.begun = nullptr;
+        ending_.stepped = nullptr;
+      }
+      return;
+    case Phase::kReading:
+      if (!calm_ && random_.OneIn(20)) {
+        phase_ = Phase::kAborting;
+        return;
+      }
+      if (!calm_ && random_.OneIn(2)) return;  // it takes its time
+      return ReadRows();
+    case Phase::kCommitting:
+      return CommitFlush();
+    case Phase::kAborting:
+      return AbortFlush();
+  }
+}
+
+void Schedule::BeginEnding() {
+  if (calm_ && !AllAnswered()) return;
+  const engine::HeadInfo info = server_->head()->Info();
+  ending_ = {};
+  ending_.generation = info.generation;
+  ending_.by_step =
+      server_options_.head.optimizer.kind != engine::OptimizerKind::kNone && !random_.OneIn(3);
+  ending_.scale = static_cast<float>(ending_.by_step ? 1 + random_.Below(2) : 1);
+  const bool by_server = !calm_ && random_.OneIn(3);
+  ending_.marks = by_server ? info.window_marks : KnownMarks();
+  if (!calm_ && random_.OneIn(8) && !ending_.marks.empty()) {  // a wrong one
+    Count("wrong marks");
+    const size_t which = static_cast<size_t>(random_.Below(static_cast<int>(ending_.marks.size())));
+    if (random_.OneIn(2)) {
+      ending_.marks.erase(ending_.marks.begin() + static_cast<int64_t>(which));
+    } else {
+      ++ending_.marks[which].lanes[0].accepted;
+    }
+  }
+  phase_ = Phase::kEnding;
+}
+
+void Schedule::Call() {
+  Say(absl::StrCat(ending_.by_step ? "ApplyStep" : "BeginFlush", " of generation ", ending_.generation));
+  if (ending_.by_step) {
+    Count("ApplyStep");
+    auto answer = std::make_shared<std::optional<absl::StatusOr<engine::StepResult>>>();
+    ending_.stepped = answer;
+    server_->head()->ApplyStep(
+        ending_.generation, ending_.marks, {.learning_rate = 1, .gradient_scale = ending_.scale},
+        [answer](absl::StatusOr<engine::StepResult> result) { *answer = std::move(result); });
+    return;
+  }
+  Count("BeginFlush");
+  auto answer = std::make_shared<std::optional<absl::StatusOr<engine::FlushInfo>>>();
+  ending_.begun = answer;
+  server_->head()->BeginFlush(
+      ending_.generation, ending_.marks, 1,
+      [answer](absl::StatusOr<engine::FlushInfo> result) { *answer = std::move(result); });
+}
+
+void Schedule::TakeBegun() {
+  const absl::StatusOr<engine::FlushInfo> answer = **std::exchange(ending_.begun, nullptr);
+  if (answer.ok()) {
+    ending_.flush = *answer;
+    phase_ = Phase::kReading;
+    Say(absl::StrCat("frozen as ", answer->flush_id));
+    const int64_t tokens = ContentOf(ending_.marks).tokens;
+    if (static_cast<int64_t>(answer->window_tokens) != tokens) {
+      Diverge(absl::StrCat("the window has ", answer->window_tokens, " tokens; expected ", tokens));
+    }
+    return;
+  }
+  Say(absl::StrCat("BeginFlush: ", answer.status().ToString()));
+  if (absl::IsUnavailable(answer.status())) return;  // called again
+  if (engine::ReasonOf(answer.status()) != RejectReason::kMarks) {
+    Diverge(absl::StrCat("BeginFlush: ", answer.status().ToString()));
+  }
+  Count("marks refused");
+  BackToIdle();
+}
+
+void Schedule::TakeStepped() {
+  const absl::StatusOr<engine::StepResult> answer = **std::exchange(ending_.stepped, nullptr);
+  if (!answer.ok()) {
+    Say(absl::StrCat("ApplyStep: ", answer.status().ToString()));
+    if (absl::IsUnavailable(answer.status())) return;
+    if (engine::ReasonOf(answer.status()) != RejectReason::kMarks) {
+      Diverge(absl::StrCat("ApplyStep: ", answer.status().ToString()));
+    }
+    Count("marks refused");
+    return BackToIdle();
+  }
+  CheckStepped(*answer);
+  Count("step");
+  const Values content = ContentOf(ending_.marks);
+  progress_.weights.Add(content, -ending_.scale);
+  version_ = answer->weight_version;
+  versions_[version_] = progress_.weights;
+  if (const Values weights = server_->Weights(); !(weights == progress_.weights)) {
+    Diverge(absl::StrCat("after the step of generation ", ending_.generation, " the weights are others"));
+  }
+  old_call_ = OldCall{ending_, answer->generation, *answer, incarnation_, restores_};
+  Consume();
+}
+
+void Schedule::CheckStepped(const engine::StepResult& result) {
+  const int64_t tokens = ContentOf(ending_.marks).tokens;
+  if (result.generation != ending_.generation + 1 || result.weight_version != version_ + 1 ||
+      static_cast<int64_t>(result.window_tokens) != tokens) {
+    Diverge(absl::StrCat("ApplyStep of generation ", ending_.generation, " at weights ", version_,
+                         " answers generation ", result.generation, ", weights ", result.weight_version, ", ",
+                         result.window_tokens, " tokens; expected ", tokens));
+  }
+}
+
+void Schedule::ReadRows() {
+  const int64_t rows = std::min<int64_t>(kVocab - ending_.rows_read, 1 + random_.Below(kVocab));
+  absl::Status status = absl::UnknownError("no answer");
+  server_->head()->ReadGradient(ending_.flush->flush_id, ending_.rows_read, rows,
+                                kernels::DataType::kFloat32,
+                                {ending_.read.matrix.data() + ending_.rows_read * kHidden,
+                                 ending_.read.bias.data() + ending_.rows_read},
+                                [&status](const absl::Status& read) { status = read; });
+  server_->gate().free = true;
+  server_->engine().WaitIdle();
+  server_->gate().free = false;
+  if (!status.ok()) {
+    Diverge(absl::StrCat("ReadGradient: ", status.ToString()));
+    return;
+  }
+  ending_.rows_read += rows;
+  if (ending_.rows_read < kVocab) return;
+  if (!(ending_.read == ContentOf(ending_.marks))) {
+    Diverge(absl::StrCat("the gradient of generation ", ending_.generation, " is another one"));
+  }
+  phase_ = Phase::kCommitting;
+}
+
+void Schedule::CommitFlush() {
+  if (!calm_ && random_.OneIn(6)) {
+    phase_ = Phase::kAborting;
+    return;
+  }
+  const absl::StatusOr<uint64_t> generation = server_->head()->CommitFlush(ending_.flush->flush_id);
+  Count("CommitFlush");
+  Say(absl::StrCat("CommitFlush: ", generation.ok() ? "done" : generation.status().ToString()));
+  if (!generation.ok() || *generation != ending_.generation + 1) {
+    return Diverge(absl::StrCat("CommitFlush: ", generation.status().ToString()));
+  }
+  if (!calm_ && random_.OneIn(3)) {  // the answer is lost, and the call repeated
+    Count("answer lost");
+    ending_.rows_read = -1;
+    return;
+  }
+  old_call_ = OldCall{ending_, generation, std::nullopt, incarnation_, restores_};
+  Consume();
+}
+
+void Schedule::AbortFlush() {
+  // Not behind a commit whose answer was lost.
+  if (ending_.rows_read < 0) {
+    phase_ = Phase::kCommitting;
+    return;
+  }
+  const absl::StatusOr<uint64_t> generation = server_->head()->AbortFlush(ending_.flush->flush_id);
+  Count("AbortFlush");
+  Say(absl::StrCat("AbortFlush: ", generation.ok() ? "done" : generation.status().ToString()));
+  if (!generation.ok() || *generation != ending_.generation) {
+    return Diverge(absl::StrCat("AbortFlush: ", generation.status().ToString()));
+  }
+  if (!calm_ && random_.OneIn(3)) {
+    Count("answer lost");
+    return;
+  }
+  BackToIdle();
+}
+
+void Schedule::Consume() {
+  Count("window");
+  for (const SessionMarks& session : ending_.marks) {
+    const SessionState& state = *sessions_.at(session.session_id);
+    for (const engine::LaneMarks& lane : session.lanes) {
+      const std::vector<Entry>& log = state.lanes[static_cast<size_t>(lane.lane)].log;
+      for (uint64_t i = MarkOf({}, session.session_id, lane.lane); i < lane.accepted; ++i) {
+        const Item& item = log[i].item;
+        if (item.kind == ItemKind::kGood && !progress_.consumed.insert(item.number).second) {
+          Diverge(absl::StrCat("item ", item.number, " is consumed twice"));
+        }
+      }
+      progress_.settled[{session.session_id, lane.lane}] = lane.accepted;
+    }
+  }
+  for (ClientState& client : clients_) {
+    client.generation = std::max(client.generation, ending_.generation + 1);
+  }
+  BackToIdle();
+}
+
+// A call that was answered arrives once more. It answers the same, or that its time is over; nothing changes.
+void Schedule::RepeatOldCall() {
+  if (!old_call_.has_value() || LostServer() || server_->head() == nullptr) return;
+  if (old_call_->incarnation != incarnation_ || old_call_->restores != restores_) return;
+  const Ending& call = old_call_->ending;
+  Count("old call repeated");
+  if (!old_call_->step.has_value()) {
+    const absl::StatusOr<uint64_t> again = server_->head()->CommitFlush(call.flush->flush_id);
+    const bool same = again.ok() ? *again == *old_call_->generation
+                                 : engine::ReasonOf(again.status()) == RejectReason::kUnknownFlush;
+    if (!same) Diverge(absl::StrCat("CommitFlush again: ", again.status().ToString()));
+    return;
+  }
+  std::optional<absl::StatusOr<engine::StepResult>> again;
+  server_->head()->ApplyStep(call.generation, call.marks,
+                             {.learning_rate = 1, .gradient_scale = call.scale},
+                             [&again](absl::StatusOr<engine::StepResult> result) { again = result; });
+  const bool same =
+      again.has_value() &&
+      (again->ok() ? (*again)->weight_version == old_call_->step->weight_version &&
+                         (*again)->generation == old_call_->step->generation
+                   : engine::ReasonOf(again->status()) == RejectReason::kGeneration);
+  if (!same) Diverge("ApplyStep, repeated, answers something else");
+}
+
+}  // namespace lossd::simulation
