@@ -38,17 +38,17 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
 
 absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as) {
   CheckpointStore& store = *options_.checkpoints;
-  absl::StatusOr<CheckpointWriter> writer = store.Begin(head.config().name, tag);
+  absl::StatusOr<std::unique_ptr<CheckpointWriter>> writer = store.Begin(head.config().name, tag);
   if (!writer.ok()) return writer.status();
   std::promise<absl::StatusOr<HeadCheckpoint>> written;
-  head.Save(as, &*writer, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
+  head.Save(as, writer->get(), [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
     written.set_value(std::move(checkpoint));
   });
   absl::StatusOr<HeadCheckpoint> checkpoint = written.get_future().get();
   if (!checkpoint.ok()) return checkpoint.status();
-  const absl::StatusOr<CheckpointInfo> info = store.Commit(*writer, *std::move(checkpoint));
+  const absl::StatusOr<CheckpointInfo> info = store.Commit(**writer, *std::move(checkpoint));
   if (!info.ok()) return info.status();
-  return SavedCheckpoint{*info, writer->bytes_written()};
+  return SavedCheckpoint{*info, (*writer)->bytes_written()};
 }
 
 absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head, const std::string& tag) {
