@@ -76,6 +76,12 @@ struct OpenedSession {
   bool is_new = false;  // made by this call
 };
 
+// Of a head: what it went through.
+struct CheckpointPast {
+  std::string incarnation = {};  // of the server; empty: any
+  std::optional<uint64_t> restores = {};
+};
+
 struct SavedCheckpoint {
   CheckpointInfo info;
   int64_t bytes_written = 0;
@@ -130,7 +136,9 @@ class Engine {
 
   // --- Checkpoints (engine_checkpoints.cc). They wait for the disk, and are made one at a time.
 
-  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& head, const std::string& tag);
+  // `expected`: what the caller knows of the head; ABORTED if it is another one's past by now.
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& head, const std::string& tag,
+                                                 const CheckpointPast& expected = {});
   // The newest if `tag` is empty. A head that is not there is created. If an error does not say otherwise
   // (DATA_LOSS of a restore that broke off), nothing has changed.
   absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag);

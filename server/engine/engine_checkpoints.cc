@@ -27,12 +27,23 @@ absl::Status CheckTag(const std::string& tag) {
 
 }  // namespace
 
-absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, const std::string& tag) {
+absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, const std::string& tag,
+                                                       const CheckpointPast& expected) {
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
   if (!found.ok()) return found.status();
-  const std::lock_guard saving(checkpoint_mutex_);
+  const std::lock_guard saving(checkpoint_mutex_);  // no restore meanwhile
+  const bool same_server = expected.incarnation.empty() || expected.incarnation == incarnation_;
+  if (!same_server || expected.restores.value_or((*found)->restores()) != (*found)->restores()) {
+    absl::Status status = MakeError(
+        absl::StatusCode::kAborted, RejectReason::kIncarnation, same_server ? "restores" : "incarnation",
+        absl::StrCat("head ", head,
+                     " was restored from a checkpoint since, or is another server's: what was "
+                     "done before may be undone, and is not saved"));
+    AttachPosition(&status, Position{incarnation_, (*found)->Info().generation, {}});
+    return status;
+  }
   return Save(**found, tag, Head::SaveAs::kTagged);
 }
 
