@@ -288,6 +288,7 @@ class GrpcConnection final : public Connection {
 
 bool IsTransient(const absl::Status& status) {
   return absl::IsUnavailable(status) ||
+         absl::IsCancelled(status) ||  // by a server that goes away: nobody here cancels
          (absl::IsResourceExhausted(status) && RetryDelayOf(status).has_value());
 }
 

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/convert.h"
+#include "client/src/grpc_status.h"
 #include "client/src/head_impl.h"
 #include "client/src/random_key.h"
 #include "client/src/session.h"
@@ -26,7 +27,16 @@ absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) con
   v1::SaveCheckpointRequest request;
   request.set_head(config().name);
   request.set_tag(tag);
+  // The call waits for a server that goes away. One that comes back without what sessions of this process did
+  // must not pass for it.
+  request.set_incarnation(impl_->context->incarnation());
+  if (!request.incarnation().empty()) request.set_restores(impl_->context->restores());
   const auto saved = impl_->context->connection().SaveCheckpoint(request);
+  if (const auto position = internal::PositionOf(saved.status());
+      position && absl::IsAborted(saved.status())) {
+    return internal::WindowLostError(config().name, position->generation(),
+                                     "the head was restored from a checkpoint");
+  }
   if (!saved.ok()) return saved.status();
   return SavedCheckpoint{internal::FromProto(saved->checkpoint()), saved->bytes_written()};
 }

@@ -69,6 +69,11 @@ class HeadContext {
     open_step_ = generation;
   }
 
+  uint64_t restores() const {
+    std::lock_guard lock(mutex_);
+    return restores_;
+  }
+
   // The server that sessions of this process were opened at; empty before the first.
   std::string incarnation() const {
     std::lock_guard lock(mutex_);

@@ -141,10 +141,11 @@ absl::StatusOr<Manifest> CheckpointStore::ReadManifest(const std::string& head,
                    absl::StrCat("'", path, "' of --checkpoint_dir is of head ", manifest->head.config.name));
 }
 
-absl::StatusOr<CheckpointWriter> CheckpointStore::Begin(const std::string& head, const std::string& tag) {
+absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointStore::Begin(const std::string& head,
+                                                                         const std::string& tag) {
   if (absl::Status names = CheckNames(head, tag); !names.ok()) return names;
-  CheckpointWriter writer(&files_, &known_, head, tag);
-  if (absl::Status begun = writer.Begin(); !begun.ok()) return begun;
+  std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(&files_, &known_, head, tag));
+  if (absl::Status begun = writer->Begin(); !begun.ok()) return begun;
   if (absl::Status live = MarkLive(head); !live.ok()) return live;
   return writer;
 }

@@ -45,7 +45,7 @@ class CheckpointStore {
                                                                DurableFiles::Fault fault = nullptr);
 
   // The tag, which may be taken, gets its checkpoint with Commit.
-  absl::StatusOr<CheckpointWriter> Begin(const std::string& head, const std::string& tag);
+  absl::StatusOr<std::unique_ptr<CheckpointWriter>> Begin(const std::string& head, const std::string& tag);
   absl::StatusOr<CheckpointInfo> Commit(CheckpointWriter& writer, HeadCheckpoint head);
 
   // The checkpoint of this tag or, if it is empty, the newest one, the last drain's included. NOT_FOUND if

@@ -27,13 +27,13 @@ struct KnownFile {
 };
 using KnownFiles = std::map<std::pair<std::string, std::string>, KnownFile>;  // by head and name
 
-// Move-only. One that is not committed removes what it wrote.
+// One that is not committed removes what it wrote.
 class CheckpointWriter {
  public:
   using Append = std::function<absl::Status(std::span<const std::byte> bytes)>;
 
-  CheckpointWriter(CheckpointWriter&&) noexcept = default;
-  CheckpointWriter& operator=(CheckpointWriter&&) = delete;
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
   ~CheckpointWriter();
 
   // A file: shared with an earlier checkpoint if that has one of this key, otherwise what `fill` appends. An
@@ -65,7 +65,7 @@ class CheckpointWriter {
   std::string head_;
   std::string tag_;
   std::string folder_;     // that it will be
-  std::string temporary_;  // empty: moved from, or committed
+  std::string temporary_;  // empty: committed
   std::map<std::string, File> written_;
   int64_t bytes_written_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -76,12 +77,13 @@ absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault
                      absl::StrCat("--checkpoint_dir ", what, ": ", strerror(errno)));
   };
   if (mkdir(folder.c_str(), kFolderMode) != 0 && errno != EEXIST) return refuse("cannot be made");
-  const FileDescriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  FileDescriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (opened.number() < 0) return refuse("cannot be used");
   if (faccessat(opened.number(), ".", R_OK | W_OK | X_OK, AT_EACCESS) != 0) {
     return refuse("cannot be written to");
   }
-  return DurableFiles(folder, std::move(fault));
+  if (flock(opened.number(), LOCK_EX | LOCK_NB) != 0) return refuse("is in use, perhaps by another lossd");
+  return DurableFiles(folder, std::move(opened), std::move(fault));
 }
 
 absl::Status DurableFiles::Begin(absl::string_view step, const std::string& path) const {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -44,14 +45,15 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-// Thread-safe: it has no state but the folder.
+// Thread-safe: it has no state but the folder. Move-only.
 class DurableFiles {
  public:
   // For tests: called before every step that changes the disk, with what it is ("create", "write", "sync",
   // "link", "make", "rename", "remove"); a number other than 0 is the error that the step fails with.
   using Fault = std::function<int(absl::string_view step, const std::string& path)>;
 
-  // Makes the folder, mode 0700, if it is not there. FAILED_PRECONDITION if it cannot be made or written to.
+  // Makes the folder, mode 0700, if it is not there, and has it for itself as long as it lives.
+  // FAILED_PRECONDITION if it cannot be made or written to, or another process has it.
   static absl::StatusOr<DurableFiles> Open(const std::string& folder, Fault fault = nullptr);
 
   // A folder that is there already is no error.
@@ -89,7 +91,8 @@ class DurableFiles {
   absl::StatusOr<bool> Exists(const std::string& path) const;
 
  private:
-  DurableFiles(std::string root, Fault fault) : root_(std::move(root)), fault_(std::move(fault)) {}
+  DurableFiles(std::string root, FileDescriptor held, Fault fault)
+      : root_(std::move(root)), held_(std::move(held)), fault_(std::move(fault)) {}
 
   // The folder that holds `path`, and its name there.
   struct Place {
@@ -102,6 +105,7 @@ class DurableFiles {
   absl::Status Begin(absl::string_view step, const std::string& path) const;
 
   std::string root_;
+  FileDescriptor held_;  // the folder, locked
   Fault fault_;
 };
 

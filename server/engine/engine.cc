@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/engine/checkpoint_store.h"
 #include "server/engine/errors.h"
 #include "server/engine/random_id.h"
 

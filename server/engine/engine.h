@@ -21,7 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/engine/batch_scheduler.h"
-#include "server/engine/checkpoint_store.h"
+#include "server/engine/checkpoint.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
 #include "server/engine/head.h"
@@ -33,6 +33,10 @@
 #include "server/engine/staging.h"
 
 namespace lossd::engine {
+
+class CheckpointReader;
+class CheckpointStore;
+struct DrainRecord;
 
 struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
@@ -70,6 +74,12 @@ struct OpenedSession {
   std::shared_ptr<Head> head;
   Head::SessionInfo info;
   bool is_new = false;  // made by this call
+};
+
+// Of a head: what it went through.
+struct CheckpointPast {
+  std::string incarnation = {};  // of the server; empty: any
+  std::optional<uint64_t> restores = {};
 };
 
 struct SavedCheckpoint {
@@ -126,7 +136,9 @@ class Engine {
 
   // --- Checkpoints (engine_checkpoints.cc). They wait for the disk, and are made one at a time.
 
-  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& head, const std::string& tag);
+  // `expected`: what the caller knows of the head; ABORTED if it is another one's past by now.
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& head, const std::string& tag,
+                                                 const CheckpointPast& expected = {});
   // The newest if `tag` is empty. A head that is not there is created. If an error does not say otherwise
   // (DATA_LOSS of a restore that broke off), nothing has changed.
   absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/checkpoint_store.h"
 #include "server/engine/engine.h"
 #include "server/engine/errors.h"
 
@@ -26,28 +27,39 @@ absl::Status CheckTag(const std::string& tag) {
 
 }  // namespace
 
-absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, const std::string& tag) {
+absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, const std::string& tag,
+                                                       const CheckpointPast& expected) {
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
   if (!found.ok()) return found.status();
-  const std::lock_guard saving(checkpoint_mutex_);
+  const std::lock_guard saving(checkpoint_mutex_);  // no restore meanwhile
+  const bool same_server = expected.incarnation.empty() || expected.incarnation == incarnation_;
+  if (!same_server || expected.restores.value_or((*found)->restores()) != (*found)->restores()) {
+    absl::Status status = MakeError(
+        absl::StatusCode::kAborted, RejectReason::kIncarnation, same_server ? "restores" : "incarnation",
+        absl::StrCat("head ", head,
+                     " was restored from a checkpoint since, or is another server's: what was "
+                     "done before may be undone, and is not saved"));
+    AttachPosition(&status, Position{incarnation_, (*found)->Info().generation, {}});
+    return status;
+  }
   return Save(**found, tag, Head::SaveAs::kTagged);
 }
 
 absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as) {
   CheckpointStore& store = *options_.checkpoints;
-  absl::StatusOr<CheckpointWriter> writer = store.Begin(head.config().name, tag);
+  absl::StatusOr<std::unique_ptr<CheckpointWriter>> writer = store.Begin(head.config().name, tag);
   if (!writer.ok()) return writer.status();
   std::promise<absl::StatusOr<HeadCheckpoint>> written;
-  head.Save(as, &*writer, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
+  head.Save(as, writer->get(), [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
     written.set_value(std::move(checkpoint));
   });
   absl::StatusOr<HeadCheckpoint> checkpoint = written.get_future().get();
   if (!checkpoint.ok()) return checkpoint.status();
-  const absl::StatusOr<CheckpointInfo> info = store.Commit(*writer, *std::move(checkpoint));
+  const absl::StatusOr<CheckpointInfo> info = store.Commit(**writer, *std::move(checkpoint));
   if (!info.ok()) return info.status();
-  return SavedCheckpoint{*info, writer->bytes_written()};
+  return SavedCheckpoint{*info, (*writer)->bytes_written()};
 }
 
 absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head, const std::string& tag) {

@@ -229,7 +229,7 @@ absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const Che
     status = RestoreTensors(reader);
     RestoredSessions sessions;
     if (status.ok()) status = RestoreSessions(reader, std::move(memory), &sessions);
-    if (status.ok()) status = RestoreWindowGradients(reader);
+    if (status.ok()) status = RestoreWindowGradients(as, reader);
     if (!status.ok()) {
       EndInPieces(status);
       return status;
@@ -315,11 +315,18 @@ absl::Status HeadCheckpointer::RestoreGradient(const CheckpointReader& reader, c
   });
 }
 
-absl::Status HeadCheckpointer::RestoreWindowGradients(const CheckpointReader& reader) {
+absl::Status HeadCheckpointer::RestoreWindowGradients(Head::RestoreAs as, const CheckpointReader& reader) {
   if (head_.frozen()) return absl::OkStatus();
   absl::Status status = RestoreGradient(reader, kOwnGradient, nullptr);
   if (!status.ok() || head_.second_gradient_ == nullptr) return status;
-  return RestoreGradient(reader, kNextGradient, head_.second_gradient_.get());
+  status = RestoreGradient(reader, kNextGradient, head_.second_gradient_.get());
+  if (!status.ok() || !Reopens(as, reader.checkpoint())) return status;
+  return head_.backend_->Fold(head_.second_gradient_.get(), nullptr);
+}
+
+// Nobody is left who could end the flush that held it: the window is whole again, as after an abort.
+bool HeadCheckpointer::Reopens(Head::RestoreAs as, const HeadCheckpoint& checkpoint) {
+  return as == Head::RestoreAs::kTagged && checkpoint.window.state == WindowState::kFrozen;
 }
 
 // Deterministic sessions get what those that were there had, and what is missing of `memory`.
@@ -371,6 +378,10 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkp
     }
     head_.window_ = checkpoint.window;
     head_.window_.flush_begun = absl::Now();
+    if (Reopens(as, checkpoint)) {
+      head_.window_.state = WindowState::kOpen;
+      head_.window_.tokens += std::exchange(head_.window_.next_tokens, 0);
+    }
     head_.window_gradient_ = nullptr;
     head_.ledger_.Replace(std::move(ledger), checkpoint.last_session_number,
                           head_.window_.state == WindowState::kFrozen

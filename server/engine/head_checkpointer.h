@@ -41,7 +41,8 @@ class HeadCheckpointer {
   absl::Status CheckRestorable(const HeadCheckpoint& checkpoint, int64_t more_memory) const;
   absl::Status RestoreTensors(const CheckpointReader& reader);
   absl::Status RestoreGradient(const CheckpointReader& reader, const std::string& name, Gradient* gradient);
-  absl::Status RestoreWindowGradients(const CheckpointReader& reader);
+  absl::Status RestoreWindowGradients(Head::RestoreAs as, const CheckpointReader& reader);
+  static bool Reopens(Head::RestoreAs as, const HeadCheckpoint& checkpoint);
   absl::Status RestoreSessions(const CheckpointReader& reader, std::vector<SessionMemory> memory,
                                RestoredSessions* sessions);
   void TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkpoint, RestoredSessions sessions);

@@ -19,8 +19,10 @@ grpc::ServerUnaryReactor* HeadService::SaveCheckpoint(grpc::CallbackServerContex
                                                       const v1::SaveCheckpointRequest* request,
                                                       v1::SaveCheckpointResponse* response) {
   return Later(context, [this, request, response] {
+    engine::CheckpointPast expected{request->incarnation(), {}};
+    if (request->has_restores()) expected.restores = request->restores();
     const absl::StatusOr<engine::SavedCheckpoint> saved =
-        engine_->SaveCheckpoint(request->head(), request->tag());
+        engine_->SaveCheckpoint(request->head(), request->tag(), expected);
     if (!saved.ok()) return saved.status();
     ToProto(saved->info, response->mutable_checkpoint());
     response->set_bytes_written(saved->bytes_written);

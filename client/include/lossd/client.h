@@ -410,7 +410,8 @@ class Head {
   // Everything the server has of the head, as of one moment between two batches, in its folder of
   // checkpoints. A tag that is taken is replaced once the new one is whole. FAILED_PRECONDITION if the server
   // has no such folder, or a flush holds the window; RESOURCE_EXHAUSTED if its disk is full, and nothing has
-  // changed.
+  // changed. Says that the window is lost (IsWindowLost), and saves nothing, if the head was restored since
+  // this process opened a session of it.
   absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& tag) const;
   // Of the window's gradient times `gradient_scale`, once `marks` are applied (of every session that
   // contributed; none: of what is applied, without deterministic sessions' unfinished tiles). Nothing moves.

@@ -156,7 +156,11 @@ void AddCheckpointCommand(CLI::App& app, Context& context) {
   AddSaveCommand(*checkpoint, context);
   AddRestoreCommand(*checkpoint, context);
   AddListCommand(*checkpoint, context);
-  checkpoint->footer("'lossctl checkpoint COMMAND --help' shows what a command takes, with examples.\n");
+  checkpoint->footer(
+      "Examples:\n"
+      "  lossctl checkpoint save lm_head step-1000\n"
+      "  lossctl checkpoint list lm_head\n"
+      "  lossctl checkpoint restore lm_head step-1000\n");
 }
 
 }  // namespace lossd::tools

@@ -15,10 +15,12 @@ from lossctl_harness import (EXHAUSTED, FAILED, INVALID, NOT_FOUND, REFUSED, UNR
 SERVER_COMMANDS = [
     ["status"], ["memory"], ["head", "create", "x", "--vocab", "8", "--hidden", "4"], ["head", "list"],
     ["head", "delete", "x"], ["head", "save", "x", "x.safetensors"], ["flush", "x", "--out", "x.safetensors"],
+    ["checkpoint", "save", "x", "t"], ["checkpoint", "restore", "x"], ["checkpoint", "list"],
     ["step", "x", "--lr", "1"], ["gradient-stats", "x"],
 ]
 ALL_COMMANDS = [[], ["status"], ["memory"], ["head"], ["head", "create"], ["head", "list"], ["head", "delete"],
-                ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["completion"]]
+                ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["checkpoint"],
+                ["checkpoint", "save"], ["checkpoint", "restore"], ["checkpoint", "list"], ["completion"]]
 
 
 class StatusAndMemory(LossctlTest):

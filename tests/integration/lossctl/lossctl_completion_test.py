@@ -19,7 +19,7 @@ from lossd_server import LossdServer
 DTYPES = ["bfloat16", "float16", "float32"]
 # What is typed, and what is offered at its end. The head and the file are made by setUp.
 CASES = [
-    ("lossctl ", ["completion", "flush", "gradient-stats", "head", "memory", "status", "step"]),
+    ("lossctl ", ["checkpoint", "completion", "flush", "gradient-stats", "head", "memory", "status", "step"]),
     ("lossctl st", ["status", "step"]),
     ("lossctl --json h", ["head"]),
     ("lossctl head ", ["create", "delete", "list", "load", "save"]),
@@ -36,6 +36,8 @@ CASES = [
     ("lossctl head delete offered-1 --dis", ["--discard-gradient"]),
     ("lossctl head create ", []),
     ("lossctl flush offered-1 ", []),
+    ("lossctl checkpoint ", ["list", "restore", "save"]),
+    ("lossctl checkpoint restore offered-", ["offered-1", "offered-2"]),
     ("lossctl step offered-", ["offered-1", "offered-2"]),
     ("lossctl head create new --optimizer ad", ["adam", "adamw"]),
 ]

@@ -202,6 +202,30 @@ TEST_F(RestartTest, StepsThatAKillHasUndoneAreALostWindow) {
   EXPECT_TRUE(IsWindowLost(Compute(session)));
 }
 
+// A trainer pairs the checkpoint with a state of its own: the one that the server has gone back to is not it.
+TEST_F(RestartTest, ASaveThatMeetsARestoredHeadSavesNothing) {
+  Session session = Open("trainer");
+  ASSERT_TRUE(head_->SaveCheckpoint("a").ok());
+  ASSERT_TRUE(Compute(session).ok());
+  const SessionMarks marks = session.marks();
+  ASSERT_TRUE(head_->ApplyStep({.learning_rate = 0.01}, {&marks, 1}).ok());
+  std::thread restart([this] {
+    server_.Kill();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    server_.Start();
+  });
+  absl::Status saved;
+  while (saved.ok()) saved = head_->SaveCheckpoint("b").status();  // one of them waits for the server
+  restart.join();
+  EXPECT_TRUE(IsWindowLost(saved)) << saved;
+  Session again = Open("trainer");
+  EXPECT_TRUE(head_->SaveCheckpoint("c").ok());
+  ASSERT_TRUE(client_->RestoreCheckpoint("numbered", "a").ok());
+  EXPECT_TRUE(IsWindowLost(head_->SaveCheckpoint("d").status()));
+  EXPECT_TRUE(client_->GetHead("numbered")->SaveCheckpoint("e").ok())
+      << "who knows nothing takes what there is";
+}
+
 TEST_F(RestartTest, ARestoreOfALiveHeadEndsSessionsThatAreAheadOfItAndNoOthers) {
   Session ahead = Open("ahead");
   Session idle = Open("idle");

@@ -161,8 +161,11 @@ def main():
         sys.exit("the run was over before the server had been ended as often as asked: give it more --steps")
     if back == 0 and kills > 0:
         sys.exit("no kill was noticed")
-    if (result["held_out_perplexity"], result["losses"]) != (undisturbed["held_out_perplexity"], undisturbed["losses"]):
-        sys.exit("the two runs differ")
+    if result["losses"] != undisturbed["losses"]:
+        step = next(i for i, pair in enumerate(zip(result["losses"], undisturbed["losses"]), 1) if pair[0] != pair[1])
+        sys.exit(f"the two runs differ from step {step} on:\n{log}")
+    if result["held_out_perplexity"] != undisturbed["held_out_perplexity"]:
+        sys.exit("the two runs differ in what they end with")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/engine/checkpoint_store.h"
 #include "tests/unit/engine/checkpoint_folder.h"
 #include "tests/unit/engine/deterministic_fixture.h"
 
@@ -34,9 +35,7 @@ class CheckpointTest : public DeterministicTest {
   // A new engine on the folder; what the last one left behind is continued only if it is asked for.
   enum class Start { kEmpty, kDrained, kKilled };
   void StartEngine(Start start, int64_t max_chunk_tokens = kMostTokens) {
-    head_ = nullptr;
-    listeners_.clear();
-    engine_ = nullptr;
+    StopEngine();
     store_ = *CheckpointStore::Open(folder_.path());
     EngineOptions options;
     options.memory_limit_bytes = int64_t{1} << 30;
@@ -49,6 +48,12 @@ class CheckpointTest : public DeterministicTest {
     if (start == Start::kEmpty) return;
     restored_ = engine_->RestoreAtStart(drain);
     if (const auto head = engine_->FindHead("h"); head.ok()) head_ = *head;
+  }
+  void StopEngine() {
+    head_ = nullptr;
+    listeners_.clear();
+    engine_ = nullptr;
+    store_ = nullptr;  // it has the folder for itself
   }
   void CreateHead(const HeadConfig& config) {
     const absl::StatusOr<std::shared_ptr<Head>> head = engine_->CreateHead(config);
@@ -124,7 +129,6 @@ class CheckpointTest : public DeterministicTest {
   }
 
   CheckpointFolder folder_;
-  Content undisturbed_;
   std::shared_ptr<CheckpointStore> store_;
   absl::StatusOr<std::vector<CheckpointInfo>> restored_ = std::vector<CheckpointInfo>();
 };

@@ -22,6 +22,12 @@ class CheckpointFolder {
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
 
+  void Clear() const {
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      std::filesystem::remove_all(entry.path());
+    }
+  }
+
   std::string path() const { return path_; }
   std::filesystem::path operator/(const std::string& name) const {
     return std::filesystem::path(path_) / name;

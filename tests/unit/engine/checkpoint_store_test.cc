@@ -63,6 +63,7 @@ class CheckpointStoreTest : public ::testing::Test {
  protected:
   CheckpointStoreTest() { Open(); }
   void Open() {
+    store_ = nullptr;  // it has the folder for itself
     auto store = CheckpointStore::Open(folder_.path(), [this](absl::string_view step, const std::string&) {
       ++steps_;
       if (steps_ == failing_step_) failed_step_ = std::string(step);
@@ -76,10 +77,10 @@ class CheckpointStoreTest : public ::testing::Test {
   // The weights are `fill` everywhere.
   absl::StatusOr<CheckpointInfo> Save(const std::string& tag, uint64_t generation, char fill,
                                       const std::string& key = "") {
-    absl::StatusOr<CheckpointWriter> writer = store_->Begin("h", tag);
+    absl::StatusOr<std::unique_ptr<CheckpointWriter>> writer = store_->Begin("h", tag);
     if (!writer.ok()) return writer.status();
     const auto add = [&](const std::string& name, size_t bytes, const std::string& with_key) {
-      return writer->Add(name, with_key, [&](const CheckpointWriter::Append& append) {
+      return (*writer)->Add(name, with_key, [&](const CheckpointWriter::Append& append) {
         const std::string content(bytes, fill);
         return append(std::as_bytes(std::span(content)));
       });
@@ -88,8 +89,8 @@ class CheckpointStoreTest : public ::testing::Test {
     if (status.ok()) status = add(SessionGradient(4), kVocab * kHidden * 4, "");
     if (status.ok()) status = add(TilesFile(4), 2 * 8 + 2 * 4 + 2 * kHidden * 4, "");
     if (!status.ok()) return status;
-    absl::StatusOr<CheckpointInfo> info = store_->Commit(*writer, MakeCheckpoint(generation));
-    bytes_written_ = writer->bytes_written();
+    absl::StatusOr<CheckpointInfo> info = store_->Commit(**writer, MakeCheckpoint(generation));
+    bytes_written_ = (*writer)->bytes_written();
     return info;
   }
   absl::StatusOr<CheckpointReader> Find(const std::string& tag) {
@@ -140,6 +141,8 @@ TEST_F(CheckpointStoreTest, TheFolderIsTheServersAlone) {
   struct stat status {};
   ASSERT_EQ(stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777U, 0700U);
+  EXPECT_EQ(CheckpointStore::Open(folder_.path()).status().code(), absl::StatusCode::kFailedPrecondition)
+      << "two servers would remove each other's files";
   EXPECT_EQ(CheckpointStore::Open(folder_ / "missing/new").status().code(),
             absl::StatusCode::kFailedPrecondition);
   CheckpointFolder::Write(folder_ / "file", "");

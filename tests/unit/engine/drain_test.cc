@@ -27,8 +27,8 @@ class DrainTest : public CheckpointTest {
 // One window of two sessions, one of them deterministic, and a step; `between` is called at each gap.
 TEST_F(DrainTest, DrainedAtAnyPointItEndsAsIfItNeverWas) {
   const auto run = [this](int drain_at) {
-    folder_.~CheckpointFolder();
-    new (&folder_) CheckpointFolder;
+    StopEngine();
+    folder_.Clear();
     StartEngine(Start::kEmpty);
     CreateHead(WithEverything());
     WriteWeights(1);
@@ -104,33 +104,34 @@ TEST_F(DrainTest, AFlushGoesOnWhereverItStood) {
 }
 
 TEST_F(DrainTest, BothGradientsOfAFrozenWindowAreKept) {
-  for (const bool commits : {false, true}) {
-    SCOPED_TRACE(commits);
-    for (const bool drains : {false, true}) {
-      StartEngine(Start::kEmpty);
-      HeadConfig config = WithEverything();
-      config.double_buffer = true;
-      CreateHead(config);
-      WriteWeights(1);
-      const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
-      const LaneAttachment lane = Attach(session);
-      Send(lane, 1, 0, 1);
-      ASSERT_TRUE(head_->CommitFlush(BeginFlush()->flush_id).ok());  // the buffers change places
-      Send(lane, 2, 10, 2);
-      const absl::StatusOr<FlushInfo> flush = BeginFlush();
-      Send(lane, 3, 20, 3);
-      if (drains) DrainAndGoOn();
-      ASSERT_TRUE(commits ? head_->CommitFlush(flush->flush_id).ok()
-                          : head_->AbortFlush(flush->flush_id).ok());
-      const Content content = Look();
-      EXPECT_EQ(content.generation, commits ? 3U : 2U);
-      if (!drains) {
-        undisturbed_ = content;
-      } else {
-        EXPECT_EQ(content, undisturbed_);
-      }
+  enum class End { kCommitted, kAborted, kKilled };
+  const auto run = [this](End end, bool drains) {
+    StartEngine(Start::kEmpty);
+    HeadConfig config = WithEverything();
+    config.double_buffer = true;
+    CreateHead(config);
+    WriteWeights(1);
+    const LaneAttachment lane = Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id);
+    Send(lane, 1, 0, 1);
+    EXPECT_TRUE(head_->CommitFlush(BeginFlush()->flush_id).ok());  // the buffers change places
+    Send(lane, 2, 10, 2);
+    const absl::StatusOr<FlushInfo> flush = BeginFlush();
+    Send(lane, 3, 20, 3);
+    if (drains) DrainAndGoOn();
+    if (end == End::kCommitted) {
+      EXPECT_EQ(*head_->CommitFlush(flush->flush_id), 3U);
+    } else if (end == End::kAborted) {
+      EXPECT_EQ(*head_->AbortFlush(flush->flush_id), 2U);
+    } else {
+      StartEngine(Start::kKilled);  // nobody knows of the flush any more
+      EXPECT_EQ(head_->Info().window_state, WindowState::kOpen);
     }
-  }
+    return Look();
+  };
+  EXPECT_EQ(run(End::kCommitted, true), run(End::kCommitted, false));
+  const Content aborted = run(End::kAborted, false);
+  EXPECT_EQ(run(End::kAborted, true), aborted);
+  EXPECT_EQ(run(End::kKilled, true), aborted);
 }
 
 TEST_F(DrainTest, AStepThatWasTakenAnswersTheSameAndIsNotTakenAgain) {
