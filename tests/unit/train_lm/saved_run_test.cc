@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 
 namespace lossd::train_lm {
@@ -20,7 +19,13 @@ class SavedRunTest : public ::testing::Test {
   ~SavedRunTest() override { std::filesystem::remove_all(folder_); }
 
   static SavedRun MakeRun() {
-    SavedRun run{.settings = "s", .head_tag = "t", .trainer = {}, .tokens = 7, .training_seconds = 0.1};
+    SavedRun run{.settings = "s",
+                 .head_tag = "t",
+                 .trainer = {},
+                 .tokens = 7,
+                 .training_seconds = 0.1,
+                 .losses = {},
+                 .evaluations = {}};
     run.trainer = {.steps = 3, .epoch = 2, .next_position = 5, .trunk = {}};
     run.trainer.trunk = {.parameters = {1.5F, -0.0F, 1e-30F},
                          .adam = {.steps = 3, .first = {1, 2, 3}, .second = {4, 5, 6}},
