@@ -39,6 +39,10 @@ absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
   const absl::Time begun = absl::Now();
   const absl::StatusOr<std::vector<engine::CheckpointInfo>> heads = engine.RestoreAtStart(drain_);
   if (!heads.ok()) return heads.status();
+  if (heads->empty() && !drain_.has_value()) {
+    Log(LogLevel::kInfo, "there are no checkpoints to restore");
+    return absl::OkStatus();
+  }
   for (const engine::CheckpointInfo& head : *heads) {
     Log(LogLevel::kInfo, "restored a head",
         {{"head", head.head},
