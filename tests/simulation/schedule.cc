@@ -134,7 +134,10 @@ void Schedule::Disturb() {
       state->log[stream->NextSequence() - 1].may_repeat = true;
       return stream->DeliverTwice();
     case 4:
-      if (stream == nullptr || !stream->CanDeliver() || stream->under_way() < 2) return;
+      if (stream == nullptr) return;
+      Send(client, lane);
+      Send(client, lane);
+      if (!stream->CanDeliver() || stream->under_way() < 2) return;
       Count("reordered");
       return stream->Swap();
     case 5:

@@ -71,7 +71,7 @@ void Schedule::Tick() {
         phase_ = Phase::kAborting;
         return;
       }
-      if (!calm_ && random_.OneIn(2)) return;  // it takes its time
+      if (!calm_ && !random_.OneIn(4)) return;  // it takes its time
       return ReadRows();
     case Phase::kCommitting:
       return CommitFlush();
@@ -85,8 +85,7 @@ void Schedule::BeginEnding() {
   const engine::HeadInfo info = server_->head()->Info();
   ending_ = {};
   ending_.generation = info.generation;
-  ending_.by_step =
-      server_options_.head.optimizer.kind != engine::OptimizerKind::kNone && !random_.OneIn(3);
+  ending_.by_step = server_options_.head.optimizer.kind != engine::OptimizerKind::kNone && !random_.OneIn(3);
   ending_.scale = static_cast<float>(ending_.by_step ? 1 + random_.Below(2) : 1);
   const bool by_server = !calm_ && random_.OneIn(3);
   ending_.marks = by_server ? info.window_marks : KnownMarks();
@@ -179,8 +178,7 @@ void Schedule::CheckStepped(const engine::StepResult& result) {
 void Schedule::ReadRows() {
   const int64_t rows = std::min<int64_t>(kVocab - ending_.rows_read, 1 + random_.Below(kVocab));
   absl::Status status = absl::UnknownError("no answer");
-  server_->head()->ReadGradient(ending_.flush->flush_id, ending_.rows_read, rows,
-                                kernels::DataType::kFloat32,
+  server_->head()->ReadGradient(ending_.flush->flush_id, ending_.rows_read, rows, kernels::DataType::kFloat32,
                                 {ending_.read.matrix.data() + ending_.rows_read * kHidden,
                                  ending_.read.bias.data() + ending_.rows_read},
                                 [&status](const absl::Status& read) { status = read; });
@@ -273,14 +271,12 @@ void Schedule::RepeatOldCall() {
     return;
   }
   std::optional<absl::StatusOr<engine::StepResult>> again;
-  server_->head()->ApplyStep(call.generation, call.marks,
-                             {.learning_rate = 1, .gradient_scale = call.scale},
+  server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 1, .gradient_scale = call.scale},
                              [&again](absl::StatusOr<engine::StepResult> result) { again = result; });
   const bool same =
-      again.has_value() &&
-      (again->ok() ? (*again)->weight_version == old_call_->step->weight_version &&
-                         (*again)->generation == old_call_->step->generation
-                   : engine::ReasonOf(again->status()) == RejectReason::kGeneration);
+      again.has_value() && (again->ok() ? (*again)->weight_version == old_call_->step->weight_version &&
+                                              (*again)->generation == old_call_->step->generation
+                                        : engine::ReasonOf(again->status()) == RejectReason::kGeneration);
   if (!same) Diverge("ApplyStep, repeated, answers something else");
 }
 
