@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/flags/flag.h"
@@ -45,6 +47,11 @@ ABSL_FLAG(int64_t, memory_limit_bytes, 0,
           "what heads and the workspace may reserve in all; 0 takes 80 % of the memory that is available at "
           "start, 90 % of a "
           "GPU's");
+ABSL_FLAG(int64_t, head_quota_bytes, 0,
+          "what one head may reserve with all its sessions; 0 takes --memory_limit_bytes");
+ABSL_FLAG(std::string, weights_dir, "",
+          "folder of safetensors files that heads may be loaded from, by LoadWeights and by \"weights\" in "
+          "--config; nothing outside it is opened");
 ABSL_FLAG(int64_t, max_chunk_bytes, int64_t{16} << 20,
           "largest hidden_states of one chunk, with those of its teacher");
 ABSL_FLAG(int64_t, max_chunk_tokens, 65536, "most tokens of one chunk");
@@ -56,6 +63,8 @@ ABSL_FLAG(
     int64_t, staging_bytes, 0,
     "credits of all sessions together; a session that does not fit is refused with a time to try again; 0 "
     "takes a quarter of the memory that is available at start, from 2 GiB to 64 GiB");
+ABSL_FLAG(int64_t, head_staging_bytes, 0,
+          "credits of the sessions of one head together; 0 takes --staging_bytes");
 ABSL_FLAG(
     int64_t, pinned_bytes, int64_t{512} << 20,
     "page-locked memory that a GPU copies payloads and results from and to by itself; beyond it they are "
@@ -79,15 +88,22 @@ ABSL_FLAG(absl::Duration, session_lease, absl::Minutes(10),
           "a session without a stream and without a call this long is closed");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "after SIGTERM, calls that are still there after this long are cancelled");
+ABSL_FLAG(std::string, checkpoint_dir, "",
+          "folder of checkpoints, made with mode 0700 if it is not there; with it, a drain saves every head");
+ABSL_FLAG(
+    bool, restore, false,
+    "start with what --checkpoint_dir has: go on where the last server was drained, or if it was killed, "
+    "with every head's newest checkpoint");
 ABSL_FLAG(std::string, port_file, "",
           "write the ports as JSON {\"grpc\": N, \"metrics\": N} to this file once serving");
 ABSL_FLAG(std::string, log_format, "text", "text or json; one line an event, on standard error");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
-ABSL_FLAG(
-    std::string, config, "",
-    "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
-    "\"weight_dtype\", \"logit_scale\", \"softcap\", \"frozen\"}] to create at start; the command line wins "
-    "over it");
+ABSL_FLAG(std::string, config, "",
+          "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
+          "\"weight_dtype\", \"logit_scale\", \"softcap\", \"frozen\", \"bias\", \"optimizer\", "
+          "\"master_weights\", \"double_buffer\", \"deferred_bytes\", \"weights\"}] to create at start; the "
+          "command line "
+          "wins over it");
 
 namespace lossd {
 namespace {
@@ -140,7 +156,7 @@ absl::Status SetFlag(const std::string& name, const json& value) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<engine::HeadConfig>> ReadConfigFile(const std::string& path) {
+absl::StatusOr<std::vector<HeadEntry>> ReadConfigFile(const std::string& path) {
   std::ifstream file(path);
   if (!file) return Invalid(absl::StrCat("--config: cannot read ", path));
   json config;
@@ -151,14 +167,14 @@ absl::StatusOr<std::vector<engine::HeadConfig>> ReadConfigFile(const std::string
     return Invalid(absl::StrCat("--config: cannot read ", path));
   }
   if (!config.is_object()) return Invalid(absl::StrCat("--config: ", path, " is not a JSON object"));
-  std::vector<engine::HeadConfig> heads;
+  std::vector<HeadEntry> heads;
   for (const auto& [name, value] : config.items()) {
     if (name != "heads") {
       if (absl::Status status = SetFlag(name, value); !status.ok()) return status;
       continue;
     }
     for (const json& entry : value) {
-      absl::StatusOr<engine::HeadConfig> head = ReadHeadEntry(entry);
+      absl::StatusOr<HeadEntry> head = ReadHeadEntry(entry);
       if (!head.ok()) return head.status();
       heads.push_back(*std::move(head));
     }
@@ -189,6 +205,8 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.session_credit_bytes = absl::GetFlag(FLAGS_session_credit_bytes);
   engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes);
   if (engine.staging_bytes == 0) engine.staging_bytes = engine::DefaultStagingBytes();
+  engine.head_staging_bytes = absl::GetFlag(FLAGS_head_staging_bytes);
+  engine.head_quota_bytes = absl::GetFlag(FLAGS_head_quota_bytes);
   engine.max_streams = absl::GetFlag(FLAGS_max_streams);
   engine.max_heads = absl::GetFlag(FLAGS_max_heads);
   engine.max_sessions = absl::GetFlag(FLAGS_max_sessions);
@@ -202,6 +220,7 @@ absl::Status ReadEngineOptions(Options& options) {
   options.device.chunk_limits = engine.chunk_limits;
   for (const auto& [flag, value, least] : std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{
            {"memory_limit_bytes", engine.memory_limit_bytes, 0},
+           {"head_quota_bytes", engine.head_quota_bytes, 0},
            {"max_chunk_bytes", engine.chunk_limits.max_chunk_bytes, 4096},
            {"max_chunk_tokens", engine.chunk_limits.max_chunk_tokens, 1},
            {"lane_credit_bytes", engine.lane_credit_bytes, 4096},
@@ -220,6 +239,12 @@ absl::Status ReadEngineOptions(Options& options) {
         !status.ok()) {
       return status;
     }
+  }
+  if (engine.head_staging_bytes != 0) {
+    // Otherwise no session would ever be opened.
+    const int64_t least = std::max(engine.lane_credit_bytes, engine.session_credit_bytes);
+    absl::Status status = CheckAtLeast("head_staging_bytes", engine.head_staging_bytes, least);
+    if (!status.ok()) return status;
   }
   if (options.device.workspace_bytes != 0) {
     if (absl::Status status =
@@ -259,6 +284,22 @@ absl::Status ReadRegionOptions(Options& options) {
   if (!absl::GetFlag(FLAGS_same_host_regions)) return absl::OkStatus();
   regions.total_bytes = bytes;
   regions.client_bytes = client_bytes == 0 ? bytes : client_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status ReadWeightOptions(Options& options) {
+  options.server.weights_dir = absl::GetFlag(FLAGS_weights_dir);
+  std::error_code ignored;
+  if (!options.server.weights_dir.empty()) {
+    if (std::filesystem::is_directory(options.server.weights_dir, ignored)) return absl::OkStatus();
+    return Invalid(absl::StrCat("--weights_dir is '", options.server.weights_dir,
+                                "'; it must be a folder that is there"));
+  }
+  for (const HeadEntry& head : options.heads) {
+    if (head.weights.empty()) continue;
+    return Invalid(absl::StrCat("--config: head ", head.config.name, " has weights '", head.weights,
+                                "', which needs --weights_dir"));
+  }
   return absl::OkStatus();
 }
 
@@ -315,14 +356,18 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
       "--tls_client_ca=ca.pem\n"
       "                                            TLS for clients with a certificate of ours, and a socket "
       "file\n"
-      "  lossd --config=lossd.json                 flags and heads from a file\n\n"
-      "SIGTERM and SIGINT drain: what was accepted is finished, then the exit status is 0.");
+      "  lossd --config=lossd.json                 flags and heads from a file\n"
+      "  lossd --checkpoint_dir=/var/lib/lossd --restore\n"
+      "                                            go on where the last one stopped: sessions and gradients "
+      "too\n\n"
+      "SIGTERM and SIGINT drain: what was accepted is finished and, with --checkpoint_dir, saved; then the "
+      "exit status is 0.");
 
   if (argc == 2 && IsHelp(argv[1])) PrintHelp(argv[0]);
 
   Options options;
   if (const std::string config = FindConfig(argc, argv); !config.empty()) {
-    absl::StatusOr<std::vector<engine::HeadConfig>> heads = ReadConfigFile(config);
+    absl::StatusOr<std::vector<HeadEntry>> heads = ReadConfigFile(config);
     if (!heads.ok()) return heads.status();
     options.heads = *std::move(heads);
   }
@@ -349,8 +394,14 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   }
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
+  options.restore = absl::GetFlag(FLAGS_restore);
+  if (options.restore && options.checkpoint_dir.empty()) {
+    return Invalid("--restore is true; it needs --checkpoint_dir, the folder to restore from");
+  }
   if (absl::Status status = ReadLogOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadEngineOptions(options); !status.ok()) return status;
+  if (absl::Status status = ReadWeightOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadRegionOptions(options); !status.ok()) return status;
   return options;
 }

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "server/engine/device_factory.h"
 #include "server/engine/engine.h"
-#include "server/engine/head_config.h"
+#include "server/head_entry.h"
 #include "server/rpc/server.h"
 #include "server/telemetry/logging.h"
 
@@ -23,9 +23,11 @@ struct Options {
   engine::DeviceOptions device;
   engine::EngineOptions engine;
   absl::Duration drain_timeout;
+  std::string checkpoint_dir;  // empty: no checkpoints
+  bool restore = false;        // from that folder
   telemetry::LogFormat log_format = telemetry::LogFormat::kText;
   telemetry::LogLevel log_level = telemetry::LogLevel::kInfo;
-  std::vector<engine::HeadConfig> heads;  // of the configuration file, created at start
+  std::vector<HeadEntry> heads;  // of the configuration file, created at start
 };
 
 // Reads the command line, and the file of --config beneath it: what the command line says wins. Prints help

@@ -52,6 +52,7 @@ BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, c
 void BatchRun::GoTo(uint64_t generation) {
   job_.generation = generation;
   SessionLink& link = lanes_->link();
+  link.NoteNamed(generation);
   if (link.options().deterministic == Deterministic::kNo || !job_.Accumulates()) return;
   job_.window_token =
       link.PlaceBatch(generation, job_.batch.window_token, static_cast<int64_t>(job_.batch.labels.size()));
@@ -139,8 +140,10 @@ absl::Status BatchRun::FollowGeneration(const absl::Status& cause) {
     accepted += run.Accepted();
     newly_accepted += run.NewlyAccepted();
   }
-  if (!job_.Accumulates() || newly_accepted == 0) {
-    // Nothing of this batch is in the old window: all of it goes into the new one.
+  // Back again: a flush was aborted, and what the next window had taken is in the reopened one.
+  const bool reopened = generation + 1 == job_.generation && job_.head.double_buffer;
+  if (!job_.Accumulates() || newly_accepted == 0 || reopened) {
+    // Nothing of this batch is in another window: all of it goes into this one.
     GoTo(generation);
     return absl::OkStatus();
   }

@@ -17,6 +17,7 @@
 #include "lossd/v1/loss.pb.h"
 #include "lossd/v1/region.pb.h"
 #include "lossd/v1/status.pb.h"
+#include "proto/wire/tensor.h"
 
 namespace lossd::internal {
 
@@ -26,8 +27,8 @@ struct RowPiece {
   int64_t rows = 0;
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   uint64_t weight_version = 0;  // of weights; 0 of gradients
-  std::string bytes;
-  std::string bias;  // fp32 [rows], or empty
+  wire::Tensor bytes;           // valid during the call of the sink
+  std::string bias;             // fp32 [rows], or empty
 };
 // Takes the pieces one after the other; an error ends the call, which returns it.
 using RowSink = std::function<absl::Status(const RowPiece&)>;
@@ -42,6 +43,7 @@ class Connection {
  public:
   virtual ~Connection() = default;
   virtual const ClientOptions& options() const = 0;
+  virtual Traffic traffic() const = 0;
 
   // Unary calls. All are safe to repeat, and are repeated with growing pauses while the server is UNAVAILABLE
   // or asks for patience, up to options().reconnect_timeout. Each attempt has options().call_timeout.
@@ -51,12 +53,26 @@ class Connection {
   virtual absl::StatusOr<v1::Head> GetHead(const v1::GetHeadRequest& request) = 0;
   virtual absl::StatusOr<v1::BeginWriteResponse> BeginWrite(const v1::BeginWriteRequest& request) = 0;
   virtual absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) = 0;
+  // Takes as long as the server needs: no deadline.
+  virtual absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) = 0;
   virtual absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                               WhenFull when_full) = 0;
   virtual absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) = 0;
   virtual absl::StatusOr<v1::BeginFlushResponse> BeginFlush(const v1::BeginFlushRequest& request) = 0;
   virtual absl::StatusOr<v1::CommitFlushResponse> CommitFlush(const v1::CommitFlushRequest& request) = 0;
   virtual absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) = 0;
+  // These have at least ten minutes for an attempt: they wait for disks.
+  virtual absl::StatusOr<v1::SaveCheckpointResponse> SaveCheckpoint(
+      const v1::SaveCheckpointRequest& request) = 0;
+  virtual absl::StatusOr<v1::RestoreCheckpointResponse> RestoreCheckpoint(
+      const v1::RestoreCheckpointRequest& request) = 0;
+  virtual absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
+      const v1::ListCheckpointsRequest& request) = 0;
+  // One attempt: a server that is gone was drained.
+  virtual absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) = 0;
+  virtual absl::StatusOr<v1::GradientStatsResponse> GradientStats(
+      const v1::GradientStatsRequest& request) = 0;
+  virtual absl::StatusOr<v1::ApplyStepResponse> ApplyStep(const v1::ApplyStepRequest& request) = 0;
   virtual absl::StatusOr<v1::CreateRegionResponse> CreateRegion(const v1::CreateRegionRequest& request) = 0;
   virtual absl::StatusOr<v1::DeleteRegionResponse> DeleteRegion(const v1::DeleteRegionRequest& request) = 0;
   virtual absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request) = 0;

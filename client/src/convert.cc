@@ -152,6 +152,18 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
                     .double_buffer = config.double_buffer()};
 }
 
+CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {
+  return {
+      .head = checkpoint.head(),
+      .tag = checkpoint.tag(),
+      .generation = checkpoint.generation(),
+      .weight_version = checkpoint.weight_version(),
+      .optimizer_steps = checkpoint.optimizer_steps(),
+      .window_tokens = checkpoint.window_tokens(),
+      .bytes = checkpoint.bytes(),
+      .saved_at = std::chrono::system_clock::time_point(std::chrono::microseconds(checkpoint.saved_at()))};
+}
+
 absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
   auto config = FromProto(head.config());
   if (!config.ok()) return config.status();
@@ -164,7 +176,8 @@ absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
                 .sessions = {},
                 .open_sessions = head.open_sessions(),
                 .memory = FromProto(head.memory()),
-                .optimizer_steps = head.optimizer_steps()};
+                .optimizer_steps = head.optimizer_steps(),
+                .staged_rows = head.staged_rows()};
   for (const auto& session : head.sessions()) info.sessions.push_back(FromProto(session));
   return info;
 }
@@ -194,11 +207,45 @@ ServerMemory FromProto(const v1::GetMemoryResponse& response) {
                       .process_resident_bytes = response.process_resident_bytes(),
                       .process_peak_bytes = response.process_peak_bytes(),
                       .heads = {},
-                      .shared = FromProto(response.shared())};
+                      .shared = FromProto(response.shared()),
+                      .device_total_bytes = response.device_total_bytes(),
+                      .device_free_bytes = response.device_free_bytes(),
+                      .head_quota_bytes = response.head_quota_bytes()};
   for (const auto& head : response.heads()) {
     memory.heads.push_back({.name = head.head(), .items = FromProto(head.items())});
   }
   return memory;
+}
+
+v1::ApplyStepRequest ToProto(const StepOptions& options) {
+  v1::ApplyStepRequest request;
+  request.set_learning_rate(options.learning_rate);
+  if (options.gradient_scale != 1) request.set_gradient_scale(options.gradient_scale);
+  request.set_skip_non_finite(options.skip_non_finite);
+  if (options.weight_decay.has_value()) request.set_weight_decay(*options.weight_decay);
+  if (options.momentum.has_value()) request.set_momentum(*options.momentum);
+  if (options.beta1.has_value()) request.set_beta1(*options.beta1);
+  if (options.beta2.has_value()) request.set_beta2(*options.beta2);
+  return request;
+}
+
+StepResult FromProto(const v1::ApplyStepResponse& response) {
+  return {.generation = response.generation(),
+          .weight_version = response.weight_version(),
+          .step = response.step(),
+          .skipped = response.skipped(),
+          .norm = response.norm(),
+          .bias_norm = response.bias_norm(),
+          .non_finite = response.non_finite(),
+          .window_tokens = response.window_tokens()};
+}
+
+GradientStats FromProto(const v1::GradientStatsResponse& response) {
+  return {.norm = response.norm(),
+          .bias_norm = response.bias_norm(),
+          .largest = response.largest(),
+          .non_finite = response.non_finite(),
+          .window_tokens = response.window_tokens()};
 }
 
 v1::SessionMarks ToProto(const SessionMarks& marks) {

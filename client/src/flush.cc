@@ -12,8 +12,10 @@
 #include "client/src/grpc_status.h"
 #include "client/src/head_impl.h"
 #include "client/src/row_transfer.h"
-#include "client/src/safetensors.h"
+#include "client/src/safetensors_type.h"
+#include "client/src/window_call.h"
 #include "lossd/client.h"
+#include "proto/safetensors/safetensors.h"
 
 namespace lossd {
 namespace {
@@ -21,6 +23,8 @@ namespace {
 // The rows of dW, and of db, empty without a bias.
 using RowConsumer = std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes,
                                                std::span<const std::byte> bias)>;
+
+using RowTarget = std::function<std::span<std::byte>(int64_t first_row, int64_t rows)>;
 
 constexpr char kGradientTensor[] = "lm_head.weight.grad";
 constexpr char kBiasGradientTensor[] = "lm_head.bias.grad";
@@ -35,40 +39,32 @@ absl::Status CheckSum(absl::string_view what, const internal::Checksum& arrived,
 // One flush of one head, from BeginFlush to its end.
 class FlushRun {
  public:
-  FlushRun(internal::HeadContext& head, const FlushOptions& options) : head_(head), options_(options) {}
+  FlushRun(internal::HeadContext& head, const FlushOptions& options)
+      : head_(head), options_(options), window_(head) {}
 
   absl::Status Begin(std::span<const SessionMarks> marks) {
-    // A server that was restarted since answers with heads, sessions or generations that are not ours.
-    incarnation_ = head_.incarnation();
-    if (incarnation_.empty()) {
-      const auto server = head_.connection().GetStatus({});
-      if (!server.ok()) return server.status();
-      incarnation_ = server->incarnation();
-    }
-    v1::GetHeadRequest get;
-    get.set_name(head_.config().name);
-    const auto head = head_.connection().GetHead(get);
-    if (!head.ok()) return Explain(head.status());
-    generation_ = head->generation();
-
+    if (absl::Status begun = window_.Begin(); !begun.ok()) return begun;
     v1::BeginFlushRequest request;
     request.set_head(head_.config().name);
-    request.set_generation(generation_);
+    request.set_generation(window_.generation());
     if (options_.gradient_scale != 1) request.set_gradient_scale(options_.gradient_scale);
     for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
     auto begun = head_.connection().BeginFlush(request);
-    if (!begun.ok()) return Explain(begun.status());
+    if (!begun.ok()) return window_.Explain(begun.status());
     frozen_ = *std::move(begun);
     if (frozen_.rows() != head_.config().vocab_size || frozen_.columns() != head_.config().hidden_size) {
       return absl::InternalError(absl::StrCat("the server froze a gradient of ", frozen_.rows(), "x",
                                               frozen_.columns(), "; the head is ", head_.config().vocab_size,
                                               "x", head_.config().hidden_size));
     }
+    head_.NoteFrozen(window_.generation() + 1);
+    if (options_.on_frozen) options_.on_frozen();
     return absl::OkStatus();
   }
 
-  // Every row once, in order. fp32 rows, and db, are checked against the checksum of the whole.
-  absl::Status Read(const RowConsumer& consume) {
+  // Every row once, in order, put where `target` says. fp32 rows, and db, are checked against the checksum of
+  // the whole.
+  absl::Status Read(const RowConsumer& consume, const RowTarget& target = {}) {
     internal::Checksum checksum;
     internal::Checksum bias_checksum;
     const internal::RowTransfer transfer{
@@ -85,9 +81,10 @@ class FlushRun {
               request.set_dtype(internal::ToProto(options_.dtype));
               return head_.connection().ReadGradient(request, sink);
             },
+        .target = target,
         .consume =
             [&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
-              checksum.Add(bytes);
+              if (options_.dtype == DataType::kFloat32) checksum.Add(bytes);
               bias_checksum.Add(bias);
               return consume(first_row, bytes, bias);
             },
@@ -95,7 +92,7 @@ class FlushRun {
         .progress = options_.progress,
     };
     if (absl::Status status = internal::ReadRows(head_.options(), transfer); !status.ok()) {
-      return Explain(status);
+      return window_.Explain(status);
     }
     if (options_.dtype == DataType::kFloat32) {
       if (absl::Status same = CheckSum("the gradient", checksum, frozen_.checksum()); !same.ok()) return same;
@@ -113,7 +110,7 @@ class FlushRun {
       head_.NoteCommit(committed->generation());
       return absl::OkStatus();
     }
-    return internal::Annotate(Explain(committed.status()),
+    return internal::Annotate(window_.Explain(committed.status()),
                               absl::StrCat("the gradient was read whole, but the commit of flush ",
                                            frozen_.flush_id(), " is not confirmed; repeat CommitFlush"));
   }
@@ -125,7 +122,10 @@ class FlushRun {
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
     const auto aborted = head_.connection().AbortFlush(request);
-    if (aborted.ok()) return reason;
+    if (aborted.ok()) {
+      head_.NoteReopened();
+      return reason;
+    }
     return internal::Annotate(
         reason, absl::StrCat("flush ", frozen_.flush_id(), " failed and the window stays frozen (",
                              aborted.status().message(), ")"));
@@ -133,7 +133,7 @@ class FlushRun {
 
   FlushResult Result() const {
     return {.flush_id = frozen_.flush_id(),
-            .generation = generation_,
+            .generation = window_.generation(),
             .rows = frozen_.rows(),
             .columns = frozen_.columns(),
             .norm = frozen_.norm(),
@@ -146,7 +146,7 @@ class FlushRun {
     std::map<std::string, std::string> metadata{
         {"format", "lossd"},
         {"head", head_.config().name},
-        {"generation", absl::StrCat(generation_)},
+        {"generation", absl::StrCat(window_.generation())},
         {"norm", absl::StrCat(frozen_.norm())},
         {"window_tokens", absl::StrCat(frozen_.window_tokens())},
         {"non_finite", absl::StrCat(frozen_.non_finite())},
@@ -160,21 +160,9 @@ class FlushRun {
   }
 
  private:
-  // The status as it is, or "window lost" if its cause is that the server was restarted.
-  absl::Status Explain(const absl::Status& status) const {
-    if (!absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsFailedPrecondition(status)) {
-      return status;
-    }
-    const auto server = head_.connection().GetStatus({});
-    if (!server.ok() || server->incarnation() == incarnation_) return status;
-    return internal::WindowLostError(head_.config().name, generation_,
-                                     "the server was restarted before the flush");
-  }
-
   internal::HeadContext& head_;
   const FlushOptions& options_;
-  std::string incarnation_;
-  uint64_t generation_ = 0;
+  internal::WindowCall window_;
   v1::BeginFlushResponse frozen_;
 };
 
@@ -192,12 +180,14 @@ absl::StatusOr<FlushResult> Head::Flush(const FlushOptions& options, std::span<c
   auto* target = static_cast<std::byte*>(gradient);
   const int64_t row_bytes = config().hidden_size * SizeOf(options.dtype);
   const std::span<std::byte> bias_target = std::as_writable_bytes(bias_gradient);
-  absl::Status status =
-      run.Read([&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
-        std::copy(bytes.begin(), bytes.end(), target + first_row * row_bytes);
+  absl::Status status = run.Read(
+      [&](int64_t first_row, std::span<const std::byte> /*bytes*/, std::span<const std::byte> bias) {
         if (bias.empty()) return absl::OkStatus();
         std::ranges::copy(bias, bias_target.subspan(static_cast<size_t>(first_row) * sizeof(float)).begin());
         return absl::OkStatus();
+      },
+      [&](int64_t first_row, int64_t rows) {
+        return std::span(target + first_row * row_bytes, static_cast<size_t>(rows * row_bytes));
       });
   if (!status.ok()) return run.Abort(status);
   if (options.commit) {
@@ -212,7 +202,7 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
   std::vector<SafetensorsTensor> tensors = {{.name = kGradientTensor,
-                                             .dtype = options.dtype,
+                                             .dtype = internal::ToSafetensors(options.dtype),
                                              .shape = {config().vocab_size, config().hidden_size}}};
   if (config().bias) tensors.push_back({.name = kBiasGradientTensor, .shape = {config().vocab_size}});
   auto writer = SafetensorsWriter::Create(path, std::move(tensors), run.Metadata());
@@ -245,7 +235,9 @@ absl::Status Head::AbortFlush(const std::string& flush_id) const {
   v1::AbortFlushRequest request;
   request.set_head(config().name);
   request.set_flush_id(flush_id);
-  return impl_->context->connection().AbortFlush(request).status();
+  const auto aborted = impl_->context->connection().AbortFlush(request);
+  if (aborted.ok()) impl_->context->NoteReopened();
+  return aborted.status();
 }
 
 }  // namespace lossd

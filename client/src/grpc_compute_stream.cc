@@ -11,7 +11,9 @@ constexpr char kMethod[] = "/lossd.v1.LossService/Compute";
 constexpr size_t kMostReceived = 256;
 }  // namespace
 
-GrpcComputeStream::GrpcComputeStream(std::shared_ptr<grpc::Channel> channel) : stub_(std::move(channel)) {
+GrpcComputeStream::GrpcComputeStream(std::shared_ptr<grpc::Channel> channel,
+                                     std::shared_ptr<TrafficCounter> traffic)
+    : traffic_(std::move(traffic)), stub_(std::move(channel)) {
   stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
   // Write, Read and Close start operations from outside the reactions; the hold keeps the call alive for them
   // and goes when reading ends.
@@ -33,6 +35,7 @@ bool GrpcComputeStream::Write(grpc::ByteBuffer message) {
   changed_.wait(lock, [this] { return !writing_ || done_; });
   if (write_failed_ || done_) return false;
   writing_ = true;
+  if (traffic_ != nullptr) traffic_->NoteSent(message.Length());
   write_buffer_.Swap(&message);
   write_time_ = std::chrono::system_clock::now();  // StartWrite may do some of the sending itself
   StartWrite(&write_buffer_);
@@ -98,6 +101,7 @@ void GrpcComputeStream::OnReadDone(bool ok) {
   {
     std::lock_guard lock(mutex_);
     if (ok) {
+      if (traffic_ != nullptr) traffic_->NoteReceived(read_buffer_.Length());
       received_.emplace_back();
       received_.back().message.Swap(&read_buffer_);
       received_.back().time = std::chrono::system_clock::now();

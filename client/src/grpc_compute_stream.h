@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "client/src/compute_stream.h"
+#include "client/src/traffic_counter.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -18,8 +19,10 @@ namespace lossd::internal {
 class GrpcComputeStream final : public ComputeStream,
                                 private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // Starts the call at once. The channel is the stream's own: one connection per stream.
-  explicit GrpcComputeStream(std::shared_ptr<grpc::Channel> channel);
+  // Starts the call at once. The channel is the stream's own: one connection per stream. `traffic` may be
+  // null.
+  explicit GrpcComputeStream(std::shared_ptr<grpc::Channel> channel,
+                             std::shared_ptr<TrafficCounter> traffic = nullptr);
   ~GrpcComputeStream() override;
 
   bool Write(grpc::ByteBuffer message) override;
@@ -37,6 +40,7 @@ class GrpcComputeStream final : public ComputeStream,
   void OnDone(const grpc::Status& status) override;
   void ResumeReading();  // with mutex_ held
 
+  const std::shared_ptr<TrafficCounter> traffic_;
   grpc::ClientContext context_;
   grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
   grpc::ByteBuffer write_buffer_;  // both are touched by gRPC while an operation is under way

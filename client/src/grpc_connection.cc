@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/src/backoff.h"
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/grpc_status.h"
+#include "client/src/message_stream.h"
 #include "client/src/tls.h"
+#include "client/src/traffic_counter.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -18,6 +21,7 @@
 #include "lossd/v1/loss.grpc.pb.h"
 #include "lossd/v1/region.grpc.pb.h"
 #include "lossd/v1/status.grpc.pb.h"
+#include "proto/wire/row_wire.h"
 
 namespace lossd::internal {
 namespace {
@@ -29,6 +33,7 @@ constexpr int kKeepaliveTimeoutMs = 20000;
 constexpr int kReconnectMs = 100;
 constexpr int kLongestReconnectMs = 2000;
 constexpr int kConnectTimeoutMs = 5000;
+constexpr std::chrono::milliseconds kDiskTimeout = std::chrono::minutes(10);
 
 // A server that closes the first connections may be one that is about to serve: so long it is given.
 constexpr std::chrono::milliseconds kProbableFailurePatience(3000);
@@ -67,6 +72,7 @@ class GrpcConnection final : public Connection {
         status_(v1::StatusService::NewStub(channel_)) {}
 
   const ClientOptions& options() const override { return options_; }
+  Traffic traffic() const override { return traffic_->Total(); }
 
   absl::StatusOr<v1::Head> CreateHead(const v1::CreateHeadRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CreateHead, request);
@@ -86,6 +92,10 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CommitWrite, request);
   }
+  absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::LoadWeights, request,
+                CallOptions{RepeatedNotFound::kIsError, WhenFull::kReturn, std::nullopt});
+  }
   absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                       WhenFull when_full) override {
     return Call(*loss_, &v1::LossService::Stub::OpenSession, request, RepeatedNotFound::kIsError, when_full);
@@ -102,6 +112,32 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) override {
     return Call(*gradient_, &v1::GradientService::Stub::AbortFlush, request);
   }
+  absl::StatusOr<v1::SaveCheckpointResponse> SaveCheckpoint(
+      const v1::SaveCheckpointRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::SaveCheckpoint, request, Patient());
+  }
+  absl::StatusOr<v1::RestoreCheckpointResponse> RestoreCheckpoint(
+      const v1::RestoreCheckpointRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::RestoreCheckpoint, request, Patient());
+  }
+  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
+      const v1::ListCheckpointsRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::ListCheckpoints, request, Patient());
+  }
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) override {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
+    v1::DrainResponse response;
+    const grpc::Status status = status_->Drain(&context, request, &response);
+    if (!status.ok()) return FromGrpcStatus(status);
+    return response;
+  }
+  absl::StatusOr<v1::GradientStatsResponse> GradientStats(const v1::GradientStatsRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::GradientStats, request);
+  }
+  absl::StatusOr<v1::ApplyStepResponse> ApplyStep(const v1::ApplyStepRequest& request) override {
+    return Call(*gradient_, &v1::GradientService::Stub::ApplyStep, request);
+  }
   absl::StatusOr<v1::CreateRegionResponse> CreateRegion(const v1::CreateRegionRequest& request) override {
     return Call(*region_, &v1::RegionService::Stub::CreateRegion, request);
   }
@@ -116,35 +152,18 @@ class GrpcConnection final : public Connection {
   }
 
   absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) override {
-    grpc::ClientContext context;
-    auto reader = gradient_->ReadGradient(&context, request);
-    v1::ReadGradientResponse response;
-    absl::Status sunk;
-    while (sunk.ok() && reader->Read(&response)) {
-      sunk = sink({.first_row = response.first_row(),
-                   .rows = response.rows(),
-                   .dtype = response.dtype(),
-                   .weight_version = 0,
-                   .bytes = std::move(*response.mutable_gradient()),
-                   .bias = std::move(*response.mutable_bias_gradient())});
-    }
-    return Finish(&context, reader.get(), sunk);
+    return ReadRows<v1::ReadGradientResponse>("/lossd.v1.GradientService/ReadGradient", request, sink,
+                                              [](v1::ReadGradientResponse& response, RowPiece* piece) {
+                                                piece->bias = std::move(*response.mutable_bias_gradient());
+                                              });
   }
 
   absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) override {
-    grpc::ClientContext context;
-    auto reader = head_->ReadWeights(&context, request);
-    v1::ReadWeightsResponse response;
-    absl::Status sunk;
-    while (sunk.ok() && reader->Read(&response)) {
-      sunk = sink({.first_row = response.first_row(),
-                   .rows = response.rows(),
-                   .dtype = response.dtype(),
-                   .weight_version = response.weight_version(),
-                   .bytes = std::move(*response.mutable_weights()),
-                   .bias = std::move(*response.mutable_bias())});
-    }
-    return Finish(&context, reader.get(), sunk);
+    return ReadRows<v1::ReadWeightsResponse>("/lossd.v1.HeadService/ReadWeights", request, sink,
+                                             [](v1::ReadWeightsResponse& response, RowPiece* piece) {
+                                               piece->weight_version = response.weight_version();
+                                               piece->bias = std::move(*response.mutable_bias());
+                                             });
   }
 
   absl::StatusOr<int64_t> WriteWeights(const WeightSource& source) override {
@@ -152,10 +171,10 @@ class GrpcConnection final : public Connection {
     v1::WriteWeightsResponse response;
     auto writer = head_->WriteWeights(&context, &response);
     v1::WriteWeightsRequest request;
-    while (source(&request) && writer->Write(request)) {
-    }
+    while (source(&request) && writer->Write(request)) traffic_->NoteSent(request.ByteSizeLong());
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
+    traffic_->NoteReceived(response.ByteSizeLong());
     if (!status.ok()) return FromGrpcStatus(status);
     return response.rows_received();
   }
@@ -167,7 +186,8 @@ class GrpcConnection final : public Connection {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
                      1);                           // otherwise all streams share one TCP connection
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
-    return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments));
+    return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments),
+                                               traffic_);
   }
 
  private:
@@ -177,20 +197,37 @@ class GrpcConnection final : public Connection {
                                 const Request& request,
                                 RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError,
                                 WhenFull when_full = WhenFull::kWait) {
+    return Call(stub, method, request, {repeated_not_found, when_full, options_.call_timeout});
+  }
+
+  struct CallOptions {
+    RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError;
+    WhenFull when_full = WhenFull::kWait;
+    std::optional<std::chrono::milliseconds> timeout;  // of an attempt; none: as long as it takes
+  };
+  // For calls that wait for a disk.
+  CallOptions Patient() const { return {.timeout = std::max(options_.call_timeout, kDiskTimeout)}; }
+
+  template <class Stub, class Request, class Response>
+  absl::StatusOr<Response> Call(Stub& stub,
+                                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                                const Request& request, const CallOptions& call) {
     Backoff backoff(options_.reconnect_timeout);
     const auto begin = std::chrono::steady_clock::now();
     for (bool repeated = false;; repeated = true) {
       grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
+      if (call.timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *call.timeout);
       Response response;
+      traffic_->NoteSent(request.ByteSizeLong());
       absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
+      traffic_->NoteReceived(response.ByteSizeLong());
       if (!absl::IsUnavailable(status)) connected_ = true;
       if (status.ok()) return response;
-      if (repeated && absl::IsNotFound(status) && repeated_not_found == RepeatedNotFound::kIsDone) {
+      if (repeated && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
         return response;
       }
       if (!IsTransient(status)) return status;
-      if (when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
+      if (call.when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
       const HandshakeDiagnosis diagnosis = Diagnose(status, target_, options_);
       if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);
       if (GivesUp(diagnosis.failure, std::chrono::steady_clock::now() - begin)) return status;
@@ -208,16 +245,36 @@ class GrpcConnection final : public Connection {
            (failure == HandshakeFailure::kProbable && tried >= kProbableFailurePatience);
   }
 
-  template <class Reader>
-  static absl::Status Finish(grpc::ClientContext* context, Reader* reader, const absl::Status& sunk) {
-    if (!sunk.ok()) context->TryCancel();
-    const grpc::Status status = reader->Finish();
-    return sunk.ok() ? FromGrpcStatus(status) : sunk;
+  // `complete` moves into the piece what only its kind of message has.
+  template <class Response, class Request, class Complete>
+  absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete) {
+    const grpc::Slice slice(request.SerializeAsString());
+    traffic_->NoteSent(slice.size());
+    MessageStream stream(channel_, method, grpc::ByteBuffer(&slice, 1));
+    grpc::ByteBuffer bytes;
+    while (stream.Read(&bytes)) {
+      traffic_->NoteReceived(bytes.Length());
+      wire::ReceivedRows<Response> received;
+      if (!wire::Decode(&bytes, &received)) {
+        return absl::InternalError(absl::StrCat("the server sent a message that is not a ",
+                                                std::string(Response::descriptor()->full_name())));
+      }
+      RowPiece piece{.first_row = received.message.first_row(),
+                     .rows = received.message.rows(),
+                     .dtype = received.message.dtype(),
+                     .weight_version = 0,
+                     .bytes = std::move(received.rows),
+                     .bias = {}};
+      complete(received.message, &piece);
+      if (absl::Status sunk = sink(piece); !sunk.ok()) return sunk;
+    }
+    return stream.EndStatus();
   }
 
   const std::string target_;
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const std::shared_ptr<TrafficCounter> traffic_ = std::make_shared<TrafficCounter>();
   std::atomic<bool> connected_ = false;  // a server has answered
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::HeadService::Stub> head_;

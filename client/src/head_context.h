@@ -2,9 +2,11 @@
 #ifndef LOSSD_CLIENT_SRC_HEAD_CONTEXT_H_
 #define LOSSD_CLIENT_SRC_HEAD_CONTEXT_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -33,6 +35,38 @@ class HeadContext {
   void NoteCommit(uint64_t generation) {
     std::lock_guard lock(mutex_);
     generation_ = generation;
+    next_generation_ = 0;
+  }
+
+  // Likewise the one whose chunks the server takes while a flush of this process holds the window before; 0
+  // if none does. Only of a head with two gradients: others refuse chunks until they are told that they wait.
+  uint64_t NextGeneration(const std::string& incarnation) const {
+    std::lock_guard lock(mutex_);
+    return incarnation == incarnation_ ? next_generation_ : 0;
+  }
+  void NoteFrozen(uint64_t next_generation) {
+    std::lock_guard lock(mutex_);
+    if (config_.double_buffer) next_generation_ = next_generation;
+  }
+  // The server is at this generation again.
+  void NoteSetBack(uint64_t generation) {
+    std::lock_guard lock(mutex_);
+    generation_ = std::min(generation_, generation);
+    next_generation_ = 0;
+  }
+  void NoteReopened() {
+    std::lock_guard lock(mutex_);
+    next_generation_ = 0;
+  }
+
+  // The generation of a step whose answer never came, if there is one.
+  std::optional<uint64_t> open_step() const {
+    std::lock_guard lock(mutex_);
+    return open_step_;
+  }
+  void NoteOpenStep(std::optional<uint64_t> generation) {
+    std::lock_guard lock(mutex_);
+    open_step_ = generation;
   }
 
   // The server that sessions of this process were opened at; empty before the first.
@@ -40,10 +74,15 @@ class HeadContext {
     std::lock_guard lock(mutex_);
     return incarnation_;
   }
-  void NoteIncarnation(const std::string& incarnation) {
+  // How often the head had been restored then: like a restarted server, a restored head counts anew.
+  void NoteIncarnation(const std::string& incarnation, uint64_t restores) {
     std::lock_guard lock(mutex_);
-    if (incarnation_ != incarnation) generation_ = 0;
+    if (incarnation_ != incarnation || restores_ != restores) {
+      generation_ = next_generation_ = 0;
+      open_step_ = std::nullopt;
+    }
     incarnation_ = incarnation;
+    restores_ = restores;
   }
 
  private:
@@ -52,7 +91,10 @@ class HeadContext {
   const std::shared_ptr<RegionMap> regions_;
   mutable std::mutex mutex_;
   std::string incarnation_;
+  uint64_t restores_ = 0;
   uint64_t generation_ = 0;
+  uint64_t next_generation_ = 0;
+  std::optional<uint64_t> open_step_;
 };
 
 }  // namespace lossd::internal

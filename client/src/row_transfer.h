@@ -15,14 +15,18 @@
 namespace lossd::internal {
 
 struct RowTransfer {
-  int64_t rows = 0;
+  int64_t first_row = 0;
+  int64_t rows = 0;  // from there on
   int64_t columns = 0;
   DataType type = DataType::kFloat32;  // on the wire
   bool with_bias = false;              // each row has an element of a bias, or of its gradient, in fp32
-  // One attempt from `first_row` to the end, e.g. Connection::ReadGradient.
+  // One attempt from `first_row` to the last of them, e.g. Connection::ReadGradient.
   std::function<absl::Status(int64_t first_row, const RowSink& sink)> attempt;
-  // The next rows, checked to be whole and of `type`; `bias` is empty without one. An error ends the transfer
-  // with it.
+  // Where the bytes of the rows from `first_row` on are to be put, [rows, columns] of `type`; absent: in
+  // memory that is used again.
+  std::function<std::span<std::byte>(int64_t first_row, int64_t rows)> target = {};
+  // The next rows, where they were put, checked to be whole and of `type`; `bias` is empty without one. An
+  // error ends the transfer with it.
   std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes,
                              std::span<const std::byte> bias)>
       consume;
@@ -36,8 +40,9 @@ struct RowTransfer {
 absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer);
 
 // INVALID_ARGUMENT unless `values`, the caller's room for a bias or its gradient, are what the head needs:
-// one for each entry if it has a bias, otherwise none.
+// one for each entry, or each of so many `rows`, if it has a bias, otherwise none.
 absl::Status CheckBiasSize(const HeadConfig& head, size_t values, absl::string_view what);
+absl::Status CheckBiasSize(const HeadConfig& head, size_t values, absl::string_view what, int64_t rows);
 
 }  // namespace lossd::internal
 

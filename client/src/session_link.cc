@@ -59,7 +59,30 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Open() {
 absl::StatusOr<v1::OpenSessionResponse> SessionLink::Reopen() {
   auto response = Ask(lanes_, WhenFull::kWait);
   if (!response.ok()) return ExplainMissing(response.status());
+  if (absl::Status kept = CheckRestored(*response); !kept.ok()) return kept;
   return response;
+}
+
+absl::Status SessionLink::CheckRestored(const v1::OpenSessionResponse& response) {
+  const std::lock_guard lock(mutex_);
+  const bool same_server = response.incarnation() == incarnation_;
+  if (session_id_.empty() || response.restores() == (same_server ? restores_ : 0)) return absl::OkStatus();
+  if (!same_server || response.session_id() != session_id_ || response.generation() != GenerationLocked()) {
+    return LostByRestore(response.generation());
+  }
+  // All the same if it was restored to where the session stands: its lanes find out.
+  restores_ = response.restores();
+  restored_ = true;
+  return absl::OkStatus();
+}
+
+bool SessionLink::restored() const {
+  const std::lock_guard lock(mutex_);
+  return restored_;
+}
+
+absl::Status SessionLink::LostByRestore(uint64_t generation) const {
+  return WindowLostError(head_->config().name, generation, "the head was restored from a checkpoint");
 }
 
 absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull when_full) {
@@ -109,7 +132,9 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   contributions_ = 0;
   placed_generation_ = 0;
   clock_offset_ = ClockOffset();  // it may be another server
-  head_->NoteIncarnation(incarnation_);
+  restores_ = response.restores();
+  restored_ = false;
+  head_->NoteIncarnation(incarnation_, restores_);
 }
 
 // A restarted server has no heads, so it answers OpenSession with NOT_FOUND: say what that means.
@@ -127,6 +152,7 @@ absl::Status SessionLink::ExplainMissing(const absl::Status& status) {
 
 // Chunks are numbered, so sending again is always safe; the question is only whether it can help.
 absl::Status SessionLink::CheckRecoverable(const absl::Status& cause) const {
+  if (IsWindowLost(cause)) return cause;
   switch (cause.code()) {
     case absl::StatusCode::kOk:           // the server ended the call while answers were missing
     case absl::StatusCode::kUnavailable:  // the network, or a server that goes away
@@ -147,10 +173,13 @@ absl::Status SessionLink::CheckRecoverable(const absl::Status& cause) const {
 void SessionLink::FollowPosition(const v1::PositionInfo& position) {
   if (position.incarnation() != incarnation_) return;  // Reopen finds out what that means
   const std::lock_guard lock(mutex_);
+  // What was known here is over: somebody aborted a flush, or the head is as it was before.
+  if (position.generation() < named_generation_) head_->NoteSetBack(position.generation());
   // Refused although the generation is the server's own: the window is frozen, and the next one waits for its
-  // commit. Should the flush be aborted instead, the server refuses that one and names the present one again.
+  // commit, or is taken. Should the flush be aborted instead, the server refuses that one and names the
+  // present one again.
   generation_ =
-      position.generation() == GenerationLocked() ? position.generation() + 1 : position.generation();
+      position.generation() == named_generation_ ? position.generation() + 1 : position.generation();
 }
 
 void SessionLink::NoteGeneration(uint64_t generation) {
@@ -162,7 +191,13 @@ void SessionLink::NoteGeneration(uint64_t generation) {
 
 uint64_t SessionLink::generation() {
   const std::lock_guard lock(mutex_);
-  return GenerationLocked();
+  // What is only true until an abort is not kept.
+  return std::max(GenerationLocked(), head_->NextGeneration(incarnation_));
+}
+
+void SessionLink::NoteNamed(uint64_t generation) {
+  const std::lock_guard lock(mutex_);
+  named_generation_ = generation;
 }
 
 uint64_t SessionLink::GenerationLocked() {

@@ -1,114 +1,59 @@
-// Head::WriteWeights and Head::ReadWeights.
-#include <algorithm>
-#include <cstddef>
-#include <optional>
+// Weights of a head in and out: Head::WriteWeights and ReadWeights, the same by rows, and LoadWeights.
+#include <chrono>
+#include <future>
+#include <memory>
 #include <string>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "client/src/backoff.h"
-#include "client/src/convert.h"
 #include "client/src/data_type.h"
-#include "client/src/grpc_status.h"
 #include "client/src/head_impl.h"
 #include "client/src/random_key.h"
-#include "client/src/row_transfer.h"
+#include "client/src/weight_rows.h"
 #include "lossd/client.h"
 
 namespace lossd {
-namespace {
 
-// The server confirms rows only at the end of a stream, so a cut one is sent again whole: end it now and
-// then.
-constexpr int64_t kStreamBytes = int64_t{64} << 20;
-constexpr int kMostRestarts = 8;
-
-// Weights as they are staged at the server: [next_row, rows) is not confirmed yet.
-class WeightWriter {
+class WeightWrite::Impl {
  public:
-  WeightWriter(internal::HeadContext& head, std::string write_id, DataType type, const void* weights,
-               std::span<const float> bias, const Progress& progress)
-      : head_(head),
-        write_id_(std::move(write_id)),
-        type_(type),
-        weights_(static_cast<const std::byte*>(weights)),
-        bias_(bias),
-        progress_(progress),
-        row_bytes_(head.config().hidden_size * SizeOf(head.config().weight_type)) {}
+  Impl(std::shared_ptr<internal::HeadContext> shared, std::string write_id)
+      : head(std::move(shared)), id(std::move(write_id)) {}
 
-  absl::Status WriteAll() {
-    internal::Backoff backoff(head_.options().reconnect_timeout);
-    Report(0);
-    for (int64_t row = 0; row < head_.config().vocab_size;) {
-      const int64_t end =
-          std::min(head_.config().vocab_size, row + std::max<int64_t>(1, kStreamBytes / row_bytes_));
-      absl::Status status = WriteStream(row, end);
-      if (status.ok()) {
-        row = end;
-        backoff.Reset();
-        continue;
-      }
-      if (!internal::IsTransient(status)) return status;
-      if (!backoff.Wait(internal::RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
-        return internal::Annotate(status,
-                                  absl::StrCat("gave up at row ", row, " of ", head_.config().vocab_size));
-      }
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status WriteStream(int64_t begin, int64_t end) {
-    int64_t row = begin;
-    const auto confirmed = head_.connection().WriteWeights([&](v1::WriteWeightsRequest* request) {
-      Report(row);
-      if (row == end) return false;
-      const int64_t rows =
-          std::min(end - row, std::max<int64_t>(1, head_.options().transfer_bytes / RowBytesOnWire()));
-      Fill(row, rows, request);
-      row += rows;
-      return true;
-    });
-    if (!confirmed.ok()) return confirmed.status();
-    if (*confirmed != end - begin) {
-      return absl::InternalError(
-          absl::StrCat("the server confirmed ", *confirmed, " rows of weights of ", end - begin, " sent"));
-    }
-    return absl::OkStatus();
-  }
-
-  void Fill(int64_t row, int64_t rows, v1::WriteWeightsRequest* request) const {
-    const HeadConfig& config = head_.config();
-    request->set_head(config.name);
-    request->set_write_id(write_id_);
-    request->set_first_row(row);
-    request->set_rows(rows);
-    request->set_dtype(internal::ToProto(config.weight_type));
-    std::string* bytes = request->mutable_weights();
-    bytes->resize(static_cast<size_t>(rows * row_bytes_));
-    internal::ConvertElements(type_, weights_ + row * config.hidden_size * SizeOf(type_), config.weight_type,
-                              bytes->data(), rows * config.hidden_size);
-    if (bias_.empty()) return;
-    const auto bias = std::as_bytes(bias_.subspan(static_cast<size_t>(row), static_cast<size_t>(rows)));
-    request->mutable_bias()->assign(reinterpret_cast<const char*>(bias.data()), bias.size());
-  }
-
-  // With the row's element of a bias.
-  int64_t RowBytesOnWire() const { return row_bytes_ + (bias_.empty() ? 0 : SizeOf(DataType::kFloat32)); }
-
-  void Report(int64_t rows) const {
-    if (progress_) progress_(rows * row_bytes_, head_.config().vocab_size * row_bytes_);
-  }
-
-  internal::HeadContext& head_;
-  const std::string write_id_;
-  const DataType type_;
-  const std::byte* const weights_;
-  const std::span<const float> bias_;
-  const Progress& progress_;
-  const int64_t row_bytes_;
+  const std::shared_ptr<internal::HeadContext> head;
+  const std::string id;
 };
 
-}  // namespace
+WeightWrite::WeightWrite(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+WeightWrite::~WeightWrite() = default;
+WeightWrite::WeightWrite(WeightWrite&&) noexcept = default;
+WeightWrite& WeightWrite::operator=(WeightWrite&&) noexcept = default;
+
+const std::string& WeightWrite::id() const { return impl_->id; }
+
+absl::Status WeightWrite::WriteRows(int64_t first_row, int64_t rows, DataType type, const void* weights,
+                                    std::span<const float> bias, const Progress& progress) const {
+  const internal::WrittenRows from{
+      .first_row = first_row, .rows = rows, .type = type, .weights = weights, .bias = bias};
+  return internal::WriteWeightRows(*impl_->head, impl_->id, from, progress);
+}
+
+absl::StatusOr<uint64_t> WeightWrite::Commit() const {
+  v1::CommitWriteRequest request;
+  request.set_head(impl_->head->config().name);
+  request.set_write_id(impl_->id);
+  const auto committed = impl_->head->connection().CommitWrite(request);
+  if (!committed.ok()) return committed.status();
+  return committed->weight_version();
+}
+
+absl::StatusOr<WeightWrite> Head::BeginWrite(const WeightWriteOptions& options) const {
+  v1::BeginWriteRequest request;
+  request.set_head(config().name);
+  request.set_write_key(options.write_key);
+  request.set_replace(options.replace);
+  const auto begun = impl_->context->connection().BeginWrite(request);
+  if (!begun.ok()) return begun.status();
+  return WeightWrite(std::make_unique<WeightWrite::Impl>(impl_->context, begun->write_id()));
+}
 
 absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights,
                                             const Progress& progress) const {
@@ -117,26 +62,15 @@ absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights,
 
 absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights, std::span<const float> bias,
                                             const Progress& progress) const {
-  internal::HeadContext& head = *impl_->context;
-  if (weights == nullptr) return absl::InvalidArgumentError("weights is null");
-  if (absl::Status size = internal::CheckBiasSize(config(), bias.size(), "bias"); !size.ok()) return size;
-
-  v1::BeginWriteRequest begin;
-  begin.set_head(config().name);
-  begin.set_write_key(internal::RandomKey("write"));
-  begin.set_replace(true);  // what a writer that went away left unfinished must not be in the way for ever
-  const auto begun = head.connection().BeginWrite(begin);
-  if (!begun.ok()) return begun.status();
-
-  WeightWriter writer(head, begun->write_id(), type, weights, bias, progress);
-  if (absl::Status status = writer.WriteAll(); !status.ok()) return status;
-
-  v1::CommitWriteRequest commit;
-  commit.set_head(config().name);
-  commit.set_write_id(begun->write_id());
-  const auto committed = head.connection().CommitWrite(commit);
-  if (!committed.ok()) return committed.status();
-  return committed->weight_version();
+  // Before an unfinished write is dropped for one that cannot be made.
+  absl::Status status = internal::CheckRows(config(), 0, config().vocab_size, weights, bias.size());
+  if (!status.ok()) return status;
+  // What a writer that went away left unfinished must not be in the way for ever.
+  const auto write = BeginWrite({.write_key = internal::RandomKey("write"), .replace = true});
+  if (!write.ok()) return write.status();
+  status = write->WriteRows(0, config().vocab_size, type, weights, bias, progress);
+  if (!status.ok()) return status;
+  return write->Commit();
 }
 
 absl::StatusOr<uint64_t> Head::ReadWeights(DataType type, void* weights, const Progress& progress) const {
@@ -145,61 +79,43 @@ absl::StatusOr<uint64_t> Head::ReadWeights(DataType type, void* weights, const P
 
 absl::StatusOr<uint64_t> Head::ReadWeights(DataType type, void* weights, std::span<float> bias,
                                            const Progress& progress) const {
-  internal::HeadContext& head = *impl_->context;
-  if (weights == nullptr) return absl::InvalidArgumentError("weights is null");
-  if (absl::Status size = internal::CheckBiasSize(config(), bias.size(), "bias"); !size.ok()) return size;
-  // Widening is exact, so it is done here, after the network.
-  const DataType wire = type == DataType::kFloat32 ? config().weight_type : type;
-  const int64_t columns = config().hidden_size;
-  auto* target = static_cast<std::byte*>(weights);
+  return ReadRows(0, config().vocab_size, type, weights, {.bias = bias, .progress = progress});
+}
 
-  const auto target_of_bias = [bias](int64_t first_row) {
-    return std::as_writable_bytes(bias.empty() ? bias : bias.subspan(static_cast<size_t>(first_row)));
-  };
+absl::StatusOr<uint64_t> Head::ReadRows(int64_t first_row, int64_t rows, DataType type, void* weights,
+                                        const ReadRowsOptions& options) const {
+  const internal::ReadInto into{.first_row = first_row,
+                                .rows = rows,
+                                .type = type,
+                                .weights = weights,
+                                .bias = options.bias,
+                                .weight_version = options.weight_version};
+  return internal::ReadWeightRows(*impl_->context, into, options.progress);
+}
 
-  std::optional<uint64_t> version;
-  bool version_changed = false;
-  const internal::RowTransfer transfer{
-      .rows = config().vocab_size,
-      .columns = columns,
-      .type = wire,
-      .with_bias = config().bias,
-      .attempt =
-          [&](int64_t first_row, const internal::RowSink& sink) {
-            v1::ReadWeightsRequest request;
-            request.set_head(config().name);
-            request.set_first_row(first_row);
-            request.set_dtype(internal::ToProto(wire));
-            return head.connection().ReadWeights(request, sink);
-          },
-      .consume =
-          [&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> of_bias) {
-            const auto elements = static_cast<int64_t>(bytes.size()) / SizeOf(wire);
-            internal::ConvertElements(wire, bytes.data(), type, target + first_row * columns * SizeOf(type),
-                                      elements);
-            std::ranges::copy(of_bias, target_of_bias(first_row).begin());
-            return absl::OkStatus();
-          },
-      .check_version =
-          [&](uint64_t piece_version) {
-            version_changed = version.has_value() && *version != piece_version;
-            if (version_changed) {
-              return absl::AbortedError(absl::StrCat("the weights of head '", config().name,
-                                                     "' changed from version ", *version, " to ",
-                                                     piece_version, " while they were read"));
-            }
-            version = piece_version;
-            return absl::OkStatus();
-          },
-      .progress = progress,
+absl::StatusOr<LoadedWeights> Head::LoadWeights(const LoadWeightsOptions& options) const {
+  constexpr auto kPollInterval = std::chrono::milliseconds(200);
+  v1::LoadWeightsRequest request;
+  request.set_head(config().name);
+  request.set_path(options.path);
+  request.set_tensor(options.tensor);
+  request.set_bias_tensor(options.bias_tensor);
+  // The call says nothing before it ends; how far it is the head tells.
+  auto loading = std::async(std::launch::async,
+                            [this, &request] { return impl_->context->connection().LoadWeights(request); });
+  const int64_t row_bytes = config().hidden_size * SizeOf(internal::StagedType(config()));
+  const auto report = [&](int64_t rows) {
+    if (options.progress) options.progress(rows * row_bytes, config().vocab_size * row_bytes);
   };
-  for (int restarts = 0;; ++restarts) {
-    version.reset();
-    version_changed = false;
-    const absl::Status status = internal::ReadRows(head.options(), transfer);
-    if (status.ok()) return version.value_or(0);
-    if (!version_changed || restarts == kMostRestarts) return status;
+  report(0);
+  while (options.progress && loading.wait_for(kPollInterval) != std::future_status::ready) {
+    const auto info = Info();
+    if (info.ok()) report(info->staged_rows);
   }
+  const auto loaded = loading.get();
+  if (!loaded.ok()) return loaded.status();
+  report(config().vocab_size);
+  return LoadedWeights{.weight_version = loaded->weight_version(), .tensor = loaded->tensor()};
 }
 
 }  // namespace lossd

@@ -1,6 +1,5 @@
 #include "proto/wire/compute_wire.h"
 
-#include <google/protobuf/io/coded_stream.h>
 #include <grpc/slice.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 
@@ -12,12 +11,12 @@
 #include <utility>
 
 #include "proto/wire/field_reader.h"
+#include "proto/wire/field_writer.h"
 
 namespace lossd::wire {
 namespace {
 
 using google::protobuf::MessageLite;
-using google::protobuf::io::CodedOutputStream;
 
 // Chunk in ComputeRequest and ChunkResult in ComputeResponse, and their tensors, have the same numbers.
 constexpr uint32_t kOuter = v1::ComputeRequest::kChunkFieldNumber;
@@ -31,8 +30,6 @@ constexpr uint32_t kExtra<v1::ComputeRequest> = v1::Chunk::kTeacherHiddenStatesF
 static_assert(kOuter == v1::ComputeResponse::kResultFieldNumber);
 static_assert(kSmall == v1::ChunkResult::kLossesFieldNumber);
 static_assert(kLarge == v1::ChunkResult::kDxFieldNumber);
-
-constexpr uint32_t Tag(uint32_t field) { return (field << 3) | FieldReader::kLengthDelimited; }
 
 struct Body {
   std::string rest;  // its fields that are no tensors, one after the other
@@ -152,22 +149,6 @@ bool DecodeMessage(grpc::ByteBuffer* bytes, Received<Message>* received) {
   return true;
 }
 
-constexpr size_t SizeOfVarint(size_t value) {
-  size_t size = 1;
-  for (; value > 0x7f; value >>= 7) ++size;
-  return size;
-}
-
-// Tag, length and content; nothing for an empty field, as the generated classes do.
-constexpr size_t SizeOfField(uint32_t field, size_t size) {
-  return size == 0 ? 0 : SizeOfVarint(Tag(field)) + SizeOfVarint(size) + size;
-}
-
-uint8_t* WriteTagAndSize(uint32_t field, size_t size, uint8_t* out) {
-  out = CodedOutputStream::WriteVarint32ToArray(Tag(field), out);
-  return CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(size), out);
-}
-
 grpc::Slice TagAndSize(uint32_t field, size_t size) {
   grpc_slice raw = grpc_slice_malloc(SizeOfField(field, size) - size);
   WriteTagAndSize(field, size, GRPC_SLICE_START_PTR(raw));
@@ -206,31 +187,6 @@ grpc::ByteBuffer EncodeMessage(const MessageLite& header, std::span<const std::b
 }
 
 }  // namespace
-
-void Tensor::CopyTo(std::span<std::byte> target) const {
-  std::byte* out = target.data();
-  for (const std::span<const std::byte> part : parts) {
-    std::memcpy(out, part.data(), part.size());
-    out += part.size();
-  }
-}
-
-void Tensor::CopyTo(std::span<const std::span<std::byte>> targets) const {
-  size_t target = 0;
-  size_t filled = 0;
-  for (std::span<const std::byte> part : parts) {
-    while (!part.empty()) {
-      while (filled == targets[target].size()) {
-        ++target;
-        filled = 0;
-      }
-      const size_t size = std::min(part.size(), targets[target].size() - filled);
-      std::memcpy(targets[target].data() + filled, part.data(), size);
-      filled += size;
-      part = part.subspan(size);
-    }
-  }
-}
 
 bool Decode(grpc::ByteBuffer* bytes, ReceivedRequest* received) { return DecodeMessage(bytes, received); }
 bool Decode(grpc::ByteBuffer* bytes, ReceivedResponse* received) { return DecodeMessage(bytes, received); }

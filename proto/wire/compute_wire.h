@@ -12,25 +12,14 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "lossd/v1/loss.pb.h"
+#include "proto/wire/tensor.h"
 
 namespace lossd::wire {
 
 // What gRPC reads from a socket into one allocation, at most; a slice of a message keeps all of it.
 inline constexpr int64_t kReadBlockBytes = int64_t{64} << 10;
-
-// A `bytes` field of a received message: where its bytes lie, in order. Owns nothing.
-struct Tensor {
-  std::vector<std::span<const std::byte>> parts;
-  int64_t bytes = 0;
-
-  // `target` has `bytes` bytes.
-  void CopyTo(std::span<std::byte> target) const;
-  // The same for a target in several pieces, filled one after the other.
-  void CopyTo(std::span<const std::span<std::byte>> targets) const;
-};
 
 template <typename Message>
 struct Received {

@@ -57,8 +57,8 @@ struct HeadCheckpoint {
 };
 
 // Names of files.
-inline constexpr char kOwnGradient[] = "gradient";           // of the window
-inline constexpr char kNextGradient[] = "next_gradient";     // of the window after a frozen one
+inline constexpr char kOwnGradient[] = "gradient";        // of the window
+inline constexpr char kNextGradient[] = "next_gradient";  // of the window after a frozen one
 inline constexpr char kClassWeightsFile[] = "class_weights";
 std::string TensorFile(const std::string& tensor);
 std::string SessionGradient(uint64_t session_number);

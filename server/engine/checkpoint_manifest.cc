@@ -34,7 +34,8 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
 json FilesToJson(const CheckpointFiles& files) {
   json object = json::object();
   for (const auto& [name, file] : files) {
-    object[name] = {{"bytes", file.bytes}, {"xxh3", absl::StrCat(absl::Hex(file.checksum, absl::kZeroPad16))}};
+    object[name] = {{"bytes", file.bytes},
+                    {"xxh3", absl::StrCat(absl::Hex(file.checksum, absl::kZeroPad16))}};
   }
   return object;
 }
@@ -97,22 +98,24 @@ CheckpointFiles ExpectedFiles(const Manifest& manifest) {
 void CheckFiles(const Manifest& manifest) {
   const CheckpointFiles expected = ExpectedFiles(manifest);
   for (const auto& [name, file] : manifest.files) {
-    if (!expected.contains(name)) throw std::invalid_argument(absl::StrCat("file ", name, " belongs to nothing"));
+    if (!expected.contains(name))
+      throw std::invalid_argument(absl::StrCat("file ", name, " belongs to nothing"));
   }
   for (const auto& [name, file] : expected) {
     const auto there = manifest.files.find(name);
-    if (there == manifest.files.end()) throw std::invalid_argument(absl::StrCat("file ", name, " is missing"));
+    if (there == manifest.files.end())
+      throw std::invalid_argument(absl::StrCat("file ", name, " is missing"));
     if (there->second.bytes != file.bytes) {
-      throw std::invalid_argument(absl::StrCat("file ", name, " has ", there->second.bytes, " bytes; ",
-                                               file.bytes, " belong to it"));
+      throw std::invalid_argument(
+          absl::StrCat("file ", name, " has ", there->second.bytes, " bytes; ", file.bytes, " belong to it"));
     }
   }
 }
 
 Manifest FromJson(const json& content) {
   if (content.at("format").get<int>() != kFormat) {
-    throw std::invalid_argument(absl::StrCat("its format is ", content.at("format").dump(), "; this lossd reads ",
-                                             kFormat));
+    throw std::invalid_argument(
+        absl::StrCat("its format is ", content.at("format").dump(), "; this lossd reads ", kFormat));
   }
   Manifest manifest;
   manifest.files = FilesFromJson(content.at("files"));

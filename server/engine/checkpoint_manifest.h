@@ -3,9 +3,8 @@
 #ifndef LOSSD_SERVER_ENGINE_CHECKPOINT_MANIFEST_H_
 #define LOSSD_SERVER_ENGINE_CHECKPOINT_MANIFEST_H_
 
-#include <string>
-
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"

@@ -29,17 +29,18 @@ std::string FolderOf(const std::string& head, const std::string& tag) {
 }
 
 absl::Status NotThere(const std::string& head, const std::string& tag) {
-  return MakeError(absl::StatusCode::kNotFound, RejectReason::kCheckpoint, tag.empty() ? "head" : "tag",
-                   absl::StrCat("head '", head, "' has no checkpoint",
-                                tag.empty() ? "" : absl::StrCat(" '", tag, "'"),
-                                " (ListCheckpoints shows those there are)"));
+  return MakeError(
+      absl::StatusCode::kNotFound, RejectReason::kCheckpoint, tag.empty() ? "head" : "tag",
+      absl::StrCat("head '", head, "' has no checkpoint", tag.empty() ? "" : absl::StrCat(" '", tag, "'"),
+                   " (ListCheckpoints shows those there are)"));
 }
 
 absl::Status CheckNames(const std::string& head, const std::string& tag) {
   const auto refuse = [](absl::string_view field) {
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, field,
-                     absl::StrCat(field, " must be 1 to 128 characters of [A-Za-z0-9._-] and start with a "
-                                         "letter or a digit"));
+                     absl::StrCat(field,
+                                  " must be 1 to 128 characters of [A-Za-z0-9._-] and start with a "
+                                  "letter or a digit"));
   };
   if (!IsName(head)) return refuse("head");
   return IsName(tag) || tag == kDrainTag ? absl::OkStatus() : refuse("tag");
@@ -128,7 +129,8 @@ absl::StatusOr<std::vector<std::string>> CheckpointStore::Tags(const std::string
   return tags;
 }
 
-absl::StatusOr<Manifest> CheckpointStore::ReadManifest(const std::string& head, const std::string& tag) const {
+absl::StatusOr<Manifest> CheckpointStore::ReadManifest(const std::string& head,
+                                                       const std::string& tag) const {
   const std::string path = absl::StrCat(FolderOf(head, tag), "/", kManifestFile);
   const absl::StatusOr<std::string> text = files_.ReadFile(path, kMostManifest);
   if (absl::IsNotFound(text.status())) return NotThere(head, tag);
@@ -239,7 +241,8 @@ absl::StatusOr<std::optional<DrainRecord>> CheckpointStore::ReadDrain() const {
   } catch (const json::exception&) {  // said below
   }
   return MakeError(absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
-                   absl::StrCat("'", kDrainFile, "' of --checkpoint_dir says nothing that this lossd understands: "
+                   absl::StrCat("'", kDrainFile,
+                                "' of --checkpoint_dir says nothing that this lossd understands: "
                                 "remove it to start from the newest checkpoints"));
 }
 

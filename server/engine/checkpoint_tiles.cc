@@ -1,5 +1,5 @@
-// What the tiles of a deterministic session hold, in a manifest: everything but the chunks' tensors, for which
-// it says how large they are.
+// What the tiles of a deterministic session hold, in a manifest: everything but the chunks' tensors, for
+// which it says how large they are.
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -29,7 +29,8 @@ json PairsToJson(const Ranges& pairs) {
 Ranges PairsFromJson(const json& from) {
   Ranges pairs;
   for (const auto& pair : from) {
-    if (!pairs.emplace(pair.at(0).get<int64_t>(), pair.at(1).get<int64_t>()).second) Refuse("a place is given twice");
+    if (!pairs.emplace(pair.at(0).get<int64_t>(), pair.at(1).get<int64_t>()).second)
+      Refuse("a place is given twice");
   }
   return pairs;
 }
@@ -104,7 +105,8 @@ void Check(const DeterministicTiles::Content& content) {
   }
   int64_t end = -1;
   for (const auto& [begin, range_end] : content.taken) {
-    if (begin <= end || range_end <= begin || range_end > kMostPlace) Refuse("places of a session are out of order");
+    if (begin <= end || range_end <= begin || range_end > kMostPlace)
+      Refuse("places of a session are out of order");
     end = range_end;
   }
   for (const auto& [number, tokens] : content.filled) {

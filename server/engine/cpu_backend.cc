@@ -23,6 +23,7 @@ class CpuDevice : public Device {
   }
 
   int64_t AvailableMemory() const override { return engine::AvailableMemory() / 10 * 8; }
+  DeviceTotals Totals() const override { return {TotalMemory(), engine::AvailableMemory()}; }
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
     const int64_t row = kernels::WorkspaceBytes(1, config.vocab_size, config.hidden_size, config.weight_type);

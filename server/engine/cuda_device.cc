@@ -72,6 +72,14 @@ class CudaDevice : public Device {
                         properties_.major, ".", properties_.minor);
   }
   int64_t AvailableMemory() const override { return available_; }
+  DeviceTotals Totals() const override {
+    size_t free = 0;
+    size_t total = 0;
+    if (cudaSetDevice(shared_.index) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess) {
+      return {};
+    }
+    return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
+  }
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
     absl::StatusOr<Path> path = PathOf(config);
@@ -151,6 +159,8 @@ class CudaDevice : public Device {
     void* workspace = shared_.workspace.data();
     LOSSD_CUDA_TRY(cudaMemset(workspace, 0, static_cast<size_t>(shared_.workspace_bytes)));
     LOSSD_CUDA_TRY(cudaMemset(workspace, 0, sizeof(int32_t)));
+    constexpr size_t kPitch = 64;
+    LOSSD_CUDA_TRY(cudaMemset2D(workspace, kPitch, 0, sizeof(int32_t), 2));
     LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
     return {};
   }

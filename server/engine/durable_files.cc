@@ -56,8 +56,7 @@ absl::StatusOr<FileIdentity> IdentityOf(int file, const std::string& path) {
 
 }  // namespace
 
-FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
-    : number_(std::exchange(other.number_, -1)) {}
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
   if (this != &other) {
@@ -94,8 +93,8 @@ absl::StatusOr<FileDescriptor> DurableFiles::OpenFolder(const std::string& path)
   FileDescriptor folder(open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.number() < 0) return Failed("open", path, errno);
   for (const absl::string_view part : absl::StrSplit(path, '/', absl::SkipEmpty())) {
-    FileDescriptor next(openat(folder.number(), std::string(part).c_str(),
-                               O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    FileDescriptor next(
+        openat(folder.number(), std::string(part).c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (next.number() < 0) return Failed("open", path, errno);
     folder = std::move(next);
   }

@@ -25,7 +25,7 @@ absl::Status UnknownHead(absl::string_view name) {
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options,
                                                        std::unique_ptr<Device> device) {
   std::unique_ptr<Engine> engine(new Engine(std::move(options), std::move(device)));
-  auto reservation = engine->budget_->Reserve("the device", engine->device_->SharedMemory());
+  auto reservation = engine->budget_->Reserve("", "the device", engine->device_->SharedMemory());
   if (!reservation.ok()) return reservation.status();
   engine->device_reservation_ = *std::move(reservation);
   return engine;
@@ -35,7 +35,7 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
     : options_(std::move(options)),
       incarnation_(options_.incarnation.empty() ? RandomId() : options_.incarnation),
       started_(absl::Now()),
-      budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes)),
+      budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes, options_.head_quota_bytes)),
       device_(std::move(device)),
       regions_(options_.regions, device_.get(), budget_),
       scheduler_(device_.get(), options_.batching_window, options_.device_loop) {}
@@ -43,12 +43,13 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
 Engine::~Engine() = default;
 
 MemoryPlan Engine::ReservedByPurpose() const {
-  std::map<std::string, int64_t> totals = {{"weights", 0},  {"gradient", 0}, {"weight_staging", 0},
-                                           {"deferred", 0}, {"tiles", 0},    {"workspace", 0}};
-  totals["regions"] = regions_.reserved_bytes();
-  for (const MemoryItem& item : device_->SharedMemory()) totals[item.purpose] += item.bytes;
-  for (const std::shared_ptr<Head>& head : Heads()) {
-    for (const MemoryItem& item : head->Info().memory) totals[item.purpose] += item.bytes;
+  std::map<std::string, int64_t> totals = {
+      {"weights", 0},  {"master_weights", 0}, {"weight_staging", 0}, {"gradient", 0},  {"optimizer", 0},
+      {"deferred", 0}, {"tiles", 0},          {"class_weights", 0},  {"workspace", 0}, {"regions", 0}};
+  const MemoryUsage usage = budget_->Usage();
+  for (const MemoryItem& item : usage.shared) totals[item.purpose] += item.bytes;
+  for (const auto& [head, items] : usage.heads) {
+    for (const MemoryItem& item : items) totals[item.purpose] += item.bytes;
   }
   MemoryPlan plan;
   for (const auto& [purpose, bytes] : totals) plan.push_back({purpose, bytes});
@@ -76,8 +77,10 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   }
   absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
   if (!plan.ok()) return plan.status();
+  // What the head has in the host's memory, on any device.
   if (config.defers()) plan->push_back({"deferred", config.deferred_bytes});
-  auto reservation = budget_->Reserve(absl::StrCat("head ", config.name), *std::move(plan));
+  if (config.class_weights != nullptr) plan->push_back({"class_weights", config.class_weight_bytes()});
+  auto reservation = budget_->Reserve(config.name, absl::StrCat("head ", config.name), *std::move(plan));
   if (!reservation.ok()) return reservation.status();
   absl::StatusOr<std::unique_ptr<HeadBackend>> backend = device_->CreateHead(config);
   if (!backend.ok()) return backend.status();
@@ -199,6 +202,7 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
   // A new session: admitted only if its credit fits what is set aside for staging.
   const int64_t credit = CreditOf(lanes);
   const int64_t free = options_.staging_bytes - staging_reserved_;
+  const int64_t share = options_.head_staging_bytes;
   absl::Status admission;
   if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
     admission = Overload("client_key", absl::StrCat("there are ", sessions_.size(),
@@ -208,6 +212,12 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
                                                " bytes; ", free, " of ", options_.staging_bytes,
                                                " are free (--staging_bytes, --lane_credit_bytes): "
                                                "close a session, or take fewer lanes"));
+  } else if (share > 0 && credit > share - StagingOfLocked(head.get())) {
+    admission = Overload("lanes", absl::StrCat("lanes is ", lanes, ", which takes a credit of ", credit,
+                                               " bytes; sessions of head ", head_name, " have ",
+                                               StagingOfLocked(head.get()), " of the ", share,
+                                               " that are a head's share (--head_staging_bytes): "
+                                               "close one of them, or take fewer lanes"));
   }
   if (!admission.ok()) {
     head->CloseSession(new_id).IgnoreError();
@@ -229,8 +239,8 @@ absl::StatusOr<SessionMemory> Engine::TakeMemory(const HeadConfig& config) {
   SessionMemory memory;
   MemoryPlan plan = device_->PlanGradient(config);
   plan.push_back({"tiles", DeterministicTiles::KeptBytes(options_.chunk_limits, config.hidden_size)});
-  auto reservation =
-      budget_->Reserve(absl::StrCat("a deterministic session of head ", config.name), std::move(plan));
+  auto reservation = budget_->Reserve(
+      config.name, absl::StrCat("a deterministic session of head ", config.name), std::move(plan));
   if (!reservation.ok()) return reservation.status();
   memory.reservation = *std::move(reservation);
   absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
@@ -289,6 +299,24 @@ int64_t Engine::CreditOf(int32_t lanes) const {
                              ? options_.session_credit_bytes
                              : lane * std::min(kLanesOfCredit, options_.staging_bytes / lane);
   return lanes > wanted / lane ? std::max(wanted, lane) : lanes * lane;
+}
+
+int64_t Engine::StagingOfLocked(const Head* head) const {
+  int64_t bytes = 0;
+  for (const auto& [id, session] : sessions_) {
+    if (session.head.get() == head) bytes += session.credit->limit();
+  }
+  return bytes;
+}
+
+std::map<std::string, int64_t> Engine::StagingByHead() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, int64_t> staging;
+  for (const auto& [name, head] : heads_) staging[name] = 0;
+  for (const auto& [id, session] : sessions_) {
+    staging[session.head->config().name] += session.credit->limit();
+  }
+  return staging;
 }
 
 int64_t Engine::staging_reserved() const {

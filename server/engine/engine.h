@@ -36,10 +36,12 @@ namespace lossd::engine {
 
 struct EngineOptions {
   int64_t memory_limit_bytes = int64_t{8} << 30;  // what heads and the workspace may reserve
+  int64_t head_quota_bytes = 0;                   // of that, one head with its sessions; 0: all of it
   ChunkLimits chunk_limits;
   int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
   int64_t session_credit_bytes = 0;               // that all lanes of a session may; 0: four lanes' worth
   int64_t staging_bytes = int64_t{2} << 30;       // of all sessions' credits together
+  int64_t head_staging_bytes = 0;                 // of that, those of one head's; 0: all of it
   int32_t max_lanes = 16;                         // of one session
   int64_t max_heads = 64;
   int64_t max_sessions = 1024;
@@ -88,6 +90,7 @@ class Engine {
   Counters& counters() { return counters_; }
   const Counters& counters() const { return counters_; }
   const Device& device() const { return *device_; }
+  Device& device() { return *device_; }
   const MemoryBudget& budget() const { return *budget_; }
   RegionTable& regions() { return regions_; }
   const RegionTable& regions() const { return regions_; }
@@ -117,6 +120,7 @@ class Engine {
   int64_t sessions() const;
   // What open sessions hold of options().staging_bytes.
   int64_t staging_reserved() const;
+  std::map<std::string, int64_t> StagingByHead() const;  // the same, of every head there is
   // Closes sessions whose lease has ended, and ends waits for places (Head::ResumeStalled).
   void ExpireSessions();
 
@@ -158,6 +162,7 @@ class Engine {
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
                          Head::RestoreAs as);
   void AdoptSessions(const Head& head);
+  int64_t StagingOfLocked(const Head* head) const;
   // What a session with so many lanes may have under way.
   int64_t CreditOf(int32_t lanes) const;
 

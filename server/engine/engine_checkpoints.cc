@@ -14,10 +14,21 @@ absl::Status NoFolder() {
                    "the server keeps no checkpoints; start it with --checkpoint_dir");
 }
 
+// The drain's own is not for callers.
+absl::Status CheckTag(const std::string& tag) {
+  if (IsName(tag)) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, RejectReason::kOption, "tag",
+      absl::StrCat("tag is '", tag.substr(0, 128),
+                   "'; it must be 1 to 128 characters of [A-Za-z0-9._-] and start with a letter or "
+                   "a digit"));
+}
+
 }  // namespace
 
 absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, const std::string& tag) {
   if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status named = CheckTag(tag); !named.ok()) return named;
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
   if (!found.ok()) return found.status();
   const std::lock_guard saving(checkpoint_mutex_);
@@ -29,8 +40,9 @@ absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag,
   absl::StatusOr<CheckpointWriter> writer = store.Begin(head.config().name, tag);
   if (!writer.ok()) return writer.status();
   std::promise<absl::StatusOr<HeadCheckpoint>> written;
-  head.Save(as, &*writer,
-            [&written](absl::StatusOr<HeadCheckpoint> checkpoint) { written.set_value(std::move(checkpoint)); });
+  head.Save(as, &*writer, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
+    written.set_value(std::move(checkpoint));
+  });
   absl::StatusOr<HeadCheckpoint> checkpoint = written.get_future().get();
   if (!checkpoint.ok()) return checkpoint.status();
   const absl::StatusOr<CheckpointInfo> info = store.Commit(*writer, *std::move(checkpoint));
@@ -41,7 +53,7 @@ absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag,
 absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head, const std::string& tag) {
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status status = CheckServing(); !status.ok()) return status;
-  if (!tag.empty() && !IsName(tag)) return options_.checkpoints->Find(head, tag).status();
+  if (absl::Status named = CheckTag(tag); !tag.empty() && !named.ok()) return named;
   const std::lock_guard restoring(checkpoint_mutex_);
   absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(head, tag);
   if (!reader.ok()) return reader.status();
@@ -106,8 +118,8 @@ void Engine::AdoptSessions(const Head& head) {
   for (const auto& [id, lanes] : open) {
     if (sessions_.contains(id)) continue;
     const int64_t credit = CreditOf(lanes);
-    sessions_.emplace(id, SessionEntry{found->second,
-                                       std::make_shared<SessionCredit>(credit, &counters_.credit_bytes)});
+    sessions_.emplace(
+        id, SessionEntry{found->second, std::make_shared<SessionCredit>(credit, &counters_.credit_bytes)});
     staging_reserved_ += credit;
   }
 }
@@ -151,13 +163,14 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::op
     if (!drain.has_value() && absl::IsNotFound(reader.status())) continue;  // a head that never had any
     if (!reader.ok()) return reader.status();
     if (drain.has_value() && reader->info().saved_at != drain->heads.at(name)) {
-      return MakeError(absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
-                       absl::StrCat("the drain checkpoint of head ", name,
-                                    " is not the one that drain.json names: remove drain.json to start from the "
-                                    "newest checkpoints"));
+      return MakeError(
+          absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
+          absl::StrCat("the drain checkpoint of head ", name,
+                       " is not the one that drain.json names: remove drain.json to start from the "
+                       "newest checkpoints"));
     }
-    absl::StatusOr<CheckpointInfo> restored = Restore(
-        *std::move(reader), drain.has_value() ? Head::RestoreAs::kDrained : Head::RestoreAs::kTagged);
+    absl::StatusOr<CheckpointInfo> restored =
+        Restore(*std::move(reader), drain.has_value() ? Head::RestoreAs::kDrained : Head::RestoreAs::kTagged);
     if (!restored.ok()) return restored.status();
     all.push_back(*std::move(restored));
   }

@@ -9,21 +9,27 @@
 
 namespace lossd::engine {
 
-struct GradientSummarizer::Hash {
+struct GradientChecksum::Hash {
   struct Free {
     void operator()(XXH3_state_t* pointer) const { XXH3_freeState(pointer); }
   };
   std::unique_ptr<XXH3_state_t, Free> state{XXH3_createState()};
 };
 
-GradientSummarizer::GradientSummarizer() : hash_(std::make_unique<Hash>()) {
+GradientChecksum::GradientChecksum() : hash_(std::make_unique<Hash>()) {
   XXH3_64bits_reset(hash_->state.get());
 }
 
-GradientSummarizer::~GradientSummarizer() = default;
+GradientChecksum::~GradientChecksum() = default;
+
+void GradientChecksum::Add(std::span<const float> piece) {
+  XXH3_64bits_update(hash_->state.get(), piece.data(), piece.size_bytes());
+}
+
+uint64_t GradientChecksum::Value() const { return XXH3_64bits_digest(hash_->state.get()); }
 
 void GradientSummarizer::Add(std::span<const float> piece) {
-  XXH3_64bits_update(hash_->state.get(), piece.data(), piece.size_bytes());
+  checksum_.Add(piece);
   non_finite_ +=
       kernels::CountNonFinite(kernels::DataType::kFloat32, piece.data(), static_cast<int64_t>(piece.size()));
   // Several partial sums, so that the additions need not wait for each other.
@@ -40,7 +46,7 @@ void GradientSummarizer::Add(std::span<const float> piece) {
 }
 
 GradientSummary GradientSummarizer::Finish() const {
-  return {std::sqrt(squares_), XXH3_64bits_digest(hash_->state.get()), non_finite_};
+  return {std::sqrt(squares_), checksum_.Value(), non_finite_};
 }
 
 }  // namespace lossd::engine

@@ -14,17 +14,27 @@ struct GradientSummary {
   int64_t non_finite = 0;  // elements that are NaN or infinite
 };
 
-class GradientSummarizer {
+// The checksum alone.
+class GradientChecksum {
  public:
-  GradientSummarizer();
-  ~GradientSummarizer();
+  GradientChecksum();
+  ~GradientChecksum();
 
   void Add(std::span<const float> piece);
-  GradientSummary Finish() const;
+  uint64_t Value() const;
 
  private:
   struct Hash;
   std::unique_ptr<Hash> hash_;
+};
+
+class GradientSummarizer {
+ public:
+  void Add(std::span<const float> piece);
+  GradientSummary Finish() const;
+
+ private:
+  GradientChecksum checksum_;
   double squares_ = 0;
   int64_t non_finite_ = 0;
 };

@@ -23,8 +23,8 @@
 #include "server/engine/accumulation_ledger.h"
 #include "server/engine/batch_queue.h"
 #include "server/engine/batch_scheduler.h"
-#include "server/engine/chunk.h"
 #include "server/engine/checkpoint.h"
+#include "server/engine/chunk.h"
 #include "server/engine/counters.h"
 #include "server/engine/deferred_operands.h"
 #include "server/engine/deterministic_session.h"
@@ -68,6 +68,7 @@ struct HeadInfo {
   MemoryPlan memory;
   int64_t open_sessions = 0;
   int64_t optimizer_steps = 0;
+  int64_t staged_rows = 0;  // that have arrived of a weight write which is not committed
 };
 
 class Head;
@@ -207,6 +208,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   absl::StatusOr<std::string> BeginWrite(const std::string& write_key, Replace replace,
                                          const std::string& new_write_id);
   absl::StatusOr<std::shared_ptr<StagedWrite>> FindWrite(const std::string& write_id) const;
+  // Gives up a write that is not being published; its buffer goes. Nothing if there is no such write.
+  void DropWrite(const std::string& write_id);
   void CommitWrite(const std::string& write_id, std::function<void(absl::StatusOr<uint64_t>)> done);
   // Copies rows into `out`, which must live until `done`, and reports the version they are of.
   void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
@@ -411,6 +414,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                             absl::FunctionRef<void(std::span<const float> rows)> add);
   // Fills in the summaries of `flush`.
   absl::Status Summarize(const ScaledGradient& gradient, FlushInfo* flush);
+  absl::Status SummarizeHere(const ScaledGradient& gradient, GradientSummary* summary);
+  absl::Status SummarizeOnDevice(const ScaledGradient& gradient, GradientSummary* summary);
   void EndStreams();
 
   // Checkpoints: head_checkpoint.cc.

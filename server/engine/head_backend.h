@@ -212,6 +212,11 @@ class HeadBackend {
   virtual MemoryPlan MemoryReport() const = 0;
 };
 
+struct DeviceTotals {
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+};
+
 // A device that heads are created on. CreateHead, CreateGradient, and what tells of sizes, may be called by
 // any thread, one at a time; the rest belongs to the owner thread.
 class Device {
@@ -230,11 +235,13 @@ class Device {
   // alone, and destroyed while none of its batches is under way, before the device. RESOURCE_EXHAUSTED if the
   // system does not give the memory.
   virtual MemoryPlan PlanGradient(const HeadConfig& config) const {
-    return {{"gradient", config.gradient_bytes()}};
+    return {{"gradient", config.gradient_bytes() + config.bias_gradient_bytes()}};
   }
   virtual absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config);
   // Hidden-state bytes of the chunks that it would rather have; 0: no opinion.
   virtual int64_t PreferredChunkBytes() const { return 0; }
+  // All of its memory, whoever uses it; zeros if it does not tell. Any thread's, beside every other call.
+  virtual DeviceTotals Totals() const { return {}; }
   // Memory that belongs to the device rather than to a head.
   virtual MemoryPlan SharedMemory() const = 0;
   // Memory of the host that the device copies from and to by itself, for payloads and results; nothing if it

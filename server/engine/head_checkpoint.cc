@@ -31,8 +31,7 @@ void Head::Save(SaveAs as, CheckpointWriter* writer,
 }
 
 void Head::Restore(RestoreAs as, std::shared_ptr<const CheckpointReader> reader,
-                   std::vector<SessionMemory> memory,
-                   std::function<void(absl::StatusOr<FileKeys>)> done) {
+                   std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {
   auto shared = std::make_shared<std::vector<SessionMemory>>(std::move(memory));
   PostSettled([self = shared_from_this(), as, reader = std::move(reader), shared, done = std::move(done)] {
     done(HeadCheckpointer(self.get()).Restore(as, *reader, std::move(*shared)));
@@ -43,7 +42,8 @@ std::map<std::string, int32_t> Head::OpenSessions() const {
   std::map<std::string, int32_t> open;
   const std::lock_guard lock(mutex_);
   for (const auto& [id, session] : ledger_.sessions()) {
-    if (session.state == AccumulationLedger::SessionState::kOpen) open.emplace(id, static_cast<int32_t>(session.lanes.size()));
+    if (session.state == AccumulationLedger::SessionState::kOpen)
+      open.emplace(id, static_cast<int32_t>(session.lanes.size()));
   }
   return open;
 }

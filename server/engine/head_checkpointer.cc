@@ -91,7 +91,8 @@ absl::StatusOr<HeadCheckpoint> HeadCheckpointer::Save(Head::SaveAs as, Checkpoin
   return checkpoint;
 }
 
-absl::Status HeadCheckpointer::DescribeLocked(Head::SaveAs as, HeadCheckpoint* checkpoint, GradientFiles* gradients) const {
+absl::Status HeadCheckpointer::DescribeLocked(Head::SaveAs as, HeadCheckpoint* checkpoint,
+                                              GradientFiles* gradients) const {
   if (!head_.ended_.ok()) return head_.ended_;
   const bool frozen_window = head_.window_.state == WindowState::kFrozen;
   if (frozen_window && as == Head::SaveAs::kTagged) {
@@ -115,7 +116,8 @@ absl::Status HeadCheckpointer::DescribeLocked(Head::SaveAs as, HeadCheckpoint* c
   checkpoint->last_session_number = head_.ledger_.last_number();
   for (const auto& [id, session] : head_.ledger_.sessions()) {
     checkpoint->sessions.push_back({id, session, std::nullopt});
-    if (absl::Status status = DescribeSessionLocked(&checkpoint->sessions.back()); !status.ok()) return status;
+    if (absl::Status status = DescribeSessionLocked(&checkpoint->sessions.back()); !status.ok())
+      return status;
   }
   if (!head_.frozen()) NameGradientsLocked(*checkpoint, gradients);
   return absl::OkStatus();
@@ -134,11 +136,13 @@ absl::Status HeadCheckpointer::DescribeSessionLocked(SessionCheckpoint* entry) c
     const auto runtime = head_.lanes_.find({entry->id, static_cast<int32_t>(i)});
     if (runtime == head_.lanes_.end()) continue;
     for (const auto& item : runtime->second.queued) {
-      if (item->kind == Head::ItemKind::kPlaced) claimed.emplace(*item->chunk.window_token, item->chunk.tokens);
+      if (item->kind == Head::ItemKind::kPlaced)
+        claimed.emplace(*item->chunk.window_token, item->chunk.tokens);
     }
   }
   const auto deterministic = head_.deterministic_.find(entry->id);
-  if (deterministic != head_.deterministic_.end()) entry->tiles = deterministic->second->tiles.content(claimed);
+  if (deterministic != head_.deterministic_.end())
+    entry->tiles = deterministic->second->tiles.content(claimed);
   return absl::OkStatus();
 }
 
@@ -162,22 +166,26 @@ void HeadCheckpointer::NameGradientsLocked(const HeadCheckpoint& checkpoint, Gra
     }
   }
   if (window) gradients->emplace_back(kOwnGradient, head_.window_gradient_);
-  if (next && head_.second_gradient_ != nullptr) gradients->emplace_back(kNextGradient, head_.OtherGradientLocked());
+  if (next && head_.second_gradient_ != nullptr)
+    gradients->emplace_back(kNextGradient, head_.OtherGradientLocked());
 }
 
 // Files that have the same key have the same content.
 std::string HeadCheckpointer::KeyOf(const StateTensor& tensor) const {
   const std::lock_guard lock(head_.mutex_);
-  return IsWeight(tensor.name) ? absl::StrCat(head_.number_, ".", head_.restores_, ".", head_.weight_version_)
-                               : absl::StrCat(head_.number_, ".", head_.restores_, ".", head_.optimizer_steps_);
+  return IsWeight(tensor.name)
+             ? absl::StrCat(head_.number_, ".", head_.restores_, ".", head_.weight_version_)
+             : absl::StrCat(head_.number_, ".", head_.restores_, ".", head_.optimizer_steps_);
 }
 
 std::string HeadCheckpointer::KeyOfGradients() const {
   const std::lock_guard lock(head_.mutex_);
-  return absl::StrCat(head_.number_, ".", head_.restores_, ".", head_.window_.generation, ".", head_.gradient_changes_);
+  return absl::StrCat(head_.number_, ".", head_.restores_, ".", head_.window_.generation, ".",
+                      head_.gradient_changes_);
 }
 
-absl::Status HeadCheckpointer::SaveTensor(const StateTensor& tensor, CheckpointWriter* writer, absl::Status* device) {
+absl::Status HeadCheckpointer::SaveTensor(const StateTensor& tensor, CheckpointWriter* writer,
+                                          absl::Status* device) {
   const int64_t row_bytes = tensor.columns * kernels::SizeOf(tensor.type);
   return writer->Add(TensorFile(tensor.name), KeyOf(tensor), [&](const CheckpointWriter::Append& append) {
     std::vector<std::byte> piece(PieceRows(tensor.rows, row_bytes) * static_cast<size_t>(row_bytes));
@@ -188,8 +196,8 @@ absl::Status HeadCheckpointer::SaveTensor(const StateTensor& tensor, CheckpointW
   });
 }
 
-absl::Status HeadCheckpointer::SaveGradient(const std::string& name, const Gradient* gradient, CheckpointWriter* writer,
-                                absl::Status* device) {
+absl::Status HeadCheckpointer::SaveGradient(const std::string& name, const Gradient* gradient,
+                                            CheckpointWriter* writer, absl::Status* device) {
   const auto save = [&](const std::string& file, int64_t columns, auto read) {
     const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(float));
     return writer->Add(file, KeyOfGradients(), [&](const CheckpointWriter::Append& append) {
@@ -213,7 +221,7 @@ absl::Status HeadCheckpointer::SaveGradient(const std::string& name, const Gradi
 // ---------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const CheckpointReader& reader,
-                                          std::vector<SessionMemory> memory) {
+                                                   std::vector<SessionMemory> memory) {
   const HeadCheckpoint& checkpoint = reader.checkpoint();
   absl::Status status = CheckRestorable(checkpoint, static_cast<int64_t>(memory.size()));
   // From here on there is no way back.
@@ -230,14 +238,16 @@ absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const Che
   }
   if (!status.ok()) return status;
   FileKeys keys;
-  for (const StateTensor& tensor : checkpoint.tensors) keys.emplace_back(TensorFile(tensor.name), KeyOf(tensor));
+  for (const StateTensor& tensor : checkpoint.tensors)
+    keys.emplace_back(TensorFile(tensor.name), KeyOf(tensor));
   return keys;
 }
 
 absl::Status HeadCheckpointer::CheckRestorable(const HeadCheckpoint& checkpoint, int64_t more_memory) const {
   const auto refuse = [this](auto... why) {
-    return Refused(absl::StatusCode::kFailedPrecondition,
-                   absl::StrCat("the checkpoint cannot be restored to head ", head_.config_.name, ": ", why...));
+    return Refused(
+        absl::StatusCode::kFailedPrecondition,
+        absl::StrCat("the checkpoint cannot be restored to head ", head_.config_.name, ": ", why...));
   };
   const auto same = [](const StateTensor& a, const StateTensor& b) {
     return a.name == b.name && a.type == b.type && a.rows == b.rows && a.columns == b.columns;
@@ -248,7 +258,8 @@ absl::Status HeadCheckpointer::CheckRestorable(const HeadCheckpoint& checkpoint,
   if (head_.window_.state == WindowState::kFreezing) {
     return refuse("a call that ends its window is under way; try again");
   }
-  if (checkpoint.weight_version == 0 && head_.weight_version_ > 0) return refuse("it is of a time without weights");
+  if (checkpoint.weight_version == 0 && head_.weight_version_ > 0)
+    return refuse("it is of a time without weights");
   const std::vector<StateTensor> tensors = head_.backend_->StateTensors();
   if (checkpoint.weight_version > 0 && !std::equal(tensors.begin(), tensors.end(), checkpoint.tensors.begin(),
                                                    checkpoint.tensors.end(), same)) {
@@ -280,7 +291,7 @@ absl::Status HeadCheckpointer::RestoreTensors(const CheckpointReader& reader) {
 }
 
 absl::Status HeadCheckpointer::RestoreGradient(const CheckpointReader& reader, const std::string& name,
-                                   Gradient* gradient) {
+                                               Gradient* gradient) {
   const std::vector<std::string>& there = reader.checkpoint().gradients;
   if (std::find(there.begin(), there.end(), name) == there.end()) {
     head_.backend_->Reset(gradient);
@@ -299,7 +310,8 @@ absl::Status HeadCheckpointer::RestoreGradient(const CheckpointReader& reader, c
       read = reader.Read(BiasOf(name), first * static_cast<int64_t>(sizeof(float)), part(bias, 1));
     }
     if (!read.ok()) return read;
-    return head_.backend_->WriteGradient(gradient, first, count, piece.data(), head_.config_.bias ? bias.data() : nullptr);
+    return head_.backend_->WriteGradient(gradient, first, count, piece.data(),
+                                         head_.config_.bias ? bias.data() : nullptr);
   });
 }
 
@@ -311,8 +323,9 @@ absl::Status HeadCheckpointer::RestoreWindowGradients(const CheckpointReader& re
 }
 
 // Deterministic sessions get what those that were there had, and what is missing of `memory`.
-absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader, std::vector<SessionMemory> memory,
-                                   RestoredSessions* sessions) {
+absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader,
+                                               std::vector<SessionMemory> memory,
+                                               RestoredSessions* sessions) {
   {
     const std::lock_guard lock(head_.mutex_);
     for (const auto& [id, session] : head_.deterministic_) memory.push_back(std::move(session->memory));
@@ -340,15 +353,17 @@ absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader, s
 }
 
 // All at once, as every other thread sees it.
-void HeadCheckpointer::TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkpoint, RestoredSessions sessions) {
-  std::vector<std::pair<std::shared_ptr<LaneListener>, absl::Status>> ended;
+void HeadCheckpointer::TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkpoint,
+                                RestoredSessions sessions) {
+  std::vector<std::shared_ptr<LaneListener>> listeners;
+  absl::Status restored;
   {
     const std::lock_guard lock(head_.mutex_);
     const uint64_t version = RestoredVersionLocked(as, checkpoint.weight_version);
-    head_.restores_ = as == Head::RestoreAs::kDrained ? checkpoint.restores : std::max(head_.restores_, checkpoint.restores) + 1;
+    head_.restores_ = as == Head::RestoreAs::kDrained ? checkpoint.restores
+                                                      : std::max(head_.restores_, checkpoint.restores) + 1;
     for (const auto& [key, runtime] : head_.lanes_) head_.WithdrawLocked(key);
-    std::vector<std::pair<std::string, std::shared_ptr<LaneListener>>> listeners;
-    for (auto& [key, runtime] : head_.lanes_) listeners.emplace_back(key.first, std::move(runtime.listener));
+    for (auto& [key, runtime] : head_.lanes_) listeners.push_back(std::move(runtime.listener));
     head_.lanes_.clear();  // a later stream of the same lane has another epoch
     std::map<std::string, AccumulationLedger::Session, std::less<>> ledger;
     for (const SessionCheckpoint& entry : checkpoint.sessions) {
@@ -358,8 +373,9 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkp
     head_.window_.flush_begun = absl::Now();
     head_.window_gradient_ = nullptr;
     head_.ledger_.Replace(std::move(ledger), checkpoint.last_session_number,
-                    head_.window_.state == WindowState::kFrozen ? AccumulationLedger::WindowPhase::kFrozen
-                                                          : AccumulationLedger::WindowPhase::kOpen);
+                          head_.window_.state == WindowState::kFrozen
+                              ? AccumulationLedger::WindowPhase::kFrozen
+                              : AccumulationLedger::WindowPhase::kOpen);
     head_.deterministic_ = std::move(sessions);
     head_.optimizer_steps_ = checkpoint.optimizer_steps;
     head_.last_committed_write_ = as == Head::RestoreAs::kDrained ? checkpoint.last_committed_write : "";
@@ -367,17 +383,14 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkp
     StepResult& step = head_.window_.last_step.result;
     if (step.weight_version == checkpoint.weight_version) step.weight_version = version;
     head_.weight_version_ = version;
-    for (auto& [session_id, listener] : listeners) {
-      if (listener == nullptr) continue;
-      ended.emplace_back(std::move(listener),
-                         head_.PositionErrorLocked(absl::StatusCode::kAborted, RejectReason::kCheckpoint, "head",
-                                             absl::StrCat("head ", head_.config_.name,
-                                                          " was restored from a checkpoint of generation ",
-                                                          head_.window_.generation, "; open the session again"),
-                                             session_id));
-    }
+    restored =
+        MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+                  absl::StrCat("head ", head_.config_.name, " was restored from a checkpoint of generation ",
+                               head_.window_.generation, "; open the session again"));
   }
-  for (const auto& [listener, status] : ended) listener->OnEnd(status);
+  for (const auto& listener : listeners) {
+    if (listener != nullptr) listener->OnEnd(restored);
+  }
 }
 
 uint64_t HeadCheckpointer::RestoredVersionLocked(Head::RestoreAs as, uint64_t saved) const {
@@ -390,8 +403,8 @@ void HeadCheckpointer::EndInPieces(const absl::Status& status) {
   {
     const std::lock_guard lock(head_.mutex_);
     head_.ended_ = Refused(absl::StatusCode::kDataLoss,
-                     absl::StrCat("a restore of head ", head_.config_.name, " broke off (", status.message(),
-                                  "): delete the head and restore it again"));
+                           absl::StrCat("a restore of head ", head_.config_.name, " broke off (",
+                                        status.message(), "): delete the head and restore it again"));
   }
   head_.EndStreams();
 }

@@ -65,6 +65,9 @@ struct HeadConfig {
   int64_t bias_gradient_bytes() const {
     return weight_gradients == WeightGradients::kFrozen ? 0 : bias_bytes();
   }
+  int64_t class_weight_bytes() const {
+    return class_weights == nullptr ? 0 : static_cast<int64_t>(class_weights->size() * sizeof(float));
+  }
   // What writes are staged in, and what the optimizer works on.
   kernels::DataType master_type() const { return master_weights ? kernels::DataType::kFloat32 : weight_type; }
   int64_t staged_bytes() const { return elements() * kernels::SizeOf(master_type()); }

@@ -9,6 +9,7 @@
 #include "server/engine/head.h"
 #include "server/engine/random_id.h"
 #include "server/engine/session_marks.h"
+#include "server/engine/staging.h"
 
 namespace lossd::engine {
 namespace {
@@ -192,29 +193,50 @@ absl::Status Head::ReadScaledBias(const ScaledGradient& gradient, int64_t first_
 absl::Status Head::ForEachPiece(const ScaledGradient& gradient,
                                 absl::FunctionRef<void(std::span<const float> rows)> add) {
   const int64_t rows_per_piece = std::max<int64_t>(1, kPieceBytes / 4 / config_.hidden_size);
-  std::vector<float> piece(
-      static_cast<size_t>(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size));
+  // Where the device writes by itself, if it can.
+  ResultBytes memory = StagedResult(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size * 4,
+                                    environment_.device);
+  auto* piece = reinterpret_cast<float*>(memory.data());
   for (int64_t row = 0; row < config_.vocab_size; row += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, config_.vocab_size - row);
-    if (absl::Status status = ReadScaledRows(gradient, row, rows, piece.data()); !status.ok()) return status;
-    add({piece.data(), static_cast<size_t>(rows * config_.hidden_size)});
+    if (absl::Status status = ReadScaledRows(gradient, row, rows, piece); !status.ok()) return status;
+    add({piece, static_cast<size_t>(rows * config_.hidden_size)});
   }
   return absl::OkStatus();
 }
 
 absl::Status Head::Summarize(const ScaledGradient& gradient, FlushInfo* flush) {
-  GradientSummarizer summarizer;
-  const auto add = [&summarizer](std::span<const float> rows) { summarizer.Add(rows); };
-  if (absl::Status status = ForEachPiece(gradient, add); !status.ok()) return status;
-  flush->summary = summarizer.Finish();
-  if (!config_.bias) return absl::OkStatus();
+  // What is summed of several gradients is nowhere on the device.
+  const bool summed_here = !DeterministicInOrder().empty();
+  absl::Status status =
+      summed_here ? SummarizeHere(gradient, &flush->summary) : SummarizeOnDevice(gradient, &flush->summary);
+  if (!status.ok() || !config_.bias) return status;
   std::vector<float> bias(static_cast<size_t>(config_.vocab_size));
-  if (absl::Status status = ReadScaledBias(gradient, 0, config_.vocab_size, bias.data()); !status.ok()) {
-    return status;
-  }
+  status = ReadScaledBias(gradient, 0, config_.vocab_size, bias.data());
+  if (!status.ok()) return status;
   GradientSummarizer of_bias;
   of_bias.Add(bias);
   flush->bias_summary = of_bias.Finish();
+  if (!summed_here) flush->summary.non_finite -= flush->bias_summary->non_finite;
+  return absl::OkStatus();
+}
+
+absl::Status Head::SummarizeHere(const ScaledGradient& gradient, GradientSummary* summary) {
+  GradientSummarizer summarizer;
+  const auto add = [&summarizer](std::span<const float> rows) { summarizer.Add(rows); };
+  if (absl::Status status = ForEachPiece(gradient, add); !status.ok()) return status;
+  *summary = summarizer.Finish();
+  return absl::OkStatus();
+}
+
+// Only the checksum needs every byte in the host's memory. Counts what of the bias is not finite as well.
+absl::Status Head::SummarizeOnDevice(const ScaledGradient& gradient, GradientSummary* summary) {
+  const absl::StatusOr<GradientStats> stats = backend_->Summarize(gradient.of, gradient.scale);
+  if (!stats.ok()) return stats.status();
+  GradientChecksum checksum;
+  const auto add = [&checksum](std::span<const float> rows) { checksum.Add(rows); };
+  if (absl::Status status = ForEachPiece(gradient, add); !status.ok()) return status;
+  *summary = {stats->norm, checksum.Value(), stats->non_finite};
   return absl::OkStatus();
 }
 
@@ -237,16 +259,16 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
         if (!gradient.ok()) return done(gradient.status());
         const bool wanted_wide = type == kernels::DataType::kFloat32;
         const int64_t count = rows * self->config_.hidden_size;
-        std::vector<float> wide(static_cast<size_t>(wanted_wide ? 0 : count));
-        absl::Status status = self->ReadScaledRows(
-            *gradient, first_row, rows, wanted_wide ? static_cast<float*>(out.matrix) : wide.data());
+        ResultBytes memory = wanted_wide ? ResultBytes() : StagedResult(count * 4, self->environment_.device);
+        auto* wide = static_cast<float*>(wanted_wide ? out.matrix : memory.data());
+        absl::Status status = self->ReadScaledRows(*gradient, first_row, rows, wide);
         if (status.ok() && out.bias != nullptr && self->config_.bias) {
           status = self->ReadScaledBias(*gradient, first_row, rows, out.bias);
         }
         if (!status.ok()) {
           self->EndByFailure(status);
         } else if (!wanted_wide) {
-          kernels::Convert(kernels::DataType::kFloat32, wide.data(), type, out.matrix, count);
+          kernels::Convert(kernels::DataType::kFloat32, wide, type, out.matrix, count);
         }
         done(status);
       });

@@ -64,6 +64,18 @@ absl::StatusOr<std::shared_ptr<StagedWrite>> Head::FindWrite(const std::string& 
   return staged_;
 }
 
+void Head::DropWrite(const std::string& write_id) {
+  // The next one's buffer comes after this one's has gone: the reservation covers one.
+  const std::lock_guard making(begin_write_mutex_);
+  std::shared_ptr<StagedWrite> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    if (staged_ == nullptr || staged_->id() != write_id || publishing_) return;
+    dropped = std::exchange(staged_, nullptr);
+  }
+  dropped->Take();
+}
+
 void Head::CommitWrite(const std::string& write_id, std::function<void(absl::StatusOr<uint64_t>)> done) {
   absl::StatusOr<uint64_t> answer = uint64_t{0};
   {

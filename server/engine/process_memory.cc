@@ -69,6 +69,11 @@ int64_t AvailableMemory() {
   return available;
 }
 
+int64_t TotalMemory() {
+  return std::min(KilobyteField("/proc/meminfo", "MemTotal"),
+                  ControlGroupValue("/sys/fs/cgroup/memory.max"));
+}
+
 void RaiseMallocThresholds() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
   mallopt(M_TRIM_THRESHOLD, 1 << 30);

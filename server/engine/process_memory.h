@@ -17,6 +17,9 @@ ProcessMemory ReadProcessMemory();
 // control group.
 int64_t AvailableMemory();
 
+// All that there is: the smaller of the system's memory and the limit of this process's control group.
+int64_t TotalMemory();
+
 // What clients may have under way in all, if nobody says: a quarter of what this process may still take, from
 // 2 GiB to 64 GiB.
 int64_t DefaultStagingBytes();

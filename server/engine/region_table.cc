@@ -156,7 +156,7 @@ absl::StatusOr<std::shared_ptr<const Region>> RegionTable::Create(RegionKind kin
     account_->Release(kind, kNobody, bytes);
     return status;
   };
-  auto reservation = budget_->Reserve("a region", device_->PlanRegion(kind, bytes));
+  auto reservation = budget_->Reserve("", "a region", device_->PlanRegion(kind, bytes));
   if (!reservation.ok()) return give_back(reservation.status());
   absl::StatusOr<std::shared_ptr<RegionMemory>> memory = device_->CreateRegionMemory(kind, bytes);
   if (!memory.ok()) return give_back(memory.status());

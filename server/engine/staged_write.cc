@@ -81,6 +81,11 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
   return absl::OkStatus();
 }
 
+int64_t StagedWrite::rows() const {
+  const std::lock_guard lock(mutex_);
+  return config_.vocab_size - missing_;
+}
+
 absl::Status StagedWrite::CheckComplete() const {
   const std::lock_guard lock(mutex_);
   if (missing_ == 0) return absl::OkStatus();

@@ -31,6 +31,8 @@ class StagedWrite {
   absl::Status Write(int64_t first_row, int64_t rows, kernels::DataType type, absl::string_view data,
                      absl::string_view bias = {});
 
+  int64_t rows() const;  // that have arrived
+
   // FAILED_PRECONDITION naming the first missing row and how many are missing, if any are.
   absl::Status CheckComplete() const;
 

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/slices.h"
 
 namespace lossd::rpc {
 namespace {
@@ -241,15 +242,7 @@ grpc::ByteBuffer ToWire(engine::ChunkAnswer answer) {
     ToProto(answer, result.mutable_sums());
   }
   if (answer.times.has_value()) ToProto(*answer.times, result.mutable_timing());
-  grpc::Slice dx;
-  if (answer.dx.size() > 0) {
-    using Owner = std::shared_ptr<std::byte[]>;
-    auto owner = std::make_unique<Owner>(answer.dx.owner());
-    dx = grpc::Slice(
-        answer.dx.data(), static_cast<size_t>(answer.dx.size()),
-        [](void* held) { std::unique_ptr<Owner>(static_cast<Owner*>(held)).reset(); }, owner.release());
-  }
-  return wire::Encode(result, std::as_bytes(std::span(answer.losses)), dx);
+  return wire::Encode(result, std::as_bytes(std::span(answer.losses)), SliceOf(answer.dx));
 }
 
 }  // namespace lossd::rpc

@@ -4,10 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/row_wire.h"
 #include "server/engine/errors.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/row_stream_reactor.h"
+#include "server/rpc/wire.h"
 
 namespace lossd::rpc {
 namespace {
@@ -61,42 +63,45 @@ grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContex
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::ReadGradientResponse>* GradientService::ReadGradient(
-    grpc::CallbackServerContext* /*context*/, const v1::ReadGradientRequest* request) {
-  using Reactor = RowStreamReactor<v1::ReadGradientResponse>;
+grpc::ServerWriteReactor<grpc::ByteBuffer>* GradientService::ReadGradient(
+    grpc::CallbackServerContext* /*context*/, const grpc::ByteBuffer* bytes) {
   const auto fail = [this](const absl::Status& status) {
-    return new Reactor(ToGrpc(status, engine_->counters()));
+    return new RowStreamReactor(ToGrpc(status, engine_->counters()));
   };
-  absl::StatusOr<std::shared_ptr<engine::Head>> found = engine_->FindHead(request->head());
+  v1::ReadGradientRequest request;
+  grpc::ByteBuffer taken = *bytes;
+  if (absl::Status status = Parse(&taken, &request); !status.ok()) return fail(status);
+  absl::StatusOr<std::shared_ptr<engine::Head>> found = engine_->FindHead(request.head());
   if (!found.ok()) return fail(found.status());
   const std::shared_ptr<engine::Head> head = *std::move(found);
-  if (absl::Status status = head->CheckFlush(request->flush_id()); !status.ok()) return fail(status);
+  if (absl::Status status = head->CheckFlush(request.flush_id()); !status.ok()) return fail(status);
   const absl::StatusOr<RowRange> range =
-      ToRowRange(request->first_row(), request->rows(), head->config().vocab_size);
+      ToRowRange(request.first_row(), request.rows(), head->config().vocab_size);
   if (!range.ok()) return fail(range.status());
   const absl::StatusOr<kernels::DataType> type =
-      ToEngine(request->dtype(), "dtype", kernels::DataType::kFloat32);
+      ToEngine(request.dtype(), "dtype", kernels::DataType::kFloat32);
   if (!type.ok()) return fail(type.status());
 
-  Reactor::Source source;
+  RowStreamReactor::Source source;
+  source.device = &engine_->device();
   source.range = *range;
   source.row_bytes = head->config().hidden_size * kernels::SizeOf(*type);
   source.bias_row_bytes = BiasRowBytes(head->config());
-  source.read = [head, flush_id = request->flush_id(), type = *type](int64_t first_row, int64_t rows,
-                                                                     engine::RowsOut out,
-                                                                     std::function<void(absl::Status)> done) {
+  source.read = [head, flush_id = request.flush_id(), type = *type](int64_t first_row, int64_t rows,
+                                                                    engine::RowsOut out,
+                                                                    std::function<void(absl::Status)> done) {
     head->ReadGradient(flush_id, first_row, rows, type, out, std::move(done));
   };
-  source.fill = [type = *type](int64_t first_row, int64_t rows, std::string data, std::string bias,
-                               v1::ReadGradientResponse* response) {
-    response->set_first_row(first_row);
-    response->set_rows(rows);
-    response->set_dtype(ToProto(type));
-    response->set_gradient(std::move(data));
-    response->set_bias_gradient(std::move(bias));
+  source.encode = [type = *type](int64_t first_row, int64_t rows, const grpc::Slice& data, std::string bias) {
+    v1::ReadGradientResponse header;
+    header.set_first_row(first_row);
+    header.set_rows(rows);
+    header.set_dtype(ToProto(type));
+    header.set_bias_gradient(std::move(bias));
+    return wire::Encode(header, data);
   };
   source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
-  return new Reactor(std::move(source));  // deletes itself when gRPC is done with it
+  return new RowStreamReactor(std::move(source));  // deletes itself when gRPC is done with it
 }
 
 grpc::ServerUnaryReactor* GradientService::CommitFlush(grpc::CallbackServerContext* context,

@@ -7,15 +7,21 @@
 
 namespace lossd::rpc {
 
-class GradientService final : public v1::GradientService::CallbackService {
+class GradientService final : public v1::GradientService::WithRawCallbackMethod_ReadGradient<
+                                  v1::GradientService::WithCallbackMethod_BeginFlush<
+                                      v1::GradientService::WithCallbackMethod_CommitFlush<
+                                          v1::GradientService::WithCallbackMethod_AbortFlush<
+                                              v1::GradientService::WithCallbackMethod_GradientStats<
+                                                  v1::GradientService::WithCallbackMethod_ApplyStep<
+                                                      v1::GradientService::Service>>>>>> {
  public:
   explicit GradientService(engine::Engine* engine) : engine_(engine) {}
 
   grpc::ServerUnaryReactor* BeginFlush(grpc::CallbackServerContext* context,
                                        const v1::BeginFlushRequest* request,
                                        v1::BeginFlushResponse* response) override;
-  grpc::ServerWriteReactor<v1::ReadGradientResponse>* ReadGradient(
-      grpc::CallbackServerContext* context, const v1::ReadGradientRequest* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* ReadGradient(grpc::CallbackServerContext* context,
+                                                           const grpc::ByteBuffer* bytes) override;
   grpc::ServerUnaryReactor* CommitFlush(grpc::CallbackServerContext* context,
                                         const v1::CommitFlushRequest* request,
                                         v1::CommitFlushResponse* response) override;

@@ -1,9 +1,11 @@
 #include "server/rpc/head_service.h"
 
+#include <atomic>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/row_wire.h"
 #include "server/engine/errors.h"
 #include "server/engine/random_id.h"
 #include "server/rpc/convert.h"
@@ -62,6 +64,17 @@ class WriteWeightsReactor final : public grpc::ServerReadReactor<grpc::ByteBuffe
   grpc::ByteBuffer bytes_;
   v1::WriteWeightsRequest request_;
   int64_t rows_ = 0;
+};
+
+// Hears of a client that no longer waits.
+class LoadWeightsReactor final : public grpc::ServerUnaryReactor {
+ public:
+  void OnCancel() override { cancelled_ = true; }
+  void OnDone() override { delete this; }  // NOLINT(cppcoreguidelines-owning-memory): gRPC is done with it
+  bool cancelled() const { return cancelled_; }
+
+ private:
+  std::atomic<bool> cancelled_ = false;
 };
 
 }  // namespace
@@ -158,31 +171,41 @@ grpc::ServerUnaryReactor* HeadService::CommitWrite(grpc::CallbackServerContext* 
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::ReadWeightsResponse>* HeadService::ReadWeights(
-    grpc::CallbackServerContext* /*context*/, const v1::ReadWeightsRequest* request) {
-  using Reactor = RowStreamReactor<v1::ReadWeightsResponse>;
+grpc::ServerWriteReactor<grpc::ByteBuffer>* HeadService::ReadWeights(grpc::CallbackServerContext* /*context*/,
+                                                                     const grpc::ByteBuffer* bytes) {
   const auto fail = [this](const absl::Status& status) {
-    return new Reactor(ToGrpc(status, engine_->counters()));
+    return new RowStreamReactor(ToGrpc(status, engine_->counters()));
   };
-  absl::StatusOr<std::shared_ptr<engine::Head>> found = engine_->FindHead(request->head());
+  v1::ReadWeightsRequest request;
+  grpc::ByteBuffer taken = *bytes;
+  if (absl::Status status = Parse(&taken, &request); !status.ok()) return fail(status);
+  absl::StatusOr<std::shared_ptr<engine::Head>> found = engine_->FindHead(request.head());
   if (!found.ok()) return fail(found.status());
   const std::shared_ptr<engine::Head> head = *std::move(found);
   const engine::HeadConfig& config = head->config();
-  const absl::StatusOr<RowRange> range = ToRowRange(request->first_row(), request->rows(), config.vocab_size);
+  const absl::StatusOr<RowRange> range = ToRowRange(request.first_row(), request.rows(), config.vocab_size);
   if (!range.ok()) return fail(range.status());
-  const absl::StatusOr<kernels::DataType> type = ToEngine(request->dtype(), "dtype", config.weight_type);
+  const absl::StatusOr<kernels::DataType> type = ToEngine(request.dtype(), "dtype", config.weight_type);
   if (!type.ok()) return fail(type.status());
 
-  Reactor::Source source;
+  RowStreamReactor::Source source;
+  source.device = &engine_->device();
   source.range = *range;
   source.row_bytes = config.hidden_size * kernels::SizeOf(*type);
   source.bias_row_bytes = BiasRowBytes(config);
   const auto version = std::make_shared<uint64_t>(0);  // of the first piece; the others must be of the same
-  source.read = [head, type = *type, version](int64_t first_row, int64_t rows, engine::RowsOut out,
-                                              std::function<void(absl::Status)> done) {
+  source.read = [head, type = *type, version, demanded = request.weight_version()](
+                    int64_t first_row, int64_t rows, engine::RowsOut out,
+                    std::function<void(absl::Status)> done) {
     head->ReadWeights(
-        first_row, rows, type, out, [version, done = std::move(done)](const absl::StatusOr<uint64_t>& read) {
+        first_row, rows, type, out,
+        [version, demanded, done = std::move(done)](const absl::StatusOr<uint64_t>& read) {
           if (!read.ok()) return done(read.status());
+          if (demanded != 0 && *read != demanded) {
+            return done(engine::MakeError(
+                absl::StatusCode::kFailedPrecondition, engine::RejectReason::kWeightVersion, "weight_version",
+                absl::StrCat("weight_version is ", demanded, "; the weights are of version ", *read)));
+          }
           if (*version == 0) *version = *read;
           if (*version == *read) return done(absl::OkStatus());
           done(engine::MakeError(absl::StatusCode::kAborted, engine::RejectReason::kWeightWrite, "head",
@@ -190,17 +213,38 @@ grpc::ServerWriteReactor<v1::ReadWeightsResponse>* HeadService::ReadWeights(
                                               " while they were read; read them again")));
         });
   };
-  source.fill = [type = *type, version](int64_t first_row, int64_t rows, std::string data, std::string bias,
-                                        v1::ReadWeightsResponse* response) {
-    response->set_weight_version(*version);
-    response->set_first_row(first_row);
-    response->set_rows(rows);
-    response->set_dtype(ToProto(type));
-    response->set_weights(std::move(data));
-    response->set_bias(std::move(bias));
+  source.encode = [type = *type, version](int64_t first_row, int64_t rows, const grpc::Slice& data,
+                                          std::string bias) {
+    v1::ReadWeightsResponse header;
+    header.set_weight_version(*version);
+    header.set_first_row(first_row);
+    header.set_rows(rows);
+    header.set_dtype(ToProto(type));
+    header.set_bias(std::move(bias));
+    return wire::Encode(header, data);
   };
   source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
-  return new Reactor(std::move(source));  // deletes itself when gRPC is done with it
+  return new RowStreamReactor(std::move(source));  // deletes itself when gRPC is done with it
+}
+
+grpc::ServerUnaryReactor* HeadService::LoadWeights(grpc::CallbackServerContext* /*context*/,
+                                                   const v1::LoadWeightsRequest* request,
+                                                   v1::LoadWeightsResponse* response) {
+  auto* reactor = new LoadWeightsReactor;  // deletes itself when gRPC is done with it
+  loads_.Run([this, reactor, request, response] {
+    const WeightSource source{.head = request->head(),
+                              .path = request->path(),
+                              .tensor = request->tensor(),
+                              .bias_tensor = request->bias_tensor()};
+    const absl::StatusOr<LoadedWeights> loaded =
+        loader_.Load(source, [reactor] { return reactor->cancelled(); });
+    if (loaded.ok()) {
+      response->set_weight_version(loaded->weight_version);
+      response->set_tensor(loaded->tensor);
+    }
+    reactor->Finish(ToGrpc(loaded.status(), engine_->counters()));
+  });
+  return reactor;
 }
 
 }  // namespace lossd::rpc

@@ -1,17 +1,19 @@
-// Streams rows of a matrix that lives on the device, and of the bias beside it: read a piece, write it, read
-// the next.
+// Streams rows of a matrix that lives on the device, and of the bias beside it. While gRPC sends one piece,
+// the next one is read; a slow reader costs two pieces of memory, and what gRPC holds of a third.
 #ifndef LOSSD_SERVER_RPC_ROW_STREAM_REACTOR_H_
 #define LOSSD_SERVER_RPC_ROW_STREAM_REACTOR_H_
 
 #include <grpcpp/grpcpp.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <mutex>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
+#include "server/engine/head_backend.h"
+#include "server/engine/payload.h"
 #include "server/engine/weight_buffers.h"
 #include "server/rpc/convert.h"
 
@@ -22,12 +24,11 @@ inline int64_t BiasRowBytes(const engine::HeadConfig& head) {
   return head.bias ? kernels::SizeOf(kernels::DataType::kFloat32) : 0;
 }
 
-// Owns itself until gRPC is done. One piece is under way at a time, so a slow reader costs one piece of
-// memory.
-template <typename Response>
-class RowStreamReactor final : public grpc::ServerWriteReactor<Response> {
+// Owns itself until gRPC is done.
+class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   struct Source {
+    engine::Device* device = nullptr;  // whose memory pieces lie in if it has such
     RowRange range;
     int64_t row_bytes = 0;
     int64_t bias_row_bytes = 0;  // 0: there is none
@@ -35,62 +36,39 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<Response> {
     std::function<void(int64_t first_row, int64_t rows, engine::RowsOut out,
                        std::function<void(absl::Status)> done)>
         read;
-    // Puts a piece into the message, taking the data.
-    std::function<void(int64_t first_row, int64_t rows, std::string data, std::string bias,
-                       Response* response)>
-        fill;
+    // The message of a piece; the rows are referred to until it is dropped.
+    std::function<grpc::ByteBuffer(int64_t first_row, int64_t rows, const grpc::Slice& data,
+                                   std::string bias)>
+        encode;
     std::function<grpc::Status(const absl::Status&)> translate;
   };
 
-  explicit RowStreamReactor(Source source) : source_(std::move(source)), row_(source_.range.first_row) {
-    ReadPiece();
-  }
-
+  explicit RowStreamReactor(Source source);
   // Ends at once.
-  explicit RowStreamReactor(const grpc::Status& status) { this->Finish(status); }
+  explicit RowStreamReactor(const grpc::Status& status);
 
-  void OnWriteDone(bool ok) override {
-    if (!ok) {
-      this->Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client went away"));
-      return;
-    }
-    ReadPiece();
-  }
-
+  void OnWriteDone(bool ok) override;
   void OnDone() override { delete this; }
 
  private:
-  // Below the 4 MiB that gRPC clients accept by default.
-  static constexpr int64_t kPieceBytes = int64_t{2} << 20;
+  void StartRead();
+  void OnReadDone(int64_t rows, const absl::Status& status);
+  // Sends what was read, or ends the call, if the time has come for either; and has the next piece read.
+  void Advance();
 
-  void ReadPiece() {
-    const int64_t end = source_.range.first_row + source_.range.rows;
-    if (row_ == end) {
-      this->Finish(grpc::Status::OK);
-      return;
-    }
-    const int64_t row_bytes = source_.row_bytes + source_.bias_row_bytes;
-    const int64_t rows = std::min(std::max<int64_t>(1, kPieceBytes / row_bytes), end - row_);
-    data_.resize(static_cast<size_t>(rows * source_.row_bytes));
-    bias_.resize(static_cast<size_t>(rows * source_.bias_row_bytes));
-    auto* bias = bias_.empty() ? nullptr : reinterpret_cast<float*>(bias_.data());
-    source_.read(row_, rows, {data_.data(), bias}, [this, rows](const absl::Status& status) {
-      if (!status.ok()) {
-        this->Finish(source_.translate(status));
-        return;
-      }
-      response_.Clear();
-      source_.fill(row_, rows, std::exchange(data_, {}), std::exchange(bias_, {}), &response_);
-      row_ += rows;
-      this->StartWrite(&response_);
-    });
-  }
-
-  Source source_;
-  int64_t row_ = 0;
-  std::string data_;
+  const Source source_;
+  int64_t row_ = 0;  // the first one that is not read yet
+  // Of the piece that is read; the reading thread's until OnReadDone.
+  engine::ResultBytes data_;
   std::string bias_;
-  Response response_;
+  grpc::ByteBuffer sent_;
+
+  std::mutex mutex_;
+  bool reading_ = false;
+  bool writing_ = false;
+  bool finished_ = false;
+  std::optional<grpc::ByteBuffer> next_;
+  grpc::Status error_;
 };
 
 }  // namespace lossd::rpc

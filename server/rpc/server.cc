@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -46,16 +47,16 @@ void Configure(grpc::ServerBuilder& builder, const engine::EngineOptions& option
 
 }  // namespace
 
-Server::Server(engine::Engine* engine)
+Server::Server(engine::Engine* engine, const ServerOptions& options)
     : engine_(engine),
-      head_service_(engine),
+      head_service_(engine, options.weights_dir),
       loss_service_(engine),
       gradient_service_(engine),
-      status_service_(engine),
+      status_service_(engine, options.on_drain),
       region_service_(engine) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
-  std::unique_ptr<Server> server(new Server(engine));
+  std::unique_ptr<Server> server(new Server(engine, options));
   if (engine->regions().enabled()) {
     auto socket = RegionSocket::Start(options.region_socket_dir, &engine->regions());
     if (!socket.ok()) return socket.status();

@@ -1,5 +1,6 @@
 #include "server/rpc/status_service.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "absl/time/clock.h"
@@ -34,22 +35,41 @@ grpc::ServerUnaryReactor* StatusService::GetMemory(grpc::CallbackServerContext* 
                                                    const v1::GetMemoryRequest* /*request*/,
                                                    v1::GetMemoryResponse* response) {
   const engine::ProcessMemory process = engine::ReadProcessMemory();
+  // All of one moment, so that the parts add up.
+  engine::MemoryUsage usage = engine_->budget().Usage();
   response->set_limit_bytes(engine_->budget().limit());
-  response->set_reserved_bytes(engine_->budget().reserved());
+  response->set_reserved_bytes(usage.reserved);
+  response->set_head_quota_bytes(engine_->budget().head_quota());
   response->set_process_resident_bytes(process.resident_bytes);
   response->set_process_peak_bytes(process.peak_bytes);
-  for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
+  for (const auto& [head, items] : usage.heads) {
     v1::HeadMemory* memory = response->add_heads();
-    memory->set_head(head->config().name);
-    for (const engine::MemoryItem& item : head->Info().memory) ToProto(item, memory->add_items());
+    memory->set_head(head);
+    for (const engine::MemoryItem& item : items) ToProto(item, memory->add_items());
   }
-  for (const engine::MemoryItem& item : engine_->device().SharedMemory()) {
-    ToProto(item, response->add_shared());
+  const auto is_regions = [](const engine::MemoryItem& item) { return item.purpose == "regions"; };
+  if (engine_->regions().enabled() && std::none_of(usage.shared.begin(), usage.shared.end(), is_regions)) {
+    usage.shared.push_back({"regions", 0});
   }
-  if (engine_->regions().enabled()) {
-    ToProto(engine::MemoryItem{"regions", engine_->regions().reserved_bytes()}, response->add_shared());
-  }
+  for (const engine::MemoryItem& item : usage.shared) ToProto(item, response->add_shared());
+  const engine::DeviceTotals totals = engine_->device().Totals();
+  response->set_device_total_bytes(totals.total_bytes);
+  response->set_device_free_bytes(totals.free_bytes);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* StatusService::Drain(grpc::CallbackServerContext* context,
+                                               const v1::DrainRequest* /*request*/,
+                                               v1::DrainResponse* /*response*/) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (on_drain_ == nullptr) {
+    reactor->Finish({grpc::StatusCode::UNIMPLEMENTED, "this server is drained by its process alone"});
+    return reactor;
+  }
+  engine_->BeginDrain();
+  on_drain_();
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

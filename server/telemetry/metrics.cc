@@ -150,6 +150,31 @@ void CollectDurations(const engine::Counters& counters, Families& families) {
   families.Histogram({}, counters.step_seconds);
 }
 
+// At most --max_heads of each, and those that are being deleted.
+void CollectMemoryOfHeads(const engine::Engine& engine, Families& families) {
+  families.Begin("lossd_head_memory_reserved_bytes",
+                 "The part of lossd_memory_reserved_bytes that is a head's, by purpose.", MetricType::Gauge);
+  for (const auto& [head, items] : engine.budget().Usage().heads) {
+    for (const engine::MemoryItem& item : items) {
+      families.Gauge({{"head", head}, {"purpose", item.purpose}}, static_cast<double>(item.bytes));
+    }
+  }
+  families.Begin("lossd_head_staging_reserved_bytes", "Credits of a head's open sessions.",
+                 MetricType::Gauge);
+  for (const auto& [head, bytes] : engine.StagingByHead()) {
+    families.Gauge({{"head", head}}, static_cast<double>(bytes));
+  }
+  families.Begin("lossd_head_quota_bytes", "What one head may reserve with its sessions; 0: no quota.",
+                 MetricType::Gauge);
+  families.Gauge({}, static_cast<double>(engine.budget().head_quota()));
+  const engine::DeviceTotals totals = engine.device().Totals();
+  families.Begin("lossd_device_memory_bytes",
+                 "Memory of the device, whoever uses it: all of it, and what is free. 0: it does not tell.",
+                 MetricType::Gauge);
+  families.Gauge({{"kind", "total"}}, static_cast<double>(totals.total_bytes));
+  families.Gauge({{"kind", "free"}}, static_cast<double>(totals.free_bytes));
+}
+
 void CollectState(const engine::Engine& engine, Families& families) {
   const engine::Counters& counters = engine.counters();
   families.Begin("lossd_queued_chunks", "Chunks accepted and not yet started.", MetricType::Gauge);
@@ -176,6 +201,7 @@ void CollectState(const engine::Engine& engine, Families& families) {
   for (const engine::MemoryItem& item : engine.ReservedByPurpose()) {
     families.Gauge({{"purpose", item.purpose}}, static_cast<double>(item.bytes));
   }
+  CollectMemoryOfHeads(engine, families);
   families.Begin("lossd_regions", "Regions of memory shared with clients on this host.", MetricType::Gauge);
   for (const engine::RegionKind kind : {engine::RegionKind::kSystem, engine::RegionKind::kDevice}) {
     families.Gauge({{"kind", engine::Name(kind)}}, static_cast<double>(engine.regions().usage(kind).regions));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +62,40 @@ class CudaMemory : public HeadTest {
   Problem LargestChunk(int64_t hidden) const {
     return RandomProblem(
         {.shape = {kMaxChunkTokens, kVocab, hidden}, .type = type(), .logit_deviation = 2.0});
+  }
+
+  // With everything that steps and windows take.
+  HeadConfig SteppingHead(int64_t hidden) const {
+    HeadConfig config{"h", kVocab, hidden, type()};
+    config.optimizer.kind = OptimizerKind::kAdamW;
+    config.master_weights = type() != DataType::kFloat32;
+    config.double_buffer = true;
+    return config;
+  }
+
+  // After a batch that leaves a part of its gradient beside dW; the second gradient is taken with the head.
+  static void UseSteps(HeadUnderTest& head, Gradient* second, const Problem& problem) {
+    Problem smoothed = problem;
+    smoothed.options.label_smoothing = 0.1f;
+    HeadBackend& backend = head.backend();
+    for (int64_t step = 1; step <= 2; ++step) {
+      RowKind kind = KindOf(smoothed);
+      for (Gradient* to : {static_cast<Gradient*>(nullptr), second}) {
+        kind.gradient = to;
+        head.Run(kind, {RowsOf(smoothed, 0, 300)});
+      }
+      EXPECT_TRUE(backend.Fold(second, nullptr).ok());
+      EXPECT_TRUE(backend.Summarize(nullptr, 0.5).ok());
+      const StepArguments arguments{
+          .learning_rate = 1e-3, .optimizer = head.config().optimizer, .step = step};
+      EXPECT_TRUE(backend.ApplyStep(nullptr, arguments).ok());
+      backend.ResetGradient();
+      EXPECT_TRUE(backend.ApplyStep(nullptr, arguments).ok());
+      EXPECT_TRUE(backend.RestoreState().ok());
+      const std::vector<float> row(static_cast<size_t>(head.config().hidden_size));
+      EXPECT_TRUE(backend.WriteGradient(nullptr, 0, 1, row.data(), nullptr).ok());
+      backend.ResetGradient();
+    }
   }
 
   static void UseEverything(HeadUnderTest& head, const Problem& problem) {
@@ -150,6 +185,21 @@ TEST_P(CudaMemory, IsNotTakenAfterAHeadIsCreated) {
   }
 }
 
+TEST_P(CudaMemory, IsNotTakenByStepsOfAnOptimizer) {
+  for (const int64_t hidden : {120, 123}) {
+    SCOPED_TRACE(hidden);
+    Problem problem = LargestChunk(hidden);
+    HeadUnderTest head(device_.get(), SteppingHead(hidden));
+    const std::unique_ptr<Gradient> second = head.CreateGradient();
+    const std::vector<float> weights(static_cast<size_t>(kVocab * hidden), 0.01f);
+    head.Publish(Narrowed(head.config().master_type(), weights));
+    const std::vector<DeviceBuffer> everything = TakeAllMemory();
+    const DeviceMemory filled = ReadDeviceMemory();
+    UseSteps(head, second.get(), problem);
+    EXPECT_EQ(ReadDeviceMemory().free, filled.free);
+  }
+}
+
 // What a library takes for a teacher's products it takes when the teacher is first named.
 TEST_P(CudaMemory, IsNotTakenBySoftTargetsOnceTheirTeacherWasNamed) {
   for (const DataType teacher_type : kTypes) {
@@ -170,6 +220,31 @@ TEST_P(CudaMemory, IsNotTakenBySoftTargetsOnceTheirTeacherWasNamed) {
     }
     EXPECT_EQ(ReadDeviceMemory().free, filled.free);
   }
+}
+
+// What is reserved is what the device gives: to a piece of its allocator for each buffer, and never less.
+TEST_P(CudaMemory, OfHeadsAndTheirGradientsIsWhatWasPlanned) {
+  HeadConfig config{"planned", 50'000, 1024, type()};
+  config.bias = true;
+  config.class_weights = std::make_shared<std::vector<float>>(50'000, 1.0f);
+  const absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const int64_t planned = TotalBytes(*plan) + TotalBytes(device_->PlanGradient(config));
+
+  const DeviceMemory before = ReadDeviceMemory();
+  absl::StatusOr<std::unique_ptr<HeadBackend>> head = device_->CreateHead(config);
+  ASSERT_TRUE(head.ok()) << head.status();
+  absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
+  ASSERT_TRUE(gradient.ok()) << gradient.status();
+  constexpr int64_t kPiece = 2 << 20;
+  constexpr int64_t kMostBuffers = 16;
+  const int64_t taken = before.free - ReadDeviceMemory().free;
+  EXPECT_GE(taken, planned - kPiece) << "small buffers may share a piece that was there";
+  EXPECT_LE(taken, planned + kMostBuffers * kPiece);
+
+  const DeviceTotals totals = device_->Totals();
+  EXPECT_EQ(totals.total_bytes, before.total);
+  EXPECT_EQ(totals.free_bytes, before.free - taken);
 }
 
 TEST_P(CudaMemory, AHeadThatIsTooLargeIsRefusedWithSizesAndTheDeviceServesOn) {

@@ -1,6 +1,6 @@
-// The last stage of the model as the trainer sees it: weights W [V, H] go in, then hidden states and labels;
-// losses, dX and, once a step, dW come out. RemoteHead asks a lossd server; LocalHead is its twin in this
-// process.
+// The last stage of the model as the trainer sees it: initial weights W [V, H] go in, then hidden states and
+// labels; losses and dX come out. Once a step the head's own AdamW consumes dW, which never leaves it.
+// RemoteHead asks a lossd server; LocalHead is its twin in this process.
 #ifndef LOSSD_CLIENT_EXAMPLES_TRAIN_LM_HEAD_H_
 #define LOSSD_CLIENT_EXAMPLES_TRAIN_LM_HEAD_H_
 
@@ -28,11 +28,17 @@ struct HeadReport {
   int64_t peak_bytes = 0;  // largest resident memory of the process that holds the head
 };
 
+// Bytes to and from the head so far; none of one in this process.
+struct HeadTraffic {
+  int64_t sent = 0;
+  int64_t received = 0;
+};
+
 class LossHead {
  public:
   virtual ~LossHead() = default;
 
-  // All rows, fp32; rounded to the head's precision.
+  // All rows, fp32, which stay the master of what the head computes with: the same rounded to its precision.
   virtual absl::Status WriteWeights(std::span<const float> weights) = 0;
 
   // Sum of the losses of hidden [N, H] under labels [N]; writes gradient_scale · d(sum)/d(hidden) to dx [N,
@@ -43,10 +49,16 @@ class LossHead {
   // The sum of losses alone.
   virtual absl::StatusOr<double> Loss(std::span<const int64_t> labels, std::span<const float> hidden) = 0;
 
-  // Writes dW [V, H] and starts again from zero.
-  virtual absl::Status TakeGradient(std::span<float> dw) = 0;
+  // One step of AdamW by dW, which starts again from zero.
+  virtual absl::Status Step(double learning_rate) = 0;
+
+  // Everything that the head is, between two steps, where it survives the process that holds it.
+  virtual absl::Status Save(const std::string& /*tag*/) {
+    return absl::UnimplementedError("this head cannot be saved");
+  }
 
   virtual absl::StatusOr<HeadReport> Report() = 0;
+  virtual HeadTraffic Traffic() const = 0;
 };
 
 }  // namespace lossd::train_lm

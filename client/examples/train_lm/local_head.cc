@@ -32,15 +32,19 @@ std::vector<float> Rounded(std::span<const float> values, HeadPrecision precisio
 
 }  // namespace
 
-LocalHead::LocalHead(const HeadShape& shape, HeadPrecision precision, ThreadPool* pool)
+LocalHead::LocalHead(const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
+                     ThreadPool* pool)
     : shape_(shape),
       precision_(precision),
       pool_(pool),
+      adam_(shape.Elements(), adam),
+      master_(static_cast<size_t>(shape.Elements())),
       weights_(static_cast<size_t>(shape.Elements())),
       gradient_(static_cast<size_t>(shape.Elements())) {}
 
 absl::Status LocalHead::WriteWeights(std::span<const float> weights) {
-  weights_ = Rounded(weights, precision_);
+  std::ranges::copy(weights, master_.begin());
+  weights_ = Rounded(master_, precision_);
   return absl::OkStatus();
 }
 
@@ -94,8 +98,9 @@ absl::StatusOr<double> LocalHead::Loss(std::span<const int64_t> labels, std::spa
   return sum;
 }
 
-absl::Status LocalHead::TakeGradient(std::span<float> dw) {
-  std::ranges::copy(gradient_, dw.begin());
+absl::Status LocalHead::Step(double learning_rate) {
+  adam_.Step(learning_rate, gradient_, master_, pool_);
+  weights_ = Rounded(master_, precision_);
   std::ranges::fill(gradient_, 0.0f);
   return absl::OkStatus();
 }

@@ -12,8 +12,8 @@ constexpr char kDescription[] =
     R"(Trains a small next-token language model whose last stage lives in a lossd server.
 
 The trunk (embeddings of a context window and one hidden layer) is computed here. The head (weights [vocabulary, hidden], logits,
-loss and weight gradient) is computed by lossd: hidden states and labels go there, losses and input gradients come back, and no
-[tokens, vocabulary] logits are held anywhere. Whole chapters are held out to measure the perplexity.)";
+loss, weight gradient and AdamW) is computed by lossd: hidden states and labels go there, losses and input gradients come back. No
+[tokens, vocabulary] logits are held anywhere, and no [vocabulary, hidden] tensor travels after the first weights. Whole chapters are held out to measure the perplexity.)";
 
 constexpr char kFooter[] =
     R"(Examples:
@@ -55,10 +55,24 @@ void AddHeadOptions(CLI::App* app, Options* options) {
          "Compute the head in this process instead: follows the same losses")
       ->excludes(server)
       ->group("Head");
-  app->add_option(
-         "--head", options->head_name,
-         "Name of the head, which then stays on the server; without it the head is deleted at the end")
-      ->type_name("NAME")
+  auto* const name =
+      app->add_option(
+             "--head", options->head_name,
+             "Name of the head, which then stays on the server; without it the head is deleted at the end")
+          ->type_name("NAME")
+          ->group("Head");
+  auto* const folder =
+      app->add_option(
+             "--checkpoint-dir", options->checkpoint_folder,
+             "Save the run in this folder, and its head at the server (--checkpoint_dir of lossd), and go "
+             "on from there, here after a crash of the server, or when started again")
+          ->type_name("DIR")
+          ->needs(name)
+          ->group("Head");
+  app->add_option("--checkpoint-every", options->checkpoint_every, "Steps between two of them")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str()
+      ->needs(folder)
       ->group("Head");
   const std::map<std::string, HeadPrecision> precisions = {{"bf16", HeadPrecision::kBFloat16},
                                                            {"fp32", HeadPrecision::kFloat32}};
@@ -85,7 +99,7 @@ void AddTrainingOptions(CLI::App* app, Options* options) {
       ->capture_default_str()
       ->group("Training");
   app->add_option("--accumulate", trainer->accumulate,
-                  "Batches of one step: the gradient is flushed after that many")
+                  "Batches of one step: their gradients add up in the head")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
       ->group("Training");

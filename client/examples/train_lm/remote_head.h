@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "client/examples/train_lm/adam.h"
 #include "client/examples/train_lm/head.h"
 #include "lossd/client.h"
 
@@ -19,19 +20,29 @@ enum class HeadLifetime {
 class RemoteHead final : public LossHead {
  public:
   // Creates head `name` on the server at `target` ("host:port"; `tls` as in ClientOptions) and opens a
-  // session. FAILED_PRECONDITION if a head of that name is there and holds gradients already.
+  // session. The server runs AdamW for it, on an fp32 master of bf16 weights. FAILED_PRECONDITION if a head
+  // of that name is there and has been trained, or holds gradients.
   static absl::StatusOr<std::unique_ptr<RemoteHead>> Open(const std::string& target,
                                                           const std::optional<TlsOptions>& tls,
                                                           const std::string& name, const HeadShape& shape,
-                                                          HeadPrecision precision, HeadLifetime lifetime);
+                                                          HeadPrecision precision, const AdamOptions& adam,
+                                                          HeadLifetime lifetime);
+  // The same for a run that may have to go back: with `tag`, the head becomes what Save made of it. Its
+  // session is deterministic, so that the run's numbers do not depend on where it was interrupted.
+  static absl::StatusOr<std::unique_ptr<RemoteHead>> OpenResumable(
+      const std::string& target, const std::optional<TlsOptions>& tls, const std::string& name,
+      const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
+      const std::optional<std::string>& tag);
   ~RemoteHead() override;
 
   absl::Status WriteWeights(std::span<const float> weights) override;
   absl::StatusOr<double> LossAndGradients(std::span<const int64_t> labels, std::span<const float> hidden,
                                           float gradient_scale, std::span<float> dx) override;
   absl::StatusOr<double> Loss(std::span<const int64_t> labels, std::span<const float> hidden) override;
-  absl::Status TakeGradient(std::span<float> dw) override;
+  absl::Status Step(double learning_rate) override;
+  absl::Status Save(const std::string& tag) override;
   absl::StatusOr<HeadReport> Report() override;
+  HeadTraffic Traffic() const override;
 
  private:
   RemoteHead(std::unique_ptr<Client> client, Head head, Session session, HeadLifetime lifetime);

@@ -45,6 +45,12 @@ std::string SummaryTable(const Results& r) {
   table += Row("trained", absl::StrFormat("%d steps, %s tokens, %.0f s, %.0f tokens/s", r.steps,
                                           Grouped(r.tokens), r.seconds, r.TokensPerSecond()));
   table += Row("peak memory", absl::StrFormat("%s, all of %s", Mebibytes(r.server_peak_bytes), r.holder));
+  if (!r.server.empty()) {
+    table += Row("traffic of a step",
+                 absl::StrFormat("%s sent, %s received (the weights in fp32, which stay there: %s)",
+                                 Mebibytes(r.BytesPerStep(r.bytes_sent)),
+                                 Mebibytes(r.BytesPerStep(r.bytes_received)), Mebibytes(r.WeightBytes())));
+  }
   table += Row("full logits", absl::StrFormat("%s for one batch with their gradient (never held)",
                                               Mebibytes(r.FullLogitsBytes())));
   table += Row("unigram perplexity", absl::StrFormat("%8.1f on the held-out text", r.unigram_perplexity));
@@ -66,6 +72,9 @@ absl::Status WriteJson(const Results& r, const std::string& path) {
       {"seconds", r.seconds},
       {"device", r.device},
       {"server_peak_bytes", r.server_peak_bytes},
+      {"step_bytes_sent", r.BytesPerStep(r.bytes_sent)},
+      {"step_bytes_received", r.BytesPerStep(r.bytes_received)},
+      {"weight_bytes", r.WeightBytes()},
       {"full_logits_bytes", r.FullLogitsBytes()},
       {"tokens_per_second", r.TokensPerSecond()},
       {"steps", r.steps},

@@ -45,6 +45,17 @@ struct Results {
   std::string device;             // as the server reports it
   int64_t server_peak_bytes = 0;  // of the process that held the head
 
+  // To and from the head in training steps alone: neither initial weights nor evaluations.
+  int64_t bytes_sent = 0;
+  int64_t bytes_received = 0;
+  int64_t steps_with_traffic =
+      0;  // that these are of: those since the run last went on from where it was saved
+
+  int64_t BytesPerStep(int64_t bytes) const {
+    return steps_with_traffic > 0 ? bytes / steps_with_traffic : 0;
+  }
+  // What the weights, or their gradient, would add to that each time they travelled.
+  int64_t WeightBytes() const { return vocabulary * hidden * static_cast<int64_t>(sizeof(float)); }
   double TokensPerSecond() const {
     return training_seconds > 0 ? static_cast<double>(tokens) / training_seconds : 0;
   }

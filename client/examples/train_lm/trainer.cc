@@ -24,13 +24,20 @@ TrunkConfig Complete(TrunkConfig trunk, const TrainerOptions& options, const Tex
 Sampler::Sampler(std::vector<int64_t> positions, uint64_t seed)
     : seed_(seed), positions_(std::move(positions)), next_(positions_.size()) {}
 
+void Sampler::BeginEpoch() {
+  Random random(seed_, kShuffling, epoch_++);
+  Shuffle(&positions_, &random);
+  next_ = 0;
+}
+
+void Sampler::SkipTo(uint64_t epoch, uint64_t next) {
+  while (epoch_ < epoch) BeginEpoch();
+  next_ = std::min<size_t>(next, positions_.size());
+}
+
 void Sampler::Draw(std::span<int64_t> positions) {
   for (int64_t& position : positions) {
-    if (next_ == positions_.size()) {
-      Random random(seed_, kShuffling, epoch_++);
-      Shuffle(&positions_, &random);
-      next_ = 0;
-    }
+    if (next_ == positions_.size()) BeginEpoch();
     position = positions_[next_++];
   }
 }
@@ -41,19 +48,29 @@ Trainer::Trainer(const TrainerOptions& options, const TextData& data, LossHead* 
       head_(head),
       pool_(pool),
       sampler_(data.training.positions, options.seed),
-      trunk_(Complete(options.trunk, options, data), {.weight_decay = options.weight_decay}, pool),
-      head_weights_(static_cast<size_t>(data.vocabulary * options.trunk.hidden)),
-      head_gradient_(head_weights_.size()),
-      head_adam_(head_parameters(), {.weight_decay = options.weight_decay}) {}
+      trunk_(Complete(options.trunk, options, data), options.adam(), pool) {}
 
 absl::Status Trainer::Start() {
   Random random(options_.seed, kHeadValues);
-  for (float& weight : head_weights_) weight = static_cast<float>(kHeadDeviation * random.Normal());
+  std::vector<float> weights(static_cast<size_t>(head_parameters()));
+  for (float& weight : weights) weight = static_cast<float>(kHeadDeviation * random.Normal());
   const auto width = static_cast<size_t>(options_.trunk.hidden);
   for (size_t token = 0; token < data_.unigram.size(); ++token) {
-    head_weights_[token * width + width - 1] = data_.unigram[token];
+    weights[token * width + width - 1] = data_.unigram[token];
   }
-  return head_->WriteWeights(head_weights_);
+  return head_->WriteWeights(weights);
+}
+
+absl::Status Trainer::Resume(const TrainerState& state) {
+  const size_t parameters = trunk_.parameters().size();
+  if (state.trunk.parameters.size() != parameters || state.trunk.adam.first.size() != parameters ||
+      state.trunk.adam.second.size() != parameters) {
+    return absl::InvalidArgumentError("the saved trunk has another size than this one");
+  }
+  sampler_.SkipTo(state.epoch, state.next_position);
+  trunk_.Restore(state.trunk);
+  steps_ = state.steps;
+  return absl::OkStatus();
 }
 
 double Trainer::LearningRate() const {
@@ -94,9 +111,7 @@ absl::StatusOr<double> Trainer::Step() {
   }
   const double learning_rate = LearningRate();
   trunk_.Step(learning_rate);
-  if (absl::Status taken = head_->TakeGradient(head_gradient_); !taken.ok()) return taken;
-  head_adam_.Step(learning_rate, head_gradient_, head_weights_, pool_);
-  if (absl::Status written = head_->WriteWeights(head_weights_); !written.ok()) return written;
+  if (absl::Status stepped = head_->Step(learning_rate); !stepped.ok()) return stepped;
   ++steps_;
   return mean_loss;
 }

@@ -1,5 +1,5 @@
-// One training loop for both heads: the trunk learns from the dX that the head returns, the head from its
-// flushed dW.
+// One training loop for both heads: the trunk learns from the dX that the head returns, the head from the dW
+// that it keeps.
 #ifndef LOSSD_CLIENT_EXAMPLES_TRAIN_LM_TRAINER_H_
 #define LOSSD_CLIENT_EXAMPLES_TRAIN_LM_TRAINER_H_
 
@@ -20,12 +20,15 @@ namespace lossd::train_lm {
 struct TrainerOptions {
   int64_t steps = 0;
   int64_t batch = 8192;          // tokens sent to the head at once
-  int64_t accumulate = 1;        // batches of one step: dW is flushed after that many
+  int64_t accumulate = 1;        // batches of one step
   double learning_rate = 0.012;  // reached after the warm-up, then falling in a line to 0
   double warm_up = 0.1;          // share of the steps
   double weight_decay = 0.1;
   uint64_t seed = 1;
   TrunkConfig trunk;  // vocabulary and seed are filled in by the trainer
+
+  // Of the trunk and of the head.
+  AdamOptions adam() const { return {.weight_decay = weight_decay}; }
 };
 
 // Draws training positions: every one once an epoch, in a new order each time.
@@ -34,11 +37,26 @@ class Sampler {
   Sampler(std::vector<int64_t> positions, uint64_t seed);
   void Draw(std::span<int64_t> positions);
 
+  uint64_t epoch() const { return epoch_; }
+  uint64_t next() const { return next_; }
+  // Of a new one: goes to that place.
+  void SkipTo(uint64_t epoch, uint64_t next);
+
  private:
+  void BeginEpoch();
+
   const uint64_t seed_;
   std::vector<int64_t> positions_;
   size_t next_;
   uint64_t epoch_ = 0;
+};
+
+// Between two steps: all that a run is beside its head.
+struct TrainerState {
+  int64_t steps = 0;
+  uint64_t epoch = 0;
+  uint64_t next_position = 0;
+  TrunkState trunk;
 };
 
 // `data`, `head` and `pool` must outlive it. Not thread-safe.
@@ -54,8 +72,13 @@ class Trainer {
   // Perplexity on the held-out text.
   absl::StatusOr<double> HeldOutPerplexity();
 
+  TrainerState state() const { return {steps_, sampler_.epoch(), sampler_.next(), trunk_.state()}; }
+  // Of a new trainer, instead of Start; the head is to be what it was then. INVALID_ARGUMENT if the trunk has
+  // another size.
+  absl::Status Resume(const TrainerState& state);
+
   int64_t trunk_parameters() { return static_cast<int64_t>(trunk_.parameters().size()); }
-  int64_t head_parameters() const { return static_cast<int64_t>(head_weights_.size()); }
+  int64_t head_parameters() const { return data_.vocabulary * options_.trunk.hidden; }
 
  private:
   double LearningRate() const;
@@ -68,9 +91,6 @@ class Trainer {
   ThreadPool* const pool_;
   Sampler sampler_;
   Trunk trunk_;
-  std::vector<float> head_weights_;  // [V, H]: the fp32 master copy of what the head computes with
-  std::vector<float> head_gradient_;
-  Adam head_adam_;
   int64_t steps_ = 0;
 
   std::vector<int64_t> positions_;

@@ -24,8 +24,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "lossd/checkpoint.h"
 #include "lossd/loss.h"
 #include "lossd/optimizer.h"
+#include "lossd/region.h"
+#include "lossd/weights.h"
 
 namespace lossd {
 
@@ -110,6 +113,7 @@ struct HeadInfo {
   int64_t open_sessions = 0;
   std::vector<MemoryItem> memory;
   int64_t optimizer_steps = 0;
+  int64_t staged_rows = 0;  // that have arrived of a weight write which is not committed yet
 };
 
 struct ServerStatus {
@@ -136,10 +140,17 @@ struct ServerMemory {
   };
   std::vector<Head> heads;
   std::vector<MemoryItem> shared;
+  // As the device tells, whoever uses it; 0 if it does not.
+  int64_t device_total_bytes = 0;
+  int64_t device_free_bytes = 0;
+  int64_t head_quota_bytes = 0;  // what one head may reserve with all its sessions; 0: no quota
 };
 
-// Called now and then during a transfer, from the thread that made the call, with 0 <= done <= total bytes.
-using Progress = std::function<void(int64_t done, int64_t total)>;
+// Bytes of messages, repeated ones too, without what gRPC and the network add; not what lies in regions.
+struct Traffic {
+  int64_t bytes_sent = 0;
+  int64_t bytes_received = 0;
+};
 
 // --- Sessions
 // -----------------------------------------------------------------------------------------------------------
@@ -269,8 +280,11 @@ struct BatchResult {
 };
 
 // True for the one error after which the gradients accumulated since the last flush are gone (the server was
-// restarted): the trainer replays the whole window, starting with a new session. Its message names the
-// generation.
+// killed, or the head restored from a checkpoint): the trainer replays the window, starting with a new
+// session. Its message names the generation. A head that the server has restored may be steps back, and may
+// have a part of its window: the trainer goes back to where it saved that checkpoint itself, or opens the
+// session again by its client_key and replays what lies behind the marks. A server that was drained and goes
+// on with --restore loses nothing: calls wait for it.
 bool IsWindowLost(const absl::Status& status);
 
 // A stream of chunks into a head's gradient window, each counted exactly once whatever the network does: a
@@ -330,6 +344,9 @@ struct FlushOptions {
   // false leaves the window frozen after a successful read: the caller ends it with CommitFlush or
   // AbortFlush.
   bool commit = true;
+  // Called once the window is frozen: the marks of sessions may move again. What they compute from now on
+  // belongs to the next window; of a head with double_buffer it is taken at once, otherwise at the commit.
+  std::function<void()> on_frozen = {};
 };
 
 struct FlushResult {
@@ -350,7 +367,7 @@ class Head {
   absl::StatusOr<HeadInfo> Info() const;
 
   // Stages all V rows and publishes them as one new weight version, which is returned. `weights` is [V, H] of
-  // `type`; it is rounded to the head's dtype before it is sent.
+  // `type`; it is rounded to the head's dtype before it is sent, unless the server keeps an fp32 master.
   absl::StatusOr<uint64_t> WriteWeights(DataType type, const void* weights,
                                         const Progress& progress = {}) const;
   // Reads all rows, of one version, as `type` into `weights` [V, H].
@@ -361,6 +378,14 @@ class Head {
                                         const Progress& progress = {}) const;
   absl::StatusOr<uint64_t> ReadWeights(DataType type, void* weights, std::span<float> bias,
                                        const Progress& progress = {}) const;
+
+  // A version written by several processes, each its own rows, and rows read back the same way: of one
+  // version, which is returned, into `weights` [rows, H] of `type`.
+  absl::StatusOr<WeightWrite> BeginWrite(const WeightWriteOptions& options) const;
+  absl::StatusOr<uint64_t> ReadRows(int64_t first_row, int64_t rows, DataType type, void* weights,
+                                    const ReadRowsOptions& options = {}) const;
+  // The server reads the weights from a safetensors file of its own (--weights_dir) and publishes them.
+  absl::StatusOr<LoadedWeights> LoadWeights(const LoadWeightsOptions& options) const;
 
   // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.
@@ -379,54 +404,29 @@ class Head {
   absl::StatusOr<FlushResult> FlushToFile(const FlushOptions& options, std::span<const SessionMarks> marks,
                                           const std::string& path) const;
   absl::Status CommitFlush(const std::string& flush_id) const;
+  // What sessions have added to the next window of a head with double_buffer goes into the reopened one.
   absl::Status AbortFlush(const std::string& flush_id) const;
+
+  // Everything the server has of the head, as of one moment between two batches, in its folder of
+  // checkpoints. A tag that is taken is replaced once the new one is whole. FAILED_PRECONDITION if the server
+  // has no such folder, or a flush holds the window; RESOURCE_EXHAUSTED if its disk is full, and nothing has
+  // changed.
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& tag) const;
+  // Of the window's gradient times `gradient_scale`, once `marks` are applied (of every session that
+  // contributed; none: of what is applied, without deterministic sessions' unfinished tiles). Nothing moves.
+  absl::StatusOr<lossd::GradientStats> GradientStats(std::span<const SessionMarks> marks,
+                                                     double gradient_scale = 1) const;
+  // One step of the head's optimizer, which consumes the window: new weights, and the next window begins.
+  // `marks` as of Flush. Exactly once: it is asked for until there is an answer, and after an error that
+  // leaves its fate open (UNAVAILABLE, DEADLINE_EXCEEDED) the next call, which must have the same arguments,
+  // is about the same step. FAILED_PRECONDITION without an optimizer, and while a flush holds the window.
+  absl::StatusOr<StepResult> ApplyStep(const StepOptions& options, std::span<const SessionMarks> marks) const;
 
  private:
   friend class Client;
   class Impl;
   explicit Head(std::shared_ptr<const Impl> impl);
   std::shared_ptr<const Impl> impl_;
-};
-
-// --- Regions
-// ------------------------------------------------------------------------------------------------------------
-
-enum class RegionKind {
-  kSystem,  // host memory
-  kDevice,  // memory of the server's GPU; needs the CUDA driver in this process, and the same GPU
-};
-
-// Memory that this process and a server on the same host share, so that hidden states and dX need not travel.
-// Session::Compute finds out by itself which of a batch's tensors lie in a region of its client; they must
-// begin at a multiple of 16 bytes (in system memory they are sent otherwise) and must not overlap.
-//
-// Alive during every Compute that uses it. The memory is the server's too while Compute runs: leave hidden
-// states alone, and read dX when it has returned. After an error that ends the session, chunks that the
-// server had begun may still read and write; they are done when the marks of a new session with the same
-// client_key say applied == accepted. A region outlives lost connections, but not its server: after a restart
-// Compute says FAILED_PRECONDITION. A forked child keeps the region at the server for as long as it lives,
-// too.
-class Region {
- public:
-  ~Region();  // the server frees the memory once no chunk uses it
-  Region(Region&&) noexcept;
-  Region& operator=(Region&&) noexcept;
-
-  // Aligned to a page; of kDevice an address in device memory, where the CUDA runtime knows it too.
-  void* data() const;
-  int64_t size() const;  // at least what was asked for
-  RegionKind kind() const;
-
-  // For programs that have no CUDA of their own; blocking. INVALID_ARGUMENT if the bytes are not in the
-  // region.
-  absl::Status CopyIn(int64_t offset, const void* host, int64_t bytes) const;
-  absl::Status CopyOut(int64_t offset, void* host, int64_t bytes) const;
-
- private:
-  friend class Client;
-  class Impl;
-  explicit Region(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
 };
 
 // --- Client
@@ -450,6 +450,16 @@ class Client {
   // `discard_gradient` is needed while the window is not empty.
   absl::Status DeleteHead(const std::string& name, bool discard_gradient = false);
 
+  // The head is as it was then; of an empty tag, as of its newest checkpoint. One that is not there is
+  // created. What sessions added since is undone: their next call says that the window is lost, and those
+  // that the checkpoint knows can be opened again by their client_key and go on behind its marks. DATA_LOSS
+  // if the checkpoint is damaged, FAILED_PRECONDITION if it is of another configuration: nothing has changed.
+  absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag = {});
+  // Newest first; of all heads, also those that are not there, if `head` is empty.
+  absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head = {});
+  // Ends the server as SIGTERM does.
+  absl::Status Drain();
+
   // FAILED_PRECONDITION if the server has no regions (--same_host_regions), is on another host or cannot
   // share this kind of memory; RESOURCE_EXHAUSTED beyond its limits; PERMISSION_DENIED if it runs as another
   // user.
@@ -457,6 +467,8 @@ class Client {
 
   absl::StatusOr<ServerStatus> Status();
   absl::StatusOr<ServerMemory> Memory();
+  // Of this client, its heads and their sessions so far.
+  Traffic TrafficSoFar() const;
 
  private:
   class Impl;

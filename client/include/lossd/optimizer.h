@@ -46,6 +46,9 @@ struct StepOptions {
   std::optional<double> momentum = {};
   std::optional<double> beta1 = {};
   std::optional<double> beta2 = {};
+  // The window that the step is to consume; unset: the one that is open. For a process that was restarted and
+  // does not know whether its last step was taken: the same step again answers the same.
+  std::optional<uint64_t> generation = {};
 };
 
 struct StepResult {

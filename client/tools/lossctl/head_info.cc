@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/tools/lossctl/context.h"
+#include "client/tools/lossctl/head_options.h"
 #include "client/tools/lossctl/table.h"
 #include "nlohmann/json.hpp"
 
@@ -21,6 +22,33 @@ const char* WindowName(WindowState state) {
       return "frozen";
   }
   return "unknown";
+}
+
+std::string DescribeWeights(const HeadInfo& head) {
+  std::string text = head.weight_version == 0 ? "none" : absl::StrCat("version ", head.weight_version);
+  if (head.optimizer_steps > 0) {
+    absl::StrAppend(&text, ", ", head.optimizer_steps, head.optimizer_steps == 1 ? " step" : " steps");
+  }
+  if (head.staged_rows == 0) return text;
+  return absl::StrCat(text, ", next ", head.staged_rows * 100 / head.config.vocab_size, " %");
+}
+
+// Null without one.
+nlohmann::ordered_json OptimizerToJson(const OptimizerConfig& optimizer) {
+  if (optimizer.kind == OptimizerKind::kNone) return nullptr;
+  nlohmann::ordered_json json = {{"kind", NameOf(optimizer.kind)},
+                                 {"weight_decay", optimizer.weight_decay.value_or(0)}};
+  if (optimizer.kind == OptimizerKind::kSgd) {
+    json["momentum"] = optimizer.momentum;
+    json["dampening"] = optimizer.dampening;
+    json["nesterov"] = optimizer.nesterov;
+  } else {
+    json["beta1"] = optimizer.beta1;
+    json["beta2"] = optimizer.beta2;
+    json["eps"] = optimizer.eps;
+  }
+  json["maximize"] = optimizer.maximize;
+  return json;
 }
 
 }  // namespace
@@ -55,7 +83,12 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"deferred_bytes", head.config.deferred_bytes},
           {"bias", head.config.bias},
           {"class_weights", head.config.has_class_weights},
+          {"optimizer", OptimizerToJson(head.config.optimizer)},
+          {"optimizer_steps", head.optimizer_steps},
+          {"master_weights", head.config.master_weights},
+          {"double_buffer", head.config.double_buffer},
           {"weight_version", head.weight_version},
+          {"staged_rows", head.staged_rows},
           {"generation", head.generation},
           {"window_state", WindowName(head.window_state)},
           {"window_tokens", head.window_tokens},
@@ -80,8 +113,7 @@ std::string HeadsTable(const std::vector<HeadInfo>& heads) {
                {"LOSS"}});
   for (const HeadInfo& head : heads) {
     table.AddRow({head.config.name, WithCommas(head.config.vocab_size), WithCommas(head.config.hidden_size),
-                  Name(head.config.weight_type),
-                  head.weight_version == 0 ? "none" : absl::StrCat("version ", head.weight_version),
+                  Name(head.config.weight_type), DescribeWeights(head),
                   head.config.frozen
                       ? "none (frozen)"
                       : absl::StrCat(WindowName(head.window_state), ", generation ", head.generation),
@@ -101,6 +133,9 @@ std::string DescribeLoss(const HeadConfig& config, absl::string_view before) {
   if (config.deferred_bytes > 0) {
     parts.push_back(absl::StrCat("dW deferred up to ", FormatBytes(config.deferred_bytes)));
   }
+  if (config.optimizer.kind != OptimizerKind::kNone) parts.push_back(DescribeOptimizer(config.optimizer));
+  if (config.master_weights) parts.emplace_back("fp32 master");
+  if (config.double_buffer) parts.emplace_back("two gradients");
   return parts.empty() ? "" : absl::StrCat(before, absl::StrJoin(parts, ", "));
 }
 

@@ -8,12 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/src/data_type.h"
-#include "client/src/safetensors.h"
+#include "client/src/safetensors_type.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
 #include "client/tools/lossctl/head_info.h"
 #include "client/tools/lossctl/head_options.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/safetensors.h"
 
 namespace lossd::tools {
 namespace {
@@ -21,30 +22,37 @@ namespace {
 // Where models that tie their output to their input keep the weight of the head.
 constexpr char kTiedTensor[] = "model.embed_tokens.weight";
 
+constexpr char kWeightTensor[] = "lm_head.weight";
 constexpr char kBiasTensor[] = "lm_head.bias";
 
 struct LoadOptions {
   std::string name;
   std::string path;
-  std::string tensor = "lm_head.weight";
-  std::string bias;  // tensor of the head's bias; empty: kBiasTensor
+  std::string tensor;  // empty: kWeightTensor
+  std::string bias;    // tensor of the head's bias; empty: kBiasTensor
+  bool on_server = false;
   bool create = false;
   // Of a head that is created.
   std::string dtype;  // empty: as in the file
   HeadOptions head;
 };
 
+std::string WeightTensor(const LoadOptions& options) {
+  return options.tensor.empty() ? kWeightTensor : options.tensor;
+}
+
 absl::StatusOr<SafetensorsView> FindWeight(SafetensorsModel& model, const LoadOptions& options) {
-  auto view = model.Find(options.tensor);
+  const std::string tensor = WeightTensor(options);
+  auto view = model.Find(tensor);
   if (!view.ok()) {
-    const bool tied = options.tensor != kTiedTensor && model.Contains(kTiedTensor);
+    const bool tied = tensor != kTiedTensor && model.Contains(kTiedTensor);
     return WithAdvice(
         view.status(),
         tied ? absl::StrCat("does the model tie its head to its embedding? then: --tensor ", kTiedTensor)
              : "name one of its tensors with --tensor");
   }
   if (view->shape.size() != 2) {
-    return WithAdvice(absl::InvalidArgumentError(absl::StrCat("tensor '", options.tensor, "' has shape [",
+    return WithAdvice(absl::InvalidArgumentError(absl::StrCat("tensor '", tensor, "' has shape [",
                                                               absl::StrJoin(view->shape, ", "),
                                                               "]; a head needs [vocabulary, hidden size]")),
                       "name another tensor with --tensor");
@@ -66,7 +74,7 @@ absl::StatusOr<std::optional<SafetensorsView>> FindBias(SafetensorsModel& model,
   if (view->shape == std::vector<int64_t>{vocab}) return *std::move(view);
   return WithAdvice(absl::InvalidArgumentError(
                         absl::StrCat("tensor '", name, "' has shape [", absl::StrJoin(view->shape, ", "),
-                                     "]; the bias of '", options.tensor, "' needs [", vocab, "]")),
+                                     "]; the bias of '", WeightTensor(options), "' needs [", vocab, "]")),
                     "name another tensor with --bias-name");
 }
 
@@ -80,11 +88,12 @@ absl::Status NoBiasTensor(const LoadOptions& options) {
 absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options,
                                       const SafetensorsView& weight, bool has_bias) {
   if (options.create) {
-    HeadConfig config = WithOptions({.name = options.name,
-                                     .vocab_size = weight.shape[0],
-                                     .hidden_size = weight.shape[1],
-                                     .weight_type = ParseDtype(options.dtype).value_or(weight.dtype)},
-                                    options.head);
+    HeadConfig config = WithOptions(
+        {.name = options.name,
+         .vocab_size = weight.shape[0],
+         .hidden_size = weight.shape[1],
+         .weight_type = ParseDtype(options.dtype).value_or(internal::FromSafetensors(weight.dtype))},
+        options.head);
     if (config.bias && !has_bias) return NoBiasTensor(options);
     config.bias = has_bias;
     auto head = client.CreateHead(config);
@@ -100,8 +109,8 @@ absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options
   const HeadConfig& config = head->config();
   if (weight.shape[0] != config.vocab_size || weight.shape[1] != config.hidden_size) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", options.tensor, "' of '", options.path, "' is ", weight.shape[0], " x ", weight.shape[1],
-        "; head '", options.name, "' is ", config.vocab_size, " x ", config.hidden_size));
+        "tensor '", WeightTensor(options), "' of '", options.path, "' is ", weight.shape[0], " x ",
+        weight.shape[1], "; head '", options.name, "' is ", config.vocab_size, " x ", config.hidden_size));
   }
   if (config.bias && !has_bias) return NoBiasTensor(options);
   if (!config.bias && !options.bias.empty()) {
@@ -113,7 +122,8 @@ absl::StatusOr<Head> FindOrCreateHead(Client& client, const LoadOptions& options
 
 std::vector<float> Widen(const SafetensorsView& view) {
   std::vector<float> values(static_cast<size_t>(view.shape[0]));
-  internal::ConvertElements(view.dtype, view.data.data(), DataType::kFloat32, values.data(), view.shape[0]);
+  internal::ConvertElements(internal::FromSafetensors(view.dtype), view.data.data(), DataType::kFloat32,
+                            values.data(), view.shape[0]);
   return values;
 }
 
@@ -121,6 +131,25 @@ std::vector<float> Widen(const SafetensorsView& view) {
 std::string BiasNote(const LoadOptions& options, const HeadConfig& head, bool in_file) {
   if (head.bias) return absl::StrCat("With the bias '", BiasTensor(options), "'.\n");
   return in_file ? absl::StrCat("The head has no bias: '", BiasTensor(options), "' was left out.\n") : "";
+}
+
+std::string LoadedText(const std::string& tensor, const HeadConfig& config, uint64_t version) {
+  return absl::StrCat("Loaded '", tensor, "' into head '", config.name,
+                      "': ", DescribeShape(config.vocab_size, config.hidden_size, config.weight_type),
+                      ", weight version ", version, ".\n");
+}
+
+nlohmann::ordered_json LoadedJson(const LoadOptions& options, const std::string& tensor,
+                                  const HeadConfig& config, uint64_t version) {
+  nlohmann::ordered_json json = {{"head", config.name},
+                                 {"file", options.path},
+                                 {"tensor", tensor},
+                                 {"vocab_size", config.vocab_size},
+                                 {"hidden_size", config.hidden_size},
+                                 {"dtype", Name(config.weight_type)},
+                                 {"weight_version", version}};
+  if (config.bias) json["bias_tensor"] = BiasTensor(options);
+  return json;
 }
 
 absl::Status Load(const Context& context, const LoadOptions& options) {
@@ -139,31 +168,44 @@ absl::Status Load(const Context& context, const LoadOptions& options) {
   absl::StatusOr<uint64_t> version;
   {
     ProgressBar bar(absl::StrCat("loading ", options.name), context.progress_style());
-    version = head->WriteWeights(weight->dtype, weight->data.data(), bias,
+    version = head->WriteWeights(internal::FromSafetensors(weight->dtype), weight->data.data(), bias,
                                  [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
   }
   if (!version.ok()) return version.status();
 
   const HeadConfig& config = head->config();
-  std::string text =
-      absl::StrCat("Loaded '", options.tensor, "' into head '", config.name,
-                   "': ", DescribeShape(config.vocab_size, config.hidden_size, config.weight_type),
-                   ", weight version ", *version, ".\n");
-  if (weight->dtype != config.weight_type) {
-    absl::StrAppend(&text, "The file has ", Name(weight->dtype), ": values were converted to ",
-                    Name(config.weight_type), ".\n");
+  const DataType file_type = internal::FromSafetensors(weight->dtype);
+  std::string text = LoadedText(WeightTensor(options), config, *version);
+  if (file_type != internal::StagedType(config)) {
+    absl::StrAppend(&text, "The file has ", Name(file_type), ": values were converted to ",
+                    Name(internal::StagedType(config)), ".\n");
   }
   absl::StrAppend(&text, BiasNote(options, config, bias_view->has_value()));
-  nlohmann::ordered_json json = {{"head", config.name},
-                                 {"file", options.path},
-                                 {"tensor", options.tensor},
-                                 {"file_dtype", Name(weight->dtype)},
-                                 {"vocab_size", config.vocab_size},
-                                 {"hidden_size", config.hidden_size},
-                                 {"dtype", Name(config.weight_type)},
-                                 {"weight_version", *version}};
-  if (config.bias) json["bias_tensor"] = BiasTensor(options);
+  nlohmann::ordered_json json = LoadedJson(options, WeightTensor(options), config, *version);
+  json["file_dtype"] = Name(file_type);
   context.Print(json, text);
+  return absl::OkStatus();
+}
+
+// The server reads the file itself: nothing of it passes through here.
+absl::Status LoadOnServer(const Context& context, const LoadOptions& options) {
+  auto client = context.Connect();
+  if (!client.ok()) return client.status();
+  auto head = (*client)->GetHead(options.name);
+  if (!head.ok()) return WithAdvice(head.status(), NotFoundAdvice(head.status()));
+  absl::StatusOr<LoadedWeights> loaded;
+  {
+    ProgressBar bar(absl::StrCat("loading ", options.name), context.progress_style());
+    loaded =
+        head->LoadWeights({.path = options.path,
+                           .tensor = options.tensor,
+                           .bias_tensor = options.bias,
+                           .progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); }});
+  }
+  if (!loaded.ok()) return loaded.status();
+  nlohmann::ordered_json json = LoadedJson(options, loaded->tensor, head->config(), loaded->weight_version);
+  json["on_server"] = true;
+  context.Print(json, LoadedText(loaded->tensor, head->config(), loaded->weight_version));
   return absl::OkStatus();
 }
 
@@ -183,22 +225,32 @@ void AddHeadLoadCommand(CLI::App& head, Context& context) {
   CLI::Option* create =
       command->add_flag("--create", options->create,
                         "Create the head as the tensor's shape says, with a bias if the file has one");
+  command
+      ->add_flag(
+          "--on-server", options->on_server,
+          "PATH is below the server's --weights_dir: it reads the file, and nothing passes through here")
+      ->excludes(create);
   AddDtypeOption(*command, options->dtype, "With --create: element type of the head (default: the file's)")
       ->needs(create);
   for (CLI::Option* option : AddHeadOptions(*command, options->head)) option->needs(create);
   AddCommonOptions(*command, context);
   command->footer(
       "Batches that are under way finish with the old weights; the new ones are published whole. Values are\n"
-      "converted to the head's element type, rounding to nearest even.\n\n"
+      "converted to the head's element type, rounding to nearest even, or kept in fp32 where the head has a\n"
+      "master. With --on-server and without --tensor the only tensor of the head's shape does, too.\n\n"
       "Examples:\n"
       "  lossctl head load lm_head model/model.safetensors --create\n"
       "  lossctl head load teacher gemma2/ --tensor model.embed_tokens.weight --create --softcap 30 "
       "--frozen\n"
       "  lossctl head load lm_head ~/models/llama                      # a directory with an index of "
       "shards\n"
-      "  lossctl head load lm_head ~/models/gpt2 --tensor wte.weight   # head tied to the embedding\n");
-  command->callback(
-      [&context, options] { context.run = [&context, options] { return Load(context, *options); }; });
+      "  lossctl head load lm_head ~/models/gpt2 --tensor wte.weight   # head tied to the embedding\n"
+      "  lossctl head load lm_head llama/step-900 --on-server          # from the server's own volume\n");
+  command->callback([&context, options] {
+    context.run = [&context, options] {
+      return options->on_server ? LoadOnServer(context, *options) : Load(context, *options);
+    };
+  });
 }
 
 }  // namespace lossd::tools

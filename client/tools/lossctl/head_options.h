@@ -3,6 +3,8 @@
 #define LOSSD_CLIENT_TOOLS_LOSSCTL_HEAD_OPTIONS_H_
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "CLI/App.hpp"
@@ -16,12 +18,28 @@ struct HeadOptions {
   bool frozen = false;
   bool bias = false;
   int64_t deferred_bytes = 0;
+  std::string optimizer = "none";
+  std::optional<double> weight_decay = {};  // the optimizer's default
+  double momentum = 0;
+  double dampening = 0;
+  bool nesterov = false;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  bool maximize = false;
+  bool master_weights = false;
+  bool double_buffer = false;
 };
 
 // All of them, in the order of --help; `options` outlives the command.
 std::vector<CLI::Option*> AddHeadOptions(CLI::App& command, HeadOptions& options);
 
 HeadConfig WithOptions(HeadConfig config, const HeadOptions& options);
+
+// "AdamW (weight decay 0.01, betas 0.9 and 0.999, eps 1e-08)"; empty without one.
+std::string DescribeOptimizer(const OptimizerConfig& optimizer);
+// "none", "sgd", "adam" or "adamw".
+const char* NameOf(OptimizerKind kind);
 
 }  // namespace lossd::tools
 

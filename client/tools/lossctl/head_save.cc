@@ -1,5 +1,6 @@
 // lossctl head save
-#include <limits>
+#include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <utility>
@@ -7,11 +8,12 @@
 
 #include "CLI/Option.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/src/safetensors.h"
+#include "client/src/safetensors_type.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
 #include "client/tools/lossctl/head_info.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/safetensors.h"
 
 namespace lossd::tools {
 namespace {
@@ -24,6 +26,51 @@ struct SaveOptions {
   std::string dtype;  // empty: the head's own
 };
 
+constexpr int64_t kPieceBytes = int64_t{64} << 20;
+constexpr int kMostRestarts = 8;
+
+// Row range by row range, so that no machine needs room for all of it. ABORTED if the weights changed
+// meanwhile.
+absl::StatusOr<uint64_t> SaveOneVersion(const Head& head, DataType type, const SaveOptions& options,
+                                        const Progress& progress) {
+  const HeadConfig& config = head.config();
+  // First, so that a full disk shows before anything is transferred.
+  std::vector<SafetensorsTensor> tensors = {{.name = options.tensor,
+                                             .dtype = internal::ToSafetensors(type),
+                                             .shape = {config.vocab_size, config.hidden_size}}};
+  if (config.bias) tensors.push_back({.name = options.bias, .shape = {config.vocab_size}});
+  auto writer = SafetensorsWriter::Create(options.path, std::move(tensors), {{"format", "pt"}});
+  if (!writer.ok()) return writer.status();
+
+  const int64_t row_bytes = config.hidden_size * SizeOf(type);
+  const int64_t most = std::clamp<int64_t>(kPieceBytes / row_bytes, 1, config.vocab_size);
+  std::vector<std::byte> weights(static_cast<size_t>(most * row_bytes));
+  std::vector<float> bias(static_cast<size_t>(config.bias ? config.vocab_size : 0));
+  uint64_t version = 0;
+  for (int64_t row = 0; row < config.vocab_size;) {
+    const int64_t rows = std::min(most, config.vocab_size - row);
+    const std::span<float> bias_rows = std::span(bias).subspan(config.bias ? static_cast<size_t>(row) : 0,
+                                                               config.bias ? static_cast<size_t>(rows) : 0);
+    const auto read = head.ReadRows(row, rows, type, weights.data(),
+                                    {.bias = bias_rows, .progress = [&](int64_t done, int64_t) {
+                                       progress(row * row_bytes + done, config.vocab_size * row_bytes);
+                                     }});
+    if (!read.ok()) return read.status();
+    if (version != 0 && *read != version) {
+      return absl::AbortedError(absl::StrCat("the weights of head '", config.name, "' went from version ",
+                                             version, " to ", *read, " while they were saved"));
+    }
+    version = *read;
+    absl::Status status = writer->Append({weights.data(), static_cast<size_t>(rows * row_bytes)});
+    if (!status.ok()) return status;
+    row += rows;
+  }
+  absl::Status status = writer->Append(std::as_bytes(std::span(bias)));
+  if (status.ok()) status = writer->Finish();
+  if (!status.ok()) return status;
+  return version;
+}
+
 absl::Status Save(const Context& context, const SaveOptions& options) {
   auto client = context.Connect();
   if (!client.ok()) return client.status();
@@ -32,38 +79,22 @@ absl::Status Save(const Context& context, const SaveOptions& options) {
   const HeadConfig& config = head->config();
   const DataType type = ParseDtype(options.dtype).value_or(config.weight_type);
 
-  // First, so that a full disk shows before anything is transferred.
-  std::vector<SafetensorsTensor> tensors = {
-      {.name = options.tensor, .dtype = type, .shape = {config.vocab_size, config.hidden_size}}};
-  if (config.bias) tensors.push_back({.name = options.bias, .shape = {config.vocab_size}});
-  auto writer = SafetensorsWriter::Create(options.path, std::move(tensors), {{"format", "pt"}});
-  if (!writer.ok()) return writer.status();
-  const int64_t bytes = config.vocab_size * config.hidden_size * SizeOf(type);
-  const std::unique_ptr<std::byte[]> weights(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
-  if (weights == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory here for ", FormatBytes(bytes), " of weights"));
-  }
-
-  std::vector<float> bias(static_cast<size_t>(config.bias ? config.vocab_size : 0));
-
   absl::StatusOr<uint64_t> version;
   {
     ProgressBar bar(absl::StrCat("saving ", options.name), context.progress_style());
-    version = head->ReadWeights(type, weights.get(), bias,
-                                [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
+    const Progress progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    int restarts = 0;
+    do {
+      version = SaveOneVersion(*head, type, options, progress);
+    } while (absl::IsAborted(version.status()) && ++restarts < kMostRestarts);
   }
   if (absl::IsFailedPrecondition(version.status())) {
     return WithAdvice(version.status(),
                       absl::StrCat("load some first: 'lossctl head load ", options.name, " PATH'"));
   }
   if (!version.ok()) return version.status();
-  if (absl::Status status = writer->Append({weights.get(), static_cast<size_t>(bytes)}); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = writer->Append(std::as_bytes(std::span(bias))); !status.ok()) return status;
-  if (absl::Status status = writer->Finish(); !status.ok()) return status;
 
+  const int64_t bytes = config.vocab_size * config.hidden_size * SizeOf(type);
   nlohmann::ordered_json json = {{"head", config.name},
                                  {"file", options.path},
                                  {"tensor", options.tensor},
@@ -98,7 +129,7 @@ void AddHeadSaveCommand(CLI::App& head, Context& context) {
   AddDtypeOption(*command, options->dtype, "Element type in the file (default: the head's)");
   AddCommonOptions(*command, context);
   command->footer(
-      "Holds the weights in memory once. All rows are of one weight version.\n\n"
+      "All rows are of one weight version. float32 of a head with an fp32 master is the master.\n\n"
       "Examples:\n"
       "  lossctl head save lm_head head.safetensors\n"
       "  lossctl head save lm_head head-fp32.safetensors --dtype float32\n");

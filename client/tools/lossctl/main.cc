@@ -47,12 +47,16 @@ void AddCommands(CLI::App& app, Context& context) {
   AddMemoryCommand(app, context);
   AddHeadCommand(app, context);
   AddFlushCommand(app, context);
+  AddCheckpointCommand(app, context);
+  AddStepCommand(app, context);
+  AddGradientStatsCommand(app, context);
   AddCompletionCommand(app, context);
   app.footer(absl::StrCat(
       "Examples:\n"
       "  lossctl status\n"
       "  lossctl head load lm_head model/ --create          # weights from safetensors, sharded or not\n"
       "  lossctl flush lm_head --out grad.safetensors       # the accumulated gradient\n"
+      "  lossctl step lm_head --lr 1e-3                     # or have the server's optimizer consume it\n"
       "  LOSSD_SERVER=trainer-7:50051 lossctl memory --json\n\n",
       ExitCodesHelp()));
 }

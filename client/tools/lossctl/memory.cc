@@ -22,6 +22,9 @@ nlohmann::ordered_json ToJson(const ServerMemory& memory) {
   for (const ServerMemory::Head& head : memory.heads) heads[head.name] = MemoryToJson(head.items);
   return {{"limit_bytes", memory.limit_bytes},
           {"reserved_bytes", memory.reserved_bytes},
+          {"head_quota_bytes", memory.head_quota_bytes},
+          {"device_total_bytes", memory.device_total_bytes},
+          {"device_free_bytes", memory.device_free_bytes},
           {"process_resident_bytes", memory.process_resident_bytes},
           {"process_peak_bytes", memory.process_peak_bytes},
           {"heads", heads},
@@ -52,12 +55,23 @@ std::string ItemsTable(const ServerMemory& memory) {
   return table.Render();
 }
 
+// A bar of what is taken, and the numbers behind it.
+std::string SummaryLine(absl::string_view label, int64_t used, int64_t total) {
+  const double fraction = Fraction(used, total);
+  return absl::StrCat(label, DrawBar(fraction, kSummaryBarWidth, UnicodeAllowed()), "  ", FormatBytes(used),
+                      " of ", FormatBytes(total), " (", static_cast<int>(fraction * 100), " %)\n");
+}
+
 std::string ToText(const ServerMemory& memory) {
-  const double reserved = Fraction(memory.reserved_bytes, memory.limit_bytes);
-  return absl::StrCat("reserved  ", DrawBar(reserved, kSummaryBarWidth, UnicodeAllowed()), "  ",
-                      FormatBytes(memory.reserved_bytes), " of ", FormatBytes(memory.limit_bytes), " (",
-                      static_cast<int>(reserved * 100), " %)\n",  //
-                      "process   ", FormatBytes(memory.process_resident_bytes), " resident, ",
+  std::string text = SummaryLine("reserved  ", memory.reserved_bytes, memory.limit_bytes);
+  if (memory.device_total_bytes > 0) {
+    absl::StrAppend(&text, SummaryLine("device    ", memory.device_total_bytes - memory.device_free_bytes,
+                                       memory.device_total_bytes));
+  }
+  if (memory.head_quota_bytes > 0) {
+    absl::StrAppend(&text, "quota     ", FormatBytes(memory.head_quota_bytes), " a head\n");
+  }
+  return absl::StrCat(text, "process   ", FormatBytes(memory.process_resident_bytes), " resident, ",
                       FormatBytes(memory.process_peak_bytes), " at most since the start\n\n",
                       ItemsTable(memory));
 }
@@ -77,6 +91,7 @@ void AddMemoryCommand(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("memory", "Show what memory is reserved, by head and by purpose");
   AddCommonOptions(*command, context);
   command->footer(
+      "What is reserved is the sum of the table. The device's line counts everybody who uses it.\n\n"
       "Examples:\n"
       "  lossctl memory\n"
       "  lossctl memory --json | jq '.limit_bytes - .reserved_bytes'   # free for new heads\n");

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/src/safetensors.h"
+#include "client/src/safetensors_type.h"
 #include "lossd/client.h"
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/server/test_server.h"
@@ -247,7 +247,7 @@ TEST_F(ClientServerTest, FlushToFileHoldsTheSameGradientInEachType) {
     ASSERT_TRUE(file.ok()) << file.status();
     const auto tensor = file->Find("lm_head.weight.grad");
     ASSERT_TRUE(tensor.ok()) << tensor.status();
-    ASSERT_EQ(tensor->dtype, type);
+    ASSERT_EQ(tensor->dtype, internal::ToSafetensors(type));
     ASSERT_EQ(tensor->data.size(), gradient.size() * static_cast<size_t>(SizeOf(type)));
     if (type == DataType::kFloat32) {
       EXPECT_EQ(std::memcmp(tensor->data.data(), gradient.data(), tensor->data.size()), 0);

@@ -15,9 +15,10 @@ from lossctl_harness import (EXHAUSTED, FAILED, INVALID, NOT_FOUND, REFUSED, UNR
 SERVER_COMMANDS = [
     ["status"], ["memory"], ["head", "create", "x", "--vocab", "8", "--hidden", "4"], ["head", "list"],
     ["head", "delete", "x"], ["head", "save", "x", "x.safetensors"], ["flush", "x", "--out", "x.safetensors"],
+    ["step", "x", "--lr", "1"], ["gradient-stats", "x"],
 ]
 ALL_COMMANDS = [[], ["status"], ["memory"], ["head"], ["head", "create"], ["head", "list"], ["head", "delete"],
-                ["head", "load"], ["head", "save"], ["flush"], ["completion"]]
+                ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["completion"]]
 
 
 class StatusAndMemory(LossctlTest):
@@ -84,6 +85,54 @@ class Heads(LossctlTest):
         self.assertIn("asked for [10, 8] bfloat16", self.error_of(REFUSED, "head", "create", "biased", "--vocab", "10", "--hidden", "8"))
         self.succeed("head", "delete", "biased")
 
+    def test_an_optimizer_is_kept_and_shown(self):
+        sizes = ["--vocab", "10", "--hidden", "8"]
+        command = ["head", "create", "adamed", *sizes, "--optimizer", "adamw", "--weight-decay", "0.1", "--beta2", "0.95"]
+        text = self.succeed(*command, "--master-weights", "--double-buffer")
+        self.assertIn("AdamW (weight decay 0.1, betas 0.9 and 0.95, eps 1e-08), fp32 master, two gradients", text)
+        head = self.head("adamed")
+        self.assertEqual(head["optimizer"], {"kind": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
+                                             "maximize": False})
+        self.assertEqual([head[key] for key in ("optimizer_steps", "master_weights", "double_buffer")], [0, True, True])
+        self.assertIn("AdamW (betas 0.9, 0.95", self.error_of(REFUSED, *command))
+        self.succeed("head", "delete", "adamed")
+        self.assertIn("SGD (weight decay 0, Nesterov's momentum 0.9)",
+                      self.succeed("head", "create", "sgd", *sizes, "--optimizer", "sgd", "--momentum", "0.9", "--nesterov"))
+        self.assertIsNone(self.succeed_json("head", "create", "plain", *sizes)["optimizer"])
+        for arguments, message in ((["--optimizer", "adam", "--beta1", "1"], "optimizer.beta1 is 1"),
+                                   (["--optimizer", "sgd", "--nesterov"], "optimizer.nesterov"),
+                                   (["--optimizer", "sgd", "--frozen"], "frozen is true"),
+                                   (["--dtype", "fp32", "--master-weights"], "their own master")):
+            self.assertIn(message, self.error_of(INVALID, "head", "create", "bad", *sizes, *arguments))
+        self.assertIn("--optimizer", self.error_of(USAGE, "head", "create", "bad", *sizes, "--momentum", "0.9"))
+        self.assertIn("rmsprop", self.error_of(USAGE, "head", "create", "bad", *sizes, "--optimizer", "rmsprop"))
+        for name in ("sgd", "plain"):
+            self.succeed("head", "delete", name)
+
+    def test_a_step_consumes_the_gradient_once(self):
+        write_safetensors(self.path("w"), {"lm_head.weight": ("F32", [50, 8], bytes(50 * 8 * 4))})
+        self.succeed("head", "load", "stepped", "w", "--create", "--optimizer", "sgd")
+        tokens = self.feed("stepped", 21)
+        stats = self.succeed_json("gradient-stats", "stepped", "--gradient-scale", "0.5")
+        self.assertEqual((stats["generation"], stats["window_tokens"], stats["non_finite"]), (1, tokens, 0))
+        self.assertIn(f"over {tokens} tokens", self.succeed("gradient-stats", "stepped"))
+        step = self.succeed_json("step", "stepped", "--lr", "0.1", "--gradient-scale", "0.5", "--generation", "1")
+        self.assertEqual((step["generation"], step["next_generation"], step["weight_version"], step["step"], step["skipped"],
+                          step["window_tokens"]), (1, 2, 2, 1, False, tokens))
+        self.assertAlmostEqual(step["norm"], stats["norm"], delta=1e-6 * stats["norm"])
+        self.assertEqual(self.head("stepped")["optimizer_steps"], 1)
+        self.assertRegex(self.succeed("head", "list"), r"(?m)^stepped .* version 2, 1 step ")
+        error = self.error_of(REFUSED, "step", "stepped", "--lr", "0.2", "--generation", "1")
+        self.assertIn("a step of generation 1 was applied", error)
+        self.assertEqual(self.head("stepped")["generation"], 2)
+        self.assertIn("consumed generation 2", self.succeed("step", "stepped", "--lr", "0.1"))
+        self.assertIn("learning_rate is -1", self.error_of(INVALID, "step", "stepped", "--lr", "-1"))
+        self.assertIn("beta1 is set", self.error_of(INVALID, "step", "stepped", "--lr", "1", "--beta1", "0.5"))
+        self.succeed("head", "delete", "stepped")
+        self.succeed("head", "load", "plain", "w", "--create")
+        self.assertIn("without an optimizer", self.error_of(REFUSED, "step", "plain", "--lr", "1"))
+        self.succeed("head", "delete", "plain")
+
     def test_a_name_that_is_taken_by_another_shape_is_refused(self):
         self.succeed("head", "create", "taken", "--vocab", "10", "--hidden", "8")
         error = self.error_of(REFUSED, "head", "create", "taken", "--vocab", "11", "--hidden", "8")
@@ -144,6 +193,8 @@ class CommandLine(LossctlTest):
                 (["head", "load", "x", "y", "--softcap", "30"], "--create", "lossctl head load --help"),
                 (["head", "load", "x", "y", "--frozen"], "--create", "lossctl head load --help"),
                 (["flush", "x"], "--out", "lossctl flush --help"),
+                (["step", "x"], "--lr", "lossctl step --help"),
+                (["head", "load", "x", "y", "--optimizer", "sgd"], "--create", "lossctl head load --help"),
                 (["status", "--timeout", "0"], "'0' is not a number above 0", "lossctl status --help"),
                 (["completion", "tcsh"], "tcsh", "lossctl completion --help"),
         ]:

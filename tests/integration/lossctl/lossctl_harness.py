@@ -30,8 +30,12 @@ class LossctlTest(unittest.TestCase):
     """A server for the whole class and a folder for each test."""
 
     @classmethod
+    def server_flags(cls):
+        return SERVER_FLAGS
+
+    @classmethod
     def setUpClass(cls):
-        cls.server = LossdServer(LOSSD, *SERVER_FLAGS)
+        cls.server = LossdServer(LOSSD, *cls.server_flags())
         cls.server.__enter__()
 
     @classmethod

@@ -30,6 +30,14 @@ struct Outcome {
 
 Outcome FromStatus(const grpc::Status& status);
 
+template <typename Request, typename Response, typename Stub>
+Outcome Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+             const Request& request) {
+  grpc::ClientContext context;
+  Response response;
+  return FromStatus((stub.*method)(&context, request, &response));
+}
+
 // One server with one head "h" and a session with one chunk of 16 tokens in the window, and a stream that a
 // case may use.
 class Environment {
@@ -74,6 +82,7 @@ std::ostream& operator<<(std::ostream& out, const Case& test_case);
 std::vector<Case> ContentCases();  // chunks with wrong content
 std::vector<Case> StreamCases();   // messages in the wrong place
 std::vector<Case> CallCases();     // unary calls and row streams
+std::vector<Case> StepCases();     // the optimizer
 std::vector<Case> ClientCases();   // clients that vanish, stall, talk nonsense or run out of disk
 
 void SetLabel(v1::Chunk& chunk, int64_t row, int64_t label);

@@ -10,14 +10,6 @@ namespace {
 
 using engine::RejectReason;
 
-template <typename Request, typename Response, typename Stub>
-Outcome Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-             const Request& request) {
-  grpc::ClientContext context;
-  Response response;
-  return FromStatus((stub.*method)(&context, request, &response));
-}
-
 Outcome CreateHeadWith(Environment& environment, const std::string& name, int64_t vocab, int64_t hidden,
                        v1::DataType type) {
   v1::CreateHeadRequest request;

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 std::vector<Case> AllCases() {
   std::vector<Case> all;
-  for (const auto& cases : {ContentCases(), StreamCases(), CallCases(), ClientCases()}) {
+  for (const auto& cases : {ContentCases(), StreamCases(), CallCases(), StepCases(), ClientCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;

@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import urllib.request
 
 import grpc
 import numpy as np
-from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc
+from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc
 from lossd_server import LossdServer
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
@@ -48,6 +49,9 @@ class Usage(unittest.TestCase):
                             ("--batching_window=2s", ("--batching_window", "2s", "1s")),
                             ("--session_credit_bytes=8192", ("--session_credit_bytes", "8192", "33554432")),
                             ("--staging_bytes=8192", ("--staging_bytes", "8192", "33554432")),
+                            ("--head_quota_bytes=-1", ("--head_quota_bytes", "-1", "0")),
+                            ("--head_staging_bytes=8192", ("--head_staging_bytes", "8192", "33554432")),
+                            ("--weights_dir=/nonexistent", ("--weights_dir", "/nonexistent", "folder")),
                             ("--log_format=xml", ("--log_format", "'xml'", "json")),
                             ("--listen=127.0.0.1:99999", ("--listen", "99999", "65535")),
                             ("--metrics_listen=localhost", ("--metrics_listen", "'localhost'", "host:port")),
@@ -125,6 +129,39 @@ class Configuration(unittest.TestCase):
         self.assertEqual([(h.config.logit_scale, h.config.softcap, h.config.frozen) for h in heads],
                          [(0.5, 30, True), (1, 0, False)])
 
+    def test_a_head_from_the_file_comes_up_loaded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            header = json.dumps({"w": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
+            with open(os.path.join(folder, "m"), "wb") as file:
+                file.write(struct.pack("<Q", len(header)) + header + np.ones(8, np.float32).tobytes())
+            head = {"name": "a", "vocab_size": 4, "hidden_size": 2, "weights": "m"}
+            heads, _, log = self.start({"heads": [head], "weights_dir": folder})
+            self.assertEqual([h.weight_version for h in heads], [1])
+            self.assertIn("loaded weights", log)
+            for wrong, words in [({"weights": "absent"}, ("head a", "absent")), ({"weights": "../m"}, ("relative",)),
+                                 ({"weights_tensor": "v"}, ("no tensor 'v'",)), ({"hidden_size": 3}, ("[4, 3]",))]:
+                with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                    json.dump({"heads": [head | wrong], "weights_dir": folder}, file)
+                    file.flush()
+                    result = run(f"--config={file.name}", "--listen=127.0.0.1:0", "--metrics_listen=")
+                self.assertEqual(result.returncode, 1, wrong)
+                for word in words:
+                    self.assertIn(word, result.stderr)
+
+    def test_a_head_from_the_file_has_the_optimizer_that_the_file_says(self):
+        config = {"heads": [{"name": "a", "vocab_size": 100, "hidden_size": 8, "bias": True, "master_weights": True,
+                             "double_buffer": True, "deferred_bytes": 65536,
+                             "optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}},
+                            {"name": "b", "vocab_size": 100, "hidden_size": 8, "optimizer": {"kind": "adamw", "beta2": 0.95}}]}
+        heads, _, _ = self.start(config)
+        sgd, adamw = (head.config for head in heads)
+        self.assertEqual((sgd.bias, sgd.master_weights, sgd.double_buffer, sgd.deferred_bytes), (True, True, True, 65536))
+        self.assertEqual((sgd.optimizer.kind, sgd.optimizer.momentum, sgd.optimizer.nesterov, sgd.optimizer.weight_decay),
+                         (head_pb2.OPTIMIZER_KIND_SGD, 0.9, True, 0.1))
+        self.assertEqual((adamw.optimizer.kind, adamw.optimizer.weight_decay, adamw.optimizer.beta1, adamw.optimizer.beta2,
+                          adamw.optimizer.eps), (head_pb2.OPTIMIZER_KIND_ADAMW, 0.01, 0.9, 0.95, 1e-8))
+        self.assertFalse(adamw.master_weights or adamw.double_buffer or adamw.bias)
+
     def test_a_head_with_an_odd_value_or_a_misspelt_key_is_an_error(self):
         for head, words in [({"vocab_size": 2.5}, ("vocab_size", "2.5", "integer")),
                             ({"hidden_size": True}, ("hidden_size", "true", "integer")),
@@ -132,7 +169,17 @@ class Configuration(unittest.TestCase):
                             ({"softcap": -1}, ("softcap", "-1", "above 0")),
                             ({"logit_scale": 0}, ("logit_scale", "is 0", "above 0")),
                             ({"frozen": 1}, ("frozen", "1", "true or false")),
+                            ({"weights": 7}, ("weights", "7", "text")),
+                            ({"weights_tensor": "x"}, ("weights_tensor", "'weights'")),
+                            ({"weights": "x"}, ("'x'", "--weights_dir")),
                             ({"weight_dtype": "int8"}, ("weight_dtype", "int8", "bfloat16")),
+                            ({"optimizer": "adamw"}, ("optimizer", '"adamw"', "an object with a kind")),
+                            ({"optimizer": {"kind": "rmsprop"}}, ("kind", "rmsprop", "sgd, adam, adamw")),
+                            ({"optimizer": {"kind": "sgd", "beta1": "x"}}, ("beta1", '"x"', "a number")),
+                            ({"optimizer": {"kind": "sgd", "lr": 1}}, ("'lr'", "momentum")),
+                            ({"optimizer": {"kind": "sgd", "nesterov": True}}, ("optimizer.nesterov",)),
+                            ({"double_buffer": 1}, ("double_buffer", "true or false")),
+                            ({"deferred_bytes": 1.5}, ("deferred_bytes", "1.5", "integer")),
                             ({"weight_type": "float32"}, ("'weight_type'", "weight_dtype"))]:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 json.dump({"heads": [{"name": "a", "vocab_size": 4, "hidden_size": 4} | head]}, file)
@@ -218,12 +265,18 @@ class Drain(unittest.TestCase):
             good = chunk_request(session, 1, np.array([1, -100, 3]), np.ones((3, 8), np.float32))
             bad = chunk_request(session, 2, np.array([64]), np.ones((1, 8), np.float32))
             list(loss_pb2_grpc.LossServiceStub(channel).Compute(iter([start_request(session), good, bad])))
+            create_head(channel, "s", 64, 8, optimizer=head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_SGD))
+            gradients = gradient_pb2_grpc.GradientServiceStub(channel)
+            for generation in (1, 2, 2):  # the last is a repeat
+                gradients.ApplyStep(gradient_pb2.ApplyStepRequest(head="s", generation=generation, learning_rate=1))
             with urllib.request.urlopen(server.metrics_url) as response:
                 lines = response.read().decode().splitlines()
             for line in ('lossd_chunks_total{outcome="accumulated"} 1', 'lossd_chunks_total{outcome="rejected"} 1',
                          'lossd_rejected_total{reason="label"} 1', 'lossd_rejected_total{reason="gap"} 0',
                          'lossd_tokens_total{kind="valid"} 2', 'lossd_tokens_total{kind="ignored"} 1',
-                         'lossd_memory_reserved_bytes{purpose="gradient"} 2048',
+                         'lossd_memory_reserved_bytes{purpose="gradient"} 4096',
+                         'lossd_steps_total{outcome="applied"} 2', 'lossd_steps_total{outcome="skipped"} 0',
+                         'lossd_step_seconds_count 2', 'lossd_weight_versions_total 4',
                          'lossd_chunk_seconds_count{stage="forward"} 1', 'lossd_credit_bytes 0',
                          'lossd_staging_reserved_bytes 33554432', 'lossd_staging_limit_bytes '):
                 self.assertTrue(any(found.startswith(line) for found in lines), line)

@@ -63,14 +63,15 @@ TEST_P(TwinTest, FollowsTheLossesOfTheServer) {
   const absl::StatusOr<std::unique_ptr<RemoteHead>> remote_head = RemoteHead::Open(
       server_address, /*tls=*/std::nullopt,
       absl::StrCat("twin-", GetParam().precision == HeadPrecision::kFloat32 ? "fp32" : "bf16"), shape,
-      GetParam().precision, HeadLifetime::kUntilClosed);
+      GetParam().precision, options.adam(), HeadLifetime::kUntilClosed);
   ASSERT_TRUE(remote_head.ok()) << remote_head.status();
-  LocalHead local_head(shape, GetParam().precision, &pool);
+  LocalHead local_head(shape, GetParam().precision, options.adam(), &pool);
   Trainer remote(options, *data, remote_head->get(), &pool);
   Trainer local(options, *data, &local_head, &pool);
   ASSERT_TRUE(remote.Start().ok());
   ASSERT_TRUE(local.Start().ok());
 
+  const HeadTraffic before = (*remote_head)->Traffic();
   double first = 0;
   double last = 0;
   double worst = 0;
@@ -84,6 +85,13 @@ TEST_P(TwinTest, FollowsTheLossesOfTheServer) {
     if (step == 0) first = *remote_loss;
     last = *remote_loss;
   }
+  // Hidden states one way, dX the other, and little else: no tensor of the weights' shape.
+  const HeadTraffic after = (*remote_head)->Traffic();
+  const int64_t states = options.steps * options.batch * options.accumulate * shape.hidden * 4;
+  const int64_t rest = options.steps * (options.batch * options.accumulate * 12 + 4096);
+  EXPECT_LT(after.sent - before.sent, states + rest);
+  EXPECT_LT(after.received - before.received, states + rest);
+  EXPECT_LT(rest, options.steps * shape.Elements() * 2) << "or weights in bf16 would go unnoticed";
   // Far more than the tolerance, or agreement would mean nothing: a lost dW or dX shows here and above.
   EXPECT_LT(last, 0.6 * first);
   const absl::StatusOr<double> remote_perplexity = remote.HeldOutPerplexity();

@@ -88,6 +88,9 @@ bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<st
     case Fate::kFlushBefore:
       CommitWindow();
       break;
+    case Fate::kAbortBefore:
+      ReopenWindow();
+      break;
     case Fate::kOvertaken:
       AcceptedOf(*stream) += 100;
       return false;
@@ -143,8 +146,11 @@ bool FakeServer::Admit(const v1::Chunk& chunk, const Stream& stream, std::unique
     *status = PositionError(StatusCode::FAILED_PRECONDITION, "a gap in sequence");
     return false;
   }
-  committed_.wait(*lock, [&] { return !frozen_ || chunk.generation() != generation_ + 1 || shut_down_; });
-  if (frozen_ || chunk.generation() != generation_) {
+  const bool next = double_buffer && frozen_ && chunk.generation() == generation_ + 1;
+  if (!next) {
+    committed_.wait(*lock, [&] { return !frozen_ || chunk.generation() != generation_ + 1 || shut_down_; });
+  }
+  if (!next && (frozen_ || chunk.generation() != generation_)) {
     *status = PositionError(StatusCode::ABORTED, "wrong generation");
     return false;
   }
@@ -232,7 +238,7 @@ void FakeServer::AddToWindow(const v1::Chunk& chunk) {
     std::memcpy(&label, chunk.labels().data() + i * 8, 8);
     if (label == chunk.ignore_index()) continue;
     for (int64_t j = 0; j < kHidden; ++j) {
-      window_[static_cast<size_t>(label * kHidden + j)] +=
+      (frozen_ ? next_window_ : window_)[static_cast<size_t>(label * kHidden + j)] +=
           chunk.gradient_scale() * hidden[static_cast<size_t>(i * kHidden + j)];
     }
   }
@@ -299,7 +305,14 @@ void FakeServer::CommitWindow() {
   last_committed_ = "flush-" + std::to_string(generation_);
   ++generation_;
   frozen_ = false;
-  std::fill(window_.begin(), window_.end(), 0.0F);
+  window_ = next_window_;
+  std::fill(next_window_.begin(), next_window_.end(), 0.0F);
+  committed_.notify_all();
+}
+
+void FakeServer::ReopenWindow() {
+  frozen_ = false;
+  for (size_t i = 0; i < window_.size(); ++i) window_[i] += std::exchange(next_window_[i], 0.0F);
   committed_.notify_all();
 }
 
@@ -322,10 +335,12 @@ void FakeServer::FillHead(v1::Head* head) const {
   head->mutable_config()->set_name(kName);
   head->mutable_config()->set_vocab_size(kVocab);
   head->mutable_config()->set_hidden_size(kHidden);
-  head->mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
+  head->mutable_config()->set_weight_dtype(narrow_weights ? v1::DATA_TYPE_BFLOAT16 : v1::DATA_TYPE_FLOAT32);
+  head->mutable_config()->set_master_weights(has_master);
   head->mutable_config()->set_frozen(frozen_head);
   head->set_has_class_weights(has_class_weights);
   head->mutable_config()->set_bias(has_bias);
+  head->mutable_config()->set_double_buffer(double_buffer);
   head->set_weight_version(weight_version_);
   head->set_generation(generation_);
 }

@@ -37,6 +37,7 @@ enum class Fate {
   kRestartKeepHead,     // the server is another one, which was given the same head
   kRestartLoseHead,     // the server is another one and has no head
   kExpireSession,       // the session's lease has ended
+  kAbortBefore,         // somebody aborts the flush that is under way just before
   kFlushBefore,         // somebody flushes and commits the window just before
   kWrongSize,           // answered with half of dX
   kTakenBySomeoneElse,  // another process sent this sequence first
@@ -69,9 +70,14 @@ class FakeServer {
     int gradient_calls = 0;
     std::vector<int64_t> gradient_first_rows;
     int weight_write_streams = 0;
-    std::vector<v1::Chunk> chunks;  // as they arrived, payload and all
+    std::vector<v1::WriteWeightsRequest> weight_writes;  // without their rows
+    std::vector<v1::ReadWeightsRequest> weight_reads;
+    int64_t largest_weight_bytes = 0;  // of a message of rows
+    std::vector<v1::Chunk> chunks;     // as they arrived, payload and all
     std::vector<v1::BeginFlushRequest> flushes;
     std::vector<v1::CreateHeadRequest> creations;
+    std::vector<v1::ApplyStepRequest> steps;  // calls, repeated ones too
+    std::vector<v1::GradientStatsRequest> stats;
   };
 
   // --- Scripts; set before the calls they are about. Counted calls: from 0.
@@ -80,16 +86,22 @@ class FakeServer {
   std::function<RowFate(int message)> on_gradient_rows;  // counted over the whole life of the server
   std::function<RowFate(int message)> on_weight_rows;
   std::function<bool(int message)> cut_weight_write;
-  int lost_commits = 0;        // CommitFlush is done, but its answer is lost, that many times
-  int refused_aborts = 0;      // AbortFlush fails that many times
-  int unavailable_status = 0;  // GetStatus fails that many times
+  int lost_commits = 0;               // CommitFlush is done, but its answer is lost, that many times
+  int lost_steps = 0;                 // ApplyStep likewise
+  int slow_steps = 0;                 // ApplyStep is done, but answered only after a second, that many times
+  bool restart_before_steps = false;  // the next ApplyStep meets another server, which has the same head
+  int refused_aborts = 0;             // AbortFlush fails that many times
+  int unavailable_status = 0;         // GetStatus fails that many times
   bool change_weights_on_cut = false;
   bool change_weights_between_chunks = false;
   int most_lanes = 16;  // of one session
   bool has_class_weights = false;
   bool has_bias = false;
+  bool narrow_weights = false;  // the head says that its weights are bf16
+  bool has_master = false;      // and that there is an fp32 copy
   bool corrupt_bias_gradient = false;
   bool frozen_head = false;
+  bool double_buffer = false;            // the head has two gradients
   bool short_returns = false;            // answers leave the last of each array out
   bool forget_sessions_are_new = false;  // as a server does whose OpenSession does not say so
   int64_t rows_per_message = 2;
@@ -141,6 +153,7 @@ class FakeServer {
   std::vector<float> BiasWindow() const;
   void Restart(bool keep_head);
   void CommitWindow();
+  void ReopenWindow();
   Session* FindSession(const std::string& client_key);
   uint64_t& AcceptedOf(const Stream& stream) {
     return FindSession(stream.client_key)->accepted.at(static_cast<size_t>(stream.lane));
@@ -157,7 +170,10 @@ class FakeServer {
   uint64_t generation_ = 1;
   bool frozen_ = false;
   std::string last_committed_;
+  v1::ApplyStepRequest last_step_;
+  v1::ApplyStepResponse last_step_answer_;
   std::vector<float> window_;
+  std::vector<float> next_window_;  // while frozen, of a head with two gradients
   std::vector<float> weights_;
   std::vector<float> bias_;
   uint64_t weight_version_ = 1;

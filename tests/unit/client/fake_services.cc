@@ -5,6 +5,8 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "grpcpp/security/server_credentials.h"
@@ -65,6 +67,11 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
       const std::vector<float> bias = ToFloats(v1::DATA_TYPE_FLOAT32, request.bias());
       std::copy(bias.begin(), bias.end(), fake_->bias_.begin() + request.first_row());
       response->set_rows_received(response->rows_received() + request.rows());
+      fake_->observed_.largest_weight_bytes =
+          std::max(fake_->observed_.largest_weight_bytes, static_cast<int64_t>(request.weights().size()));
+      request.clear_weights();
+      request.clear_bias();
+      fake_->observed_.weight_writes.push_back(request);
     }
     return grpc::Status::OK;
   }
@@ -79,7 +86,9 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
   grpc::Status ReadWeights(grpc::ServerContext*, const v1::ReadWeightsRequest* request,
                            grpc::ServerWriter<v1::ReadWeightsResponse>* writer) override {
     const std::lock_guard lock(fake_->mutex_);
-    for (int64_t row = request->first_row(); row < kVocab;) {
+    fake_->observed_.weight_reads.push_back(*request);
+    const int64_t end = request->rows() == 0 ? kVocab : request->first_row() + request->rows();
+    for (int64_t row = request->first_row(); row < end;) {
       const RowFate fate =
           fake_->on_weight_rows ? fake_->on_weight_rows(fake_->weight_messages_) : RowFate::kSend;
       ++fake_->weight_messages_;
@@ -93,7 +102,7 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
       v1::ReadWeightsResponse response;
       response.set_weight_version(fake_->weight_version_);
       response.set_first_row(row);
-      response.set_rows(std::min(fake_->rows_per_message, kVocab - row));
+      response.set_rows(std::min(fake_->rows_per_message, end - row));
       response.set_dtype(request->dtype());
       response.set_weights(
           FromFloats(request->dtype(), fake_->weights_.data() + row * kHidden, response.rows() * kHidden));
@@ -259,9 +268,52 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
       return {StatusCode::INTERNAL, "refused by the test"};
     }
     ++fake_->observed_.aborts;
-    fake_->frozen_ = false;
-    fake_->committed_.notify_all();
+    fake_->ReopenWindow();
     response->set_generation(fake_->generation_);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GradientStats(grpc::ServerContext*, const v1::GradientStatsRequest* request,
+                             v1::GradientStatsResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    fake_->observed_.stats.push_back(*request);
+    response->set_norm(1.5);
+    response->set_bias_norm(2.5);
+    response->set_largest(3.5F);
+    response->set_non_finite(4);
+    response->set_window_tokens(5);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status ApplyStep(grpc::ServerContext*, const v1::ApplyStepRequest* request,
+                         v1::ApplyStepResponse* response) override {
+    std::unique_lock lock(fake_->mutex_);
+    if (std::exchange(fake_->restart_before_steps, false)) fake_->Restart(/*keep_head=*/true);
+    fake_->observed_.steps.push_back(*request);
+    if (request->generation() != fake_->last_step_.generation()) {
+      if (request->generation() != fake_->generation_) {
+        return fake_->PositionError(StatusCode::ABORTED, "wrong generation");
+      }
+      fake_->CommitWindow();
+      fake_->last_step_ = *request;
+      fake_->last_step_answer_.set_generation(fake_->generation_);
+      fake_->last_step_answer_.set_weight_version(++fake_->weight_version_);
+      fake_->last_step_answer_.set_step(fake_->last_step_answer_.step() + 1);
+      fake_->last_step_answer_.set_norm(1.5);
+      fake_->last_step_answer_.set_window_tokens(5);
+    } else if (request->SerializeAsString() != fake_->last_step_.SerializeAsString()) {
+      return {StatusCode::FAILED_PRECONDITION, "a step was applied with other arguments"};
+    }
+    *response = fake_->last_step_answer_;
+    if (fake_->lost_steps > 0) {
+      --fake_->lost_steps;
+      return Cut();
+    }
+    if (fake_->slow_steps > 0) {
+      --fake_->slow_steps;
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
     return grpc::Status::OK;
   }
 
@@ -291,6 +343,7 @@ class FakeServer::StatusService final : public v1::StatusService::Service {
 
 FakeServer::FakeServer()
     : window_(kVocab * kHidden, 0.0F),
+      next_window_(kVocab * kHidden, 0.0F),
       weights_(kVocab * kHidden, 0.0F),
       bias_(kVocab, 0.0F),
       head_service_(std::make_unique<HeadService>(this)),

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/src/safetensors.h"
+#include "proto/safetensors/safetensors.h"
 #include "lossd/client.h"
 #include "tests/unit/client/fake_server.h"
 

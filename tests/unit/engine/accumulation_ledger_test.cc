@@ -132,7 +132,7 @@ TEST(AccumulationLedger, MemoryDoesNotGrowWithTheNumberOfChunks) {
   EXPECT_EQ(lane.applied, 100000U);
 }
 
-TEST(AccumulationLedgerTest, WhileAWindowIsFrozenTheNextOneCountsFromThere) {
+TEST(AccumulationLedger, WhileAWindowIsFrozenTheNextOneCountsFromThere) {
   AccumulationLedger ledger;
   const auto take = [&ledger](const char* session) {
     AccumulationLedger::Lane& lane = ledger.Find(session)->lanes[0];

@@ -13,7 +13,6 @@
 #include "server/engine/engine.h"
 #include "server/engine/errors.h"
 #include "server/engine/gradient_summary.h"
-#include "server/engine/memory_budget.h"
 #include "server/engine/random_id.h"
 #include "server/engine/retry_slots.h"
 #include "server/engine/session_credit.h"
@@ -21,23 +20,6 @@
 
 namespace lossd::engine {
 namespace {
-
-using ::testing::HasSubstr;
-
-TEST(MemoryBudget, RefusesWithATableAndGivesBackWhatIsReleased) {
-  auto budget = std::make_shared<MemoryBudget>(100);
-  auto first = budget->Reserve("first", {{"weights", 60}});
-  ASSERT_TRUE(first.ok());
-  const auto second = budget->Reserve("second", {{"weights", 30}, {"gradient", 11}});
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
-  for (const char* part :
-       {"second", "weights", "30", "gradient", "11", "asked for", "41", "free", "40", "limit", "100"}) {
-    EXPECT_THAT(std::string(second.status().message()), HasSubstr(part));
-  }
-  EXPECT_EQ(budget->reserved(), 60);
-  first->reset();
-  EXPECT_EQ(budget->reserved(), 0);
-}
 
 TEST(CpuDevice, PlansForWeightsThatAreWrittenBesideThoseInUse) {
   auto device = *CreateCpuDevice(8 << 20);
@@ -48,6 +30,28 @@ TEST(CpuDevice, PlansForWeightsThatAreWrittenBesideThoseInUse) {
   EXPECT_EQ(TotalBytes(*device->PlanMemory(biased)), 1000 * (16 * (2 + 4 + 2) + 4 + 4 + 4));
   biased.weight_gradients = WeightGradients::kFrozen;
   EXPECT_EQ(TotalBytes(*device->PlanMemory(biased)), 1000 * (16 * (2 + 2) + 4 + 4)) << "no db";
+}
+
+TEST(CpuDevice, PlansForMasterMomentsAndASecondGradient) {
+  auto device = *CreateCpuDevice(8 << 20);
+  HeadConfig config{"h", 1000, 16, kernels::DataType::kBFloat16};
+  config.optimizer.kind = OptimizerKind::kAdamW;
+  config.master_weights = true;
+  config.double_buffer = true;
+  config.bias = true;
+  const absl::StatusOr<MemoryPlan> plan = device->PlanMemory(config);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto bytes_of = [&](const std::string& purpose) {
+    int64_t bytes = 0;
+    for (const MemoryItem& item : *plan) bytes += item.purpose == purpose ? item.bytes : 0;
+    return bytes;
+  };
+  EXPECT_EQ(bytes_of("weights"), 1000 * (16 * 2 + 4));
+  EXPECT_EQ(bytes_of("master_weights"), 1000 * 16 * 4);
+  EXPECT_EQ(bytes_of("gradient"), 2 * 1000 * (16 * 4 + 4));
+  EXPECT_EQ(bytes_of("optimizer"), 2 * 1000 * (16 * 4 + 4));
+  EXPECT_EQ(bytes_of("weight_staging"), 1000 * (16 * 4 + 4)) << "writes are staged as the master is";
+  EXPECT_EQ(plan->size(), 5U);
 }
 
 TEST(Engine, CreationThatDoesNotFitLeavesTheBudgetAsItWas) {

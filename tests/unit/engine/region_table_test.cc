@@ -98,7 +98,7 @@ TEST_F(RegionTableTest, WhatIsNotAttachedYetIsOneClientsShare) {
 }
 
 TEST_F(RegionTableTest, AFailedCreationLeavesNothingBehind) {
-  const auto blocker = budget_->Reserve("a head", {{"weights", 16 * kPage}});
+  const auto blocker = budget_->Reserve("head", "a head", {{"weights", 16 * kPage}});
   ASSERT_TRUE(blocker.ok());
   EXPECT_EQ(TryCreate(kPage).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(table_->Create(RegionKind::kDevice, kPage).status().code(), absl::StatusCode::kResourceExhausted);

@@ -13,6 +13,7 @@
 #include "client/tools/lossctl/completion.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
+#include "client/tools/lossctl/head_info.h"
 #include "client/tools/lossctl/table.h"
 #include "nlohmann/json.hpp"
 
@@ -30,6 +31,15 @@ TEST(TableTest, ColumnsAreAsWideAsTheirWidestCellCountedInCharacters) {
             "NAME     SIZE\n"
             "é           1  █░\n"
             "longer  12345\n");
+}
+
+TEST(HeadsTableTest, SaysHowMuchOfTheNextWeightsIsThere) {
+  HeadInfo head{.config = {.name = "h", .vocab_size = 200, .hidden_size = 8}, .weight_version = 3};
+  EXPECT_THAT(HeadsTable({head}), HasSubstr("version 3  "));
+  head.staged_rows = 84;
+  EXPECT_THAT(HeadsTable({head}), HasSubstr("version 3, next 42 %"));
+  head.weight_version = 0;
+  EXPECT_THAT(HeadsTable({head}), HasSubstr("none, next 42 %"));
 }
 
 TEST(WithCommasTest, GroupsByThree) {

@@ -22,7 +22,7 @@ std::vector<float> Values(int64_t count, uint64_t purpose) {
 class LocalHeadTest : public ::testing::Test {
  protected:
   double LossOf(const std::vector<float>& weights, const std::vector<float>& hidden) {
-    LocalHead head(kShape, HeadPrecision::kFloat32, &pool_);
+    LocalHead head(kShape, HeadPrecision::kFloat32, {}, &pool_);
     EXPECT_TRUE(head.WriteWeights(weights).ok());
     return *head.Loss(labels_, hidden);
   }
@@ -59,14 +59,13 @@ TEST_F(LocalHeadTest, LossIsTheCrossEntropy) {
 }
 
 TEST_F(LocalHeadTest, GradientsAreThoseOfTheScaledLoss) {
-  LocalHead head(kShape, HeadPrecision::kFloat32, &pool_);
+  LocalHead head(kShape, HeadPrecision::kFloat32, {}, &pool_);
   ASSERT_TRUE(head.WriteWeights(weights_).ok());
   std::vector<float> dx(hidden_.size());
   const absl::StatusOr<double> loss = head.LossAndGradients(labels_, hidden_, kScale, dx);
   ASSERT_TRUE(loss.ok());
   EXPECT_NEAR(*loss, LossOf(weights_, hidden_), 1e-9 * *loss);
-  std::vector<float> dw(weights_.size());
-  ASSERT_TRUE(head.TakeGradient(dw).ok());
+  const std::vector<float> dw(head.gradient().begin(), head.gradient().end());
 
   constexpr float kStep = 1e-2f;
   for (size_t i = 0; i < dx.size(); i += 97) {
@@ -87,23 +86,34 @@ TEST_F(LocalHeadTest, GradientsAreThoseOfTheScaledLoss) {
   }
 }
 
-TEST_F(LocalHeadTest, AddsUpGradientsUntilTheyAreTaken) {
-  LocalHead head(kShape, HeadPrecision::kFloat32, &pool_);
+TEST_F(LocalHeadTest, AddsUpGradientsUntilAStepConsumesThem) {
+  LocalHead head(kShape, HeadPrecision::kFloat32, {}, &pool_);
   ASSERT_TRUE(head.WriteWeights(weights_).ok());
   std::vector<float> dx(hidden_.size());
-  std::vector<float> once(weights_.size());
-  std::vector<float> twice(weights_.size());
   ASSERT_TRUE(head.LossAndGradients(labels_, hidden_, kScale, dx).ok());
-  ASSERT_TRUE(head.TakeGradient(once).ok());
+  const std::vector<float> once(head.gradient().begin(), head.gradient().end());
+  ASSERT_TRUE(head.Step(/*learning_rate=*/0).ok());
   ASSERT_TRUE(head.LossAndGradients(labels_, hidden_, kScale, dx).ok());
   ASSERT_TRUE(head.LossAndGradients(labels_, hidden_, kScale, dx).ok());
   ASSERT_TRUE(head.Loss(labels_, hidden_).ok());
-  ASSERT_TRUE(head.TakeGradient(twice).ok());
-  for (size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(twice[i], 2 * once[i], 1e-4);
+  for (size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(head.gradient()[i], 2 * once[i], 1e-4);
+}
+
+TEST_F(LocalHeadTest, AStepMovesTheMasterAndRoundsItAnew) {
+  LocalHead head(kShape, HeadPrecision::kBFloat16, {}, &pool_);
+  ASSERT_TRUE(head.WriteWeights(weights_).ok());
+  std::vector<float> dx(hidden_.size());
+  const double before = *head.LossAndGradients(labels_, hidden_, kScale, dx);
+  // Each far below what a bf16 weight can hold, together a descent.
+  for (int step = 0; step < 200; ++step) {
+    ASSERT_TRUE(head.LossAndGradients(labels_, hidden_, kScale, dx).ok());
+    ASSERT_TRUE(head.Step(/*learning_rate=*/1e-4).ok());
+  }
+  EXPECT_LT(*head.Loss(labels_, hidden_), 0.999 * before);
 }
 
 TEST_F(LocalHeadTest, RoundsToBFloat16LikeTheServer) {
-  LocalHead head(kShape, HeadPrecision::kBFloat16, &pool_);
+  LocalHead head(kShape, HeadPrecision::kBFloat16, {}, &pool_);
   std::vector<float> weights = weights_;
   std::vector<float> hidden = hidden_;
   weights[0] = 1.00390625f;  // half way between two bf16 values: to the even one, 1

@@ -1,12 +1,11 @@
 // Safetensors files: what the writer makes the reader gives back bit for bit; no failure leaves a file under
 // the final name or a temporary file behind; no header, however hostile, is believed.
-#include "client/src/safetensors.h"
+#include "proto/safetensors/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -18,35 +17,17 @@
 #include <utility>
 #include <vector>
 
+#include "tests/unit/safetensors/safetensors_fixture.h"
+
 namespace lossd {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::OneTensor;
+using testing::RawFile;
+using testing::SafetensorsTest;
 namespace fs = std::filesystem;
-
-class SafetensorsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string pattern = fs::temp_directory_path() / "safetensors_test.XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
-  std::string Path(const std::string& name) const { return directory_ / name; }
-  std::vector<std::string> Files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(directory_)) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-  void WriteRaw(const std::string& name, const std::string& bytes) const {
-    std::ofstream(Path(name), std::ios::binary) << bytes;
-  }
-
-  fs::path directory_;
-};
 
 std::vector<std::byte> Pattern(size_t size) {
   std::vector<std::byte> bytes(size);
@@ -58,19 +39,6 @@ std::vector<std::byte> Pattern(size_t size) {
 std::string ReadRaw(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-// A file of this header and this many bytes of data; the length is the header's unless given.
-std::string RawFile(const std::string& header, size_t data_bytes) {
-  uint64_t size = header.size();
-  std::string bytes(sizeof(size), '\0');
-  std::memcpy(bytes.data(), &size, sizeof(size));
-  return bytes + header + std::string(data_bytes, '\1');
-}
-std::string RawFile(uint64_t claimed, const std::string& rest) {
-  std::string bytes(sizeof(claimed), '\0');
-  std::memcpy(bytes.data(), &claimed, sizeof(claimed));
-  return bytes + rest;
 }
 
 // Lowers the process's file-size limit for its own lifetime.
@@ -97,13 +65,13 @@ class FileSizeLimit {
 
 TEST_F(SafetensorsTest, WhatIsWrittenInPiecesIsReadBackBitForBit) {
   const auto bytes = Pattern(3 * 5 * 4 + 7 * 2 + 2);
-  auto writer =
-      SafetensorsWriter::Create(Path("a.safetensors"),
-                                {{.name = "w", .dtype = DataType::kFloat32, .shape = {3, 5}},
-                                 {.name = "b \"quoted\" é", .dtype = DataType::kBFloat16, .shape = {7}},
-                                 {.name = "scalar", .dtype = DataType::kFloat16, .shape = {}},
-                                 {.name = "empty", .dtype = DataType::kFloat16, .shape = {0, 4}}},
-                                {{"format", "pt"}});
+  auto writer = SafetensorsWriter::Create(
+      Path("a.safetensors"),
+      {{.name = "w", .dtype = SafetensorsType::kFloat32, .shape = {3, 5}},
+       {.name = "b \"quoted\" é", .dtype = SafetensorsType::kBFloat16, .shape = {7}},
+       {.name = "scalar", .dtype = SafetensorsType::kFloat16, .shape = {}},
+       {.name = "empty", .dtype = SafetensorsType::kFloat16, .shape = {0, 4}}},
+      {{"format", "pt"}});
   ASSERT_TRUE(writer.ok()) << writer.status();
   for (size_t at = 0; at < bytes.size(); at += 11) {
     ASSERT_TRUE(writer->Append(std::span(bytes).subspan(at, std::min<size_t>(11, bytes.size() - at))).ok());
@@ -116,17 +84,17 @@ TEST_F(SafetensorsTest, WhatIsWrittenInPiecesIsReadBackBitForBit) {
   EXPECT_EQ(file->metadata().at("format"), "pt");
   auto w = file->Find("w");
   ASSERT_TRUE(w.ok()) << w.status();
-  EXPECT_EQ(w->dtype, DataType::kFloat32);
+  EXPECT_EQ(w->dtype, SafetensorsType::kFloat32);
   EXPECT_THAT(w->shape, ElementsAre(3, 5));
   ASSERT_EQ(w->data.size(), 60U);
   EXPECT_EQ(std::memcmp(w->data.data(), bytes.data(), 60), 0);
   auto b = file->Find("b \"quoted\" é");
   ASSERT_TRUE(b.ok()) << b.status();
-  EXPECT_EQ(b->dtype, DataType::kBFloat16);
+  EXPECT_EQ(b->dtype, SafetensorsType::kBFloat16);
   EXPECT_EQ(std::memcmp(b->data.data(), bytes.data() + 60, 14), 0);
   auto scalar = file->Find("scalar");
   ASSERT_TRUE(scalar.ok()) << scalar.status();
-  EXPECT_EQ(scalar->dtype, DataType::kFloat16);
+  EXPECT_EQ(scalar->dtype, SafetensorsType::kFloat16);
   EXPECT_EQ(scalar->data.size(), 2U);
   EXPECT_EQ(file->Find("empty")->data.size(), 0U);
 
@@ -230,11 +198,6 @@ struct HostileFile {
   const char* message;  // what the error has to say
 };
 
-// One tensor "t" of 4 bytes with this dtype, shape and offsets.
-std::string OneTensor(const char* dtype, const char* shape, const char* offsets) {
-  return std::string(R"({"t":{"dtype":")") + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" +
-         offsets + "}}";
-}
 std::string TwoTensors(const char* first, const char* second) {
   return std::string(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)") + first +
          R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";
@@ -344,6 +307,23 @@ TEST_F(SafetensorsTest, EveryTruncationAndEveryFlippedHeaderByteIsSurvived) {
   }
 }
 
+// A server must outlive whoever copies a file over one that it loads.
+TEST_F(SafetensorsTest, AFileThatIsShortenedIsDataLossToAReader) {
+  WriteRaw("a", RawFile(R"({"t":{"dtype":"F32","shape":[4096],"data_offsets":[0,16384]}})", 16384));
+  auto file = SafetensorsFile::Open(Path("a"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  auto view = file->Find("t");
+  ASSERT_TRUE(view.ok()) << view.status();
+  std::vector<std::byte> bytes(16);
+  ASSERT_TRUE(file->Read(*view, 16368, bytes).ok());
+  EXPECT_EQ(bytes[15], std::byte{1});
+  fs::resize_file(Path("a"), 8192);
+  EXPECT_TRUE(file->Read(*view, 0, bytes).ok());
+  const absl::Status status = file->Read(*view, 16368, bytes);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shortened"));
+}
+
 TEST_F(SafetensorsTest, PaddingMetadataAndForeignDtypesAreAccepted) {
   WriteRaw(
       "a",
@@ -352,7 +332,7 @@ TEST_F(SafetensorsTest, PaddingMetadataAndForeignDtypesAreAccepted) {
               10));
   auto file = SafetensorsFile::Open(Path("a"));
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->Find("h")->dtype, DataType::kBFloat16);
+  EXPECT_EQ(file->Find("h")->dtype, SafetensorsType::kBFloat16);
   EXPECT_EQ(file->Find("ids").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(file->Find("ids").status().message()), HasSubstr("I64"));
   auto missing = file->Find("lm_head.weight").status();
@@ -368,61 +348,6 @@ TEST_F(SafetensorsTest, MissingFilesAndDevicesAreErrors) {
   EXPECT_EQ(SafetensorsFile::Open("/dev/zero").status().code(), absl::StatusCode::kInvalidArgument);
   ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
   EXPECT_EQ(SafetensorsFile::Open(Path("fifo")).status().code(), absl::StatusCode::kInvalidArgument);
-}
-
-TEST_F(SafetensorsTest, AShardedModelFindsATensorInItsShard) {
-  fs::create_directory(directory_ / "sub");
-  WriteRaw("one.safetensors", RawFile(OneTensor("F32", "[1]", "[0,4]"), 4));
-  WriteRaw("sub/two.safetensors", RawFile(R"({"u":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 4));
-  WriteRaw("model.safetensors.index.json",
-           R"({"metadata":{"total_size":8},"weight_map":{"t":"one.safetensors","u":"sub/two.safetensors",)"
-           R"("gone":"three.safetensors","moved":"one.safetensors"}})");
-  auto model = SafetensorsModel::Open(directory_);
-  ASSERT_TRUE(model.ok()) << model.status();
-  auto u = model->Find("u");
-  ASSERT_TRUE(u.ok()) << u.status();
-  EXPECT_EQ(u->dtype, DataType::kBFloat16);
-  auto t = model->Find("t");
-  ASSERT_TRUE(t.ok()) << t.status();
-  EXPECT_EQ(t->dtype, DataType::kFloat32);
-  EXPECT_EQ(u->data[3], std::byte{1}) << "opening a second shard unmapped the first";
-  EXPECT_TRUE(model->Contains("gone"));
-  EXPECT_FALSE(model->Contains("none"));
-  for (const char* name : {"gone", "moved", "none"}) {
-    EXPECT_EQ(model->Find(name).status().code(), absl::StatusCode::kNotFound) << name;
-  }
-}
-
-TEST_F(SafetensorsTest, ADirectoryWithOneFileAndAPlainFileAreModelsToo) {
-  EXPECT_EQ(SafetensorsModel::Open(directory_).status().code(), absl::StatusCode::kNotFound);
-  WriteRaw("model.safetensors", RawFile(OneTensor("F32", "[1]", "[0,4]"), 4));
-  for (const std::string& path : {directory_.string(), Path("model.safetensors")}) {
-    auto model = SafetensorsModel::Open(path);
-    ASSERT_TRUE(model.ok()) << model.status();
-    EXPECT_TRUE(model->Find("t").ok());
-    EXPECT_EQ(model->Find("x").status().code(), absl::StatusCode::kNotFound);
-  }
-}
-
-TEST_F(SafetensorsTest, ShardPathsThatLeaveTheDirectoryAndMalformedIndexesAreRefused) {
-  for (const char* index : {
-           R"({"weight_map":{"t":"../x.safetensors"}})",
-           R"({"weight_map":{"t":"sub/../../x.safetensors"}})",
-           R"({"weight_map":{"t":"/etc/passwd"}})",
-           R"({"weight_map":{"t":""}})",
-           R"({"weight_map":{"t":".."}})",
-           R"({"weight_map":{"t":"x\u0000y"}})",
-           R"({"weight_map":{"t":7}})",
-           R"({"weight_map":["t"]})",
-           R"({"weight_map":)",
-           R"({})",
-           R"([])",
-           "",
-       }) {
-    WriteRaw("model.safetensors.index.json", index);
-    EXPECT_EQ(SafetensorsModel::Open(directory_).status().code(), absl::StatusCode::kInvalidArgument)
-        << index;
-  }
 }
 
 }  // namespace

@@ -1,30 +1,36 @@
 // Reading and writing safetensors files: a streaming writer for tensors larger than memory, a memory-mapped
 // reader that trusts nothing it reads, and sharded models (a directory with model.safetensors.index.json).
 //
-// Tensor data is row-major, dense and little-endian. Errors are absl::Status and name the file; nothing
-// throws. Distinct objects may be used from distinct threads; const methods of one reader from any number of
-// threads.
-#ifndef LOSSD_CLIENT_SRC_SAFETENSORS_H_
-#define LOSSD_CLIENT_SRC_SAFETENSORS_H_
+// Used at both ends: by clients, and by servers that load weights from a folder of theirs. Tensor data is
+// row-major, dense and little-endian. Errors are absl::Status and name the file; nothing throws. Distinct
+// objects may be used from distinct threads; const methods of one reader from any number of threads.
+#ifndef LOSSD_PROTO_SAFETENSORS_SAFETENSORS_H_
+#define LOSSD_PROTO_SAFETENSORS_SAFETENSORS_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "client/src/safetensors_header.h"
-#include "lossd/client.h"
+#include "proto/safetensors/header.h"
+#include "proto/safetensors/input_file.h"
 
 namespace lossd {
 
+// The element types that lossd reads and writes.
+enum class SafetensorsType { kFloat32, kBFloat16, kFloat16 };
+int64_t SizeOf(SafetensorsType type);    // bytes of one element
+const char* Name(SafetensorsType type);  // as the format spells it: "F32", ...
+
 struct SafetensorsTensor {
   std::string name{};
-  DataType dtype = DataType::kFloat32;
+  SafetensorsType dtype = SafetensorsType::kFloat32;
   std::vector<int64_t> shape{};
 };
 
@@ -71,18 +77,19 @@ class SafetensorsWriter {
 
 // A tensor inside a mapped file. `data` may be unaligned for its dtype.
 struct SafetensorsView {
-  DataType dtype = DataType::kFloat32;
+  SafetensorsType dtype = SafetensorsType::kFloat32;
   std::vector<int64_t> shape{};
   std::span<const std::byte> data{};
 };
 
 // One file, mapped read-only for the life of the object, its header checked against the size of the file.
-// Views stay valid when the object is moved. As with every mapping, shortening the file meanwhile kills the
-// process.
+// Views stay valid when the object is moved. As with every mapping, shortening the file meanwhile kills a
+// process that looks at a view; Read does not.
 class SafetensorsFile {
  public:
   // NOT_FOUND, PERMISSION_DENIED, or INVALID_ARGUMENT if it is not a complete safetensors file.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+  static absl::StatusOr<SafetensorsFile> Open(InputFile file);
   ~SafetensorsFile();
   SafetensorsFile(SafetensorsFile&& other) noexcept;
   SafetensorsFile& operator=(SafetensorsFile&& other) noexcept;
@@ -90,13 +97,17 @@ class SafetensorsFile {
   // NOT_FOUND names some tensors that are there; INVALID_ARGUMENT if its dtype is none of F32, BF16, F16
   // (files may hold tensors of other dtypes beside it).
   absl::StatusOr<SafetensorsView> Find(absl::string_view name) const;
+  // Copies bytes of a view of this file from `offset` on, which are there, without touching the mapping.
+  // DATA_LOSS if the file was shortened.
+  absl::Status Read(const SafetensorsView& view, int64_t offset, std::span<std::byte> out) const;
+  bool Holds(const SafetensorsView& view) const;
   const std::vector<SafetensorsEntry>& entries() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 
  private:
-  SafetensorsFile() = default;
+  explicit SafetensorsFile(InputFile file) : file_(std::move(file)) {}
 
-  std::string path_;
+  InputFile file_;
   std::span<const std::byte> mapping_;
   std::span<const std::byte> data_;
   SafetensorsHeader header_;
@@ -108,15 +119,25 @@ class SafetensorsFile {
 class SafetensorsModel {
  public:
   static absl::StatusOr<SafetensorsModel> Open(const std::string& path);
+  // Of a path relative to `root`. Nothing outside that folder is opened: neither "..", nor a link, nor a
+  // shard leads there (InputFile::Open says with which errors).
+  static absl::StatusOr<SafetensorsModel> OpenBelow(const std::string& root, const std::string& path);
 
-  // As SafetensorsFile::Find; the view is valid as long as this object. Not thread-safe.
+  // As SafetensorsFile::Find and Read; the view is valid as long as this object. Not thread-safe.
   absl::StatusOr<SafetensorsView> Find(const std::string& name);
+  absl::Status Read(const SafetensorsView& view, int64_t offset, std::span<std::byte> out) const;
   bool Contains(const std::string& name) const { return shard_of_.count(name) > 0; }
+  // The tensors of this shape and of a dtype that lossd reads, by name. Opens every shard.
+  absl::StatusOr<std::vector<std::string>> FindByShape(const std::vector<int64_t>& shape);
 
  private:
-  SafetensorsModel() = default;
-  absl::Status ReadIndex(const std::string& index_path);
+  SafetensorsModel(std::string root, std::string path) : root_(std::move(root)), path_(std::move(path)) {}
+  absl::Status Read();
+  absl::Status ReadIndex(const InputFile& index);
+  absl::Status Take(InputFile file);
+  absl::StatusOr<const SafetensorsFile*> Shard(const std::string& path);
 
+  std::string root_;                             // empty: anywhere
   std::string path_;                             // as given
   std::map<std::string, std::string> shard_of_;  // tensor name to path of its file
   std::map<std::string, SafetensorsFile> files_;
@@ -124,4 +145,4 @@ class SafetensorsModel {
 
 }  // namespace lossd
 
-#endif  // LOSSD_CLIENT_SRC_SAFETENSORS_H_
+#endif  // LOSSD_PROTO_SAFETENSORS_SAFETENSORS_H_

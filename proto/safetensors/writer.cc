@@ -10,22 +10,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/src/safetensors.h"
+#include "proto/safetensors/safetensors.h"
 
 namespace lossd {
 namespace {
-
-const char* FormatName(DataType type) {
-  switch (type) {
-    case DataType::kFloat32:
-      return "F32";
-    case DataType::kBFloat16:
-      return "BF16";
-    case DataType::kFloat16:
-      return "F16";
-  }
-  return "";
-}
 
 bool IsOutOfSpace(int error_number) {
   return error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
@@ -36,14 +24,14 @@ absl::StatusOr<SafetensorsHeader> MakeHeader(std::vector<SafetensorsTensor> tens
   SafetensorsHeader header{.tensors = {}, .metadata = std::move(metadata)};
   int64_t offset = 0;
   for (SafetensorsTensor& tensor : tensors) {
-    auto bytes = SafetensorsBytes(FormatName(tensor.dtype), tensor.shape);
+    auto bytes = SafetensorsBytes(Name(tensor.dtype), tensor.shape);
     int64_t end = 0;
     if (!bytes.ok() || __builtin_add_overflow(offset, *bytes, &end)) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor '", tensor.name, "': ", bytes.ok() ? "too large" : bytes.status().message()));
     }
     header.tensors.push_back({.name = std::move(tensor.name),
-                              .dtype = FormatName(tensor.dtype),
+                              .dtype = Name(tensor.dtype),
                               .shape = std::move(tensor.shape),
                               .begin = offset,
                               .end = end});

@@ -3,8 +3,8 @@
 // https://github.com/huggingface/safetensors#format
 //
 // Pure functions of their arguments; thread-safe. Offsets and sizes are in bytes.
-#ifndef LOSSD_CLIENT_SRC_SAFETENSORS_HEADER_H_
-#define LOSSD_CLIENT_SRC_SAFETENSORS_HEADER_H_
+#ifndef LOSSD_PROTO_SAFETENSORS_HEADER_H_
+#define LOSSD_PROTO_SAFETENSORS_HEADER_H_
 
 #include <cstdint>
 #include <map>
@@ -47,4 +47,4 @@ absl::StatusOr<std::string> SerializeSafetensorsHeader(const SafetensorsHeader& 
 
 }  // namespace lossd
 
-#endif  // LOSSD_CLIENT_SRC_SAFETENSORS_HEADER_H_
+#endif  // LOSSD_PROTO_SAFETENSORS_HEADER_H_

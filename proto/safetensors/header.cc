@@ -1,4 +1,4 @@
-#include "client/src/safetensors_header.h"
+#include "proto/safetensors/header.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,0 +1,36 @@
+// The bytes of a row stream's messages, ReadGradientResponse and ReadWeightsResponse, without copies of the
+// rows. Same wire format as the generated classes', and the same messages accepted: what does not look as
+// every protobuf library writes it goes through the generated parser. Pure functions.
+#ifndef LOSSD_PROTO_WIRE_ROW_WIRE_H_
+#define LOSSD_PROTO_WIRE_ROW_WIRE_H_
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include <memory>
+
+#include "lossd/v1/gradient.pb.h"
+#include "lossd/v1/head.pb.h"
+#include "proto/wire/tensor.h"
+
+namespace lossd::wire {
+
+template <typename Message>
+struct ReceivedRows {
+  Message message;                    // everything but the rows of the matrix
+  Tensor rows;                        // ReadGradientResponse.gradient, ReadWeightsResponse.weights
+  std::shared_ptr<const void> owner;  // keeps their memory
+};
+
+// Takes the bytes. False, and nothing of use in `received`, exactly if the generated class cannot parse them.
+bool Decode(grpc::ByteBuffer* bytes, ReceivedRows<v1::ReadGradientResponse>* received);
+bool Decode(grpc::ByteBuffer* bytes, ReceivedRows<v1::ReadWeightsResponse>* received);
+
+// `header` is the message without the rows of the matrix, which are referred to until gRPC drops them.
+// Together below 2 GiB.
+grpc::ByteBuffer Encode(const v1::ReadGradientResponse& header, const grpc::Slice& rows);
+grpc::ByteBuffer Encode(const v1::ReadWeightsResponse& header, const grpc::Slice& rows);
+
+}  // namespace lossd::wire
+
+#endif  // LOSSD_PROTO_WIRE_ROW_WIRE_H_

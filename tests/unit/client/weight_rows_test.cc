@@ -1,0 +1,176 @@
+// Rows of weights by WeightWrite and ReadRows against a server that misbehaves at exact points: nothing but
+// these rows moves, in the type that says all and no more.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lossd/client.h"
+#include "tests/unit/client/fake_server.h"
+
+namespace lossd {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using testing::FakeServer;
+using ::testing::HasSubstr;
+using ::testing::Property;
+using testing::RowFate;
+using ::testing::SizeIs;
+
+constexpr int64_t kVocab = FakeServer::kVocab;
+constexpr int64_t kHidden = FakeServer::kHidden;
+constexpr int64_t kRowBytes = kHidden * static_cast<int64_t>(sizeof(float));
+
+class WeightRowsTest : public ::testing::Test {
+ protected:
+  void Connect() {
+    auto client = Client::Connect(
+        fake_.target(), {.reconnect_timeout = std::chrono::seconds(20), .transfer_bytes = 2 * kRowBytes});
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+    auto head = client_->GetHead(FakeServer::kName);
+    ASSERT_TRUE(head.ok()) << head.status();
+    head_ = std::make_unique<Head>(*std::move(head));
+  }
+  WeightWrite Begin() {
+    auto write = head_->BeginWrite({.write_key = "step 7"});
+    EXPECT_TRUE(write.ok()) << write.status();
+    return *std::move(write);
+  }
+  static std::vector<float> Rows(int64_t rows) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < rows * kHidden; ++i) values.push_back(static_cast<float>(i) * 0.5F + 1);
+    return values;
+  }
+
+  FakeServer fake_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Head> head_;
+};
+
+TEST_F(WeightRowsTest, OnlyTheShardIsSentThroughCutsInPiecesOfTheTransfersSize) {
+  Connect();
+  const std::vector<float> before(kVocab * kHidden, -3);
+  fake_.set_weights(before);
+  fake_.cut_weight_write = [](int message) { return message == 1 || message == 3; };
+  std::vector<std::pair<int64_t, int64_t>> progress;
+  const WeightWrite write = Begin();
+  EXPECT_EQ(write.id(), "id of step 7") << "the key is the ranks' own";
+  const std::vector<float> shard = Rows(5);
+  const absl::Status status =
+      write.WriteRows(3, 5, DataType::kFloat32, shard.data(), {},
+                      [&](int64_t done, int64_t total) { progress.emplace_back(done, total); });
+  ASSERT_TRUE(status.ok()) << status;
+  std::vector<float> expected = before;
+  std::copy(shard.begin(), shard.end(), expected.begin() + 3 * kHidden);
+  EXPECT_EQ(fake_.weights(), expected);
+  EXPECT_EQ(fake_.observed().weight_write_streams, 3);
+  EXPECT_LE(fake_.observed().largest_weight_bytes, 2 * kRowBytes);
+  EXPECT_EQ(progress.front(), std::make_pair(int64_t{0}, 5 * kRowBytes));
+  EXPECT_EQ(progress.back(), std::make_pair(5 * kRowBytes, 5 * kRowBytes));
+  EXPECT_EQ(*write.Commit(), 2U);
+}
+
+TEST_F(WeightRowsTest, OnlyTheRowsAskedForAreReadThroughCuts) {
+  Connect();
+  fake_.set_weights(Rows(kVocab));
+  fake_.on_weight_rows = [](int message) { return message == 1 ? RowFate::kCut : RowFate::kSend; };
+  std::vector<float> rows(5 * kHidden);
+  const auto version = head_->ReadRows(3, 5, DataType::kFloat32, rows.data(), {.weight_version = 1});
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(*version, 1U);
+  const std::vector<float> all = Rows(kVocab);
+  EXPECT_EQ(rows, std::vector<float>(all.begin() + 3 * kHidden, all.begin() + 8 * kHidden));
+  const auto reads = fake_.observed().weight_reads;
+  ASSERT_THAT(reads, SizeIs(2));
+  EXPECT_EQ(reads[0].first_row(), 3);
+  EXPECT_EQ(reads[0].rows(), 5);
+  EXPECT_EQ(reads[1].first_row(), 5);
+  EXPECT_EQ(reads[1].rows(), 3);
+  EXPECT_THAT(reads, Each(Property(&v1::ReadWeightsRequest::weight_version, 1U)));
+}
+
+TEST_F(WeightRowsTest, ABiasComesWithItsRows) {
+  fake_.has_bias = true;
+  Connect();
+  const std::vector<float> bias{5, 6, 7};
+  ASSERT_TRUE(Begin().WriteRows(4, 3, DataType::kFloat32, Rows(3).data(), bias).ok());
+  const std::vector<float> written = fake_.bias();
+  EXPECT_THAT(std::vector<float>(written.begin() + 4, written.begin() + 7), ElementsAre(5, 6, 7));
+  std::vector<float> read(2);
+  std::vector<float> rows(2 * kHidden);
+  ASSERT_TRUE(head_->ReadRows(5, 2, DataType::kFloat32, rows.data(), {.bias = read}).ok());
+  EXPECT_THAT(read, ElementsAre(6, 7));
+}
+
+TEST_F(WeightRowsTest, RowsAreRoundedBeforeTheyAreSent) {
+  fake_.narrow_weights = true;
+  Connect();
+  ASSERT_TRUE(Begin().WriteRows(0, 2, DataType::kFloat32, Rows(2).data()).ok());
+  EXPECT_THAT(fake_.observed().weight_writes,
+              Each(Property(&v1::WriteWeightsRequest::dtype, v1::DATA_TYPE_BFLOAT16)));
+  EXPECT_EQ(fake_.observed().largest_weight_bytes, 2 * kHidden * 2);
+  std::vector<float> wide(kVocab * kHidden);
+  ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, wide.data()).ok());
+  EXPECT_EQ(fake_.observed().weight_reads.back().dtype(), v1::DATA_TYPE_BFLOAT16) << "widened here";
+}
+
+TEST_F(WeightRowsTest, AnFp32MasterIsWrittenAndReadInFp32) {
+  fake_.narrow_weights = true;
+  fake_.has_master = true;
+  Connect();
+  std::vector<float> fine(kVocab * kHidden, 1.0F + 1.0F / 4096);  // which bf16 does not have
+  ASSERT_TRUE(head_->WriteWeights(DataType::kFloat32, fine.data()).ok());
+  EXPECT_THAT(fake_.observed().weight_writes,
+              Each(Property(&v1::WriteWeightsRequest::dtype, v1::DATA_TYPE_FLOAT32)));
+  EXPECT_EQ(fake_.weights(), fine);
+  std::vector<float> read(kVocab * kHidden);
+  ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, read.data()).ok());
+  EXPECT_EQ(read, fine);
+  EXPECT_EQ(fake_.observed().weight_reads.back().dtype(), v1::DATA_TYPE_FLOAT32);
+  std::vector<uint16_t> narrow(kVocab * kHidden);
+  ASSERT_TRUE(head_->ReadWeights(DataType::kBFloat16, narrow.data()).ok());
+  EXPECT_EQ(fake_.observed().weight_reads.back().dtype(), v1::DATA_TYPE_BFLOAT16) << "the compute copy's";
+}
+
+TEST_F(WeightRowsTest, RowsThatTheHeadDoesNotHaveAreRefusedBeforeAnythingIsSent) {
+  Connect();
+  const WeightWrite write = Begin();
+  std::vector<float> rows = Rows(kVocab);
+  struct Case {
+    int64_t first_row;
+    int64_t rows;
+    const char* message;
+  };
+  for (const Case& wrong :
+       {Case{-1, 1, "first_row is -1"}, Case{kVocab + 1, 0, "first_row is 12"}, Case{0, -1, "rows is -1"},
+        Case{0, kVocab + 1, "rows is 12"}, Case{5, kVocab - 4, "from first_row 5 on there are 6"},
+        Case{5, INT64_MAX, "rows is 9223372036854775807"}}) {
+    SCOPED_TRACE(wrong.message);
+    const absl::Status written =
+        write.WriteRows(wrong.first_row, wrong.rows, DataType::kFloat32, rows.data());
+    EXPECT_EQ(written.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(written.message()), HasSubstr(wrong.message));
+    const auto read = head_->ReadRows(wrong.first_row, wrong.rows, DataType::kFloat32, rows.data());
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr(wrong.message));
+  }
+  EXPECT_EQ(write.WriteRows(0, 1, DataType::kFloat32, nullptr).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(write.WriteRows(0, 1, DataType::kFloat32, rows.data(), std::vector<float>(1)).code(),
+            absl::StatusCode::kInvalidArgument)
+      << "it has no bias";
+  EXPECT_EQ(head_->ReadRows(0, 0, DataType::kFloat32, rows.data()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(write.WriteRows(kVocab, 0, DataType::kFloat32, rows.data()).ok()) << "a rank without rows";
+  EXPECT_EQ(fake_.observed().weight_write_streams, 0);
+  EXPECT_TRUE(fake_.observed().weight_reads.empty());
+}
+
+}  // namespace
+}  // namespace lossd
