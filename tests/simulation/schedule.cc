@@ -122,7 +122,7 @@ void Schedule::Disturb() {
   const auto lane = static_cast<size_t>(random_.Below(client.lanes));
   LaneState* state = client.session == nullptr ? nullptr : &client.session->lanes[lane];
   SimStream* stream = state == nullptr ? nullptr : state->stream.get();
-  switch (random_.Below(16)) {
+  switch (random_.Below(18)) {
     case 0:
     case 1:
     case 2:
@@ -162,6 +162,10 @@ void Schedule::Disturb() {
       return random_.OneIn(2) ? Kill() : void();
     case 14:
       return random_.OneIn(6) ? DeleteHead() : void();
+    case 15:
+      return CallAsRival();
+    case 16:
+      return ReadStats();
     default:
       Count("stream fenced");  // by the same client, which does not wait for the end of the old one
       if (stream != nullptr) {

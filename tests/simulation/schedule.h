@@ -158,6 +158,8 @@ class Schedule {
   void BackToIdle() { phase_ = Phase::kIdle, ending_ = {}; }
   Values ContentOf(const std::vector<SessionMarks>& marks) const;
   void RepeatOldCall();
+  void CallAsRival();
+  void ReadStats();
   std::optional<Values> WeightsOf(uint64_t version) const;
 
   // --- sim_failures.cc ---

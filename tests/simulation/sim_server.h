@@ -14,7 +14,7 @@
 
 namespace lossd::simulation {
 
-inline constexpr char kHead[] = "h";
+inline constexpr char kHead[] = "lm_head";
 
 struct ServerOptions {
   SimDeviceOptions device;

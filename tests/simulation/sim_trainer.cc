@@ -1,5 +1,8 @@
 // The simulated trainer's windows: ended by flushes or steps, whose calls may be cut, lost and repeated; and
 // what the oracle says about them.
+#include <algorithm>
+#include <cmath>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -257,6 +260,56 @@ void Schedule::Consume() {
   BackToIdle();
 }
 
+// Somebody else's calls while the trainer's is under way: all of them are refused, and change nothing.
+void Schedule::CallAsRival() {
+  const bool under_way = (ending_.begun != nullptr && !ending_.begun->has_value()) ||
+                         (ending_.stepped != nullptr && !ending_.stepped->has_value());
+  if ((!under_way && phase_ != Phase::kReading) || LostServer()) return;
+  Count("rival call");
+  const auto refused = std::make_shared<int>(0);
+  const auto check = [this, refused](const absl::Status& status) {
+    ++*refused;
+    if (!absl::IsFailedPrecondition(status)) Diverge(absl::StrCat("a rival's call: ", status.ToString()));
+  };
+  server_->head()->BeginFlush(
+      ending_.generation, ending_.marks, 3,
+      [check](const absl::StatusOr<engine::FlushInfo>& result) { check(result.status()); });
+  server_->head()->ApplyStep(
+      ending_.generation, ending_.marks, {.learning_rate = 3},
+      [check](const absl::StatusOr<engine::StepResult>& result) { check(result.status()); });
+  if (*refused != 2) Diverge("a rival's call is taken");
+}
+
+// GradientStats, of marks that the server has just told.
+void Schedule::ReadStats() {
+  if (LostServer() || server_->head() == nullptr) return;
+  const engine::HeadInfo info = server_->head()->Info();
+  const Values content = ContentOf(info.window_marks);
+  double squares = 0;
+  for (const float value : content.matrix) squares += static_cast<double>(value) * value;
+  const auto done = std::make_shared<std::optional<absl::StatusOr<engine::Head::WindowStats>>>();
+  server_->head()->ReadStats(info.generation, info.window_marks, 1,
+                             [done](absl::StatusOr<engine::Head::WindowStats> stats) { *done = stats; });
+  server_->gate().free = true;
+  server_->engine().WaitIdle();
+  server_->gate().free = false;
+  if (!done->has_value()) return Diverge("GradientStats is not answered");
+  const absl::StatusOr<engine::Head::WindowStats>& stats = **done;
+  if (!stats.ok()) {
+    // The window is being ended, or was.
+    if (!absl::IsFailedPrecondition(stats.status()) && !absl::IsAborted(stats.status())) {
+      Diverge(absl::StrCat("GradientStats: ", stats.status().ToString()));
+    }
+    return;
+  }
+  Count("stats");
+  if (static_cast<int64_t>(stats->window_tokens) != content.tokens ||
+      std::abs(stats->gradient.norm - std::sqrt(squares)) > 1e-6 * std::sqrt(squares)) {
+    Diverge(absl::StrCat("GradientStats: ", stats->window_tokens, " tokens, norm ", stats->gradient.norm,
+                         "; expected ", content.tokens, ", ", std::sqrt(squares)));
+  }
+}
+
 // A call that was answered arrives once more. It answers the same, or that its time is over; nothing changes.
 void Schedule::RepeatOldCall() {
   if (!old_call_.has_value() || LostServer() || server_->head() == nullptr) return;
@@ -273,6 +326,11 @@ void Schedule::RepeatOldCall() {
   std::optional<absl::StatusOr<engine::StepResult>> again;
   server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 1, .gradient_scale = call.scale},
                              [&again](absl::StatusOr<engine::StepResult> result) { again = result; });
+  // Nobody may have another step of a generation that was consumed.
+  std::optional<absl::StatusOr<engine::StepResult>> other;
+  server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 2, .gradient_scale = call.scale},
+                             [&other](absl::StatusOr<engine::StepResult> result) { other = result; });
+  if (!other.has_value() || other->ok()) Diverge("ApplyStep with other arguments is not refused");
   const bool same =
       again.has_value() && (again->ok() ? (*again)->weight_version == old_call_->step->weight_version &&
                                               (*again)->generation == old_call_->step->generation

@@ -42,6 +42,8 @@ TEST(SimulationTest, NoScheduleDiverges) {
                             "session closed",
                             "session replaced",
                             "step",
+                            "rival call",
+                            "stats",
                             "stream fenced",
                             "weights written",
                             "window",
