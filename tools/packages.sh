@@ -22,7 +22,7 @@ packages_run=(debian-reference-en debian-policy developers-reference)
 packages_bundle=(patchelf)
 # What tests/bench/plot_sweep.py draws with; nothing else needs it.
 packages_plot=(python3 python3-matplotlib)
-packages_test=(openssl python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev shellcheck)
+packages_test=(openssl spin python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev shellcheck)
 
 # PACKAGE FILE: the plain text of each manual. Its folder differs between releases, so dpkg is asked for it.
 manuals=(

@@ -16,12 +16,14 @@ int main(int argc, char** argv) {
   lossd::simulation::RunOptions options;
   bool json = false;
   std::string sabotage = "none";
-  app.add_option("--schedules", options.schedules, "how many, of seeds one after the other")->capture_default_str();
+  app.add_option("--schedules", options.schedules, "how many, of seeds one after the other")
+      ->capture_default_str();
   app.add_option("--seed", options.seed, "the first one")->capture_default_str();
   app.add_flag("--trace", options.trace, "show what happens in every schedule");
   app.add_flag("--json", json, "the summary as JSON");
   app.add_option("--sabotage", sabotage, "a device that does what none may")
-      ->check(CLI::IsMember({"none", "repeats_count", "chunk_lost", "reset_forgotten", "step_twice", "fold_lost"}))
+      ->check(CLI::IsMember(
+          {"none", "repeats_count", "chunk_lost", "reset_forgotten", "step_twice", "fold_lost"}))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   options.sabotage = lossd::simulation::SabotageOf(sabotage);
@@ -30,19 +32,24 @@ int main(int argc, char** argv) {
   const lossd::simulation::Summary summary = lossd::simulation::RunSchedules(options);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   for (const std::string& line : summary.trace) std::fprintf(stderr, "%s\n", line.c_str());
-  nlohmann::json report = {{"schedules", summary.schedules}, {"seed", options.seed},
-                           {"divergences", summary.divergent.size()}, {"seconds", seconds},
-                           {"events", summary.events}, {"divergent", summary.divergent},
+  nlohmann::json report = {{"schedules", summary.schedules},
+                           {"seed", options.seed},
+                           {"divergences", summary.divergent.size()},
+                           {"seconds", seconds},
+                           {"events", summary.events},
+                           {"divergent", summary.divergent},
                            {"configurations", summary.configurations}};
   if (json) {
     std::printf("%s\n", report.dump(2).c_str());
   } else {
-    std::printf("%ld schedules from seed %lu in %.1f s: %zu divergences\n", static_cast<long>(summary.schedules),
-                static_cast<unsigned long>(options.seed), seconds, summary.divergent.size());
+    std::printf("%ld schedules from seed %lu in %.1f s: %zu divergences\n",
+                static_cast<long>(summary.schedules), static_cast<unsigned long>(options.seed), seconds,
+                summary.divergent.size());
     for (const auto& [event, count] : summary.events) {
       std::printf("  %9ld  %s\n", static_cast<long>(count), event.c_str());
     }
-    for (const auto& [seed, what] : summary.divergent) std::printf("  seed %s: %s\n", seed.c_str(), what.c_str());
+    for (const auto& [seed, what] : summary.divergent)
+      std::printf("  seed %s: %s\n", seed.c_str(), what.c_str());
   }
   return summary.divergent.empty() ? 0 : 1;
 }

@@ -22,10 +22,11 @@ std::filesystem::path Folder() {
 }  // namespace
 
 Sabotage SabotageOf(const std::string& name) {
-  static const std::map<std::string, Sabotage> kNames = {
-      {"repeats_count", Sabotage::kRepeatsCount}, {"chunk_lost", Sabotage::kChunkLost},
-      {"reset_forgotten", Sabotage::kResetForgotten}, {"step_twice", Sabotage::kStepTwice},
-      {"fold_lost", Sabotage::kFoldLost}};
+  static const std::map<std::string, Sabotage> kNames = {{"repeats_count", Sabotage::kRepeatsCount},
+                                                         {"chunk_lost", Sabotage::kChunkLost},
+                                                         {"reset_forgotten", Sabotage::kResetForgotten},
+                                                         {"step_twice", Sabotage::kStepTwice},
+                                                         {"fold_lost", Sabotage::kFoldLost}};
   const auto found = kNames.find(name);
   return found == kNames.end() ? Sabotage::kNone : found->second;
 }
@@ -42,7 +43,8 @@ Summary RunSchedules(const RunOptions& options) {
     summary.sabotaged += outcome.sabotaged;
     for (const auto& [event, count] : outcome.events) summary.events[event] += count;
     if (!outcome.divergence.empty()) {
-      summary.divergent.emplace(absl::StrCat(seed), absl::StrCat(outcome.divergence, " (", outcome.configuration, ")"));
+      summary.divergent.emplace(absl::StrCat(seed),
+                                absl::StrCat(outcome.divergence, " (", outcome.configuration, ")"));
       if (summary.divergent.size() == 1 && !options.trace) {
         schedule.tracing = Tracing::kYes;
         outcome.trace = RunSchedule(schedule).trace;

@@ -122,7 +122,7 @@ void Schedule::Disturb() {
   const auto lane = static_cast<size_t>(random_.Below(client.lanes));
   LaneState* state = client.session == nullptr ? nullptr : &client.session->lanes[lane];
   SimStream* stream = state == nullptr ? nullptr : state->stream.get();
-  switch (random_.Below(16)) {
+  switch (random_.Below(18)) {
     case 0:
     case 1:
     case 2:
@@ -134,7 +134,10 @@ void Schedule::Disturb() {
       state->log[stream->NextSequence() - 1].may_repeat = true;
       return stream->DeliverTwice();
     case 4:
-      if (stream == nullptr || !stream->CanDeliver() || stream->under_way() < 2) return;
+      if (stream == nullptr) return;
+      Send(client, lane);
+      Send(client, lane);
+      if (!stream->CanDeliver() || stream->under_way() < 2) return;
       Count("reordered");
       return stream->Swap();
     case 5:
@@ -159,6 +162,10 @@ void Schedule::Disturb() {
       return random_.OneIn(2) ? Kill() : void();
     case 14:
       return random_.OneIn(6) ? DeleteHead() : void();
+    case 15:
+      return CallAsRival();
+    case 16:
+      return ReadStats();
     default:
       Count("stream fenced");  // by the same client, which does not wait for the end of the old one
       if (stream != nullptr) {

@@ -1,10 +1,11 @@
 // One simulated training run against the real engine, with whatever goes wrong, all of it decided by a seed.
 //
-// A trainer with several clients sends items of work as chunks, ends windows by flushes or steps, and recovers
-// as the client library does: it reconnects, sends again what was not answered, follows the server's
-// generation, and replays what a lost window held. The oracle knows what every sequence carries and adds it up.
-// A divergence is anything that an undisturbed run would not show: a gradient, a weight, a loss or a dX that is
-// another one, a mark that goes back, an item that was not consumed exactly once, a run that does not end.
+// A trainer with several clients sends items of work as chunks, ends windows by flushes or steps, and
+// recovers as the client library does: it reconnects, sends again what was not answered, follows the server's
+// generation, and replays what a lost window held. The oracle knows what every sequence carries and adds it
+// up. A divergence is anything that an undisturbed run would not show: a gradient, a weight, a loss or a dX
+// that is another one, a mark that goes back, an item that was not consumed exactly once, a run that does not
+// end.
 #ifndef LOSSD_TESTS_SIMULATION_SCHEDULE_H_
 #define LOSSD_TESTS_SIMULATION_SCHEDULE_H_
 
@@ -157,6 +158,8 @@ class Schedule {
   void BackToIdle() { phase_ = Phase::kIdle, ending_ = {}; }
   Values ContentOf(const std::vector<SessionMarks>& marks) const;
   void RepeatOldCall();
+  void CallAsRival();
+  void ReadStats();
   std::optional<Values> WeightsOf(uint64_t version) const;
 
   // --- sim_failures.cc ---
@@ -180,9 +183,9 @@ class Schedule {
 
   std::vector<ClientState> clients_;
   std::map<std::string, std::shared_ptr<SessionState>> sessions_;  // all that there ever were
-  std::deque<std::shared_ptr<SimStream>> orphans_;  // that the server still believes in
-  uint64_t items_ = 0;                              // made so far
-  std::map<uint64_t, Item> workload_;               // good ones, by number
+  std::deque<std::shared_ptr<SimStream>> orphans_;                 // that the server still believes in
+  uint64_t items_ = 0;                                             // made so far
+  std::map<uint64_t, Item> workload_;                              // good ones, by number
   int left_to_make_ = 0;
 
   std::string incarnation_;

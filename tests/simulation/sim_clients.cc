@@ -200,10 +200,9 @@ void Schedule::TakeAnswer(ClientState& client, size_t lane, const engine::ChunkA
   if (!rejected) {
     const std::optional<Values> weights = WeightsOf(answer.weight_version);
     if (!weights.has_value()) return Diverge(absl::StrCat(name, " met weights ", answer.weight_version));
-    const bool same =
-        Floats(answer.losses.data(), static_cast<int64_t>(answer.losses.size())) ==
-            entry.item.Losses(*weights) &&
-        Floats(answer.dx.data(), answer.dx.size()) == entry.item.InputGradients(*weights);
+    const bool same = Floats(answer.losses.data(), static_cast<int64_t>(answer.losses.size())) ==
+                          entry.item.Losses(*weights) &&
+                      Floats(answer.dx.data(), answer.dx.size()) == entry.item.InputGradients(*weights);
     if (!same) return Diverge(name + ": losses or dX are others");
   }
   if (!entry.answered && rejected) {

@@ -80,8 +80,13 @@ class SimBackend : public engine::HeadBackend {
   int64_t RowsPerBatch(const engine::RowKind& /*kind*/) const override { return rows_per_batch_; }
   void StartBatch(const engine::RowKind& kind, std::span<const ChunkRows> chunks,
                   engine::BatchCallbacks callbacks) override {
-    ring_->push_back({kind, {chunks.begin(), chunks.end()}, std::move(callbacks), &Find(kind.gradient),
-                      &weights_, &bias_, 0});
+    ring_->push_back({kind,
+                      {chunks.begin(), chunks.end()},
+                      std::move(callbacks),
+                      &Find(kind.gradient),
+                      &weights_,
+                      &bias_,
+                      0});
   }
   absl::Status ReadGradient(const Gradient* of, int64_t first, int64_t rows, float* out) override {
     std::copy_n(Find(of).dw.data() + first * Hidden(), rows * Hidden(), out);
@@ -112,8 +117,8 @@ class SimBackend : public engine::HeadBackend {
   }
   absl::StatusOr<engine::GradientStats> ApplyStep(const Gradient* of,
                                                   const engine::StepArguments& arguments) override {
-    const double factor = arguments.learning_rate * arguments.gradient_scale *
-                          (gate_->Strikes(Sabotage::kStepTwice) ? 2 : 1);
+    const double factor =
+        arguments.learning_rate * arguments.gradient_scale * (gate_->Strikes(Sabotage::kStepTwice) ? 2 : 1);
     const auto step = [factor](float value, float gradient) {
       return value - static_cast<float>(factor * gradient);
     };

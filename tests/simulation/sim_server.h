@@ -1,5 +1,5 @@
-// The real engine with one head, as a process that can be drained, killed and started again. Its device's loop
-// is run step by step.
+// The real engine with one head, as a process that can be drained, killed and started again. Its device's
+// loop is run step by step.
 #ifndef LOSSD_TESTS_SIMULATION_SIM_SERVER_H_
 #define LOSSD_TESTS_SIMULATION_SIM_SERVER_H_
 
@@ -14,7 +14,7 @@
 
 namespace lossd::simulation {
 
-inline constexpr char kHead[] = "h";
+inline constexpr char kHead[] = "lm_head";
 
 struct ServerOptions {
   SimDeviceOptions device;

@@ -1,5 +1,8 @@
 // The simulated trainer's windows: ended by flushes or steps, whose calls may be cut, lost and repeated; and
 // what the oracle says about them.
+#include <algorithm>
+#include <cmath>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -71,7 +74,7 @@ void Schedule::Tick() {
         phase_ = Phase::kAborting;
         return;
       }
-      if (!calm_ && random_.OneIn(2)) return;  // it takes its time
+      if (!calm_ && !random_.OneIn(4)) return;  // it takes its time
       return ReadRows();
     case Phase::kCommitting:
       return CommitFlush();
@@ -85,8 +88,7 @@ void Schedule::BeginEnding() {
   const engine::HeadInfo info = server_->head()->Info();
   ending_ = {};
   ending_.generation = info.generation;
-  ending_.by_step =
-      server_options_.head.optimizer.kind != engine::OptimizerKind::kNone && !random_.OneIn(3);
+  ending_.by_step = server_options_.head.optimizer.kind != engine::OptimizerKind::kNone && !random_.OneIn(3);
   ending_.scale = static_cast<float>(ending_.by_step ? 1 + random_.Below(2) : 1);
   const bool by_server = !calm_ && random_.OneIn(3);
   ending_.marks = by_server ? info.window_marks : KnownMarks();
@@ -179,8 +181,7 @@ void Schedule::CheckStepped(const engine::StepResult& result) {
 void Schedule::ReadRows() {
   const int64_t rows = std::min<int64_t>(kVocab - ending_.rows_read, 1 + random_.Below(kVocab));
   absl::Status status = absl::UnknownError("no answer");
-  server_->head()->ReadGradient(ending_.flush->flush_id, ending_.rows_read, rows,
-                                kernels::DataType::kFloat32,
+  server_->head()->ReadGradient(ending_.flush->flush_id, ending_.rows_read, rows, kernels::DataType::kFloat32,
                                 {ending_.read.matrix.data() + ending_.rows_read * kHidden,
                                  ending_.read.bias.data() + ending_.rows_read},
                                 [&status](const absl::Status& read) { status = read; });
@@ -259,6 +260,56 @@ void Schedule::Consume() {
   BackToIdle();
 }
 
+// Somebody else's calls while the trainer's is under way: all of them are refused, and change nothing.
+void Schedule::CallAsRival() {
+  const bool under_way = (ending_.begun != nullptr && !ending_.begun->has_value()) ||
+                         (ending_.stepped != nullptr && !ending_.stepped->has_value());
+  if ((!under_way && phase_ != Phase::kReading) || LostServer()) return;
+  Count("rival call");
+  const auto refused = std::make_shared<int>(0);
+  const auto check = [this, refused](const absl::Status& status) {
+    ++*refused;
+    if (!absl::IsFailedPrecondition(status)) Diverge(absl::StrCat("a rival's call: ", status.ToString()));
+  };
+  server_->head()->BeginFlush(
+      ending_.generation, ending_.marks, 3,
+      [check](const absl::StatusOr<engine::FlushInfo>& result) { check(result.status()); });
+  server_->head()->ApplyStep(
+      ending_.generation, ending_.marks, {.learning_rate = 3},
+      [check](const absl::StatusOr<engine::StepResult>& result) { check(result.status()); });
+  if (*refused != 2) Diverge("a rival's call is taken");
+}
+
+// GradientStats, of marks that the server has just told.
+void Schedule::ReadStats() {
+  if (LostServer() || server_->head() == nullptr) return;
+  const engine::HeadInfo info = server_->head()->Info();
+  const Values content = ContentOf(info.window_marks);
+  double squares = 0;
+  for (const float value : content.matrix) squares += static_cast<double>(value) * value;
+  const auto done = std::make_shared<std::optional<absl::StatusOr<engine::Head::WindowStats>>>();
+  server_->head()->ReadStats(info.generation, info.window_marks, 1,
+                             [done](absl::StatusOr<engine::Head::WindowStats> stats) { *done = stats; });
+  server_->gate().free = true;
+  server_->engine().WaitIdle();
+  server_->gate().free = false;
+  if (!done->has_value()) return Diverge("GradientStats is not answered");
+  const absl::StatusOr<engine::Head::WindowStats>& stats = **done;
+  if (!stats.ok()) {
+    // The window is being ended, or was.
+    if (!absl::IsFailedPrecondition(stats.status()) && !absl::IsAborted(stats.status())) {
+      Diverge(absl::StrCat("GradientStats: ", stats.status().ToString()));
+    }
+    return;
+  }
+  Count("stats");
+  if (static_cast<int64_t>(stats->window_tokens) != content.tokens ||
+      std::abs(stats->gradient.norm - std::sqrt(squares)) > 1e-6 * std::sqrt(squares)) {
+    Diverge(absl::StrCat("GradientStats: ", stats->window_tokens, " tokens, norm ", stats->gradient.norm,
+                         "; expected ", content.tokens, ", ", std::sqrt(squares)));
+  }
+}
+
 // A call that was answered arrives once more. It answers the same, or that its time is over; nothing changes.
 void Schedule::RepeatOldCall() {
   if (!old_call_.has_value() || LostServer() || server_->head() == nullptr) return;
@@ -273,14 +324,17 @@ void Schedule::RepeatOldCall() {
     return;
   }
   std::optional<absl::StatusOr<engine::StepResult>> again;
-  server_->head()->ApplyStep(call.generation, call.marks,
-                             {.learning_rate = 1, .gradient_scale = call.scale},
+  server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 1, .gradient_scale = call.scale},
                              [&again](absl::StatusOr<engine::StepResult> result) { again = result; });
+  // Nobody may have another step of a generation that was consumed.
+  std::optional<absl::StatusOr<engine::StepResult>> other;
+  server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 2, .gradient_scale = call.scale},
+                             [&other](absl::StatusOr<engine::StepResult> result) { other = result; });
+  if (!other.has_value() || other->ok()) Diverge("ApplyStep with other arguments is not refused");
   const bool same =
-      again.has_value() &&
-      (again->ok() ? (*again)->weight_version == old_call_->step->weight_version &&
-                         (*again)->generation == old_call_->step->generation
-                   : engine::ReasonOf(again->status()) == RejectReason::kGeneration);
+      again.has_value() && (again->ok() ? (*again)->weight_version == old_call_->step->weight_version &&
+                                              (*again)->generation == old_call_->step->generation
+                                        : engine::ReasonOf(again->status()) == RejectReason::kGeneration);
   if (!same) Diverge("ApplyStep, repeated, answers something else");
 }
 

@@ -1,5 +1,5 @@
-// Simulated schedules against the real engine: none diverges, the same seed gives the same run, and the oracle
-// notices what a broken device does.
+// Simulated schedules against the real engine: none diverges, the same seed gives the same run, and the
+// oracle notices what a broken device does.
 #include <gtest/gtest.h>
 
 #include "tests/simulation/run.h"
@@ -19,12 +19,37 @@ TEST(SimulationTest, NoScheduleDiverges) {
   EXPECT_TRUE(summary.divergent.empty()) << Text(summary);
   EXPECT_EQ(summary.schedules, 500);
   // All of it happens, and not once in a while.
-  for (const char* event :
-       {"AbortFlush", "ApplyStep", "CommitFlush", "answer lost", "checkpoint", "client restarted", "cut",
-        "delivered twice", "drain", "gap", "head deleted", "kill", "late delivery", "leases ended",
-        "marks refused", "old call repeated", "rejected chunk", "reordered", "repeated answer", "restore",
-        "session closed", "session replaced", "step", "stream fenced", "weights written", "window",
-        "window lost", "wrong generation", "wrong marks"}) {
+  for (const char* event : {"AbortFlush",
+                            "ApplyStep",
+                            "CommitFlush",
+                            "answer lost",
+                            "checkpoint",
+                            "client restarted",
+                            "cut",
+                            "delivered twice",
+                            "drain",
+                            "gap",
+                            "head deleted",
+                            "kill",
+                            "late delivery",
+                            "leases ended",
+                            "marks refused",
+                            "old call repeated",
+                            "rejected chunk",
+                            "reordered",
+                            "repeated answer",
+                            "restore",
+                            "session closed",
+                            "session replaced",
+                            "step",
+                            "rival call",
+                            "stats",
+                            "stream fenced",
+                            "weights written",
+                            "window",
+                            "window lost",
+                            "wrong generation",
+                            "wrong marks"}) {
     const auto found = summary.events.find(event);
     EXPECT_GE(found == summary.events.end() ? 0 : found->second, 20) << event;
   }
@@ -44,9 +69,9 @@ class SabotageTest : public ::testing::TestWithParam<Sabotage> {};
 
 TEST_P(SabotageTest, IsNoticed) {
   const Summary summary =
-      RunSchedules({.seed = 1, .schedules = 100, .most_divergences = 5, .sabotage = GetParam()});
+      RunSchedules({.seed = 1, .schedules = 200, .most_divergences = 3, .sabotage = GetParam()});
   EXPECT_GT(summary.sabotaged, 0);
-  EXPECT_EQ(summary.divergent.size(), 5U) << "of " << summary.schedules << " schedules";
+  EXPECT_EQ(summary.divergent.size(), 3U) << "of " << summary.schedules << " schedules";
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SabotageTest,

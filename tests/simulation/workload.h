@@ -1,5 +1,5 @@
-// What simulated trainers compute, and the sequential oracle: plain sums of it. All numbers are small integers,
-// so that no sum depends on its order.
+// What simulated trainers compute, and the sequential oracle: plain sums of it. All numbers are small
+// integers, so that no sum depends on its order.
 #ifndef LOSSD_TESTS_SIMULATION_WORKLOAD_H_
 #define LOSSD_TESTS_SIMULATION_WORKLOAD_H_
 

@@ -1,0 +1,177 @@
+#!/usr/bin/python3
+"""Has spin verify exactly_once.pml exhaustively, and refute it once it is broken.
+
+Every configuration must be searched to its end without an error, every line of the model must be reached by one of them, and
+every BUG_ switch must lead to a violation. Needs spin and gcc (tools/setup.sh test).
+
+usage: run_model.py [--large] [--only NAME] [--keep FOLDER]
+
+  --large  larger configurations too: minutes each, up to 8 GiB
+  --only   configurations and mutants whose names contain this
+  --keep   leaves generated verifiers and trails there: spin -k FILE.trail -p -g exactly_once.pml shows how a violation comes about
+"""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MODEL = "exactly_once.pml"
+DEPTH = 100000
+
+# Lanes, chunks of a lane in a step, steps, faults; then whether kills are among the faults, and the second gradient.
+CONFIGURATIONS = {
+    "two lanes": "LANES=2 CHUNKS=2 STEPS=2 FAULTS=1 KILL=1 DOUBLE=0",
+    "two lanes, double": "LANES=2 CHUNKS=2 STEPS=2 FAULTS=1 KILL=1 DOUBLE=1",
+    "two faults": "LANES=2 CHUNKS=1 STEPS=2 FAULTS=2 KILL=1 DOUBLE=0",
+    "two faults, double": "LANES=2 CHUNKS=1 STEPS=2 FAULTS=2 KILL=1 DOUBLE=1",
+    "one long lane": "LANES=1 CHUNKS=3 STEPS=2 FAULTS=3 KILL=1 DOUBLE=1",
+    "two lanes, two faults": "LANES=2 CHUNKS=2 STEPS=2 FAULTS=2 KILL=0 DOUBLE=0",
+}
+LARGE = {
+    "two lanes, two faults, double": "LANES=2 CHUNKS=2 STEPS=2 FAULTS=2 KILL=0 DOUBLE=1",
+    "three lanes": "LANES=3 CHUNKS=1 STEPS=2 FAULTS=1 KILL=1 DOUBLE=1",
+    "three chunks": "LANES=2 CHUNKS=3 STEPS=2 FAULTS=1 KILL=1 DOUBLE=1",
+    "two lanes, two faults, kills": "LANES=2 CHUNKS=2 STEPS=2 FAULTS=2 KILL=1 DOUBLE=0",
+}
+# Searched for cycles, of which there must be none: every run ends.
+CYCLES = {"cycles": "LANES=2 CHUNKS=1 STEPS=2 FAULTS=1 KILL=1 DOUBLE=1"}
+
+MUTANTS = {
+    "REAPPLY": "a repeated chunk is added again",
+    "KEEP_MARKS": "the accepted mark of withdrawn chunks does not go back",
+    "WITHDRAW_STARTED": "chunks that were started are withdrawn too",
+    "NO_FENCE": "messages of a fenced stream are taken",
+    "FREEZE_UNCHECKED": "a window is frozen though marks have gone back since",
+    "COMMIT_FORGOTTEN": "a repeated commit is not known",
+    "COMMIT_TWICE": "a repeated commit clears the gradient again",
+    "COMMIT_DROPS": "a commit drops the second gradient",
+    "ABORT_DROPS": "an abort drops the second gradient",
+    "NEXT_IN_FROZEN": "chunks of the next generation go to the frozen gradient",
+    "STEP_FORGOTTEN": "a repeated step is not known",
+    "NO_INCARNATION": "a killed server comes back with its incarnation",
+    "DRAIN_FORGETS": "a drain checkpoint does not have the last commit",
+    "DRAIN_REUSE": "a drain checkpoint is used a second time",
+}
+MUTANT_CONFIGURATIONS = (
+    "LANES=2 CHUNKS=1 STEPS=2 FAULTS=2 KILL=1 DOUBLE=1",
+    "LANES=2 CHUNKS=2 STEPS=2 FAULTS=2 KILL=0 DOUBLE=1",
+)
+
+
+class Failure(Exception):
+    pass
+
+
+def run(command, folder):
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def build(folder, definitions, options):
+    """The verifier of the model with these definitions."""
+    shutil.copy(os.path.join(HERE, MODEL), folder)
+    spin = run(["spin", *[f"-D{definition}" for definition in definitions], "-a", MODEL], folder)
+    if spin.returncode or "rror" in spin.stdout:
+        raise Failure(f"spin: {spin.stdout}{spin.stderr}")
+    gcc = run(["gcc", "-O2", "-w", "-DVECTORSZ=2048", *options, "-o", "pan", "pan.c"], folder)
+    if gcc.returncode:
+        raise Failure(f"gcc: {gcc.stderr}")
+
+
+def number(pattern, text):
+    found = re.search(pattern, text)
+    return int(float(found.group(1))) if found else None
+
+
+def search(name, definitions, folder, gib, cycles=False):
+    """A report of the whole search: states, depth, errors, MiB, seconds and lines that were not reached."""
+    began = time.monotonic()
+    build(folder, definitions, [f"-DMEMLIM={gib * 1024}", "-DNP" if cycles else "-DSAFETY"])
+    pan = run(["./pan", f"-m{DEPTH}", "-w22", *(["-l"] if cycles else [])], folder)
+    errors = number(r"errors: (\d+)", pan.stdout)
+    if errors is None:
+        raise Failure(f"{name}: {pan.stdout}{pan.stderr}")
+    report = {
+        "states": number(r"([0-9.e+]+) states, stored", pan.stdout),
+        "depth": number(r"depth reached (\d+)", pan.stdout),
+        "errors": errors,
+        "mib": number(r"([0-9.]+)\s+total actual memory", pan.stdout),
+        "seconds": time.monotonic() - began,
+        "unreached": {int(line) for line in re.findall(r"exactly_once\.pml:(\d+), state", pan.stdout)},
+        "what": (re.findall(r"pan:\d+: (.*)", pan.stdout) or [""])[0],
+        "complete": not re.search(r"max search depth too small|out of memory|reached -DMEMLIM|Search not completed", pan.stdout),
+    }
+    return report
+
+
+def show(name, report):
+    print(f"{name:32} {report['states']:>11,} states  depth {report['depth']:>6,}  errors {report['errors']}"
+          f"  {report['mib']:>6,} MiB  {report['seconds']:6.1f} s", flush=True)
+
+
+def verify(arguments, workspace):
+    problems, unreached = [], None
+    chosen = dict(CONFIGURATIONS, **(LARGE if arguments.large else {}), **CYCLES)
+    for name, definitions in chosen.items():
+        if arguments.only and arguments.only not in name:
+            continue
+        folder = tempfile.mkdtemp(dir=workspace)
+        gib = 8 if name in LARGE else 2
+        report = search(name, definitions.split(), folder, gib, cycles=name in CYCLES)
+        show(name, report)
+        if report["errors"]:
+            problems.append(f"{name}: {report['what']} ({folder})")
+        elif not report["complete"]:
+            problems.append(f"{name}: the search was cut short")
+        unreached = report["unreached"] if unreached is None else unreached & report["unreached"]
+    if unreached and not arguments.only:
+        problems.append(f"lines that no configuration reaches: {sorted(unreached)}")
+    return problems
+
+
+def refute(arguments, workspace):
+    problems = []
+    for mutant, meaning in MUTANTS.items():
+        if arguments.only and arguments.only not in mutant:
+            continue
+        for definitions in MUTANT_CONFIGURATIONS:
+            folder = tempfile.mkdtemp(dir=workspace)
+            report = search(mutant, [*definitions.split(), f"BUG_{mutant}"], folder, 2)
+            if report["errors"]:
+                break
+        if report["errors"]:
+            print(f"{mutant:18} refuted: {meaning}: {report['what']}", flush=True)
+        else:
+            problems.append(f"BUG_{mutant} is not refuted: {meaning}")
+    return problems
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--only")
+    parser.add_argument("--keep")
+    arguments = parser.parse_args()
+    for tool in ("spin", "gcc"):
+        if not shutil.which(tool):
+            sys.exit(f"{tool} is not installed: tools/setup.sh test")
+    if arguments.keep:
+        os.makedirs(arguments.keep, exist_ok=True)
+    workspace = arguments.keep or tempfile.mkdtemp(prefix="lossd-model-")
+    try:
+        problems = verify(arguments, workspace) + refute(arguments, workspace)
+    except Failure as failure:
+        problems = [str(failure)]
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(workspace, ignore_errors=True)
+    print("\n".join(problems) if problems else "no violation, and every broken model is refuted")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
