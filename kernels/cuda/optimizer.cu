@@ -25,29 +25,28 @@ struct Partial {
 
 // How the elements, padding included, are divided.
 struct Walk {
-  int64_t elements;
-  int64_t passes;  // of a block
+  int64_t passes;     // of all blocks
+  int64_t per_block;  // the last one may have fewer
   // What a step of kStep elements is in rows and columns.
   int64_t rows_on;
   int64_t columns_on;
 };
 
 Walk WalkOver(const PaddedRows& shape) {
-  const int64_t elements = shape.rows * shape.stride;
-  return {elements, std::max<int64_t>(1, CeilDivide(elements, kPass * kMostBlocks)), kStep / shape.stride,
-          kStep % shape.stride};
+  const int64_t passes = CeilDivide(shape.rows * shape.stride, kPass);
+  return {passes, CeilDivide(passes, kMostBlocks), kStep / shape.stride, kStep % shape.stride};
 }
 
-unsigned BlocksOf(const Walk& walk) { return Blocks(walk.elements, walk.passes * kPass); }
+unsigned BlocksOf(const Walk& walk) { return Blocks(walk.passes, walk.per_block); }
 
-// kDense: every element counts, and the gradient is dW alone. kPlaced: rows end, or smoothing wants to know
-// where an element is.
+// kDense: whole passes, of which every element counts, and the gradient is dW alone. kPlaced: rows end, or
+// smoothing wants to know where an element is.
 enum class Layout { kDense, kPlaced };
 
 Layout LayoutOf(const PaddedRows& shape, const GradientRows& gradient) {
   const bool smoothed = gradient.values != nullptr &&
                         (gradient.uniform_smoothing != nullptr || gradient.weighted_smoothing != nullptr);
-  const bool dense = shape.columns == shape.stride && shape.stride % kQuad == 0;
+  const bool dense = shape.columns == shape.stride && shape.rows * shape.stride % kPass == 0;
   return dense && !smoothed ? Layout::kDense : Layout::kPlaced;
 }
 
@@ -64,19 +63,23 @@ template <Layout kLayout>
 class Walker {
  public:
   __device__ Walker(const PaddedRows& shape, const Walk& walk)
-      : shape_(shape), walk_(walk), index_(blockIdx.x * walk.passes * kPass + threadIdx.x * kQuad) {
+      : shape_(shape), walk_(walk), index_(blockIdx.x * walk.per_block * kPass + threadIdx.x * kQuad) {
     if constexpr (kLayout == Layout::kPlaced) {
       row_ = index_ / shape.stride;
       column_ = index_ - row_ * shape.stride;
     }
   }
 
+  // Of this block.
+  __device__ int64_t Passes() const {
+    const int64_t left = walk_.passes - blockIdx.x * walk_.per_block;
+    return left < walk_.per_block ? left : walk_.per_block;
+  }
+
   // The quad here; then moves on.
   __device__ Quad Next() {
-    Quad quad{index_, row_, column_, 0};
-    if constexpr (kLayout == Layout::kDense) {
-      quad.valid = index_ < walk_.elements ? kQuad : 0;
-    } else {
+    Quad quad{index_, row_, column_, kQuad};
+    if constexpr (kLayout == Layout::kPlaced) {
       const int64_t left = row_ < shape_.rows ? shape_.columns - column_ : 0;
       quad.valid = left >= kQuad ? kQuad : left > 0 ? static_cast<int>(left) : 0;
       row_ += walk_.rows_on;
@@ -224,7 +227,8 @@ __global__ void __launch_bounds__(kThreads)
   T* const weight = static_cast<T*>(tensor.weight);
   Walker<kLayout> walker(tensor.shape, walk);
   Tally tally;
-  for (int64_t pass = 0; pass < walk.passes; ++pass) {
+  const int64_t passes = walker.Passes();
+  for (int64_t pass = 0; pass < passes; ++pass) {
     Quad quads[kQuads];
     float g[kQuads][kQuad];
     float w[kQuads][kQuad];
@@ -267,8 +271,9 @@ __global__ void __launch_bounds__(kThreads) TallyKernel(const PaddedRows shape, 
                                                         float scale, const Walk walk, Partial* partials) {
   Walker<kLayout> walker(shape, walk);
   Tally tally;
+  const int64_t passes = walker.Passes();
 #pragma unroll 2
-  for (int64_t pass = 0; pass < walk.passes; ++pass) {
+  for (int64_t pass = 0; pass < passes; ++pass) {
     Quad quads[kQuads];
     float g[kQuads][kQuad];
 #pragma unroll

@@ -13,10 +13,8 @@ namespace lossd::engine {
 using kernels::DataType;
 using kernels::SizeOf;
 using kernels::cuda::BatchRows;
-using kernels::cuda::DeviceBuffer;
 using kernels::cuda::LabelledRows;
 using kernels::cuda::LinearCrossEntropy;
-using kernels::cuda::PaddedHidden;
 using kernels::cuda::Path;
 using kernels::cuda::Result;
 using kernels::cuda::TeacherHead;

@@ -1,6 +1,4 @@
 // The steps of a head's optimizer on a CUDA device, and what else is done to whole gradients there.
-#include <array>
-
 #include "kernels/cuda/bias.h"
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/smoothing.h"

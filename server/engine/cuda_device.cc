@@ -159,6 +159,8 @@ class CudaDevice : public Device {
     void* workspace = shared_.workspace.data();
     LOSSD_CUDA_TRY(cudaMemset(workspace, 0, static_cast<size_t>(shared_.workspace_bytes)));
     LOSSD_CUDA_TRY(cudaMemset(workspace, 0, sizeof(int32_t)));
+    constexpr size_t kPitch = 64;
+    LOSSD_CUDA_TRY(cudaMemset2D(workspace, kPitch, 0, sizeof(int32_t), 2));
     LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
     return {};
   }

@@ -3,6 +3,7 @@
 
 #include "tests/bench/command_line.h"
 #include "tests/bench/kernels_command.h"
+#include "tests/bench/optimizer_command.h"
 #include "tests/bench/passes_command.h"
 #include "tests/bench/sweep_command.h"
 #include "tests/bench/weight_gradient_command.h"
@@ -18,6 +19,7 @@ int Main(int argc, char** argv) {
   AddKernelsCommand(app, &exit_code);
   AddSweepCommand(app, &exit_code);
   AddWeightGradientCommand(app, &exit_code);
+  AddOptimizerCommand(app, &exit_code);
   AddPassesCommand(app, &exit_code);
   try {
     app.parse(argc, argv);

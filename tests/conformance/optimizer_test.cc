@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/conformance/optimizer_fixture.h"
@@ -16,7 +17,6 @@ namespace {
 
 using kernels::OptimizerArguments;
 using kernels::OptimizerRule;
-using kernels::SizeOf;
 using kernels::testing::Narrowed;
 using kernels::testing::OptimizersUnderTest;
 using kernels::testing::RandomProblem;
@@ -79,12 +79,14 @@ TEST_P(Optimizer, EveryRuleHasTheSameBitsOnEveryDevice) {
 
 // Rows that need no padding, and one that is nothing but padding.
 TEST_P(Optimizer, EveryWidthHasTheSameBits) {
-  for (const int64_t hidden : {1, 3, 4, 8, 64, 1028, 2056}) {
+  constexpr std::pair<int64_t, int64_t> kShapes[] = {{97, 1},    {97, 3},   {97, 4},    {97, 8},
+                                                     {97, 1028}, {128, 64}, {50, 2048}, {2048, 16}};
+  for (const auto& [vocab, hidden] : kShapes) {
     for (const MasterWeights master : Masters()) {
-      SCOPED_TRACE(hidden);
+      SCOPED_TRACE(std::to_string(vocab) + " x " + std::to_string(hidden));
       HeadConfig config = ConfigOf(kAdamW, master, HeadBias::kYes);
       config.hidden_size = hidden;
-      config.vocab_size = 97;
+      config.vocab_size = vocab;
       HeadUnderTest head(device_.get(), config);
       HeadValues values = RandomValues(config, 1);
       Publish(head, values);

@@ -64,6 +64,40 @@ class CudaMemory : public HeadTest {
         {.shape = {kMaxChunkTokens, kVocab, hidden}, .type = type(), .logit_deviation = 2.0});
   }
 
+  // With everything that steps and windows take.
+  HeadConfig SteppingHead(int64_t hidden) const {
+    HeadConfig config{"h", kVocab, hidden, type()};
+    config.optimizer.kind = OptimizerKind::kAdamW;
+    config.master_weights = type() != DataType::kFloat32;
+    config.double_buffer = true;
+    return config;
+  }
+
+  // After a batch that leaves a part of its gradient beside dW; the second gradient is taken with the head.
+  static void UseSteps(HeadUnderTest& head, Gradient* second, const Problem& problem) {
+    Problem smoothed = problem;
+    smoothed.options.label_smoothing = 0.1f;
+    HeadBackend& backend = head.backend();
+    for (int64_t step = 1; step <= 2; ++step) {
+      RowKind kind = KindOf(smoothed);
+      for (Gradient* to : {static_cast<Gradient*>(nullptr), second}) {
+        kind.gradient = to;
+        head.Run(kind, {RowsOf(smoothed, 0, 300)});
+      }
+      EXPECT_TRUE(backend.Fold(second, nullptr).ok());
+      EXPECT_TRUE(backend.Summarize(nullptr, 0.5).ok());
+      const StepArguments arguments{
+          .learning_rate = 1e-3, .optimizer = head.config().optimizer, .step = step};
+      EXPECT_TRUE(backend.ApplyStep(nullptr, arguments).ok());
+      backend.ResetGradient();
+      EXPECT_TRUE(backend.ApplyStep(nullptr, arguments).ok());
+      EXPECT_TRUE(backend.RestoreState().ok());
+      const std::vector<float> row(static_cast<size_t>(head.config().hidden_size));
+      EXPECT_TRUE(backend.WriteGradient(nullptr, 0, 1, row.data(), nullptr).ok());
+      backend.ResetGradient();
+    }
+  }
+
   static void UseEverything(HeadUnderTest& head, const Problem& problem) {
     for (int i = 0; i < 2; ++i) {
       head.Publish(problem.weight);
@@ -148,6 +182,21 @@ TEST_P(CudaMemory, IsNotTakenAfterAHeadIsCreated) {
     const DeviceMemory created = ReadDeviceMemory();
     UseEverything(head, problem);
     EXPECT_EQ(ReadDeviceMemory().free, created.free);
+  }
+}
+
+TEST_P(CudaMemory, IsNotTakenByStepsOfAnOptimizer) {
+  for (const int64_t hidden : {120, 123}) {
+    SCOPED_TRACE(hidden);
+    Problem problem = LargestChunk(hidden);
+    HeadUnderTest head(device_.get(), SteppingHead(hidden));
+    const std::unique_ptr<Gradient> second = head.CreateGradient();
+    const std::vector<float> weights(static_cast<size_t>(kVocab * hidden), 0.01f);
+    head.Publish(Narrowed(head.config().master_type(), weights));
+    const std::vector<DeviceBuffer> everything = TakeAllMemory();
+    const DeviceMemory filled = ReadDeviceMemory();
+    UseSteps(head, second.get(), problem);
+    EXPECT_EQ(ReadDeviceMemory().free, filled.free);
   }
 }
 

@@ -32,6 +32,28 @@ TEST(CpuDevice, PlansForWeightsThatAreWrittenBesideThoseInUse) {
   EXPECT_EQ(TotalBytes(*device->PlanMemory(biased)), 1000 * (16 * (2 + 2) + 4 + 4)) << "no db";
 }
 
+TEST(CpuDevice, PlansForMasterMomentsAndASecondGradient) {
+  auto device = *CreateCpuDevice(8 << 20);
+  HeadConfig config{"h", 1000, 16, kernels::DataType::kBFloat16};
+  config.optimizer.kind = OptimizerKind::kAdamW;
+  config.master_weights = true;
+  config.double_buffer = true;
+  config.bias = true;
+  const absl::StatusOr<MemoryPlan> plan = device->PlanMemory(config);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto bytes_of = [&](const std::string& purpose) {
+    int64_t bytes = 0;
+    for (const MemoryItem& item : *plan) bytes += item.purpose == purpose ? item.bytes : 0;
+    return bytes;
+  };
+  EXPECT_EQ(bytes_of("weights"), 1000 * (16 * 2 + 4));
+  EXPECT_EQ(bytes_of("master_weights"), 1000 * 16 * 4);
+  EXPECT_EQ(bytes_of("gradient"), 2 * 1000 * (16 * 4 + 4));
+  EXPECT_EQ(bytes_of("optimizer"), 2 * 1000 * (16 * 4 + 4));
+  EXPECT_EQ(bytes_of("weight_staging"), 1000 * (16 * 4 + 4)) << "writes are staged as the master is";
+  EXPECT_EQ(plan->size(), 5U);
+}
+
 TEST(Engine, CreationThatDoesNotFitLeavesTheBudgetAsItWas) {
   EngineOptions options;
   options.memory_limit_bytes = 16 << 20;
