@@ -80,6 +80,7 @@ TEST_F(ClientServerStepTest, AStepIsWhatAFlushAndTheTrainersOwnStepWouldBe) {
   const auto result = session.Compute(next.batch(), next.outputs());
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->weight_version, 2U);
+  server_->engine().WaitIdle();
   EXPECT_EQ(head.Info()->window_tokens, 20U);
   EXPECT_EQ(session.reconnects(), 0);
 }
@@ -131,6 +132,7 @@ TEST_F(ClientServerStepTest, ADrainingServerTakesNoFlushAndNoStepAndLosesNothing
   Session session = Open();
   Add(session, 10, 3);
   server_->engine().BeginDrain();
+  server_->engine().WaitIdle();
   v1::BeginFlushResponse flush;
   EXPECT_EQ(BeginFlush(stubs, "head", &flush).error_code(), grpc::StatusCode::UNAVAILABLE);
   const v1::Head head = GetHead(stubs, "head");

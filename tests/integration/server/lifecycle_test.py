@@ -16,7 +16,7 @@ import urllib.request
 
 import grpc
 import numpy as np
-from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc
+from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc
 from lossd_server import LossdServer
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
@@ -265,12 +265,18 @@ class Drain(unittest.TestCase):
             good = chunk_request(session, 1, np.array([1, -100, 3]), np.ones((3, 8), np.float32))
             bad = chunk_request(session, 2, np.array([64]), np.ones((1, 8), np.float32))
             list(loss_pb2_grpc.LossServiceStub(channel).Compute(iter([start_request(session), good, bad])))
+            create_head(channel, "s", 64, 8, optimizer=head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_SGD))
+            gradients = gradient_pb2_grpc.GradientServiceStub(channel)
+            for generation in (1, 2, 2):  # the last is a repeat
+                gradients.ApplyStep(gradient_pb2.ApplyStepRequest(head="s", generation=generation, learning_rate=1))
             with urllib.request.urlopen(server.metrics_url) as response:
                 lines = response.read().decode().splitlines()
             for line in ('lossd_chunks_total{outcome="accumulated"} 1', 'lossd_chunks_total{outcome="rejected"} 1',
                          'lossd_rejected_total{reason="label"} 1', 'lossd_rejected_total{reason="gap"} 0',
                          'lossd_tokens_total{kind="valid"} 2', 'lossd_tokens_total{kind="ignored"} 1',
-                         'lossd_memory_reserved_bytes{purpose="gradient"} 2048',
+                         'lossd_memory_reserved_bytes{purpose="gradient"} 4096',
+                         'lossd_steps_total{outcome="applied"} 2', 'lossd_steps_total{outcome="skipped"} 0',
+                         'lossd_step_seconds_count 2', 'lossd_weight_versions_total 4',
                          'lossd_chunk_seconds_count{stage="forward"} 1', 'lossd_credit_bytes 0',
                          'lossd_staging_reserved_bytes 33554432', 'lossd_staging_limit_bytes '):
                 self.assertTrue(any(found.startswith(line) for found in lines), line)

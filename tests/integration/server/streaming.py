@@ -6,10 +6,10 @@ F32 = types_pb2.DATA_TYPE_FLOAT32
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-def create_head(channel, name, vocab, hidden, seed=1):
+def create_head(channel, name, vocab, hidden, seed=1, **config):
     """An fp32 head with seeded weights."""
     heads = head_pb2_grpc.HeadServiceStub(channel)
-    config = head_pb2.HeadConfig(name=name, vocab_size=vocab, hidden_size=hidden, weight_dtype=F32)
+    config = head_pb2.HeadConfig(name=name, vocab_size=vocab, hidden_size=hidden, weight_dtype=F32, **config)
     heads.CreateHead(head_pb2.CreateHeadRequest(config=config))
     write_id = heads.BeginWrite(head_pb2.BeginWriteRequest(head=name, write_key="w")).write_id
     rng = np.random.default_rng(seed)

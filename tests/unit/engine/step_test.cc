@@ -72,7 +72,8 @@ TEST_F(StepTest, ChunksWaitWhileItIsUnderWayAndGoIntoTheNextWindow) {
   Submit(lane, MakeChunk(1, 2));
   gate.AwaitArrival();
   std::promise<absl::StatusOr<StepResult>> answer;
-  head->ApplyStep(1, Marks(), Rate(1), [&](absl::StatusOr<StepResult> step) { answer.set_value(step); });
+  head->ApplyStep(1, Marks(), Rate(1),
+                  [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   Chunk chunk = MakeChunk(2, 5, 2);
   std::promise<void> resumed;
   EXPECT_EQ(*head->Submit(lane, chunk, [&] { resumed.set_value(); }), Head::Submission::kWait);
@@ -119,8 +120,8 @@ TEST_F(StepTest, TheSameAgainWhileItIsUnderWayWaitsWithTheFirst) {
   const std::vector<SessionMarks> marks = Marks();
   std::promise<absl::StatusOr<StepResult>> first;
   std::promise<absl::StatusOr<StepResult>> second;
-  head->ApplyStep(1, marks, Rate(1), [&](absl::StatusOr<StepResult> step) { first.set_value(step); });
-  head->ApplyStep(1, marks, Rate(1), [&](absl::StatusOr<StepResult> step) { second.set_value(step); });
+  head->ApplyStep(1, marks, Rate(1), [&](const absl::StatusOr<StepResult>& step) { first.set_value(step); });
+  head->ApplyStep(1, marks, Rate(1), [&](const absl::StatusOr<StepResult>& step) { second.set_value(step); });
   ExpectError(ApplyStep(1, marks, Rate(2)).status(), absl::StatusCode::kFailedPrecondition,
               "a step of generation 1 is under way with learning_rate 1; this call names 2");
   gate.LetThrough();
@@ -175,7 +176,8 @@ TEST_F(StepTest, MarksThatGoBackWhileItWaitsFailItAndTheWindowStaysOpen) {
   Submit(lane, MakeChunk(2, 3));
   gate.AwaitArrival();  // 1 is started
   std::promise<absl::StatusOr<StepResult>> answer;
-  head->ApplyStep(1, Marks(), Rate(1), [&](absl::StatusOr<StepResult> step) { answer.set_value(step); });
+  head->ApplyStep(1, Marks(), Rate(1),
+                  [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   head->DetachLane(lane);
   gate.LetThrough();
   ExpectError(answer.get_future().get().status(), absl::StatusCode::kFailedPrecondition,
@@ -218,7 +220,8 @@ TEST_F(StepTest, AFlushAndAStepExcludeEachOther) {
   Submit(lane, MakeChunk(1, 2));
   gate.AwaitArrival();
   std::promise<absl::StatusOr<StepResult>> answer;
-  head->ApplyStep(1, Marks(), Rate(1), [&](absl::StatusOr<StepResult> step) { answer.set_value(step); });
+  head->ApplyStep(1, Marks(), Rate(1),
+                  [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   ExpectError(BeginFlush(1, Marks()).status(), absl::StatusCode::kFailedPrecondition,
               "generation 1 is being consumed by a step");
   gate.LetThrough();
@@ -229,7 +232,7 @@ TEST_F(StepTest, AFlushAndAStepExcludeEachOther) {
   Submit(lane, MakeChunk(3, 3, 2));
   gate.AwaitArrival();
   std::promise<absl::StatusOr<FlushInfo>> begun;
-  head->BeginFlush(2, Marks(), 1, [&](absl::StatusOr<FlushInfo> flush) { begun.set_value(flush); });
+  head->BeginFlush(2, Marks(), 1, [&](const absl::StatusOr<FlushInfo>& flush) { begun.set_value(flush); });
   ExpectError(ApplyStep(2, Marks(), Rate(1)).status(), absl::StatusCode::kFailedPrecondition,
               "about to be frozen by a flush");
   gate.LetThrough();
@@ -270,7 +273,8 @@ TEST_F(StepTest, WeightsThatWereCommittedBeforeAreTheOnesThatAreStepped) {
   std::promise<uint64_t> published;
   head->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) { published.set_value(*version); });
   std::promise<absl::StatusOr<StepResult>> answer;
-  head->ApplyStep(1, Marks(), Rate(1), [&](absl::StatusOr<StepResult> step) { answer.set_value(step); });
+  head->ApplyStep(1, Marks(), Rate(1),
+                  [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   gate.LetThrough();
   EXPECT_EQ(published.get_future().get(), 2U);
   EXPECT_EQ(answer.get_future().get()->weight_version, 3U);
@@ -299,7 +303,7 @@ TEST_F(StepTest, ADrainTakesNoNewStepOrFlushAndFinishesWhatIsUnderWay) {
   gate.AwaitArrival();
   const std::vector<SessionMarks> marks = Marks();
   std::promise<absl::StatusOr<StepResult>> answer;
-  head->ApplyStep(1, marks, Rate(1), [&](absl::StatusOr<StepResult> step) { answer.set_value(step); });
+  head->ApplyStep(1, marks, Rate(1), [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   engine->BeginDrain();
   gate.LetThrough();
   ASSERT_TRUE(answer.get_future().get().ok());
@@ -328,7 +332,8 @@ TEST_F(StepTest, AHeadThatIsDeletedMeanwhileIsNotStepped) {
   Submit(lane, MakeChunk(1, 2));
   gate.AwaitArrival();
   std::promise<absl::StatusOr<StepResult>> answer;
-  head->ApplyStep(1, Marks(), Rate(1), [&](absl::StatusOr<StepResult> step) { answer.set_value(step); });
+  head->ApplyStep(1, Marks(), Rate(1),
+                  [&](const absl::StatusOr<StepResult>& step) { answer.set_value(step); });
   ASSERT_TRUE(engine->DeleteHead("h", Engine::DiscardGradient::kYes).ok());
   gate.LetThrough();
   EXPECT_EQ(answer.get_future().get().status().code(), absl::StatusCode::kNotFound);
@@ -340,7 +345,8 @@ TEST_F(StepTest, StatsTellOfTheGradientAndLeaveItAsItIs) {
   Submit(lane, MakeChunk(1, 3));
   gate.AwaitArrival();
   std::promise<absl::StatusOr<Head::WindowStats>> answer;
-  head->ReadStats(1, Marks(), 2, [&](absl::StatusOr<Head::WindowStats> stats) { answer.set_value(stats); });
+  head->ReadStats(1, Marks(), 2,
+                  [&](const absl::StatusOr<Head::WindowStats>& stats) { answer.set_value(stats); });
   EXPECT_EQ(head->Info().window_state, WindowState::kOpen) << "chunks go on";
   gate.LetThrough();
   const absl::StatusOr<Head::WindowStats> stats = answer.get_future().get();
@@ -372,7 +378,8 @@ TEST_F(StepTest, StatsBehindAStepAreOfNoWindowThatThereIs) {
   gate.AwaitArrival();
   std::promise<absl::StatusOr<Head::WindowStats>> answer;
   head->ApplyStep(1, Marks(), Rate(1), [](const absl::StatusOr<StepResult>&) {});
-  head->ReadStats(1, Marks(), 1, [&](absl::StatusOr<Head::WindowStats> stats) { answer.set_value(stats); });
+  head->ReadStats(1, Marks(), 1,
+                  [&](const absl::StatusOr<Head::WindowStats>& stats) { answer.set_value(stats); });
   gate.LetThrough();
   EXPECT_EQ(answer.get_future().get().status().code(), absl::StatusCode::kAborted);
 }
