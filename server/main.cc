@@ -21,6 +21,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/process_memory.h"
 #include "server/options.h"
+#include "server/restart.h"
 #include "server/rpc/listen_address.h"
 #include "server/rpc/server.h"
 #include "server/rpc/tls.h"
@@ -44,8 +45,10 @@ sigset_t BlockSignals() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGRTMIN);  // of Drain
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error like a full disk, not a death
   return signals;
 }
 
@@ -149,9 +152,18 @@ void FitOpenFiles(engine::EngineOptions& options) {
        {"remedy", "raise the hard limit of open files (ulimit -Hn, LimitNOFILE) to 65536"}});
 }
 
+void WarnOfLostWindows(const engine::Engine& engine) {
+  for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
+    const engine::HeadInfo info = head->Info();
+    if (info.window_marks.empty()) continue;
+    Log(LogLevel::kWarning, "a gradient window was not flushed and ends with the process",
+        {{"head", info.config.name}, {"generation", info.generation}, {"tokens", info.window_tokens}});
+  }
+}
+
 int Serve(Options options) {
   FitOpenFiles(options.engine);
-  const sigset_t signals = BlockSignals();
+  sigset_t signals = BlockSignals();
   std::atomic<bool> device_failed = false;
   options.engine.on_device_failure = [&device_failed](const absl::Status& status) {
     Log(LogLevel::kError, "the device failed", {{"reason", std::string(status.message())}});
@@ -163,9 +175,15 @@ int Serve(Options options) {
   if (options.engine.memory_limit_bytes == 0) {
     options.engine.memory_limit_bytes = chosen->device->AvailableMemory();
   }
+  absl::StatusOr<Restart> restart =
+      Restart::Open(options.checkpoint_dir, options.restore ? Restore::kYes : Restore::kNo);
+  if (!restart.ok()) return Fail(restart.status());
+  options.engine.checkpoints = restart->store();
+  options.engine.incarnation = restart->incarnation();
   const absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
       engine::Engine::Create(options.engine, std::move(chosen->device));
   if (!engine.ok()) return Fail(engine.status());
+  if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
   if (!heads.ok()) return Fail(heads);
@@ -176,9 +194,15 @@ int Serve(Options options) {
     if (!started.ok()) return Fail(started.status());
     metrics = *std::move(started);
   }
+  options.server.on_drain = [] { kill(getpid(), SIGRTMIN); };
+  // Whoever starts after this one must not go on from where this one went on.
+  if (absl::Status taken = restart->Take(); !taken.ok()) return Fail(taken);
   const absl::StatusOr<std::unique_ptr<rpc::Server>> server =
       rpc::Server::Start(options.server, engine->get());
-  if (!server.ok()) return Fail(server.status());
+  if (!server.ok()) {
+    restart->GiveBack();
+    return Fail(server.status());
+  }
   const int metrics_port = metrics == nullptr ? 0 : metrics->port();
   if (!options.port_file.empty() && !WritePortFile(options.port_file, (*server)->port(), metrics_port)) {
     return Fail(absl::UnavailableError(absl::StrCat("cannot write --port_file ", options.port_file,
@@ -202,16 +226,16 @@ int Serve(Options options) {
   WarnOfExposure(options.server);
 
   WaitForEnd(signals, device_failed, **engine, **server, rpc::TlsWatch(options.server.tls));
+  sigdelset(&signals, SIGRTMIN);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
-  for (const std::shared_ptr<engine::Head>& head : (*engine)->Heads()) {
-    const engine::HeadInfo info = head->Info();
-    if (info.window_marks.empty()) continue;
-    Log(LogLevel::kWarning, "a gradient window was not flushed and ends with the process",
-        {{"head", info.config.name}, {"generation", info.generation}, {"tokens", info.window_tokens}});
-  }
-  (*server)->Drain(device_failed ? absl::ZeroDuration() : options.drain_timeout);
+  const bool saves = options.engine.checkpoints != nullptr && !device_failed;
+  if (!saves) WarnOfLostWindows(**engine);
+  // Half of the time is for the disk.
+  const absl::Duration patience = saves ? options.drain_timeout / 2 : options.drain_timeout;
+  (*server)->Drain(device_failed ? absl::ZeroDuration() : patience);
+  const bool saved = !saves || SaveForRestart(**engine);
   Log(LogLevel::kInfo, "stopped", {{"chunks", (*engine)->counters().chunks_accumulated.load()}});
-  return device_failed ? kExitFailure : 0;
+  return device_failed || !saved ? kExitFailure : 0;
 }
 
 }  // namespace

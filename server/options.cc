@@ -88,6 +88,12 @@ ABSL_FLAG(absl::Duration, session_lease, absl::Minutes(10),
           "a session without a stream and without a call this long is closed");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "after SIGTERM, calls that are still there after this long are cancelled");
+ABSL_FLAG(std::string, checkpoint_dir, "",
+          "folder of checkpoints, made with mode 0700 if it is not there; with it, a drain saves every head");
+ABSL_FLAG(
+    bool, restore, false,
+    "start with what --checkpoint_dir has: go on where the last server was drained, or if it was killed, "
+    "with every head's newest checkpoint");
 ABSL_FLAG(std::string, port_file, "",
           "write the ports as JSON {\"grpc\": N, \"metrics\": N} to this file once serving");
 ABSL_FLAG(std::string, log_format, "text", "text or json; one line an event, on standard error");
@@ -350,8 +356,12 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
       "--tls_client_ca=ca.pem\n"
       "                                            TLS for clients with a certificate of ours, and a socket "
       "file\n"
-      "  lossd --config=lossd.json                 flags and heads from a file\n\n"
-      "SIGTERM and SIGINT drain: what was accepted is finished, then the exit status is 0.");
+      "  lossd --config=lossd.json                 flags and heads from a file\n"
+      "  lossd --checkpoint_dir=/var/lib/lossd --restore\n"
+      "                                            go on where the last one stopped: sessions and gradients "
+      "too\n\n"
+      "SIGTERM and SIGINT drain: what was accepted is finished and, with --checkpoint_dir, saved; then the "
+      "exit status is 0.");
 
   if (argc == 2 && IsHelp(argv[1])) PrintHelp(argv[0]);
 
@@ -384,6 +394,11 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   }
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
+  options.restore = absl::GetFlag(FLAGS_restore);
+  if (options.restore && options.checkpoint_dir.empty()) {
+    return Invalid("--restore is true; it needs --checkpoint_dir, the folder to restore from");
+  }
   if (absl::Status status = ReadLogOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadEngineOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadWeightOptions(options); !status.ok()) return status;

@@ -23,6 +23,8 @@ struct Options {
   engine::DeviceOptions device;
   engine::EngineOptions engine;
   absl::Duration drain_timeout;
+  std::string checkpoint_dir;  // empty: no checkpoints
+  bool restore = false;        // from that folder
   telemetry::LogFormat log_format = telemetry::LogFormat::kText;
   telemetry::LogLevel log_level = telemetry::LogLevel::kInfo;
   std::vector<HeadEntry> heads;  // of the configuration file, created at start

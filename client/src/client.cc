@@ -75,6 +75,29 @@ absl::Status Client::DeleteHead(const std::string& name, bool discard_gradient) 
   return impl_->connection->DeleteHead(request).status();
 }
 
+absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& head, const std::string& tag) {
+  v1::RestoreCheckpointRequest request;
+  request.set_head(head);
+  request.set_tag(tag);
+  const auto restored = impl_->connection->RestoreCheckpoint(request);
+  if (!restored.ok()) return restored.status();
+  return internal::FromProto(restored->checkpoint());
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> Client::ListCheckpoints(const std::string& head) {
+  v1::ListCheckpointsRequest request;
+  request.set_head(head);
+  const auto listed = impl_->connection->ListCheckpoints(request);
+  if (!listed.ok()) return listed.status();
+  std::vector<CheckpointInfo> checkpoints;
+  for (const auto& checkpoint : listed->checkpoints()) {
+    checkpoints.push_back(internal::FromProto(checkpoint));
+  }
+  return checkpoints;
+}
+
+absl::Status Client::Drain() { return impl_->connection->Drain({}).status(); }
+
 absl::StatusOr<Region> Client::CreateRegion(RegionKind kind, int64_t bytes) {
   auto region = Region::Impl::Create(*impl_->connection, impl_->regions, kind, bytes);
   if (!region.ok()) return region.status();

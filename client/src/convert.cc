@@ -152,6 +152,18 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
                     .double_buffer = config.double_buffer()};
 }
 
+CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {
+  return {
+      .head = checkpoint.head(),
+      .tag = checkpoint.tag(),
+      .generation = checkpoint.generation(),
+      .weight_version = checkpoint.weight_version(),
+      .optimizer_steps = checkpoint.optimizer_steps(),
+      .window_tokens = checkpoint.window_tokens(),
+      .bytes = checkpoint.bytes(),
+      .saved_at = std::chrono::system_clock::time_point(std::chrono::microseconds(checkpoint.saved_at()))};
+}
+
 absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
   auto config = FromProto(head.config());
   if (!config.ok()) return config.status();

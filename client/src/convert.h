@@ -23,6 +23,7 @@ v1::CreateHeadRequest ToRequest(const HeadConfig& config);
 // Without class weights; whether there are any is not in it.
 absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config);
 absl::StatusOr<HeadInfo> FromProto(const v1::Head& head);
+CheckpointInfo FromProto(const v1::Checkpoint& checkpoint);
 absl::StatusOr<ServerStatus> FromProto(const v1::GetStatusResponse& response);
 ServerMemory FromProto(const v1::GetMemoryResponse& response);
 

@@ -30,6 +30,7 @@ constexpr int kKeepaliveTimeoutMs = 20000;
 constexpr int kReconnectMs = 100;
 constexpr int kLongestReconnectMs = 2000;
 constexpr int kConnectTimeoutMs = 5000;
+constexpr std::chrono::milliseconds kDiskTimeout = std::chrono::minutes(10);
 
 // A server that closes the first connections may be one that is about to serve: so long it is given.
 constexpr std::chrono::milliseconds kProbableFailurePatience(3000);
@@ -52,8 +53,6 @@ grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_b
 
 // A repeated call that finds its work already done by an attempt whose answer was lost.
 enum class RepeatedNotFound { kIsError, kIsDone };
-
-enum class Deadline { kOfCalls, kNone };
 
 class GrpcConnection final : public Connection {
  public:
@@ -91,8 +90,8 @@ class GrpcConnection final : public Connection {
     return Call(*head_, &v1::HeadService::Stub::CommitWrite, request);
   }
   absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) override {
-    return Call(*head_, &v1::HeadService::Stub::LoadWeights, request, RepeatedNotFound::kIsError,
-                WhenFull::kReturn, Deadline::kNone);
+    return Call(*head_, &v1::HeadService::Stub::LoadWeights, request,
+                {.timeout = std::chrono::milliseconds(0)});
   }
   absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                       WhenFull when_full) override {
@@ -109,6 +108,26 @@ class GrpcConnection final : public Connection {
   }
   absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) override {
     return Call(*gradient_, &v1::GradientService::Stub::AbortFlush, request);
+  }
+  absl::StatusOr<v1::SaveCheckpointResponse> SaveCheckpoint(
+      const v1::SaveCheckpointRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::SaveCheckpoint, request, Patient());
+  }
+  absl::StatusOr<v1::RestoreCheckpointResponse> RestoreCheckpoint(
+      const v1::RestoreCheckpointRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::RestoreCheckpoint, request, Patient());
+  }
+  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
+      const v1::ListCheckpointsRequest& request) override {
+    return Call(*head_, &v1::HeadService::Stub::ListCheckpoints, request, Patient());
+  }
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) override {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
+    v1::DrainResponse response;
+    const grpc::Status status = status_->Drain(&context, request, &response);
+    if (!status.ok()) return FromGrpcStatus(status);
+    return response;
   }
   absl::StatusOr<v1::GradientStatsResponse> GradientStats(const v1::GradientStatsRequest& request) override {
     return Call(*gradient_, &v1::GradientService::Stub::GradientStats, request);
@@ -195,14 +214,28 @@ class GrpcConnection final : public Connection {
                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                 const Request& request,
                                 RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError,
-                                WhenFull when_full = WhenFull::kWait,
-                                Deadline deadline = Deadline::kOfCalls) {
+                                WhenFull when_full = WhenFull::kWait) {
+    return Call(stub, method, request, {repeated_not_found, when_full, options_.call_timeout});
+  }
+
+  struct CallOptions {
+    RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError;
+    WhenFull when_full = WhenFull::kWait;
+    std::chrono::milliseconds timeout;  // of an attempt; 0: none
+  };
+  // For calls that wait for a disk.
+  CallOptions Patient() const { return {.timeout = std::max(options_.call_timeout, kDiskTimeout)}; }
+
+  template <class Stub, class Request, class Response>
+  absl::StatusOr<Response> Call(Stub& stub,
+                                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                                const Request& request, const CallOptions& call) {
     Backoff backoff(options_.reconnect_timeout);
     const auto begin = std::chrono::steady_clock::now();
     for (bool repeated = false;; repeated = true) {
       grpc::ClientContext context;
-      if (deadline == Deadline::kOfCalls) {
-        context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
+      if (call.timeout.count() > 0) {
+        context.set_deadline(std::chrono::system_clock::now() + call.timeout);
       }
       Response response;
       traffic_->NoteSent(request.ByteSizeLong());
@@ -210,11 +243,11 @@ class GrpcConnection final : public Connection {
       traffic_->NoteReceived(response.ByteSizeLong());
       if (!absl::IsUnavailable(status)) connected_ = true;
       if (status.ok()) return response;
-      if (repeated && absl::IsNotFound(status) && repeated_not_found == RepeatedNotFound::kIsDone) {
+      if (repeated && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
         return response;
       }
       if (!IsTransient(status)) return status;
-      if (when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
+      if (call.when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
       const HandshakeDiagnosis diagnosis = Diagnose(status, target_, options_);
       if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);
       if (GivesUp(diagnosis.failure, std::chrono::steady_clock::now() - begin)) return status;
@@ -256,6 +289,7 @@ class GrpcConnection final : public Connection {
 
 bool IsTransient(const absl::Status& status) {
   return absl::IsUnavailable(status) ||
+         absl::IsCancelled(status) ||  // by a server that goes away: nobody here cancels
          (absl::IsResourceExhausted(status) && RetryDelayOf(status).has_value());
 }
 

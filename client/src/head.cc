@@ -22,6 +22,15 @@ absl::StatusOr<HeadInfo> Head::Info() const {
   return internal::FromProto(*head);
 }
 
+absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) const {
+  v1::SaveCheckpointRequest request;
+  request.set_head(config().name);
+  request.set_tag(tag);
+  const auto saved = impl_->context->connection().SaveCheckpoint(request);
+  if (!saved.ok()) return saved.status();
+  return SavedCheckpoint{internal::FromProto(saved->checkpoint()), saved->bytes_written()};
+}
+
 absl::StatusOr<Session> Head::OpenSession(const SessionOptions& options) const {
   if (options.chunk_bytes < 0) {
     return absl::InvalidArgumentError("chunk_bytes is negative");

@@ -74,13 +74,15 @@ class HeadContext {
     std::lock_guard lock(mutex_);
     return incarnation_;
   }
-  void NoteIncarnation(const std::string& incarnation) {
+  // How often the head had been restored then: like a restarted server, a restored head counts anew.
+  void NoteIncarnation(const std::string& incarnation, uint64_t restores) {
     std::lock_guard lock(mutex_);
-    if (incarnation_ != incarnation) {
+    if (incarnation_ != incarnation || restores_ != restores) {
       generation_ = next_generation_ = 0;
       open_step_ = std::nullopt;
     }
     incarnation_ = incarnation;
+    restores_ = restores;
   }
 
  private:
@@ -89,6 +91,7 @@ class HeadContext {
   const std::shared_ptr<RegionMap> regions_;
   mutable std::mutex mutex_;
   std::string incarnation_;
+  uint64_t restores_ = 0;
   uint64_t generation_ = 0;
   uint64_t next_generation_ = 0;
   std::optional<uint64_t> open_step_;

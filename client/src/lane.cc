@@ -76,6 +76,7 @@ absl::Status Lane::AwaitReady() {
 
 absl::Status Lane::TakeReady(const v1::ComputeReady& ready) {
   const uint64_t accepted = ready.marks().accepted();
+  if (accepted < answered_ && link_->restored()) return link_->LostByRestore(ready.generation());
   if (accepted < answered_) {
     return absl::InternalError(absl::StrCat("session ", link_->session_id(), " lane ", number_,
                                             ": the server has accepted sequences up to ", accepted,

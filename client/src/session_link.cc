@@ -59,7 +59,30 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Open() {
 absl::StatusOr<v1::OpenSessionResponse> SessionLink::Reopen() {
   auto response = Ask(lanes_, WhenFull::kWait);
   if (!response.ok()) return ExplainMissing(response.status());
+  if (absl::Status kept = CheckRestored(*response); !kept.ok()) return kept;
   return response;
+}
+
+absl::Status SessionLink::CheckRestored(const v1::OpenSessionResponse& response) {
+  const std::lock_guard lock(mutex_);
+  const bool same_server = response.incarnation() == incarnation_;
+  if (session_id_.empty() || response.restores() == (same_server ? restores_ : 0)) return absl::OkStatus();
+  if (!same_server || response.session_id() != session_id_ || response.generation() != GenerationLocked()) {
+    return LostByRestore(response.generation());
+  }
+  // All the same if it was restored to where the session stands: its lanes find out.
+  restores_ = response.restores();
+  restored_ = true;
+  return absl::OkStatus();
+}
+
+bool SessionLink::restored() const {
+  const std::lock_guard lock(mutex_);
+  return restored_;
+}
+
+absl::Status SessionLink::LostByRestore(uint64_t generation) const {
+  return WindowLostError(head_->config().name, generation, "the head was restored from a checkpoint");
 }
 
 absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull when_full) {
@@ -109,7 +132,9 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   contributions_ = 0;
   placed_generation_ = 0;
   clock_offset_ = ClockOffset();  // it may be another server
-  head_->NoteIncarnation(incarnation_);
+  restores_ = response.restores();
+  restored_ = false;
+  head_->NoteIncarnation(incarnation_, restores_);
 }
 
 // A restarted server has no heads, so it answers OpenSession with NOT_FOUND: say what that means.
@@ -127,6 +152,7 @@ absl::Status SessionLink::ExplainMissing(const absl::Status& status) {
 
 // Chunks are numbered, so sending again is always safe; the question is only whether it can help.
 absl::Status SessionLink::CheckRecoverable(const absl::Status& cause) const {
+  if (IsWindowLost(cause)) return cause;
   switch (cause.code()) {
     case absl::StatusCode::kOk:           // the server ended the call while answers were missing
     case absl::StatusCode::kUnavailable:  // the network, or a server that goes away

@@ -65,6 +65,9 @@ class SessionLink {
   void NoteTiming(const v1::ChunkTiming& timing, Time sent, Time arrived);
   ClockOffset clock_offset() const;
 
+  // The head was restored to a moment before what this session knows to be done.
+  bool restored() const;  // while the session was open, and its marks decide
+  absl::Status LostByRestore(uint64_t generation) const;
   absl::Status GaveUp(const absl::Status& cause) const;
   // A sequence of this session was taken that this process never sent.
   absl::Status TakenByAnother(int32_t lane, uint64_t sequence) const;
@@ -79,6 +82,8 @@ class SessionLink {
  private:
   absl::StatusOr<v1::OpenSessionResponse> Ask(int32_t lanes, WhenFull when_full);
   absl::Status ExplainMissing(const absl::Status& status);
+  // Of a session that is known: whether what was done since is still there, after a restore.
+  absl::Status CheckRestored(const v1::OpenSessionResponse& response);
   uint64_t GenerationLocked();
   bool ContributedLocked();
 
@@ -90,6 +95,8 @@ class SessionLink {
   std::string incarnation_;
 
   mutable std::mutex mutex_;
+  uint64_t restores_ = 0;  // of the head, as far as is known here
+  bool restored_ = false;
   v1::SessionLimits limits_;
   uint64_t generation_ = 0;
   uint64_t named_generation_ = 0;

@@ -186,6 +186,13 @@ void AccumulationLedger::BeginWindow() {
   frozen_ = false;
 }
 
+void AccumulationLedger::Replace(std::map<std::string, Session, std::less<>> sessions, uint64_t last_number,
+                                 WindowPhase phase) {
+  sessions_ = std::move(sessions);
+  last_number_ = std::max(last_number_, last_number);
+  frozen_ = phase == WindowPhase::kFrozen;
+}
+
 int64_t AccumulationLedger::open_sessions() const {
   return std::count_if(sessions_.begin(), sessions_.end(),
                        [](const auto& entry) { return entry.second.state == SessionState::kOpen; });

@@ -108,6 +108,11 @@ class AccumulationLedger {
   // A new window: bases move up, and closed sessions are forgotten unless it holds something of them.
   void BeginWindow();
 
+  // For checkpoints: the last number that a session was given; and everything, as it was then.
+  uint64_t last_number() const { return last_number_; }
+  enum class WindowPhase { kOpen, kFrozen };
+  void Replace(std::map<std::string, Session, std::less<>> sessions, uint64_t last_number, WindowPhase phase);
+
   int64_t open_sessions() const;
   const std::map<std::string, Session, std::less<>>& sessions() const { return sessions_; }
 

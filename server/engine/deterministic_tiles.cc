@@ -6,6 +6,9 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "server/engine/errors.h"
+
 namespace lossd::engine {
 namespace {
 
@@ -124,12 +127,16 @@ void DeterministicTiles::Claim(const Chunk& chunk) {
   ++claimed_;
 }
 
-void DeterministicTiles::GiveUp(int64_t place, int64_t tokens, int64_t bytes) {
-  const auto range = std::prev(taken_.upper_bound(place));
+void DeterministicTiles::Untake(int64_t place, int64_t tokens, std::map<int64_t, int64_t>* taken) {
+  const auto range = std::prev(taken->upper_bound(place));
   const auto [begin, end] = *range;
-  taken_.erase(range);
-  if (begin < place) taken_.emplace(begin, place);
-  if (place + tokens < end) taken_.emplace(place + tokens, end);
+  taken->erase(range);
+  if (begin < place) taken->emplace(begin, place);
+  if (place + tokens < end) taken->emplace(place + tokens, end);
+}
+
+void DeterministicTiles::GiveUp(int64_t place, int64_t tokens, int64_t bytes) {
+  Untake(place, tokens, &taken_);
   kept_bytes_ -= bytes;
   --claimed_;
 }
@@ -218,6 +225,58 @@ void DeterministicTiles::BeginWindow() {
   taken_.clear();
   filled_.clear();
   next_ = 0;
+}
+
+DeterministicTiles::Content DeterministicTiles::content(const std::map<int64_t, int64_t>& claimed) const {
+  Content content{tile_tokens_, next_, taken_, filled_, {}};
+  for (const auto& [place, tokens] : claimed) Untake(place, tokens, &content.taken);
+  for (const auto& [place, segment] : segments_) {
+    const Chunk& from = segment.rows->chunk;
+    const auto first = static_cast<size_t>(place - *from.window_token);
+    const auto tokens = static_cast<size_t>(segment.tokens);
+    const auto slice = [first, tokens](const std::string& values, size_t size) {
+      return values.empty() ? values : values.substr(first * size, tokens * size);
+    };
+    Chunk& chunk = content.kept.emplace_back();
+    chunk.window_token = place;
+    chunk.tokens = segment.tokens;
+    chunk.hidden_type = from.hidden_type;
+    chunk.ignore_index = from.ignore_index;
+    chunk.gradient_scale = from.gradient_scale;
+    chunk.options = from.options;
+    chunk.labels = slice(from.labels, sizeof(int64_t));
+    chunk.token_weights = slice(from.token_weights, sizeof(float));
+    chunk.lse_gradients = slice(from.lse_gradients, sizeof(float));
+    const int64_t row_bytes = from.hidden_states.size() / from.tokens;
+    std::vector<ByteSpan> parts;
+    AppendParts(from.hidden_states, static_cast<int64_t>(first) * row_bytes, segment.tokens * row_bytes,
+                &parts);
+    chunk.hidden_states = Payload(std::move(parts), segment.rows, /*kept_bytes=*/0);
+  }
+  return content;
+}
+
+absl::Status DeterministicTiles::CheckContent(const Content& content) const {
+  if (content.tile_tokens == tile_tokens_ || content.taken.empty()) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "",
+      absl::StrCat("the window of a deterministic session was added up in tiles of ", content.tile_tokens,
+                   " tokens, and would be in tiles of ", tile_tokens_,
+                   " here: start the server with the --max_chunk_bytes and --max_chunk_tokens it had"));
+}
+
+void DeterministicTiles::Restore(Content content, const std::function<RowKind(const Chunk&)>& kind_of) {
+  if (content.taken.empty()) return;
+  taken_ = std::move(content.taken);
+  next_ = content.next_tile;
+  for (Chunk& chunk : content.kept) {
+    const RowKind kind = kind_of(chunk);
+    const int64_t bytes = Bytes(chunk);
+    kept_bytes_ += bytes;
+    ++claimed_;
+    Fill(std::move(chunk), kind, bytes);
+  }
+  filled_ = std::move(content.filled);  // with what was filled and is in dW
 }
 
 }  // namespace lossd::engine

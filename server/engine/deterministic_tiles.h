@@ -10,10 +10,12 @@
 #define LOSSD_SERVER_ENGINE_DETERMINISTIC_TILES_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "server/engine/chunk.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/memory_budget.h"
@@ -64,6 +66,22 @@ class DeterministicTiles {
   // Everything is done.
   void BeginWindow();
 
+  // What a window has in it, as far as it is not in dW: for checkpoints.
+  struct Content {
+    int64_t tile_tokens = 0;
+    int64_t next_tile = 0;
+    std::map<int64_t, int64_t> taken;   // places
+    std::map<int64_t, int64_t> filled;  // tokens, by tile
+    std::vector<Chunk> kept;            // in order of places, each in one tile
+  };
+  // No piece is under way. `claimed`: tokens by place of the chunks that are claimed and not filled; they are
+  // left out.
+  Content content(const std::map<int64_t, int64_t>& claimed) const;
+  // FAILED_PRECONDITION if tiles have another size here, and the window is not empty.
+  absl::Status CheckContent(const Content& content) const;
+  // Of a new one, for a content that was checked. `kind_of`: as in Fill.
+  void Restore(Content content, const std::function<RowKind(const Chunk&)>& kind_of);
+
  private:
   // Rows of one chunk in one tile.
   struct Segment {
@@ -73,6 +91,7 @@ class DeterministicTiles {
   void Take(int64_t tile, std::vector<Piece>* pieces);
   static void Append(int64_t place, const Segment& segment, Piece* piece, std::vector<ByteSpan>* parts);
   int64_t TileOf(int64_t place) const { return place / tile_tokens_; }
+  static void Untake(int64_t place, int64_t tokens, std::map<int64_t, int64_t>* taken);
 
   const int64_t tile_tokens_;
   const int64_t most_bytes_;             // in all

@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options,
 
 Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
     : options_(std::move(options)),
-      incarnation_(RandomId()),
+      incarnation_(options_.incarnation.empty() ? RandomId() : options_.incarnation),
       started_(absl::Now()),
       budget_(std::make_shared<MemoryBudget>(options_.memory_limit_bytes, options_.head_quota_bytes)),
       device_(std::move(device)),
@@ -137,6 +137,8 @@ absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard
     }
   }
   head->Shutdown(std::move(released));
+  // Its checkpoints stay, but no start brings it back.
+  if (options_.checkpoints != nullptr) options_.checkpoints->MarkDeleted(name).IgnoreError();
   return absl::OkStatus();
 }
 
@@ -230,9 +232,11 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
 absl::StatusOr<SessionMemory> Engine::MemoryOf(Head& head, const std::string& client_key, int32_t rank) {
   const absl::StatusOr<bool> needed = head.NeedsGradient(client_key, rank);
   if (!needed.ok()) return needed.status();
+  return *needed ? TakeMemory(head.config()) : SessionMemory();
+}
+
+absl::StatusOr<SessionMemory> Engine::TakeMemory(const HeadConfig& config) {
   SessionMemory memory;
-  if (!*needed) return memory;
-  const HeadConfig& config = head.config();
   MemoryPlan plan = device_->PlanGradient(config);
   plan.push_back({"tiles", DeterministicTiles::KeptBytes(options_.chunk_limits, config.hidden_size)});
   auto reservation = budget_->Reserve(

@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/engine/batch_scheduler.h"
+#include "server/engine/checkpoint_store.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
 #include "server/engine/head.h"
@@ -50,6 +51,10 @@ struct EngineOptions {
   RegionLimits regions;
   // How long an idle device waits for more chunks before it starts a small batch.
   absl::Duration batching_window = absl::ZeroDuration();
+  // Where checkpoints are kept; null: nowhere.
+  std::shared_ptr<CheckpointStore> checkpoints = {};
+  // Of the server that this one goes on from; empty: a new one.
+  std::string incarnation = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };
@@ -64,6 +69,11 @@ struct OpenedSession {
   std::shared_ptr<Head> head;
   Head::SessionInfo info;
   bool is_new = false;  // made by this call
+};
+
+struct SavedCheckpoint {
+  CheckpointInfo info;
+  int64_t bytes_written = 0;
 };
 
 class Engine {
@@ -112,6 +122,20 @@ class Engine {
   // Closes sessions whose lease has ended, and ends waits for places (Head::ResumeStalled).
   void ExpireSessions();
 
+  // --- Checkpoints (engine_checkpoints.cc). They wait for the disk, and are made one at a time.
+
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& head, const std::string& tag);
+  // The newest if `tag` is empty. A head that is not there is created. If an error does not say otherwise
+  // (DATA_LOSS of a restore that broke off), nothing has changed.
+  absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag);
+  absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head);
+  // Of every head, when nothing comes any more: another engine with this incarnation and what this leaves
+  // behind in the folder goes on as if nothing had happened.
+  absl::StatusOr<std::vector<SavedCheckpoint>> SaveForDrain();
+  // Before anything comes: the heads of that drain, or without one those that the folder has, as of their
+  // newest checkpoints.
+  absl::StatusOr<std::vector<CheckpointInfo>> RestoreAtStart(const std::optional<DrainRecord>& drain);
+
   // From now on no session is opened, no stream attached and no chunk taken: UNAVAILABLE.
   void BeginDrain();
   bool draining() const { return draining_; }
@@ -128,6 +152,13 @@ class Engine {
   // What the session needs if it is a new one: a gradient, and memory for tiles. Nothing for frozen heads.
   absl::StatusOr<SessionMemory> MemoryOf(Head& head, const std::string& client_key, int32_t rank);
   int64_t StagingOfLocked(const Head* head) const;
+  absl::StatusOr<SessionMemory> TakeMemory(const HeadConfig& config);
+  // With checkpoint_mutex_ held.
+  absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as);
+  absl::StatusOr<CheckpointInfo> Restore(CheckpointReader reader, Head::RestoreAs as);
+  absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
+                         Head::RestoreAs as);
+  void AdoptSessions(const Head& head);
   // What a session with so many lanes may have under way.
   int64_t CreditOf(int32_t lanes) const;
 
@@ -150,6 +181,7 @@ class Engine {
   std::unique_ptr<MemoryReservation> device_reservation_;
   RegionTable regions_;
 
+  std::mutex checkpoint_mutex_;  // taken before the others
   std::mutex create_mutex_;
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Head>> heads_;

@@ -20,7 +20,7 @@ constexpr std::array<const char*, kRejectReasonCount> kNames = {
     "chunk_too_large", "non_finite",      "option",     "unknown_head", "unknown_session", "unknown_flush",
     "unknown_write",   "unknown_region",  "gap",        "generation",   "incarnation",     "fenced",
     "marks",           "flush_arguments", "no_weights", "weight_write", "weight_version",  "conflict",
-    "region",          "out_of_memory",   "overload",   "draining",     "internal"};
+    "region",          "out_of_memory",   "overload",   "draining",     "checkpoint",  "internal"};
 
 std::optional<std::string> Payload(const absl::Status& status, absl::string_view url) {
   const auto payload = status.GetPayload(url);

@@ -44,6 +44,7 @@ enum class RejectReason {
   kOutOfMemory,
   kOverload,
   kDraining,
+  kCheckpoint,
   kInternal,
 };
 inline constexpr int kRejectReasonCount = static_cast<int>(RejectReason::kInternal) + 1;

@@ -23,6 +23,7 @@
 #include "server/engine/accumulation_ledger.h"
 #include "server/engine/batch_queue.h"
 #include "server/engine/batch_scheduler.h"
+#include "server/engine/checkpoint.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
 #include "server/engine/deferred_operands.h"
@@ -71,6 +72,11 @@ struct HeadInfo {
 };
 
 class Head;
+class CheckpointReader;
+class CheckpointWriter;
+
+// Of files of a checkpoint: keys under which the head would save the same content again.
+using FileKeys = std::vector<std::pair<std::string, std::string>>;
 
 // What a head shares with the rest of the engine; all of it outlives the head.
 struct HeadEnvironment {
@@ -112,6 +118,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     std::string session_id;
     uint64_t generation = 0;
     std::vector<LaneMarks> lanes;
+    uint64_t restores = 0;  // of the head, so far
   };
   // The open session of this client, or a new one under `new_session_id`. INVALID_ARGUMENT if it is open with
   // another number of lanes, or deterministic only here or there.
@@ -209,7 +216,27 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                    std::function<void(absl::StatusOr<uint64_t>)> done);
   uint64_t weight_version() const;
 
+  // --- Checkpoints (head_checkpoint.cc) ---
+
+  // Only a server that goes away saves a window that a flush holds.
+  enum class SaveAs { kTagged, kDrained };
+  // Writes every file but the manifest, of one moment between two batches; `done` gets what that has to say.
+  void Save(SaveAs as, CheckpointWriter* writer, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
+  // kDrained: nothing happened since it was saved, so sessions go on. kTagged: what happened since is undone;
+  // streams end, and weights get a version that none had before.
+  enum class RestoreAs { kTagged, kDrained };
+  // The head becomes what it was, if an error does not say that nothing has changed. `reader`: verified, of
+  // this configuration. `memory`: of deterministic sessions beyond those there are.
+  void Restore(RestoreAs as, std::shared_ptr<const CheckpointReader> reader,
+               std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done);
+  // Goes up whenever more than a drain lies between the head and what it was.
+  uint64_t restores() const;
+  // Ids and numbers of lanes.
+  std::map<std::string, int32_t> OpenSessions() const;
+  int64_t deterministic_sessions() const;
+
  private:
+  friend class HeadCheckpointer;
   using Lane = AccumulationLedger::Lane;
 
   enum class ItemKind {
@@ -298,6 +325,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     return of_window ? backend_->RowsPerBatch(kind) : 1;
   }
   std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override;
+  static RowKind TileKind(RowKind of_chunk, Gradient* gradient);
   void FillTiles(StartedChunk& chunk);
   void FinishPiece(ChunkItem& item);
   // Of a window: its gradient, null for the head's own, and those of the sessions.
@@ -387,6 +415,11 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // Fills in the summaries of `flush`.
   absl::Status Summarize(const ScaledGradient& gradient, FlushInfo* flush);
   void EndStreams();
+
+  // Checkpoints: head_checkpoint.cc.
+  void PostWindowWorkLocked(std::function<void()> task);
+  // Runs `task` once the device's gradients are those that the window says.
+  void PostSettled(std::function<void()> task);
   void Retire(std::function<void()> released);
   void Release();
 
@@ -406,6 +439,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   HeadBackend* const backend_address_;              // for comparisons
   const uint64_t number_;                           // among all heads that there ever were
   std::deque<std::shared_ptr<Batch>> batches_;      // under way, in order; the device thread's
+  uint64_t gradient_changes_ = 0;                   // counted; the device thread's
   int64_t teaching_ = 0;                            // batches; the device thread's
   std::function<void()> on_unused_;                 // of a head that is to be released; the device thread's
 
@@ -414,6 +448,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   std::map<LaneKey, LaneRuntime> lanes_;
   std::map<std::string, std::shared_ptr<DeterministicSession>> deterministic_;  // by session
   Window window_;
+  uint64_t last_epoch_ = 0;  // of any lane
+  int64_t window_work_ = 0;  // tasks of PostWindowWorkLocked that have not run
+  uint64_t restores_ = 0;
   Gradient* window_gradient_ = nullptr;  // where the window accumulates: null for the head's own
   // Of the tasks that PostLastLocked posted, in order: what has to match.
   std::deque<std::optional<std::vector<SessionMarks>>> last_tasks_;

@@ -244,6 +244,7 @@ void Head::AnswerRejected(Batch& batch) {
 void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
   const std::shared_ptr<Batch> oldest = std::move(batches_.front());
   batches_.pop_front();
+  ++gradient_changes_;
   if (batch.teacher != nullptr) batch.teacher->EndTeaching();
   if (report.ok()) {
     AnswerRejected(batch);

@@ -21,16 +21,6 @@ absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_
   return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
 }
 
-bool IsName(absl::string_view name) {
-  if (name.empty() || name.size() > kMaxName || !absl::ascii_isalnum(static_cast<unsigned char>(name[0]))) {
-    return false;
-  }
-  for (const char c : name) {
-    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') return false;
-  }
-  return true;
-}
-
 absl::Status ValidateOption(bool right, absl::string_view field, double value, absl::string_view must) {
   if (right) return absl::OkStatus();
   return Invalid(RejectReason::kOption, field, absl::StrCat(field, " is ", value, "; it must be ", must));
@@ -84,6 +74,16 @@ absl::Status ValidateClassWeights(const std::vector<float>& weights, int64_t voc
 }
 
 }  // namespace
+
+bool IsName(absl::string_view name) {
+  if (name.empty() || name.size() > kMaxName || !absl::ascii_isalnum(static_cast<unsigned char>(name[0]))) {
+    return false;
+  }
+  for (const char c : name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') return false;
+  }
+  return true;
+}
 
 int OptimizerConfig::moments() const {
   switch (kind) {

@@ -83,6 +83,9 @@ std::string Describe(const HeadConfig& config);
 // INVALID_ARGUMENT naming the field and its value.
 absl::Status Validate(const HeadConfig& config);
 
+// 1 to 128 of [A-Za-z0-9._-], starting with a letter or a digit: of heads, and of tags of checkpoints.
+bool IsName(absl::string_view name);
+
 }  // namespace lossd::engine
 
 #endif  // LOSSD_SERVER_ENGINE_HEAD_CONFIG_H_

@@ -137,14 +137,18 @@ void Head::GiveUpPlaceLocked(ChunkItem& item) {
   });
 }
 
+RowKind Head::TileKind(RowKind of_chunk, Gradient* gradient) {
+  of_chunk.mode = ComputeMode::kWeightGradientOnly;
+  of_chunk.dx_type = {};
+  of_chunk.returns = {};
+  of_chunk.gradient = gradient;
+  return of_chunk;
+}
+
 // The device thread's: a chunk that was answered, and the tiles that it completes.
 void Head::FillTiles(StartedChunk& chunk) {
   ChunkItem& item = *chunk.item;
-  RowKind kind = item.row_kind;
-  kind.mode = ComputeMode::kWeightGradientOnly;
-  kind.dx_type = {};
-  kind.returns = {};
-  kind.gradient = item.deterministic->memory.gradient.get();
+  const RowKind kind = TileKind(item.row_kind, item.deterministic->memory.gradient.get());
   item.chunk.dx = {};
   std::vector<std::shared_ptr<ChunkItem>> pieces;
   std::vector<std::function<void()>> waiters;

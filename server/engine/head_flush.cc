@@ -117,6 +117,17 @@ void Head::PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::f
   });
 }
 
+// What a call did to the window that the device has yet to do to its gradients.
+void Head::PostWindowWorkLocked(std::function<void()> task) {
+  ++window_work_;
+  environment_.scheduler->Post(this, [self = shared_from_this(), task = std::move(task)] {
+    task();
+    ++self->gradient_changes_;
+    const std::lock_guard lock(self->mutex_);
+    --self->window_work_;
+  });
+}
+
 Gradient* Head::GradientOfLocked(uint64_t generation) const {
   return InNextWindowLocked(generation) ? OtherGradientLocked() : window_gradient_;
 }
@@ -254,7 +265,7 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
       return UnknownFlush(flush_id, window_.generation);
     }
     // Posted under the lock, so before any chunk that is to be added to this gradient again.
-    environment_.scheduler->Post(this, [self = shared_from_this(), flushed = window_gradient_] {
+    PostWindowWorkLocked([self = shared_from_this(), flushed = window_gradient_] {
       self->backend_->Reset(flushed);
       for (const auto& session : self->DeterministicInOrder()) {
         self->backend_->Reset(session->memory.gradient.get());
@@ -297,11 +308,9 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
     ledger_.Reopen();
     if (second_gradient_ != nullptr) {
       // Behind every chunk that was taken for the next window, and before any that comes now.
-      environment_.scheduler->Post(
-          this, [self = shared_from_this(), from = OtherGradientLocked(), to = window_gradient_] {
-            if (absl::Status folded = self->backend_->Fold(from, to); !folded.ok())
-              self->EndByFailure(folded);
-          });
+      PostWindowWorkLocked([self = shared_from_this(), from = OtherGradientLocked(), to = window_gradient_] {
+        if (absl::Status folded = self->backend_->Fold(from, to); !folded.ok()) self->EndByFailure(folded);
+      });
     }
     window_.last_aborted_flush = flush_id;
     window_.last_aborted_generation = window_.generation;

@@ -23,7 +23,7 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
                                                     Deterministic deterministic, SessionMemory memory) {
   const std::lock_guard lock(mutex_);
   if (!ended_.ok()) return ended_;
-  SessionInfo info{new_session_id, window_.generation, {}};
+  SessionInfo info{new_session_id, window_.generation, {}, restores_};
   AccumulationLedger::Session* session = ledger_.FindByKey(client_key, &info.session_id);
   if (session == nullptr) {
     if (const size_t known = ledger_.sessions().size(); known >= kMostSessions) {
@@ -146,7 +146,7 @@ absl::StatusOr<LaneAttachment> Head::AttachLane(const std::string& session_id, i
     WithdrawLocked(key);
     fenced = DropListenerLocked(key);
     LaneRuntime& runtime = lanes_[key];
-    ++runtime.epoch;
+    runtime.epoch = ++last_epoch_;
     runtime.listener = std::move(listener);
     session->last_active = absl::Now();
     const Lane& marks = session->lanes[static_cast<size_t>(lane)];
@@ -169,7 +169,7 @@ void Head::DetachLane(const LaneAttachment& lane) {
   if (it == lanes_.end() || it->second.epoch != lane.epoch) return;
   WithdrawLocked(key);
   dropped = DropListenerLocked(key);
-  ++it->second.epoch;  // a chunk that this stream is just submitting comes too late
+  it->second.epoch = ++last_epoch_;  // a chunk that this stream is just submitting comes too late
   if (AccumulationLedger::Session* session = ledger_.Find(lane.session_id)) {
     session->last_active = absl::Now();
   }

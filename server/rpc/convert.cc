@@ -203,6 +203,17 @@ void ToProto(const engine::StepResult& step, v1::ApplyStepResponse* response) {
   response->set_window_tokens(step.window_tokens);
 }
 
+void ToProto(const engine::CheckpointInfo& info, v1::Checkpoint* checkpoint) {
+  checkpoint->set_head(info.head);
+  checkpoint->set_tag(info.tag);
+  checkpoint->set_generation(info.generation);
+  checkpoint->set_weight_version(info.weight_version);
+  checkpoint->set_optimizer_steps(info.optimizer_steps);
+  checkpoint->set_window_tokens(info.window_tokens);
+  checkpoint->set_bytes(info.bytes);
+  checkpoint->set_saved_at(info.saved_at);
+}
+
 void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   v1::HeadConfig* config = head->mutable_config();
   config->set_name(info.config.name);

@@ -40,6 +40,7 @@ engine::StepRequest ToEngine(const v1::ApplyStepRequest& request);
 // decode_status, and the chunk is rejected in its turn.
 engine::Chunk ToEngine(wire::ReceivedRequest request);
 
+void ToProto(const engine::CheckpointInfo& info, v1::Checkpoint* checkpoint);
 void ToProto(const engine::HeadInfo& info, v1::Head* head);
 void ToProto(const engine::StepResult& step, v1::ApplyStepResponse* response);
 void ToProto(const engine::MemoryItem& item, v1::MemoryItem* proto);

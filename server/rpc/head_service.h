@@ -1,10 +1,12 @@
-// HeadService: life of heads, weights in and out.
+// HeadService: life of heads, weights in and out, checkpoints.
 #ifndef LOSSD_SERVER_RPC_HEAD_SERVICE_H_
 #define LOSSD_SERVER_RPC_HEAD_SERVICE_H_
 
+#include <functional>
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "lossd/v1/head.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/weight_loader.h"
@@ -12,15 +14,17 @@
 
 namespace lossd::rpc {
 
-class HeadService final
-    : public v1::HeadService::WithRawCallbackMethod_WriteWeights<
-          v1::HeadService::WithCallbackMethod_CreateHead<
-              v1::HeadService::WithCallbackMethod_DeleteHead<v1::HeadService::WithCallbackMethod_ListHeads<
-                  v1::HeadService::WithCallbackMethod_GetHead<v1::HeadService::WithCallbackMethod_BeginWrite<
-                      v1::HeadService::WithCallbackMethod_CommitWrite<
-                          v1::HeadService::WithCallbackMethod_ReadWeights<
-                              v1::HeadService::WithCallbackMethod_LoadWeights<
-                                  v1::HeadService::Service>>>>>>>>> {
+using HeadServiceCalls = v1::HeadService::WithRawCallbackMethod_WriteWeights<
+    v1::HeadService::WithCallbackMethod_CreateHead<v1::HeadService::WithCallbackMethod_DeleteHead<
+        v1::HeadService::WithCallbackMethod_ListHeads<v1::HeadService::WithCallbackMethod_GetHead<
+            v1::HeadService::WithCallbackMethod_BeginWrite<v1::HeadService::WithCallbackMethod_CommitWrite<
+                v1::HeadService::WithCallbackMethod_ReadWeights<
+                    v1::HeadService::WithCallbackMethod_SaveCheckpoint<
+                        v1::HeadService::WithCallbackMethod_RestoreCheckpoint<
+                            v1::HeadService::WithCallbackMethod_ListCheckpoints<
+                                v1::HeadService::Service>>>>>>>>>>>;
+
+class HeadService final : public HeadServiceCalls {
  public:
   // `weights_dir`: WeightLoader's folder.
   HeadService(engine::Engine* engine, std::string weights_dir)
@@ -50,11 +54,24 @@ class HeadService final
                                         const v1::LoadWeightsRequest* request,
                                         v1::LoadWeightsResponse* response) override;
 
+  grpc::ServerUnaryReactor* SaveCheckpoint(grpc::CallbackServerContext* context,
+                                           const v1::SaveCheckpointRequest* request,
+                                           v1::SaveCheckpointResponse* response) override;
+  grpc::ServerUnaryReactor* RestoreCheckpoint(grpc::CallbackServerContext* context,
+                                              const v1::RestoreCheckpointRequest* request,
+                                              v1::RestoreCheckpointResponse* response) override;
+  grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext* context,
+                                            const v1::ListCheckpointsRequest* request,
+                                            v1::ListCheckpointsResponse* response) override;
+
  private:
   static constexpr int kLoadingThreads = 2;
+  // On a thread that may wait for the disk; the call ends with what `work` says.
+  grpc::ServerUnaryReactor* Later(grpc::CallbackServerContext* context, std::function<absl::Status()> work);
 
   engine::Engine* const engine_;
   const WeightLoader loader_;
+  WorkerPool disk_{1};                 // checkpoints are made one at a time
   WorkerPool loads_{kLoadingThreads};  // which read files
 };
 

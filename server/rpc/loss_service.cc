@@ -57,6 +57,7 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   response->set_has_class_weights(config.class_weights != nullptr);
   response->set_frozen(config.weight_gradients == engine::WeightGradients::kFrozen);
   response->set_has_bias(config.bias);
+  response->set_restores(opened->info.restores);
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

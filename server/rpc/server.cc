@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -51,7 +52,7 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
       head_service_(engine, options.weights_dir),
       loss_service_(engine),
       gradient_service_(engine),
-      status_service_(engine),
+      status_service_(engine, options.on_drain),
       region_service_(engine) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {

@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -23,9 +24,10 @@ namespace lossd::rpc {
 struct ServerOptions {
   // One or more, with commas: host:port, where port 0 takes a free one, or unix:PATH.
   std::string listen = "127.0.0.1:50051";
-  TlsFiles tls = {};                   // of host:port; a socket file is guarded by its permissions
-  std::string region_socket_dir = {};  // RegionSocket's, if the engine has regions
-  std::string weights_dir = {};        // WeightLoader's folder
+  TlsFiles tls = {};                    // of host:port; a socket file is guarded by its permissions
+  std::string region_socket_dir = {};   // RegionSocket's, if the engine has regions
+  std::string weights_dir = {};         // WeightLoader's folder
+  std::function<void()> on_drain = {};  // StatusService's
 };
 
 class Server {

@@ -60,4 +60,18 @@ grpc::ServerUnaryReactor* StatusService::GetMemory(grpc::CallbackServerContext* 
   return reactor;
 }
 
+grpc::ServerUnaryReactor* StatusService::Drain(grpc::CallbackServerContext* context,
+                                               const v1::DrainRequest* /*request*/,
+                                               v1::DrainResponse* /*response*/) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (on_drain_ == nullptr) {
+    reactor->Finish({grpc::StatusCode::UNIMPLEMENTED, "this server is drained by its process alone"});
+    return reactor;
+  }
+  engine_->BeginDrain();
+  on_drain_();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
 }  // namespace lossd::rpc

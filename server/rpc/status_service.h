@@ -2,6 +2,9 @@
 #ifndef LOSSD_SERVER_RPC_STATUS_SERVICE_H_
 #define LOSSD_SERVER_RPC_STATUS_SERVICE_H_
 
+#include <functional>
+#include <utility>
+
 #include "lossd/v1/status.grpc.pb.h"
 #include "server/engine/engine.h"
 
@@ -9,7 +12,9 @@ namespace lossd::rpc {
 
 class StatusService final : public v1::StatusService::CallbackService {
  public:
-  explicit StatusService(engine::Engine* engine) : engine_(engine) {}
+  // `on_drain` makes the process end as SIGTERM does, soon; it may be null.
+  StatusService(engine::Engine* engine, std::function<void()> on_drain)
+      : engine_(engine), on_drain_(std::move(on_drain)) {}
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest* request,
@@ -18,8 +23,12 @@ class StatusService final : public v1::StatusService::CallbackService {
                                       const v1::GetMemoryRequest* request,
                                       v1::GetMemoryResponse* response) override;
 
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
+                                  v1::DrainResponse* response) override;
+
  private:
   engine::Engine* const engine_;
+  const std::function<void()> on_drain_;
 };
 
 }  // namespace lossd::rpc

@@ -12,6 +12,12 @@ constexpr int64_t kGranularity = 4096;
 Adam::Adam(int64_t parameters, const AdamOptions& options)
     : options_(options), first_(static_cast<size_t>(parameters)), second_(static_cast<size_t>(parameters)) {}
 
+void Adam::Restore(const AdamState& state) {
+  steps_ = state.steps;
+  first_ = state.first;
+  second_ = state.second;
+}
+
 void Adam::Step(double learning_rate, std::span<const float> gradient, std::span<float> parameters,
                 ThreadPool* pool) {
   ++steps_;

@@ -17,6 +17,13 @@ struct AdamOptions {
   double weight_decay = 0;
 };
 
+// Between two steps.
+struct AdamState {
+  int64_t steps = 0;
+  std::vector<float> first;
+  std::vector<float> second;
+};
+
 class Adam {
  public:
   Adam(int64_t parameters, const AdamOptions& options);
@@ -24,6 +31,10 @@ class Adam {
   // Both spans have the size given at construction.
   void Step(double learning_rate, std::span<const float> gradient, std::span<float> parameters,
             ThreadPool* pool);
+
+  AdamState state() const { return {steps_, first_, second_}; }
+  // Of the same number of parameters.
+  void Restore(const AdamState& state);
 
  private:
   AdamOptions options_;

@@ -52,6 +52,11 @@ class LossHead {
   // One step of AdamW by dW, which starts again from zero.
   virtual absl::Status Step(double learning_rate) = 0;
 
+  // Everything that the head is, between two steps, where it survives the process that holds it.
+  virtual absl::Status Save(const std::string& /*tag*/) {
+    return absl::UnimplementedError("this head cannot be saved");
+  }
+
   virtual absl::StatusOr<HeadReport> Report() = 0;
   virtual HeadTraffic Traffic() const = 0;
 };

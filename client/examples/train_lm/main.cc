@@ -7,6 +7,7 @@
 #include <csignal>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -18,6 +19,7 @@
 #include "client/examples/train_lm/options.h"
 #include "client/examples/train_lm/remote_head.h"
 #include "client/examples/train_lm/results.h"
+#include "client/examples/train_lm/saved_run.h"
 #include "client/examples/train_lm/text_data.h"
 #include "client/examples/train_lm/trainer.h"
 #include "client/tools/tls_options.h"
@@ -63,10 +65,16 @@ absl::StatusOr<std::vector<Document>> ReadTexts(const Options& options) {
   return documents;
 }
 
+// `saved`: null to begin.
 absl::StatusOr<std::unique_ptr<LossHead>> OpenHead(const Options& options, const HeadShape& shape,
-                                                   ThreadPool* pool) {
+                                                   const SavedRun* saved, ThreadPool* pool) {
   if (options.place == HeadPlace::kThisProcess) {
     return std::make_unique<LocalHead>(shape, options.precision, options.trainer.adam(), pool);
+  }
+  if (!options.checkpoint_folder.empty()) {
+    return RemoteHead::OpenResumable(options.server, options.tls, options.head_name, shape, options.precision,
+                                     options.trainer.adam(),
+                                     saved == nullptr ? std::nullopt : std::optional(saved->head_tag));
   }
   if (!options.head_name.empty()) {
     return RemoteHead::Open(options.server, options.tls, options.head_name, shape, options.precision,
@@ -126,13 +134,50 @@ absl::Status Evaluate(Trainer* trainer, LossHead* head, Display* display, Result
   return absl::OkStatus();
 }
 
-absl::Status Train(const Options& options, Trainer* trainer, LossHead* head, Display* display,
-                   Results* results) {
-  const Clock::time_point start = Clock::now();
+// Of what has to be the same for a saved run to go on. Not of how often it is evaluated or saved.
+std::string SettingsOf(const Options& options, const TextData& data) {
+  const TrainerOptions& trainer = options.trainer;
+  const TrunkConfig& trunk = trainer.trunk;
+  return absl::StrCat(options.head_name, " ", data.vocabulary, " ", data.training.positions.size(), " ",
+                      trainer.steps, " ", trainer.batch, " ", trainer.accumulate, " ", trainer.learning_rate,
+                      " ", trainer.warm_up, " ", trainer.weight_decay, " ", trainer.seed, " ", trunk.hidden,
+                      " ", trunk.embedding, " ", trunk.context, " ", trunk.history, " ",
+                      trunk.feature_dropout, " ", trunk.hidden_dropout, " ",
+                      static_cast<int>(options.precision));
+}
+
+// First the head, then what names its tag: two tags take turns, so that the one which the file names is
+// there.
+absl::Status Save(const Options& options, const TextData& data, const Trainer& trainer, LossHead* head,
+                  const Results& results) {
+  SavedRun run{.settings = SettingsOf(options, data),
+               .head_tag = absl::StrCat("train_lm-", results.steps / options.checkpoint_every % 2),
+               .trainer = trainer.state(),
+               .tokens = results.tokens,
+               .training_seconds = results.training_seconds,
+               .losses = results.losses,
+               .evaluations = {}};
+  for (const Evaluation& evaluation : results.evaluations) {
+    run.evaluations.emplace_back(evaluation.step, evaluation.held_out_perplexity);
+  }
+  if (absl::Status saved = head->Save(run.head_tag); !saved.ok()) return saved;
+  return WriteSavedRun(options.checkpoint_folder, run);
+}
+
+absl::Status Resume(const SavedRun& run, Trainer* trainer, Results* results) {
+  results->steps = run.trainer.steps;
+  results->tokens = run.tokens;
+  results->training_seconds = run.training_seconds;
+  results->losses = run.losses;
+  for (const auto& [step, perplexity] : run.evaluations) results->evaluations.push_back({step, perplexity});
+  return trainer->Resume(run.trainer);
+}
+
+absl::Status Train(const Options& options, const TextData& data, Trainer* trainer, LossHead* head,
+                   Display* display, Results* results) {
   const int64_t steps = options.trainer.steps;
   const int64_t evaluate_every = steps / (options.evaluations + 1) + 1;
-  if (absl::Status started = trainer->Start(); !started.ok()) return started;
-  for (int64_t step = 1; step <= steps; ++step) {
+  for (int64_t step = results->steps + 1; step <= steps; ++step) {
     const Clock::time_point step_start = Clock::now();
     const HeadTraffic before = head->Traffic();
     absl::StatusOr<double> loss = trainer->Step();
@@ -144,6 +189,7 @@ absl::Status Train(const Options& options, Trainer* trainer, LossHead* head, Dis
     const HeadTraffic after = head->Traffic();
     results->bytes_sent += after.sent - before.sent;
     results->bytes_received += after.received - before.received;
+    ++results->steps_with_traffic;
     if (stop_requested != 0) return absl::CancelledError(absl::StrCat("stopped after step ", step));
     display->Show(StepNews{step, *loss, results->TokensPerSecond()});
     if (step % evaluate_every == 0 && step != steps) {
@@ -151,10 +197,48 @@ absl::Status Train(const Options& options, Trainer* trainer, LossHead* head, Dis
         return evaluated;
       }
     }
+    if (!options.checkpoint_folder.empty() && step % options.checkpoint_every == 0) {
+      if (absl::Status saved = Save(options, data, *trainer, head, *results); !saved.ok()) return saved;
+    }
   }
-  if (absl::Status evaluated = Evaluate(trainer, head, display, results); !evaluated.ok()) return evaluated;
-  results->seconds = SecondsSince(start);
-  return absl::OkStatus();
+  return Evaluate(trainer, head, display, results);
+}
+
+// From where the run was saved, if it was, to its end.
+absl::Status TrainToTheEnd(const Options& options, const TextData& data, ThreadPool* pool, Display* display,
+                           Results* results) {
+  std::optional<SavedRun> saved;
+  if (!options.checkpoint_folder.empty()) {
+    absl::StatusOr<std::optional<SavedRun>> read = ReadSavedRun(options.checkpoint_folder);
+    if (!read.ok()) return read.status();
+    saved = *std::move(read);
+    if (saved.has_value() && saved->settings != SettingsOf(options, data)) {
+      return absl::InvalidArgumentError(absl::StrCat("--checkpoint-dir ", options.checkpoint_folder,
+                                                     " holds a run with other settings or another text"));
+    }
+  }
+  absl::StatusOr<std::unique_ptr<LossHead>> head =
+      OpenHead(options, {.vocabulary = data.vocabulary, .hidden = options.trainer.trunk.hidden},
+               saved.has_value() ? &*saved : nullptr, pool);
+  if (!head.ok()) return head.status();
+  Trainer trainer(options.trainer, data, head->get(), pool);
+  *results = Begin(options, data, trainer);
+  if (saved.has_value()) {
+    if (absl::Status resumed = Resume(*saved, &trainer, results); !resumed.ok()) return resumed;
+    display->Say(absl::StrFormat("going on behind step %d", results->steps));
+  } else {
+    if (absl::Status started = trainer.Start(); !started.ok()) return started;
+    if (!options.checkpoint_folder.empty()) {
+      if (absl::Status first = Save(options, data, trainer, head->get(), *results); !first.ok()) return first;
+    }
+  }
+  return Train(options, data, &trainer, head->get(), display, results);
+}
+
+// What a server that was killed, and has restored what it could, answers to a run that is ahead of it.
+bool MayGoBack(const absl::Status& status) {
+  return IsWindowLost(status) || absl::IsNotFound(status) || absl::IsAborted(status) ||
+         absl::IsFailedPrecondition(status) || absl::IsUnavailable(status);
 }
 
 absl::Status Run(Options options) {
@@ -173,16 +257,22 @@ absl::Status Run(Options options) {
 
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   ThreadPool pool(options.threads > 0 ? options.threads : cores);
-  absl::StatusOr<std::unique_ptr<LossHead>> head =
-      OpenHead(options, {.vocabulary = data->vocabulary, .hidden = trunk.hidden}, &pool);
-  if (!head.ok()) return head.status();
-  Trainer trainer(options.trainer, *data, head->get(), &pool);
-  Results results = Begin(options, *data, trainer);
+  Results results;
   Display display(options.verbosity, options.trainer.steps);
   DescribeText(*data, &display);
-  if (absl::Status trained = Train(options, &trainer, head->get(), &display, &results); !trained.ok()) {
-    return trained;
+  const Clock::time_point start = Clock::now();
+  constexpr int kMostFruitless = 5;
+  int64_t furthest = -1;
+  for (int fruitless = 0;;) {
+    const absl::Status trained = TrainToTheEnd(options, *data, &pool, &display, &results);
+    if (trained.ok()) break;
+    fruitless = results.steps > furthest ? 0 : fruitless + 1;
+    furthest = std::max(furthest, results.steps);
+    if (options.checkpoint_folder.empty() || !MayGoBack(trained) || fruitless == kMostFruitless)
+      return trained;
+    display.Say(absl::StrCat("back to where the run was saved: ", trained.message()));
   }
+  results.seconds = SecondsSince(start);
   std::cout << SummaryTable(results) << std::flush;
   return options.json.empty() ? absl::OkStatus() : WriteJson(results, options.json);
 }

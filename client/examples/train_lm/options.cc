@@ -55,10 +55,24 @@ void AddHeadOptions(CLI::App* app, Options* options) {
          "Compute the head in this process instead: follows the same losses")
       ->excludes(server)
       ->group("Head");
-  app->add_option(
-         "--head", options->head_name,
-         "Name of the head, which then stays on the server; without it the head is deleted at the end")
-      ->type_name("NAME")
+  auto* const name =
+      app->add_option(
+             "--head", options->head_name,
+             "Name of the head, which then stays on the server; without it the head is deleted at the end")
+          ->type_name("NAME")
+          ->group("Head");
+  auto* const folder =
+      app->add_option(
+             "--checkpoint-dir", options->checkpoint_folder,
+             "Save the run in this folder, and its head at the server (--checkpoint_dir of lossd), and go "
+             "on from there, here after a crash of the server, or when started again")
+          ->type_name("DIR")
+          ->needs(head_name)
+          ->group("Head");
+  app->add_option("--checkpoint-every", options->checkpoint_every, "Steps between two of them")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str()
+      ->needs(folder)
       ->group("Head");
   const std::map<std::string, HeadPrecision> precisions = {{"bf16", HeadPrecision::kBFloat16},
                                                            {"fp32", HeadPrecision::kFloat32}};

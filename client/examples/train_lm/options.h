@@ -24,7 +24,9 @@ struct Options {
   HeadPlace place = HeadPlace::kServer;
   std::string server = "localhost:50051";
   std::optional<TlsOptions> tls;
-  std::string head_name;  // empty: one that no other run uses, deleted at the end
+  std::string head_name;          // empty: one that no other run uses, deleted at the end
+  std::string checkpoint_folder;  // empty: the run is not saved
+  int64_t checkpoint_every = 50;  // steps
   HeadPrecision precision = HeadPrecision::kBFloat16;
 
   TrainerOptions trainer;  // steps is filled in from `epochs` unless it is given

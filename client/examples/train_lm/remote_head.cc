@@ -6,30 +6,26 @@
 
 namespace lossd::train_lm {
 
-absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& target,
-                                                             const std::optional<TlsOptions>& tls,
-                                                             const std::string& name, const HeadShape& shape,
-                                                             HeadPrecision precision, const AdamOptions& adam,
-                                                             HeadLifetime lifetime) {
-  // Long enough for a server that is just starting; a mistyped address should not look like a hang.
-  absl::StatusOr<std::unique_ptr<Client>> client =
-      Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(20), .tls = tls});
-  if (!client.ok()) return client.status();
-  const HeadConfig config = {
-      .name = name,
-      .vocab_size = shape.vocabulary,
-      .hidden_size = shape.hidden,
-      .weight_type = precision == HeadPrecision::kBFloat16 ? DataType::kBFloat16 : DataType::kFloat32,
-      .optimizer = {.kind = OptimizerKind::kAdamW,
-                    .weight_decay = adam.weight_decay,
-                    .beta1 = adam.beta1,
-                    .beta2 = adam.beta2,
-                    .eps = adam.epsilon},
-      .master_weights = precision == HeadPrecision::kBFloat16};
-  absl::StatusOr<Head> head = (*client)->CreateHead(config);
-  if (!head.ok()) return head.status();
-  absl::StatusOr<HeadInfo> info = head->Info();
+namespace {
+
+HeadConfig ConfigOf(const std::string& name, const HeadShape& shape, HeadPrecision precision,
+                    const AdamOptions& adam) {
+  return {.name = name,
+          .vocab_size = shape.vocabulary,
+          .hidden_size = shape.hidden,
+          .weight_type = precision == HeadPrecision::kBFloat16 ? DataType::kBFloat16 : DataType::kFloat32,
+          .optimizer = {.kind = OptimizerKind::kAdamW,
+                        .weight_decay = adam.weight_decay,
+                        .beta1 = adam.beta1,
+                        .beta2 = adam.beta2,
+                        .eps = adam.epsilon},
+          .master_weights = precision == HeadPrecision::kBFloat16};
+}
+
+absl::Status CheckUntouched(const Head& head) {
+  absl::StatusOr<HeadInfo> info = head.Info();
   if (!info.ok()) return info.status();
+  const std::string& name = head.config().name;
   if (info->window_tokens > 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("head '", name, "' holds the gradients of ", info->window_tokens,
@@ -40,10 +36,52 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& 
         absl::StrCat("head '", name, "' was trained for ", info->optimizer_steps,
                      " steps, which its optimizer remembers: choose another name or delete it"));
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& target,
+                                                             const std::optional<TlsOptions>& tls,
+                                                             const std::string& name, const HeadShape& shape,
+                                                             HeadPrecision precision, const AdamOptions& adam,
+                                                             HeadLifetime lifetime) {
+  // Long enough for a server that is just starting; a mistyped address should not look like a hang.
+  absl::StatusOr<std::unique_ptr<Client>> client =
+      Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(20), .tls = tls});
+  if (!client.ok()) return client.status();
+  absl::StatusOr<Head> head = (*client)->CreateHead(ConfigOf(name, shape, precision, adam));
+  if (!head.ok()) return head.status();
+  if (absl::Status untouched = CheckUntouched(*head); !untouched.ok()) return untouched;
   absl::StatusOr<Session> session = head->OpenSession({});
   if (!session.ok()) return session.status();
   return std::unique_ptr<RemoteHead>(
       new RemoteHead(*std::move(client), *std::move(head), *std::move(session), lifetime));
+}
+
+absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::OpenResumable(
+    const std::string& target, const std::optional<TlsOptions>& tls, const std::string& name,
+    const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
+    const std::optional<std::string>& tag) {
+  // A server that is started again may have much to read.
+  absl::StatusOr<std::unique_ptr<Client>> client =
+      Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(120), .tls = tls});
+  if (!client.ok()) return client.status();
+  if (tag.has_value()) {
+    const absl::StatusOr<CheckpointInfo> restored = (*client)->RestoreCheckpoint(name, *tag);
+    if (!restored.ok()) return restored.status();
+  }
+  absl::StatusOr<Head> head = (*client)->CreateHead(ConfigOf(name, shape, precision, adam));
+  if (!head.ok()) return head.status();
+  if (!tag.has_value()) {
+    if (absl::Status untouched = CheckUntouched(*head); !untouched.ok()) return untouched;
+  }
+  // The one that the checkpoint has, if it has one.
+  absl::StatusOr<Session> session =
+      head->OpenSession({.client_key = "train_lm", .deterministic = Deterministic::kYes});
+  if (!session.ok()) return session.status();
+  return std::unique_ptr<RemoteHead>(
+      new RemoteHead(*std::move(client), *std::move(head), *std::move(session), HeadLifetime::kKept));
 }
 
 RemoteHead::RemoteHead(std::unique_ptr<Client> client, Head head, Session session, HeadLifetime lifetime)
@@ -80,6 +118,8 @@ absl::Status RemoteHead::Step(double learning_rate) {
   const SessionMarks marks = session_.marks();
   return head_.ApplyStep({.learning_rate = learning_rate}, std::span(&marks, 1)).status();
 }
+
+absl::Status RemoteHead::Save(const std::string& tag) { return head_.SaveCheckpoint(tag).status(); }
 
 absl::StatusOr<HeadReport> RemoteHead::Report() {
   absl::StatusOr<ServerStatus> status = client_->Status();

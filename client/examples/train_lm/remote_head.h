@@ -27,6 +27,12 @@ class RemoteHead final : public LossHead {
                                                           const std::string& name, const HeadShape& shape,
                                                           HeadPrecision precision, const AdamOptions& adam,
                                                           HeadLifetime lifetime);
+  // The same for a run that may have to go back: with `tag`, the head becomes what Save made of it. Its
+  // session is deterministic, so that the run's numbers do not depend on where it was interrupted.
+  static absl::StatusOr<std::unique_ptr<RemoteHead>> OpenResumable(
+      const std::string& target, const std::optional<TlsOptions>& tls, const std::string& name,
+      const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
+      const std::optional<std::string>& tag);
   ~RemoteHead() override;
 
   absl::Status WriteWeights(std::span<const float> weights) override;
@@ -34,6 +40,7 @@ class RemoteHead final : public LossHead {
                                           float gradient_scale, std::span<float> dx) override;
   absl::StatusOr<double> Loss(std::span<const int64_t> labels, std::span<const float> hidden) override;
   absl::Status Step(double learning_rate) override;
+  absl::Status Save(const std::string& tag) override;
   absl::StatusOr<HeadReport> Report() override;
   HeadTraffic Traffic() const override;
 

@@ -48,8 +48,12 @@ struct Results {
   // To and from the head in training steps alone: neither initial weights nor evaluations.
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
+  int64_t steps_with_traffic =
+      0;  // that these are of: those since the run last went on from where it was saved
 
-  int64_t BytesPerStep(int64_t bytes) const { return steps > 0 ? bytes / steps : 0; }
+  int64_t BytesPerStep(int64_t bytes) const {
+    return steps_with_traffic > 0 ? bytes / steps_with_traffic : 0;
+  }
   // What the weights, or their gradient, would add to that each time they travelled.
   int64_t WeightBytes() const { return vocabulary * hidden * static_cast<int64_t>(sizeof(float)); }
   double TokensPerSecond() const {

@@ -24,13 +24,20 @@ TrunkConfig Complete(TrunkConfig trunk, const TrainerOptions& options, const Tex
 Sampler::Sampler(std::vector<int64_t> positions, uint64_t seed)
     : seed_(seed), positions_(std::move(positions)), next_(positions_.size()) {}
 
+void Sampler::BeginEpoch() {
+  Random random(seed_, kShuffling, epoch_++);
+  Shuffle(&positions_, &random);
+  next_ = 0;
+}
+
+void Sampler::SkipTo(uint64_t epoch, uint64_t next) {
+  while (epoch_ < epoch) BeginEpoch();
+  next_ = std::min<size_t>(next, positions_.size());
+}
+
 void Sampler::Draw(std::span<int64_t> positions) {
   for (int64_t& position : positions) {
-    if (next_ == positions_.size()) {
-      Random random(seed_, kShuffling, epoch_++);
-      Shuffle(&positions_, &random);
-      next_ = 0;
-    }
+    if (next_ == positions_.size()) BeginEpoch();
     position = positions_[next_++];
   }
 }
@@ -52,6 +59,18 @@ absl::Status Trainer::Start() {
     weights[token * width + width - 1] = data_.unigram[token];
   }
   return head_->WriteWeights(weights);
+}
+
+absl::Status Trainer::Resume(const TrainerState& state) {
+  const size_t parameters = trunk_.parameters().size();
+  if (state.trunk.parameters.size() != parameters || state.trunk.adam.first.size() != parameters ||
+      state.trunk.adam.second.size() != parameters) {
+    return absl::InvalidArgumentError("the saved trunk has another size than this one");
+  }
+  sampler_.SkipTo(state.epoch, state.next_position);
+  trunk_.Restore(state.trunk);
+  steps_ = state.steps;
+  return absl::OkStatus();
 }
 
 double Trainer::LearningRate() const {

@@ -37,11 +37,26 @@ class Sampler {
   Sampler(std::vector<int64_t> positions, uint64_t seed);
   void Draw(std::span<int64_t> positions);
 
+  uint64_t epoch() const { return epoch_; }
+  uint64_t next() const { return next_; }
+  // Of a new one: goes to that place.
+  void SkipTo(uint64_t epoch, uint64_t next);
+
  private:
+  void BeginEpoch();
+
   const uint64_t seed_;
   std::vector<int64_t> positions_;
   size_t next_;
   uint64_t epoch_ = 0;
+};
+
+// Between two steps: all that a run is beside its head.
+struct TrainerState {
+  int64_t steps = 0;
+  uint64_t epoch = 0;
+  uint64_t next_position = 0;
+  TrunkState trunk;
 };
 
 // `data`, `head` and `pool` must outlive it. Not thread-safe.
@@ -56,6 +71,11 @@ class Trainer {
   absl::StatusOr<double> Step();
   // Perplexity on the held-out text.
   absl::StatusOr<double> HeldOutPerplexity();
+
+  TrainerState state() const { return {steps_, sampler_.epoch(), sampler_.next(), trunk_.state()}; }
+  // Of a new trainer, instead of Start; the head is to be what it was then. INVALID_ARGUMENT if the trunk has
+  // another size.
+  absl::Status Resume(const TrainerState& state);
 
   int64_t trunk_parameters() { return static_cast<int64_t>(trunk_.parameters().size()); }
   int64_t head_parameters() const { return data_.vocabulary * options_.trunk.hidden; }

@@ -211,6 +211,14 @@ void Trunk::Scatter(std::span<const int32_t> text) {
   });
 }
 
+void Trunk::Restore(const TrunkState& state) {
+  // In place: others point into it.
+  std::copy(state.parameters.begin(), state.parameters.end(), parameters_.begin());
+  std::fill(gradients_.begin(), gradients_.end(), 0.0f);
+  adam_.Restore(state.adam);
+  forwards_ = state.forwards;
+}
+
 void Trunk::Step(double learning_rate) {
   adam_.Step(learning_rate, gradients_, parameters_, pool_);
   std::ranges::fill(gradients_, 0.0f);

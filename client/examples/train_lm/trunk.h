@@ -29,6 +29,13 @@ struct TrunkConfig {
   uint64_t seed = 1;
 };
 
+// Between two steps.
+struct TrunkState {
+  std::vector<float> parameters;
+  AdamState adam;
+  uint64_t forwards = 0;
+};
+
 enum class TrunkMode { kTraining, kEvaluation };
 
 // Not thread-safe; computes on the pool's threads.
@@ -51,6 +58,10 @@ class Trunk {
   // the other.
   std::span<float> parameters() { return parameters_; }
   std::span<const float> gradients() const { return gradients_; }
+
+  TrunkState state() const { return {parameters_, adam_.state(), forwards_}; }
+  // Of a trunk with as many parameters.
+  void Restore(const TrunkState& state);
 
  private:
   int64_t FeatureCount() const { return (config_.context + 1) * config_.embedding; }

@@ -24,6 +24,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "lossd/checkpoint.h"
 #include "lossd/loss.h"
 #include "lossd/optimizer.h"
 #include "lossd/region.h"
@@ -279,8 +280,11 @@ struct BatchResult {
 };
 
 // True for the one error after which the gradients accumulated since the last flush are gone (the server was
-// restarted): the trainer replays the whole window, starting with a new session. Its message names the
-// generation.
+// killed, or the head restored from a checkpoint): the trainer replays the window, starting with a new
+// session. Its message names the generation. A head that the server has restored may be steps back, and may
+// have a part of its window: the trainer goes back to where it saved that checkpoint itself, or opens the
+// session again by its client_key and replays what lies behind the marks. A server that was drained and goes
+// on with --restore loses nothing: calls wait for it.
 bool IsWindowLost(const absl::Status& status);
 
 // A stream of chunks into a head's gradient window, each counted exactly once whatever the network does: a
@@ -403,6 +407,11 @@ class Head {
   // What sessions have added to the next window of a head with double_buffer goes into the reopened one.
   absl::Status AbortFlush(const std::string& flush_id) const;
 
+  // Everything the server has of the head, as of one moment between two batches, in its folder of
+  // checkpoints. A tag that is taken is replaced once the new one is whole. FAILED_PRECONDITION if the server
+  // has no such folder, or a flush holds the window; RESOURCE_EXHAUSTED if its disk is full, and nothing has
+  // changed.
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& tag) const;
   // Of the window's gradient times `gradient_scale`, once `marks` are applied (of every session that
   // contributed; none: of what is applied, without deterministic sessions' unfinished tiles). Nothing moves.
   absl::StatusOr<lossd::GradientStats> GradientStats(std::span<const SessionMarks> marks,
@@ -440,6 +449,16 @@ class Client {
   absl::StatusOr<std::vector<HeadInfo>> ListHeads();
   // `discard_gradient` is needed while the window is not empty.
   absl::Status DeleteHead(const std::string& name, bool discard_gradient = false);
+
+  // The head is as it was then; of an empty tag, as of its newest checkpoint. One that is not there is
+  // created. What sessions added since is undone: their next call says that the window is lost, and those
+  // that the checkpoint knows can be opened again by their client_key and go on behind its marks. DATA_LOSS
+  // if the checkpoint is damaged, FAILED_PRECONDITION if it is of another configuration: nothing has changed.
+  absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag = {});
+  // Newest first; of all heads, also those that are not there, if `head` is empty.
+  absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head = {});
+  // Ends the server as SIGTERM does.
+  absl::Status Drain();
 
   // FAILED_PRECONDITION if the server has no regions (--same_host_regions), is on another host or cannot
   // share this kind of memory; RESOURCE_EXHAUSTED beyond its limits; PERMISSION_DENIED if it runs as another

@@ -55,6 +55,7 @@ void AddHeadCommand(CLI::App& app, Context& context);
 void AddHeadLoadCommand(CLI::App& head, Context& context);
 void AddHeadSaveCommand(CLI::App& head, Context& context);
 void AddFlushCommand(CLI::App& app, Context& context);
+void AddCheckpointCommand(CLI::App& app, Context& context);
 void AddStepCommand(CLI::App& app, Context& context);
 void AddGradientStatsCommand(CLI::App& app, Context& context);
 void AddCompletionCommand(CLI::App& app, Context& context);

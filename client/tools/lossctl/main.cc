@@ -47,6 +47,7 @@ void AddCommands(CLI::App& app, Context& context) {
   AddMemoryCommand(app, context);
   AddHeadCommand(app, context);
   AddFlushCommand(app, context);
+  AddCheckpointCommand(app, context);
   AddStepCommand(app, context);
   AddGradientStatsCommand(app, context);
   AddCompletionCommand(app, context);

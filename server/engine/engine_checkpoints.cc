@@ -1,0 +1,180 @@
+// The engine's checkpoints: of a head when it is asked for, of all heads when the server goes away.
+#include <future>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/engine.h"
+#include "server/engine/errors.h"
+
+namespace lossd::engine {
+namespace {
+
+absl::Status NoFolder() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "",
+                   "the server keeps no checkpoints; start it with --checkpoint_dir");
+}
+
+// The drain's own is not for callers.
+absl::Status CheckTag(const std::string& tag) {
+  if (IsName(tag)) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, RejectReason::kOption, "tag",
+      absl::StrCat("tag is '", tag.substr(0, 128),
+                   "'; it must be 1 to 128 characters of [A-Za-z0-9._-] and start with a letter or "
+                   "a digit"));
+}
+
+}  // namespace
+
+absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, const std::string& tag) {
+  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status named = CheckTag(tag); !named.ok()) return named;
+  const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
+  if (!found.ok()) return found.status();
+  const std::lock_guard saving(checkpoint_mutex_);
+  return Save(**found, tag, Head::SaveAs::kTagged);
+}
+
+absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as) {
+  CheckpointStore& store = *options_.checkpoints;
+  absl::StatusOr<CheckpointWriter> writer = store.Begin(head.config().name, tag);
+  if (!writer.ok()) return writer.status();
+  std::promise<absl::StatusOr<HeadCheckpoint>> written;
+  head.Save(as, &*writer, [&written](absl::StatusOr<HeadCheckpoint> checkpoint) {
+    written.set_value(std::move(checkpoint));
+  });
+  absl::StatusOr<HeadCheckpoint> checkpoint = written.get_future().get();
+  if (!checkpoint.ok()) return checkpoint.status();
+  const absl::StatusOr<CheckpointInfo> info = store.Commit(*writer, *std::move(checkpoint));
+  if (!info.ok()) return info.status();
+  return SavedCheckpoint{*info, writer->bytes_written()};
+}
+
+absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head, const std::string& tag) {
+  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status status = CheckServing(); !status.ok()) return status;
+  if (absl::Status named = CheckTag(tag); !tag.empty() && !named.ok()) return named;
+  const std::lock_guard restoring(checkpoint_mutex_);
+  absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(head, tag);
+  if (!reader.ok()) return reader.status();
+  return Restore(*std::move(reader), Head::RestoreAs::kTagged);
+}
+
+absl::StatusOr<CheckpointInfo> Engine::Restore(CheckpointReader found, Head::RestoreAs as) {
+  const auto reader = std::make_shared<CheckpointReader>(std::move(found));
+  if (absl::Status verified = reader->Verify(); !verified.ok()) return verified;
+  const HeadConfig& config = reader->checkpoint().config;
+  const bool was_there = FindHead(config.name).ok();
+  absl::StatusOr<std::shared_ptr<Head>> head = CreateHead(config);
+  if (absl::IsAlreadyExists(head.status())) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "head",
+                     absl::StrCat("the checkpoint is of another configuration: ", head.status().message()));
+  }
+  if (!head.ok()) return head.status();
+  const absl::Status restored = RestoreTo(**head, reader, as);
+  if (!restored.ok() && !was_there) DeleteHead(config.name, DiscardGradient::kYes).IgnoreError();
+  if (!restored.ok()) return restored;
+  // Not sooner: until now there was no way back.
+  if (absl::Status live = options_.checkpoints->MarkLive(config.name); !live.ok()) return live;
+  return reader->info();
+}
+
+absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
+                               Head::RestoreAs as) {
+  std::vector<SessionMemory> memory;
+  int64_t missing = -head.deterministic_sessions();
+  for (const SessionCheckpoint& session : reader->checkpoint().sessions) {
+    if (session.tiles.has_value()) ++missing;
+  }
+  for (; missing > 0; --missing) {
+    absl::StatusOr<SessionMemory> taken = TakeMemory(head.config());
+    if (!taken.ok()) return taken.status();
+    memory.push_back(*std::move(taken));
+  }
+  std::promise<absl::StatusOr<FileKeys>> done;
+  head.Restore(as, reader, std::move(memory),
+               [&done](absl::StatusOr<FileKeys> keys) { done.set_value(std::move(keys)); });
+  const absl::StatusOr<FileKeys> keys = done.get_future().get();
+  if (!keys.ok()) return keys.status();
+  for (const auto& [file, key] : *keys) options_.checkpoints->Remember(*reader, file, key);
+  AdoptSessions(head);
+  return absl::OkStatus();
+}
+
+// Sessions are what the head says. They have credit even if it is more than is set aside: the server had it.
+void Engine::AdoptSessions(const Head& head) {
+  const std::lock_guard lock(mutex_);
+  const std::map<std::string, int32_t> open = head.OpenSessions();
+  const auto found = heads_.find(head.config().name);
+  if (found == heads_.end() || found->second.get() != &head) return;  // deleted meanwhile
+  for (auto it = sessions_.begin(); it != sessions_.end();) {
+    if (it->second.head.get() != &head || open.contains(it->first)) {
+      ++it;
+      continue;
+    }
+    staging_reserved_ -= it->second.credit->limit();
+    it = sessions_.erase(it);
+  }
+  for (const auto& [id, lanes] : open) {
+    if (sessions_.contains(id)) continue;
+    const int64_t credit = CreditOf(lanes);
+    sessions_.emplace(
+        id, SessionEntry{found->second, std::make_shared<SessionCredit>(credit, &counters_.credit_bytes)});
+    staging_reserved_ += credit;
+  }
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> Engine::ListCheckpoints(const std::string& head) {
+  if (options_.checkpoints == nullptr) return NoFolder();
+  const std::lock_guard listing(checkpoint_mutex_);
+  return options_.checkpoints->List(head);
+}
+
+absl::StatusOr<std::vector<SavedCheckpoint>> Engine::SaveForDrain() {
+  if (options_.checkpoints == nullptr) return NoFolder();
+  const std::lock_guard saving(checkpoint_mutex_);
+  std::vector<SavedCheckpoint> all;
+  DrainRecord record{incarnation_, {}};
+  for (const std::shared_ptr<Head>& head : Heads()) {
+    absl::StatusOr<SavedCheckpoint> saved = Save(*head, kDrainTag, Head::SaveAs::kDrained);
+    if (!saved.ok()) return saved.status();
+    record.heads.emplace(saved->info.head, saved->info.saved_at);
+    all.push_back(*std::move(saved));
+  }
+  if (absl::Status written = options_.checkpoints->WriteDrain(record); !written.ok()) return written;
+  return all;
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::optional<DrainRecord>& drain) {
+  if (options_.checkpoints == nullptr) return NoFolder();
+  const std::lock_guard restoring(checkpoint_mutex_);
+  std::vector<std::string> names;
+  if (drain.has_value()) {
+    for (const auto& [name, saved_at] : drain->heads) names.push_back(name);
+  } else {
+    absl::StatusOr<std::vector<std::string>> heads = options_.checkpoints->LiveHeads();
+    if (!heads.ok()) return heads.status();
+    names = *std::move(heads);
+  }
+  std::vector<CheckpointInfo> all;
+  for (const std::string& name : names) {
+    absl::StatusOr<CheckpointReader> reader =
+        options_.checkpoints->Find(name, drain.has_value() ? kDrainTag : "");
+    if (!drain.has_value() && absl::IsNotFound(reader.status())) continue;  // a head that never had any
+    if (!reader.ok()) return reader.status();
+    if (drain.has_value() && reader->info().saved_at != drain->heads.at(name)) {
+      return MakeError(
+          absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
+          absl::StrCat("the drain checkpoint of head ", name,
+                       " is not the one that drain.json names: remove drain.json to start from the "
+                       "newest checkpoints"));
+    }
+    absl::StatusOr<CheckpointInfo> restored =
+        Restore(*std::move(reader), drain.has_value() ? Head::RestoreAs::kDrained : Head::RestoreAs::kTagged);
+    if (!restored.ok()) return restored.status();
+    all.push_back(*std::move(restored));
+  }
+  return all;
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,56 @@
+// What a head does to be saved and restored: its friend, for one call on its device thread.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_CHECKPOINTER_H_
+#define LOSSD_SERVER_ENGINE_HEAD_CHECKPOINTER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/engine/checkpoint.h"
+#include "server/engine/head.h"
+
+namespace lossd::engine {
+
+class HeadCheckpointer {
+ public:
+  explicit HeadCheckpointer(Head* head) : head_(*head) {}
+
+  // As Head::Save and Head::Restore.
+  absl::StatusOr<HeadCheckpoint> Save(Head::SaveAs as, CheckpointWriter* writer);
+  absl::StatusOr<FileKeys> Restore(Head::RestoreAs as, const CheckpointReader& reader,
+                                   std::vector<SessionMemory> memory);
+
+ private:
+  using GradientFiles = std::vector<std::pair<std::string, const Gradient*>>;
+  using RestoredSessions = std::map<std::string, std::shared_ptr<DeterministicSession>>;
+
+  absl::Status DescribeLocked(Head::SaveAs as, HeadCheckpoint* checkpoint, GradientFiles* gradients) const;
+  absl::Status DescribeSessionLocked(SessionCheckpoint* entry) const;
+  void NameGradientsLocked(const HeadCheckpoint& checkpoint, GradientFiles* gradients) const;
+  std::string KeyOf(const StateTensor& tensor) const;
+  std::string KeyOfGradients() const;
+  absl::Status SaveTensor(const StateTensor& tensor, CheckpointWriter* writer, absl::Status* device);
+  absl::Status SaveGradient(const std::string& name, const Gradient* gradient, CheckpointWriter* writer,
+                            absl::Status* device);
+
+  absl::Status CheckRestorable(const HeadCheckpoint& checkpoint, int64_t more_memory) const;
+  absl::Status RestoreTensors(const CheckpointReader& reader);
+  absl::Status RestoreGradient(const CheckpointReader& reader, const std::string& name, Gradient* gradient);
+  absl::Status RestoreWindowGradients(const CheckpointReader& reader);
+  absl::Status RestoreSessions(const CheckpointReader& reader, std::vector<SessionMemory> memory,
+                               RestoredSessions* sessions);
+  void TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkpoint, RestoredSessions sessions);
+  uint64_t RestoredVersionLocked(Head::RestoreAs as, uint64_t saved) const;
+  void EndInPieces(const absl::Status& status);
+
+  Head& head_;
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_CHECKPOINTER_H_

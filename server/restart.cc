@@ -1,0 +1,88 @@
+#include "server/restart.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "server/telemetry/logging.h"
+
+namespace lossd {
+
+using telemetry::Log;
+using telemetry::LogLevel;
+
+absl::StatusOr<Restart> Restart::Open(const std::string& folder, Restore restore) {
+  Restart restart;
+  if (folder.empty()) return restart;
+  absl::StatusOr<std::unique_ptr<engine::CheckpointStore>> store = engine::CheckpointStore::Open(folder);
+  if (!store.ok()) return store.status();
+  restart.store_ = *std::move(store);
+  restart.restore_ = restore;
+  absl::StatusOr<std::optional<engine::DrainRecord>> drain = restart.store_->ReadDrain();
+  if (!drain.ok()) return drain.status();
+  restart.drain_ = *std::move(drain);
+  return restart;
+}
+
+std::string Restart::incarnation() const {
+  return restore_ == Restore::kYes && drain_.has_value() ? drain_->incarnation : "";
+}
+
+absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
+  if (restore_ == Restore::kNo) {
+    if (drain_.has_value()) {
+      Log(LogLevel::kWarning, "not going on from the drain in --checkpoint_dir: its sessions are lost",
+          {{"remedy", "--restore"}});
+    }
+    return absl::OkStatus();
+  }
+  const absl::Time begun = absl::Now();
+  const absl::StatusOr<std::vector<engine::CheckpointInfo>> heads = engine.RestoreAtStart(drain_);
+  if (!heads.ok()) return heads.status();
+  for (const engine::CheckpointInfo& head : *heads) {
+    Log(LogLevel::kInfo, "restored a head",
+        {{"head", head.head},
+         {"checkpoint", head.tag},
+         {"generation", head.generation},
+         {"window_tokens", head.window_tokens},
+         {"weight_version", head.weight_version},
+         {"optimizer_steps", head.optimizer_steps},
+         {"bytes", head.bytes}});
+  }
+  Log(LogLevel::kInfo,
+      drain_.has_value() ? "going on where the last server was drained"
+                         : "restored the newest checkpoints: what came after them is lost",
+      {{"heads", static_cast<int64_t>(heads->size())},
+       {"seconds", absl::ToDoubleSeconds(absl::Now() - begun)}});
+  return absl::OkStatus();
+}
+
+absl::Status Restart::Take() { return drain_.has_value() ? store_->ConsumeDrain() : absl::OkStatus(); }
+
+void Restart::GiveBack() {
+  if (drain_.has_value()) store_->ReturnDrain().IgnoreError();
+}
+
+bool SaveForRestart(engine::Engine& engine) {
+  const absl::Time begun = absl::Now();
+  const absl::StatusOr<std::vector<engine::SavedCheckpoint>> saved = engine.SaveForDrain();
+  if (!saved.ok()) {
+    Log(LogLevel::kError, "the heads could not be saved: --restore will find older checkpoints",
+        {{"reason", std::string(saved.status().message())}});
+    return false;
+  }
+  int64_t bytes = 0;
+  int64_t written = 0;
+  for (const engine::SavedCheckpoint& head : *saved) {
+    bytes += head.info.bytes;
+    written += head.bytes_written;
+  }
+  Log(LogLevel::kInfo, "saved the heads for the next server",
+      {{"heads", static_cast<int64_t>(saved->size())},
+       {"bytes", bytes},
+       {"bytes_written", written},
+       {"seconds", absl::ToDoubleSeconds(absl::Now() - begun)}});
+  return true;
+}
+
+}  // namespace lossd

@@ -1,0 +1,267 @@
+#!/usr/bin/python3
+"""Checkpoints of the server as a process, seen by stock gRPC and by lossctl: flags, full disks, damage, drains.
+
+usage: checkpoint_test.py LOSSD LOSSCTL
+"""
+import json
+import os
+import resource
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import grpc
+import numpy as np
+from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2_grpc, status_pb2, status_pb2_grpc
+from lossd_server import LossdServer
+
+from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
+
+LOSSD, LOSSCTL = sys.argv[1:3]
+del sys.argv[1:3]
+VOCAB, HIDDEN = 200, 16
+FLAGS = ["--device=cpu", "--workspace_bytes=16777216"]
+
+
+def run(*flags):
+    return subprocess.run([LOSSD, "--listen=127.0.0.1:0", "--metrics_listen=", *FLAGS, *flags], capture_output=True,
+                          text=True, timeout=60, check=False)
+
+
+def connect(server):
+    return grpc.insecure_channel(server.target, options=OPTIONS)
+
+
+def add_chunks(channel, session, sequences):
+    """Returns how far the server has applied them."""
+    def requests():
+        yield start_request(session)
+        for sequence in sequences:
+            rng = np.random.default_rng(sequence)
+            yield chunk_request(session, sequence, rng.integers(0, VOCAB, 8), rng.standard_normal((8, HIDDEN), np.float32))
+    applied = 0
+    for response in loss_pb2_grpc.LossServiceStub(channel).Compute(requests()):
+        if response.HasField("applied"):
+            applied = response.applied.applied
+    return applied
+
+
+class Checkpoints(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = os.path.join(folder.name, "checkpoints")
+
+    def server(self, *flags):
+        return LossdServer(LOSSD, *FLAGS, f"--checkpoint_dir={self.folder}", *flags)
+
+    def save(self, channel, tag, head="h"):
+        return head_pb2_grpc.HeadServiceStub(channel).SaveCheckpoint(head_pb2.SaveCheckpointRequest(head=head, tag=tag))
+
+    def restore(self, channel, tag, head="h"):
+        return head_pb2_grpc.HeadServiceStub(channel).RestoreCheckpoint(
+            head_pb2.RestoreCheckpointRequest(head=head, tag=tag))
+
+    def head(self, channel):
+        return head_pb2_grpc.HeadServiceStub(channel).GetHead(head_pb2.GetHeadRequest(name="h"))
+
+    def assertFails(self, code, words, call, *arguments):
+        with self.assertRaises(grpc.RpcError) as caught:
+            call(*arguments)
+        self.assertEqual(caught.exception.code(), code, caught.exception.details())
+        self.assertIn(words, caught.exception.details())
+        self.assertNotIn(self.folder, caught.exception.details())
+
+    def files(self):
+        found = []
+        for folder, _, names in os.walk(self.folder):
+            found += [os.path.relpath(os.path.join(folder, name), self.folder) for name in names]
+        return sorted(found)
+
+    def test_the_folder_is_made_for_the_server_alone_and_must_be_of_use(self):
+        with self.server() as server:
+            self.assertEqual(stat.S_IMODE(os.stat(self.folder).st_mode), 0o700)
+            self.assertEqual(server.stop(), 0)
+        file = os.path.join(os.path.dirname(self.folder), "file")
+        with open(file, "w", encoding="utf-8"):
+            pass
+        for path in (file, "/proc/self", os.path.join(file, "below")):
+            result = run(f"--checkpoint_dir={path}")
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertIn("--checkpoint_dir", result.stderr)
+
+    def test_restore_without_a_folder_is_a_mistake_in_the_command_line(self):
+        result = run("--restore")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--checkpoint_dir", result.stderr)
+
+    def test_without_a_folder_calls_are_refused(self):
+        with LossdServer(LOSSD, *FLAGS) as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            self.assertFails(grpc.StatusCode.FAILED_PRECONDITION, "--checkpoint_dir", self.save, channel, "a")
+            self.assertFails(grpc.StatusCode.FAILED_PRECONDITION, "--checkpoint_dir", self.restore, channel, "a")
+
+    def test_names_that_lead_out_of_the_folder_are_refused(self):
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            for tag in ("", "..", "../x", ".drain", "a/b", "a\0b", "a" * 129):
+                self.assertFails(grpc.StatusCode.INVALID_ARGUMENT, "tag", self.save, channel, tag)
+                if tag:
+                    self.assertFails(grpc.StatusCode.INVALID_ARGUMENT, "tag", self.restore, channel, tag)
+            for head in ("..", "../../etc", ""):
+                self.assertFails(grpc.StatusCode.INVALID_ARGUMENT, "head", self.restore, channel, "a", head)
+            self.assertEqual(self.files(), [])
+
+    def test_a_full_disk_is_told_and_leaves_what_was_there(self):
+        """A limit on the size of files stands in for the disk: the system refuses the write all the same."""
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            self.save(channel, "a")
+            before = self.files()
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            create_head(channel, "h", VOCAB, HIDDEN, seed=2)
+            self.assertFails(grpc.StatusCode.RESOURCE_EXHAUSTED, "heads/h/.tmp-a/tensor.weight", self.save, channel, "a")
+            self.assertEqual(self.files(), before)
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            self.assertEqual(self.restore(channel, "a").checkpoint.weight_version, 1)
+            self.save(channel, "b")
+
+    def test_damage_is_found_at_start_and_by_calls_and_changes_nothing(self):
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            session = open_session(channel, "h", "k")
+            add_chunks(channel, session, range(1, 4))
+            self.save(channel, "a")
+            for name in self.files():
+                path = os.path.join(self.folder, name)
+                with open(path, "r+b") as file:
+                    content = bytearray(file.read())
+                    content[len(content) // 2] ^= 0x10
+                    file.seek(0)
+                    file.write(content)
+                self.assertFails(grpc.StatusCode.DATA_LOSS, name, self.restore, channel, "a")
+                self.assertEqual(self.head(channel).window_tokens, 24)
+                content[len(content) // 2] ^= 0x10
+                with open(path, "r+b") as file:
+                    file.write(content)
+            os.truncate(os.path.join(self.folder, "heads/h/a/tensor.weight"), 100)
+        result = run(f"--checkpoint_dir={self.folder}", "--restore")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("heads/h/a/tensor.weight", result.stderr)
+        self.assertIn("remove", result.stderr)
+
+    def test_a_head_of_the_configuration_must_be_what_was_restored(self):
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            self.save(channel, "a")
+        config = os.path.join(os.path.dirname(self.folder), "config.json")
+        entry = {"name": "h", "vocab_size": VOCAB, "hidden_size": HIDDEN, "weight_dtype": "float32"}
+        with open(config, "w", encoding="utf-8") as file:
+            json.dump({"heads": [entry]}, file)
+        with self.server("--restore", f"--config={config}") as server, connect(server) as channel:
+            self.assertGreater(self.head(channel).weight_version, 1)
+        with open(config, "w", encoding="utf-8") as file:
+            json.dump({"heads": [{**entry, "hidden_size": 8}]}, file)
+        result = run("--restore", f"--checkpoint_dir={self.folder}", f"--config={config}")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("head h exists as [200, 16]", result.stderr)
+
+    def drained(self, end):
+        """Ends a server with three chunks in a window; returns its incarnation and the session."""
+        with self.server("--restore") as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            session = open_session(channel, "h", "k")
+            self.assertEqual(add_chunks(channel, session, range(1, 4)), 3)
+            end(server, channel)
+            self.assertEqual(server.wait(), 0)
+            self.assertIn("saved the heads for the next server", server.log())
+        self.assertIn("drain.json", self.files())
+        return session
+
+    def test_a_drained_server_is_continued_once(self):
+        session = self.drained(lambda server, _: server.signal(15))
+        with self.server("--restore") as server, connect(server) as channel:
+            self.assertIn("going on where the last server was drained", server.log())
+            self.assertNotIn("drain.json", self.files())
+            again = open_session(channel, "h", "k")
+            self.assertEqual((again.session_id, again.incarnation, again.restores),
+                             (session.session_id, session.incarnation, 0))
+            self.assertEqual([(mark.accepted, mark.applied) for mark in again.lanes], [(3, 3)])
+            self.assertEqual(add_chunks(channel, session, range(2, 6)), 5)  # 2 and 3 are repeats
+            self.assertEqual(self.head(channel).window_tokens, 40)
+            server.signal(9)
+            server.wait()
+        with self.server("--restore") as server, connect(server) as channel:
+            again = open_session(channel, "h", "k")
+            self.assertEqual(again.session_id, session.session_id)
+            self.assertNotEqual(again.incarnation, session.incarnation)
+            self.assertEqual(([mark.accepted for mark in again.lanes], again.restores), ([3], 1))
+
+    def test_the_drain_call_does_what_sigterm_does(self):
+        self.drained(lambda server, channel: status_pb2_grpc.StatusServiceStub(channel).Drain(status_pb2.DrainRequest()))
+
+    def test_a_start_that_fails_leaves_the_drain_to_the_next(self):
+        self.drained(lambda server, _: server.signal(15))
+        with LossdServer(LOSSD, *FLAGS) as other:
+            result = subprocess.run([LOSSD, f"--listen={other.target}", "--metrics_listen=", *FLAGS, "--restore",
+                                     f"--checkpoint_dir={self.folder}"], capture_output=True, text=True, timeout=60,
+                                    check=False)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("cannot listen", result.stderr)
+        self.assertIn("drain.json", self.files())
+
+    def test_a_start_without_restore_begins_anew_and_says_so(self):
+        session = self.drained(lambda server, _: server.signal(15))
+        with self.server() as server, connect(server) as channel:
+            self.assertIn("--restore", server.log())
+            self.assertEqual(len(head_pb2_grpc.HeadServiceStub(channel).ListHeads(head_pb2.ListHeadsRequest()).heads), 0)
+            self.assertNotIn("drain.json", self.files())
+            # What was drained can still be had: it is the newest.
+            restored = self.restore(channel, "")
+            self.assertEqual(restored.checkpoint.window_tokens, 24)
+            self.assertEqual(open_session(channel, "h", "k").session_id, session.session_id)
+
+    def test_flushes_and_steps_are_refused_while_the_server_drains(self):
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            session = open_session(channel, "h", "k")
+            add_chunks(channel, session, range(1, 4))
+            marks = self.head(channel).sessions
+            drain = status_pb2_grpc.StatusServiceStub(channel)
+            flush = gradient_pb2_grpc.GradientServiceStub(channel)
+            drain.Drain(status_pb2.DrainRequest())
+            with self.assertRaises(grpc.RpcError) as caught:
+                flush.BeginFlush(gradient_pb2.BeginFlushRequest(head="h", generation=1, marks=marks))
+            # Refused by the head, or by a server that has stopped listening.
+            self.assertIn(caught.exception.code(), (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED))
+            self.assertEqual(server.wait(), 0)
+        with self.server("--restore") as server, connect(server) as channel:
+            self.assertEqual(self.head(channel).window_tokens, 24)
+            gradient_pb2_grpc.GradientServiceStub(channel).BeginFlush(
+                gradient_pb2.BeginFlushRequest(head="h", generation=1, marks=marks))
+
+    def test_lossctl_saves_lists_and_restores(self):
+        def lossctl(*arguments):
+            return subprocess.run([LOSSCTL, *arguments, "--server", server.target], capture_output=True, text=True,
+                                  check=False)
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            self.assertIn("No checkpoints", lossctl("checkpoint", "list").stdout)
+            self.assertIn("Saved head 'h' as 'a': generation 1, step 0, 0 tokens",
+                          lossctl("checkpoint", "save", "h", "a").stdout)
+            saved = json.loads(lossctl("checkpoint", "save", "h", "b", "--json").stdout)
+            self.assertEqual((saved["tag"], saved["weight_version"]), ("b", 1))
+            self.assertLess(saved["bytes_written"], saved["bytes"])
+            listed = json.loads(lossctl("checkpoint", "list", "h", "--json").stdout)["checkpoints"]
+            self.assertEqual([entry["tag"] for entry in listed], ["b", "a"])
+            self.assertRegex(lossctl("checkpoint", "list").stdout, r"(?m)^h +a +\d{4}-\d\d-\d\dT.* +1 +0 +0 ")
+            self.assertIn("Head 'h' is what 'b' is", lossctl("checkpoint", "restore", "h").stdout)
+            missing = lossctl("checkpoint", "restore", "h", "c")
+            self.assertEqual(missing.returncode, 3)
+            self.assertIn("checkpoint list", missing.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,82 @@
+#include "tests/integration/restart/lossd_process.h"
+
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+namespace lossd::testing {
+namespace {
+
+[[noreturn]] void Die(const char* what) {
+  std::fprintf(stderr, "lossd_process: %s\n", what);
+  std::abort();
+}
+
+}  // namespace
+
+LossdProcess::LossdProcess(std::vector<std::string> flags) : flags_(std::move(flags)) {
+  std::string name = (std::filesystem::temp_directory_path() / "lossd-restart-XXXXXX").string();
+  folder_ = mkdtemp(name.data());
+  Start();
+}
+
+LossdProcess::~LossdProcess() {
+  Kill();
+  std::filesystem::remove_all(folder_);
+}
+
+void LossdProcess::Start() {
+  const std::string port_file = folder_ + "/port";
+  std::filesystem::remove(port_file);
+  std::vector<std::string> words = {LOSSD_BINARY,
+                                    "--listen=" + listen_,
+                                    "--metrics_listen=",
+                                    "--device=cpu",
+                                    "--workspace_bytes=16777216",
+                                    "--restore",
+                                    "--checkpoint_dir=" + checkpoint_dir(),
+                                    "--port_file=" + port_file};
+  words.insert(words.end(), flags_.begin(), flags_.end());
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  if (posix_spawn(&process_, LOSSD_BINARY, nullptr, nullptr, arguments.data(), environ) != 0) {
+    Die("cannot start " LOSSD_BINARY);
+  }
+  while (!std::filesystem::exists(port_file)) {
+    if (waitpid(process_, nullptr, WNOHANG) != 0) Die("lossd ended before it served");
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::ifstream file(port_file);
+  target_ = "127.0.0.1:" + std::to_string(nlohmann::json::parse(file).at("grpc").get<int>());
+  listen_ = target_;
+}
+
+int LossdProcess::Wait() {
+  int status = 0;
+  waitpid(process_, &status, 0);
+  process_ = 0;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+int LossdProcess::Terminate() {
+  kill(process_, SIGTERM);
+  return Wait();
+}
+
+void LossdProcess::Kill() {
+  if (process_ == 0) return;
+  kill(process_, SIGKILL);
+  Wait();
+}
+
+}  // namespace lossd::testing

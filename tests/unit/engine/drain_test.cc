@@ -1,0 +1,232 @@
+// A server that is drained or killed, and the one after it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/engine/errors.h"
+#include "tests/unit/engine/checkpoint_fixture.h"
+
+namespace lossd::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+class DrainTest : public CheckpointTest {
+ protected:
+  // The end of one engine and the start of the next.
+  void DrainAndGoOn() {
+    engine_->BeginDrain();
+    engine_->WaitIdle();
+    const absl::StatusOr<std::vector<SavedCheckpoint>> saved = engine_->SaveForDrain();
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    StartEngine(Start::kDrained);
+    ASSERT_TRUE(restored_.ok()) << restored_.status();
+    ASSERT_TRUE(store_->ConsumeDrain().ok());
+  }
+};
+
+// One window of two sessions, one of them deterministic, and a step; `between` is called at each gap.
+TEST_F(DrainTest, DrainedAtAnyPointItEndsAsIfItNeverWas) {
+  const auto run = [this](int drain_at) {
+    folder_.~CheckpointFolder();
+    new (&folder_) CheckpointFolder;
+    StartEngine(Start::kEmpty);
+    CreateHead(WithEverything());
+    WriteWeights(1);
+    const std::string incarnation = engine_->incarnation();
+    const std::string session = Open("d", 3);
+    const std::string plain = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+    int point = 0;
+    uint64_t sequence = 1;
+    for (uint64_t generation = 1; generation <= 2; ++generation) {
+      LaneAttachment lane = Attach(session);
+      LaneAttachment other = Attach(plain);
+      for (int64_t place = 0; place < 40; place += 10) {
+        if (++point == drain_at) {
+          DrainAndGoOn();
+          EXPECT_EQ(engine_->incarnation(), incarnation);
+          EXPECT_EQ(head_->restores(), 0U);
+          EXPECT_EQ(engine_->sessions(), 2);
+          lane = Attach(session);
+          other = Attach(plain);
+          EXPECT_EQ(lane.marks.accepted, sequence - 1);
+          EXPECT_EQ(lane.marks.applied, sequence - 1);
+          EXPECT_EQ(lane.generation, generation);
+        }
+        Send(lane, sequence, place, generation);
+        Send(other, sequence++, place + 1, generation);
+      }
+      if (++point == drain_at) DrainAndGoOn();
+      EXPECT_TRUE(Step().ok());
+    }
+    LaneAttachment lane = Attach(session);
+    Send(lane, sequence, 0, 3);
+    return Look();
+  };
+  const Content undisturbed = run(0);
+  for (int drain_at = 1; drain_at <= 10; ++drain_at) EXPECT_EQ(run(drain_at), undisturbed) << drain_at;
+}
+
+TEST_F(DrainTest, WhatIsDeferredIsInTheCheckpoint) {
+  StartEngine(Start::kEmpty);
+  HeadConfig config = WithEverything();
+  config.deferred_bytes = 1 << 20;
+  CreateHead(config);
+  WriteWeights(1);
+  const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+  const LaneAttachment lane = Attach(session);
+  for (uint64_t sequence = 1; sequence <= 5; ++sequence) Send(lane, sequence, 0, 1);
+  const Content before = Look();
+  DrainAndGoOn();
+  EXPECT_EQ(Look(), before);
+  EXPECT_EQ(Attach(session).marks.applied, 5U);
+}
+
+TEST_F(DrainTest, AFlushGoesOnWhereverItStood) {
+  StartEngine(Start::kEmpty);
+  CreateHead(WithEverything());
+  WriteWeights(1);
+  const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+  Send(Attach(session), 1, 0, 1);
+  const absl::StatusOr<FlushInfo> flush = BeginFlush();
+  ASSERT_TRUE(flush.ok());
+  const std::vector<float> gradient = Read(*flush);
+  DrainAndGoOn();
+  EXPECT_EQ(head_->Info().window_state, WindowState::kFrozen);
+  EXPECT_EQ(Read(*flush), gradient);
+  const absl::StatusOr<FlushInfo> again = BeginFlush();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->flush_id, flush->flush_id);
+  EXPECT_EQ(again->summary.checksum, flush->summary.checksum);
+  EXPECT_EQ(*head_->CommitFlush(flush->flush_id), 2U);
+  DrainAndGoOn();
+  EXPECT_EQ(*head_->CommitFlush(flush->flush_id), 2U) << "a repeated commit answers the same";
+  Send(Attach(session), 2, 0, 2);
+}
+
+TEST_F(DrainTest, BothGradientsOfAFrozenWindowAreKept) {
+  for (const bool commits : {false, true}) {
+    SCOPED_TRACE(commits);
+    for (const bool drains : {false, true}) {
+      StartEngine(Start::kEmpty);
+      HeadConfig config = WithEverything();
+      config.double_buffer = true;
+      CreateHead(config);
+      WriteWeights(1);
+      const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
+      const LaneAttachment lane = Attach(session);
+      Send(lane, 1, 0, 1);
+      ASSERT_TRUE(head_->CommitFlush(BeginFlush()->flush_id).ok());  // the buffers change places
+      Send(lane, 2, 10, 2);
+      const absl::StatusOr<FlushInfo> flush = BeginFlush();
+      Send(lane, 3, 20, 3);
+      if (drains) DrainAndGoOn();
+      ASSERT_TRUE(commits ? head_->CommitFlush(flush->flush_id).ok()
+                          : head_->AbortFlush(flush->flush_id).ok());
+      const Content content = Look();
+      EXPECT_EQ(content.generation, commits ? 3U : 2U);
+      if (!drains) {
+        undisturbed_ = content;
+      } else {
+        EXPECT_EQ(content, undisturbed_);
+      }
+    }
+  }
+}
+
+TEST_F(DrainTest, AStepThatWasTakenAnswersTheSameAndIsNotTakenAgain) {
+  StartEngine(Start::kEmpty);
+  CreateHead(WithEverything());
+  WriteWeights(1);
+  Send(Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id), 1, 0, 1);
+  engine_->WaitIdle();
+  const std::vector<SessionMarks> marks = head_->Info().window_marks;
+  const absl::StatusOr<StepResult> step = StepWith(1, marks, 0.1);
+  ASSERT_TRUE(step.ok()) << step.status();
+  const std::vector<float> weights = Weights();
+  DrainAndGoOn();
+  const absl::StatusOr<StepResult> again = StepWith(1, marks, 0.1);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->weight_version, step->weight_version);
+  EXPECT_EQ(again->stats.norm, step->stats.norm);
+  EXPECT_EQ(StepWith(1, marks, 0.2).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Weights(), weights);
+}
+
+TEST_F(DrainTest, AfterAKillTheNewestCheckpointIsThereUnderAnotherIncarnation) {
+  StartEngine(Start::kEmpty);
+  CreateHead(WithEverything());
+  WriteWeights(1);
+  const std::string incarnation = engine_->incarnation();
+  const std::string session = engine_->OpenSession("h", "c", 0, 2)->info.session_id;
+  const LaneAttachment lane = Attach(session, 1);
+  Send(lane, 1, 0, 1);
+  Send(lane, 2, 10, 1);
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "old").ok());
+  Send(lane, 3, 20, 1);
+  const Content saved = Look();
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "new").ok());
+  Send(lane, 4, 30, 1);
+  StartEngine(Start::kKilled);
+  ASSERT_TRUE(restored_.ok()) << restored_.status();
+  EXPECT_EQ(restored_->at(0).tag, "new");
+  EXPECT_NE(engine_->incarnation(), incarnation);
+  EXPECT_EQ(Look(), saved);
+  const absl::StatusOr<OpenedSession> again = engine_->OpenSession("h", "c", 0, 2);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->info.session_id, session);
+  EXPECT_EQ(again->info.lanes[1].accepted, 3U);
+  EXPECT_EQ(again->info.restores, 1U);
+  // Who replays the window under another name does not get it counted twice: the flush must name both.
+  const std::string naive = engine_->OpenSession("h", "naive", 0, 1)->info.session_id;
+  const LaneAttachment replay = Attach(naive);
+  for (uint64_t sequence = 1; sequence <= 3; ++sequence) Send(replay, sequence, 0, 1);
+  std::promise<absl::Status> refused;
+  head_->BeginFlush(1, {{naive, {{0, 3, 0}}}}, 1.0f,
+                    [&](const absl::StatusOr<FlushInfo>& flush) { refused.set_value(flush.status()); });
+  const absl::Status status = refused.get_future().get();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(session));
+}
+
+TEST_F(DrainTest, AConsumedDrainIsStillTheNewestCheckpointAfterAKill) {
+  StartEngine(Start::kEmpty);
+  CreateHead(WithEverything());
+  WriteWeights(1);
+  Send(Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id), 1, 0, 1);
+  const Content before = Look();
+  DrainAndGoOn();
+  const std::string incarnation = engine_->incarnation();
+  WriteWeights(2);
+  StartEngine(Start::kKilled);
+  ASSERT_TRUE(restored_.ok()) << restored_.status();
+  EXPECT_EQ(Look(), before);
+  EXPECT_NE(engine_->incarnation(), incarnation);
+}
+
+TEST_F(DrainTest, ADrainCheckpointThatIsNotTheOneTheRecordNamesIsRefused) {
+  StartEngine(Start::kEmpty);
+  CreateHead(WithEverything());
+  ASSERT_TRUE(engine_->SaveForDrain().ok());
+  DrainRecord record = **store_->ReadDrain();
+  ++record.heads.at("h");
+  ASSERT_TRUE(store_->WriteDrain(record).ok());
+  StartEngine(Start::kDrained);
+  EXPECT_EQ(restored_.status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(DrainTest, NothingEndsAWindowWhileTheServerDrains) {
+  StartEngine(Start::kEmpty);
+  CreateHead(WithEverything());
+  WriteWeights(1);
+  Send(Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id), 1, 0, 1);
+  const Content before = Look();
+  engine_->BeginDrain();
+  EXPECT_EQ(BeginFlush().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Step().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine_->RestoreCheckpoint("h", "").status().code(), absl::StatusCode::kUnavailable);
+  DrainAndGoOn();
+  EXPECT_EQ(Look(), before);
+}
+
+}  // namespace
+}  // namespace lossd::engine
