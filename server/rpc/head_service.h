@@ -22,7 +22,8 @@ using HeadServiceCalls = v1::HeadService::WithRawCallbackMethod_WriteWeights<
                     v1::HeadService::WithCallbackMethod_SaveCheckpoint<
                         v1::HeadService::WithCallbackMethod_RestoreCheckpoint<
                             v1::HeadService::WithCallbackMethod_ListCheckpoints<
-                                v1::HeadService::Service>>>>>>>>>>>;
+                                v1::HeadService::WithCallbackMethod_LoadWeights<
+                                    v1::HeadService::Service>>>>>>>>>>>>;
 
 class HeadService final : public HeadServiceCalls {
  public:
