@@ -129,11 +129,30 @@ class Configuration(unittest.TestCase):
         self.assertEqual([(h.config.logit_scale, h.config.softcap, h.config.frozen) for h in heads],
                          [(0.5, 30, True), (1, 0, False)])
 
+    @staticmethod
+    def write_ones(path):
+        header = json.dumps({"w": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header + np.ones(8, np.float32).tobytes())
+
+    def test_a_head_that_was_restored_keeps_the_weights_it_had(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.write_ones(os.path.join(folder, "m"))
+            config = {"heads": [{"name": "a", "vocab_size": 4, "hidden_size": 2, "weights": "m"}], "weights_dir": folder,
+                      "checkpoint_dir": os.path.join(folder, "checkpoints")}
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+                json.dump(config, file)
+            logs = []
+            for _ in range(2):
+                with LossdServer(BINARY, f"--config={file.name}", "--restore") as server:
+                    self.assertEqual(server.stop(), 0)
+                    logs.append(server.log())
+            self.assertIn("loaded weights", logs[0])
+            self.assertNotIn("loaded weights", logs[1])
+
     def test_a_head_from_the_file_comes_up_loaded(self):
         with tempfile.TemporaryDirectory() as folder:
-            header = json.dumps({"w": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
-            with open(os.path.join(folder, "m"), "wb") as file:
-                file.write(struct.pack("<Q", len(header)) + header + np.ones(8, np.float32).tobytes())
+            self.write_ones(os.path.join(folder, "m"))
             head = {"name": "a", "vocab_size": 4, "hidden_size": 2, "weights": "m"}
             heads, _, log = self.start({"heads": [head], "weights_dir": folder})
             self.assertEqual([h.weight_version for h in heads], [1])
