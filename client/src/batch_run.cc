@@ -50,9 +50,11 @@ BatchRun::BatchRun(LaneSet* lanes, const HeadConfig& head, const Batch& batch, c
 }
 
 void BatchRun::GoTo(uint64_t generation) {
-  job_.generation = generation;
   SessionLink& link = lanes_->link();
   link.NoteNamed(generation);
+  // Its places in the window that it leaves are free again.
+  if (job_.window_token) link.PlaceBatch(job_.generation, job_.window_token, 0);
+  job_.generation = generation;
   if (link.options().deterministic == Deterministic::kNo || !job_.Accumulates()) return;
   job_.window_token =
       link.PlaceBatch(generation, job_.batch.window_token, static_cast<int64_t>(job_.batch.labels.size()));
@@ -122,6 +124,7 @@ absl::Status BatchRun::Settle(const absl::Status& cause, Backoff* backoff) {
     }
     for (LaneRun& run : runs_) run.Restart();
     first_sequences_ = NextSequences(*lanes_);
+    job_.window_token.reset();  // it was another session's
     GoTo(lanes_->link().generation());
     return absl::OkStatus();
   }

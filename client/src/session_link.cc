@@ -130,7 +130,7 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   generation_ = response.generation();
   contributed_generation_ = 0;
   contributions_ = 0;
-  placed_generation_ = 0;
+  next_places_.clear();
   clock_offset_ = ClockOffset();  // it may be another server
   restores_ = response.restores();
   restored_ = false;
@@ -225,10 +225,13 @@ void SessionLink::NoteWithdrawal(uint64_t generation) {
 
 int64_t SessionLink::PlaceBatch(uint64_t generation, std::optional<int64_t> place, int64_t tokens) {
   const std::lock_guard lock(mutex_);
-  if (generation != placed_generation_) next_place_ = 0;
-  placed_generation_ = generation;
-  const int64_t first = place.value_or(next_place_);
-  next_place_ = first + tokens;
+  // A window that an abort has opened again goes on where it was, and nothing was placed in the one behind
+  // it.
+  next_places_.erase(next_places_.upper_bound(generation), next_places_.end());
+  int64_t& next = next_places_[generation];
+  const int64_t first = place.value_or(next);
+  next = first + tokens;
+  while (next_places_.size() > 2) next_places_.erase(next_places_.begin());
   return first;
 }
 

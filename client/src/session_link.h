@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -101,10 +102,9 @@ class SessionLink {
   uint64_t generation_ = 0;
   uint64_t named_generation_ = 0;
   uint64_t contributed_generation_ = 0;
-  int64_t contributions_ = 0;  // chunks that are or may be in the window of that generation
-  uint64_t placed_generation_ = 0;
-  int64_t next_place_ = 0;    // in the window of that generation
-  ClockOffset clock_offset_;  // of the server that the session is at
+  int64_t contributions_ = 0;                // chunks that are or may be in the window of that generation
+  std::map<uint64_t, int64_t> next_places_;  // by generation: of the last window and the one before
+  ClockOffset clock_offset_;                 // of the server that the session is at
 };
 
 }  // namespace lossd::internal

@@ -456,8 +456,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   Gradient* window_gradient_ = nullptr;  // where the window accumulates: null for the head's own
   // Of the tasks that PostLastLocked posted, in order: what has to match.
   std::deque<std::optional<std::vector<SessionMarks>>> last_tasks_;
-  absl::Status draining_;  // not ok after BeginDrain
-  absl::Status ended_;     // not ok after MarkDeleted, or when the device failed
+  absl::Status draining_;   // not ok after BeginDrain
+  absl::Status restoring_;  // not ok while a checkpoint takes the place of everything: no window ends then
+  absl::Status ended_;      // not ok after MarkDeleted, or when the device failed
 
   std::mutex begin_write_mutex_;  // one staging buffer is made at a time; taken before mutex_
   uint64_t weight_version_ = 0;

@@ -223,7 +223,7 @@ absl::Status HeadCheckpointer::SaveGradient(const std::string& name, const Gradi
 absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const CheckpointReader& reader,
                                                    std::vector<SessionMemory> memory) {
   const HeadCheckpoint& checkpoint = reader.checkpoint();
-  absl::Status status = CheckRestorable(checkpoint, static_cast<int64_t>(memory.size()));
+  absl::Status status = BeginRestore(checkpoint, static_cast<int64_t>(memory.size()));
   // From here on there is no way back.
   if (status.ok()) {
     status = RestoreTensors(reader);
@@ -243,7 +243,17 @@ absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const Che
   return keys;
 }
 
-absl::Status HeadCheckpointer::CheckRestorable(const HeadCheckpoint& checkpoint, int64_t more_memory) const {
+absl::Status HeadCheckpointer::BeginRestore(const HeadCheckpoint& checkpoint, int64_t more_memory) {
+  const std::lock_guard lock(head_.mutex_);
+  absl::Status status = CheckRestorableLocked(checkpoint, more_memory);
+  if (!status.ok()) return status;
+  head_.restoring_ = MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+                               absl::StrCat("head ", head_.config_.name, " is being restored"));
+  return absl::OkStatus();
+}
+
+absl::Status HeadCheckpointer::CheckRestorableLocked(const HeadCheckpoint& checkpoint,
+                                                     int64_t more_memory) const {
   const auto refuse = [this](auto... why) {
     return Refused(
         absl::StatusCode::kFailedPrecondition,
@@ -252,10 +262,9 @@ absl::Status HeadCheckpointer::CheckRestorable(const HeadCheckpoint& checkpoint,
   const auto same = [](const StateTensor& a, const StateTensor& b) {
     return a.name == b.name && a.type == b.type && a.rows == b.rows && a.columns == b.columns;
   };
-  const std::lock_guard lock(head_.mutex_);
   if (!head_.ended_.ok()) return head_.ended_;
   if (!head_.draining_.ok()) return head_.draining_;
-  if (head_.window_.state == WindowState::kFreezing) {
+  if (head_.window_.state == WindowState::kFreezing || head_.window_work_ > 0) {
     return refuse("a call that ends its window is under way; try again");
   }
   if (checkpoint.weight_version == 0 && head_.weight_version_ > 0)
@@ -394,6 +403,7 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkp
     StepResult& step = head_.window_.last_step.result;
     if (step.weight_version == checkpoint.weight_version) step.weight_version = version;
     head_.weight_version_ = version;
+    head_.restoring_ = absl::OkStatus();
     restored =
         MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
                   absl::StrCat("head ", head_.config_.name, " was restored from a checkpoint of generation ",

@@ -44,6 +44,8 @@ void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, floa
     const std::lock_guard lock(mutex_);
     if (!ended_.ok()) {
       answer = ended_;
+    } else if (!restoring_.ok()) {
+      answer = restoring_;
     } else if (absl::Status arguments = CheckFlushArguments(config_, gradient_scale); !arguments.ok()) {
       answer = arguments;
     } else if (absl::Status place = CheckGenerationLocked(generation); !place.ok()) {
@@ -280,6 +282,7 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
   {
     const std::lock_guard lock(mutex_);
     if (!ended_.ok()) return ended_;
+    if (!restoring_.ok()) return restoring_;
     if (!flush_id.empty() && flush_id == window_.last_committed_flush) {
       return window_.last_committed_generation;
     }
@@ -321,6 +324,7 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
   {
     const std::lock_guard lock(mutex_);
     if (!ended_.ok()) return ended_;
+    if (!restoring_.ok()) return restoring_;
     if (!flush_id.empty() && flush_id == window_.last_aborted_flush) return window_.last_aborted_generation;
     if (window_.state != WindowState::kFrozen || window_.flush.flush_id != flush_id) {
       return UnknownFlush(flush_id, window_.generation);

@@ -38,6 +38,7 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
                                                                 const StepRequest& request,
                                                                 StepCallback& done) {
   if (!ended_.ok()) return ended_;
+  if (!restoring_.ok()) return restoring_;
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
   if (const StepRecord& last = window_.last_step; generation > 0 && generation == last.generation) {
     absl::Status same = CheckSameStep(last, marks, request, "was applied");

@@ -246,6 +246,34 @@ TEST_F(SessionTest, BatchDuringAFlushWaitsForTheNextWindow) {
   EXPECT_EQ(fake_.window(), next.Window());
 }
 
+// Places are those of a window: one that is open again goes on where it was.
+TEST_F(SessionTest, BatchDuringAnAbortedFlushReturnsToItsPlacesInTheOldWindow) {
+  Connect();
+  auto session =
+      head_->OpenSession({.client_key = "trainer", .lanes = 1, .deterministic = Deterministic::kYes});
+  ASSERT_TRUE(session.ok()) << session.status();
+  Data data(4);
+  ASSERT_TRUE(session->Compute(data.batch(), data.outputs()).ok());
+  std::vector<float> gradient(FakeServer::kVocab * kHidden);
+  SessionMarks marks = session->marks();
+  auto flushed = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
+  ASSERT_TRUE(flushed.ok()) << flushed.status();
+  std::thread compute([&] { EXPECT_TRUE(session->Compute(data.batch(), data.outputs()).ok()); });
+  while (fake_.observed().chunks.back().generation() != 2) std::this_thread::yield();
+  EXPECT_EQ(fake_.observed().chunks.back().window_token(), 0);
+  EXPECT_TRUE(head_->AbortFlush(flushed->flush_id).ok());
+  compute.join();
+  EXPECT_EQ(fake_.observed().chunks.back().generation(), 1U);
+  EXPECT_EQ(fake_.observed().chunks.back().window_token(), 4);
+
+  // And the next window still begins at its beginning.
+  marks = session->marks();
+  ASSERT_TRUE(head_->Flush({}, {&marks, 1}, gradient.data()).ok());
+  ASSERT_TRUE(session->Compute(data.batch(), data.outputs()).ok());
+  EXPECT_EQ(fake_.observed().chunks.back().generation(), 2U);
+  EXPECT_EQ(fake_.observed().chunks.back().window_token(), 0);
+}
+
 TEST_F(SessionTest, BatchDuringAnAbortedFlushReturnsToTheOldWindow) {
   Session session = Open();
   Data data(4);

@@ -77,6 +77,20 @@ bool FakeGate::MayEnd(size_t number) {
   return true;
 }
 
+void FakeGate::OnWriteState(std::function<void()> hook) {
+  const std::lock_guard lock(mutex_);
+  on_write_state_ = std::move(hook);
+}
+
+void FakeGate::WritesState() {
+  std::function<void()> hook;
+  {
+    const std::lock_guard lock(mutex_);
+    hook = std::exchange(on_write_state_, nullptr);
+  }
+  if (hook) hook();
+}
+
 bool FakeGate::failing() {
   const std::lock_guard lock(mutex_);
   return failing_;
@@ -202,6 +216,7 @@ class FakeBackend : public HeadBackend {
   }
   absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
                           const void* in) override {
+    gate_->WritesState();
     if (weights_.size() == 0) {
       weights_ = *HostBuffer::Create(config_.staged_bytes(), Commit::kNow);
       bias_ = *HostBuffer::Create(config_.bias_bytes(), Commit::kNow);

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -37,11 +38,15 @@ class FakeGate {
   std::vector<FakeBatch> batches();
   std::vector<RowKind> kinds();  // of these
 
+  // Called on the device's thread when state of a head is written the next time.
+  void OnWriteState(std::function<void()> hook);
+
   // Called by the device. Batches are numbered from 0.
   size_t Arrive(FakeBatch batch, const RowKind& kind);
   bool MayAnswer(size_t number);
   bool MayEnd(size_t number);
   bool failing();
+  void WritesState();
 
  private:
   std::mutex mutex_;
@@ -53,6 +58,7 @@ class FakeGate {
   size_t may_answer_ = kAll;  // batches below this number
   size_t may_end_ = kAll;
   bool failing_ = false;
+  std::function<void()> on_write_state_;
 };
 
 struct FakeOptions {

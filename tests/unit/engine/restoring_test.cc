@@ -1,0 +1,96 @@
+// Calls that end a window while a checkpoint is about to take its place.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/engine/checkpoint_store.h"
+#include "tests/unit/engine/checkpoint_folder.h"
+#include "tests/unit/engine/engine_fixture.h"
+
+namespace lossd::engine {
+namespace {
+
+EngineOptions WithCheckpoints(const CheckpointFolder& folder) {
+  EngineOptions options;
+  options.checkpoints = *CheckpointStore::Open(folder.path());
+  return options;
+}
+
+HeadConfig WithOptimizer() {
+  HeadConfig config;
+  config.optimizer.kind = OptimizerKind::kSgd;
+  config.double_buffer = true;
+  return config;
+}
+
+class RestoringTest : public ::testing::Test {
+ protected:
+  RestoringTest() {
+    lane_ = fixture_.Attach(fixture_.Open("c"), listener_);
+    fixture_.Submit(lane_, EngineFixture::MakeChunk(1, 5));
+    fixture_.engine->WaitIdle();
+    const auto saved = fixture_.engine->SaveCheckpoint("h", "a");
+    EXPECT_TRUE(saved.ok()) << saved.status();
+  }
+
+  // With `during` in its middle. The head is what it was, and lives.
+  void Restore(std::function<void()> during) {
+    fixture_.gate.OnWriteState(std::move(during));
+    const auto restored = fixture_.engine->RestoreCheckpoint("h", "a");
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    fixture_.engine->WaitIdle();
+    const HeadInfo info = fixture_.head->Info();
+    EXPECT_EQ(info.generation, 1U);
+    EXPECT_EQ(info.window_state, WindowState::kOpen);
+    EXPECT_EQ(info.window_tokens, 1U);
+    EXPECT_EQ(info.optimizer_steps, 0);
+    EXPECT_EQ(fixture_.Weight(), 0);
+    EXPECT_EQ(fixture_.GradientSum(), 5);
+    ASSERT_TRUE(fixture_.ApplyStep(1, fixture_.Marks(), {.learning_rate = 1}).ok());
+    EXPECT_EQ(fixture_.Weight(), -5);
+  }
+
+  CheckpointFolder folder_;
+  EngineFixture fixture_{WithCheckpoints(folder_), {}, WithOptimizer()};
+  std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
+  LaneAttachment lane_;
+};
+
+TEST_F(RestoringTest, AStepMeanwhileIsTurnedAway) {
+  absl::Status step;
+  const std::vector<SessionMarks> marks = fixture_.Marks();
+  Restore([&] {
+    fixture_.head->ApplyStep(1, marks, {.learning_rate = 1},
+                             [&](const absl::StatusOr<StepResult>& answer) { step = answer.status(); });
+  });
+  EXPECT_EQ(step.code(), absl::StatusCode::kUnavailable) << step;
+}
+
+TEST_F(RestoringTest, AFlushMeanwhileIsTurnedAway) {
+  absl::Status flush;
+  const std::vector<SessionMarks> marks = fixture_.Marks();
+  Restore([&] {
+    fixture_.head->BeginFlush(1, marks, 1,
+                              [&](const absl::StatusOr<FlushInfo>& answer) { flush = answer.status(); });
+  });
+  EXPECT_EQ(flush.code(), absl::StatusCode::kUnavailable) << flush;
+}
+
+TEST_F(RestoringTest, TheEndOfAFlushMeanwhileIsTurnedAwayAndTouchesNoGradient) {
+  const std::string flush = fixture_.BeginFlush(1, fixture_.Marks())->flush_id;
+  absl::Status committed;
+  absl::Status aborted;
+  Restore([&] {
+    committed = fixture_.head->CommitFlush(flush).status();
+    aborted = fixture_.head->AbortFlush(flush).status();
+  });
+  EXPECT_EQ(committed.code(), absl::StatusCode::kUnavailable) << committed;
+  EXPECT_EQ(aborted.code(), absl::StatusCode::kUnavailable) << aborted;
+}
+
+}  // namespace
+}  // namespace lossd::engine
