@@ -223,7 +223,7 @@ absl::Status HeadCheckpointer::SaveGradient(const std::string& name, const Gradi
 absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const CheckpointReader& reader,
                                                    std::vector<SessionMemory> memory) {
   const HeadCheckpoint& checkpoint = reader.checkpoint();
-  absl::Status status = BeginRestore(checkpoint, static_cast<int64_t>(memory.size()));
+  absl::Status status = BeginRestore(checkpoint, &memory);
   // From here on there is no way back.
   if (status.ok()) {
     status = RestoreTensors(reader);
@@ -243,10 +243,13 @@ absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const Che
   return keys;
 }
 
-absl::Status HeadCheckpointer::BeginRestore(const HeadCheckpoint& checkpoint, int64_t more_memory) {
+absl::Status HeadCheckpointer::BeginRestore(const HeadCheckpoint& checkpoint,
+                                            std::vector<SessionMemory>* memory) {
   const std::lock_guard lock(head_.mutex_);
-  absl::Status status = CheckRestorableLocked(checkpoint, more_memory);
+  absl::Status status = CheckRestorableLocked(checkpoint, static_cast<int64_t>(memory->size()));
   if (!status.ok()) return status;
+  // Now: sessions may be closed meanwhile, and take with them what they have.
+  for (const auto& [id, session] : head_.deterministic_) memory->push_back(std::move(session->memory));
   head_.restoring_ = MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
                                absl::StrCat("head ", head_.config_.name, " is being restored"));
   return absl::OkStatus();
@@ -338,14 +341,10 @@ bool HeadCheckpointer::Reopens(Head::RestoreAs as, const HeadCheckpoint& checkpo
   return as == Head::RestoreAs::kTagged && checkpoint.window.state == WindowState::kFrozen;
 }
 
-// Deterministic sessions get what those that were there had, and what is missing of `memory`.
+// Deterministic sessions get of `memory` what they need.
 absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader,
                                                std::vector<SessionMemory> memory,
                                                RestoredSessions* sessions) {
-  {
-    const std::lock_guard lock(head_.mutex_);
-    for (const auto& [id, session] : head_.deterministic_) memory.push_back(std::move(session->memory));
-  }
   for (const SessionCheckpoint& entry : reader.checkpoint().sessions) {
     if (!entry.tiles.has_value()) continue;
     SessionMemory own = std::move(memory.back());

@@ -38,8 +38,9 @@ class HeadCheckpointer {
   absl::Status SaveGradient(const std::string& name, const Gradient* gradient, CheckpointWriter* writer,
                             absl::Status* device);
 
-  // From now on no window ends, until the checkpoint has taken the place of everything.
-  absl::Status BeginRestore(const HeadCheckpoint& checkpoint, int64_t more_memory);
+  // From now on no window ends, until the checkpoint has taken the place of everything, and `memory` has also
+  // what deterministic sessions had.
+  absl::Status BeginRestore(const HeadCheckpoint& checkpoint, std::vector<SessionMemory>* memory);
   absl::Status CheckRestorableLocked(const HeadCheckpoint& checkpoint, int64_t more_memory) const;
   absl::Status RestoreTensors(const CheckpointReader& reader);
   absl::Status RestoreGradient(const CheckpointReader& reader, const std::string& name, Gradient* gradient);
