@@ -70,8 +70,7 @@ int64_t AvailableMemory() {
 }
 
 int64_t TotalMemory() {
-  return std::min(KilobyteField("/proc/meminfo", "MemTotal"),
-                  ControlGroupValue("/sys/fs/cgroup/memory.max"));
+  return std::min(KilobyteField("/proc/meminfo", "MemTotal"), ControlGroupValue("/sys/fs/cgroup/memory.max"));
 }
 
 void RaiseMallocThresholds() {
