@@ -34,7 +34,9 @@ TEST(TableTest, ColumnsAreAsWideAsTheirWidestCellCountedInCharacters) {
 }
 
 TEST(HeadsTableTest, SaysHowMuchOfTheNextWeightsIsThere) {
-  HeadInfo head{.config = {.name = "h", .vocab_size = 200, .hidden_size = 8}, .weight_version = 3};
+  HeadInfo head;
+  head.config = {.name = "h", .vocab_size = 200, .hidden_size = 8};
+  head.weight_version = 3;
   EXPECT_THAT(HeadsTable({head}), HasSubstr("version 3  "));
   head.staged_rows = 84;
   EXPECT_THAT(HeadsTable({head}), HasSubstr("version 3, next 42 %"));
