@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "proto/safetensors/safetensors.h"
 #include "lossd/client.h"
+#include "proto/safetensors/safetensors.h"
 #include "tests/unit/client/fake_server.h"
 
 namespace lossd {
