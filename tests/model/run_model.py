@@ -73,7 +73,9 @@ def run(command, folder):
 
 def build(folder, definitions, options):
     """The verifier of the model with these definitions."""
-    shutil.copy(os.path.join(HERE, MODEL), folder)
+    for part in os.listdir(HERE):
+        if part.endswith(".pml"):
+            shutil.copy(os.path.join(HERE, part), folder)
     spin = run(["spin", *[f"-D{definition}" for definition in definitions], "-a", MODEL], folder)
     if spin.returncode or "rror" in spin.stdout:
         raise Failure(f"spin: {spin.stdout}{spin.stderr}")
@@ -101,7 +103,7 @@ def search(name, definitions, folder, gib, cycles=False):
         "errors": errors,
         "mib": number(r"([0-9.]+)\s+total actual memory", pan.stdout),
         "seconds": time.monotonic() - began,
-        "unreached": {int(line) for line in re.findall(r"exactly_once\.pml:(\d+), state", pan.stdout)},
+        "unreached": set(re.findall(r"(\w+\.pml:\d+), state", pan.stdout)),
         "what": (re.findall(r"pan:\d+: (.*)", pan.stdout) or [""])[0],
         "complete": not re.search(r"max search depth too small|out of memory|reached -DMEMLIM|Search not completed", pan.stdout),
     }

@@ -1,10 +1,8 @@
 // Runs simulated schedules, one for each seed, and sums up.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <cstdio>
-#include <filesystem>
+#include <iomanip>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "tests/simulation/run.h"
@@ -31,7 +29,7 @@ int main(int argc, char** argv) {
   const auto began = std::chrono::steady_clock::now();
   const lossd::simulation::Summary summary = lossd::simulation::RunSchedules(options);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  for (const std::string& line : summary.trace) std::fprintf(stderr, "%s\n", line.c_str());
+  for (const std::string& line : summary.trace) std::cerr << line << "\n";
   nlohmann::json report = {{"schedules", summary.schedules},
                            {"seed", options.seed},
                            {"divergences", summary.divergent.size()},
@@ -40,16 +38,14 @@ int main(int argc, char** argv) {
                            {"divergent", summary.divergent},
                            {"configurations", summary.configurations}};
   if (json) {
-    std::printf("%s\n", report.dump(2).c_str());
+    std::cout << report.dump(2) << "\n";
   } else {
-    std::printf("%ld schedules from seed %lu in %.1f s: %zu divergences\n",
-                static_cast<long>(summary.schedules), static_cast<unsigned long>(options.seed), seconds,
-                summary.divergent.size());
+    std::cout << summary.schedules << " schedules from seed " << options.seed << " in " << seconds
+              << " s: " << summary.divergent.size() << " divergences\n";
     for (const auto& [event, count] : summary.events) {
-      std::printf("  %9ld  %s\n", static_cast<long>(count), event.c_str());
+      std::cout << "  " << std::setw(9) << count << "  " << event << "\n";
     }
-    for (const auto& [seed, what] : summary.divergent)
-      std::printf("  seed %s: %s\n", seed.c_str(), what.c_str());
+    for (const auto& [seed, what] : summary.divergent) std::cout << "  seed " << seed << ": " << what << "\n";
   }
   return summary.divergent.empty() ? 0 : 1;
 }

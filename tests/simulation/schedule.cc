@@ -12,6 +12,10 @@ constexpr int kEventsToRecover = 20000;
 
 }  // namespace
 
+std::string Text(const absl::Status& status) {
+  return status.ok() ? "ok" : absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
+}
+
 Outcome RunSchedule(const ScheduleOptions& options) { return Schedule(options).Run(); }
 
 Schedule::Schedule(const ScheduleOptions& options) : random_(options.seed), options_(options) {

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "tests/simulation/sim_server.h"
 #include "tests/simulation/sim_stream.h"
@@ -44,6 +45,9 @@ struct Outcome {
 };
 
 Outcome RunSchedule(const ScheduleOptions& options);
+
+// Without payloads, whose order changes from one time to the next.
+std::string Text(const absl::Status& status);
 
 // What a sequence carries, and what the client knows about it.
 struct Entry {

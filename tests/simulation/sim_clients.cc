@@ -70,7 +70,7 @@ bool Schedule::OpenSession(ClientState& client) {
   const auto opened = server_->engine().OpenSession(
       kHead, client.key, static_cast<int32_t>(&client - clients_.data()), client.lanes, client.deterministic);
   if (!opened.ok()) {
-    Diverge(absl::StrCat("OpenSession: ", opened.status().ToString()));
+    Diverge(absl::StrCat("OpenSession: ", Text(opened.status())));
     return false;
   }
   const std::string& id = opened->info.session_id;
@@ -107,12 +107,12 @@ void Schedule::Connect(ClientState& client, size_t lane) {
   LaneState& state = session.lanes[lane];
   const auto found = server_->engine().FindSession(session.id, session.incarnation);
   if (!found.ok()) {
-    Diverge(absl::StrCat("FindSession: ", found.status().ToString()));
+    Diverge(absl::StrCat("FindSession: ", Text(found.status())));
     return;
   }
   auto stream = std::make_shared<SimStream>(found->head);
   if (const absl::Status attached = stream->Attach(session.id, static_cast<int32_t>(lane)); !attached.ok()) {
-    Diverge(absl::StrCat("AttachLane: ", attached.ToString()));
+    Diverge(absl::StrCat("AttachLane: ", Text(attached)));
     return;
   }
   const engine::LaneMarks& marks = stream->attachment().marks;
@@ -191,7 +191,7 @@ void Schedule::TakeAnswer(ClientState& client, size_t lane, const engine::ChunkA
   const bool rejected = answer.disposition == engine::Disposition::kRejected;
   Say(absl::StrCat(name, rejected ? " is rejected" : " is answered"));
   if (rejected != (entry.item.kind == ItemKind::kRefused)) {
-    return Diverge(absl::StrCat(name, " is answered: ", answer.error.ToString()));
+    return Diverge(absl::StrCat(name, " is answered: ", Text(answer.error)));
   }
   if (answer.disposition == engine::Disposition::kRepeated) {
     Count("repeated answer");
@@ -219,7 +219,7 @@ void Schedule::TakeAnswer(ClientState& client, size_t lane, const engine::ChunkA
 }
 
 void Schedule::EndStream(ClientState& client, size_t lane, const absl::Status& status) {
-  Say(absl::StrCat(NameOf(*client.session, lane), " ends: ", status.ToString()));
+  Say(absl::StrCat(NameOf(*client.session, lane), " ends: ", Text(status)));
   Orphan(client.session->lanes[lane]);
   const auto position = engine::PositionOf(status);
   switch (engine::ReasonOf(status)) {
@@ -238,7 +238,7 @@ void Schedule::EndStream(ClientState& client, size_t lane, const absl::Status& s
       return;
     default:
       if (!absl::IsUnavailable(status) && !absl::IsAborted(status)) {
-        Diverge(absl::StrCat("a stream ends: ", status.ToString()));
+        Diverge(absl::StrCat("a stream ends: ", Text(status)));
       }
   }
 }

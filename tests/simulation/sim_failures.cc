@@ -17,7 +17,7 @@ bool Schedule::LostServer() {
     if (client.session == nullptr || client.session->incarnation == server_->engine().incarnation()) continue;
     const auto found = server_->engine().FindSession(client.session->id, client.session->incarnation);
     if (engine::ReasonOf(found.status()) != engine::RejectReason::kIncarnation) {
-      Diverge(absl::StrCat("a session of another incarnation: ", found.status().ToString()));
+      Diverge(absl::StrCat("a session of another incarnation: ", Text(found.status())));
     }
   }
   if (head == nullptr) {
@@ -82,7 +82,7 @@ void Schedule::SaveCheckpoint() {
   Say("SaveCheckpoint");
   absl::Status status;
   server_->Run([&] { status = server_->engine().SaveCheckpoint(kHead, "t").status(); });
-  if (!status.ok()) return Diverge(absl::StrCat("SaveCheckpoint: ", status.ToString()));
+  if (!status.ok()) return Diverge(absl::StrCat("SaveCheckpoint: ", Text(status)));
   saved_ = progress_;
 }
 
@@ -93,7 +93,7 @@ void Schedule::RestoreInPlace() {
   Say("RestoreCheckpoint");
   absl::Status status;
   server_->Run([&] { status = server_->engine().RestoreCheckpoint(kHead, "").status(); });
-  if (!status.ok()) Diverge(absl::StrCat("RestoreCheckpoint: ", status.ToString()));
+  if (!status.ok()) Diverge(absl::StrCat("RestoreCheckpoint: ", Text(status)));
 }
 
 void Schedule::Drain() {
@@ -104,7 +104,7 @@ void Schedule::Drain() {
   ending_.stepped = nullptr;
   // A step that waits for its turn takes it before the server goes.
   const absl::Status status = server_->Drain([this] { KillStreams(); });
-  if (!status.ok()) return Diverge(absl::StrCat("drained and restarted: ", status.ToString()));
+  if (!status.ok()) return Diverge(absl::StrCat("drained and restarted: ", Text(status)));
   if (server_->engine().incarnation() != incarnation_) Diverge("a drained server has another incarnation");
   // Now it is the drain's that a killed server would start with.
   saved_.reset();
@@ -120,7 +120,7 @@ void Schedule::Kill() {
   ending_.begun = nullptr;
   ending_.stepped = nullptr;
   if (const absl::Status status = server_->Kill(); !status.ok()) {
-    Diverge(absl::StrCat("killed and restarted: ", status.ToString()));
+    Diverge(absl::StrCat("killed and restarted: ", Text(status)));
   }
 }
 
@@ -131,7 +131,7 @@ void Schedule::DeleteHead() {
   engine::Engine& engine = server_->engine();
   const bool holds = !server_->head()->Info().window_marks.empty();
   const absl::Status kept = engine.DeleteHead(kHead, engine::Head::DiscardGradient::kNo);
-  if (kept.ok() == holds) return Diverge(absl::StrCat("DeleteHead without discarding: ", kept.ToString()));
+  if (kept.ok() == holds) return Diverge(absl::StrCat("DeleteHead without discarding: ", Text(kept)));
   if (holds && !engine.DeleteHead(kHead, engine::Head::DiscardGradient::kYes).ok()) Diverge("DeleteHead");
   saved_.reset();
   version_ = server_->Create(progress_.weights);

@@ -135,10 +135,10 @@ void Schedule::TakeBegun() {
     }
     return;
   }
-  Say(absl::StrCat("BeginFlush: ", answer.status().ToString()));
+  Say(absl::StrCat("BeginFlush: ", Text(answer.status())));
   if (absl::IsUnavailable(answer.status())) return;  // called again
   if (engine::ReasonOf(answer.status()) != RejectReason::kMarks) {
-    Diverge(absl::StrCat("BeginFlush: ", answer.status().ToString()));
+    Diverge(absl::StrCat("BeginFlush: ", Text(answer.status())));
   }
   Count("marks refused");
   BackToIdle();
@@ -147,10 +147,10 @@ void Schedule::TakeBegun() {
 void Schedule::TakeStepped() {
   const absl::StatusOr<engine::StepResult> answer = **std::exchange(ending_.stepped, nullptr);
   if (!answer.ok()) {
-    Say(absl::StrCat("ApplyStep: ", answer.status().ToString()));
+    Say(absl::StrCat("ApplyStep: ", Text(answer.status())));
     if (absl::IsUnavailable(answer.status())) return;
     if (engine::ReasonOf(answer.status()) != RejectReason::kMarks) {
-      Diverge(absl::StrCat("ApplyStep: ", answer.status().ToString()));
+      Diverge(absl::StrCat("ApplyStep: ", Text(answer.status())));
     }
     Count("marks refused");
     return BackToIdle();
@@ -189,7 +189,7 @@ void Schedule::ReadRows() {
   server_->engine().WaitIdle();
   server_->gate().free = false;
   if (!status.ok()) {
-    Diverge(absl::StrCat("ReadGradient: ", status.ToString()));
+    Diverge(absl::StrCat("ReadGradient: ", Text(status)));
     return;
   }
   ending_.rows_read += rows;
@@ -207,9 +207,9 @@ void Schedule::CommitFlush() {
   }
   const absl::StatusOr<uint64_t> generation = server_->head()->CommitFlush(ending_.flush->flush_id);
   Count("CommitFlush");
-  Say(absl::StrCat("CommitFlush: ", generation.ok() ? "done" : generation.status().ToString()));
+  Say(absl::StrCat("CommitFlush: ", generation.ok() ? "done" : Text(generation.status())));
   if (!generation.ok() || *generation != ending_.generation + 1) {
-    return Diverge(absl::StrCat("CommitFlush: ", generation.status().ToString()));
+    return Diverge(absl::StrCat("CommitFlush: ", Text(generation.status())));
   }
   if (!calm_ && random_.OneIn(3)) {  // the answer is lost, and the call repeated
     Count("answer lost");
@@ -228,9 +228,9 @@ void Schedule::AbortFlush() {
   }
   const absl::StatusOr<uint64_t> generation = server_->head()->AbortFlush(ending_.flush->flush_id);
   Count("AbortFlush");
-  Say(absl::StrCat("AbortFlush: ", generation.ok() ? "done" : generation.status().ToString()));
+  Say(absl::StrCat("AbortFlush: ", generation.ok() ? "done" : Text(generation.status())));
   if (!generation.ok() || *generation != ending_.generation) {
-    return Diverge(absl::StrCat("AbortFlush: ", generation.status().ToString()));
+    return Diverge(absl::StrCat("AbortFlush: ", Text(generation.status())));
   }
   if (!calm_ && random_.OneIn(3)) {
     Count("answer lost");
@@ -269,7 +269,7 @@ void Schedule::CallAsRival() {
   const auto refused = std::make_shared<int>(0);
   const auto check = [this, refused](const absl::Status& status) {
     ++*refused;
-    if (!absl::IsFailedPrecondition(status)) Diverge(absl::StrCat("a rival's call: ", status.ToString()));
+    if (!absl::IsFailedPrecondition(status)) Diverge(absl::StrCat("a rival's call: ", Text(status)));
   };
   server_->head()->BeginFlush(
       ending_.generation, ending_.marks, 3,
@@ -283,13 +283,16 @@ void Schedule::CallAsRival() {
 // GradientStats, of marks that the server has just told.
 void Schedule::ReadStats() {
   if (LostServer() || server_->head() == nullptr) return;
+  // Where the window begins is known but while the answer of a call that ends it may be under way, or lost.
+  if (phase_ != Phase::kIdle && phase_ != Phase::kReading) return;
   const engine::HeadInfo info = server_->head()->Info();
   const Values content = ContentOf(info.window_marks);
   double squares = 0;
   for (const float value : content.matrix) squares += static_cast<double>(value) * value;
   const auto done = std::make_shared<std::optional<absl::StatusOr<engine::Head::WindowStats>>>();
-  server_->head()->ReadStats(info.generation, info.window_marks, 1,
-                             [done](absl::StatusOr<engine::Head::WindowStats> stats) { *done = stats; });
+  server_->head()->ReadStats(
+      info.generation, info.window_marks, 1,
+      [done](const absl::StatusOr<engine::Head::WindowStats>& stats) { *done = stats; });
   server_->gate().free = true;
   server_->engine().WaitIdle();
   server_->gate().free = false;
@@ -298,7 +301,7 @@ void Schedule::ReadStats() {
   if (!stats.ok()) {
     // The window is being ended, or was.
     if (!absl::IsFailedPrecondition(stats.status()) && !absl::IsAborted(stats.status())) {
-      Diverge(absl::StrCat("GradientStats: ", stats.status().ToString()));
+      Diverge(absl::StrCat("GradientStats: ", Text(stats.status())));
     }
     return;
   }
@@ -320,16 +323,16 @@ void Schedule::RepeatOldCall() {
     const absl::StatusOr<uint64_t> again = server_->head()->CommitFlush(call.flush->flush_id);
     const bool same = again.ok() ? *again == *old_call_->generation
                                  : engine::ReasonOf(again.status()) == RejectReason::kUnknownFlush;
-    if (!same) Diverge(absl::StrCat("CommitFlush again: ", again.status().ToString()));
+    if (!same) Diverge(absl::StrCat("CommitFlush again: ", Text(again.status())));
     return;
   }
   std::optional<absl::StatusOr<engine::StepResult>> again;
   server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 1, .gradient_scale = call.scale},
-                             [&again](absl::StatusOr<engine::StepResult> result) { again = result; });
+                             [&again](const absl::StatusOr<engine::StepResult>& result) { again = result; });
   // Nobody may have another step of a generation that was consumed.
   std::optional<absl::StatusOr<engine::StepResult>> other;
   server_->head()->ApplyStep(call.generation, call.marks, {.learning_rate = 2, .gradient_scale = call.scale},
-                             [&other](absl::StatusOr<engine::StepResult> result) { other = result; });
+                             [&other](const absl::StatusOr<engine::StepResult>& result) { other = result; });
   if (!other.has_value() || other->ok()) Diverge("ApplyStep with other arguments is not refused");
   const bool same =
       again.has_value() && (again->ok() ? (*again)->weight_version == old_call_->step->weight_version &&
