@@ -21,6 +21,12 @@ absl::StatusOr<Restart> Restart::Open(const std::string& folder, Restore restore
   absl::StatusOr<std::optional<engine::DrainRecord>> drain = restart.store_->ReadDrain();
   if (!drain.ok()) return drain.status();
   restart.drain_ = *std::move(drain);
+  if (restore == Restore::kNo && restart.drain_.has_value()) {
+    // Its own drain would take the place of what is there.
+    return absl::FailedPreconditionError(
+        "--checkpoint_dir holds the state of a server that was drained: add --restore to go on from it, or "
+        "remove drain.json from that folder to start without (tagged checkpoints stay either way)");
+  }
   return restart;
 }
 
@@ -29,13 +35,7 @@ std::string Restart::incarnation() const {
 }
 
 absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
-  if (restore_ == Restore::kNo) {
-    if (drain_.has_value()) {
-      Log(LogLevel::kWarning, "not going on from the drain in --checkpoint_dir: its sessions are lost",
-          {{"remedy", "--restore"}});
-    }
-    return absl::OkStatus();
-  }
+  if (restore_ == Restore::kNo) return absl::OkStatus();
   const absl::Time begun = absl::Now();
   const absl::StatusOr<std::vector<engine::CheckpointInfo>> heads = engine.RestoreAtStart(drain_);
   if (!heads.ok()) return heads.status();

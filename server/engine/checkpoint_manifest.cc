@@ -140,7 +140,15 @@ absl::StatusOr<std::string> Sealed(const json& content) {
 }
 
 absl::StatusOr<json> Unsealed(absl::string_view text, const std::string& path) {
-  json sealed = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  // What writes it out again goes as deep as it is.
+  constexpr int kMostDepth = 32;
+  bool too_deep = false;
+  const auto watch = [&too_deep](int depth, json::parse_event_t /*event*/, const json& /*value*/) {
+    too_deep = too_deep || depth > kMostDepth;
+    return !too_deep;
+  };
+  json sealed = json::parse(text, watch, /*allow_exceptions=*/false);
+  if (too_deep) return Damaged(path, "it is no manifest");
   if (!sealed.is_object() || !sealed.contains("content") || !sealed.contains("xxh3")) {
     return Damaged(path, "it is no manifest");
   }

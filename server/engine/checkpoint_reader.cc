@@ -98,6 +98,10 @@ absl::Status CheckpointReader::LoadTiles(uint64_t session_number, DeterministicT
                      '\0');
     load(rows.data(), rows.size());
     chunk.hidden_states = Payload::Of(std::move(rows));
+    if (!status.ok()) return status;
+    if (absl::Status valid = ValidateKept(chunk, manifest_.head.config); !valid.ok()) {
+      return Damaged(Path(name), valid.message());
+    }
   }
   return status;
 }

@@ -67,6 +67,12 @@ int64_t LabelAt(const Chunk& chunk, int64_t row) {
   return label;
 }
 
+absl::Status ValidateGradientScale(const Chunk& chunk) {
+  if (std::isfinite(chunk.gradient_scale)) return absl::OkStatus();
+  return Invalid(RejectReason::kOption, "gradient_scale",
+                 absl::StrCat("gradient_scale is ", chunk.gradient_scale, "; it must be finite"));
+}
+
 absl::Status ValidateLabels(const Chunk& chunk, const HeadConfig& head) {
   for (int64_t row = 0; row < chunk.tokens; ++row) {
     const int64_t label = LabelAt(chunk, row);
@@ -175,13 +181,17 @@ absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const C
   if (teacher != nullptr) {
     if (absl::Status status = ValidateTeacher(*teacher, head); !status.ok()) return status;
   }
-  if (!std::isfinite(chunk.gradient_scale)) {
-    return Invalid(RejectReason::kOption, "gradient_scale",
-                   absl::StrCat("gradient_scale is ", chunk.gradient_scale, "; it must be finite"));
-  }
+  if (absl::Status status = ValidateGradientScale(chunk); !status.ok()) return status;
   if (absl::Status status = ValidateLabels(chunk, head); !status.ok()) return status;
   if (absl::Status status = ValidateFinite(chunk, OwnTensor(chunk, head)); !status.ok()) return status;
   return teacher == nullptr ? absl::OkStatus() : ValidateFinite(chunk, TeacherTensor(chunk, *teacher));
+}
+
+absl::Status ValidateKept(const Chunk& chunk, const HeadConfig& head) {
+  if (absl::Status status = ValidateLengths(chunk, head, nullptr); !status.ok()) return status;
+  if (absl::Status status = ValidateOptions(chunk, head); !status.ok()) return status;
+  if (absl::Status status = ValidateGradientScale(chunk); !status.ok()) return status;
+  return ValidateLabels(chunk, head);
 }
 
 int64_t TokenReturns::bytes() const {

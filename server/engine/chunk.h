@@ -184,6 +184,9 @@ absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const Ch
 absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                              const HeadConfig* teacher = nullptr);
 
+// Of a chunk that was taken once and is read again: what an index or a factor is made of.
+absl::Status ValidateKept(const Chunk& chunk, const HeadConfig& head);
+
 // Bytes the answer to this chunk will hold.
 int64_t AnswerBytes(const Chunk& chunk, int64_t hidden_size);
 

@@ -148,11 +148,15 @@ absl::StatusOr<std::vector<SavedCheckpoint>> Engine::SaveForDrain() {
   std::vector<SavedCheckpoint> all;
   DrainRecord record{incarnation_, {}};
   for (const std::shared_ptr<Head>& head : Heads()) {
+    // There is nothing in it, and what an earlier server saved of it must stay.
+    if (head->weight_version() == 0) continue;
     absl::StatusOr<SavedCheckpoint> saved = Save(*head, kDrainTag, Head::SaveAs::kDrained);
     if (!saved.ok()) return saved.status();
     record.heads.emplace(saved->info.head, saved->info.saved_at);
     all.push_back(*std::move(saved));
   }
+  // A record of no heads would have the next server restore none.
+  if (all.empty()) return all;
   if (absl::Status written = options_.checkpoints->WriteDrain(record); !written.ok()) return written;
   return all;
 }

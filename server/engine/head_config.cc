@@ -26,21 +26,40 @@ absl::Status ValidateOption(bool right, absl::string_view field, double value, a
   return Invalid(RejectReason::kOption, field, absl::StrCat(field, " is ", value, "; it must be ", must));
 }
 
-// The limits that torch.optim has, and that everything is finite.
+// Arguments of other optimizers, which would be left out without a word.
+absl::Status ValidateOptimizerKind(const OptimizerConfig& optimizer) {
+  const OptimizerConfig defaults;
+  const bool sgd = optimizer.kind == OptimizerKind::kSgd;
+  const bool of_sgd = optimizer.momentum != 0 || optimizer.dampening != 0 || optimizer.nesterov;
+  const bool of_adam = optimizer.beta1 != defaults.beta1 || optimizer.beta2 != defaults.beta2 ||
+                       optimizer.eps != defaults.eps;
+  if (!sgd && of_sgd) {
+    return Invalid(RejectReason::kOption, "optimizer",
+                   "optimizer has momentum, dampening or nesterov, which are arguments of SGD alone");
+  }
+  if (optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kAdamW || !of_adam) {
+    return absl::OkStatus();
+  }
+  return Invalid(RejectReason::kOption, "optimizer",
+                 "optimizer has betas or eps, which are arguments of Adam and AdamW alone");
+}
+
+// The limits that torch.optim has, and that everything made of them is finite in fp32.
 absl::Status ValidateOptimizer(const HeadConfig& head) {
   const OptimizerConfig& optimizer = head.optimizer;
-  const auto at_least_0 = [](double value) { return std::isfinite(value) && value >= 0; };
-  const auto below_1 = [&](double value) { return at_least_0(value) && value < 1; };
+  const auto at_least_0 = [](double value) { return value >= 0 && value <= OptimizerConfig::kMost; };
+  const auto below_1 = [](double value) { return value >= 0 && value < 1; };
   absl::Status status = ValidateOption(at_least_0(optimizer.weight_decay), "optimizer.weight_decay",
-                                       optimizer.weight_decay, "finite and at least 0");
+                                       optimizer.weight_decay, "in [0, 1e18]");
   status.Update(ValidateOption(at_least_0(optimizer.momentum), "optimizer.momentum", optimizer.momentum,
-                               "finite and at least 0"));
-  status.Update(ValidateOption(std::isfinite(optimizer.dampening), "optimizer.dampening", optimizer.dampening,
-                               "finite"));
+                               "in [0, 1e18]"));
+  status.Update(ValidateOption(std::abs(optimizer.dampening) <= OptimizerConfig::kMost, "optimizer.dampening",
+                               optimizer.dampening, "in [-1e18, 1e18]"));
   status.Update(ValidateOption(below_1(optimizer.beta1), "optimizer.beta1", optimizer.beta1, "in [0, 1)"));
   status.Update(ValidateOption(below_1(optimizer.beta2), "optimizer.beta2", optimizer.beta2, "in [0, 1)"));
   status.Update(
-      ValidateOption(at_least_0(optimizer.eps), "optimizer.eps", optimizer.eps, "finite and at least 0"));
+      ValidateOption(at_least_0(optimizer.eps), "optimizer.eps", optimizer.eps, "in [0, 1e18]"));
+  status.Update(ValidateOptimizerKind(optimizer));
   if (!status.ok()) return status;
   if (optimizer.nesterov && (optimizer.momentum == 0 || optimizer.dampening != 0)) {
     return Invalid(RejectReason::kOption, "optimizer.nesterov",

@@ -30,6 +30,9 @@ struct OptimizerConfig {
   double eps = 1e-8;
   bool maximize = false;
 
+  // Larger ones, of the learning rate too, could leave fp32.
+  static constexpr double kMost = 1e18;
+
   bool operator==(const OptimizerConfig&) const = default;
   // fp32 tensors of the weights' shape that it keeps: 0 to 2.
   int moments() const;

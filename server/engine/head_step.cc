@@ -41,7 +41,8 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (!restoring_.ok()) return restoring_;
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
   if (const StepRecord& last = window_.last_step; generation > 0 && generation == last.generation) {
-    absl::Status same = CheckSameStep(last, marks, request, "was applied");
+    // Who asks what became of it, and no longer knows the marks, names none.
+    absl::Status same = CheckSameStep(last, marks.empty() ? last.marks : marks, request, "was applied");
     if (!same.ok()) return same;
     return last.result;
   }
@@ -152,9 +153,9 @@ void Head::ReadStats(uint64_t generation, std::vector<SessionMarks> marks, doubl
                      std::function<void(absl::StatusOr<WindowStats>)> done) {
   marks = Canonical(std::move(marks));
   absl::Status refused;
-  if (!std::isfinite(gradient_scale)) {
+  if (!IsScale(gradient_scale)) {
     refused = MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "gradient_scale",
-                        absl::StrCat("gradient_scale is ", gradient_scale, "; it must be finite"));
+                        absl::StrCat("gradient_scale is ", gradient_scale, "; it must be finite in fp32"));
   } else {
     const std::lock_guard lock(mutex_);
     refused = CheckStatsLocked(generation, marks);

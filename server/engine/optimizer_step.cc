@@ -1,6 +1,7 @@
 #include "server/engine/optimizer_step.h"
 
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/errors.h"
@@ -15,7 +16,7 @@ absl::Status Check(bool right, absl::string_view field, double value, absl::stri
                    absl::StrCat(field, " is ", value, "; it must be ", must));
 }
 
-bool AtLeast0(double value) { return std::isfinite(value) && value >= 0; }
+bool AtLeast0(double value) { return value >= 0 && value <= OptimizerConfig::kMost; }
 
 // What belongs to another optimizer than the head's is a mistake that would else go unseen.
 absl::Status CheckKind(bool right, absl::string_view field, absl::string_view optimizers) {
@@ -30,11 +31,11 @@ absl::Status CheckOverrides(const OptimizerConfig& optimizer, const StepRequest&
   absl::Status status;
   if (request.weight_decay.has_value()) {
     status.Update(Check(AtLeast0(*request.weight_decay), "weight_decay", *request.weight_decay,
-                        "finite and at least 0"));
+                        "in [0, 1e18]"));
   }
   if (request.momentum.has_value()) {
     status.Update(CheckKind(sgd, "momentum", "SGD"));
-    status.Update(Check(AtLeast0(*request.momentum), "momentum", *request.momentum, "finite and at least 0"));
+    status.Update(Check(AtLeast0(*request.momentum), "momentum", *request.momentum, "in [0, 1e18]"));
     status.Update(Check(optimizer.momentum > 0 || *request.momentum == 0, "momentum", *request.momentum,
                         "0, since the head was created with momentum 0 and has no buffer for it"));
   }
@@ -57,6 +58,8 @@ std::string ToText(const std::optional<double>& value) {
 
 }  // namespace
 
+bool IsScale(double value) { return std::abs(value) <= std::numeric_limits<float>::max(); }
+
 absl::Status CheckStep(const HeadConfig& head, const StepRequest& request) {
   if (head.optimizer.kind == OptimizerKind::kNone) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
@@ -65,9 +68,9 @@ absl::Status CheckStep(const HeadConfig& head, const StepRequest& request) {
                                   "; flush its gradient instead, or create it with one"));
   }
   absl::Status status =
-      Check(AtLeast0(request.learning_rate), "learning_rate", request.learning_rate, "finite and at least 0");
+      Check(AtLeast0(request.learning_rate), "learning_rate", request.learning_rate, "in [0, 1e18]");
   status.Update(
-      Check(std::isfinite(request.gradient_scale), "gradient_scale", request.gradient_scale, "finite"));
+      Check(IsScale(request.gradient_scale), "gradient_scale", request.gradient_scale, "finite in fp32"));
   status.Update(CheckOverrides(head.optimizer, request));
   return status;
 }

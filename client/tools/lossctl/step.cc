@@ -14,10 +14,13 @@
 namespace lossd::tools {
 namespace {
 
-std::string StepAdvice(const absl::Status& status) {
+enum class Window { kOpenOne, kNamed };
+
+std::string StepAdvice(const absl::Status& status, Window window) {
   switch (status.code()) {
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kAborted:
+      if (window == Window::kNamed) return "look at the head's generation before another step: lossctl head info";
       return "is a trainer still sending, or stepping itself? nothing changed: run it again when the step is "
              "done";
     case absl::StatusCode::kUnavailable:
@@ -51,10 +54,13 @@ absl::Status Step(const Context& context, const std::string& name, StepOptions o
   if (!client.ok()) return client.status();
   auto window = Find(**client, name);
   if (!window.ok()) return window.status();
+  const Window named = options.generation.has_value() ? Window::kNamed : Window::kOpenOne;
   // The window that the marks are of, whatever happens meanwhile.
   if (!options.generation.has_value()) options.generation = window->info.generation;
+  // Of a step that was taken the marks are not known any more, and need not be.
+  if (*options.generation < window->info.generation) window->info.sessions.clear();
   const auto step = window->head.ApplyStep(options, window->info.sessions);
-  if (!step.ok()) return WithAdvice(step.status(), StepAdvice(step.status()));
+  if (!step.ok()) return WithAdvice(step.status(), StepAdvice(step.status(), named));
 
   const auto tokens = WithCommas(static_cast<int64_t>(step->window_tokens));
   std::string text;
