@@ -67,6 +67,17 @@ bool WritePortFile(const std::string& path, int grpc_port, int metrics_port) {
   return false;
 }
 
+absl::Status PortFileError(const std::string& path) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot write --port_file ", path, "; it must be a regular file in a writable folder"));
+}
+
+// Before anything is done that a start which fails must not do.
+bool CanWritePortFile(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  return access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0;
+}
+
 // OpenMP's threads spin between products by default, and take the processors from the clients beside the
 // server. The run time reads the variable while it is loaded, so the program starts itself once more with it.
 // If that cannot be done, it goes on as it is.
@@ -195,6 +206,9 @@ int Serve(Options options) {
     metrics = *std::move(started);
   }
   options.server.on_drain = [] { kill(getpid(), SIGRTMIN); };
+  if (!options.port_file.empty() && !CanWritePortFile(options.port_file)) {
+    return Fail(PortFileError(options.port_file));
+  }
   // Whoever starts after this one must not go on from where this one went on.
   if (absl::Status taken = restart->Take(); !taken.ok()) return Fail(taken);
   const absl::StatusOr<std::unique_ptr<rpc::Server>> server =
@@ -205,8 +219,7 @@ int Serve(Options options) {
   }
   const int metrics_port = metrics == nullptr ? 0 : metrics->port();
   if (!options.port_file.empty() && !WritePortFile(options.port_file, (*server)->port(), metrics_port)) {
-    return Fail(absl::UnavailableError(absl::StrCat("cannot write --port_file ", options.port_file,
-                                                    "; it must be a regular file in a writable folder")));
+    return Fail(PortFileError(options.port_file));
   }
   Log(LogLevel::kInfo, "serving",
       {{"version", kVersion},

@@ -57,6 +57,9 @@ grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_b
 // A repeated call that finds its work already done by an attempt whose answer was lost.
 enum class RepeatedNotFound { kIsError, kIsDone };
 
+// kNo: of a call that would do its work once more.
+enum class Repeat { kYes, kNo };
+
 class GrpcConnection final : public Connection {
  public:
   GrpcConnection(std::string target, ClientOptions options,
@@ -94,7 +97,7 @@ class GrpcConnection final : public Connection {
   }
   absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::LoadWeights, request,
-                CallOptions{RepeatedNotFound::kIsError, WhenFull::kReturn, std::nullopt});
+                CallOptions{RepeatedNotFound::kIsError, WhenFull::kReturn, std::nullopt, Repeat::kNo});
   }
   absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
                                                       WhenFull when_full) override {
@@ -204,6 +207,7 @@ class GrpcConnection final : public Connection {
     RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError;
     WhenFull when_full = WhenFull::kWait;
     std::optional<std::chrono::milliseconds> timeout;  // of an attempt; none: as long as it takes
+    Repeat repeat = Repeat::kYes;
   };
   // For calls that wait for a disk.
   CallOptions Patient() const { return {.timeout = std::max(options_.call_timeout, kDiskTimeout)}; }
@@ -226,7 +230,7 @@ class GrpcConnection final : public Connection {
       if (repeated && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
         return response;
       }
-      if (!IsTransient(status)) return status;
+      if (call.repeat == Repeat::kNo || !IsTransient(status)) return status;
       if (call.when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
       const HandshakeDiagnosis diagnosis = Diagnose(status, target_, options_);
       if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);

@@ -52,6 +52,9 @@ struct StepRecord {
   StepResult result;
 };
 
+// Whether gradients can be multiplied by it in fp32.
+bool IsScale(double value);
+
 // INVALID_ARGUMENT naming the field and its value, FAILED_PRECONDITION if the head has no optimizer.
 absl::Status CheckStep(const HeadConfig& head, const StepRequest& request);
 

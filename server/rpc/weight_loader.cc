@@ -79,7 +79,13 @@ class Loading {
     const engine::HeadConfig& config = head_->config();
     if (absl::Status status = ChooseTensor(); !status.ok()) return status;
     absl::Status status = Find("tensor", tensor_, {config.vocab_size, config.hidden_size}, &weight_);
-    if (!status.ok() || !config.bias) return status;
+    if (!status.ok()) return status;
+    if (!config.bias && !source_.bias_tensor.empty()) {
+      return engine::MakeError(
+          absl::StatusCode::kInvalidArgument, engine::RejectReason::kOption, "bias_tensor",
+          absl::StrCat("bias_tensor is '", source_.bias_tensor, "'; the head was created without a bias"));
+    }
+    if (!config.bias) return status;
     const std::string bias = source_.bias_tensor.empty() ? kBiasTensor : source_.bias_tensor;
     return Find("bias_tensor", bias, {config.vocab_size}, &bias_);
   }

@@ -146,12 +146,15 @@ std::string SettingsOf(const Options& options, const TextData& data) {
                       static_cast<int>(options.precision));
 }
 
-// First the head, then what names its tag: two tags take turns, so that the one which the file names is
-// there.
+constexpr char kEvenTag[] = "train_lm-0";
+constexpr char kOddTag[] = "train_lm-1";
+
+// First the head, then what names its tag: two tags take turns, so that the one which the file names, `tag`,
+// is there.
 absl::Status Save(const Options& options, const TextData& data, const Trainer& trainer, LossHead* head,
-                  const Results& results) {
+                  const Results& results, std::string* tag) {
   SavedRun run{.settings = SettingsOf(options, data),
-               .head_tag = absl::StrCat("train_lm-", results.steps / options.checkpoint_every % 2),
+               .head_tag = *tag == kEvenTag ? kOddTag : kEvenTag,
                .trainer = trainer.state(),
                .tokens = results.tokens,
                .training_seconds = results.training_seconds,
@@ -161,7 +164,9 @@ absl::Status Save(const Options& options, const TextData& data, const Trainer& t
     run.evaluations.emplace_back(evaluation.step, evaluation.held_out_perplexity);
   }
   if (absl::Status saved = head->Save(run.head_tag); !saved.ok()) return saved;
-  return WriteSavedRun(options.checkpoint_folder, run);
+  if (absl::Status written = WriteSavedRun(options.checkpoint_folder, run); !written.ok()) return written;
+  *tag = run.head_tag;
+  return absl::OkStatus();
 }
 
 absl::Status Resume(const SavedRun& run, Trainer* trainer, Results* results) {
@@ -173,8 +178,9 @@ absl::Status Resume(const SavedRun& run, Trainer* trainer, Results* results) {
   return trainer->Resume(run.trainer);
 }
 
+// `tag`: of the head that was last saved.
 absl::Status Train(const Options& options, const TextData& data, Trainer* trainer, LossHead* head,
-                   Display* display, Results* results) {
+                   std::string tag, Display* display, Results* results) {
   const int64_t steps = options.trainer.steps;
   const int64_t evaluate_every = steps / (options.evaluations + 1) + 1;
   for (int64_t step = results->steps + 1; step <= steps; ++step) {
@@ -198,7 +204,7 @@ absl::Status Train(const Options& options, const TextData& data, Trainer* traine
       }
     }
     if (!options.checkpoint_folder.empty() && step % options.checkpoint_every == 0) {
-      if (absl::Status saved = Save(options, data, *trainer, head, *results); !saved.ok()) return saved;
+      if (absl::Status saved = Save(options, data, *trainer, head, *results, &tag); !saved.ok()) return saved;
     }
   }
   return Evaluate(trainer, head, display, results);
@@ -223,16 +229,18 @@ absl::Status TrainToTheEnd(const Options& options, const TextData& data, ThreadP
   if (!head.ok()) return head.status();
   Trainer trainer(options.trainer, data, head->get(), pool);
   *results = Begin(options, data, trainer);
+  std::string tag = saved.has_value() ? saved->head_tag : "";
   if (saved.has_value()) {
     if (absl::Status resumed = Resume(*saved, &trainer, results); !resumed.ok()) return resumed;
     display->Say(absl::StrFormat("going on behind step %d", results->steps));
   } else {
     if (absl::Status started = trainer.Start(); !started.ok()) return started;
     if (!options.checkpoint_folder.empty()) {
-      if (absl::Status first = Save(options, data, trainer, head->get(), *results); !first.ok()) return first;
+      absl::Status first = Save(options, data, trainer, head->get(), *results, &tag);
+      if (!first.ok()) return first;
     }
   }
-  return Train(options, data, &trainer, head->get(), display, results);
+  return Train(options, data, &trainer, head->get(), std::move(tag), display, results);
 }
 
 // What a server that was killed, and has restored what it could, answers to a run that is ahead of it.

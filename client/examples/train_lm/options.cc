@@ -21,7 +21,7 @@ constexpr char kFooter[] =
   train_lm --text book.txt notes.txt.gz          train on your own text
   train_lm --local                               the same without a server, to compare
   train_lm --head demo --steps 300               keep the trained head on the server as "demo";
-                                                 lossctl head save demo --out demo.safetensors writes it to a file
+                                                 lossctl head save demo demo.safetensors writes it to a file
 
 Small texts need a smaller vocabulary (--vocabulary 2000 for 200 kB or so) and more epochs.
 The same text, seed and number of threads give the same run with --local.)";

@@ -4,8 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -43,8 +46,36 @@ bool Sync(const std::string& path, int flags) {
   return synced;
 }
 
+// JSON has no numbers that are not finite.
+json ToJson(const std::vector<double>& values) {
+  json numbers = json::array();
+  for (const double value : values) {
+    if (std::isfinite(value)) {
+      numbers.push_back(value);
+    } else {
+      numbers.push_back(std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+    }
+  }
+  return numbers;
+}
+
+std::vector<double> FromJson(const json& numbers) {
+  std::vector<double> values;
+  for (const json& number : numbers) {
+    values.push_back(number.is_string() ? std::strtod(number.get<std::string>().c_str(), nullptr)
+                                        : number.get<double>());
+  }
+  return values;
+}
+
 json Header(const SavedRun& run) {
   const TrainerState& trainer = run.trainer;
+  std::vector<int64_t> evaluation_steps;
+  std::vector<double> perplexities;
+  for (const auto& [step, perplexity] : run.evaluations) {
+    evaluation_steps.push_back(step);
+    perplexities.push_back(perplexity);
+  }
   return {{"format", 1},
           {"settings", run.settings},
           {"head_tag", run.head_tag},
@@ -56,8 +87,9 @@ json Header(const SavedRun& run) {
           {"parameters", trainer.trunk.parameters.size()},
           {"tokens", run.tokens},
           {"training_seconds", run.training_seconds},
-          {"losses", run.losses},
-          {"evaluations", run.evaluations}};
+          {"losses", ToJson(run.losses)},
+          {"evaluation_steps", evaluation_steps},
+          {"perplexities", ToJson(perplexities)}};
 }
 
 SavedRun FromHeader(const json& header) {
@@ -71,8 +103,12 @@ SavedRun FromHeader(const json& header) {
   run.trainer.trunk.adam.steps = header.at("adam_steps").get<int64_t>();
   run.tokens = header.at("tokens").get<int64_t>();
   run.training_seconds = header.at("training_seconds").get<double>();
-  run.losses = header.at("losses").get<std::vector<double>>();
-  run.evaluations = header.at("evaluations").get<std::vector<std::pair<int64_t, double>>>();
+  run.losses = FromJson(header.at("losses"));
+  const std::vector<double> perplexities = FromJson(header.at("perplexities"));
+  const auto steps = header.at("evaluation_steps").get<std::vector<int64_t>>();
+  for (size_t i = 0; i < std::min(steps.size(), perplexities.size()); ++i) {
+    run.evaluations.emplace_back(steps[i], perplexities[i]);
+  }
   return run;
 }
 

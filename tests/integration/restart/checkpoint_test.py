@@ -212,16 +212,39 @@ class Checkpoints(unittest.TestCase):
             self.assertIn("cannot listen", result.stderr)
         self.assertIn("drain.json", self.files())
 
-    def test_a_start_without_restore_begins_anew_and_says_so(self):
+    def test_a_start_without_restore_does_not_take_the_place_of_a_drain(self):
         session = self.drained(lambda server, _: server.signal(15))
+        result = run(f"--checkpoint_dir={self.folder}")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("--restore", result.stderr)
+        self.assertIn("drain.json", self.files())
+        os.remove(os.path.join(self.folder, "drain.json"))
         with self.server() as server, connect(server) as channel:
-            self.assertIn("--restore", server.log())
             self.assertEqual(len(head_pb2_grpc.HeadServiceStub(channel).ListHeads(head_pb2.ListHeadsRequest()).heads), 0)
-            self.assertNotIn("drain.json", self.files())
             # What was drained can still be had: it is the newest.
             restored = self.restore(channel, "")
             self.assertEqual(restored.checkpoint.window_tokens, 24)
             self.assertEqual(open_session(channel, "h", "k").session_id, session.session_id)
+
+    def test_a_server_without_heads_leaves_what_others_saved_to_the_next(self):
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            self.save(channel, "kept")
+            server.signal(9)
+            server.wait()
+        with self.server() as server:
+            server.signal(15)
+            self.assertEqual(server.wait(), 0)
+        self.assertNotIn("drain.json", self.files())
+        with self.server("--restore") as server, connect(server) as channel:
+            self.assertEqual(self.head(channel).weight_version > 0, True)
+
+    def test_a_port_file_that_cannot_be_written_leaves_the_drain_to_the_next(self):
+        self.drained(lambda server, _: server.signal(15))
+        result = run(f"--checkpoint_dir={self.folder}", "--restore", "--port_file=/nowhere/ports")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("--port_file", result.stderr)
+        self.assertIn("drain.json", self.files())
 
     def test_flushes_and_steps_are_refused_while_the_server_drains(self):
         with self.server() as server, connect(server) as channel:

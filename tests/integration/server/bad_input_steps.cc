@@ -107,7 +107,7 @@ std::vector<Case> StepCases() {
          return Step(environment, Request(std::nan(""), 2));
        },
        grpc::StatusCode::INVALID_ARGUMENT,
-       {"learning_rate is nan", "at least 0"},
+       {"learning_rate is nan", "[0, 1e18]"},
        RejectReason::kOption},
       {"step_with_an_argument_of_another_optimizer",
        [](Environment& environment) {

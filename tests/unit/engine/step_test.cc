@@ -247,7 +247,17 @@ TEST_F(StepTest, AFlushAndAStepExcludeEachOther) {
 
 TEST_F(StepTest, ArgumentsAreCheckedByName) {
   ExpectError(ApplyStep(1, {}, Rate(-1)).status(), absl::StatusCode::kInvalidArgument,
-              "learning_rate is -1; it must be finite and at least 0");
+              "learning_rate is -1; it must be in [0, 1e18]");
+  EXPECT_EQ(head->Info().generation, 1U);
+}
+
+TEST_F(StepTest, ArgumentsThatLeaveFp32AreRefused) {
+  ExpectError(ApplyStep(1, {}, Rate(1e39)).status(), absl::StatusCode::kInvalidArgument,
+              "learning_rate is 1e+39; it must be in [0, 1e18]");
+  StepRequest scaled = Rate(1);
+  scaled.gradient_scale = 1e39;
+  ExpectError(ApplyStep(1, {}, scaled).status(), absl::StatusCode::kInvalidArgument,
+              "gradient_scale is 1e+39; it must be finite in fp32");
   EXPECT_EQ(head->Info().generation, 1U);
 }
 
