@@ -27,6 +27,7 @@ Schedule::Schedule(const ScheduleOptions& options) : random_(options.seed), opti
   head.bias = true;
   if (random_.OneIn(2)) head.optimizer.kind = engine::OptimizerKind::kSgd;
   head.double_buffer = random_.OneIn(2);
+  slow_device_ = random_.OneIn(3);
   if (random_.OneIn(4)) head.deferred_bytes = 4096;
   server_options_.device = {.most_batches = 1 + random_.Below(3), .rows_per_batch = 1 + random_.Below(4)};
   server_options_.checkpoint_folder = options.folder;
@@ -103,22 +104,27 @@ void Schedule::Event() {
       if (streams) Receive(client, lane);
       return;
     case 5:
+      if (DeviceRests()) return;
       ++server_->gate().answers;
       return server_->engine().StepDevice();
     case 6:
+      if (DeviceRests()) return;
       ++server_->gate().ends;
       return server_->engine().StepDevice();
     case 7:
-      if (!orphans_.empty() && random_.OneIn(2)) return TickOrphan();
-      return server_->engine().StepDevice();
+      if (!orphans_.empty()) TickOrphan();
+      return;
     case 8:
       // Windows are long.
       if (phase_ == Phase::kIdle && !calm_ && !random_.OneIn(4)) return;
       return Tick();
     default:
-      return server_->engine().StepDevice();
+      if (!DeviceRests()) server_->engine().StepDevice();
   }
 }
+
+// A slow one has chunks waiting for it.
+bool Schedule::DeviceRests() { return slow_device_ && !calm_ && !random_.OneIn(6); }
 
 // One thing that goes wrong, or is seldom done.
 void Schedule::Disturb() {
@@ -130,7 +136,11 @@ void Schedule::Disturb() {
     case 0:
     case 1:
     case 2:
-      if (stream != nullptr) Cut(client, lane);
+      if (stream == nullptr) return;
+      Cut(client, lane);
+      if (random_.OneIn(2)) return;  // the server will notice some time
+      orphans_.back()->Detach();
+      orphans_.pop_back();
       return;
     case 3:
       if (stream == nullptr || !stream->CanDeliver()) return;

@@ -122,6 +122,7 @@ class Schedule {
   void Diverge(absl::string_view what);
   bool Diverged() const { return !outcome_.divergence.empty(); }
   void Event();
+  bool DeviceRests();
   void Disturb();
   void CalmDown();
   bool Finished() const;
@@ -184,6 +185,7 @@ class Schedule {
   Outcome outcome_;
   std::unique_ptr<SimServer> server_;
   bool calm_ = false;
+  bool slow_device_ = false;
 
   std::vector<ClientState> clients_;
   std::map<std::string, std::shared_ptr<SessionState>> sessions_;  // all that there ever were

@@ -10,7 +10,7 @@
 namespace lossd::simulation {
 namespace {
 
-constexpr uint64_t kMostOutstanding = 4;
+constexpr uint64_t kMostOutstanding = 6;
 
 std::vector<float> Floats(const void* bytes, int64_t size) {
   std::vector<float> values(static_cast<size_t>(size) / sizeof(float));

@@ -90,7 +90,7 @@ void Schedule::BeginEnding() {
   ending_.generation = info.generation;
   ending_.by_step = server_options_.head.optimizer.kind != engine::OptimizerKind::kNone && !random_.OneIn(3);
   ending_.scale = static_cast<float>(ending_.by_step ? 1 + random_.Below(2) : 1);
-  const bool by_server = !calm_ && random_.OneIn(3);
+  const bool by_server = !calm_ && random_.OneIn(2);
   ending_.marks = by_server ? info.window_marks : KnownMarks();
   if (!calm_ && random_.OneIn(8) && !ending_.marks.empty()) {  // a wrong one
     Count("wrong marks");
