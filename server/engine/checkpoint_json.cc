@@ -181,8 +181,9 @@ Lane LaneFromJson(const json& from) {
     const bool ascends = i == 0 || lane.rejected[i - 1] < lane.rejected[i];
     if (!ascends || lane.rejected[i] > lane.accepted) Refuse("rejected sequences are out of order");
   }
-  if (lane.base > lane.accepted || lane.next_base > lane.accepted)
+  if (lane.base > lane.accepted || lane.next_base > lane.accepted) {
     Refuse("a lane's marks contradict each other");
+  }
   return lane;
 }
 
@@ -195,8 +196,9 @@ SessionCheckpoint SessionFromJson(const json& from) {
   session.rank = from.at("rank").get<int32_t>();
   if (!from.at("open").get<bool>()) session.state = SessionState::kClosed;
   for (const auto& lane : from.at("lanes")) session.lanes.push_back(LaneFromJson(lane));
-  if (session.lanes.empty() || session.lanes.size() > kMostLanes)
+  if (session.lanes.empty() || session.lanes.size() > kMostLanes) {
     Refuse("a session has no lanes, or too many");
+  }
   if (from.contains("tiles")) checkpoint.tiles = TilesFromJson(from.at("tiles"));
   return checkpoint;
 }

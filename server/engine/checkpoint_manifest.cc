@@ -98,13 +98,15 @@ CheckpointFiles ExpectedFiles(const Manifest& manifest) {
 void CheckFiles(const Manifest& manifest) {
   const CheckpointFiles expected = ExpectedFiles(manifest);
   for (const auto& [name, file] : manifest.files) {
-    if (!expected.contains(name))
+    if (!expected.contains(name)) {
       throw std::invalid_argument(absl::StrCat("file ", name, " belongs to nothing"));
+    }
   }
   for (const auto& [name, file] : expected) {
     const auto there = manifest.files.find(name);
-    if (there == manifest.files.end())
+    if (there == manifest.files.end()) {
       throw std::invalid_argument(absl::StrCat("file ", name, " is missing"));
+    }
     if (there->second.bytes != file.bytes) {
       throw std::invalid_argument(
           absl::StrCat("file ", name, " has ", there->second.bytes, " bytes; ", file.bytes, " belong to it"));

@@ -29,8 +29,9 @@ json PairsToJson(const Ranges& pairs) {
 Ranges PairsFromJson(const json& from) {
   Ranges pairs;
   for (const auto& pair : from) {
-    if (!pairs.emplace(pair.at(0).get<int64_t>(), pair.at(1).get<int64_t>()).second)
+    if (!pairs.emplace(pair.at(0).get<int64_t>(), pair.at(1).get<int64_t>()).second) {
       Refuse("a place is given twice");
+    }
   }
   return pairs;
 }
@@ -105,8 +106,9 @@ void Check(const DeterministicTiles::Content& content) {
   }
   int64_t end = -1;
   for (const auto& [begin, range_end] : content.taken) {
-    if (begin <= end || range_end <= begin || range_end > kMostPlace)
+    if (begin <= end || range_end <= begin || range_end > kMostPlace) {
       Refuse("places of a session are out of order");
+    }
     end = range_end;
   }
   for (const auto& [number, tokens] : content.filled) {

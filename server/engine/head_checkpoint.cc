@@ -42,8 +42,9 @@ std::map<std::string, int32_t> Head::OpenSessions() const {
   std::map<std::string, int32_t> open;
   const std::lock_guard lock(mutex_);
   for (const auto& [id, session] : ledger_.sessions()) {
-    if (session.state == AccumulationLedger::SessionState::kOpen)
+    if (session.state == AccumulationLedger::SessionState::kOpen) {
       open.emplace(id, static_cast<int32_t>(session.lanes.size()));
+    }
   }
   return open;
 }

@@ -116,8 +116,9 @@ absl::Status HeadCheckpointer::DescribeLocked(Head::SaveAs as, HeadCheckpoint* c
   checkpoint->last_session_number = head_.ledger_.last_number();
   for (const auto& [id, session] : head_.ledger_.sessions()) {
     checkpoint->sessions.push_back({id, session, std::nullopt});
-    if (absl::Status status = DescribeSessionLocked(&checkpoint->sessions.back()); !status.ok())
+    if (absl::Status status = DescribeSessionLocked(&checkpoint->sessions.back()); !status.ok()) {
       return status;
+    }
   }
   if (!head_.frozen()) NameGradientsLocked(*checkpoint, gradients);
   return absl::OkStatus();
@@ -136,13 +137,15 @@ absl::Status HeadCheckpointer::DescribeSessionLocked(SessionCheckpoint* entry) c
     const auto runtime = head_.lanes_.find({entry->id, static_cast<int32_t>(i)});
     if (runtime == head_.lanes_.end()) continue;
     for (const auto& item : runtime->second.queued) {
-      if (item->kind == Head::ItemKind::kPlaced)
+      if (item->kind == Head::ItemKind::kPlaced) {
         claimed.emplace(*item->chunk.window_token, item->chunk.tokens);
+      }
     }
   }
   const auto deterministic = head_.deterministic_.find(entry->id);
-  if (deterministic != head_.deterministic_.end())
+  if (deterministic != head_.deterministic_.end()) {
     entry->tiles = deterministic->second->tiles.content(claimed);
+  }
   return absl::OkStatus();
 }
 
@@ -166,8 +169,9 @@ void HeadCheckpointer::NameGradientsLocked(const HeadCheckpoint& checkpoint, Gra
     }
   }
   if (window) gradients->emplace_back(kOwnGradient, head_.window_gradient_);
-  if (next && head_.second_gradient_ != nullptr)
+  if (next && head_.second_gradient_ != nullptr) {
     gradients->emplace_back(kNextGradient, head_.OtherGradientLocked());
+  }
 }
 
 // Files that have the same key have the same content.
@@ -238,8 +242,9 @@ absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const Che
   }
   if (!status.ok()) return status;
   FileKeys keys;
-  for (const StateTensor& tensor : checkpoint.tensors)
+  for (const StateTensor& tensor : checkpoint.tensors) {
     keys.emplace_back(TensorFile(tensor.name), KeyOf(tensor));
+  }
   return keys;
 }
 
@@ -270,8 +275,9 @@ absl::Status HeadCheckpointer::CheckRestorableLocked(const HeadCheckpoint& check
   if (head_.window_.state == WindowState::kFreezing || head_.window_work_ > 0) {
     return refuse("a call that ends its window is under way; try again");
   }
-  if (checkpoint.weight_version == 0 && head_.weight_version_ > 0)
+  if (checkpoint.weight_version == 0 && head_.weight_version_ > 0) {
     return refuse("it is of a time without weights");
+  }
   const std::vector<StateTensor> tensors = head_.backend_->StateTensors();
   if (checkpoint.weight_version > 0 && !std::equal(tensors.begin(), tensors.end(), checkpoint.tensors.begin(),
                                                    checkpoint.tensors.end(), same)) {

@@ -276,8 +276,9 @@ absl::Status Run(Options options) {
     if (trained.ok()) break;
     fruitless = results.steps > furthest ? 0 : fruitless + 1;
     furthest = std::max(furthest, results.steps);
-    if (options.checkpoint_folder.empty() || !MayGoBack(trained) || fruitless == kMostFruitless)
+    if (options.checkpoint_folder.empty() || !MayGoBack(trained) || fruitless == kMostFruitless) {
       return trained;
+    }
     display.Say(absl::StrCat("back to where the run was saved: ", trained.message()));
   }
   results.seconds = SecondsSince(start);
