@@ -118,6 +118,14 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 
 absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
+  if (absl::Status removed = RemoveHead(name, discard, std::move(released)); !removed.ok()) return removed;
+  // Its checkpoints stay, but no start brings it back.
+  if (options_.checkpoints != nullptr) options_.checkpoints->MarkDeleted(name).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::Status Engine::RemoveHead(const std::string& name, DiscardGradient discard,
+                                std::function<void()> released) {
   std::shared_ptr<Head> head;
   {
     const std::lock_guard lock(mutex_);
@@ -138,8 +146,6 @@ absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard
     }
   }
   head->Shutdown(std::move(released));
-  // Its checkpoints stay, but no start brings it back.
-  if (options_.checkpoints != nullptr) options_.checkpoints->MarkDeleted(name).IgnoreError();
   return absl::OkStatus();
 }
 

@@ -164,6 +164,8 @@ class Engine {
  private:
   Engine(EngineOptions options, std::unique_ptr<Device> device);
 
+  // The head, and nothing of what the disk has of it.
+  absl::Status RemoveHead(const std::string& name, DiscardGradient discard, std::function<void()> released);
   absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since);
   // What the session needs if it is a new one: a gradient, and memory for tiles. Nothing for frozen heads.
   absl::StatusOr<SessionMemory> MemoryOf(Head& head, const std::string& client_key, int32_t rank);

@@ -84,7 +84,10 @@ absl::StatusOr<CheckpointInfo> Engine::Restore(CheckpointReader found, Head::Res
   }
   if (!head.ok()) return head.status();
   const absl::Status restored = RestoreTo(**head, reader, as);
-  if (!restored.ok() && !was_there) DeleteHead(config.name, DiscardGradient::kYes).IgnoreError();
+  if (!restored.ok() && !was_there) {
+    // Not DeleteHead: nobody wants it gone, and the next start is to try again.
+    RemoveHead(config.name, DiscardGradient::kYes, [] {}).IgnoreError();
+  }
   if (!restored.ok()) return restored;
   // Not sooner: until now there was no way back.
   if (absl::Status live = options_.checkpoints->MarkLive(config.name); !live.ok()) return live;

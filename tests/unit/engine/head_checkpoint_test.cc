@@ -228,6 +228,9 @@ TEST_F(HeadCheckpointTest, TilesOfAnotherSizeAreRefused) {
   StartEngine(Start::kKilled, 8);
   ExpectError(restored_.status(), absl::StatusCode::kFailedPrecondition, "--max_chunk_tokens");
   EXPECT_TRUE(engine_->Heads().empty()) << "nothing half restored stays";
+  StartEngine(Start::kKilled);
+  ASSERT_TRUE(restored_.ok()) << restored_.status();
+  EXPECT_EQ(restored_->size(), 1U) << "a restore that failed deletes no head";
 }
 
 }  // namespace
