@@ -347,6 +347,8 @@ absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader,
                                                RestoredSessions* sessions) {
   for (const SessionCheckpoint& entry : reader.checkpoint().sessions) {
     if (!entry.tiles.has_value()) continue;
+    // BeginRestore has counted them.
+    if (memory.empty()) return absl::InternalError("there is no memory for a deterministic session");
     SessionMemory own = std::move(memory.back());
     memory.pop_back();
     Gradient* const gradient = own.gradient.get();
