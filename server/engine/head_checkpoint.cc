@@ -1,4 +1,5 @@
 // Checkpoints of a head, as other threads ask for them.
+#include <optional>
 #include <utility>
 
 #include "server/engine/checkpoint_reader.h"
@@ -25,9 +26,12 @@ void Head::PostSettled(std::function<void()> task) {
 void Head::Save(SaveAs as, CheckpointWriter* writer,
                 std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
   // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
-  PostSettled([self = shared_from_this(), as, writer, done = std::move(done)] {
-    done(HeadCheckpointer(self.get()).Save(as, writer));
-  });
+  environment_.scheduler->Post(
+      this, [self = shared_from_this(), as, writer, done = std::move(done)]() mutable {
+        std::optional<absl::StatusOr<HeadCheckpoint>> saved = HeadCheckpointer(self.get()).Save(as, writer);
+        if (saved.has_value()) return done(*std::move(saved));
+        self->Save(as, writer, std::move(done));  // behind the work that came while this waited
+      });
 }
 
 void Head::Restore(RestoreAs as, std::shared_ptr<const CheckpointReader> reader,

@@ -64,11 +64,15 @@ absl::Status AppendTiles(const DeterministicTiles::Content& tiles, const Checkpo
 // --- Saving
 // ------------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<HeadCheckpoint> HeadCheckpointer::Save(Head::SaveAs as, CheckpointWriter* writer) {
+std::optional<absl::StatusOr<HeadCheckpoint>> HeadCheckpointer::Save(Head::SaveAs as,
+                                                                     CheckpointWriter* writer) {
   HeadCheckpoint checkpoint;
   GradientFiles gradients;
   {
     const std::lock_guard lock(head_.mutex_);
+    // With the same lock as what follows: an abort between the two would have the window say more than its
+    // gradient holds.
+    if (head_.window_work_ > 0) return std::nullopt;
     if (absl::Status status = DescribeLocked(as, &checkpoint, &gradients); !status.ok()) return status;
   }
   if (checkpoint.weight_version > 0) checkpoint.tensors = head_.backend_->StateTensors();

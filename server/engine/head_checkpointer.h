@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +21,9 @@ class HeadCheckpointer {
  public:
   explicit HeadCheckpointer(Head* head) : head_(*head) {}
 
-  // As Head::Save and Head::Restore.
-  absl::StatusOr<HeadCheckpoint> Save(Head::SaveAs as, CheckpointWriter* writer);
+  // As Head::Save and Head::Restore. Nothing is saved, and none returned, while the gradients are not yet
+  // what the window says: to be called again behind the work that was posted for it.
+  std::optional<absl::StatusOr<HeadCheckpoint>> Save(Head::SaveAs as, CheckpointWriter* writer);
   absl::StatusOr<FileKeys> Restore(Head::RestoreAs as, const CheckpointReader& reader,
                                    std::vector<SessionMemory> memory);
 
