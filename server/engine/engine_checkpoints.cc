@@ -106,8 +106,15 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
     if (!taken.ok()) return taken.status();
     memory.push_back(*std::move(taken));
   }
+  const HeadCheckpoint& checkpoint = reader->checkpoint();
+  absl::StatusOr<RestoreNumbers> numbers = RestoreNumbers{checkpoint.restores, checkpoint.weight_version};
+  if (as == Head::RestoreAs::kTagged) {
+    numbers = options_.checkpoints->NextRestore(head.config().name, *numbers,
+                                                {head.restores(), head.weight_version()});
+  }
+  if (!numbers.ok()) return numbers.status();
   std::promise<absl::StatusOr<FileKeys>> done;
-  head.Restore(as, reader, std::move(memory),
+  head.Restore(as, *numbers, reader, std::move(memory),
                [&done](absl::StatusOr<FileKeys> keys) { done.set_value(std::move(keys)); });
   const absl::StatusOr<FileKeys> keys = done.get_future().get();
   if (!keys.ok()) return keys.status();

@@ -225,9 +225,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // kDrained: nothing happened since it was saved, so sessions go on. kTagged: what happened since is undone;
   // streams end, and weights get a version that none had before.
   enum class RestoreAs { kTagged, kDrained };
-  // The head becomes what it was, if an error does not say that nothing has changed. `reader`: verified, of
-  // this configuration. `memory`: of deterministic sessions beyond those there are.
-  void Restore(RestoreAs as, std::shared_ptr<const CheckpointReader> reader,
+  // The head becomes what it was, if an error does not say that nothing has changed. `numbers`: of a tagged
+  // one, CheckpointStore::NextRestore. `reader`: verified, of this configuration. `memory`: of deterministic
+  // sessions beyond those there are.
+  void Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const CheckpointReader> reader,
                std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done);
   // Goes up whenever more than a drain lies between the head and what it was.
   uint64_t restores() const;

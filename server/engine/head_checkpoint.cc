@@ -34,12 +34,14 @@ void Head::Save(SaveAs as, CheckpointWriter* writer,
       });
 }
 
-void Head::Restore(RestoreAs as, std::shared_ptr<const CheckpointReader> reader,
-                   std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {
+void Head::Restore(RestoreAs as, const RestoreNumbers& numbers,
+                   std::shared_ptr<const CheckpointReader> reader, std::vector<SessionMemory> memory,
+                   std::function<void(absl::StatusOr<FileKeys>)> done) {
   auto shared = std::make_shared<std::vector<SessionMemory>>(std::move(memory));
-  PostSettled([self = shared_from_this(), as, reader = std::move(reader), shared, done = std::move(done)] {
-    done(HeadCheckpointer(self.get()).Restore(as, *reader, std::move(*shared)));
-  });
+  PostSettled(
+      [self = shared_from_this(), as, numbers, reader = std::move(reader), shared, done = std::move(done)] {
+        done(HeadCheckpointer(self.get()).Restore(as, numbers, *reader, std::move(*shared)));
+      });
 }
 
 std::map<std::string, int32_t> Head::OpenSessions() const {

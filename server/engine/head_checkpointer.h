@@ -24,8 +24,8 @@ class HeadCheckpointer {
   // As Head::Save and Head::Restore. Nothing is saved, and none returned, while the gradients are not yet
   // what the window says: to be called again behind the work that was posted for it.
   std::optional<absl::StatusOr<HeadCheckpoint>> Save(Head::SaveAs as, CheckpointWriter* writer);
-  absl::StatusOr<FileKeys> Restore(Head::RestoreAs as, const CheckpointReader& reader,
-                                   std::vector<SessionMemory> memory);
+  absl::StatusOr<FileKeys> Restore(Head::RestoreAs as, const RestoreNumbers& numbers,
+                                   const CheckpointReader& reader, std::vector<SessionMemory> memory);
 
  private:
   using GradientFiles = std::vector<std::pair<std::string, const Gradient*>>;
@@ -50,8 +50,8 @@ class HeadCheckpointer {
   static bool Reopens(Head::RestoreAs as, const HeadCheckpoint& checkpoint);
   absl::Status RestoreSessions(const CheckpointReader& reader, std::vector<SessionMemory> memory,
                                RestoredSessions* sessions);
-  void TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkpoint, RestoredSessions sessions);
-  uint64_t RestoredVersionLocked(Head::RestoreAs as, uint64_t saved) const;
+  void TakeOver(Head::RestoreAs as, const RestoreNumbers& numbers, const HeadCheckpoint& checkpoint,
+                RestoredSessions sessions);
   void EndInPieces(const absl::Status& status);
 
   Head& head_;
