@@ -37,7 +37,9 @@ inline constexpr char kDrainTag[] = ".drain";  // which no caller can name
 // What a drained server leaves to the next one.
 struct DrainRecord {
   std::string incarnation;
-  std::map<std::string, int64_t> heads;  // by name: when their drain checkpoints were saved
+  // By name: when their drain checkpoints were saved; 0 of one that could not be, which goes back to its
+  // newest.
+  std::map<std::string, int64_t> heads;
 };
 
 class CheckpointStore {

@@ -87,6 +87,11 @@ struct SavedCheckpoint {
   int64_t bytes_written = 0;
 };
 
+struct DrainedHeads {
+  std::vector<SavedCheckpoint> saved;
+  std::map<std::string, absl::Status> failed;  // by head: why it could not be saved
+};
+
 class Engine {
  public:
   // RESOURCE_EXHAUSTED if the device's own memory does not fit the limit.
@@ -144,8 +149,9 @@ class Engine {
   absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag);
   absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head);
   // Of every head, when nothing comes any more: another engine with this incarnation and what this leaves
-  // behind in the folder goes on as if nothing had happened.
-  absl::StatusOr<std::vector<SavedCheckpoint>> SaveForDrain();
+  // behind in the folder goes on as if nothing had happened. Heads that cannot be saved keep no other from
+  // it.
+  absl::StatusOr<DrainedHeads> SaveForDrain();
   // Before anything comes: the heads of that drain, or without one those that the folder has, as of their
   // newest checkpoints.
   absl::StatusOr<std::vector<CheckpointInfo>> RestoreAtStart(const std::optional<DrainRecord>& drain);

@@ -152,21 +152,25 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::ListCheckpoints(const std::s
   return options_.checkpoints->List(head);
 }
 
-absl::StatusOr<std::vector<SavedCheckpoint>> Engine::SaveForDrain() {
+absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
   if (options_.checkpoints == nullptr) return NoFolder();
   const std::lock_guard saving(checkpoint_mutex_);
-  std::vector<SavedCheckpoint> all;
+  DrainedHeads all;
   DrainRecord record{incarnation_, {}};
   for (const std::shared_ptr<Head>& head : Heads()) {
     // There is nothing in it, and what an earlier server saved of it must stay.
     if (head->weight_version() == 0) continue;
     absl::StatusOr<SavedCheckpoint> saved = Save(*head, kDrainTag, Head::SaveAs::kDrained);
-    if (!saved.ok()) return saved.status();
+    if (!saved.ok()) {
+      record.heads.emplace(head->config().name, 0);
+      all.failed.emplace(head->config().name, saved.status());
+      continue;
+    }
     record.heads.emplace(saved->info.head, saved->info.saved_at);
-    all.push_back(*std::move(saved));
+    all.saved.push_back(*std::move(saved));
   }
   // A record of no heads would have the next server restore none.
-  if (all.empty()) return all;
+  if (all.saved.empty()) return all;
   if (absl::Status written = options_.checkpoints->WriteDrain(record); !written.ok()) return written;
   return all;
 }
@@ -184,11 +188,12 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::op
   }
   std::vector<CheckpointInfo> all;
   for (const std::string& name : names) {
-    absl::StatusOr<CheckpointReader> reader =
-        options_.checkpoints->Find(name, drain.has_value() ? kDrainTag : "");
-    if (!drain.has_value() && absl::IsNotFound(reader.status())) continue;  // a head that never had any
+    const int64_t saved_at = drain.has_value() ? drain->heads.at(name) : 0;
+    const bool drained = saved_at != 0;
+    absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(name, drained ? kDrainTag : "");
+    if (!drained && absl::IsNotFound(reader.status())) continue;  // a head that never had any
     if (!reader.ok()) return reader.status();
-    if (drain.has_value() && reader->info().saved_at != drain->heads.at(name)) {
+    if (drained && reader->info().saved_at != saved_at) {
       return MakeError(
           absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
           absl::StrCat("the drain checkpoint of head ", name,
@@ -196,7 +201,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::op
                        "newest checkpoints"));
     }
     absl::StatusOr<CheckpointInfo> restored =
-        Restore(*std::move(reader), drain.has_value() ? Head::RestoreAs::kDrained : Head::RestoreAs::kTagged);
+        Restore(*std::move(reader), drained ? Head::RestoreAs::kDrained : Head::RestoreAs::kTagged);
     if (!restored.ok()) return restored.status();
     all.push_back(*std::move(restored));
   }
