@@ -150,7 +150,6 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointStore::Begin(const s
   if (absl::Status names = CheckNames(head, tag); !names.ok()) return names;
   std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(&files_, &known_, head, tag));
   if (absl::Status begun = writer->Begin(); !begun.ok()) return begun;
-  if (absl::Status live = MarkLive(head); !live.ok()) return live;
   return writer;
 }
 
@@ -172,6 +171,8 @@ absl::StatusOr<CheckpointInfo> CheckpointStore::Commit(CheckpointWriter& writer,
   const absl::StatusOr<std::string> text = ToText(manifest);
   if (!text.ok()) return text.status();
   if (absl::Status finished = writer.Finish(*text, &known_); !finished.ok()) return finished;
+  // Not sooner: a save that fails brings back none that was deleted.
+  if (absl::Status live = MarkLive(writer.head()); !live.ok()) return live;
   return InfoOf(manifest, writer.tag());
 }
 

@@ -61,7 +61,7 @@ class CheckpointStore {
   absl::StatusOr<std::vector<std::string>> Heads() const;
   // The same without those that were deleted since.
   absl::StatusOr<std::vector<std::string>> LiveHeads() const;
-  // May be called beside everything else. Saving makes a head live.
+  // A checkpoint that is committed makes its head live.
   absl::Status MarkDeleted(const std::string& head) const;
   absl::Status MarkLive(const std::string& head) const;
   // Of the next restore of a checkpoint with `saved` to a head with `now`: numbers that none before had, of

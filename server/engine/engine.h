@@ -119,7 +119,8 @@ class Engine {
   // The same configuration again answers the existing head; another one is ALREADY_EXISTS.
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);
   using DiscardGradient = Head::DiscardGradient;
-  // If ok, `released` is called once the head's memory is free again.
+  // If ok, `released` is called once the head's memory is free again. Where there are checkpoints it waits
+  // for the disk, and for those that are being saved or restored.
   absl::Status DeleteHead(
       const std::string& name, DiscardGradient discard, std::function<void()> released = [] {});
   absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) const;

@@ -31,9 +31,9 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
                                                        const CheckpointPast& expected) {
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
+  const std::lock_guard saving(checkpoint_mutex_);  // no restore meanwhile, and the head is not deleted
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
   if (!found.ok()) return found.status();
-  const std::lock_guard saving(checkpoint_mutex_);  // no restore meanwhile
   const bool same_server = expected.incarnation.empty() || expected.incarnation == incarnation_;
   if (!same_server || expected.restores.value_or((*found)->restores()) != (*found)->restores()) {
     absl::Status status = MakeError(
@@ -66,7 +66,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status named = CheckTag(tag); !tag.empty() && !named.ok()) return named;
-  const std::lock_guard restoring(checkpoint_mutex_);
+  const std::lock_guard restoring(checkpoint_mutex_);  // the head is not deleted meanwhile
   absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(head, tag);
   if (!reader.ok()) return reader.status();
   return Restore(*std::move(reader), Head::RestoreAs::kTagged);

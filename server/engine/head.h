@@ -163,6 +163,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // window holds gradients that are not to be discarded.
   enum class DiscardGradient { kYes, kNo };
   absl::Status MarkDeleted(const absl::Status& status, DiscardGradient discard);
+  // Whether that would be refused now.
+  absl::Status CheckDiscard(DiscardGradient discard) const;
   // After MarkDeleted: ends every stream and gives the memory back, whoever still holds the head (a client
   // that never reads may do so for long), but not before batches of others that it teaches are done.
   // `released` is called then, on the device thread.
@@ -304,6 +306,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                                    absl::string_view message, const std::string& session_id) const;
   bool IsIdleLocked(const std::string& session_id, const AccumulationLedger::Session& session,
                     absl::Time before) const;
+  absl::Status CheckDiscardLocked(DiscardGradient discard) const;
   void WithdrawLocked(const LaneKey& key);
   // Deterministic sessions: head_deterministic.cc.
   absl::Status CheckRankLocked(const std::string& client_key, int32_t rank) const;

@@ -403,6 +403,8 @@ TEST_F(CheckpointStoreTest, ADeletedHeadKeepsItsCheckpointsButIsNotLive) {
   ASSERT_TRUE(store_->MarkDeleted("unknown").ok());
   EXPECT_THAT(*store_->LiveHeads(), IsEmpty());
   EXPECT_TRUE(Find("a").ok());
+  ASSERT_TRUE(store_->Begin("h", "b").ok());
+  EXPECT_THAT(*store_->LiveHeads(), IsEmpty()) << "nothing was committed";
   ASSERT_TRUE(Save("b", 1, 'x').ok());
   EXPECT_EQ(store_->LiveHeads()->size(), 1U);
 }

@@ -198,6 +198,22 @@ TEST_F(HeadCheckpointTest, ADeletedHeadStaysDeletedWhenTheServerStartsAgain) {
   EXPECT_EQ(restored_->size(), 1U) << "it was live again";
 }
 
+TEST_F(HeadCheckpointTest, AHeadThatIsNotDeletedAfterAllStaysLive) {
+  Send(OpenPlain("c"), 1, 0, 1);
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
+  ExpectError(engine_->DeleteHead("h", Head::DiscardGradient::kNo), absl::StatusCode::kFailedPrecondition,
+              "discard_gradient");
+  // Nothing can be written there, so that the start after a deletion would bring the head back.
+  std::filesystem::rename(folder_ / "heads/h", folder_ / "aside");
+  CheckpointFolder::Write(folder_ / "heads/h", "no folder");
+  ExpectError(engine_->DeleteHead("h", Head::DiscardGradient::kYes), absl::StatusCode::kInternal, "heads/h");
+  EXPECT_TRUE(engine_->FindHead("h").ok());
+  std::filesystem::remove(folder_ / "heads/h");
+  std::filesystem::rename(folder_ / "aside", folder_ / "heads/h");
+  StartEngine(Start::kKilled);
+  EXPECT_EQ(restored_->size(), 1U);
+}
+
 TEST_F(HeadCheckpointTest, AFrozenWindowIsNotSavedUnderATagAndARestoreReopensIt) {
   Send(OpenPlain("c"), 1, 0, 1);
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
