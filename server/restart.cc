@@ -69,24 +69,28 @@ void Restart::GiveBack() {
 
 bool SaveForRestart(engine::Engine& engine) {
   const absl::Time begun = absl::Now();
-  const absl::StatusOr<std::vector<engine::SavedCheckpoint>> saved = engine.SaveForDrain();
-  if (!saved.ok()) {
+  const absl::StatusOr<engine::DrainedHeads> heads = engine.SaveForDrain();
+  if (!heads.ok()) {
     Log(LogLevel::kError, "the heads could not be saved: --restore will find older checkpoints",
-        {{"reason", std::string(saved.status().message())}});
+        {{"reason", std::string(heads.status().message())}});
     return false;
+  }
+  for (const auto& [head, status] : heads->failed) {
+    Log(LogLevel::kError, "a head could not be saved: what came after its newest checkpoint is lost",
+        {{"head", head}, {"reason", std::string(status.message())}});
   }
   int64_t bytes = 0;
   int64_t written = 0;
-  for (const engine::SavedCheckpoint& head : *saved) {
+  for (const engine::SavedCheckpoint& head : heads->saved) {
     bytes += head.info.bytes;
     written += head.bytes_written;
   }
   Log(LogLevel::kInfo, "saved the heads for the next server",
-      {{"heads", static_cast<int64_t>(saved->size())},
+      {{"heads", static_cast<int64_t>(heads->saved.size())},
        {"bytes", bytes},
        {"bytes_written", written},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - begun)}});
-  return true;
+  return heads->failed.empty();
 }
 
 }  // namespace lossd

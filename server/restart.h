@@ -36,7 +36,7 @@ class Restart {
   std::optional<engine::DrainRecord> drain_;
 };
 
-// After the drain: every head, for the next server. False, and it is logged, if that failed.
+// After the drain: every head, for the next server. False, and it is logged, if that failed for any of them.
 bool SaveForRestart(engine::Engine& engine);
 
 }  // namespace lossd

@@ -56,6 +56,12 @@ struct HeadCheckpoint {
   std::vector<std::string> gradients;
 };
 
+// What a head has after a restore.
+struct RestoreNumbers {
+  uint64_t restores = 0;
+  uint64_t weight_version = 0;
+};
+
 // Names of files.
 inline constexpr char kOwnGradient[] = "gradient";        // of the window
 inline constexpr char kNextGradient[] = "next_gradient";  // of the window after a frozen one

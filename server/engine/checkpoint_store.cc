@@ -19,9 +19,13 @@ constexpr char kManifestFile[] = "manifest.json";
 constexpr char kDrainFile[] = "drain.json";
 constexpr char kConsumedFile[] = "drain.consumed.json";
 constexpr char kDeletedFile[] = ".deleted";
+constexpr char kRestoresFile[] = ".restores";
 constexpr char kTemporaryBegin[] = ".tmp-";
 constexpr char kOldBegin[] = ".old-";
 constexpr int64_t kMostManifest = int64_t{256} << 20;
+// More versions than a server that was killed can have published after its last checkpoint: no number that it
+// gave to weights which are lost is given to others.
+constexpr uint64_t kVersionsOfTheLost = uint64_t{1} << 20;
 
 std::string FolderOf(const std::string& head) { return absl::StrCat(kHeads, "/", head); }
 std::string FolderOf(const std::string& head, const std::string& tag) {
@@ -146,7 +150,6 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointStore::Begin(const s
   if (absl::Status names = CheckNames(head, tag); !names.ok()) return names;
   std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(&files_, &known_, head, tag));
   if (absl::Status begun = writer->Begin(); !begun.ok()) return begun;
-  if (absl::Status live = MarkLive(head); !live.ok()) return live;
   return writer;
 }
 
@@ -168,6 +171,8 @@ absl::StatusOr<CheckpointInfo> CheckpointStore::Commit(CheckpointWriter& writer,
   const absl::StatusOr<std::string> text = ToText(manifest);
   if (!text.ok()) return text.status();
   if (absl::Status finished = writer.Finish(*text, &known_); !finished.ok()) return finished;
+  // Not sooner: a save that fails brings back none that was deleted.
+  if (absl::Status live = MarkLive(writer.head()); !live.ok()) return live;
   return InfoOf(manifest, writer.tag());
 }
 
@@ -217,6 +222,48 @@ void CheckpointStore::Remember(const CheckpointReader& reader, const std::string
   if (!identity.ok()) return;
   known_.insert_or_assign(std::pair(reader.checkpoint().config.name, file),
                           KnownFile{key, path, *identity, reader.manifest_.files.at(file)});
+}
+
+// --- Restores
+// ----------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<RestoreNumbers> CheckpointStore::NextRestore(const std::string& head,
+                                                            const RestoreNumbers& saved,
+                                                            const RestoreNumbers& now) const {
+  const absl::StatusOr<RestoreNumbers> last = LastRestore(head);
+  if (!last.ok()) return last.status();
+  RestoreNumbers next{std::max({last->restores, saved.restores, now.restores}) + 1, last->weight_version};
+  if (saved.weight_version > 0) {
+    const uint64_t known = std::max(last->weight_version, saved.weight_version);
+    // A head that is there knows what came after these.
+    next.weight_version = now.weight_version >= known ? now.weight_version + 1 : known + kVersionsOfTheLost;
+  }
+  const absl::StatusOr<std::string> text =
+      Sealed({{"format", 1}, {"restores", next.restores}, {"weight_version", next.weight_version}});
+  if (!text.ok()) return text.status();
+  if (absl::Status made = files_.WriteFile(FolderOf(head, kRestoresFile), *text); !made.ok()) return made;
+  return next;
+}
+
+// Zeros if there was none.
+absl::StatusOr<RestoreNumbers> CheckpointStore::LastRestore(const std::string& head) const {
+  const std::string path = FolderOf(head, kRestoresFile);
+  const absl::StatusOr<std::string> text = files_.ReadFile(path, kMostManifest);
+  if (absl::IsNotFound(text.status())) return RestoreNumbers{};
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<json> content = Unsealed(*text, path);
+  if (!content.ok()) return content.status();
+  try {
+    if (content->at("format") == 1) {
+      return RestoreNumbers{content->at("restores").get<uint64_t>(),
+                            content->at("weight_version").get<uint64_t>()};
+    }
+  } catch (const json::exception&) {  // said below
+  }
+  return MakeError(absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
+                   absl::StrCat("'", path,
+                                "' of --checkpoint_dir says nothing that this lossd understands: without it "
+                                "a version of weights may come twice"));
 }
 
 // --- Drains

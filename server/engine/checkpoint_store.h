@@ -3,6 +3,8 @@
 //   heads/HEAD/TAG/manifest.json   what the head was, and every file's size and checksum
 //   heads/HEAD/TAG/tensor.weight   and so on: tensors, raw, row by row, little-endian
 //   heads/HEAD/.drain/             the last drain's, beside those with tags
+//   heads/HEAD/.restores           the numbers that the last restore gave, which none gives again
+//   heads/HEAD/.deleted            no start brings the head back
 //   drain.json                     there only between a drain and the start that goes on from it
 //
 // A checkpoint is written to a folder beside, synced and then renamed; what a crash leaves behind is removed
@@ -35,7 +37,9 @@ inline constexpr char kDrainTag[] = ".drain";  // which no caller can name
 // What a drained server leaves to the next one.
 struct DrainRecord {
   std::string incarnation;
-  std::map<std::string, int64_t> heads;  // by name: when their drain checkpoints were saved
+  // By name: when their drain checkpoints were saved; 0 of one that could not be, which goes back to its
+  // newest.
+  std::map<std::string, int64_t> heads;
 };
 
 class CheckpointStore {
@@ -57,9 +61,13 @@ class CheckpointStore {
   absl::StatusOr<std::vector<std::string>> Heads() const;
   // The same without those that were deleted since.
   absl::StatusOr<std::vector<std::string>> LiveHeads() const;
-  // May be called beside everything else. Saving makes a head live.
+  // A checkpoint that is committed makes its head live.
   absl::Status MarkDeleted(const std::string& head) const;
   absl::Status MarkLive(const std::string& head) const;
+  // Of the next restore of a checkpoint with `saved` to a head with `now`: numbers that none before had, of
+  // whichever server, deleted heads of this name included. On the disk when it returns.
+  absl::StatusOr<RestoreNumbers> NextRestore(const std::string& head, const RestoreNumbers& saved,
+                                             const RestoreNumbers& now) const;
   // A file that was read from a checkpoint is known by this key from now on, as if it had been written.
   void Remember(const CheckpointReader& reader, const std::string& file, const std::string& key);
 
@@ -77,6 +85,7 @@ class CheckpointStore {
   absl::Status TidyUpHead(const std::string& head);
   // Tags of a head, the drain's included.
   absl::StatusOr<std::vector<std::string>> Tags(const std::string& head) const;
+  absl::StatusOr<RestoreNumbers> LastRestore(const std::string& head) const;
   absl::StatusOr<Manifest> ReadManifest(const std::string& head, const std::string& tag) const;
 
   const DurableFiles files_;

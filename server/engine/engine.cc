@@ -118,6 +118,21 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 
 absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
+  if (options_.checkpoints == nullptr) return RemoveHead(name, discard, std::move(released));
+  const std::lock_guard deleting(checkpoint_mutex_);  // no save would make it live again, no restore fill it
+  const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
+  if (!head.ok()) return head.status();
+  if (absl::Status may = (*head)->CheckDiscard(discard); !may.ok()) return may;
+  // Its checkpoints stay, but no start brings it back. First: if this fails, nothing has changed.
+  if (absl::Status marked = options_.checkpoints->MarkDeleted(name); !marked.ok()) return marked;
+  absl::Status removed = RemoveHead(name, discard, std::move(released));
+  // A chunk came meanwhile.
+  if (!removed.ok()) options_.checkpoints->MarkLive(name).IgnoreError();
+  return removed;
+}
+
+absl::Status Engine::RemoveHead(const std::string& name, DiscardGradient discard,
+                                std::function<void()> released) {
   std::shared_ptr<Head> head;
   {
     const std::lock_guard lock(mutex_);
@@ -138,8 +153,6 @@ absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard
     }
   }
   head->Shutdown(std::move(released));
-  // Its checkpoints stay, but no start brings it back.
-  if (options_.checkpoints != nullptr) options_.checkpoints->MarkDeleted(name).IgnoreError();
   return absl::OkStatus();
 }
 

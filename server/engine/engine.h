@@ -87,6 +87,11 @@ struct SavedCheckpoint {
   int64_t bytes_written = 0;
 };
 
+struct DrainedHeads {
+  std::vector<SavedCheckpoint> saved;
+  std::map<std::string, absl::Status> failed;  // by head: why it could not be saved
+};
+
 class Engine {
  public:
   // RESOURCE_EXHAUSTED if the device's own memory does not fit the limit.
@@ -114,7 +119,8 @@ class Engine {
   // The same configuration again answers the existing head; another one is ALREADY_EXISTS.
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);
   using DiscardGradient = Head::DiscardGradient;
-  // If ok, `released` is called once the head's memory is free again.
+  // If ok, `released` is called once the head's memory is free again. Where there are checkpoints it waits
+  // for the disk, and for those that are being saved or restored.
   absl::Status DeleteHead(
       const std::string& name, DiscardGradient discard, std::function<void()> released = [] {});
   absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) const;
@@ -144,8 +150,9 @@ class Engine {
   absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag);
   absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head);
   // Of every head, when nothing comes any more: another engine with this incarnation and what this leaves
-  // behind in the folder goes on as if nothing had happened.
-  absl::StatusOr<std::vector<SavedCheckpoint>> SaveForDrain();
+  // behind in the folder goes on as if nothing had happened. Heads that cannot be saved keep no other from
+  // it.
+  absl::StatusOr<DrainedHeads> SaveForDrain();
   // Before anything comes: the heads of that drain, or without one those that the folder has, as of their
   // newest checkpoints.
   absl::StatusOr<std::vector<CheckpointInfo>> RestoreAtStart(const std::optional<DrainRecord>& drain);
@@ -164,6 +171,8 @@ class Engine {
  private:
   Engine(EngineOptions options, std::unique_ptr<Device> device);
 
+  // The head, and nothing of what the disk has of it.
+  absl::Status RemoveHead(const std::string& name, DiscardGradient discard, std::function<void()> released);
   absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since);
   // What the session needs if it is a new one: a gradient, and memory for tiles. Nothing for frozen heads.
   absl::StatusOr<SessionMemory> MemoryOf(Head& head, const std::string& client_key, int32_t rank);

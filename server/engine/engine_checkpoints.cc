@@ -31,9 +31,9 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
                                                        const CheckpointPast& expected) {
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
+  const std::lock_guard saving(checkpoint_mutex_);  // no restore meanwhile, and the head is not deleted
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
   if (!found.ok()) return found.status();
-  const std::lock_guard saving(checkpoint_mutex_);  // no restore meanwhile
   const bool same_server = expected.incarnation.empty() || expected.incarnation == incarnation_;
   if (!same_server || expected.restores.value_or((*found)->restores()) != (*found)->restores()) {
     absl::Status status = MakeError(
@@ -66,7 +66,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status named = CheckTag(tag); !tag.empty() && !named.ok()) return named;
-  const std::lock_guard restoring(checkpoint_mutex_);
+  const std::lock_guard restoring(checkpoint_mutex_);  // the head is not deleted meanwhile
   absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(head, tag);
   if (!reader.ok()) return reader.status();
   return Restore(*std::move(reader), Head::RestoreAs::kTagged);
@@ -84,7 +84,10 @@ absl::StatusOr<CheckpointInfo> Engine::Restore(CheckpointReader found, Head::Res
   }
   if (!head.ok()) return head.status();
   const absl::Status restored = RestoreTo(**head, reader, as);
-  if (!restored.ok() && !was_there) DeleteHead(config.name, DiscardGradient::kYes).IgnoreError();
+  if (!restored.ok() && !was_there) {
+    // Not DeleteHead: nobody wants it gone, and the next start is to try again.
+    RemoveHead(config.name, DiscardGradient::kYes, [] {}).IgnoreError();
+  }
   if (!restored.ok()) return restored;
   // Not sooner: until now there was no way back.
   if (absl::Status live = options_.checkpoints->MarkLive(config.name); !live.ok()) return live;
@@ -103,8 +106,15 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
     if (!taken.ok()) return taken.status();
     memory.push_back(*std::move(taken));
   }
+  const HeadCheckpoint& checkpoint = reader->checkpoint();
+  absl::StatusOr<RestoreNumbers> numbers = RestoreNumbers{checkpoint.restores, checkpoint.weight_version};
+  if (as == Head::RestoreAs::kTagged) {
+    numbers = options_.checkpoints->NextRestore(head.config().name, *numbers,
+                                                {head.restores(), head.weight_version()});
+  }
+  if (!numbers.ok()) return numbers.status();
   std::promise<absl::StatusOr<FileKeys>> done;
-  head.Restore(as, reader, std::move(memory),
+  head.Restore(as, *numbers, reader, std::move(memory),
                [&done](absl::StatusOr<FileKeys> keys) { done.set_value(std::move(keys)); });
   const absl::StatusOr<FileKeys> keys = done.get_future().get();
   if (!keys.ok()) return keys.status();
@@ -142,21 +152,25 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::ListCheckpoints(const std::s
   return options_.checkpoints->List(head);
 }
 
-absl::StatusOr<std::vector<SavedCheckpoint>> Engine::SaveForDrain() {
+absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
   if (options_.checkpoints == nullptr) return NoFolder();
   const std::lock_guard saving(checkpoint_mutex_);
-  std::vector<SavedCheckpoint> all;
+  DrainedHeads all;
   DrainRecord record{incarnation_, {}};
   for (const std::shared_ptr<Head>& head : Heads()) {
     // There is nothing in it, and what an earlier server saved of it must stay.
     if (head->weight_version() == 0) continue;
     absl::StatusOr<SavedCheckpoint> saved = Save(*head, kDrainTag, Head::SaveAs::kDrained);
-    if (!saved.ok()) return saved.status();
+    if (!saved.ok()) {
+      record.heads.emplace(head->config().name, 0);
+      all.failed.emplace(head->config().name, saved.status());
+      continue;
+    }
     record.heads.emplace(saved->info.head, saved->info.saved_at);
-    all.push_back(*std::move(saved));
+    all.saved.push_back(*std::move(saved));
   }
   // A record of no heads would have the next server restore none.
-  if (all.empty()) return all;
+  if (all.saved.empty()) return all;
   if (absl::Status written = options_.checkpoints->WriteDrain(record); !written.ok()) return written;
   return all;
 }
@@ -174,11 +188,12 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::op
   }
   std::vector<CheckpointInfo> all;
   for (const std::string& name : names) {
-    absl::StatusOr<CheckpointReader> reader =
-        options_.checkpoints->Find(name, drain.has_value() ? kDrainTag : "");
-    if (!drain.has_value() && absl::IsNotFound(reader.status())) continue;  // a head that never had any
+    const int64_t saved_at = drain.has_value() ? drain->heads.at(name) : 0;
+    const bool drained = saved_at != 0;
+    absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(name, drained ? kDrainTag : "");
+    if (!drained && absl::IsNotFound(reader.status())) continue;  // a head that never had any
     if (!reader.ok()) return reader.status();
-    if (drain.has_value() && reader->info().saved_at != drain->heads.at(name)) {
+    if (drained && reader->info().saved_at != saved_at) {
       return MakeError(
           absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
           absl::StrCat("the drain checkpoint of head ", name,
@@ -186,7 +201,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::op
                        "newest checkpoints"));
     }
     absl::StatusOr<CheckpointInfo> restored =
-        Restore(*std::move(reader), drain.has_value() ? Head::RestoreAs::kDrained : Head::RestoreAs::kTagged);
+        Restore(*std::move(reader), drained ? Head::RestoreAs::kDrained : Head::RestoreAs::kTagged);
     if (!restored.ok()) return restored.status();
     all.push_back(*std::move(restored));
   }

@@ -50,13 +50,21 @@ HeadInfo Head::Info() const {
   return info;
 }
 
+absl::Status Head::CheckDiscard(DiscardGradient discard) const {
+  const std::lock_guard lock(mutex_);
+  return CheckDiscardLocked(discard);
+}
+
+absl::Status Head::CheckDiscardLocked(DiscardGradient discard) const {
+  if (discard == DiscardGradient::kYes || frozen() || ledger_.WindowEmpty()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "discard_gradient",
+                   absl::StrCat("the window of head ", config_.name, " holds gradients of ", window_.tokens,
+                                " tokens; flush it, or set discard_gradient"));
+}
+
 absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient discard) {
   const std::lock_guard lock(mutex_);
-  if (discard == DiscardGradient::kNo && !frozen() && !ledger_.WindowEmpty()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "discard_gradient",
-                     absl::StrCat("the window of head ", config_.name, " holds gradients of ", window_.tokens,
-                                  " tokens; flush it, or set discard_gradient"));
-  }
+  if (absl::Status may = CheckDiscardLocked(discard); !may.ok()) return may;
   ended_ = status;
   return absl::OkStatus();
 }

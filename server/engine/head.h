@@ -163,6 +163,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // window holds gradients that are not to be discarded.
   enum class DiscardGradient { kYes, kNo };
   absl::Status MarkDeleted(const absl::Status& status, DiscardGradient discard);
+  // Whether that would be refused now.
+  absl::Status CheckDiscard(DiscardGradient discard) const;
   // After MarkDeleted: ends every stream and gives the memory back, whoever still holds the head (a client
   // that never reads may do so for long), but not before batches of others that it teaches are done.
   // `released` is called then, on the device thread.
@@ -225,9 +227,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // kDrained: nothing happened since it was saved, so sessions go on. kTagged: what happened since is undone;
   // streams end, and weights get a version that none had before.
   enum class RestoreAs { kTagged, kDrained };
-  // The head becomes what it was, if an error does not say that nothing has changed. `reader`: verified, of
-  // this configuration. `memory`: of deterministic sessions beyond those there are.
-  void Restore(RestoreAs as, std::shared_ptr<const CheckpointReader> reader,
+  // The head becomes what it was, if an error does not say that nothing has changed. `numbers`: of a tagged
+  // one, CheckpointStore::NextRestore. `reader`: verified, of this configuration. `memory`: of deterministic
+  // sessions beyond those there are.
+  void Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const CheckpointReader> reader,
                std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done);
   // Goes up whenever more than a drain lies between the head and what it was.
   uint64_t restores() const;
@@ -303,6 +306,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                                    absl::string_view message, const std::string& session_id) const;
   bool IsIdleLocked(const std::string& session_id, const AccumulationLedger::Session& session,
                     absl::Time before) const;
+  absl::Status CheckDiscardLocked(DiscardGradient discard) const;
   void WithdrawLocked(const LaneKey& key);
   // Deterministic sessions: head_deterministic.cc.
   absl::Status CheckRankLocked(const std::string& client_key, int32_t rank) const;

@@ -1,4 +1,5 @@
 // Checkpoints of a head, as other threads ask for them.
+#include <optional>
 #include <utility>
 
 #include "server/engine/checkpoint_reader.h"
@@ -25,17 +26,22 @@ void Head::PostSettled(std::function<void()> task) {
 void Head::Save(SaveAs as, CheckpointWriter* writer,
                 std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
   // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
-  PostSettled([self = shared_from_this(), as, writer, done = std::move(done)] {
-    done(HeadCheckpointer(self.get()).Save(as, writer));
-  });
+  environment_.scheduler->Post(
+      this, [self = shared_from_this(), as, writer, done = std::move(done)]() mutable {
+        std::optional<absl::StatusOr<HeadCheckpoint>> saved = HeadCheckpointer(self.get()).Save(as, writer);
+        if (saved.has_value()) return done(*std::move(saved));
+        self->Save(as, writer, std::move(done));  // behind the work that came while this waited
+      });
 }
 
-void Head::Restore(RestoreAs as, std::shared_ptr<const CheckpointReader> reader,
-                   std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {
+void Head::Restore(RestoreAs as, const RestoreNumbers& numbers,
+                   std::shared_ptr<const CheckpointReader> reader, std::vector<SessionMemory> memory,
+                   std::function<void(absl::StatusOr<FileKeys>)> done) {
   auto shared = std::make_shared<std::vector<SessionMemory>>(std::move(memory));
-  PostSettled([self = shared_from_this(), as, reader = std::move(reader), shared, done = std::move(done)] {
-    done(HeadCheckpointer(self.get()).Restore(as, *reader, std::move(*shared)));
-  });
+  PostSettled(
+      [self = shared_from_this(), as, numbers, reader = std::move(reader), shared, done = std::move(done)] {
+        done(HeadCheckpointer(self.get()).Restore(as, numbers, *reader, std::move(*shared)));
+      });
 }
 
 std::map<std::string, int32_t> Head::OpenSessions() const {

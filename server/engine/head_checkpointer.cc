@@ -15,9 +15,6 @@ namespace lossd::engine {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
-// More versions than a server that was killed can have published after its last checkpoint: no number that it
-// gave to weights which are lost is given to others.
-constexpr uint64_t kVersionsOfTheLost = uint64_t{1} << 20;
 
 absl::Status Refused(absl::StatusCode code, absl::string_view message) {
   return MakeError(code, RejectReason::kCheckpoint, "head", message);
@@ -64,11 +61,15 @@ absl::Status AppendTiles(const DeterministicTiles::Content& tiles, const Checkpo
 // --- Saving
 // ------------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<HeadCheckpoint> HeadCheckpointer::Save(Head::SaveAs as, CheckpointWriter* writer) {
+std::optional<absl::StatusOr<HeadCheckpoint>> HeadCheckpointer::Save(Head::SaveAs as,
+                                                                     CheckpointWriter* writer) {
   HeadCheckpoint checkpoint;
   GradientFiles gradients;
   {
     const std::lock_guard lock(head_.mutex_);
+    // With the same lock as what follows: an abort between the two would have the window say more than its
+    // gradient holds.
+    if (head_.window_work_ > 0) return std::nullopt;
     if (absl::Status status = DescribeLocked(as, &checkpoint, &gradients); !status.ok()) return status;
   }
   if (checkpoint.weight_version > 0) checkpoint.tensors = head_.backend_->StateTensors();
@@ -224,7 +225,8 @@ absl::Status HeadCheckpointer::SaveGradient(const std::string& name, const Gradi
 // --- Restoring
 // ---------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const CheckpointReader& reader,
+absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const RestoreNumbers& numbers,
+                                                   const CheckpointReader& reader,
                                                    std::vector<SessionMemory> memory) {
   const HeadCheckpoint& checkpoint = reader.checkpoint();
   absl::Status status = BeginRestore(checkpoint, &memory);
@@ -238,7 +240,7 @@ absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const Che
       EndInPieces(status);
       return status;
     }
-    TakeOver(as, checkpoint, std::move(sessions));
+    TakeOver(as, numbers, checkpoint, std::move(sessions));
   }
   if (!status.ok()) return status;
   FileKeys keys;
@@ -353,6 +355,8 @@ absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader,
                                                RestoredSessions* sessions) {
   for (const SessionCheckpoint& entry : reader.checkpoint().sessions) {
     if (!entry.tiles.has_value()) continue;
+    // BeginRestore has counted them.
+    if (memory.empty()) return absl::InternalError("there is no memory for a deterministic session");
     SessionMemory own = std::move(memory.back());
     memory.pop_back();
     Gradient* const gradient = own.gradient.get();
@@ -374,15 +378,18 @@ absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader,
 }
 
 // All at once, as every other thread sees it.
-void HeadCheckpointer::TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkpoint,
-                                RestoredSessions sessions) {
+void HeadCheckpointer::TakeOver(Head::RestoreAs as, const RestoreNumbers& numbers,
+                                const HeadCheckpoint& checkpoint, RestoredSessions sessions) {
   std::vector<std::shared_ptr<LaneListener>> listeners;
   absl::Status restored;
   {
     const std::lock_guard lock(head_.mutex_);
-    const uint64_t version = RestoredVersionLocked(as, checkpoint.weight_version);
-    head_.restores_ = as == Head::RestoreAs::kDrained ? checkpoint.restores
-                                                      : std::max(head_.restores_, checkpoint.restores) + 1;
+    uint64_t version = checkpoint.weight_version;
+    // One may have been published since the numbers were given.
+    if (as == Head::RestoreAs::kTagged && version > 0) {
+      version = std::max(numbers.weight_version, head_.weight_version_ + 1);
+    }
+    head_.restores_ = as == Head::RestoreAs::kDrained ? checkpoint.restores : numbers.restores;
     for (const auto& [key, runtime] : head_.lanes_) head_.WithdrawLocked(key);
     for (auto& [key, runtime] : head_.lanes_) listeners.push_back(std::move(runtime.listener));
     head_.lanes_.clear();  // a later stream of the same lane has another epoch
@@ -417,11 +424,6 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkp
   for (const auto& listener : listeners) {
     if (listener != nullptr) listener->OnEnd(restored);
   }
-}
-
-uint64_t HeadCheckpointer::RestoredVersionLocked(Head::RestoreAs as, uint64_t saved) const {
-  if (as == Head::RestoreAs::kDrained || saved == 0) return saved;
-  return head_.weight_version_ >= saved ? head_.weight_version_ + 1 : saved + kVersionsOfTheLost;
 }
 
 // The device has a part of the checkpoint, and the disk does not give the rest.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,10 +21,11 @@ class HeadCheckpointer {
  public:
   explicit HeadCheckpointer(Head* head) : head_(*head) {}
 
-  // As Head::Save and Head::Restore.
-  absl::StatusOr<HeadCheckpoint> Save(Head::SaveAs as, CheckpointWriter* writer);
-  absl::StatusOr<FileKeys> Restore(Head::RestoreAs as, const CheckpointReader& reader,
-                                   std::vector<SessionMemory> memory);
+  // As Head::Save and Head::Restore. Nothing is saved, and none returned, while the gradients are not yet
+  // what the window says: to be called again behind the work that was posted for it.
+  std::optional<absl::StatusOr<HeadCheckpoint>> Save(Head::SaveAs as, CheckpointWriter* writer);
+  absl::StatusOr<FileKeys> Restore(Head::RestoreAs as, const RestoreNumbers& numbers,
+                                   const CheckpointReader& reader, std::vector<SessionMemory> memory);
 
  private:
   using GradientFiles = std::vector<std::pair<std::string, const Gradient*>>;
@@ -48,8 +50,8 @@ class HeadCheckpointer {
   static bool Reopens(Head::RestoreAs as, const HeadCheckpoint& checkpoint);
   absl::Status RestoreSessions(const CheckpointReader& reader, std::vector<SessionMemory> memory,
                                RestoredSessions* sessions);
-  void TakeOver(Head::RestoreAs as, const HeadCheckpoint& checkpoint, RestoredSessions sessions);
-  uint64_t RestoredVersionLocked(Head::RestoreAs as, uint64_t saved) const;
+  void TakeOver(Head::RestoreAs as, const RestoreNumbers& numbers, const HeadCheckpoint& checkpoint,
+                RestoredSessions sessions);
   void EndInPieces(const absl::Status& status);
 
   Head& head_;

@@ -99,9 +99,12 @@ grpc::ServerUnaryReactor* HeadService::DeleteHead(grpc::CallbackServerContext* c
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const auto discard = request->discard_gradient() ? engine::Engine::DiscardGradient::kYes
                                                    : engine::Engine::DiscardGradient::kNo;
-  const absl::Status status =
-      engine_->DeleteHead(request->name(), discard, [reactor] { reactor->Finish(grpc::Status::OK); });
-  if (!status.ok()) reactor->Finish(ToGrpc(status, engine_->counters()));
+  // It waits for the disk.
+  disk_.Run([this, reactor, name = request->name(), discard] {
+    const absl::Status status =
+        engine_->DeleteHead(name, discard, [reactor] { reactor->Finish(grpc::Status::OK); });
+    if (!status.ok()) reactor->Finish(ToGrpc(status, engine_->counters()));
+  });
   return reactor;
 }
 

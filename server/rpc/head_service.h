@@ -73,7 +73,7 @@ class HeadService final : public HeadServiceCalls {
 
   engine::Engine* const engine_;
   const WeightLoader loader_;
-  WorkerPool disk_{1};                 // checkpoints are made one at a time
+  WorkerPool disk_{1};                 // checkpoints are made, and heads deleted, one at a time
   WorkerPool loads_{kLoadingThreads};  // which read files
 };
 

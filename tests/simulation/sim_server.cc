@@ -104,7 +104,10 @@ absl::Status SimServer::Drain(const std::function<void()>& streams_end) {
   gate_.free = false;
   streams_end();
   absl::Status saved;
-  Run([&] { saved = engine_->SaveForDrain().status(); });
+  Run([&] {
+    const absl::StatusOr<engine::DrainedHeads> heads = engine_->SaveForDrain();
+    saved = heads.ok() && !heads->failed.empty() ? heads->failed.begin()->second : heads.status();
+  });
   if (!saved.ok()) return saved;
   Stop();
   const absl::StatusOr<std::optional<engine::DrainRecord>> drain = store_->ReadDrain();

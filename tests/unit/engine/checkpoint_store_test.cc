@@ -377,12 +377,34 @@ TEST_F(CheckpointStoreTest, ADrainIsTakenOnceAndCanBeGivenBackUntouched) {
   }
 }
 
+TEST_F(CheckpointStoreTest, NumbersOfRestoresOnlyGoUp) {
+  ASSERT_TRUE(Save("a", 1, 'x').ok());
+  const uint64_t many = uint64_t{1} << 20;
+  const auto next = [this](const RestoreNumbers& saved, const RestoreNumbers& now) {
+    const absl::StatusOr<RestoreNumbers> numbers = store_->NextRestore("h", saved, now);
+    EXPECT_TRUE(numbers.ok()) << numbers.status();
+    return std::pair(numbers->restores, numbers->weight_version);
+  };
+  EXPECT_EQ(next({4, 3}, {0, 9}), std::pair(uint64_t{5}, uint64_t{10})) << "a head knows its versions";
+  EXPECT_EQ(next({4, 3}, {0, 0}), std::pair(uint64_t{6}, many + 10));
+  ASSERT_TRUE(store_->MarkDeleted("h").ok());
+  Open();
+  EXPECT_EQ(next({0, 0}, {0, 0}), std::pair(uint64_t{7}, many + 10));
+  EXPECT_EQ(next({4, 3}, {0, 5}), std::pair(uint64_t{8}, 2 * many + 10)) << "another head of that name";
+  EXPECT_EQ(next({4, 3}, {12, 0}), std::pair(uint64_t{13}, 3 * many + 10));
+  EXPECT_EQ(store_->List("h")->size(), 1U) << "they are no checkpoint";
+  CheckpointFolder::Write(folder_ / "heads/h/.restores", "{}");
+  EXPECT_EQ(store_->NextRestore("h", {}, {}).status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_F(CheckpointStoreTest, ADeletedHeadKeepsItsCheckpointsButIsNotLive) {
   ASSERT_TRUE(Save("a", 1, 'x').ok());
   ASSERT_TRUE(store_->MarkDeleted("h").ok());
   ASSERT_TRUE(store_->MarkDeleted("unknown").ok());
   EXPECT_THAT(*store_->LiveHeads(), IsEmpty());
   EXPECT_TRUE(Find("a").ok());
+  ASSERT_TRUE(store_->Begin("h", "b").ok());
+  EXPECT_THAT(*store_->LiveHeads(), IsEmpty()) << "nothing was committed";
   ASSERT_TRUE(Save("b", 1, 'x').ok());
   EXPECT_EQ(store_->LiveHeads()->size(), 1U);
 }

@@ -16,8 +16,9 @@ class DrainTest : public CheckpointTest {
   void DrainAndGoOn() {
     engine_->BeginDrain();
     engine_->WaitIdle();
-    const absl::StatusOr<std::vector<SavedCheckpoint>> saved = engine_->SaveForDrain();
-    ASSERT_TRUE(saved.ok()) << saved.status();
+    const absl::StatusOr<DrainedHeads> heads = engine_->SaveForDrain();
+    ASSERT_TRUE(heads.ok()) << heads.status();
+    for (const auto& [head, status] : heads->failed) ADD_FAILURE() << head << ": " << status;
     StartEngine(Start::kDrained);
     ASSERT_TRUE(restored_.ok()) << restored_.status();
     ASSERT_TRUE(store_->ConsumeDrain().ok());
@@ -213,6 +214,37 @@ TEST_F(DrainTest, ADrainCheckpointThatIsNotTheOneTheRecordNamesIsRefused) {
   ASSERT_TRUE(store_->WriteDrain(record).ok());
   StartEngine(Start::kDrained);
   EXPECT_EQ(restored_.status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(DrainTest, AHeadThatCannotBeSavedKeepsNoOtherFromItAndGoesBackToItsNewestCheckpoint) {
+  StartEngine(Start::kEmpty);
+  HeadConfig broken = WithEverything();
+  broken.name = "broken";
+  CreateHead(broken);
+  WriteWeights(1);
+  ASSERT_TRUE(engine_->SaveCheckpoint("broken", "a").ok());
+  CreateHead(WithEverything());
+  WriteWeights(1);
+  Send(Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id), 1, 0, 1);
+  const Content before = Look();
+  std::filesystem::rename(folder_ / "heads/broken", folder_ / "aside");
+  CheckpointFolder::Write(folder_ / "heads/broken", "no folder");
+  engine_->BeginDrain();
+  engine_->WaitIdle();
+  const absl::StatusOr<DrainedHeads> heads = engine_->SaveForDrain();
+  ASSERT_TRUE(heads.ok()) << heads.status();
+  ASSERT_EQ(heads->saved.size(), 1U);
+  EXPECT_EQ(heads->saved[0].info.head, "h");
+  ASSERT_EQ(heads->failed.size(), 1U);
+  EXPECT_THAT(std::string(heads->failed.at("broken").message()), HasSubstr("heads/broken"));
+  std::filesystem::remove(folder_ / "heads/broken");
+  std::filesystem::rename(folder_ / "aside", folder_ / "heads/broken");
+  StartEngine(Start::kDrained);
+  ASSERT_TRUE(restored_.ok()) << restored_.status();
+  EXPECT_EQ(Look(), before);
+  EXPECT_EQ(head_->restores(), 0U);
+  ASSERT_TRUE(engine_->FindHead("broken").ok());
+  EXPECT_EQ((*engine_->FindHead("broken"))->restores(), 1U);
 }
 
 TEST_F(DrainTest, NothingEndsAWindowWhileTheServerDrains) {

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "server/engine/errors.h"
 #include "tests/unit/engine/checkpoint_fixture.h"
 
@@ -90,7 +92,27 @@ TEST_F(HeadCheckpointTest, WeightVersionsAreNeverGivenTwice) {
   ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
   EXPECT_EQ(head_->weight_version(), 4U);
   StartEngine(Start::kKilled);
-  EXPECT_GT(head_->weight_version(), uint64_t{1} << 20) << "the lost server may have published many";
+  const uint64_t first = head_->weight_version();
+  EXPECT_GT(first, uint64_t{1} << 20) << "the lost server may have published many";
+  WriteWeights(4);
+  StartEngine(Start::kKilled);  // with the same checkpoint
+  EXPECT_GT(head_->weight_version(), first + 1);
+  EXPECT_EQ(head_->restores(), 3U);
+}
+
+TEST_F(HeadCheckpointTest, AHeadThatIsDeletedAndRestoredAgainHasNumbersThatItNeverHad) {
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
+  std::set<uint64_t> versions = {head_->weight_version()};
+  std::set<uint64_t> restores = {head_->restores()};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(engine_->DeleteHead("h", Head::DiscardGradient::kYes).ok());
+    ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
+    head_ = *engine_->FindHead("h");
+    EXPECT_TRUE(versions.insert(head_->weight_version()).second);
+    EXPECT_TRUE(restores.insert(head_->restores()).second);
+    WriteWeights(2);
+    EXPECT_TRUE(versions.insert(head_->weight_version()).second);
+  }
 }
 
 TEST_F(HeadCheckpointTest, OnlyWhatHasChangedIsWritten) {
@@ -176,6 +198,22 @@ TEST_F(HeadCheckpointTest, ADeletedHeadStaysDeletedWhenTheServerStartsAgain) {
   EXPECT_EQ(restored_->size(), 1U) << "it was live again";
 }
 
+TEST_F(HeadCheckpointTest, AHeadThatIsNotDeletedAfterAllStaysLive) {
+  Send(OpenPlain("c"), 1, 0, 1);
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
+  ExpectError(engine_->DeleteHead("h", Head::DiscardGradient::kNo), absl::StatusCode::kFailedPrecondition,
+              "discard_gradient");
+  // Nothing can be written there, so that the start after a deletion would bring the head back.
+  std::filesystem::rename(folder_ / "heads/h", folder_ / "aside");
+  CheckpointFolder::Write(folder_ / "heads/h", "no folder");
+  ExpectError(engine_->DeleteHead("h", Head::DiscardGradient::kYes), absl::StatusCode::kInternal, "heads/h");
+  EXPECT_TRUE(engine_->FindHead("h").ok());
+  std::filesystem::remove(folder_ / "heads/h");
+  std::filesystem::rename(folder_ / "aside", folder_ / "heads/h");
+  StartEngine(Start::kKilled);
+  EXPECT_EQ(restored_->size(), 1U);
+}
+
 TEST_F(HeadCheckpointTest, AFrozenWindowIsNotSavedUnderATagAndARestoreReopensIt) {
   Send(OpenPlain("c"), 1, 0, 1);
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
@@ -228,6 +266,9 @@ TEST_F(HeadCheckpointTest, TilesOfAnotherSizeAreRefused) {
   StartEngine(Start::kKilled, 8);
   ExpectError(restored_.status(), absl::StatusCode::kFailedPrecondition, "--max_chunk_tokens");
   EXPECT_TRUE(engine_->Heads().empty()) << "nothing half restored stays";
+  StartEngine(Start::kKilled);
+  ASSERT_TRUE(restored_.ok()) << restored_.status();
+  EXPECT_EQ(restored_->size(), 1U) << "a restore that failed deletes no head";
 }
 
 }  // namespace

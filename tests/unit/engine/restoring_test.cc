@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -90,6 +91,32 @@ TEST_F(RestoringTest, TheEndOfAFlushMeanwhileIsTurnedAwayAndTouchesNoGradient) {
   });
   EXPECT_EQ(committed.code(), absl::StatusCode::kUnavailable) << committed;
   EXPECT_EQ(aborted.code(), absl::StatusCode::kUnavailable) << aborted;
+}
+
+// An abort gives the window what the next one took, and the device adds it only behind a save that was asked
+// for sooner.
+TEST_F(RestoringTest, ASaveWaitsForTheGradientsOfAnAbortedFlush) {
+  const std::string flush = fixture_.BeginFlush(1, fixture_.Marks())->flush_id;
+  fixture_.Submit(lane_, EngineFixture::MakeChunk(2, 7, 2));
+  fixture_.engine->WaitIdle();
+  CheckpointStore& store = *fixture_.engine->options().checkpoints;
+  const std::unique_ptr<CheckpointWriter> writer = *store.Begin("h", "b");
+  std::promise<absl::StatusOr<HeadCheckpoint>> saved;
+  std::vector<float> row(EngineFixture::kHidden);
+  // On the device's thread, so that nothing comes between the two.
+  fixture_.head->ReadWeights(
+      0, 1, kernels::DataType::kFloat32, {row.data()}, [&](const absl::StatusOr<uint64_t>&) {
+        fixture_.head->Save(
+            Head::SaveAs::kTagged, writer.get(),
+            [&](absl::StatusOr<HeadCheckpoint> checkpoint) { saved.set_value(std::move(checkpoint)); });
+        EXPECT_TRUE(fixture_.head->AbortFlush(flush).ok());
+      });
+  absl::StatusOr<HeadCheckpoint> checkpoint = saved.get_future().get();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->window.tokens, 2U);
+  ASSERT_TRUE(store.Commit(*writer, *std::move(checkpoint)).ok());
+  ASSERT_TRUE(fixture_.engine->RestoreCheckpoint("h", "b").ok());
+  EXPECT_EQ(fixture_.GradientSum(), 12);
 }
 
 }  // namespace
