@@ -31,8 +31,8 @@ absl::Status ValidateOptimizerKind(const OptimizerConfig& optimizer) {
   const OptimizerConfig defaults;
   const bool sgd = optimizer.kind == OptimizerKind::kSgd;
   const bool of_sgd = optimizer.momentum != 0 || optimizer.dampening != 0 || optimizer.nesterov;
-  const bool of_adam = optimizer.beta1 != defaults.beta1 || optimizer.beta2 != defaults.beta2 ||
-                       optimizer.eps != defaults.eps;
+  const bool of_adam =
+      optimizer.beta1 != defaults.beta1 || optimizer.beta2 != defaults.beta2 || optimizer.eps != defaults.eps;
   if (!sgd && of_sgd) {
     return Invalid(RejectReason::kOption, "optimizer",
                    "optimizer has momentum, dampening or nesterov, which are arguments of SGD alone");
@@ -57,8 +57,7 @@ absl::Status ValidateOptimizer(const HeadConfig& head) {
                                optimizer.dampening, "in [-1e18, 1e18]"));
   status.Update(ValidateOption(below_1(optimizer.beta1), "optimizer.beta1", optimizer.beta1, "in [0, 1)"));
   status.Update(ValidateOption(below_1(optimizer.beta2), "optimizer.beta2", optimizer.beta2, "in [0, 1)"));
-  status.Update(
-      ValidateOption(at_least_0(optimizer.eps), "optimizer.eps", optimizer.eps, "in [0, 1e18]"));
+  status.Update(ValidateOption(at_least_0(optimizer.eps), "optimizer.eps", optimizer.eps, "in [0, 1e18]"));
   status.Update(ValidateOptimizerKind(optimizer));
   if (!status.ok()) return status;
   if (optimizer.nesterov && (optimizer.momentum == 0 || optimizer.dampening != 0)) {

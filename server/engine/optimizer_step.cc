@@ -30,8 +30,8 @@ absl::Status CheckOverrides(const OptimizerConfig& optimizer, const StepRequest&
   const bool sgd = optimizer.kind == OptimizerKind::kSgd;
   absl::Status status;
   if (request.weight_decay.has_value()) {
-    status.Update(Check(AtLeast0(*request.weight_decay), "weight_decay", *request.weight_decay,
-                        "in [0, 1e18]"));
+    status.Update(
+        Check(AtLeast0(*request.weight_decay), "weight_decay", *request.weight_decay, "in [0, 1e18]"));
   }
   if (request.momentum.has_value()) {
     status.Update(CheckKind(sgd, "momentum", "SGD"));
