@@ -192,7 +192,9 @@ absl::Status DurableFiles::Replace(const std::string& from, const std::string& t
   if (errno == EEXIST &&
       renameat2(folder, from_name.c_str(), folder, place->name.c_str(), RENAME_EXCHANGE) == 0) {
     if (absl::Status synced = Sync(place->folder, to); !synced.ok()) return synced;
-    return Remove(from);  // what had the name
+    // What had the name. The new one is there either way, so that it is no error if this fails.
+    Remove(from).IgnoreError();
+    return absl::OkStatus();
   }
   // A file system that cannot exchange: for a moment neither has the name.
   const std::string old = LeftOver(to);
@@ -207,7 +209,8 @@ absl::Status DurableFiles::Replace(const std::string& from, const std::string& t
     return Failed("rename", to, error);
   }
   if (absl::Status synced = Sync(place->folder, to); !synced.ok()) return synced;
-  return Remove(old);
+  Remove(old).IgnoreError();  // as above
+  return absl::OkStatus();
 }
 
 absl::StatusOr<FileDescriptor> DurableFiles::OpenFile(const std::string& path) const {
