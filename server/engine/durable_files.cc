@@ -76,11 +76,16 @@ absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "checkpoint_dir",
                      absl::StrCat("--checkpoint_dir ", what, ": ", strerror(errno)));
   };
-  if (mkdir(folder.c_str(), kFolderMode) != 0 && errno != EEXIST) return refuse("cannot be made");
+  const bool made = mkdir(folder.c_str(), kFolderMode) == 0;
+  if (!made && errno != EEXIST) return refuse("cannot be made");
   FileDescriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (opened.number() < 0) return refuse("cannot be used");
   if (faccessat(opened.number(), ".", R_OK | W_OK | X_OK, AT_EACCESS) != 0) {
     return refuse("cannot be written to");
+  }
+  if (made) {
+    const FileDescriptor parent(openat(opened.number(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (parent.number() < 0 || fsync(parent.number()) != 0) return refuse("cannot be kept in its folder");
   }
   if (flock(opened.number(), LOCK_EX | LOCK_NB) != 0) return refuse("is in use, perhaps by another lossd");
   return DurableFiles(folder, std::move(opened), std::move(fault));
@@ -114,10 +119,11 @@ absl::Status DurableFiles::MakeFolder(const std::string& path) const {
   absl::StatusOr<Place> place = Find(path);
   if (!place.ok()) return place.status();
   if (absl::Status begun = Begin("make", path); !begun.ok()) return begun;
-  if (mkdirat(place->folder.number(), place->name.c_str(), kFolderMode) == 0) {
-    return Sync(place->folder, path);
+  if (mkdirat(place->folder.number(), place->name.c_str(), kFolderMode) != 0 && errno != EEXIST) {
+    return Failed("make", path, errno);
   }
-  return errno == EEXIST ? absl::OkStatus() : Failed("make", path, errno);
+  // Also of one that is there: whoever made it may not have come so far.
+  return Sync(place->folder, path);
 }
 
 absl::StatusOr<FileDescriptor> DurableFiles::Create(const std::string& path) const {
