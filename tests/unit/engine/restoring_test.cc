@@ -96,6 +96,18 @@ TEST_F(RestoringTest, TheEndOfAFlushMeanwhileIsTurnedAwayAndTouchesNoGradient) {
   EXPECT_EQ(aborted.code(), absl::StatusCode::kUnavailable) << aborted;
 }
 
+TEST_F(RestoringTest, ADeterministicSessionThatIsClosedMeanwhileComesBack) {
+  const auto opened = fixture_.engine->OpenSession("h", "d", 1, 1, Deterministic::kYes);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const std::string session = opened->info.session_id;
+  ASSERT_TRUE(fixture_.engine->SaveCheckpoint("h", "b").ok());
+  fixture_.gate.OnWriteState([&] { EXPECT_TRUE(fixture_.engine->CloseSession(session).ok()); });
+  const auto restored = fixture_.engine->RestoreCheckpoint("h", "b");
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(fixture_.head->deterministic_sessions(), 1);
+  EXPECT_TRUE(fixture_.engine->CloseSession(session).ok());
+}
+
 TEST_F(RestoringTest, ADeviceThatFailsMeanwhileEndsTheServer) {
   fixture_.gate.OnWriteState([this] { fixture_.gate.Fail(); });
   const absl::Status restored = fixture_.engine->RestoreCheckpoint("h", "a").status();
