@@ -121,7 +121,11 @@ absl::Status CheckpointStore::MarkDeleted(const std::string& head) const {
 }
 
 absl::Status CheckpointStore::MarkLive(const std::string& head) const {
-  return files_.Remove(FolderOf(head, kDeletedFile));
+  const std::string path = FolderOf(head, kDeletedFile);
+  const absl::StatusOr<bool> there = files_.Exists(path);
+  if (!there.ok() || !*there) return there.status();
+  if (absl::Status removed = files_.Remove(path); !removed.ok()) return removed;
+  return files_.SyncFolder(FolderOf(head));
 }
 
 absl::StatusOr<std::vector<std::string>> CheckpointStore::Tags(const std::string& head) const {

@@ -76,11 +76,16 @@ absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "checkpoint_dir",
                      absl::StrCat("--checkpoint_dir ", what, ": ", strerror(errno)));
   };
-  if (mkdir(folder.c_str(), kFolderMode) != 0 && errno != EEXIST) return refuse("cannot be made");
+  const bool made = mkdir(folder.c_str(), kFolderMode) == 0;
+  if (!made && errno != EEXIST) return refuse("cannot be made");
   FileDescriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (opened.number() < 0) return refuse("cannot be used");
   if (faccessat(opened.number(), ".", R_OK | W_OK | X_OK, AT_EACCESS) != 0) {
     return refuse("cannot be written to");
+  }
+  if (made) {
+    const FileDescriptor parent(openat(opened.number(), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (parent.number() < 0 || fsync(parent.number()) != 0) return refuse("cannot be kept in its folder");
   }
   if (flock(opened.number(), LOCK_EX | LOCK_NB) != 0) return refuse("is in use, perhaps by another lossd");
   return DurableFiles(folder, std::move(opened), std::move(fault));
@@ -114,10 +119,11 @@ absl::Status DurableFiles::MakeFolder(const std::string& path) const {
   absl::StatusOr<Place> place = Find(path);
   if (!place.ok()) return place.status();
   if (absl::Status begun = Begin("make", path); !begun.ok()) return begun;
-  if (mkdirat(place->folder.number(), place->name.c_str(), kFolderMode) == 0) {
-    return Sync(place->folder, path);
+  if (mkdirat(place->folder.number(), place->name.c_str(), kFolderMode) != 0 && errno != EEXIST) {
+    return Failed("make", path, errno);
   }
-  return errno == EEXIST ? absl::OkStatus() : Failed("make", path, errno);
+  // Also of one that is there: whoever made it may not have come so far.
+  return Sync(place->folder, path);
 }
 
 absl::StatusOr<FileDescriptor> DurableFiles::Create(const std::string& path) const {
@@ -192,7 +198,9 @@ absl::Status DurableFiles::Replace(const std::string& from, const std::string& t
   if (errno == EEXIST &&
       renameat2(folder, from_name.c_str(), folder, place->name.c_str(), RENAME_EXCHANGE) == 0) {
     if (absl::Status synced = Sync(place->folder, to); !synced.ok()) return synced;
-    return Remove(from);  // what had the name
+    // What had the name. The new one is there either way, so that it is no error if this fails.
+    Remove(from).IgnoreError();
+    return absl::OkStatus();
   }
   // A file system that cannot exchange: for a moment neither has the name.
   const std::string old = LeftOver(to);
@@ -207,7 +215,8 @@ absl::Status DurableFiles::Replace(const std::string& from, const std::string& t
     return Failed("rename", to, error);
   }
   if (absl::Status synced = Sync(place->folder, to); !synced.ok()) return synced;
-  return Remove(old);
+  Remove(old).IgnoreError();  // as above
+  return absl::OkStatus();
 }
 
 absl::StatusOr<FileDescriptor> DurableFiles::OpenFile(const std::string& path) const {

@@ -70,7 +70,8 @@ class DurableFiles {
   absl::StatusOr<FileIdentity> Identify(const FileDescriptor& file, const std::string& path) const;
 
   // `from`, both in one folder, takes the name `to`; what had it is gone. At every moment there is one of
-  // them under that name, or both under `from` and LeftOver(to).
+  // them under that name, or both under `from` and LeftOver(to). Once the new one has it for good there is no
+  // error, even if what had it could not be removed from `from` or LeftOver(to).
   absl::Status Replace(const std::string& from, const std::string& to) const;
   static std::string LeftOver(const std::string& path);
 

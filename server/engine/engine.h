@@ -176,10 +176,13 @@ class Engine {
   absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since);
   // What the session needs if it is a new one: a gradient, and memory for tiles. Nothing for frozen heads.
   absl::StatusOr<SessionMemory> MemoryOf(Head& head, const std::string& client_key, int32_t rank);
+  // With create_mutex_ held.
   absl::StatusOr<SessionMemory> TakeMemory(const HeadConfig& config);
   // With checkpoint_mutex_ held.
   absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as);
   absl::StatusOr<CheckpointInfo> Restore(CheckpointReader reader, Head::RestoreAs as);
+  absl::StatusOr<std::vector<SessionMemory>> MissingMemory(const Head& head,
+                                                           const HeadCheckpoint& checkpoint);
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
                          Head::RestoreAs as);
   void AdoptSessions(const Head& head);
@@ -207,7 +210,7 @@ class Engine {
   RegionTable regions_;
 
   std::mutex checkpoint_mutex_;  // taken before the others
-  std::mutex create_mutex_;
+  std::mutex create_mutex_;      // taken before the next
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Head>> heads_;
   std::map<std::string, SessionEntry> sessions_;

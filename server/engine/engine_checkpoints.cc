@@ -94,11 +94,13 @@ absl::StatusOr<CheckpointInfo> Engine::Restore(CheckpointReader found, Head::Res
   return reader->info();
 }
 
-absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
-                               Head::RestoreAs as) {
+// Of the checkpoint's deterministic sessions, beyond that which those of the head have.
+absl::StatusOr<std::vector<SessionMemory>> Engine::MissingMemory(const Head& head,
+                                                                 const HeadCheckpoint& checkpoint) {
+  const std::lock_guard creating(create_mutex_);  // as everything that takes memory of the device
   std::vector<SessionMemory> memory;
   int64_t missing = -head.deterministic_sessions();
-  for (const SessionCheckpoint& session : reader->checkpoint().sessions) {
+  for (const SessionCheckpoint& session : checkpoint.sessions) {
     if (session.tiles.has_value()) ++missing;
   }
   for (; missing > 0; --missing) {
@@ -106,7 +108,14 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
     if (!taken.ok()) return taken.status();
     memory.push_back(*std::move(taken));
   }
+  return memory;
+}
+
+absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
+                               Head::RestoreAs as) {
   const HeadCheckpoint& checkpoint = reader->checkpoint();
+  absl::StatusOr<std::vector<SessionMemory>> memory = MissingMemory(head, checkpoint);
+  if (!memory.ok()) return memory.status();
   absl::StatusOr<RestoreNumbers> numbers = RestoreNumbers{checkpoint.restores, checkpoint.weight_version};
   if (as == Head::RestoreAs::kTagged) {
     numbers = options_.checkpoints->NextRestore(head.config().name, *numbers,
@@ -114,7 +123,7 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
   }
   if (!numbers.ok()) return numbers.status();
   std::promise<absl::StatusOr<FileKeys>> done;
-  head.Restore(as, *numbers, reader, std::move(memory),
+  head.Restore(as, *numbers, reader, *std::move(memory),
                [&done](absl::StatusOr<FileKeys> keys) { done.set_value(std::move(keys)); });
   const absl::StatusOr<FileKeys> keys = done.get_future().get();
   if (!keys.ok()) return keys.status();

@@ -237,7 +237,11 @@ absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const Res
     if (status.ok()) status = RestoreSessions(reader, std::move(memory), &sessions);
     if (status.ok()) status = RestoreWindowGradients(as, reader);
     if (!status.ok()) {
-      EndInPieces(status);
+      if (device_.ok()) {
+        EndInPieces(status);
+      } else {
+        head_.EndByFailure(device_);
+      }
       return status;
     }
     TakeOver(as, numbers, checkpoint, std::move(sessions));
@@ -303,11 +307,16 @@ absl::Status HeadCheckpointer::RestoreTensors(const CheckpointReader& reader) {
     absl::Status status = ForPieces(tensor.rows, row_bytes, [&](int64_t first, int64_t count) {
       const std::span<std::byte> rows = std::span(piece).first(static_cast<size_t>(count * row_bytes));
       absl::Status read = reader.Read(TensorFile(tensor.name), first * row_bytes, rows);
-      return read.ok() ? head_.backend_->WriteState(tensor.name, first, count, rows.data()) : read;
+      return read.ok() ? OfDevice(head_.backend_->WriteState(tensor.name, first, count, rows.data())) : read;
     });
     if (!status.ok()) return status;
   }
-  return reader.checkpoint().tensors.empty() ? absl::OkStatus() : head_.backend_->RestoreState();
+  return reader.checkpoint().tensors.empty() ? absl::OkStatus() : OfDevice(head_.backend_->RestoreState());
+}
+
+absl::Status HeadCheckpointer::OfDevice(absl::Status status) {
+  device_.Update(status);
+  return status;
 }
 
 absl::Status HeadCheckpointer::RestoreGradient(const CheckpointReader& reader, const std::string& name,
@@ -330,8 +339,8 @@ absl::Status HeadCheckpointer::RestoreGradient(const CheckpointReader& reader, c
       read = reader.Read(BiasOf(name), first * static_cast<int64_t>(sizeof(float)), part(bias, 1));
     }
     if (!read.ok()) return read;
-    return head_.backend_->WriteGradient(gradient, first, count, piece.data(),
-                                         head_.config_.bias ? bias.data() : nullptr);
+    return OfDevice(head_.backend_->WriteGradient(gradient, first, count, piece.data(),
+                                                  head_.config_.bias ? bias.data() : nullptr));
   });
 }
 
@@ -341,7 +350,7 @@ absl::Status HeadCheckpointer::RestoreWindowGradients(Head::RestoreAs as, const 
   if (!status.ok() || head_.second_gradient_ == nullptr) return status;
   status = RestoreGradient(reader, kNextGradient, head_.second_gradient_.get());
   if (!status.ok() || !Reopens(as, reader.checkpoint())) return status;
-  return head_.backend_->Fold(head_.second_gradient_.get(), nullptr);
+  return OfDevice(head_.backend_->Fold(head_.second_gradient_.get(), nullptr));
 }
 
 // Nobody is left who could end the flush that held it: the window is whole again, as after an abort.

@@ -53,8 +53,11 @@ class HeadCheckpointer {
   void TakeOver(Head::RestoreAs as, const RestoreNumbers& numbers, const HeadCheckpoint& checkpoint,
                 RestoredSessions sessions);
   void EndInPieces(const absl::Status& status);
+  // What the device says to a restore, remembered.
+  absl::Status OfDevice(absl::Status status);
 
   Head& head_;
+  absl::Status device_;  // its first error
 };
 
 }  // namespace lossd::engine

@@ -215,6 +215,43 @@ TEST_F(CheckpointStoreTest, WhateverStepFailsTheOldOneOrTheNewOneIsThereWhole) {
   EXPECT_EQ(seen, (std::set<std::string>{"create", "link", "make", "remove", "rename", "sync", "write"}));
 }
 
+TEST_F(CheckpointStoreTest, AFolderWhoseNameWasNotSyncedIsSyncedByTheNextSave) {
+  failing_step_ = 2;  // "heads" is made, and its name is not synced
+  EXPECT_EQ(Save("a", 1, 'x').status().code(), absl::StatusCode::kResourceExhausted);
+  ASSERT_EQ(failed_step_, "sync");
+  ASSERT_TRUE(fs::exists(folder_ / "heads"));
+  steps_ = 0;
+  EXPECT_FALSE(Save("a", 1, 'x').ok());
+  EXPECT_EQ(failed_step_, "sync");
+  failing_step_ = 0;
+  EXPECT_TRUE(Save("a", 1, 'x').ok());
+}
+
+TEST_F(CheckpointStoreTest, ADeletedMarkIsGoneForGood) {
+  ASSERT_TRUE(Save("a", 1, 'x').ok());
+  ASSERT_TRUE(store_->MarkDeleted("h").ok());
+  steps_ = 0;
+  failing_step_ = 2;  // the mark is removed, and its folder is not synced
+  EXPECT_EQ(store_->MarkLive("h").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(failed_step_, "sync");
+}
+
+TEST_F(CheckpointStoreTest, ASaveWhoseOldFolderCannotBeRemovedIsNoFailure) {
+  ASSERT_TRUE(Save("a", 1, 'o').ok());
+  steps_ = 0;
+  ASSERT_TRUE(Save("a", 2, 'n').ok());
+  failing_step_ = steps_;  // of the same steps the last one: what had the name
+  steps_ = 0;
+  const absl::StatusOr<CheckpointInfo> saved = Save("a", 3, 'm');
+  failing_step_ = 0;
+  ASSERT_EQ(failed_step_, "remove");
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  EXPECT_EQ(Find("a")->info().generation, 3U);
+  Open();
+  EXPECT_EQ(Find("a")->info().generation, 3U);
+  EXPECT_FALSE(fs::exists(folder_ / "heads/h/.tmp-a")) << "opening tidies up";
+}
+
 TEST_F(CheckpointStoreTest, AReplacementThatBrokeOffBetweenTwoNamesIsUndone) {
   ASSERT_TRUE(Save("a", 1, 'o').ok());
   fs::rename(folder_ / "heads/h/a", folder_ / "heads/h/.old-a");

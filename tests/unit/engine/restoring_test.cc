@@ -1,6 +1,7 @@
 // Calls that end a window while a checkpoint is about to take its place.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <future>
 #include <memory>
@@ -15,8 +16,9 @@
 namespace lossd::engine {
 namespace {
 
-EngineOptions WithCheckpoints(const CheckpointFolder& folder) {
+EngineOptions WithCheckpoints(const CheckpointFolder& folder, std::atomic<int>* device_failures) {
   EngineOptions options;
+  options.on_device_failure = [device_failures](const absl::Status&) { ++*device_failures; };
   options.checkpoints = *CheckpointStore::Open(folder.path());
   return options;
 }
@@ -56,7 +58,8 @@ class RestoringTest : public ::testing::Test {
   }
 
   CheckpointFolder folder_;
-  EngineFixture fixture_{WithCheckpoints(folder_), {}, WithOptimizer()};
+  std::atomic<int> device_failures_ = 0;
+  EngineFixture fixture_{WithCheckpoints(folder_, &device_failures_), {}, WithOptimizer()};
   std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
   LaneAttachment lane_;
 };
@@ -91,6 +94,35 @@ TEST_F(RestoringTest, TheEndOfAFlushMeanwhileIsTurnedAwayAndTouchesNoGradient) {
   });
   EXPECT_EQ(committed.code(), absl::StatusCode::kUnavailable) << committed;
   EXPECT_EQ(aborted.code(), absl::StatusCode::kUnavailable) << aborted;
+}
+
+TEST_F(RestoringTest, ADeterministicSessionThatIsClosedMeanwhileComesBack) {
+  const auto opened = fixture_.engine->OpenSession("h", "d", 1, 1, Deterministic::kYes);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const std::string session = opened->info.session_id;
+  ASSERT_TRUE(fixture_.engine->SaveCheckpoint("h", "b").ok());
+  fixture_.gate.OnWriteState([&] { EXPECT_TRUE(fixture_.engine->CloseSession(session).ok()); });
+  const auto restored = fixture_.engine->RestoreCheckpoint("h", "b");
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(fixture_.head->deterministic_sessions(), 1);
+  EXPECT_TRUE(fixture_.engine->CloseSession(session).ok());
+}
+
+TEST_F(RestoringTest, ADeviceThatFailsMeanwhileEndsTheServer) {
+  fixture_.gate.OnWriteState([this] { fixture_.gate.Fail(); });
+  const absl::Status restored = fixture_.engine->RestoreCheckpoint("h", "a").status();
+  EXPECT_EQ(restored.code(), absl::StatusCode::kInternal) << restored;
+  EXPECT_EQ(device_failures_, 1);
+}
+
+TEST_F(RestoringTest, ADiskThatFailsMeanwhileIsNoFailureOfTheDevice) {
+  // Behind the verification; the reader has the file open, and finds it at its end.
+  fixture_.gate.OnWriteState(
+      [this] { std::filesystem::resize_file(folder_ / "heads/h/a" / kOwnGradient, 0); });
+  const absl::Status restored = fixture_.engine->RestoreCheckpoint("h", "a").status();
+  EXPECT_EQ(restored.code(), absl::StatusCode::kDataLoss) << restored;
+  EXPECT_EQ(device_failures_, 0);
+  EXPECT_TRUE(absl::IsDataLoss(fixture_.head->CommitFlush("f").status())) << "half of it is the checkpoint's";
 }
 
 // An abort gives the window what the next one took, and the device adds it only behind a save that was asked
