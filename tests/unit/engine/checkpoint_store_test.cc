@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -59,6 +61,13 @@ HeadCheckpoint MakeCheckpoint(uint64_t generation) {
   return head;
 }
 
+std::string Labels(int64_t first, int64_t second) {
+  std::string bytes(16, '\0');
+  std::memcpy(bytes.data(), &first, sizeof(first));
+  std::memcpy(bytes.data() + 8, &second, sizeof(second));
+  return bytes;
+}
+
 class CheckpointStoreTest : public ::testing::Test {
  protected:
   CheckpointStoreTest() { Open(); }
@@ -81,7 +90,8 @@ class CheckpointStoreTest : public ::testing::Test {
     if (!writer.ok()) return writer.status();
     const auto add = [&](const std::string& name, size_t bytes, const std::string& with_key) {
       return (*writer)->Add(name, with_key, [&](const CheckpointWriter::Append& append) {
-        const std::string content(bytes, fill);
+        std::string content(bytes, fill);
+        if (name == TilesFile(4)) content.replace(0, labels_.size(), labels_);
         return append(std::as_bytes(std::span(content)));
       });
     };
@@ -107,6 +117,7 @@ class CheckpointStoreTest : public ::testing::Test {
 
   CheckpointFolder folder_;
   std::unique_ptr<CheckpointStore> store_;
+  std::string labels_ = Labels(1, -100);  // of the chunk that a tile holds
   int64_t bytes_written_ = 0;
   int steps_ = 0;
   int failing_step_ = 0;  // 0: none
@@ -129,7 +140,7 @@ TEST_F(CheckpointStoreTest, WhatWasSavedIsFoundAsItWas) {
   EXPECT_EQ(*head.config.class_weights, *expected.config.class_weights);
   EXPECT_EQ(FirstByte(*reader), 'x');
   const Chunk& chunk = head.sessions[0].tiles->kept[0];
-  EXPECT_EQ(chunk.labels, std::string(16, 'x'));
+  EXPECT_EQ(chunk.labels, labels_);
   EXPECT_EQ(chunk.hidden_states.size(), 2 * kHidden * 4);
   EXPECT_EQ(reader->info().generation, 5U);
   EXPECT_EQ(reader->info().bytes, saved->bytes);
@@ -309,6 +320,22 @@ TEST_F(CheckpointStoreTest, ADamagedManifestIsNeverPassedOverForAnOlderCheckpoin
 }
 
 // What a manifest says with a right checksum all the same.
+TEST_F(CheckpointStoreTest, LabelsOfNoEntryAreDataLoss) {
+  labels_ = Labels(1, kVocab);
+  ASSERT_TRUE(Save("a", 1, 'x').ok());
+  const absl::Status found = Find("a").status();
+  EXPECT_EQ(found.code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(found.message().find("labels[1] is"), absl::string_view::npos) << found;
+}
+
+TEST_F(CheckpointStoreTest, ManifestsThatGoDeepAreDataLoss) {
+  ASSERT_TRUE(Save("a", 1, 'x').ok());
+  const size_t depth = 200000;
+  std::ofstream(folder_.path() + "/heads/h/a/manifest.json")
+      << "{\"content\":" << std::string(depth, '[') << std::string(depth, ']') << ",\"xxh3\":\"\"}";
+  EXPECT_EQ(Find("a").status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_F(CheckpointStoreTest, HostileManifestsAreDataLossAndTakeNoMemory) {
   ASSERT_TRUE(Save("a", 1, 'x').ok());
   const fs::path path = folder_ / "heads/h/a/manifest.json";

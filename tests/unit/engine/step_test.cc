@@ -143,7 +143,14 @@ TEST_F(StepTest, OtherArgumentsForAConsumedGenerationAreRefusedByName) {
   refused(marks, {.learning_rate = 1, .non_finite = NonFinite::kSkip}, "skip_non_finite false");
   refused(marks, {.learning_rate = 1, .weight_decay = 0.0}, "weight_decay unset; this call names 0");
   refused(marks, {.learning_rate = 1, .momentum = 0.0}, "momentum unset; this call names 0");
-  refused({}, Rate(1), "with marks " + marks[0].session_id + "/0=1; this call names none");
+  std::vector<SessionMarks> others = marks;
+  others[0].lanes[0].accepted = 2;
+  const std::string id = marks[0].session_id;
+  refused(others, Rate(1), "with marks " + id + "/0=1; this call names " + id + "/0=2");
+  refused({}, Rate(0.5), "was applied with learning_rate 1; this call names 0.5");
+  const absl::StatusOr<StepResult> without_marks = ApplyStep(1, {}, Rate(1));
+  ASSERT_TRUE(without_marks.ok()) << without_marks.status();
+  EXPECT_EQ(without_marks->step, 1);
   EXPECT_EQ(Weight(), -2);
   EXPECT_EQ(head->Info().generation, 2U);
 }
