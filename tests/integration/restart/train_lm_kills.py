@@ -113,16 +113,17 @@ def saved_steps(folder):
         return -1
 
 
-def disturb(arguments, server, run, folder, rng):
-    """Ends the server at random moments, spread over the run: one needs some progress after the one before."""
+def disturb(arguments, server, run, folder, rng, seconds):
+    """Ends the server at random moments, spread over a run of so many seconds: one needs some progress after the one before."""
     ends = [signal.SIGTERM] * arguments.terms + [signal.SIGKILL] * arguments.kills
     rng.shuffle(ends)
+    longest_wait = min(0.3, 0.5 * seconds / (len(ends) + 1))
     done = []
     for i, number in enumerate(ends):
         # Often enough early in the run that all of them find it running.
         while run.running() and saved_steps(folder) < arguments.steps * i // (len(ends) + 1) - arguments.every:
             time.sleep(0.005)
-        time.sleep(rng.random() * 0.3)
+        time.sleep(rng.random() * longest_wait)
         if not run.running():
             break
         server.end(number)
@@ -132,12 +133,13 @@ def disturb(arguments, server, run, folder, rng):
     return done
 
 
-def train(arguments, text, disturbed, rng):
+def train(arguments, text, rng, seconds):
+    """Undisturbed without `rng`; `seconds`: of the undisturbed run."""
     with tempfile.TemporaryDirectory() as folder:
         server = Server(arguments, folder)
         try:
             run = Run(arguments, server, text, folder)
-            done = disturb(arguments, server, run, folder, rng) if disturbed else []
+            done = disturb(arguments, server, run, folder, rng, seconds) if rng else []
             result, log = run.result()
         finally:
             server.end(signal.SIGKILL)
@@ -151,8 +153,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         text = os.path.join(folder, "text.txt")
         write_text(text)
-        undisturbed, _, _ = train(arguments, text, False, None)
-        result, log, done = train(arguments, text, True, random.Random(seed))
+        undisturbed, _, _ = train(arguments, text, None, 0)
+        result, log, done = train(arguments, text, random.Random(seed), undisturbed["seconds"])
     terms, kills = done.count(signal.SIGTERM), done.count(signal.SIGKILL)
     back = log.count("back to where the run was saved")
     print(f"{terms} drains, {kills} kills, went back {back} times; perplexity {result['held_out_perplexity']!r}, "
