@@ -272,7 +272,7 @@ absl::Status Run(Options options) {
   constexpr int kMostFruitless = 5;
   int64_t furthest = -1;
   for (int fruitless = 0;;) {
-    const absl::Status trained = TrainToTheEnd(options, *data, &pool, &display, &results);
+    absl::Status trained = TrainToTheEnd(options, *data, &pool, &display, &results);
     if (trained.ok()) break;
     fruitless = results.steps > furthest ? 0 : fruitless + 1;
     furthest = std::max(furthest, results.steps);

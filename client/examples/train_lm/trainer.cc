@@ -46,7 +46,6 @@ Trainer::Trainer(const TrainerOptions& options, const TextData& data, LossHead* 
     : options_(options),
       data_(data),
       head_(head),
-      pool_(pool),
       sampler_(data.training.positions, options.seed),
       trunk_(Complete(options.trunk, options, data), options.adam(), pool) {}
 

@@ -88,7 +88,6 @@ class Trainer {
   const TrainerOptions options_;
   const TextData& data_;
   LossHead* const head_;
-  ThreadPool* const pool_;
   Sampler sampler_;
   Trunk trunk_;
   int64_t steps_ = 0;
