@@ -58,7 +58,7 @@ absl::Status CheckpointWriter::Add(const std::string& name, const std::string& k
   File& entry = written_.insert_or_assign(name, File{*std::move(opened), key, {}}).first->second;
   const std::unique_ptr<XXH3_state_t, FreeHash> hash(XXH3_createState());
   XXH3_64bits_reset(hash.get());
-  const absl::Status filled = fill([&](std::span<const std::byte> bytes) {
+  absl::Status filled = fill([&](std::span<const std::byte> bytes) {
     XXH3_64bits_update(hash.get(), bytes.data(), bytes.size());
     entry.file.bytes += static_cast<int64_t>(bytes.size());
     return files_->Write(entry.descriptor, path, bytes);

@@ -17,8 +17,9 @@ namespace {
 
 absl::Status Take(int64_t bytes, HostBuffer* buffer) {
   absl::StatusOr<HostBuffer> taken = HostBuffer::Create(bytes, Commit::kNow);
-  if (taken.ok()) *buffer = *std::move(taken);
-  return taken.status();
+  if (!taken.ok()) return taken.status();
+  *buffer = *std::move(taken);
+  return absl::OkStatus();
 }
 
 }  // namespace
