@@ -205,11 +205,25 @@ TEST_F(DrainTest, AConsumedDrainIsStillTheNewestCheckpointAfterAKill) {
   EXPECT_NE(engine_->incarnation(), incarnation);
 }
 
+TEST_F(DrainTest, HeadsWithoutWeightsLeaveNothingBehind) {
+  StartEngine(Start::kEmpty);
+  CreateHead(WithEverything());
+  const absl::StatusOr<DrainedHeads> heads = engine_->SaveForDrain();
+  ASSERT_TRUE(heads.ok()) << heads.status();
+  EXPECT_TRUE(heads->saved.empty());
+  const absl::StatusOr<std::optional<DrainRecord>> read = store_->ReadDrain();
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_FALSE(read->has_value());
+}
+
 TEST_F(DrainTest, ADrainCheckpointThatIsNotTheOneTheRecordNamesIsRefused) {
   StartEngine(Start::kEmpty);
   CreateHead(WithEverything());
+  WriteWeights(1);
   ASSERT_TRUE(engine_->SaveForDrain().ok());
-  DrainRecord record = **store_->ReadDrain();
+  const absl::StatusOr<std::optional<DrainRecord>> read = store_->ReadDrain();
+  ASSERT_TRUE(read.ok() && read->has_value()) << read.status();
+  DrainRecord record = **read;
   ++record.heads.at("h");
   ASSERT_TRUE(store_->WriteDrain(record).ok());
   StartEngine(Start::kDrained);

@@ -183,6 +183,9 @@ TEST(EngineMemory, EveryPurposeIsThereAndThePartsAddUp) {
 }
 
 TEST(EngineMemory, WhatIsReservedIsWhatTheProcessTakes) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers map memory of their own";
+#endif
   auto engine = *Engine::Create(Options(), *CreateCpuDevice(8 << 20));
   const std::string zeros(static_cast<size_t>(kVocab * kHidden * 4), '\0');
   const int64_t mapped = MappedBytes();
