@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <span>
 #include <thread>
 
 #include "kernels/cpu/parallel.h"
@@ -31,8 +32,9 @@ void FillNormal(std::vector<float>& values, float deviation, uint64_t seed) {
                               std::mt19937_64 random(seed * 1000003 + static_cast<uint64_t>(piece));
                               std::normal_distribution<float> normal(0, deviation);
                               const auto end = static_cast<size_t>(std::min(count, (piece + 1) * kPiece));
-                              for (auto i = static_cast<size_t>(piece * kPiece); i < end; ++i)
+                              for (auto i = static_cast<size_t>(piece * kPiece); i < end; ++i) {
                                 values[i] = normal(random);
+                              }
                             });
 }
 
@@ -55,7 +57,11 @@ void CopyInPieces(const std::vector<char>& from, std::vector<char>& to) {
 template <class T>
 int64_t Differing(const std::vector<T>& a, const std::vector<T>& b) {
   int64_t differing = 0;
-  for (size_t i = 0; i < a.size(); ++i) differing += std::memcmp(&a[i], &b[i], sizeof(T)) == 0 ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const auto bits_of_a = std::as_bytes(std::span(&a[i], 1));
+    const auto bits_of_b = std::as_bytes(std::span(&b[i], 1));
+    if (!std::ranges::equal(bits_of_a, bits_of_b)) ++differing;
+  }
   return differing;
 }
 

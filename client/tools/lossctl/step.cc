@@ -20,8 +20,9 @@ std::string StepAdvice(const absl::Status& status, Window window) {
   switch (status.code()) {
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kAborted:
-      if (window == Window::kNamed)
-        return "look at the head's generation before another step: lossctl head info";
+      if (window == Window::kNamed) {
+        return "look at the head's generation before another step: lossctl head list";
+      }
       return "is a trainer still sending, or stepping itself? nothing changed: run it again when the step is "
              "done";
     case absl::StatusCode::kUnavailable:
