@@ -9,8 +9,10 @@ namespace {
 
 std::string Text(const Summary& summary) {
   std::string text;
-  for (const auto& [seed, what] : summary.divergent) text += "seed " + seed + ": " + what + "\n";
-  for (const std::string& line : summary.trace) text += line + "\n";
+  for (const auto& [seed, what] : summary.divergent) {
+    text.append("seed ").append(seed).append(": ").append(what).append("\n");
+  }
+  for (const std::string& line : summary.trace) text.append(line).append("\n");
   return text;
 }
 
