@@ -26,6 +26,16 @@ absl::Status CheckMarks(const google::protobuf::RepeatedPtrField<v1::SessionMark
       absl::StrCat("marks name ", count, " sessions and lanes; the limit is ", kMostMarks));
 }
 
+// The head of a request that names marks, which are not too many.
+template <typename Request>
+absl::StatusOr<std::shared_ptr<engine::Head>> FindMarked(const engine::Engine& engine,
+                                                         const Request& request) {
+  absl::StatusOr<std::shared_ptr<engine::Head>> head = engine.FindHead(request.head());
+  if (!head.ok()) return head;
+  if (absl::Status marks = CheckMarks(request.marks()); !marks.ok()) return marks;
+  return head;
+}
+
 // Of the bias's gradient, beside what was said of the weights'.
 void TellOfBias(const engine::GradientSummary& bias, v1::BeginFlushResponse* response) {
   response->set_bias_norm(bias.norm);
@@ -39,10 +49,9 @@ grpc::ServerUnaryReactor* GradientService::BeginFlush(grpc::CallbackServerContex
                                                       const v1::BeginFlushRequest* request,
                                                       v1::BeginFlushResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
-  const absl::Status status = head.ok() ? CheckMarks(request->marks()) : head.status();
-  if (!status.ok()) {
-    reactor->Finish(ToGrpc(status, engine_->counters()));
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = FindMarked(*engine_, *request);
+  if (!head.ok()) {
+    reactor->Finish(ToGrpc(head.status(), engine_->counters()));
     return reactor;
   }
   (*head)->BeginFlush(request->generation(), ToEngine(request->marks()),
@@ -138,10 +147,9 @@ grpc::ServerUnaryReactor* GradientService::GradientStats(grpc::CallbackServerCon
                                                          const v1::GradientStatsRequest* request,
                                                          v1::GradientStatsResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
-  const absl::Status status = head.ok() ? CheckMarks(request->marks()) : head.status();
-  if (!status.ok()) {
-    reactor->Finish(ToGrpc(status, engine_->counters()));
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = FindMarked(*engine_, *request);
+  if (!head.ok()) {
+    reactor->Finish(ToGrpc(head.status(), engine_->counters()));
     return reactor;
   }
   (*head)->ReadStats(request->generation(), ToEngine(request->marks()),
@@ -163,10 +171,9 @@ grpc::ServerUnaryReactor* GradientService::ApplyStep(grpc::CallbackServerContext
                                                      const v1::ApplyStepRequest* request,
                                                      v1::ApplyStepResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(request->head());
-  const absl::Status status = head.ok() ? CheckMarks(request->marks()) : head.status();
-  if (!status.ok()) {
-    reactor->Finish(ToGrpc(status, engine_->counters()));
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = FindMarked(*engine_, *request);
+  if (!head.ok()) {
+    reactor->Finish(ToGrpc(head.status(), engine_->counters()));
     return reactor;
   }
   (*head)->ApplyStep(request->generation(), ToEngine(request->marks()), ToEngine(*request),
