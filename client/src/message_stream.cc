@@ -12,8 +12,8 @@ constexpr size_t kMostAhead = 3;
 }  // namespace
 
 MessageStream::MessageStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                             grpc::ByteBuffer request)
-    : stub_(channel), request_(std::move(request)) {
+                             const grpc::ByteBuffer& request)
+    : stub_(channel), request_(request) {
   stub_.PrepareBidiStreamingCall(&context_, method, {}, this);
   AddHold();  // Read starts operations from outside the reactions; goes when reading ends
   StartWriteLast(&request_, {});

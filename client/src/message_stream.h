@@ -23,7 +23,7 @@ class MessageStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, gr
  public:
   // Starts the call at once. `method` is "/package.Service/Method", `request` its one message.
   MessageStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                grpc::ByteBuffer request);
+                const grpc::ByteBuffer& request);
   // Ends the call if it still runs, and waits for that.
   ~MessageStream() override;
 

@@ -13,7 +13,7 @@ namespace lossd::engine {
 
 void FakeGate::Hold() {
   const std::lock_guard lock(mutex_);
-  may_answer_ = may_end_ = ended_;
+  may_answer_ = may_end_ = batches_.size();
 }
 
 void FakeGate::LetThrough() {

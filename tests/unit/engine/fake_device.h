@@ -23,7 +23,8 @@ using FakeBatch = std::vector<float>;
 // Shared by the test and the device. Thread-safe.
 class FakeGate {
  public:
-  // Batches stay under way, without results, until they are let through.
+  // Batches that are not yet under way stay so once they are, without results, until they are let through.
+  // Those that are end: their answers may be out already, and the next would wait for them for ever.
   void Hold();
   void LetThrough();
   // The next `batches` that are held are answered, or end, in order; the others stay.

@@ -27,8 +27,9 @@ class SafetensorsTest : public ::testing::Test {
   std::string Path(const std::string& name) const { return directory_ / name; }
   std::vector<std::string> Files() const {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(directory_))
+    for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
       names.push_back(entry.path().filename());
+    }
     std::sort(names.begin(), names.end());
     return names;
   }

@@ -18,7 +18,7 @@ std::string Pattern(size_t size) {
   return text;
 }
 
-v1::ReadGradientResponse Header(v1::ReadGradientResponse /*kind*/) {
+v1::ReadGradientResponse Header(const v1::ReadGradientResponse& /*kind*/) {
   v1::ReadGradientResponse header;
   header.set_first_row(int64_t{1} << 40);
   header.set_rows(3);
@@ -26,7 +26,7 @@ v1::ReadGradientResponse Header(v1::ReadGradientResponse /*kind*/) {
   header.set_bias_gradient(Pattern(12));
   return header;
 }
-v1::ReadWeightsResponse Header(v1::ReadWeightsResponse /*kind*/) {
+v1::ReadWeightsResponse Header(const v1::ReadWeightsResponse& /*kind*/) {
   v1::ReadWeightsResponse header;
   header.set_weight_version(0xffffffffffffffff);
   header.set_first_row(7);
