@@ -1,0 +1,1 @@
+"""Client of lossd: the last stage of language-model training as a service."""

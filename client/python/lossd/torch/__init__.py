@@ -1,0 +1,1 @@
+"""lossd for PyTorch."""
