@@ -1,0 +1,61 @@
+"""Labels: their shift, and how many of them count."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def shift_labels(target: Tensor, shift: int, ignore_index: int = -100) -> Tensor:
+    """Labels [..., T] for the prediction of the token `shift` places on: result[..., i] = target[..., i + shift], and
+    ignore_index at the end of each sequence. The hidden states stay as they are: ignored tokens are not sent."""
+    if shift < 0:
+        raise ValueError(f"shift is {shift}; want at least 0")
+    if shift == 0:
+        return target
+    if target.dim() == 0:
+        raise ValueError(f"shift is {shift}, but target has no sequence: its shape is []")
+    if not _fits(ignore_index, target.dtype):
+        target = target.long()
+    shifted = torch.full_like(target, ignore_index)
+    if shift < target.shape[-1]:
+        shifted[..., :-shift] = target[..., shift:]
+    return shifted
+
+
+def _fits(value: int, dtype: torch.dtype) -> bool:
+    info = torch.iinfo(dtype)
+    return info.min <= value <= info.max
+
+
+def global_token_count(
+    target: Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    ignore_index: int = -100,
+    shift: bool | int = False,
+) -> int:
+    """How many labels count, over all ranks of `group` (None: the default one; without torch.distributed: of this
+    process alone). It is what `normalizer` wants to be for a mean over a global batch; with gradient accumulation give
+    the labels of all micro-batches at once, or add the counts up. Every rank must call it."""
+    labels = shift_labels(target, int(shift), ignore_index)
+    count = (labels != ignore_index).sum(dtype=torch.int64)
+    if dist.is_available() and dist.is_initialized():
+        if dist.get_backend(group) == "nccl":
+            count = count.cuda()
+        dist.all_reduce(count, group=group)
+    return int(count.item())
+
+
+def class_weight_sum(weight: Tensor, target: Tensor, ignore_index: int = -100) -> float:
+    """The sum of the labels' weights, which is what a mean with class weights is over. On the CPU, so that a label out
+    of range is an error of its own."""
+    labels = target.detach().cpu().long()
+    labels = labels[labels != ignore_index]
+    if labels.numel() > 0 and not (0 <= int(labels.min()) and int(labels.max()) < weight.shape[0]):
+        raise ValueError(
+            f"target holds labels from {int(labels.min())} to {int(labels.max())}; want 0 to {weight.shape[0] - 1}, "
+            f"or ignore_index ({ignore_index})"
+        )
+    return float(weight.detach().cpu().double()[labels].sum())

@@ -1,0 +1,49 @@
+"""One server for all tests of a process, and heads of it by their configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from problem import HeadSpec, TestHead
+
+import lossd
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[lossd.Server]:
+    with lossd.launch(device="cpu") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: lossd.Server) -> lossd.Client:
+    return server.client()
+
+
+class Heads:
+    """Makes a head for each configuration once."""
+
+    def __init__(self, client: lossd.Client) -> None:
+        self._client = client
+        self._heads: dict[HeadSpec, TestHead] = {}
+
+    def __call__(self, **config: object) -> TestHead:
+        """With the head's window empty."""
+        spec = HeadSpec(**config)  # type: ignore[arg-type]
+        if spec not in self._heads:
+            self._heads[spec] = TestHead(self._client, f"torch-{len(self._heads)}", spec)
+        head = self._heads[spec]
+        head.remote.zero_grad()
+        return head
+
+
+@pytest.fixture(scope="session")
+def heads(client: lossd.Client) -> Heads:
+    return Heads(client)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(7)
