@@ -44,7 +44,7 @@ class GradientProxy(torch.nn.Parameter):
 
     def put(self, norm: float, seen: object) -> None:
         """`norm` as read while the head's contributions were `seen`; NaN if an element is not finite."""
-        self._grad = torch.full_like(self.data, norm)
+        self._grad = torch.full((1,), norm, device=self.data.device)
         self._read = float(self._grad)
         self._seen = seen
 

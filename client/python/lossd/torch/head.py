@@ -240,16 +240,18 @@ class RemoteHead:
         return self._collectively(lambda marks: self.head.gradient_stats(gradient_scale=factor, marks=marks))
 
     def refresh_gradient(self) -> torch.Tensor:
-        """Reads the gradient's norm into proxy.grad, which is returned, and undoes what was done to it. Collective."""
+        """Reads the gradient's norm into proxy.grad, which is returned, and undoes what was done to it: NaN if an element is not
+        finite, or a loss or its upstream gradient was not, of which nothing was added. Collective with a group."""
         self.proxy.forget()
         stats = self.gradient_stats()
-        norm = math.hypot(stats.norm, stats.bias_norm) if stats.non_finite == 0 else math.nan
+        finite = stats.non_finite == 0 and self._losses_finite()
+        norm = math.hypot(stats.norm, stats.bias_norm) if finite else math.nan
         self.proxy.put(norm, self.contributions())
         assert self.proxy._grad is not None
         return self.proxy._grad
 
     def _refresh_proxy(self) -> None:
-        if self.frozen or (self.group is None and not self.dirty):
+        if self.frozen or (self.group is None and not self.dirty and self.anchor.grad is None):
             self.proxy.forget()
         elif self.group is None:
             self.refresh_gradient()
@@ -272,7 +274,11 @@ class RemoteHead:
     ) -> StepResult:
         """One step of the server's optimizer, which consumes the window. Exactly once: after UnavailableError or
         DeadlineExceededError the same call again is about the same step. What was done to the proxy (unscale_, clip) and the
-        average of a group are in the factor that the server is told. FailedPreconditionError of a head without an optimizer."""
+        average of a group are in the factor that the server is told. With skip_non_finite a gradient that is not finite, or a loss
+        that was not (nothing of it is in the window), changes nothing but ends the window; the answer says `skipped`.
+        FailedPreconditionError of a head without an optimizer."""
+        if skip_non_finite and not self._losses_finite():
+            return self._skip_step()
         factor = gradient_scale * self.scale
 
         def ask(marks: list[str] | None) -> StepResult:
@@ -372,6 +378,28 @@ class RemoteHead:
         marks = gather_marks(self, self.group)
         return first_rank_does(lambda: ask(marks), self.group, tell)
 
+    def _losses_finite(self) -> bool:
+        """Of all ranks: whether every loss since the window began had a finite gradient; the anchor's own says so."""
+        grad = self.anchor.grad
+        own = grad is None or bool(torch.isfinite(grad).all())
+        return all(gather_objects(own, self.group))
+
+    def _skip_step(self) -> StepResult:
+        from lossd.results import StepResult
+
+        self.zero_grad()
+        info = first_rank_does(self.head.info, self.group)
+        return StepResult(
+            generation=info.generation,
+            weight_version=info.weight_version,
+            step=info.optimizer_steps,
+            skipped=True,
+            norm=math.nan,
+            bias_norm=0.0,
+            non_finite=0,
+            window_tokens=0,
+        )
+
     def _settle(self) -> None:
         """Waits for batches under way whose outcome nobody wants any more."""
         pending, self._pending = self._pending, []
@@ -394,6 +422,7 @@ class RemoteHead:
     def _end_window(self) -> None:
         self._consumed = self.contributions()
         self.proxy.forget()
+        self.anchor.grad = None
 
     def _check_shape(self, what: str, tensor: torch.Tensor, want: Sequence[int]) -> None:
         if not isinstance(tensor, torch.Tensor):
