@@ -116,9 +116,11 @@ def write_shard(
     rows: [R, H], rows [first_row, first_row + R) of the weight; R may differ between ranks and be 0. Or a DTensor [V, H] that is
     sharded by rows, of which the local part is sent and `first_row` is known. bias: its [R] (fp32), or a DTensor [V]. Rows are rounded to
     the head's dtype message by message before they are sent, unless the server keeps an fp32 master. write_key: the same on
-    all ranks, and another one for each version, such as "step 100": a rank that was restarted may send its rows again.
+    all ranks, and another one for each version, such as "step 100": a rank that was restarted may send its rows again. group: the
+    ranks that have the rows; of a DTensor by default all.
     FailedPreconditionError if rows of the head are missing, naming the first.
     """
+    group = _group_of(rows, group)
     local, first = _local_rows(head, rows, first_row)
     local_bias = None if bias is None else _local(bias).detach().to(torch.float32)
     if local_bias is not None and local_bias.shape != local.shape[:1]:
@@ -148,6 +150,7 @@ def read_shard(
 ) -> int:
     """Reads into `rows` what write_shard() sends from there, in the dtype of `rows`, all ranks of one version, which is returned.
     bias: [R] fp32 or a DTensor [V], likewise. weight_version: what it must be; 0: the newest, as the first rank meets it. Collective."""
+    group = _group_of(rows, group)
     local, first = _local_rows(head, rows, first_row)
     local_bias = None if bias is None else _local(bias)
     version = weight_version or first_rank_does(lambda: head.head.info().weight_version, group)
@@ -171,6 +174,10 @@ def read_shard(
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
+def _group_of(rows: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    return dist.group.WORLD if group is None and hasattr(rows, "to_local") else group
 
 
 def _local_rows(head: RemoteHead, rows: torch.Tensor, first_row: int | None) -> tuple[torch.Tensor, int]:

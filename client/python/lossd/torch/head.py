@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import lossd
     from lossd.results import FlushResult, GradientStats, StepResult
+    from lossd.torch.contracts import Landing
 
 
 class RemoteHead:
@@ -60,6 +61,7 @@ class RemoteHead:
         self._pending: list[Future[Any]] = []
         self._consumed: object = None if session is None else _accepted(session.marks())
         self._weight_version = 0
+        self._landing: Landing | None = None
 
     # --- Making one ---------------------------------------------------------------------------------------------------
 
@@ -421,6 +423,7 @@ class RemoteHead:
 
     def _end_window(self) -> None:
         self._consumed = self.contributions()
+        self._landing = None
         self.proxy.forget()
         self.anchor.grad = None
 
