@@ -6,6 +6,7 @@ row by row and is put, or added, straight into `.grad` or `.main_grad`.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +144,9 @@ def _sink(landing: Landing, targets: list[torch.Tensor]) -> Callable[[int, Any, 
 
 
 def _put(target: torch.Tensor, first_row: int, rows: Any, overwrite: bool) -> None:
-    values = torch.from_numpy(rows)
+    # Not from_numpy, which warns of arrays that are not to be written to.
+    memory = (ctypes.c_char * rows.nbytes).from_address(rows.ctypes.data)
+    values = torch.frombuffer(memory, dtype=torch.float32).view(rows.shape)
     place = target[first_row : first_row + len(rows)]
     if overwrite:
         place.copy_(values)

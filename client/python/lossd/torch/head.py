@@ -227,9 +227,10 @@ class RemoteHead:
         return self.contributions() != self._consumed
 
     def marks(self) -> list[str]:
-        """Of this process's session; [] if it has none. Waits for batches under way."""
+        """Of the sessions of this head that its client opened: what a flush or step in another process has to name. Waits for
+        batches under way."""
         self.wait()
-        return [] if self._session is None else [self._session.marks()]
+        return self.head.marks()
 
     @property
     def scale(self) -> float:
@@ -350,10 +351,10 @@ class RemoteHead:
         self.wait()
         return first_rank_does(lambda: self.head.save_checkpoint(tag), self.group)
 
-    def restore_checkpoint(self, client: lossd.Client, tag: str = "") -> Any:
+    def restore_checkpoint(self, tag: str = "") -> Any:
         """Takes the head back to `tag` (the newest, if empty), and drops what was in that checkpoint's window: a trainer that
         saved between steps had nothing there. Collective with a group. Returns a CheckpointInfo."""
-        info = first_rank_does(lambda: client.restore_checkpoint(self.name, tag), self.group)
+        info = first_rank_does(lambda: self.head.client.restore_checkpoint(self.name, tag), self.group)
         self.reopen()
         return info
 
@@ -419,7 +420,7 @@ class RemoteHead:
             )
             for session in info.sessions
         ]
-        self.head.discard(marks=marks)
+        self.head.flush(sink=lambda first_row, rows, bias: None, marks=marks)
 
     def _end_window(self) -> None:
         self._consumed = self.contributions()

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lossd.optimizers import SGD
 from lossd.torch._proxy import GradientProxy
 from lossd.torch.head import RemoteHead
 
 if TYPE_CHECKING:
-    from lossd.results import OptimizerInfo, StepResult
+    from lossd.optimizers import Optimizer
+    from lossd.results import StepResult
 
 
 class RemoteOptimizer(torch.optim.Optimizer):
@@ -65,7 +67,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         group = _with_proxies(param_group)
         proxies = _proxies(group)
         for proxy in proxies:
-            if proxy.head.head.config.optimizer.kind == "none":
+            if proxy.head.head.config.optimizer is None:
                 raise ValueError(
                     f"head '{proxy.head.name}' has no optimizer: create it with optimizer=lossd.AdamW(...), or flush its "
                     f"gradient into a local parameter (flush_into)"
@@ -127,14 +129,13 @@ def _proxies(item: Any) -> list[GradientProxy]:
     return item["params"] if isinstance(item, dict) else [item]
 
 
-def _hyperparameters(info: OptimizerInfo) -> dict[str, Any]:
+def _hyperparameters(rule: Optimizer | None) -> dict[str, Any]:
     """What ApplyStep can be told beside the learning rate, by torch.optim's names, as the head was created with it."""
-    if info.kind == "none":
+    if rule is None:
         return {}
-    decay = info.weight_decay if info.weight_decay is not None else (0.01 if info.kind == "adamw" else 0.0)
-    if info.kind == "sgd":
-        return {"weight_decay": decay, "momentum": info.momentum}
-    return {"weight_decay": decay, "betas": (info.beta1, info.beta2)}
+    if isinstance(rule, SGD):
+        return {"weight_decay": rule.weight_decay, "momentum": rule.momentum}
+    return {"weight_decay": rule.weight_decay, "betas": tuple(rule.betas)}
 
 
 def _number(value: Any) -> Any:
