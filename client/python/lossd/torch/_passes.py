@@ -60,7 +60,7 @@ class Values:
 @dataclass(frozen=True)
 class Coefficients:
     """The upstream gradient of every token: of its loss without z-loss `scale`, of its z-loss `z_scale`, or by token
-    (`scale` is 1 then): `tokens` of its loss, `log_sum_exps` of its log-sum-exp, which holds that of the z-loss."""
+    (`scale` is 1 then): `tokens` of its loss with its z-loss, `log_sum_exps` of its log-sum-exp."""
 
     scale: float
     z_scale: float
@@ -168,8 +168,7 @@ def gradient_pass(
     arguments = options.compute_arguments()
     weights = tokens.weights
     if coefficients.by_token:
-        # The z-loss's part is in log_sum_exps.
-        arguments |= {"lse_square_scale": 0.0, "lse_gradients": coefficients.log_sum_exps}
+        arguments |= {"lse_gradients": coefficients.log_sum_exps}
         weights = coefficients.tokens
     else:
         arguments |= {"gradient_scale": coefficients.scale}

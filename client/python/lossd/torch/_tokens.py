@@ -1,9 +1,8 @@
-"""Labels: their shift, and how many of them count."""
+"""Labels: their shift, and what they weigh."""
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 
@@ -27,25 +26,6 @@ def shift_labels(target: Tensor, shift: int, ignore_index: int = -100) -> Tensor
 def _fits(value: int, dtype: torch.dtype) -> bool:
     info = torch.iinfo(dtype)
     return info.min <= value <= info.max
-
-
-def global_token_count(
-    target: Tensor,
-    group: dist.ProcessGroup | None = None,
-    *,
-    ignore_index: int = -100,
-    shift: bool | int = False,
-) -> int:
-    """How many labels count, over all ranks of `group` (None: the default one; without torch.distributed: of this
-    process alone). It is what `normalizer` wants to be for a mean over a global batch; with gradient accumulation give
-    the labels of all micro-batches at once, or add the counts up. Every rank must call it."""
-    labels = shift_labels(target, int(shift), ignore_index)
-    count = (labels != ignore_index).sum(dtype=torch.int64)
-    if dist.is_available() and dist.is_initialized():
-        if dist.get_backend(group) == "nccl":
-            count = count.cuda()
-        dist.all_reduce(count, group=group)
-    return int(count.item())
 
 
 def class_weight_sum(weight: Tensor, target: Tensor, ignore_index: int = -100) -> float:

@@ -1,8 +1,6 @@
-"""One server for all tests of a process, and heads of it by their configuration."""
+"""Heads of the tests' server by their configuration, each made once."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,20 +9,7 @@ from problem import HeadSpec, TestHead
 import lossd
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[lossd.Server]:
-    with lossd.launch(device="cpu") as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def client(server: lossd.Server) -> lossd.Client:
-    return server.client()
-
-
 class Heads:
-    """Makes a head for each configuration once."""
-
     def __init__(self, client: lossd.Client) -> None:
         self._client = client
         self._heads: dict[HeadSpec, TestHead] = {}
