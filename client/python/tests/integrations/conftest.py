@@ -1,28 +1,14 @@
-"""One server for every test here; heads are told apart by name."""
+"""What the tests of integrations have in common; the server is that of all tests."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-import lossd
-
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[lossd.Server]:
-    with lossd.launch(device="cpu") as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def client(server: lossd.Server) -> Iterator[lossd.Client]:
-    with server.client() as client:
-        yield client
 
 
 @pytest.fixture
@@ -38,8 +24,3 @@ def one_thread() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def seeded() -> Callable[[int], torch.Generator]:
-    return lambda seed: torch.Generator().manual_seed(seed)
