@@ -88,6 +88,22 @@ class Window:
             contributors = list(self._contributors)
         return {one: one.marks() for one in contributors if one.contributed()}
 
+    def has_ended(self) -> bool:
+        with self._lock:
+            return any(one.ended for one in self._contributors)
+
+    def forget_consumed(self, info: HeadInfo) -> None:
+        """Leaves out sessions that are over and that the server does not want named any more: another process has
+        flushed, or stepped, what they had added."""
+        if info.window_state != "open":  # what is listed then is the frozen window's
+            return
+        known = {session.session_id for session in info.sessions}
+        with self._lock:
+            contributors = list(self._contributors)
+        for one in contributors:
+            if one.ended and accepted_of(one.marks())[0] not in known:
+                self.drop(one)
+
     def froze(self, marks: dict[Contributor, str]) -> None:
         with self._lock:
             self._frozen = marks

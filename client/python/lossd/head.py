@@ -176,7 +176,12 @@ class Head:
 
     def marks(self) -> list[str]:
         """What None stands for where marks are asked for."""
-        return list(self._window.marks().values())
+        return list(self._named().values())
+
+    def _named(self) -> dict[Contributor, str]:
+        if self._window.has_ended():
+            self._window.forget_consumed(self.info())
+        return self._window.marks()
 
     # --- The gradient window ---------------------------------------------------------------------------------------
 
@@ -284,7 +289,7 @@ class Head:
         """Runs `call` with the marks, and keeps book of whose are still to be named."""
         if isinstance(marks, str):
             raise TypeError("marks is a str; want a list of them, one of each session")
-        mine = self._window.marks()
+        mine = self._named() if marks is None else self._window.marks()
         try:
             answer = call(list(mine.values()) if marks is None else list(marks))
         except WindowLostError:
