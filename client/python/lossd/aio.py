@@ -6,9 +6,9 @@
             result = await session.compute(hidden, labels)
 
 Calls run in threads of the client's own (32, and one more for each session, which keeps the order of its batches),
-because the library's calls wait. Cancelling a task stops the waiting, not the call: a batch that was begun is counted
-in the window, or refused, as if nobody had cancelled, and its tensors have to be left alone until then. Awaiting any
-later call of the same session waits for it.
+because the library's calls wait. A task that is cancelled before its call's turn has come leaves no trace. After that
+cancelling stops the waiting, not the call: the batch is counted in the window, or refused, as if nobody had
+cancelled, and its tensors have to be left alone until then. The next call of the same session waits for it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from lossd._arguments import ProgressCallback, Raised, integer, number, optional
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
-from lossd.errors import WindowLostError
+from lossd.errors import LossdError, NotFoundError, WindowLostError
 from lossd.results import (
     FlushResult,
     GradientStats,
@@ -42,8 +42,10 @@ class Head:
     def __init__(self, client: Client, pointer: int | None) -> None:
         self._client = client
         self._handle = Handle(pointer, "lossd_head_free", "this head")
-        self._config = self.info().config
+        info = self.info()
+        self._config = info.config
         self._window = client._window_of(self._config.name)
+        self._forget_lost(self._window.marks())  # the head may be another server's, or another one of this name
 
     @property
     def client(self) -> Client:
@@ -292,7 +294,7 @@ class Head:
         mine = self._named() if marks is None else self._window.marks()
         try:
             answer = call(list(mine.values()) if marks is None else list(marks))
-        except WindowLostError:
+        except (WindowLostError, NotFoundError):
             self._forget_lost(mine)
             raise
         if ends:
@@ -300,11 +302,15 @@ class Head:
         return answer
 
     def _forget_lost(self, marks: dict[Contributor, str]) -> None:
-        try:
-            info = self.info()
-        except Exception:  # the caller is told what matters; the next call comes here again
+        """Leaves out those of `marks` that the server, asked after they were taken, does not know of."""
+        if not marks:
             return
-        self._window.drop_lost(marks, info)
+        try:
+            self._window.drop_lost(marks, self.info())
+        except NotFoundError:
+            self._window.drop_lost(marks, HeadInfo())
+        except LossdError:  # the caller is told what matters; the next call comes here again
+            pass
 
     def close(self) -> None:
         """Lets go of the handle; the head stays at the server. Needed by nobody who closes the client."""
