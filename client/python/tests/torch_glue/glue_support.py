@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import subprocess
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from lossd.server import find_program
 from lossd.torch.head import RemoteHead
 
 VOCAB, HIDDEN = 11, 6
@@ -74,3 +77,25 @@ def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
         except Exception:
             pipe.send((None, traceback.format_exc()))
     dist.destroy_process_group()
+
+
+class Restartable:
+    """A server with checkpoints that comes back at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.target = f"unix:{folder / 'socket'}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        flags = ["--device=cpu", f"--listen={self.target}", "--metrics_listen=", "--memory_limit_bytes=1073741824"]
+        checkpoints = [f"--checkpoint_dir={self._folder / 'checkpoints'}", "--restore"]
+        with open(self._folder / "log", "ab") as log:
+            self.process = subprocess.Popen([str(find_program()), *flags, *checkpoints], stdout=log, stderr=log)
+
+    def end(self, how: signal.Signals) -> None:
+        """SIGTERM drains: what clients had lives on in the next one. SIGKILL does not."""
+        assert self.process is not None
+        self.process.send_signal(how)
+        self.process.wait()
