@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import lossd
 from lossd.server import find_program
 from lossd.torch.head import RemoteHead
 
@@ -93,6 +94,7 @@ class Restartable:
         checkpoints = [f"--checkpoint_dir={self._folder / 'checkpoints'}", "--restore"]
         with open(self._folder / "log", "ab") as log:
             self.process = subprocess.Popen([str(find_program()), *flags, *checkpoints], stdout=log, stderr=log)
+        lossd.connect(self.target).close()  # waits until it serves
 
     def end(self, how: signal.Signals) -> None:
         """SIGTERM drains: what clients had lives on in the next one. SIGKILL does not."""

@@ -14,19 +14,19 @@ from lossd.torch import linear_cross_entropy
 from lossd.torch.contracts import LocalWeight, flush_into
 from lossd.torch.head import RemoteHead
 
-VOCAB = 300
+VOCAB, HIDDEN = 4096, 512  # 8 MiB, which a server sends in pieces of 2
 
 
 @pytest.fixture
 def head(server: lossd.Server) -> Iterator[RemoteHead]:
-    with lossd.connect(server.target, transfer_bytes=1 << 10) as client:  # dW, 7,200 bytes, comes in pieces
-        remote = RemoteHead.create(client, "landing", VOCAB, 6, dtype=torch.float32, weights=torch.zeros(VOCAB, 6))
-        yield remote
+    with server.client() as client:
+        weights = torch.zeros(VOCAB, HIDDEN)
+        yield RemoteHead.create(client, "landing", VOCAB, HIDDEN, dtype=torch.float32, weights=weights)
         client.delete_head("landing", discard_gradient=True)
 
 
 def backward(head: RemoteHead, seed: int) -> torch.Tensor:
-    hidden, target = batch(seed, tokens=40, vocab=VOCAB)
+    hidden, target = batch(seed, tokens=40, vocab=VOCAB, hidden=HIDDEN)
     linear_cross_entropy(hidden, target, head).backward()
     weight = weights_of(head).requires_grad_()
     torch.nn.functional.cross_entropy(hidden @ weight.T, target).backward()
@@ -35,9 +35,9 @@ def backward(head: RemoteHead, seed: int) -> torch.Tensor:
 
 
 class Cut:
-    """Has the next flush of the head fail once this many blocks of rows have come."""
+    """Has the next flush of the head fail once this many pieces have come."""
 
-    def __init__(self, head: RemoteHead, monkeypatch: pytest.MonkeyPatch, error: Exception, blocks: int = 3) -> None:
+    def __init__(self, head: RemoteHead, monkeypatch: pytest.MonkeyPatch, error: Exception, blocks: int = 2) -> None:
         self.left: int | None = blocks
         self.rows: list[int] = []
         real = head.head.flush
@@ -63,11 +63,11 @@ GONE = lossd.UnavailableError("the server is gone")
 @pytest.mark.parametrize("to", ["fresh", "grad", "main_grad"])
 def test_a_flush_goes_on_behind_what_has_landed(head: RemoteHead, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     wanted = backward(head, 0)
-    param = torch.nn.Parameter(torch.zeros(VOCAB, 6))
+    param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
     if to == "grad":
-        param.grad = torch.full((VOCAB, 6), 0.25)
+        param.grad = torch.full((VOCAB, HIDDEN), 0.25)
     elif to == "main_grad":
-        param.main_grad = torch.full((VOCAB, 6), 0.25)  # type: ignore[attr-defined]
+        param.main_grad = torch.full((VOCAB, HIDDEN), 0.25)  # type: ignore[attr-defined]
     name = "main_grad" if to == "main_grad" else "grad"
     cut = Cut(head, monkeypatch, GONE)
     with pytest.raises(lossd.UnavailableError):
@@ -78,16 +78,16 @@ def test_a_flush_goes_on_behind_what_has_landed(head: RemoteHead, monkeypatch: p
     start = 0.0 if to == "fresh" else 0.25
     torch.testing.assert_close(getattr(param, name), wanted + start, rtol=1e-5, atol=1e-7)
     wanted = backward(head, 1)  # the next window begins at the first row
-    setattr(param, name, torch.zeros(VOCAB, 6))
+    setattr(param, name, torch.zeros(VOCAB, HIDDEN))
     flush_into(head, param, to=name)
     torch.testing.assert_close(getattr(param, name), wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_a_delayed_gradient_goes_on_too(head: RemoteHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    param = torch.nn.Parameter(torch.zeros(VOCAB, 6))
-    param.main_grad = torch.zeros(VOCAB, 6)  # type: ignore[attr-defined]
+    param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
+    param.main_grad = torch.zeros(VOCAB, HIDDEN)  # type: ignore[attr-defined]
     contract = LocalWeight(head, param, delay_wgrad=True, accumulate_into_main_grad=True)
-    hidden, target = batch(0, tokens=40, vocab=VOCAB)
+    hidden, target = batch(0, tokens=40, vocab=VOCAB, hidden=HIDDEN)
     linear_cross_entropy(contract(hidden), target, head).backward()
     wanted = 2 * backward(head, 0)
     Cut(head, monkeypatch, GONE)
@@ -103,7 +103,7 @@ def test_a_commit_without_an_answer_is_repeated(
     head: RemoteHead, monkeypatch: pytest.MonkeyPatch, overwrite: bool, done: bool
 ) -> None:
     wanted = backward(head, 0)
-    param = torch.nn.Parameter(torch.zeros(VOCAB, 6))
+    param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
     commit, asked = head.head.commit_flush, []
 
     def lossy(flush_id: str) -> None:
@@ -127,8 +127,8 @@ def test_what_cannot_be_gone_on_with_is_refused(
     head: RemoteHead, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     backward(head, 0)
-    param = torch.nn.Parameter(torch.zeros(VOCAB, 6))
-    param.grad = torch.zeros(VOCAB, 6)
+    param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
+    param.grad = torch.zeros(VOCAB, HIDDEN)
     Cut(head, monkeypatch, GONE)
     with pytest.raises(lossd.UnavailableError):
         flush_into(head, param)
@@ -147,7 +147,7 @@ def test_what_cannot_be_gone_on_with_is_refused(
 
 def test_another_tensor_gets_all_of_it(head: RemoteHead, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = backward(head, 0)
-    param = torch.nn.Parameter(torch.zeros(VOCAB, 6))
+    param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
     Cut(head, monkeypatch, GONE)
     with pytest.raises(lossd.UnavailableError):
         flush_into(head, param)
@@ -162,8 +162,8 @@ def test_rows_of_what_is_lost_are_not_gone_on_with(
     head: RemoteHead, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     wanted = backward(head, 0)
-    param = torch.nn.Parameter(torch.zeros(VOCAB, 6))
-    param.grad = torch.zeros(VOCAB, 6)
+    param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
+    param.grad = torch.zeros(VOCAB, HIDDEN)
     Cut(head, monkeypatch, error)
     with pytest.raises(type(error)):
         flush_into(head, param)
