@@ -13,7 +13,8 @@ install(
   EXPORT lossdTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT lossd_client)
 install(
-  FILES ${CMAKE_CURRENT_LIST_DIR}/include/lossd/checkpoint.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/client.h
+  FILES ${CMAKE_CURRENT_LIST_DIR}/include/lossd/c_api.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/checkpoint.h
+        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/client.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/flush.h
         ${CMAKE_CURRENT_LIST_DIR}/include/lossd/loss.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/optimizer.h
         ${CMAKE_CURRENT_LIST_DIR}/include/lossd/region.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/weights.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lossd

@@ -20,6 +20,15 @@ absl::StatusOr<FlushOptions> OptionsOf(const lossd_flush_options& given) {
                        .gradient_scale = given.gradient_scale,
                        .progress = ProgressOf(given.progress, given.user),
                        .commit = given.leave_frozen == 0};
+  if (given.sink != nullptr) {
+    options.sink = [sink = given.sink, user = given.user](int64_t first_row, int64_t rows,
+                                                          const void* gradient,
+                                                          std::span<const float> bias_gradient) {
+      const float* bias = bias_gradient.empty() ? nullptr : bias_gradient.data();
+      const int32_t answer = sink(user, first_row, rows, gradient, bias);
+      return answer == 0 ? absl::OkStatus() : absl::CancelledError(absl::StrCat("it returned ", answer));
+    };
+  }
   if (given.on_frozen != nullptr) {
     options.on_frozen = [on_frozen = given.on_frozen, user = given.user] { on_frozen(user); };
   }
