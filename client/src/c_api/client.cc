@@ -1,0 +1,128 @@
+// lossd_connect and what is asked of the server as a whole.
+#include <chrono>
+#include <cmath>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/c_api/arguments.h"
+#include "client/src/c_api/handles.h"
+#include "client/src/c_api/output.h"
+#include "client/src/c_api/structs.h"
+
+namespace lossd::c_api {
+namespace {
+
+constexpr double kMostSeconds = 1e9;
+
+absl::StatusOr<std::chrono::milliseconds> TimeOf(double seconds, absl::string_view name) {
+  if (!(seconds >= 0 && seconds <= kMostSeconds)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", seconds, "; it must be in [0, ", kMostSeconds, "]"));
+  }
+  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
+}
+
+absl::StatusOr<std::optional<TlsOptions>> TlsOf(const lossd_client_options& given) {
+  TlsOptions tls{.ca_certificates = TextOf(given.tls_ca_certificates),
+                 .certificate = TextOf(given.tls_certificate),
+                 .key = TextOf(given.tls_key),
+                 .server_name = TextOf(given.tls_server_name)};
+  if (given.tls != 0) return tls;
+  if (!tls.ca_certificates.empty() || !tls.certificate.empty() || !tls.key.empty() ||
+      !tls.server_name.empty()) {
+    return absl::InvalidArgumentError(
+        "options.tls is 0, which means plain text, but there are tls_... fields that are set: set tls to 1");
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<ClientOptions> OptionsOf(const lossd_client_options* given) {
+  ClientOptions options;
+  if (given == nullptr) return options;
+  const auto read = Read(given, "options");
+  if (!read.ok()) return read.status();
+  const auto call = TimeOf(read->call_timeout_seconds, "options.call_timeout_seconds");
+  if (!call.ok()) return call.status();
+  const auto reconnect = TimeOf(read->reconnect_timeout_seconds, "options.reconnect_timeout_seconds");
+  if (!reconnect.ok()) return reconnect.status();
+  auto tls = TlsOf(*read);
+  if (!tls.ok()) return tls.status();
+  options.call_timeout = *call;
+  options.reconnect_timeout = *reconnect;
+  options.transfer_bytes = read->transfer_bytes;
+  options.tls = *std::move(tls);
+  return options;
+}
+
+// Calls that tell something as JSON.
+template <typename Call>
+lossd_status* TellJson(lossd_client* client, char** json, Call call) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;
+    if (absl::Status status = NotNull(json, "json"); !status.ok()) return status;
+    return PutJson(call(*client->client), json);
+  });
+}
+
+}  // namespace
+}  // namespace lossd::c_api
+
+using namespace lossd::c_api;  // NOLINT(google-build-using-namespace): all of this file is about it
+
+lossd_status* lossd_connect(const char* target, const lossd_client_options* options, lossd_client** client) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(target, "target"); !status.ok()) return status;
+    if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;
+    const auto converted = OptionsOf(options);
+    if (!converted.ok()) return converted.status();
+    return PutHandle(lossd::Client::Connect(target, *converted), client);
+  });
+}
+
+void lossd_client_free(lossd_client* client) { delete client; }
+
+lossd_status* lossd_client_status(lossd_client* client, char** json) {
+  return TellJson(client, json, [](lossd::Client& of) { return of.Status(); });
+}
+
+lossd_status* lossd_client_memory(lossd_client* client, char** json) {
+  return TellJson(client, json, [](lossd::Client& of) { return of.Memory(); });
+}
+
+lossd_status* lossd_client_heads(lossd_client* client, char** json) {
+  return TellJson(client, json, [](lossd::Client& of) { return of.ListHeads(); });
+}
+
+lossd_status* lossd_client_traffic(lossd_client* client, char** json) {
+  return TellJson(client, json,
+                  [](lossd::Client& of) { return absl::StatusOr<lossd::Traffic>(of.TrafficSoFar()); });
+}
+
+lossd_status* lossd_client_drain(lossd_client* client) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;
+    return client->client->Drain();
+  });
+}
+
+lossd_status* lossd_client_delete_head(lossd_client* client, const char* name, int32_t discard_gradient) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;
+    if (absl::Status status = NotNull(name, "name"); !status.ok()) return status;
+    return client->client->DeleteHead(name, discard_gradient != 0);
+  });
+}
+
+lossd_status* lossd_client_restore_checkpoint(lossd_client* client, const char* head, const char* tag,
+                                              char** json) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
+    if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;
+    const auto restored = client->client->RestoreCheckpoint(head, TextOf(tag));
+    return json == nullptr ? restored.status() : PutJson(restored, json);
+  });
+}
+
+lossd_status* lossd_client_checkpoints(lossd_client* client, const char* head, char** json) {
+  return TellJson(client, json, [&](lossd::Client& of) { return of.ListCheckpoints(TextOf(head)); });
+}

@@ -1,0 +1,194 @@
+#include "client/src/c_api/json.h"
+
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/c_api/status.h"
+
+namespace lossd::c_api {
+namespace {
+
+const char* NameOf(WindowState state) {
+  switch (state) {
+    case WindowState::kOpen:
+      return "open";
+    case WindowState::kFreezing:
+      return "freezing";
+    case WindowState::kFrozen:
+      return "frozen";
+  }
+  return "unknown";
+}
+
+const char* NameOf(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kNone:
+      return "none";
+    case OptimizerKind::kSgd:
+      return "sgd";
+    case OptimizerKind::kAdam:
+      return "adam";
+    case OptimizerKind::kAdamW:
+      return "adamw";
+  }
+  return "unknown";
+}
+
+Json ToJson(const MemoryItem& item) { return {{"purpose", item.purpose}, {"bytes", item.bytes}}; }
+
+Json ToJson(const std::vector<MemoryItem>& items) {
+  Json json = Json::array();
+  for (const MemoryItem& item : items) json.push_back(ToJson(item));
+  return json;
+}
+
+Json ToJson(const OptimizerConfig& optimizer) {
+  if (optimizer.kind == OptimizerKind::kNone) return nullptr;
+  return {{"kind", NameOf(optimizer.kind)}, {"weight_decay", optimizer.weight_decay.value_or(0)},
+          {"momentum", optimizer.momentum}, {"dampening", optimizer.dampening},
+          {"nesterov", optimizer.nesterov}, {"beta1", optimizer.beta1},
+          {"beta2", optimizer.beta2},       {"eps", optimizer.eps},
+          {"maximize", optimizer.maximize}};
+}
+
+Json ToJson(const HeadConfig& config) {
+  return {{"name", config.name},
+          {"vocab_size", config.vocab_size},
+          {"hidden_size", config.hidden_size},
+          {"weight_type", Name(config.weight_type)},
+          {"logit_scale", config.logit_scale},
+          {"softcap", config.softcap},
+          {"frozen", config.frozen},
+          {"deferred_bytes", config.deferred_bytes},
+          {"bias", config.bias},
+          {"optimizer", ToJson(config.optimizer)},
+          {"master_weights", config.master_weights},
+          {"double_buffer", config.double_buffer},
+          {"has_class_weights", config.has_class_weights}};
+}
+
+// nlohmann would turn any number into any other.
+template <typename Number>
+absl::StatusOr<Number> CountOf(const Json& json, const char* field) {
+  const Json& value = json.at(field);
+  if (value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<Number>::max()) {
+    return value.get<Number>();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", TextOf(value), "; expected a count"));
+}
+
+absl::StatusOr<SessionMarks> MarksOf(const Json& json) {
+  SessionMarks marks{.session_id = json.at("session_id").get<std::string>(), .lanes = {}};
+  const Json& lanes = json.at("lanes");
+  if (!lanes.is_array()) return absl::InvalidArgumentError("lanes is no array");
+  for (const Json& lane : lanes) {
+    const auto number = CountOf<int32_t>(lane, "lane");
+    if (!number.ok()) return number.status();
+    const auto accepted = CountOf<uint64_t>(lane, "accepted");
+    if (!accepted.ok()) return accepted.status();
+    const auto applied = CountOf<uint64_t>(lane, "applied");
+    if (!applied.ok()) return applied.status();
+    marks.lanes.push_back({.lane = *number, .accepted = *accepted, .applied = *applied});
+  }
+  return marks;
+}
+
+absl::StatusOr<SessionMarks> ParseMarks(const char* text) {
+  try {
+    return MarksOf(Json::parse(text));
+  } catch (const Json::exception& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+}
+
+}  // namespace
+
+Json ToJson(const SessionMarks& marks) {
+  Json lanes = Json::array();
+  for (const LaneMarks& lane : marks.lanes) {
+    lanes.push_back({{"lane", lane.lane}, {"accepted", lane.accepted}, {"applied", lane.applied}});
+  }
+  return {{"session_id", marks.session_id}, {"lanes", lanes}};
+}
+
+Json ToJson(const HeadInfo& info) {
+  return {{"config", ToJson(info.config)},           {"weight_version", info.weight_version},
+          {"generation", info.generation},           {"window_state", NameOf(info.window_state)},
+          {"window_tokens", info.window_tokens},     {"sessions", ToJson(info.sessions)},
+          {"open_sessions", info.open_sessions},     {"memory", ToJson(info.memory)},
+          {"optimizer_steps", info.optimizer_steps}, {"staged_rows", info.staged_rows}};
+}
+
+Json ToJson(const ServerStatus& status) {
+  return {{"version", status.version},
+          {"incarnation", status.incarnation},
+          {"draining", status.draining},
+          {"device", status.device},
+          {"device_description", status.device_description},
+          {"uptime_seconds", status.uptime_seconds},
+          {"chunks_applied", status.chunks_applied},
+          {"tokens_applied", status.tokens_applied},
+          {"queued_chunks", status.queued_chunks},
+          {"heads", ToJson(status.heads)}};
+}
+
+Json ToJson(const ServerMemory& memory) {
+  Json heads = Json::array();
+  for (const ServerMemory::Head& head : memory.heads) {
+    heads.push_back({{"name", head.name}, {"items", ToJson(head.items)}});
+  }
+  return {{"limit_bytes", memory.limit_bytes},
+          {"reserved_bytes", memory.reserved_bytes},
+          {"process_resident_bytes", memory.process_resident_bytes},
+          {"process_peak_bytes", memory.process_peak_bytes},
+          {"heads", heads},
+          {"shared", ToJson(memory.shared)},
+          {"device_total_bytes", memory.device_total_bytes},
+          {"device_free_bytes", memory.device_free_bytes},
+          {"head_quota_bytes", memory.head_quota_bytes}};
+}
+
+Json ToJson(const Traffic& traffic) {
+  return {{"bytes_sent", traffic.bytes_sent}, {"bytes_received", traffic.bytes_received}};
+}
+
+Json ToJson(const CheckpointInfo& info) {
+  return {{"head", info.head},
+          {"tag", info.tag},
+          {"generation", info.generation},
+          {"weight_version", info.weight_version},
+          {"optimizer_steps", info.optimizer_steps},
+          {"window_tokens", info.window_tokens},
+          {"bytes", info.bytes},
+          {"saved_at", std::chrono::duration<double>(info.saved_at.time_since_epoch()).count()}};
+}
+
+Json ToJson(const SavedCheckpoint& saved) {
+  return {{"info", ToJson(saved.info)}, {"bytes_written", saved.bytes_written}};
+}
+
+Json ToJson(const LoadedWeights& loaded) {
+  return {{"weight_version", loaded.weight_version}, {"tensor", loaded.tensor}};
+}
+
+std::string TextOf(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+absl::StatusOr<std::vector<SessionMarks>> MarksOf(const char* const* texts, size_t count) {
+  std::vector<SessionMarks> marks;
+  if (count == 0) return marks;
+  if (texts == nullptr) return NullArgument("marks");
+  for (size_t i = 0; i < count; ++i) {
+    if (texts[i] == nullptr) return NullArgument(absl::StrCat("marks[", i, "]"));
+    auto parsed = ParseMarks(texts[i]);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "marks[", i, "] is not what lossd_session_marks returns: ", parsed.status().message()));
+    }
+    marks.push_back(*std::move(parsed));
+  }
+  return marks;
+}
+
+}  // namespace lossd::c_api
