@@ -15,8 +15,9 @@ install(
 install(
   FILES ${CMAKE_CURRENT_LIST_DIR}/include/lossd/c_api.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/checkpoint.h
         ${CMAKE_CURRENT_LIST_DIR}/include/lossd/client.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/flush.h
-        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/loss.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/optimizer.h
-        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/region.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/weights.h
+        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/logits.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/loss.h
+        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/optimizer.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/region.h
+        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/weights.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lossd
   COMPONENT lossd_client)
 install(

@@ -223,6 +223,29 @@ LOSSD_API lossd_status* lossd_weight_write_rows(const lossd_weight_write* write,
 LOSSD_API lossd_status* lossd_weight_write_commit(const lossd_weight_write* write, uint64_t* weight_version);
 LOSSD_API void lossd_weight_write_free(lossd_weight_write* write);
 
+/* lossd::LogitsBatch and lossd::LogitsOutputs: of each row all logits, or with top_k above 0 the largest
+ * ones. A NaN stands for "the head's". */
+typedef struct lossd_logits {
+  size_t struct_size;
+  int64_t rows;              /* N */
+  const void* hidden_states; /* [N, H] of hidden_dtype */
+  int32_t hidden_dtype;
+  int32_t bias;            /* lossd_part */
+  float logit_scale;       /* NaN: the head's */
+  float softcap;           /* NaN: the head's; 0: none */
+  uint64_t weight_version; /* what the weights must be of; 0: any */
+  void* logits;            /* [N, V] of dtype; NULL with top_k */
+  int32_t dtype;
+  int32_t top_k;
+  int32_t* top_tokens; /* [N, top_k], best first; this and the next two may be NULL */
+  float* top_logits;   /* [N, top_k] */
+  float* log_sum_exp;  /* [N] */
+} lossd_logits;
+LOSSD_API void lossd_logits_init(lossd_logits* logits, size_t struct_size);
+/* Head::Logits: of one weight version, which goes into `*weight_version` unless that is NULL. */
+LOSSD_API lossd_status* lossd_head_logits(const lossd_head* head, const lossd_logits* logits,
+                                          uint64_t* weight_version);
+
 /* SavedCheckpoint as JSON. */
 LOSSD_API lossd_status* lossd_head_save_checkpoint(const lossd_head* head, const char* tag, char** json);
 

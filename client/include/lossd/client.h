@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "lossd/checkpoint.h"
 #include "lossd/flush.h"
+#include "lossd/logits.h"
 #include "lossd/loss.h"
 #include "lossd/optimizer.h"
 #include "lossd/region.h"
@@ -362,6 +363,10 @@ class Head {
                                     const ReadRowsOptions& options = {}) const;
   // The server reads the weights from a safetensors file of its own (--weights_dir) and publishes them.
   absl::StatusOr<LoadedWeights> LoadWeights(const LoadWeightsOptions& options) const;
+
+  // Logits of rows, all of one weight version, which is returned; in several calls if they are many. Needs no
+  // session, and nothing of the window moves. FAILED_PRECONDITION of a head without weights.
+  absl::StatusOr<uint64_t> Logits(const LogitsBatch& batch, const LogitsOutputs& outputs) const;
 
   // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.

@@ -48,6 +48,7 @@ _FALLIBLE: dict[str, tuple[Any, ...]] = {
     "lossd_head_begin_write": (_P, _S, _I32, _PP),
     "lossd_weight_write_rows": (_P, _I64, _I64, _I32, _P, _P, s.Progress, _P),
     "lossd_weight_write_commit": (_P, c.POINTER(_U64)),
+    "lossd_head_logits": (_P, c.POINTER(s.Logits), c.POINTER(_U64)),
     "lossd_head_save_checkpoint": (_P, _S, _PP),
     "lossd_head_open_session": (_P, c.POINTER(s.SessionOptions), _PP),
     "lossd_session_close": (_P,),

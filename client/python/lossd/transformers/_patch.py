@@ -108,7 +108,7 @@ def patch(
     lm_head.train(model.training)
     if tied:
         # One Parameter under both names, as transformers has it: its checkpoints and tie_weights() stay right.
-        lm_head.weight = linear.weight
+        lm_head.weight, lm_head.bias = linear.weight, linear.bias
     else:
         _weights.free(linear)
         attach_state(lm_head, remote, weight="weight", bias="bias")

@@ -36,14 +36,14 @@ class TiedWeight:
         """Writes the weights to the server if they may have changed since the last time."""
         state = self._state()
         if state != self._written:
-            self._remote.head.write_weights(self._linear.weight.detach(), bias_of(self._linear))
+            self._remote.write_weights(self._linear.weight, bias_of(self._linear))
             self._written = state
 
     def flush(self) -> None:
         """Adds what the server has gathered to the parameter's `.grad`; the next window begins."""
         from lossd.torch import flush_into
 
-        flush_into(self._remote, self._linear.weight, to="grad")
+        flush_into(self._remote, self._linear.weight, to="grad", bias=self._linear.bias)
         # An optimizer that writes to `.data` leaves the parameter's version alone.
         self._written = None
 

@@ -89,14 +89,14 @@ def remote_head(
         raise ValueError(
             f"head: {head.vocab_size} x {head.hidden_size}, but the model's lm_head is {vocab_size} x {hidden_size}"
         )
-    return head if isinstance(head, RemoteHead) else RemoteHead(head)
+    return head if isinstance(head, RemoteHead) else RemoteHead(head, device=linear.weight.device)
 
 
 def upload(remote: RemoteHead, linear: nn.Linear) -> None:
     """Writes the weight (and bias) to the server; of several ranks the first does, the others wait."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not several or torch.distributed.get_rank() == 0:
-        remote.head.write_weights(linear.weight.detach(), bias_of(linear))
+        remote.write_weights(linear.weight, bias_of(linear))
     if several:
         torch.distributed.barrier()
 

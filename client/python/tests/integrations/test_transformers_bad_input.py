@@ -52,8 +52,9 @@ def test_heads_of_other_sizes_are_refused(client: lossd.Client, name: str) -> No
 
 def test_what_the_server_refuses_leaves_the_model_alone(client: lossd.Client, name: str) -> None:
     model = build("llama")
-    with pytest.raises(lossd.LossdError):
-        patch(model, client=client, name=name, dtype="float32", deferred_bytes=-1)
+    head_of(client, name, 5)
+    with pytest.raises(lossd.LossdError, match=name):
+        patch(model, client=client, name=name)
     assert isinstance(model.lm_head, torch.nn.Linear)
     assert model(**batch()).logits is not None
 
