@@ -1,0 +1,211 @@
+"""A batch and its outputs as structs of the library."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lossd import _structs as s
+from lossd import _tensors as t
+from lossd._arguments import choice, integer, number, optional_number
+from lossd._library import encoded, library
+from lossd.results import BatchResult
+
+MODES = {"gradients": 0, "loss": 1}
+REDUCTIONS = {"sum": 0, "mean": 1, "late_mean": 2}
+PARTS = {"head": 0, "ignore": 1, "use": 2}
+DIVERGENCES = {"forward_kl": 0, "reverse_kl": 1, "jensen_shannon": 2}
+# What can be had of each token besides its loss.
+RETURNS = {
+    "log_sum_exp": "float32",
+    "z_losses": "float32",
+    "log_probabilities": "float32",
+    "entropies": "float32",
+    "divergences": "float32",
+    "predictions": "int32",
+    "target_ranks": "int32",
+}
+TOP = {"top_tokens": "int32", "top_log_probabilities": "float32"}
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Soft targets of another head of the same server, the teacher, fed with hidden states of its own.
+
+    hidden: [..., the teacher's H]; divergence: "forward_kl", "reverse_kl" or "jensen_shannon" (with beta);
+    temperature divides both heads' logits in it. A token's loss is label_weight times the cross-entropy plus weight
+    times the divergence (docs/losses.md).
+    """
+
+    teacher: str
+    hidden: Any
+    divergence: str = "forward_kl"
+    beta: float = 0.5
+    temperature: float = 1.0
+    weight: float = 1.0
+    label_weight: float = 0.0
+    hidden_dtype: Any = None
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """The keywords of Session.compute."""
+
+    mode: str = "gradients"
+    dx: Any = True
+    dx_dtype: Any = None
+    hidden_dtype: Any = None
+    losses: bool = True
+    reduction: str = "sum"
+    normalizer: Any = None
+    z_normalizer: Any = None
+    ignore_index: int = -100
+    gradient_scale: Any = 1.0
+    z_gradient_scale: Any = None
+    label_smoothing: float = 0.0
+    lse_square_scale: float = 0.0
+    logit_scale: float | None = None
+    softcap: float | None = None
+    class_weights: str = "head"
+    bias: str = "head"
+    token_weights: Any = None
+    lse_gradients: Any = None
+    weight_version: int = 0
+    first_token: int = 0
+    window_token: int | None = None
+    torch_compat: bool = False
+    distillation: Distillation | None = None
+    returns: Collection[str] = ()
+    top_k: int = 0
+    out: Mapping[str, Any] = field(default_factory=dict)
+
+    def wanted(self, name: str, asked: object) -> bool:
+        return name in self.out or (asked is not None and asked is not False)
+
+    @property
+    def wants_dx(self) -> bool:
+        return self.mode == "gradients" and self.wanted("dx", self.dx)
+
+    @property
+    def dx_array(self) -> Any:
+        """Where the caller wants dX, or None."""
+        return self.out.get("dx", None if isinstance(self.dx, bool) else self.dx)
+
+
+@dataclass
+class Prepared:
+    """Structs, and everything that they point to."""
+
+    batch: s.Batch
+    outputs: s.Outputs
+    arrays: dict[str, Any]
+    keep: list[Any]
+
+
+def _batch_numbers(batch: s.Batch, options: BatchOptions) -> None:
+    batch.mode = choice(options.mode, "mode", MODES)
+    batch.reduction = choice(options.reduction, "reduction", REDUCTIONS)
+    batch.class_weights = choice(options.class_weights, "class_weights", PARTS)
+    batch.bias = choice(options.bias, "bias", PARTS)
+    batch.torch_compat = bool(options.torch_compat)
+    batch.ignore_index = integer(options.ignore_index, "ignore_index", least=-(1 << 63))
+    batch.first_token = integer(options.first_token, "first_token")
+    batch.weight_version = integer(options.weight_version, "weight_version", most=(1 << 64) - 1)
+    batch.window_token = -1 if options.window_token is None else integer(options.window_token, "window_token")
+    for name in ("gradient_scale", "label_smoothing", "lse_square_scale"):
+        setattr(batch, name, number(getattr(options, name), name))
+    for name in ("logit_scale", "softcap", "z_gradient_scale", "normalizer", "z_normalizer"):
+        setattr(batch, name, optional_number(getattr(options, name), name))
+
+
+def _distillation(wanted: Distillation, leading: tuple[int, ...], keep: list[Any]) -> Any:
+    if not isinstance(wanted, Distillation):
+        raise TypeError(f"distillation is a {type(wanted).__name__}; want lossd.Distillation")
+    hidden = t.float_view(wanted.hidden, "distillation.hidden", wanted.hidden_dtype)
+    if hidden.shape[:-1] != leading or not hidden.shape:
+        raise ValueError(f"distillation.hidden has shape {hidden.shape}; want {(*leading, 'the hidden size of the teacher')}")
+    struct = library().make(s.DistillationStruct)
+    struct.teacher = encoded(wanted.teacher, "distillation.teacher")
+    struct.hidden_size, struct.hidden_dtype, struct.hidden_states = hidden.shape[-1], hidden.number, hidden.pointer
+    struct.divergence = choice(wanted.divergence, "distillation.divergence", DIVERGENCES)
+    for name in ("beta", "temperature", "weight", "label_weight"):
+        setattr(struct, name, number(getattr(wanted, name), f"distillation.{name}"))
+    keep += [hidden, struct]
+    return c.pointer(struct)
+
+
+def _outputs(
+    prepared: Prepared, leading: tuple[int, ...], kind: t.Kind, dx: t.View | None, options: BatchOptions
+) -> None:
+    outputs = prepared.outputs
+    returns = {options.returns} if isinstance(options.returns, str) else set(options.returns)
+    top_k = integer(options.top_k, "top_k", most=64)
+    unknown = (returns | set(options.out)) - set(RETURNS) - set(TOP) - {"top_k", "losses", "dx"}
+    if unknown:
+        known = ", ".join([*RETURNS, "top_k"])
+        raise ValueError(f"returns and out name {', '.join(sorted(map(repr, unknown)))}; there are {known}")
+    if ("top_k" in returns or returns & set(TOP)) and not top_k:
+        raise ValueError('returns names "top_k"; say how many with top_k=1 to 64')
+
+    def place(name: str, shape: tuple[int, ...], dtype: str) -> None:
+        array = options.out[name] if name in options.out else kind.empty(shape, dtype)
+        view = t.output_view(array, f"out[{name!r}]", shape, dtype)
+        setattr(outputs, name, view.pointer)
+        prepared.arrays[name] = array
+        prepared.keep.append(view)
+
+    if options.wanted("losses", options.losses):
+        place("losses", leading, "float32")
+    for name, dtype in RETURNS.items():
+        if name in returns or name in options.out:
+            place(name, leading, dtype)
+    if top_k:
+        outputs.top_k = top_k
+        for name, dtype in TOP.items():
+            place(name, (*leading, top_k), dtype)
+    if dx is not None:
+        outputs.dx, outputs.dx_dtype = dx.pointer, dx.number
+        prepared.keep.append(dx)
+
+
+
+def prepare(hidden: t.View, labels: Any, kind: t.Kind, dx: t.View | None, options: BatchOptions) -> Prepared:
+    """`hidden` [..., H] and `dx`, which may lie in a region, are dense; the rest is made dense, or made as `kind`."""
+    leading = hidden.shape[:-1]
+    label_view = t.label_view(labels)
+    t.require_shape(label_view, "labels", leading)
+    batch = library().make(s.Batch)
+    prepared = Prepared(batch, library().make(s.Outputs), {}, [hidden, label_view])
+    _batch_numbers(batch, options)
+    batch.tokens = t.token_count(leading)
+    batch.labels, batch.hidden_states, batch.hidden_dtype = label_view.pointer, hidden.pointer, hidden.number
+    for name in ("token_weights", "lse_gradients"):
+        value = getattr(options, name)
+        if value is not None:
+            view = t.float32_view(value, name, leading)
+            setattr(batch, name, view.pointer)
+            prepared.keep.append(view)
+    if options.distillation is not None:
+        batch.distillation = _distillation(options.distillation, leading, prepared.keep)
+    _outputs(prepared, leading, kind, dx, options)
+    return prepared
+
+
+def result_of(result: s.Result, arrays: dict[str, Any]) -> BatchResult:
+    return BatchResult(
+        loss=result.loss,
+        loss_sum=result.loss_sum,
+        z_loss_sum=result.z_loss_sum,
+        class_weight_sum=result.class_weight_sum,
+        divergence_sum=result.divergence_sum,
+        valid_tokens=result.valid_tokens,
+        correct_tokens=result.correct_tokens,
+        weight_version=result.weight_version,
+        teacher_weight_version=result.teacher_weight_version,
+        chunks=result.chunks,
+        repeated_chunks=result.repeated_chunks,
+        first_sequences=tuple(result.first_sequences[: result.lanes]),
+        **arrays,
+    )

@@ -1,0 +1,75 @@
+"""Owners of what the C library makes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+
+from lossd._library import library
+
+
+class Handle:
+    """Owns one pointer. `with handle as pointer:` keeps it alive during a call, whoever closes it meanwhile.
+
+    A forked child has copies of its parent's handles but not of the library's threads: it must not use them, and
+    leaves them alone when it ends.
+    """
+
+    def __init__(self, pointer: int | None, free: str, what: str) -> None:
+        self._pointer = pointer
+        self._free = library().function(free)
+        self._what = what
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it, not one that forked this one."""
+        return os.getpid() == self._pid
+
+    def __enter__(self) -> int:
+        if not self.is_ours:
+            raise RuntimeError(
+                f"{self._what} belongs to process {self._pid}, which forked this one: connect after forking, and start "
+                f"processes with multiprocessing's 'spawn' or 'forkserver' once a client is connected"
+            )
+        with self._lock:
+            if self._closed or self._pointer is None:
+                raise ValueError(f"{self._what} is closed")
+            self._users += 1
+            return self._pointer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._users -= 1
+        self._free_if_unused()
+
+    def close(self) -> None:
+        """Frees the pointer, once calls that use it have ended. May be called again."""
+        with self._lock:
+            self._closed = True
+        self._free_if_unused()
+
+    def _free_if_unused(self) -> None:
+        with self._lock:
+            if not self._closed or self._users or self._pointer is None:
+                return
+            pointer, self._pointer = self._pointer, None
+        if self.is_ours:
+            self._free(pointer)
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "_pointer", None)
+        # Nothing is left of this module when the interpreter ends, and the process ends with everything.
+        if pointer is not None and os is not None and os.getpid() == self._pid:
+            self._pointer = None
+            self._free(pointer)

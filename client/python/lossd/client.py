@@ -1,0 +1,245 @@
+"""A connection to one server."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from lossd import _structs as s
+from lossd import _tensors as t
+from lossd._arguments import choice, integer, number
+from lossd._handles import Handle
+from lossd._library import encoded, library
+from lossd._window import Window
+from lossd.errors import VersionMismatchError
+from lossd.head import Head
+from lossd.optimizers import Optimizer, struct_of
+from lossd.regions import Region
+from lossd.results import CheckpointInfo, HeadInfo, ServerMemory, ServerStatus, Traffic, from_json
+
+REGION_KINDS = {"system": 0, "device": 1}
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Paths of PEM files, read again when they change. ca_certificates: who may have signed the server's ("": the
+    system's roots); certificate and key: this client's, for servers that ask for one; server_name: what the server's
+    certificate must be for ("": the host of the target)."""
+
+    ca_certificates: str | os.PathLike[str] = ""
+    certificate: str | os.PathLike[str] = ""
+    key: str | os.PathLike[str] = ""
+    server_name: str = ""
+
+
+def connect(
+    target: str,
+    *,
+    tls: Tls | None = None,
+    call_timeout: float = 60.0,
+    reconnect_timeout: float = 60.0,
+    transfer_bytes: int = 4 << 20,
+    check_version: bool = True,
+) -> Client:
+    """Connects to "host:port", "dns:///name:port" or "unix:/path"; waits until the server answers.
+
+    call_timeout: seconds after which a call without tensors fails with DeadlineExceededError. reconnect_timeout:
+    seconds that a call goes on trying before it fails with UnavailableError. transfer_bytes: of one message of
+    weights or gradient rows. check_version: VersionMismatchError unless the server is of this library's version.
+    """
+    return Client(
+        target,
+        tls=tls,
+        call_timeout=call_timeout,
+        reconnect_timeout=reconnect_timeout,
+        transfer_bytes=transfer_bytes,
+        check_version=check_version,
+    )
+
+
+def require_same_version(server: str, client: str) -> None:
+    """Versions work together if they differ in the last number alone."""
+    if server.split(".")[:2] != client.split(".")[:2]:
+        raise VersionMismatchError(
+            f"the server is lossd {server}, this client {client}: install the same version on both sides, or connect "
+            f"with check_version=False at your own risk"
+        )
+
+
+class Client:
+    """Made by connect(). Thread-safe. A context manager, which closes it."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        tls: Tls | None = None,
+        call_timeout: float = 60.0,
+        reconnect_timeout: float = 60.0,
+        transfer_bytes: int = 4 << 20,
+        check_version: bool = True,
+    ) -> None:
+        options = library().make(s.ClientOptions)
+        options.call_timeout_seconds = number(call_timeout, "call_timeout")
+        options.reconnect_timeout_seconds = number(reconnect_timeout, "reconnect_timeout")
+        options.transfer_bytes = integer(transfer_bytes, "transfer_bytes", least=1)
+        if tls is not None:
+            options.tls = 1
+            for name in ("ca_certificates", "certificate", "key", "server_name"):
+                setattr(options, f"tls_{name}", encoded(getattr(tls, name), f"tls.{name}") or None)
+        pointer = c.c_void_p()
+        library().call("lossd_connect", encoded(target, "target"), c.byref(options), c.byref(pointer))
+        self._target = target
+        self._handle = Handle(pointer.value, "lossd_client_free", "this client")
+        self._windows: dict[str, Window] = {}
+        self._lock = threading.Lock()
+        if check_version:
+            try:
+                require_same_version(self.status().version, library().version)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def target(self) -> str:
+        return self._target
+
+    def _window_of(self, name: str) -> Window:
+        with self._lock:
+            return self._windows.setdefault(name, Window())
+
+    # --- Heads -----------------------------------------------------------------------------------------------------
+
+    def create_head(
+        self,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        dtype: Any = "bfloat16",
+        *,
+        logit_scale: float = 1.0,
+        softcap: float = 0.0,
+        frozen: bool = False,
+        bias: bool = False,
+        optimizer: Optimizer | None = None,
+        master_weights: bool = False,
+        double_buffer: bool = False,
+        deferred_bytes: int = 0,
+        class_weights: Any = None,
+    ) -> Head:
+        """Creates the head, or returns it if it is there with the same configuration.
+
+        dtype: of the weights. logit_scale, softcap: logits are softcap·tanh(logit_scale·(x·Wᵀ + b)/softcap); 0: no
+        cap. frozen: the weights are not trained, dX is as ever. bias: b [V] in fp32. optimizer: lossd.SGD, Adam or
+        AdamW, which Head.step runs at the server. master_weights: an fp32 copy of 16-bit weights there.
+        double_buffer: batches of the next window are taken while a flush holds this one. deferred_bytes: docs of
+        lossd/client.h. class_weights: [V], each finite and at least 0.
+        """
+        config = library().make(s.HeadConfig)
+        config.name = encoded(name, "name")
+        config.vocab_size, config.hidden_size = integer(vocab_size, "vocab_size"), integer(hidden_size, "hidden_size")
+        config.weight_dtype = t.DTYPES[t.dtype_name(dtype, "dtype")]
+        config.logit_scale, config.softcap = number(logit_scale, "logit_scale"), number(softcap, "softcap")
+        for field, value in (
+            ("frozen", frozen),
+            ("bias", bias),
+            ("master_weights", master_weights),
+            ("double_buffer", double_buffer),
+        ):
+            setattr(config, field, bool(value))
+        config.deferred_bytes = integer(deferred_bytes, "deferred_bytes")
+        if optimizer is not None:
+            config.optimizer = c.pointer(struct_of(optimizer))
+        if class_weights is not None:
+            weights = t.float32_view(class_weights, "class_weights", (vocab_size,))
+            config.class_weights = weights.pointer
+        pointer = c.c_void_p()
+        with self._handle as client:
+            library().call("lossd_client_create_head", client, c.byref(config), c.byref(pointer))
+        return Head(self, pointer.value)
+
+    def head(self, name: str) -> Head:
+        """The head of that name; NotFoundError if there is none."""
+        pointer = c.c_void_p()
+        with self._handle as client:
+            library().call("lossd_client_get_head", client, encoded(name, "name"), c.byref(pointer))
+        return Head(self, pointer.value)
+
+    def heads(self) -> list[HeadInfo]:
+        return [from_json(HeadInfo, one) for one in self._json("lossd_client_heads")]
+
+    def delete_head(self, name: str, *, discard_gradient: bool = False) -> None:
+        """discard_gradient is needed while its window is not empty."""
+        with self._handle as client:
+            library().call("lossd_client_delete_head", client, encoded(name, "name"), bool(discard_gradient))
+        with self._lock:
+            self._windows.pop(name, None)
+
+    # --- The server ------------------------------------------------------------------------------------------------
+
+    def status(self) -> ServerStatus:
+        return from_json(ServerStatus, self._json("lossd_client_status"))
+
+    def memory(self) -> ServerMemory:
+        return from_json(ServerMemory, self._json("lossd_client_memory"))
+
+    def traffic(self) -> Traffic:
+        """Of this client, its heads and their sessions so far."""
+        return from_json(Traffic, self._json("lossd_client_traffic"))
+
+    def drain(self) -> None:
+        """Ends the server as SIGTERM does."""
+        with self._handle as client:
+            library().call("lossd_client_drain", client)
+
+    def restore_checkpoint(self, head: str, tag: str = "") -> CheckpointInfo:
+        """The head is as it was then ("": as of its newest checkpoint), and created if it is not there. What sessions
+        added since is undone: their next call is a WindowLostError."""
+        with self._handle as client:
+            data = library().json(
+                "lossd_client_restore_checkpoint", client, encoded(head, "head"), encoded(tag, "tag")
+            )
+        return from_json(CheckpointInfo, data)
+
+    def checkpoints(self, head: str = "") -> list[CheckpointInfo]:
+        """Newest first; "": of all heads."""
+        with self._handle as client:
+            data = library().json("lossd_client_checkpoints", client, encoded(head, "head"))
+        return [from_json(CheckpointInfo, one) for one in data]
+
+    def create_region(self, kind: str, nbytes: int) -> Region:
+        """Memory shared with a server on this host (--same_host_regions): "system", or "device" for that of its GPU."""
+        number_of_kind = choice(kind, "kind", REGION_KINDS)
+        pointer = c.c_void_p()
+        with self._handle as client:
+            library().call(
+                "lossd_client_create_region",
+                client,
+                number_of_kind,
+                integer(nbytes, "nbytes", least=1),
+                c.byref(pointer),
+            )
+        return Region(pointer.value, kind)
+
+    def _json(self, function: str) -> Any:
+        with self._handle as client:
+            return library().json(function, client)
+
+    def close(self) -> None:
+        """Heads and sessions that were made with it go on working; it makes no more. May be called again."""
+        self._handle.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<lossd.Client {self._target}{', closed' if self._handle.closed else ''}>"

@@ -1,0 +1,168 @@
+"""What lossd raises.
+
+    LossdError
+      InvalidArgumentError   (also a ValueError)
+      NotFoundError, AlreadyExistsError, FailedPreconditionError, PermissionDeniedError, UnauthenticatedError
+      ResourceExhaustedError
+      UnavailableError       (also a ConnectionError)
+      DeadlineExceededError  (also a TimeoutError)
+      AbortedError, CancelledError, DataLossError, InternalError, UnimplementedError, UnknownError
+      WindowLostError
+      VersionMismatchError, LibraryError, LaunchError
+
+Arguments of a wrong Python type, dtype or shape are a TypeError or a ValueError before anything is sent. Every
+other error comes from the server or the way to it, with its message, and leaves the process able to go on.
+"""
+
+from __future__ import annotations
+
+
+class LossdError(Exception):
+    """Base of all. `code`: the name of the status, such as "NOT_FOUND"; `message`: what the server said."""
+
+    code: str = "UNKNOWN"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidArgumentError(LossdError, ValueError):
+    """The server, or the library, cannot work with an argument; the message names it. Trying again is no use."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class NotFoundError(LossdError):
+    """There is no such head, session, checkpoint or file."""
+
+    code = "NOT_FOUND"
+
+
+class AlreadyExistsError(LossdError):
+    """There is one of that name with another configuration."""
+
+    code = "ALREADY_EXISTS"
+
+
+class FailedPreconditionError(LossdError):
+    """The server's state does not allow it: weights of another version, a frozen head, no optimizer, ..."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class PermissionDeniedError(LossdError):
+    code = "PERMISSION_DENIED"
+
+
+class UnauthenticatedError(LossdError):
+    """The server does not accept this client's certificate, or has none that this client trusts."""
+
+    code = "UNAUTHENTICATED"
+
+
+class ResourceExhaustedError(LossdError):
+    """The server has no room (memory, sessions, disk) for it; the message says what of."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class UnavailableError(LossdError, ConnectionError):
+    """The server was not reached for `reconnect_timeout` seconds. Once it is back, the same call may be made again;
+    a session whose compute() ended like this is over: open one with the same client_key."""
+
+    code = "UNAVAILABLE"
+
+
+class DeadlineExceededError(LossdError, TimeoutError):
+    """No answer within `call_timeout` seconds. Whether the call took effect is not known; calls that change anything
+    may be repeated with the same arguments, and count once."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class AbortedError(LossdError):
+    """Somebody else got in between: another process took the session over, or an earlier flush was aborted."""
+
+    code = "ABORTED"
+
+
+class CancelledError(LossdError):
+    code = "CANCELLED"
+
+
+class DataLossError(LossdError):
+    """What arrived is damaged: a checksum does not match."""
+
+    code = "DATA_LOSS"
+
+
+class InternalError(LossdError):
+    code = "INTERNAL"
+
+
+class UnimplementedError(LossdError):
+    """The server is older than this client and does not know the call."""
+
+    code = "UNIMPLEMENTED"
+
+
+class OutOfRangeError(LossdError):
+    code = "OUT_OF_RANGE"
+
+
+class UnknownError(LossdError):
+    code = "UNKNOWN"
+
+
+class WindowLostError(LossdError):
+    """The gradients accumulated since the last flush are gone: the server was killed, or the head restored from a
+    checkpoint. Open a new session and compute the window's batches again; weights that were only at the server are
+    written again, or restored."""
+
+    code = "WINDOW_LOST"
+
+
+class VersionMismatchError(LossdError):
+    """Client and server, or package and library, are of versions that do not work together."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class LibraryError(LossdError, ImportError):
+    """liblossd_c.so was not found or could not be loaded."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class LaunchError(LossdError):
+    """lossd.launch could not start a server; the message holds the end of its log."""
+
+    code = "UNAVAILABLE"
+
+
+WINDOW_LOST = 100
+_BY_NUMBER: dict[int, type[LossdError]] = {
+    1: CancelledError,
+    2: UnknownError,
+    3: InvalidArgumentError,
+    4: DeadlineExceededError,
+    5: NotFoundError,
+    6: AlreadyExistsError,
+    7: PermissionDeniedError,
+    8: ResourceExhaustedError,
+    9: FailedPreconditionError,
+    10: AbortedError,
+    11: OutOfRangeError,
+    12: UnimplementedError,
+    13: InternalError,
+    14: UnavailableError,
+    15: DataLossError,
+    16: UnauthenticatedError,
+    WINDOW_LOST: WindowLostError,
+}
+
+
+def error_of(number: int, message: str) -> LossdError:
+    """The exception for a status of the C library."""
+    return _BY_NUMBER.get(number, UnknownError)(message)

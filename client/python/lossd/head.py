@@ -1,0 +1,331 @@
+"""A head: weights [V, H], their gradient and their optimizer, at the server."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lossd import _flush, _logits
+from lossd import _structs as s
+from lossd import _tensors as t
+from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
+from lossd._handles import Handle
+from lossd._library import encoded, library, marks_array
+from lossd._window import Contributor
+from lossd.errors import WindowLostError
+from lossd.results import (
+    FlushResult,
+    GradientStats,
+    HeadConfig,
+    HeadInfo,
+    LoadedWeights,
+    SavedCheckpoint,
+    StepResult,
+    from_json,
+)
+from lossd.session import Session
+from lossd.weights import WeightWrite, read_rows, write_weights
+
+if TYPE_CHECKING:
+    from lossd.client import Client
+
+
+class Head:
+    """Made by Client.create_head and Client.head. Thread-safe.
+
+    Where marks are asked for, None stands for those of every session of this head that this client opened and that
+    may have added to the window, closed ones too. Those of other processes (Session.marks) are given as strings, and
+    then this process's own have to be among them.
+    """
+
+    def __init__(self, client: Client, pointer: int | None) -> None:
+        self._client = client
+        self._handle = Handle(pointer, "lossd_head_free", "this head")
+        self._config = self.info().config
+        self._window = client._window_of(self._config.name)
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    @property
+    def config(self) -> HeadConfig:
+        return self._config
+
+    @property
+    def name(self) -> str:
+        return self._config.name
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self._config.hidden_size
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights: "float32", "bfloat16" or "float16"."""
+        return self._config.weight_type
+
+    def info(self) -> HeadInfo:
+        """What the server knows of it now."""
+        with self._handle as head:
+            return from_json(HeadInfo, library().json("lossd_head_info", head))
+
+    # --- Weights ---------------------------------------------------------------------------------------------------
+
+    def write_weights(
+        self, weights: Any, bias: Any = None, *, dtype: Any = None, progress: ProgressCallback | None = None
+    ) -> int:
+        """Publishes weights [V, H], and of a head with a bias bias [V], as one new version, which is returned.
+
+        float32, bfloat16 or float16; rounded to the head's dtype before they are sent, unless the server keeps an
+        fp32 master. dtype: "bfloat16" of an array of uint16. A tensor on a GPU is read in pieces.
+        """
+        return write_weights(self, weights, bias, dtype, progress)
+
+    def read_weights(
+        self,
+        *,
+        out: Any = None,
+        dtype: Any = "float32",
+        bias_out: Any = None,
+        progress: ProgressCallback | None = None,
+    ) -> Any:
+        """All rows, of one version, into `out` [V, H] (whose dtype counts then) or a new NumPy array, which is
+        returned; bfloat16 in NumPy is uint16. bias_out [V] fp32: of a head with a bias."""
+        return read_rows(self, 0, self.vocab_size, out, dtype, 0, bias_out, progress)
+
+    def read_rows(
+        self,
+        first_row: int,
+        rows: int,
+        *,
+        out: Any = None,
+        dtype: Any = "float32",
+        weight_version: int = 0,
+        bias_out: Any = None,
+        progress: ProgressCallback | None = None,
+    ) -> Any:
+        """Rows [first_row, first_row + rows), [rows, H]; FailedPreconditionError if they are not of weight_version
+        (0: any)."""
+        return read_rows(self, first_row, rows, out, dtype, weight_version, bias_out, progress)
+
+    def begin_write(self, write_key: str, *, replace: bool = True) -> WeightWrite:
+        """A version that several processes write together, under the same key, each its own rows. replace: drop an
+        unfinished write of another key."""
+        pointer = c.c_void_p()
+        with self._handle as head:
+            library().call(
+                "lossd_head_begin_write", head, encoded(write_key, "write_key"), bool(replace), c.byref(pointer)
+            )
+        return WeightWrite(self, pointer.value)
+
+    def load_weights(
+        self, path: str, tensor: str = "", bias_tensor: str = "", *, progress: ProgressCallback | None = None
+    ) -> LoadedWeights:
+        """The server reads them from a safetensors file below its --weights_dir. tensor: "" takes "lm_head.weight",
+        or else the only one of the head's shape."""
+        raised = Raised()
+        with self._handle as head:
+            data = library().json(
+                "lossd_head_load_weights",
+                head,
+                encoded(path, "path"),
+                encoded(tensor, "tensor") or None,
+                encoded(bias_tensor, "bias_tensor") or None,
+                raised.progress(progress),
+                None,
+            )
+        raised.again()
+        return from_json(LoadedWeights, data)
+
+    def logits(
+        self,
+        hidden: Any,
+        *,
+        dtype: Any = "float32",
+        top_k: int | None = None,
+        logit_scale: float | None = None,
+        softcap: float | None = None,
+        bias: str = "head",
+        weight_version: int = 0,
+        hidden_dtype: Any = None,
+    ) -> Any:
+        """Logits of a few tokens, for generation and evaluation, all of one weight version. Needs no session, and
+        nothing of the window moves.
+
+        hidden: [..., H] as Session.compute takes it, all finite; PyTorch tensors on a GPU go through the CPU.
+        dtype: of the logits [..., V] that are returned, an array of the kind of hidden: rounded at the server,
+            infinite where they do not fit; bfloat16 in NumPy is uint16.
+        top_k: 1 to 64: of each token only so many of the largest logits come, and the log-sum-exp of all (TopLogits):
+            a few bytes instead of V numbers.
+        logit_scale, softcap: None takes the head's, softcap=0 none. bias: "head" (if it has one), "ignore", "use".
+        weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
+        """
+        view = t.float_view(_logits.on_host(hidden), "hidden", hidden_dtype)
+        request = _logits.Request(dtype, top_k, logit_scale, softcap, bias, weight_version)
+        return _logits.run(self, view, t.kind_of(hidden), request)
+
+    def save_checkpoint(self, tag: str) -> SavedCheckpoint:
+        """Everything the server has of the head, as of one moment, in its --checkpoint_dir."""
+        with self._handle as head:
+            data = library().json("lossd_head_save_checkpoint", head, encoded(tag, "tag"))
+        return from_json(SavedCheckpoint, data)
+
+    # --- Sessions --------------------------------------------------------------------------------------------------
+
+    def open_session(
+        self,
+        *,
+        client_key: str = "",
+        rank: int = 0,
+        lanes: int = 0,
+        chunk_bytes: int = 0,
+        deterministic: bool = False,
+    ) -> Session:
+        """client_key: names this client, so that a restarted process resumes the session; "": random. lanes:
+        connections that a large batch is spread over, 0: by size. chunk_bytes: 0: by device. deterministic: what it
+        adds to dW is bitwise independent of chunks, lanes and repeats; ranks of a head's sessions must differ then."""
+        options = library().make(s.SessionOptions)
+        options.client_key = encoded(client_key, "client_key") or None
+        options.rank = integer(rank, "rank", most=(1 << 31) - 1)
+        options.lanes = integer(lanes, "lanes", most=s.MOST_LANES)
+        options.chunk_bytes = integer(chunk_bytes, "chunk_bytes")
+        options.deterministic = bool(deterministic)
+        pointer = c.c_void_p()
+        with self._handle as head:
+            library().call("lossd_head_open_session", head, c.byref(options), c.byref(pointer))
+        return Session(self, pointer.value)
+
+    def marks(self) -> list[str]:
+        """What None stands for where marks are asked for."""
+        return [one.marks() for one in self._window.contributors()]
+
+    # --- The gradient window ---------------------------------------------------------------------------------------
+
+    def flush(
+        self,
+        out: Any = None,
+        *,
+        dtype: Any = "float32",
+        gradient_scale: float = 1.0,
+        marks: Sequence[str] | None = None,
+        bias_out: Any = None,
+        sink: Callable[[int, Any, Any], None] | None = None,
+        on_frozen: Callable[[], None] | None = None,
+        progress: ProgressCallback | None = None,
+        commit: bool = True,
+    ) -> FlushResult:
+        """Reads dW [V, H], times gradient_scale, and ends the window.
+
+        out: where it goes (its dtype counts), else a new NumPy array of dtype; FlushResult.gradient. bias_out: [V]
+        fp32 of a head with a bias. sink(first_row, rows, bias): is given the rows as they arrive instead, in order,
+        as NumPy arrays [n, H] and [n] (None without a bias) that are valid during the call only; what it raises ends
+        the flush and leaves the window whole. on_frozen: called once the window is frozen. commit=False leaves it
+        frozen for commit_flush or abort_flush. After an error the window is whole, and `out` holds a part of dW.
+        """
+        request = _flush.Request(out, dtype, gradient_scale, bias_out, sink, on_frozen, progress, commit)
+        return self._consuming(marks, commit, lambda given: _flush.run(self, request, given))
+
+    def commit_flush(self, flush_id: str) -> None:
+        with self._handle as head:
+            library().call("lossd_head_commit_flush", head, encoded(flush_id, "flush_id"))
+
+    def abort_flush(self, flush_id: str) -> None:
+        """Reopens the window whole."""
+        with self._handle as head:
+            library().call("lossd_head_abort_flush", head, encoded(flush_id, "flush_id"))
+
+    def gradient_stats(self, *, gradient_scale: float = 1.0, marks: Sequence[str] | None = None) -> GradientStats:
+        """Of the window's gradient times gradient_scale: norm, largest magnitude, what is not finite."""
+        scale = number(gradient_scale, "gradient_scale")
+        stats = library().make(s.GradientStatsStruct)
+
+        def ask(given: list[str]) -> None:
+            with self._handle as head:
+                library().call("lossd_head_gradient_stats", head, *marks_array(given), scale, c.byref(stats))
+
+        self._consuming(marks, False, ask)
+        return GradientStats(stats.norm, stats.bias_norm, stats.largest, stats.non_finite, stats.window_tokens)
+
+    def step(
+        self,
+        lr: float,
+        *,
+        gradient_scale: float = 1.0,
+        skip_non_finite: bool = False,
+        weight_decay: float | None = None,
+        momentum: float | None = None,
+        betas: tuple[float, float] | None = None,
+        generation: int | None = None,
+        marks: Sequence[str] | None = None,
+    ) -> StepResult:
+        """One step of the head's optimizer, which consumes the window. Exactly once: after UnavailableError or
+        DeadlineExceededError the same call again is about the same step.
+
+        gradient_scale: multiplies the gradient before anything else sees it. skip_non_finite: a gradient with NaN or
+        infinity changes nothing, and the window ends. weight_decay, momentum, betas: None takes the head's.
+        generation: the window that the step is to consume, for a process that does not know whether it was taken.
+        """
+        options = library().make(s.StepOptions)
+        options.learning_rate = number(lr, "lr")
+        options.gradient_scale = number(gradient_scale, "gradient_scale")
+        options.skip_non_finite = bool(skip_non_finite)
+        options.weight_decay = optional_number(weight_decay, "weight_decay")
+        options.momentum = optional_number(momentum, "momentum")
+        beta1, beta2 = (None, None) if betas is None else betas
+        options.beta1, options.beta2 = optional_number(beta1, "betas[0]"), optional_number(beta2, "betas[1]")
+        if generation is not None:
+            options.has_generation, options.generation = 1, integer(generation, "generation", most=(1 << 64) - 1)
+        result = library().make(s.StepResultStruct)
+
+        def apply(given: list[str]) -> None:
+            with self._handle as head:
+                library().call(
+                    "lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result)
+                )
+
+        self._consuming(marks, True, apply)
+        return StepResult(
+            result.generation,
+            result.weight_version,
+            result.step,
+            bool(result.skipped),
+            result.norm,
+            result.bias_norm,
+            result.non_finite,
+            result.window_tokens,
+        )
+
+    def _consuming(self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any]) -> Any:
+        """Runs `call` with the marks, and keeps book of whose are still to be named."""
+        contributors = self._window.contributors()
+        if isinstance(marks, str):
+            raise TypeError("marks is a str; want a list of them, one of each session")
+        given = [one.marks() for one in contributors] if marks is None else list(marks)
+        try:
+            answer = call(given)
+        except WindowLostError:
+            self._forget_lost(contributors)
+            raise
+        if ends:
+            self._window.consumed(contributors)
+        return answer
+
+    def _forget_lost(self, contributors: list[Contributor]) -> None:
+        try:
+            info = self.info()
+        except Exception:  # the caller is told what matters; the next call comes here again
+            return
+        self._window.drop_lost(contributors, info)
+
+    def close(self) -> None:
+        """Lets go of the handle; the head stays at the server. Needed by nobody who closes the client."""
+        self._handle.close()
+
+    def __repr__(self) -> str:
+        return f"<lossd.Head {self.name!r} [{self.vocab_size}, {self.hidden_size}] {self.dtype}>"

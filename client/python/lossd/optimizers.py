@@ -1,0 +1,67 @@
+"""What a server steps a head with: torch.optim's SGD, Adam and AdamW by their names and defaults, without `lr`, which
+Head.step takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Union
+
+from lossd import _structs as s
+from lossd._library import library
+
+
+@dataclass(frozen=True)
+class SGD:
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class Adam:
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class AdamW:
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    maximize: bool = False
+
+
+Optimizer = Union[SGD, Adam, AdamW]
+
+
+def optimizer_of(data: dict[str, Any]) -> Optimizer | None:
+    """What the server tells of a head's optimizer."""
+    kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}.get(str(data.get("kind")))
+    if kind is None:
+        return None
+    values = {field.name: data[field.name] for field in dataclasses.fields(kind) if field.name in data}
+    if kind is not SGD:
+        values["betas"] = (data["beta1"], data["beta2"])
+    return kind(**values)
+
+
+def struct_of(optimizer: Optimizer) -> s.OptimizerConfig:
+    config = library().make(s.OptimizerConfig)
+    config.weight_decay = optimizer.weight_decay
+    config.maximize = optimizer.maximize
+    if isinstance(optimizer, SGD):
+        config.kind = 1
+        config.momentum, config.dampening = optimizer.momentum, optimizer.dampening
+        config.nesterov = optimizer.nesterov
+    elif isinstance(optimizer, (Adam, AdamW)):
+        config.kind = 2 if isinstance(optimizer, Adam) else 3
+        config.beta1, config.beta2 = optimizer.betas
+        config.eps = optimizer.eps
+    else:
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; want lossd.SGD, lossd.Adam, lossd.AdamW or None")
+    return config

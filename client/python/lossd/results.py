@@ -1,0 +1,248 @@
+"""What calls answer. All are immutable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from lossd.optimizers import SGD, Adam, AdamW, optimizer_of
+
+
+@dataclass(frozen=True)
+class LaneMarks:
+    lane: int = 0
+    accepted: int = 0
+    applied: int = 0
+
+
+@dataclass(frozen=True)
+class SessionMarks:
+    session_id: str = ""
+    lanes: tuple[LaneMarks, ...] = ()
+
+    def text(self) -> str:
+        """As Session.marks gives it."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    purpose: str = ""
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    name: str = ""
+    vocab_size: int = 0
+    hidden_size: int = 0
+    weight_type: str = "bfloat16"
+    logit_scale: float = 1.0
+    softcap: float = 0.0
+    frozen: bool = False
+    deferred_bytes: int = 0
+    bias: bool = False
+    optimizer: SGD | Adam | AdamW | None = None
+    master_weights: bool = False
+    double_buffer: bool = False
+    has_class_weights: bool = False
+
+
+@dataclass(frozen=True)
+class HeadInfo:
+    config: HeadConfig = field(default_factory=HeadConfig)
+    weight_version: int = 0
+    """0: no weights yet."""
+    generation: int = 0
+    window_state: str = "open"
+    """ "open", "freezing" or "frozen"."""
+    window_tokens: int = 0
+    sessions: tuple[SessionMarks, ...] = ()
+    open_sessions: int = 0
+    memory: tuple[MemoryItem, ...] = ()
+    optimizer_steps: int = 0
+    staged_rows: int = 0
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    version: str = ""
+    incarnation: str = ""
+    draining: bool = False
+    device: str = ""
+    device_description: str = ""
+    uptime_seconds: float = 0.0
+    chunks_applied: int = 0
+    tokens_applied: int = 0
+    queued_chunks: int = 0
+    heads: tuple[HeadInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadMemory:
+    name: str = ""
+    items: tuple[MemoryItem, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerMemory:
+    limit_bytes: int = 0
+    reserved_bytes: int = 0
+    process_resident_bytes: int = 0
+    process_peak_bytes: int = 0
+    heads: tuple[HeadMemory, ...] = ()
+    shared: tuple[MemoryItem, ...] = ()
+    device_total_bytes: int = 0
+    device_free_bytes: int = 0
+    head_quota_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of this client's messages so far; not what lies in regions."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    head: str = ""
+    tag: str = ""
+    generation: int = 0
+    weight_version: int = 0
+    optimizer_steps: int = 0
+    window_tokens: int = 0
+    bytes: int = 0
+    saved_at: float = 0.0
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    info: CheckpointInfo = field(default_factory=CheckpointInfo)
+    bytes_written: int = 0
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    weight_version: int = 0
+    tensor: str = ""
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Of Session.compute. Arrays are of the kind of `hidden` (NumPy, or PyTorch on its device) and have its leading
+    shape [...]; what was not wanted is None."""
+
+    loss: float
+    """As `reduction` says; 0 of a batch without valid tokens (NaN with torch_compat)."""
+    loss_sum: float
+    z_loss_sum: float
+    class_weight_sum: float
+    divergence_sum: float
+    valid_tokens: int
+    correct_tokens: int
+    """Tokens whose label is predicted; 0 unless "predictions" are wanted."""
+    weight_version: int
+    """0 if chunks met different ones."""
+    teacher_weight_version: int
+    chunks: int
+    repeated_chunks: int
+    first_sequences: tuple[int, ...]
+    """What resume_at takes to have this batch computed again."""
+    losses: Any = field(default=None, repr=False)
+    """[...], fp32."""
+    dx: Any = field(default=None, repr=False)
+    """[..., H]."""
+    log_sum_exp: Any = field(default=None, repr=False)
+    z_losses: Any = field(default=None, repr=False)
+    log_probabilities: Any = field(default=None, repr=False)
+    entropies: Any = field(default=None, repr=False)
+    divergences: Any = field(default=None, repr=False)
+    predictions: Any = field(default=None, repr=False)
+    """[...], int32; -1 of ignored tokens."""
+    target_ranks: Any = field(default=None, repr=False)
+    top_tokens: Any = field(default=None, repr=False)
+    """[..., top_k], int32, best first."""
+    top_log_probabilities: Any = field(default=None, repr=False)
+    """[..., top_k], fp32."""
+
+
+@dataclass(frozen=True)
+class TopLogits:
+    """Of Head.logits with top_k: the largest logits of each row, best first. Arrays are of the kind of `hidden`."""
+
+    tokens: Any = field(repr=False)
+    """[..., top_k], int32; -1 of rows whose logits overflow."""
+    logits: Any = field(repr=False)
+    """[..., top_k], fp32; NaN of such rows."""
+    log_sum_exp: Any = field(repr=False)
+    """[...], fp32, of all of a row's logits: logits - log_sum_exp are log-probabilities."""
+    weight_version: int
+
+
+@dataclass(frozen=True)
+class FlushResult:
+    flush_id: str
+    generation: int
+    rows: int
+    columns: int
+    norm: float
+    bias_norm: float
+    window_tokens: int
+    non_finite: int
+    gradient: Any = field(default=None, repr=False)
+    """[V, H]: `out`, or a new array; None if a sink took the rows."""
+    bias_gradient: Any = field(default=None, repr=False)
+    """[V], fp32, of a head with a bias."""
+
+
+@dataclass(frozen=True)
+class GradientStats:
+    norm: float
+    bias_norm: float
+    largest: float
+    non_finite: int
+    window_tokens: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    generation: int
+    """That of the next window."""
+    weight_version: int
+    step: int
+    """Steps that the optimizer has taken, this one included."""
+    skipped: bool
+    norm: float
+    """Of the scaled gradient."""
+    bias_norm: float
+    non_finite: int
+    window_tokens: int
+
+
+T = TypeVar("T")
+
+
+def from_json(kind: type[T], data: Any) -> T:
+    """A dataclass of this module from the library's JSON. Fields that this package does not know are left out."""
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if data.get(item.name) is not None:
+            values[item.name] = _value(hints[item.name], data[item.name])
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if Adam in typing.get_args(hint):
+        return optimizer_of(value)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_json(hint, value)
+    if typing.get_origin(hint) is tuple:
+        return tuple(_value(typing.get_args(hint)[0], item) for item in value)
+    return value

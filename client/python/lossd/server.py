@@ -1,0 +1,225 @@
+"""A private server of this process on this host: what a notebook needs instead of a deployment."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from lossd.client import Client, connect
+from lossd.errors import LaunchError
+
+PROGRAM = "lossd"
+TAIL_BYTES = 6000  # of the log, in errors
+
+# Runs in a process of its own, which then becomes the server: it dies with the thread that started it. (A
+# preexec_fn would run Python between fork and exec of a process with many threads.)
+_TRAMPOLINE = """
+import ctypes, os, sys
+parent, number = int(sys.argv[1]), int(sys.argv[2])
+if ctypes.CDLL(None).prctl(1, number, 0, 0, 0) or os.getppid() != parent:
+    sys.exit(1)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+def find_program(program: str | os.PathLike[str] | None = None) -> Path:
+    """The server: `program`, else $LOSSD_SERVER, the one of the wheel, of $PATH, of this repository's build/bin."""
+    named = program if program is not None else os.environ.get("LOSSD_SERVER") or None
+    if named is not None:
+        path = Path(named).absolute()
+        if not os.access(path, os.X_OK) or path.is_dir():
+            raise LaunchError(f"{path} is not a program that can be run (from {'program' if program else 'LOSSD_SERVER'})")
+        return path
+    package = Path(__file__).resolve().parent
+    places = [package / "bin" / PROGRAM]
+    found = shutil.which(PROGRAM)
+    if found is not None:
+        places.append(Path(found))
+    if len(package.parents) >= 3:  # ROOT/client/python/lossd
+        places.append(package.parents[2] / "build" / "bin" / PROGRAM)
+    for path in places:
+        if os.access(path, os.X_OK):
+            return path
+    raise LaunchError(
+        f"there is no program {PROGRAM} (looked at $LOSSD_SERVER, {package / 'bin'}, $PATH and the repository's "
+        f"build/bin): install the wheel, or build the target lossd and name it with program=... or LOSSD_SERVER"
+    )
+
+
+class Server:
+    """Made by launch(). Ends with this process, whatever way that goes, or with stop(). A context manager."""
+
+    def __init__(self, command: list[str], folder: Path, start_timeout: float, die_with: int) -> None:
+        self._folder = folder
+        self._log_path = folder / "lossd.log"
+        self._port_file = folder / "ports.json"
+        self._pid = os.getpid()
+        self._started = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: BaseException | None = None
+        # The kernel ends the server with the thread that started it, so that is one which lives until then.
+        self._thread = threading.Thread(
+            target=self._run, args=(self._wrapped(command, die_with),), name="lossd-server", daemon=True
+        )
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            self._remove_folder()
+            raise LaunchError(f"{command[0]} could not be started: {self._error}") from self._error
+        atexit.register(self._at_exit)
+        self._wait_until_it_serves(command, start_timeout)
+
+    @staticmethod
+    def _wrapped(command: list[str], die_with: int) -> list[str]:
+        if not sys.executable:  # embedded somewhere: then only stop() and atexit end the server
+            return command
+        return [sys.executable, "-I", "-S", "-c", _TRAMPOLINE, str(os.getpid()), str(die_with), *command]
+
+    def _run(self, command: list[str]) -> None:
+        try:
+            log: IO[bytes]
+            with open(self._log_path, "wb") as log:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+        except BaseException as error:  # noqa: BLE001, the starter raises it
+            self._error = error
+            self._started.set()
+            return
+        self._started.set()
+        self._process.wait()
+
+    def _wait_until_it_serves(self, command: list[str], timeout: float) -> None:
+        until = time.monotonic() + timeout
+        try:
+            while not self._serves():
+                if not self._thread.is_alive() or self.process.poll() is not None:
+                    self._fail(f"{command[0]} ended with status {self.process.poll()} before it served")
+                if time.monotonic() > until:
+                    self._fail(f"{command[0]} did not serve within {timeout} s")
+                time.sleep(0.02)
+        except BaseException:
+            self.stop(timeout=0)
+            raise
+
+    def _serves(self) -> bool:
+        try:
+            json.loads(self._port_file.read_text())
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _fail(self, message: str) -> None:
+        raise LaunchError(f"{message}. Its log ends with:\n{self.log()[-TAIL_BYTES:].strip() or '(nothing)'}")
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def target(self) -> str:
+        """What connect() takes: "unix:...". Other processes of this user on this host may connect, too."""
+        return f"unix:{self._folder / 'socket'}"
+
+    def client(self, **options: Any) -> Client:
+        """connect(server.target, ...)"""
+        return connect(self.target, **options)
+
+    def log(self) -> str:
+        """What the server has written so far; also after it has ended."""
+        try:
+            self._last_log = self._log_path.read_text(errors="replace")
+        except OSError:
+            pass
+        return getattr(self, "_last_log", "")
+
+    def stop(self, timeout: float = 60.0) -> int:
+        """Lets the server finish what it has accepted, and ends it after `timeout` seconds if it has not. Returns its
+        exit status. May be called again."""
+        process = self.process
+        if process.poll() is None and timeout > 0:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                pass
+        if process.poll() is None:
+            process.kill()
+        status = process.wait()
+        atexit.unregister(self._at_exit)
+        self._remove_folder()
+        return status
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            self.stop(timeout=5)
+
+    def _remove_folder(self) -> None:
+        self.log()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop(timeout=60 if error is None else 0)
+
+    def __repr__(self) -> str:
+        return f"<lossd.Server {self.target}, process {self.process.pid}>"
+
+
+def launch(
+    device: str = "auto",
+    *,
+    program: str | os.PathLike[str] | None = None,
+    args: Sequence[str] = (),
+    regions: bool = True,
+    memory_limit_bytes: int | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    weights_dir: str | os.PathLike[str] | None = None,
+    start_timeout: float = 60.0,
+) -> Server:
+    """Starts a server for this process alone, on a Unix socket, and waits until it serves.
+
+    device: "auto" (a GPU if there is one), "cpu", "cuda:0", ... program: the server's, as find_program finds it.
+    args: further flags, as `lossd --help` lists them. regions: share memory with it instead of sending. checkpoint_dir:
+    where checkpoints are, and what the server saves to when it is stopped (args=["--restore"] goes on from there).
+    weights_dir: of safetensors files for Head.load_weights.
+
+    LaunchError, with the end of the server's log, if it does not start. The server dies with this process, by
+    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit.
+    """
+    path = find_program(program)
+    folder = Path(tempfile.mkdtemp(prefix="lossd-"))  # mode 0700: the socket is for this user
+    flags = [
+        f"--device={device}",
+        f"--listen=unix:{folder / 'socket'}",
+        "--metrics_listen=",
+        f"--port_file={folder / 'ports.json'}",
+    ]
+    if regions:
+        (folder / "regions").mkdir(mode=0o700)
+        flags += ["--same_host_regions", f"--region_socket_dir={folder / 'regions'}"]
+    if memory_limit_bytes is not None:
+        flags.append(f"--memory_limit_bytes={memory_limit_bytes}")
+    if checkpoint_dir is not None:
+        flags.append(f"--checkpoint_dir={os.fspath(checkpoint_dir)}")
+    if weights_dir is not None:
+        flags.append(f"--weights_dir={os.fspath(weights_dir)}")
+    die_with = signal.SIGKILL if checkpoint_dir is None else signal.SIGTERM
+    return Server([str(path), *flags, *args], folder, start_timeout, int(die_with))

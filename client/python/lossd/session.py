@@ -1,0 +1,234 @@
+"""A stream of batches into a head's gradient window."""
+
+from __future__ import annotations
+
+import ctypes as c
+import json
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from lossd import _structs as s
+from lossd import _tensors as t
+from lossd._arguments import integer
+from lossd._batch import BatchOptions, Distillation, prepare, result_of
+from lossd._handles import Handle
+from lossd._library import library
+from lossd._window import Contributor
+from lossd.errors import WindowLostError
+from lossd.results import BatchResult
+
+if TYPE_CHECKING:
+    from lossd.head import Head
+
+
+class Session:
+    """Made by Head.open_session. Each token it computes counts in dW exactly once, whatever the network does.
+
+    Methods may be called from any thread; calls of one session wait for each other. Arguments are checked before
+    anything is sent. After an error from the server other than a rejected argument the session is over: open one
+    with the same client_key, or after WindowLostError a new one. A context manager, which closes it.
+    """
+
+    def __init__(self, head: Head, pointer: int | None) -> None:
+        self._head = head
+        self._handle = Handle(pointer, "lossd_session_free", "this session")
+        with self._handle as session:
+            key = library().function("lossd_session_client_key")(session)
+        self._client_key = bytes(key).decode()
+        self._contributor = Contributor(self._client_key, self._marks_of(self._handle))
+        self._executor: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        head._window.add(self._contributor)
+
+    @staticmethod
+    def _marks_of(handle: Handle) -> Any:
+        # Holds the handle and not the session, which may be dropped before the flush that has to name it.
+        def read() -> str:
+            with handle as session:
+                return library().text("lossd_session_marks", session)
+
+        return read
+
+    @property
+    def head(self) -> Head:
+        return self._head
+
+    @property
+    def client_key(self) -> str:
+        """A process that was restarted opens the same session with it."""
+        return self._client_key
+
+    @property
+    def session_id(self) -> str:
+        return str(json.loads(self.marks())["session_id"])
+
+    @property
+    def reconnects(self) -> int:
+        """How often a stream was re-established."""
+        with self._handle as session:
+            return int(library().function("lossd_session_reconnects")(session))
+
+    def compute(
+        self,
+        hidden: Any,
+        labels: Any,
+        *,
+        mode: str = "gradients",
+        dx: Any = True,
+        dx_dtype: Any = None,
+        hidden_dtype: Any = None,
+        losses: bool = True,
+        reduction: str = "sum",
+        normalizer: float | None = None,
+        z_normalizer: float | None = None,
+        ignore_index: int = -100,
+        gradient_scale: float = 1.0,
+        z_gradient_scale: float | None = None,
+        label_smoothing: float = 0.0,
+        lse_square_scale: float = 0.0,
+        logit_scale: float | None = None,
+        softcap: float | None = None,
+        class_weights: str = "head",
+        bias: str = "head",
+        token_weights: Any = None,
+        lse_gradients: Any = None,
+        weight_version: int = 0,
+        first_token: int = 0,
+        window_token: int | None = None,
+        torch_compat: bool = False,
+        distillation: Distillation | None = None,
+        returns: Collection[str] = (),
+        top_k: int = 0,
+        out: Mapping[str, Any] | None = None,
+    ) -> BatchResult:
+        """Sends the batch and returns when all that is wanted has arrived; the GIL is released meanwhile.
+
+        hidden: [..., H] of float32, bfloat16 or float16, with any strides (copied only if it is not dense): a NumPy
+            array, anything NumPy can look at, or a PyTorch tensor. bfloat16 in NumPy is ml_dtypes.bfloat16, or uint16
+            with hidden_dtype="bfloat16".
+        labels: [...] integers in [0, V), or ignore_index. No tokens at all are fine.
+        mode: "gradients" adds to dW and makes dX; "loss" only looks.
+        dx: True makes dX of dx_dtype (None: that of hidden), False does not, an array is written to.
+        losses: whether the loss of each token is wanted.
+        reduction: of `loss` and of what the gradients are of: "sum"; "mean", over `normalizer` if it is given (the
+            global batch's count of valid tokens, or with class weights the sum of the labels' weights), otherwise
+            over this batch's; "late_mean", whose factor Head.flush or Head.step gets. docs/losses.md has the rest.
+        gradient_scale: multiplies dX and dW, not the losses.
+        logit_scale, softcap: None takes the head's. class_weights, bias: "head" (if it has any), "ignore", "use".
+        token_weights, lse_gradients: [...], of each token: its weight, the upstream gradient of its log-sum-exp.
+        weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
+        returns: of each token: "log_sum_exp", "z_losses", "log_probabilities", "entropies", "predictions",
+            "target_ranks", "divergences" (with a distillation), "top_k" with top_k of 1 to 64.
+        out: arrays of the caller to write to, by the names of BatchResult; dense, fp32 or int32.
+
+        Raises TypeError or ValueError for arguments that cannot be right, InvalidArgumentError for what the server
+        rejects, WindowLostError, UnavailableError and the others of lossd.errors.
+        """
+        options = BatchOptions(
+            **{name: value for name, value in locals().items() if name not in ("self", "hidden", "labels", "out")},
+            out={} if out is None else out,
+        )
+        return self._compute(hidden, labels, options)
+
+    def _compute(self, hidden: Any, labels: Any, options: BatchOptions) -> BatchResult:
+        kind = t.kind_of(hidden)
+        view = self._checked_hidden(t.float_view(hidden, "hidden", options.hidden_dtype))
+        dx = None
+        arrays: dict[str, Any] = {}
+        if options.wants_dx:
+            dtype = view.dtype if options.dx_dtype is None else t.dtype_name(options.dx_dtype, "dx_dtype")
+            array = options.dx_array
+            arrays["dx"] = kind.empty(view.shape, dtype) if array is None else array
+            dx = t.output_view(arrays["dx"], "dx", view.shape, dtype)
+        prepared = prepare(view, labels, kind, dx, options)
+        result = self._run(prepared.batch, prepared.outputs)
+        return result_of(result, {**prepared.arrays, **arrays})
+
+    def _checked_hidden(self, view: t.View) -> t.View:
+        if not view.shape or view.shape[-1] != self._head.hidden_size:
+            raise ValueError(f"hidden has shape {view.shape}; want [..., {self._head.hidden_size}] for {self._head.name!r}")
+        return view
+
+    def _run(self, batch: s.Batch, outputs: s.Outputs) -> s.Result:
+        result = library().make(s.Result)
+        try:
+            with self._handle as session:
+                library().call(
+                    "lossd_session_compute", session, c.byref(batch), c.byref(outputs), c.byref(result)
+                )
+        except WindowLostError:
+            # What it had added is gone, so that nobody can name it any more.
+            self._head._window.drop(self._contributor)
+            raise
+        return result
+
+    def compute_async(self, hidden: Any, labels: Any, **options: Any) -> Future[BatchResult]:
+        """The same as compute, in a thread of the session's own, in the order of the calls. The tensors must be left
+        as they are until the future is done. Cancelling it works until its turn has come."""
+        return self._thread().submit(self.compute, hidden, labels, **options)
+
+    def _thread(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._executor is None:
+                if self._handle.closed:
+                    raise ValueError("this session is closed")
+                self._executor = ThreadPoolExecutor(1, thread_name_prefix="lossd-session")
+            return self._executor
+
+    def marks(self) -> str:
+        """What the server has accepted of this session, as JSON text: what a flush or a step in another process has
+        to be given. True right after it was opened and after every compute that succeeded."""
+        return self._contributor.marks()
+
+    def resume_at(self, sequences: Sequence[int]) -> None:
+        """The next batch is the one that began at `sequences` (BatchResult.first_sequences): what the server has of
+        it is computed again, and not added again. For a process that was restarted with the same client_key."""
+        numbers = [integer(one, "sequences", least=1) for one in sequences]
+        array = (c.c_uint64 * len(numbers))(*numbers)
+        with self._handle as session:
+            library().call("lossd_session_resume_at", session, array, len(numbers))
+
+    def close(self) -> None:
+        """Ends the session at the server; what it added to the window stays there. May be called again."""
+        if self._handle.closed:
+            return
+        self._finish_thread()
+        try:
+            with self._handle as session:
+                self._contributor.end()
+                library().call("lossd_session_close", session)
+        finally:
+            self._handle.close()
+
+    def __del__(self) -> None:
+        # The session lives on at the server until its lease ends, and what it added has to be named all the same.
+        contributor, handle = getattr(self, "_contributor", None), getattr(self, "_handle", None)
+        if contributor is not None and handle is not None and not handle.closed and handle.is_ours:
+            contributor.end()
+
+    def _finish_thread(self) -> None:
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception:  # the error that is on its way says more
+            pass
+
+    def __repr__(self) -> str:
+        state = "closed" if self._handle.closed else "open"
+        return f"<lossd.Session {self._client_key} of {self._head.name!r}, {state}>"

@@ -1,0 +1,50 @@
+"""One server on the CPU for all tests of a process; each test has heads of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lossd
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[lossd.Server]:
+    with lossd.launch("cpu", memory_limit_bytes=1 << 30) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def client(server: lossd.Server) -> Iterator[lossd.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def make_head(client: lossd.Client) -> Iterator[Callable[..., lossd.Head]]:
+    """make_head(vocab_size=32, hidden_size=16, dtype="float32", *, weights=..., **options): a head that is deleted
+    afterwards, with weights (seeded random ones unless given; None: no weights)."""
+    names: list[str] = []
+
+    def make(
+        vocab_size: int = 32, hidden_size: int = 16, dtype: str = "float32", *, weights: Any = "random", **options: Any
+    ) -> lossd.Head:
+        name = f"head-{next(_numbers)}"
+        head = client.create_head(name, vocab_size, hidden_size, dtype, **options)
+        names.append(name)
+        if isinstance(weights, str):
+            weights = np.random.default_rng(1).standard_normal((vocab_size, hidden_size), np.float32) * 0.3
+        if weights is not None:
+            bias = np.zeros(vocab_size, np.float32) if options.get("bias") else None
+            head.write_weights(weights, bias)
+        return head
+
+    yield make
+    for name in names:
+        client.delete_head(name, discard_gradient=True)
