@@ -112,8 +112,8 @@ class FlushRun {
       return absl::OkStatus();
     }
     return internal::Annotate(window_.Explain(committed.status()),
-                              absl::StrCat("the gradient was read whole, but the commit of flush ",
-                                           frozen_.flush_id(), " is not confirmed; repeat CommitFlush"));
+                              absl::StrCat("all went well, but the commit of flush ", frozen_.flush_id(),
+                                           " is not confirmed; repeat CommitFlush"));
   }
 
   // Reopens the window after `reason`, which is returned, with a note if even that failed.
@@ -250,6 +250,13 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
   if (status.ok()) status = writer->Append(bias_gradient);
   if (status.ok()) status = writer->Finish();
   return run.End(status);
+}
+
+absl::StatusOr<FlushResult> Head::DiscardGradient(std::span<const SessionMarks> marks) const {
+  const FlushOptions options;
+  FlushRun run(*impl_->context, options);
+  if (absl::Status status = run.Begin(marks); !status.ok()) return status;
+  return run.End(absl::OkStatus());
 }
 
 absl::Status Head::CommitFlush(const std::string& flush_id) const {
