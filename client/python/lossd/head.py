@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from lossd import _flush, _logits
 from lossd import _structs as s
-from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
@@ -201,7 +200,7 @@ class Head:
         pointer = c.c_void_p()
         with self._handle as head:
             library().call("lossd_head_open_session", head, c.byref(options), c.byref(pointer))
-        return Session(self, pointer.value)
+        return Session(self, pointer.value, deterministic=deterministic)
 
     def marks(self) -> list[str]:
         """What None stands for where marks are asked for."""
@@ -298,9 +297,7 @@ class Head:
 
         def apply(given: list[str]) -> None:
             with self._handle as head:
-                library().call(
-                    "lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result)
-                )
+                library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
 
         self._consuming(marks, True, apply)
         return StepResult(

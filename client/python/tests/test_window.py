@@ -133,9 +133,7 @@ def test_sink(make_head: MakeHead) -> None:
         session.compute(hidden, labels)
         wanted = head.flush()
         session.compute(hidden, labels)
-        result = head.flush(
-            sink=take, progress=lambda *one: totals.append(one), on_frozen=lambda: frozen.append(True)
-        )
+        result = head.flush(sink=take, progress=lambda *one: totals.append(one), on_frozen=lambda: frozen.append(True))
     assert result.gradient is None and frozen == [True]
     assert np.array_equal(got, wanted.gradient) and np.array_equal(bias, wanted.bias_gradient)
     assert [first for first, _ in seen] == list(np.cumsum([0, *(count for _, count in seen[:-1])]))
