@@ -117,7 +117,7 @@ def linear_cross_entropy(
     else:
         outputs = evaluate(call, input, labels, weights)
     wanted = (True, return_lse, return_z_loss)
-    chosen = tuple(output for output, want in zip(outputs, wanted) if want)
+    chosen = tuple(output for output, want in zip(outputs, wanted, strict=True) if want)
     return chosen if len(chosen) > 1 else chosen[0]
 
 
@@ -131,21 +131,33 @@ def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, 
         raise TypeError(f"input is {input.dtype}; want one of {', '.join(map(str, FLOATS))}")
     if target.dtype not in INTEGERS:
         raise TypeError(f"target is {target.dtype}; want integers, such as torch.int64")
-    if input.layout is not torch.strided or input.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"input is a {input.layout} tensor on {input.device}; want a dense one on a CPU or CUDA device")
+    _check_dense("input", input)
     if input.dim() < 1 or input.shape[-1] != head.hidden_size:
         raise ValueError(f"input has shape {list(input.shape)}; want [..., {head.hidden_size}], as the head is")
+    _check_dense("target", target)
     _check_tokens("target", target, input)
     if token_weights is None:
         return
-    if not isinstance(token_weights, Tensor) or not token_weights.is_floating_point():
-        raise TypeError("token_weights is no tensor of floating-point numbers")
+    if not isinstance(token_weights, Tensor):
+        raise TypeError(f"token_weights is a {type(token_weights).__name__}; want a torch.Tensor")
+    if token_weights.dtype not in FLOATS:
+        raise TypeError(f"token_weights is {token_weights.dtype}; want one of {', '.join(map(str, FLOATS))}")
     _check_tokens("token_weights", token_weights, input)
     if token_weights.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "token_weights needs a gradient, and gets none here; multiply the losses of reduction='none' instead, "
             "or detach it"
         )
+
+
+def _check_dense(name: str, value: Tensor) -> None:
+    if value.layout is not torch.strided or value.device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"{name} is a {value.layout} tensor on {value.device}; want a dense one on a CPU or CUDA device"
+        )
+    # A DTensor, for one, whose memory holds something else than its elements in their order.
+    if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not hasattr(value, "trigger_wait"):
+        raise ValueError(f"{name} is a {type(value).__name__}; want a plain tensor, such as its to_local()")
 
 
 def _check_tokens(name: str, value: Tensor, input: Tensor) -> None:
@@ -168,8 +180,8 @@ def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_c
         return None
     if options.reduction == "none":
         raise ValueError(
-            f"grad_scale is {float(grad_scale)}, but reduction is 'none': there is a gradient for each token, which only "
-            "backward knows"
+            f"grad_scale is {float(grad_scale)}, but reduction is 'none': each token has a gradient, "
+            "which only backward knows"
         )
     declared = float(grad_scale)
     if not math.isfinite(declared):
@@ -186,8 +198,8 @@ def _trains(train_head: bool | None, input: Tensor, call: LossCall) -> bool:
         raise ValueError(f"train_head is True, but head {call.head.head.name!r} is frozen: it has no dW")
     if not train_head and not call.frozen and input.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            f"train_head is False and input needs a gradient, but head {call.head.head.name!r} is not frozen: dX and dW "
-            "are made together; create the head with frozen=True, or discard its window"
+            f"train_head is False and input needs a gradient, but head {call.head.head.name!r} is not frozen: dX and "
+            "dW are made together; create the head with frozen=True, or discard its window"
         )
     return train_head
 
