@@ -111,8 +111,9 @@ def linear_cross_entropy(
     trains = _trains(train_head, input, call)
     if torch.is_grad_enabled() and (trains or input.requires_grad):
         # What inference_mode has made cannot be kept for backward.
-        hidden = input.clone() if input.is_inference() else input
-        labels = labels.clone() if labels.is_inference() else labels
+        hidden, labels, weights = (
+            one.clone() if one is not None and one.is_inference() else one for one in (input, labels, weights)
+        )
         outputs = RemoteLoss.apply(hidden, head.anchor if trains else None, labels, weights, call)
     else:
         outputs = evaluate(call, input, labels, weights)

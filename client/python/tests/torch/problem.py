@@ -66,7 +66,7 @@ class TestHead:
 
 @dataclass
 class Reference:
-    """The local twin of a batch: leaves in fp64 with the very values that the server works with."""
+    """The local twin of a batch, on the CPU: leaves in fp64 with the very values that the server works with."""
 
     head: TestHead
     hidden: Tensor
@@ -76,7 +76,7 @@ class Reference:
 
     def __post_init__(self) -> None:
         # The server rounds hidden states to the head's dtype.
-        self.x = self.hidden.detach().to(self.head.spec.dtype).double().requires_grad_()
+        self.x = self.hidden.detach().cpu().to(self.head.spec.dtype).double().requires_grad_()
         self.weight = self.head.weight.double().requires_grad_()
         self.bias = None if self.head.bias is None else self.head.bias.double().requires_grad_()
 
@@ -104,7 +104,7 @@ class Reference:
         logits = F.linear(self.x, self.weight, None if bias is False else self.bias) * scale
         logits = cap * torch.tanh(logits / cap) if cap else logits
         classes = None if weight is False or self.head.class_weights is None else self.head.class_weights.double()
-        target = target.long()
+        target = target.cpu().long()
         valid = target != ignore_index
         flat, labels = logits.reshape(-1, VOCABULARY), target.reshape(-1)
         tokens = F.cross_entropy(
@@ -113,7 +113,7 @@ class Reference:
         lse = logits.logsumexp(-1).masked_fill(~valid, 0.0)
         z_losses = lse_square_scale * lse.square()
         if token_weights is not None:
-            tokens, z_losses = tokens * token_weights.double(), z_losses * token_weights.double()
+            tokens, z_losses = tokens * token_weights.cpu().double(), z_losses * token_weights.cpu().double()
         if reduction == "none":
             return tokens + z_losses, lse, z_losses
         count: Any = 1.0
@@ -129,7 +129,7 @@ class Reference:
 
 def distance(found: Tensor, wanted: Tensor) -> float:
     """Relative, in the Frobenius norm; absolute where nothing is wanted."""
-    found, wanted = found.detach().double(), wanted.detach().double()
+    found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
     difference = (found - wanted).norm()
     return float(difference / wanted.norm()) if bool(wanted.any()) else float(difference)
 

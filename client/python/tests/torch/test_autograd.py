@@ -104,10 +104,10 @@ def test_without_gradients_the_loss_alone_is_computed(
 def test_hidden_states_of_inference_mode_train_the_head(heads: Any, grad_scale: float | None) -> None:
     head = heads()
     with torch.inference_mode():
-        hidden, target = torch.randn(6, HIDDEN), labels(6)
-    linear_cross_entropy(hidden, target, head.remote, grad_scale=grad_scale).backward()
+        hidden, target, weights = torch.randn(6, HIDDEN), labels(6), torch.rand(6)
+    linear_cross_entropy(hidden, target, head.remote, grad_scale=grad_scale, token_weights=weights).backward()
     reference = Reference(head, hidden.clone())
-    reference.losses(target.clone())[0].backward()
+    reference.losses(target.clone(), token_weights=weights.clone())[0].backward()
     check_weight_gradient(head, head.gradients()[0], reference.weight.grad, slack=1e-5)
 
 
