@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lossd._batch import Distillation
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Coefficients, Tokens, Values, forward_pass, gradient_pass, minus
 
@@ -24,6 +25,7 @@ class LossCall:
     return_z_loss: bool
     wire_dtype: torch.dtype
     class_weight_sum: float | None = None  # of the labels, if it is known
+    distillation: Distillation | None = None
 
     @property
     def frozen(self) -> bool:
@@ -36,7 +38,7 @@ class LossCall:
         return frozenset(wanted | ({"z_losses"} if self.return_z_loss and by_token else set()))
 
     def tokens(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tokens:
-        return Tokens(arrived(hidden.detach()).to(self.wire_dtype), arrived(labels), weights)
+        return Tokens(arrived(hidden.detach()).to(self.wire_dtype), arrived(labels), weights, self.distillation)
 
     def forward(
         self,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lossd._batch import Distillation
 from lossd.torch._autograd import LossCall, RemoteLoss, evaluate
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import class_weights_count
@@ -41,6 +43,7 @@ def linear_cross_entropy(
     z_normalizer: float | Tensor | None = None,
     grad_scale: float | Tensor | None = None,
     train_head: bool | None = None,
+    distillation: Distillation | None = None,
     torch_compat: bool = True,
 ) -> Any:
     """F.cross_entropy(F.linear(input, W, b), target) with W and b at the server; no logits exist here.
@@ -71,6 +74,8 @@ def linear_cross_entropy(
         None: forward computes the loss, and backward sends the tokens again.
     train_head: whether dW is wanted; None: unless the head is frozen. False, of a head that is not frozen: only for
         input that needs no gradient.
+    distillation: soft targets of another head of the same server, fed with hidden states of its own, which get no
+        gradient: lossd.Distillation. A mean divides the divergence as it does the cross-entropy.
     torch_compat: the mean of a batch without tokens that count is NaN, as PyTorch's, and not 0. Gradients are 0.
 
     Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss).
@@ -107,6 +112,7 @@ def linear_cross_entropy(
         return_lse=return_lse,
         return_z_loss=return_z_loss,
         wire_dtype=_wire_dtype(input, head),
+        distillation=_soft_targets(distillation),
     )
     trains = _trains(train_head, input, call)
     if torch.is_grad_enabled() and (trains or input.requires_grad):
@@ -174,6 +180,12 @@ def _class_weight_sum(weight: Tensor, labels: Tensor, options: LossOptions, head
     if weight.shape != (head.vocab_size,):
         raise ValueError(f"weight has shape {list(weight.shape)}; want [{head.vocab_size}], a weight for each class")
     return class_weight_sum(weight, labels, options.ignore_index)
+
+
+def _soft_targets(distillation: Distillation | None) -> Distillation | None:
+    if distillation is None or not isinstance(distillation.hidden, Tensor):
+        return distillation
+    return replace(distillation, hidden=distillation.hidden.detach())
 
 
 def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_count: bool) -> float | None:

@@ -9,17 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lossd._batch import Distillation
 from lossd.errors import FailedPreconditionError
 from lossd.torch._options import LossOptions
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """One batch: hidden states [..., H] as they are sent, labels [...], weights of the tokens [...] or None."""
+    """One batch: hidden states [..., H] as they are sent, labels [...], weights of the tokens [...] or None, soft
+    targets or None."""
 
     hidden: Tensor
     labels: Tensor
     weights: Tensor | None
+    distillation: Distillation | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ def forward_pass(
         dx_dtype=dx_dtype,
         losses=options.reduction == "none",
         token_weights=tokens.weights,
+        distillation=tokens.distillation,
         returns=returns,
         **arguments,
     )
@@ -187,6 +191,7 @@ def gradient_pass(
         dx_dtype=dx_dtype,
         losses=False,
         token_weights=weights,
+        distillation=tokens.distillation,
         weight_version=values.weight_version,
         **arguments,
     )

@@ -95,6 +95,8 @@ class Reference:
         token_weights: Tensor | None = None,
         normalizer: float | None = None,
         z_normalizer: float | None = None,
+        distillation: lossd.Distillation | None = None,
+        teacher: TestHead | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the log-sum-exps, the z-loss, by the options of linear_cross_entropy."""
@@ -110,6 +112,10 @@ class Reference:
         tokens = F.cross_entropy(
             flat, labels, classes, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
         ).reshape(target.shape)
+        if distillation is not None:
+            assert teacher is not None
+            kl = self._divergence(logits, target, distillation, teacher)
+            tokens = distillation.label_weight * tokens + distillation.weight * kl
         lse = logits.logsumexp(-1).masked_fill(~valid, 0.0)
         z_losses = lse_square_scale * lse.square()
         if token_weights is not None:
@@ -125,6 +131,15 @@ class Reference:
             z_count = z_normalizer if z_normalizer is not None else z_count if normalizer is None else normalizer
         z_loss = z_losses.sum() / z_count
         return tokens.sum() / count + z_loss, lse, z_loss
+
+    @staticmethod
+    def _divergence(logits: Tensor, target: Tensor, soft: lossd.Distillation, teacher: TestHead) -> Tensor:
+        """KL(teacher, head) of each token."""
+        theirs = F.linear(soft.hidden.detach().to(teacher.spec.dtype).double(), teacher.weight.double())
+        wanted = (theirs / soft.temperature).log_softmax(-1)
+        found = (logits / soft.temperature).log_softmax(-1)
+        divergence = (wanted.exp() * (wanted - found)).sum(-1)
+        return divergence.masked_fill(target == -100, 0.0)
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
@@ -173,7 +188,8 @@ def check(
     return_lse or return_z_loss says otherwise; what is not asked for is None. `left`: times the loss's gradient, what
     was added to dW and taken out again, whose rounding stays."""
     options = {"return_lse": True, "return_z_loss": True} | options
-    found = linear_cross_entropy(hidden, target, head.remote, **options)
+    asked = {name: value for name, value in options.items() if name != "teacher"}
+    found = linear_cross_entropy(hidden, target, head.remote, **asked)
     parts = list(found) if isinstance(found, tuple) else [found]
     outputs = [parts.pop(0)] + [parts.pop(0) if options[name] else None for name in ("return_lse", "return_z_loss")]
     reference = Reference(head, hidden)

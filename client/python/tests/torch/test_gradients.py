@@ -8,6 +8,8 @@ import pytest
 import torch
 from problem import VOCABULARY, check, hidden_states, labels, scalar
 
+import lossd
+
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 REDUCTIONS = ["mean", "sum", "none"]
 NAME = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
@@ -183,6 +185,26 @@ def test_gradients_of_the_z_loss_alone(heads: Any, reduction: str, name: str) ->
     config, options = OPTIONS[name]
     check(
         heads(**config), hidden_states(8), labels(8, masked=0.3), lambda o: o[2].sum(), reduction=reduction, **options
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "declared", "corrected"])
+@pytest.mark.parametrize("options", [{}, {"lse_square_scale": 0.01, "label_smoothing": 0.1}], ids=["plain", "options"])
+def test_soft_targets(heads: Any, reduction: str, options: dict[str, Any]) -> None:
+    teacher = heads(frozen=True)
+    soft = lossd.Distillation(teacher.remote.name, hidden_states(9), temperature=2.0, weight=0.7, label_weight=0.3)
+    grad_scale = {"declared": 2.5, "corrected": 1.0}.get(reduction)
+    check(
+        heads(),
+        hidden_states(9),
+        labels(9, masked=0.3),
+        lambda o: scalar(o, 2.5),
+        distillation=soft,
+        teacher=teacher,
+        reduction="mean" if grad_scale else reduction,
+        grad_scale=grad_scale,
+        left=1.0 if reduction == "corrected" else 0.0,
+        **options,
     )
 
 
