@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +189,27 @@ def test_server_killed_before_backward(own_head: Any, grad_scale: float | None) 
         reference.losses(target)[0].backward()
         assert distance(hidden.grad, reference.x.grad) < 3e-6
         check_weight_gradient(again, again.gradients()[0], reference.weight.grad, slack=1e-5)
+
+
+@pytest.mark.parametrize("grad_scale", [None, 1.0])
+def test_server_killed_and_restored_between_forward_and_backward(tmp_path: Path, grad_scale: float | None) -> None:
+    """At the same address, from a checkpoint: what had been added is lost, which is said, and the step is done again."""
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints", "memory_limit_bytes": 1 << 30}
+    address = f"unix:{tmp_path / 'socket'}"
+    hidden, target = [hidden_states(4), hidden_states(4)], labels(4)
+    with lossd.launch("cpu", args=[f"--listen={address}"], **options) as server:
+        head = TestHead(lossd.connect(address), "restored", HeadSpec())
+        head.remote.save_checkpoint("before-the-step")
+        linear_cross_entropy(hidden[0], target, head.remote, grad_scale=grad_scale).backward()
+        loss = linear_cross_entropy(hidden[1], target, head.remote)
+        kill(server)
+    with lossd.launch("cpu", args=[f"--listen={address}", "--restore"], **options):
+        with pytest.raises(lossd.WindowLostError):
+            loss.backward()
+        head.remote.reopen()
+        for one in hidden:
+            one.grad = None
+            linear_cross_entropy(one, target, head.remote, grad_scale=grad_scale).backward()
+        reference = Reference(head, torch.stack(hidden))
+        (2 * reference.losses(torch.stack([target, target]))[0]).backward()
+        check_weight_gradient(head, head.gradients()[0], reference.weight.grad)
