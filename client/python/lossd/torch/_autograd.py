@@ -153,7 +153,7 @@ def _declared(ctx: Any) -> Coefficients:
 def _scalars(options: LossOptions, values: Values, d_loss: Tensor | None, d_z: Tensor | None) -> Coefficients:
     # This reads the device's numbers. It waits for little: the forward pass has waited for all that came before it.
     loss = 0.0 if d_loss is None else float(d_loss)
-    z_loss = 0.0 if d_z is None else float(d_z)
+    z_loss = 0.0 if d_z is None or options.lse_square_scale == 0 else float(d_z)
     if values.valid_tokens == 0 or values.empty_mean:
         return Coefficients(0.0, 0.0)
     return Coefficients(loss / values.count, (loss + z_loss) / values.z_count)

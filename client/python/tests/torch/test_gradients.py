@@ -107,11 +107,11 @@ def test_gradients_of_all_outputs(heads: Any, name: str, reduction: str, returne
 
 
 @pytest.mark.parametrize("declared", [None, 1.0, 2.0])
-@pytest.mark.parametrize("name", ["z_loss", "all"])
+@pytest.mark.parametrize("name", ["plain", "z_loss", "all"])
 @pytest.mark.parametrize("outputs", ["z", "lse", "both"])
 def test_declared_losses_with_other_outputs(heads: Any, outputs: str, name: str, declared: float | None) -> None:
     """What is declared is that of the loss alone; what the other outputs get is corrected."""
-    config, options = OPTIONS[name]
+    config, options = ({}, {}) if name == "plain" else OPTIONS[name]
     weights = torch.randn(8)
 
     def objective(found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -216,3 +216,20 @@ def test_magnitudes_of_upstream_gradients(heads: Any, reduction: str, magnitude:
 
 def test_labels_of_the_last_class_and_the_first(heads: Any) -> None:
     check(heads(), hidden_states(4), torch.tensor([0, VOCABULARY - 1, 0, VOCABULARY - 1]), lambda o: scalar(o, 1.0))
+
+
+@pytest.mark.parametrize("upstream", [1.0, -2.5])
+@pytest.mark.parametrize("grad_scale", [1e6, -1e6])
+def test_corrections_beyond_fp16(heads: Any, grad_scale: float, upstream: float) -> None:
+    """What is missing is large, and so is its dX, where the dX that comes out of it is not."""
+    check(
+        heads(),
+        hidden_states(9, dtype=torch.float16),
+        labels(9),
+        lambda o: scalar(o, upstream),
+        reduction="sum",
+        grad_scale=grad_scale,
+        left=grad_scale,
+        return_lse=False,
+        return_z_loss=False,
+    )
