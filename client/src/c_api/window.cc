@@ -106,6 +106,22 @@ lossd_status* lossd_head_flush(const lossd_head* head, const lossd_flush_options
   });
 }
 
+lossd_status* lossd_head_discard(const lossd_head* head, const char* const* marks, size_t marks_count,
+                                 lossd_flush_result* result) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
+    const auto sessions = MarksOf(marks, marks_count);
+    if (!sessions.ok()) return sessions.status();
+    if (absl::Status status = CheckResult(result, "result"); !status.ok()) return status;
+    const auto dropped = head->head.Discard(*sessions);
+    if (!dropped.ok()) return dropped.status();
+    const auto told = ToC(*dropped);
+    if (!told.ok()) return told.status();
+    Write(*told, result);
+    return absl::OkStatus();
+  });
+}
+
 lossd_status* lossd_head_commit_flush(const lossd_head* head, const char* flush_id) {
   return Guarded([&]() -> absl::Status {
     if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
