@@ -128,6 +128,8 @@ class Window:
     def drop_lost(self, marks: dict[Contributor, str], info: HeadInfo) -> None:
         """After a window was lost: leaves out those whose contributions the server does not have. What it does have
         must still be named."""
+        if info.window_state != "open":  # what is listed then is the frozen window's
+            return
         known = {session.session_id: session for session in info.sessions}
         for contributor, text in marks.items():
             session_id, mine = accepted_of(text)

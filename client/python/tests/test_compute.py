@@ -293,9 +293,7 @@ def test_class_weights_and_bias(make_head: MakeHead) -> None:
     hidden, labels = batch(9)
     x = hidden.clone().requires_grad_()
     factors = torch.from_numpy(class_weights).float()
-    both = torch.nn.functional.cross_entropy(
-        x @ weights.T + torch.from_numpy(bias), labels, factors, reduction="sum"
-    )
+    both = torch.nn.functional.cross_entropy(x @ weights.T + torch.from_numpy(bias), labels, factors, reduction="sum")
     (dx,) = gradients_of(both, x)
     with head.open_session() as session:
         result = session.compute(hidden, labels)
