@@ -241,6 +241,10 @@ class Head:
             self._window.froze(mine)
         return result
 
+    def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
+        """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
+        return self._consuming(marks, True, lambda given: _flush.discard(self, given))
+
     def commit_flush(self, flush_id: str) -> None:
         """Ends the window that a flush with commit=False left frozen."""
         with self._handle as head:

@@ -60,6 +60,7 @@ class RemoteHead:
         self._lock = threading.Lock()
         self._pending: list[Future[Any]] = []
         self._consumed: object = None if session is None else _accepted(session.marks())
+        self._closed_at: object = None
         self._weight_version = 0
         self._landing: Landing | None = None
 
@@ -219,7 +220,7 @@ class RemoteHead:
 
     def contributions(self) -> object:
         """Changes whenever this process's session has added to the window; for comparison only."""
-        return None if self._session is None else _accepted(self._session.marks())
+        return self._closed_at if self._session is None else _accepted(self._session.marks())
 
     @property
     def dirty(self) -> bool:
@@ -360,6 +361,7 @@ class RemoteHead:
 
     def close(self) -> None:
         """Ends the session at the server. What it added to the window stays there."""
+        self._closed_at = self.contributions()
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -411,16 +413,8 @@ class RemoteHead:
 
     def _drop_window(self) -> None:
         info = self.head.info()
-        marks = [
-            json.dumps(
-                {
-                    "session_id": session.session_id,
-                    "lanes": [{"lane": m.lane, "accepted": m.accepted, "applied": m.applied} for m in session.lanes],
-                }
-            )
-            for session in info.sessions
-        ]
-        self.head.flush(sink=lambda first_row, rows, bias: None, marks=marks)
+        marks = [session.text() for session in info.sessions]
+        self.head.discard(marks=marks)
 
     def _end_window(self) -> None:
         self._consumed = self.contributions()

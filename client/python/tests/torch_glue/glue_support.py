@@ -94,7 +94,10 @@ class Restartable:
         checkpoints = [f"--checkpoint_dir={self._folder / 'checkpoints'}", "--restore"]
         with open(self._folder / "log", "ab") as log:
             self.process = subprocess.Popen([str(find_program()), *flags, *checkpoints], stdout=log, stderr=log)
-        lossd.connect(self.target).close()  # waits until it serves
+        try:
+            lossd.connect(self.target).close()  # waits until it serves
+        except lossd.LossdError as error:
+            raise RuntimeError(f"{error}; its log:\n{(self._folder / 'log').read_text()}") from error
 
     def end(self, how: signal.Signals) -> None:
         """SIGTERM drains: what clients had lives on in the next one. SIGKILL does not."""

@@ -97,7 +97,7 @@ def test_what_backward_returns(make_remote: MakeRemote, name: str, grad_scale: f
         assert case.weight.grad_added_to_main_grad == (row.returned == "dummy")  # type: ignore[attr-defined]
     if row.delay:
         assert case.landed() is None or not case.landed().any()  # type: ignore[union-attr]
-        assert case.head.head.info().window_tokens == 8
+        assert case.head.gradient_stats().window_tokens == 8
         result = case.contract.wgrad()
         assert result is not None and result.window_tokens == 8
     close(case.landed(), case.wanted(0))
@@ -194,7 +194,7 @@ def test_a_weight_that_is_not_trained_fetches_nothing(make_remote: MakeRemote) -
     case = Case(make_remote(), ROWS["plain"])
     case.weight.requires_grad_(False)
     case.loss().backward()
-    assert case.returned == [None] and case.head.head.info().window_tokens == 8
+    assert case.returned == [None] and case.head.gradient_stats().window_tokens == 8
 
 
 @pytest.mark.parametrize("to", ["grad", "main_grad"])

@@ -73,7 +73,7 @@ def test_a_flush_goes_on_behind_what_has_landed(head: RemoteHead, monkeypatch: p
     with pytest.raises(lossd.UnavailableError):
         flush_into(head, param, to=name)
     assert 0 < sum(cut.rows) < VOCAB  # a part of it has landed
-    assert head.head.info().window_tokens == 40
+    assert head.gradient_stats().window_tokens == 40
     flush_into(head, param, to=name)
     start = 0.0 if to == "fresh" else 0.25
     torch.testing.assert_close(getattr(param, name), wanted + start, rtol=1e-5, atol=1e-7)

@@ -140,7 +140,7 @@ def test_zero_grad_drops_what_waits_and_costs_nothing_otherwise(make_remote: Mak
     before = weights_of(head)
     hidden, target = batch()
     linear_cross_entropy(hidden, target, head).backward()
-    assert head.dirty and head.head.info().window_tokens == len(target)
+    assert head.dirty and head.gradient_stats().window_tokens == len(target)
     optimizer.zero_grad()
     info = head.head.info()
     assert not head.dirty and info.window_tokens == 0
