@@ -95,7 +95,7 @@ def train(rank: int, options: argparse.Namespace) -> list[float]:
                 loss_fn.begin_step(tokens[:, 1:], schedule)
                 schedule.step(target=tokens[:, 1:].contiguous(), losses=losses)
                 head.step(lr=options.lr)
-                history.append(float(sum(losses)))
+                history.append(sum(losses).item())
                 print(f"step {step + 1:3d}/{options.steps}: loss {history[-1]:.4f}", flush=True)
             optimizer.step()
     return history

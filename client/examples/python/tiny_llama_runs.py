@@ -83,7 +83,7 @@ def train(kind: str, tokens: torch.Tensor, client: lossd.Client, options: argpar
     dtype = getattr(torch, options.dtype)
     head = Remote(client, weight, dtype) if kind == "remote" else LocalHead(kind, weight)
     places = torch.Generator().manual_seed(options.seed)
-    losses = []
+    losses = torch.empty(options.steps, device=device)
     for step in _progress(range(options.steps), kind, quiet=options.quiet):
         batch = _batch(tokens, places, options).to(device)
         if kind == "reversed":
@@ -97,9 +97,9 @@ def train(kind: str, tokens: torch.Tensor, client: lossd.Client, options: argpar
         optimizer.step()
         optimizer.zero_grad()
         head.step(lr)
-        losses.append(loss.detach())
+        losses[step] = loss.detach()
     head.close()
-    return [float(loss) for loss in losses]
+    return losses.tolist()
 
 
 def _config(options: argparse.Namespace) -> LlamaConfig:

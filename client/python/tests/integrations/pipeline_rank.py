@@ -55,7 +55,7 @@ def run(rank: int, remote: RemoteHead | None, schedule_name: str, tail: str) -> 
             losses = []
             loss.begin_step(labels, schedule)
             schedule.step(target=labels, losses=losses)
-            record["losses"].append(float(sum(losses)))
+            record["losses"].append(sum(losses).item())
             remote.step(lr=0.5)
         record["gradients"].append({name: value.grad.clone() for name, value in module.named_parameters()})
     return record
