@@ -9,8 +9,8 @@ usage() {
 usage: tools/wheel.sh
 
 Leaves build/wheel/lossd-VERSION-py3-none-manylinux_*.whl: the package of client/python with the server, liblossd_c.so and every
-shared library that they need except glibc's and, if CUDA code is compiled, NVIDIA's. It runs where glibc is as new as this
-machine's, with Python >= 3.10 and NumPy. What is installed with pip install ./client/python needs the libraries of this machine.
+shared library that they need except the run time of C and C++ (glibc, libstdc++) and, if CUDA code is compiled, NVIDIA's. It runs
+where those are as new as this machine's, with Python >= 3.10 and NumPy. What is installed with pip install ./client/python needs the libraries of this machine.
 END
 }
 

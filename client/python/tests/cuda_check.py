@@ -1,5 +1,5 @@
 """What the tests of this folder cannot look at without a GPU: batches of CUDA tensors, through device regions and
-through pinned memory, against the same batches from the host. Run it where there is an NVIDIA GPU and PyTorch with CUDA:
+through pinned memory, against the same batches from the host. For a machine with an NVIDIA GPU and PyTorch with CUDA:
 
     python client/python/tests/cuda_check.py [--program build/bin/lossd] [--tokens 4096 --vocab 32768 --hidden 1024]
 
