@@ -39,7 +39,14 @@ class Model(torch.nn.Module):
 
 def run(title: str, **given: Any) -> dict[str, Any]:
     names = {name: getattr(lossd.torch, name) for name in lossd.torch.__all__}
-    space = {"lossd": lossd, "torch": torch, "dist": dist, "batches": [batch(seed) for seed in range(3)], **names, **given}
+    space = {
+        "lossd": lossd,
+        "torch": torch,
+        "dist": dist,
+        "batches": [batch(seed) for seed in range(3)],
+        **names,
+        **given,
+    }
     exec(compile(examples()[title], f"{PAGE.name}, {title}", "exec"), space)
     return space
 
@@ -79,5 +86,10 @@ def test_two_ranks(ranks: Ranks, server: lossd.Server, client: lossd.Client, tit
 
 def test_every_example_is_run() -> None:
     assert set(examples()) == {
-        "Steps", "GradScaler", "State and checkpoints", "A weight of the trainer's own", "Ranks", "Sharded weights"
+        "Steps",
+        "GradScaler",
+        "State and checkpoints",
+        "A weight of the trainer's own",
+        "Ranks",
+        "Sharded weights",
     }
