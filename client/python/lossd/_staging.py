@@ -86,7 +86,7 @@ class Staging:
             if slot is None or slot.memory.numel() < nbytes:
                 old, slot = slot, None
                 if old is not None:
-                    old.close()
+                    self._discard(old)
                 slot = self._new(rounded(nbytes, ROUNDING))
             return slot
         except BaseException:
@@ -102,8 +102,13 @@ class Staging:
                 self._free.append(slot)
             else:
                 self._made -= 1
-                slot.close()
+                self._discard(slot)
             self._condition.notify()
+
+    def _discard(self, slot: Slot) -> None:
+        """Once the copies from and to it are done: what was in a region is not there any more afterwards."""
+        self.layer.wait(self.layer.record(self.stream))
+        slot.close()
 
     def _new(self, nbytes: int) -> Slot:
         if self._regions:
@@ -132,7 +137,11 @@ class Staging:
             slots, self._free = self._free, []
             self._made -= len(slots)
         for slot in slots:
-            slot.close()
+            self._discard(slot)
+
+    def __del__(self) -> None:
+        if getattr(self, "_free", None):
+            self.close()
 
 
 @dataclass
@@ -255,7 +264,7 @@ def stage(staging: Staging, hidden: Any, labels: Any, options: BatchOptions) -> 
         host_labels = _to_host(staging, labels)
         ready = layer.record(staging.stream)
     except BaseException:
-        staging.give(slot, usable=False)
+        staging.give(slot, usable=True)
         raise
     base = slot.memory.data_ptr()
     dx = None if dx_target is None else t.View(base + hidden_bytes, dx_dtype, shape, slot)

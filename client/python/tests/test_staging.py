@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import lossd
 from lossd import _device, _staging
 
-torch = pytest.importorskip("torch")
 MakeHead = Callable[..., lossd.Head]
 V, H = 32, 16
 GARBAGE = 7.0
@@ -209,6 +209,22 @@ def test_slots_are_used_again(make_head: MakeHead, layer: FakeLayer, way: str) -
         (staging,) = session._stagings.values()
         assert staging._made == 1
     assert staging._made == 0
+
+
+def test_outputs_survive_their_slots(
+    make_head: MakeHead, layer: FakeLayer, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that are too small, and those of a session that closes, go when what was in them has been copied out."""
+    monkeypatch.setattr(_staging, "ROUNDING", 4096)
+    head = make_head(V, H)
+    results, wanted = [], []
+    with head.open_session() as session, head.open_session() as plain:
+        for tokens in (8, 200, 4000):
+            hidden, labels, host_hidden, host_labels = batch(layer, tokens)
+            results.append(session.compute(hidden, labels).dx)
+            wanted.append(plain.compute(host_hidden, host_labels).dx)
+    layer.finish()
+    assert all(torch.equal(one, other) for one, other in zip(results, wanted, strict=True))
 
 
 def test_cancelled_futures_give_their_slots_back(make_head: MakeHead, layer: FakeLayer, way: str) -> None:
