@@ -193,7 +193,7 @@ def test_server_killed_before_backward(own_head: Any, grad_scale: float | None) 
 
 @pytest.mark.parametrize("grad_scale", [None, 1.0])
 def test_server_killed_and_restored_between_forward_and_backward(tmp_path: Path, grad_scale: float | None) -> None:
-    """At the same address, from a checkpoint: what had been added is lost, which is said, and the step is done again."""
+    """At the same address, from a checkpoint: what was added is lost, which is said, and the step is done again."""
     options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints", "memory_limit_bytes": 1 << 30}
     address = f"unix:{tmp_path / 'socket'}"
     hidden, target = [hidden_states(4), hidden_states(4)], labels(4)
