@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "lossd/checkpoint.h"
 #include "lossd/flush.h"
+#include "lossd/logits.h"
 #include "lossd/loss.h"
 #include "lossd/optimizer.h"
 #include "lossd/region.h"
@@ -363,6 +364,10 @@ class Head {
   // The server reads the weights from a safetensors file of its own (--weights_dir) and publishes them.
   absl::StatusOr<LoadedWeights> LoadWeights(const LoadWeightsOptions& options) const;
 
+  // Logits of rows, all of one weight version, which is returned; in several calls if they are many. Needs no
+  // session, and nothing of the window moves. FAILED_PRECONDITION of a head without weights.
+  absl::StatusOr<uint64_t> Logits(const LogitsBatch& batch, const LogitsOutputs& outputs) const;
+
   // Takes the session's streams over from an earlier process with the same client_key, if there is one still:
   // that one's calls fail, and marks() of this one are final.
   absl::StatusOr<Session> OpenSession(const SessionOptions& options) const;
@@ -380,8 +385,9 @@ class Head {
   // window is committed after that. INVALID_ARGUMENT if options.sink is set.
   absl::StatusOr<FlushResult> FlushToFile(const FlushOptions& options, std::span<const SessionMarks> marks,
                                           const std::string& path) const;
-  // Ends the window without reading it: what is in it is dropped, and told of. `marks` as of Flush.
-  absl::StatusOr<FlushResult> Discard(std::span<const SessionMarks> marks) const;
+  // Ends the window without reading it: what was added is gone, and the next one begins. The result tells
+  // what that was. For a step whose gradient nobody wants (zero_grad); `marks` as of Flush.
+  absl::StatusOr<FlushResult> DiscardGradient(std::span<const SessionMarks> marks) const;
   absl::Status CommitFlush(const std::string& flush_id) const;
   // What sessions have added to the next window of a head with double_buffer goes into the reopened one.
   absl::Status AbortFlush(const std::string& flush_id) const;

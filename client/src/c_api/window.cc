@@ -53,6 +53,14 @@ absl::StatusOr<lossd_flush_result> ToC(const FlushResult& result) {
   return converted;
 }
 
+absl::Status Tell(const absl::StatusOr<FlushResult>& flushed, lossd_flush_result* result) {
+  if (!flushed.ok()) return flushed.status();
+  const auto told = ToC(*flushed);
+  if (!told.ok()) return told.status();
+  Write(*told, result);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StepOptions> OptionsOf(const lossd_step_options* given) {
   const auto read = Read(given, "options");
   if (!read.ok()) return read.status();
@@ -96,29 +104,20 @@ lossd_status* lossd_head_flush(const lossd_head* head, const lossd_flush_options
     const auto sessions = MarksOf(marks, marks_count);
     if (!sessions.ok()) return sessions.status();
     if (absl::Status status = CheckResult(result, "result"); !status.ok()) return status;
-    const auto flushed = head->head.Flush(*converted, *sessions, read->gradient,
-                                          SpanOf(read->bias_gradient, head->head.config().vocab_size));
-    if (!flushed.ok()) return flushed.status();
-    const auto told = ToC(*flushed);
-    if (!told.ok()) return told.status();
-    Write(*told, result);
-    return absl::OkStatus();
+    return Tell(head->head.Flush(*converted, *sessions, read->gradient,
+                                 SpanOf(read->bias_gradient, head->head.config().vocab_size)),
+                result);
   });
 }
 
-lossd_status* lossd_head_discard(const lossd_head* head, const char* const* marks, size_t marks_count,
-                                 lossd_flush_result* result) {
+lossd_status* lossd_head_discard_gradient(const lossd_head* head, const char* const* marks,
+                                          size_t marks_count, lossd_flush_result* result) {
   return Guarded([&]() -> absl::Status {
     if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
     const auto sessions = MarksOf(marks, marks_count);
     if (!sessions.ok()) return sessions.status();
     if (absl::Status status = CheckResult(result, "result"); !status.ok()) return status;
-    const auto dropped = head->head.Discard(*sessions);
-    if (!dropped.ok()) return dropped.status();
-    const auto told = ToC(*dropped);
-    if (!told.ok()) return told.status();
-    Write(*told, result);
-    return absl::OkStatus();
+    return Tell(head->head.DiscardGradient(*sessions), result);
   });
 }
 
