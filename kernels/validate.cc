@@ -14,6 +14,10 @@ bool IsKnown(DataType type) {
   return type == DataType::kFloat32 || type == DataType::kBFloat16 || type == DataType::kFloat16;
 }
 
+bool IsWorkspace(const void* workspace, int64_t bytes) {
+  return workspace != nullptr && bytes >= 0 && reinterpret_cast<uintptr_t>(workspace) % 64 == 0;
+}
+
 bool InRange(const LossOptions& options) {
   return std::isfinite(options.logit_scale) && options.logit_scale > 0 && std::isfinite(options.softcap) &&
          options.softcap >= 0 && options.label_smoothing >= 0 && options.label_smoothing <= 1 &&
@@ -80,6 +84,28 @@ Status ValidateInputs(const LinearCrossEntropyParams& params) {
   return InRange(params.options) ? Status::kOk : Status::kInvalidArgument;
 }
 
+Status ValidateLogits(const LogitsParams& params) {
+  if (params.rows < 1 || params.vocab < 1 || params.hidden < 1) return Status::kInvalidArgument;
+  if (!Addressable(params.vocab, params.hidden) || !Addressable(params.rows, params.hidden) ||
+      !Addressable(params.rows, params.vocab)) {
+    return Status::kInvalidArgument;
+  }
+  const LogitOutputs& out = params.outputs;
+  if (!IsKnown(params.weight_type) || !IsKnown(params.hidden_type) || !IsKnown(out.type)) {
+    return Status::kInvalidArgument;
+  }
+  if (params.weight == nullptr || params.hidden_states == nullptr) return Status::kInvalidArgument;
+  if (!InRange(LossOptions{.logit_scale = params.logit_scale, .softcap = params.softcap})) {
+    return Status::kInvalidArgument;
+  }
+  if (out.top_k < 0 || out.top_k > std::min<int64_t>(kMostTopK, params.vocab)) {
+    return Status::kInvalidArgument;
+  }
+  const bool tells_top = out.top_tokens != nullptr && out.top_logits != nullptr && out.log_sum_exp != nullptr;
+  if (out.top_k > 0 && (!tells_top || params.vocab > INT32_MAX)) return Status::kInvalidArgument;
+  return IsWorkspace(params.workspace, params.workspace_bytes) ? Status::kOk : Status::kInvalidArgument;
+}
+
 Status ValidateStep(const LinearCrossEntropyParams& params) {
   if (const Status status = ValidateInputs(params); status != Status::kOk) return status;
   if (params.losses == nullptr || !IsKnown(params.dx_type)) return Status::kInvalidArgument;
@@ -87,9 +113,7 @@ Status ValidateStep(const LinearCrossEntropyParams& params) {
   const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
   if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;
   if (writes_dw && params.bias != nullptr && params.db == nullptr) return Status::kInvalidArgument;
-  if (params.workspace == nullptr || params.workspace_bytes < 0) return Status::kInvalidArgument;
-  if (reinterpret_cast<uintptr_t>(params.workspace) % 64 != 0) return Status::kInvalidArgument;
-  return Status::kOk;
+  return IsWorkspace(params.workspace, params.workspace_bytes) ? Status::kOk : Status::kInvalidArgument;
 }
 
 }  // namespace lossd::kernels

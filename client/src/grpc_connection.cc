@@ -106,6 +106,9 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) override {
     return Call(*loss_, &v1::LossService::Stub::CloseSession, request, RepeatedNotFound::kIsDone);
   }
+  absl::StatusOr<v1::LogitsResponse> Logits(const v1::LogitsRequest& request) override {
+    return Call(*loss_, &v1::LossService::Stub::Logits, request);
+  }
   absl::StatusOr<v1::BeginFlushResponse> BeginFlush(const v1::BeginFlushRequest& request) override {
     return Call(*gradient_, &v1::GradientService::Stub::BeginFlush, request);
   }

@@ -18,12 +18,18 @@ namespace lossd::internal {
 // Thread-safe.
 class HeadContext {
  public:
-  HeadContext(std::shared_ptr<Connection> connection, HeadConfig config, std::shared_ptr<RegionMap> regions)
-      : connection_(std::move(connection)), config_(std::move(config)), regions_(std::move(regions)) {}
+  // `max_logits_bytes`: what the server takes, and answers, in one call for logits.
+  HeadContext(std::shared_ptr<Connection> connection, HeadConfig config, int64_t max_logits_bytes,
+              std::shared_ptr<RegionMap> regions)
+      : connection_(std::move(connection)),
+        config_(std::move(config)),
+        max_logits_bytes_(max_logits_bytes),
+        regions_(std::move(regions)) {}
 
   Connection& connection() const { return *connection_; }
   const ClientOptions& options() const { return connection_->options(); }
   const HeadConfig& config() const { return config_; }
+  int64_t max_logits_bytes() const { return max_logits_bytes_; }
   const RegionMap& regions() const { return *regions_; }
 
   // The generation that a commit of this process opened, so that its sessions need not find out by being
@@ -93,6 +99,7 @@ class HeadContext {
  private:
   const std::shared_ptr<Connection> connection_;
   const HeadConfig config_;
+  const int64_t max_logits_bytes_;
   const std::shared_ptr<RegionMap> regions_;
   mutable std::mutex mutex_;
   std::string incarnation_;

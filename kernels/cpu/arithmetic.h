@@ -4,6 +4,7 @@
 
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/logits.h"
 
 namespace lossd::kernels::cpu {
 
@@ -23,6 +24,8 @@ enum class RowRecord { kPlain, kFull };
 // The step of linear_cross_entropy.h and its workspace, in an arithmetic of the caller's choice.
 Status RunLinearCrossEntropy(const LinearCrossEntropyParams& params, Arithmetic arithmetic,
                              LinearCrossEntropyStats* stats);
+// The same of logits.h.
+Status RunLogits(const LogitsParams& params, Arithmetic arithmetic);
 int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
                        RowRecord record = RowRecord::kFull);
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, Arithmetic arithmetic,

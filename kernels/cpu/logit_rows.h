@@ -42,10 +42,10 @@ class LogitRows {
 
   // Logit s of a product and the entry it is of; with the same bits as in a block.
   float Transform(float product, int64_t entry) const;
+  // The same in place, of products of entries from `first` on; of a softcap also its derivatives.
+  void Transform(int64_t first, float* values, float* factors, int64_t columns) const;
 
  private:
-  // From products of entries from `first` on.
-  void Transform(int64_t first, float* values, float* factors, int64_t columns) const;
   void FindMaximum(int64_t block, int64_t r, const float* values) const;
   void ChooseExponent(const float* logits, int64_t columns, RowState& row) const;
   void Exponentiate(Pass pass, int64_t block, int64_t r, float* values, const float* factors) const;

@@ -14,9 +14,10 @@
 namespace lossd::wire {
 namespace {
 
-// In both messages the rows have the same number, the highest.
+// In all messages the rows have the same number, the highest.
 constexpr uint32_t kRows = v1::ReadGradientResponse::kGradientFieldNumber;
 static_assert(kRows == v1::ReadWeightsResponse::kWeightsFieldNumber);
+static_assert(kRows == v1::LogitsResponse::kLogitsFieldNumber);
 
 std::string TakeRows(v1::ReadGradientResponse* message) {
   return std::exchange(*message->mutable_gradient(), {});
@@ -95,6 +96,9 @@ grpc::ByteBuffer Encode(const v1::ReadGradientResponse& header, const grpc::Slic
 }
 grpc::ByteBuffer Encode(const v1::ReadWeightsResponse& header, const grpc::Slice& rows) {
   return EncodeMessage(header, rows);
+}
+grpc::ByteBuffer Encode(const v1::LogitsResponse& header, const grpc::Slice& logits) {
+  return EncodeMessage(header, logits);
 }
 
 }  // namespace lossd::wire

@@ -11,6 +11,7 @@
 
 #include "lossd/v1/gradient.pb.h"
 #include "lossd/v1/head.pb.h"
+#include "lossd/v1/loss.pb.h"
 #include "proto/wire/tensor.h"
 
 namespace lossd::wire {
@@ -30,6 +31,8 @@ bool Decode(grpc::ByteBuffer* bytes, ReceivedRows<v1::ReadWeightsResponse>* rece
 // Together below 2 GiB.
 grpc::ByteBuffer Encode(const v1::ReadGradientResponse& header, const grpc::Slice& rows);
 grpc::ByteBuffer Encode(const v1::ReadWeightsResponse& header, const grpc::Slice& rows);
+// The same of an answer with logits.
+grpc::ByteBuffer Encode(const v1::LogitsResponse& header, const grpc::Slice& logits);
 
 }  // namespace lossd::wire
 

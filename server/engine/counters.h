@@ -66,6 +66,8 @@ struct Counters {
   Counter steps_applied{0};
   Counter steps_skipped{0};  // for a gradient that was not finite
   Counter weight_versions{0};
+  Counter logits_calls{0};  // answered
+  Counter logits_rows{0};   // of these
 
   Gauge queued_chunks{0};
   Gauge credit_bytes{0};  // of payloads and answers under way: read and not yet answered on the wire
@@ -83,6 +85,7 @@ struct Counters {
   DurationHistogram weight_gradient_seconds;  // the rest, until dW holds the chunk
   DurationHistogram flush_seconds;            // BeginFlush until frozen
   DurationHistogram step_seconds;             // ApplyStep until the next window is open
+  DurationHistogram logits_seconds;           // Logits taken until computed
 
   void Reject(RejectReason reason) {
     rejected[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/logits.h"
 #include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
 
@@ -38,6 +39,25 @@ const void* OnePiece(const HiddenRows& rows, int64_t elements, DataType type, Re
 }
 
 }  // namespace
+
+absl::Status CpuBackend::Logits(const LogitRows& rows) {
+  kernels::LogitsParams params;
+  params.rows = rows.rows;
+  params.vocab = config_.vocab_size;
+  params.hidden = config_.hidden_size;
+  params.weight_type = config_.weight_type;
+  params.weight = weights_.data();
+  if (rows.bias == Bias::kUse && config_.bias) params.bias = Floats(bias_);
+  params.hidden_type = config_.weight_type;
+  params.hidden_states = rows.hidden_states;
+  params.logit_scale = rows.logit_scale;
+  params.softcap = rows.softcap;
+  params.outputs = rows.outputs;
+  params.workspace = workspace_->data();
+  params.workspace_bytes = workspace_->size();
+  const kernels::Status status = kernels::CpuLogits(params);
+  return status == kernels::Status::kOk ? absl::OkStatus() : KernelError("computing logits", status);
+}
 
 absl::Status CpuBackend::PrepareTeacher(const HeadBackend& backend) {
   const HeadConfig& teacher = static_cast<const CpuBackend&>(backend).config_;  // of the same device

@@ -38,6 +38,7 @@ class CpuBackend : public HeadBackend {
   absl::Status PublishWeights(WeightBuffers staged) override;
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
   absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status Logits(const LogitRows& rows) override;
   absl::Status PrepareTeacher(const HeadBackend& backend) override;
   // Chunks are not gathered: the products gain little by it, and with one client the order of dW's sums stays
   // that of its sequences.

@@ -47,6 +47,7 @@ HeadInfo Head::Info() const {
   if (staged_ != nullptr) info.staged_rows = staged_->rows();
   info.open_sessions = ledger_.open_sessions();
   info.optimizer_steps = optimizer_steps_;
+  info.max_logits_bytes = MostLogitsBytes(environment_.limits);
   return info;
 }
 

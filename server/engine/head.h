@@ -30,6 +30,7 @@
 #include "server/engine/deterministic_session.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/head_config.h"
+#include "server/engine/logits_call.h"
 #include "server/engine/memory_budget.h"
 #include "server/engine/region_table.h"
 #include "server/engine/staged_write.h"
@@ -68,7 +69,8 @@ struct HeadInfo {
   MemoryPlan memory;
   int64_t open_sessions = 0;
   int64_t optimizer_steps = 0;
-  int64_t staged_rows = 0;  // that have arrived of a weight write which is not committed
+  int64_t staged_rows = 0;       // that have arrived of a weight write which is not committed
+  int64_t max_logits_bytes = 0;  // MostLogitsBytes
 };
 
 class Head;
@@ -217,6 +219,12 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
                    std::function<void(absl::StatusOr<uint64_t>)> done);
   uint64_t weight_version() const;
+
+  // --- Logits (head_logits.cc) ---
+
+  // Of rows, with the weights there are when their turn comes; `done` is called on the device thread, or at
+  // once. RESOURCE_EXHAUSTED while too many calls wait.
+  void Logits(LogitsRequest request, LogitsCallback done);
 
   // --- Checkpoints (head_checkpoint.cc) ---
 
@@ -390,6 +398,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                                        double gradient_scale);
   absl::StatusOr<GradientStats> SummarizeWindow(const Gradient* of, double gradient_scale);
 
+  void PostLogitsLocked();
+  void AnswerLogits();
+  absl::Status CheckLogitsLocked(const LogitsRequest& request) const;
+
   // Distillation (head_teaching.cc). Of a chunk's teacher, whose weights there must be:
   absl::StatusOr<std::shared_ptr<Head>> FindTeacher(const ChunkDistillation& distillation) const;
   absl::Status TeacherRefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
@@ -473,6 +485,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // For repeated commits.
   std::string last_committed_write_;
   uint64_t last_committed_version_ = 0;
+
+  LogitsRoom logits_room_;
+  std::deque<LogitsCall> logits_calls_;  // the first one is posted
 };
 
 }  // namespace lossd::engine

@@ -32,6 +32,8 @@ absl::Status NotThere(const char* what) {
 
 }  // namespace
 
+absl::Status HeadBackend::Logits(const LogitRows& /*rows*/) { return NotThere("Logits"); }
+
 absl::Status HeadBackend::Fold(Gradient* /*from*/, Gradient* /*to*/) { return NotThere("Fold"); }
 
 absl::StatusOr<GradientStats> HeadBackend::Summarize(const Gradient* /*gradient*/, double /*scale*/) {

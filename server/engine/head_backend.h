@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/logits.h"
 #include "server/engine/chunk.h"
 #include "server/engine/head_config.h"
 #include "server/engine/host_buffer.h"
@@ -133,6 +134,17 @@ struct DeviceTimes {
   absl::Time computed;     // losses and dX, on the device
 };
 
+// Rows whose logits are wanted, checked by the caller. Nothing that is pointed to is owned; all of it is in
+// the host's memory.
+struct LogitRows {
+  int64_t rows = 0;                     // at least 1
+  const void* hidden_states = nullptr;  // [rows, H] of the head's weight_type
+  float logit_scale = 1.0f;
+  float softcap = 0.0f;
+  Bias bias = Bias::kIgnore;  // kUse only if the head has one
+  kernels::LogitOutputs outputs;
+};
+
 // What a batch tells. Both may be called before StartBatch returns.
 struct BatchCallbacks {
   // The losses and dX of the chunk of this number are in its arrays and final. Once for each chunk, in order,
@@ -159,6 +171,10 @@ class HeadBackend {
   virtual absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) = 0;
   // The same rows of the bias. Only of heads that have one.
   virtual absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) = 0;
+
+  // With the weights there are, in the head's workspace, as many rows at a time as fit: a row's bits do not
+  // depend on those beside it. Returns when the outputs are there.
+  virtual absl::Status Logits(const LogitRows& rows);
 
   // Has everything loaded that batches with this teacher's soft targets take; before the first of them, and
   // again at no cost. INVALID_ARGUMENT if the device has no room to compute them.

@@ -181,6 +181,25 @@ std::vector<engine::SessionMarks> ToEngine(
   return all;
 }
 
+absl::StatusOr<engine::LogitsRequest> ToEngine(v1::LogitsRequest* request) {
+  const absl::StatusOr<DataType> hidden_type = ToEngine(request->hidden_dtype(), "hidden_dtype");
+  if (!hidden_type.ok()) return hidden_type.status();
+  const absl::StatusOr<DataType> logits_type =
+      ToEngine(request->logits_dtype(), "logits_dtype", DataType::kFloat32);
+  if (!logits_type.ok()) return logits_type.status();
+  engine::LogitsRequest wanted;
+  wanted.rows = request->rows();
+  wanted.hidden_type = *hidden_type;
+  wanted.logits_type = *logits_type;
+  if (request->has_logit_scale()) wanted.logit_scale = request->logit_scale();
+  if (request->has_softcap()) wanted.softcap = request->softcap();
+  if (request->has_bias()) wanted.bias = request->bias() ? engine::Bias::kUse : engine::Bias::kIgnore;
+  if (request->has_weight_version()) wanted.weight_version = request->weight_version();
+  wanted.top_k = request->top_k();
+  wanted.hidden_states = std::move(*request->mutable_hidden_states());
+  return wanted;
+}
+
 engine::StepRequest ToEngine(const v1::ApplyStepRequest& request) {
   engine::StepRequest step{.learning_rate = request.learning_rate()};
   if (request.has_gradient_scale()) step.gradient_scale = request.gradient_scale();
@@ -252,6 +271,7 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
     for (const engine::LaneMarks& lane : marks.lanes) ToProto(lane, session->add_lanes());
   }
   head->set_staged_rows(info.staged_rows);
+  head->set_max_logits_bytes(info.max_logits_bytes);
   for (const engine::MemoryItem& item : info.memory) ToProto(item, head->add_memory());
   head->set_open_sessions(info.open_sessions);
 }

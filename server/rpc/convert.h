@@ -34,6 +34,8 @@ absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request
 std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
 
 engine::StepRequest ToEngine(const v1::ApplyStepRequest& request);
+// Takes the hidden states.
+absl::StatusOr<engine::LogitsRequest> ToEngine(v1::LogitsRequest* request);
 
 // A request that holds a chunk. Takes its payload without copying it, unless it came in so small pieces that
 // much more memory than it has would be kept with it. Never fails: what cannot be represented is noted in

@@ -1,13 +1,19 @@
 #include "server/rpc/loss_service.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "proto/wire/row_wire.h"
+#include "server/engine/errors.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
+#include "server/rpc/slices.h"
+#include "server/rpc/wire.h"
 
 namespace lossd::rpc {
 namespace {
@@ -19,6 +25,32 @@ class RefusedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
 
   void OnDone() override { delete this; }  // NOLINT(cppcoreguidelines-owning-memory): gRPC is done with it
 };
+
+// Hears of a client that no longer waits, and holds what the answer refers to until it has been sent.
+class LogitsReactor final : public grpc::ServerUnaryReactor {
+ public:
+  void Hold(std::shared_ptr<const void> room) { room_ = std::move(room); }
+  const std::shared_ptr<std::atomic<bool>>& cancelled() const { return cancelled_; }
+
+  void OnCancel() override { *cancelled_ = true; }
+  void OnDone() override { delete this; }  // NOLINT(cppcoreguidelines-owning-memory): gRPC is done with it
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<const void> room_;
+};
+
+grpc::ByteBuffer Encode(const v1::LogitsRequest& request, engine::LogitsAnswer answer) {
+  v1::LogitsResponse response;
+  response.set_weight_version(answer.weight_version);
+  response.set_rows(request.rows());
+  response.set_logits_dtype(request.logits_dtype() == v1::DATA_TYPE_UNSPECIFIED ? v1::DATA_TYPE_FLOAT32
+                                                                                : request.logits_dtype());
+  response.set_log_sum_exp(std::move(answer.log_sum_exp));
+  response.set_top_tokens(std::move(answer.top_tokens));
+  response.set_top_logits(std::move(answer.top_logits));
+  return wire::Encode(response, SliceOf(std::move(answer.logits)));
+}
 
 }  // namespace
 
@@ -87,6 +119,37 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Comput
   }
   reactor->Start();
   return reactor.get();
+}
+
+grpc::ServerUnaryReactor* LossService::Logits(grpc::CallbackServerContext* /*context*/,
+                                              const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  auto* reactor = new LogitsReactor;  // deletes itself when gRPC is done with it
+  const auto fail = [this, reactor](absl::Status status) {
+    if (engine::ReasonOf(status) == engine::RejectReason::kOverload) {
+      status = engine_->Overload(engine::FieldOf(status), status.message());
+    }
+    reactor->Finish(ToGrpc(status, engine_->counters()));
+    return reactor;
+  };
+  const auto message = std::make_shared<v1::LogitsRequest>();
+  grpc::ByteBuffer bytes = *request;
+  if (absl::Status status = Parse(&bytes, message.get()); !status.ok()) return fail(std::move(status));
+  const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->FindHead(message->head());
+  if (!head.ok()) return fail(head.status());
+  absl::StatusOr<engine::LogitsRequest> wanted = ToEngine(message.get());
+  if (!wanted.ok()) return fail(wanted.status());
+  wanted->cancelled = [cancelled = reactor->cancelled()] { return cancelled->load(); };
+  (*head)->Logits(*std::move(wanted),
+                  [reactor, response, message, fail](absl::StatusOr<engine::LogitsAnswer> answer) {
+                    if (!answer.ok()) {
+                      fail(answer.status());
+                      return;
+                    }
+                    reactor->Hold(answer->room);
+                    *response = Encode(*message, *std::move(answer));
+                    reactor->Finish(grpc::Status::OK);
+                  });
+  return reactor;
 }
 
 std::vector<std::shared_ptr<ComputeReactor>> LossService::Live() {

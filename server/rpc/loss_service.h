@@ -1,4 +1,4 @@
-// LossService: sessions and Compute streams.
+// LossService: sessions, Compute streams and calls for logits.
 #ifndef LOSSD_SERVER_RPC_LOSS_SERVICE_H_
 #define LOSSD_SERVER_RPC_LOSS_SERVICE_H_
 
@@ -15,8 +15,9 @@
 namespace lossd::rpc {
 
 class LossService final
-    : public v1::LossService::WithRawCallbackMethod_Compute<v1::LossService::WithCallbackMethod_OpenSession<
-          v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>> {
+    : public v1::LossService::WithRawCallbackMethod_Compute<
+          v1::LossService::WithRawCallbackMethod_Logits<v1::LossService::WithCallbackMethod_OpenSession<
+              v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>>> {
  public:
   explicit LossService(engine::Engine* engine);
 
@@ -28,6 +29,8 @@ class LossService final
                                          v1::CloseSessionResponse* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Compute(
       grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* Logits(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
 
   // Every live stream answers what it accepted and ends with UNAVAILABLE.
   void Drain();

@@ -117,6 +117,10 @@ void CollectWork(const engine::Counters& counters, Families& families) {
   families.Counter({{"outcome", "skipped"}}, counters.steps_skipped);
   families.Begin("lossd_weight_versions_total", "Weight versions published.", MetricType::Counter);
   families.Counter({}, counters.weight_versions);
+  families.Begin("lossd_logits_calls_total", "Calls for logits that were answered.", MetricType::Counter);
+  families.Counter({}, counters.logits_calls);
+  families.Begin("lossd_logits_rows_total", "Rows of these calls.", MetricType::Counter);
+  families.Counter({}, counters.logits_rows);
   families.Begin("lossd_rejected_total", "Chunks and calls that were refused, by reason.",
                  MetricType::Counter);
   for (int i = 0; i < engine::kRejectReasonCount; ++i) {
@@ -148,6 +152,9 @@ void CollectDurations(const engine::Counters& counters, Families& families) {
   families.Begin("lossd_step_seconds", "Time from ApplyStep until the next window is open.",
                  MetricType::Histogram);
   families.Histogram({}, counters.step_seconds);
+  families.Begin("lossd_logits_seconds", "Time from a call for logits until they are computed.",
+                 MetricType::Histogram);
+  families.Histogram({}, counters.logits_seconds);
 }
 
 // At most --max_heads of each, and those that are being deleted.

@@ -54,6 +54,7 @@ from lossd.results import (
     ServerMemory,
     ServerStatus,
     StepResult,
+    TopLogits,
     Traffic,
 )
 from lossd.server import Server, launch
@@ -105,6 +106,7 @@ __all__ = [
     "Session",
     "StepResult",
     "Tls",
+    "TopLogits",
     "Traffic",
     "UnauthenticatedError",
     "UnavailableError",

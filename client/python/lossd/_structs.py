@@ -225,6 +225,25 @@ class StepResultStruct(c.Structure):
     ]
 
 
+class Logits(c.Structure):
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("rows", c.c_int64),
+        ("hidden_states", c.c_void_p),
+        ("hidden_dtype", c.c_int32),
+        ("bias", c.c_int32),
+        ("logit_scale", c.c_float),
+        ("softcap", c.c_float),
+        ("weight_version", c.c_uint64),
+        ("logits", c.c_void_p),
+        ("dtype", c.c_int32),
+        ("top_k", c.c_int32),
+        ("top_tokens", c.c_void_p),
+        ("top_logits", c.c_void_p),
+        ("log_sum_exp", c.c_void_p),
+    ]
+
+
 # Which function of the library fills in the defaults of which struct.
 INITIALIZERS: dict[type[c.Structure], str] = {
     ClientOptions: "lossd_client_options_init",
@@ -240,6 +259,7 @@ INITIALIZERS: dict[type[c.Structure], str] = {
     GradientStatsStruct: "lossd_gradient_stats_init",
     StepOptions: "lossd_step_options_init",
     StepResultStruct: "lossd_step_result_init",
+    Logits: "lossd_logits_init",
 }
 
 Struct = TypeVar("Struct", bound=c.Structure)

@@ -6,7 +6,7 @@ import ctypes as c
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lossd import _flush
+from lossd import _flush, _logits
 from lossd import _structs as s
 from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
 from lossd._handles import Handle
@@ -144,6 +144,33 @@ class Head:
         raised.again()
         return from_json(LoadedWeights, data)
 
+    def logits(
+        self,
+        hidden: Any,
+        *,
+        dtype: Any = "float32",
+        top_k: int | None = None,
+        logit_scale: float | None = None,
+        softcap: float | None = None,
+        bias: str = "head",
+        weight_version: int = 0,
+        hidden_dtype: Any = None,
+    ) -> Any:
+        """Logits of a few tokens, for generation and evaluation, all of one weight version. Needs no session, and
+        nothing of the window moves.
+
+        hidden: [..., H] as Session.compute takes it, all finite; PyTorch tensors on a GPU go through the CPU.
+        dtype: of the logits [..., V] that are returned, an array of the kind of hidden: rounded at the server,
+            infinite where they do not fit; bfloat16 in NumPy is uint16.
+        top_k: 1 to 64: of each token only so many of the largest logits come, and the log-sum-exp of all (TopLogits):
+            a few bytes instead of V numbers.
+        logit_scale, softcap: None takes the head's, softcap=0 none. bias: "head" (if it has one), "ignore", "use".
+        weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
+        """
+        view = t.float_view(_logits.on_host(hidden), "hidden", hidden_dtype)
+        request = _logits.Request(dtype, top_k, logit_scale, softcap, bias, weight_version)
+        return _logits.run(self, view, t.kind_of(hidden), request)
+
     def save_checkpoint(self, tag: str) -> SavedCheckpoint:
         """Everything the server has of the head, as of one moment, in its --checkpoint_dir."""
         with self._handle as head:
@@ -213,6 +240,10 @@ class Head:
         if not commit:
             self._window.froze(mine)
         return result
+
+    def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
+        """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
+        return self._consuming(marks, True, lambda given: _flush.discard(self, given))
 
     def commit_flush(self, flush_id: str) -> None:
         """Ends the window that a flush with commit=False left frozen."""

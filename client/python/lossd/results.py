@@ -173,6 +173,19 @@ class BatchResult:
 
 
 @dataclass(frozen=True)
+class TopLogits:
+    """Of Head.logits with top_k: the largest logits of each row, best first. Arrays are of the kind of `hidden`."""
+
+    tokens: Any = field(repr=False)
+    """[..., top_k], int32; -1 of rows whose logits overflow."""
+    logits: Any = field(repr=False)
+    """[..., top_k], fp32; NaN of such rows."""
+    log_sum_exp: Any = field(repr=False)
+    """[...], fp32, of all of a row's logits: logits - log_sum_exp are log-probabilities."""
+    weight_version: int
+
+
+@dataclass(frozen=True)
 class FlushResult:
     flush_id: str
     generation: int

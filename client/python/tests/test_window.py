@@ -45,6 +45,21 @@ def test_sessions_that_are_over_are_named(make_head: MakeHead) -> None:
     assert head.flush().window_tokens == 0
 
 
+def test_discard_ends_the_window_and_reads_nothing(make_head: MakeHead) -> None:
+    head, (hidden, labels) = make_head(4096, H), batch()
+    with head.open_session() as session:
+        session.compute(hidden, labels)
+        received = head.client.traffic().bytes_received
+        dropped = head.discard()
+        assert head.client.traffic().bytes_received - received < 4096  # [4096, 16] is 256 KiB
+        assert dropped.window_tokens == 4 and dropped.norm > 0 and dropped.gradient is None
+        assert head.info().window_tokens == 0 and not head.flush().gradient.any()
+        session.compute(hidden, labels)
+        with pytest.raises(lossd.FailedPreconditionError, match="mark"):
+            head.discard(marks=[])
+        assert head.flush().window_tokens == 4
+
+
 def test_sessions_that_added_nothing_are_not_named(make_head: MakeHead) -> None:
     head, (hidden, labels) = make_head(), batch()
     head.open_session().close()

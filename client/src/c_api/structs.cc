@@ -141,6 +141,17 @@ lossd_step_result Defaults() {
   return {};
 }
 
+template <>
+lossd_logits Defaults() {
+  lossd_logits defaults{};
+  defaults.hidden_dtype = LOSSD_FLOAT32;
+  defaults.bias = LOSSD_OF_HEAD;
+  defaults.logit_scale = kUnset;
+  defaults.softcap = kUnset;
+  defaults.dtype = LOSSD_FLOAT32;
+  return defaults;
+}
+
 }  // namespace lossd::c_api
 
 using lossd::c_api::Initialize;
@@ -178,3 +189,4 @@ void lossd_step_options_init(lossd_step_options* options, size_t struct_size) {
 void lossd_step_result_init(lossd_step_result* result, size_t struct_size) {
   Initialize(result, struct_size);
 }
+void lossd_logits_init(lossd_logits* logits, size_t struct_size) { Initialize(logits, struct_size); }

@@ -44,6 +44,8 @@ template <>
 lossd_step_options Defaults();
 template <>
 lossd_step_result Defaults();
+template <>
+lossd_logits Defaults();
 
 // INVALID_ARGUMENT unless a struct of this size is one of a version that this library knows.
 absl::Status CheckSize(absl::string_view name, size_t given, size_t known);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <numeric>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -91,6 +92,16 @@ void FakeGate::WritesState() {
   if (hook) hook();
 }
 
+std::vector<size_t> FakeGate::logits_after() {
+  const std::lock_guard lock(mutex_);
+  return logits_after_;
+}
+
+void FakeGate::ComputesLogits() {
+  const std::lock_guard lock(mutex_);
+  logits_after_.push_back(batches_.size());
+}
+
 bool FakeGate::failing() {
   const std::lock_guard lock(mutex_);
   return failing_;
@@ -141,6 +152,35 @@ class FakeBackend : public HeadBackend {
     if (options_.room_for_teachers) return absl::OkStatus();
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kShape, "options.distillation.teacher",
                      "there is no room for a teacher");
+  }
+  absl::Status Logits(const LogitRows& wanted) override {
+    if (gate_->failing()) return absl::InternalError("nothing can be computed any more");
+    gate_->ComputesLogits();
+    const kernels::LogitOutputs& out = wanted.outputs;
+    std::vector<float> x(static_cast<size_t>(wanted.rows * config_.hidden_size));
+    kernels::Convert(config_.weight_type, wanted.hidden_states, kernels::DataType::kFloat32, x.data(),
+                     wanted.rows * config_.hidden_size);
+    for (int64_t row = 0; row < wanted.rows; ++row) {
+      const auto begin = x.begin() + row * config_.hidden_size;
+      const float sum = std::accumulate(begin, begin + config_.hidden_size, 0.0f);
+      const auto logit = [&](int64_t token) {
+        return wanted.logit_scale * (sum + static_cast<float>(token)) + (wanted.bias == Bias::kUse ? 100 : 0);
+      };
+      for (int64_t token = 0; out.logits != nullptr && token < config_.vocab_size; ++token) {
+        const float value = logit(token);
+        kernels::Convert(
+            kernels::DataType::kFloat32, &value, out.type,
+            static_cast<char*>(out.logits) + (row * config_.vocab_size + token) * kernels::SizeOf(out.type),
+            1);
+      }
+      for (int32_t i = 0; i < out.top_k; ++i) {
+        const int64_t token = config_.vocab_size - 1 - i;
+        out.top_tokens[row * out.top_k + i] = static_cast<int32_t>(token);
+        out.top_logits[row * out.top_k + i] = logit(token);
+      }
+      if (out.top_k > 0) out.log_sum_exp[row] = wanted.softcap;
+    }
+    return absl::OkStatus();
   }
   int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return options_.rows_per_batch; }
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override {

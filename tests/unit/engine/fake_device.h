@@ -39,6 +39,9 @@ class FakeGate {
   std::vector<FakeBatch> batches();
   std::vector<RowKind> kinds();  // of these
 
+  // How many batches had been started when logits were computed, each time.
+  std::vector<size_t> logits_after();
+
   // Called on the device's thread when state of a head is written the next time.
   void OnWriteState(std::function<void()> hook);
 
@@ -48,12 +51,14 @@ class FakeGate {
   bool MayEnd(size_t number);
   bool failing();
   void WritesState();
+  void ComputesLogits();
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<FakeBatch> batches_;
   std::vector<RowKind> kinds_;
+  std::vector<size_t> logits_after_;
   size_t ended_ = 0;
   static constexpr size_t kAll = std::numeric_limits<size_t>::max();
   size_t may_answer_ = kAll;  // batches below this number
@@ -71,6 +76,9 @@ struct FakeOptions {
 // gradient_scale identifies a chunk: its losses are that times the token's weight, and each accumulated chunk
 // adds it to every element of the gradient. A log-sum-exp is the token's upstream gradient, a z-loss what the
 // kind says it is multiplied by, and every other return 1.
+//
+// The logit of token v is logit_scale·(x + v) with x the sum of the row's hidden states, and 100 more with
+// the bias; the largest are told as they are, and the softcap as the log-sum-exp.
 //
 // Its optimizer is the same whatever its kind: with g, the gradient times gradient_scale, every weight w goes
 // to w·(1 − learning_rate·weight_decay) − learning_rate·(g + m), and m, one moment that is there if the

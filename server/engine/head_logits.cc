@@ -1,0 +1,105 @@
+// Logits of a head. Calls wait in a line of the head's own, of which only the first one waits for the device:
+// between two of them whatever chunks have come go first, so that calls for logits, however many, never keep
+// a trainer waiting for longer than one takes.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/errors.h"
+#include "server/engine/head.h"
+
+namespace lossd::engine {
+namespace {
+
+// Calls whose hidden states or answers a head may hold: so many of the largest.
+constexpr int64_t kLargestCalls = 8;
+
+}  // namespace
+
+void Head::Logits(LogitsRequest request, LogitsCallback done) {
+  if (absl::Status valid = ValidateLogits(request, config_, environment_.limits); !valid.ok()) {
+    done(std::move(valid));
+    return;
+  }
+  const int64_t bytes =
+      static_cast<int64_t>(request.hidden_states.size()) + LogitsAnswerBytes(request, config_);
+  const int64_t limit = kLargestCalls * MostLogitsBytes(environment_.limits);
+  LogitsCall call;
+  call.answer.room = logits_room_.Take(bytes, limit);
+  if (call.answer.room == nullptr) {
+    done(MakeError(
+        absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "rows",
+        absl::StrCat("rows is ", request.rows, ", which takes ", bytes, " bytes; calls for logits of ",
+                     "head ", config_.name, " hold ", logits_room_.taken(), " of ", limit,
+                     " bytes: try again when they are answered")));
+    return;
+  }
+  call.operand = OperandOf(request, config_, environment_.device);
+  request.hidden_states = {};
+  call.request = std::move(request);
+  call.taken = absl::Now();
+  absl::Status refused;
+  {
+    const std::lock_guard lock(mutex_);
+    refused = ended_.ok() ? draining_ : ended_;
+    if (refused.ok()) {
+      call.done = std::move(done);
+      logits_calls_.push_back(std::move(call));
+      if (logits_calls_.size() == 1) PostLogitsLocked();
+      return;
+    }
+  }
+  done(std::move(refused));
+}
+
+void Head::PostLogitsLocked() {
+  environment_.scheduler->Post(this, [self = shared_from_this()] { self->AnswerLogits(); });
+}
+
+// On the device thread.
+void Head::AnswerLogits() {
+  LogitsCall* call = nullptr;
+  absl::Status status;
+  {
+    const std::lock_guard lock(mutex_);
+    call = &logits_calls_.front();  // stays where it is until it is taken out below
+    call->answer.weight_version = weight_version_;
+    status = CheckLogitsLocked(call->request);
+  }
+  if (status.ok()) {
+    const LogitRows rows = RowsOf(call->request, config_, call->operand, environment_.device, &call->answer);
+    status = backend_->Logits(rows);
+    if (!status.ok()) EndByFailure(status);
+  }
+  LogitsCall answered;
+  {
+    const std::lock_guard lock(mutex_);
+    answered = std::move(logits_calls_.front());
+    logits_calls_.pop_front();
+    if (!logits_calls_.empty()) PostLogitsLocked();
+  }
+  if (!status.ok()) {
+    answered.done(std::move(status));
+    return;
+  }
+  Counters& counters = *environment_.counters;
+  ++counters.logits_calls;
+  counters.logits_rows += static_cast<uint64_t>(answered.request.rows);
+  counters.logits_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - answered.taken));
+  answered.done(std::move(answered.answer));
+}
+
+absl::Status Head::CheckLogitsLocked(const LogitsRequest& request) const {
+  if (!ended_.ok()) return ended_;
+  if (request.cancelled && request.cancelled()) return absl::CancelledError("the client went away");
+  if (weight_version_ == 0) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kNoWeights, "head",
+                     absl::StrCat("head ", config_.name, " has no weights yet"));
+  }
+  if (request.weight_version.value_or(weight_version_) == weight_version_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightVersion, "weight_version",
+                   absl::StrCat("weight_version is ", *request.weight_version,
+                                "; the weights are of version ", weight_version_));
+}
+
+}  // namespace lossd::engine

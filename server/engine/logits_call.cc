@@ -1,0 +1,154 @@
+#include "server/engine/logits_call.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/linear_cross_entropy.h"
+#include "server/engine/chunk_options.h"
+#include "server/engine/errors.h"
+#include "server/engine/staging.h"
+
+namespace lossd::engine {
+namespace {
+
+using kernels::DataType;
+using kernels::SizeOf;
+
+// Of one message with its header, as gRPC counts them.
+constexpr int64_t kMostAnswerBytes = std::numeric_limits<int32_t>::max() - (int64_t{1} << 20);
+
+absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
+}
+
+int64_t HiddenRowBytes(const LogitsRequest& request, const HeadConfig& head) {
+  return head.hidden_size * SizeOf(request.hidden_type);
+}
+
+int64_t AnswerRowBytes(const LogitsRequest& request, const HeadConfig& head) {
+  if (request.top_k == 0) return head.vocab_size * SizeOf(request.logits_type);
+  return int64_t{request.top_k} * (SizeOf(DataType::kFloat32) + static_cast<int64_t>(sizeof(int32_t))) +
+         SizeOf(DataType::kFloat32);
+}
+
+absl::Status ValidateWanted(const LogitsRequest& request, const HeadConfig& head) {
+  const int64_t most = std::min<int64_t>(kernels::kMostTopK, head.vocab_size);
+  if (request.top_k < 0 || request.top_k > most) {
+    return Invalid(RejectReason::kOption, "top_k",
+                   absl::StrCat("top_k is ", request.top_k, "; it must be in [0, ", most, "]"));
+  }
+  if (request.top_k > 0 && request.logits_type != DataType::kFloat32) {
+    return Invalid(RejectReason::kDtype, "logits_dtype",
+                   absl::StrCat("logits_dtype is ", kernels::Name(request.logits_type),
+                                "; with top_k logits are float32"));
+  }
+  if (request.logit_scale.has_value()) {
+    if (absl::Status status = ValidateLogitScale(*request.logit_scale, "logit_scale"); !status.ok()) {
+      return status;
+    }
+  }
+  if (request.softcap.has_value()) {
+    if (absl::Status status = ValidateSoftcap(*request.softcap, "softcap"); !status.ok()) return status;
+  }
+  if (request.bias == Bias::kUse && !head.bias) {
+    return Invalid(RejectReason::kOption, "bias",
+                   absl::StrCat("bias is true, but head ", head.name, " was created without a bias"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateRows(const LogitsRequest& request, const HeadConfig& head, const ChunkLimits& limits) {
+  if (request.rows < 1) {
+    return Invalid(RejectReason::kNoTokens, "rows",
+                   absl::StrCat("rows is ", request.rows, "; it must be at least 1"));
+  }
+  const int64_t limit = MostLogitsBytes(limits);
+  const int64_t hidden = HiddenRowBytes(request, head);
+  const int64_t answer = AnswerRowBytes(request, head);
+  const int64_t most = std::max<int64_t>(1, limit / std::max(hidden, answer));
+  if (request.rows > most) {
+    return Invalid(
+        RejectReason::kChunkTooLarge, "rows",
+        absl::StrCat("rows is ", request.rows, "; the most of one call is ", most, ": each has ", hidden,
+                     " bytes of hidden states and ", answer, " of the answer, of which a call may have ",
+                     limit, " (--max_chunk_bytes); ask for the rows in several calls",
+                     request.top_k == 0 ? ", or for top_k" : ""));
+  }
+  if (answer > kMostAnswerBytes) {
+    return Invalid(
+        RejectReason::kChunkTooLarge, "logits_dtype",
+        absl::StrCat("a row of ", head.vocab_size, " logits of ", kernels::Name(request.logits_type), " is ",
+                     answer, " bytes, more than a message holds; ask for top_k"));
+  }
+  const int64_t bytes = request.rows * hidden;
+  if (static_cast<int64_t>(request.hidden_states.size()) == bytes) return absl::OkStatus();
+  return Invalid(
+      RejectReason::kLength, "hidden_states",
+      absl::StrCat("hidden_states holds ", request.hidden_states.size(), " bytes; [", request.rows, ", ",
+                   head.hidden_size, "] of ", kernels::Name(request.hidden_type), " are ", bytes));
+}
+
+}  // namespace
+
+int64_t MostLogitsBytes(const ChunkLimits& limits) { return limits.max_chunk_bytes; }
+
+int64_t LogitsAnswerBytes(const LogitsRequest& request, const HeadConfig& head) {
+  return request.rows * AnswerRowBytes(request, head);
+}
+
+absl::Status ValidateLogits(const LogitsRequest& request, const HeadConfig& head, const ChunkLimits& limits) {
+  if (absl::Status status = ValidateWanted(request, head); !status.ok()) return status;
+  if (absl::Status status = ValidateRows(request, head, limits); !status.ok()) return status;
+  const int64_t elements = request.rows * head.hidden_size;
+  const int64_t bad = kernels::CountNonFinite(request.hidden_type, request.hidden_states.data(), elements);
+  if (bad == 0) return absl::OkStatus();
+  return Invalid(
+      RejectReason::kNonFinite, "hidden_states",
+      absl::StrCat("hidden_states holds ", bad, " non-finite values of ", elements, "; all must be finite"));
+}
+
+ResultBytes OperandOf(const LogitsRequest& request, const HeadConfig& head, Device* device) {
+  const int64_t elements = request.rows * head.hidden_size;
+  ResultBytes operand = StagedResult(elements * SizeOf(head.weight_type), device);
+  kernels::Convert(request.hidden_type, request.hidden_states.data(), head.weight_type, operand.data(),
+                   elements);
+  return operand;
+}
+
+LogitRows RowsOf(const LogitsRequest& request, const HeadConfig& head, const ResultBytes& operand,
+                 Device* device, LogitsAnswer* answer) {
+  LogitRows rows;
+  rows.rows = request.rows;
+  rows.hidden_states = operand.data();
+  rows.logit_scale = request.logit_scale.value_or(head.logit_scale);
+  rows.softcap = request.softcap.value_or(head.softcap);
+  rows.bias = request.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
+  rows.outputs.type = request.logits_type;
+  if (request.top_k == 0) {
+    answer->logits = StagedResult(LogitsAnswerBytes(request, head), device);
+    rows.outputs.logits = answer->logits.data();
+    return rows;
+  }
+  const auto wanted = static_cast<size_t>(request.rows * request.top_k);
+  answer->top_tokens.resize(wanted * sizeof(int32_t));
+  answer->top_logits.resize(wanted * sizeof(float));
+  answer->log_sum_exp.resize(static_cast<size_t>(request.rows) * sizeof(float));
+  rows.outputs.top_k = request.top_k;
+  rows.outputs.top_tokens = reinterpret_cast<int32_t*>(answer->top_tokens.data());
+  rows.outputs.top_logits = reinterpret_cast<float*>(answer->top_logits.data());
+  rows.outputs.log_sum_exp = reinterpret_cast<float*>(answer->log_sum_exp.data());
+  return rows;
+}
+
+std::shared_ptr<const void> LogitsRoom::Take(int64_t bytes, int64_t limit) {
+  int64_t before = *taken_;
+  do {
+    if (before > 0 && bytes > limit - before) return nullptr;
+  } while (!taken_->compare_exchange_weak(before, before + bytes));
+  // Outlives the head if an answer does.
+  return {static_cast<const void*>(taken_.get()), [taken = taken_, bytes](const void*) { *taken -= bytes; }};
+}
+
+}  // namespace lossd::engine
