@@ -109,6 +109,17 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
         raised.again()
         raise
     raised.again()
+    return _result_of(result, gradient, bias)
+
+
+def discard(head: Head, marks: list[str]) -> FlushResult:
+    result = library().make(s.FlushResultStruct)
+    with head._handle as pointer:
+        library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    return _result_of(result, None, None)
+
+
+def _result_of(result: Any, gradient: Any, bias: Any) -> FlushResult:
     return FlushResult(
         result.flush_id.decode(),
         result.generation,

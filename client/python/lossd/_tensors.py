@@ -52,11 +52,15 @@ def _name_of_object(dtype: object) -> str:
         return text
 
 
+# Where empty tensors lie: a null pointer would stand for "not wanted".
+_NOTHING = np.zeros(16, np.uint8)
+
+
 @dataclass(frozen=True)
 class View:
     """Dense memory in this process's address space; `array`, which owns it, must live as long as it is used."""
 
-    pointer: int | None  # None if there are no elements
+    pointer: int
     dtype: str
     shape: tuple[int, ...]
     array: Any
@@ -116,11 +120,11 @@ def _torch_name(value: Any) -> str:
 
 
 def _view_of_torch(tensor: Any) -> View:
-    return View(tensor.data_ptr() or None, _torch_name(tensor), tuple(tensor.shape), tensor)
+    return View(tensor.data_ptr() or _NOTHING.ctypes.data, _torch_name(tensor), tuple(tensor.shape), tensor)
 
 
 def _view_of_numpy(array: np.ndarray[Any, Any], dtype: str) -> View:
-    return View(array.ctypes.data if array.size else None, dtype, array.shape, array)
+    return View(array.ctypes.data if array.size else _NOTHING.ctypes.data, dtype, array.shape, array)
 
 
 def _require_float(name: str, field: str) -> None:

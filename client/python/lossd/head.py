@@ -203,7 +203,12 @@ class Head:
 
     def marks(self) -> list[str]:
         """What None stands for where marks are asked for."""
-        return [one.marks() for one in self._window.contributors()]
+        return list(self._named().values())
+
+    def _named(self) -> dict[Contributor, str]:
+        if self._window.has_ended():
+            self._window.forget_consumed(self.info())
+        return self._window.marks()
 
     # --- The gradient window ---------------------------------------------------------------------------------------
 
@@ -229,11 +234,21 @@ class Head:
         frozen for commit_flush or abort_flush. After an error the window is whole, and `out` holds a part of dW.
         """
         request = _flush.Request(out, dtype, gradient_scale, bias_out, sink, on_frozen, progress, commit)
-        return self._consuming(marks, commit, lambda given: _flush.run(self, request, given))
+        mine = {} if commit else self._window.marks()
+        result: FlushResult = self._consuming(marks, commit, lambda given: _flush.run(self, request, given))
+        if not commit:
+            self._window.froze(mine)
+        return result
+
+    def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
+        """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
+        return self._consuming(marks, True, lambda given: _flush.discard(self, given))
 
     def commit_flush(self, flush_id: str) -> None:
+        """Ends the window that a flush with commit=False left frozen."""
         with self._handle as head:
             library().call("lossd_head_commit_flush", head, encoded(flush_id, "flush_id"))
+        self._window.committed()
 
     def abort_flush(self, flush_id: str) -> None:
         """Reopens the window whole."""
@@ -303,25 +318,24 @@ class Head:
 
     def _consuming(self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any]) -> Any:
         """Runs `call` with the marks, and keeps book of whose are still to be named."""
-        contributors = self._window.contributors()
         if isinstance(marks, str):
             raise TypeError("marks is a str; want a list of them, one of each session")
-        given = [one.marks() for one in contributors] if marks is None else list(marks)
+        mine = self._named() if marks is None else self._window.marks()
         try:
-            answer = call(given)
+            answer = call(list(mine.values()) if marks is None else list(marks))
         except WindowLostError:
-            self._forget_lost(contributors)
+            self._forget_lost(mine)
             raise
         if ends:
-            self._window.consumed(contributors)
+            self._window.consumed(mine)
         return answer
 
-    def _forget_lost(self, contributors: list[Contributor]) -> None:
+    def _forget_lost(self, marks: dict[Contributor, str]) -> None:
         try:
             info = self.info()
         except Exception:  # the caller is told what matters; the next call comes here again
             return
-        self._window.drop_lost(contributors, info)
+        self._window.drop_lost(marks, info)
 
     def close(self) -> None:
         """Lets go of the handle; the head stays at the server. Needed by nobody who closes the client."""

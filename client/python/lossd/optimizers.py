@@ -51,6 +51,8 @@ def optimizer_of(data: dict[str, Any]) -> Optimizer | None:
 
 
 def struct_of(optimizer: Optimizer) -> s.OptimizerConfig:
+    if not isinstance(optimizer, (SGD, Adam, AdamW)):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; want lossd.SGD, lossd.Adam, lossd.AdamW or None")
     config = library().make(s.OptimizerConfig)
     config.weight_decay = optimizer.weight_decay
     config.maximize = optimizer.maximize
@@ -58,10 +60,8 @@ def struct_of(optimizer: Optimizer) -> s.OptimizerConfig:
         config.kind = 1
         config.momentum, config.dampening = optimizer.momentum, optimizer.dampening
         config.nesterov = optimizer.nesterov
-    elif isinstance(optimizer, (Adam, AdamW)):
+    else:
         config.kind = 2 if isinstance(optimizer, Adam) else 3
         config.beta1, config.beta2 = optimizer.betas
         config.eps = optimizer.eps
-    else:
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; want lossd.SGD, lossd.Adam, lossd.AdamW or None")
     return config

@@ -52,12 +52,19 @@ class Region:
 
     def tensor(self, shape: tuple[int, ...], dtype: Any = "float32", *, offset: int = 0) -> Any:
         """A part of the region as a PyTorch tensor, on the CPU or, of a device region, on its GPU."""
-        from lossd import _cuda
+        import torch
 
-        return _cuda.region_tensor(self, tuple(shape), t.dtype_name(dtype, "dtype"), offset)
+        name = t.dtype_name(dtype, "dtype")
+        if self._kind == "device":
+            from lossd._device import device_tensor
+
+            address = self._part(offset, t.token_count(tuple(shape)) * t.ITEM_BYTES[name])
+            return device_tensor(address, tuple(shape), name, self)
+        tensor = torch.from_numpy(self.array(shape, name, offset=offset))
+        return tensor.view(torch.bfloat16) if name == "bfloat16" else tensor
 
     def _part(self, offset: int, nbytes: int) -> int:
-        begin = integer(offset, "offset", most=self._size)
+        begin = integer(offset, "offset")
         if nbytes > self._size - begin:
             raise ValueError(f"{nbytes} bytes from offset {begin} on are not in a region of {self._size} bytes")
         return self._data + begin

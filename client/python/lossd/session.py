@@ -41,6 +41,8 @@ class Session:
         self._contributor = Contributor(self._client_key, self._marks_of(self._handle))
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        if self._contributor.contributed():  # an earlier process with this client_key did, perhaps in another window
+            self._contributor.resume(head.info().sessions)
         head._window.add(self._contributor)
 
     @staticmethod
@@ -200,6 +202,7 @@ class Session:
             with self._handle as session:
                 self._contributor.end()
                 library().call("lossd_session_close", session)
+            self._head._window.forget_ended()
         finally:
             self._handle.close()
 
@@ -208,6 +211,7 @@ class Session:
         contributor, handle = getattr(self, "_contributor", None), getattr(self, "_handle", None)
         if contributor is not None and handle is not None and not handle.closed and handle.is_ours:
             contributor.end()
+            self._head._window.forget_ended()
 
     def _finish_thread(self) -> None:
         with self._lock:

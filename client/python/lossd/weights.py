@@ -137,6 +137,8 @@ def read_rows(
     name = t.output_dtype(out, "out")
     if bias_out is None and head.config.bias:
         bias_out = t.Kind().empty((count,), "float32")
+    if count == 0:
+        return out
     if t.is_on_device(out):
         if tuple(out.shape) != shape:
             raise ValueError(f"out has shape {tuple(out.shape)}; want {shape}")

@@ -1,0 +1,203 @@
+"""linear_cross_entropy: the loss of a head that lives at a server."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossd.torch._autograd import LossCall, RemoteLoss, evaluate
+from lossd.torch._options import LossOptions
+from lossd.torch._passes import class_weights_count
+from lossd.torch._tokens import class_weight_sum, shift_labels
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+HEAD_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+# A graph of torch.compile ends before the call and another one begins behind it.
+@torch.compiler.disable
+def linear_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    head: Any,
+    *,
+    weight: Tensor | bool | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float | None = None,
+    bias: bool | None = None,
+    shift: bool | int = False,
+    return_lse: bool = False,
+    return_z_loss: bool = False,
+    token_weights: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+    z_normalizer: float | Tensor | None = None,
+    grad_scale: float | Tensor | None = None,
+    train_head: bool | None = None,
+    torch_compat: bool = True,
+) -> Any:
+    """F.cross_entropy(F.linear(input, W, b), target) with W and b at the server; no logits exist here.
+
+    input: hidden states [..., H], fp32, bf16, fp16 (fp64 is sent as fp32), any strides, on a CPU or a CUDA device.
+    target: labels [...], any integers in [0, V) or `ignore_index`, on the same device.
+    head: a RemoteHead. Its dW grows at the server, by what autograd would add to W.grad, when backward runs.
+
+    weight: class weights, which belong to the head: None, those of the head, if it has any; False, none; True, those of
+        the head, and an error if it has none; a tensor [V], the head's own values, which spares a declared mean (see
+        grad_scale) a pass.
+    reduction: "mean", over the tokens that count (with class weights over their weights' sum), "sum" or "none".
+    softcap, logit_scale: in place of the head's; softcap=0 is none. bias: None, the head's, if it has one; False, none;
+        True, the head's.
+    lse_square_scale: lambda of the z-loss lambda * lse**2.
+    shift: True or k: the label of a hidden state is that of the next, or k-th next, token of its sequence, the last
+        dimension of target. Shapes stay as they are; the last k tokens of each sequence are ignored.
+    return_lse: also the log-sum-exps [...] of the logits. return_z_loss: also the z-loss, reduced like the loss, which
+        contains it. Both are differentiable.
+    token_weights: [...], multiply each token's loss. They get no gradient.
+    normalizer: what a mean is divided by, for a mean over more than this batch (gradient accumulation, ranks):
+        global_token_count, or with class weights the sum of the labels' weights. z_normalizer: of the z-loss, if it has
+        another count.
+    grad_scale: the gradient that will come back to a reduced loss, if it is known: 1 for loss.backward(), 1 / k for
+        (loss / k).backward(), scaler.get_scale() for scaler.scale(loss).backward(). The tokens are sent once, then: dX
+        and dW are made while the loss is. Another gradient is corrected in backward by a further pass, to a relative
+        error in dW of |grad_scale / gradient| * 2**-24. Such a loss must be given to backward: dW is there already.
+        None: forward computes the loss, and backward sends the tokens again.
+    train_head: whether dW is wanted; None: unless the head is frozen. False, of a head that is not frozen: only for
+        input that needs no gradient.
+    torch_compat: the mean of a batch without tokens that count is NaN, as PyTorch's, and not 0. Gradients are 0.
+
+    Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss).
+    Where gradients are off (torch.no_grad, torch.inference_mode) and where nothing needs any it is a number without a
+    graph, and the server adds nothing.
+
+    Raises TypeError or ValueError for tensors that do not fit, lossd.InvalidArgumentError for labels out of range, and
+    what Session.compute raises, in forward and in backward. FailedPreconditionError in backward: the head's weights are
+    not those of the forward pass any more. RuntimeError for create_graph=True. May be called from any thread; calls of
+    one head wait for each other.
+    """
+    _check_tensors(input, target, token_weights, head)
+    options = LossOptions(
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+        softcap=softcap,
+        lse_square_scale=lse_square_scale,
+        logit_scale=logit_scale,
+        class_weights="head" if weight is None else "ignore" if weight is False else "use",
+        bias="head" if bias is None else "use" if bias else "ignore",
+        normalizer=None if normalizer is None else float(normalizer),
+        z_normalizer=None if z_normalizer is None else float(z_normalizer),
+        torch_compat=torch_compat,
+    )
+    labels = shift_labels(target.detach(), int(shift), ignore_index)
+    weights = None if token_weights is None else token_weights.detach().float().contiguous()
+    class_weights = _class_weight_sum(weight, labels, options, head) if isinstance(weight, Tensor) else None
+    call = LossCall(
+        head=head,
+        options=options,
+        class_weight_sum=class_weights,
+        declared=_declared(grad_scale, options, class_weights_count(head, options) and not class_weights),
+        return_lse=return_lse,
+        return_z_loss=return_z_loss,
+        wire_dtype=_wire_dtype(input, head),
+    )
+    trains = _trains(train_head, input, call)
+    if torch.is_grad_enabled() and (trains or input.requires_grad):
+        # What inference_mode has made cannot be kept for backward.
+        hidden = input.clone() if input.is_inference() else input
+        labels = labels.clone() if labels.is_inference() else labels
+        outputs = RemoteLoss.apply(hidden, head.anchor if trains else None, labels, weights, call)
+    else:
+        outputs = evaluate(call, input, labels, weights)
+    wanted = (True, return_lse, return_z_loss)
+    chosen = tuple(output for output, want in zip(outputs, wanted) if want)
+    return chosen if len(chosen) > 1 else chosen[0]
+
+
+def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, head: Any) -> None:
+    if not hasattr(head, "session") or not hasattr(head, "anchor"):
+        raise TypeError(f"head is a {type(head).__name__}; want a lossd.torch.RemoteHead: RemoteHead(head) makes one")
+    for name, value in (("input", input), ("target", target)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; want a torch.Tensor")
+    if input.dtype not in FLOATS:
+        raise TypeError(f"input is {input.dtype}; want one of {', '.join(map(str, FLOATS))}")
+    if target.dtype not in INTEGERS:
+        raise TypeError(f"target is {target.dtype}; want integers, such as torch.int64")
+    if input.layout is not torch.strided or input.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"input is a {input.layout} tensor on {input.device}; want a dense one on a CPU or CUDA device")
+    if input.dim() < 1 or input.shape[-1] != head.hidden_size:
+        raise ValueError(f"input has shape {list(input.shape)}; want [..., {head.hidden_size}], as the head is")
+    _check_tokens("target", target, input)
+    if token_weights is None:
+        return
+    if not isinstance(token_weights, Tensor) or not token_weights.is_floating_point():
+        raise TypeError("token_weights is no tensor of floating-point numbers")
+    _check_tokens("token_weights", token_weights, input)
+    if token_weights.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "token_weights needs a gradient, and gets none here; multiply the losses of reduction='none' instead, "
+            "or detach it"
+        )
+
+
+def _check_tokens(name: str, value: Tensor, input: Tensor) -> None:
+    if value.shape != input.shape[:-1]:
+        raise ValueError(
+            f"{name} has shape {list(value.shape)}; want {list(input.shape[:-1])}, one for each row of input"
+        )
+    if value.device != input.device:
+        raise ValueError(f"{name} is on {value.device} and input on {input.device}; want both on one device")
+
+
+def _class_weight_sum(weight: Tensor, labels: Tensor, options: LossOptions, head: Any) -> float:
+    if weight.shape != (head.vocab_size,):
+        raise ValueError(f"weight has shape {list(weight.shape)}; want [{head.vocab_size}], a weight for each class")
+    return class_weight_sum(weight, labels, options.ignore_index)
+
+
+def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_count: bool) -> float | None:
+    if grad_scale is None:
+        return None
+    if options.reduction == "none":
+        raise ValueError(
+            f"grad_scale is {float(grad_scale)}, but reduction is 'none': there is a gradient for each token, which only "
+            "backward knows"
+        )
+    declared = float(grad_scale)
+    if not math.isfinite(declared):
+        raise ValueError(f"grad_scale is {declared}; want a finite number")
+    # A mean over a count that the server has to tell first takes two passes.
+    two_passes = unknown_count and options.reduction == "mean" and options.normalizer is None
+    return None if two_passes or declared == 0 else declared
+
+
+def _trains(train_head: bool | None, input: Tensor, call: LossCall) -> bool:
+    if train_head is None:
+        return not call.frozen
+    if train_head and call.frozen:
+        raise ValueError(f"train_head is True, but head {call.head.head.name!r} is frozen: it has no dW")
+    if not train_head and not call.frozen and input.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"train_head is False and input needs a gradient, but head {call.head.head.name!r} is not frozen: dX and dW "
+            "are made together; create the head with frozen=True, or discard its window"
+        )
+    return train_head
+
+
+def _wire_dtype(input: Tensor, head: Any) -> torch.dtype:
+    """What the hidden states are sent as. The server rounds them to the head's dtype, so nothing is lost by doing that
+    to wide ones here."""
+    if input.dtype in (torch.bfloat16, torch.float16):
+        return input.dtype
+    dtype = HEAD_DTYPES[head.head.dtype]
+    if dtype is torch.float32 and torch.is_autocast_enabled(input.device.type):
+        return torch.get_autocast_dtype(input.device.type)
+    return dtype

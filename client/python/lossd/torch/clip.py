@@ -1,0 +1,59 @@
+"""The norm of a gradient that lies partly here and partly at servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from lossd.torch.head import RemoteHead
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    heads: RemoteHead | Iterable[RemoteHead] = (),
+) -> torch.Tensor:
+    """torch.nn.utils.clip_grad_norm_ over local parameters and heads together; returns the norm of all of it before.
+
+    Local gradients are scaled in place, heads' by their next step or flush (through their proxies, so that a factor of
+    GradScaler.unscale_ counts already). norm_type: 2 or inf with heads. The heads' norms are asked for, without moving or freezing
+    anything; collective of heads with a process group. Call it once, behind the last backward of the step.
+    """
+    heads = [heads] if isinstance(heads, RemoteHead) else [head for head in heads if not head.frozen]
+    local = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    named = [head.proxy for head in heads]
+    local = [p for p in local if all(p is not proxy for proxy in named)]
+    if not heads:
+        return torch.nn.utils.clip_grad_norm_(local, max_norm, norm_type, error_if_nonfinite, foreach)
+    if norm_type not in (2, math.inf):
+        raise ValueError(f"norm_type is {norm_type}; heads know the 2-norm and the largest magnitude (2 or math.inf)")
+    grads = [p.grad for p in local if p.grad is not None]
+    total = torch.nn.utils.get_total_norm(grads, norm_type, False, foreach)
+    total = total.full_tensor() if hasattr(total, "full_tensor") else total
+    parts = [_norm_of(head, norm_type) for head in heads]
+    total = torch.linalg.vector_norm(torch.stack([total, *(part.to(total) for part in parts)]), norm_type)
+    if error_if_nonfinite and not bool(torch.isfinite(total)):
+        raise RuntimeError(
+            f"the total norm of order {norm_type} is {float(total)}; it cannot be clipped. With error_if_nonfinite=False the "
+            f"gradients are scaled by it all the same"
+        )
+    torch.nn.utils.clip_grads_with_norm_([*local, *named], max_norm, total, foreach)
+    return total
+
+
+def _norm_of(head: RemoteHead, norm_type: float) -> torch.Tensor:
+    if head.group is not None and head.proxy._grad is None:
+        head.refresh_gradient()
+    grad = head.proxy.grad
+    if grad is None:
+        return torch.zeros(())
+    if norm_type == 2 or not bool(torch.isfinite(grad).all()):
+        return grad.reshape(())
+    return torch.tensor(head.gradient_stats().largest)

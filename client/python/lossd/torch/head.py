@@ -1,0 +1,462 @@
+"""RemoteHead: a lossd head as a trainer holds it."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lossd.torch._proxy import GradientProxy
+from lossd.torch.distributed import first_rank_does, gather_marks, gather_objects, world_size
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    import lossd
+    from lossd.results import FlushResult, GradientStats, StepResult
+    from lossd.torch.contracts import Landing
+
+
+class RemoteHead:
+    """A head of a server together with this process's session of it, and what a trainer does with them between batches.
+
+    head: the lossd.Head. session: one of it; opened when first needed, as `rank`, unless given. device: of the tensors that it
+    makes ([1] each). group: the process group whose ranks all have a session of this head, each with its own `rank` (default:
+    its rank in the group). With a group step(), flush(), gradient_stats(), refresh_gradient() and zero_grad() are collective:
+    the marks of all ranks are gathered, the first rank asks the server once, and every rank gets its answer or its error.
+    average: the gradient is divided by the number of ranks, as DistributedDataParallel divides that of its parameters; without it
+    what the ranks added is a sum. session_options: further arguments of Head.open_session.
+
+    Not thread-safe, but for `session`. Errors: those of lossd.errors.
+    """
+
+    def __init__(
+        self,
+        head: lossd.Head,
+        *,
+        session: lossd.Session | None = None,
+        rank: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        average: bool = False,
+        device: torch.device | str | None = None,
+        **session_options: Any,
+    ) -> None:
+        self.head = head
+        self.group = group
+        self.rank = rank if rank is not None else (torch.distributed.get_rank(group) if group is not None else 0)
+        self.average = average
+        self.device = torch.device(device) if device is not None else torch.device("cpu")
+        self.anchor = torch.zeros(1, device=self.device, requires_grad=True)
+        """A leaf that makes a loss differentiable when nothing else does: of a trunk that is not trained."""
+        self.proxy = GradientProxy(self, self.device)
+        """What optimizers, GradScaler and clip_grad_norm_ see of the head."""
+        self._session_options = session_options
+        self._session = session
+        self._lock = threading.Lock()
+        self._pending: list[Future[Any]] = []
+        self._consumed: object = None if session is None else _accepted(session.marks())
+        self._closed_at: object = None
+        self._weight_version = 0
+        self._landing: Landing | None = None
+
+    # --- Making one ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        client: lossd.Client,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        optimizer: Any = None,
+        weights: torch.Tensor | torch.nn.Linear | None = None,
+        bias: torch.Tensor | bool | None = None,
+        rank: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        average: bool = False,
+        device: torch.device | str | None = None,
+        session_options: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> RemoteHead:
+        """Creates the head `name`, or takes the one that is there with the same configuration, and writes `weights`.
+
+        weights: [vocab_size, hidden_size] of any float dtype, or a Linear, whose bias comes with it. bias: [vocab_size], or
+        True for a head with a bias that is written later. config: further arguments of Client.create_head, such as softcap.
+        With a group every rank calls this, and the first one writes.
+        """
+        if isinstance(weights, torch.nn.Linear):
+            bias = weights.bias if bias is None else bias
+            weights = weights.weight
+        with_bias = bias is not None and bias is not False
+        head = client.create_head(
+            name, vocab_size, hidden_size, dtype=name_of(dtype), optimizer=optimizer, bias=with_bias, **config
+        )
+        remote = cls(
+            head, rank=rank, group=group, average=average, device=device, **(session_options or {})
+        )
+        if weights is not None:
+            remote.write_weights(weights, bias if isinstance(bias, torch.Tensor) else None)
+        return remote
+
+    @classmethod
+    def from_linear(
+        cls, client: lossd.Client, linear: torch.nn.Linear, name: str, *, dtype: torch.dtype | None = None, **more: Any
+    ) -> RemoteHead:
+        """A head with the weights, and the bias, of `linear`; of its dtype unless another one is named. The rest as create()."""
+        return cls.create(
+            client,
+            name,
+            linear.out_features,
+            linear.in_features,
+            dtype=linear.weight.dtype if dtype is None else dtype,
+            weights=linear,
+            **more,
+        )
+
+    # --- What it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.head.name
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.head.hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights at the server."""
+        return dtype_of(self.head.dtype)
+
+    @property
+    def has_bias(self) -> bool:
+        return bool(self.head.config.bias)
+
+    @property
+    def frozen(self) -> bool:
+        return bool(self.head.config.frozen)
+
+    @property
+    def weight_version(self) -> int:
+        """Of the weights as this process knows them: written, stepped or asked for by it. 0: there are none yet."""
+        if self._weight_version == 0:
+            self._weight_version = self.head.info().weight_version
+        return self._weight_version
+
+    @property
+    def session(self) -> lossd.Session:
+        """Opened by the first call that needs it."""
+        with self._lock:
+            if self._session is None:
+                self._session = self.head.open_session(rank=self.rank, **self._session_options)
+                # An earlier process with this key may have left something in the window.
+                resumed = "client_key" in self._session_options
+                self._consumed = () if resumed else _accepted(self._session.marks())
+            return self._session
+
+    # --- Weights ------------------------------------------------------------------------------------------------------
+
+    def write_weights(self, weights: torch.Tensor, bias: torch.Tensor | None = None) -> int:
+        """Publishes weights [V, H], and the bias [V] of a head with one, as a new version, which is returned. They are rounded to
+        the head's dtype before they are sent, or go as fp32 if the server keeps a master. With a group the first rank's count."""
+        self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))
+        if self.has_bias != (bias is not None):
+            raise ValueError(
+                f"head '{self.name}' has {'a' if self.has_bias else 'no'} bias, and bias is {_described(bias)}: "
+                f"{'give' if self.has_bias else 'leave out'} it"
+            )
+        if bias is not None:
+            self._check_shape("bias", bias, (self.vocab_size,))
+            bias = bias.detach().to(torch.float32)
+        values = weights.detach()
+        self._weight_version = first_rank_does(lambda: self.head.write_weights(values, bias), self.group)
+        return self._weight_version
+
+    def read_weights(
+        self, *, out: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weights [V, H], in `out` or a new tensor of `dtype` (the head's), and the bias, fp32 [V], or None."""
+        if out is None:
+            out = torch.empty(self.vocab_size, self.hidden_size, dtype=dtype or self.dtype)
+        self._check_shape("out", out, (self.vocab_size, self.hidden_size))
+        bias = torch.empty(self.vocab_size) if self.has_bias else None
+        self.head.read_weights(out=out, dtype=name_of(out.dtype), bias_out=bias)
+        return out, bias
+
+    def state_dict(self, *, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+        """{"weight": [V, H] of `dtype` (the head's)}, and "bias": fp32 [V] of a head with one, read from the server."""
+        weight, bias = self.read_weights(dtype=dtype)
+        return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> int:
+        """Writes what state_dict() gave; returns the version. KeyError for a missing or an unknown entry."""
+        wanted = {"weight", "bias"} if self.has_bias else {"weight"}
+        if set(state) != wanted:
+            raise KeyError(f"a state of head '{self.name}' has the entries {sorted(wanted)}, not {sorted(state)}")
+        return self.write_weights(state["weight"], state.get("bias"))
+
+    # --- The gradient window ------------------------------------------------------------------------------------------
+
+    def add_pending(self, future: Future[Any]) -> None:
+        """A batch that is still under way (Session.compute_async): what looks at the window waits for it."""
+        self._pending.append(future)
+
+    def wait(self) -> None:
+        """Until no batch is under way. Raises what went wrong with the first that failed."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+
+    def contributions(self) -> object:
+        """Changes whenever this process's session has added to the window; for comparison only."""
+        return self._closed_at if self._session is None else _accepted(self._session.marks())
+
+    @property
+    def dirty(self) -> bool:
+        """Whether this process has added anything since the window was last stepped, flushed or dropped."""
+        return self.contributions() != self._consumed
+
+    def marks(self) -> list[str]:
+        """Of the sessions of this head that its client opened: what a flush or step in another process has to name. Waits for
+        batches under way."""
+        self.wait()
+        return self.head.marks()
+
+    @property
+    def scale(self) -> float:
+        """What the next step or flush multiplies the gradient with: 1 / ranks if averaged, times what was done to the proxy."""
+        return self.proxy.factor / (world_size(self.group) if self.average else 1)
+
+    def gradient_stats(self, *, gradient_scale: float = 1.0) -> GradientStats:
+        """Of the gradient that waits at the server, as the next step would take it. Collective with a group."""
+        factor = gradient_scale * self.scale
+        return self._collectively(lambda marks: self.head.gradient_stats(gradient_scale=factor, marks=marks))
+
+    def refresh_gradient(self) -> torch.Tensor:
+        """Reads the gradient's norm into proxy.grad, which is returned, and undoes what was done to it: NaN if an element is not
+        finite, or a loss or its upstream gradient was not, of which nothing was added. Collective with a group."""
+        self.proxy.forget()
+        stats = self.gradient_stats()
+        finite = stats.non_finite == 0 and self._losses_finite()
+        norm = math.hypot(stats.norm, stats.bias_norm) if finite else math.nan
+        self.proxy.put(norm, self.contributions())
+        assert self.proxy._grad is not None
+        return self.proxy._grad
+
+    def _refresh_proxy(self) -> None:
+        if self.frozen or (self.group is None and not self.dirty and self.anchor.grad is None):
+            self.proxy.forget()
+        elif self.group is None:
+            self.refresh_gradient()
+        elif self.dirty and self.proxy._grad is None:
+            raise RuntimeError(
+                f"the gradient of head '{self.name}' is that of all ranks: have every rank call refresh_gradient() before "
+                f"anything looks at the proxy's .grad"
+            )
+
+    def step(
+        self,
+        lr: float,
+        *,
+        gradient_scale: float = 1.0,
+        skip_non_finite: bool = False,
+        weight_decay: float | None = None,
+        momentum: float | None = None,
+        betas: tuple[float, float] | None = None,
+        generation: int | None = None,
+    ) -> StepResult:
+        """One step of the server's optimizer, which consumes the window. Exactly once: after UnavailableError or
+        DeadlineExceededError the same call again is about the same step. What was done to the proxy (unscale_, clip) and the
+        average of a group are in the factor that the server is told. With skip_non_finite a gradient that is not finite, or a loss
+        that was not (nothing of it is in the window), changes nothing but ends the window; the answer says `skipped`.
+        FailedPreconditionError of a head without an optimizer."""
+        if skip_non_finite and not self._losses_finite():
+            return self._skip_step()
+        factor = gradient_scale * self.scale
+
+        def ask(marks: list[str] | None) -> StepResult:
+            return self.head.step(
+                lr,
+                gradient_scale=factor,
+                skip_non_finite=skip_non_finite,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                betas=betas,
+                generation=generation,
+                marks=marks,
+            )
+
+        result = self._collectively(ask)
+        self._weight_version = result.weight_version
+        self._end_window()
+        return result
+
+    def flush(self, out: torch.Tensor | None = None, *, gradient_scale: float = 1.0, **options: Any) -> FlushResult:
+        """Head.flush with the marks and the factor of step(): dW into `out` [V, H], a new tensor, or a sink, and the window
+        ends. Collective with a group: the first rank gets the gradient, the others a FlushResult without one."""
+        factor = gradient_scale * self.scale
+        if out is None and options.get("sink") is None and (self.group is None or self.rank_in_group == 0):
+            out = torch.empty(self.vocab_size, self.hidden_size, dtype=options.pop("dtype", torch.float32))
+        if out is not None:
+            options["dtype"] = name_of(out.dtype)
+        result = self._collectively(
+            lambda marks: self.head.flush(out, gradient_scale=factor, marks=marks, **options), _without_gradient
+        )
+        if options.get("commit", True):
+            self._end_window()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops what waits in the window, whoever added it; nothing at all is sent if this process (with a group: any rank) has
+        added nothing since the last step. set_to_none is there for the sake of callers, and makes no difference."""
+        if self.frozen:
+            return
+        self._settle()
+        dirty = self.dirty
+        if self.group is not None:
+            dirty = any(gather_objects(dirty, self.group))
+        if dirty:
+            first_rank_does(self._drop_window, self.group)
+        self._end_window()
+
+    def reopen(self) -> None:
+        """For after an error of a batch, which ends its session: opens the session again, under its client_key, and drops what
+        is in the window, so that the step can be computed anew from its first batch. Collective with a group."""
+        with self._lock:
+            old, self._session = self._session, None
+            options = dict(self._session_options)
+            if old is not None:
+                options["client_key"] = old.client_key
+            self._session = self.head.open_session(rank=self.rank, **options)
+            self._consumed = ()  # equal to no contributions: the window may have anything
+        self._pending = []
+        self._weight_version = 0
+        self.zero_grad()
+
+    # --- Checkpoints --------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, tag: str) -> Any:
+        """Everything the server has of the head (weights, optimizer, window) under `tag`, which the trainer writes into its own
+        checkpoint. Needs a server with --checkpoint_dir. Collective with a group. Returns a SavedCheckpoint."""
+        self.wait()
+        return first_rank_does(lambda: self.head.save_checkpoint(tag), self.group)
+
+    def restore_checkpoint(self, tag: str = "") -> Any:
+        """Takes the head back to `tag` (the newest, if empty), and drops what was in that checkpoint's window: a trainer that
+        saved between steps had nothing there. Collective with a group. Returns a CheckpointInfo."""
+        info = first_rank_does(lambda: self.head.client.restore_checkpoint(self.name, tag), self.group)
+        self.reopen()
+        return info
+
+    def close(self) -> None:
+        """Ends the session at the server. What it added to the window stays there."""
+        self._closed_at = self.contributions()
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # --- Inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank_in_group(self) -> int:
+        return 0 if self.group is None else torch.distributed.get_rank(self.group)
+
+    def _collectively(
+        self, ask: Callable[[list[str] | None], Any], tell: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """ask(marks of all ranks), on the first of them; its answer everywhere."""
+        if self.group is None:
+            self.wait()
+            return ask(None)
+        marks = gather_marks(self, self.group)
+        return first_rank_does(lambda: ask(marks), self.group, tell)
+
+    def _losses_finite(self) -> bool:
+        """Of all ranks: whether every loss since the window began had a finite gradient; the anchor's own says so."""
+        grad = self.anchor.grad
+        own = grad is None or bool(torch.isfinite(grad).all())
+        return all(gather_objects(own, self.group))
+
+    def _skip_step(self) -> StepResult:
+        from lossd.results import StepResult
+
+        self.zero_grad()
+        info = first_rank_does(self.head.info, self.group)
+        return StepResult(
+            generation=info.generation,
+            weight_version=info.weight_version,
+            step=info.optimizer_steps,
+            skipped=True,
+            norm=math.nan,
+            bias_norm=0.0,
+            non_finite=0,
+            window_tokens=0,
+        )
+
+    def _settle(self) -> None:
+        """Waits for batches under way whose outcome nobody wants any more."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.exception()
+
+    def _drop_window(self) -> None:
+        info = self.head.info()
+        marks = [session.text() for session in info.sessions]
+        self.head.discard(marks=marks)
+
+    def _end_window(self) -> None:
+        self._consumed = self.contributions()
+        self._landing = None
+        self.proxy.forget()
+        self.anchor.grad = None
+
+    def _check_shape(self, what: str, tensor: torch.Tensor, want: Sequence[int]) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{what} of head '{self.name}' is a {type(tensor).__name__}, not a torch.Tensor")
+        if tuple(tensor.shape) != tuple(want):
+            raise ValueError(f"{what} of head '{self.name}' is {list(tensor.shape)}, and must be {list(want)}")
+        if not tensor.is_floating_point() or tensor.is_meta:
+            raise TypeError(f"{what} of head '{self.name}' is {tensor.dtype} on {tensor.device}: give floating point values")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteHead:
+        return self  # a copied module shares the head: there is one set of weights
+
+    def __repr__(self) -> str:
+        return f"RemoteHead('{self.name}', {self.vocab_size}x{self.hidden_size}, {self.dtype}, rank={self.rank})"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """lossd's name of a dtype: "float32", "bfloat16" or "float16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _accepted(marks: str) -> tuple[Any, ...]:
+    """What of a session's marks changes when it adds a chunk."""
+    parsed = json.loads(marks)
+    return (parsed["session_id"], tuple((lane["lane"], lane["accepted"]) for lane in parsed["lanes"]))
+
+
+def _without_gradient(result: FlushResult) -> FlushResult:
+    import dataclasses
+
+    return dataclasses.replace(result, gradient=None, bias_gradient=None)
+
+
+def _described(tensor: torch.Tensor | None) -> str:
+    return "None" if tensor is None else str(list(tensor.shape))

@@ -1,0 +1,143 @@
+"""A torch.optim.Optimizer whose step the server takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lossd.optimizers import SGD
+from lossd.torch._proxy import GradientProxy
+from lossd.torch.head import RemoteHead
+
+if TYPE_CHECKING:
+    from lossd.optimizers import Optimizer
+    from lossd.results import StepResult
+
+
+class RemoteOptimizer(torch.optim.Optimizer):
+    """Steps heads by their servers' own optimizers, beside the trainer's optimizer of the local parameters.
+
+    heads: one RemoteHead or several, or groups {"params": [heads], "lr": ...}. lr: the learning rate. weight_decay, betas,
+    momentum: what steps use instead of what the heads were created with; schedulers that change a group's lr, betas, momentum
+    or weight_decay work. What else the rule has (dampening, eps, nesterov, maximize) is the head's for good.
+    skip_non_finite: a gradient with NaN or infinite elements changes nothing, without a GradScaler too.
+
+    - param_groups hold the heads' proxies: GradScaler.unscale_ and step, and torch.nn.utils.clip_grad_norm_ with
+      `head.proxy` among the parameters, do what they say.
+    - step() after UnavailableError or DeadlineExceededError is the same step again, and counts once: heads that have taken it
+      already are left alone. zero_grad() gives it up.
+    - Moments and step counts are at the server: RemoteHead.save_checkpoint keeps them. state_dict() has what the trainer's side has
+      (lr and the rest of the groups), and the steps taken, for comparison.
+    - Of heads with a process group every rank calls step() and zero_grad().
+    """
+
+    def __init__(
+        self,
+        heads: RemoteHead | GradientProxy | Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        weight_decay: float | None = None,
+        betas: tuple[float, float] | None = None,
+        momentum: float | None = None,
+        skip_non_finite: bool = False,
+    ) -> None:
+        if isinstance(heads, (RemoteHead, GradientProxy)):
+            heads = [heads]
+        given = [_with_proxies(item) for item in heads]
+        first = next((proxy.head for item in given for proxy in _proxies(item)), None)
+        if first is None:
+            raise ValueError("heads is empty: give a RemoteHead, or several")
+        defaults: dict[str, Any] = {"lr": lr, **_hyperparameters(first.head.config.optimizer)}
+        for name, value in (("weight_decay", weight_decay), ("betas", betas), ("momentum", momentum)):
+            if value is None:
+                continue
+            if name not in defaults:
+                raise ValueError(f"{name} is no parameter of head '{first.name}''s optimizer, which has {sorted(defaults)}")
+            defaults[name] = value
+        self.skip_non_finite = skip_non_finite
+        self.last_results: dict[str, StepResult] = {}
+        """By the heads' names, of the last step()."""
+        self._stepped: set[GradientProxy] = set()
+        super().__init__(given, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One more group of heads; its weight_decay, betas and momentum are those of its first head unless given."""
+        group = _with_proxies(param_group)
+        proxies = _proxies(group)
+        for proxy in proxies:
+            if proxy.head.head.config.optimizer is None:
+                raise ValueError(
+                    f"head '{proxy.head.name}' has no optimizer: create it with optimizer=lossd.AdamW(...), or flush its "
+                    f"gradient into a local parameter (flush_into)"
+                )
+        if self.param_groups:  # of the first one the defaults say it
+            group = {**_hyperparameters(proxies[0].head.head.config.optimizer), **group}
+        super().add_param_group(group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, gradient_scale: float = 1.0) -> Any:  # type: ignore[override]
+        """One step of every head. gradient_scale: a further factor of the gradients. Returns what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for proxy in group["params"]:
+                if proxy not in self._stepped:
+                    self._step_head(proxy.head, group, gradient_scale)
+                    self._stepped.add(proxy)
+        self._stepped.clear()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops what waits in the heads' windows (RemoteHead.zero_grad); sends nothing if nothing was added."""
+        self._stepped.clear()
+        for group in self.param_groups:
+            for proxy in group["params"]:
+                proxy.head.zero_grad()
+
+    def _step_head(self, head: RemoteHead, group: dict[str, Any], gradient_scale: float) -> None:
+        configured = _hyperparameters(head.head.config.optimizer)
+        # Only what differs from the head's own is said, so that the two cannot contradict each other by a rounding.
+        options = {name: group[name] for name in configured if group.get(name) not in (None, configured[name])}
+        options = {name: _number(value) for name, value in options.items()}
+        result = head.step(
+            _number(group["lr"]), gradient_scale=gradient_scale, skip_non_finite=self.skip_non_finite, **options
+        )
+        self.last_results[head.name] = result
+        self.state[head.proxy] = {"step": result.step}
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a RemoteOptimizer cannot be pickled: save its state_dict() and the heads' checkpoints")
+
+
+def _with_proxies(item: Any) -> Any:
+    if isinstance(item, RemoteHead):
+        return item.proxy
+    if isinstance(item, GradientProxy):
+        return item
+    if isinstance(item, dict):
+        members = item["params"]
+        members = [members] if isinstance(members, (RemoteHead, torch.Tensor)) else list(members)
+        return {**item, "params": [_with_proxies(member) for member in members]}
+    raise TypeError(f"RemoteOptimizer takes RemoteHeads, or groups of them, not a {type(item).__name__}")
+
+
+def _proxies(item: Any) -> list[GradientProxy]:
+    return item["params"] if isinstance(item, dict) else [item]
+
+
+def _hyperparameters(rule: Optimizer | None) -> dict[str, Any]:
+    """What ApplyStep can be told beside the learning rate, by torch.optim's names, as the head was created with it."""
+    if rule is None:
+        return {}
+    if isinstance(rule, SGD):
+        return {"weight_decay": rule.weight_decay, "momentum": rule.momentum}
+    return {"weight_decay": rule.weight_decay, "betas": tuple(rule.betas)}
+
+
+def _number(value: Any) -> Any:
+    """Floats of what torch.optim lets be a tensor."""
+    return tuple(float(part) for part in value) if isinstance(value, (tuple, list)) else float(value)

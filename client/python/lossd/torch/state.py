@@ -1,0 +1,99 @@
+"""The head's weights in the state_dict of a module, where a checkpoint has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lossd.torch.distributed import write_shard
+from lossd.torch.head import RemoteHead
+
+
+class StateHooks:
+    """What attach_state registered; remove() takes it away again."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def attach_state(
+    module: torch.nn.Module,
+    head: RemoteHead,
+    *,
+    weight: str = "weight",
+    bias: str = "bias",
+    dtype: torch.dtype | None = None,
+) -> StateHooks:
+    """Makes the head's weights part of `module`'s state, as those of the Linear in its place would be.
+
+    module.state_dict() has `weight` [V, H] of `dtype` (the head's) and of a head with one `bias`, fp32 [V], read from the server
+    there and then: whoever does not want [V, H] in its memory leaves state_dict() to one rank, or uses read_shard.
+    module.load_state_dict() writes them to the server: missing, unexpected and wrongly shaped entries are reported as torch
+    reports those of parameters, and with strict=False a missing one leaves the server's weights alone. Of a head with a process
+    group the first rank's are written, and every rank has to load. A DTensor that is sharded by rows is written by all ranks, each its own.
+    """
+    names = {"weight": weight, "bias": bias} if head.has_bias else {"weight": weight}
+
+    def save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+        own = head.state_dict(dtype=dtype)
+        for entry, name in names.items():
+            state[prefix + name] = own[entry]
+
+    def load(
+        module: torch.nn.Module,
+        state: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, Any],
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        # Taken out, so that the module, which has no such parameters, does not find them unexpected.
+        found = {entry: state.pop(prefix + name) for entry, name in names.items() if prefix + name in state}
+        absent = [prefix + name for entry, name in names.items() if entry not in found]
+        if absent:
+            if strict:
+                missing.extend(absent)
+            if found and len(names) == 2:
+                errors.append(f"weight and bias of head '{head.name}' are one version: {absent} is missing, nothing was written")
+            return
+        problems = _problems(head, found, prefix, names)
+        if problems:
+            errors.extend(problems)
+        else:
+            _write(head, found)
+
+    return StateHooks([module.register_state_dict_post_hook(save), module.register_load_state_dict_pre_hook(load)])
+
+
+def _problems(head: RemoteHead, found: dict[str, Any], prefix: str, names: dict[str, str]) -> list[str]:
+    shapes = {"weight": (head.vocab_size, head.hidden_size), "bias": (head.vocab_size,)}
+    problems = []
+    for entry, value in found.items():
+        name = prefix + names[entry]
+        if not isinstance(value, torch.Tensor):
+            problems.append(f"{name} is a {type(value).__name__}, not a tensor")
+        elif tuple(value.shape) != shapes[entry]:
+            problems.append(
+                f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from checkpoint, the shape of "
+                f"head '{head.name}' is {shapes[entry]}."
+            )
+        elif value.is_meta or not value.is_floating_point():
+            problems.append(f"{name} is {value.dtype} on {value.device}: head '{head.name}' needs floating point values")
+    return problems
+
+
+def _write(head: RemoteHead, found: dict[str, torch.Tensor]) -> None:
+    weight, bias = found["weight"], found.get("bias")
+    if hasattr(weight, "to_local"):
+        version = head.head.info().weight_version
+        write_shard(head, weight, bias=bias, write_key=f"load_state_dict over {version}", group=head.group)
+    else:
+        head.write_weights(weight, bias)

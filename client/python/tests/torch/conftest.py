@@ -1,0 +1,34 @@
+"""Heads of the tests' server by their configuration, each made once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problem import HeadSpec, TestHead
+
+import lossd
+
+
+class Heads:
+    def __init__(self, client: lossd.Client) -> None:
+        self._client = client
+        self._heads: dict[HeadSpec, TestHead] = {}
+
+    def __call__(self, **config: object) -> TestHead:
+        """With the head's window empty."""
+        spec = HeadSpec(**config)  # type: ignore[arg-type]
+        if spec not in self._heads:
+            self._heads[spec] = TestHead(self._client, f"torch-{len(self._heads)}", spec)
+        head = self._heads[spec]
+        head.remote.zero_grad()
+        return head
+
+
+@pytest.fixture(scope="session")
+def heads(client: lossd.Client) -> Heads:
+    return Heads(client)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(7)
