@@ -19,6 +19,7 @@ cmake --build "$work/build"
 # The same in C, with what the manual shows, built by CMake and by hand.
 mkdir "$work/outside_c"
 cp "$here/outside_c/CMakeLists.txt" "$work/outside_c/"
+# shellcheck disable=SC2016  # the backquotes are the manual's
 sed -n '/^```c$/,/^```$/{/^```/d;p}' "$source_dir/docs/c-api.md" >"$work/outside_c/main.c"
 cmake -S "$work/outside_c" -B "$work/build_c" -G Ninja -DCMAKE_C_FLAGS="$flags" -DCMAKE_PREFIX_PATH="$work/prefix"
 cmake --build "$work/build_c"
