@@ -6,9 +6,9 @@
             result = await session.compute(hidden, labels)
 
 Calls run in threads of the client's own (32, and one more for each session, which keeps the order of its batches),
-because the library's calls wait. Cancelling a task stops the waiting, not the call: a batch that was begun is counted
-in the window, or refused, as if nobody had cancelled, and its tensors have to be left alone until then. Awaiting any
-later call of the same session waits for it.
+because the library's calls wait. A task that is cancelled before its call's turn has come leaves no trace. After that
+cancelling stops the waiting, not the call: the batch is counted in the window, or refused, as if nobody had
+cancelled, and its tensors have to be left alone until then. The next call of the same session waits for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from lossd import client as _client
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 class _Wrapper(Generic[_T]):
     """Something of the package with an executor to run its methods in."""
 
-    def __init__(self, wrapped: _T, executor: Executor) -> None:
+    def __init__(self, wrapped: _T, executor: ThreadPoolExecutor) -> None:
         self._wrapped = wrapped
         self._executor = executor
 
@@ -56,10 +56,10 @@ def _lifted(
 ) -> Callable[Concatenate[_Wrapper[_T], _P], Coroutine[Any, Any, _R]]:
     """The method as a coroutine of the wrapper."""
 
-    @functools.wraps(method)
-    async def call(self: _Wrapper[_T], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    async def call(self: _Wrapper[_T], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         return await self._run(functools.partial(method, self._wrapped, *args, **kwargs))
 
+    functools.update_wrapper(call, method)
     return call
 
 
@@ -84,7 +84,7 @@ class AsyncSession(_Wrapper[Session]):
     async def close(self) -> None:
         """Waits for what was begun and ends the session at the server."""
         await self._run(self._wrapped.close)
-        self._executor.shutdown(wait=False)  # type: ignore[attr-defined]
+        self._executor.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncSession:
         return self
@@ -152,7 +152,7 @@ class AsyncClient(_Wrapper[Client]):
 
     async def close(self) -> None:
         self._wrapped.close()
-        self._executor.shutdown(wait=False)  # type: ignore[attr-defined]
+        self._executor.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncClient:
         return self

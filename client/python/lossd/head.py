@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lossd import _flush, _logits
 from lossd import _structs as s
-from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
-from lossd.errors import WindowLostError
+from lossd.errors import LossdError, NotFoundError, WindowLostError
 from lossd.results import (
     FlushResult,
     GradientStats,
@@ -42,8 +41,10 @@ class Head:
     def __init__(self, client: Client, pointer: int | None) -> None:
         self._client = client
         self._handle = Handle(pointer, "lossd_head_free", "this head")
-        self._config = self.info().config
+        info = self.info()
+        self._config = info.config
         self._window = client._window_of(self._config.name)
+        self._forget_lost(self._window.marks())  # the head may be another server's, or another one of this name
 
     @property
     def client(self) -> Client:
@@ -199,7 +200,7 @@ class Head:
         pointer = c.c_void_p()
         with self._handle as head:
             library().call("lossd_head_open_session", head, c.byref(options), c.byref(pointer))
-        return Session(self, pointer.value)
+        return Session(self, pointer.value, deterministic=deterministic)
 
     def marks(self) -> list[str]:
         """What None stands for where marks are asked for."""
@@ -300,9 +301,7 @@ class Head:
 
         def apply(given: list[str]) -> None:
             with self._handle as head:
-                library().call(
-                    "lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result)
-                )
+                library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
 
         self._consuming(marks, True, apply)
         return StepResult(
@@ -323,7 +322,7 @@ class Head:
         mine = self._named() if marks is None else self._window.marks()
         try:
             answer = call(list(mine.values()) if marks is None else list(marks))
-        except WindowLostError:
+        except (WindowLostError, NotFoundError):
             self._forget_lost(mine)
             raise
         if ends:
@@ -331,11 +330,15 @@ class Head:
         return answer
 
     def _forget_lost(self, marks: dict[Contributor, str]) -> None:
-        try:
-            info = self.info()
-        except Exception:  # the caller is told what matters; the next call comes here again
+        """Leaves out those of `marks` that the server, asked after they were taken, does not know of."""
+        if not marks:
             return
-        self._window.drop_lost(marks, info)
+        try:
+            self._window.drop_lost(marks, self.info())
+        except NotFoundError:
+            self._window.drop_lost(marks, HeadInfo())
+        except LossdError:  # the caller is told what matters; the next call comes here again
+            pass
 
     def close(self) -> None:
         """Lets go of the handle; the head stays at the server. Needed by nobody who closes the client."""

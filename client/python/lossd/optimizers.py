@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 from lossd import _structs as s
 from lossd._library import library
@@ -36,12 +36,13 @@ class AdamW:
     maximize: bool = False
 
 
-Optimizer = Union[SGD, Adam, AdamW]
+Optimizer = SGD | Adam | AdamW
 
 
 def optimizer_of(data: dict[str, Any]) -> Optimizer | None:
     """What the server tells of a head's optimizer."""
-    kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}.get(str(data.get("kind")))
+    kinds: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+    kind = kinds.get(str(data.get("kind")))
     if kind is None:
         return None
     values = {field.name: data[field.name] for field in dataclasses.fields(kind) if field.name in data}

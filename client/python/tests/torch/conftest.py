@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 from problem import HeadSpec, TestHead
@@ -32,3 +35,25 @@ def heads(client: lossd.Client) -> Heads:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(7)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One call of Session.compute: what it was for, and whether dX came back."""
+
+    mode: str
+    dx: bool
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
+    """What has been sent since the test began, or since it was cleared."""
+    made: list[Pass] = []
+    compute = lossd.Session.compute
+
+    def recorded(self: lossd.Session, *arguments: Any, **options: Any) -> Any:
+        made.append(Pass(options["mode"], bool(options["dx"])))
+        return compute(self, *arguments, **options)
+
+    monkeypatch.setattr(lossd.Session, "compute", recorded)
+    return made
