@@ -102,9 +102,9 @@ run_ctest() {
 report_count() { sed -n "0,/[^a-z]$1=\"/s/.*[^a-z]$1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
 
 suite_lint() {
-  mapfile -t cxx < <(tools/source_files.py .h .cc .cu .cuh)
+  mapfile -t cxx < <(tools/source_files.py .h .c .cc .cu .cuh)
   mapfile -t shell < <(tools/source_files.py .sh .ci/run)
-  check "$log_dir/check-format.log" "Layout of ${#cxx[@]} C++ and CUDA files" clang-format-14 --dry-run -Werror "${cxx[@]}"
+  check "$log_dir/check-format.log" "Layout of ${#cxx[@]} C, C++ and CUDA files" clang-format-14 --dry-run -Werror "${cxx[@]}"
   check "$log_dir/check-includes.log" "Include rules" tools/check_includes.py
   check "$log_dir/check-text.log" "File sizes and forbidden text" tools/check_text.py
   check "$log_dir/check-shell.log" "Shell scripts" shellcheck -x "${shell[@]}"

@@ -102,7 +102,8 @@ class FlushRun {
     return CheckSum("the bias's gradient", bias_checksum, frozen_.bias_checksum());
   }
 
-  absl::Status Commit() {
+  // `done`: what there was to be done before.
+  absl::Status Commit(absl::string_view done) {
     v1::CommitFlushRequest request;
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
@@ -112,7 +113,7 @@ class FlushRun {
       return absl::OkStatus();
     }
     return internal::Annotate(window_.Explain(committed.status()),
-                              absl::StrCat("all went well, but the commit of flush ", frozen_.flush_id(),
+                              absl::StrCat(done, ", but the commit of flush ", frozen_.flush_id(),
                                            " is not confirmed; repeat CommitFlush"));
   }
 
@@ -137,7 +138,15 @@ class FlushRun {
   absl::StatusOr<FlushResult> End(const absl::Status& read) {
     if (!read.ok()) return Abort(read);
     if (options_.commit) {
-      if (absl::Status committed = Commit(); !committed.ok()) return committed;
+      if (absl::Status committed = Commit("the gradient was read whole"); !committed.ok()) return committed;
+    }
+    return Result();
+  }
+
+  // Ends the window as it is.
+  absl::StatusOr<FlushResult> Drop() {
+    if (absl::Status committed = Commit("the window is frozen to be dropped"); !committed.ok()) {
+      return committed;
     }
     return Result();
   }
@@ -252,11 +261,11 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
   return run.End(status);
 }
 
-absl::StatusOr<FlushResult> Head::DiscardGradient(std::span<const SessionMarks> marks) const {
+absl::StatusOr<FlushResult> Head::Discard(std::span<const SessionMarks> marks) const {
   const FlushOptions options;
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
-  return run.End(absl::OkStatus());
+  return run.Drop();
 }
 
 absl::Status Head::CommitFlush(const std::string& flush_id) const {

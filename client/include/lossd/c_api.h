@@ -419,9 +419,10 @@ LOSSD_API void lossd_flush_result_init(lossd_flush_result* result, size_t struct
 LOSSD_API lossd_status* lossd_head_flush(const lossd_head* head, const lossd_flush_options* options,
                                          const char* const* marks, size_t marks_count,
                                          lossd_flush_result* result);
-/* Head::DiscardGradient: the window ends without being read, which costs no transfer. */
-LOSSD_API lossd_status* lossd_head_discard_gradient(const lossd_head* head, const char* const* marks,
-                                                    size_t marks_count, lossd_flush_result* result);
+/* Head::Discard: ends the window without reading it. `marks` as of lossd_head_flush; `result`, which tells of
+ * what was dropped, may be NULL. */
+LOSSD_API lossd_status* lossd_head_discard(const lossd_head* head, const char* const* marks,
+                                           size_t marks_count, lossd_flush_result* result);
 LOSSD_API lossd_status* lossd_head_commit_flush(const lossd_head* head, const char* flush_id);
 LOSSD_API lossd_status* lossd_head_abort_flush(const lossd_head* head, const char* flush_id);
 

@@ -385,9 +385,8 @@ class Head {
   // window is committed after that. INVALID_ARGUMENT if options.sink is set.
   absl::StatusOr<FlushResult> FlushToFile(const FlushOptions& options, std::span<const SessionMarks> marks,
                                           const std::string& path) const;
-  // Ends the window without reading it: what was added is gone, and the next one begins. The result tells
-  // what that was. For a step whose gradient nobody wants (zero_grad); `marks` as of Flush.
-  absl::StatusOr<FlushResult> DiscardGradient(std::span<const SessionMarks> marks) const;
+  // Ends the window without reading it: what is in it is dropped, and told of. `marks` as of Flush.
+  absl::StatusOr<FlushResult> Discard(std::span<const SessionMarks> marks) const;
   absl::Status CommitFlush(const std::string& flush_id) const;
   // What sessions have added to the next window of a head with double_buffer goes into the reopened one.
   absl::Status AbortFlush(const std::string& flush_id) const;

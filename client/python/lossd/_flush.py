@@ -111,7 +111,7 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
 def discard(head: Head, marks: list[str]) -> FlushResult:
     result = library().make(s.FlushResultStruct)
     with head._handle as pointer:
-        library().call("lossd_head_discard_gradient", pointer, *marks_array(marks), c.byref(result))
+        library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
     return _result_of(result, None, None)
 
 

@@ -110,14 +110,14 @@ lossd_status* lossd_head_flush(const lossd_head* head, const lossd_flush_options
   });
 }
 
-lossd_status* lossd_head_discard_gradient(const lossd_head* head, const char* const* marks,
-                                          size_t marks_count, lossd_flush_result* result) {
+lossd_status* lossd_head_discard(const lossd_head* head, const char* const* marks, size_t marks_count,
+                                 lossd_flush_result* result) {
   return Guarded([&]() -> absl::Status {
     if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
     const auto sessions = MarksOf(marks, marks_count);
     if (!sessions.ok()) return sessions.status();
     if (absl::Status status = CheckResult(result, "result"); !status.ok()) return status;
-    return Tell(head->head.DiscardGradient(*sessions), result);
+    return Tell(head->head.Discard(*sessions), result);
   });
 }
 

@@ -91,8 +91,8 @@ static void CheckHeadNulls(const lossd_head* head) {
   IS_NULL(lossd_head_flush(head, NULL, NULL, 0, NULL), "options");
   IS_NULL(lossd_head_flush(head, &flush, NULL, 1, NULL), "marks");
   IS_NULL(lossd_head_flush(head, &flush, none, 1, NULL), "marks[0]");
-  IS_NULL(lossd_head_discard_gradient(NULL, NULL, 0, NULL), "head");
-  IS_NULL(lossd_head_discard_gradient(head, none, 1, NULL), "marks[0]");
+  IS_NULL(lossd_head_discard(NULL, NULL, 0, NULL), "head");
+  IS_NULL(lossd_head_discard(head, none, 1, NULL), "marks[0]");
   IS_NULL(lossd_head_commit_flush(NULL, "f"), "head");
   IS_NULL(lossd_head_commit_flush(head, NULL), "flush_id");
   IS_NULL(lossd_head_abort_flush(NULL, "f"), "head");

@@ -94,7 +94,7 @@ static void CheckRefusals(const char* target, Fixture* fixture) {
   REFUSED(flush_options, lossd_head_flush(fixture->head, given, NULL, 0, NULL));
   flush.gradient = fixture->problem.weights;
   REFUSED(flush_result, lossd_head_flush(fixture->head, &flush, NULL, 0, given));
-  REFUSED(flush_result, lossd_head_discard_gradient(fixture->head, NULL, 0, given));
+  REFUSED(flush_result, lossd_head_discard(fixture->head, NULL, 0, given));
   REFUSED(gradient_stats, lossd_head_gradient_stats(fixture->head, NULL, 0, 1, given));
   REFUSED(step_options, lossd_head_apply_step(fixture->head, given, NULL, 0, NULL));
   REFUSED(step_result, lossd_head_apply_step(fixture->head, &step, NULL, 0, given));

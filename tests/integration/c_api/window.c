@@ -81,7 +81,7 @@ void TestFlush(const char* target, int count, char** arguments) {
   /* A window that nobody wants. */
   Compute(window.session, &window.problem);
   marks = MarksOf(window.session);
-  OK(lossd_head_discard_gradient(window.head, (const char* const*)&marks, 1, &result));
+  OK(lossd_head_discard(window.head, (const char* const*)&marks, 1, &result));
   CHECK(result.window_tokens == kTokens - 1 && result.generation == 2);
   lossd_string_free(marks);
   OK(lossd_head_info(window.head, &json));

@@ -198,6 +198,18 @@ TEST_P(GradientSinkTest, TwoPlacesForTheGradientAreRefused) {
   EXPECT_EQ(fake_.window_state(), v1::WINDOW_STATE_OPEN);
 }
 
+TEST_P(GradientSinkTest, DiscardEndsTheWindowAndReadsNothing) {
+  fake_.lost_commits = 1;
+  const auto result = head_->Discard(marks_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->generation, 1U);
+  EXPECT_EQ(fake_.generation(), 2U);
+  EXPECT_EQ(fake_.window_state(), v1::WINDOW_STATE_OPEN);
+  EXPECT_THAT(fake_.observed().gradient_first_rows, IsEmpty());
+  const auto without = head_->Discard({});
+  EXPECT_EQ(without.status().code(), absl::StatusCode::kOk) << without.status();
+}
+
 INSTANTIATE_TEST_SUITE_P(WithAndWithoutBias, GradientSinkTest, ::testing::Bool());
 
 }  // namespace
