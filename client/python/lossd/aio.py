@@ -109,6 +109,7 @@ class AsyncHead(_Wrapper[Head]):
     read_weights = _lifted(Head.read_weights)
     read_rows = _lifted(Head.read_rows)
     load_weights = _lifted(Head.load_weights)
+    logits = _lifted(Head.logits)
     save_checkpoint = _lifted(Head.save_checkpoint)
     marks = _lifted(Head.marks)
     flush = _lifted(Head.flush)

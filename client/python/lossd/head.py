@@ -168,9 +168,8 @@ class Head:
         logit_scale, softcap: None takes the head's, softcap=0 none. bias: "head" (if it has one), "ignore", "use".
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         """
-        view = t.float_view(_logits.on_host(hidden), "hidden", hidden_dtype)
-        request = _logits.Request(dtype, top_k, logit_scale, softcap, bias, weight_version)
-        return _logits.run(self, view, t.kind_of(hidden), request)
+        request = _logits.Request(hidden_dtype, dtype, top_k, logit_scale, softcap, bias, weight_version)
+        return _logits.run(self, hidden, request)
 
     def save_checkpoint(self, tag: str) -> SavedCheckpoint:
         """Everything the server has of the head, as of one moment, in its --checkpoint_dir."""

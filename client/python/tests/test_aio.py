@@ -39,6 +39,7 @@ def test_the_whole_way(server: lossd.Server) -> None:
             await write.write_rows(0, np.ones((V, H), np.float32))
             assert await write.commit() == 3
             assert (await head.read_weights()).min() == 1
+            assert (await head.logits(batch()[0])).shape == (4, V)
             assert (await (await client.head("aio")).flush()).rows == V
             await client.delete_head("aio")
 
