@@ -112,11 +112,12 @@ class AsyncHead(_Wrapper[Head]):
     save_checkpoint = _lifted(Head.save_checkpoint)
     marks = _lifted(Head.marks)
     flush = _lifted(Head.flush)
-    discard = _lifted(Head.discard)
     commit_flush = _lifted(Head.commit_flush)
     abort_flush = _lifted(Head.abort_flush)
+    discard = _lifted(Head.discard)
     gradient_stats = _lifted(Head.gradient_stats)
     step = _lifted(Head.step)
+    logits = _lifted(Head.logits)
 
     @property
     def name(self) -> str:

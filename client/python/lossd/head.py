@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lossd import _flush, _logits
 from lossd import _structs as s
+from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
@@ -243,7 +244,8 @@ class Head:
 
     def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
         """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
-        return self._consuming(marks, True, lambda given: _flush.discard(self, given))
+        result: FlushResult = self._consuming(marks, True, lambda given: _flush.discard(self, given))
+        return result
 
     def commit_flush(self, flush_id: str) -> None:
         """Ends the window that a flush with commit=False left frozen."""
