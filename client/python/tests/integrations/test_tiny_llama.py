@@ -33,9 +33,18 @@ def text(tmp_path: Path) -> Path:
 def test_curves_of_both_heads_agree(server: lossd.Server, tmp_path: Path, text: Path, dtype: str) -> None:
     output = tmp_path / "curves.json"
     sizes = ["--steps", "8", "--batch", "2", "--length", "16", "--vocab", "300", "--hidden", "32", "--layers", "1"]
-    command = [sys.executable, str(EXAMPLES / "tiny_llama.py"), "--server", server.target, "--text", str(text), "--quiet"]
+    command = [
+        sys.executable,
+        str(EXAMPLES / "tiny_llama.py"),
+        "--server",
+        server.target,
+        "--text",
+        str(text),
+        "--quiet",
+    ]
     done = subprocess.run(
-        [*command, "--dtype", dtype, "--device", "cpu", "--json", str(output), *sizes], capture_output=True, text=True, timeout=200
+        [*command, "--dtype", dtype, "--device", "cpu", "--json", str(output), *sizes],
+        capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     result = json.loads(output.read_text())
     # In eight steps of bfloat16 the bar, made of few and tiny differences, may be missed: status 3 says so.
