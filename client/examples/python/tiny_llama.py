@@ -132,7 +132,8 @@ def report(
         )
     print(
         f"remote against local, {options.dtype}: largest relative difference of a step "
-        f"{result['largest_relative_difference']:.2e} (bar {result['bar']:.2e}), rms {result['rms_relative_difference']:.2e}"
+        f"{result['largest_relative_difference']:.2e} "
+        f"(bar {result['bar']:.2e}), rms {result['rms_relative_difference']:.2e}"
     )
     for name, pair in result.get("local_pairs", {}).items():
         print(f"  two local runs ({name}): largest {pair['largest']:.2e}, rms {pair['rms']:.2e}")

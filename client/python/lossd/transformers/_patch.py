@@ -64,10 +64,11 @@ def patch(
 
     Args:
       model: a causal model of transformers (`get_output_embeddings()` is a linear layer [V, H]), on any device.
-      head: where the weights go: a head of vocab_size V and hidden_size H. None: `client` makes one.
+      head: where the weights go: a head of vocab_size V and hidden_size H; of several ranks a RemoteHead with their
+        group. None: `client` makes one.
       client: makes the head `name` with `dtype` (None: the weight's), `optimizer` (not for tied weights, which the
-        local optimizer trains) and `head_options` (`Client.create_head`'s: master_weights=True, ...); logit_scale and softcap are read from the model's configuration. A weight that needs no gradient makes a
-        frozen head.
+        local optimizer trains) and `head_options` (`Client.create_head`'s: master_weights=True, ...); logit_scale and
+        softcap are read from the model's configuration. A weight that needs no gradient makes a frozen head.
       upload: False: the head has its weights already; the local ones are dropped unread.
       grad_scale: the upstream gradient that losses will have (`linear_cross_entropy`'s). Declared, a training step
         sends its hidden states once, not twice; 1.0 is right for `loss.backward()` and for Trainer.

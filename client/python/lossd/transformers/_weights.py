@@ -93,12 +93,8 @@ def remote_head(
 
 
 def upload(remote: RemoteHead, linear: nn.Linear) -> None:
-    """Writes the weight (and bias) to the server; of several ranks the first does, the others wait."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not several or torch.distributed.get_rank() == 0:
-        remote.write_weights(linear.weight, bias_of(linear))
-    if several:
-        torch.distributed.barrier()
+    """Writes the weight (and bias) to the server; with a group, the first rank's."""
+    remote.write_weights(linear.weight, bias_of(linear))
 
 
 def bias_of(linear: nn.Linear) -> torch.Tensor | None:
