@@ -1,0 +1,99 @@
+"""The module that stands where a model's `lm_head` was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from lossd.torch import RemoteHead
+
+# What the first forward with labels shows the model in place of logits: negative, zero, small and beyond any softcap.
+_PROBES = (-100.0, -3.0, 0.0, 0.5, 100.0)
+
+
+class RemoteLmHead(nn.Module):
+    """Turns hidden states [..., H] into logits [..., V] of a remote head, without a weight of its own.
+
+    While a loss is wanted (`capture`), it keeps the hidden states and hands on next to nothing instead of logits:
+    what the model then does to them (a softcap, a scale) is the server's to do. Not thread-safe, as a model is not.
+    """
+
+    def __init__(self, remote: RemoteHead, *, logit_scale: float, softcap: float) -> None:
+        super().__init__()
+        self.remote = remote
+        self.in_features = remote.hidden_size
+        self.out_features = remote.vocab_size
+        self.logit_scale = logit_scale
+        self.softcap = softcap
+        self._capturing = False
+        self._checked = False
+        self._hidden: torch.Tensor | None = None
+
+    def begin_capture(self) -> None:
+        self._capturing = True
+        self._hidden = None
+
+    def end_capture(self, logits: torch.Tensor | None) -> torch.Tensor:
+        """The hidden states [..., H] of the forward since begin_capture, whose outputs had these "logits".
+
+        Raises RuntimeError if the model did not come here, ValueError if it does to logits what the server would not.
+        """
+        hidden = self._hidden
+        self.cancel_capture()
+        if hidden is None:
+            raise RuntimeError("the patched model's forward did not call its lm_head: lossd cannot compute its loss")
+        if not self._checked:
+            self._check(logits)
+            self._checked = True
+        return hidden
+
+    def cancel_capture(self) -> None:
+        self._capturing = False
+        self._hidden = None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._capturing:
+            self._hidden = hidden
+            return self._stand_in(hidden)
+        if self.training and torch.is_grad_enabled() and hidden.requires_grad:
+            raise RuntimeError(
+                "logits of a remote head have no gradient: give the model `labels`, or call it under torch.no_grad() "
+                "or in eval mode"
+            )
+        # Scale and softcap are in the model's own forward.
+        return self.remote.head.logits(hidden.detach(), dtype=_name(hidden.dtype), logit_scale=1.0, softcap=0.0)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, head={self.remote.head.name!r}"
+
+    def _stand_in(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._checked:
+            return hidden.new_empty((*hidden.shape[:-1], 0))
+        return hidden.new_tensor(_PROBES).expand(*hidden.shape[:-1], len(_PROBES))
+
+    def _check(self, logits: torch.Tensor | None) -> None:
+        if logits is None or logits.shape[-1] != len(_PROBES):
+            shape = None if logits is None else tuple(logits.shape)
+            raise ValueError(
+                "lossd cannot compute this model's loss: its logits are not what its lm_head makes of hidden states "
+                f"(shown [..., {len(_PROBES)}] it answered {shape})"
+            )
+        if logits.numel() == 0:
+            return
+        expected = torch.tensor(_PROBES, dtype=torch.float64) * self.logit_scale
+        if self.softcap:
+            expected = self.softcap * torch.tanh(expected / self.softcap)
+        shown = logits.detach().reshape(-1, len(_PROBES))[0].double().cpu()
+        if not torch.allclose(shown, expected, rtol=2e-2, atol=1e-6):
+            raise ValueError(
+                f"the model makes {shown.tolist()} of the logits {list(_PROBES)}, a head with logit_scale="
+                f"{self.logit_scale:g} and softcap={self.softcap:g} would make {expected.tolist()} of them: give "
+                "patch() the logit_scale and softcap of the model"
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,53 @@
+"""One optimizer to a trainer that knows of one: the local parameters' and the remote heads'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+class JointOptimizer(Optimizer):
+    """Steps several optimizers together. Its `param_groups` are theirs, the same dicts, so that schedulers reach all.
+
+    `state_dict()` is {"optimizers": [one for each, in order]}; `state` is empty, theirs have it. Not thread-safe.
+    """
+
+    def __init__(self, *optimizers: Optimizer) -> None:
+        if not optimizers:
+            raise ValueError("JointOptimizer needs at least one optimizer")
+        self.optimizers = optimizers
+        super().__init__(self._groups(), {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Each optimizer's step, in order; `closure` (or None) is evaluated once, before them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        states = state_dict.get("optimizers")
+        if not isinstance(states, list) or len(states) != len(self.optimizers):
+            raise ValueError(
+                f"state_dict is not that of a JointOptimizer of {len(self.optimizers)} optimizers: it has the keys "
+                f"{sorted(state_dict)}"
+            )
+        for optimizer, state in zip(self.optimizers, states):
+            optimizer.load_state_dict(state)
+        self.param_groups[:] = self._groups()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]

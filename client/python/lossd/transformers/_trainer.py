@@ -1,0 +1,69 @@
+"""transformers' Trainer with a remote head: one optimizer, one learning rate schedule, one norm to clip by."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lossd.transformers._optimizers import JointOptimizer
+from lossd.transformers._patch import is_tied, patched_head
+
+if TYPE_CHECKING:
+    from lossd.torch import RemoteHead
+
+
+class RemoteHeadTrainerMixin:
+    """What a Trainer needs to train a model with a patched head. `class MyTrainer(RemoteHeadTrainerMixin, SFTTrainer)`.
+
+    The head is stepped with the local parameters, with the first group's learning rate (so the Trainer's schedule) and
+    `args.weight_decay`, by the server's optimizer; make the head with the one that the Trainer uses, e.g.
+    `lossd.AdamW(betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)`. `args.max_grad_norm` clips by the
+    norm of all gradients, the head's included. A tied head needs none of this: the embedding's parameter is the
+    optimizer's. One process; of several, each with a session of one head, see docs/trainers.md.
+    """
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        local = super().create_optimizer(*(() if model is None else (model,)))
+        if self._remote is None or isinstance(local, JointOptimizer):
+            return local
+        if self.accelerator.num_processes > 1:
+            raise ValueError(
+                "RemoteHeadTrainer trains in one process; of several, step the head as docs/trainers.md says"
+            )
+        from lossd.torch import RemoteOptimizer
+
+        lr = local.param_groups[0]["lr"]
+        self.optimizer = JointOptimizer(
+            local, RemoteOptimizer([self._remote], lr=lr, weight_decay=self.args.weight_decay)
+        )
+        return self.optimizer
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
+        if self._remote is None:
+            return super()._clip_grad_norm(model)
+        from lossd.torch import clip_grad_norm_
+
+        self.accelerator.unscale_gradients()
+        return clip_grad_norm_(model.parameters(), self.args.max_grad_norm, heads=[self._remote])
+
+    @functools.cached_property
+    def _remote(self) -> RemoteHead | None:
+        """The head that has to be stepped; None if it follows the embedding."""
+        model = self.accelerator.unwrap_model(self.model)
+        return None if is_tied(model) else patched_head(model)
+
+
+def __getattr__(name: str) -> Any:
+    # Trainer is imported when it is asked for: it takes seconds, and needs accelerate.
+    if name == "RemoteHeadTrainer":
+        return _trainer_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _trainer_class() -> type:
+    from transformers import Trainer
+
+    return type("RemoteHeadTrainer", (RemoteHeadTrainerMixin, Trainer), {"__doc__": RemoteHeadTrainerMixin.__doc__})

@@ -1,0 +1,149 @@
+"""The weight of a model's head: found, checked, moved to the server and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    import lossd
+    from lossd.torch import RemoteHead
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def linear_of(model: nn.Module) -> nn.Linear:
+    """The model's head. Raises TypeError or ValueError, naming what is missing, if lossd cannot take its place."""
+    model_class = type(model).__name__
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_output_embeddings"):
+        raise TypeError(f"model: got {model_class}, want a causal language model of transformers (a PreTrainedModel)")
+    if hasattr(model, "_lossd"):
+        raise ValueError(f"model: this {model_class} is patched already; lossd.transformers.unpatch(model) first")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"model: {model_class} is an encoder-decoder model; only causal models are supported")
+    if "forward" in model.__dict__:
+        raise ValueError(
+            f"model: something has replaced the forward of this {model_class} already; patch it before accelerate or "
+            "others wrap it"
+        )
+    linear = model.get_output_embeddings()
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(
+            f"model: the output embeddings of {model_class} are {type(linear).__name__}, want an nn.Linear [V, H]"
+        )
+    _check_weight(linear.weight)
+    _check_loss(model)
+    return linear
+
+
+def is_tied(model: nn.Module, linear: nn.Linear) -> bool:
+    """Whether the head's weight is the input embedding's."""
+    return getattr(model.get_input_embeddings(), "weight", None) is linear.weight
+
+
+def scale_and_softcap(config: Any) -> tuple[float, float]:
+    """What the model does to its logits, as its configuration tells: (logit_scale, softcap), (1, 0) for nothing.
+
+    Cohere multiplies by `logit_scale`, Falcon-H1 by `lm_head_multiplier`, Granite divides by `logits_scaling`; Gemma
+    caps at `final_logit_softcapping`. The first forward with labels checks that this is all.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    scale = 1.0
+    for factor in ("logit_scale", "lm_head_multiplier"):
+        value = getattr(text, factor, None)
+        scale *= 1.0 if value is None else float(value)
+    if getattr(text, "logits_scaling", None) is not None:
+        scale /= float(text.logits_scaling)
+    return scale, float(getattr(text, "final_logit_softcapping", None) or 0.0)
+
+
+def remote_head(
+    linear: nn.Linear,
+    head: RemoteHead | lossd.Head | None,
+    client: lossd.Client | None,
+    *,
+    name: str,
+    dtype: str | torch.dtype | None,
+    optimizer: Any,
+    options: dict[str, Any],
+) -> RemoteHead:
+    """The head given, checked to be of the weight's sizes, or a new one of the client's."""
+    from lossd.torch import RemoteHead
+
+    vocab_size, hidden_size = linear.weight.shape
+    if head is None:
+        wanted = linear.weight.dtype if dtype is None else dtype
+        options = {"bias": linear.bias is not None, "frozen": not linear.weight.requires_grad, **options}
+        head = client.create_head(
+            name, vocab_size, hidden_size, _DTYPES.get(wanted, wanted), optimizer=optimizer, **options
+        )
+    elif dtype is not None or optimizer is not None or options:
+        given = [word for word, value in (("dtype", dtype), ("optimizer", optimizer)) if value is not None]
+        raise ValueError(
+            f"{', '.join([*given, *options])}: only for heads that patch() makes with client=...; this one has its own"
+        )
+    if (head.vocab_size, head.hidden_size) != (vocab_size, hidden_size):
+        raise ValueError(
+            f"head: {head.vocab_size} x {head.hidden_size}, but the model's lm_head is {vocab_size} x {hidden_size}"
+        )
+    return head if isinstance(head, RemoteHead) else RemoteHead(head, device=linear.weight.device)
+
+
+def upload(remote: RemoteHead, linear: nn.Linear) -> None:
+    """Writes the weight (and bias) to the server; with a group, the first rank's."""
+    remote.write_weights(linear.weight, bias_of(linear))
+
+
+def bias_of(linear: nn.Linear) -> torch.Tensor | None:
+    """[V] fp32, or None."""
+    return None if linear.bias is None else linear.bias.detach().float()
+
+
+def free(linear: nn.Linear) -> None:
+    """Frees the storage of weight and bias, also where an optimizer holds the Parameters."""
+    for parameter in (linear.weight, linear.bias):
+        if parameter is not None:
+            parameter.grad = None
+            parameter.data = parameter.data.new_empty(0)
+
+
+def restore(linear: nn.Linear, remote: RemoteHead, *, device: torch.device, read_back: bool) -> None:
+    """Undoes `free` with the server's weights, in the dtype that they had."""
+    weight = linear.weight.data.new_empty((remote.vocab_size, remote.hidden_size), device=device)
+    bias = None if linear.bias is None else linear.bias.data.new_empty(remote.vocab_size, device=device)
+    if read_back:
+        rows = torch.empty_like(weight, device="cpu")
+        bias_rows = None if bias is None else torch.empty(remote.vocab_size)
+        remote.head.read_weights(out=rows, dtype=_DTYPES[rows.dtype], bias_out=bias_rows)
+        weight.copy_(rows)
+        if bias is not None:
+            bias.copy_(bias_rows)
+    linear.weight.data = weight
+    if bias is not None:
+        linear.bias.data = bias
+
+
+def _check_weight(weight: torch.Tensor) -> None:
+    if type(weight.data).__name__ == "DTensor":
+        raise TypeError(
+            "model: its lm_head.weight is sharded (DTensor); patch the model before it is sharded, or write the shards "
+            "with lossd.torch.write_shard and unshard the rest"
+        )
+    if weight.device.type == "meta":
+        raise ValueError(
+            "model: its lm_head.weight is on the meta device; load it first, or load it in the server "
+            "(Head.load_weights) and give patch() that head with upload=False and a model with weights"
+        )
+    if weight.dtype not in _DTYPES:
+        raise TypeError(f"model: its lm_head.weight is {weight.dtype}, want one of {', '.join(_DTYPES.values())}")
+
+
+def _check_loss(model: nn.Module) -> None:
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    if getattr(model, "loss_function", ForCausalLMLoss) is not ForCausalLMLoss:
+        name = getattr(model.loss_function, "__name__", repr(model.loss_function))
+        raise ValueError(f"model: its loss_function is {name}; only transformers' ForCausalLMLoss is computed by lossd")

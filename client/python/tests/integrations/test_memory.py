@@ -1,0 +1,47 @@
+"""The trainer's process has neither logits nor anything of the size of the head's weight."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import memory_trainer
+import pytest
+from memory_trainer import HIDDEN, LOGITS_BYTES, TOKENS, WEIGHT_BYTES
+
+import lossd
+
+
+@pytest.fixture(scope="module")
+def outcomes(server: lossd.Server, client: lossd.Client) -> Iterator[dict[str, dict]]:
+    """What each kind of trainer needed."""
+    found = {}
+    for kind in memory_trainer.KINDS:
+        command = [sys.executable, memory_trainer.__file__, kind, server.target, f"memory-{kind}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found[kind] = json.loads(done.stdout.splitlines()[-1])
+        if kind != "local":
+            client.delete_head(f"memory-{kind}", discard_gradient=True)
+    yield found
+
+
+@pytest.mark.parametrize("kind", ["declared", "undeclared"])
+def test_trainers_of_remote_heads_have_no_logits_and_no_weight(outcomes: dict[str, dict], kind: str) -> None:
+    # All that is there is hidden states, their gradient, and parts of 1 MiB of the first weights.
+    assert outcomes[kind]["largest_tensor"] <= max(TOKENS * HIDDEN * 4, 1 << 20)
+    assert outcomes[kind]["growth"] < WEIGHT_BYTES / 2
+
+
+def test_local_heads_have_both(outcomes: dict[str, dict]) -> None:
+    assert outcomes["local"]["largest_tensor"] == LOGITS_BYTES
+    assert outcomes["local"]["growth"] > LOGITS_BYTES + 2 * WEIGHT_BYTES
+
+
+def test_they_do_the_same(outcomes: dict[str, dict]) -> None:
+    local = outcomes["local"]["losses"]
+    assert local[-1] < local[0]
+    for kind in ("declared", "undeclared"):
+        assert outcomes[kind]["losses"] == pytest.approx(local, rel=1e-5)

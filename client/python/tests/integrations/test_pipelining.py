@@ -1,0 +1,101 @@
+"""Pipelines of two processes whose last stage has a remote head, against one process with a local one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pipeline_rank as ranks
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lossd
+from lossd.torch import RemoteHead
+from lossd.torch.pipelining import PipelineLoss
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "python" / "pipeline.py"
+CASES = [f"{schedule}-{tail}" for schedule in ranks.SCHEDULES for tail in ranks.TAILS]
+WEIGHTS = np.random.default_rng(6).standard_normal((ranks.VOCABULARY, ranks.HIDDEN), np.float32)
+
+
+def outcome(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory) -> list[dict]:
+    """What both ranks recorded of every case."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    for case in CASES:
+        head = client.create_head(
+            f"pipeline-{case}", ranks.VOCABULARY, ranks.HIDDEN, "float32", optimizer=lossd.SGD(momentum=0.9)
+        )
+        head.write_weights(WEIGHTS)
+    outputs = [folder / f"{rank}.pt" for rank in range(2)]
+    shared = [str(folder / "rendezvous"), server.target, "pipeline"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, ranks.__file__, str(rank), *shared, str(output)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank, output in enumerate(outputs)
+    ]  # fmt: skip
+    for process in processes:
+        outcome(process)
+    return [torch.load(output) for output in outputs]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pipelines_train_as_one_process_does(pipelines: list[dict], case: str) -> None:
+    stages = ranks.stages_of(case.split("-")[1])
+    weight = torch.nn.Parameter(torch.from_numpy(WEIGHTS.copy()))
+    optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.9)
+    for step in range(2):
+        tokens, labels = ranks.batch(step)
+        for stage in stages:
+            stage.zero_grad()
+        optimizer.zero_grad()
+        hidden = stages[1](stages[0](tokens))
+        loss = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        assert pipelines[1][case]["losses"][step] == pytest.approx(float(loss), rel=1e-6)
+        for rank, stage in enumerate(stages):
+            got = pipelines[rank][case]["gradients"][step]
+            assert got.keys() == dict(stage.named_parameters()).keys()
+            for name, parameter in stage.named_parameters():
+                torch.testing.assert_close(got[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    # Shapes were inferred by calling the loss with uninitialised memory: nothing of that is in these.
+    torch.testing.assert_close(pipelines[1][case]["weights"], weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+def stage(**options: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"is_last": True, "stage_index": 1, "num_stages": 2, **options})
+
+
+def test_losses_need_the_last_stage_and_the_count(client: lossd.Client, name: str) -> None:
+    head = RemoteHead(client.create_head(name, 5, 3, "float32"))
+    with pytest.raises(ValueError, match="stage: got stage 0 of 2, want the last"):
+        PipelineLoss(head, stage(is_last=False, stage_index=0))
+    loss = PipelineLoss(head, stage())
+    with pytest.raises(RuntimeError, match="call begin_step"):
+        loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="scale_grads=False"):
+        loss.begin_step(torch.zeros(2), SimpleNamespace(scale_grads=True))
+    assert loss.begin_step(torch.tensor([1, -100, 3]), SimpleNamespace(scale_grads=False)) == 2
+
+
+def test_example_learns(server: lossd.Server, tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    command = [sys.executable, str(EXAMPLE), "--server", server.target, "--steps", "12", "--json", str(output)]
+    outcome(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    result = json.loads(output.read_text())
+    assert len(result["losses"]) == 12
+    assert result["losses"][-1] < 0.8 * result["losses"][0]
