@@ -118,7 +118,6 @@ class AsyncHead(_Wrapper[Head]):
     discard = _lifted(Head.discard)
     gradient_stats = _lifted(Head.gradient_stats)
     step = _lifted(Head.step)
-    logits = _lifted(Head.logits)
 
     @property
     def name(self) -> str:

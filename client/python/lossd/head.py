@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from lossd import _flush, _logits
 from lossd import _structs as s
-from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
