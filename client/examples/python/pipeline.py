@@ -103,11 +103,15 @@ def train(rank: int, options: argparse.Namespace) -> list[float]:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", help="a running lossd, as host:port or unix:PATH; without it a private one is started")
+    parser.add_argument(
+        "--server", help="a running lossd, as host:port or unix:PATH; without it a private one is started"
+    )
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps (%(default)s)")
     parser.add_argument("--microbatches", type=int, default=4, help="of 4 sequences each, per step (%(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-2, help="learning rate, of both ranks and the head (%(default)s)")
+    parser.add_argument(
+        "--lr", type=float, default=1e-2, help="learning rate, of both ranks and the head (%(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the losses there")
     options = parser.parse_args(arguments)
     for name in ("steps", "microbatches"):
@@ -146,7 +150,9 @@ def main() -> int:
         print("pipeline.py: under torchrun, give --nproc-per-node 2 and --server", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=os.environ.get("LOSSD_EXAMPLE_RENDEZVOUS", "env://"), rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=os.environ.get("LOSSD_EXAMPLE_RENDEZVOUS", "env://"), rank=rank, world_size=2
+    )
     try:
         history = train(rank, options)
     except lossd.LossdError as error:

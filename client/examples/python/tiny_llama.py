@@ -11,8 +11,8 @@ Same seeds, same batches. Only the last stage differs:
 
 The two loss curves should be one. In float32 every step's losses have to agree to 1e-3 (relative). In bfloat16 two runs
 whose rounding differs drift apart whatever computes the head, so the bar is what that does: three more local runs add
-their numbers up in another order (the batch reversed, the vocabulary in two halves, the head in float32), and remote and
-local may not differ by more than the two of these local runs that differ most.
+their numbers up in another order (the batch reversed, the vocabulary in two halves, the head in float32), and remote
+and local may not differ by more than the two of these local runs that differ most.
 
 The text: the manuals that tools/setup.sh installs, or yours (--text FILE..., plain or .gz). The tokenizer, byte-level
 BPE, is trained on it first. Needs torch, transformers and tokenizers; tqdm and matplotlib if they are there.
@@ -43,7 +43,9 @@ FLOAT32_BAR = 1e-3
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", help="a running lossd, as host:port or unix:PATH; without it a private one is started")
+    parser.add_argument(
+        "--server", help="a running lossd, as host:port or unix:PATH; without it a private one is started"
+    )
     parser.add_argument("--text", type=Path, nargs="+", metavar="FILE", help="train on these instead of the manuals")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32",
@@ -59,7 +61,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights and batches (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write settings, losses and differences there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw both curves and their difference: .svg, .png or .pdf")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw both curves and their difference: .svg, .png or .pdf"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     options = parser.parse_args(arguments)
     for name, least in (("steps", 1), ("batch", 1), ("length", 2), ("vocab", 300), ("layers", 1)):
@@ -113,17 +117,23 @@ def judge(options: argparse.Namespace, losses: dict[str, list[float]]) -> dict:
     result["bar"] = max(pair["largest"] for pair in result["local_pairs"].values())
     result["rms_bar"] = max(pair["rms"] for pair in result["local_pairs"].values())
     result["agree"] = (
-        result["largest_relative_difference"] <= result["bar"] and result["rms_relative_difference"] <= result["rms_bar"]
+        result["largest_relative_difference"] <= result["bar"]
+        and result["rms_relative_difference"] <= result["rms_bar"]
     )
     return result
 
 
-def report(options: argparse.Namespace, losses: dict[str, list[float]], seconds: dict[str, float], result: dict) -> None:
+def report(
+    options: argparse.Namespace, losses: dict[str, list[float]], seconds: dict[str, float], result: dict
+) -> None:
     for name, values in losses.items():
-        print(f"{name:>14}: loss {values[0]:.4f} -> {values[-1]:.4f}, {1000 * seconds[name] / len(values):.0f} ms a step")
+        print(
+            f"{name:>14}: loss {values[0]:.4f} -> {values[-1]:.4f}, {1000 * seconds[name] / len(values):.0f} ms a step"
+        )
     print(
-        f"remote against local, {options.dtype}: largest relative difference of a step {result['largest_relative_difference']:.2e}"
-        f" (bar {result['bar']:.2e}), rms {result['rms_relative_difference']:.2e}"
+        f"remote against local, {options.dtype}: largest relative difference of a step "
+        f"{result['largest_relative_difference']:.2e} "
+        f"(bar {result['bar']:.2e}), rms {result['rms_relative_difference']:.2e}"
     )
     for name, pair in result.get("local_pairs", {}).items():
         print(f"  two local runs ({name}): largest {pair['largest']:.2e}, rms {pair['rms']:.2e}")

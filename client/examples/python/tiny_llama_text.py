@@ -27,7 +27,7 @@ def default_texts() -> list[Path]:
     found = [path for package, name in MANUALS.items() if (path := _manual(package, name)) is not None]
     if not found:
         raise TextError(
-            f"no text: none of the packages {', '.join(MANUALS)} is installed; run tools/setup.sh run, or give --text FILE"
+            f"no text: none of the packages {', '.join(MANUALS)} is installed; run tools/setup.sh run, or give --text"
         )
     return found
 

@@ -56,7 +56,9 @@ class CudaLayer:
         return self._torch.cuda.Stream(device)
 
     def record(self, stream: Any) -> Any:
-        return stream.record_event()
+        event = self._torch.cuda.Event(blocking=True)  # the thread that waits sleeps
+        event.record(stream)
+        return event
 
     def stream_wait(self, stream: Any, event: Any) -> None:
         stream.wait_event(event)

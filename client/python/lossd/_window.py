@@ -27,7 +27,7 @@ class Contributor:
         self._read: Callable[[], str] | None = read_marks
         self._final: str | None = None
         self._base: Accepted = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def marks(self) -> str:
         with self._lock:
@@ -70,7 +70,7 @@ class Window:
     def __init__(self) -> None:
         self._contributors: list[Contributor] = []
         self._frozen: dict[Contributor, str] = {}  # by a flush that was not committed yet
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def add(self, contributor: Contributor) -> None:
         """A session that was opened again by its client_key takes the place of the one before."""

@@ -167,9 +167,8 @@ class Head:
         logit_scale, softcap: None takes the head's, softcap=0 none. bias: "head" (if it has one), "ignore", "use".
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         """
-        view = t.float_view(_logits.on_host(hidden), "hidden", hidden_dtype)
-        request = _logits.Request(dtype, top_k, logit_scale, softcap, bias, weight_version)
-        return _logits.run(self, view, t.kind_of(hidden), request)
+        request = _logits.Request(hidden_dtype, dtype, top_k, logit_scale, softcap, bias, weight_version)
+        return _logits.run(self, hidden, request)
 
     def save_checkpoint(self, tag: str) -> SavedCheckpoint:
         """Everything the server has of the head, as of one moment, in its --checkpoint_dir."""
@@ -243,7 +242,8 @@ class Head:
 
     def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
         """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
-        return self._consuming(marks, True, lambda given: _flush.discard(self, given))
+        result: FlushResult = self._consuming(marks, True, lambda given: _flush.discard(self, given))
+        return result
 
     def commit_flush(self, flush_id: str) -> None:
         """Ends the window that a flush with commit=False left frozen."""

@@ -161,6 +161,7 @@ class Server:
         if process.poll() is None:
             process.kill()
         status = process.wait()
+        self._thread.join()
         atexit.unregister(self._at_exit)
         self._remove_folder()
         return status

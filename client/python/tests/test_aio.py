@@ -33,10 +33,13 @@ def test_the_whole_way(server: lossd.Server) -> None:
                 assert firsts == sorted(firsts)  # in the order of the calls
                 assert (await head.gradient_stats()).window_tokens == 20
                 assert (await head.step(0.1)).window_tokens == 20
+            assert tuple((await head.logits(batch()[0])).shape) == (4, V)
+            assert (await head.discard()).window_tokens == 0
             write = await head.begin_write("w")
             await write.write_rows(0, np.ones((V, H), np.float32))
             assert await write.commit() == 3
             assert (await head.read_weights()).min() == 1
+            assert (await head.logits(batch()[0])).shape == (4, V)
             assert (await (await client.head("aio")).flush()).rows == V
             await client.delete_head("aio")
 

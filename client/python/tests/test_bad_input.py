@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import lossd
 from lossd import client as client_module
 from lossd import errors
 
-torch = pytest.importorskip("torch")
 MakeHead = Callable[..., lossd.Head]
 V, H, N = 32, 16, 4
 HIDDEN = np.ones((N, H), np.float32)

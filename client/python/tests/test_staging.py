@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import lossd
 from lossd import _device, _staging
 
-torch = pytest.importorskip("torch")
 MakeHead = Callable[..., lossd.Head]
 V, H = 32, 16
 GARBAGE = 7.0

@@ -22,7 +22,8 @@ def random_weights(seed: int = 0) -> Any:
 @pytest.mark.parametrize("head_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtypes(make_head: MakeHead, head_dtype: str, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     weights = torch.from_numpy(random_weights()).to(getattr(torch, dtype))
     head = make_head(V, H, head_dtype, weights=None)
     assert head.dtype == head_dtype

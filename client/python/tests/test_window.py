@@ -115,7 +115,8 @@ def test_a_session_is_opened_again(server: lossd.Server, make_head: MakeHead) ->
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_flush_dtypes(make_head: MakeHead, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     head, (hidden, labels) = make_head(), batch()
     with head.open_session() as session:
         session.compute(hidden, labels)
@@ -201,7 +202,8 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("optimizer, name", OPTIMIZERS)
 def test_steps_are_those_of_torch(make_head: MakeHead, optimizer: Any, name: str) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     weights = np.random.default_rng(1).standard_normal((V, H), np.float32)
     head = make_head(weights=weights, optimizer=optimizer)
     assert head.config.optimizer == optimizer

@@ -199,6 +199,7 @@ TEST_P(GradientSinkTest, TwoPlacesForTheGradientAreRefused) {
 }
 
 TEST_P(GradientSinkTest, DiscardEndsTheWindowAndReadsNothing) {
+  fake_.lost_commits = 1;
   const auto result = head_->Discard(marks_);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->generation, 1U);

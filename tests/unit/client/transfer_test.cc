@@ -164,18 +164,6 @@ TEST_F(TransferTest, LostCommitAnswerIsAskedForAgain) {
   EXPECT_EQ(fake_.generation(), 2U);  // ended once
 }
 
-TEST_F(TransferTest, DiscardedWindowsEndWithoutBeingRead) {
-  FillWindow();
-  fake_.lost_commits = 1;
-  const auto result = head_->Discard(marks_);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->norm, 1.5);
-  EXPECT_EQ(fake_.generation(), 2U);
-  EXPECT_THAT(fake_.observed().gradient_first_rows, ElementsAre());
-  marks_[0].lanes[0].accepted += 1;
-  EXPECT_EQ(head_->Discard(marks_).status().code(), absl::StatusCode::kFailedPrecondition);
-}
-
 TEST_F(TransferTest, WithoutCommitTheWindowStaysFrozenUntilTheCallerDecides) {
   FillWindow();
   const FlushOptions keep{.commit = false};

@@ -1,6 +1,6 @@
 """A remote head as the end of torch.distributed.pipelining.
 
-    stage = PipelineStage(tail, rank, stages, device)          # hidden states [n, ..., H] come out; nn.Identity() will do
+    stage = PipelineStage(tail, rank, stages, device)        # hidden states [n, ..., H] come out; nn.Identity() will do
     loss = PipelineLoss(head, stage)
     schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=loss, scale_grads=False)
     loss.begin_step(target, schedule)
@@ -37,7 +37,13 @@ class PipelineLoss:
     """
 
     def __init__(
-        self, head: RemoteHead, stage: PipelineStage, *, ignore_index: int = -100, grad_scale: float | None = 1.0, **options: Any
+        self,
+        head: RemoteHead,
+        stage: PipelineStage,
+        *,
+        ignore_index: int = -100,
+        grad_scale: float | None = 1.0,
+        **options: Any,
     ) -> None:
         """`stage`: the last stage, of this process. `grad_scale` and `options`: linear_cross_entropy's.
 
@@ -57,8 +63,8 @@ class PipelineLoss:
     def begin_step(self, target: torch.Tensor, schedule: Any = None, *, group: ProcessGroup | None = None) -> int:
         """Counts the tokens of the step that comes next: all its microbatches' `target`, before they are cut.
 
-        `group`: the last stages of data-parallel pipelines, whose tokens count together. `schedule`: checked to leave gradients
-        unscaled. Returns the number of tokens. Raises ValueError if the schedule scales gradients.
+        `group`: the last stages of data-parallel pipelines, whose tokens count together. `schedule`: checked to leave
+        gradients unscaled. Returns the number of tokens. Raises ValueError if the schedule scales gradients.
         """
         if getattr(schedule, "scale_grads", False):
             raise ValueError(

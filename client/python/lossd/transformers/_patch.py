@@ -57,18 +57,18 @@ def patch(
     transformers. Without labels, as `generate()` calls it, logits of the positions asked for (`logits_to_keep`) come
     from the server, without gradient.
 
-    The local weight is given up: its storage is freed, and the model has no parameter of it until unpatch. If it is tied to
-    the embedding, the embedding stays, with its parameter and the local optimizer that trains it: the end of each
-    backward pass adds the head's gradient to the embedding's `.grad` (of steps accumulated by accelerate or Trainer: of the
-    last one), and changed weights are written to the server before the next forward.
+    The local weight is given up: its storage is freed, and the model has no parameter of it until unpatch. If it is
+    tied to the embedding, the embedding stays, with its parameter and the local optimizer that trains it: the end of
+    each backward pass adds the head's gradient to the embedding's `.grad` (where accelerate or Trainer accumulates: of
+    the last one), and changed weights are written to the server before the next forward.
 
     Args:
       model: a causal model of transformers (`get_output_embeddings()` is a linear layer [V, H]), on any device.
-      head: where the weights go: a head of vocab_size V and hidden_size H. None: `client` makes one.
+      head: where the weights go: a head of vocab_size V and hidden_size H; of several ranks a RemoteHead with their
+        group. None: `client` makes one.
       client: makes the head `name` with `dtype` (None: the weight's), `optimizer` (not for tied weights, which the
-        local optimizer trains) and `head_options` (`Client.create_head`'s: master_weights=True, double_buffer=True, ...);
-        logit_scale and softcap are read from the model's configuration. A weight that needs no gradient makes a
-        frozen head.
+        local optimizer trains) and `head_options` (`Client.create_head`'s: master_weights=True, ...); logit_scale and
+        softcap are read from the model's configuration. A weight that needs no gradient makes a frozen head.
       upload: False: the head has its weights already; the local ones are dropped unread.
       grad_scale: the upstream gradient that losses will have (`linear_cross_entropy`'s). Declared, a training step
         sends its hidden states once, not twice; 1.0 is right for `loss.backward()` and for Trainer.
@@ -92,8 +92,8 @@ def patch(
         raise ValueError(f'flush_tied: got {flush_tied!r}, want "backward" or "manual"')
     if tied and optimizer is not None:
         raise ValueError(
-            "optimizer: the weight is tied to the embedding, which the local optimizer trains; leave it out, or untie the "
-            "model first (config.tie_word_embeddings=False)"
+            "optimizer: the weight is tied to the embedding, which the local optimizer trains; leave it out, or untie "
+            "the model first (config.tie_word_embeddings=False)"
         )
     scale, softcap = _weights.scale_and_softcap(model.config)
     remote = _weights.remote_head(
@@ -155,8 +155,8 @@ def patched_head(model: nn.Module) -> RemoteHead:
 def flush_tied(model: nn.Module) -> None:
     """Adds the head's gradient to the `.grad` of the embedding that it is tied to, and empties the window.
 
-    Needed before clipping and stepping where patch() was given flush_tied="manual", or where a pass did not go through the
-    embedding (`inputs_embeds`). Raises ValueError if the model is not patched or its weights are not tied.
+    Needed before clipping and stepping where patch() was given flush_tied="manual", or where a pass did not go through
+    the embedding (`inputs_embeds`). Raises ValueError if the model is not patched or its weights are not tied.
     """
     state = _state_of(model)
     if state.tied is None:
@@ -171,7 +171,7 @@ def is_tied(model: nn.Module) -> bool:
 
 @functools.cache
 def _forward_of(model_class: type[nn.Module]) -> Any:
-    """What replaces the forward of models of this class; it has the same signature, which Trainer and generate() read."""
+    """What replaces the forward of models of this class; Trainer and generate() read its signature."""
     original = model_class.forward
     signature = inspect.signature(original)
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class RemoteHeadTrainerMixin:
     """What a Trainer needs to train a model with a patched head. `class MyTrainer(RemoteHeadTrainerMixin, SFTTrainer)`.
 
-    The head is stepped with the local parameters, with the first group's learning rate (so the Trainer's schedule)
-    and `args.weight_decay`, by the server's optimizer; make the head with the one that the Trainer uses, e.g.
-    `lossd.AdamW(betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)`. `args.max_grad_norm` clips by the norm
-    of all gradients, the head's included. A tied head needs none of this: the embedding's parameter is the optimizer's.
-    One process; of several, each with a session of one head, see docs/trainers.md.
+    The head is stepped with the local parameters, with the first group's learning rate (so the Trainer's schedule) and
+    `args.weight_decay`, by the server's optimizer; make the head with the one that the Trainer uses, e.g.
+    `lossd.AdamW(betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)`. `args.max_grad_norm` clips by the
+    norm of all gradients, the head's included. A tied head needs none of this: the embedding's parameter is the
+    optimizer's. One process; of several, each with a session of one head, see docs/trainers.md.
     """
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
@@ -29,11 +29,15 @@ class RemoteHeadTrainerMixin:
         if self._remote is None or isinstance(local, JointOptimizer):
             return local
         if self.accelerator.num_processes > 1:
-            raise ValueError("RemoteHeadTrainer trains in one process; of several, step the head as docs/trainers.md says")
+            raise ValueError(
+                "RemoteHeadTrainer trains in one process; of several, step the head as docs/trainers.md says"
+            )
         from lossd.torch import RemoteOptimizer
 
         lr = local.param_groups[0]["lr"]
-        self.optimizer = JointOptimizer(local, RemoteOptimizer([self._remote], lr=lr, weight_decay=self.args.weight_decay))
+        self.optimizer = JointOptimizer(
+            local, RemoteOptimizer([self._remote], lr=lr, weight_decay=self.args.weight_decay)
+        )
         return self.optimizer
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:

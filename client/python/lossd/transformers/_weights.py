@@ -47,8 +47,8 @@ def is_tied(model: nn.Module, linear: nn.Linear) -> bool:
 def scale_and_softcap(config: Any) -> tuple[float, float]:
     """What the model does to its logits, as its configuration tells: (logit_scale, softcap), (1, 0) for nothing.
 
-    Cohere multiplies by `logit_scale`, Falcon-H1 by `lm_head_multiplier`, Granite divides by `logits_scaling`; Gemma caps
-    at `final_logit_softcapping`. The first forward with labels checks that this is all.
+    Cohere multiplies by `logit_scale`, Falcon-H1 by `lm_head_multiplier`, Granite divides by `logits_scaling`; Gemma
+    caps at `final_logit_softcapping`. The first forward with labels checks that this is all.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     scale = 1.0
@@ -83,7 +83,7 @@ def remote_head(
     elif dtype is not None or optimizer is not None or options:
         given = [word for word, value in (("dtype", dtype), ("optimizer", optimizer)) if value is not None]
         raise ValueError(
-            f"{', '.join([*given, *options])}: only for heads that patch() makes with client=...; the head given has its own"
+            f"{', '.join([*given, *options])}: only for heads that patch() makes with client=...; this one has its own"
         )
     if (head.vocab_size, head.hidden_size) != (vocab_size, hidden_size):
         raise ValueError(
@@ -93,12 +93,8 @@ def remote_head(
 
 
 def upload(remote: RemoteHead, linear: nn.Linear) -> None:
-    """Writes the weight (and bias) to the server; of several ranks the first does, the others wait."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not several or torch.distributed.get_rank() == 0:
-        remote.write_weights(linear.weight, bias_of(linear))
-    if several:
-        torch.distributed.barrier()
+    """Writes the weight (and bias) to the server; with a group, the first rank's."""
+    remote.write_weights(linear.weight, bias_of(linear))
 
 
 def bias_of(linear: nn.Linear) -> torch.Tensor | None:
@@ -133,13 +129,13 @@ def restore(linear: nn.Linear, remote: RemoteHead, *, device: torch.device, read
 def _check_weight(weight: torch.Tensor) -> None:
     if type(weight.data).__name__ == "DTensor":
         raise TypeError(
-            "model: its lm_head.weight is sharded (DTensor); patch the model before it is sharded, or write the shards with "
-            "lossd.torch.write_shard and unshard the rest"
+            "model: its lm_head.weight is sharded (DTensor); patch the model before it is sharded, or write the shards "
+            "with lossd.torch.write_shard and unshard the rest"
         )
     if weight.device.type == "meta":
         raise ValueError(
-            "model: its lm_head.weight is on the meta device; load it first, or load it in the server (Head.load_weights) "
-            "and give patch() that head with upload=False and a model with weights"
+            "model: its lm_head.weight is on the meta device; load it first, or load it in the server "
+            "(Head.load_weights) and give patch() that head with upload=False and a model with weights"
         )
     if weight.dtype not in _DTYPES:
         raise TypeError(f"model: its lm_head.weight is {weight.dtype}, want one of {', '.join(_DTYPES.values())}")

@@ -49,7 +49,9 @@ CONFIGS = {
     "gpt2-tied": _gpt2,
     "granite": lambda: _config("GraniteConfig", logits_scaling=0.25),
     "cohere": lambda: _config("CohereConfig", logit_scale=0.5),
-    "mixtral": lambda: _config("MixtralConfig", num_local_experts=2, output_router_logits=True, router_aux_loss_coef=0.5),
+    "mixtral": lambda: _config(
+        "MixtralConfig", num_local_experts=2, output_router_logits=True, router_aux_loss_coef=0.5
+    ),
     "phi-bias": lambda: transformers.PhiConfig(
         **{**_SIZES, "num_key_value_heads": 2, "tie_word_embeddings": False, "resid_pdrop": 0.0}
     ),

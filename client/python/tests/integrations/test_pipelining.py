@@ -39,9 +39,10 @@ def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory) -> l
         )
         head.write_weights(WEIGHTS)
     outputs = [folder / f"{rank}.pt" for rank in range(2)]
+    shared = [str(folder / "rendezvous"), server.target, "pipeline"]
     processes = [
         subprocess.Popen(
-            [sys.executable, ranks.__file__, str(rank), str(folder / "rendezvous"), server.target, "pipeline", str(output)],
+            [sys.executable, ranks.__file__, str(rank), *shared, str(output)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank, output in enumerate(outputs)

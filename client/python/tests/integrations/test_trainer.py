@@ -32,8 +32,8 @@ class Rows(torch.utils.data.Dataset):
 def train(kind: type, model: torch.nn.Module, folder: Path, **options: Any) -> tuple[list[dict], transformers.Trainer]:
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, max_steps=8,
-        per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2, weight_decay=0.1, warmup_steps=2,
-        lr_scheduler_type="linear", seed=4, save_strategy="no", **options,
+        per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2, weight_decay=0.1,
+        warmup_steps=2, lr_scheduler_type="linear", seed=4, save_strategy="no", **options,
     )  # fmt: skip
     trainer = kind(model=model, args=arguments, train_dataset=Rows(40), eval_dataset=Rows(6))
     trainer.train()

@@ -35,7 +35,9 @@ def assert_same_gradients(remote: torch.nn.Module, local: torch.nn.Module) -> No
 
 @pytest.mark.parametrize("grad_scale", [None, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_step_is_that_of_the_local_head(client: lossd.Client, name: str, kind: str, grad_scale: float | None) -> None:
+def test_training_step_is_that_of_the_local_head(
+    client: lossd.Client, name: str, kind: str, grad_scale: float | None
+) -> None:
     local = build(kind).train()
     model = twin(local)
     head = patch(model, client=client, name=name, grad_scale=grad_scale)
@@ -69,13 +71,17 @@ def test_generates_what_the_local_head_does(client: lossd.Client, name: str, kin
         )
 
 
-def test_generation_asks_for_the_last_position_only(client: lossd.Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_asks_for_the_last_position_only(
+    client: lossd.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build("llama").eval()
     head = patch(model, client=client, name=name)
     asked = []
     logits = type(head.head).logits
     monkeypatch.setattr(
-        type(head.head), "logits", lambda self, hidden, **options: asked.append(hidden.shape) or logits(self, hidden, **options)
+        type(head.head),
+        "logits",
+        lambda self, hidden, **options: asked.append(hidden.shape) or logits(self, hidden, **options),
     )
     model.generate(batch(2, 5)["input_ids"], max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert [tuple(shape) for shape in asked] == [(2, 1, models.HIDDEN)] * 3

@@ -21,7 +21,9 @@ from lossd.torch.head import RemoteHead
 VOCAB, HIDDEN = 11, 6
 
 
-def batch(seed: int = 0, tokens: int = 8, vocab: int = VOCAB, hidden: int = HIDDEN) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(
+    seed: int = 0, tokens: int = 8, vocab: int = VOCAB, hidden: int = HIDDEN
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     hidden_states = torch.randn(tokens, hidden, generator=generator)
     return hidden_states, torch.randint(vocab, (tokens,), generator=generator)
@@ -46,7 +48,8 @@ class Ranks:
             self._pipes.append(here)
 
     def run(self, work: Callable[..., Any], *arguments: Any, count: int = 2) -> list[Any]:
-        """work(rank, group, *arguments) on `count` ranks; what they returned, by rank. Fails with the ranks' tracebacks."""
+        """work(rank, group, *arguments) on `count` ranks; what they returned, by rank. Fails with the ranks'
+        tracebacks."""
         for pipe in self._pipes[:count]:
             pipe.send((work, count, arguments))
         outcomes = [pipe.recv() for pipe in self._pipes[:count]]

@@ -37,7 +37,7 @@ def test_the_norm_is_global_and_scales_both(make_remote: MakeRemote, norm_type: 
     ours = clip_grad_norm_(trunk.parameters(), max_norm, norm_type, heads=head)
     theirs = torch.nn.utils.clip_grad_norm_([*twin_trunk.parameters(), weight], max_norm, norm_type)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
-    for mine, its in zip(trunk.parameters(), twin_trunk.parameters()):
+    for mine, its in zip(trunk.parameters(), twin_trunk.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, its.grad, rtol=1e-5, atol=1e-8)
     before = weights_of(head)
     head.step(1.0)

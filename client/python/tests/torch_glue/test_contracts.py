@@ -1,4 +1,5 @@
-"""Where the gradient of a local weight lands, and what backward returns for it: the table of LocalWeight, row by row."""
+"""Where the gradient of a local weight lands, and what backward returns for it: the table of LocalWeight, row by
+row."""
 
 from __future__ import annotations
 
@@ -48,9 +49,7 @@ class Case:
             self.weight.main_grad = torch.zeros(11, 6)  # type: ignore[attr-defined]
         if row.flag:
             self.weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
-        self.contract = LocalWeight(
-            head, self.weight, delay_wgrad=row.delay, accumulate_into_main_grad=row.accumulate
-        )
+        self.contract = LocalWeight(head, self.weight, delay_wgrad=row.delay, accumulate_into_main_grad=row.accumulate)
         self.returned: list[torch.Tensor | None] = []
 
     def loss(self, seed: int = 0, **options: Any) -> torch.Tensor:
@@ -129,7 +128,9 @@ def test_hooks_of_the_parameter(make_remote: MakeRemote, name: str) -> None:
     case.loss().backward()
     # They run in any case; with None there is nothing to see.
     for seen in (tensors, after):
-        assert [None if one is None else tuple(one.shape) for one in seen] == [None if row.returned == "none" else (11, 6)]
+        assert [None if one is None else tuple(one.shape) for one in seen] == [
+            None if row.returned == "none" else (11, 6)
+        ]
     assert delayed == []
     case.contract.wgrad()
     assert delayed == ["landed"] * row.delay
@@ -186,7 +187,7 @@ def test_bias_and_upload(make_remote: MakeRemote) -> None:
     for parameter in linear.parameters():
         parameter.grad = None
     linear_cross_entropy(contract(hidden), target, head).backward()
-    for parameter, gradient in zip(linear.parameters(), wanted):
+    for parameter, gradient in zip(linear.parameters(), wanted, strict=True):
         close(parameter.grad, gradient)
 
 

@@ -125,9 +125,7 @@ def ignored(rank: int, group: dist.ProcessGroup, server: str, name: str) -> Any:
     return none_before, model.weight.grad
 
 
-def test_a_weight_that_ddp_ignores(
-    ranks: Ranks, server: lossd.Server, make_remote: Callable[..., RemoteHead]
-) -> None:
+def test_a_weight_that_ddp_ignores(ranks: Ranks, server: lossd.Server, make_remote: Callable[..., RemoteHead]) -> None:
     head = make_remote()
     (first_none, first), (second_none, second) = ranks.run(ignored, server.target, head.name)
     assert first_none and second_none and first.any() and not second.any()

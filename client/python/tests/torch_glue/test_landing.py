@@ -123,9 +123,7 @@ def test_a_commit_without_an_answer_is_repeated(
 
 
 @pytest.mark.parametrize("what", ["more", "changed"])
-def test_what_cannot_be_gone_on_with_is_refused(
-    head: RemoteHead, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_what_cannot_be_gone_on_with_is_refused(head: RemoteHead, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     backward(head, 0)
     param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
     param.grad = torch.zeros(VOCAB, HIDDEN)
@@ -170,3 +168,16 @@ def test_rows_of_what_is_lost_are_not_gone_on_with(
     param.grad.zero_()
     flush_into(head, param)
     torch.testing.assert_close(param.grad, wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("to", ["grad", "main_grad"])
+def test_there_is_no_second_gradient(head: RemoteHead, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    backward(head, 0)
+    param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
+    setattr(param, to, torch.zeros(VOCAB, HIDDEN))
+    cut = Cut(head, monkeypatch, GONE, blocks=-1)  # never
+    with torch.profiler.profile(profile_memory=True) as profile:
+        flush_into(head, param, to=to)
+    largest = max((abs(event.self_cpu_memory_usage) for event in profile.events()), default=0)
+    assert largest < VOCAB * HIDDEN * 4 / 2
+    assert sum(cut.rows) == VOCAB and max(cut.rows) <= VOCAB / 4

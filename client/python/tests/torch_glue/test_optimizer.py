@@ -32,8 +32,11 @@ class Twin:
 
 RULES = {
     "sgd": (lossd.SGD(), torch.optim.SGD, {}),
-    "momentum": (lossd.SGD(momentum=0.9, nesterov=True, weight_decay=0.1), torch.optim.SGD,
-                 {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "momentum": (
+        lossd.SGD(momentum=0.9, nesterov=True, weight_decay=0.1),
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    ),
     "adam": (lossd.Adam(weight_decay=0.02), torch.optim.Adam, {"weight_decay": 0.02}),
     "adamw": (lossd.AdamW(betas=(0.8, 0.95)), torch.optim.AdamW, {"betas": (0.8, 0.95)}),
 }
@@ -41,7 +44,9 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "none": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1.0),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 6),
     "warmup": lambda o: torch.optim.lr_scheduler.SequentialLR(
-        o, [torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=3), torch.optim.lr_scheduler.ExponentialLR(o, 0.7)], [3]
+        o,
+        [torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=3), torch.optim.lr_scheduler.ExponentialLR(o, 0.7)],
+        [3],
     ),
 }
 
@@ -58,7 +63,7 @@ def test_steps_are_those_of_torch_optim(make_remote: MakeRemote, rule: str, sche
         hidden, target = batch(seed)
         linear_cross_entropy(hidden, target, head).backward()
         twin.loss(hidden, target).backward()
-        for one, scheduler in zip((optimizer, twin.optimizer), schedulers):
+        for one, scheduler in zip((optimizer, twin.optimizer), schedulers, strict=True):
             one.step()
             one.zero_grad()
             scheduler.step()
@@ -79,7 +84,7 @@ def test_one_cycle_changes_momentum_and_betas(make_remote: MakeRemote, rule: str
         hidden, target = batch(seed)
         linear_cross_entropy(hidden, target, head).backward()
         twin.loss(hidden, target).backward()
-        for one, scheduler in zip((optimizer, twin.optimizer), schedulers):
+        for one, scheduler in zip((optimizer, twin.optimizer), schedulers, strict=True):
             one.step()
             one.zero_grad()
             scheduler.step()

@@ -67,7 +67,7 @@ def train_alone(head: RemoteHead, clip: bool) -> tuple[list[torch.Tensor], list[
     local, remote = torch.optim.SGD(trunk.parameters(), lr=0.1), RemoteOptimizer(head, lr=0.1)
     norms = []
     for seed in range(STEPS):
-        hidden, target = (torch.cat(parts) for parts in zip(part_of(seed, 0), part_of(seed, 1)))
+        hidden, target = (torch.cat(parts) for parts in zip(part_of(seed, 0), part_of(seed, 1), strict=True))
         linear_cross_entropy(trunk(hidden), target, head).backward()
         if clip:
             norms.append(float(clip_grad_norm_(trunk.parameters(), MAX_NORM, heads=head)))
@@ -157,7 +157,7 @@ def test_marks_are_gathered_for_the_one_that_flushes(
     head = make_remote()
     answers = ranks.run(by_hand, server.target, head.name)
     weight = weights_of(head).requires_grad_()
-    hidden, target = (torch.cat(parts) for parts in zip(part_of(0, 0), part_of(0, 1)))
+    hidden, target = (torch.cat(parts) for parts in zip(part_of(0, 0), part_of(0, 1), strict=True))
     torch.nn.functional.cross_entropy(hidden @ weight.T, target).backward()
     for count, gradient in answers:
         assert count == 2

@@ -102,6 +102,8 @@ def test_a_pass_that_met_no_server_is_computed_again(restartable: Restartable, h
             linear_cross_entropy(*batch(1), head)
         else:
             loss.backward()
+    with pytest.raises(lossd.UnavailableError):
+        head.reopen()  # too early
     restartable.start()
     head.reopen()
     assert head.head.info().window_tokens == 0 and not head.dirty

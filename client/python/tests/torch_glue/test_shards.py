@@ -87,7 +87,8 @@ def test_dtensors_know_their_rows(
 
 
 def sharded_model(rank: int, group: dist.ProcessGroup, server: str, name: str) -> Any:
-    """A lm_head that fully_shard has cut, stepped by the trainer and sent up by its ranks; and load_state_dict of shards."""
+    """A lm_head that fully_shard has cut, stepped by the trainer and sent up by its ranks; and load_state_dict of
+    shards."""
     from torch.distributed.fsdp import fully_shard
 
     from lossd.torch.state import attach_state

@@ -36,7 +36,9 @@ def test_state_travels_between_local_and_remote(make_remote: MakeRemote, bias: b
     remote = remote_model(make_remote(bias=bias))
     assert list(remote.state_dict()) == list(local.state_dict())
     torch.save(local.state_dict(), tmp_path / "model.pt")
-    assert str(remote.load_state_dict(torch.load(tmp_path / "model.pt"), strict=True)) == "<All keys matched successfully>"
+    assert (
+        str(remote.load_state_dict(torch.load(tmp_path / "model.pt"), strict=True)) == "<All keys matched successfully>"
+    )
     back = Model(torch.nn.Linear(6, 11, bias=bias))
     back.load_state_dict(remote.state_dict())
     for name, value in local.state_dict().items():
@@ -71,7 +73,10 @@ def test_what_does_not_fit_is_reported_as_torch_does(make_remote: MakeRemote) ->
     before, version = weights_of(head), head.head.info().weight_version
     good = model.state_dict()
     for spoil, message in (
-        (lambda s: s.update({"lm_head.weight": torch.zeros(11, 5)}), r"size mismatch for lm_head.weight: .*\(11, 5\).*\(11, 6\)"),
+        (
+            lambda s: s.update({"lm_head.weight": torch.zeros(11, 5)}),
+            r"size mismatch for lm_head.weight: .*\(11, 5\).*\(11, 6\)",
+        ),
         (lambda s: s.pop("lm_head.weight"), 'Missing key.*"lm_head.weight"'),
         (lambda s: s.update({"lm_head.bias": torch.zeros(11)}), 'Unexpected key.*"lm_head.bias"'),
         (lambda s: s.update({"lm_head.weight": torch.zeros(11, 6, dtype=torch.int8)}), "torch.int8"),
