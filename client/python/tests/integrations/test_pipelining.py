@@ -30,7 +30,7 @@ def outcome(process: subprocess.Popen) -> str:
 
 
 @pytest.fixture(scope="module")
-def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory) -> list[dict]:
+def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What both ranks recorded of every case."""
     folder = tmp_path_factory.mktemp("pipeline")
     for case in CASES:
@@ -49,6 +49,8 @@ def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory) -> l
     ]  # fmt: skip
     for process in processes:
         outcome(process)
+    for case in CASES:
+        client.delete_head(f"pipeline-{case}")
     return [torch.load(output) for output in outputs]
 
 
