@@ -5,7 +5,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
 cd "$repo_root"
 
-default_suites=(lint unit conformance integration bench asan tsan tidy)
+default_suites=(lint unit conformance integration bench python asan tsan tidy)
 all_suites=("${default_suites[@]}" gpu)
 
 usage() {
@@ -20,6 +20,7 @@ build/logs/. CUDA code is compiled where there is a CUDA toolkit; whether it was
   conformance  heads on every device, against the fp64 reference (those on a GPU: in the suite gpu)
   integration  the server, the clients and the tools together, over real gRPC
   bench        the benchmark at a small size: its results are checked, its times are not
+  python       the package in client/python: its types, its style and its tests, in build/venv (tools/python_env.sh)
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
   tidy         clang-tidy over every source file (those unchanged since they last passed are skipped)
@@ -101,9 +102,9 @@ run_ctest() {
 report_count() { sed -n "0,/[^a-z]$1=\"/s/.*[^a-z]$1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
 
 suite_lint() {
-  mapfile -t cxx < <(tools/source_files.py .h .cc .cu .cuh)
+  mapfile -t cxx < <(tools/source_files.py .h .c .cc .cu .cuh)
   mapfile -t shell < <(tools/source_files.py .sh .ci/run)
-  check "$log_dir/check-format.log" "Layout of ${#cxx[@]} C++ and CUDA files" clang-format-14 --dry-run -Werror "${cxx[@]}"
+  check "$log_dir/check-format.log" "Layout of ${#cxx[@]} C, C++ and CUDA files" clang-format-14 --dry-run -Werror "${cxx[@]}"
   check "$log_dir/check-includes.log" "Include rules" tools/check_includes.py
   check "$log_dir/check-text.log" "File sizes and forbidden text" tools/check_text.py
   check "$log_dir/check-shell.log" "Shell scripts" shellcheck -x "${shell[@]}"
@@ -117,6 +118,31 @@ suite_unit() { labelled_suite unit "$jobs"; }
 suite_conformance() { labelled_suite conformance 1; }
 suite_integration() { labelled_suite integration "$jobs"; }
 suite_bench() { labelled_suite bench 1; }
+
+# Two processes, each with a server of its own: more would be in each other's way.
+suite_python() {
+  local venv=$repo_root/build/venv report=$log_dir/check-python.xml total bad without=()
+  if [[ $setup == yes ]]; then tools/setup.sh python; fi
+  tools/python_env.sh || { count_fail 1 && return; }
+  build_tree release build lossd_c lossd || { count_fail 1 && return; }
+  check "$log_dir/check-ruff.log" "Style of the Python package" "$venv/bin/ruff" check client/python
+  check "$log_dir/check-ruff-format.log" "Layout of the Python package" "$venv/bin/ruff" format --check client/python
+  check "$log_dir/check-mypy.log" "Types of the Python package" env -C client/python "$venv/bin/mypy"
+  if ! nvidia-smi -L >/dev/null 2>&1; then without=(--ignore-glob='*/test_cuda*.py'); fi
+  rm -f "$report"
+  say "Running the tests of client/python"
+  env -C client/python OMP_NUM_THREADS=1 PYTHONPATH="$repo_root/client/python" LOSSD_SERVER="$repo_root/build/bin/lossd" \
+    LOSSD_LIBRARY="$repo_root/build/lib/liblossd_c.so" "$venv/bin/python" -m pytest -n 2 -q --junitxml="$report" "${without[@]}" 2>&1 |
+    tee "$log_dir/check-python.log" | sed 's/^/    /' || true
+  if [[ ! -s $report ]]; then
+    count_fail 1
+    return
+  fi
+  total=$(report_count tests "$report")
+  bad=$(($(report_count failures "$report") + $(report_count errors "$report") + $(report_count skipped "$report")))
+  count_fail "$bad"
+  count_pass $((total - bad))
+}
 
 suite_asan() {
   build_tree asan build-asan || { count_fail 1 && return; }

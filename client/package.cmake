@@ -1,5 +1,6 @@
 # What `cmake --install` puts in place for programs that use the client library: `find_package(lossd)` and
-# `target_link_libraries(... lossd::client)`. Only this much: `cmake --install BUILD --component lossd_client`.
+# `target_link_libraries(... lossd::client)`, or of a C program `find_package(lossd COMPONENTS c)` and lossd::c, or
+# `pkg-config lossd_c`. Only this much: `cmake --install BUILD --component lossd_client`.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lossd)
@@ -13,16 +14,32 @@ install(
   EXPORT lossdTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT lossd_client)
 install(
-  FILES ${CMAKE_CURRENT_LIST_DIR}/include/lossd/checkpoint.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/client.h
-        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/logits.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/loss.h
-        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/optimizer.h ${CMAKE_CURRENT_LIST_DIR}/include/lossd/region.h
-        ${CMAKE_CURRENT_LIST_DIR}/include/lossd/weights.h
+  DIRECTORY ${CMAKE_CURRENT_LIST_DIR}/include/lossd/
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lossd
-  COMPONENT lossd_client)
+  COMPONENT lossd_client
+  FILES_MATCHING PATTERN "*.h")
 install(
   EXPORT lossdTargets
   NAMESPACE lossd::
   DESTINATION ${package_dir}
+  COMPONENT lossd_client)
+
+# In a file of its own: programs in C need nothing of what lossd::client is made of.
+set_target_properties(lossd_c PROPERTIES EXPORT_NAME c)
+install(
+  TARGETS lossd_c
+  EXPORT lossdCTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT lossd_client)
+install(
+  EXPORT lossdCTargets
+  NAMESPACE lossd::
+  DESTINATION ${package_dir}
+  COMPONENT lossd_client)
+file(RELATIVE_PATH LOSSD_PREFIX_FROM_PKGCONFIG /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/lossd_c.pc.in ${CMAKE_CURRENT_BINARY_DIR}/lossd_c.pc @ONLY)
+install(
+  FILES ${CMAKE_CURRENT_BINARY_DIR}/lossd_c.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT lossd_client)
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/lossdConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/lossdConfig.cmake

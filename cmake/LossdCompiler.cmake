@@ -17,6 +17,10 @@ endif()
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  if(SKBUILD AND NOT DEFINED ENV{CCACHE_BASEDIR})  # pip knows nothing of what tools/common.sh sets
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true
+                                    ${CCACHE_PROGRAM})
+  endif()
 endif()
 
 # Applied to our own code; generated code is compiled without it. LossdCuda.cmake adds what nvcc understands.

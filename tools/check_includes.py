@@ -82,7 +82,7 @@ def violations_of(path, lines, exists):
 
 def check(root):
     problems = []
-    for path in source_files((".h", ".cc", ".cu", ".cuh"), root):
+    for path in source_files((".h", ".c", ".cc", ".cu", ".cuh"), root):
         with open(os.path.join(root, path), encoding="utf-8") as file:
             problems += violations_of(path, file, lambda p: os.path.isfile(os.path.join(root, p)))
     return problems

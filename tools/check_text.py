@@ -12,7 +12,7 @@ import sys
 from source_files import ROOT, source_files
 
 MAX_LINES = 500
-SIZED = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", "CMakeLists.txt")
+SIZED = (".h", ".c", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", "CMakeLists.txt")
 TEXT = SIZED + (".md", ".json", ".svg", ".yaml", ".yml", ".supp", ".clang-format", ".clang-tidy", ".ci/run")
 CODE = SIZED + (".json", ".yaml", ".yml", ".supp")
 # Written so that this file does not match itself.

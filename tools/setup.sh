@@ -7,12 +7,13 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: tools/setup.sh [build] [run] [test] [cuda] [bundle] [plot]
+usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [plot]
 
 Installs the distribution's packages that lossd needs and that are missing (root or sudo).
   build   compiler, build tools and libraries; where there is an NVIDIA driver without a CUDA compiler, that as well
   run     the manuals that the example trains on
   test    Python with gRPC and NumPy, clang-format and clang-tidy
+  python  Python with pip and venv, for client/python and its tests
   cuda    a CUDA compiler, whether or not there is an NVIDIA driver (tools/cuda_toolkit.sh; 0.5 GB to download)
   bundle  what deploy/bundle.sh needs
   plot    Python with matplotlib, for the plots of lossd-bench sweep
@@ -114,6 +115,7 @@ for group in "${groups[@]}"; do
     build) wanted+=("${packages_build[@]}") toolkit=yes ;;
     run) wanted+=("${packages_run[@]}") ;;
     test) wanted+=("${packages_test[@]}") ;;
+    python) wanted+=("${packages_python[@]}") ;;
     cuda) toolkit=yes toolkit_arguments=(--always) ;;
     bundle) wanted+=("${packages_bundle[@]}") ;;
     plot) wanted+=("${packages_plot[@]}") ;;

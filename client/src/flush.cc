@@ -21,8 +21,8 @@ namespace lossd {
 namespace {
 
 // The rows of dW, and of db, empty without a bias.
-using RowConsumer = std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes,
-                                               std::span<const std::byte> bias)>;
+using RowConsumer = std::function<absl::Status(
+    int64_t first_row, int64_t rows, std::span<const std::byte> bytes, std::span<const std::byte> bias)>;
 
 using RowTarget = std::function<std::span<std::byte>(int64_t first_row, int64_t rows)>;
 
@@ -86,7 +86,8 @@ class FlushRun {
             [&](int64_t first_row, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
               if (options_.dtype == DataType::kFloat32) checksum.Add(bytes);
               bias_checksum.Add(bias);
-              return consume(first_row, bytes, bias);
+              const int64_t row_bytes = head_.config().hidden_size * SizeOf(options_.dtype);
+              return consume(first_row, static_cast<int64_t>(bytes.size()) / row_bytes, bytes, bias);
             },
         .check_version = nullptr,
         .progress = options_.progress,
@@ -101,7 +102,8 @@ class FlushRun {
     return CheckSum("the bias's gradient", bias_checksum, frozen_.bias_checksum());
   }
 
-  absl::Status Commit() {
+  // `done`: what there was to be done before.
+  absl::Status Commit(absl::string_view done) {
     v1::CommitFlushRequest request;
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
@@ -111,8 +113,8 @@ class FlushRun {
       return absl::OkStatus();
     }
     return internal::Annotate(window_.Explain(committed.status()),
-                              absl::StrCat("the gradient was read whole, but the commit of flush ",
-                                           frozen_.flush_id(), " is not confirmed; repeat CommitFlush"));
+                              absl::StrCat(done, ", but the commit of flush ", frozen_.flush_id(),
+                                           " is not confirmed; repeat CommitFlush"));
   }
 
   // Reopens the window after `reason`, which is returned, with a note if even that failed.
@@ -131,15 +133,22 @@ class FlushRun {
                              aborted.status().message(), ")"));
   }
 
-  FlushResult Result() const {
-    return {.flush_id = frozen_.flush_id(),
-            .generation = window_.generation(),
-            .rows = frozen_.rows(),
-            .columns = frozen_.columns(),
-            .norm = frozen_.norm(),
-            .bias_norm = frozen_.bias_norm(),
-            .window_tokens = frozen_.window_tokens(),
-            .non_finite = frozen_.non_finite()};
+  // After `read`, which is Read's or what became of the rows since: reopens the window, or ends it as the
+  // options say.
+  absl::StatusOr<FlushResult> End(const absl::Status& read) {
+    if (!read.ok()) return Abort(read);
+    if (options_.commit) {
+      if (absl::Status committed = Commit("the gradient was read whole"); !committed.ok()) return committed;
+    }
+    return Result();
+  }
+
+  // Ends the window as it is.
+  absl::StatusOr<FlushResult> Drop() {
+    if (absl::Status committed = Commit("the window is frozen to be dropped"); !committed.ok()) {
+      return committed;
+    }
+    return Result();
   }
 
   std::map<std::string, std::string> Metadata() const {
@@ -160,45 +169,79 @@ class FlushRun {
   }
 
  private:
+  FlushResult Result() const {
+    return {.flush_id = frozen_.flush_id(),
+            .generation = window_.generation(),
+            .rows = frozen_.rows(),
+            .columns = frozen_.columns(),
+            .norm = frozen_.norm(),
+            .bias_norm = frozen_.bias_norm(),
+            .window_tokens = frozen_.window_tokens(),
+            .non_finite = frozen_.non_finite()};
+  }
+
   internal::HeadContext& head_;
   const FlushOptions& options_;
   internal::WindowCall window_;
   v1::BeginFlushResponse frozen_;
 };
 
+// Either the sink or the caller's memory.
+absl::Status CheckReceiver(const HeadConfig& config, const FlushOptions& options, const void* gradient,
+                           std::span<const float> bias_gradient) {
+  if (!options.sink) {
+    if (gradient == nullptr) return absl::InvalidArgumentError("gradient is null, and there is no sink");
+    return internal::CheckBiasSize(config, bias_gradient.size(), "bias_gradient");
+  }
+  if (gradient != nullptr) return absl::InvalidArgumentError("gradient is not null, but there is a sink");
+  if (!bias_gradient.empty()) {
+    return absl::InvalidArgumentError("bias_gradient is given, but there is a sink, which gets it");
+  }
+  return absl::OkStatus();
+}
+
+RowConsumer ConsumerOf(const GradientSink& sink) {
+  return [&sink, values = std::vector<float>()](int64_t first_row, int64_t rows,
+                                                std::span<const std::byte> bytes,
+                                                std::span<const std::byte> bias) mutable {
+    values.resize(bias.size() / sizeof(float));
+    std::ranges::copy(bias, std::as_writable_bytes(std::span(values)).begin());
+    const absl::Status taken = sink(first_row, rows, bytes.data(), values);
+    if (taken.ok()) return taken;
+    return absl::CancelledError(absl::StrCat("the sink ended the flush at row ", first_row, ": ",
+                                             absl::StatusCodeToString(taken.code()), ": ", taken.message()));
+  };
+}
+
 }  // namespace
 
 absl::StatusOr<FlushResult> Head::Flush(const FlushOptions& options, std::span<const SessionMarks> marks,
                                         void* gradient, std::span<float> bias_gradient) const {
-  if (gradient == nullptr) return absl::InvalidArgumentError("gradient is null");
-  if (absl::Status size = internal::CheckBiasSize(config(), bias_gradient.size(), "bias_gradient");
-      !size.ok()) {
-    return size;
+  if (absl::Status status = CheckReceiver(config(), options, gradient, bias_gradient); !status.ok()) {
+    return status;
   }
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
+  if (options.sink) return run.End(run.Read(ConsumerOf(options.sink)));
   auto* target = static_cast<std::byte*>(gradient);
   const int64_t row_bytes = config().hidden_size * SizeOf(options.dtype);
   const std::span<std::byte> bias_target = std::as_writable_bytes(bias_gradient);
-  absl::Status status = run.Read(
-      [&](int64_t first_row, std::span<const std::byte> /*bytes*/, std::span<const std::byte> bias) {
+  return run.End(run.Read(
+      [&](int64_t first_row, int64_t /*rows*/, std::span<const std::byte> /*bytes*/,
+          std::span<const std::byte> bias) {
         if (bias.empty()) return absl::OkStatus();
         std::ranges::copy(bias, bias_target.subspan(static_cast<size_t>(first_row) * sizeof(float)).begin());
         return absl::OkStatus();
       },
       [&](int64_t first_row, int64_t rows) {
         return std::span(target + first_row * row_bytes, static_cast<size_t>(rows * row_bytes));
-      });
-  if (!status.ok()) return run.Abort(status);
-  if (options.commit) {
-    if (status = run.Commit(); !status.ok()) return status;
-  }
-  return run.Result();
+      }));
 }
 
 absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
                                               std::span<const SessionMarks> marks,
                                               const std::string& path) const {
+  if (options.sink) return absl::InvalidArgumentError("sink is set, but the gradient goes into a file");
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
   std::vector<SafetensorsTensor> tensors = {{.name = kGradientTensor,
@@ -206,20 +249,23 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
                                              .shape = {config().vocab_size, config().hidden_size}}};
   if (config().bias) tensors.push_back({.name = kBiasGradientTensor, .shape = {config().vocab_size}});
   auto writer = SafetensorsWriter::Create(path, std::move(tensors), run.Metadata());
-  if (!writer.ok()) return run.Abort(writer.status());
+  if (!writer.ok()) return run.End(writer.status());
   std::vector<std::byte> bias_gradient;  // which comes with the rows and stands behind all of them
-  absl::Status status =
-      run.Read([&](int64_t /*first_row*/, std::span<const std::byte> bytes, std::span<const std::byte> bias) {
-        bias_gradient.insert(bias_gradient.end(), bias.begin(), bias.end());
-        return writer->Append(bytes);
-      });
+  absl::Status status = run.Read([&](int64_t /*first_row*/, int64_t /*rows*/,
+                                     std::span<const std::byte> bytes, std::span<const std::byte> bias) {
+    bias_gradient.insert(bias_gradient.end(), bias.begin(), bias.end());
+    return writer->Append(bytes);
+  });
   if (status.ok()) status = writer->Append(bias_gradient);
   if (status.ok()) status = writer->Finish();
-  if (!status.ok()) return run.Abort(status);
-  if (options.commit) {
-    if (status = run.Commit(); !status.ok()) return status;
-  }
-  return run.Result();
+  return run.End(status);
+}
+
+absl::StatusOr<FlushResult> Head::Discard(std::span<const SessionMarks> marks) const {
+  const FlushOptions options;
+  FlushRun run(*impl_->context, options);
+  if (absl::Status status = run.Begin(marks); !status.ok()) return status;
+  return run.Drop();
 }
 
 absl::Status Head::CommitFlush(const std::string& flush_id) const {

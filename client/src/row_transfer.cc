@@ -42,6 +42,7 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
   const int64_t end = transfer.first_row + transfer.rows;
   int64_t next_row = transfer.first_row;
   std::vector<std::byte> scratch;
+  absl::Status refused;  // by the consumer, which is no reason to try again
   if (transfer.progress) transfer.progress(0, transfer.rows * row_bytes);
 
   const RowSink sink = [&](const RowPiece& piece) {
@@ -57,10 +58,8 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
       rows = scratch;
     }
     piece.bytes.CopyTo(rows);
-    if (absl::Status status = transfer.consume(next_row, rows, std::as_bytes(std::span(piece.bias)));
-        !status.ok()) {
-      return status;
-    }
+    refused = transfer.consume(next_row, rows, std::as_bytes(std::span(piece.bias)));
+    if (!refused.ok()) return refused;
     next_row += piece.rows;
     backoff.Reset();
     if (transfer.progress) {
@@ -71,6 +70,7 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
 
   while (next_row < end) {
     absl::Status status = transfer.attempt(next_row, sink);
+    if (!refused.ok()) return refused;
     if (next_row == end) break;  // whatever became of the call's end, the rows are here
     if (status.ok()) status = absl::UnavailableError("the server ended the transfer early");
     if (!IsTransient(status)) return status;

@@ -26,7 +26,7 @@ struct RowTransfer {
   // memory that is used again.
   std::function<std::span<std::byte>(int64_t first_row, int64_t rows)> target = {};
   // The next rows, where they were put, checked to be whole and of `type`; `bias` is empty without one. An
-  // error ends the transfer with it.
+  // error, of whatever code, ends the transfer with it.
   std::function<absl::Status(int64_t first_row, std::span<const std::byte> bytes,
                              std::span<const std::byte> bias)>
       consume;

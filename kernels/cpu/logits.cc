@@ -83,7 +83,9 @@ class LogitsOfTile {
               static_cast<char*>(out_.logits) + element * SizeOf(out_.type), columns);
     }
     if (out_.top_k == 0) return;
-    const float largest = kernels_.max_row(values, columns);
+    // NaN where one of them is not finite.
+    const float largest =
+        CountNonFinite(DataType::kFloat32, values, columns) == 0 ? kernels_.max_row(values, columns) : kNaN;
     logit_rows_.order().Add(r, first, values, columns, largest);
     tile_.Detail(block, r).largest = largest;
     tile_.BlockValue(block, r) = kernels_.exp_row(values, columns, largest, 0);

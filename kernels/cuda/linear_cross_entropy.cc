@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/bias.h"
 #include "kernels/cuda/distillation.h"
+#include "kernels/cuda/logit_outputs.h"
 #include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
 #include "kernels/cuda/row_returns.h"
@@ -40,6 +41,7 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(LoadPortableKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadSmoothingKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadReturnKernels());
+  LOSSD_CUDA_PASS_ON(LoadLogitOutputKernels());
   LOSSD_CUDA_PASS_ON(LoadSoftTargetKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadBiasKernels(weight_type));
   if (path == Path::kPortable) return {};
@@ -330,11 +332,57 @@ Result LinearCrossEntropy::HopperInputGradient(const Batch& batch, const TileRow
   return sm90::MultiplyInputGradient(tile, b.exponentials, b.stride, batch.dx_type, batch.dx, stream);
 }
 
+LinearCrossEntropy::LogitPlaces LinearCrossEntropy::PlacesOfLogits(int32_t top_k) const {
+  Buffers b;
+  Divide(shape_, path_, tile_rows_, workspace_, &b);
+  LogitPlaces places;
+  // Hopper's tile has room for E in 16 bits.
+  places.most_rows = path_ == Path::kHopper ? std::max<int64_t>(tile_rows_ / 2, 1) : tile_rows_;
+  places.x = b.x;
+  places.sums = reinterpret_cast<float*>(b.exponentials);
+  places.stride = b.stride;
+  places.top_tokens = reinterpret_cast<int32_t*>(b.x);
+  places.top_logits = reinterpret_cast<float*>(b.scaled_x);
+  places.log_sum_exp = b.rows.offsets;
+  if (top_k > 0) {
+    // No piece of a workspace is smaller than what one row's largest take.
+    static_assert(Divider::kAlignment >= kMostTopK * static_cast<int64_t>(sizeof(float)));
+    const int64_t bytes =
+        RoundUp(tile_rows_ * PaddedHidden(shape_.hidden) * SizeOf(shape_.weight_type), Divider::kAlignment);
+    places.most_rows = std::min(places.most_rows, bytes / (top_k * static_cast<int64_t>(sizeof(float))));
+  }
+  return places;
+}
+
+Result LinearCrossEntropy::MultiplyLogits(int64_t rows, const void* weight, cudaStream_t stream) const {
+  Buffers b;
+  Divide(shape_, path_, tile_rows_, workspace_, &b);
+  if (path_ == Path::kPortable) {
+    LOSSD_CUDA_PASS_ON(ClearRowsBehind(rows, b, stream));
+    return MultiplyPortableLogits(weight, b, stream);
+  }
+  TileRows tile;
+  tile.rows = static_cast<int32_t>(rows);
+  tile.vocab = shape_.vocab;
+  tile.hidden = shape_.hidden;
+  tile.padded_hidden = PaddedHidden(shape_.hidden);
+  tile.type = shape_.weight_type;
+  tile.weight = weight;
+  tile.x = b.x;
+  return sm90::StoreLogits(tile, reinterpret_cast<float*>(b.exponentials), b.stride, stream);
+}
+
+// Of x: products of the portable path always have all rows.
+Result LinearCrossEntropy::ClearRowsBehind(int64_t rows, const Buffers& b, cudaStream_t stream) const {
+  const int64_t row_bytes = PaddedHidden(shape_.hidden) * SizeOf(shape_.weight_type);
+  LOSSD_CUDA_TRY(cudaMemsetAsync(b.x + rows * row_bytes, 0,
+                                 static_cast<size_t>((tile_rows_ - rows) * row_bytes), stream));
+  return {};
+}
+
 Result LinearCrossEntropy::PortableLosses(const Batch& batch, const TileRows& tile, const Buffers& b,
                                           cudaStream_t stream) {
-  const int64_t row_bytes = tile.padded_hidden * SizeOf(tile.type);
-  LOSSD_CUDA_TRY(cudaMemsetAsync(b.x + tile.rows * row_bytes, 0,
-                                 static_cast<size_t>((tile_rows_ - tile.rows) * row_bytes), stream));
+  LOSSD_CUDA_PASS_ON(ClearRowsBehind(tile.rows, b, stream));
   LOSSD_CUDA_PASS_ON(MultiplyPortableLogits(batch.weight, b, stream));
   Report("logits");
   auto* logits = reinterpret_cast<float*>(b.exponentials);

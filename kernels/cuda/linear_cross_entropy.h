@@ -113,6 +113,22 @@ class LinearCrossEntropy {
   Result Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients, Stage between = nullptr,
              void* context = nullptr);
 
+  // Logits alone, for so many rows at once as there are places for. To be filled in before MultiplyLogits, on
+  // the same stream: hidden states x [most_rows, PaddedHidden(hidden)] of the head's type, padding zero. What
+  // follows on the stream finds the sums of the product [most_rows, stride], before bias, scale and softcap,
+  // and has places for the `top_k` largest logits of each row; where those are is x no longer needed.
+  struct LogitPlaces {
+    int64_t most_rows = 0;  // at least 1
+    void* x = nullptr;
+    float* sums = nullptr;
+    int64_t stride = 0;
+    int32_t* top_tokens = nullptr;  // [most_rows, top_k]
+    float* top_logits = nullptr;    // [most_rows, top_k]
+    float* log_sum_exp = nullptr;   // [most_rows]
+  };
+  LogitPlaces PlacesOfLogits(int32_t top_k) const;
+  Result MultiplyLogits(int64_t rows, const void* weight, cudaStream_t stream) const;
+
   // The rows of these parts whose labels are not ignore_index, as Run wants them. `teacher` here and below:
   // of the batch's soft targets, or null.
   BatchRows Arrange(std::span<const LabelledRows> parts, const TeacherShape* teacher = nullptr) const;
@@ -146,6 +162,7 @@ class LinearCrossEntropy {
                         cudaStream_t stream);
   Result PortableInputGradient(const Batch& batch, const TileRows& tile, const Buffers& buffers,
                                cudaStream_t stream);
+  Result ClearRowsBehind(int64_t rows, const Buffers& buffers, cudaStream_t stream) const;
   Result MultiplyPortableLogits(const void* weight, const Buffers& buffers, cudaStream_t stream) const;
   Result MultiplyPortableInputGradient(const void* weight, const Buffers& buffers, cudaStream_t stream) const;
   Result MultiplyPortableWeightGradient(int64_t rows, const Buffers& buffers, WeightGradient gradient,

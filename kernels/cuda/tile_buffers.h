@@ -12,6 +12,8 @@ namespace lossd::kernels::cuda {
 // Gives out pieces of a workspace, or only adds up their sizes if there is none.
 class Divider {
  public:
+  static constexpr int64_t kAlignment = 256;
+
   explicit Divider(void* base) : base_(static_cast<char*>(base)) {}
 
   template <class T>
@@ -22,7 +24,6 @@ class Divider {
   int64_t used() const { return used_; }
 
  private:
-  static constexpr int64_t kAlignment = 256;
   char* base_;
   int64_t used_ = 0;
 };

@@ -67,6 +67,7 @@ class CudaBackend : public HeadBackend {
   absl::Status PublishWeights(WeightBuffers staged) override;
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
   absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status Logits(const LogitRows& rows) override;
   absl::Status PrepareTeacher(const HeadBackend& teacher) override;
   int64_t RowsPerBatch(const RowKind& kind) const override;
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
@@ -147,6 +148,8 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::Result ReadTallies(CudaTallies* tallies) const;
 
   kernels::cuda::Result Enqueue(const RowKind& kind, const CudaSlot& slot);
+  // Some of the rows, up to their way back.
+  kernels::cuda::Result EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const;
   // As a teacher, with no hidden states yet.
   kernels::cuda::TeacherHead AsTeacher() const;
   // As it will be, as far as the kind says it.

@@ -10,8 +10,9 @@ namespace lossd::rpc {
 grpc::ServerUnaryReactor* HeadService::Later(grpc::CallbackServerContext* context,
                                              std::function<absl::Status()> work) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  disk_.Run(
+  const absl::Status begun = disk_.TryRun(
       [this, reactor, work = std::move(work)] { reactor->Finish(ToGrpc(work(), engine_->counters())); });
+  if (!begun.ok()) reactor->Finish(ToGrpc(begun, engine_->counters()));
   return reactor;
 }
 

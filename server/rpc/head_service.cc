@@ -100,11 +100,12 @@ grpc::ServerUnaryReactor* HeadService::DeleteHead(grpc::CallbackServerContext* c
   const auto discard = request->discard_gradient() ? engine::Engine::DiscardGradient::kYes
                                                    : engine::Engine::DiscardGradient::kNo;
   // It waits for the disk.
-  disk_.Run([this, reactor, name = request->name(), discard] {
+  const absl::Status begun = disk_.TryRun([this, reactor, name = request->name(), discard] {
     const absl::Status status =
         engine_->DeleteHead(name, discard, [reactor] { reactor->Finish(grpc::Status::OK); });
     if (!status.ok()) reactor->Finish(ToGrpc(status, engine_->counters()));
   });
+  if (!begun.ok()) reactor->Finish(ToGrpc(begun, engine_->counters()));
   return reactor;
 }
 
@@ -234,7 +235,7 @@ grpc::ServerUnaryReactor* HeadService::LoadWeights(grpc::CallbackServerContext* 
                                                    const v1::LoadWeightsRequest* request,
                                                    v1::LoadWeightsResponse* response) {
   auto* reactor = new LoadWeightsReactor;  // deletes itself when gRPC is done with it
-  loads_.Run([this, reactor, request, response] {
+  const absl::Status begun = loads_.TryRun([this, reactor, request, response] {
     const WeightSource source{.head = request->head(),
                               .path = request->path(),
                               .tensor = request->tensor(),
@@ -247,6 +248,7 @@ grpc::ServerUnaryReactor* HeadService::LoadWeights(grpc::CallbackServerContext* 
     }
     reactor->Finish(ToGrpc(loaded.status(), engine_->counters()));
   });
+  if (!begun.ok()) reactor->Finish(ToGrpc(begun, engine_->counters()));
   return reactor;
 }
 

@@ -11,9 +11,10 @@ grpc::ServerUnaryReactor* RegionService::CreateRegion(grpc::CallbackServerContex
                                                       const v1::CreateRegionRequest* request,
                                                       v1::CreateRegionResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  creator_.Run([this, reactor, request, response] {
+  const absl::Status begun = creator_.TryRun([this, reactor, request, response] {
     reactor->Finish(ToGrpc(Create(*request, response), engine_->counters()));
   });
+  if (!begun.ok()) reactor->Finish(ToGrpc(begun, engine_->counters()));
   return reactor;
 }
 

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/engine/errors.h"
+
 namespace lossd::rpc {
 
 WorkerPool::WorkerPool(int threads) {
@@ -24,6 +28,22 @@ void WorkerPool::Run(std::function<void()> task) {
     tasks_.push_back(std::move(task));
   }
   wake_.notify_one();
+}
+
+absl::Status WorkerPool::TryRun(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (tasks_.size() >= kMostWaiting) {
+      absl::Status status = engine::MakeError(
+          absl::StatusCode::kResourceExhausted, engine::RejectReason::kOverload, "",
+          absl::StrCat("the server has ", tasks_.size(), " calls of this kind waiting; try again later"));
+      engine::AttachRetryDelay(&status, absl::Seconds(1));
+      return status;
+    }
+    tasks_.push_back(std::move(task));
+  }
+  wake_.notify_one();
+  return absl::OkStatus();
 }
 
 void WorkerPool::Work() {

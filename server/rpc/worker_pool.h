@@ -3,11 +3,14 @@
 #define LOSSD_SERVER_RPC_WORKER_POOL_H_
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "absl/status/status.h"
 
 namespace lossd::rpc {
 
@@ -21,8 +24,12 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // Never blocks. Tasks are begun in order, and run side by side.
+  // Never block. Tasks are begun in order, and run side by side. Run takes whatever comes: its caller bounds
+  // how many there can be. TryRun, for calls of clients, is RESOURCE_EXHAUSTED with a delay while
+  // kMostWaiting wait.
+  static constexpr size_t kMostWaiting = 64;
   void Run(std::function<void()> task);
+  absl::Status TryRun(std::function<void()> task);
 
  private:
   void Work();

@@ -370,7 +370,8 @@ LOSSD_API void lossd_distillation_init(lossd_distillation* distillation, size_t 
 LOSSD_API void lossd_batch_init(lossd_batch* batch, size_t struct_size);
 LOSSD_API void lossd_outputs_init(lossd_outputs* outputs, size_t struct_size);
 LOSSD_API void lossd_result_init(lossd_result* result, size_t struct_size);
-/* Session::Compute: sends the batch and returns when all that is wanted has arrived. `result` may be NULL. */
+/* Session::Compute: sends the batch and returns when all that is wanted has arrived. `outputs` and `result`
+ * may be NULL. */
 LOSSD_API lossd_status* lossd_session_compute(lossd_session* session, const lossd_batch* batch,
                                               const lossd_outputs* outputs, lossd_result* result);
 
@@ -378,8 +379,9 @@ LOSSD_API lossd_status* lossd_session_compute(lossd_session* session, const loss
  */
 
 /* Rows [first_row, first_row + rows) of dW, [rows, H] of the flush's dtype, and of a head with a bias db
- * [rows], in order, each exactly once. Called from the thread that flushes; what it is given is valid during
- * the call. Anything but 0 ends the flush with CANCELLED and leaves the window whole. */
+ * [rows], otherwise NULL, in order, each exactly once. Called from the thread that flushes; what it is given
+ * is valid during the call. Anything but 0 ends the flush with CANCELLED and leaves the window whole. Whether
+ * what it was given is what the server had (DATA_LOSS if not) is known when the flush returns. */
 typedef int32_t (*lossd_row_sink)(void* user, int64_t first_row, int64_t rows, const void* gradient,
                                   const float* bias_gradient);
 
@@ -389,9 +391,9 @@ typedef struct lossd_flush_options {
   int32_t
       leave_frozen; /* 1: the caller ends the window with lossd_head_commit_flush or lossd_head_abort_flush */
   float gradient_scale;          /* 1 */
-  void* gradient;                /* [V, H] of dtype; or */
+  void* gradient;                /* [V, H] of dtype; or NULL, and */
   lossd_row_sink sink;           /* is given the rows as they arrive; called with `user` */
-  float* bias_gradient;          /* [V] beside `gradient`, of a head with a bias */
+  float* bias_gradient;          /* [V] beside `gradient`, of a head with a bias; not beside `sink` */
   lossd_progress progress;       /* or NULL; called with `user` */
   void (*on_frozen)(void* user); /* or NULL: once the window is frozen */
   void* user;
@@ -417,6 +419,10 @@ LOSSD_API void lossd_flush_result_init(lossd_flush_result* result, size_t struct
 LOSSD_API lossd_status* lossd_head_flush(const lossd_head* head, const lossd_flush_options* options,
                                          const char* const* marks, size_t marks_count,
                                          lossd_flush_result* result);
+/* Head::Discard: ends the window without reading it. `marks` as of lossd_head_flush; `result`, which tells of
+ * what was dropped, may be NULL. */
+LOSSD_API lossd_status* lossd_head_discard(const lossd_head* head, const char* const* marks,
+                                           size_t marks_count, lossd_flush_result* result);
 LOSSD_API lossd_status* lossd_head_commit_flush(const lossd_head* head, const char* flush_id);
 LOSSD_API lossd_status* lossd_head_abort_flush(const lossd_head* head, const char* flush_id);
 

@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "lossd/checkpoint.h"
+#include "lossd/flush.h"
 #include "lossd/logits.h"
 #include "lossd/loss.h"
 #include "lossd/optimizer.h"
@@ -336,31 +337,6 @@ class Session {
 // --- Heads
 // --------------------------------------------------------------------------------------------------------------
 
-struct FlushOptions {
-  DataType dtype = DataType::kFloat32;  // narrower types are rounded by the server before sending
-  // Multiplies the gradient before it is rounded, and what FlushResult::norm is of. Finite. What an abort
-  // leaves in the window is not scaled.
-  float gradient_scale = 1.0F;
-  Progress progress = {};
-  // false leaves the window frozen after a successful read: the caller ends it with CommitFlush or
-  // AbortFlush.
-  bool commit = true;
-  // Called once the window is frozen: the marks of sessions may move again. What they compute from now on
-  // belongs to the next window; of a head with double_buffer it is taken at once, otherwise at the commit.
-  std::function<void()> on_frozen = {};
-};
-
-struct FlushResult {
-  std::string flush_id;
-  uint64_t generation = 0;  // the one that was flushed
-  int64_t rows = 0;
-  int64_t columns = 0;
-  double norm = 0;
-  double bias_norm = 0;  // of the bias's gradient; 0 of a head without one
-  uint64_t window_tokens = 0;
-  int64_t non_finite = 0;  // of the bias's gradient as well
-};
-
 // A handle to a head; cheap to copy, thread-safe.
 class Head {
  public:
@@ -401,13 +377,16 @@ class Head {
   // good the window is reopened whole (AbortFlush), so nothing is lost. `marks`: of every session that
   // contributed. `bias_gradient`: db [V], always fp32, of a head with a bias; otherwise empty
   // (INVALID_ARGUMENT if not, and nothing is frozen). FAILED_PRECONDITION if the head is frozen.
+  // With options.sink `gradient` is null and `bias_gradient` empty: both go there.
   absl::StatusOr<FlushResult> Flush(const FlushOptions& options, std::span<const SessionMarks> marks,
                                     void* gradient, std::span<float> bias_gradient = {}) const;
   // The same into a safetensors file with the tensor "lm_head.weight.grad" [V, H], and of a head with a bias
   // "lm_head.bias.grad" [V]. The file appears under its name only when it is complete and on disk, and the
-  // window is committed after that.
+  // window is committed after that. INVALID_ARGUMENT if options.sink is set.
   absl::StatusOr<FlushResult> FlushToFile(const FlushOptions& options, std::span<const SessionMarks> marks,
                                           const std::string& path) const;
+  // Ends the window without reading it: what is in it is dropped, and told of. `marks` as of Flush.
+  absl::StatusOr<FlushResult> Discard(std::span<const SessionMarks> marks) const;
   absl::Status CommitFlush(const std::string& flush_id) const;
   // What sessions have added to the next window of a head with double_buffer goes into the reopened one.
   absl::Status AbortFlush(const std::string& flush_id) const;

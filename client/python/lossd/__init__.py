@@ -14,7 +14,7 @@ that made them.
 """
 
 from lossd._batch import Distillation
-from lossd._library import library as _library
+from lossd._library import library as _load
 from lossd.client import Client, Tls, connect
 from lossd.errors import (
     AbortedError,
@@ -66,7 +66,7 @@ __version__ = "0.1.0"
 
 def library_version() -> str:
     """Of the library that is loaded."""
-    return _library().version
+    return _load().version
 
 
 __all__ = [

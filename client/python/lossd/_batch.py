@@ -125,7 +125,9 @@ def _distillation(wanted: Distillation, leading: tuple[int, ...], keep: list[Any
         raise TypeError(f"distillation is a {type(wanted).__name__}; want lossd.Distillation")
     hidden = t.float_view(wanted.hidden, "distillation.hidden", wanted.hidden_dtype)
     if hidden.shape[:-1] != leading or not hidden.shape:
-        raise ValueError(f"distillation.hidden has shape {hidden.shape}; want {(*leading, 'the hidden size of the teacher')}")
+        raise ValueError(
+            f"distillation.hidden has shape {hidden.shape}; want {(*leading, 'the hidden size of the teacher')}"
+        )
     struct = library().make(s.DistillationStruct)
     struct.teacher = encoded(wanted.teacher, "distillation.teacher")
     struct.hidden_size, struct.hidden_dtype, struct.hidden_states = hidden.shape[-1], hidden.number, hidden.pointer
@@ -168,7 +170,6 @@ def _outputs(
     if dx is not None:
         outputs.dx, outputs.dx_dtype = dx.pointer, dx.number
         prepared.keep.append(dx)
-
 
 
 def prepare(hidden: t.View, labels: Any, kind: t.Kind, dx: t.View | None, options: BatchOptions) -> Prepared:

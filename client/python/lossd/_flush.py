@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, number
@@ -33,19 +31,17 @@ class Request:
     commit: bool
 
 
-def array_at(pointer: int, shape: tuple[int, ...], dtype: str) -> Any:
-    """The memory at `pointer` as an array that does not own it."""
-    nbytes = t.token_count(shape) * t.ITEM_BYTES[dtype]
-    memory = (c.c_char * nbytes).from_address(pointer)
-    array: Any = np.frombuffer(memory, np.uint16 if dtype == "bfloat16" else dtype).reshape(shape)
+def _block(pointer: int, shape: tuple[int, ...], dtype: str) -> Any:
+    """Rows of the library's, valid during the call of a sink."""
+    array = t.array_at(pointer, shape, dtype)
     array.flags.writeable = False
     return array
 
 
 def _row_sink(sink: Sink, columns: int, dtype: str, raised: Raised) -> Any:
     def called(_user: object, first: int, rows: int, gradient: int, bias: int | None) -> int:
-        block = array_at(gradient, (rows, columns), dtype)
-        bias_block = array_at(bias, (rows,), "float32") if bias else None
+        block = _block(gradient, (rows, columns), dtype)
+        bias_block = _block(bias, (rows,), "float32") if bias else None
         return 0 if raised.run(sink, first, block, bias_block) else 1
 
     return s.RowSink(called)
@@ -109,6 +105,17 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
         raised.again()
         raise
     raised.again()
+    return _result_of(result, gradient, bias)
+
+
+def discard(head: Head, marks: list[str]) -> FlushResult:
+    result = library().make(s.FlushResultStruct)
+    with head._handle as pointer:
+        library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    return _result_of(result, None, None)
+
+
+def _result_of(result: Any, gradient: Any, bias: Any) -> FlushResult:
     return FlushResult(
         result.flush_id.decode(),
         result.generation,

@@ -56,6 +56,7 @@ _FALLIBLE: dict[str, tuple[Any, ...]] = {
     "lossd_session_resume_at": (_P, c.POINTER(_U64), c.c_size_t),
     "lossd_session_compute": (_P, c.POINTER(s.Batch), c.POINTER(s.Outputs), c.POINTER(s.Result)),
     "lossd_head_flush": (_P, c.POINTER(s.FlushOptions), *_MARKS, c.POINTER(s.FlushResultStruct)),
+    "lossd_head_discard": (_P, *_MARKS, c.POINTER(s.FlushResultStruct)),
     "lossd_head_commit_flush": (_P, _S),
     "lossd_head_abort_flush": (_P, _S),
     "lossd_head_gradient_stats": (_P, *_MARKS, c.c_double, c.POINTER(s.GradientStatsStruct)),

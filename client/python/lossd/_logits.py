@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Request:
     """The keywords of Head.logits."""
 
+    hidden_dtype: Any
     dtype: Any
     top_k: int | None
     logit_scale: float | None
@@ -30,12 +31,11 @@ class Request:
     weight_version: int
 
 
-def on_host(hidden: Any) -> Any:
-    """A tensor on a GPU, copied to the CPU in its stream's turn; anything else as it is."""
-    return hidden.detach().to("cpu") if t.is_on_device(hidden) else hidden
-
-
-def run(head: Head, hidden: t.View, kind: t.Kind, request: Request) -> Any:
+def run(head: Head, given: Any, request: Request) -> Any:
+    kind = t.kind_of(given)
+    # A tensor on a GPU is copied in its stream's turn.
+    on_host = given.detach().to("cpu") if t.is_on_device(given) else given
+    hidden = t.float_view(on_host, "hidden", request.hidden_dtype)
     if not hidden.shape or hidden.shape[-1] != head.hidden_size:
         raise ValueError(f"hidden has shape {hidden.shape}; want [..., {head.hidden_size}] for {head.name!r}")
     leading = hidden.shape[:-1]

@@ -5,6 +5,7 @@ Nothing is copied that is dense already. PyTorch is never imported here: who has
 
 from __future__ import annotations
 
+import ctypes as c
 import math
 import sys
 from dataclasses import dataclass
@@ -52,11 +53,15 @@ def _name_of_object(dtype: object) -> str:
         return text
 
 
+# Where empty tensors lie: a null pointer would stand for "not wanted".
+_NOTHING = np.zeros(16, np.uint8)
+
+
 @dataclass(frozen=True)
 class View:
     """Dense memory in this process's address space; `array`, which owns it, must live as long as it is used."""
 
-    pointer: int | None  # None if there are no elements
+    pointer: int
     dtype: str
     shape: tuple[int, ...]
     array: Any
@@ -93,7 +98,11 @@ def as_numpy(value: Any, field: str) -> np.ndarray[Any, Any]:
     if isinstance(value, np.ndarray):
         return value
     try:
-        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__") and not hasattr(value, "__array_interface__"):
+        if (
+            hasattr(value, "__dlpack__")
+            and not hasattr(value, "__array__")
+            and not hasattr(value, "__array_interface__")
+        ):
             return np.from_dlpack(value)
         array = np.asarray(value)
     except Exception as error:
@@ -111,19 +120,19 @@ def _torch_dense(value: Any, field: str, torch: Any) -> Any:
     return value.detach().contiguous()
 
 
-def _torch_name(value: Any) -> str:
+def torch_name(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
 def _view_of_torch(tensor: Any) -> View:
-    return View(tensor.data_ptr() or None, _torch_name(tensor), tuple(tensor.shape), tensor)
+    return View(tensor.data_ptr() or _NOTHING.ctypes.data, torch_name(tensor), tuple(tensor.shape), tensor)
 
 
 def _view_of_numpy(array: np.ndarray[Any, Any], dtype: str) -> View:
-    return View(array.ctypes.data if array.size else None, dtype, array.shape, array)
+    return View(array.ctypes.data if array.size else _NOTHING.ctypes.data, dtype, array.shape, array)
 
 
-def _require_float(name: str, field: str) -> None:
+def require_float(name: str, field: str) -> None:
     if name not in DTYPES:
         raise TypeError(f"{field} has dtype {name}; want one of {', '.join(DTYPES)}")
 
@@ -134,7 +143,7 @@ def float_view(value: Any, field: str, dtype: object = None) -> View:
     wanted = None if dtype is None else dtype_name(dtype, f"{field}'s dtype")
     torch = torch_of(value)
     if torch is not None:
-        _require_float(_torch_name(value), field)
+        require_float(torch_name(value), field)
         view = _view_of_torch(_torch_dense(value, field, torch))
     else:
         array = np.ascontiguousarray(as_numpy(value, field))
@@ -145,7 +154,7 @@ def float_view(value: Any, field: str, dtype: object = None) -> View:
             name = "bfloat16"
         elif name == "uint16":
             raise TypeError(f'{field} has dtype uint16: say dtype "bfloat16" if these are its bits')
-        _require_float(name, field)
+        require_float(name, field)
         shape = np.shape(as_numpy(value, field))
         view = _view_of_numpy(array.reshape(shape), name)
     if wanted is not None and view.dtype != wanted:
@@ -209,6 +218,13 @@ def output_view(value: Any, field: str, shape: tuple[int, ...], dtype: str) -> V
     if not dense:
         raise ValueError(f"{field} is not dense: what is written to must be contiguous (strides of shape {shape})")
     return view
+
+
+def array_at(pointer: int, shape: tuple[int, ...], dtype: str, owner: object = None) -> Any:
+    """The memory at `pointer` as an array, which keeps `owner` alive; bfloat16 as uint16."""
+    memory: Any = (c.c_char * (token_count(shape) * ITEM_BYTES[dtype])).from_address(pointer)
+    memory.owner = owner
+    return np.frombuffer(memory, _NUMPY[dtype]).reshape(shape)
 
 
 def require_shape(view: View, field: str, shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Whose marks a flush or a step has to name."""
+"""Whose marks a flush or a step has to name: the server wants exactly those sessions that added to the window."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import json
 import threading
 from collections.abc import Callable
 
-from lossd.results import HeadInfo
+from lossd.results import HeadInfo, SessionMarks
+
+Accepted = dict[int, int]
+"""The accepted mark of each lane."""
+
+
+def accepted_of(text: str) -> tuple[str, Accepted]:
+    """The session of marks, and what it has of each lane."""
+    data = json.loads(text)
+    return str(data["session_id"]), {int(lane["lane"]): int(lane["accepted"]) for lane in data["lanes"]}
 
 
 class Contributor:
-    """A session that may have added to a head's window: its marks as they are, or as they were when it ended."""
+    """A session that may have added to a head's window: its marks as they are, or as they were when it ended, and
+    where they stood when the window began."""
 
     def __init__(self, client_key: str, read_marks: Callable[[], str]) -> None:
         self.client_key = client_key
         self._read: Callable[[], str] | None = read_marks
         self._final: str | None = None
-        self._lock = threading.Lock()
+        self._base: Accepted = {}
+        self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def marks(self) -> str:
         with self._lock:
@@ -26,6 +37,21 @@ class Contributor:
         if self._final is not None or self._read is None:
             return self._final or ""
         return self._read()
+
+    def contributed(self) -> bool:
+        """Whether it has added anything since the window began."""
+        _, accepted = accepted_of(self.marks())
+        return any(count > self._base.get(lane, 0) for lane, count in accepted.items())
+
+    def begin_window(self, marks: str) -> None:
+        """Everything up to `marks` belongs to windows that have ended."""
+        self._base = accepted_of(marks)[1]
+
+    def resume(self, sessions: tuple[SessionMarks, ...]) -> None:
+        """It was opened again. `sessions`: those that the server says have added to the window."""
+        session_id, accepted = accepted_of(self.marks())
+        if session_id not in {session.session_id for session in sessions}:
+            self._base = accepted
 
     @property
     def ended(self) -> bool:
@@ -43,7 +69,8 @@ class Window:
 
     def __init__(self) -> None:
         self._contributors: list[Contributor] = []
-        self._lock = threading.Lock()
+        self._frozen: dict[Contributor, str] = {}  # by a flush that was not committed yet
+        self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def add(self, contributor: Contributor) -> None:
         """A session that was opened again by its client_key takes the place of the one before."""
@@ -55,22 +82,58 @@ class Window:
         with self._lock:
             self._contributors = [one for one in self._contributors if one is not contributor]
 
-    def contributors(self) -> list[Contributor]:
+    def marks(self) -> dict[Contributor, str]:
+        """Of those that have added to the window."""
         with self._lock:
-            return list(self._contributors)
+            contributors = list(self._contributors)
+        return {one: one.marks() for one in contributors if one.contributed()}
 
-    def consumed(self, contributors: list[Contributor]) -> None:
-        """The window that these had added to has ended: those that were over already add nothing to the next."""
+    def has_ended(self) -> bool:
         with self._lock:
-            self._contributors = [one for one in self._contributors if not (one.ended and one in contributors)]
+            return any(one.ended for one in self._contributors)
 
-    def drop_lost(self, contributors: list[Contributor], info: HeadInfo) -> None:
+    def forget_consumed(self, info: HeadInfo) -> None:
+        """Leaves out sessions that are over and that the server does not want named any more: another process has
+        flushed, or stepped, what they had added."""
+        if info.window_state != "open":  # what is listed then is the frozen window's
+            return
+        known = {session.session_id for session in info.sessions}
+        with self._lock:
+            contributors = list(self._contributors)
+        for one in contributors:
+            if one.ended and accepted_of(one.marks())[0] not in known:
+                self.drop(one)
+
+    def froze(self, marks: dict[Contributor, str]) -> None:
+        with self._lock:
+            self._frozen = marks
+
+    def committed(self) -> None:
+        """The window that froze() told of has ended."""
+        with self._lock:
+            frozen, self._frozen = self._frozen, {}
+        self.consumed(frozen)
+
+    def consumed(self, marks: dict[Contributor, str]) -> None:
+        """The window of these marks has ended. Sessions that are over and added nothing since are forgotten, as the
+        server has forgotten them."""
+        for contributor, text in marks.items():
+            contributor.begin_window(text)
+        self.forget_ended()
+
+    def forget_ended(self) -> None:
+        with self._lock:
+            self._contributors = [one for one in self._contributors if not one.ended or one.contributed()]
+
+    def drop_lost(self, marks: dict[Contributor, str], info: HeadInfo) -> None:
         """After a window was lost: leaves out those whose contributions the server does not have. What it does have
         must still be named."""
+        if info.window_state != "open":  # what is listed then is the frozen window's
+            return
         known = {session.session_id: session for session in info.sessions}
-        for contributor in contributors:
-            marks = json.loads(contributor.marks())
-            session = known.get(marks["session_id"])
+        for contributor, text in marks.items():
+            session_id, mine = accepted_of(text)
+            session = known.get(session_id)
             accepted = {lane.lane: lane.accepted for lane in session.lanes} if session else {}
-            if session is None or any(accepted.get(lane["lane"], 0) < lane["accepted"] for lane in marks["lanes"]):
+            if any(accepted.get(lane, 0) < count for lane, count in mine.items()):
                 self.drop(contributor)

@@ -200,9 +200,7 @@ class Client:
         """The head is as it was then ("": as of its newest checkpoint), and created if it is not there. What sessions
         added since is undone: their next call is a WindowLostError."""
         with self._handle as client:
-            data = library().json(
-                "lossd_client_restore_checkpoint", client, encoded(head, "head"), encoded(tag, "tag")
-            )
+            data = library().json("lossd_client_restore_checkpoint", client, encoded(head, "head"), encoded(tag, "tag"))
         return from_json(CheckpointInfo, data)
 
     def checkpoints(self, head: str = "") -> list[CheckpointInfo]:

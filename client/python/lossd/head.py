@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lossd import _flush, _logits
 from lossd import _structs as s
-from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
-from lossd.errors import WindowLostError
+from lossd.errors import LossdError, NotFoundError, WindowLostError
 from lossd.results import (
     FlushResult,
     GradientStats,
@@ -42,8 +41,10 @@ class Head:
     def __init__(self, client: Client, pointer: int | None) -> None:
         self._client = client
         self._handle = Handle(pointer, "lossd_head_free", "this head")
-        self._config = self.info().config
+        info = self.info()
+        self._config = info.config
         self._window = client._window_of(self._config.name)
+        self._forget_lost(self._window.marks())  # the head may be another server's, or another one of this name
 
     @property
     def client(self) -> Client:
@@ -166,9 +167,8 @@ class Head:
         logit_scale, softcap: None takes the head's, softcap=0 none. bias: "head" (if it has one), "ignore", "use".
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         """
-        view = t.float_view(_logits.on_host(hidden), "hidden", hidden_dtype)
-        request = _logits.Request(dtype, top_k, logit_scale, softcap, bias, weight_version)
-        return _logits.run(self, view, t.kind_of(hidden), request)
+        request = _logits.Request(hidden_dtype, dtype, top_k, logit_scale, softcap, bias, weight_version)
+        return _logits.run(self, hidden, request)
 
     def save_checkpoint(self, tag: str) -> SavedCheckpoint:
         """Everything the server has of the head, as of one moment, in its --checkpoint_dir."""
@@ -199,11 +199,16 @@ class Head:
         pointer = c.c_void_p()
         with self._handle as head:
             library().call("lossd_head_open_session", head, c.byref(options), c.byref(pointer))
-        return Session(self, pointer.value)
+        return Session(self, pointer.value, deterministic=deterministic)
 
     def marks(self) -> list[str]:
         """What None stands for where marks are asked for."""
-        return [one.marks() for one in self._window.contributors()]
+        return list(self._named().values())
+
+    def _named(self) -> dict[Contributor, str]:
+        if self._window.has_ended():
+            self._window.forget_consumed(self.info())
+        return self._window.marks()
 
     # --- The gradient window ---------------------------------------------------------------------------------------
 
@@ -229,11 +234,22 @@ class Head:
         frozen for commit_flush or abort_flush. After an error the window is whole, and `out` holds a part of dW.
         """
         request = _flush.Request(out, dtype, gradient_scale, bias_out, sink, on_frozen, progress, commit)
-        return self._consuming(marks, commit, lambda given: _flush.run(self, request, given))
+        mine = {} if commit else self._window.marks()
+        result: FlushResult = self._consuming(marks, commit, lambda given: _flush.run(self, request, given))
+        if not commit:
+            self._window.froze(mine)
+        return result
+
+    def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
+        """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
+        result: FlushResult = self._consuming(marks, True, lambda given: _flush.discard(self, given))
+        return result
 
     def commit_flush(self, flush_id: str) -> None:
+        """Ends the window that a flush with commit=False left frozen."""
         with self._handle as head:
             library().call("lossd_head_commit_flush", head, encoded(flush_id, "flush_id"))
+        self._window.committed()
 
     def abort_flush(self, flush_id: str) -> None:
         """Reopens the window whole."""
@@ -285,9 +301,7 @@ class Head:
 
         def apply(given: list[str]) -> None:
             with self._handle as head:
-                library().call(
-                    "lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result)
-                )
+                library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
 
         self._consuming(marks, True, apply)
         return StepResult(
@@ -303,25 +317,28 @@ class Head:
 
     def _consuming(self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any]) -> Any:
         """Runs `call` with the marks, and keeps book of whose are still to be named."""
-        contributors = self._window.contributors()
         if isinstance(marks, str):
             raise TypeError("marks is a str; want a list of them, one of each session")
-        given = [one.marks() for one in contributors] if marks is None else list(marks)
+        mine = self._named() if marks is None else self._window.marks()
         try:
-            answer = call(given)
-        except WindowLostError:
-            self._forget_lost(contributors)
+            answer = call(list(mine.values()) if marks is None else list(marks))
+        except (WindowLostError, NotFoundError):
+            self._forget_lost(mine)
             raise
         if ends:
-            self._window.consumed(contributors)
+            self._window.consumed(mine)
         return answer
 
-    def _forget_lost(self, contributors: list[Contributor]) -> None:
-        try:
-            info = self.info()
-        except Exception:  # the caller is told what matters; the next call comes here again
+    def _forget_lost(self, marks: dict[Contributor, str]) -> None:
+        """Leaves out those of `marks` that the server, asked after they were taken, does not know of."""
+        if not marks:
             return
-        self._window.drop_lost(contributors, info)
+        try:
+            self._window.drop_lost(marks, self.info())
+        except NotFoundError:
+            self._window.drop_lost(marks, HeadInfo())
+        except LossdError:  # the caller is told what matters; the next call comes here again
+            pass
 
     def close(self) -> None:
         """Lets go of the handle; the head stays at the server. Needed by nobody who closes the client."""

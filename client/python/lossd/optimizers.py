@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 from lossd import _structs as s
 from lossd._library import library
@@ -36,12 +36,13 @@ class AdamW:
     maximize: bool = False
 
 
-Optimizer = Union[SGD, Adam, AdamW]
+Optimizer = SGD | Adam | AdamW
 
 
 def optimizer_of(data: dict[str, Any]) -> Optimizer | None:
     """What the server tells of a head's optimizer."""
-    kind = {"sgd": SGD, "adam": Adam, "adamw": AdamW}.get(str(data.get("kind")))
+    kinds: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+    kind = kinds.get(str(data.get("kind")))
     if kind is None:
         return None
     values = {field.name: data[field.name] for field in dataclasses.fields(kind) if field.name in data}
@@ -51,6 +52,8 @@ def optimizer_of(data: dict[str, Any]) -> Optimizer | None:
 
 
 def struct_of(optimizer: Optimizer) -> s.OptimizerConfig:
+    if not isinstance(optimizer, (SGD, Adam, AdamW)):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; want lossd.SGD, lossd.Adam, lossd.AdamW or None")
     config = library().make(s.OptimizerConfig)
     config.weight_decay = optimizer.weight_decay
     config.maximize = optimizer.maximize
@@ -58,10 +61,8 @@ def struct_of(optimizer: Optimizer) -> s.OptimizerConfig:
         config.kind = 1
         config.momentum, config.dampening = optimizer.momentum, optimizer.dampening
         config.nesterov = optimizer.nesterov
-    elif isinstance(optimizer, (Adam, AdamW)):
+    else:
         config.kind = 2 if isinstance(optimizer, Adam) else 3
         config.beta1, config.beta2 = optimizer.betas
         config.eps = optimizer.eps
-    else:
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; want lossd.SGD, lossd.Adam, lossd.AdamW or None")
     return config

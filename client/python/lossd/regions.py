@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as c
 from typing import Any
 
 import numpy as np
@@ -40,24 +39,29 @@ class Region:
         """Aligned to a page; of a device region an address in device memory."""
         return self._data
 
-    def array(self, shape: tuple[int, ...], dtype: Any = "float32", *, offset: int = 0) -> np.ndarray[Any, Any]:
+    def array(self, shape: tuple[int, ...], dtype: Any = "float32", *, offset: int = 0) -> Any:
         """A part of a system region as a NumPy array (bfloat16 as uint16) that must not outlive it."""
         if self._kind != "system":
             raise ValueError("a device region has no NumPy arrays; use tensor")
         name = t.dtype_name(dtype, "dtype")
         address = self._part(offset, t.token_count(tuple(shape)) * t.ITEM_BYTES[name])
-        memory = (c.c_char * (t.token_count(tuple(shape)) * t.ITEM_BYTES[name])).from_address(address)
-        memory._region = self  # keeps the region, as long as there is the array
-        return np.frombuffer(memory, np.uint16 if name == "bfloat16" else name).reshape(shape)
+        return t.array_at(address, tuple(shape), name, self)
 
     def tensor(self, shape: tuple[int, ...], dtype: Any = "float32", *, offset: int = 0) -> Any:
         """A part of the region as a PyTorch tensor, on the CPU or, of a device region, on its GPU."""
-        from lossd import _cuda
+        import torch
 
-        return _cuda.region_tensor(self, tuple(shape), t.dtype_name(dtype, "dtype"), offset)
+        name = t.dtype_name(dtype, "dtype")
+        if self._kind == "device":
+            from lossd._device import device_tensor
+
+            address = self._part(offset, t.token_count(tuple(shape)) * t.ITEM_BYTES[name])
+            return device_tensor(address, tuple(shape), name, self)
+        tensor = torch.from_numpy(self.array(shape, name, offset=offset))
+        return tensor.view(torch.bfloat16) if name == "bfloat16" else tensor
 
     def _part(self, offset: int, nbytes: int) -> int:
-        begin = integer(offset, "offset", most=self._size)
+        begin = integer(offset, "offset")
         if nbytes > self._size - begin:
             raise ValueError(f"{nbytes} bytes from offset {begin} on are not in a region of {self._size} bytes")
         return self._data + begin
@@ -66,9 +70,7 @@ class Region:
         """Copies an array into the region. For programs that have no CUDA of their own; blocking."""
         array = np.ascontiguousarray(data)
         with self._handle as region:
-            library().call(
-                "lossd_region_copy_in", region, integer(offset, "offset"), array.ctypes.data, array.nbytes
-            )
+            library().call("lossd_region_copy_in", region, integer(offset, "offset"), array.ctypes.data, array.nbytes)
 
     def copy_out(self, out: np.ndarray[Any, Any], *, offset: int = 0) -> None:
         """Copies from the region into a dense array."""

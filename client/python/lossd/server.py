@@ -40,7 +40,9 @@ def find_program(program: str | os.PathLike[str] | None = None) -> Path:
     if named is not None:
         path = Path(named).absolute()
         if not os.access(path, os.X_OK) or path.is_dir():
-            raise LaunchError(f"{path} is not a program that can be run (from {'program' if program else 'LOSSD_SERVER'})")
+            raise LaunchError(
+                f"{path} is not a program that can be run (from {'program' if program else 'LOSSD_SERVER'})"
+            )
         return path
     package = Path(__file__).resolve().parent
     places = [package / "bin" / PROGRAM]
@@ -159,6 +161,7 @@ class Server:
         if process.poll() is None:
             process.kill()
         status = process.wait()
+        self._thread.join()
         atexit.unregister(self._at_exit)
         self._remove_folder()
         return status

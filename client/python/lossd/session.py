@@ -10,12 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lossd import _device
 from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import integer
 from lossd._batch import BatchOptions, Distillation, prepare, result_of
 from lossd._handles import Handle
 from lossd._library import library
+from lossd._staging import Staged, Staging, stage
 from lossd._window import Contributor
 from lossd.errors import WindowLostError
 from lossd.results import BatchResult
@@ -32,8 +34,10 @@ class Session:
     with the same client_key, or after WindowLostError a new one. A context manager, which closes it.
     """
 
-    def __init__(self, head: Head, pointer: int | None) -> None:
+    def __init__(self, head: Head, pointer: int | None, *, deterministic: bool = False) -> None:
         self._head = head
+        self._deterministic = deterministic
+        self._stagings: dict[Any, Staging] = {}
         self._handle = Handle(pointer, "lossd_session_free", "this session")
         with self._handle as session:
             key = library().function("lossd_session_client_key")(session)
@@ -41,6 +45,8 @@ class Session:
         self._contributor = Contributor(self._client_key, self._marks_of(self._handle))
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        if self._contributor.contributed():  # an earlier process with this client_key did, perhaps in another window
+            self._contributor.resume(head.info().sessions)
         head._window.add(self._contributor)
 
     @staticmethod
@@ -112,6 +118,9 @@ class Session:
         labels: [...] integers in [0, V), or ignore_index. No tokens at all are fine.
         mode: "gradients" adds to dW and makes dX; "loss" only looks.
         dx: True makes dX of dx_dtype (None: that of hidden), False does not, an array is written to.
+        PyTorch tensors on a GPU: outputs are on it, too. Where the server runs on the same GPU (same_host_regions) they
+            do not leave it, otherwise they travel through pinned memory, on a stream of the session's own. Both are
+            in the order of the current stream. labels and the like may be on the GPU or not.
         losses: whether the loss of each token is wanted.
         reduction: of `loss` and of what the gradients are of: "sum"; "mean", over `normalizer` if it is given (the
             global batch's count of valid tokens, or with class weights the sum of the labels' weights), otherwise
@@ -134,8 +143,11 @@ class Session:
         return self._compute(hidden, labels, options)
 
     def _compute(self, hidden: Any, labels: Any, options: BatchOptions) -> BatchResult:
+        if _device.layer_of(hidden) is not None:
+            return self._stage(hidden, labels, options).compute(self._run, wait=False)
         kind = t.kind_of(hidden)
-        view = self._checked_hidden(t.float_view(hidden, "hidden", options.hidden_dtype))
+        view = t.float_view(hidden, "hidden", options.hidden_dtype)
+        self._check_hidden(view.shape)
         dx = None
         arrays: dict[str, Any] = {}
         if options.wants_dx:
@@ -147,18 +159,30 @@ class Session:
         result = self._run(prepared.batch, prepared.outputs)
         return result_of(result, {**prepared.arrays, **arrays})
 
-    def _checked_hidden(self, view: t.View) -> t.View:
-        if not view.shape or view.shape[-1] != self._head.hidden_size:
-            raise ValueError(f"hidden has shape {view.shape}; want [..., {self._head.hidden_size}] for {self._head.name!r}")
-        return view
+    def _check_hidden(self, shape: tuple[int, ...]) -> None:
+        if not shape or shape[-1] != self._head.hidden_size:
+            raise ValueError(f"hidden has shape {shape}; want [..., {self._head.hidden_size}] for {self._head.name!r}")
+
+    def _stage(self, hidden: Any, labels: Any, options: BatchOptions) -> Staged:
+        """Begins to bring a batch from its GPU, in the order of the calling thread's current stream."""
+        self._check_hidden(tuple(hidden.shape))
+        if tuple(labels.shape if hasattr(labels, "shape") else t.label_view(labels).shape) != tuple(hidden.shape[:-1]):
+            raise ValueError(f"labels has shape {tuple(labels.shape)}; want {tuple(hidden.shape[:-1])}")
+        with self._lock:
+            staging = self._stagings.get(hidden.device)
+            if staging is None:
+                layer, torch = _device.layer_of(hidden), t.torch_of(hidden)
+                assert layer is not None
+                regions = not self._deterministic  # these may not lie in device regions
+                staging = Staging(self._head.client, layer, hidden.device, torch, regions=regions)
+                self._stagings[hidden.device] = staging
+        return stage(staging, hidden, labels, options)
 
     def _run(self, batch: s.Batch, outputs: s.Outputs) -> s.Result:
         result = library().make(s.Result)
         try:
             with self._handle as session:
-                library().call(
-                    "lossd_session_compute", session, c.byref(batch), c.byref(outputs), c.byref(result)
-                )
+                library().call("lossd_session_compute", session, c.byref(batch), c.byref(outputs), c.byref(result))
         except WindowLostError:
             # What it had added is gone, so that nobody can name it any more.
             self._head._window.drop(self._contributor)
@@ -167,8 +191,18 @@ class Session:
 
     def compute_async(self, hidden: Any, labels: Any, **options: Any) -> Future[BatchResult]:
         """The same as compute, in a thread of the session's own, in the order of the calls. The tensors must be left
-        as they are until the future is done. Cancelling it works until its turn has come."""
-        return self._thread().submit(self.compute, hidden, labels, **options)
+        as they are until the future is done. Cancelling it works until its turn has come. Tensors on a GPU are taken
+        in the order of the calling thread's stream, while the batch before is computed (two are under way at most),
+        and the outputs may be used in any stream."""
+        if _device.layer_of(hidden) is None:
+            return self._thread().submit(self.compute, hidden, labels, **options)
+        # What is on a GPU is copied while the batch before is computed, and in the order of this thread's stream.
+        options["out"] = options.get("out") or {}
+        thread = self._thread()
+        staged = self._stage(hidden, labels, BatchOptions(**options))
+        future = thread.submit(staged.compute, self._run, wait=True)
+        future.add_done_callback(lambda done: staged.cancel() if done.cancelled() else None)
+        return future
 
     def _thread(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -200,14 +234,18 @@ class Session:
             with self._handle as session:
                 self._contributor.end()
                 library().call("lossd_session_close", session)
+            self._head._window.forget_ended()
         finally:
             self._handle.close()
+            for staging in self._stagings.values():
+                staging.close()
 
     def __del__(self) -> None:
         # The session lives on at the server until its lease ends, and what it added has to be named all the same.
         contributor, handle = getattr(self, "_contributor", None), getattr(self, "_handle", None)
         if contributor is not None and handle is not None and not handle.closed and handle.is_ours:
             contributor.end()
+            self._head._window.forget_ended()
 
     def _finish_thread(self) -> None:
         with self._lock:

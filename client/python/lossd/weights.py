@@ -6,7 +6,6 @@ import ctypes as c
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, integer
 from lossd._handles import Handle
@@ -95,10 +94,11 @@ def write_weights(head: Head, weights: Any, bias: Any, dtype: Any, progress: Pro
     if t.is_on_device(weights):
         _require_shape(head, tuple(weights.shape), "weights")
         write = head.begin_write(uuid.uuid4().hex)
-        write.write_rows(0, weights, bias, progress=progress)
-        version = write.commit()
-        write.close()
-        return version
+        try:
+            write.write_rows(0, weights, bias, progress=progress)
+            return write.commit()
+        finally:
+            write.close()
     view = t.float_view(weights, "weights", dtype)
     _require_shape(head, view.shape, "weights")
     bias_view = _bias_view(bias, head.vocab_size)
@@ -137,6 +137,8 @@ def read_rows(
     name = t.output_dtype(out, "out")
     if bias_out is None and head.config.bias:
         bias_out = t.Kind().empty((count,), "float32")
+    if count == 0:
+        return out
     if t.is_on_device(out):
         if tuple(out.shape) != shape:
             raise ValueError(f"out has shape {tuple(out.shape)}; want {shape}")

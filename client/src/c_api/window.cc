@@ -20,6 +20,15 @@ absl::StatusOr<FlushOptions> OptionsOf(const lossd_flush_options& given) {
                        .gradient_scale = given.gradient_scale,
                        .progress = ProgressOf(given.progress, given.user),
                        .commit = given.leave_frozen == 0};
+  if (given.sink != nullptr) {
+    options.sink = [sink = given.sink, user = given.user](int64_t first_row, int64_t rows,
+                                                          const void* gradient,
+                                                          std::span<const float> bias_gradient) {
+      const float* bias = bias_gradient.empty() ? nullptr : bias_gradient.data();
+      const int32_t answer = sink(user, first_row, rows, gradient, bias);
+      return answer == 0 ? absl::OkStatus() : absl::CancelledError(absl::StrCat("it returned ", answer));
+    };
+  }
   if (given.on_frozen != nullptr) {
     options.on_frozen = [on_frozen = given.on_frozen, user = given.user] { on_frozen(user); };
   }
@@ -42,6 +51,14 @@ absl::StatusOr<lossd_flush_result> ToC(const FlushResult& result) {
   }
   std::ranges::copy(result.flush_id, converted.flush_id);
   return converted;
+}
+
+absl::Status Tell(const absl::StatusOr<FlushResult>& flushed, lossd_flush_result* result) {
+  if (!flushed.ok()) return flushed.status();
+  const auto told = ToC(*flushed);
+  if (!told.ok()) return told.status();
+  Write(*told, result);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepOptions> OptionsOf(const lossd_step_options* given) {
@@ -87,13 +104,20 @@ lossd_status* lossd_head_flush(const lossd_head* head, const lossd_flush_options
     const auto sessions = MarksOf(marks, marks_count);
     if (!sessions.ok()) return sessions.status();
     if (absl::Status status = CheckResult(result, "result"); !status.ok()) return status;
-    const auto flushed = head->head.Flush(*converted, *sessions, read->gradient,
-                                          SpanOf(read->bias_gradient, head->head.config().vocab_size));
-    if (!flushed.ok()) return flushed.status();
-    const auto told = ToC(*flushed);
-    if (!told.ok()) return told.status();
-    Write(*told, result);
-    return absl::OkStatus();
+    return Tell(head->head.Flush(*converted, *sessions, read->gradient,
+                                 SpanOf(read->bias_gradient, head->head.config().vocab_size)),
+                result);
+  });
+}
+
+lossd_status* lossd_head_discard(const lossd_head* head, const char* const* marks, size_t marks_count,
+                                 lossd_flush_result* result) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
+    const auto sessions = MarksOf(marks, marks_count);
+    if (!sessions.ok()) return sessions.status();
+    if (absl::Status status = CheckResult(result, "result"); !status.ok()) return status;
+    return Tell(head->head.Discard(*sessions), result);
   });
 }
 

@@ -80,6 +80,22 @@ Json Errors(const LoadResult& load) {
   return json;
 }
 
+Json Flushes(const std::vector<FlushTimes>& flushes) {
+  if (flushes.empty()) return nullptr;
+  Json json = Json::object();
+  for (const FlushTimes& times : flushes) {
+    const Summary summary = Summarize(times.seconds);
+    Json& entry = json[Name(times.type)];
+    entry = {{"bytes", times.bytes},
+             {"norm", times.norm},
+             {"ms", Milliseconds(summary)},
+             {"gb_per_second", nullptr}};
+    if (summary.count > 0)
+      entry["gb_per_second"] = static_cast<double>(times.bytes) / kGigabyte / summary.p50;
+  }
+  return json;
+}
+
 Json Cpu(const std::optional<Span<double>>& cpu, double gigabytes) {
   if (!cpu || cpu->before < 0 || cpu->after < 0) return nullptr;
   const double seconds = cpu->after - cpu->before;
@@ -178,6 +194,7 @@ Json Report(const Settings& settings, const Findings& findings) {
           {"never_sent", static_cast<int64_t>(load.waited_in_vain.size())},
           {"stages_ms", ChunkStages(load.timings)},
           {"server_stages_ms", findings.metrics ? Stages(*findings.metrics) : Json()},
+          {"flushes", Flushes(findings.flushes)},
           {"cpu",
            {{"client", Cpu(findings.client_cpu, in + out)}, {"server", Cpu(findings.server_cpu, in + out)}}},
           {"server_memory",
@@ -222,6 +239,11 @@ std::string ReportText(const Json& report) {
   if (const Json& stages = report["server_stages_ms"]; !stages.is_null()) {
     line("forward", Latencies(stages["forward"]));
     line("dW", Latencies(stages["weight_gradient"]));
+  }
+  for (const auto& [type, flush] : report["flushes"].items()) {
+    line("flush",
+         absl::StrCat("dW as ", type, ", ", tools::FormatBytes(flush["bytes"].get<int64_t>()), ": p50 ",
+                      Number(flush["ms"]["p50"]), " ms, ", Number(flush["gb_per_second"]), " GB/s"));
   }
   line("client CPU", CpuText(report["cpu"]["client"]));
   line("server CPU", CpuText(report["cpu"]["server"]));

@@ -4,7 +4,9 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "client/tools/perf/flushes.h"
 #include "client/tools/perf/load.h"
 #include "client/tools/perf/metrics.h"
 #include "client/tools/perf/problem.h"
@@ -29,6 +31,7 @@ struct Findings {
   Span<double> client_cpu = {};                 // seconds
   std::optional<Span<double>> server_cpu = {};  // of a server of its own
   std::optional<Span<Metrics>> metrics = {};
+  std::vector<FlushTimes> flushes = {};  // empty: none were asked for
   ServerMemory memory = {};
 };
 

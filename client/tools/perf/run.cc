@@ -10,6 +10,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/tools/perf/flushes.h"
 #include "client/tools/perf/load.h"
 #include "client/tools/perf/metrics.h"
 #include "client/tools/perf/problem.h"
@@ -135,6 +136,11 @@ Outcome Measure(const Settings& settings, const Head& head, Client& client, cons
     std::fprintf(stderr, "lossd-perf: no time in stages: %s\n",
                  std::string(readings.status().message()).c_str());
     findings.metrics.reset();
+  }
+  if (settings.flushes > 0) {
+    auto flushes = TimeFlushes(head, settings.flushes, interrupted);
+    if (!flushes.ok()) return Problem(ExitCode::kFailed, flushes.status());
+    findings.flushes = *std::move(flushes);
   }
   if (auto memory = client.Memory(); memory.ok()) findings.memory = *std::move(memory);
   return {.exit_code = Failed(findings.load) ? ExitCode::kFailed : ExitCode::kOk,

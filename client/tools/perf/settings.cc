@@ -170,6 +170,11 @@ void AddLoadOptions(CLI::App& app, Settings& settings) {
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str()
       ->group(kGroup);
+  app.add_option("--flushes", settings.flushes,
+                 "After the load, read dW this often as fp32 and as bf16, and say how long it takes")
+      ->check(CLI::Range(0, 10000))
+      ->capture_default_str()
+      ->group(kGroup);
   app.add_option(
          "--rate", settings.rate,
          "Open loop: this many batches a second arrive at random times (Poisson), and wait in line "
@@ -180,6 +185,9 @@ void AddLoadOptions(CLI::App& app, Settings& settings) {
 }
 
 std::string Problem(const Settings& settings) {
+  if (settings.flushes > 0 && settings.mode == ComputeMode::kLossOnly) {
+    return "--flushes reads a gradient, and with --loss_only there is none";
+  }
   const int64_t elements = int64_t{1} << 40;
   if (settings.vocab > elements / settings.hidden) return "--vocab times --hidden is too much for any memory";
   if (settings.tokens > elements / settings.hidden) {
@@ -234,6 +242,7 @@ nlohmann::ordered_json ToJson(const Settings& settings) {
                                  {"softcap", settings.loss.softcap.value_or(0)},
                                  {"logit_scale", settings.loss.logit_scale.value_or(1)},
                                  {"clients", settings.clients},
+                                 {"flushes", settings.flushes},
                                  {"warm_up", settings.warm_up},
                                  {"loop", settings.rate > 0 ? "open" : "closed"},
                                  {"rate", nullptr},

@@ -51,6 +51,7 @@ struct Settings {
   double rate = 0;  // 0: closed loop
   uint64_t seed = 1;
   double timeout = 10;
+  int64_t flushes = 0;  // how often the gradient is read in the end, of each dtype
 };
 
 // Every option but --transport, the lists of a sweep and how results are printed.

@@ -75,6 +75,18 @@ class LossdPerfTest(unittest.TestCase):
         self.assertGreater(report["server_memory"]["peak_bytes"], 0)
         self.assertEqual(report["server_stages_ms"]["forward"]["samples"], report["chunks"])
 
+    def test_reads_of_the_gradient(self):
+        report = self.succeed(*OWN, *SMALL, "--batches=3", "--flushes=4")
+        flushes = report["flushes"]
+        for name, size in (("float32", 4), ("bfloat16", 2)):
+            self.assertEqual(flushes[name]["bytes"], 500 * 32 * size)
+            self.assertEqual(flushes[name]["ms"]["samples"], 4)
+            self.assertGreater(flushes[name]["gb_per_second"], 0)
+            self.assertGreater(flushes[name]["norm"], 0)
+        self.assertEqual(flushes["float32"]["norm"], flushes["bfloat16"]["norm"])
+        self.assertIsNone(self.succeed(*OWN, *SMALL, "--batches=1")["flushes"])
+        self.assertEqual(perf("--flushes=1", "--loss_only").returncode, USAGE)
+
     def test_options_of_the_loss(self):
         plain = self.succeed(*OWN, *SMALL, "--batches=2", "--dtype=fp32")
         report = self.succeed(*OWN, *SMALL, "--batches=2", "--dtype=fp32", "--label_smoothing=0.2", "--lse_square_scale=0.01",

@@ -170,6 +170,16 @@ std::vector<Case> StreamCases() {
        grpc::StatusCode::INVALID_ARGUMENT,
        {"no valid lossd.v1.WriteWeightsRequest"},
        RejectReason::kMalformed},
+      {"call_for_logits_that_cannot_be_parsed",
+       [](Environment& environment) {
+         v1::LogitsRequest request;
+         request.set_head("h");
+         request.set_hidden_states(std::string(32, '\0'));
+         return SendBytes(environment, "/lossd.v1.LossService/Logits", {Truncated(request)});
+       },
+       grpc::StatusCode::INVALID_ARGUMENT,
+       {"no valid lossd.v1.LogitsRequest"},
+       RejectReason::kMalformed},
       {"stream_taken_by_another",
        [](Environment& environment) {
          ComputeStream other(environment.stubs(), environment.session());

@@ -16,7 +16,8 @@ using ::testing::HasSubstr;
 
 std::vector<Case> AllCases() {
   std::vector<Case> all;
-  for (const auto& cases : {ContentCases(), StreamCases(), CallCases(), StepCases(), ClientCases()}) {
+  for (const auto& cases :
+       {ContentCases(), StreamCases(), CallCases(), StepCases(), LogitsCases(), ClientCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;

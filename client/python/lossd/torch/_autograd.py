@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lossd._batch import Distillation
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Coefficients, Tokens, Values, forward_pass, gradient_pass, minus
 
@@ -24,6 +25,7 @@ class LossCall:
     return_z_loss: bool
     wire_dtype: torch.dtype
     class_weight_sum: float | None = None  # of the labels, if it is known
+    distillation: Distillation | None = None
 
     @property
     def frozen(self) -> bool:
@@ -36,7 +38,7 @@ class LossCall:
         return frozenset(wanted | ({"z_losses"} if self.return_z_loss and by_token else set()))
 
     def tokens(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tokens:
-        return Tokens(hidden.detach().to(self.wire_dtype), labels, weights)
+        return Tokens(arrived(hidden.detach()).to(self.wire_dtype), arrived(labels), weights, self.distillation)
 
     def forward(
         self,
@@ -47,9 +49,7 @@ class LossCall:
         dx_dtype: torch.dtype | None,
     ) -> Values:
         tokens = self.tokens(hidden, labels, weights)
-        return forward_pass(
-            self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype
-        )
+        return forward_pass(self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype)
 
     def outputs(self, values: Values, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The loss, the log-sum-exps, the z-loss."""
@@ -62,6 +62,11 @@ class LossCall:
         if not self.return_z_loss:
             return loss, lse, None
         return loss, lse, torch.full((), values.z_loss(self.options), dtype=torch.float32, device=device)
+
+
+def arrived(tensor: Tensor) -> Tensor:
+    """Of a collective that is still under way, its result."""
+    return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
 
 
 def evaluate(call: LossCall, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -112,9 +117,7 @@ def _dx_dtype(hidden: Tensor) -> torch.dtype:
     return torch.float32 if hidden.dtype == torch.float64 else hidden.dtype
 
 
-def _gradient(
-    ctx: Any, d_loss: Tensor | None, d_lse: Tensor | None, d_z: Tensor | None
-) -> tuple[Tensor | None, bool]:
+def _gradient(ctx: Any, d_loss: Tensor | None, d_lse: Tensor | None, d_z: Tensor | None) -> tuple[Tensor | None, bool]:
     """dX, or None if it is not wanted, and whether the upstream gradients are finite."""
     call, values = ctx.call, ctx.values
     by_token = call.options.reduction == "none" or d_lse is not None
@@ -126,7 +129,7 @@ def _gradient(
     rows = None
     if scalars is None:
         scalars, rows = _by_token(call, values, labels, weights, lse, d_loss, d_lse, d_z)
-    elif not math.isfinite(scalars.scale + scalars.z_scale):
+    elif not scalars.finite:
         scalars, rows = Coefficients(0.0, 0.0), labels != call.options.ignore_index
     dx = _exact(ctx, call.tokens(hidden, labels, weights), scalars, hidden)
     if rows is None or not bool(rows.any()):
@@ -150,7 +153,7 @@ def _declared(ctx: Any) -> Coefficients:
 def _scalars(options: LossOptions, values: Values, d_loss: Tensor | None, d_z: Tensor | None) -> Coefficients:
     # This reads the device's numbers. It waits for little: the forward pass has waited for all that came before it.
     loss = 0.0 if d_loss is None else float(d_loss)
-    z_loss = 0.0 if d_z is None else float(d_z)
+    z_loss = 0.0 if d_z is None or options.lse_square_scale == 0 else float(d_z)
     if values.valid_tokens == 0 or values.empty_mean:
         return Coefficients(0.0, 0.0)
     return Coefficients(loss / values.count, (loss + z_loss) / values.z_count)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lossd._batch import Distillation
 from lossd.torch._autograd import LossCall, RemoteLoss, evaluate
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import class_weights_count
@@ -41,6 +43,7 @@ def linear_cross_entropy(
     z_normalizer: float | Tensor | None = None,
     grad_scale: float | Tensor | None = None,
     train_head: bool | None = None,
+    distillation: Distillation | None = None,
     torch_compat: bool = True,
 ) -> Any:
     """F.cross_entropy(F.linear(input, W, b), target) with W and b at the server; no logits exist here.
@@ -71,6 +74,8 @@ def linear_cross_entropy(
         None: forward computes the loss, and backward sends the tokens again.
     train_head: whether dW is wanted; None: unless the head is frozen. False, of a head that is not frozen: only for
         input that needs no gradient.
+    distillation: soft targets of another head of the same server, fed with hidden states of its own, which get no
+        gradient: lossd.Distillation. A mean divides the divergence as it does the cross-entropy.
     torch_compat: the mean of a batch without tokens that count is NaN, as PyTorch's, and not 0. Gradients are 0.
 
     Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss).
@@ -107,17 +112,19 @@ def linear_cross_entropy(
         return_lse=return_lse,
         return_z_loss=return_z_loss,
         wire_dtype=_wire_dtype(input, head),
+        distillation=_soft_targets(distillation),
     )
     trains = _trains(train_head, input, call)
     if torch.is_grad_enabled() and (trains or input.requires_grad):
         # What inference_mode has made cannot be kept for backward.
-        hidden = input.clone() if input.is_inference() else input
-        labels = labels.clone() if labels.is_inference() else labels
+        hidden, labels, weights = (
+            one.clone() if one is not None and one.is_inference() else one for one in (input, labels, weights)
+        )
         outputs = RemoteLoss.apply(hidden, head.anchor if trains else None, labels, weights, call)
     else:
         outputs = evaluate(call, input, labels, weights)
     wanted = (True, return_lse, return_z_loss)
-    chosen = tuple(output for output, want in zip(outputs, wanted) if want)
+    chosen = tuple(output for output, want in zip(outputs, wanted, strict=True) if want)
     return chosen if len(chosen) > 1 else chosen[0]
 
 
@@ -131,21 +138,33 @@ def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, 
         raise TypeError(f"input is {input.dtype}; want one of {', '.join(map(str, FLOATS))}")
     if target.dtype not in INTEGERS:
         raise TypeError(f"target is {target.dtype}; want integers, such as torch.int64")
-    if input.layout is not torch.strided or input.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"input is a {input.layout} tensor on {input.device}; want a dense one on a CPU or CUDA device")
+    _check_dense("input", input)
     if input.dim() < 1 or input.shape[-1] != head.hidden_size:
         raise ValueError(f"input has shape {list(input.shape)}; want [..., {head.hidden_size}], as the head is")
+    _check_dense("target", target)
     _check_tokens("target", target, input)
     if token_weights is None:
         return
-    if not isinstance(token_weights, Tensor) or not token_weights.is_floating_point():
-        raise TypeError("token_weights is no tensor of floating-point numbers")
+    if not isinstance(token_weights, Tensor):
+        raise TypeError(f"token_weights is a {type(token_weights).__name__}; want a torch.Tensor")
+    if token_weights.dtype not in FLOATS:
+        raise TypeError(f"token_weights is {token_weights.dtype}; want one of {', '.join(map(str, FLOATS))}")
     _check_tokens("token_weights", token_weights, input)
     if token_weights.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "token_weights needs a gradient, and gets none here; multiply the losses of reduction='none' instead, "
             "or detach it"
         )
+
+
+def _check_dense(name: str, value: Tensor) -> None:
+    if value.layout is not torch.strided or value.device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"{name} is a {value.layout} tensor on {value.device}; want a dense one on a CPU or CUDA device"
+        )
+    # A DTensor, for one, whose memory holds something else than its elements in their order.
+    if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not hasattr(value, "trigger_wait"):
+        raise ValueError(f"{name} is a {type(value).__name__}; want a plain tensor, such as its to_local()")
 
 
 def _check_tokens(name: str, value: Tensor, input: Tensor) -> None:
@@ -163,13 +182,19 @@ def _class_weight_sum(weight: Tensor, labels: Tensor, options: LossOptions, head
     return class_weight_sum(weight, labels, options.ignore_index)
 
 
+def _soft_targets(distillation: Distillation | None) -> Distillation | None:
+    if distillation is None or not isinstance(distillation.hidden, Tensor):
+        return distillation
+    return replace(distillation, hidden=distillation.hidden.detach())
+
+
 def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_count: bool) -> float | None:
     if grad_scale is None:
         return None
     if options.reduction == "none":
         raise ValueError(
-            f"grad_scale is {float(grad_scale)}, but reduction is 'none': there is a gradient for each token, which only "
-            "backward knows"
+            f"grad_scale is {float(grad_scale)}, but reduction is 'none': each token has a gradient, "
+            "which only backward knows"
         )
     declared = float(grad_scale)
     if not math.isfinite(declared):
@@ -186,8 +211,8 @@ def _trains(train_head: bool | None, input: Tensor, call: LossCall) -> bool:
         raise ValueError(f"train_head is True, but head {call.head.head.name!r} is frozen: it has no dW")
     if not train_head and not call.frozen and input.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            f"train_head is False and input needs a gradient, but head {call.head.head.name!r} is not frozen: dX and dW "
-            "are made together; create the head with frozen=True, or discard its window"
+            f"train_head is False and input needs a gradient, but head {call.head.head.name!r} is not frozen: dX and "
+            "dW are made together; create the head with frozen=True, or discard its window"
         )
     return train_head
 

@@ -16,8 +16,8 @@ class RemoteLinearCrossEntropy(nn.Module):
     """Takes the place of a model's lm_head and loss: forward(hidden states [..., H], labels [...]) -> loss.
 
     `options` are linear_cross_entropy's. Called with others these hold for that call. eval() computes the loss alone:
-    nothing is added to dW, and the loss has no gradient. state_dict() and load_state_dict() have the head's "weight" (and
-    "bias"), as a Linear in its place would.
+    nothing is added to dW, and the loss has no gradient. state_dict() and load_state_dict() have the head's "weight",
+    and its "bias" if it has one, as a Linear in its place would.
     """
 
     def __init__(self, head: RemoteHead, **options: Any) -> None:
@@ -35,5 +35,7 @@ class RemoteLinearCrossEntropy(nn.Module):
             return linear_cross_entropy(input, target, self.head, **chosen)
 
     def extra_repr(self) -> str:
-        parts = [f"head={self.head.head.name!r}, hidden_size={self.head.hidden_size}, vocab_size={self.head.vocab_size}"]
+        parts = [
+            f"head={self.head.head.name!r}, hidden_size={self.head.hidden_size}, vocab_size={self.head.vocab_size}"
+        ]
         return ", ".join(parts + [f"{name}={value!r}" for name, value in self.options.items()])

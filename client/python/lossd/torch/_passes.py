@@ -9,17 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lossd._batch import Distillation
 from lossd.errors import FailedPreconditionError
 from lossd.torch._options import LossOptions
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """One batch: hidden states [..., H] as they are sent, labels [...], weights of the tokens [...] or None."""
+    """One batch: hidden states [..., H] as they are sent, labels [...], weights of the tokens [...] or None, soft
+    targets or None."""
 
     hidden: Tensor
     labels: Tensor
     weights: Tensor | None
+    distillation: Distillation | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,11 @@ class Coefficients:
         return self.tokens is not None
 
     @property
+    def finite(self) -> bool:
+        """As fp32, which they are sent as."""
+        return all(abs(scale) <= torch.finfo(torch.float32).max for scale in (self.scale, self.z_scale))
+
+    @property
     def zero(self) -> bool:
         return not self.by_token and self.scale == 0 and self.z_scale == 0
 
@@ -95,8 +103,8 @@ def forward_pass(
     counted = class_weights_count(head, options)
     if counted and options.lse_square_scale > 0 and options.normalizer is not None and options.z_normalizer is None:
         raise ValueError(
-            f"normalizer is {options.normalizer} and z_normalizer is None, but with class weights the z-loss has another "
-            "count, the number of valid tokens: give it as z_normalizer"
+            f"normalizer is {options.normalizer} and z_normalizer is None, but with class weights the z-loss has "
+            "another count, the number of valid tokens: give it as z_normalizer"
         )
     arguments = options.compute_arguments()
     if declared is not None:
@@ -109,13 +117,14 @@ def forward_pass(
         dx_dtype=dx_dtype,
         losses=options.reduction == "none",
         token_weights=tokens.weights,
+        distillation=tokens.distillation,
         returns=returns,
         **arguments,
     )
     if class_weight_sum is not None and not math.isclose(result.class_weight_sum, class_weight_sum, rel_tol=1e-4):
         raise ValueError(
-            f"the labels' class weights add up to {class_weight_sum} by `weight`, and to {result.class_weight_sum} at the "
-            f"server; give what head {head.head.name!r} was created with, or weight=None"
+            f"the labels' class weights add up to {class_weight_sum} by `weight`, and to {result.class_weight_sum} at "
+            f"the server; give what head {head.head.name!r} was created with, or weight=None"
         )
     count, z_count = _counts(result, options, counted)
     return Values(
@@ -162,8 +171,8 @@ def gradient_pass(
     """Adds dW of the coefficients to the server's window. Returns dX as `dx_dtype`, None if that is None."""
     if values.weight_version == 0:
         raise FailedPreconditionError(
-            "the head's weights were replaced while the loss was computed, so that its tokens met different ones and it "
-            "has no gradient; compute it again, and write weights between steps"
+            "the head's weights were replaced while the loss was computed, so that its tokens met different ones and "
+            "it has no gradient; compute it again, and write weights between steps"
         )
     arguments = options.compute_arguments()
     weights = tokens.weights
@@ -182,6 +191,7 @@ def gradient_pass(
         dx_dtype=dx_dtype,
         losses=False,
         token_weights=weights,
+        distillation=tokens.distillation,
         weight_version=values.weight_version,
         **arguments,
     )
@@ -190,6 +200,4 @@ def gradient_pass(
 
 def minus(coefficients: Coefficients, other: Coefficients) -> Coefficients:
     """Of two that are not by token."""
-    return replace(
-        coefficients, scale=coefficients.scale - other.scale, z_scale=coefficients.z_scale - other.z_scale
-    )
+    return replace(coefficients, scale=coefficients.scale - other.scale, z_scale=coefficients.z_scale - other.z_scale)

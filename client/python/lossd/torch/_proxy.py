@@ -13,22 +13,21 @@ if TYPE_CHECKING:
 
 
 class GradientProxy(torch.nn.Parameter):
-    """[1], fp32. Its `.grad` is the Frobenius norm of the gradient that waits at the server (of dW and db together), and NaN
-    if an element of that is not finite.
+    """[1], fp32. Its `.grad` is the Frobenius norm of the gradient that waits at the server (of dW and db together),
+    and NaN if an element of that is not finite.
 
     What multiplies `.grad` in place multiplies the head's next step or flush, whoever does it: GradScaler.unscale_,
-    torch.nn.utils.clip_grad_norm_ (whose 2-norm over local parameters and proxies is the global one), or `grad.mul_`. The factor
-    is `.grad` over what it was when it was read; it ends with the window.
+    torch.nn.utils.clip_grad_norm_ (whose 2-norm over local parameters and proxies is the global one), or `grad.mul_`.
+    The factor is `.grad` over what it was when it was read; it ends with the window.
 
-    `.grad` is asked for (GradientStats) when it is first looked at, and again once more was added; None while nothing waits,
-    as of a parameter after zero_grad(set_to_none=True). Of a head with a process group it is not asked for by itself, as that
-    is collective: every rank calls RemoteHead.refresh_gradient() behind its last backward.
-    """
+    `.grad` is asked for (GradientStats) when it is first looked at, and again once more was added; None while nothing
+    waits, as of a parameter after zero_grad(set_to_none=True). Of a head with a process group it is not asked for by
+    itself, as that is collective: every rank calls RemoteHead.refresh_gradient() behind its last backward."""
 
     head: RemoteHead
 
     def __new__(cls, head: RemoteHead, device: torch.device | None = None) -> GradientProxy:
-        proxy = torch.Tensor._make_subclass(cls, torch.zeros(1, device=device), True)
+        proxy: GradientProxy = torch.Tensor._make_subclass(cls, torch.zeros(1, device=device), True)
         proxy.head = head
         proxy.forget()
         return proxy
@@ -61,7 +60,7 @@ class GradientProxy(torch.nn.Parameter):
         return now / self._read
 
     @property
-    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+    def grad(self) -> torch.Tensor | None:
         if self._grad is None or self._seen != self.head.contributions():
             self.head._refresh_proxy()
         return self._grad

@@ -25,7 +25,7 @@ def shift_labels(target: Tensor, shift: int, ignore_index: int = -100) -> Tensor
 
 def _fits(value: int, dtype: torch.dtype) -> bool:
     info = torch.iinfo(dtype)
-    return info.min <= value <= info.max
+    return bool(info.min <= value <= info.max)
 
 
 def class_weight_sum(weight: Tensor, target: Tensor, ignore_index: int = -100) -> float:
@@ -33,9 +33,10 @@ def class_weight_sum(weight: Tensor, target: Tensor, ignore_index: int = -100) -
     of range is an error of its own."""
     labels = target.detach().cpu().long()
     labels = labels[labels != ignore_index]
-    if labels.numel() > 0 and not (0 <= int(labels.min()) and int(labels.max()) < weight.shape[0]):
+    lowest, highest = (int(labels.min()), int(labels.max())) if labels.numel() > 0 else (0, 0)
+    if lowest < 0 or highest >= weight.shape[0]:
         raise ValueError(
-            f"target holds labels from {int(labels.min())} to {int(labels.max())}; want 0 to {weight.shape[0] - 1}, "
-            f"or ignore_index ({ignore_index})"
+            f"target holds labels from {lowest} to {highest}; want 0 to {weight.shape[0] - 1}, or ignore_index "
+            f"({ignore_index})"
         )
     return float(weight.detach().cpu().double()[labels].sum())

@@ -23,8 +23,8 @@ def clip_grad_norm_(
     """torch.nn.utils.clip_grad_norm_ over local parameters and heads together; returns the norm of all of it before.
 
     Local gradients are scaled in place, heads' by their next step or flush (through their proxies, so that a factor of
-    GradScaler.unscale_ counts already). norm_type: 2 or inf with heads. The heads' norms are asked for, without moving or freezing
-    anything; collective of heads with a process group. Call it once, behind the last backward of the step.
+    GradScaler.unscale_ counts already). norm_type: 2 or inf with heads. The heads' norms are asked for, without moving
+    or freezing anything; collective of heads with a process group. Call it once, behind the last backward of the step.
     """
     heads = [heads] if isinstance(heads, RemoteHead) else [head for head in heads if not head.frozen]
     local = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -41,8 +41,8 @@ def clip_grad_norm_(
     total = torch.linalg.vector_norm(torch.stack([total, *(part.to(total) for part in parts)]), norm_type)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
-            f"the total norm of order {norm_type} is {float(total)}; it cannot be clipped. With error_if_nonfinite=False the "
-            f"gradients are scaled by it all the same"
+            f"the total norm of order {norm_type} is {float(total)}; it cannot be clipped. With "
+            f"error_if_nonfinite=False the gradients are scaled by it all the same"
         )
     torch.nn.utils.clip_grads_with_norm_([*local, *named], max_norm, total, foreach)
     return total

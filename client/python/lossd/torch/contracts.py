@@ -1,8 +1,7 @@
 """A head whose weight is a parameter of the trainer: where its gradient lands, and what autograd is told of it.
 
-The trainer's own optimizer steps the parameter, and upload() writes it to the server. Until then dW waits at the server; it comes
-row by row and is put, or added, straight into `.grad` or `.main_grad`.
-"""
+The trainer's own optimizer steps the parameter, and upload() writes it to the server. Until then dW waits at the
+server; it comes row by row and is put, or added, straight into `.grad` or `.main_grad`."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ from lossd.torch.head import RemoteHead
 
 @dataclass
 class Landing:
-    """A flush that an error ended: how far its rows are in the tensor already. RemoteHead keeps it until it, or the window, ends."""
+    """A flush that an error ended: how far its rows are in the tensor already. RemoteHead keeps it until it, or the
+    window, ends."""
 
     address: int
     version: int
@@ -45,15 +45,15 @@ def flush_into(
 ) -> FlushResult:
     """Flushes the head's window into param.grad or param.main_grad (`to`), adding to what is there or overwriting it.
 
-    Rows are put in place as they arrive, in fp32, rounded once to the tensor's dtype: there is no second [V, H], and autograd has no
-    part in it. `.grad` is made (and overwritten) if there is none; `.main_grad` [V, H], or anything that views as that, must be
-    there. bias: the parameter of the head's bias, treated likewise; without it db is dropped. Collective of a head with a group: the
-    gradient of all ranks lands on the first one; on the others `overwrite` zeroes the tensor, and nothing else happens.
+    Rows are put in place as they arrive, in fp32, rounded once to the tensor's dtype: there is no second [V, H], and
+    autograd has no part in it. `.grad` is made (and overwritten) if there is none; `.main_grad` [V, H], or anything
+    that views as that, must be there. bias: the parameter of the head's bias, treated likewise; without it db is
+    dropped. Collective of a head with a group: the gradient of all ranks lands on the first one; on the others
+    `overwrite` zeroes the tensor, and nothing else happens.
 
-    After UnavailableError or DeadlineExceededError the same call again goes on behind the rows that have landed, so that none is added
-    twice: leave the tensor, and the window, as they are. After WindowLostError or DataLossError the tensor holds a part of what is lost:
-    zero it, and compute the window again.
-    """
+    After UnavailableError or DeadlineExceededError the same call again goes on behind the rows that have landed, so
+    that none is added twice: leave the tensor, and the window, as they are. After WindowLostError or DataLossError the
+    tensor holds a part of what is lost: zero it, and compute the window again."""
     if head.group is None:
         return _land(head, param, to, overwrite, bias, gradient_scale, None)
     marks = gather_marks(head, head.group)
@@ -116,28 +116,31 @@ def _land(
 
 
 def _landing_of(head: RemoteHead, target: torch.Tensor, to: str) -> Landing | None:
-    """The landing that this flush goes on with, if there is one. RuntimeError if it cannot be told what the tensor holds."""
+    """The landing that this flush goes on with, if there is one. RuntimeError if it cannot be told what the tensor
+    holds."""
     landing: Landing | None = head._landing
     if landing is None or landing.address != target.data_ptr():
         return None
-    if landing.version == target._version and (landing.read is not None or landing.contributions == head.contributions()):
+    if landing.version == target._version and (
+        landing.read is not None or landing.contributions == head.contributions()
+    ):
         return landing
     changed = f"param.{to} was changed" if landing.version != target._version else "more was added to the window"
     raise RuntimeError(
-        f"rows 0 to {landing.rows - 1} of an earlier flush of head '{head.name}' are in param.{to}, and {changed} since: call "
-        f"zero_grad() of the head, zero param.{to}, and compute the step again"
+        f"rows 0 to {landing.rows - 1} of an earlier flush of head '{head.name}' are in param.{to}, and {changed} "
+        f"since: call zero_grad() of the head, zero param.{to}, and compute the step again"
     )
 
 
 def _sink(landing: Landing, targets: list[torch.Tensor]) -> Callable[[int, Any, Any], None]:
-    @torch.no_grad()
     def put(first_row: int, rows: Any, bias_rows: Any) -> None:
         skip = max(0, landing.rows - first_row)  # of a flush that began again: these have landed
         if skip >= len(rows):
             return
-        _put(targets[0], first_row + skip, rows[skip:], landing.overwrite)
-        if len(targets) == 2:
-            _put(targets[1], first_row + skip, bias_rows[skip:], landing.overwrite_bias)
+        with torch.no_grad():
+            _put(targets[0], first_row + skip, rows[skip:], landing.overwrite)
+            if len(targets) == 2:
+                _put(targets[1], first_row + skip, bias_rows[skip:], landing.overwrite_bias)
         landing.rows = first_row + len(rows)
 
     return put
@@ -162,7 +165,9 @@ def _target(param: torch.Tensor, to: str, shape: tuple[int, ...], what: str) -> 
         raise ValueError(f"{what} is {list(param.shape)}; the head's is {list(shape)}")
     tensor = getattr(param, to, None)
     if tensor is None and to == "main_grad":
-        raise ValueError(f"{what} has no main_grad: whoever owns the gradient buffers sets it before the first backward")
+        raise ValueError(
+            f"{what} has no main_grad: whoever owns the gradient buffers sets it before the first backward"
+        )
     if tensor is None:
         param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format)
         return param.grad, True
@@ -182,9 +187,10 @@ class LocalWeight:
         optimizer.step()
         contract.upload()          # the server has the new weights
 
-    head: RemoteHead. weight: [V, H] parameter, bias: [V] or None. delay_wgrad: backward leaves the gradient at the server, and wgrad()
-    fetches it, once for as many backward passes as there were. accumulate_into_main_grad: it lands in weight.main_grad (fp32), added, or
-    overwriting if the attribute weight.overwrite_main_grad is true, and not in `.grad`. What backward returns for the weight:
+    head: RemoteHead. weight: [V, H] parameter, bias: [V] or None. delay_wgrad: backward leaves the gradient at the
+    server, and wgrad() fetches it, once for as many backward passes as there were. accumulate_into_main_grad: it lands
+    in weight.main_grad (fp32), added, or overwriting if the attribute weight.overwrite_main_grad is true, and not in
+    `.grad`. What backward returns for the weight:
 
       plain                                                         the gradient
       delayed                                                       None
@@ -192,12 +198,12 @@ class LocalWeight:
       accumulated, weight has it                                    zeros, and the attribute is set to True
       delayed and accumulated                                       likewise: None, or zeros and the attribute is set
 
-    The zeros make hooks on the parameter fire, for trainers that reduce `main_grad` in one. They are a tensor of their own.
+    The zeros are for trainers that reduce `main_grad` in a hook which expects a `.grad`. They are a new tensor each
+    time.
 
-    Of a head with a group each backward pass, or wgrad(), is collective: the first rank gets the gradient of all ranks and the others zeros, so
-    that a reduction which sums them is right, and one which averages them averages; leave RemoteHead's `average` off. gradient_scale multiplies
-    what lands.
-    """
+    Of a head with a group each backward pass, or wgrad(), is collective: the first rank gets the gradient of all ranks
+    and the others zeros, so that a reduction which sums them is right, and one which averages them averages; leave
+    RemoteHead's `average` off. gradient_scale multiplies what lands."""
 
     def __init__(
         self,
@@ -212,9 +218,14 @@ class LocalWeight:
         if head.frozen:
             raise ValueError(f"head '{head.name}' is frozen: it has no gradient")
         if tuple(weight.shape) != (head.vocab_size, head.hidden_size):
-            raise ValueError(f"weight is {list(weight.shape)}; head '{head.name}' is {[head.vocab_size, head.hidden_size]}")
+            raise ValueError(
+                f"weight is {list(weight.shape)}; head '{head.name}' is {[head.vocab_size, head.hidden_size]}"
+            )
         if (bias is not None) != head.has_bias:
-            raise ValueError(f"head '{head.name}' has {'a' if head.has_bias else 'no'} bias: {'give' if head.has_bias else 'leave out'} bias")
+            raise ValueError(
+                f"head '{head.name}' has {'a' if head.has_bias else 'no'} bias: "
+                f"{'give' if head.has_bias else 'leave out'} bias"
+            )
         self.head = head
         self.weight = weight
         self.bias = bias
@@ -231,7 +242,8 @@ class LocalWeight:
         return tied
 
     def wgrad(self) -> FlushResult | None:
-        """Fetches what delayed backward passes left at the server; None if there is nothing. After UnavailableError: call it again."""
+        """Fetches what delayed backward passes left at the server; None if there is nothing. After UnavailableError:
+        call it again."""
         if not self.waiting:
             return None
         result = self._land()
@@ -268,8 +280,7 @@ class LocalWeight:
             self.waiting = False
         else:
             return self._fetch()
-        parameters = (self.weight, self.bias)
-        return tuple(self._dummy(parameter) for parameter in parameters)  # type: ignore[return-value]
+        return self._dummy(self.weight), self._dummy(self.bias)
 
     def _dummy(self, parameter: torch.nn.Parameter | None) -> torch.Tensor | None:
         if parameter is None or not self.accumulate_into_main_grad or not hasattr(parameter, "grad_added_to_main_grad"):
@@ -279,18 +290,19 @@ class LocalWeight:
 
     def _fetch(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The gradient of the window in new tensors of the parameters' dtypes; zeros on all ranks but the first."""
-        dtype = self.weight.dtype if self.weight.dtype in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
+        dtype = (
+            self.weight.dtype if self.weight.dtype in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
+        )
         weight = torch.zeros(self.weight.shape, dtype=dtype, device=self.weight.device)
         bias = None if self.bias is None else torch.zeros(self.bias.shape)
         first = self.head.rank_in_group == 0
-        self.head.flush(
-            weight if first else None, gradient_scale=self.gradient_scale, bias_out=bias if first else None
-        )
+        self.head.flush(weight if first else None, gradient_scale=self.gradient_scale, bias_out=bias if first else None)
         return weight, None if bias is None or self.bias is None else bias.to(self.bias)
 
 
 class _Tie(torch.autograd.Function):
-    """The identity, which stands between the trunk and the loss: its backward runs once the loss's has, and all of dW is at the server."""
+    """The identity, which stands between the trunk and the loss: its backward runs once the loss's has, and all of dW
+    is at the server."""
 
     @staticmethod
     def forward(
@@ -301,7 +313,9 @@ class _Tie(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
         if not ctx.needs_input_grad[1]:
             return grad, None, None, None
         weight, bias = ctx.contract.gradients()

@@ -1,8 +1,7 @@
 """Ranks of one training run: data-parallel ones with a session each, and sharded ones with rows of the weight each.
 
-Objects travel with torch.distributed's own collectives, so that any backend does. An error on one rank is raised on all of
-them, so that none waits for it for ever.
-"""
+Objects travel with torch.distributed's own collectives, so that any backend does. An error on one rank is raised on
+all of them, so that none waits for it for ever."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ def world_size(group: dist.ProcessGroup | None) -> int:
 def global_token_count(
     target: torch.Tensor, ignore_index: int = -100, group: dist.ProcessGroup | None = None, *, shift: bool | int = False
 ) -> int:
-    """Labels of `target` [..., T] on all ranks that are not `ignore_index`: the `normalizer` of a mean over the global batch.
+    """Labels of `target` [..., T] on all ranks that are not `ignore_index`: the `normalizer` of a mean over the global
+    batch.
 
     group: None is the default group, or this process alone if torch.distributed is not initialised. shift: as in
     linear_cross_entropy; the first labels of each row, which no hidden state predicts, are not counted. Collective.
@@ -49,8 +49,8 @@ def gather_objects(value: T, group: dist.ProcessGroup | None) -> list[T]:
 
 
 def all_do(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
-    """work() on every rank; returns every rank's answer, by rank, once all are done. Raises if any rank's failed: the rank's own
-    error there, and on the others the first one's. Collective."""
+    """work() on every rank; returns every rank's answer, by rank, once all are done. Raises if any rank's failed: the
+    rank's own error there, and on the others the first one's. Collective."""
     if group is None:
         return [work()]
     own: BaseException | None = None
@@ -62,18 +62,17 @@ def all_do(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
     outcomes = gather_objects((answer, _portable(own)), group)
     if own is not None:
         raise own
-    for rank, (_, error) in enumerate(outcomes):
-        if error is not None:
-            error.add_note(f"on rank {rank} of the group") if hasattr(error, "add_note") else None
-            raise error
+    for _, failed in outcomes:
+        if failed is not None:
+            raise failed
     return [outcome[0] for outcome in outcomes]
 
 
 def first_rank_does(
     work: Callable[[], T], group: dist.ProcessGroup | None, tell: Callable[[T], Any] | None = None
 ) -> T:
-    """work() on the group's first rank; its answer, or its error, on every rank. tell: what the others get of the answer.
-    Collective."""
+    """work() on the group's first rank; its answer, or its error, on every rank. tell: what the others get of the
+    answer. Collective."""
     if group is None:
         return work()
     own: BaseException | None = None
@@ -91,11 +90,13 @@ def first_rank_does(
         raise own
     if box[0][1] is not None:
         raise box[0][1]
-    return answer if first else box[0][0]
+    result: T = answer if first else box[0][0]
+    return result
 
 
 def gather_marks(head: RemoteHead, group: dist.ProcessGroup | None) -> list[str]:
-    """Marks of the sessions of all ranks, for the one rank that flushes or steps. Waits for batches under way. Collective."""
+    """Marks of the sessions of all ranks, for the one rank that flushes or steps. Waits for batches under way.
+    Collective."""
     return [mark for marks in all_do(head.marks, group) for mark in marks]
 
 
@@ -113,13 +114,12 @@ def write_shard(
 ) -> int:
     """Publishes one version of which each rank has its own rows; returns it. No rank needs the rest. Collective.
 
-    rows: [R, H], rows [first_row, first_row + R) of the weight; R may differ between ranks and be 0. Or a DTensor [V, H] that is
-    sharded by rows, of which the local part is sent and `first_row` is known. bias: its [R] (fp32), or a DTensor [V]. Rows are rounded to
-    the head's dtype message by message before they are sent, unless the server keeps an fp32 master. write_key: the same on
-    all ranks, and another one for each version, such as "step 100": a rank that was restarted may send its rows again. group: the
-    ranks that have the rows; of a DTensor by default all.
-    FailedPreconditionError if rows of the head are missing, naming the first.
-    """
+    rows: [R, H], rows [first_row, first_row + R) of the weight; R may differ between ranks and be 0. Or a DTensor [V,
+    H] that is sharded by rows, of which the local part is sent and `first_row` is known. bias: its [R] (fp32), or a
+    DTensor [V]. Rows are rounded to the head's dtype message by message before they are sent, unless the server keeps
+    an fp32 master. write_key: the same on all ranks, and another one for each version, such as "step 100": a rank that
+    was restarted may send its rows again. group: the ranks that have the rows; of a DTensor by default all.
+    FailedPreconditionError if rows of the head are missing, naming the first."""
     group = _group_of(rows, group)
     local, first = _local_rows(head, rows, first_row)
     local_bias = None if bias is None else _local(bias).detach().to(torch.float32)
@@ -148,8 +148,9 @@ def read_shard(
     weight_version: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> int:
-    """Reads into `rows` what write_shard() sends from there, in the dtype of `rows`, all ranks of one version, which is returned.
-    bias: [R] fp32 or a DTensor [V], likewise. weight_version: what it must be; 0: the newest, as the first rank meets it. Collective."""
+    """Reads into `rows` what write_shard() sends from there, in the dtype of `rows`, all ranks of one version, which
+    is returned. bias: [R] fp32 or a DTensor [V], likewise. weight_version: what it must be; 0: the newest, as the
+    first rank meets it. Collective."""
     group = _group_of(rows, group)
     local, first = _local_rows(head, rows, first_row)
     local_bias = None if bias is None else _local(bias)
@@ -173,7 +174,7 @@ def read_shard(
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _group_of(rows: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
@@ -184,23 +185,31 @@ def _local_rows(head: RemoteHead, rows: torch.Tensor, first_row: int | None) -> 
     local = _local(rows)
     if local is not rows:
         if tuple(rows.shape) != (head.vocab_size, head.hidden_size):
-            raise ValueError(f"the DTensor is {list(rows.shape)}; head '{head.name}' is {[head.vocab_size, head.hidden_size]}")
+            raise ValueError(
+                f"the DTensor is {list(rows.shape)}; head '{head.name}' is {[head.vocab_size, head.hidden_size]}"
+            )
         return local, shard_offset(rows)
     if first_row is None:
         raise ValueError("first_row is needed: only a DTensor knows where its rows are")
-    if local.dim() != 2 or local.shape[1] != head.hidden_size or first_row + local.shape[0] > head.vocab_size or first_row < 0:
+    if (
+        local.dim() != 2
+        or local.shape[1] != head.hidden_size
+        or first_row + local.shape[0] > head.vocab_size
+        or first_row < 0
+    ):
         raise ValueError(
-            f"rows {list(local.shape)} from row {first_row} are no part of head '{head.name}', {[head.vocab_size, head.hidden_size]}"
+            f"rows {list(local.shape)} from row {first_row} are no part of head '{head.name}', "
+            f"{[head.vocab_size, head.hidden_size]}"
         )
     return local, first_row
 
 
 def shard_offset(tensor: torch.Tensor) -> int:
-    """First row of this rank's part of a DTensor whose placements are Shard(0) and Replicate(): dimension by dimension of the
-    mesh, rows are cut as torch.chunk cuts them."""
+    """First row of this rank's part of a DTensor whose placements are Shard(0) and Replicate(): dimension by dimension
+    of the mesh, rows are cut as torch.chunk cuts them."""
     from torch.distributed.tensor import Replicate, Shard
 
-    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise ValueError("this rank is not in the DTensor's mesh")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lossd.torch._proxy import GradientProxy
-from lossd.torch.distributed import first_rank_does, gather_marks, gather_objects, world_size
+from lossd.torch.distributed import all_do, first_rank_does, gather_marks, gather_objects, world_size
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 
 class RemoteHead:
-    """A head of a server together with this process's session of it, and what a trainer does with them between batches.
+    """A head of a server together with this process's session of it, and what a trainer does with them between
+    batches.
 
-    head: the lossd.Head. session: one of it; opened when first needed, as `rank`, unless given. device: of the tensors that it
-    makes ([1] each). group: the process group whose ranks all have a session of this head, each with its own `rank` (default:
-    its rank in the group). With a group step(), flush(), gradient_stats(), refresh_gradient() and zero_grad() are collective:
-    the marks of all ranks are gathered, the first rank asks the server once, and every rank gets its answer or its error.
-    average: the gradient is divided by the number of ranks, as DistributedDataParallel divides that of its parameters; without it
-    what the ranks added is a sum. session_options: further arguments of Head.open_session.
+    head: the lossd.Head. session: one of it; opened when first needed, as `rank`, unless given. device: of the tensors
+    that it makes ([1] each). group: the process group whose ranks all have a session of this head, each with its own
+    `rank` (default: its rank in the group). With a group step(), flush(), gradient_stats(), refresh_gradient() and
+    zero_grad() are collective: the marks of all ranks are gathered, the first rank asks the server once, and every
+    rank gets its answer or its error. average: the gradient is divided by the number of ranks, as
+    DistributedDataParallel divides that of its parameters; without it what the ranks added is a sum. session_options:
+    further arguments of Head.open_session.
 
     Not thread-safe, but for `session`. Errors: those of lossd.errors.
     """
@@ -60,6 +62,7 @@ class RemoteHead:
         self._lock = threading.Lock()
         self._pending: list[Future[Any]] = []
         self._consumed: object = None if session is None else _accepted(session.marks())
+        self._closed_at: object = None
         self._weight_version = 0
         self._landing: Landing | None = None
 
@@ -86,10 +89,9 @@ class RemoteHead:
     ) -> RemoteHead:
         """Creates the head `name`, or takes the one that is there with the same configuration, and writes `weights`.
 
-        weights: [vocab_size, hidden_size] of any float dtype, or a Linear, whose bias comes with it. bias: [vocab_size], or
-        True for a head with a bias that is written later. config: further arguments of Client.create_head, such as softcap.
-        With a group every rank calls this, and the first one writes.
-        """
+        weights: [vocab_size, hidden_size] of any float dtype, or a Linear, whose bias comes with it. bias:
+        [vocab_size], or True for a head with a bias that is written later. config: further arguments of
+        Client.create_head, such as softcap. With a group every rank calls this, and the first one writes."""
         if isinstance(weights, torch.nn.Linear):
             bias = weights.bias if bias is None else bias
             weights = weights.weight
@@ -97,9 +99,7 @@ class RemoteHead:
         head = client.create_head(
             name, vocab_size, hidden_size, dtype=name_of(dtype), optimizer=optimizer, bias=with_bias, **config
         )
-        remote = cls(
-            head, rank=rank, group=group, average=average, device=device, **(session_options or {})
-        )
+        remote = cls(head, rank=rank, group=group, average=average, device=device, **(session_options or {}))
         if weights is not None:
             remote.write_weights(weights, bias if isinstance(bias, torch.Tensor) else None)
         return remote
@@ -108,7 +108,8 @@ class RemoteHead:
     def from_linear(
         cls, client: lossd.Client, linear: torch.nn.Linear, name: str, *, dtype: torch.dtype | None = None, **more: Any
     ) -> RemoteHead:
-        """A head with the weights, and the bias, of `linear`; of its dtype unless another one is named. The rest as create()."""
+        """A head with the weights, and the bias, of `linear`; of its dtype unless another one is named. The rest as
+        create()."""
         return cls.create(
             client,
             name,
@@ -167,8 +168,9 @@ class RemoteHead:
     # --- Weights ------------------------------------------------------------------------------------------------------
 
     def write_weights(self, weights: torch.Tensor, bias: torch.Tensor | None = None) -> int:
-        """Publishes weights [V, H], and the bias [V] of a head with one, as a new version, which is returned. They are rounded to
-        the head's dtype before they are sent, or go as fp32 if the server keeps a master. With a group the first rank's count."""
+        """Publishes weights [V, H], and the bias [V] of a head with one, as a new version, which is returned. They are
+        rounded to the head's dtype before they are sent, or go as fp32 if the server keeps a master. With a group the
+        first rank's count."""
         self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))
         if self.has_bias != (bias is not None):
             raise ValueError(
@@ -194,7 +196,8 @@ class RemoteHead:
         return out, bias
 
     def state_dict(self, *, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-        """{"weight": [V, H] of `dtype` (the head's)}, and "bias": fp32 [V] of a head with one, read from the server."""
+        """{"weight": [V, H] of `dtype` (the head's)}, and "bias": fp32 [V] of a head with one, read from the
+        server."""
         weight, bias = self.read_weights(dtype=dtype)
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
@@ -219,7 +222,7 @@ class RemoteHead:
 
     def contributions(self) -> object:
         """Changes whenever this process's session has added to the window; for comparison only."""
-        return None if self._session is None else _accepted(self._session.marks())
+        return self._closed_at if self._session is None else _accepted(self._session.marks())
 
     @property
     def dirty(self) -> bool:
@@ -227,24 +230,29 @@ class RemoteHead:
         return self.contributions() != self._consumed
 
     def marks(self) -> list[str]:
-        """Of the sessions of this head that its client opened: what a flush or step in another process has to name. Waits for
-        batches under way."""
+        """Of the sessions of this head that its client opened: what a flush or step in another process has to name.
+        Waits for batches under way."""
         self.wait()
         return self.head.marks()
 
     @property
     def scale(self) -> float:
-        """What the next step or flush multiplies the gradient with: 1 / ranks if averaged, times what was done to the proxy."""
+        """What the next step or flush multiplies the gradient with: 1 / ranks if averaged, times what was done to the
+        proxy."""
         return self.proxy.factor / (world_size(self.group) if self.average else 1)
 
     def gradient_stats(self, *, gradient_scale: float = 1.0) -> GradientStats:
         """Of the gradient that waits at the server, as the next step would take it. Collective with a group."""
         factor = gradient_scale * self.scale
-        return self._collectively(lambda marks: self.head.gradient_stats(gradient_scale=factor, marks=marks))
+        stats: GradientStats = self._collectively(
+            lambda marks: self.head.gradient_stats(gradient_scale=factor, marks=marks)
+        )
+        return stats
 
     def refresh_gradient(self) -> torch.Tensor:
-        """Reads the gradient's norm into proxy.grad, which is returned, and undoes what was done to it: NaN if an element is not
-        finite, or a loss or its upstream gradient was not, of which nothing was added. Collective with a group."""
+        """Reads the gradient's norm into proxy.grad, which is returned, and undoes what was done to it: NaN if an
+        element is not finite, or a loss or its upstream gradient was not, of which nothing was added. Collective with
+        a group."""
         self.proxy.forget()
         stats = self.gradient_stats()
         finite = stats.non_finite == 0 and self._losses_finite()
@@ -260,8 +268,8 @@ class RemoteHead:
             self.refresh_gradient()
         elif self.dirty and self.proxy._grad is None:
             raise RuntimeError(
-                f"the gradient of head '{self.name}' is that of all ranks: have every rank call refresh_gradient() before "
-                f"anything looks at the proxy's .grad"
+                f"the gradient of head '{self.name}' is that of all ranks: have every rank call refresh_gradient() "
+                f"before anything looks at the proxy's .grad"
             )
 
     def step(
@@ -276,10 +284,10 @@ class RemoteHead:
         generation: int | None = None,
     ) -> StepResult:
         """One step of the server's optimizer, which consumes the window. Exactly once: after UnavailableError or
-        DeadlineExceededError the same call again is about the same step. What was done to the proxy (unscale_, clip) and the
-        average of a group are in the factor that the server is told. With skip_non_finite a gradient that is not finite, or a loss
-        that was not (nothing of it is in the window), changes nothing but ends the window; the answer says `skipped`.
-        FailedPreconditionError of a head without an optimizer."""
+        DeadlineExceededError the same call again is about the same step. What was done to the proxy (unscale_, clip)
+        and the average of a group are in the factor that the server is told. With skip_non_finite a gradient that is
+        not finite, or a loss that was not (nothing of it is in the window), changes nothing but ends the window; the
+        answer says `skipped`. FailedPreconditionError of a head without an optimizer."""
         if skip_non_finite and not self._losses_finite():
             return self._skip_step()
         factor = gradient_scale * self.scale
@@ -296,20 +304,21 @@ class RemoteHead:
                 marks=marks,
             )
 
-        result = self._collectively(ask)
+        result: StepResult = self._collectively(ask)
         self._weight_version = result.weight_version
         self._end_window()
         return result
 
     def flush(self, out: torch.Tensor | None = None, *, gradient_scale: float = 1.0, **options: Any) -> FlushResult:
-        """Head.flush with the marks and the factor of step(): dW into `out` [V, H], a new tensor, or a sink, and the window
-        ends. Collective with a group: the first rank gets the gradient, the others a FlushResult without one."""
+        """Head.flush with the marks and the factor of step(): dW into `out` [V, H], a new tensor, or a sink, and the
+        window ends. Collective with a group: the first rank gets the gradient, the others a FlushResult without
+        one."""
         factor = gradient_scale * self.scale
         if out is None and options.get("sink") is None and (self.group is None or self.rank_in_group == 0):
             out = torch.empty(self.vocab_size, self.hidden_size, dtype=options.pop("dtype", torch.float32))
         if out is not None:
             options["dtype"] = name_of(out.dtype)
-        result = self._collectively(
+        result: FlushResult = self._collectively(
             lambda marks: self.head.flush(out, gradient_scale=factor, marks=marks, **options), _without_gradient
         )
         if options.get("commit", True):
@@ -317,8 +326,9 @@ class RemoteHead:
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops what waits in the window, whoever added it; nothing at all is sent if this process (with a group: any rank) has
-        added nothing since the last step. set_to_none is there for the sake of callers, and makes no difference."""
+        """Drops what waits in the window, whoever added it; nothing at all is sent if this process (with a group: any
+        rank) has added nothing since the last step. set_to_none is there for the sake of callers, and makes no
+        difference."""
         if self.frozen:
             return
         self._settle()
@@ -330,15 +340,10 @@ class RemoteHead:
         self._end_window()
 
     def reopen(self) -> None:
-        """For after an error of a batch, which ends its session: opens the session again, under its client_key, and drops what
-        is in the window, so that the step can be computed anew from its first batch. Collective with a group."""
-        with self._lock:
-            old, self._session = self._session, None
-            options = dict(self._session_options)
-            if old is not None:
-                options["client_key"] = old.client_key
-            self._session = self.head.open_session(rank=self.rank, **options)
-            self._consumed = ()  # equal to no contributions: the window may have anything
+        """For after an error of a batch, which ends its session: opens the session again, under its client_key, and
+        drops what is in the window, so that the step can be computed anew from its first batch. Collective with a
+        group."""
+        all_do(self._open_again, self.group)
         self._pending = []
         self._weight_version = 0
         self.zero_grad()
@@ -346,20 +351,22 @@ class RemoteHead:
     # --- Checkpoints --------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, tag: str) -> Any:
-        """Everything the server has of the head (weights, optimizer, window) under `tag`, which the trainer writes into its own
-        checkpoint. Needs a server with --checkpoint_dir. Collective with a group. Returns a SavedCheckpoint."""
+        """Everything the server has of the head (weights, optimizer, window) under `tag`, which the trainer writes
+        into its own checkpoint. Needs a server with --checkpoint_dir. Collective with a group. Returns a
+        SavedCheckpoint."""
         self.wait()
         return first_rank_does(lambda: self.head.save_checkpoint(tag), self.group)
 
     def restore_checkpoint(self, tag: str = "") -> Any:
-        """Takes the head back to `tag` (the newest, if empty), and drops what was in that checkpoint's window: a trainer that
-        saved between steps had nothing there. Collective with a group. Returns a CheckpointInfo."""
+        """Takes the head back to `tag` (the newest, if empty), and drops what was in that checkpoint's window: a
+        trainer that saved between steps had nothing there. Collective with a group. Returns a CheckpointInfo."""
         info = first_rank_does(lambda: self.head.client.restore_checkpoint(self.name, tag), self.group)
         self.reopen()
         return info
 
     def close(self) -> None:
         """Ends the session at the server. What it added to the window stays there."""
+        self._closed_at = self.contributions()
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -371,9 +378,7 @@ class RemoteHead:
     def rank_in_group(self) -> int:
         return 0 if self.group is None else torch.distributed.get_rank(self.group)
 
-    def _collectively(
-        self, ask: Callable[[list[str] | None], Any], tell: Callable[[Any], Any] | None = None
-    ) -> Any:
+    def _collectively(self, ask: Callable[[list[str] | None], Any], tell: Callable[[Any], Any] | None = None) -> Any:
         """ask(marks of all ranks), on the first of them; its answer everywhere."""
         if self.group is None:
             self.wait()
@@ -403,6 +408,14 @@ class RemoteHead:
             window_tokens=0,
         )
 
+    def _open_again(self) -> None:
+        with self._lock:
+            if self._session is not None:
+                self._session_options["client_key"] = self._session.client_key
+            self._session = None
+            self._session = self.head.open_session(rank=self.rank, **self._session_options)
+            self._consumed = ()  # unlike any contributions: the window may hold anything
+
     def _settle(self) -> None:
         """Waits for batches under way whose outcome nobody wants any more."""
         pending, self._pending = self._pending, []
@@ -411,16 +424,8 @@ class RemoteHead:
 
     def _drop_window(self) -> None:
         info = self.head.info()
-        marks = [
-            json.dumps(
-                {
-                    "session_id": session.session_id,
-                    "lanes": [{"lane": m.lane, "accepted": m.accepted, "applied": m.applied} for m in session.lanes],
-                }
-            )
-            for session in info.sessions
-        ]
-        self.head.flush(sink=lambda first_row, rows, bias: None, marks=marks)
+        marks = [session.text() for session in info.sessions]
+        self.head.discard(marks=marks)
 
     def _end_window(self) -> None:
         self._consumed = self.contributions()
@@ -434,7 +439,9 @@ class RemoteHead:
         if tuple(tensor.shape) != tuple(want):
             raise ValueError(f"{what} of head '{self.name}' is {list(tensor.shape)}, and must be {list(want)}")
         if not tensor.is_floating_point() or tensor.is_meta:
-            raise TypeError(f"{what} of head '{self.name}' is {tensor.dtype} on {tensor.device}: give floating point values")
+            raise TypeError(
+                f"{what} of head '{self.name}' is {tensor.dtype} on {tensor.device}: give floating point values"
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteHead:
         return self  # a copied module shares the head: there is one set of weights

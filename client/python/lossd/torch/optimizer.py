@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 class RemoteOptimizer(torch.optim.Optimizer):
     """Steps heads by their servers' own optimizers, beside the trainer's optimizer of the local parameters.
 
-    heads: one RemoteHead or several, or groups {"params": [heads], "lr": ...}. lr: the learning rate. weight_decay, betas,
-    momentum: what steps use instead of what the heads were created with; schedulers that change a group's lr, betas, momentum
-    or weight_decay work. What else the rule has (dampening, eps, nesterov, maximize) is the head's for good.
-    skip_non_finite: a gradient with NaN or infinite elements changes nothing, without a GradScaler too.
+    heads: one RemoteHead or several, or groups {"params": [heads], "lr": ...}. lr: the learning rate. weight_decay,
+    betas, momentum: what steps use instead of what the heads were created with; schedulers that change a group's lr,
+    betas, momentum or weight_decay work. What else the rule has (dampening, eps, nesterov, maximize) is the head's for
+    good. skip_non_finite: a gradient with NaN or infinite elements changes nothing, without a GradScaler too.
 
     - param_groups hold the heads' proxies: GradScaler.unscale_ and step, and torch.nn.utils.clip_grad_norm_ with
       `head.proxy` among the parameters, do what they say.
-    - step() after UnavailableError or DeadlineExceededError is the same step again, and counts once: heads that have taken it
-      already are left alone. zero_grad() gives it up.
-    - Moments and step counts are at the server: RemoteHead.save_checkpoint keeps them. state_dict() has what the trainer's side has
-      (lr and the rest of the groups), and the steps taken, for comparison.
-    - Of heads with a process group every rank calls step() and zero_grad().
-    """
+    - step() after UnavailableError or DeadlineExceededError is the same step again, and counts once: heads that have
+      taken it already are left alone. zero_grad() gives it up.
+    - Moments and step counts are at the server: RemoteHead.save_checkpoint keeps them. state_dict() has what the
+      trainer's side has (lr and the rest of the groups), and the steps taken, for comparison.
+    - Of heads with a process group every rank calls step() and zero_grad()."""
 
     def __init__(
         self,
@@ -54,7 +53,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
             if value is None:
                 continue
             if name not in defaults:
-                raise ValueError(f"{name} is no parameter of head '{first.name}''s optimizer, which has {sorted(defaults)}")
+                raise ValueError(
+                    f"{name} is no parameter of head '{first.name}''s optimizer, which has {sorted(defaults)}"
+                )
             defaults[name] = value
         self.skip_non_finite = skip_non_finite
         self.last_results: dict[str, StepResult] = {}
@@ -69,16 +70,17 @@ class RemoteOptimizer(torch.optim.Optimizer):
         for proxy in proxies:
             if proxy.head.head.config.optimizer is None:
                 raise ValueError(
-                    f"head '{proxy.head.name}' has no optimizer: create it with optimizer=lossd.AdamW(...), or flush its "
-                    f"gradient into a local parameter (flush_into)"
+                    f"head '{proxy.head.name}' has no optimizer: create it with optimizer=lossd.AdamW(...), or flush "
+                    f"its gradient into a local parameter (flush_into)"
                 )
         if self.param_groups:  # of the first one the defaults say it
             group = {**_hyperparameters(proxies[0].head.head.config.optimizer), **group}
         super().add_param_group(group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, gradient_scale: float = 1.0) -> Any:  # type: ignore[override]
-        """One step of every head. gradient_scale: a further factor of the gradients. Returns what `closure` returned."""
+    def step(self, closure: Callable[[], Any] | None = None, *, gradient_scale: float = 1.0) -> Any:
+        """One step of every head. gradient_scale: a further factor of the gradients. Returns what `closure`
+        returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -32,12 +32,12 @@ def attach_state(
 ) -> StateHooks:
     """Makes the head's weights part of `module`'s state, as those of the Linear in its place would be.
 
-    module.state_dict() has `weight` [V, H] of `dtype` (the head's) and of a head with one `bias`, fp32 [V], read from the server
-    there and then: whoever does not want [V, H] in its memory leaves state_dict() to one rank, or uses read_shard.
-    module.load_state_dict() writes them to the server: missing, unexpected and wrongly shaped entries are reported as torch
-    reports those of parameters, and with strict=False a missing one leaves the server's weights alone. Of a head with a process
-    group the first rank's are written, and every rank has to load. A DTensor that is sharded by rows is written by all ranks, each its own.
-    """
+    module.state_dict() has `weight` [V, H] of `dtype` (the head's) and of a head with one `bias`, fp32 [V], read from
+    the server there and then: whoever does not want [V, H] in its memory leaves state_dict() to one rank, or uses
+    read_shard. module.load_state_dict() writes them to the server: missing, unexpected and wrongly shaped entries are
+    reported as torch reports those of parameters, and with strict=False a missing one leaves the server's weights
+    alone. Of a head with a process group the first rank's are written, and every rank has to load. A DTensor that is
+    sharded by rows is written by all ranks, each its own."""
     names = {"weight": weight, "bias": bias} if head.has_bias else {"weight": weight}
 
     def save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
@@ -62,7 +62,9 @@ def attach_state(
             if strict:
                 missing.extend(absent)
             if found and len(names) == 2:
-                errors.append(f"weight and bias of head '{head.name}' are one version: {absent} is missing, nothing was written")
+                errors.append(
+                    f"weight and bias of head '{head.name}' are one version: {absent} is missing, nothing was written"
+                )
             return
         problems = _problems(head, found, prefix, names)
         if problems:
@@ -82,11 +84,13 @@ def _problems(head: RemoteHead, found: dict[str, Any], prefix: str, names: dict[
             problems.append(f"{name} is a {type(value).__name__}, not a tensor")
         elif tuple(value.shape) != shapes[entry]:
             problems.append(
-                f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from checkpoint, the shape of "
-                f"head '{head.name}' is {shapes[entry]}."
+                f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from checkpoint, the shape "
+                f"of head '{head.name}' is {shapes[entry]}."
             )
         elif value.is_meta or not value.is_floating_point():
-            problems.append(f"{name} is {value.dtype} on {value.device}: head '{head.name}' needs floating point values")
+            problems.append(
+                f"{name} is {value.dtype} on {value.device}: head '{head.name}' needs floating point values"
+            )
     return problems
 
 

@@ -45,7 +45,7 @@ class JointOptimizer(Optimizer):
                 f"state_dict is not that of a JointOptimizer of {len(self.optimizers)} optimizers: it has the keys "
                 f"{sorted(state_dict)}"
             )
-        for optimizer, state in zip(self.optimizers, states):
+        for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
         self.param_groups[:] = self._groups()
 

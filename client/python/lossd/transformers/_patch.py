@@ -113,7 +113,8 @@ def patch(
         _weights.free(linear)
         attach_state(lm_head, remote, weight="weight", bias="bias")
     model.set_output_embeddings(lm_head)
-    forward = types.MethodType(_forward_of(type(model)), model)
+    kind: Any = type(model)
+    forward = types.MethodType(_forward_of(kind), model)
     setattr(model, _STATE, _Patch(lm_head, linear, follower, grad_scale, forward))
     model.forward = forward
     return remote
@@ -201,7 +202,9 @@ def _forward_of(model_class: type[nn.Module]) -> Any:
     return forward
 
 
-def _by_name(signature: inspect.Signature, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _by_name(
+    signature: inspect.Signature, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     if not args:
         return kwargs
     positional = signature.bind_partial(model, *args).arguments
@@ -228,7 +231,7 @@ def _loss(state: _Patch, hidden: torch.Tensor, labels: torch.Tensor, kwargs: dic
 
 
 def _state_of(model: nn.Module) -> _Patch:
-    state = getattr(model, _STATE, None)
+    state: _Patch | None = getattr(model, _STATE, None)
     if state is None:
         raise ValueError(f"{type(model).__name__} is not patched: call lossd.transformers.patch(model, ...) first")
     return state

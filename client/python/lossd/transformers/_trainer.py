@@ -24,8 +24,14 @@ class RemoteHeadTrainerMixin:
     optimizer's. One process; of several, each with a session of one head, see docs/trainers.md.
     """
 
+    if TYPE_CHECKING:  # what it is mixed into, a Trainer, has these
+        accelerator: Any
+        args: Any
+        model: Any
+
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        local = super().create_optimizer(*(() if model is None else (model,)))
+        trainer: Any = super()
+        local: torch.optim.Optimizer = trainer.create_optimizer(*(() if model is None else (model,)))
         if self._remote is None or isinstance(local, JointOptimizer):
             return local
         if self.accelerator.num_processes > 1:
@@ -42,7 +48,9 @@ class RemoteHeadTrainerMixin:
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
         if self._remote is None:
-            return super()._clip_grad_norm(model)
+            trainer: Any = super()
+            norm: torch.Tensor = trainer._clip_grad_norm(model)
+            return norm
         from lossd.torch import clip_grad_norm_
 
         self.accelerator.unscale_gradients()

@@ -75,6 +75,7 @@ def remote_head(
 
     vocab_size, hidden_size = linear.weight.shape
     if head is None:
+        assert client is not None  # patch() has seen to it
         wanted = linear.weight.dtype if dtype is None else dtype
         options = {"bias": linear.bias is not None, "frozen": not linear.weight.requires_grad, **options}
         head = client.create_head(

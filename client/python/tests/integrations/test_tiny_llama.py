@@ -22,7 +22,7 @@ import tiny_llama_plot  # noqa: E402
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """Numbers in words, counting up: enough for a tokenizer and a batch or two."""
-    digits = "zero one two three four five six seven eight nine".split()
+    digits = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     words = [" ".join(digits[int(digit)] for digit in str(number)) for number in range(6000)]
     path = tmp_path / "numbers.txt"
     path.write_text(".\n".join(words))

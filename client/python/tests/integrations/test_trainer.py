@@ -52,7 +52,7 @@ def test_losses_are_those_of_the_local_model(
     remote_log, trainer = train(RemoteHeadTrainer, model, tmp_path / "remote", max_grad_norm=max_grad_norm)
     local_log, local_trainer = train(transformers.Trainer, local, tmp_path / "local", max_grad_norm=max_grad_norm)
     assert len(remote_log) == len(local_log) == 8
-    for got, want in zip(remote_log, local_log):
+    for got, want in zip(remote_log, local_log, strict=True):
         assert got["loss"] == pytest.approx(want["loss"], rel=2e-4)
         assert got["learning_rate"] == want["learning_rate"]
         if max_grad_norm:

@@ -183,7 +183,7 @@ def test_tied_training_is_that_of_the_local_model(client: lossd.Client, name: st
     steppers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, local)]
     for step in range(4):
         losses = []
-        for each, optimizer in zip((model, local), steppers):
+        for each, optimizer in zip((model, local), steppers, strict=True):
             optimizer.zero_grad()
             for part in range(2):
                 loss = each(**batch(seed=10 * step + part)).loss / 2

@@ -40,6 +40,8 @@ class TestHead:
         weight = (0.4 * torch.randn(VOCABULARY, HIDDEN, generator=generator)).to(spec.dtype)
         bias = torch.randn(VOCABULARY, generator=generator) if spec.bias else None
         weights = 0.2 + 1.8 * torch.rand(VOCABULARY, generator=generator) if spec.class_weights else None
+        if weights is not None:
+            weights[0] = 0.0
         self.weight, self.bias, self.class_weights = weight, bias, weights
         self.remote = RemoteHead.create(
             client,
@@ -64,7 +66,7 @@ class TestHead:
 
 @dataclass
 class Reference:
-    """The local twin of a batch: leaves in fp64 with the very values that the server works with."""
+    """The local twin of a batch, on the CPU: leaves in fp64 with the very values that the server works with."""
 
     head: TestHead
     hidden: Tensor
@@ -74,7 +76,7 @@ class Reference:
 
     def __post_init__(self) -> None:
         # The server rounds hidden states to the head's dtype.
-        self.x = self.hidden.detach().to(self.head.spec.dtype).double().requires_grad_()
+        self.x = self.hidden.detach().cpu().to(self.head.spec.dtype).double().requires_grad_()
         self.weight = self.head.weight.double().requires_grad_()
         self.bias = None if self.head.bias is None else self.head.bias.double().requires_grad_()
 
@@ -93,6 +95,8 @@ class Reference:
         token_weights: Tensor | None = None,
         normalizer: float | None = None,
         z_normalizer: float | None = None,
+        distillation: lossd.Distillation | None = None,
+        teacher: TestHead | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the log-sum-exps, the z-loss, by the options of linear_cross_entropy."""
@@ -102,16 +106,20 @@ class Reference:
         logits = F.linear(self.x, self.weight, None if bias is False else self.bias) * scale
         logits = cap * torch.tanh(logits / cap) if cap else logits
         classes = None if weight is False or self.head.class_weights is None else self.head.class_weights.double()
-        target = target.long()
+        target = target.cpu().long()
         valid = target != ignore_index
         flat, labels = logits.reshape(-1, VOCABULARY), target.reshape(-1)
         tokens = F.cross_entropy(
             flat, labels, classes, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
         ).reshape(target.shape)
+        if distillation is not None:
+            assert teacher is not None
+            kl = self._divergence(logits, target, distillation, teacher)
+            tokens = distillation.label_weight * tokens + distillation.weight * kl
         lse = logits.logsumexp(-1).masked_fill(~valid, 0.0)
         z_losses = lse_square_scale * lse.square()
         if token_weights is not None:
-            tokens, z_losses = tokens * token_weights.double(), z_losses * token_weights.double()
+            tokens, z_losses = tokens * token_weights.cpu().double(), z_losses * token_weights.cpu().double()
         if reduction == "none":
             return tokens + z_losses, lse, z_losses
         count: Any = 1.0
@@ -124,10 +132,19 @@ class Reference:
         z_loss = z_losses.sum() / z_count
         return tokens.sum() / count + z_loss, lse, z_loss
 
+    @staticmethod
+    def _divergence(logits: Tensor, target: Tensor, soft: lossd.Distillation, teacher: TestHead) -> Tensor:
+        """KL(teacher, head) of each token."""
+        theirs = F.linear(soft.hidden.detach().to(teacher.spec.dtype).double(), teacher.weight.double())
+        wanted = (theirs / soft.temperature).log_softmax(-1)
+        found = (logits / soft.temperature).log_softmax(-1)
+        divergence = (wanted.exp() * (wanted - found)).sum(-1)
+        return divergence.masked_fill(target == -100, 0.0)
+
 
 def distance(found: Tensor, wanted: Tensor) -> float:
     """Relative, in the Frobenius norm; absolute where nothing is wanted."""
-    found, wanted = found.detach().double(), wanted.detach().double()
+    found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
     difference = (found - wanted).norm()
     return float(difference / wanted.norm()) if bool(wanted.any()) else float(difference)
 
@@ -171,19 +188,19 @@ def check(
     return_lse or return_z_loss says otherwise; what is not asked for is None. `left`: times the loss's gradient, what
     was added to dW and taken out again, whose rounding stays."""
     options = {"return_lse": True, "return_z_loss": True} | options
-    found = linear_cross_entropy(hidden, target, head.remote, **options)
+    asked = {name: value for name, value in options.items() if name != "teacher"}
+    found = linear_cross_entropy(hidden, target, head.remote, **asked)
     parts = list(found) if isinstance(found, tuple) else [found]
     outputs = [parts.pop(0)] + [parts.pop(0) if options[name] else None for name in ("return_lse", "return_z_loss")]
     reference = Reference(head, hidden)
     wanted = reference.losses(target, **options)
-    for output, want in zip(outputs, wanted):
+    for output, want in zip(outputs, wanted, strict=True):
         assert output is None or distance(output, want) < 2e-6, (output, want)
         assert output is None or output.dtype == torch.float32 and output.shape == want.shape
     slack = 0.0
     if left:
-        slack = 4 * ROUNDING[torch.float32] * abs(left) * float(
-            torch.autograd.grad(wanted[0], reference.weight, retain_graph=True)[0].norm()
-        )
+        (once,) = torch.autograd.grad(wanted[0], reference.weight, retain_graph=True)
+        slack = 4 * ROUNDING[torch.float32] * abs(left) * float(once.norm())
     if hidden.requires_grad or not head.spec.frozen:
         objective(tuple(outputs)).backward()  # type: ignore[arg-type]
         objective(wanted).backward()

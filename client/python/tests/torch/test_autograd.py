@@ -11,7 +11,7 @@ import torch
 from problem import HIDDEN, Reference, check_weight_gradient, distance, hidden_states, labels, tolerance
 
 import lossd
-from lossd.torch import linear_cross_entropy
+from lossd.torch import global_token_count, linear_cross_entropy
 
 LOSS, BOTH, WEIGHT = ("loss", False), ("gradients", True), ("gradients", False)
 DECLARED = pytest.mark.parametrize("grad_scale", [None, 1.0, 2.0])
@@ -21,8 +21,13 @@ def sent(passes: list[Any]) -> list[tuple[str, bool]]:
     return [(one.mode, one.dx) for one in passes]
 
 
+def tokens_in_window(head: Any) -> int:
+    """Once all that was accepted is added."""
+    return head.remote.gradient_stats().window_tokens
+
+
 def nothing_was_added(head: Any) -> bool:
-    return head.remote.head.info().window_tokens == 0
+    return tokens_in_window(head) == 0
 
 
 # --- Passes, as docs/pytorch.md counts them
@@ -53,6 +58,22 @@ def test_a_third_as_a_scale_is_met_by_its_fp32_self(heads: Any, passes: list[Any
     loss = linear_cross_entropy(hidden_states(6), labels(6), heads().remote, grad_scale=1 / 3)
     (loss / 3).backward()
     assert sent(passes) == [BOTH]
+
+
+def test_passes_with_gradients_of_other_outputs(heads: Any, passes: list[Any]) -> None:
+    loss, lse = linear_cross_entropy(hidden_states(6), labels(6), heads().remote, grad_scale=1.0, return_lse=True)
+    (loss + lse.sum()).backward()
+    assert sent(passes) == [BOTH, WEIGHT, BOTH]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"), [({}, [LOSS, BOTH]), ({"normalizer": 3.0}, [BOTH]), ({"weight": "tensor"}, [BOTH])]
+)
+def test_passes_with_class_weights(heads: Any, passes: list[Any], options: dict[str, Any], wanted: Any) -> None:
+    head = heads(class_weights=True)
+    given = {name: head.class_weights if value == "tensor" else value for name, value in options.items()}
+    linear_cross_entropy(hidden_states(6), labels(6), head.remote, grad_scale=1.0, **given).backward()
+    assert sent(passes) == wanted
 
 
 def test_a_scale_that_was_rounded_on_its_way_is_met(heads: Any, passes: list[Any]) -> None:
@@ -88,10 +109,10 @@ def test_without_gradients_the_loss_alone_is_computed(
 def test_hidden_states_of_inference_mode_train_the_head(heads: Any, grad_scale: float | None) -> None:
     head = heads()
     with torch.inference_mode():
-        hidden, target = torch.randn(6, HIDDEN), labels(6)
-    linear_cross_entropy(hidden, target, head.remote, grad_scale=grad_scale).backward()
+        hidden, target, weights = torch.randn(6, HIDDEN), labels(6), torch.rand(6)
+    linear_cross_entropy(hidden, target, head.remote, grad_scale=grad_scale, token_weights=weights).backward()
     reference = Reference(head, hidden.clone())
-    reference.losses(target.clone())[0].backward()
+    reference.losses(target.clone(), token_weights=weights.clone())[0].backward()
     check_weight_gradient(head, head.gradients()[0], reference.weight.grad, slack=1e-5)
 
 
@@ -101,9 +122,7 @@ def test_hidden_states_of_inference_mode_train_the_head(heads: Any, grad_scale: 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("upstream", [1.0, -2.5])
 @DECLARED
-def test_frozen_trunk(
-    heads: Any, passes: list[Any], reduction: str, upstream: float, grad_scale: float | None
-) -> None:
+def test_frozen_trunk(heads: Any, passes: list[Any], reduction: str, upstream: float, grad_scale: float | None) -> None:
     if reduction == "none" and grad_scale is not None:
         grad_scale = None
     head, hidden, target = heads(), hidden_states(6).detach(), labels(6, masked=0.3)
@@ -169,10 +188,10 @@ def test_backward_twice_without_retain_graph_is_refused(heads: Any, grad_scale: 
     head = heads()
     loss = linear_cross_entropy(hidden_states(6), labels(6), head.remote, grad_scale=grad_scale)
     loss.backward()
-    added = head.remote.head.info().window_tokens
+    added = tokens_in_window(head)
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
-    assert head.remote.head.info().window_tokens == added
+    assert tokens_in_window(head) == added
 
 
 @DECLARED
@@ -206,7 +225,7 @@ def test_losses_of_reversed_order(heads: Any) -> None:
     """Graphs may go backward in another order than they were made in."""
     head = heads()
     hidden, target = [hidden_states(4) for _ in range(3)], [labels(4) for _ in range(3)]
-    losses = [linear_cross_entropy(x, y, head.remote, grad_scale=1.0) for x, y in zip(hidden, target)]
+    losses = [linear_cross_entropy(x, y, head.remote, grad_scale=1.0) for x, y in zip(hidden, target, strict=True)]
     for loss in reversed(losses):
         (2 * loss).backward()
     whole = Reference(head, torch.stack([x.detach() for x in hidden]))
@@ -223,12 +242,10 @@ def test_accumulation_with_a_global_count(heads: Any, declared: bool) -> None:
     """Micro-batches of unlike counts, of which one has nothing."""
     head = heads()
     parts = [(hidden_states(n), labels(n, masked=m)) for n, m in ((5, 0.0), (7, 0.6), (3, 1.0), (2, 0.0))]
-    count = sum(int((target != -100).sum()) for _, target in parts)
+    count = sum(global_token_count(target) for _, target in parts)
     total = 0.0
     for hidden, target in parts:
-        loss = linear_cross_entropy(
-            hidden, target, head.remote, normalizer=count, grad_scale=1.0 if declared else None
-        )
+        loss = linear_cross_entropy(hidden, target, head.remote, normalizer=count, grad_scale=1.0 if declared else None)
         loss.backward()
         total += float(loss.detach())
     reference = Reference(head, torch.cat([hidden.detach() for hidden, _ in parts]))
@@ -394,7 +411,7 @@ def test_deterministic_sessions(heads: Any, declared: bool) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         for cut in (12, 5, 1):
-            for x, y in zip(hidden.split(cut), target.split(cut)):
+            for x, y in zip(hidden.split(cut), target.split(cut), strict=True):
                 loss = linear_cross_entropy(
                     x.clone().requires_grad_(), y, head.remote, normalizer=10, grad_scale=1.0 if declared else None
                 )

@@ -21,10 +21,23 @@ def options_of(reduction: str) -> dict[str, Any]:
     return {"reduction": reduction}
 
 
+def without_lse(reduction: str) -> dict[str, Any]:
+    return options_of(reduction) | {"return_lse": False}
+
+
 class Layout:
     """Hidden states as a view of a leaf, whose gradient the view's has to be in."""
 
-    NAMES = ["rows", "columns", "every_other", "transposed", "expanded", "sequence_first", "four_dimensions", "one_token"]
+    NAMES = [
+        "rows",
+        "columns",
+        "every_other",
+        "transposed",
+        "expanded",
+        "sequence_first",
+        "four_dimensions",
+        "one_token",
+    ]
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         base, view = {
@@ -50,7 +63,9 @@ def test_layouts(heads: Any, name: str, reduction: str, dtype: torch.dtype) -> N
     target = labels(*layout.hidden.shape[:-1], masked=0.2)
     twin = layout.hidden.detach().clone().requires_grad_()
     check(heads(), twin, target, lambda o: scalar(o, 1.0), **options_of(reduction))
-    loss = linear_cross_entropy(layout.hidden, target, heads().remote, **options_of(reduction) | {"return_lse": True})[0]
+    loss = linear_cross_entropy(layout.hidden, target, heads().remote, **options_of(reduction) | {"return_lse": True})[
+        0
+    ]
     loss.sum().backward()
     wanted = torch.autograd.grad(layout.view(layout.leaf), layout.leaf, twin.grad)[0]
     assert layout.leaf.grad.shape == layout.leaf.shape
@@ -61,7 +76,7 @@ def test_layouts(heads: Any, name: str, reduction: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)], ids=str)
 def test_no_tokens(heads: Any, shape: tuple[int, ...], reduction: str) -> None:
     head, hidden = heads(), hidden_states(*shape)
-    loss = linear_cross_entropy(hidden, labels(*shape), head.remote, **options_of(reduction) | {"return_lse": False})
+    loss = linear_cross_entropy(hidden, labels(*shape), head.remote, **without_lse(reduction))
     empty = F.cross_entropy(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), reduction=loss_reduction(reduction))
     assert loss.shape == (shape if reduction == "none" else ())
     assert torch.equal(loss.flatten().nan_to_num(-1), empty.flatten().nan_to_num(-1))
@@ -80,7 +95,7 @@ def loss_reduction(reduction: str) -> str:
 def test_all_ignored(heads: Any, config: dict[str, Any], reduction: str, torch_compat: bool) -> None:
     head, hidden = heads(**config), hidden_states(3, 4)
     loss = linear_cross_entropy(
-        hidden, labels(3, 4, masked=1), head.remote, torch_compat=torch_compat, **options_of(reduction) | {"return_lse": False}
+        hidden, labels(3, 4, masked=1), head.remote, torch_compat=torch_compat, **without_lse(reduction)
     )
     if loss_reduction(reduction) == "mean":
         assert loss.isnan() if torch_compat else loss == 0
@@ -96,6 +111,20 @@ def test_a_mean_with_a_normalizer_is_zero_where_nothing_counts(heads: Any) -> No
     assert loss == 0
 
 
+@pytest.mark.parametrize("grad_scale", [None, 1.0])
+@pytest.mark.parametrize("given", [False, True])
+def test_class_weights_of_zero(heads: Any, given: bool, grad_scale: float | None) -> None:
+    """All labels are of class 0, whose weight is 0."""
+    head, hidden = heads(class_weights=True), hidden_states(4)
+    target = torch.zeros(4, dtype=torch.long)
+    loss = linear_cross_entropy(
+        hidden, target, head.remote, grad_scale=grad_scale, weight=head.class_weights if given else None
+    )
+    loss.backward()
+    assert loss.isnan() and torch.equal(hidden.grad, torch.zeros_like(hidden))
+    assert not head.gradients()[0].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_label_types(heads: Any, dtype: torch.dtype, reduction: str) -> None:
@@ -107,7 +136,9 @@ def test_label_types(heads: Any, dtype: torch.dtype, reduction: str) -> None:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_ignore_index(heads: Any, ignore_index: int, reduction: str) -> None:
     target = labels(11, masked=0.4, ignore_index=ignore_index)
-    check(heads(), hidden_states(11), target, lambda o: scalar(o, 1.0), ignore_index=ignore_index, **options_of(reduction))
+    check(
+        heads(), hidden_states(11), target, lambda o: scalar(o, 1.0), ignore_index=ignore_index, **options_of(reduction)
+    )
 
 
 def test_labels_with_strides(heads: Any) -> None:
@@ -122,9 +153,7 @@ def test_shift(heads: Any, shape: tuple[int, ...], shift: int, reduction: str) -
     """As transformers do it: logits[..., :-1, :] meet labels[..., 1:]."""
     places = int(shift)
     head, hidden, target = heads(), hidden_states(*shape), labels(*shape, masked=0.2)
-    loss = linear_cross_entropy(
-        hidden, target, head.remote, shift=shift, torch_compat=False, **options_of(reduction) | {"return_lse": False}
-    )
+    loss = linear_cross_entropy(hidden, target, head.remote, shift=shift, torch_compat=False, **without_lse(reduction))
     twin = hidden.detach().double().requires_grad_()
     logits = F.linear(twin, head.weight.double())
     kept, wanted_labels = logits[..., : max(shape[-1] - places, 0), :], target[..., places:]
@@ -162,7 +191,7 @@ def test_strides_of_upstream_gradients(heads: Any, upstream: str, dtype: torch.d
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_masks_of_the_losses_divide_by_zero_only_where_nothing_counts(heads: Any, reduction: str) -> None:
-    """(losses * mask).sum() / mask.sum() of a batch without tokens has NaN upstream gradients, for ignored ones only."""
+    """(losses * mask).sum() / mask.sum() of a batch without tokens: upstream gradients of ignored ones are NaN."""
     head, hidden, target = heads(), hidden_states(4), labels(4, masked=1)
     losses = linear_cross_entropy(hidden, target, head.remote, reduction=reduction)
     (losses * (target != -100)).sum().div((target != -100).sum()).backward()

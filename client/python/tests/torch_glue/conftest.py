@@ -1,26 +1,19 @@
-"""Heads for trainers, and ranks that live as long as the tests."""
+"""Heads for trainers, and ranks."""
 
 from __future__ import annotations
 
-import multiprocessing
-import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from glue_support import HIDDEN, VOCAB, Ranks
 
-import lossd
 from lossd.torch.head import RemoteHead
-
-VOCAB, HIDDEN = 11, 6
 
 
 @pytest.fixture
 def make_remote(make_head: Callable[..., Any]) -> Callable[..., RemoteHead]:
-    """make_remote(optimizer=..., average=..., ...): a RemoteHead [11, 6] in fp32 with random weights."""
+    """make_remote(optimizer=..., rank=..., ...): a RemoteHead [11, 6] in fp32 with random weights."""
 
     def make(vocab: int = VOCAB, hidden: int = HIDDEN, dtype: str = "float32", **options: Any) -> RemoteHead:
         remote = {name: options.pop(name) for name in ("rank", "client_key", "device") if name in options}
@@ -29,70 +22,8 @@ def make_remote(make_head: Callable[..., Any]) -> Callable[..., RemoteHead]:
     return make
 
 
-def batch(seed: int = 0, tokens: int = 8, vocab: int = VOCAB, hidden: int = HIDDEN) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    hidden_states = torch.randn(tokens, hidden, generator=generator)
-    return hidden_states, torch.randint(vocab, (tokens,), generator=generator)
-
-
-def weights_of(head: RemoteHead) -> torch.Tensor:
-    return head.read_weights(dtype=torch.float32)[0]
-
-
-class Ranks:
-    """Processes with a gloo group of the first 2 and one of all 3, which run what they are given."""
-
-    def __init__(self, size: int, store: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._processes, self._pipes = [], []
-        for rank in range(size):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank, size, str(store)), daemon=True)
-            process.start()
-            there.close()
-            self._processes.append(process)
-            self._pipes.append(here)
-
-    def run(self, work: Callable[..., Any], *arguments: Any, count: int = 2) -> list[Any]:
-        """work(rank, group, *arguments) on `count` ranks; what they returned, by rank. Fails with the ranks' tracebacks."""
-        for pipe in self._pipes[:count]:
-            pipe.send((work, count, arguments))
-        outcomes = [pipe.recv() for pipe in self._pipes[:count]]
-        errors = [f"rank {rank}:\n{text}" for rank, (_, text) in enumerate(outcomes) if text]
-        if errors:
-            pytest.fail("\n".join(errors))
-        return [answer for answer, _ in outcomes]
-
-    def stop(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join()
-
-
-def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
-    while True:
-        try:
-            work, count, arguments = pipe.recv()
-        except EOFError:
-            break
-        try:
-            pipe.send((work(rank, groups[count], *arguments), ""))
-        except Exception:
-            pipe.send((None, traceback.format_exc()))
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     started = Ranks(3, tmp_path_factory.mktemp("ranks") / "store")
     yield started
     started.stop()
-
-
-__all__ = ["HIDDEN", "VOCAB", "Ranks", "batch", "lossd", "weights_of"]

@@ -1,0 +1,162 @@
+"""lossd.launch: found, started, shown when it fails, and gone with the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import lossd
+from lossd import server as server_module
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that nobody has waited for does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until_gone(pid: int) -> None:
+    while alive(pid):  # a test that hangs here has found a server that outlives its parent
+        time.sleep(0.02)
+
+
+def test_launch_and_stop() -> None:
+    server = lossd.launch("cpu")
+    assert server.target.startswith("unix:") and "serving" in server.log()
+    folder = Path(server.target.removeprefix("unix:")).parent
+    assert folder.stat().st_mode & 0o077 == 0
+    with server.client() as client:
+        assert client.status().device == "cpu"
+        client.create_region("system", 4096).close()
+    assert server.stop() == 0 and server.stop() == 0
+    assert not alive(server.process.pid) and not folder.exists()
+    assert "serving" in server.log()  # what it wrote is still there to be looked at
+
+
+def test_without_regions() -> None:
+    with lossd.launch("cpu", regions=False) as server, server.client() as client:
+        with pytest.raises(lossd.FailedPreconditionError, match="same_host_regions"):
+            client.create_region("system", 4096)
+
+
+def test_arguments() -> None:
+    with lossd.launch("cpu", memory_limit_bytes=600 << 20, args=["--max_heads=1"]) as server:
+        with server.client(reconnect_timeout=0.2) as client:
+            assert client.memory().limit_bytes == 600 << 20
+            client.create_head("a", 4, 4)
+            with pytest.raises(lossd.ResourceExhaustedError, match="the limit is 1"):
+                client.create_head("b", 4, 4)
+
+
+def test_it_shows_its_log_when_it_fails(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(lossd.LaunchError, match="(?s)ended with status .*cuda:7"):
+        lossd.launch("cuda:7")
+    with pytest.raises(lossd.LaunchError, match="(?s)no_such_flag"):
+        lossd.launch("cpu", args=["--no_such_flag=1"])
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\necho so far so good\nexec sleep 1000\n")
+    sleeper.chmod(0o755)
+    with pytest.raises(lossd.LaunchError, match="(?s)did not serve within 0.5 s.*so far so good"):
+        lossd.launch(program=sleeper, start_timeout=0.5)
+    assert set(threading.enumerate()) <= before
+
+
+def test_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known = server_module.find_program()
+    with pytest.raises(lossd.LaunchError, match="none is not a program"):
+        server_module.find_program(tmp_path / "none")
+    monkeypatch.setenv("LOSSD_SERVER", str(tmp_path))
+    with pytest.raises(lossd.LaunchError, match="LOSSD_SERVER"):
+        server_module.find_program()
+    monkeypatch.delenv("LOSSD_SERVER")
+    monkeypatch.setenv("PATH", str(known.parent))
+    monkeypatch.setattr(server_module, "__file__", str(tmp_path / "lossd" / "server.py"))
+    assert server_module.find_program() == known
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(lossd.LaunchError, match="there is no program lossd"):
+        server_module.find_program()
+    wheel = tmp_path / "lossd" / "bin" / "lossd"
+    wheel.parent.mkdir(parents=True)
+    wheel.symlink_to(known)
+    assert server_module.find_program() == wheel
+
+
+CHILD = """
+    import os, sys, lossd
+    server = lossd.launch("cpu")
+    print(server.process.pid, flush=True)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os.kill(os.getpid(), 9)",
+        "os._exit(3)",
+        "sys.exit(0)",
+        "raise RuntimeError('a notebook that fails')",
+        "os.abort()",
+    ],
+)
+def test_it_ends_with_the_process(end: str) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CHILD).format(end=end)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert child.stdout is not None
+    pid = int(child.stdout.readline())
+    child.wait()
+    wait_until_gone(pid)
+
+
+def test_it_outlives_the_thread_that_launched_it() -> None:
+    made: list[lossd.Server] = []
+    thread = threading.Thread(target=lambda: made.append(lossd.launch("cpu")))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    with made[0] as server, server.client() as client:
+        assert client.status().device == "cpu"
+
+
+def test_a_forked_child_leaves_it_alone() -> None:
+    with lossd.launch("cpu") as server, server.client() as client:
+        head = client.create_head("a", 4, 4, "float32")
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                client.status()
+            except RuntimeError as error:
+                status = 0 if "forked" in str(error) else 2
+            try:
+                del head, client
+                server._at_exit()
+            except BaseException:
+                status = 3
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert client.status().device == "cpu" and head.info().generation == 1
+
+
+def test_signals_for_the_group_do_not_reach_it() -> None:
+    """Ctrl-C in a terminal goes to the trainer, which may want to save."""
+    with lossd.launch("cpu") as server:
+        assert os.getpgid(server.process.pid) != os.getpgid(0)
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.process.wait(60) == 0

@@ -1,0 +1,131 @@
+"""LocalWeight under torch's DistributedDataParallel: its buckets see what backward returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from glue_support import Ranks, batch, weights_of
+from torch.nn.parallel import DistributedDataParallel
+
+import lossd
+from lossd.torch import linear_cross_entropy
+from lossd.torch.contracts import LocalWeight
+from lossd.torch.head import RemoteHead
+
+
+class Model(torch.nn.Module):
+    def __init__(self, head: RemoteHead, weight: torch.Tensor, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.trunk = torch.nn.Linear(6, 6)
+        self.weight = torch.nn.Parameter(weight.clone())
+        self.contract = LocalWeight(head, self.weight, **options)
+        self.head = head
+
+    def forward(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = linear_cross_entropy(self.contract(self.trunk(hidden)), target, self.head)
+        return loss
+
+
+def wrapped(model: Model, group: dist.ProcessGroup, view: bool) -> DistributedDataParallel:
+    # Buckets of a few bytes: the weight and the trunk are reduced apart, the weight's first.
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=1e-5, gradient_as_bucket_view=view)
+
+
+def plain(rank: int, group: dist.ProcessGroup, server: str, name: str, view: bool) -> Any:
+    head = RemoteHead(lossd.connect(server).head(name), group=group)
+    model = Model(head, weights_of(head))
+    ddp = wrapped(model, group, view)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        with ddp.no_sync():  # accumulation: only the second backward is reduced
+            (ddp(*batch(10 * step + rank)) / 2).backward()
+        (ddp(*batch(10 * step + rank + 5)) / 2).backward()
+        optimizer.step()
+        model.contract.upload()
+    head.close()
+    return [p.detach() for p in model.parameters()]
+
+
+def plain_alone(weight: torch.Tensor) -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    trunk, weight = torch.nn.Linear(6, 6), torch.nn.Parameter(weight.clone())
+    parameters = [weight, *trunk.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        for seed in (0, 1, 5, 6):
+            hidden, target = batch(10 * step + seed)
+            (torch.nn.functional.cross_entropy(trunk(hidden) @ weight.T, target) / 4).backward()
+        optimizer.step()
+    return [p.detach() for p in parameters]
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_plain_is_reduced_as_a_local_gradient(
+    ranks: Ranks, server: lossd.Server, make_remote: Callable[..., RemoteHead], view: bool
+) -> None:
+    head = make_remote()
+    alone = plain_alone(weights_of(head))
+    answers = ranks.run(plain, server.target, head.name, view)
+    for parameters in answers:
+        torch.testing.assert_close(parameters, alone, rtol=1e-4, atol=1e-5)
+    assert torch.equal(weights_of(head), answers[0][0])
+
+
+def contract_row(rank: int, group: dist.ProcessGroup, server: str, name: str, delay: bool, flag: bool) -> Any:
+    head = RemoteHead(lossd.connect(server).head(name), group=group)
+    model = Model(head, weights_of(head), delay_wgrad=delay, accumulate_into_main_grad=True)
+    model.weight.main_grad = torch.zeros(11, 6)  # type: ignore[attr-defined]
+    if flag:
+        model.weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+    ddp = wrapped(model, group, False)
+    ddp(*batch(rank)).backward()
+    model.contract.wgrad()
+    main_grad: torch.Tensor = model.weight.main_grad  # type: ignore[attr-defined]
+    dist.all_reduce(main_grad, group=group)  # as whoever owns main_grad reduces it
+    head.close()
+    return main_grad, model.weight.grad, model.trunk.weight.grad
+
+
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("delay", [False, True])
+def test_buckets_take_nothing_and_dummies_for_zeros(
+    ranks: Ranks, server: lossd.Server, make_remote: Callable[..., RemoteHead], delay: bool, flag: bool
+) -> None:
+    head = make_remote()
+    weight = weights_of(head).requires_grad_()
+    torch.manual_seed(5)
+    trunk = torch.nn.Linear(6, 6)
+    for seed in range(2):
+        hidden, target = batch(seed)
+        torch.nn.functional.cross_entropy(trunk(hidden) @ weight.T, target).backward()
+    assert weight.grad is not None and trunk.weight.grad is not None
+    for main_grad, grad, trunk_grad in ranks.run(contract_row, server.target, head.name, delay, flag):
+        torch.testing.assert_close(main_grad, weight.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(trunk_grad, trunk.weight.grad / 2, rtol=1e-4, atol=1e-6)
+        assert grad is not None and not grad.any()  # DDP makes it: of the dummy, and of None too
+
+
+def ignored(rank: int, group: dist.ProcessGroup, server: str, name: str) -> Any:
+    """The weight is kept from DDP, which then spends no bucket on it."""
+    head = RemoteHead(lossd.connect(server).head(name), group=group)
+    model = Model(head, weights_of(head), delay_wgrad=True)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["weight", ".weight"])  # it knows both
+    ddp = wrapped(model, group, False)
+    ddp(*batch(rank)).backward()
+    none_before = model.weight.grad is None
+    model.contract.wgrad()
+    head.close()
+    return none_before, model.weight.grad
+
+
+def test_a_weight_that_ddp_ignores(ranks: Ranks, server: lossd.Server, make_remote: Callable[..., RemoteHead]) -> None:
+    head = make_remote()
+    (first_none, first), (second_none, second) = ranks.run(ignored, server.target, head.name)
+    assert first_none and second_none and first.any() and not second.any()

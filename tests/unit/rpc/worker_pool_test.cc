@@ -1,0 +1,42 @@
+#include "server/rpc/worker_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "server/engine/errors.h"
+
+namespace lossd::rpc {
+namespace {
+
+TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
+  std::promise<void> let_go;
+  const std::shared_future<void> gate = let_go.get_future().share();
+  std::promise<void> begun;
+  std::atomic<size_t> ran = 0;
+  WorkerPool pool(1);
+  ASSERT_TRUE(pool.TryRun([&] {
+                    begun.set_value();
+                    gate.wait();
+                    ++ran;
+                  })
+                  .ok());
+  begun.get_future().wait();  // it is under way and waits no more
+  for (size_t i = 0; i < WorkerPool::kMostWaiting; ++i) {
+    ASSERT_TRUE(pool.TryRun([&] { ++ran; }).ok()) << i;
+  }
+  const absl::Status refused = pool.TryRun([&] { ran += 1000; });
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(engine::RetryDelayOf(refused).has_value());
+  EXPECT_EQ(engine::ReasonOf(refused), engine::RejectReason::kOverload);
+  std::promise<void> last;
+  pool.Run([&] { last.set_value(); });  // not a client's
+  let_go.set_value();
+  last.get_future().wait();
+  EXPECT_EQ(ran, WorkerPool::kMostWaiting + 1);
+  EXPECT_TRUE(pool.TryRun([] {}).ok());
+}
+
+}  // namespace
+}  // namespace lossd::rpc
