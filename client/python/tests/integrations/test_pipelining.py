@@ -68,7 +68,7 @@ def test_pipelines_train_as_one_process_does(pipelines: list[dict], case: str) -
         loss = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten())
         loss.backward()
         optimizer.step()
-        assert pipelines[1][case]["losses"][step] == pytest.approx(float(loss), rel=1e-6)
+        assert pipelines[1][case]["losses"][step] == pytest.approx(loss.item(), rel=1e-6)
         for rank, stage in enumerate(stages):
             got = pipelines[rank][case]["gradients"][step]
             assert got.keys() == dict(stage.named_parameters()).keys()
