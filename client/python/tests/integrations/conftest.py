@@ -8,13 +8,19 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import lossd
+
 _numbers = itertools.count()
 
 
 @pytest.fixture
-def name() -> str:
-    """A head name that no other test has."""
-    return f"integrations-{next(_numbers)}"
+def name(client: lossd.Client) -> Iterator[str]:
+    """A head name that no other test has. Heads whose names begin with it are deleted afterwards."""
+    name = f"integrations-{next(_numbers)}."
+    yield name
+    for head in client.heads():
+        if head.config.name.startswith(name):
+            client.delete_head(head.config.name, discard_gradient=True)
 
 
 @pytest.fixture(autouse=True)

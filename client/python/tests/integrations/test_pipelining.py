@@ -30,7 +30,7 @@ def outcome(process: subprocess.Popen) -> str:
 
 
 @pytest.fixture(scope="module")
-def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory) -> list[dict]:
+def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What both ranks recorded of every case."""
     folder = tmp_path_factory.mktemp("pipeline")
     for case in CASES:
@@ -49,6 +49,8 @@ def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory) -> l
     ]  # fmt: skip
     for process in processes:
         outcome(process)
+    for case in CASES:
+        client.delete_head(f"pipeline-{case}")
     return [torch.load(output) for output in outputs]
 
 
@@ -66,7 +68,7 @@ def test_pipelines_train_as_one_process_does(pipelines: list[dict], case: str) -
         loss = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten())
         loss.backward()
         optimizer.step()
-        assert pipelines[1][case]["losses"][step] == pytest.approx(float(loss), rel=1e-6)
+        assert pipelines[1][case]["losses"][step] == pytest.approx(loss.item(), rel=1e-6)
         for rank, stage in enumerate(stages):
             got = pipelines[rank][case]["gradients"][step]
             assert got.keys() == dict(stage.named_parameters()).keys()
