@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lossd import _flush, _logits
 from lossd import _structs as s
-from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
+from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number, real
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
-from lossd.errors import LossdError, NotFoundError, WindowLostError
+from lossd.errors import DeadlineExceededError, LossdError, NotFoundError, UnavailableError, WindowLostError
 from lossd.results import (
     FlushResult,
     GradientStats,
@@ -284,12 +285,17 @@ class Head:
         DeadlineExceededError the same call again is about the same step.
 
         gradient_scale: multiplies the gradient before anything else sees it. skip_non_finite: a gradient with NaN or
-        infinity changes nothing, and the window ends. weight_decay, momentum, betas: None takes the head's.
+        infinity, or such a gradient_scale, changes nothing, and the window ends; without it such a gradient_scale is a
+        FloatingPointError, and nothing has happened. weight_decay, momentum, betas: None takes the head's.
         generation: the window that the step is to consume, for a process that does not know whether it was taken.
         """
         options = library().make(s.StepOptions)
         options.learning_rate = number(lr, "lr")
-        options.gradient_scale = number(gradient_scale, "gradient_scale")
+        options.gradient_scale = real(gradient_scale, "gradient_scale")
+        if not math.isfinite(options.gradient_scale):  # and so no element of the gradient is
+            if not skip_non_finite:
+                raise FloatingPointError(f"gradient_scale is {options.gradient_scale}: nothing was stepped")
+            return self._skip_step(marks)
         options.skip_non_finite = bool(skip_non_finite)
         options.weight_decay = optional_number(weight_decay, "weight_decay")
         options.momentum = optional_number(momentum, "momentum")
@@ -303,7 +309,7 @@ class Head:
             with self._handle as head:
                 library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
 
-        self._consuming(marks, True, apply)
+        self._consuming(marks, True, apply, steps=True)
         return StepResult(
             result.generation,
             result.weight_version,
@@ -315,15 +321,37 @@ class Head:
             result.window_tokens,
         )
 
-    def _consuming(self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any]) -> Any:
+    def _skip_step(self, marks: Sequence[str] | None) -> StepResult:
+        dropped, info = self.discard(marks=marks), self.info()
+        return StepResult(
+            generation=info.generation,
+            weight_version=info.weight_version,
+            step=info.optimizer_steps,
+            skipped=True,
+            norm=math.nan,
+            bias_norm=0.0,
+            non_finite=0,
+            window_tokens=dropped.window_tokens,
+        )
+
+    def _consuming(
+        self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any], *, steps: bool = False
+    ) -> Any:
         """Runs `call` with the marks, and keeps book of whose are still to be named."""
         if isinstance(marks, str):
             raise TypeError("marks is a str; want a list of them, one of each session")
-        mine = self._named() if marks is None else self._window.marks()
+        mine = (steps and self._window.open_step()) or (self._named() if marks is None else self._window.marks())
         try:
             answer = call(list(mine.values()) if marks is None else list(marks))
-        except (WindowLostError, NotFoundError):
-            self._forget_lost(mine)
+        except (UnavailableError, DeadlineExceededError):
+            if steps:
+                self._window.named_by(mine)
+            raise
+        except LossdError as error:
+            if steps:
+                self._window.named_by({})
+            if isinstance(error, (WindowLostError, NotFoundError)):
+                self._forget_lost(mine)
             raise
         if ends:
             self._window.consumed(mine)
