@@ -339,8 +339,10 @@ def test_a_flush_whose_callback_raises_commits_nothing(make_head: MakeHead, name
 
 
 def test_a_step_that_is_repeated_names_the_same_marks(make_head: MakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer of a step is lost, and the session is over, which the server has forgotten since."""
+    """The answer of a step is lost, and one of two sessions is over, which the server has forgotten since."""
     head, (hidden, labels) = make_head(optimizer=lossd.SGD()), batch()
+    live = head.open_session()
+    live.compute(hidden, labels)
     with head.open_session() as session:
         session.compute(hidden, labels)
     generation = head.info().generation
@@ -356,10 +358,10 @@ def test_a_step_that_is_repeated_names_the_same_marks(make_head: MakeHead, monke
             during.setattr(type(_library.library()), "call", lose)
             with pytest.raises(lossd.UnavailableError):
                 head.step(0.1, generation=generation)
-    assert head.marks() == []  # as another call finds out
+    assert head.marks() == [live.marks()]  # as another call finds out
     result = head.step(0.1, generation=generation)
-    assert (result.step, result.window_tokens, head.info().optimizer_steps) == (1, 4, 1)
-    assert head.step(0.1).window_tokens == 0  # and the next one is another step
+    assert (result.step, result.window_tokens, head.info().optimizer_steps) == (1, 8, 1)
+    assert head.marks() == [] and head.step(0.1).window_tokens == 0  # and the next one is another step
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
