@@ -322,17 +322,8 @@ class Head:
         )
 
     def _skip_step(self, marks: Sequence[str] | None) -> StepResult:
-        dropped, info = self.discard(marks=marks), self.info()
-        return StepResult(
-            generation=info.generation,
-            weight_version=info.weight_version,
-            step=info.optimizer_steps,
-            skipped=True,
-            norm=math.nan,
-            bias_norm=0.0,
-            non_finite=0,
-            window_tokens=dropped.window_tokens,
-        )
+        dropped = self.discard(marks=marks)
+        return StepResult.skipped_at(self.info(), dropped.window_tokens)
 
     def _consuming(
         self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any], *, steps: bool = False
