@@ -372,7 +372,7 @@ def test_a_factor_that_is_not_finite_is_a_gradient_that_is_not(make_head: MakeHe
         session.compute(*batch())
         with pytest.raises(FloatingPointError, match="nothing was stepped"):
             head.step(0.1, gradient_scale=scale)
-        assert head.info().window_tokens == 4
+        assert head.gradient_stats().window_tokens == 4
         result = head.step(0.1, gradient_scale=scale, skip_non_finite=True)
         assert result.skipped and result.window_tokens == 4 and result.generation == head.info().generation
         assert np.array_equal(head.read_weights(), before) and head.info().window_tokens == 0
