@@ -11,7 +11,7 @@ from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, number
 from lossd._library import library, marks_array
-from lossd.errors import CancelledError, LossdError
+from lossd.errors import AbortedError, AlreadyExistsError, CancelledError, LossdError, NotFoundError, WindowLostError
 from lossd.results import FlushResult
 
 if TYPE_CHECKING:
@@ -133,17 +133,24 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
     )
     options.leave_frozen = commits_here or not request.commit
     result = library().make(s.FlushResultStruct)
+    settle(head)
+    read = False
     try:
         with head._handle as pointer:
             library().call("lossd_head_flush", pointer, c.byref(options), *marks_array(marks), c.byref(result))
+        read = True
         callbacks.check(head.vocab_size)
-    except BaseException:
-        if options.leave_frozen:
+    except BaseException as error:
+        # After an error of its own the library has reopened the window, or tells of the flush before, which is whole.
+        unfinished = read or not isinstance(error, LossdError)
+        if options.leave_frozen and unfinished and not head._window.is_open_flush(result.flush_id.decode()):
             _abort(head, result.flush_id)
         callbacks.raised.again()
+        if not read:
+            _name_flush(error, result)
         raise
     if commits_here:
-        _commit(head, result.flush_id)
+        _commit(head, result.flush_id.decode())
     return _result_of(result, gradient, bias)
 
 
@@ -158,20 +165,54 @@ def _abort(head: Head, flush_id: bytes) -> None:
         pass
 
 
-def _commit(head: Head, flush_id: bytes) -> None:
+def _commit(head: Head, flush_id: str) -> None:
+    """As the library does it for flushes without callbacks: what has no answer is remembered."""
+    window = head._window
+    window.open_commit = flush_id
     try:
         with head._handle as pointer:
-            library().call("lossd_head_commit_flush", pointer, flush_id)
+            library().call("lossd_head_commit_flush", pointer, flush_id.encode())
+    except (WindowLostError, AbortedError, NotFoundError):
+        window.open_commit = ""
+        raise
     except LossdError as error:
-        done = f"the gradient was read whole, but the commit of flush {flush_id.decode()} is not confirmed"
-        raise type(error)(f"{done}; repeat it: {error.message}") from error
+        done = f"the gradient was read whole, but the commit of flush {flush_id} is not confirmed"
+        again = type(error)(f"{done}; repeat the call, or commit_flush: {error.message}")
+        again.flush_id = flush_id
+        raise again from error
+    window.open_commit = ""
+
+
+def settle(head: Head) -> None:
+    """Before another window ends: repeats the commit of a flush, if it had no answer, and says so."""
+    flush_id = head._window.open_commit
+    if not flush_id:
+        return
+    _commit(head, flush_id)
+    error = AlreadyExistsError(
+        f"flush {flush_id}, whose commit had no answer, is committed now: what the call before read of it is the "
+        f"gradient. Nothing was done to the window behind it; make this call again if it is meant"
+    )
+    error.flush_id = flush_id
+    raise error
 
 
 def discard(head: Head, marks: list[str]) -> FlushResult:
     result = library().make(s.FlushResultStruct)
-    with head._handle as pointer:
-        library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    settle(head)
+    try:
+        with head._handle as pointer:
+            library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    except LossdError as error:
+        _name_flush(error, result)
+        raise
     return _result_of(result, None, None)
+
+
+def _name_flush(error: BaseException, result: Any) -> None:
+    """The library tells of a flush that is whole, and whose commit it does not know the end of."""
+    if isinstance(error, LossdError):
+        error.flush_id = result.flush_id.decode()
 
 
 def _result_of(result: Any, gradient: Any, bias: Any) -> FlushResult:

@@ -13,7 +13,14 @@ from lossd._arguments import ProgressCallback, Raised, integer, number, optional
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
-from lossd.errors import DeadlineExceededError, LossdError, NotFoundError, UnavailableError, WindowLostError
+from lossd.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    LossdError,
+    NotFoundError,
+    UnavailableError,
+    WindowLostError,
+)
 from lossd.results import (
     FlushResult,
     GradientStats,
@@ -233,6 +240,11 @@ class Head:
         as NumPy arrays [n, H] and [n] (None without a bias) that are valid during the call only; what it raises ends
         the flush and leaves the window whole. on_frozen: called once the window is frozen. commit=False leaves it
         frozen for commit_flush or abort_flush. After an error the window is whole, and `out` holds a part of dW.
+
+        With one exception: an error with a flush_id (UnavailableError, DeadlineExceededError) says that all of dW was
+        read and only the commit has no answer. Repeat commit_flush(error.flush_id), and dW is what was read; or call
+        flush, discard or step again: it first repeats the commit, and raises AlreadyExistsError once that is done,
+        having read and dropped nothing of the window behind it (a discard with the same marks returns).
         """
         request = _flush.Request(out, dtype, gradient_scale, bias_out, sink, on_frozen, progress, commit)
         mine = {} if commit else self._window.marks()
@@ -256,6 +268,7 @@ class Head:
         """Reopens the window whole."""
         with self._handle as head:
             library().call("lossd_head_abort_flush", head, encoded(flush_id, "flush_id"))
+        self._window.open_commit = ""
 
     def gradient_stats(self, *, gradient_scale: float = 1.0, marks: Sequence[str] | None = None) -> GradientStats:
         """Of the window's gradient times gradient_scale: norm, largest magnitude, what is not finite."""
@@ -306,6 +319,7 @@ class Head:
         result = library().make(s.StepResultStruct)
 
         def apply(given: list[str]) -> None:
+            _flush.settle(self)
             with self._handle as head:
                 library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
 
@@ -334,14 +348,15 @@ class Head:
         mine = (steps and self._window.open_step()) or (self._named() if marks is None else self._window.marks())
         try:
             answer = call(list(mine.values()) if marks is None else list(marks))
-        except (UnavailableError, DeadlineExceededError):
-            if steps:
-                self._window.named_by(mine)
-            raise
         except LossdError as error:
             if steps:
-                self._window.named_by({})
-            if isinstance(error, (WindowLostError, NotFoundError)):
+                open_again = isinstance(error, (UnavailableError, DeadlineExceededError)) and not error.flush_id
+                self._window.named_by(mine if open_again else {})
+            if isinstance(error, AlreadyExistsError):
+                self._window.committed()
+            elif error.flush_id:
+                self._window.left_open(mine, error.flush_id)
+            elif isinstance(error, (WindowLostError, NotFoundError)):
                 self._forget_lost(mine)
             raise
         if ends:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import threading
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lossd.errors import AlreadyExistsError
 from lossd.results import StepResult
 from lossd.torch._proxy import GradientProxy
 from lossd.torch.distributed import all_do, first_rank_does, gather_objects, world_size
@@ -436,9 +438,13 @@ class RemoteHead:
             future.exception()
 
     def _drop_window(self) -> None:
-        info = self.head.info()
-        marks = [session.text() for session in info.sessions]
-        self.head.discard(marks=marks)
+        def drop() -> None:
+            self.head.discard(marks=[session.text() for session in self.head.info().sessions])
+
+        try:
+            drop()
+        except AlreadyExistsError:  # a flush before, whose commit had no answer, is over now; this window is not
+            drop()
 
     def _end_window(self) -> None:
         self._windows_ended += 1
@@ -451,7 +457,7 @@ class RemoteHead:
         self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))
         if self.has_bias != (bias is not None):
             raise ValueError(
-                f"head '{self.name}' has {'a' if self.has_bias else 'no'} bias, and bias is {_described(bias)}: "
+                f"head '{self.name}' has {'a' if self.has_bias else 'no'} bias, and bias is {bias if bias is None else list(bias.shape)}: "
                 f"{'give' if self.has_bias else 'leave out'} it"
             )
         if bias is not None:
@@ -490,10 +496,4 @@ def _accepted(marks: str) -> tuple[Any, ...]:
 
 
 def _without_gradient(result: FlushResult) -> FlushResult:
-    import dataclasses
-
     return dataclasses.replace(result, gradient=None, bias_gradient=None)
-
-
-def _described(tensor: torch.Tensor | None) -> str:
-    return "None" if tensor is None else str(list(tensor.shape))
