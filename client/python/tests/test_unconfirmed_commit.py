@@ -108,3 +108,16 @@ def test_other_errors_name_no_flush(stalled: Stalled) -> None:
         stalled.compute()
         stalled.head.flush(marks=[])
     assert caught.value.flush_id == ""
+
+
+def test_a_flush_that_meets_it_does_not_reopen_it(stalled: Stalled) -> None:
+    """What a flush of its own would abort after an error is not its own."""
+    stalled.compute()
+    error = stalled.flush_unanswered()
+    with pytest.raises((lossd.DeadlineExceededError, lossd.UnavailableError)) as caught:
+        stalled.head.flush(progress=lambda *_: None, commit=False)
+    assert caught.value.flush_id == error.flush_id
+    stalled.go_on()
+    with pytest.raises(lossd.AlreadyExistsError, match=error.flush_id):
+        stalled.head.discard()
+    assert stalled.head.info().window_state == "open" and stalled.head.marks() == []

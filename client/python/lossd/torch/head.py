@@ -457,8 +457,8 @@ class RemoteHead:
         self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))
         if self.has_bias != (bias is not None):
             raise ValueError(
-                f"head '{self.name}' has {'a' if self.has_bias else 'no'} bias, and bias is {bias if bias is None else list(bias.shape)}: "
-                f"{'give' if self.has_bias else 'leave out'} it"
+                f"head '{self.name}' has {'a' if self.has_bias else 'no'} bias, and bias is "
+                f"{bias if bias is None else list(bias.shape)}: {'give' if self.has_bias else 'leave out'} it"
             )
         if bias is not None:
             self._check_shape("bias", bias, (self.vocab_size,))
