@@ -11,6 +11,7 @@ from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, number
 from lossd._library import library, marks_array
+from lossd.errors import LossdError
 from lossd.results import FlushResult
 
 if TYPE_CHECKING:
@@ -101,8 +102,9 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
     try:
         with head._handle as pointer:
             library().call("lossd_head_flush", pointer, c.byref(options), *marks_array(marks), c.byref(result))
-    except Exception:
+    except Exception as error:
         raised.again()
+        _name_flush(error, result)
         raise
     raised.again()
     return _result_of(result, gradient, bias)
@@ -110,9 +112,19 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
 
 def discard(head: Head, marks: list[str]) -> FlushResult:
     result = library().make(s.FlushResultStruct)
-    with head._handle as pointer:
-        library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    try:
+        with head._handle as pointer:
+            library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    except LossdError as error:
+        _name_flush(error, result)
+        raise
     return _result_of(result, None, None)
+
+
+def _name_flush(error: Exception, result: Any) -> None:
+    """The library tells of a flush that is whole, and whose commit it does not know the end of."""
+    if isinstance(error, LossdError):
+        error.flush_id = result.flush_id.decode()
 
 
 def _result_of(result: Any, gradient: Any, bias: Any) -> FlushResult:

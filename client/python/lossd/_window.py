@@ -70,6 +70,7 @@ class Window:
     def __init__(self) -> None:
         self._contributors: list[Contributor] = []
         self._frozen: dict[Contributor, str] = {}  # by a flush that was not committed yet
+        self._open_flush = ""
         self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def add(self, contributor: Contributor) -> None:
@@ -108,10 +109,17 @@ class Window:
         with self._lock:
             self._frozen = marks
 
+    def left_open(self, marks: dict[Contributor, str], flush_id: str) -> None:
+        """Of a flush whose commit has no answer; told again, with marks that may have moved, when there is none yet."""
+        with self._lock:
+            if flush_id != self._open_flush:
+                self._frozen, self._open_flush = marks, flush_id
+
     def committed(self) -> None:
-        """The window that froze() told of has ended."""
+        """The window that froze() or left_open() told of has ended."""
         with self._lock:
             frozen, self._frozen = self._frozen, {}
+            self._open_flush = ""
         self.consumed(frozen)
 
     def consumed(self, marks: dict[Contributor, str]) -> None:

@@ -12,7 +12,7 @@ from lossd._arguments import ProgressCallback, Raised, integer, number, optional
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
-from lossd.errors import LossdError, NotFoundError, WindowLostError
+from lossd.errors import AlreadyExistsError, LossdError, NotFoundError, WindowLostError
 from lossd.results import (
     FlushResult,
     GradientStats,
@@ -232,6 +232,11 @@ class Head:
         as NumPy arrays [n, H] and [n] (None without a bias) that are valid during the call only; what it raises ends
         the flush and leaves the window whole. on_frozen: called once the window is frozen. commit=False leaves it
         frozen for commit_flush or abort_flush. After an error the window is whole, and `out` holds a part of dW.
+
+        With one exception: an error with a flush_id (UnavailableError, DeadlineExceededError) says that all of dW was
+        read and only the commit has no answer. Repeat commit_flush(error.flush_id), and dW is what was read; or call
+        flush, discard or step again: it first repeats the commit, and raises AlreadyExistsError once that is done,
+        having read and dropped nothing of the window behind it (a discard with the same marks returns).
         """
         request = _flush.Request(out, dtype, gradient_scale, bias_out, sink, on_frozen, progress, commit)
         mine = {} if commit else self._window.marks()
@@ -324,6 +329,13 @@ class Head:
             answer = call(list(mine.values()) if marks is None else list(marks))
         except (WindowLostError, NotFoundError):
             self._forget_lost(mine)
+            raise
+        except AlreadyExistsError:
+            self._window.committed()
+            raise
+        except LossdError as error:
+            if error.flush_id:
+                self._window.left_open(mine, error.flush_id)
             raise
         if ends:
             self._window.consumed(mine)

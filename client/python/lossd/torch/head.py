@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lossd.errors import AlreadyExistsError
 from lossd.torch._proxy import GradientProxy
 from lossd.torch.distributed import all_do, first_rank_does, gather_marks, gather_objects, world_size
 
@@ -423,9 +424,13 @@ class RemoteHead:
             future.exception()
 
     def _drop_window(self) -> None:
-        info = self.head.info()
-        marks = [session.text() for session in info.sessions]
-        self.head.discard(marks=marks)
+        def drop() -> None:
+            self.head.discard(marks=[session.text() for session in self.head.info().sessions])
+
+        try:
+            drop()
+        except AlreadyExistsError:  # a flush before, whose commit had no answer, is over now; this window is not
+            drop()
 
     def _end_window(self) -> None:
         self._consumed = self.contributions()
