@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -239,3 +240,48 @@ def test_a_head_that_cannot_step_leaves_the_local_parameters(client: lossd.Clien
     head.step = step
     joint.step()
     assert local.eq(0).all() and head.head.info().optimizer_steps == 1
+
+
+class Saves(transformers.TrainerCallback):
+    """Of docs/transformers.md."""
+
+    def __init__(self, head: RemoteHead) -> None:
+        self._head = head
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._head.save_checkpoint(f"step-{state.global_step}")
+
+
+def test_a_trainer_resumes_with_the_moments_of_the_head(tmp_path: Path) -> None:
+    options = {"save_steps": 4, "save_strategy": "steps"}
+
+    def trainer_of(model: torch.nn.Module, folder: Path) -> transformers.Trainer:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, max_steps=8,
+            per_device_train_batch_size=2, learning_rate=1e-2, seed=4, **options,
+        )  # fmt: skip
+        return RemoteHeadTrainer(model=model, args=arguments, train_dataset=Rows(40))
+
+    with lossd.launch("cpu", checkpoint_dir=str(tmp_path / "server")) as server, server.client() as client:
+        model = build("llama")
+        again = twin(model)
+        head = patch(model, client=client, optimizer=lossd.AdamW())
+        trainer = trainer_of(model, tmp_path / "trainer")
+        trainer.add_callback(Saves(head))
+        trainer.train()
+        whole = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+        # The server has gone on: that is said.
+        resumed = patch(again, client.head("lm_head"))
+        checkpoint = str(tmp_path / "trainer" / "checkpoint-4")
+        with pytest.warns(UserWarning, match="is of step 4 of head 'lm_head', whose server is at step 8"):
+            trainer_of(again, tmp_path / "trainer").train(resume_from_checkpoint=checkpoint)
+
+        resumed.restore_checkpoint("step-4")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="the state to load")
+            trainer = trainer_of(again, tmp_path / "trainer")
+            trainer.train(resume_from_checkpoint=checkpoint)
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert losses == pytest.approx(whole, rel=1e-5)
+        assert resumed.head.info().optimizer_steps == 8
