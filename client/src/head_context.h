@@ -39,10 +39,12 @@ class HeadContext {
     std::lock_guard lock(mutex_);
     return incarnation == incarnation_ ? generation_ : 0;
   }
+  // A step that was left open is of a window that is over now, or was its end: nobody asks for it any more.
   void NoteCommit(uint64_t generation) {
     std::lock_guard lock(mutex_);
     generation_ = generation;
     next_generation_ = 0;
+    open_step_ = std::nullopt;
   }
 
   // Likewise the one whose chunks the server takes while a flush of this process holds the window before; 0
