@@ -20,8 +20,9 @@ class Client::Impl {
     if (!head.ok()) return head.status();
     auto info = internal::FromProto(*head);
     if (!info.ok()) return info.status();
-    return std::make_shared<internal::HeadContext>(connection, std::move(info->config),
-                                                   head->max_logits_bytes(), regions);
+    return std::make_shared<internal::HeadContext>(
+        connection, std::move(info->config),
+        internal::LogitsLimits{head->max_logits_bytes(), head->max_logits_rows()}, regions);
   }
 
   const std::shared_ptr<internal::Connection> connection;

@@ -16,21 +16,26 @@
 
 namespace lossd::internal {
 
+struct LogitsLimits {
+  int64_t bytes = 0;
+  int64_t rows = 0;
+};
+
 // Thread-safe.
 class HeadContext {
  public:
-  // `max_logits_bytes`: what the server takes, and answers, in one call for logits.
-  HeadContext(std::shared_ptr<Connection> connection, HeadConfig config, int64_t max_logits_bytes,
+  // `most_logits`: what the server takes, and answers, in one call for logits.
+  HeadContext(std::shared_ptr<Connection> connection, HeadConfig config, LogitsLimits most_logits,
               std::shared_ptr<RegionMap> regions)
       : connection_(std::move(connection)),
         config_(std::move(config)),
-        max_logits_bytes_(max_logits_bytes),
+        most_logits_(most_logits),
         regions_(std::move(regions)) {}
 
   Connection& connection() const { return *connection_; }
   const ClientOptions& options() const { return connection_->options(); }
   const HeadConfig& config() const { return config_; }
-  int64_t max_logits_bytes() const { return max_logits_bytes_; }
+  const LogitsLimits& most_logits() const { return most_logits_; }
   const RegionMap& regions() const { return *regions_; }
 
   // The generation that a commit of this process opened, so that its sessions need not find out by being
@@ -39,10 +44,12 @@ class HeadContext {
     std::lock_guard lock(mutex_);
     return incarnation == incarnation_ ? generation_ : 0;
   }
+  // A step that was left open is of a window that is over now, or was its end: nobody asks for it any more.
   void NoteCommit(uint64_t generation) {
     std::lock_guard lock(mutex_);
     generation_ = generation;
     next_generation_ = 0;
+    open_step_ = std::nullopt;
   }
 
   // Likewise the one whose chunks the server takes while a flush of this process holds the window before; 0
@@ -115,7 +122,7 @@ class HeadContext {
  private:
   const std::shared_ptr<Connection> connection_;
   const HeadConfig config_;
-  const int64_t max_logits_bytes_;
+  const LogitsLimits most_logits_;
   const std::shared_ptr<RegionMap> regions_;
   mutable std::mutex mutex_;
   std::string incarnation_;

@@ -1,4 +1,4 @@
-// Head::Logits: rows in as few calls as the server's limit lets them be, all of one weight version.
+// Head::Logits: rows in as few calls as the server's limit lets them be, all of the same weights.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -76,15 +76,16 @@ class LogitsReader {
     for (int restarts = 0;; ++restarts) {
       if (batch_.weight_version == 0) request_.clear_weight_version();
       const absl::StatusOr<uint64_t> version = ReadOnce();
-      const bool changed =
-          absl::IsFailedPrecondition(version.status()) && first_version_ != 0 && batch_.weight_version == 0;
+      const bool replaced = absl::IsFailedPrecondition(version.status()) && first_.weight_version() != 0 &&
+                            batch_.weight_version == 0;
+      const bool changed = replaced || absl::IsAborted(version.status());
       if (!changed || restarts == kMostRestarts) return version;
     }
   }
 
  private:
   absl::StatusOr<uint64_t> ReadOnce() {
-    first_version_ = 0;
+    first_.Clear();
     const int64_t most = RowsPerCall();
     for (int64_t row = 0; row < batch_.rows; row += most) {
       const int64_t rows = std::min(most, batch_.rows - row);
@@ -93,17 +94,33 @@ class LogitsReader {
       request_.set_hidden_states(hidden, static_cast<size_t>(rows * hidden_row_bytes_));
       const auto answer = head_.connection().Logits(request_);
       if (!answer.ok()) return answer.status();
+      if (row > 0 && !SameWeights(*answer)) {
+        return absl::AbortedError(
+            absl::StrCat("the server started again, or restored a checkpoint, while logits were read: the "
+                         "weights of version ",
+                         answer->weight_version(), " may be others"));
+      }
       if (absl::Status taken = Take(*answer, row, rows); !taken.ok()) return taken;
-      first_version_ = answer->weight_version();
-      request_.set_weight_version(first_version_);
+      first_.set_weight_version(answer->weight_version());
+      first_.set_incarnation(answer->incarnation());
+      first_.set_restores(answer->restores());
+      request_.set_weight_version(answer->weight_version());
     }
-    return first_version_;
+    return first_.weight_version();
+  }
+
+  // As the rows that there are. Versions of another server, or of before a restore, are counted anew.
+  bool SameWeights(const v1::LogitsResponse& answer) const {
+    return answer.weight_version() == first_.weight_version() &&
+           answer.incarnation() == first_.incarnation() && answer.restores() == first_.restores();
   }
 
   int64_t RowsPerCall() const {
-    const int64_t limit = std::min(head_.max_logits_bytes(), kMostCallBytes);
+    const internal::LogitsLimits& most = head_.most_logits();
+    const int64_t limit = std::min(most.bytes, kMostCallBytes);
     const int64_t answer = out_.top_k > 0 ? (2 * int64_t{out_.top_k} + 1) * kValueBytes : logits_row_bytes_;
-    return std::max<int64_t>(1, limit / std::max(hidden_row_bytes_, answer));
+    const int64_t of_bytes = std::max<int64_t>(1, limit / std::max(hidden_row_bytes_, answer));
+    return most.rows > 0 ? std::min(of_bytes, most.rows) : of_bytes;
   }
 
   absl::Status Take(const v1::LogitsResponse& answer, int64_t row, int64_t rows) const {
@@ -134,7 +151,7 @@ class LogitsReader {
   const int64_t hidden_row_bytes_;
   const int64_t logits_row_bytes_;
   v1::LogitsRequest request_;
-  uint64_t first_version_ = 0;  // of the rows that there are; 0: none yet
+  v1::LogitsResponse first_;  // whose weights the rows that there are are of; without logits
 };
 
 }  // namespace

@@ -14,9 +14,11 @@ __device__ Logits RowOf(const LogitSums& logits, int64_t row) {
   return {logits.sums + row * logits.stride, logits.bias, logits.options};
 }
 
-// A softcap would hide that a sum has overflowed.
+// A softcap would hide that what it caps has overflowed.
 __device__ float LogitAt(const Logits& row, int64_t token) {
-  return row.options.softcap != 0 && !isfinite(row.sums[token]) ? NaN() : row[token];
+  if (row.options.softcap == 0) return row[token];
+  const float bias = row.bias == nullptr ? 0.0f : row.bias[token];
+  return isfinite((row.sums[token] + bias) * row.options.logit_scale) ? row[token] : NaN();
 }
 
 template <class T>

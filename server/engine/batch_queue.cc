@@ -1,7 +1,6 @@
 #include "server/engine/batch_queue.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 namespace lossd::engine {
@@ -35,6 +34,11 @@ void BatchQueue::AddLastTask(std::shared_ptr<BatchSource> source, Task task) {
   line.held.push_back({std::move(source), nullptr, next_number_++, {}, std::move(task)});
 }
 
+void BatchQueue::AddJob(const std::shared_ptr<BatchSource>& source, int64_t rows, Task task) {
+  const int64_t cost = std::max<int64_t>(1, std::max(rows, kCheapestRows) * source->CostPerRow() / 3);
+  lines_[source.get()].jobs.push_back({next_number_++, cost, std::move(task)});
+}
+
 void BatchQueue::AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
                              FollowUp when, Clock::time_point arrival) {
   Line& line = lines_[source.get()];
@@ -57,13 +61,17 @@ void BatchQueue::AddFence(Task task) {
     AddTask(nullptr, std::move(task));
     return;
   }
-  // The last line to get there runs it.
-  const auto missing = std::make_shared<size_t>(lines_.size());
-  const auto shared = std::make_shared<Task>(std::move(task));
+  // The last line to get there, and be done with its jobs, runs it.
+  const auto missing = std::make_shared<size_t>(0);
+  const Task arrive = [missing, task = std::move(task)] {
+    if (--*missing == 0) task();
+  };
   for (auto& [source, line] : lines_) {
-    AddTask(source, [missing, shared] {
-      if (--*missing == 0) (*shared)();
-    });
+    ++*missing;
+    AddTask(source, arrive);
+    if (line.jobs.empty()) continue;
+    ++*missing;
+    line.jobs.push_back({next_number_++, 0, arrive});
   }
 }
 
@@ -102,7 +110,7 @@ BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
   Settle();
   // In turns, so that neither can keep the other waiting.
   if (!task_was_last_ && RunReadyTask()) return {true, now};
-  const Step step = StartReadyBatch(now);
+  const Step step = StartReady(now);
   if (!step.progress && task_was_last_ && RunReadyTask()) return {true, now};
   if (!step.progress && UseIdleTime()) return {true, now};
   return step;
@@ -163,9 +171,10 @@ bool BatchQueue::UseIdleTime() {
   return true;
 }
 
-BatchQueue::Step BatchQueue::StartReadyBatch(Clock::time_point now) {
-  std::vector<std::tuple<int64_t, uint64_t, Line*>> in_order;
+BatchQueue::Step BatchQueue::StartReady(Clock::time_point now) {
+  std::vector<Candidate> in_order;
   for (auto& [source, line] : lines_) {
+    if (!line.jobs.empty()) in_order.push_back({line.lead, line.jobs.front().number, Kind::kJob, &line});
     if (line.chunks.Empty()) continue;
     const BatchSource& of_line = *line.source;
     line.next = line.chunks.Gather([&of_line](const RowKind& kind) { return of_line.RowsPerBatch(kind); });
@@ -173,15 +182,22 @@ BatchQueue::Step BatchQueue::StartReadyBatch(Clock::time_point now) {
       StartBatch(line);
       return {true, now};
     }
-    in_order.emplace_back(line.lead, line.next.number, &line);
+    in_order.push_back({line.lead, line.next.number, Kind::kBatch, &line});
   }
-  std::sort(in_order.begin(), in_order.end());
+  std::sort(in_order.begin(), in_order.end(), [](const Candidate& a, const Candidate& b) {
+    return std::pair(a.lead, a.number) < std::pair(b.lead, b.number);
+  });
   Step step;
-  for (const auto& [lead, number, line] : in_order) {
-    const Clock::time_point start = StartTime(*line);
+  for (const Candidate& candidate : in_order) {
+    const Clock::time_point start = StartTime(candidate);
     if (start <= now) {
-      for (auto& [source, other] : lines_) other.lead = std::max<int64_t>(0, other.lead - lead);
-      StartBatch(*line);
+      for (auto& [source, other] : lines_) other.lead = std::max<int64_t>(0, other.lead - candidate.lead);
+      task_was_last_ = false;
+      if (candidate.kind == Kind::kJob) {
+        RunJob(*candidate.line);
+      } else {
+        StartBatch(*candidate.line);
+      }
       return {true, now};
     }
     if (start == kWhenOneIsDone) break;
@@ -190,13 +206,22 @@ BatchQueue::Step BatchQueue::StartReadyBatch(Clock::time_point now) {
   return step;
 }
 
-BatchQueue::Clock::time_point BatchQueue::StartTime(const Line& line) const {
+BatchQueue::Clock::time_point BatchQueue::StartTime(const Candidate& candidate) const {
   constexpr Clock::time_point kAtOnce = Clock::time_point::min();
+  const Line& line = *candidate.line;
   const int64_t under_way = device_->BatchesUnderWay();
+  if (candidate.kind == Kind::kJob) return under_way == 0 ? kAtOnce : kWhenOneIsDone;
   if (under_way >= device_->MostBatches()) return kWhenOneIsDone;
   if (line.next.complete || !line.held.empty()) return kAtOnce;
   if (under_way >= kEnoughUnderWay) return kWhenOneIsDone;
   return under_way > 0 ? kAtOnce : line.next.arrival + window_;
+}
+
+void BatchQueue::RunJob(Line& line) {
+  const Job job = std::move(line.jobs.front());
+  line.jobs.pop_front();
+  line.lead += job.cost;
+  job.task();
 }
 
 void BatchQueue::StartBatch(Line& line) {

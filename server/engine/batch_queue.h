@@ -9,6 +9,10 @@
 // one no gap, and the device has enough to do as long as one has to wait. One that waits for the clock holds
 // nothing back. Tasks take turns with batches and cost nothing.
 //
+// Jobs are tasks that cost something: work that the head's chunks and other tasks need not wait for, nor it
+// for them. One goes when it is its line's turn, among what else is in that line by age, and only while
+// nothing is under way: whoever waits for a batch hears of it first.
+//
 // When a batch goes:
 //   - full, or something waits that it cannot take: as soon as the device has room for it
 //   - else, if the device has one batch under way: at once, so that there is always a next one
@@ -76,6 +80,8 @@ class BatchQueue {
                    Clock::time_point arrival);
   // What waits for idle times goes in its turn.
   void HurryFollowUps(const BatchSource* source);
+  // A product with the weights of so many rows, which is a third of what a batch does.
+  void AddJob(const std::shared_ptr<BatchSource>& source, int64_t rows, Task task);
   // `task` runs after everything that is there, in whatever line.
   void AddFence(Task task);
 
@@ -98,17 +104,23 @@ class BatchQueue {
     Clock::time_point arrival;
     Task task;
   };
+  struct Job {
+    uint64_t number = 0;  // as an entry's
+    int64_t cost = 0;
+    Task task;
+  };
   struct Line {
     std::shared_ptr<BatchSource> source;  // null while no chunk waits
     SessionQueues chunks;
     std::deque<Entry> held;      // a task, and what was given after it
     std::deque<Entry> for_idle;  // follow-ups
+    std::deque<Job> jobs;
     SessionQueues::Batch next;
     int64_t under_way = 0;  // batches
-    // What its batches have cost more than those of the line whose turn it was last had before.
+    // What its batches and jobs have cost more than those of the line whose turn it was last had before.
     int64_t lead = 0;
 
-    bool waits() const { return under_way > 0 || !held.empty() || !chunks.Empty(); }
+    bool waits() const { return under_way > 0 || !held.empty() || !chunks.Empty() || !jobs.empty(); }
     bool busy() const { return waits() || !for_idle.empty(); }
   };
 
@@ -123,8 +135,18 @@ class BatchQueue {
   // Forgets lines that have nothing and are ahead of nobody.
   void Settle();
   bool RunReadyTask();
-  // Lets every line gather, and starts the best batch that can go.
-  Step StartReadyBatch(Clock::time_point now);
+  // What a line has for the device: its batch, or a job.
+  enum class Kind { kBatch, kJob };
+  struct Candidate {
+    int64_t lead = 0;
+    uint64_t number = 0;
+    Kind kind = Kind::kBatch;
+    Line* line = nullptr;
+  };
+  // Lets every line gather, and starts the best batch or job that can go.
+  Step StartReady(Clock::time_point now);
+  Clock::time_point StartTime(const Candidate& candidate) const;
+  static void RunJob(Line& line);
   // When this batch may go, as far as the clock decides: max if something else does.
   Clock::time_point StartTime(const Line& line) const;
   void StartBatch(Line& line);

@@ -46,6 +46,12 @@ void BatchScheduler::Post(const BatchSource* source, Task task) {
   });
 }
 
+void BatchScheduler::PostJob(std::shared_ptr<BatchSource> source, int64_t rows, Task job) {
+  Add([source = std::move(source), rows, job = std::move(job)](BatchQueue& queue) mutable {
+    queue.AddJob(source, rows, std::move(job));
+  });
+}
+
 void BatchScheduler::PostLast(std::shared_ptr<BatchSource> source, Task task) {
   Add([source = std::move(source), task = std::move(task)](BatchQueue& queue) mutable {
     queue.AddLastTask(std::move(source), std::move(task));

@@ -45,7 +45,12 @@ class BatchScheduler {
   // any that it gives afterwards. Never blocks; any thread.
   void Post(const BatchSource* source, Task task);
 
-  // The same, but everything that chunks left unfinished is finished before (BatchSource::TakeUnfinished).
+  // Runs `job`, a product of so many rows, on the device thread when it is the source's turn: BatchQueue.
+  // Never blocks; any thread.
+  void PostJob(std::shared_ptr<BatchSource> source, int64_t rows, Task job);
+
+  // The same as Post, but everything that chunks left unfinished is finished before
+  // (BatchSource::TakeUnfinished).
   void PostLast(std::shared_ptr<BatchSource> source, Task task);
 
   // Queues what is left of a chunk of `source` that was answered: no later task passes it. Any thread, but

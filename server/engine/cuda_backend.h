@@ -68,6 +68,7 @@ class CudaBackend : public HeadBackend {
   absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
   absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override;
   absl::Status Logits(const LogitRows& rows) override;
+  int64_t RowsOfLogits() const override;
   absl::Status PrepareTeacher(const HeadBackend& teacher) override;
   int64_t RowsPerBatch(const RowKind& kind) const override;
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;

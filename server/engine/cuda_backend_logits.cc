@@ -36,6 +36,10 @@ absl::Status CudaBackend::Logits(const LogitRows& rows) {
   return Finished(result);
 }
 
+int64_t CudaBackend::RowsOfLogits() const {
+  return std::min(step_.PlacesOfLogits(0).most_rows, step_.PlacesOfLogits(kernels::kMostTopK).most_rows);
+}
+
 Result CudaBackend::EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const {
   const LogitOutputs& out = wanted.outputs;
   cudaStream_t stream = device_->pipeline.computing();

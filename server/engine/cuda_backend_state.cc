@@ -234,9 +234,9 @@ Result CudaBackend::WriteGradientRows(const CudaGradient& gradient, int64_t firs
 }
 
 absl::Status CudaBackend::Finished(Result result) const {
-  if (result.ok()) {
-    result = {cudaStreamSynchronize(device_->pipeline.computing()), "waiting for the device"};
-  }
+  // After an error too: copies that were enqueued before it are from and to memory of the caller's.
+  const Result waited(cudaStreamSynchronize(device_->pipeline.computing()), "waiting for the device");
+  if (result.ok()) result = waited;
   return DeviceFailed(result);
 }
 

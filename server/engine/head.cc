@@ -25,7 +25,8 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       reservation_(std::move(reservation)),
       backend_(std::move(backend)),
       backend_address_(backend_.get()),
-      number_(++heads_made) {}
+      number_(++heads_made),
+      logits_rows_(backend_->RowsOfLogits()) {}
 
 Head::~Head() = default;
 
@@ -48,6 +49,7 @@ HeadInfo Head::Info() const {
   info.open_sessions = ledger_.open_sessions();
   info.optimizer_steps = optimizer_steps_;
   info.max_logits_bytes = MostLogitsBytes(environment_.limits);
+  info.max_logits_rows = environment_.limits.max_chunk_tokens;
   return info;
 }
 

@@ -71,6 +71,7 @@ struct HeadInfo {
   int64_t optimizer_steps = 0;
   int64_t staged_rows = 0;       // that have arrived of a weight write which is not committed
   int64_t max_logits_bytes = 0;  // MostLogitsBytes
+  int64_t max_logits_rows = 0;
 };
 
 class Head;
@@ -400,6 +401,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   void PostLogitsLocked();
   void AnswerLogits();
+  absl::Status ComputeLogits(LogitsCall& call);
   absl::Status CheckLogitsLocked(const LogitsRequest& request) const;
 
   // Distillation (head_teaching.cc). Of a chunk's teacher, whose weights there must be:
@@ -486,6 +488,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   std::string last_committed_write_;
   uint64_t last_committed_version_ = 0;
 
+  const int64_t logits_rows_;  // of a job
   LogitsRoom logits_room_;
   std::deque<LogitsCall> logits_calls_;  // the first one is posted
 };

@@ -175,6 +175,8 @@ class HeadBackend {
   // With the weights there are, in the head's workspace, as many rows at a time as fit: a row's bits do not
   // depend on those beside it. Returns when the outputs are there.
   virtual absl::Status Logits(const LogitRows& rows);
+  // As many as others should wait for at a time, at least 1.
+  virtual int64_t RowsOfLogits() const { return 256; }
 
   // Has everything loaded that batches with this teacher's soft targets take; before the first of them, and
   // again at no cost. INVALID_ARGUMENT if the device has no room to compute them.

@@ -1,6 +1,8 @@
-// Logits of a head. Calls wait in a line of the head's own, of which only the first one waits for the device:
-// between two of them whatever chunks have come go first, so that calls for logits, however many, never keep
-// a trainer waiting for longer than one takes.
+// Logits of a head. Calls wait in a line of the head's own, of which only the first one waits for the device,
+// with some of its rows at a time: between those whatever chunks have come go first, so that calls for
+// logits, however many, never keep a trainer waiting for longer than these rows take. What they cost counts
+// against the head's share of the device.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +15,15 @@ namespace {
 
 // Calls whose hidden states or answers a head may hold: so many of the largest.
 constexpr int64_t kLargestCalls = 8;
+constexpr size_t kMostWaiting = 64;
+
+// A call whose rows the weights outran so often gets all of them at once.
+constexpr int32_t kMostRestarts = 4;
+
+absl::Status TooMany(absl::string_view message) {
+  return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "rows",
+                   absl::StrCat(message, ": try again when they are answered"));
+}
 
 }  // namespace
 
@@ -21,27 +32,26 @@ void Head::Logits(LogitsRequest request, LogitsCallback done) {
     done(std::move(valid));
     return;
   }
-  const int64_t bytes =
-      static_cast<int64_t>(request.hidden_states.size()) + LogitsAnswerBytes(request, config_);
+  const int64_t bytes = LogitsBytes(request, config_);
   const int64_t limit = kLargestCalls * MostLogitsBytes(environment_.limits);
   LogitsCall call;
   call.answer.room = logits_room_.Take(bytes, limit);
   if (call.answer.room == nullptr) {
-    done(MakeError(
-        absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "rows",
-        absl::StrCat("rows is ", request.rows, ", which takes ", bytes, " bytes; calls for logits of ",
-                     "head ", config_.name, " hold ", logits_room_.taken(), " of ", limit,
-                     " bytes: try again when they are answered")));
+    done(TooMany(absl::StrCat("rows is ", request.rows, ", which takes ", bytes, " bytes; calls for logits ",
+                              "of head ", config_.name, " hold ", logits_room_.taken(), " of ", limit,
+                              " bytes")));
     return;
   }
-  call.operand = OperandOf(request, config_, environment_.device);
-  request.hidden_states = {};
   call.request = std::move(request);
   call.taken = absl::Now();
   absl::Status refused;
   {
     const std::lock_guard lock(mutex_);
     refused = ended_.ok() ? draining_ : ended_;
+    if (refused.ok() && logits_calls_.size() >= kMostWaiting) {
+      refused = TooMany(absl::StrCat(logits_calls_.size(), " calls for logits of head ", config_.name,
+                                     " wait, which is the limit"));
+    }
     if (refused.ok()) {
       call.done = std::move(done);
       logits_calls_.push_back(std::move(call));
@@ -53,7 +63,10 @@ void Head::Logits(LogitsRequest request, LogitsCallback done) {
 }
 
 void Head::PostLogitsLocked() {
-  environment_.scheduler->Post(this, [self = shared_from_this()] { self->AnswerLogits(); });
+  const LogitsCall& call = logits_calls_.front();
+  const int64_t rows = std::min(logits_rows_, call.request.rows - call.rows_done);
+  environment_.scheduler->PostJob(shared_from_this(), rows,
+                                  [self = shared_from_this()] { self->AnswerLogits(); });
 }
 
 // On the device thread.
@@ -63,17 +76,21 @@ void Head::AnswerLogits() {
   {
     const std::lock_guard lock(mutex_);
     call = &logits_calls_.front();  // stays where it is until it is taken out below
-    call->answer.weight_version = weight_version_;
     status = CheckLogitsLocked(call->request);
+    const bool others = call->answer.weight_version != weight_version_ || call->answer.restores != restores_;
+    if (others && call->rows_done > 0) ++call->restarts;
+    if (others) call->rows_done = 0;
+    call->answer.weight_version = weight_version_;
+    call->answer.restores = restores_;
   }
-  if (status.ok()) {
-    const LogitRows rows = RowsOf(call->request, config_, call->operand, environment_.device, &call->answer);
-    status = backend_->Logits(rows);
-    if (!status.ok()) EndByFailure(status);
-  }
+  if (status.ok()) status = ComputeLogits(*call);
   LogitsCall answered;
   {
     const std::lock_guard lock(mutex_);
+    if (status.ok() && call->rows_done < call->request.rows) {
+      PostLogitsLocked();
+      return;
+    }
     answered = std::move(logits_calls_.front());
     logits_calls_.pop_front();
     if (!logits_calls_.empty()) PostLogitsLocked();
@@ -87,6 +104,21 @@ void Head::AnswerLogits() {
   counters.logits_rows += static_cast<uint64_t>(answered.request.rows);
   counters.logits_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - answered.taken));
   answered.done(std::move(answered.answer));
+}
+
+absl::Status Head::ComputeLogits(LogitsCall& call) {
+  const LogitsRequest& request = call.request;
+  if (call.rows_done == 0 && call.restarts == 0) MakeRoom(request, config_, &call.answer);
+  const int64_t left = request.rows - call.rows_done;
+  const int64_t rows = call.restarts < kMostRestarts ? std::min(logits_rows_, left) : left;
+  LogitsTile tile(request, config_, call.rows_done, rows, environment_.device, &call.answer);
+  if (absl::Status status = backend_->Logits(tile.rows()); !status.ok()) {
+    EndByFailure(status);
+    return status;
+  }
+  tile.TakeResults();
+  call.rows_done += rows;
+  return absl::OkStatus();
 }
 
 absl::Status Head::CheckLogitsLocked(const LogitsRequest& request) const {

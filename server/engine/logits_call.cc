@@ -1,6 +1,7 @@
 #include "server/engine/logits_call.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -67,14 +68,16 @@ absl::Status ValidateRows(const LogitsRequest& request, const HeadConfig& head, 
   const int64_t limit = MostLogitsBytes(limits);
   const int64_t hidden = HiddenRowBytes(request, head);
   const int64_t answer = AnswerRowBytes(request, head);
-  const int64_t most = std::max<int64_t>(1, limit / std::max(hidden, answer));
+  const int64_t most_bytes = std::max<int64_t>(1, limit / std::max(hidden, answer));
+  const int64_t most = std::min(most_bytes, limits.max_chunk_tokens);
   if (request.rows > most) {
     return Invalid(
         RejectReason::kChunkTooLarge, "rows",
         absl::StrCat("rows is ", request.rows, "; the most of one call is ", most, ": each has ", hidden,
                      " bytes of hidden states and ", answer, " of the answer, of which a call may have ",
-                     limit, " (--max_chunk_bytes); ask for the rows in several calls",
-                     request.top_k == 0 ? ", or for top_k" : ""));
+                     limit, " (--max_chunk_bytes), and no more rows than ", limits.max_chunk_tokens,
+                     " (--max_chunk_tokens); ask for the rows in several calls",
+                     request.top_k == 0 && most < limits.max_chunk_tokens ? ", or for top_k" : ""));
   }
   if (answer > kMostAnswerBytes) {
     return Invalid(
@@ -94,8 +97,9 @@ absl::Status ValidateRows(const LogitsRequest& request, const HeadConfig& head, 
 
 int64_t MostLogitsBytes(const ChunkLimits& limits) { return limits.max_chunk_bytes; }
 
-int64_t LogitsAnswerBytes(const LogitsRequest& request, const HeadConfig& head) {
-  return request.rows * AnswerRowBytes(request, head);
+int64_t LogitsBytes(const LogitsRequest& request, const HeadConfig& head) {
+  const int64_t hidden = head.hidden_size * std::max(SizeOf(request.hidden_type), SizeOf(head.weight_type));
+  return request.rows * (hidden + AnswerRowBytes(request, head));
 }
 
 absl::Status ValidateLogits(const LogitsRequest& request, const HeadConfig& head, const ChunkLimits& limits) {
@@ -109,37 +113,44 @@ absl::Status ValidateLogits(const LogitsRequest& request, const HeadConfig& head
       absl::StrCat("hidden_states holds ", bad, " non-finite values of ", elements, "; all must be finite"));
 }
 
-ResultBytes OperandOf(const LogitsRequest& request, const HeadConfig& head, Device* device) {
-  const int64_t elements = request.rows * head.hidden_size;
-  ResultBytes operand = StagedResult(elements * SizeOf(head.weight_type), device);
-  kernels::Convert(request.hidden_type, request.hidden_states.data(), head.weight_type, operand.data(),
-                   elements);
-  return operand;
-}
-
-LogitRows RowsOf(const LogitsRequest& request, const HeadConfig& head, const ResultBytes& operand,
-                 Device* device, LogitsAnswer* answer) {
-  LogitRows rows;
-  rows.rows = request.rows;
-  rows.hidden_states = operand.data();
-  rows.logit_scale = request.logit_scale.value_or(head.logit_scale);
-  rows.softcap = request.softcap.value_or(head.softcap);
-  rows.bias = request.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
-  rows.outputs.type = request.logits_type;
+void MakeRoom(const LogitsRequest& request, const HeadConfig& head, LogitsAnswer* answer) {
   if (request.top_k == 0) {
-    answer->logits = StagedResult(LogitsAnswerBytes(request, head), device);
-    rows.outputs.logits = answer->logits.data();
-    return rows;
+    answer->logits = ResultBytes(request.rows * AnswerRowBytes(request, head));
+    return;
   }
   const auto wanted = static_cast<size_t>(request.rows * request.top_k);
   answer->top_tokens.resize(wanted * sizeof(int32_t));
   answer->top_logits.resize(wanted * sizeof(float));
   answer->log_sum_exp.resize(static_cast<size_t>(request.rows) * sizeof(float));
-  rows.outputs.top_k = request.top_k;
-  rows.outputs.top_tokens = reinterpret_cast<int32_t*>(answer->top_tokens.data());
-  rows.outputs.top_logits = reinterpret_cast<float*>(answer->top_logits.data());
-  rows.outputs.log_sum_exp = reinterpret_cast<float*>(answer->log_sum_exp.data());
-  return rows;
+}
+
+LogitsTile::LogitsTile(const LogitsRequest& request, const HeadConfig& head, int64_t first, int64_t rows,
+                       Device* device, LogitsAnswer* answer)
+    : operand_(StagedResult(rows * head.hidden_size * SizeOf(head.weight_type), device)) {
+  kernels::Convert(request.hidden_type, request.hidden_states.data() + first * HiddenRowBytes(request, head),
+                   head.weight_type, operand_.data(), rows * head.hidden_size);
+  rows_.rows = rows;
+  rows_.hidden_states = operand_.data();
+  rows_.logit_scale = request.logit_scale.value_or(head.logit_scale);
+  rows_.softcap = request.softcap.value_or(head.softcap);
+  rows_.bias = request.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
+  kernels::LogitOutputs& out = rows_.outputs;
+  out.type = request.logits_type;
+  if (request.top_k == 0) {
+    const int64_t row_bytes = AnswerRowBytes(request, head);
+    logits_ = answer->logits.data() + first * row_bytes;
+    if (rows * row_bytes >= kLeastStagedBytes) staged_ = device->RegisteredBytes(rows * row_bytes);
+    out.logits = staged_.has_value() ? staged_->data() : logits_;
+    return;
+  }
+  out.top_k = request.top_k;
+  out.top_tokens = reinterpret_cast<int32_t*>(answer->top_tokens.data()) + first * request.top_k;
+  out.top_logits = reinterpret_cast<float*>(answer->top_logits.data()) + first * request.top_k;
+  out.log_sum_exp = reinterpret_cast<float*>(answer->log_sum_exp.data()) + first;
+}
+
+void LogitsTile::TakeResults() {
+  if (staged_.has_value()) std::memcpy(logits_, staged_->data(), static_cast<size_t>(staged_->size()));
 }
 
 std::shared_ptr<const void> LogitsRoom::Take(int64_t bytes, int64_t limit) {

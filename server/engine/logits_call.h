@@ -4,6 +4,7 @@
 #define LOSSD_SERVER_ENGINE_LOGITS_CALL_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -38,6 +39,7 @@ struct LogitsRequest {
 
 struct LogitsAnswer {
   uint64_t weight_version = 0;
+  uint64_t restores = 0;    // of the head, by the time it had these weights
   ResultBytes logits;       // [rows, V] of logits_type; empty with top_k
   std::string top_tokens;   // int32 [rows, top_k]; this and the next two empty without
   std::string top_logits;   // fp32 [rows, top_k]
@@ -49,9 +51,10 @@ using LogitsCallback = std::function<void(absl::StatusOr<LogitsAnswer>)>;
 
 // One that waits for the device.
 struct LogitsCall {
-  LogitsRequest request;  // without its hidden states, which are in
-  ResultBytes operand;    // [rows, H] of the head's weight_type
+  LogitsRequest request;
   LogitsAnswer answer;
+  int64_t rows_done = 0;
+  int32_t restarts = 0;  // because the weights were replaced meanwhile
   LogitsCallback done;
   absl::Time taken;
 };
@@ -59,19 +62,31 @@ struct LogitsCall {
 // What hidden states, and answers, of one call may come to. A row may always be more.
 int64_t MostLogitsBytes(const ChunkLimits& limits);
 
-// Bytes of an answer.
-int64_t LogitsAnswerBytes(const LogitsRequest& request, const HeadConfig& head);
+// Bytes that a call holds: of its rows in whichever type is wider, and of its answer.
+int64_t LogitsBytes(const LogitsRequest& request, const HeadConfig& head);
 
 // Sizes, options, finiteness of the hidden states. INVALID_ARGUMENT naming the field, what it is and what it
 // must be.
 absl::Status ValidateLogits(const LogitsRequest& request, const HeadConfig& head, const ChunkLimits& limits);
 
-// The request's hidden states as the head's products take them, where its device wants them.
-ResultBytes OperandOf(const LogitsRequest& request, const HeadConfig& head, Device* device);
+// Makes the memory of an answer, which may be kept for long: not the device's.
+void MakeRoom(const LogitsRequest& request, const HeadConfig& head, LogitsAnswer* answer);
 
-// Makes the answer's memory, and says what is to be put there.
-LogitRows RowsOf(const LogitsRequest& request, const HeadConfig& head, const ResultBytes& operand,
-                 Device* device, LogitsAnswer* answer);
+// Some rows of a call where the device wants them, for as long as it computes.
+class LogitsTile {
+ public:
+  LogitsTile(const LogitsRequest& request, const HeadConfig& head, int64_t first, int64_t rows,
+             Device* device, LogitsAnswer* answer);
+  const LogitRows& rows() const { return rows_; }
+  // Once they are computed.
+  void TakeResults();
+
+ private:
+  ResultBytes operand_;                // [rows, H] of the head's weight_type
+  std::optional<ResultBytes> staged_;  // logits on their way to the answer, if they take one
+  std::byte* logits_ = nullptr;        // theirs there
+  LogitRows rows_;
+};
 
 // Bytes that calls hold together, each from when it is taken until its answer is dropped. Thread-safe.
 class LogitsRoom {

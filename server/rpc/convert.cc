@@ -272,6 +272,7 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   }
   head->set_staged_rows(info.staged_rows);
   head->set_max_logits_bytes(info.max_logits_bytes);
+  head->set_max_logits_rows(info.max_logits_rows);
   for (const engine::MemoryItem& item : info.memory) ToProto(item, head->add_memory());
   head->set_open_sessions(info.open_sessions);
 }

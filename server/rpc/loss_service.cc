@@ -40,9 +40,12 @@ class LogitsReactor final : public grpc::ServerUnaryReactor {
   std::shared_ptr<const void> room_;
 };
 
-grpc::ByteBuffer Encode(const v1::LogitsRequest& request, engine::LogitsAnswer answer) {
+grpc::ByteBuffer Encode(const v1::LogitsRequest& request, const std::string& incarnation,
+                        engine::LogitsAnswer answer) {
   v1::LogitsResponse response;
   response.set_weight_version(answer.weight_version);
+  response.set_incarnation(incarnation);
+  response.set_restores(answer.restores);
   response.set_rows(request.rows());
   response.set_logits_dtype(request.logits_dtype() == v1::DATA_TYPE_UNSPECIFIED ? v1::DATA_TYPE_FLOAT32
                                                                                 : request.logits_dtype());
@@ -140,13 +143,13 @@ grpc::ServerUnaryReactor* LossService::Logits(grpc::CallbackServerContext* /*con
   if (!wanted.ok()) return fail(wanted.status());
   wanted->cancelled = [cancelled = reactor->cancelled()] { return cancelled->load(); };
   (*head)->Logits(*std::move(wanted),
-                  [reactor, response, message, fail](absl::StatusOr<engine::LogitsAnswer> answer) {
+                  [this, reactor, response, message, fail](absl::StatusOr<engine::LogitsAnswer> answer) {
                     if (!answer.ok()) {
                       fail(answer.status());
                       return;
                     }
                     reactor->Hold(answer->room);
-                    *response = Encode(*message, *std::move(answer));
+                    *response = Encode(*message, engine_->incarnation(), *std::move(answer));
                     reactor->Finish(grpc::Status::OK);
                   });
   return reactor;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
+#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 
 namespace lossd::rpc {
@@ -37,7 +37,7 @@ absl::Status WorkerPool::TryRun(std::function<void()> task) {
       absl::Status status = engine::MakeError(
           absl::StatusCode::kResourceExhausted, engine::RejectReason::kOverload, "",
           absl::StrCat("the server has ", tasks_.size(), " calls of this kind waiting; try again later"));
-      engine::AttachRetryDelay(&status, absl::Seconds(1));
+      engine::AttachRetryDelay(&status, retry_slots_.Next(absl::Now()));
       return status;
     }
     tasks_.push_back(std::move(task));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/engine/retry_slots.h"
 
 namespace lossd::rpc {
 
@@ -25,8 +26,8 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   // Never block. Tasks are begun in order, and run side by side. Run takes whatever comes: its caller bounds
-  // how many there can be. TryRun, for calls of clients, is RESOURCE_EXHAUSTED with a delay while
-  // kMostWaiting wait.
+  // how many there can be. TryRun, for calls of clients, is RESOURCE_EXHAUSTED while kMostWaiting
+  // wait, with a delay that is another one for each of those that are sent away together.
   static constexpr size_t kMostWaiting = 64;
   void Run(std::function<void()> task);
   absl::Status TryRun(std::function<void()> task);
@@ -38,6 +39,7 @@ class WorkerPool {
   std::condition_variable wake_;
   std::deque<std::function<void()>> tasks_;
   bool stopping_ = false;
+  engine::RetrySlots retry_slots_;
   std::vector<std::thread> threads_;
 };
 

@@ -243,6 +243,24 @@ TEST_P(Logits, OfARowThatOverflowsAreToldSoAndTheOthersAreNotTouched) {
   }
 }
 
+// Products that fit, but not once they are scaled: what the softcap then says of them is not theirs.
+TEST_P(Logits, ThatOverflowBehindASoftcapAreToldSo) {
+  Problem problem = MakeProblem({6, 300, 40});
+  SetLogit(problem, 2, 17, type() == DataType::kFloat16 ? 1000.0f : 1e6f);
+  HeadUnderTest head(device_.get(), problem);
+  problem.options.logit_scale = 1e34f;
+  problem.options.softcap = 30.0f;
+  if (type() == DataType::kFloat16) problem.options.logit_scale = 1e36f;
+  const std::vector<float> logits = LogitsOf(head, problem);
+  const TopLogits top = TopOf(head, problem, 3);
+  EXPECT_TRUE(std::isnan(logits[2 * 300 + 17]));
+  for (size_t row = 0; row < 6; ++row) {
+    EXPECT_EQ(std::isnan(top.log_sum_exp[row]), row == 2) << row;
+    EXPECT_EQ(top.tokens[row * 3] == -1, row == 2) << row;
+    EXPECT_EQ(std::isnan(top.logits[row * 3]), row == 2) << row;
+  }
+}
+
 TEST_P(Logits, BeyondHalfPrecisionAreInfiniteThere) {
   Problem problem = MakeProblem({2, 300, 40});
   SetLogit(problem, 1, 17, type() == DataType::kFloat16 ? 1000.0f : 1e6f);

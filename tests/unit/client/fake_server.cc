@@ -342,6 +342,8 @@ void FakeServer::FillHead(v1::Head* head) const {
   head->mutable_config()->set_bias(has_bias);
   head->mutable_config()->set_double_buffer(double_buffer);
   head->set_weight_version(weight_version_);
+  head->set_max_logits_bytes(1 << 20);
+  head->set_max_logits_rows(2);
   head->set_generation(generation_);
 }
 

@@ -78,6 +78,7 @@ class FakeServer {
     std::vector<v1::CreateHeadRequest> creations;
     std::vector<v1::ApplyStepRequest> steps;  // calls, repeated ones too
     std::vector<v1::GradientStatsRequest> stats;
+    std::vector<int64_t> logits_rows;  // of each call
   };
 
   // --- Scripts; set before the calls they are about. Counted calls: from 0.
@@ -93,8 +94,12 @@ class FakeServer {
   int lost_deletions = 0;             // DeleteHead is done, but its answer is lost, that many times
   int slow_steps = 0;                 // ApplyStep is done, but answered only after a second, that many times
   bool restart_before_steps = false;  // the next ApplyStep meets another server, which has the same head
-  int refused_aborts = 0;             // AbortFlush fails that many times
-  int unavailable_status = 0;         // GetStatus fails that many times
+  // Calls for logits, of two rows at most, whose logits are all 1. The call numbered so, from 1, meets
+  // another server, or weights that were restored, whose logits are all 2: of the same version.
+  int restart_before_logits = 0;
+  int restore_before_logits = 0;
+  int refused_aborts = 0;      // AbortFlush fails that many times
+  int unavailable_status = 0;  // GetStatus fails that many times
   bool change_weights_on_cut = false;
   bool change_weights_between_chunks = false;
   int most_lanes = 16;  // of one session
@@ -168,6 +173,7 @@ class FakeServer {
   std::condition_variable committed_;
   std::condition_variable chunk_done_;
   std::string incarnation_ = "incarnation-1";
+  uint64_t restores_ = 0;
   bool has_head_ = true;
   bool shut_down_ = false;
   uint64_t generation_ = 1;

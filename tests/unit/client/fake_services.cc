@@ -148,6 +148,24 @@ class FakeServer::LossService final : public v1::LossService::Service {
  public:
   explicit LossService(FakeServer* fake) : fake_(fake) {}
 
+  grpc::Status Logits(grpc::ServerContext*, const v1::LogitsRequest* request,
+                      v1::LogitsResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    std::vector<int64_t>& calls = fake_->observed_.logits_rows;
+    calls.push_back(request->rows());
+    const auto number = static_cast<int>(calls.size());
+    if (number == fake_->restart_before_logits) fake_->incarnation_ = "incarnation-2";
+    if (number == fake_->restore_before_logits) ++fake_->restores_;
+    response->set_weight_version(fake_->weight_version_);
+    response->set_incarnation(fake_->incarnation_);
+    response->set_restores(fake_->restores_);
+    response->set_rows(request->rows());
+    const float logit = fake_->incarnation_ == "incarnation-1" && fake_->restores_ == 0 ? 1.0F : 2.0F;
+    const std::vector<float> logits(static_cast<size_t>(request->rows() * kVocab), logit);
+    response->set_logits(logits.data(), logits.size() * sizeof(float));
+    return grpc::Status::OK;
+  }
+
   grpc::Status OpenSession(grpc::ServerContext*, const v1::OpenSessionRequest* request,
                            v1::OpenSessionResponse* response) override {
     const std::lock_guard lock(fake_->mutex_);

@@ -1,4 +1,4 @@
-// Head::Logits: what is refused before anything is sent.
+// Head::Logits: what is refused, the calls that rows are asked for in, and what these have in common.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,29 +7,59 @@
 #include <string>
 #include <vector>
 
-#include "lossd/client.h"
-#include "tests/unit/client/fake_server.h"
+#include "tests/unit/client/session_fixture.h"
 
-namespace lossd {
+namespace lossd::testing {
 namespace {
 
-using testing::FakeServer;
+using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(LogitsTest, MoreElementsThanAnyArrayHasAreRefused) {
-  FakeServer fake;
-  const auto client = Client::Connect(fake.target(), {});
-  ASSERT_TRUE(client.ok()) << client.status();
-  const auto head = (*client)->GetHead(FakeServer::kName);
-  ASSERT_TRUE(head.ok()) << head.status();
-  const std::vector<float> hidden(FakeServer::kHidden);
+class LogitsTest : public SessionTest {
+ protected:
+  // Of five rows.
+  absl::StatusOr<uint64_t> Read(uint64_t weight_version = 0) {
+    if (head_ == nullptr) Connect();
+    const std::vector<float> hidden(5 * kHidden, 1.0F);
+    logits_.assign(5 * FakeServer::kVocab, 0.0F);
+    return head_->Logits({.rows = 5, .hidden_states = hidden.data(), .weight_version = weight_version},
+                         {.logits = logits_.data()});
+  }
+  std::vector<float> logits_;
+};
+
+TEST_F(LogitsTest, ACallHasAsManyRowsAsTheServerTakes) {
+  ASSERT_TRUE(Read().ok());
+  EXPECT_THAT(fake_.observed().logits_rows, ElementsAre(2, 2, 1));
+  EXPECT_THAT(logits_, Each(1.0F));
+}
+
+TEST_F(LogitsTest, AServerThatStartedAgainMeanwhileIsAskedForAllRows) {
+  fake_.restart_before_logits = 3;
+  const auto version = Read();
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_THAT(fake_.observed().logits_rows, ElementsAre(2, 2, 1, 2, 2, 1));
+  EXPECT_THAT(logits_, Each(2.0F));
+}
+
+TEST_F(LogitsTest, SoIsOneThatRestoredACheckpointThoughTheVersionIsTheSame) {
+  fake_.restore_before_logits = 2;
+  ASSERT_TRUE(Read(/*weight_version=*/1).ok());
+  EXPECT_THAT(fake_.observed().logits_rows, ElementsAre(2, 2, 2, 2, 1));
+  EXPECT_THAT(logits_, Each(2.0F));
+}
+
+TEST_F(LogitsTest, MoreElementsThanAnyArrayHasAreRefused) {
+  Connect();
+  const std::vector<float> hidden(kHidden);
   std::vector<int32_t> tokens(8);  // as many as the product would be, had it come round to 8 again
   const int64_t rows = std::numeric_limits<int64_t>::max() / 4 + 2;
   const auto version =
-      head->Logits({.rows = rows, .hidden_states = hidden.data()}, {.top_k = 8, .top_tokens = tokens});
+      head_->Logits({.rows = rows, .hidden_states = hidden.data()}, {.top_k = 8, .top_tokens = tokens});
   EXPECT_EQ(version.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(version.status().message()), HasSubstr("rows is 2305843009213693953 and top_k 8"));
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::testing

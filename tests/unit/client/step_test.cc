@@ -102,6 +102,22 @@ TEST_F(ClientStepTest, AStepThatIsLeftOpenIsTheOneThatTheNextCallIsAbout) {
   EXPECT_EQ(fake_.generation(), 2U) << "a step with other arguments is not another step";
 }
 
+TEST_F(ClientStepTest, AStepThatIsGivenUpByEndingTheWindowIsNotAskedForAgain) {
+  auto client = Client::Connect(fake_.target(), {.call_timeout = std::chrono::milliseconds(100),
+                                                 .reconnect_timeout = std::chrono::seconds(20)});
+  ASSERT_TRUE(client.ok()) << client.status();
+  client_ = *std::move(client);
+  head_ = std::make_unique<Head>(*client_->GetHead(FakeServer::kName));
+  fake_.slow_steps = 1;
+  Session session = Open();
+  ASSERT_FALSE(head_->ApplyStep({.learning_rate = 1}, Fill(&session)).ok());
+  const auto discarded = head_->Discard({});
+  ASSERT_TRUE(discarded.ok()) << discarded.status();
+  const auto step = head_->ApplyStep({.learning_rate = 2}, Fill(&session));
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(fake_.observed().steps.back().generation(), discarded->generation + 1);
+}
+
 TEST_F(ClientStepTest, TheSameCallAfterATimeoutAnswersAsTheFirstWouldHave) {
   auto client = Client::Connect(fake_.target(), {.call_timeout = std::chrono::milliseconds(100),
                                                  .reconnect_timeout = std::chrono::seconds(20)});

@@ -108,6 +108,9 @@ class BatchQueueTest : public ::testing::Test {
   void AddTask(const std::string& name, const BatchSource* source = nullptr) {
     queue_.AddTask(source == nullptr ? a_.get() : source, [this, name] { events_.push_back(name); });
   }
+  void AddJob(const std::string& name, int64_t rows, const std::shared_ptr<BatchSource>& source) {
+    queue_.AddJob(source, rows, [this, name] { events_.push_back(name); });
+  }
   void AddFollowUp(const std::string& name, int64_t rows, FollowUp when,
                    std::shared_ptr<BatchSource> source = nullptr, RowKind kind = {}) {
     queue_.AddFollowUp(source == nullptr ? a_ : std::move(source), Make(name, rows, kind), when, now_);

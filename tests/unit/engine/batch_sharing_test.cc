@@ -301,5 +301,81 @@ TEST_F(BatchSharingTest, TasksDoNotKeepBatchesWaiting) {
   EXPECT_THAT(Run(), ElementsAre("task 1", "b", "task 2"));
 }
 
+// --- Jobs
+
+// A job of 384 rows costs what a batch of 128 does.
+TEST_F(BatchSharingTest, AHeadWithEndlessJobsLeavesTheOtherItsShare) {
+  a_->rows_per_batch = 128;
+  b_->cost_per_row = 10;
+  int jobs = 0;
+  bool job_waits = false;
+  for (int i = 0; i < 1100; ++i) {
+    if (!job_waits) AddJob("job", 384, b_);
+    job_waits = true;
+    Add("a", 128);
+    for (const std::string& event : Run()) {
+      if (event != "job") continue;
+      ++jobs;
+      job_waits = false;
+    }
+    while (a_->under_way() > 0) a_->EndOldest();
+  }
+  EXPECT_GE(jobs, 90);
+  EXPECT_LE(jobs, 120) << "each costs as much as ten batches of a";
+  EXPECT_GE(a_->batch_rows.size(), 900U);
+}
+
+TEST_F(BatchSharingTest, AHeadIsChargedForItsJobs) {
+  a_->rows_per_batch = b_->rows_per_batch = 128;
+  AddJob("job", 1280, b_);
+  Add("b", 128, b_);
+  for (int i = 0; i < 3; ++i) Add("a", 128);
+  EXPECT_THAT(Run(), ElementsAre("job", "a", "a", "a"));
+}
+
+TEST_F(BatchSharingTest, AJobWaitsUntilNothingIsUnderWay) {
+  Add("first", kMostRows);
+  EXPECT_THAT(Run(), ElementsAre("first"));
+  AddJob("job", 1, a_);
+  EXPECT_THAT(Run(), IsEmpty());
+  a_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("job"));
+}
+
+TEST_F(BatchSharingTest, NeitherChunksNorTasksWaitForAJobOfTheirHead) {
+  device_.under_way = 3;
+  AddJob("job", 1, a_);
+  AddTask("task");
+  EXPECT_THAT(Run(), ElementsAre("task"));
+  Add("later", kMostRows);
+  device_.under_way = 0;
+  EXPECT_THAT(Run(), ElementsAre("job", "later")) << "in the order of their age";
+}
+
+TEST_F(BatchSharingTest, AFenceWaitsForJobs) {
+  device_.under_way = 1;
+  AddJob("job", 1, a_);
+  queue_.AddFence([this] { events_.push_back("fence"); });
+  EXPECT_THAT(Run(), IsEmpty());
+  device_.under_way = 0;
+  EXPECT_THAT(Run(), ElementsAre("job", "fence"));
+  EXPECT_TRUE(queue_.Empty() || !queue_.Advance(now_).progress);
+}
+
+class BatchWindowTest : public BatchQueueTest {
+ protected:
+  BatchWindowTest() : BatchQueueTest(kWindow) {}
+};
+
+TEST_F(BatchWindowTest, AJobDoesNotCutShortTheTimeInWhichABatchGrows) {
+  Add("small", 1);
+  AddJob("job", 1, a_);
+  EXPECT_THAT(Run(), ElementsAre("job"));
+  EXPECT_EQ(look_again_, now_ + kWindow);
+  Add("more", 1);
+  now_ += kWindow;
+  EXPECT_THAT(Run(), ElementsAre("small+more"));
+}
+
 }  // namespace
 }  // namespace lossd::engine

@@ -97,9 +97,30 @@ std::vector<size_t> FakeGate::logits_after() {
   return logits_after_;
 }
 
-void FakeGate::ComputesLogits() {
+void FakeGate::OnLogits(std::function<void()> hook) {
   const std::lock_guard lock(mutex_);
-  logits_after_.push_back(batches_.size());
+  on_logits_ = std::move(hook);
+}
+
+void FakeGate::ComputesLogits() {
+  std::function<void()> hook;
+  {
+    const std::lock_guard lock(mutex_);
+    logits_after_.push_back(batches_.size());
+    hook = std::exchange(on_logits_, nullptr);
+  }
+  if (hook) hook();
+}
+
+ResultBytes FakeGate::Register(int64_t bytes) {
+  *registered_ += bytes;
+  most_registered_ = std::max<int64_t>(most_registered_, *registered_);
+  const std::shared_ptr<std::byte[]> data(new std::byte[static_cast<size_t>(bytes)],
+                                          [registered = registered_, bytes](const std::byte* memory) {
+                                            *registered -= bytes;
+                                            delete[] memory;
+                                          });
+  return {data, bytes, MemoryPlace::kRegisteredHost};
 }
 
 bool FakeGate::failing() {
@@ -182,6 +203,7 @@ class FakeBackend : public HeadBackend {
     }
     return absl::OkStatus();
   }
+  int64_t RowsOfLogits() const override { return options_.rows_of_logits; }
   int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return options_.rows_per_batch; }
   void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override {
     FakeBatch scales;
@@ -358,6 +380,7 @@ class FakeDevice : public Device {
     return std::make_unique<FakeGradient>();
   }
   MemoryPlan SharedMemory() const override { return {{"workspace", 0}}; }
+  std::optional<ResultBytes> RegisteredBytes(int64_t bytes) override { return gate_->Register(bytes); }
 
   int64_t MostBatches() const override { return options_.most_batches; }
   int64_t BatchesUnderWay() const override { return static_cast<int64_t>(ring_.size()); }

@@ -3,6 +3,7 @@
 #ifndef LOSSD_TESTS_UNIT_ENGINE_FAKE_DEVICE_H_
 #define LOSSD_TESTS_UNIT_ENGINE_FAKE_DEVICE_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,12 @@ class FakeGate {
 
   // How many batches had been started when logits were computed, each time.
   std::vector<size_t> logits_after();
+  // Bytes of the memory that the device registered which are in use, and the most that ever were.
+  int64_t registered_bytes() const { return *registered_; }
+  int64_t most_registered_bytes() const { return most_registered_; }
+
+  // Called on the device's thread when logits are computed the next time.
+  void OnLogits(std::function<void()> hook);
 
   // Called on the device's thread when state of a head is written the next time.
   void OnWriteState(std::function<void()> hook);
@@ -52,6 +59,7 @@ class FakeGate {
   bool failing();
   void WritesState();
   void ComputesLogits();
+  ResultBytes Register(int64_t bytes);
 
  private:
   std::mutex mutex_;
@@ -59,18 +67,22 @@ class FakeGate {
   std::vector<FakeBatch> batches_;
   std::vector<RowKind> kinds_;
   std::vector<size_t> logits_after_;
+  const std::shared_ptr<std::atomic<int64_t>> registered_ = std::make_shared<std::atomic<int64_t>>(0);
+  std::atomic<int64_t> most_registered_ = 0;
   size_t ended_ = 0;
   static constexpr size_t kAll = std::numeric_limits<size_t>::max();
   size_t may_answer_ = kAll;  // batches below this number
   size_t may_end_ = kAll;
   bool failing_ = false;
   std::function<void()> on_write_state_;
+  std::function<void()> on_logits_;
 };
 
 struct FakeOptions {
   int64_t most_batches = 1;
   int64_t rows_per_batch = 1;
   bool room_for_teachers = true;
+  int64_t rows_of_logits = 1000;
 };
 
 // gradient_scale identifies a chunk: its losses are that times the token's weight, and each accumulated chunk

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -60,8 +61,8 @@ Answer Logits(Head& head, LogitsRequest request) { return Start(head, std::move(
 
 class HeadLogitsTest : public EngineFixture, public ::testing::Test {
  protected:
-  explicit HeadLogitsTest(EngineOptions options = {}, HeadConfig config = {})
-      : EngineFixture(std::move(options), {}, std::move(config)) {}
+  explicit HeadLogitsTest(EngineOptions options = {}, HeadConfig config = {}, FakeOptions device = {})
+      : EngineFixture(std::move(options), device, std::move(config)) {}
 
   const std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
 };
@@ -269,6 +270,143 @@ TEST_F(SmallLogitsTest, CallsThatHoldTooMuchKeepOthersOutUntilTheirAnswersAreGon
   kept.pop_back();
   EXPECT_TRUE(ask().ok());
   EXPECT_TRUE(ask().ok());
+}
+
+TEST_F(SmallLogitsTest, RowsCountInWhicheverTypeIsWider) {
+  LogitsRequest request = Request({1, 2});
+  request.hidden_type = DataType::kBFloat16;
+  request.hidden_states.resize(2 * 2, '\0');
+  request.top_k = 1;
+  EXPECT_EQ(LogitsBytes(request, head->config()), 2 * 4 + 3 * 4) << "as operands they are fp32";
+}
+
+class FewRowsLogitsTest : public HeadLogitsTest {
+ protected:
+  FewRowsLogitsTest() : HeadLogitsTest(Options()) {}
+  static EngineOptions Options() {
+    EngineOptions options;
+    options.chunk_limits.max_chunk_tokens = 3;
+    return options;
+  }
+};
+
+TEST_F(FewRowsLogitsTest, MoreThanAChunkMayHaveAreRefusedAndTheMostNamed) {
+  EXPECT_EQ(head->Info().max_logits_rows, 3);
+  EXPECT_TRUE(Logits(*head, Request({1, 2, 3, 4, 5, 6})).ok());
+  const Answer answer = Logits(*head, Request({1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReasonOf(answer.status()), RejectReason::kChunkTooLarge);
+  EXPECT_THAT(std::string(answer.status().message()), HasSubstr("rows is 4; the most of one call is 3"));
+}
+
+TEST_F(HeadLogitsTest, MoreCallsThanMayWaitAreRefused) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  gate.Hold();
+  Submit(lane, MakeChunk(1, 1));
+  gate.AwaitArrival();
+  std::vector<std::future<Answer>> calls;
+  for (int i = 0; i < 64; ++i) calls.push_back(Start(*head, Request()));
+  std::future<Answer> refused = Start(*head, Request());
+  const bool at_once = refused.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  gate.LetThrough();
+  EXPECT_TRUE(at_once);
+  const Answer answer = refused.get();
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(answer.status()), RejectReason::kOverload);
+  EXPECT_THAT(std::string(answer.status().message()), HasSubstr("64 calls for logits of head h wait"));
+  for (std::future<Answer>& call : calls) EXPECT_TRUE(call.get().ok());
+  EXPECT_TRUE(Logits(*head, Request()).ok());
+}
+
+// Memory that the device registered is for what it computes now, not for who waits or reads slowly.
+TEST_F(HeadLogitsTest, HoldRegisteredMemoryOnlyWhileTheyAreComputed) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  gate.Hold();
+  Submit(lane, MakeChunk(1, 1));
+  gate.AwaitArrival();
+  std::future<Answer> call = Start(*head, Request(std::vector<float>(20'000 * kHidden, 1.0f)));
+  EXPECT_EQ(gate.registered_bytes(), 0);
+  gate.LetThrough();
+  const Answer kept = call.get();
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ(Floats(kept->logits).back(), 5);
+  engine->WaitIdle();
+  EXPECT_EQ(gate.registered_bytes(), 0);
+}
+
+// A device that works on 20'000 rows at once.
+class ManyRowsLogitsTest : public HeadLogitsTest {
+ protected:
+  static constexpr int64_t kAtOnce = 20'000;
+  ManyRowsLogitsTest() : HeadLogitsTest({}, {}, {.rows_of_logits = kAtOnce}) {}
+};
+
+TEST_F(ManyRowsLogitsTest, GoThroughRegisteredMemoryWherePiecesAreLarge) {
+  std::vector<float> hidden(kAtOnce * kHidden, 1.0f);
+  hidden.back() = 3.0f;
+  const Answer answer = Logits(*head, Request(hidden));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->logits.place(), MemoryPlace::kHost);
+  EXPECT_EQ(Floats(answer->logits).front(), 2);
+  EXPECT_EQ(Floats(answer->logits).back(), 7);
+  EXPECT_EQ(gate.most_registered_bytes(), kAtOnce * (kHidden + kVocab) * 4);
+  engine->WaitIdle();
+  EXPECT_EQ(gate.registered_bytes(), 0);
+}
+
+// A device that works on two rows at a time.
+class PiecewiseLogitsTest : public HeadLogitsTest {
+ protected:
+  PiecewiseLogitsTest() : HeadLogitsTest({}, {}, {.rows_of_logits = 2}) {}
+};
+
+TEST_F(PiecewiseLogitsTest, ComeTogether) {
+  LogitsRequest request = Request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  Answer answer = Logits(*head, request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_THAT(Floats(answer->logits),
+              ElementsAre(3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22));
+  EXPECT_EQ(gate.logits_after().size(), 3U);
+  EXPECT_EQ(engine->counters().logits_calls, 1U);
+  EXPECT_EQ(engine->counters().logits_rows, 5U);
+  request.top_k = 1;
+  answer = Logits(*head, request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_THAT(Floats(answer->top_logits), ElementsAre(6, 10, 14, 18, 22));
+}
+
+TEST_F(PiecewiseLogitsTest, ChunksGoBetweenThePieces) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  gate.Hold();
+  Submit(lane, MakeChunk(1, 1));
+  gate.AwaitArrival();
+  std::future<Answer> call = Start(*head, Request({1, 2, 3, 4, 5, 6}));
+  Submit(lane, MakeChunk(2, 2));
+  gate.LetThrough();
+  EXPECT_TRUE(call.get().ok());
+  EXPECT_THAT(gate.logits_after(), ElementsAre(1, 2));
+}
+
+TEST_F(PiecewiseLogitsTest, TheRestIsNotComputedForWhoWentAway) {
+  auto asked = std::make_shared<std::atomic<int>>(0);
+  LogitsRequest request = Request(std::vector<float>(20, 1.0f));
+  request.cancelled = [asked] { return ++*asked > 2; };
+  EXPECT_EQ(Logits(*head, request).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(gate.logits_after().size(), 2U);
+}
+
+TEST_F(PiecewiseLogitsTest, StartAgainIfTheWeightsAreReplacedMeanwhile) {
+  const absl::StatusOr<std::string> write = head->BeginWrite("w", Head::Replace::kNo, "token");
+  ASSERT_TRUE(write.ok()) << write.status();
+  const std::string rows(static_cast<size_t>(head->config().weight_bytes()), '\0');
+  ASSERT_TRUE((*head->FindWrite(*write))->Write(0, kVocab, DataType::kFloat32, rows, {}).ok());
+  gate.OnLogits([&] { head->CommitWrite(*write, [](const auto& /*version*/) {}); });
+  LogitsRequest request = Request({1, 2, 3, 4, 5, 6});
+  const Answer answer = Logits(*head, request);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->weight_version, 2U);
+  EXPECT_THAT(Floats(answer->logits), ElementsAre(3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14));
+  EXPECT_EQ(gate.logits_after().size(), 3U) << "one piece of the old weights, two of the new";
 }
 
 struct BadRequest {

@@ -28,7 +28,12 @@ TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
   }
   const absl::Status refused = pool.TryRun([&] { ran += 1000; });
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(engine::RetryDelayOf(refused).has_value());
+  const auto delay = engine::RetryDelayOf(refused);
+  ASSERT_TRUE(delay.has_value());
+  for (int i = 0; i < 99; ++i) (void)pool.TryRun([&] { ran += 1000; });
+  const auto later = engine::RetryDelayOf(pool.TryRun([&] { ran += 1000; }));
+  ASSERT_TRUE(later.has_value());
+  EXPECT_GT(*later, *delay + absl::Milliseconds(900)) << "a hundred of them come back at once";
   EXPECT_EQ(engine::ReasonOf(refused), engine::RejectReason::kOverload);
   std::promise<void> last;
   pool.Run([&] { last.set_value(); });  // not a client's

@@ -65,8 +65,8 @@ def linear_cross_entropy(
         contains it. Both are differentiable.
     token_weights: [...], multiply each token's loss. They get no gradient.
     normalizer: what a mean is divided by, for a mean over more than this batch (gradient accumulation, ranks):
-        global_token_count, or with class weights the sum of the labels' weights. z_normalizer: of the z-loss, if it has
-        another count.
+        global_token_count, or with class weights the sum of the labels' weights. 0, of a step without any, is right
+        for a batch without any, whose mean is empty. z_normalizer: of the z-loss, if it has another count.
     grad_scale: the gradient that will come back to a reduced loss, if it is known: 1 for loss.backward(), 1 / k for
         (loss / k).backward(), scaler.get_scale() for scaler.scale(loss).backward(). The tokens are sent once, then: dX
         and dW are made while the loss is. Another gradient is corrected in backward by a further pass, to a relative
@@ -76,7 +76,8 @@ def linear_cross_entropy(
         input that needs no gradient.
     distillation: soft targets of another head of the same server, fed with hidden states of its own, which get no
         gradient: lossd.Distillation. A mean divides the divergence as it does the cross-entropy.
-    torch_compat: the mean of a batch without tokens that count is NaN, as PyTorch's, and not 0. Gradients are 0.
+    torch_compat: an empty mean, of a batch without tokens that count, is NaN, as PyTorch's, and not 0. Gradients are
+        0. With a normalizer above 0 it is 0 in any case.
 
     Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss).
     Where gradients are off (torch.no_grad, torch.inference_mode) and where nothing needs any it is a number without a
@@ -201,7 +202,7 @@ def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_c
         raise ValueError(f"grad_scale is {declared}; want a finite number")
     # A mean over a count that the server has to tell first takes two passes.
     two_passes = unknown_count and options.reduction == "mean" and options.normalizer is None
-    return None if two_passes or declared == 0 else declared
+    return None if two_passes or declared == 0 or options.normalizer == 0 else declared
 
 
 def _trains(train_head: bool | None, input: Tensor, call: LossCall) -> bool:

@@ -46,7 +46,9 @@ class LossOptions:
             return
         if self.reduction != "mean":
             raise ValueError(f"{name} is {count}, but reduction is {self.reduction!r}; only a mean is divided by it")
-        if not (math.isfinite(count) and count > 0):
+        # A mean over nothing, of the whole step: what a count of its labels tells if there are none.
+        empty = count == 0 and self.normalizer == 0
+        if not (math.isfinite(count) and (count > 0 or empty)):
             raise ValueError(f"{name} is {count}; want a finite number above 0")
 
     def compute_arguments(self) -> dict[str, Any]:

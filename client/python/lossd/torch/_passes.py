@@ -45,14 +45,14 @@ class Values:
         if options.reduction == "sum":
             return self.loss_sum
         if self.empty_mean:
-            return math.nan if options.torch_compat and options.normalizer is None else 0.0
+            return math.nan if options.torch_compat and not options.normalizer else 0.0
         return (self.loss_sum - self.z_loss_sum) / self.count + self.z_loss_sum / self.z_count
 
     def z_loss(self, options: LossOptions) -> float:
         if options.reduction == "sum":
             return self.z_loss_sum
         if self.empty_mean:
-            return math.nan if options.torch_compat and options.normalizer is None else 0.0
+            return math.nan if options.torch_compat and not options.normalizer else 0.0
         return self.z_loss_sum / self.z_count
 
     @property
@@ -154,8 +154,12 @@ def _counts(result: Any, options: LossOptions, class_weights: bool) -> tuple[flo
     """What the cross-entropy and the z-loss of a mean are divided by; (1, 1) of another reduction."""
     if options.reduction != "mean":
         return 1.0, 1.0
-    if options.normalizer is None:
+    if options.normalizer is None or options.normalizer == 0:
         count = result.class_weight_sum if class_weights else result.valid_tokens
+        if options.normalizer == 0 and count > 0:
+            raise ValueError(
+                f"normalizer is 0, but {result.valid_tokens} tokens of this batch count; count all of them"
+            )
         return float(count), float(result.valid_tokens)
     return options.normalizer, options.normalizer if options.z_normalizer is None else options.z_normalizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,21 @@ class RemoteOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for proxy in group["params"]:
                 proxy.head.zero_grad()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the groups' values, and warns of a head whose server has taken another number of steps: its moments
+        are not those of this state."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            for proxy in group["params"]:
+                head, step = proxy.head, self.state[proxy].get("step")
+                taken = head.head.info().optimizer_steps
+                if step is not None and step != taken:
+                    warnings.warn(
+                        f"the state to load is of step {step} of head '{head.name}', whose server is at step {taken}: "
+                        "its moments are others; RemoteHead.save_checkpoint and restore_checkpoint keep both together",
+                        stacklevel=2,
+                    )
 
     def _step_head(self, head: RemoteHead, group: dict[str, Any], gradient_scale: float) -> None:
         configured = _hyperparameters(head.head.config.optimizer)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lossd.torch._tokens import class_weight_sum, shift_labels
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.pipelining import PipelineStage
@@ -42,10 +44,11 @@ class PipelineLoss:
         stage: PipelineStage,
         *,
         ignore_index: int = -100,
+        shift: bool | int = False,
         grad_scale: float | None = 1.0,
         **options: Any,
     ) -> None:
-        """`stage`: the last stage, of this process. `grad_scale` and `options`: linear_cross_entropy's.
+        """`stage`: the last stage, of this process. `shift`, `grad_scale` and `options`: linear_cross_entropy's.
 
         Schedules start backward with an upstream gradient of 1, so hidden states are sent once.
         Raises ValueError if `stage` is not the last, RuntimeError if it has a forward context of somebody else's.
@@ -54,26 +57,44 @@ class PipelineLoss:
             raise ValueError(f"stage: got stage {stage.stage_index} of {stage.num_stages}, want the last")
         self._head = head
         self._ignore_index = ignore_index
-        self._options = {"grad_scale": grad_scale, **options}
+        self._shift = int(shift)
+        self._options = {"grad_scale": grad_scale, "shift": self._shift, **options}
         self._normalizer: float | None = None
+        self._z_normalizer: float | None = None
         self._rehearsal = False
         if hasattr(stage, "register_forward_context"):
             self._handle = stage.register_forward_context(self._around_forward)
 
-    def begin_step(self, target: torch.Tensor, schedule: Any = None, *, group: ProcessGroup | None = None) -> int:
+    def begin_step(
+        self,
+        target: torch.Tensor,
+        schedule: Any = None,
+        *,
+        group: ProcessGroup | None = None,
+        count: float | None = None,
+    ) -> int:
         """Counts the tokens of the step that comes next: all its microbatches' `target`, before they are cut.
 
         `group`: the last stages of data-parallel pipelines, whose tokens count together. `schedule`: checked to leave
-        gradients unscaled. Returns the number of tokens. Raises ValueError if the schedule scales gradients.
+        gradients unscaled. `count`: what the cross-entropy is divided by (over the whole group), if not the tokens: of
+        a head with class weights the sum of the labels' weights; it is counted here if the option `weight` has them.
+        Returns the number of tokens. Raises ValueError if the schedule scales gradients, or a count is missing.
         """
         if getattr(schedule, "scale_grads", False):
             raise ValueError(
                 "schedule: make it with scale_grads=False (on every rank): this loss is normalised by the step's tokens"
             )
-        tokens = (target != self._ignore_index).sum()
-        if group is not None:
-            torch.distributed.all_reduce(tokens, group=group)
-        self._normalizer = float(tokens)
+        if self._shift and target.dim() < 2:
+            raise ValueError(
+                f"shift is {self._shift}, but target has the shape {list(target.shape)}: sequences would be cut; want "
+                "[sequences, tokens]"
+            )
+        labels = shift_labels(target, self._shift, self._ignore_index)
+        tokens = _total((labels != self._ignore_index).sum(), group)
+        if count is None:
+            count = self._class_weight_sum(labels, group) if self._has_class_weights else float(tokens)
+        self._normalizer = count
+        self._z_normalizer = float(tokens) if self._has_class_weights else None
         return int(tokens)
 
     def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -95,11 +116,33 @@ class PipelineLoss:
             ignore_index=self._ignore_index,
             reduction="mean",
             # A step of no tokens at all: every microbatch's sum is 0.
-            normalizer=max(self._normalizer, 1.0),
+            normalizer=self._normalizer or 1.0,
+            z_normalizer=None if self._z_normalizer is None else self._z_normalizer or 1.0,
             **self._options,
         )
+
+    @property
+    def _has_class_weights(self) -> bool:
+        weight = self._options.get("weight")
+        return bool(self._head.head.config.has_class_weights) if weight is None else weight is not False
+
+    def _class_weight_sum(self, labels: torch.Tensor, group: ProcessGroup | None) -> float:
+        weight = self._options.get("weight")
+        if not isinstance(weight, torch.Tensor):
+            raise ValueError(
+                f"head {self._head.head.name!r} has class weights: give the sum of those of the step's labels as "
+                "count, or the weights themselves as PipelineLoss(weight=...), or weight=False"
+            )
+        own = class_weight_sum(weight, labels, self._ignore_index)
+        return float(_total(torch.tensor(own, dtype=torch.float64, device=labels.device), group))
 
     @contextlib.contextmanager
     def _around_forward(self, info: Any) -> Iterator[None]:
         self._rehearsal = info.is_metadata_inference
         yield
+
+
+def _total(own: torch.Tensor, group: ProcessGroup | None) -> torch.Tensor:
+    if group is not None:
+        torch.distributed.all_reduce(own, group=group)
+    return own

@@ -12,26 +12,41 @@ from torch.optim import Optimizer
 class JointOptimizer(Optimizer):
     """Steps several optimizers together. Its `param_groups` are theirs, the same dicts, so that schedulers reach all.
 
-    `state_dict()` is {"optimizers": [one for each, in order]}; `state` is empty, theirs have it. Not thread-safe.
+    A step that raises can be called again, and goes on: who has stepped is left alone, and the closure is not evaluated
+    again. zero_grad() gives such a step up. Remote heads are stepped first, so that where they cannot be, the local
+    parameters are as they were. `state_dict()` is {"optimizers": [one for each, in order]}; `state` is empty, theirs
+    have it. Not thread-safe.
     """
 
     def __init__(self, *optimizers: Optimizer) -> None:
         if not optimizers:
             raise ValueError("JointOptimizer needs at least one optimizer")
+        from lossd.torch import RemoteOptimizer
+
         self.optimizers = optimizers
+        self._in_order = sorted(optimizers, key=lambda one: not isinstance(one, RemoteOptimizer))
+        self._left: list[Optimizer] | None = None
+        """Of a step that an error ended: who has not stepped yet."""
+        self._loss: Any = None
         super().__init__(self._groups(), {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Each optimizer's step, in order; `closure` (or None) is evaluated once, before them."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for optimizer in self.optimizers:
-            optimizer.step()
+        """Each optimizer's step; `closure` (or None) is evaluated once, before them. Returns what that returned."""
+        if self._left is None:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._left, self._loss = list(self._in_order), loss
+        while self._left:
+            self._left[0].step()
+            del self._left[0]
+        loss = self._loss
+        self._give_up()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        self._give_up()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=set_to_none)
 
@@ -51,3 +66,6 @@ class JointOptimizer(Optimizer):
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def _give_up(self) -> None:
+        self._left = self._loss = None

@@ -71,7 +71,8 @@ def patch(
         softcap are read from the model's configuration. A weight that needs no gradient makes a frozen head.
       upload: False: the head has its weights already; the local ones are dropped unread.
       grad_scale: the upstream gradient that losses will have (`linear_cross_entropy`'s). Declared, a training step
-        sends its hidden states once, not twice; 1.0 is right for `loss.backward()` and for Trainer.
+        sends its hidden states once, not twice; 1.0 is right for `loss.backward()` and for Trainer. In
+        evaluation mode it does not hold: such a loss adds nothing until it is given to backward.
       flush_tied: "backward" as above; "manual": call `flush_tied(model)` before each step of the optimizer
         (and before clipping), as trainers that accumulate by themselves will want.
 
@@ -192,7 +193,9 @@ def _forward_of(model_class: type[nn.Module]) -> Any:
             hidden = state.lm_head.end_capture(outputs.logits)
         finally:
             state.lm_head.cancel_capture()
-        loss = _loss(state, hidden, labels, kwargs)
+        # In evaluation nobody said that there would be a backward pass.
+        grad_scale = state.grad_scale if self.training else None
+        loss = _loss(state, hidden, labels, kwargs, grad_scale)
         if getattr(outputs, "aux_loss", None) is not None:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss.to(loss.device)
         outputs = dataclasses.replace(outputs, loss=loss, logits=None)
@@ -211,7 +214,9 @@ def _by_name(
     return {**dict(list(positional.items())[1:]), **kwargs}
 
 
-def _loss(state: _Patch, hidden: torch.Tensor, labels: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+def _loss(
+    state: _Patch, hidden: torch.Tensor, labels: torch.Tensor, kwargs: dict[str, Any], grad_scale: float | None
+) -> torch.Tensor:
     """transformers' ForCausalLMLoss of what would be the logits: the mean, or the sum by `num_items_in_batch`."""
     from lossd.torch import linear_cross_entropy
 
@@ -224,7 +229,7 @@ def _loss(state: _Patch, hidden: torch.Tensor, labels: torch.Tensor, kwargs: dic
         ignore_index=kwargs.get("ignore_index", -100),
         shift=targets is None,
         normalizer=None if items is None else float(items),
-        grad_scale=state.grad_scale,
+        grad_scale=grad_scale,
         logit_scale=state.lm_head.logit_scale,
         softcap=state.lm_head.softcap,
     )

@@ -3,7 +3,8 @@
 The trainer's optimizer updates the parameter, so its `.grad` has to hold both gradients before anything is done with
 it. They come together at the end of a backward pass: the embedding is the first layer, so when its own gradient is
 in `.grad`, the server has had every token of that pass, and what it gathered is flushed into the same `.grad`. Weights
-that have changed since are written to the server before the next forward.
+that have changed since are written to the server before the next forward; ones that have not keep their version there,
+of which a loss whose backward pass is still to come was made.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from lossd.transformers._weights import bias_of
 if TYPE_CHECKING:
     from lossd.torch import RemoteHead
 
+# Elements that a digest widens to 8 bytes at once.
+_DIGEST_VALUES = 1 << 21
+
 
 class TiedWeight:
     """Keeps a remote head and the parameter [V, H] that it is tied to the same."""
@@ -27,25 +31,29 @@ class TiedWeight:
         """`linear` has the weight, which the server has too by now."""
         self._remote = remote
         self._linear = linear
-        self._written: tuple[int, int] | None = self._state()
+        self._written = self._state()
+        self._digest = _digest(linear.weight)
+        self._in_doubt = False
         self._hook = None
         if automatic and linear.weight.requires_grad:
             self._hook = linear.weight.register_post_accumulate_grad_hook(self._after_backward)
 
+    @torch.compiler.disable
     def refresh(self) -> None:
-        """Writes the weights to the server if they may have changed since the last time."""
+        """Writes the weights to the server if they have changed since the last time."""
         state = self._state()
-        if state != self._written:
-            self._remote.write_weights(self._linear.weight, bias_of(self._linear))
-            self._written = state
+        if state == self._written and not (self._in_doubt and _digest(self._linear.weight) != self._digest):
+            return
+        self._remote.write_weights(self._linear.weight, bias_of(self._linear))
+        self._written, self._digest, self._in_doubt = state, _digest(self._linear.weight), False
 
     def flush(self) -> None:
         """Adds what the server has gathered to the parameter's `.grad`; the next window begins."""
         from lossd.torch import flush_into
 
         flush_into(self._remote, self._linear.weight, to="grad", bias=self._linear.bias)
-        # An optimizer that writes to `.data` leaves the parameter's version alone.
-        self._written = None
+        # Now weights may change, and an optimizer that writes to `.data` leaves the parameter's version alone.
+        self._in_doubt = True
 
     def close(self) -> None:
         if self._hook is not None:
@@ -57,6 +65,23 @@ class TiedWeight:
     def _after_backward(self, _: torch.Tensor) -> None:
         if _last_backward_of_step():
             self.flush()
+
+
+def _digest(weight: torch.Tensor) -> int:
+    """Of the bits of `weight` [V, H], modulo 2**64: their sum with random factors of rows and columns."""
+    integers = {4: torch.int32, 2: torch.int16}[weight.element_size()]
+    rows, columns = (_factors(size, weight.device) for size in weight.shape)
+    bits = weight.detach().view(integers)
+    total = torch.zeros((), dtype=torch.int64, device=weight.device)
+    at_once = max(1, _DIGEST_VALUES // weight.shape[1])
+    for part, factors in zip(bits.split(at_once), rows.split(at_once), strict=True):
+        total += ((part * columns).sum(dim=1) * factors).sum()
+    return int(total)
+
+
+def _factors(size: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(size)
+    return torch.randint(-(1 << 62), 1 << 62, (size,), generator=generator).bitwise_or(1).to(device)
 
 
 def _last_backward_of_step() -> bool:

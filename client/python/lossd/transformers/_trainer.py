@@ -21,30 +21,42 @@ class RemoteHeadTrainerMixin:
     `args.weight_decay`, by the server's optimizer; make the head with the one that the Trainer uses, e.g.
     `lossd.AdamW(betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)`. `args.max_grad_norm` clips by the
     norm of all gradients, the head's included. A tied head needs none of this: the embedding's parameter is the
-    optimizer's. One process; of several, each with a session of one head, see docs/trainers.md.
+    optimizer's. What a step leaves at the server, because a GradScaler skipped it, is dropped when it ends, as the
+    Trainer drops the local gradients. One process; of several, each with a session of one head, see docs/trainers.md.
     """
 
     if TYPE_CHECKING:  # what it is mixed into, a Trainer, has these
         accelerator: Any
+        add_callback: Any
         args: Any
         model: Any
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         trainer: Any = super()
         local: torch.optim.Optimizer = trainer.create_optimizer(*(() if model is None else (model,)))
-        if self._remote is None or isinstance(local, JointOptimizer):
+        # When a Trainer trains again, accelerate has wrapped it.
+        if self._remote is None or isinstance(getattr(local, "optimizer", local), JointOptimizer):
             return local
-        if self.accelerator.num_processes > 1:
-            raise ValueError(
-                "RemoteHeadTrainer trains in one process; of several, step the head as docs/trainers.md says"
-            )
+        self._check()
         from lossd.torch import RemoteOptimizer
 
         lr = local.param_groups[0]["lr"]
         self.optimizer = JointOptimizer(
             local, RemoteOptimizer([self._remote], lr=lr, weight_decay=self.args.weight_decay)
         )
+        self.add_callback(_clearing(self._remote))
         return self.optimizer
+
+    def _check(self) -> None:
+        if self.accelerator.num_processes > 1:
+            raise ValueError(
+                "RemoteHeadTrainer trains in one process; of several, step the head as docs/trainers.md says"
+            )
+        if self.args.max_grad_norm and not hasattr(super(), "_clip_grad_norm"):
+            raise RuntimeError(
+                f"max_grad_norm is {self.args.max_grad_norm:g}, but this version of transformers clips in a way that "
+                "leaves the head out; install transformers >= 5.3, or set max_grad_norm=0"
+            )
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
         if self._remote is None:
@@ -61,6 +73,17 @@ class RemoteHeadTrainerMixin:
         """The head that has to be stepped; None if it follows the embedding."""
         model = self.accelerator.unwrap_model(self.model)
         return None if is_tied(model) else patched_head(model)
+
+
+def _clearing(remote: RemoteHead) -> Any:
+    """A callback that does for the head what the Trainer's model.zero_grad() does for parameters."""
+    from transformers import TrainerCallback
+
+    class Clearing(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            remote.zero_grad()  # sends nothing behind a step that was taken
+
+    return Clearing()
 
 
 def __getattr__(name: str) -> Any:

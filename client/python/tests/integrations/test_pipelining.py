@@ -101,3 +101,55 @@ def test_example_learns(server: lossd.Server, tmp_path: Path) -> None:
     result = json.loads(output.read_text())
     assert len(result["losses"]) == 12
     assert result["losses"][-1] < 0.8 * result["losses"][0]
+
+
+def split_losses(loss: PipelineLoss, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """As a schedule of two microbatches does."""
+    losses = [loss(*part) for part in zip(hidden.chunk(2), target.chunk(2), strict=True)]
+    for one in losses:
+        one.backward()
+    return sum(losses).detach()
+
+
+def make_problem(
+    client: lossd.Client, name: str, **options: object
+) -> tuple[RemoteHead, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A head, its weights [5, 3], hidden states [4, 6, 3] and labels [4, 6], some ignored, at different places."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(5, 3, generator=generator).requires_grad_()
+    hidden = torch.randn(4, 6, 3, generator=generator)
+    target = torch.randint(0, 5, (4, 6), generator=generator)
+    target[0, 0] = target[2, 3:] = -100
+    head = RemoteHead(client.create_head(name, 5, 3, "float32", **options))
+    head.write_weights(weights)
+    return head, weights, hidden, target
+
+
+@pytest.mark.parametrize("shift", [True, 2])
+def test_shifted_labels_are_counted_as_they_are_used(client: lossd.Client, name: str, shift: int) -> None:
+    head, weights, hidden, target = make_problem(client, name)
+    loss = PipelineLoss(head, stage(), shift=shift)
+    counted = target[:, shift:]
+    assert loss.begin_step(target) == int((counted != -100).sum())
+    expected = F.cross_entropy(F.linear(hidden[:, :-shift], weights).flatten(0, 1), counted.flatten())
+    torch.testing.assert_close(split_losses(loss, hidden, target), expected.detach(), rtol=1e-5, atol=1e-6)
+    expected.backward()
+    torch.testing.assert_close(head.flush().gradient, weights.grad, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match=r"shift .* target has the shape \[24\]"):
+        loss.begin_step(target.flatten())
+
+
+@pytest.mark.parametrize("how", ["weight", "count"])
+def test_class_weights_are_what_a_mean_is_over(client: lossd.Client, name: str, how: str) -> None:
+    classes = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0])
+    head, weights, hidden, target = make_problem(client, name, class_weights=classes.numpy())
+    with pytest.raises(ValueError, match="class weights.*give the sum .* as count"):
+        PipelineLoss(head, stage()).begin_step(target)
+    PipelineLoss(head, stage(), weight=False).begin_step(target)
+    total = float(classes[target[target != -100]].sum())
+    loss = PipelineLoss(head, stage(), lse_square_scale=0.01, **({"weight": classes} if how == "weight" else {}))
+    loss.begin_step(target, count=total if how == "count" else None)
+    logits = F.linear(hidden, weights).flatten(0, 1)
+    z_loss = 0.01 * logits.logsumexp(-1)[target.flatten() != -100].square().mean()
+    expected = F.cross_entropy(logits, target.flatten(), classes) + z_loss
+    torch.testing.assert_close(split_losses(loss, hidden, target), expected.detach(), rtol=1e-5, atol=1e-6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import transformers
 from models import VOCABULARY, build, twin
 
 import lossd
-from lossd.transformers import JointOptimizer, RemoteHeadTrainer, patch
+from lossd.torch import RemoteHead, RemoteOptimizer, linear_cross_entropy
+from lossd.transformers import JointOptimizer, RemoteHeadTrainer, RemoteHeadTrainerMixin, patch
 
 
 class Rows(torch.utils.data.Dataset):
@@ -99,3 +102,186 @@ def test_one_schedule_drives_several_optimizers() -> None:
         joint.load_state_dict(adam.state_dict())
     with pytest.raises(ValueError, match="at least one"):
         JointOptimizer()
+
+
+def scaled(kind: type, model: torch.nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch) -> transformers.Trainer:
+    """A Trainer as fp16=True makes it, on a CPU: with a GradScaler, whose second step finds an infinity in the trunk.
+    One batch a step."""
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, max_steps=5,
+        per_device_train_batch_size=2, learning_rate=1e-2, seed=4, save_strategy="no", max_grad_norm=0.5,
+        optim="adamw_torch",
+    )  # fmt: skip
+    trainer = kind(model=model, args=arguments, train_dataset=Rows(40))
+    accelerator = trainer.accelerator
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    monkeypatch.setattr(
+        accelerator, "unscale_gradients", lambda *_: accelerator.scaler.unscale_(trainer.optimizer.optimizer)
+    )
+    calls = []
+    bias = model.model.norm.weight
+    bias.register_hook(lambda gradient: gradient * (float("inf") if calls.append(1) or len(calls) == 2 else 1.0))
+    trainer.train()
+    assert len(calls) == 5
+    return trainer
+
+
+def test_a_step_that_the_scaler_skips_leaves_nothing_behind(
+    client: lossd.Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = build("llama")
+    model = twin(local)
+    head = patch(model, client=client, name=name, optimizer=lossd.AdamW())
+    scaled(transformers.Trainer, local, tmp_path / "local", monkeypatch)
+    trainer = scaled(RemoteHeadTrainer, model, tmp_path / "remote", monkeypatch)
+    assert trainer.accelerator.scaler.get_scale() == 2.0
+    assert head.head.info().optimizer_steps == 4
+    torch.testing.assert_close(head.read_weights()[0], local.lm_head.weight.detach(), rtol=1e-3, atol=2e-4)
+
+
+def test_a_loss_that_is_not_finite_is_forgotten_after_its_step(
+    client: lossd.Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("llama")
+    head = patch(model, client=client, name=name, optimizer=lossd.AdamW())
+    calls: list[int] = []
+
+    class Spoiled(RemoteHeadTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss = super().compute_loss(*args, **kwargs)
+            return loss * (float("nan") if calls.append(1) or len(calls) == 1 else 1.0)
+
+    scaled(Spoiled, model, tmp_path, monkeypatch)
+    assert head.head.info().optimizer_steps == 3  # of five: not finite are the first, here, and the second, there
+
+
+def test_a_trainer_trains_twice(client: lossd.Client, name: str, tmp_path: Path) -> None:
+    model = build("llama")
+    head = patch(model, client=client, name=name, optimizer=lossd.AdamW())
+    _, trainer = train(RemoteHeadTrainer, model, tmp_path)
+    trainer.train()
+    assert head.head.info().optimizer_steps == 16
+
+
+def test_a_base_class_that_would_not_clip_the_head_is_refused(client: lossd.Client, name: str) -> None:
+    class Old:
+        """transformers 4's Trainer, which calls accelerator.clip_grad_norm_ in its loop."""
+
+        def create_optimizer(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.model.parameters(), lr=1.0)
+
+    class Mixed(RemoteHeadTrainerMixin, Old):
+        pass
+
+    trainer = Mixed()
+    trainer.model = build("llama")
+    patch(trainer.model, client=client, name=name, optimizer=lossd.AdamW())
+    trainer.accelerator = SimpleNamespace(unwrap_model=lambda model: model, num_processes=1)
+    trainer.args = SimpleNamespace(max_grad_norm=1.0, weight_decay=0.0)
+    with pytest.raises(RuntimeError, match="max_grad_norm.*transformers"):
+        trainer.create_optimizer()
+    trainer.args.max_grad_norm = 0.0
+    trainer.callbacks = []
+    trainer.add_callback = trainer.callbacks.append
+    assert isinstance(trainer.create_optimizer(), JointOptimizer) and len(trainer.callbacks) == 1
+
+
+class Failing(torch.optim.SGD):
+    """Its first step ends before anything is done."""
+
+    failures = 1
+
+    def step(self, closure: Any = None) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise lossd.UnavailableError("gone")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_step_called_again_goes_on_where_it_failed(order: tuple[int, int]) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    both = (torch.optim.SGD([parameters[0]], lr=1.0), Failing([parameters[1]], lr=1.0))
+    joint = JointOptimizer(*(both[index] for index in order))
+    calls = []
+
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        joint.zero_grad()
+        loss = sum(parameter.sum() for parameter in parameters)
+        loss.backward()
+        return loss
+
+    with pytest.raises(lossd.UnavailableError):
+        joint.step(closure)
+    assert joint.step(closure) == 2.0 and len(calls) == 1
+    assert [parameter.item() for parameter in parameters] == [0.0, 0.0]
+    # zero_grad gives a step up: the next is another.
+    both[1].failures = 1
+    with pytest.raises(lossd.UnavailableError):
+        joint.step(closure)
+    joint.zero_grad()
+    joint.step(closure)
+    assert len(calls) == 3 and parameters[1].item() == -1.0
+
+
+def test_a_head_that_cannot_step_leaves_the_local_parameters(client: lossd.Client, name: str) -> None:
+    head = RemoteHead(client.create_head(name, 5, 3, "float32", optimizer=lossd.SGD()))
+    head.write_weights(torch.ones(5, 3))
+    local = torch.nn.Parameter(torch.ones(2, 3))
+    joint = JointOptimizer(torch.optim.SGD([local], lr=1.0), RemoteOptimizer(head, lr=1.0))
+    linear_cross_entropy(local, torch.tensor([1, 2]), head).backward()
+    local.grad = torch.ones(2, 3)
+    step = head.step
+    head.step = lambda *_, **__: (_ for _ in ()).throw(lossd.UnavailableError("gone"))
+    with pytest.raises(lossd.UnavailableError):
+        joint.step()
+    assert local.eq(1).all()
+    head.step = step
+    joint.step()
+    assert local.eq(0).all() and head.head.info().optimizer_steps == 1
+
+
+class Saves(transformers.TrainerCallback):
+    """Of docs/transformers.md."""
+
+    def __init__(self, head: RemoteHead) -> None:
+        self._head = head
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._head.save_checkpoint(f"step-{state.global_step}")
+
+
+def test_a_trainer_resumes_with_the_moments_of_the_head(tmp_path: Path) -> None:
+    options = {"save_steps": 4, "save_strategy": "steps"}
+
+    def trainer_of(model: torch.nn.Module, folder: Path) -> transformers.Trainer:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, max_steps=8,
+            per_device_train_batch_size=2, learning_rate=1e-2, seed=4, **options,
+        )  # fmt: skip
+        return RemoteHeadTrainer(model=model, args=arguments, train_dataset=Rows(40))
+
+    with lossd.launch("cpu", checkpoint_dir=str(tmp_path / "server")) as server, server.client() as client:
+        model = build("llama")
+        again = twin(model)
+        head = patch(model, client=client, optimizer=lossd.AdamW())
+        trainer = trainer_of(model, tmp_path / "trainer")
+        trainer.add_callback(Saves(head))
+        trainer.train()
+        whole = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+        # The server has gone on: that is said.
+        resumed = patch(again, client.head("lm_head"))
+        checkpoint = str(tmp_path / "trainer" / "checkpoint-4")
+        with pytest.warns(UserWarning, match="is of step 4 of head 'lm_head', whose server is at step 8"):
+            trainer_of(again, tmp_path / "trainer").train(resume_from_checkpoint=checkpoint)
+
+        resumed.restore_checkpoint("step-4")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="the state to load")
+            trainer = trainer_of(again, tmp_path / "trainer")
+            trainer.train(resume_from_checkpoint=checkpoint)
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert losses == pytest.approx(whole, rel=1e-5)
+        assert resumed.head.info().optimizer_steps == 8

@@ -10,7 +10,7 @@ import torch
 from models import CONFIGS, VOCABULARY, batch, build, twin
 
 import lossd
-from lossd.transformers import flush_tied, patch, patched_head, unpatch
+from lossd.transformers import _tied, flush_tied, patch, patched_head, unpatch
 
 KINDS = sorted(CONFIGS)
 UNTIED = [kind for kind in KINDS if not kind.endswith("-tied")]
@@ -254,3 +254,92 @@ def test_compiled_models_train(client: lossd.Client, name: str) -> None:
         compiled(**batch()).loss.backward()
     local(**batch()).loss.backward()
     assert_same_gradients(model, local)
+
+
+def test_evaluation_where_gradients_are_on_leaves_the_window_empty(client: lossd.Client, name: str) -> None:
+    local = build("llama").eval()
+    model = twin(local)
+    head = patch(model, client=client, name=name, grad_scale=1.0)
+    loss, expected = model(**batch()).loss, local(**batch()).loss
+    torch.testing.assert_close(loss, expected, **EXACT)
+    assert head.head.gradient_stats().norm == 0.0
+    loss.backward()
+    expected.backward()
+    assert_same_gradients(model, local)
+    torch.testing.assert_close(head.flush().gradient, local.lm_head.weight.grad, **EXACT)
+
+
+@pytest.mark.parametrize("grad_scale", [None, 1.0])
+@pytest.mark.parametrize("items", [None, 0, torch.tensor(0)])
+def test_a_step_without_labels_is_what_it_is_locally(
+    client: lossd.Client, name: str, items: int | torch.Tensor | None, grad_scale: float | None
+) -> None:
+    local = build("llama").train()
+    model = twin(local)
+    head = patch(model, client=client, name=name, grad_scale=grad_scale)
+    nothing = {**batch(), "labels": torch.full_like(batch()["labels"], -100)}
+    losses = [each(**nothing, num_items_in_batch=items).loss for each in (model, local)]
+    assert all(loss.isnan() for loss in losses)
+    losses[0].backward()
+    assert all(not gradient.any() for gradient in trunk_gradients(model).values())
+    assert head.head.gradient_stats().norm == 0.0
+    with pytest.raises(ValueError, match="normalizer is 0, but 25 tokens"):
+        model(**batch(), num_items_in_batch=0)
+
+
+@pytest.mark.parametrize("grad_scale", [None, 1.0])
+def test_tied_weights_are_written_only_when_they_have_changed(
+    client: lossd.Client, name: str, monkeypatch: pytest.MonkeyPatch, grad_scale: float | None
+) -> None:
+    local = build("llama-tied").train()
+    model = twin(local)
+    head = patch(model, client=client, name=name, grad_scale=grad_scale)
+    writes = []
+    write = head.write_weights
+    monkeypatch.setattr(head, "write_weights", lambda *values: writes.append(1) or write(*values))
+    for each in (model, local):
+        first, second = (each(**batch(seed=seed)).loss for seed in (1, 2))
+        first.backward()
+        with torch.no_grad():
+            each(**batch(seed=3))
+        second.backward()
+    assert_same_gradients(model, local)
+    assert writes == []
+    # One element, by as little as it can.
+    weight = model.get_input_embeddings().weight
+    weight.data[60, 15] = torch.nextafter(weight.data[60, 15], torch.tensor(9.0))
+    for _ in range(2):
+        model(**batch())
+    assert writes == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_change_of_a_weight_is_seen(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tied, "_DIGEST_VALUES", 8 * 3)
+    weight = torch.randn(11, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    digest = _tied._digest(weight)
+    assert _tied._digest(weight.t().contiguous().t()) == digest
+    for change in (
+        lambda changed: changed[10, 7].copy_(torch.nextafter(changed[10, 7], torch.tensor(9.0, dtype=dtype))),
+        lambda changed: changed[0, 0].neg_(),
+        lambda changed: changed.copy_(changed.roll(1, 0)),
+        lambda changed: changed.copy_(changed.roll(1, 1)),
+        lambda changed: changed.neg_(),
+    ):
+        changed = weight.clone()
+        change(changed)
+        assert _tied._digest(changed) != digest
+
+
+def test_logits_of_more_positions_than_one_answer_holds(client: lossd.Client, name: str) -> None:
+    """2048 positions of 4096 logits in fp32 are twice 16 MiB, which is what one answer may have."""
+    config = models.CONFIGS["llama"]()
+    config.vocab_size = 4096
+    local = type(build("llama"))(config).eval()
+    model = twin(local)
+    patch(model, client=client, name=name)
+    tokens = torch.randint(3, 4096, (32, 64))
+    with torch.no_grad():
+        got, want = (each(tokens, logits_to_keep=0).logits for each in (model, local))
+    assert got.shape == (32, 64, 4096)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

@@ -257,6 +257,24 @@ def test_accumulation_with_a_global_count(heads: Any, declared: bool) -> None:
 
 
 @pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("z", [0.0, 0.1])
+def test_a_global_count_of_none(heads: Any, declared: bool, z: float) -> None:
+    head = heads()
+    hidden, target = hidden_states(4), labels(4, masked=1.0)
+    count = global_token_count(target)
+    options = {"normalizer": count, "grad_scale": 1.0 if declared else None, "lse_square_scale": z}
+    loss, z_loss = linear_cross_entropy(hidden, target, head.remote, return_z_loss=True, **options)
+    assert loss.isnan() and z_loss.isnan()
+    loss.backward()
+    assert not hidden.grad.any() and not head.remote.anchor.grad.any()
+    assert linear_cross_entropy(hidden, target, head.remote, torch_compat=False, **options).item() == 0.0
+    assert not head.gradients()[0].any()
+    with pytest.raises(ValueError, match="normalizer is 0, but 4 tokens"):
+        linear_cross_entropy(hidden, labels(4), head.remote, **options)
+    assert not head.gradients()[0].any()
+
+
+@pytest.mark.parametrize("declared", [False, True])
 def test_accumulation_by_division(heads: Any, passes: list[Any], declared: bool) -> None:
     head, steps = heads(), 3
     reference_weight = torch.zeros_like(head.weight, dtype=torch.float64)

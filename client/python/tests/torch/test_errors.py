@@ -71,7 +71,8 @@ TARGET = torch.zeros(4, dtype=torch.long)
         ((GOOD, TARGET), {"lse_square_scale": -1.0}, ValueError, "lse_square_scale is -1.0"),
         ((GOOD, TARGET), {"softcap": math.inf}, ValueError, "softcap is inf"),
         ((GOOD, TARGET), {"logit_scale": 0.0}, ValueError, "logit_scale is 0.0"),
-        ((GOOD, TARGET), {"normalizer": 0}, ValueError, "normalizer is 0.0; want a finite number above 0"),
+        ((GOOD, TARGET), {"normalizer": -1}, ValueError, "normalizer is -1.0; want a finite number above 0"),
+        ((GOOD, TARGET), {"normalizer": 0}, ValueError, "normalizer is 0, but 4 tokens of this batch count"),
         (
             (GOOD, TARGET),
             {"normalizer": 3, "reduction": "sum"},
