@@ -119,21 +119,19 @@ suite_conformance() { labelled_suite conformance 1; }
 suite_integration() { labelled_suite integration "$jobs"; }
 suite_bench() { labelled_suite bench 1; }
 
-# Two processes, each with a server of its own: more would be in each other's way.
-suite_python() {
-  local venv=$repo_root/build/venv report=$log_dir/check-python.xml total bad without=()
-  if [[ $setup == yes ]]; then tools/setup.sh python; fi
-  tools/python_env.sh || { count_fail 1 && return; }
-  build_tree release build lossd_c lossd || { count_fail 1 && return; }
-  check "$log_dir/check-ruff.log" "Style of the Python package" "$venv/bin/ruff" check client/python
-  check "$log_dir/check-ruff-format.log" "Layout of the Python package" "$venv/bin/ruff" format --check client/python
-  check "$log_dir/check-mypy.log" "Types of the Python package" env -C client/python "$venv/bin/mypy"
-  if ! nvidia-smi -L >/dev/null 2>&1; then without=(--ignore-glob='*/test_cuda*.py'); fi
+# Python as the tests of the package want it: with what build/ has.
+in_venv() {
+  env -C client/python OMP_NUM_THREADS=1 PYTHONPATH="$repo_root/client/python" LOSSD_SERVER="$repo_root/build/bin/lossd" \
+    LOSSD_LIBRARY="$repo_root/build/lib/liblossd_c.so" "$repo_root/build/venv/bin/python" "$@"
+}
+
+# run_pytest SUITE PYTEST_ARGUMENT...: counts the tests; one that was skipped has shown nothing, so it counts as failed.
+run_pytest() {
+  local suite=$1 report=$log_dir/check-$1-python.xml total bad
+  shift
   rm -f "$report"
   say "Running the tests of client/python"
-  env -C client/python OMP_NUM_THREADS=1 PYTHONPATH="$repo_root/client/python" LOSSD_SERVER="$repo_root/build/bin/lossd" \
-    LOSSD_LIBRARY="$repo_root/build/lib/liblossd_c.so" "$venv/bin/python" -m pytest -n 2 -q --junitxml="$report" "${without[@]}" 2>&1 |
-    tee "$log_dir/check-python.log" | sed 's/^/    /' || true
+  in_venv -m pytest -q --junitxml="$report" "$@" 2>&1 | tee "$log_dir/check-$suite-python.log" | sed 's/^/    /' || true
   if [[ ! -s $report ]]; then
     count_fail 1
     return
@@ -142,6 +140,19 @@ suite_python() {
   bad=$(($(report_count failures "$report") + $(report_count errors "$report") + $(report_count skipped "$report")))
   count_fail "$bad"
   count_pass $((total - bad))
+}
+
+# Two processes, each with a server of its own: more would be in each other's way.
+suite_python() {
+  local venv=$repo_root/build/venv without=()
+  if [[ $setup == yes ]]; then tools/setup.sh python; fi
+  tools/python_env.sh || { count_fail 1 && return; }
+  build_tree release build lossd_c lossd || { count_fail 1 && return; }
+  check "$log_dir/check-ruff.log" "Style of the Python package" "$venv/bin/ruff" check client/python
+  check "$log_dir/check-ruff-format.log" "Layout of the Python package" "$venv/bin/ruff" format --check client/python
+  check "$log_dir/check-mypy.log" "Types of the Python package" env -C client/python "$venv/bin/mypy"
+  if ! nvidia-smi -L >/dev/null 2>&1; then without=(--ignore-glob='*/test_cuda*.py'); fi
+  run_pytest python -n 2 "${without[@]}"
 }
 
 suite_asan() {
@@ -202,7 +213,19 @@ suite_gpu() {
     77) say "left out: there is no compute-sanitizer" ;;
     *) count_fail 1 ;;
   esac
+  gpu_python
 }
+
+# The package with CUDA tensors.
+gpu_python() {
+  if [[ $setup == yes ]]; then tools/setup.sh python; fi
+  tools/python_env.sh || { count_fail 1 && return; }
+  local tests
+  mapfile -t tests < <(cd client/python && find tests -name 'test_cuda*.py' | sort)
+  run_pytest gpu "${tests[@]}"
+  check "$log_dir/check-gpu-staging.log" "Batches of CUDA tensors (client/python/tests/cuda_check.py)" in_venv tests/cuda_check.py
+}
+
 # What CMake decided about CUDA code, if it was asked.
 cuda_status() { sed -n 's/^LOSSD_CUDA_STATUS:INTERNAL=//p' build/CMakeCache.txt 2>/dev/null || true; }
 

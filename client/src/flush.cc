@@ -11,6 +11,7 @@
 #include "client/src/convert.h"
 #include "client/src/grpc_status.h"
 #include "client/src/head_impl.h"
+#include "client/src/open_commit.h"
 #include "client/src/row_transfer.h"
 #include "client/src/safetensors_type.h"
 #include "client/src/window_call.h"
@@ -36,13 +37,24 @@ absl::Status CheckSum(absl::string_view what, const internal::Checksum& arrived,
                                           " after the transfer; the server's is ", absl::Hex(expected)));
 }
 
-// One flush of one head, from BeginFlush to its end.
+// One flush of one head, from BeginFlush to its end. If that is not reached, because a callback has thrown an
+// exception or there was no memory, the window is reopened.
 class FlushRun {
  public:
   FlushRun(internal::HeadContext& head, const FlushOptions& options)
       : head_(head), options_(options), window_(head) {}
+  FlushRun(const FlushRun&) = delete;
+  FlushRun& operator=(const FlushRun&) = delete;
+  ~FlushRun() {
+    if (!holds_window_) return;
+    try {
+      (void)Abort(absl::OkStatus());
+    } catch (...) {  // there may be no memory for this either; what is under way already is of more use
+    }
+  }
 
   absl::Status Begin(std::span<const SessionMarks> marks) {
+    marks_ = internal::KeyOf(marks);
     if (absl::Status begun = window_.Begin(); !begun.ok()) return begun;
     v1::BeginFlushRequest request;
     request.set_head(head_.config().name);
@@ -52,6 +64,7 @@ class FlushRun {
     auto begun = head_.connection().BeginFlush(request);
     if (!begun.ok()) return window_.Explain(begun.status());
     frozen_ = *std::move(begun);
+    holds_window_ = true;
     if (frozen_.rows() != head_.config().vocab_size || frozen_.columns() != head_.config().hidden_size) {
       return absl::InternalError(absl::StrCat("the server froze a gradient of ", frozen_.rows(), "x",
                                               frozen_.columns(), "; the head is ", head_.config().vocab_size,
@@ -104,6 +117,7 @@ class FlushRun {
 
   // `done`: what there was to be done before.
   absl::Status Commit(absl::string_view done) {
+    holds_window_ = false;
     v1::CommitFlushRequest request;
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
@@ -112,13 +126,22 @@ class FlushRun {
       head_.NoteCommit(committed->generation());
       return absl::OkStatus();
     }
-    return internal::Annotate(window_.Explain(committed.status()),
-                              absl::StrCat(done, ", but the commit of flush ", frozen_.flush_id(),
-                                           " is not confirmed; repeat CommitFlush"));
+    const absl::Status status = window_.Explain(committed.status());
+    const std::string flush =
+        absl::StrCat("flush ", frozen_.flush_id(), " of generation ", window_.generation());
+    if (internal::SaysWhatBecameOfIt(status)) {
+      return internal::Annotate(status, absl::StrCat(done, ", but ", flush, " is not committed"));
+    }
+    head_.NoteOpenCommit({.flush = Result(), .incarnation = window_.incarnation(), .marks = marks_});
+    return internal::WithFlush(
+        internal::Annotate(status, absl::StrCat(done, ", but the commit of ", flush,
+                                                " is not confirmed; repeat the call, or CommitFlush")),
+        Result());
   }
 
   // Reopens the window after `reason`, which is returned, with a note if even that failed.
   absl::Status Abort(const absl::Status& reason) {
+    holds_window_ = false;
     if (IsWindowLost(reason)) return reason;
     v1::AbortFlushRequest request;
     request.set_head(head_.config().name);
@@ -140,6 +163,7 @@ class FlushRun {
     if (options_.commit) {
       if (absl::Status committed = Commit("the gradient was read whole"); !committed.ok()) return committed;
     }
+    holds_window_ = false;
     return Result();
   }
 
@@ -183,8 +207,17 @@ class FlushRun {
   internal::HeadContext& head_;
   const FlushOptions& options_;
   internal::WindowCall window_;
+  std::string marks_;
   v1::BeginFlushResponse frozen_;
+  bool holds_window_ = false;
 };
+
+// Before a flush that reads: nothing is open, or the caller is told what was.
+absl::Status CheckNothingOpen(internal::HeadContext& head) {
+  const auto settled = internal::SettleCommit(head);
+  if (!settled.ok()) return settled.status();
+  return settled->has_value() ? internal::SettledError(**settled) : absl::OkStatus();
+}
 
 // Either the sink or the caller's memory.
 absl::Status CheckReceiver(const HeadConfig& config, const FlushOptions& options, const void* gradient,
@@ -220,6 +253,7 @@ absl::StatusOr<FlushResult> Head::Flush(const FlushOptions& options, std::span<c
   if (absl::Status status = CheckReceiver(config(), options, gradient, bias_gradient); !status.ok()) {
     return status;
   }
+  if (absl::Status status = CheckNothingOpen(*impl_->context); !status.ok()) return status;
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
   if (options.sink) return run.End(run.Read(ConsumerOf(options.sink)));
@@ -242,6 +276,7 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
                                               std::span<const SessionMarks> marks,
                                               const std::string& path) const {
   if (options.sink) return absl::InvalidArgumentError("sink is set, but the gradient goes into a file");
+  if (absl::Status status = CheckNothingOpen(*impl_->context); !status.ok()) return status;
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
   std::vector<SafetensorsTensor> tensors = {{.name = kGradientTensor,
@@ -262,6 +297,12 @@ absl::StatusOr<FlushResult> Head::FlushToFile(const FlushOptions& options,
 }
 
 absl::StatusOr<FlushResult> Head::Discard(std::span<const SessionMarks> marks) const {
+  const auto settled = internal::SettleCommit(*impl_->context);
+  if (!settled.ok()) return settled.status();
+  if (settled->has_value()) {
+    if ((*settled)->marks == internal::KeyOf(marks)) return (*settled)->flush;  // the same call again
+    return internal::SettledError(**settled);
+  }
   const FlushOptions options;
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
@@ -274,6 +315,7 @@ absl::Status Head::CommitFlush(const std::string& flush_id) const {
   request.set_flush_id(flush_id);
   const auto committed = impl_->context->connection().CommitFlush(request);
   if (committed.ok()) impl_->context->NoteCommit(committed->generation());
+  if (internal::SaysWhatBecameOfIt(committed.status())) impl_->context->ForgetOpenCommit(flush_id);
   return committed.status();
 }
 
@@ -282,7 +324,10 @@ absl::Status Head::AbortFlush(const std::string& flush_id) const {
   request.set_head(config().name);
   request.set_flush_id(flush_id);
   const auto aborted = impl_->context->connection().AbortFlush(request);
-  if (aborted.ok()) impl_->context->NoteReopened();
+  if (aborted.ok()) {
+    impl_->context->NoteReopened();
+    impl_->context->ForgetOpenCommit(flush_id);
+  }
   return aborted.status();
 }
 

@@ -221,7 +221,7 @@ class GrpcConnection final : public Connection {
                                 const Request& request, const CallOptions& call) {
     Backoff backoff(options_.reconnect_timeout);
     const auto begin = std::chrono::steady_clock::now();
-    for (bool repeated = false;; repeated = true) {
+    for (bool maybe_done = false;;) {
       grpc::ClientContext context;
       if (call.timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *call.timeout);
       Response response;
@@ -230,11 +230,12 @@ class GrpcConnection final : public Connection {
       traffic_->NoteReceived(response.ByteSizeLong());
       if (!absl::IsUnavailable(status)) connected_ = true;
       if (status.ok()) return response;
-      if (repeated && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
+      if (maybe_done && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
         return response;
       }
       if (call.repeat == Repeat::kNo || !IsTransient(status)) return status;
       if (call.when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
+      maybe_done |= !absl::IsResourceExhausted(status);  // a server that refuses has done nothing
       const HandshakeDiagnosis diagnosis = Diagnose(status, target_, options_);
       if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);
       if (GivesUp(diagnosis.failure, std::chrono::steady_clock::now() - begin)) return status;

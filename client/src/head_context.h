@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "client/src/connection.h"
+#include "client/src/open_commit.h"
 #include "client/src/region_map.h"
 
 namespace lossd::internal {
@@ -75,6 +76,20 @@ class HeadContext {
     open_step_ = generation;
   }
 
+  // The flush whose commit has no answer yet, if there is one.
+  std::optional<OpenCommit> open_commit() const {
+    std::lock_guard lock(mutex_);
+    return open_commit_;
+  }
+  void NoteOpenCommit(OpenCommit commit) {
+    std::lock_guard lock(mutex_);
+    open_commit_ = std::move(commit);
+  }
+  void ForgetOpenCommit(const std::string& flush_id) {
+    std::lock_guard lock(mutex_);
+    if (open_commit_ && open_commit_->flush.flush_id == flush_id) open_commit_ = std::nullopt;
+  }
+
   uint64_t restores() const {
     std::lock_guard lock(mutex_);
     return restores_;
@@ -91,6 +106,7 @@ class HeadContext {
     if (incarnation_ != incarnation || restores_ != restores) {
       generation_ = next_generation_ = 0;
       open_step_ = std::nullopt;
+      open_commit_ = std::nullopt;
     }
     incarnation_ = incarnation;
     restores_ = restores;
@@ -107,6 +123,7 @@ class HeadContext {
   uint64_t generation_ = 0;
   uint64_t next_generation_ = 0;
   std::optional<uint64_t> open_step_;
+  std::optional<OpenCommit> open_commit_;
 };
 
 }  // namespace lossd::internal

@@ -42,8 +42,13 @@ absl::Status Check(const HeadConfig& head, const LogitsBatch& batch, const Logit
   if (out.top_k == 0 && out.logits == nullptr && batch.rows > 0) {
     return absl::InvalidArgumentError("logits is null and top_k is 0; one of them must be set");
   }
-  absl::Status status = CheckRoom(out.top_tokens.size(), batch.rows * out.top_k, "top_tokens");
-  status.Update(CheckRoom(out.top_logits.size(), batch.rows * out.top_k, "top_logits"));
+  int64_t top = 0;
+  if (__builtin_mul_overflow(batch.rows, int64_t{out.top_k}, &top)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rows is ", batch.rows, " and top_k ", out.top_k, ": no array has as many elements"));
+  }
+  absl::Status status = CheckRoom(out.top_tokens.size(), top, "top_tokens");
+  status.Update(CheckRoom(out.top_logits.size(), top, "top_logits"));
   status.Update(CheckRoom(out.log_sum_exp.size(), out.top_k > 0 ? batch.rows : 0, "log_sum_exp"));
   return status;
 }

@@ -3,6 +3,7 @@
 
 #include "client/src/convert.h"
 #include "client/src/head_impl.h"
+#include "client/src/open_commit.h"
 #include "client/src/window_call.h"
 #include "lossd/client.h"
 
@@ -35,6 +36,10 @@ absl::StatusOr<lossd::GradientStats> Head::GradientStats(std::span<const Session
 absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
                                            std::span<const SessionMarks> marks) const {
   internal::HeadContext& head = *impl_->context;
+  // Nor is it of the window behind a flush that the caller does not know the end of, unless it says so.
+  const auto settled = internal::SettleCommit(head);
+  if (!settled.ok()) return settled.status();
+  if (settled->has_value() && !options.generation) return internal::SettledError(**settled);
   internal::WindowCall window(head);
   // A step that is left open is found out about before there is another.
   const std::optional<uint64_t> named = options.generation ? options.generation : head.open_step();

@@ -19,7 +19,13 @@ class WindowCall {
 
   // Before anything else: finds out about the server and, unless one is named, about the window.
   absl::Status Begin(std::optional<uint64_t> generation = std::nullopt);
+  // Instead of Begin: about a window that an earlier call began.
+  void Resume(const std::string& incarnation, uint64_t generation) {
+    incarnation_ = incarnation;
+    generation_ = generation;
+  }
   uint64_t generation() const { return generation_; }
+  const std::string& incarnation() const { return incarnation_; }
 
   // The status as it is, or "window lost" if its cause is that the server was restarted.
   absl::Status Explain(const absl::Status& status) const;

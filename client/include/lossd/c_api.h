@@ -224,7 +224,7 @@ LOSSD_API lossd_status* lossd_weight_write_commit(const lossd_weight_write* writ
 LOSSD_API void lossd_weight_write_free(lossd_weight_write* write);
 
 /* lossd::LogitsBatch and lossd::LogitsOutputs: of each row all logits, or with top_k above 0 the largest
- * ones. A NaN stands for "the head's". */
+ * ones. A NaN stands for "the head's", as it does in lossd_batch. */
 typedef struct lossd_logits {
   size_t struct_size;
   int64_t rows;              /* N */
@@ -299,7 +299,8 @@ typedef struct lossd_distillation {
   float label_weight;
 } lossd_distillation;
 
-/* lossd::Batch. A NaN stands for "not set". */
+/* lossd::Batch. A NaN stands for "not set", one that was computed, too: whoever computes a normalizer, a
+ * scale or a softcap makes sure that it is a number. */
 typedef struct lossd_batch {
   size_t struct_size;
   int64_t tokens;            /* N */
@@ -414,8 +415,19 @@ typedef struct lossd_flush_result {
 LOSSD_API void lossd_flush_options_init(lossd_flush_options* options, size_t struct_size);
 LOSSD_API void lossd_flush_result_init(lossd_flush_result* result, size_t struct_size);
 /* Head::Flush. `marks`: texts of lossd_session_marks, of every session that contributed. `result` may be
- * NULL. After an error `gradient`, or what the sink was given, holds a part of dW; the window is whole, and
- * reading begins again at the first row. */
+ * NULL, but not with leave_frozen, which takes its flush_id to end. After an error `gradient`, or what the
+ * sink was given, holds a part of dW; the window is whole, and reading begins again at the first row. With
+ * two exceptions (lossd::FlushOf), of which `result` tells the flush, as it does of lossd_head_discard:
+ *
+ * LOSSD_UNAVAILABLE, LOSSD_DEADLINE_EXCEEDED and the like with a flush_id in `result`, which had none before:
+ * the gradient was read whole, and the commit has no answer. Repeat lossd_head_commit_flush with the
+ * flush_id, or this call, or go on: the next flush, discard or step of the same lossd_head begins by
+ * repeating the commit.
+ *
+ * LOSSD_ALREADY_EXISTS, of such a next call: the commit is done now, and what the call before read is the
+ * gradient. Nothing was read or dropped of the window behind it; make the call again if it is meant for that
+ * one. A discard with the marks of the flush that was committed succeeds instead, and `result` is that flush;
+ * a step that names its generation goes on. */
 LOSSD_API lossd_status* lossd_head_flush(const lossd_head* head, const lossd_flush_options* options,
                                          const char* const* marks, size_t marks_count,
                                          lossd_flush_result* result);

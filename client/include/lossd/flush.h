@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -47,6 +48,20 @@ struct FlushResult {
   uint64_t window_tokens = 0;
   int64_t non_finite = 0;  // of the bias's gradient as well
 };
+
+// The flush that an error of Flush, FlushToFile, Discard or ApplyStep is about, if it is one of these two:
+//
+// UNAVAILABLE, DEADLINE_EXCEEDED and the like: the gradient was read whole (or, of Discard, is not wanted),
+// but the commit has no answer. The window may have ended or be frozen still. CommitFlush of its flush_id may
+// be repeated until there is an answer, and then what was read is the gradient; AbortFlush reopens the window
+// if it has not ended. Or the call itself is made again: the next Flush, FlushToFile, Discard or ApplyStep of
+// the same Head begins by repeating the commit.
+//
+// ALREADY_EXISTS: of such a next call. The commit is done now; what the call before read is the gradient,
+// each row of which was given once, and nothing was read or dropped of the window behind it: the call is made
+// again if it is meant for that one. Exceptions: Discard with the marks of the flush that was committed has
+// done what it was asked for, and returns that flush; ApplyStep with a generation goes on.
+std::optional<FlushResult> FlushOf(const absl::Status& status);
 
 }  // namespace lossd
 

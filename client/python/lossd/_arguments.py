@@ -30,11 +30,16 @@ def integer(value: object, field: str, least: int = 0, most: int = (1 << 63) - 1
     return number
 
 
-def number(value: Any, field: str) -> float:
-    """A float of a number or of a tensor with one element. NaN is refused: it means "not set" to the library."""
+def real(value: Any, field: str) -> float:
+    """A float of a number or of a tensor with one element, NaN too."""
     if not isinstance(value, numbers.Real) and not (hasattr(value, "__float__") and not isinstance(value, str)):
         raise TypeError(f"{field} is a {type(value).__name__}; want a number")
-    result = float(value)
+    return float(value)
+
+
+def number(value: Any, field: str) -> float:
+    """As real(), but NaN is refused: it means "not set" to the library."""
+    result = real(value, field)
     if math.isnan(result):
         raise ValueError(f"{field} is NaN; want a number")
     return result

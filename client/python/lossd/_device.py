@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes as c
 import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lossd import _tensors as t
@@ -21,6 +23,9 @@ class Layer(Protocol):
         """That of the calling thread."""
 
     def new_stream(self, device: Any) -> Any: ...
+
+    def within(self, stream: Any) -> AbstractContextManager[Any]:
+        """Makes it the calling thread's current stream."""
 
     def record(self, stream: Any) -> Any:
         """An event: everything that was put into the stream so far."""
@@ -55,6 +60,10 @@ class CudaLayer:
     def new_stream(self, device: Any) -> Any:
         return self._torch.cuda.Stream(device)
 
+    def within(self, stream: Any) -> AbstractContextManager[Any]:
+        made: AbstractContextManager[Any] = self._torch.cuda.stream(stream)
+        return made
+
     def record(self, stream: Any) -> Any:
         event = self._torch.cuda.Event(blocking=True)  # the thread that waits sleeps
         event.record(stream)
@@ -86,6 +95,16 @@ def layer_of(value: object) -> Layer | None:
     """Of a tensor on a GPU; None of everything else."""
     torch = t.torch_of(value)
     return CudaLayer(torch) if torch is not None and t.is_on_device(value) else None
+
+
+def streams_of(values: Iterable[Any]) -> list[tuple[Layer, Any]]:
+    """The calling thread's current stream on each GPU that has a tensor among `values`."""
+    streams: dict[Any, tuple[Layer, Any]] = {}
+    for value in values:
+        layer = layer_of(value)
+        if layer is not None and value.device not in streams:
+            streams[value.device] = layer, layer.current_stream(value.device)
+    return list(streams.values())
 
 
 def ordinal_of(pointer: int) -> int:

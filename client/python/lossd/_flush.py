@@ -11,6 +11,7 @@ from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, number
 from lossd._library import library, marks_array
+from lossd.errors import AbortedError, AlreadyExistsError, CancelledError, LossdError, NotFoundError, WindowLostError
 from lossd.results import FlushResult
 
 if TYPE_CHECKING:
@@ -38,13 +39,44 @@ def _block(pointer: int, shape: tuple[int, ...], dtype: str) -> Any:
     return array
 
 
-def _row_sink(sink: Sink, columns: int, dtype: str, raised: Raised) -> Any:
-    def called(_user: object, first: int, rows: int, gradient: int, bias: int | None) -> int:
-        block = _block(gradient, (rows, columns), dtype)
-        bias_block = _block(bias, (rows,), "float32") if bias else None
-        return 0 if raised.run(sink, first, block, bias_block) else 1
+class _Callbacks:
+    """What a flush calls, and how far it got. A signal's error that is raised at the very first instruction of a
+    callback is ctypes' to report, and C is told that all is well: what counts is what was noted here."""
 
-    return s.RowSink(called)
+    def __init__(self, frozen: bool) -> None:
+        self.raised = Raised()
+        self.rows: int | None = None  # that a sink has taken
+        self.frozen = frozen  # on_frozen has been called, or there is none
+
+    def row_sink(self, sink: Sink, columns: int, dtype: str) -> Any:
+        self.rows = 0
+
+        def take(first: int, rows: int, gradient: int, bias: int | None) -> None:
+            block = _block(gradient, (rows, columns), dtype)
+            sink(first, block, _block(bias, (rows,), "float32") if bias else None)
+            self.rows = first + rows
+
+        def called(_user: object, first: int, rows: int, gradient: int, bias: int | None) -> int:
+            return 0 if first == self.rows and self.raised.run(take, first, rows, gradient, bias) else 1
+
+        return s.RowSink(called)
+
+    def on_frozen(self, callback: Callable[[], None]) -> Any:
+        def run() -> None:
+            callback()
+            self.frozen = True
+
+        return s.OnFrozen(lambda _user: self.raised.run(run) and None)
+
+    def check(self, rows: int) -> None:
+        """Raises what was raised, or CancelledError if something was cut short without a trace."""
+        self.raised.again()
+        if self.rows not in (None, rows):
+            raise CancelledError(
+                f"a signal ended the sink at row {self.rows} of {rows}: the window is whole, flush it again"
+            )
+        if not self.frozen:
+            raise CancelledError("a signal ended on_frozen: the window is whole, flush it again")
 
 
 def device_sink(out: Any, dtype: str) -> Sink:
@@ -79,15 +111,13 @@ def _destination(head: Head, request: Request) -> tuple[Any, str, Sink | None]:
 
 def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
     gradient, dtype, sink = _destination(head, request)
-    raised = Raised()
+    callbacks = _Callbacks(frozen=request.on_frozen is None)
     options = library().make(s.FlushOptions)
     options.dtype = t.DTYPES[dtype]
-    options.leave_frozen = not request.commit
     options.gradient_scale = number(request.gradient_scale, "gradient_scale")
-    options.progress = raised.progress(request.progress)
+    options.progress = callbacks.raised.progress(request.progress)
     if request.on_frozen is not None:
-        on_frozen = request.on_frozen
-        options.on_frozen = s.OnFrozen(lambda _user: raised.run(on_frozen) and None)
+        options.on_frozen = callbacks.on_frozen(request.on_frozen)
     bias = None
     if sink is None:
         options.gradient = t.output_view(gradient, "out", (head.vocab_size, head.hidden_size), dtype).pointer
@@ -96,23 +126,93 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
             options.bias_gradient = t.output_view(bias, "bias_out", (head.vocab_size,), "float32").pointer
     else:
         bias = _bias(head, request) if request.sink is None else None
-        options.sink = _row_sink(_with_bias(sink, bias), head.hidden_size, dtype, raised)
+        options.sink = callbacks.row_sink(_with_bias(sink, bias), head.hidden_size, dtype)
+    # With callbacks it is committed here, once it is known that each of them has come to its end.
+    commits_here = request.commit and (
+        sink is not None or request.progress is not None or request.on_frozen is not None
+    )
+    options.leave_frozen = commits_here or not request.commit
     result = library().make(s.FlushResultStruct)
+    settle(head)
+    read = False
     try:
         with head._handle as pointer:
             library().call("lossd_head_flush", pointer, c.byref(options), *marks_array(marks), c.byref(result))
-    except Exception:
-        raised.again()
+        read = True
+        callbacks.check(head.vocab_size)
+    except BaseException as error:
+        # After an error of its own the library has reopened the window, or tells of the flush before, which is whole.
+        unfinished = read or not isinstance(error, LossdError)
+        if options.leave_frozen and unfinished and not head._window.is_open_flush(result.flush_id.decode()):
+            _abort(head, result.flush_id)
+        callbacks.raised.again()
+        if not read:
+            _name_flush(error, result)
         raise
-    raised.again()
+    if commits_here:
+        _commit(head, result.flush_id.decode())
     return _result_of(result, gradient, bias)
+
+
+def _abort(head: Head, flush_id: bytes) -> None:
+    """Reopens the window of a flush that the library has not reopened itself."""
+    if not flush_id:
+        return
+    try:
+        with head._handle as pointer:
+            library().call("lossd_head_abort_flush", pointer, flush_id)
+    except LossdError:  # the caller is told what went wrong first
+        pass
+
+
+def _commit(head: Head, flush_id: str) -> None:
+    """As the library does it for flushes without callbacks: what has no answer is remembered."""
+    window = head._window
+    window.open_commit = flush_id
+    try:
+        with head._handle as pointer:
+            library().call("lossd_head_commit_flush", pointer, flush_id.encode())
+    except (WindowLostError, AbortedError, NotFoundError):
+        window.open_commit = ""
+        raise
+    except LossdError as error:
+        done = f"the gradient was read whole, but the commit of flush {flush_id} is not confirmed"
+        again = type(error)(f"{done}; repeat the call, or commit_flush: {error.message}")
+        again.flush_id = flush_id
+        raise again from error
+    window.open_commit = ""
+
+
+def settle(head: Head) -> None:
+    """Before another window ends: repeats the commit of a flush, if it had no answer, and says so."""
+    flush_id = head._window.open_commit
+    if not flush_id:
+        return
+    _commit(head, flush_id)
+    error = AlreadyExistsError(
+        f"flush {flush_id}, whose commit had no answer, is committed now: what the call before read of it is the "
+        f"gradient. Nothing was done to the window behind it; make this call again if it is meant"
+    )
+    error.flush_id = flush_id
+    raise error
 
 
 def discard(head: Head, marks: list[str]) -> FlushResult:
     result = library().make(s.FlushResultStruct)
-    with head._handle as pointer:
-        library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    settle(head)
+    try:
+        with head._handle as pointer:
+            library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    except LossdError as error:
+        _name_flush(error, result)
+        raise
     return _result_of(result, None, None)
+
+
+def _name_flush(error: BaseException, result: Any) -> None:
+    """The library tells of a flush that is whole, and whose commit it does not know the end of."""
+    if isinstance(error, LossdError):
+        error.flush_id = result.flush_id.decode()
 
 
 def _result_of(result: Any, gradient: Any, bias: Any) -> FlushResult:

@@ -195,6 +195,8 @@ def _to_host(staging: Staging, value: Any) -> Any:
     """A copy of a small tensor, complete at `ready`; what is not on a device is left as it is."""
     if _device.layer_of(value) is None:
         return value
+    if value.device != staging.device:  # of another GPU's stream, which `ready` does not wait for
+        return value.detach().to("cpu")
     dtype = t.torch_name(value)
     host = staging.layer.pinned(tuple(value.shape), dtype)
     staging.layer.copy(host, value.detach(), staging.stream)
@@ -217,6 +219,8 @@ def _small_outputs(staging: Staging, leading: tuple[int, ...], options: BatchOpt
             target = staging.layer.empty(shape, dtype, staging.device)
         elif _device.layer_of(target) is None:
             continue
+        elif target.device != staging.device:
+            raise ValueError(f"out[{name!r}] is on {target.device}; want {staging.device}, where hidden is, or the CPU")
         elif tuple(target.shape) != shape or str(target.dtype) != f"torch.{dtype}":
             raise ValueError(
                 f"out[{name!r}] has shape {tuple(target.shape)} of {target.dtype}; want {shape} of torch.{dtype}"

@@ -70,6 +70,10 @@ class Window:
     def __init__(self) -> None:
         self._contributors: list[Contributor] = []
         self._frozen: dict[Contributor, str] = {}  # by a flush that was not committed yet
+        self._unsure: dict[Contributor, str] = {}  # by a step that may have been taken, or not
+        self._open_flush = ""
+        self.open_commit = ""
+        """The flush whose commit has no answer, if it was made here and not by the library, which keeps its own."""
         self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def add(self, contributor: Contributor) -> None:
@@ -87,6 +91,18 @@ class Window:
         with self._lock:
             contributors = list(self._contributors)
         return {one: one.marks() for one in contributors if one.contributed()}
+
+    def named_by(self, marks: dict[Contributor, str]) -> None:
+        """By a step of which it is not known whether it was taken."""
+        with self._lock:
+            self._unsure = marks
+
+    def open_step(self) -> dict[Contributor, str]:
+        """What the same step names again, so that the server knows it; with what was added since, if there is any: it
+        can only be another step then. Empty if there is no such step."""
+        with self._lock:
+            unsure = self._unsure
+        return {**unsure, **self.marks()} if unsure else {}
 
     def has_ended(self) -> bool:
         with self._lock:
@@ -108,15 +124,26 @@ class Window:
         with self._lock:
             self._frozen = marks
 
+    def left_open(self, marks: dict[Contributor, str], flush_id: str) -> None:
+        """Of a flush whose commit has no answer; told again, with marks that may have moved, when there is none yet."""
+        with self._lock:
+            if flush_id != self._open_flush:
+                self._frozen, self._open_flush = marks, flush_id
+
+    def is_open_flush(self, flush_id: str) -> bool:
+        return flush_id in (self._open_flush, self.open_commit)
+
     def committed(self) -> None:
-        """The window that froze() told of has ended."""
+        """The window that froze() or left_open() told of has ended."""
         with self._lock:
             frozen, self._frozen = self._frozen, {}
+            self._open_flush = self.open_commit = ""
         self.consumed(frozen)
 
     def consumed(self, marks: dict[Contributor, str]) -> None:
         """The window of these marks has ended. Sessions that are over and added nothing since are forgotten, as the
         server has forgotten them."""
+        self.named_by({})
         for contributor, text in marks.items():
             contributor.begin_window(text)
         self.forget_ended()

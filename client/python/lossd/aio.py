@@ -9,16 +9,20 @@ Calls run in threads of the client's own (32, and one more for each session, whi
 because the library's calls wait. A task that is cancelled before its call's turn has come leaves no trace. After that
 cancelling stops the waiting, not the call: the batch is counted in the window, or refused, as if nobody had
 cancelled, and its tensors have to be left alone until then. The next call of the same session waits for it.
+
+Tensors on a GPU are taken, and outputs given, in the order of the stream that was current where the coroutine began.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from lossd import _device
 from lossd import client as _client
 from lossd.client import Client, Tls
 from lossd.head import Head
@@ -51,13 +55,25 @@ class _Wrapper(Generic[_T]):
         return f"<asyncio {self._wrapped!r}>"
 
 
+def _in_order_of(streams: list[tuple[_device.Layer, Any]], call: Callable[[], _R]) -> _R:
+    """The call as the thread makes it whose current streams these are."""
+    with contextlib.ExitStack() as within:
+        for layer, stream in streams:
+            within.enter_context(layer.within(stream))
+        return call()
+
+
 def _lifted(
     method: Callable[Concatenate[_T, _P], _R],
 ) -> Callable[Concatenate[_Wrapper[_T], _P], Coroutine[Any, Any, _R]]:
     """The method as a coroutine of the wrapper."""
 
     async def call(self: _Wrapper[_T], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return await self._run(functools.partial(method, self._wrapped, *args, **kwargs))
+        bound = functools.partial(method, self._wrapped, *args, **kwargs)
+        out = kwargs.get("out")
+        given = (*args, *kwargs.values(), *(out.values() if isinstance(out, Mapping) else ()))
+        streams = _device.streams_of(given)
+        return await self._run(functools.partial(_in_order_of, streams, bound) if streams else bound)
 
     functools.update_wrapper(call, method)
     return call

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 
 class LossdError(Exception):
-    """Base of all. `code`: the name of the status, such as "NOT_FOUND"; `message`: what the server said."""
+    """Base of all. `code`: the name of the status, such as "NOT_FOUND"; `message`: what the server said. `flush_id`: of
+    flush and discard, the flush whose commit has no answer (Head.flush), or had none until now; otherwise empty."""
 
     code: str = "UNKNOWN"
+    flush_id: str = ""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
@@ -40,7 +42,8 @@ class NotFoundError(LossdError):
 
 
 class AlreadyExistsError(LossdError):
-    """There is one of that name with another configuration."""
+    """There is one of that name with another configuration. Of flush, discard and step: the flush before, whose commit
+    had no answer, is committed now (Head.flush)."""
 
     code = "ALREADY_EXISTS"
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lossd import _flush, _logits
 from lossd import _structs as s
-from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number
+from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number, real
 from lossd._handles import Handle
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
-from lossd.errors import LossdError, NotFoundError, WindowLostError
+from lossd.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    LossdError,
+    NotFoundError,
+    UnavailableError,
+    WindowLostError,
+)
 from lossd.results import (
     FlushResult,
     GradientStats,
@@ -232,6 +240,11 @@ class Head:
         as NumPy arrays [n, H] and [n] (None without a bias) that are valid during the call only; what it raises ends
         the flush and leaves the window whole. on_frozen: called once the window is frozen. commit=False leaves it
         frozen for commit_flush or abort_flush. After an error the window is whole, and `out` holds a part of dW.
+
+        With one exception: an error with a flush_id (UnavailableError, DeadlineExceededError) says that all of dW was
+        read and only the commit has no answer. Repeat commit_flush(error.flush_id), and dW is what was read; or call
+        flush, discard or step again: it first repeats the commit, and raises AlreadyExistsError once that is done,
+        having read and dropped nothing of the window behind it (a discard with the same marks returns).
         """
         request = _flush.Request(out, dtype, gradient_scale, bias_out, sink, on_frozen, progress, commit)
         mine = {} if commit else self._window.marks()
@@ -255,6 +268,7 @@ class Head:
         """Reopens the window whole."""
         with self._handle as head:
             library().call("lossd_head_abort_flush", head, encoded(flush_id, "flush_id"))
+        self._window.open_commit = ""
 
     def gradient_stats(self, *, gradient_scale: float = 1.0, marks: Sequence[str] | None = None) -> GradientStats:
         """Of the window's gradient times gradient_scale: norm, largest magnitude, what is not finite."""
@@ -284,12 +298,17 @@ class Head:
         DeadlineExceededError the same call again is about the same step.
 
         gradient_scale: multiplies the gradient before anything else sees it. skip_non_finite: a gradient with NaN or
-        infinity changes nothing, and the window ends. weight_decay, momentum, betas: None takes the head's.
+        infinity, or such a gradient_scale, changes nothing, and the window ends; without it such a gradient_scale is a
+        FloatingPointError, and nothing has happened. weight_decay, momentum, betas: None takes the head's.
         generation: the window that the step is to consume, for a process that does not know whether it was taken.
         """
         options = library().make(s.StepOptions)
         options.learning_rate = number(lr, "lr")
-        options.gradient_scale = number(gradient_scale, "gradient_scale")
+        options.gradient_scale = real(gradient_scale, "gradient_scale")
+        if not math.isfinite(options.gradient_scale):  # and so no element of the gradient is
+            if not skip_non_finite:
+                raise FloatingPointError(f"gradient_scale is {options.gradient_scale}: nothing was stepped")
+            return self._skip_step(marks)
         options.skip_non_finite = bool(skip_non_finite)
         options.weight_decay = optional_number(weight_decay, "weight_decay")
         options.momentum = optional_number(momentum, "momentum")
@@ -300,10 +319,11 @@ class Head:
         result = library().make(s.StepResultStruct)
 
         def apply(given: list[str]) -> None:
+            _flush.settle(self)
             with self._handle as head:
                 library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
 
-        self._consuming(marks, True, apply)
+        self._consuming(marks, True, apply, steps=True)
         return StepResult(
             result.generation,
             result.weight_version,
@@ -315,15 +335,29 @@ class Head:
             result.window_tokens,
         )
 
-    def _consuming(self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any]) -> Any:
+    def _skip_step(self, marks: Sequence[str] | None) -> StepResult:
+        dropped = self.discard(marks=marks)
+        return StepResult.skipped_at(self.info(), dropped.window_tokens)
+
+    def _consuming(
+        self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any], *, steps: bool = False
+    ) -> Any:
         """Runs `call` with the marks, and keeps book of whose are still to be named."""
         if isinstance(marks, str):
             raise TypeError("marks is a str; want a list of them, one of each session")
-        mine = self._named() if marks is None else self._window.marks()
+        mine = (steps and self._window.open_step()) or (self._named() if marks is None else self._window.marks())
         try:
             answer = call(list(mine.values()) if marks is None else list(marks))
-        except (WindowLostError, NotFoundError):
-            self._forget_lost(mine)
+        except LossdError as error:
+            if steps:
+                open_again = isinstance(error, (UnavailableError, DeadlineExceededError)) and not error.flush_id
+                self._window.named_by(mine if open_again else {})
+            if isinstance(error, AlreadyExistsError):
+                self._window.committed()
+            elif error.flush_id:
+                self._window.left_open(mine, error.flush_id)
+            elif isinstance(error, (WindowLostError, NotFoundError)):
+                self._forget_lost(mine)
             raise
         if ends:
             self._window.consumed(mine)

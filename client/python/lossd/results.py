@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import typing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -223,6 +224,12 @@ class StepResult:
     bias_norm: float
     non_finite: int
     window_tokens: int
+
+    @classmethod
+    def skipped_at(cls, head: HeadInfo, window_tokens: int = 0) -> StepResult:
+        """Of a step that nobody had to ask the server for."""
+        versions = (head.generation, head.weight_version, head.optimizer_steps)
+        return cls(*versions, True, math.nan, 0.0, 0, window_tokens)
 
 
 T = TypeVar("T")

@@ -166,8 +166,9 @@ class Session:
     def _stage(self, hidden: Any, labels: Any, options: BatchOptions) -> Staged:
         """Begins to bring a batch from its GPU, in the order of the calling thread's current stream."""
         self._check_hidden(tuple(hidden.shape))
-        if tuple(labels.shape if hasattr(labels, "shape") else t.label_view(labels).shape) != tuple(hidden.shape[:-1]):
-            raise ValueError(f"labels has shape {tuple(labels.shape)}; want {tuple(hidden.shape[:-1])}")
+        shape = tuple(labels.shape if hasattr(labels, "shape") else t.label_view(labels).shape)
+        if shape != tuple(hidden.shape[:-1]):
+            raise ValueError(f"labels has shape {shape}; want {tuple(hidden.shape[:-1])}")
         with self._lock:
             staging = self._stagings.get(hidden.device)
             if staging is None:

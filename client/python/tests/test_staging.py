@@ -3,6 +3,9 @@ earlier, so that a wait that is missing is seen in the values."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 import lossd
+import lossd.aio
 from lossd import _device, _staging
 
 MakeHead = Callable[..., lossd.Head]
@@ -36,11 +40,23 @@ class FakeLayer:
 
     def __init__(self) -> None:
         self.current = FakeStream()
+        self.of_thread = threading.local()
         self.copies = 0
         self.pinned_bytes = 0
 
     def current_stream(self, device: Any) -> Any:
-        return self.current
+        """Other threads than the test's have one of their own, unless they are within another."""
+        if threading.current_thread() is threading.main_thread():
+            return self.current
+        if not hasattr(self.of_thread, "stream"):
+            self.of_thread.stream = FakeStream()
+        return self.of_thread.stream
+
+    @contextlib.contextmanager
+    def within(self, stream: Any) -> Iterator[None]:
+        before, self.of_thread.stream = self.current_stream(None), stream
+        yield
+        self.of_thread.stream = before
 
     def new_stream(self, device: Any) -> Any:
         return FakeStream()
@@ -180,6 +196,7 @@ def test_tensors_of_the_caller(make_head: MakeHead, layer: FakeLayer, way: str) 
         ({"dx": torch.zeros(6, H, dtype=torch.float16)}, ValueError, "dx has shape .* of torch.float16"),
         ({"dx": torch.zeros(5, H)}, ValueError, r"dx has shape \(5, 16\)"),
         ({"labels": torch.zeros(5, dtype=torch.int64)}, ValueError, r"labels has shape \(5,\); want \(6,\)"),
+        ({"labels": [1, 2, 3]}, ValueError, r"labels has shape \(3,\); want \(6,\)"),
         ({"labels": torch.zeros(6)}, TypeError, "labels has dtype torch.float32"),
         ({"labels": torch.full((6,), V)}, lossd.InvalidArgumentError, "32"),
         ({"returns": ["lse"]}, ValueError, "'lse'"),
@@ -248,3 +265,52 @@ def test_deterministic_sessions_do_not_use_regions(make_head: MakeHead, layer: F
         session.compute(*batch(layer, 8)[:2])
         (staging,) = session._stagings.values()
         assert not staging.uses_regions and layer.pinned_bytes > 8 * H * 4
+
+
+def test_coroutines_are_in_order_of_the_callers_stream(
+    server: lossd.Server, make_head: MakeHead, layer: FakeLayer, way: str
+) -> None:
+    """Though the calls are made in other threads, whose streams know nothing of the caller's."""
+    plain, head = make_head(V, H).open_session(), make_head(V, H)
+
+    async def work() -> None:
+        async with lossd.aio.connect(server.target) as client:
+            async with await (await client.head(head.name)).open_session() as session:
+                for seed in range(3):
+                    hidden, labels, host_hidden, host_labels = batch(layer, 6, seed=seed)
+                    dx = on_device(torch.zeros(6, H))
+                    got = await session.compute(hidden, labels, dx=dx)
+                    wanted = plain.compute(host_hidden, host_labels)
+                    layer.finish()
+                    assert torch.equal(got.dx, wanted.dx) and torch.equal(got.losses, wanted.losses)
+
+    asyncio.run(work())
+    plain.close()
+
+
+class ElsewhereTensor(torch.Tensor):
+    """On another GPU than hidden states are."""
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        return torch.device("cuda", 1)
+
+
+def elsewhere(tensor: Any) -> Any:
+    return on_device(tensor.as_subclass(ElsewhereTensor))
+
+
+def test_small_tensors_of_another_device(make_head: MakeHead, layer: FakeLayer, way: str) -> None:
+    head = make_head(V, H)
+    hidden, labels, host_hidden, host_labels = batch(layer, 6)
+    weights = torch.rand(6)
+    with head.open_session() as session:
+        wanted = session.compute(host_hidden, host_labels, token_weights=weights)
+        before = layer.copies
+        session.compute(hidden, labels, token_weights=elsewhere(weights), dx=False, losses=False)
+        assert layer.copies == before + 2  # hidden and labels; the event of another device's copy is never waited for
+        got = session.compute(hidden, elsewhere(host_labels), token_weights=elsewhere(weights))
+        layer.finish()
+        assert torch.equal(got.dx, wanted.dx)
+        with pytest.raises(ValueError, match=r"out\['losses'\] is on cuda:1; want cpu"):
+            session.compute(hidden, labels, out={"losses": elsewhere(torch.zeros(6))})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 import lossd
+from lossd import _library, _structs
 
 MakeHead = Callable[..., lossd.Head]
 V, H = 32, 16
@@ -281,3 +284,97 @@ def test_two_phases_meet_the_same_weights(make_head: MakeHead) -> None:
         head.write_weights(np.zeros((V, H), np.float32))
         with pytest.raises(lossd.FailedPreconditionError, match="version"):
             session.compute(hidden, labels, weight_version=first.weight_version)
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """The nth call of the next flush's sink is cut at its first instruction, as by a signal that is pending."""
+    real, calls = _structs.RowSink, itertools.count(1)
+
+    def make(called: Any) -> Any:
+        def cut(*arguments: Any) -> Any:
+            if next(calls) == nth:
+                raise KeyboardInterrupt
+            return called(*arguments)
+
+        return real(cut)
+
+    monkeypatch.setattr(_structs, "RowSink", make)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_signal_before_a_sink_leaves_no_hole(
+    make_head: MakeHead, monkeypatch: pytest.MonkeyPatch, nth: int, commit: bool
+) -> None:
+    head, (hidden, labels) = make_head(3 << 16, H), batch()  # 12 MiB, in pieces of 2 and more
+    taken: list[int] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda _told: None)
+    sink = lambda first, rows, _bias: taken.append(first)  # noqa: E731
+    with head.open_session() as session:
+        session.compute(hidden, labels)
+        head.flush(sink=sink)
+        pieces = len(taken)
+        assert pieces >= 3
+        session.compute(hidden, labels)
+        with monkeypatch.context() as during:
+            interrupt(during, nth if nth < 3 else pieces)
+            with pytest.raises(lossd.CancelledError, match="sink"):
+                head.flush(sink=sink, commit=commit)
+        assert len(head.marks()) == 1 and head.info().window_state == "open"
+        assert head.flush(sink=sink).window_tokens == 4
+        assert head.marks() == []
+
+
+@pytest.mark.parametrize("name", ["progress", "on_frozen"])
+def test_a_flush_whose_callback_raises_commits_nothing(make_head: MakeHead, name: str) -> None:
+    head, (hidden, labels) = make_head(), batch()
+    with head.open_session() as session:
+        session.compute(hidden, labels)
+        for out in (None, np.zeros((V, H), np.float32)):
+            with pytest.raises(ZeroDivisionError):
+                head.flush(out, **{name: lambda *_: 1 // 0})
+            assert len(head.marks()) == 1 and head.info().window_state == "open"
+        assert head.flush(**{name: lambda *_: None}).window_tokens == 4
+        assert head.marks() == []
+
+
+def test_a_step_that_is_repeated_names_the_same_marks(make_head: MakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of a step is lost, and one of two sessions is over, which the server has forgotten since."""
+    head, (hidden, labels) = make_head(optimizer=lossd.SGD()), batch()
+    live = head.open_session()
+    live.compute(hidden, labels)
+    with head.open_session() as session:
+        session.compute(hidden, labels)
+    generation = head.info().generation
+    real = type(_library.library()).call
+
+    def lose(self: Any, name: str, *arguments: Any) -> None:
+        real(self, name, *arguments)
+        if name == "lossd_head_apply_step":
+            raise lossd.UnavailableError("lost")
+
+    for _ in range(2):
+        with monkeypatch.context() as during:
+            during.setattr(type(_library.library()), "call", lose)
+            with pytest.raises(lossd.UnavailableError):
+                head.step(0.1, generation=generation)
+    assert head.marks() == [live.marks()]  # as another call finds out
+    result = head.step(0.1, generation=generation)
+    assert (result.step, result.window_tokens, head.info().optimizer_steps) == (1, 8, 1)
+    assert head.marks() == [] and head.step(0.1).window_tokens == 0  # and the next one is another step
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_factor_that_is_not_finite_is_a_gradient_that_is_not(make_head: MakeHead, scale: float) -> None:
+    head = make_head(optimizer=lossd.SGD())
+    before = head.read_weights()
+    with head.open_session() as session:
+        session.compute(*batch())
+        with pytest.raises(FloatingPointError, match="nothing was stepped"):
+            head.step(0.1, gradient_scale=scale)
+        assert head.gradient_stats().window_tokens == 4
+        result = head.step(0.1, gradient_scale=scale, skip_non_finite=True)
+        assert result.skipped and result.window_tokens == 4 and result.generation == head.info().generation
+        assert np.array_equal(head.read_weights(), before) and head.info().window_tokens == 0
+        session.compute(*batch())
+        assert head.step(0.1).window_tokens == 4

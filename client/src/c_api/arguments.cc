@@ -14,6 +14,14 @@ absl::StatusOr<DataType> DataTypeOf(int32_t given, absl::string_view name) {
   return EnumOf(kTypes, given, name);
 }
 
+absl::StatusOr<int64_t> ElementsOf(absl::string_view rows_name, int64_t rows, absl::string_view columns_name,
+                                   int64_t columns) {
+  int64_t elements = 0;
+  if (!__builtin_mul_overflow(rows, columns, &elements)) return elements;
+  return absl::InvalidArgumentError(absl::StrCat(rows_name, " is ", rows, " and ", columns_name, " ", columns,
+                                                 ": no array has as many elements"));
+}
+
 Progress ProgressOf(lossd_progress progress, void* user) {
   if (progress == nullptr) return {};
   return [progress, user](int64_t done, int64_t total) { progress(user, done, total); };

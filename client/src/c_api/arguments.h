@@ -40,6 +40,11 @@ std::span<T> SpanOf(T* given, int64_t count) {
   return given == nullptr ? std::span<T>() : std::span<T>(given, static_cast<size_t>(count));
 }
 
+// How many elements an array [rows, columns] has. INVALID_ARGUMENT, with both names, if no memory has as
+// many.
+absl::StatusOr<int64_t> ElementsOf(absl::string_view rows_name, int64_t rows, absl::string_view columns_name,
+                                   int64_t columns);
+
 Progress ProgressOf(lossd_progress progress, void* user);
 
 }  // namespace lossd::c_api

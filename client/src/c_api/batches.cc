@@ -48,7 +48,7 @@ absl::StatusOr<LossOptions> LossOf(const lossd_batch& given) {
                      .bias = *bias};
 }
 
-absl::Status CheckTensors(const lossd_batch& given) {
+absl::Status CheckTensors(const lossd_batch& given, const std::optional<Distillation>& distillation) {
   if (given.tokens < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("batch.tokens is ", given.tokens, "; it must be at least 0"));
@@ -56,7 +56,7 @@ absl::Status CheckTensors(const lossd_batch& given) {
   if (given.tokens == 0) return absl::OkStatus();
   if (given.labels == nullptr) return NullArgument("batch.labels");
   if (given.hidden_states == nullptr) return NullArgument("batch.hidden_states");
-  if (given.distillation != nullptr && given.distillation->hidden_states == nullptr) {
+  if (distillation.has_value() && distillation->hidden_states == nullptr) {
     return NullArgument("batch.distillation.hidden_states");
   }
   return absl::OkStatus();
@@ -69,7 +69,7 @@ absl::StatusOr<Batch> BatchOf(const lossd_batch* given) {
   if (!read.ok()) return read.status();
   const auto distillation = DistillationOf(read->distillation);
   if (!distillation.ok()) return distillation.status();
-  if (absl::Status status = CheckTensors(*read); !status.ok()) return status;
+  if (absl::Status status = CheckTensors(*read, *distillation); !status.ok()) return status;
   const auto type = DataTypeOf(read->hidden_dtype, "batch.hidden_dtype");
   if (!type.ok()) return type.status();
   static constexpr std::array kModes = {ComputeMode::kLossAndGradients, ComputeMode::kLossOnly};
@@ -118,8 +118,8 @@ absl::StatusOr<BatchOutputs> OutputsOf(const lossd_outputs* given, int64_t token
     return absl::InvalidArgumentError(
         "outputs.top_k is 0, but outputs.top_tokens or outputs.top_log_probabilities is not NULL");
   }
-  constexpr int32_t kMostTopK = 1 << 16;  // spans must not overflow; the client library says what may be
-  const int64_t top = tokens * std::clamp(read->top_k, 0, kMostTopK);
+  const auto top = ElementsOf("batch.tokens", tokens, "outputs.top_k", std::max(read->top_k, 0));
+  if (!top.ok()) return top.status();
   outputs.losses = SpanOf(read->losses, tokens);
   outputs.dx_type = *dx_type;
   outputs.dx = read->dx;
@@ -131,8 +131,8 @@ absl::StatusOr<BatchOutputs> OutputsOf(const lossd_outputs* given, int64_t token
                      .target_ranks = SpanOf(read->target_ranks, tokens),
                      .divergences = SpanOf(read->divergences, tokens),
                      .top_k = read->top_k,
-                     .top_tokens = SpanOf(read->top_tokens, top),
-                     .top_log_probabilities = SpanOf(read->top_log_probabilities, top)};
+                     .top_tokens = SpanOf(read->top_tokens, *top),
+                     .top_log_probabilities = SpanOf(read->top_log_probabilities, *top)};
   return outputs;
 }
 

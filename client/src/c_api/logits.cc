@@ -31,12 +31,13 @@ absl::StatusOr<lossd::LogitsOutputs> OutputsOf(const lossd_logits& given) {
   const auto type = DataTypeOf(given.dtype, "logits.dtype");
   if (!type.ok()) return type.status();
   const int64_t rows = std::max<int64_t>(given.rows, 0);
-  const int64_t top = rows * std::max(given.top_k, 0);
+  const auto top = ElementsOf("logits.rows", rows, "logits.top_k", std::max(given.top_k, 0));
+  if (!top.ok()) return top.status();
   return lossd::LogitsOutputs{.type = *type,
                               .logits = given.logits,
                               .top_k = given.top_k,
-                              .top_tokens = SpanOf(given.top_tokens, top),
-                              .top_logits = SpanOf(given.top_logits, top),
+                              .top_tokens = SpanOf(given.top_tokens, *top),
+                              .top_logits = SpanOf(given.top_logits, *top),
                               .log_sum_exp = SpanOf(given.log_sum_exp, given.top_k > 0 ? rows : 0)};
 }
 

@@ -84,7 +84,7 @@ lossd_status* lossd_session_compute(lossd_session* session, const lossd_batch* b
     if (absl::Status status = NotNull(session, "session"); !status.ok()) return status;
     const auto converted = BatchOf(batch);
     if (!converted.ok()) return converted.status();
-    const auto wanted = OutputsOf(outputs, batch->tokens);
+    const auto wanted = OutputsOf(outputs, static_cast<int64_t>(converted->labels.size()));
     if (!wanted.ok()) return wanted.status();
     if (absl::Status status = CheckResult(result, "result"); !status.ok()) return status;
     const auto computed = session->session.Compute(*converted, *wanted);

@@ -27,6 +27,14 @@ lossd_status* ToC(const absl::Status& status) noexcept {
   }
 }
 
+lossd_status* UnexpectedError(const char* what) noexcept {
+  try {
+    return ToC(absl::InternalError(what));
+  } catch (...) {
+    return OutOfMemory();
+  }
+}
+
 absl::Status NullArgument(absl::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat(name, " is NULL"));
 }

@@ -29,6 +29,9 @@ absl::Status NotNull(const T* pointer, absl::string_view name) {
   return pointer == nullptr ? NullArgument(name) : absl::OkStatus();
 }
 
+// INTERNAL, or what OutOfMemory gives if there is none left for `what`.
+lossd_status* UnexpectedError(const char* what) noexcept;
+
 // The status that `function` returns, or what it throws as one.
 template <typename Function>
 lossd_status* Guarded(Function&& function) noexcept {
@@ -37,9 +40,9 @@ lossd_status* Guarded(Function&& function) noexcept {
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   } catch (const std::exception& error) {
-    return ToC(absl::InternalError(error.what()));
+    return UnexpectedError(error.what());
   } catch (...) {
-    return ToC(absl::InternalError("an exception of unknown type was thrown"));
+    return UnexpectedError("an exception of unknown type was thrown");
   }
 }
 

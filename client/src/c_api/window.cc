@@ -1,5 +1,7 @@
 // The gradient window: flushed, looked at, consumed by a step.
 #include <algorithm>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,11 +56,25 @@ absl::StatusOr<lossd_flush_result> ToC(const FlushResult& result) {
 }
 
 absl::Status Tell(const absl::StatusOr<FlushResult>& flushed, lossd_flush_result* result) {
-  if (!flushed.ok()) return flushed.status();
-  const auto told = ToC(*flushed);
-  if (!told.ok()) return told.status();
+  const std::optional<FlushResult> flush = flushed.ok() ? *flushed : FlushOf(flushed.status());
+  if (!flush.has_value()) return flushed.status();
+  const auto told = ToC(*flush);
+  if (!told.ok()) return flushed.ok() ? told.status() : flushed.status();
   Write(*told, result);
-  return absl::OkStatus();
+  return flushed.status();
+}
+
+// A flush that is left frozen can be ended only by those who get to know its id.
+absl::Status CheckIdIsTold(const lossd_flush_options& options, const lossd_flush_result* result) {
+  constexpr size_t kNeeded =
+      offsetof(lossd_flush_result, flush_id) + sizeof(std::declval<lossd_flush_result>().flush_id);
+  if (options.leave_frozen == 0 || (result != nullptr && result->struct_size >= kNeeded)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("options.leave_frozen is ", options.leave_frozen, ", but result ",
+                   result == nullptr ? "is NULL" : "has no room for flush_id",
+                   ": pass a lossd_flush_result, whose flush_id ends the flush"));
 }
 
 absl::StatusOr<StepOptions> OptionsOf(const lossd_step_options* given) {
@@ -104,6 +120,7 @@ lossd_status* lossd_head_flush(const lossd_head* head, const lossd_flush_options
     const auto sessions = MarksOf(marks, marks_count);
     if (!sessions.ok()) return sessions.status();
     if (absl::Status status = CheckResult(result, "result"); !status.ok()) return status;
+    if (absl::Status status = CheckIdIsTold(*read, result); !status.ok()) return status;
     return Tell(head->head.Flush(*converted, *sessions, read->gradient,
                                  SpanOf(read->bias_gradient, head->head.config().vocab_size)),
                 result);

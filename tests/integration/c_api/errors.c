@@ -141,6 +141,8 @@ void TestNulls(const char* target, int count, char** arguments) {
 static void CheckBatchValues(lossd_session* session, const Problem* problem) {
   lossd_batch batch = BatchOf(problem);
   lossd_outputs outputs;
+  int32_t top_tokens[1];
+  float top_log_probabilities[1];
   int32_t* const fields[] = {&batch.hidden_dtype, &batch.mode, &batch.reduction, &batch.class_weights,
                              &batch.bias};
   const char* const names[] = {"batch.hidden_dtype", "batch.mode", "batch.reduction", "batch.class_weights",
@@ -157,6 +159,13 @@ static void CheckBatchValues(lossd_session* session, const Problem* problem) {
   lossd_outputs_init(&outputs, sizeof outputs);
   outputs.dx_dtype = 3;
   FAILS(lossd_session_compute(session, &batch, &outputs, NULL), LOSSD_INVALID_ARGUMENT, "outputs.dx_dtype");
+  outputs.dx_dtype = LOSSD_FLOAT32;
+  outputs.top_k = 64;
+  outputs.top_tokens = top_tokens;
+  outputs.top_log_probabilities = top_log_probabilities;
+  batch.tokens = INT64_MAX / 32;
+  FAILS(lossd_session_compute(session, &batch, &outputs, NULL), LOSSD_INVALID_ARGUMENT,
+        "batch.tokens is 288230376151711743 and outputs.top_k 64");
   batch.tokens = -1;
   FAILS(lossd_session_compute(session, &batch, NULL, NULL), LOSSD_INVALID_ARGUMENT, "batch.tokens is -1");
   batch.tokens = kTokens;
@@ -178,6 +187,7 @@ void TestValues(const char* target, int count, char** arguments) {
   lossd_session_options open;
   lossd_head_config config;
   lossd_optimizer_config optimizer;
+  lossd_logits logits;
   (void)count, (void)arguments;
   MakeProblem(&problem);
   lossd_client_options_init(&connect, sizeof connect);
@@ -212,6 +222,12 @@ void TestValues(const char* target, int count, char** arguments) {
   lossd_session_options_init(&open, sizeof open);
   open.lanes = LOSSD_MOST_LANES + 1;
   FAILS(lossd_head_open_session(head, &open, &refused), LOSSD_INVALID_ARGUMENT, "options.lanes is 65");
+  lossd_logits_init(&logits, sizeof logits);
+  logits.rows = INT64_MAX / 4;
+  logits.hidden_states = problem.hidden;
+  logits.top_k = 32;
+  FAILS(lossd_head_logits(head, &logits, NULL), LOSSD_INVALID_ARGUMENT,
+        "logits.rows is 2305843009213693951 and logits.top_k 32");
   session = OpenSession(head);
   CheckBatchValues(session, &problem);
   OK(lossd_client_delete_head(client, "values", 0));

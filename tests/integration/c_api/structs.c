@@ -105,6 +105,7 @@ static void CheckRefusals(const char* target, Fixture* fixture) {
 static void CheckOlderCallers(Fixture* fixture) {
   lossd_batch batch = BatchOf(&fixture->problem);
   lossd_result result;
+  lossd_distillation soft;
   lossd_step_options step;
   lossd_step_result stepped;
   char* marks = NULL;
@@ -118,6 +119,16 @@ static void CheckOlderCallers(Fixture* fixture) {
   NEAR(result.loss, fixture->problem.loss);
   CHECK(result.struct_size == SIZE_BEFORE(lossd_result, first_sequences));
   for (i = 0; i < LOSSD_MOST_LANES; ++i) CHECK(result.first_sequences[i] == 0xCDCDCDCDCDCDCDCDU);
+
+  /* Not read beyond its end, where something else may lie. */
+  batch = BatchOf(&fixture->problem);
+  lossd_distillation_init(&soft, sizeof soft);
+  soft.struct_size = SIZE_BEFORE(lossd_distillation, hidden_size);
+  soft.teacher = "structs";
+  soft.hidden_states = fixture->problem.hidden;
+  batch.distillation = &soft;
+  FAILS(lossd_session_compute(fixture->session, &batch, NULL, NULL), LOSSD_INVALID_ARGUMENT,
+        "batch.distillation.hidden_states is NULL");
 
   lossd_step_options_init(&step, sizeof step);
   lossd_step_result_init(&stepped, SIZE_BEFORE(lossd_step_result, norm));

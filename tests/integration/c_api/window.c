@@ -1,4 +1,5 @@
 /* The gradient window: flushed into memory and into a callback, looked at, consumed by steps. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,6 +65,12 @@ void TestFlush(const char* target, int count, char** arguments) {
   options.leave_frozen = 1;
   options.on_frozen = CountFrozen;
   options.user = &frozen;
+  /* Nobody could end a flush whose id is not told. */
+  FAILS(Flush(&window, &options, NULL), LOSSD_INVALID_ARGUMENT, "result is NULL");
+  result.struct_size = offsetof(lossd_flush_result, flush_id) + 8;
+  FAILS(Flush(&window, &options, &result), LOSSD_INVALID_ARGUMENT, "flush_id");
+  result.struct_size = sizeof result;
+  CHECK(frozen == 0);
   OK(Flush(&window, &options, &result));
   CheckGradient(&window.problem, dw, db, 0.5);
   CHECK(frozen == 1 && result.rows == kVocab && result.columns == kHidden && result.generation == 1);
@@ -90,19 +97,22 @@ void TestFlush(const char* target, int count, char** arguments) {
   Close(&window);
 }
 
+/* 6 MiB of fp32, which a server sends in pieces of 2. */
+enum { kManyRows = 6000, kManyColumns = 256 };
+
 typedef struct Landing {
-  float dw[kVocab * kHidden];
-  float db[kVocab];
+  float dw[kManyRows * kManyColumns];
+  float db[kManyRows];
   int64_t next_row;
   int64_t calls;
-  int64_t refused_row; /* -1: none */
+  int64_t refused_call; /* -1: none */
 } Landing;
 
 static int32_t Land(void* user, int64_t first_row, int64_t rows, const void* gradient, const float* bias) {
   Landing* landing = user;
-  CHECK(first_row == landing->next_row && rows > 0 && first_row + rows <= kVocab);
-  if (landing->refused_row >= 0 && first_row + rows > landing->refused_row) return 17;
-  memcpy(landing->dw + first_row * kHidden, gradient, (size_t)rows * kHidden * sizeof(float));
+  CHECK(first_row == landing->next_row && rows > 0 && first_row + rows <= kManyRows);
+  if (landing->calls == landing->refused_call) return 17;
+  memcpy(landing->dw + first_row * kManyColumns, gradient, (size_t)rows * kManyColumns * sizeof(float));
   CHECK(bias != NULL);
   memcpy(landing->db + first_row, bias, (size_t)rows * sizeof(float));
   landing->next_row += rows;
@@ -110,38 +120,81 @@ static int32_t Land(void* user, int64_t first_row, int64_t rows, const void* gra
   return 0;
 }
 
+/* A head of zeros: every class is as probable as any other. */
+static void OpenMany(Window* window, const char* target) {
+  lossd_head_config config;
+  float* zeros = calloc((size_t)kManyRows * kManyColumns, sizeof(float));
+  window->name = "sink";
+  window->client = Connect(target);
+  lossd_head_config_init(&config, sizeof config);
+  config.name = window->name;
+  config.vocab_size = kManyRows;
+  config.hidden_size = kManyColumns;
+  config.weight_dtype = LOSSD_FLOAT32;
+  config.bias = 1;
+  OK(lossd_client_create_head(window->client, &config, &window->head));
+  OK(lossd_head_write_weights(window->head, LOSSD_FLOAT32, zeros, zeros, NULL, NULL, NULL));
+  window->session = OpenSession(window->head);
+  free(zeros);
+}
+
+static const int64_t kManyLabels[] = {0, 2500, 5999}; /* one in each piece */
+
+static void ComputeMany(const Window* window) {
+  float hidden[3 * kManyColumns];
+  lossd_batch batch;
+  int i = 0;
+  for (i = 0; i < 3 * kManyColumns; ++i) hidden[i] = 1 + (float)(i % 7);
+  lossd_batch_init(&batch, sizeof batch);
+  batch.tokens = 3;
+  batch.labels = kManyLabels;
+  batch.hidden_states = hidden;
+  OK(lossd_session_compute(window->session, &batch, NULL, NULL));
+}
+
+static void CheckMany(const Landing* landing) {
+  int row = 0, column = 0, token = 0;
+  for (row = 0; row < kManyRows; ++row) {
+    double db = 0;
+    double dw[kManyColumns] = {0};
+    for (token = 0; token < 3; ++token) {
+      const double d = 1.0 / kManyRows - (kManyLabels[token] == row ? 1 : 0);
+      db += d;
+      for (column = 0; column < kManyColumns; ++column) {
+        dw[column] += d * (1 + (token * kManyColumns + column) % 7);
+      }
+    }
+    NEAR(landing->db[row], db);
+    for (column = 0; column < kManyColumns; ++column) {
+      NEAR(landing->dw[row * kManyColumns + column], dw[column]);
+    }
+  }
+}
+
 void TestSink(const char* target, int count, char** arguments) {
+  static Landing landing;
   Window window;
-  Landing landing;
-  lossd_client_options small;
   lossd_flush_options options;
   lossd_flush_result result;
-  lossd_client* client = NULL;
   char* json = NULL;
   (void)count, (void)arguments;
-  Open(&window, target, "sink", kWithBias);
-  /* Through a client whose messages have a few rows each. */
-  lossd_client_options_init(&small, sizeof small);
-  small.transfer_bytes = 5 * kHidden * (int64_t)sizeof(float);
-  OK(lossd_connect(target, &small, &client));
-  lossd_head_free(window.head);
-  OK(lossd_client_get_head(client, "sink", &window.head));
-  Compute(window.session, &window.problem);
-  memset(&landing, 0, sizeof landing);
-  landing.refused_row = 20;
+  OpenMany(&window, target);
+  ComputeMany(&window);
+  landing.refused_call = 1;
   lossd_flush_options_init(&options, sizeof options);
   lossd_flush_result_init(&result, sizeof result);
   options.sink = Land;
   options.user = &landing;
   FAILS(Flush(&window, &options, &result), LOSSD_CANCELLED, "17");
+  CHECK(landing.calls == 1 && landing.next_row > 0 && landing.next_row < kManyRows);
   OK(lossd_head_info(window.head, &json));
-  CHECK(strstr(json, "\"window_tokens\":8") != NULL);
+  CHECK(strstr(json, "\"window_tokens\":3") != NULL);
   CHECK(Holds(json, "\"window_state\":\"open\""));
   memset(&landing, 0, sizeof landing);
-  landing.refused_row = -1;
+  landing.refused_call = -1;
   OK(Flush(&window, &options, &result));
-  CHECK(landing.next_row == kVocab && landing.calls >= 1);
-  CheckGradient(&window.problem, landing.dw, landing.db, 1);
+  CHECK(landing.next_row == kManyRows && landing.calls > 1);
+  CheckMany(&landing);
 
   options.gradient = landing.dw;
   FAILS(Flush(&window, &options, &result), LOSSD_INVALID_ARGUMENT, "sink");
@@ -151,7 +204,6 @@ void TestSink(const char* target, int count, char** arguments) {
   options.sink = NULL;
   FAILS(Flush(&window, &options, &result), LOSSD_INVALID_ARGUMENT, "gradient");
   Close(&window);
-  lossd_client_free(client);
 }
 
 void TestStep(const char* target, int count, char** arguments) {

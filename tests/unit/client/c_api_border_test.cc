@@ -2,11 +2,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <new>
 #include <stdexcept>
 
 #include "client/src/c_api/status.h"
 #include "client/src/grpc_status.h"
+
+namespace {
+bool no_memory = false;
+}  // namespace
+
+void* operator new(std::size_t size) {
+  void* memory = no_memory ? nullptr : std::malloc(size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t /*size*/) noexcept { std::free(memory); }
 
 namespace lossd::c_api {
 namespace {
@@ -48,6 +61,20 @@ TEST(CApiBorderTest, WithoutMemoryThereIsStillAStatusAsOftenAsItIsNeeded) {
     ExpectStatus(Guarded([]() -> absl::Status { throw std::bad_alloc(); }), LOSSD_RESOURCE_EXHAUSTED,
                  "no memory");
   }
+}
+
+// From the moment that it is asked what it is there is no memory.
+struct LastError : std::exception {
+  const char* what() const noexcept override {
+    no_memory = true;
+    return "a text that is too long to be kept without memory of its own";
+  }
+};
+
+TEST(CApiBorderTest, WithoutMemoryForAnExceptionThereIsStillAStatus) {
+  lossd_status* status = Guarded([]() -> absl::Status { throw LastError(); });
+  no_memory = false;
+  ExpectStatus(status, LOSSD_RESOURCE_EXHAUSTED, "no memory");
 }
 
 }  // namespace

@@ -88,6 +88,9 @@ class FakeServer {
   std::function<bool(int message)> cut_weight_write;
   int lost_commits = 0;               // CommitFlush is done, but its answer is lost, that many times
   int lost_steps = 0;                 // ApplyStep likewise
+  int unreached_commits = 0;          // CommitFlush is not done, and not answered, that many times
+  int busy_deletions = 0;             // DeleteHead is RESOURCE_EXHAUSTED with a delay, that many times
+  int lost_deletions = 0;             // DeleteHead is done, but its answer is lost, that many times
   int slow_steps = 0;                 // ApplyStep is done, but answered only after a second, that many times
   bool restart_before_steps = false;  // the next ApplyStep meets another server, which has the same head
   int refused_aborts = 0;             // AbortFlush fails that many times

@@ -23,6 +23,15 @@ v1::DataType OrFloat32(v1::DataType type) {
   return type == v1::DATA_TYPE_UNSPECIFIED ? v1::DATA_TYPE_FLOAT32 : type;
 }
 
+// A server that has too much to do for now.
+grpc::Status Busy() {
+  v1::RetryInfo info;
+  info.mutable_retry_delay()->set_nanos(1000000);
+  v1::RichStatus rich;
+  rich.add_details()->PackFrom(info);
+  return {StatusCode::RESOURCE_EXHAUSTED, "try again later", rich.SerializeAsString()};
+}
+
 }  // namespace
 
 class FakeServer::HeadService final : public v1::HeadService::Service {
@@ -42,6 +51,22 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
     const std::lock_guard lock(fake_->mutex_);
     if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
     fake_->FillHead(head);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status DeleteHead(grpc::ServerContext*, const v1::DeleteHeadRequest*,
+                          v1::DeleteHeadResponse*) override {
+    const std::lock_guard lock(fake_->mutex_);
+    if (fake_->busy_deletions > 0) {
+      --fake_->busy_deletions;
+      return Busy();
+    }
+    if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
+    fake_->has_head_ = false;
+    if (fake_->lost_deletions > 0) {
+      --fake_->lost_deletions;
+      return Cut();
+    }
     return grpc::Status::OK;
   }
 
@@ -248,6 +273,10 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
                            v1::CommitFlushResponse* response) override {
     const std::lock_guard lock(fake_->mutex_);
     ++fake_->observed_.commits;
+    if (fake_->unreached_commits > 0) {
+      --fake_->unreached_commits;
+      return Cut();
+    }
     if (request->flush_id() != fake_->last_committed_) {
       if (!fake_->frozen_) return {StatusCode::ABORTED, "no such flush"};
       fake_->CommitWindow();

@@ -53,9 +53,11 @@ class GradientProxy(torch.nn.Parameter):
         if self._grad is None:
             return 1.0
         now = float(self._grad)
-        if now == self._read or self._read == 0.0:
-            return 1.0
         if not math.isfinite(self._read):  # it cannot be told from the quotient; the step looks at the elements itself
+            return 1.0
+        if not math.isfinite(now):  # a norm that is not finite was multiplied with; nothing is left of a gradient
+            return math.nan
+        if now == self._read or self._read == 0.0:
             return 1.0
         return now / self._read
 

@@ -49,8 +49,9 @@ def clip_grad_norm_(
 
 
 def _norm_of(head: RemoteHead, norm_type: float) -> torch.Tensor:
-    if head.group is not None and head.proxy._grad is None:
-        head.refresh_gradient()
+    if head.group is not None:  # each rank asks, whatever it knows, and what was done to it so far goes on
+        factor = head.proxy.factor
+        head.refresh_gradient().mul_(factor)
     grad = head.proxy.grad
     if grad is None:
         return torch.zeros(())

@@ -109,6 +109,8 @@ def _land(
             raise
         finally:
             landing.address, landing.version = weight_target.data_ptr(), weight_target._version
+            if landing.rows == 0 and landing.read is None:
+                head._landing = None  # nothing of it is anywhere
     result = landing.read
     head.head.commit_flush(result.flush_id)
     head._end_window()

@@ -121,12 +121,12 @@ def write_shard(
     was restarted may send its rows again. group: the ranks that have the rows; of a DTensor by default all.
     FailedPreconditionError if rows of the head are missing, naming the first."""
     group = _group_of(rows, group)
-    local, first = _local_rows(head, rows, first_row)
-    local_bias = None if bias is None else _local(bias).detach().to(torch.float32)
-    if local_bias is not None and local_bias.shape != local.shape[:1]:
-        raise ValueError(f"bias has {list(local_bias.shape)} of {local.shape[0]} rows")
 
     def send() -> Any:
+        local, first = _local_rows(head, rows, first_row)
+        local_bias = None if bias is None else _local(bias).detach().to(torch.float32)
+        if local_bias is not None and local_bias.shape != local.shape[:1]:
+            raise ValueError(f"bias has {list(local_bias.shape)} of {local.shape[0]} rows")
         write = head.head.begin_write(write_key)
         if local.shape[0]:
             write.write_rows(first, local.detach(), local_bias)
@@ -152,6 +152,7 @@ def read_shard(
     is returned. bias: [R] fp32 or a DTensor [V], likewise. weight_version: what it must be; 0: the newest, as the
     first rank meets it. Collective."""
     group = _group_of(rows, group)
+    all_do(lambda: _local_rows(head, rows, first_row) and None, group)
     local, first = _local_rows(head, rows, first_row)
     local_bias = None if bias is None else _local(bias)
     version = weight_version or first_rank_does(lambda: head.head.info().weight_version, group)

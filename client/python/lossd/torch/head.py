@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import threading
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lossd.errors import AlreadyExistsError
+from lossd.results import StepResult
 from lossd.torch._proxy import GradientProxy
-from lossd.torch.distributed import all_do, first_rank_does, gather_marks, gather_objects, world_size
+from lossd.torch.distributed import all_do, first_rank_does, gather_objects, world_size
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     import lossd
-    from lossd.results import FlushResult, GradientStats, StepResult
+    from lossd.results import FlushResult, GradientStats
     from lossd.torch.contracts import Landing
 
 
@@ -65,6 +68,7 @@ class RemoteHead:
         self._closed_at: object = None
         self._weight_version = 0
         self._landing: Landing | None = None
+        self._windows_ended = 0
 
     # --- Making one ---------------------------------------------------------------------------------------------------
 
@@ -171,17 +175,10 @@ class RemoteHead:
         """Publishes weights [V, H], and the bias [V] of a head with one, as a new version, which is returned. They are
         rounded to the head's dtype before they are sent, or go as fp32 if the server keeps a master. With a group the
         first rank's count."""
-        self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))
-        if self.has_bias != (bias is not None):
-            raise ValueError(
-                f"head '{self.name}' has {'a' if self.has_bias else 'no'} bias, and bias is {_described(bias)}: "
-                f"{'give' if self.has_bias else 'leave out'} it"
-            )
-        if bias is not None:
-            self._check_shape("bias", bias, (self.vocab_size,))
-            bias = bias.detach().to(torch.float32)
-        values = weights.detach()
-        self._weight_version = first_rank_does(lambda: self.head.write_weights(values, bias), self.group)
+        all_do(lambda: self._check_weights(weights, bias), self.group)
+        values = None if bias is None else bias.detach().to(torch.float32)
+        write = lambda: self.head.write_weights(weights.detach(), values)  # noqa: E731
+        self._weight_version = first_rank_does(write, self.group)
         return self._weight_version
 
     def read_weights(
@@ -203,9 +200,13 @@ class RemoteHead:
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> int:
         """Writes what state_dict() gave; returns the version. KeyError for a missing or an unknown entry."""
-        wanted = {"weight", "bias"} if self.has_bias else {"weight"}
-        if set(state) != wanted:
-            raise KeyError(f"a state of head '{self.name}' has the entries {sorted(wanted)}, not {sorted(state)}")
+
+        def check() -> None:
+            wanted = {"weight", "bias"} if self.has_bias else {"weight"}
+            if set(state) != wanted:
+                raise KeyError(f"a state of head '{self.name}' has the entries {sorted(wanted)}, not {sorted(state)}")
+
+        all_do(check, self.group)
         return self.write_weights(state["weight"], state.get("bias"))
 
     # --- The gradient window ------------------------------------------------------------------------------------------
@@ -241,6 +242,11 @@ class RemoteHead:
         proxy."""
         return self.proxy.factor / (world_size(self.group) if self.average else 1)
 
+    def check_factor(self, gradient_scale: float = 1.0) -> None:
+        """FloatingPointError if the next step would multiply the gradient with what is not finite. Collective with a
+        group."""
+        all_do(lambda: self._require_finite(gradient_scale * self.scale), self.group)
+
     def gradient_stats(self, *, gradient_scale: float = 1.0) -> GradientStats:
         """Of the gradient that waits at the server, as the next step would take it. Collective with a group."""
         factor = gradient_scale * self.scale
@@ -266,7 +272,7 @@ class RemoteHead:
             self.proxy.forget()
         elif self.group is None:
             self.refresh_gradient()
-        elif self.dirty and self.proxy._grad is None:
+        elif self.dirty:  # and nothing is known of it, or not of all of it
             raise RuntimeError(
                 f"the gradient of head '{self.name}' is that of all ranks: have every rank call refresh_gradient() "
                 f"before anything looks at the proxy's .grad"
@@ -286,11 +292,12 @@ class RemoteHead:
         """One step of the server's optimizer, which consumes the window. Exactly once: after UnavailableError or
         DeadlineExceededError the same call again is about the same step. What was done to the proxy (unscale_, clip)
         and the average of a group are in the factor that the server is told. With skip_non_finite a gradient that is
-        not finite, or a loss that was not (nothing of it is in the window), changes nothing but ends the window; the
-        answer says `skipped`. FailedPreconditionError of a head without an optimizer."""
-        if skip_non_finite and not self._losses_finite():
-            return self._skip_step()
+        not finite, or a loss or a factor that was not (nothing of it is in the window), changes nothing but ends the
+        window; the answer says `skipped`. Without it a factor that is not finite is a FloatingPointError, and nothing
+        is stepped. FailedPreconditionError of a head without an optimizer."""
         factor = gradient_scale * self.scale
+        if skip_non_finite and not self._losses_finite(factor):
+            return self._skip_step()
 
         def ask(marks: list[str] | None) -> StepResult:
             return self.head.step(
@@ -304,7 +311,7 @@ class RemoteHead:
                 marks=marks,
             )
 
-        result: StepResult = self._collectively(ask)
+        result: StepResult = self._collectively(ask, check=lambda: self._require_finite(factor))
         self._weight_version = result.weight_version
         self._end_window()
         return result
@@ -378,35 +385,43 @@ class RemoteHead:
     def rank_in_group(self) -> int:
         return 0 if self.group is None else torch.distributed.get_rank(self.group)
 
-    def _collectively(self, ask: Callable[[list[str] | None], Any], tell: Callable[[Any], Any] | None = None) -> Any:
-        """ask(marks of all ranks), on the first of them; its answer everywhere."""
+    def _collectively(
+        self,
+        ask: Callable[[list[str] | None], Any],
+        tell: Callable[[Any], Any] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """ask(marks of all ranks), on the first of them; its answer everywhere. check(): what has to be right on each
+        before."""
+
+        def ready() -> list[str]:
+            check()
+            return self.marks()
+
         if self.group is None:
+            check()
             self.wait()
             return ask(None)
-        marks = gather_marks(self, self.group)
+        marks = [mark for own in all_do(ready, self.group) for mark in own]
         return first_rank_does(lambda: ask(marks), self.group, tell)
 
-    def _losses_finite(self) -> bool:
-        """Of all ranks: whether every loss since the window began had a finite gradient; the anchor's own says so."""
+    def _losses_finite(self, factor: float = 1.0) -> bool:
+        """Of all ranks: whether every loss since the window began had a finite gradient, which the anchor's own says,
+        and `factor` is finite."""
         grad = self.anchor.grad
-        own = grad is None or bool(torch.isfinite(grad).all())
+        own = math.isfinite(factor) and (grad is None or bool(torch.isfinite(grad).all()))
         return all(gather_objects(own, self.group))
 
-    def _skip_step(self) -> StepResult:
-        from lossd.results import StepResult
+    def _require_finite(self, factor: float) -> None:
+        if not math.isfinite(factor):
+            raise FloatingPointError(
+                f"the gradient of head '{self.name}' is multiplied with {factor}, as of a norm that is not finite: "
+                f"nothing was stepped. Call zero_grad(), or let steps like this be skipped (skip_non_finite=True)"
+            )
 
+    def _skip_step(self) -> StepResult:
         self.zero_grad()
-        info = first_rank_does(self.head.info, self.group)
-        return StepResult(
-            generation=info.generation,
-            weight_version=info.weight_version,
-            step=info.optimizer_steps,
-            skipped=True,
-            norm=math.nan,
-            bias_norm=0.0,
-            non_finite=0,
-            window_tokens=0,
-        )
+        return StepResult.skipped_at(first_rank_does(self.head.info, self.group))
 
     def _open_again(self) -> None:
         with self._lock:
@@ -423,15 +438,30 @@ class RemoteHead:
             future.exception()
 
     def _drop_window(self) -> None:
-        info = self.head.info()
-        marks = [session.text() for session in info.sessions]
-        self.head.discard(marks=marks)
+        def drop() -> None:
+            self.head.discard(marks=[session.text() for session in self.head.info().sessions])
+
+        try:
+            drop()
+        except AlreadyExistsError:  # a flush before, whose commit had no answer, is over now; this window is not
+            drop()
 
     def _end_window(self) -> None:
+        self._windows_ended += 1
         self._consumed = self.contributions()
         self._landing = None
         self.proxy.forget()
         self.anchor.grad = None
+
+    def _check_weights(self, weights: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))
+        if self.has_bias != (bias is not None):
+            raise ValueError(
+                f"head '{self.name}' has {'a' if self.has_bias else 'no'} bias, and bias is {bias if bias is None else list(bias.shape)}: "
+                f"{'give' if self.has_bias else 'leave out'} it"
+            )
+        if bias is not None:
+            self._check_shape("bias", bias, (self.vocab_size,))
 
     def _check_shape(self, what: str, tensor: torch.Tensor, want: Sequence[int]) -> None:
         if not isinstance(tensor, torch.Tensor):
@@ -466,10 +496,4 @@ def _accepted(marks: str) -> tuple[Any, ...]:
 
 
 def _without_gradient(result: FlushResult) -> FlushResult:
-    import dataclasses
-
     return dataclasses.replace(result, gradient=None, bias_gradient=None)
-
-
-def _described(tensor: torch.Tensor | None) -> str:
-    return "None" if tensor is None else str(list(tensor.shape))

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lossd.errors import DeadlineExceededError, UnavailableError
 from lossd.optimizers import SGD
 from lossd.torch._proxy import GradientProxy
+from lossd.torch.distributed import gather_objects
 from lossd.torch.head import RemoteHead
 
 if TYPE_CHECKING:
@@ -23,12 +25,14 @@ class RemoteOptimizer(torch.optim.Optimizer):
     heads: one RemoteHead or several, or groups {"params": [heads], "lr": ...}. lr: the learning rate. weight_decay,
     betas, momentum: what steps use instead of what the heads were created with; schedulers that change a group's lr,
     betas, momentum or weight_decay work. What else the rule has (dampening, eps, nesterov, maximize) is the head's for
-    good. skip_non_finite: a gradient with NaN or infinite elements changes nothing, without a GradScaler too.
+    good. skip_non_finite: a gradient with NaN or infinite elements changes nothing, without a GradScaler too. If
+    clipping by a norm that is not finite left a factor that is not, step() skips, or raises FloatingPointError before
+    any head is stepped.
 
     - param_groups hold the heads' proxies: GradScaler.unscale_ and step, and torch.nn.utils.clip_grad_norm_ with
       `head.proxy` among the parameters, do what they say.
     - step() after UnavailableError or DeadlineExceededError is the same step again, and counts once: heads that have
-      taken it already are left alone. zero_grad() gives it up.
+      taken it already, and got nothing since, are left alone. zero_grad(), and any other error, gives it up.
     - Moments and step counts are at the server: RemoteHead.save_checkpoint keeps them. state_dict() has what the
       trainer's side has (lr and the rest of the groups), and the steps taken, for comparison.
     - Of heads with a process group every rank calls step() and zero_grad()."""
@@ -61,7 +65,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self.skip_non_finite = skip_non_finite
         self.last_results: dict[str, StepResult] = {}
         """By the heads' names, of the last step()."""
-        self._stepped: set[GradientProxy] = set()
+        self._stepped: dict[GradientProxy, int] = {}  # by a step that failed later on, and their windows then
         super().__init__(given, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -86,13 +90,27 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for proxy in group["params"]:
-                if proxy not in self._stepped:
-                    self._step_head(proxy.head, group, gradient_scale)
-                    self._stepped.add(proxy)
+        waiting = [(proxy, group) for group in self.param_groups for proxy in group["params"] if not self._took(proxy)]
+        if len(waiting) > 1 and not self.skip_non_finite:  # of a single one the step itself says it
+            for proxy, _ in waiting:
+                proxy.head.check_factor(gradient_scale)
+        try:
+            for proxy, group in waiting:
+                self._step_head(proxy.head, group, gradient_scale)
+                self._stepped[proxy] = proxy.head._windows_ended
+        except (UnavailableError, DeadlineExceededError):
+            raise  # the same step may be tried again
+        except BaseException:
+            self._stepped.clear()
+            raise
         self._stepped.clear()
         return loss
+
+    def _took(self, proxy: GradientProxy) -> bool:
+        """Whether the head has taken the step that is tried again, and nothing happened to its window since."""
+        if self._stepped.get(proxy) != proxy.head._windows_ended:
+            return False
+        return not any(gather_objects(proxy.head.dirty, proxy.head.group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops what waits in the heads' windows (RemoteHead.zero_grad); sends nothing if nothing was added."""

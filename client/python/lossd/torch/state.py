@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lossd.torch.distributed import write_shard
+from lossd.torch.distributed import gather_objects, write_shard
 from lossd.torch.head import RemoteHead
 
 
@@ -58,18 +58,23 @@ def attach_state(
         # Taken out, so that the module, which has no such parameters, does not find them unexpected.
         found = {entry: state.pop(prefix + name) for entry, name in names.items() if prefix + name in state}
         absent = [prefix + name for entry, name in names.items() if entry not in found]
-        if absent:
-            if strict:
-                missing.extend(absent)
-            if found and len(names) == 2:
-                errors.append(
-                    f"weight and bias of head '{head.name}' are one version: {absent} is missing, nothing was written"
-                )
-            return
-        problems = _problems(head, found, prefix, names)
-        if problems:
-            errors.extend(problems)
+        if absent and strict:
+            missing.extend(absent)
+        if absent and found:
+            problems = [
+                f"weight and bias of head '{head.name}' are one version: {absent} is missing, nothing was written"
+            ]
         else:
+            problems = _problems(head, found, prefix, names)
+        errors.extend(problems)
+        # Writing is for all ranks or for none.
+        others = gather_objects((absent, problems), head.group)
+        for rank, (their_absent, their_problems) in enumerate(others):
+            if not problems and (their_problems or bool(their_absent) != bool(absent)):
+                theirs = their_problems or (f"it lacks {their_absent}" if their_absent else "it has them")
+                errors.append(f"weights of head '{head.name}' were not written, because of rank {rank}: {theirs}")
+                return
+        if not absent and not problems:
             _write(head, found)
 
     return StateHooks([module.register_state_dict_post_hook(save), module.register_load_state_dict_pre_hook(load)])

@@ -181,3 +181,16 @@ def test_there_is_no_second_gradient(head: RemoteHead, monkeypatch: pytest.Monke
     largest = max((abs(event.self_cpu_memory_usage) for event in profile.events()), default=0)
     assert largest < VOCAB * HIDDEN * 4 / 2
     assert sum(cut.rows) == VOCAB and max(cut.rows) <= VOCAB / 4
+
+
+def test_a_landing_of_no_row_binds_nobody(head: RemoteHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = backward(head, 0)
+    param = torch.nn.Parameter(torch.zeros(VOCAB, HIDDEN))
+    param.grad = torch.full((VOCAB, HIDDEN), 7.0)
+    Cut(head, monkeypatch, GONE, blocks=0)
+    with pytest.raises(lossd.UnavailableError):
+        flush_into(head, param)
+    param.grad.zero_()  # nothing of the flush is in it
+    wanted += backward(head, 1)
+    flush_into(head, param)
+    torch.testing.assert_close(param.grad, wanted, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,110 @@
+"""A flush whose commit has no answer: the server stands still just when the gradient has been read."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lossd
+
+V, H = 32, 16
+HIDDEN = np.random.default_rng(0).standard_normal((4, H), np.float32)
+LABELS = np.arange(4)
+
+
+class Stalled:
+    """A head of its own server, and a client that does not wait long."""
+
+    def __init__(self, server: lossd.Server) -> None:
+        self.process = server.process
+        self.client = server.client(call_timeout=2.0, reconnect_timeout=2.0)
+        self.head = self.client.create_head("stalled", V, H, "float32", optimizer=lossd.SGD())
+        self.head.write_weights(np.zeros((V, H), np.float32))
+        self.session = self.head.open_session()
+        self.rows: list[Any] = []
+
+    def compute(self) -> None:
+        self.session.compute(HIDDEN, LABELS)
+
+    def flush_unanswered(self) -> lossd.LossdError:
+        def sink(_first: int, rows: Any, _bias: Any) -> None:
+            self.rows.append(rows.copy())
+            time.sleep(0.3)  # until the end of the rows is here too
+            self.process.send_signal(signal.SIGSTOP)
+
+        with pytest.raises((lossd.DeadlineExceededError, lossd.UnavailableError)) as caught:
+            self.head.flush(sink=sink)
+        return caught.value
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.head.info()
+
+
+@pytest.fixture
+def stalled() -> Iterator[Stalled]:
+    with lossd.launch("cpu") as server:
+        stalled = Stalled(server)
+        yield stalled
+        server.process.send_signal(signal.SIGCONT)
+        stalled.client.close()
+
+
+Again = Callable[[Stalled], Any]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [lambda s: s.head.flush(), lambda s: s.head.step(0.1)],
+    ids=["flush", "step"],
+)
+def test_the_next_call_says_that_it_is_committed_now(stalled: Stalled, again: Again) -> None:
+    stalled.compute()
+    error = stalled.flush_unanswered()
+    assert error.flush_id and error.flush_id in str(error)
+    assert stalled.rows[0].any()
+    with pytest.raises((lossd.DeadlineExceededError, lossd.UnavailableError)):
+        again(stalled)
+    stalled.go_on()
+    with pytest.raises(lossd.AlreadyExistsError, match=error.flush_id):
+        again(stalled)
+    info = stalled.head.info()
+    assert info.window_tokens == 0 and info.weight_version == 1
+    assert stalled.head.marks() == []  # nobody has added to the next window
+    stalled.compute()
+    assert stalled.head.flush().window_tokens == 4
+
+
+def test_a_session_that_added_nothing_since_is_not_named_in_the_next_window(stalled: Stalled) -> None:
+    with stalled.head.open_session(rank=1) as other:
+        other.compute(HIDDEN, LABELS)
+        stalled.flush_unanswered()
+        stalled.go_on()
+        with pytest.raises(lossd.AlreadyExistsError):
+            stalled.head.flush()
+        stalled.compute()
+        result = stalled.head.flush()
+    assert result.window_tokens == 4
+    np.testing.assert_allclose(result.gradient, stalled.rows[0], rtol=1e-5)  # it has the same tokens
+
+
+def test_commit_flush_finishes_it(stalled: Stalled) -> None:
+    stalled.compute()
+    error = stalled.flush_unanswered()
+    stalled.go_on()
+    stalled.head.commit_flush(error.flush_id)
+    assert stalled.head.marks() == []
+    stalled.compute()
+    assert stalled.head.flush().window_tokens == 4
+
+
+def test_other_errors_name_no_flush(stalled: Stalled) -> None:
+    with pytest.raises(lossd.FailedPreconditionError) as caught:
+        stalled.compute()
+        stalled.head.flush(marks=[])
+    assert caught.value.flush_id == ""
