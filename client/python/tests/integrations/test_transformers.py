@@ -313,14 +313,18 @@ def test_tied_weights_are_written_only_when_they_have_changed(
     assert writes == [1]
 
 
+@pytest.mark.parametrize("columns", [8, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_change_of_a_weight_is_seen(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_change_of_a_weight_is_seen(dtype: torch.dtype, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tied, "_DIGEST_VALUES", 8 * 3)
-    weight = torch.randn(11, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    weight = torch.randn(11, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
     digest = _tied._digest(weight)
-    assert _tied._digest(weight.t().contiguous().t()) == digest
+    assert _tied._digest(weight.clone()) == digest
+    transposed = weight.t().contiguous().t()
+    assert _tied._digest(transposed) == _tied._digest(transposed.clone())
+    _tied._digest(torch.cat([weight.flatten()[:1], weight.flatten()])[1:].view_as(weight))  # at an odd place
     for change in (
-        lambda changed: changed[10, 7].copy_(torch.nextafter(changed[10, 7], torch.tensor(9.0, dtype=dtype))),
+        lambda changed: changed[10, 6].copy_(torch.nextafter(changed[10, 6], torch.tensor(9.0, dtype=dtype))),
         lambda changed: changed[0, 0].neg_(),
         lambda changed: changed.copy_(changed.roll(1, 0)),
         lambda changed: changed.copy_(changed.roll(1, 1)),
