@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stopping import stand_still
 
 import lossd
 
@@ -124,7 +125,7 @@ def test_stopped_for_a_while(restartable: Restartable) -> None:
     """Nobody notices a server that does not answer for less than the timeouts."""
     with lossd.connect(restartable.target) as client:
         head, session = open_head(client)
-        restartable.process.send_signal(signal.SIGSTOP)
+        stand_still(restartable.process.pid)
         future = session.compute_async(HIDDEN, LABELS)
         time.sleep(0.3)
         assert not future.done()

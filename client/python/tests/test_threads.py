@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stopping import stand_still
 
 import lossd
 
@@ -39,7 +40,7 @@ def test_other_threads_go_on_during_a_call(client: lossd.Client) -> None:
         head = own.create_head("a", V, H, "float32")
         head.write_weights(np.zeros((V, H), np.float32))
         session = head.open_session()
-        os.kill(server.process.pid, 19)  # SIGSTOP
+        stand_still(server.process.pid)
         call = threading.Thread(target=session.compute, args=batch())
         call.start()
         thread = threading.Thread(target=count)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from stopping import stand_still
 
 import lossd
+from lossd import _flush
 
 V, H = 32, 16
 HIDDEN = np.random.default_rng(0).standard_normal((4, H), np.float32)
@@ -32,13 +33,18 @@ class Stalled:
         self.session.compute(HIDDEN, LABELS)
 
     def flush_unanswered(self) -> lossd.LossdError:
-        def sink(_first: int, rows: Any, _bias: Any) -> None:
-            self.rows.append(rows.copy())
-            time.sleep(0.3)  # until the end of the rows is here too
-            self.process.send_signal(signal.SIGSTOP)
+        check = _flush._Callbacks.check
 
-        with pytest.raises((lossd.DeadlineExceededError, lossd.UnavailableError)) as caught:
-            self.head.flush(sink=sink)
+        def stop_behind(callbacks: _flush._Callbacks, rows: int) -> None:
+            check(callbacks, rows)
+            stand_still(self.process.pid)
+
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises((lossd.DeadlineExceededError, lossd.UnavailableError)) as caught,
+        ):
+            patch.setattr(_flush._Callbacks, "check", stop_behind)  # the rows are here, and the commit comes next
+            self.head.flush(sink=lambda _first, rows, _bias: self.rows.append(rows.copy()))
         return caught.value
 
     def go_on(self) -> None:
