@@ -15,12 +15,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 from source_files import ROOT, source_files
 
 TIDY = "clang-tidy-14"
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+GCC_ONLY = re.compile(r" -fno-gnu-unique\b")  # options that clang refuses
 GENERATED = re.compile(r"\.pb\.h$")
 
 
@@ -63,6 +65,14 @@ def tidy(build, path):
     return done.returncode == 0, done.stdout + ("" if done.returncode == 0 else done.stderr)
 
 
+def write_commands(folder, commands):
+    """A compile_commands.json that clang takes."""
+    for command in commands:
+        command["command"] = GCC_ONLY.sub("", command["command"])
+    with open(os.path.join(folder, "compile_commands.json"), "w", encoding="utf-8") as file:
+        json.dump(commands, file)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", default="build")
@@ -74,7 +84,8 @@ def main():
 
     build = os.path.join(ROOT, arguments.build)
     with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
-        commands = {os.path.relpath(c["file"], ROOT): c["command"] for c in json.load(file)}
+        entries = json.load(file)
+    commands = {os.path.relpath(c["file"], ROOT): c["command"] for c in entries}
     own = set(source_files((".cc",)))
     chosen = {os.path.relpath(f, ROOT) for f in arguments.files}
     sources = sorted(p for p in commands if p in own and (not chosen or p in chosen))
@@ -94,9 +105,10 @@ def main():
     end = time.monotonic() + arguments.seconds
 
     def tidy_in_time(path):
-        return tidy(build, path) if time.monotonic() < end else (None, "")
+        return tidy(folder, path) if time.monotonic() < end else (None, "")
 
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        write_commands(folder, entries)
         running = {pool.submit(tidy_in_time, path): path for path in pending}
         for count, future in enumerate(concurrent.futures.as_completed(running), 1):
             path = running[future]

@@ -37,6 +37,8 @@
 extern "C" {
 #endif
 
+/* NOLINTBEGIN(modernize-use-using): it is C. */
+
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
 #define LOSSD_C_API_VERSION 1
@@ -483,6 +485,8 @@ LOSSD_API void lossd_step_result_init(lossd_step_result* result, size_t struct_s
 LOSSD_API lossd_status* lossd_head_apply_step(const lossd_head* head, const lossd_step_options* options,
                                               const char* const* marks, size_t marks_count,
                                               lossd_step_result* result);
+
+/* NOLINTEND(modernize-use-using) */
 
 #ifdef __cplusplus
 }

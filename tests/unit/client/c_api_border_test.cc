@@ -13,6 +13,10 @@ namespace {
 bool no_memory = false;
 }  // namespace
 
+// GCC sees one half of each pair where it is not inlined.
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+#endif
 void* operator new(std::size_t size) {
   void* memory = no_memory ? nullptr : std::malloc(size);
   if (memory == nullptr) throw std::bad_alloc();
