@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 
@@ -83,10 +84,10 @@ class CudaDriver::Context {
 absl::StatusOr<const CudaDriver*> CudaDriver::Get() {
   // Never freed: memory that was opened may be closed at the very end.
   static const auto& loaded = *[] {
-    auto* driver = new CudaDriver();
+    std::unique_ptr<CudaDriver> driver(new CudaDriver());
     const absl::Status status = driver->Load();
-    return new absl::StatusOr<const CudaDriver*>(status.ok() ? absl::StatusOr<const CudaDriver*>(driver)
-                                                             : status);
+    return status.ok() ? new absl::StatusOr<const CudaDriver*>(driver.release())
+                       : new absl::StatusOr<const CudaDriver*>(status);
   }();
   return loaded;
 }

@@ -239,7 +239,7 @@ RowConsumer ConsumerOf(const GradientSink& sink) {
                                                 std::span<const std::byte> bias) mutable {
     values.resize(bias.size() / sizeof(float));
     std::ranges::copy(bias, std::as_writable_bytes(std::span(values)).begin());
-    const absl::Status taken = sink(first_row, rows, bytes.data(), values);
+    absl::Status taken = sink(first_row, rows, bytes.data(), values);
     if (taken.ok()) return taken;
     return absl::CancelledError(absl::StrCat("the sink ended the flush at row ", first_row, ": ",
                                              absl::StatusCodeToString(taken.code()), ": ", taken.message()));

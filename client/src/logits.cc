@@ -75,7 +75,7 @@ class LogitsReader {
   absl::StatusOr<uint64_t> Read() {
     for (int restarts = 0;; ++restarts) {
       if (batch_.weight_version == 0) request_.clear_weight_version();
-      const absl::StatusOr<uint64_t> version = ReadOnce();
+      absl::StatusOr<uint64_t> version = ReadOnce();
       const bool replaced = absl::IsFailedPrecondition(version.status()) && first_.weight_version() != 0 &&
                             batch_.weight_version == 0;
       const bool changed = replaced || absl::IsAborted(version.status());

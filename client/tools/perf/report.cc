@@ -90,8 +90,9 @@ Json Flushes(const std::vector<FlushTimes>& flushes) {
              {"norm", times.norm},
              {"ms", Milliseconds(summary)},
              {"gb_per_second", nullptr}};
-    if (summary.count > 0)
+    if (summary.count > 0) {
       entry["gb_per_second"] = static_cast<double>(times.bytes) / kGigabyte / summary.p50;
+    }
   }
   return json;
 }
