@@ -145,10 +145,9 @@ class BatchQueue {
   };
   // Lets every line gather, and starts the best batch or job that can go.
   Step StartReady(Clock::time_point now);
+  // When it may go, as far as the clock decides: max if something else does.
   Clock::time_point StartTime(const Candidate& candidate) const;
   static void RunJob(Line& line);
-  // When this batch may go, as far as the clock decides: max if something else does.
-  Clock::time_point StartTime(const Line& line) const;
   void StartBatch(Line& line);
 
   const Device* const device_;
