@@ -115,8 +115,8 @@ class FlushRun {
     return CheckSum("the bias's gradient", bias_checksum, frozen_.bias_checksum());
   }
 
-  // `done`: what there was to be done before.
-  absl::Status Commit(absl::string_view done) {
+  // Ends the window. `done`: what there was to be done before.
+  absl::StatusOr<FlushResult> Commit(absl::string_view done) {
     holds_window_ = false;
     v1::CommitFlushRequest request;
     request.set_head(head_.config().name);
@@ -124,7 +124,7 @@ class FlushRun {
     const auto committed = head_.connection().CommitFlush(request);
     if (committed.ok()) {
       head_.NoteCommit(committed->generation());
-      return absl::OkStatus();
+      return Result();
     }
     const absl::Status status = window_.Explain(committed.status());
     const std::string flush =
@@ -160,18 +160,8 @@ class FlushRun {
   // options say.
   absl::StatusOr<FlushResult> End(const absl::Status& read) {
     if (!read.ok()) return Abort(read);
-    if (options_.commit) {
-      if (absl::Status committed = Commit("the gradient was read whole"); !committed.ok()) return committed;
-    }
+    if (options_.commit) return Commit("the gradient was read whole");
     holds_window_ = false;
-    return Result();
-  }
-
-  // Ends the window as it is.
-  absl::StatusOr<FlushResult> Drop() {
-    if (absl::Status committed = Commit("the window is frozen to be dropped"); !committed.ok()) {
-      return committed;
-    }
     return Result();
   }
 
@@ -306,7 +296,7 @@ absl::StatusOr<FlushResult> Head::Discard(std::span<const SessionMarks> marks) c
   const FlushOptions options;
   FlushRun run(*impl_->context, options);
   if (absl::Status status = run.Begin(marks); !status.ok()) return status;
-  return run.Drop();
+  return run.Commit("the window is frozen to be dropped");
 }
 
 absl::Status Head::CommitFlush(const std::string& flush_id) const {
