@@ -104,6 +104,7 @@ struct MemoryItem {
 };
 
 enum class WindowState { kOpen, kFreezing, kFrozen };
+const char* Name(WindowState state);  // "open", "freezing", "frozen"
 
 struct HeadInfo {
   HeadConfig config;

@@ -9,6 +9,7 @@
 namespace lossd {
 
 enum class OptimizerKind { kNone, kSgd, kAdam, kAdamW };
+const char* Name(OptimizerKind kind);  // "none", "sgd", "adam", "adamw"
 
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kNone;

@@ -10,32 +10,6 @@
 namespace lossd::c_api {
 namespace {
 
-const char* NameOf(WindowState state) {
-  switch (state) {
-    case WindowState::kOpen:
-      return "open";
-    case WindowState::kFreezing:
-      return "freezing";
-    case WindowState::kFrozen:
-      return "frozen";
-  }
-  return "unknown";
-}
-
-const char* NameOf(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kNone:
-      return "none";
-    case OptimizerKind::kSgd:
-      return "sgd";
-    case OptimizerKind::kAdam:
-      return "adam";
-    case OptimizerKind::kAdamW:
-      return "adamw";
-  }
-  return "unknown";
-}
-
 Json ToJson(const MemoryItem& item) { return {{"purpose", item.purpose}, {"bytes", item.bytes}}; }
 
 Json ToJson(const std::vector<MemoryItem>& items) {
@@ -46,7 +20,7 @@ Json ToJson(const std::vector<MemoryItem>& items) {
 
 Json ToJson(const OptimizerConfig& optimizer) {
   if (optimizer.kind == OptimizerKind::kNone) return nullptr;
-  return {{"kind", NameOf(optimizer.kind)}, {"weight_decay", optimizer.weight_decay.value_or(0)},
+  return {{"kind", Name(optimizer.kind)},   {"weight_decay", optimizer.weight_decay.value_or(0)},
           {"momentum", optimizer.momentum}, {"dampening", optimizer.dampening},
           {"nesterov", optimizer.nesterov}, {"beta1", optimizer.beta1},
           {"beta2", optimizer.beta2},       {"eps", optimizer.eps},
@@ -115,7 +89,7 @@ Json ToJson(const SessionMarks& marks) {
 
 Json ToJson(const HeadInfo& info) {
   return {{"config", ToJson(info.config)},           {"weight_version", info.weight_version},
-          {"generation", info.generation},           {"window_state", NameOf(info.window_state)},
+          {"generation", info.generation},           {"window_state", Name(info.window_state)},
           {"window_tokens", info.window_tokens},     {"sessions", ToJson(info.sessions)},
           {"open_sessions", info.open_sessions},     {"memory", ToJson(info.memory)},
           {"optimizer_steps", info.optimizer_steps}, {"staged_rows", info.staged_rows}};

@@ -12,18 +12,6 @@
 namespace lossd::tools {
 namespace {
 
-const char* WindowName(WindowState state) {
-  switch (state) {
-    case WindowState::kOpen:
-      return "open";
-    case WindowState::kFreezing:
-      return "freezing";
-    case WindowState::kFrozen:
-      return "frozen";
-  }
-  return "unknown";
-}
-
 std::string DescribeWeights(const HeadInfo& head) {
   std::string text = head.weight_version == 0 ? "none" : absl::StrCat("version ", head.weight_version);
   if (head.optimizer_steps > 0) {
@@ -36,7 +24,7 @@ std::string DescribeWeights(const HeadInfo& head) {
 // Null without one.
 nlohmann::ordered_json OptimizerToJson(const OptimizerConfig& optimizer) {
   if (optimizer.kind == OptimizerKind::kNone) return nullptr;
-  nlohmann::ordered_json json = {{"kind", NameOf(optimizer.kind)},
+  nlohmann::ordered_json json = {{"kind", Name(optimizer.kind)},
                                  {"weight_decay", optimizer.weight_decay.value_or(0)}};
   if (optimizer.kind == OptimizerKind::kSgd) {
     json["momentum"] = optimizer.momentum;
@@ -90,7 +78,7 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"weight_version", head.weight_version},
           {"staged_rows", head.staged_rows},
           {"generation", head.generation},
-          {"window_state", WindowName(head.window_state)},
+          {"window_state", Name(head.window_state)},
           {"window_tokens", head.window_tokens},
           {"open_sessions", head.open_sessions},
           {"sessions", sessions},
@@ -116,7 +104,7 @@ std::string HeadsTable(const std::vector<HeadInfo>& heads) {
                   Name(head.config.weight_type), DescribeWeights(head),
                   head.config.frozen
                       ? "none (frozen)"
-                      : absl::StrCat(WindowName(head.window_state), ", generation ", head.generation),
+                      : absl::StrCat(Name(head.window_state), ", generation ", head.generation),
                   WithCommas(static_cast<int64_t>(head.window_tokens)), WithCommas(head.open_sessions),
                   FormatBytes(TotalBytes(head.memory)), DescribeLoss(head.config, "")});
   }

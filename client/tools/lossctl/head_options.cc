@@ -75,7 +75,7 @@ HeadConfig WithOptions(HeadConfig config, const HeadOptions& options) {
   config.master_weights = options.master_weights;
   config.double_buffer = options.double_buffer;
   for (const OptimizerKind kind : kKinds) {
-    if (options.optimizer == NameOf(kind)) config.optimizer.kind = kind;
+    if (options.optimizer == Name(kind)) config.optimizer.kind = kind;
   }
   config.optimizer.weight_decay = options.weight_decay;
   config.optimizer.momentum = options.momentum;
@@ -86,20 +86,6 @@ HeadConfig WithOptions(HeadConfig config, const HeadOptions& options) {
   config.optimizer.eps = options.eps;
   config.optimizer.maximize = options.maximize;
   return config;
-}
-
-const char* NameOf(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kNone:
-      return "none";
-    case OptimizerKind::kSgd:
-      return "sgd";
-    case OptimizerKind::kAdam:
-      return "adam";
-    case OptimizerKind::kAdamW:
-      return "adamw";
-  }
-  return "none";
 }
 
 std::string DescribeOptimizer(const OptimizerConfig& optimizer) {

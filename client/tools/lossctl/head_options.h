@@ -38,8 +38,6 @@ HeadConfig WithOptions(HeadConfig config, const HeadOptions& options);
 
 // "AdamW (weight decay 0.01, betas 0.9 and 0.999, eps 1e-08)"; empty without one.
 std::string DescribeOptimizer(const OptimizerConfig& optimizer);
-// "none", "sgd", "adam" or "adamw".
-const char* NameOf(OptimizerKind kind);
 
 }  // namespace lossd::tools
 
