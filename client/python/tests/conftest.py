@@ -1,8 +1,9 @@
-"""One server on the CPU for all tests of a process; each test has heads of its own."""
+"""One server for all tests of a process; each test has heads of its own. LOSSD_TEST_DEVICE=cuda:0 puts it on a GPU."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[lossd.Server]:
-    with lossd.launch("cpu", memory_limit_bytes=1 << 30) as server:
+    with lossd.launch(os.environ.get("LOSSD_TEST_DEVICE", "cpu"), memory_limit_bytes=1 << 30) as server:
         yield server
 
 
