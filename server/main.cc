@@ -23,11 +23,13 @@
 #include "server/options.h"
 #include "server/restart.h"
 #include "server/rpc/listen_address.h"
+#include "server/rpc/methods.h"
 #include "server/rpc/server.h"
 #include "server/rpc/tls.h"
 #include "server/start_heads.h"
 #include "server/telemetry/logging.h"
 #include "server/telemetry/metrics.h"
+#include "server/telemetry/service_counters.h"
 #include "server/version.h"
 
 namespace lossd {
@@ -198,10 +200,12 @@ int Serve(Options options) {
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
   if (!heads.ok()) return Fail(heads);
+  telemetry::ServiceCounters counters(rpc::MethodNames());
+  options.server.counters = &counters;
   std::unique_ptr<telemetry::MetricsServer> metrics;
   if (!options.metrics_listen.empty()) {
     absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> started =
-        telemetry::MetricsServer::Start(options.metrics_listen, engine->get());
+        telemetry::MetricsServer::Start(options.metrics_listen, engine->get(), &counters);
     if (!started.ok()) return Fail(started.status());
     metrics = *std::move(started);
   }

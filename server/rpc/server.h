@@ -18,6 +18,7 @@
 #include "server/rpc/region_socket.h"
 #include "server/rpc/status_service.h"
 #include "server/rpc/tls.h"
+#include "server/telemetry/service_counters.h"
 
 namespace lossd::rpc {
 
@@ -28,6 +29,7 @@ struct ServerOptions {
   std::string region_socket_dir = {};   // RegionSocket's, if the engine has regions
   std::string weights_dir = {};         // WeightLoader's folder
   std::function<void()> on_drain = {};  // StatusService's
+  telemetry::ServiceCounters* counters = nullptr;  // of MethodNames(); outlives the server
 };
 
 class Server {

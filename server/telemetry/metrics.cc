@@ -273,7 +273,8 @@ class Collector : public prometheus::Collectable {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& listen,
-                                                                    const engine::Engine* engine) {
+                                                                    const engine::Engine* engine,
+                                                                    const ServiceCounters* /*counters*/) {
   std::unique_ptr<prometheus::Exposer> exposer;
   try {
     // A connection that says nothing holds a thread until it times out; scrapes go on beside a few of them.

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/engine/engine.h"
+#include "server/telemetry/service_counters.h"
 
 namespace prometheus {
 class Exposer;
@@ -19,10 +20,11 @@ namespace lossd::telemetry {
 // there from the start, at zero.
 class MetricsServer {
  public:
-  // `listen` is host:port; port 0 takes a free one. `engine` outlives it. UNAVAILABLE if the address cannot
-  // be used.
+  // `listen` is host:port; port 0 takes a free one. `engine` and `counters` outlive it. UNAVAILABLE if the
+  // address cannot be used.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& listen,
-                                                              const engine::Engine* engine);
+                                                              const engine::Engine* engine,
+                                                              const ServiceCounters* counters);
   ~MetricsServer();
 
   int port() const { return port_; }

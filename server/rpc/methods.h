@@ -1,0 +1,20 @@
+// The methods of lossd's services, by the names that metrics, logs and roles use.
+#ifndef LOSSD_SERVER_RPC_METHODS_H_
+#define LOSSD_SERVER_RPC_METHODS_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lossd::rpc {
+
+// "HeadService/CreateHead" and so on, of every service of the package lossd.v1.
+std::vector<std::string> MethodNames();
+
+// Of a path as it is on the wire: "/lossd.v1.HeadService/CreateHead" is "HeadService/CreateHead". Paths of
+// other packages stay as they are, without the first slash.
+std::string_view MethodOfPath(std::string_view path);
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_METHODS_H_
