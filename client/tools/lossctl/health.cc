@@ -2,6 +2,7 @@
 #include <google/protobuf/wrappers.pb.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include <chrono>
@@ -64,7 +65,10 @@ absl::Status Run(const Context& context, const std::string& service) {
                                    "': without --service it tells whether it takes work; 'liveness' is a "
                                    "service of the address of --health_listen only"));
   }
-  if (!health.ok()) return health.status();
+  if (!health.ok()) {
+    return WithAdvice(health.status(), absl::StrCat("is lossd running at '", context.server,
+                                                    "', and is that an address with health?"));
+  }
   if (*health != kServing) {
     return WithAdvice(absl::UnavailableError(absl::StrCat("lossd at '", context.server, "' is not serving")),
                       "it loads weights, or drains: 'lossctl status' and its log say which");

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import unittest
+from collections.abc import Iterator
 
 from manifests import (
     REPOSITORY,
@@ -30,13 +31,17 @@ ADMITTED_VOLUMES = {"configMap", "emptyDir", "secret"}
 
 
 class Policy(unittest.TestCase):
-    def each(self):
-        """(objects, StatefulSet) of every overlay."""
+    where = ""
+
+    def each(self) -> Iterator[tuple[tuple[Object, ...], Object]]:
+        """(objects, StatefulSet) of every overlay; what fails until the next names it."""
         for name in OVERLAYS:
-            objects = overlay(name)
-            for stateful_set in of_kind(objects, "StatefulSet"):
-                with self.subTest(overlay=name, stateful_set=stateful_set["metadata"]["name"]):
-                    yield objects, stateful_set
+            for stateful_set in of_kind(overlay(name), "StatefulSet"):
+                self.where = f"{stateful_set['metadata']['name']} of overlay {name}: "
+                yield overlay(name), stateful_set
+
+    def _formatMessage(self, msg: str | None, standardMsg: str) -> str:  # noqa: N802, N803
+        return self.where + super()._formatMessage(msg, standardMsg)
 
     def port_of(self, stateful_set: Object, name: str) -> int:
         (port,) = (p["containerPort"] for p in container(stateful_set)["ports"] if p["name"] == name)
