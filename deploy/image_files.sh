@@ -3,6 +3,7 @@
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/../tools/common.sh"
+source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
@@ -11,7 +12,7 @@ usage: deploy/image_files.sh [--no-build] [--base-packages FILE] [--out DIR] cpu
   cpu    DIR/opt/lossd with lossd, lossctl, their libraries, certificates of authorities, default configuration and
          list of components (SBOM); DIR/var/lib/lossd and DIR/run/lossd, the two folders that lossd may write to
   cuda   the same with CUDA code and libcublasLt
-  trial  DIR/opt/lossd with train_lm and what it needs, to be laid over an image
+  trial  DIR/opt/lossd with train_lm, what it needs and what it reads, to be laid over an image
 
   --no-build            take what is in build/bin
   --base-packages FILE  /var/lib/dpkg/status of the image's base, for the list of components
@@ -65,6 +66,10 @@ rm -rf "$out/opt/lossd"
 mkdir -p "$out/opt"
 cp -r "$repo_root/build/bundle/lossd" "$out/opt/lossd"
 if [[ $target == trial ]]; then
+  "$repo_root/tools/setup.sh" run
+  mkdir -p "$out/opt/lossd/share/text"
+  mapfile -t texts < <(manual_files)
+  cp -L "${texts[@]}" "$out/opt/lossd/share/text/"
   # What is in the image already stays as it is there.
   rm -rf "$out"/opt/lossd/share/{LICENSE,NOTICE,THIRD_PARTY.md}
   exit
