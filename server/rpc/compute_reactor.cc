@@ -24,8 +24,13 @@ absl::Status Malformed(const std::string& message) {
 }  // namespace
 
 ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers,
-                               grpc::CallbackServerContext* context, DoneCallback on_done)
-    : engine_(engine), writers_(writers), context_(context), on_done_(std::move(on_done)) {
+                               grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
+                               DoneCallback on_done)
+    : engine_(engine),
+      writers_(writers),
+      context_(context),
+      record_(std::move(record)),
+      on_done_(std::move(on_done)) {
   ++engine_->counters().live_streams;
 }
 
@@ -330,6 +335,7 @@ void ComputeReactor::ForgetAnswersLocked() {
 void ComputeReactor::FinishLocked(const grpc::Status& status) {
   if (finished_) return;
   finished_ = true;
+  if (record_ != nullptr) record_->NoteStatus(status);
   Finish(status);
 }
 
@@ -341,7 +347,10 @@ void ComputeReactor::Drain() {
 void ComputeReactor::CancelIfStuck() {
   const Guard guard(this);
   if (finished_ || !at_once_ || !writing_) return;
-  if (stuck_) context_->TryCancel();
+  if (stuck_) {
+    if (record_ != nullptr) record_->NoteCancelledHere();
+    context_->TryCancel();
+  }
   stuck_ = true;
 }
 
@@ -351,6 +360,7 @@ void ComputeReactor::OnEnd(absl::Status status) {
 }
 
 void ComputeReactor::OnCancel() {
+  if (record_ != nullptr) record_->NoteCancelled();
   Detach();
   const Guard guard(this);
   if (!ending_.has_value()) ending_ = grpc::Status(grpc::StatusCode::CANCELLED, "cancelled");
@@ -372,6 +382,7 @@ void ComputeReactor::OnDone() {
   Detach();
   if (credit_ != nullptr) credit_->Forget(this);
   on_done_(this);
+  record_.reset();
   self_.reset();  // may destroy this
 }
 

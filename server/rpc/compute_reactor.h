@@ -28,6 +28,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/head.h"
 #include "server/engine/session_credit.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
@@ -38,9 +39,10 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  public:
   using DoneCallback = std::function<void(ComputeReactor*)>;
 
-  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it.
+  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it;
+  // `record` may be null.
   ComputeReactor(engine::Engine* engine, WorkerPool* writers, grpc::CallbackServerContext* context,
-                 DoneCallback on_done);
+                 std::unique_ptr<CallRecord> record, DoneCallback on_done);
   ~ComputeReactor() override;
 
   // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
@@ -111,6 +113,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   engine::Engine* const engine_;
   WorkerPool* const writers_;
   grpc::CallbackServerContext* const context_;
+  std::unique_ptr<CallRecord> record_;  // until OnDone
   const DoneCallback on_done_;
   std::shared_ptr<ComputeReactor> self_;  // until OnDone
 
