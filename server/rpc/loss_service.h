@@ -9,6 +9,7 @@
 
 #include "lossd/v1/loss.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/call_reports.h"
 #include "server/rpc/compute_reactor.h"
 #include "server/rpc/worker_pool.h"
 
@@ -20,6 +21,10 @@ class LossService final
               v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>>> {
  public:
   explicit LossService(engine::Engine* engine);
+
+  // Once, before the first call: where Compute streams are reported, which CallObserver leaves out. May be
+  // null.
+  void set_reports(CallReports* reports) { reports_ = reports; }
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
@@ -42,6 +47,7 @@ class LossService final
   void Forget(ComputeReactor* reactor);
 
   engine::Engine* const engine_;
+  CallReports* reports_ = nullptr;
   WorkerPool writers_;  // of all streams
   std::mutex mutex_;
   std::map<ComputeReactor*, std::weak_ptr<ComputeReactor>> streams_;
