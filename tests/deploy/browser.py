@@ -3,6 +3,7 @@
 
 usage: browser.py picture URL FILE.png [WIDTH HEIGHT] | browser.py dom URL
 """
+
 from __future__ import annotations
 
 import os
@@ -22,7 +23,9 @@ def program() -> str:
         found = shutil.which(name)
         if found:
             return found
-    raise RuntimeError(f"{named or 'Chromium'} is not there: tools/setup.sh deploy installs it; CHROMIUM=PATH names another")
+    raise RuntimeError(
+        f"{named or 'Chromium'} is not there: tools/setup.sh deploy installs it; CHROMIUM=PATH names another"
+    )
 
 
 def _run(url: str, *options: str, patience_ms: int) -> str:

@@ -1,4 +1,5 @@
 """The distribution's Prometheus with the project's own configuration, rules and consoles, for tests."""
+
 from __future__ import annotations
 
 import json

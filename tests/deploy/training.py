@@ -1,4 +1,5 @@
 """Work for a server that touches every kind of metric: steps, flushes, logits, checkpoints, and mistakes."""
+
 from __future__ import annotations
 
 import queue
