@@ -7,7 +7,7 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [image] [plot]
+usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [image] [plot] [deploy]
 
 Installs the distribution's packages that lossd needs and that are missing (root or sudo).
   build   compiler, build tools and libraries; where there is an NVIDIA driver without a CUDA compiler, that as well
@@ -18,6 +18,7 @@ Installs the distribution's packages that lossd needs and that are missing (root
   bundle  what deploy/bundle.sh needs
   image   what deploy/image_files.sh needs, which the Dockerfile runs
   plot    Python with matplotlib, for the plots of lossd-bench sweep
+  deploy  Prometheus and Chromium, for the tests of what is in deploy/
 Without arguments: build, run and test.
 END
 }
@@ -121,6 +122,7 @@ for group in "${groups[@]}"; do
     bundle) wanted+=("${packages_bundle[@]}") ;;
     image) wanted+=("${packages_image[@]}") ;;
     plot) wanted+=("${packages_plot[@]}") ;;
+    deploy) wanted+=("${packages_deploy[@]}") ;;
     -h | --help) usage && exit ;;
     *) usage >&2 && exit 2 ;;
   esac
