@@ -116,7 +116,7 @@ std::string Work(const ServerStatus& status) {
   return absl::StrCat(
       "<div class=\"cards\">\n<div class=\"card wide\"><span class=\"soft\">Tokens per second</span><b>",
       CountText(rates.tokens), "</b>", Sparkline(status.throughput.tokens_per_second), "</div>\n",
-      Card("Chunks per second", CountText(rates.chunks)),
+      Card("Chunks per s", CountText(rates.chunks)),
       Card("In", absl::StrCat(BytesText(rates.bytes_in), "/s")),
       Card("Out", absl::StrCat(BytesText(rates.bytes_out), "/s")),
       Card("Queue", absl::StrCat(CountText(static_cast<double>(status.queued_chunks)), " chunks"),
