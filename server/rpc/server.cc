@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/errors.h"
+#include "server/rpc/call_observer.h"
 #include "server/rpc/listen_address.h"
 
 namespace lossd::rpc {
@@ -87,10 +88,18 @@ class Credentials {
   std::shared_ptr<grpc::ServerCredentials> socket_;
 };
 
+void Observe(grpc::ServerBuilder& builder, CallReports* reports) {
+  if (reports == nullptr) return;
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
+  factories.push_back(std::make_unique<CallObserver>(reports));
+  builder.experimental().SetInterceptorCreators(std::move(factories));
+}
+
 }  // namespace
 
 Server::Server(engine::Engine* engine, const ServerOptions& options)
     : engine_(engine),
+      reports_(options.counters == nullptr ? nullptr : std::make_unique<CallReports>(options.counters)),
       head_service_(engine, options.weights_dir),
       loss_service_(engine, options.access),
       gradient_service_(engine),
@@ -110,6 +119,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::ServerBuilder builder;
   Configure(builder, engine->options());
   LimitConnections(builder, options.connections);
+  Observe(builder, server->reports_.get());
   builder.RegisterService(&server->head_service_);
   builder.RegisterService(&server->loss_service_);
   builder.RegisterService(&server->gradient_service_);

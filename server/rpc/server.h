@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/rpc/access.h"
+#include "server/rpc/call_reports.h"
 #include "server/rpc/gradient_service.h"
 #include "server/rpc/head_service.h"
 #include "server/rpc/loss_service.h"
@@ -69,6 +70,7 @@ class Server {
   absl::Status Listen(const ServerOptions& options, grpc::ServerBuilder& builder);
 
   engine::Engine* const engine_;
+  std::unique_ptr<CallReports> reports_;  // null if nobody counts
   HeadService head_service_;
   LossService loss_service_;
   GradientService gradient_service_;
