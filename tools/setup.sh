@@ -7,7 +7,7 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [plot]
+usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [plot] [deploy]
 
 Installs the distribution's packages that lossd needs and that are missing (root or sudo).
   build   compiler, build tools and libraries; where there is an NVIDIA driver without a CUDA compiler, that as well
@@ -17,6 +17,7 @@ Installs the distribution's packages that lossd needs and that are missing (root
   cuda    a CUDA compiler, whether or not there is an NVIDIA driver (tools/cuda_toolkit.sh; 0.5 GB to download)
   bundle  what deploy/bundle.sh needs
   plot    Python with matplotlib, for the plots of lossd-bench sweep
+  deploy  Prometheus and Chromium, for the tests of what is in deploy/
 Without arguments: build, run and test.
 END
 }
@@ -119,6 +120,7 @@ for group in "${groups[@]}"; do
     cuda) toolkit=yes toolkit_arguments=(--always) ;;
     bundle) wanted+=("${packages_bundle[@]}") ;;
     plot) wanted+=("${packages_plot[@]}") ;;
+    deploy) wanted+=("${packages_deploy[@]}") ;;
     -h | --help) usage && exit ;;
     *) usage >&2 && exit 2 ;;
   esac
