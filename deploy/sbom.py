@@ -71,12 +71,12 @@ def debian_component(package: Package, release: dict[str, str], scope: str, file
 
 def owners_of(libraries: list[str]) -> dict[str, str]:
     """The packages that shared libraries of these names came in."""
-    command = ["dpkg-query", "-S", *(f"*/{library}" for library in libraries)]
     owners: dict[str, set[str]] = {library: set() for library in libraries}
+    folders = ("/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib", "/lib")
+    command = ["dpkg-query", "-S", *(f"{folder}/{library}" for library in libraries for folder in folders)]
     for line in subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines():
         package, _, path = line.partition(": ")
-        if "/lib/" in path:
-            owners.setdefault(path.rpartition("/")[2], set()).add(package.split(":")[0])
+        owners[path.rpartition("/")[2]].add(package.split(":")[0])
     for library, packages in owners.items():
         if len(packages) != 1:
             sys.exit(f"sbom.py: {library} is of {len(packages)} packages here ({', '.join(sorted(packages))}); it must be of one")
