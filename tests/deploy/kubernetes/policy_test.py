@@ -9,6 +9,7 @@ import unittest
 from collections.abc import Iterator
 
 from manifests import (
+    KUBERNETES,
     REPOSITORY,
     OVERLAYS,
     Object,
@@ -266,7 +267,7 @@ class Policy(unittest.TestCase):
 
     def test_certificates_are_for_every_pod(self) -> None:
         (certificate,) = (
-            c for c in of_kind(render("components/cert-manager"), "Certificate") if c["spec"]["secretName"] == "lossd-tls"
+            c for c in of_kind(render(KUBERNETES / "components/cert-manager"), "Certificate") if c["spec"]["secretName"] == "lossd-tls"
         )
         for _, stateful_set in self.each():
             for suffix in ("svc", "svc.cluster.local"):
