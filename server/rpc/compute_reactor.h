@@ -28,6 +28,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/head.h"
 #include "server/engine/session_credit.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
@@ -38,9 +39,10 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  public:
   using DoneCallback = std::function<void(ComputeReactor*)>;
 
-  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it.
+  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it;
+  // `record` may be null.
   ComputeReactor(engine::Engine* engine, WorkerPool* writers, grpc::CallbackServerContext* context,
-                 DoneCallback on_done);
+                 std::unique_ptr<CallRecord> record, DoneCallback on_done);
   ~ComputeReactor() override;
 
   // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
@@ -71,6 +73,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   struct Response {
     grpc::ByteBuffer bytes;
     bool is_result = false;
+    std::optional<absl::Time> ready = {};  // of a result with losses: since when it has been there
   };
   // Holds the stream's lock, and then, without it, wakes other streams of the session that wait for credit.
   class Guard {
@@ -112,6 +115,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   engine::Engine* const engine_;
   WorkerPool* const writers_;
   grpc::CallbackServerContext* const context_;
+  std::unique_ptr<CallRecord> record_;  // until OnDone
   const DoneCallback on_done_;
   std::shared_ptr<ComputeReactor> self_;  // until OnDone
 
@@ -144,6 +148,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   grpc::ByteBuffer response_bytes_;  // being written
   bool response_is_result_ = false;
+  std::optional<absl::Time> response_ready_;
   std::deque<Response> answers_;  // to be written
   std::deque<int64_t> costs_;     // of chunks taken and not yet answered on the wire, in order
   int64_t outstanding_bytes_ = 0;

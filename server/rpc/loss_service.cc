@@ -10,6 +10,8 @@
 #include "absl/time/time.h"
 #include "proto/wire/row_wire.h"
 #include "server/engine/errors.h"
+#include "server/rpc/call_observer.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/slices.h"
@@ -23,9 +25,18 @@ constexpr char kComputeMethod[] = "LossService/Compute";
 // A stream that is not taken: it ends at once.
 class RefusedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
+  RefusedStream(std::unique_ptr<CallRecord> record, const grpc::Status& status) : record_(std::move(record)) {
+    if (record_ != nullptr) record_->NoteStatus(status);
+    Finish(status);
+  }
 
+  void OnCancel() override {
+    if (record_ != nullptr) record_->NoteCancelled();
+  }
   void OnDone() override { delete this; }  // NOLINT(cppcoreguidelines-owning-memory): gRPC is done with it
+
+ private:
+  const std::unique_ptr<CallRecord> record_;
 };
 
 // Hears of a client that no longer waits, and holds what the answer refers to until it has been sent.
@@ -116,15 +127,16 @@ grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext*
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Compute(
     grpc::CallbackServerContext* context) {
+  auto record = CallRecord::Begin(reports_, kComputePath, *context);
   const int64_t most = engine_->options().max_streams;
   if (engine_->counters().live_streams >= most) {
     const absl::Status status = engine_->Overload(
         "start", absl::StrCat("there are ", most, " Compute streams, which is the limit (--max_streams)"));
-    return new RefusedStream(ToGrpc(status, engine_->counters()));
+    return new RefusedStream(std::move(record), ToGrpc(status, engine_->counters()));
   }
   // Held here until it is registered: a stream may be over before Start returns.
   const std::shared_ptr<ComputeReactor> reactor = std::make_shared<ComputeReactor>(
-      engine_, &writers_, context, [this](ComputeReactor* done) { Forget(done); });
+      engine_, &writers_, context, std::move(record), [this](ComputeReactor* done) { Forget(done); });
   const std::optional<TokenHash> token =
       access_ == nullptr ? std::nullopt : AccessControl::TokenOf(context->client_metadata());
   {

@@ -11,6 +11,7 @@
 #include "lossd/v1/loss.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/access.h"
+#include "server/rpc/call_reports.h"
 #include "server/rpc/compute_reactor.h"
 #include "server/rpc/worker_pool.h"
 
@@ -23,6 +24,10 @@ class LossService final
  public:
   // `access` is null if no token is asked for.
   LossService(engine::Engine* engine, std::shared_ptr<const AccessControl> access);
+
+  // Once, before the first call: where Compute streams are reported, which CallObserver leaves out. May be
+  // null.
+  void set_reports(CallReports* reports) { reports_ = reports; }
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
@@ -53,6 +58,7 @@ class LossService final
 
   engine::Engine* const engine_;
   const std::shared_ptr<const AccessControl> access_;
+  CallReports* reports_ = nullptr;
   WorkerPool writers_;  // of all streams
   std::mutex mutex_;
   std::map<ComputeReactor*, Stream> streams_;

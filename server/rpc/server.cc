@@ -119,6 +119,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::ServerBuilder builder;
   Configure(builder, engine->options());
   LimitConnections(builder, options.connections);
+  server->loss_service_.set_reports(server->reports_.get());
   Observe(builder, server->reports_.get());
   builder.RegisterService(&server->head_service_);
   builder.RegisterService(&server->loss_service_);
