@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every object of every overlay, and of the components that none of them uses, against the strict schemas of Kubernetes."""
+"""Every object of every overlay, and of the component that none of them uses, against Kubernetes' strict schemas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class Schemas(unittest.TestCase):
             mine = Path(folder, "my-lossd")
             mine.mkdir()
             Path(folder, "lossd").symlink_to(REPOSITORY)
-            (mine / "kustomization.yaml").write_text(textwrap.dedent("\n".join(page[first : first + length])), encoding="utf-8")
+            (mine / "kustomization.yaml").write_text(
+                textwrap.dedent("\n".join(page[first : first + length])), encoding="utf-8"
+            )
             (mine / "lossd.json").write_text('{"listen": "mine"}', encoding="utf-8")
             objects = render(mine)
         (stateful_set,) = of_kind(objects, "StatefulSet")
