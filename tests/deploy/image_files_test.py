@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What the image holds beside its base, laid out from the programs in build/bin: its list of components, and that it
-runs the way the Dockerfile says, as another user, on a root that is read-only. deploy/image_trial.sh tries a real image.
+runs the way the Dockerfile says, as another user, on a read-only root. deploy/image_trial.sh tries a real image.
 
 usage: image_files_test.py REPOSITORY
 """
