@@ -343,6 +343,14 @@ void ComputeReactor::Drain() {
   EndLocked(engine_->CheckServing(), Ending::kAfterAnswers);
 }
 
+void ComputeReactor::Revoke(const grpc::Status& status) {
+  const Guard guard(this);
+  if (finished_) return;
+  ForgetAnswersLocked();
+  ending_ = status;
+  PumpLocked();
+}
+
 void ComputeReactor::CancelIfStuck() {
   const Guard guard(this);
   if (finished_ || !at_once_ || !writing_) return;

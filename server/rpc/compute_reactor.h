@@ -50,6 +50,8 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void Start();
   // Reads no more, answers what was accepted, then ends with UNAVAILABLE.
   void Drain();
+  // Takes and answers nothing more and ends with `status`.
+  void Revoke(const grpc::Status& status);
   // To be called now and then: a stream that is over, but whose client has not read the last message from one
   // call to the next, is cancelled. Until then it keeps that message.
   void CancelIfStuck();

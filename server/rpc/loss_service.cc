@@ -20,6 +20,8 @@
 namespace lossd::rpc {
 namespace {
 
+constexpr char kComputeMethod[] = "LossService/Compute";
+
 // A stream that is not taken: it ends at once.
 class RefusedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -66,10 +68,17 @@ grpc::ByteBuffer Encode(const v1::LogitsRequest& request, const std::string& inc
   return wire::Encode(response, SliceOf(std::move(answer.logits)));
 }
 
+// Whether a stream that was begun with this token may go on.
+grpc::Status CheckToken(const AccessControl* access, const std::optional<TokenHash>& token) {
+  if (access == nullptr || !token.has_value()) return grpc::Status::OK;
+  return access->Check(*token, kComputeMethod);
+}
+
 }  // namespace
 
-LossService::LossService(engine::Engine* engine)
+LossService::LossService(engine::Engine* engine, std::shared_ptr<const AccessControl> access)
     : engine_(engine),
+      access_(std::move(access)),
       writers_(std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8)) {}
 
 grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* context,
@@ -132,11 +141,15 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Comput
   // Held here until it is registered: a stream may be over before Start returns.
   const std::shared_ptr<ComputeReactor> reactor = std::make_shared<ComputeReactor>(
       engine_, &writers_, context, std::move(record), [this](ComputeReactor* done) { Forget(done); });
+  const std::optional<TokenHash> token =
+      access_ == nullptr ? std::nullopt : AccessControl::TokenOf(context->client_metadata());
   {
     const std::lock_guard lock(mutex_);
-    streams_.emplace(reactor.get(), reactor);
+    streams_.emplace(reactor.get(), Stream{.reactor = reactor, .token = token});
   }
   reactor->Start();
+  // Tokens may have changed before it was among the streams.
+  if (const grpc::Status status = CheckToken(access_.get(), token); !status.ok()) reactor->Revoke(status);
   return reactor.get();
 }
 
@@ -175,13 +188,29 @@ std::vector<std::shared_ptr<ComputeReactor>> LossService::Live() {
   std::vector<std::shared_ptr<ComputeReactor>> live;
   const std::lock_guard lock(mutex_);
   for (const auto& [key, stream] : streams_) {
-    if (std::shared_ptr<ComputeReactor> reactor = stream.lock()) live.push_back(std::move(reactor));
+    if (std::shared_ptr<ComputeReactor> reactor = stream.reactor.lock()) live.push_back(std::move(reactor));
   }
   return live;
 }
 
 void LossService::Drain() {
   for (const std::shared_ptr<ComputeReactor>& reactor : Live()) reactor->Drain();
+}
+
+void LossService::EndRevokedStreams() {
+  // Not under the lock: a stream that ends takes it.
+  std::vector<std::pair<std::shared_ptr<ComputeReactor>, grpc::Status>> revoked;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, stream] : streams_) {
+      const grpc::Status status = CheckToken(access_.get(), stream.token);
+      if (status.ok()) continue;
+      if (std::shared_ptr<ComputeReactor> reactor = stream.reactor.lock()) {
+        revoked.emplace_back(std::move(reactor), status);
+      }
+    }
+  }
+  for (const auto& [reactor, status] : revoked) reactor->Revoke(status);
 }
 
 void LossService::CancelStuckStreams() {
