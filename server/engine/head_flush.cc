@@ -1,6 +1,8 @@
 // The two-phase flush of a head's gradient window.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -195,16 +197,28 @@ absl::Status Head::ReadScaledBias(const ScaledGradient& gradient, int64_t first_
 absl::Status Head::ForEachPiece(const ScaledGradient& gradient,
                                 absl::FunctionRef<void(std::span<const float> rows)> add) {
   const int64_t rows_per_piece = std::max<int64_t>(1, kPieceBytes / 4 / config_.hidden_size);
-  // Where the device writes by itself, if it can.
-  ResultBytes memory = StagedResult(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size * 4,
-                                    environment_.device);
-  auto* piece = reinterpret_cast<float*>(memory.data());
-  for (int64_t row = 0; row < config_.vocab_size; row += rows_per_piece) {
+  const int64_t piece_bytes = std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size * 4;
+  // Where the device writes by itself, if it can. Two, since one piece is read while the one before is added.
+  std::array<ResultBytes, 2> memory;
+  std::future<void> adding;
+  absl::Status status;
+  for (int64_t row = 0, turn = 0; row < config_.vocab_size && status.ok(); row += rows_per_piece, turn ^= 1) {
+    ResultBytes& bytes = memory[static_cast<size_t>(turn)];
+    if (bytes.size() == 0) bytes = StagedResult(piece_bytes, environment_.device);
+    auto* piece = reinterpret_cast<float*>(bytes.data());
     const int64_t rows = std::min(rows_per_piece, config_.vocab_size - row);
-    if (absl::Status status = ReadScaledRows(gradient, row, rows, piece); !status.ok()) return status;
-    add({piece, static_cast<size_t>(rows * config_.hidden_size)});
+    status = ReadScaledRows(gradient, row, rows, piece);
+    if (adding.valid()) adding.get();
+    if (!status.ok()) break;
+    const std::span<const float> values(piece, static_cast<size_t>(rows * config_.hidden_size));
+    if (row + rows == config_.vocab_size) {
+      add(values);
+    } else {
+      // Where no thread can be had, get() does it.
+      adding = std::async(std::launch::async | std::launch::deferred, [add, values] { add(values); });
+    }
   }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status Head::Summarize(const ScaledGradient& gradient, FlushInfo* flush) {

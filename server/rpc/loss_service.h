@@ -57,8 +57,8 @@ class LossService final
   void Forget(ComputeReactor* reactor);
 
   engine::Engine* const engine_;
-  CallReports* reports_ = nullptr;
   const std::shared_ptr<const AccessControl> access_;
+  CallReports* reports_ = nullptr;
   WorkerPool writers_;  // of all streams
   std::mutex mutex_;
   std::map<ComputeReactor*, Stream> streams_;

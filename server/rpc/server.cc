@@ -62,13 +62,6 @@ void Configure(grpc::ServerBuilder& builder, const engine::EngineOptions& option
   builder.SetResourceQuota(quota);
 }
 
-void Observe(grpc::ServerBuilder& builder, CallReports* reports) {
-  if (reports == nullptr) return;
-  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
-  factories.push_back(std::make_unique<CallObserver>(reports));
-  builder.experimental().SetInterceptorCreators(std::move(factories));
-}
-
 // What addresses are listened on with. Tokens need credentials that calls can be looked at by: for plain text
 // those of local connections, which are not encrypted either, but take none from elsewhere.
 class Credentials {
@@ -95,6 +88,13 @@ class Credentials {
   std::shared_ptr<grpc::ServerCredentials> socket_;
 };
 
+void Observe(grpc::ServerBuilder& builder, CallReports* reports) {
+  if (reports == nullptr) return;
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
+  factories.push_back(std::make_unique<CallObserver>(reports));
+  builder.experimental().SetInterceptorCreators(std::move(factories));
+}
+
 }  // namespace
 
 Server::Server(engine::Engine* engine, const ServerOptions& options)
@@ -118,9 +118,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   Configure(builder, engine->options());
+  LimitConnections(builder, options.connections);
   server->loss_service_.set_reports(server->reports_.get());
   Observe(builder, server->reports_.get());
-  LimitConnections(builder, options.connections);
   builder.RegisterService(&server->head_service_);
   builder.RegisterService(&server->loss_service_);
   builder.RegisterService(&server->gradient_service_);

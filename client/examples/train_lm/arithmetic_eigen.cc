@@ -30,15 +30,21 @@ void AccumulateAt(const float* a, int64_t a_columns, int64_t first_column, const
 }
 
 double Softmax(float* row, int64_t vocabulary, int64_t label) {
+  // Through memory of its own, whose place is always the same: Eigen begins a vector at an address that suits
+  // it, and rounds what lies before and behind otherwise.
+  constexpr int64_t kPart = 256;
+  using Part = Eigen::Array<float, Eigen::Dynamic, 1, Eigen::ColMajor, kPart, 1>;
   Array z(row, vocabulary);
   const float max = z.maxCoeff();
   const float target = z[label] - max;
-  z = (z - max).exp();
   // Partial sums in fp64: a plain fp32 sum over the vocabulary would lose digits of the loss.
   double sum = 0;
-  constexpr int64_t kPart = 256;
   for (int64_t i = 0; i < vocabulary; i += kPart) {
-    sum += static_cast<double>(z.segment(i, std::min(kPart, vocabulary - i)).sum());
+    auto of_row = z.segment(i, std::min(kPart, vocabulary - i));
+    Part part = of_row;
+    part = (part - max).exp();
+    sum += static_cast<double>(part.sum());
+    of_row = part;
   }
   z *= static_cast<float>(1.0 / sum);
   return std::log(sum) - static_cast<double>(target);
