@@ -35,8 +35,8 @@ struct Context {
   ProgressBar::Style progress_style() const;
 };
 
-// --server, --timeout, --json, those of TLS and of tokens, for the program itself and for each command, so that they may
-// stand anywhere and every --help shows them.
+// --server, --timeout, --json, those of TLS and of tokens, for the program itself and for each command, so
+// that they may stand anywhere and every --help shows them.
 void AddCommonOptions(CLI::App& app, Context& context);
 
 // "float32" and so on, and the short "fp32", "bf16", "fp16"; normalised and checked while parsing.
