@@ -50,10 +50,18 @@ def make_certificates(folder: Path) -> None:
         (folder / f"{name}.key").chmod(0o440)
 
 
-class Pod:
-    """A process instead of a container."""
+def write_weights(path: Path, vocab_size: int, hidden_size: int) -> None:
+    """A safetensors file with an lm_head of zeros."""
+    size = 2 * vocab_size * hidden_size
+    tensor = {"dtype": "BF16", "shape": [vocab_size, hidden_size], "data_offsets": [0, size]}
+    header = json.dumps({"lm_head.weight": tensor}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
 
-    def __init__(self, name: str) -> None:
+
+class Pod:
+    """A process instead of a container. `heads` take the place of those in its configuration."""
+
+    def __init__(self, name: str, heads: list[dict] | None = None) -> None:
         self.objects = overlay(name)
         (self.stateful_set,) = of_kind(self.objects, "StatefulSet")
         self._folder = tempfile.TemporaryDirectory(prefix="lossd-pod-")
@@ -65,6 +73,8 @@ class Pod:
         self.inside("/etc/lossd-tokens/tokens").write_text(tokens, encoding="utf-8")
         self.inside("/etc/lossd-tokens/tokens").chmod(0o440)
         config = server_config(self.objects, self.stateful_set)
+        if heads is not None:
+            config["heads"] = heads
         self.inside("/etc/lossd/lossd.json").write_text(json.dumps(self._moved(config)), encoding="utf-8")
         self.start()
 
@@ -156,13 +166,19 @@ class PodOfTheCpuOverlay(unittest.TestCase):
 
 class DeletedPod(unittest.TestCase):
     def test_the_next_pod_goes_on_where_it_stopped(self) -> None:
-        pod = Pod("cpu")
+        # Of a size that is quickly on the disk.
+        pod = Pod("cpu", heads=[{"name": "lm_head", "vocab_size": 64, "hidden_size": 16}])
         self.addCleanup(pod.close)
+        write_weights(pod.root / "weights.safetensors", 64, 16)
+        loaded = pod.lossctl("head", "load", "lm_head", str(pod.root / "weights.safetensors"), token=TOKENS["trainer"])
+        self.assertEqual(loaded.returncode, 0, loaded.stderr)
         before = json.loads(pod.lossctl("status", "--json", token=TOKENS["admin"]).stdout)
         self.assertEqual(pod.delete(), 0, pod.log())
         pod.start()
         after = json.loads(pod.lossctl("status", "--json", token=TOKENS["admin"]).stdout)
         self.assertEqual(after["incarnation"], before["incarnation"], "it is the same server to its clients")
+        self.assertEqual(after["heads"][0]["weight_version"], before["heads"][0]["weight_version"])
+        self.assertGreater(after["heads"][0]["weight_version"], 0)
         self.assertEqual(pod.probe("readinessProbe"), 0)
 
 
