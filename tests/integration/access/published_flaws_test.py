@@ -139,5 +139,26 @@ class Secrets(unittest.TestCase):
                         self.assertNotIn(secret, server.log())
 
 
+class Documented(unittest.TestCase):
+    def test_every_test_that_the_list_names_is_there(self):
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
+        known = set()
+        for folder, _, files in os.walk(os.path.join(root, "tests")):
+            for name in files:
+                if name.endswith((".cc", ".py")):
+                    known.add(name.rsplit(".", 1)[0])
+                    with open(os.path.join(folder, name), encoding="utf-8") as file:
+                        known |= {word.removeprefix("test_") for word in re.findall(r"\w+", file.read())}
+        with open(os.path.join(root, "docs", "security.md"), encoding="utf-8") as file:
+            rows = file.read().split("## Learned from others")[1].splitlines()
+        rows = [row.split("|")[1:-1] for row in rows if row.startswith("|")][2:]
+        self.assertGreater(len(rows), 10)
+        for flaw, _, _, tests in rows:
+            names = [word for word in re.findall(r"\w+", tests) if re.search(r"_|[A-Z].*[A-Z]", word)]
+            self.assertTrue(names, flaw)
+            for name in names:
+                self.assertTrue(name in known, f"{flaw.strip()}: there is no test {name}")
+
+
 if __name__ == "__main__":
     unittest.main()
