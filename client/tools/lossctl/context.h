@@ -50,6 +50,7 @@ std::string WithCommas(int64_t number);
 
 // Each adds its command below `app`.
 void AddStatusCommand(CLI::App& app, Context& context);
+void AddHealthCommand(CLI::App& app, Context& context);
 void AddMemoryCommand(CLI::App& app, Context& context);
 void AddHeadCommand(CLI::App& app, Context& context);
 void AddHeadLoadCommand(CLI::App& head, Context& context);
