@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "server/telemetry/collect.h"
+#include "server/telemetry/server_status.h"
+#include "server/telemetry/status_page.h"
 
 namespace lossd::telemetry {
 namespace {
@@ -15,13 +17,18 @@ constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& listen,
                                                                     const engine::Engine* engine,
                                                                     const ServiceCounters* counters) {
+  std::unique_ptr<MetricsServer> server(new MetricsServer(&engine->counters()));
+  const Throughput* const throughput = &server->throughput_;
   HttpServer::Pages pages;
-  pages.emplace("/metrics", [engine, counters] {
-    return HttpPage{kMetricsType, MetricsText(*engine, *counters)};
+  pages.emplace("/metrics", [=] { return HttpPage{kMetricsType, MetricsText(*engine, *counters)}; });
+  pages.emplace("/", [=] { return StatusPage(ReadStatus(*engine, *counters, *throughput)); });
+  pages.emplace("/status.json", [=] {
+    return HttpPage{"application/json", StatusJson(ReadStatus(*engine, *counters, *throughput))};
   });
   absl::StatusOr<std::unique_ptr<HttpServer>> http = HttpServer::Start(listen, std::move(pages));
   if (!http.ok()) return http.status();
-  return std::unique_ptr<MetricsServer>(new MetricsServer(*std::move(http)));
+  server->http_ = *std::move(http);
+  return server;
 }
 
 }  // namespace lossd::telemetry

@@ -10,10 +10,12 @@
 #include "server/engine/engine.h"
 #include "server/telemetry/http_server.h"
 #include "server/telemetry/service_counters.h"
+#include "server/telemetry/throughput.h"
 
 namespace lossd::telemetry {
 
-// Serves /metrics over HTTP while it lives. Everything is read when it is asked for.
+// Serves /metrics, the status page and /status.json over HTTP while it lives. Everything is read when it is
+// asked for.
 class MetricsServer {
  public:
   // `listen` is host:port; port 0 takes a free one. `engine` and `counters` outlive it. UNAVAILABLE if the
@@ -25,9 +27,10 @@ class MetricsServer {
   int port() const { return http_->port(); }
 
  private:
-  explicit MetricsServer(std::unique_ptr<HttpServer> http) : http_(std::move(http)) {}
+  explicit MetricsServer(const engine::Counters* counters) : throughput_(counters) {}
 
-  const std::unique_ptr<HttpServer> http_;
+  const Throughput throughput_;
+  std::unique_ptr<HttpServer> http_;  // reads the above
 };
 
 }  // namespace lossd::telemetry
