@@ -173,6 +173,9 @@ class Rules(unittest.TestCase):
         # Nothing else does: this server is well.
         self.assertEqual(alerts.keys(), {"LossdBadLabels", "LossdNonFinite"})
 
+    def test_the_certificate_has_a_day_on_which_it_expires(self) -> None:
+        values("lossd_tls_certificate_expiry_timestamp_seconds > time()")
+
 
 class Dashboards(unittest.TestCase):
     def test_every_query_of_every_panel_gives_values(self) -> None:
@@ -241,20 +244,22 @@ class Consoles(unittest.TestCase):
 
 
 class Pictures(unittest.TestCase):
-    def assert_drawn(self, file: Path) -> None:
-        """A page with text and lines, not one colour or two."""
+    def drawn(self, file: Path) -> dict[tuple[int, int, int], int]:
+        """The picture's colors, after checking that it is one of text and shapes, and no empty page."""
         with Image.open(file) as image:
             colors = image.convert("RGB").getcolors(maxcolors=1 << 24)
             size = image.width * image.height
         most = max(count for count, _ in colors)
         self.assertGreater(len(colors), 100, file)
         self.assertLess(most, 0.97 * size, file)
-        # The color of every graph's first line.
-        self.assertGreater(sum(count for count, color in colors if color == (0x2E, 0x6F, 0xD8)), 100, file)
+        return {color: count for count, color in colors}
 
-    def test_the_consoles_show_live_figures_and_lines(self) -> None:
+    def folder(self) -> Path:
         folder = PICTURES or Path(running.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def test_the_consoles_show_live_figures_and_lines(self) -> None:
         for path in CONSOLES:
             url = f"{prometheus.url}/consoles/{path.name}?range=5m"
             page = Page(browser.dom(url))
@@ -263,8 +268,22 @@ class Pictures(unittest.TestCase):
             self.assertGreaterEqual(len(page.lines), len(graphs))
             self.assertTrue([line for line in page.lines if line.count("L") >= 3], page.lines)
             self.assertEqual([line for line in page.lines if "L" not in line], [], path.name)
-            browser.picture(url, folder / f"{path.stem}.png", 1400, 1300)
-            self.assert_drawn(folder / f"{path.stem}.png")
+            file = self.folder() / f"{path.stem}.png"
+            browser.picture(url, file, 1400, 1300)
+            first_line = (0x2E, 0x6F, 0xD8)  # of every graph
+            self.assertGreater(self.drawn(file).get(first_line, 0), 100, path.name)
+
+    def test_the_status_page_shows_heads_figures_and_errors(self) -> None:
+        url = server.metrics_url.removesuffix("metrics")
+        text = re.sub(r"<[^>]*>", " ", browser.dom(url))
+        for expected in ("lm_head", "draft", "NOT_FOUND", "HeadService/GetHead"):
+            self.assertIn(expected, text)
+        tokens = re.search(r"Tokens per second\s+([\d.,]+)", text)
+        assert tokens, text
+        self.assertGreater(float(tokens[1].replace(",", "")), 0)
+        file = self.folder() / "status-page.png"
+        browser.picture(url, file, 1400, 1300)
+        self.drawn(file)
 
 
 if __name__ == "__main__":
