@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "server/rpc/call_observer.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/methods.h"
 
 namespace lossd::rpc {
@@ -102,7 +102,11 @@ void AccessControl::Report(const grpc::Status& refusal, const Metadata& metadata
   } else {
     ++counters_->access.role;
   }
-  ReportRefused(*reports_, metadata, refusal);
+  const auto path = metadata.find(":path");
+  if (path == metadata.end()) return;
+  reports_->Refuse(
+      View(path->second),
+      {.code = refusal.error_code(), .message = refusal.error_message(), .trace_id = TraceIdOf(metadata)});
 }
 
 std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll() {
