@@ -1,21 +1,35 @@
 #!/usr/bin/python3
 """The status page as a browser shows it: under its own policy it fetches itself again, and says when it cannot.
 
-usage: status_page_test.py LOSSD
+usage: status_page_test.py LOSSD [PICTURES]   PICTURES: a folder to keep the picture of a page under load in
 """
 
 from __future__ import annotations
 
 import http.server
+import json
+import re
 import sys
+import tempfile
 import threading
+import time
 import unittest
 import urllib.request
+from pathlib import Path
 
 import browser
+import grpc
+from lossd.v1 import head_pb2, head_pb2_grpc
 from lossd_server import LossdServer
+from PIL import Image
+from training import Training
 
-BINARY = sys.argv.pop(1)
+BINARY = sys.argv[1]
+PICTURES = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+del sys.argv[1:]
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+# Small, so that the bars have something to show.
+FLAGS = ("--workspace_bytes=1048576", "--memory_limit_bytes=3145728", "--staging_bytes=134217728")
 
 
 class Replay:
@@ -81,6 +95,41 @@ class StatusPage(unittest.TestCase):
         dom = Replay(lambda body: body.replace("There are none yet.", evil)).dom()
         self.assertNotIn("<title>taken</title>", dom)
         self.assertIn("onerror", dom, "it was put there")
+
+    def test_shows_live_figures_under_load(self):
+        with tempfile.TemporaryDirectory() as folder, LossdServer(
+            BINARY, *FLAGS, f"--checkpoint_dir={folder}/checkpoints"
+        ) as server, grpc.insecure_channel(server.target) as channel, Training(channel) as training:
+            base = server.metrics_url.removesuffix("metrics")
+            try:
+                request = head_pb2.GetHeadRequest(name="nobody")
+                traced = (("traceparent", f"00-{TRACE}-b7ad6b7169203331-01"),)
+                head_pb2_grpc.HeadServiceStub(channel).GetHead(request, metadata=traced)
+            except grpc.RpcError as error:
+                self.assertEqual(error.code(), grpc.StatusCode.NOT_FOUND)
+            training.wait(rounds=4)  # a step, and a flush, have been
+            while True:
+                with urllib.request.urlopen(base + "status.json") as answer:
+                    status = json.load(answer)
+                if status["per_second"]["tokens"] > 0 and all(head["loss"] for head in status["heads"]):
+                    break
+                time.sleep(0.1)
+            pictures = PICTURES or Path(folder)
+            pictures.mkdir(parents=True, exist_ok=True)
+            file = pictures / "status-page.png"
+            browser.picture(base, file, 1280, 1160)
+            dom = browser.dom(base)
+        for text in ("lm_head", "draft", "NOT_FOUND", TRACE, "LossService/Compute", "1 of 1"):
+            self.assertIn(text, dom)
+        tokens = re.search(r"Tokens per second</span><b>([\d.,]+)", dom)
+        self.assertIsNotNone(tokens)
+        self.assertGreater(float(tokens[1].replace(",", "")), 0)
+        self.assertNotIn('class="lost"', dom)
+        with Image.open(file) as picture:
+            colors = picture.convert("RGB").getcolors(maxcolors=1 << 24)
+        seen = {color for _, color in colors}
+        # Of the bars: weights and gradients.
+        self.assertTrue({(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= seen, sorted(seen)[:20])
 
 
 if __name__ == "__main__":
