@@ -83,5 +83,6 @@ python3 "$repo_root/deploy/sbom.py" --root "$out/opt/lossd" --version "$(sed -n 
   "$repo_root/build/CMakeCache.txt")" "${components[@]}" >"$share/sbom.cdx.json"
 install -d -m 0700 "$out/var/lib/lossd"
 install -d -m 0750 "$out/run/lossd"
-chown "$owner" "$out/var/lib/lossd" "$out/run/lossd"
+# Else they are whoever's this is, who is not going to be root in the image.
+if ((EUID == 0)); then chown "$owner" "$out/var/lib/lossd" "$out/run/lossd"; fi
 say "Layout of the image in $out: $(du -sh --apparent-size "$out" | cut -f1)"

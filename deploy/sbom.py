@@ -69,21 +69,26 @@ def debian_component(package: Package, release: dict[str, str], scope: str, file
     return component | {"properties": properties}
 
 
-def owner_of(library: str) -> str:
-    """The package that a shared library of this name came in."""
-    listed = subprocess.run(["dpkg-query", "-S", f"*/{library}"], capture_output=True, text=True, check=False).stdout
-    owners = {line.split(":")[0] for line in listed.splitlines() if "/lib/" in line}
-    if len(owners) != 1:
-        sys.exit(f"sbom.py: {library} is of {len(owners)} packages here ({', '.join(sorted(owners))}); it must be of one")
-    return owners.pop()
+def owners_of(libraries: list[str]) -> dict[str, str]:
+    """The packages that shared libraries of these names came in."""
+    owners: dict[str, set[str]] = {library: set() for library in libraries}
+    folders = ("/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib", "/lib")
+    command = ["dpkg-query", "-S", *(f"{folder}/{library}" for library in libraries for folder in folders)]
+    for line in subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines():
+        package, _, path = line.partition(": ")
+        owners[path.rpartition("/")[2]].add(package.split(":")[0])
+    for library, packages in owners.items():
+        if len(packages) != 1:
+            sys.exit(f"sbom.py: {library} is of {len(packages)} packages here ({', '.join(sorted(packages))}); it must be of one")
+    return {library: packages.pop() for library, packages in owners.items()}
 
 
 def shipped_components(root: pathlib.Path, release: dict[str, str], foreign: set[str]) -> list[dict]:
     packages = read_packages(DPKG_STATUS)
     files: dict[str, list[str]] = {}
-    for library in sorted((root / "lib").iterdir()):
-        if library.name not in foreign:
-            files.setdefault(owner_of(library.name), []).append(f"lib/{library.name}")
+    libraries = sorted(path.name for path in (root / "lib").iterdir() if path.name not in foreign)
+    for library, package in owners_of(libraries).items():
+        files.setdefault(package, []).append(f"lib/{library}")
     for file, package in FILES.items():
         if (root / file).exists():
             files.setdefault(package, []).append(file)
