@@ -20,7 +20,7 @@ build/logs/. CUDA code is compiled where there is a CUDA toolkit; whether it was
   conformance  heads on every device, against the fp64 reference (those on a GPU: in the suite gpu)
   integration  the server, the clients and the tools together, over real gRPC
   bench        the benchmark at a small size: its results are checked, its times are not
-  deploy       rules, dashboards and consoles of deploy/, with promtool and against a real Prometheus, and what else runs lossd
+  deploy       rules, dashboards and consoles of deploy/, with promtool and against a real Prometheus; manifests for Kubernetes
   python       the package in client/python: its types, its style and its tests, in build/venv (tools/python_env.sh)
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
@@ -122,6 +122,7 @@ suite_bench() { labelled_suite bench 1; }
 
 suite_deploy() {
   if [[ $setup == yes ]]; then tools/setup.sh deploy; fi
+  tools/deploy_tools.sh || { count_fail 1 && return; }
   labelled_suite deploy 1
 }
 

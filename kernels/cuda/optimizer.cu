@@ -10,7 +10,7 @@ namespace {
 // A thread reads four neighbouring elements at a time, so that a warp's loads are whole lines, and two such
 // quads of everything before it uses any: 128 bytes under way a thread with Adam.
 constexpr int kQuad = 4;
-constexpr int kQuads = 2;
+constexpr int kQuads = 1;
 constexpr int kStep = kThreads * kQuad;  // elements from a thread's quad to its next one
 constexpr int64_t kPass = int64_t{kStep} * kQuads;
 // Blocks, and so partial sums, whatever the device: the order of sums follows from the sizes.

@@ -5,9 +5,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/methods.h"
-#include "server/telemetry/logging.h"
 
 namespace lossd::rpc {
 namespace {
@@ -32,6 +31,7 @@ AccessControl::AccessControl(std::string path, FileWatch watch, TokensRead read,
                              telemetry::ServiceCounters* counters)
     : path_(std::move(path)),
       counters_(counters),
+      reports_(counters == nullptr ? nullptr : std::make_unique<CallReports>(counters)),
       watch_(std::move(watch)),
       loaded_({.tokens = read.tokens.size(), .warnings = std::move(read.warnings)}),
       tokens_(std::make_shared<const Tokens>(std::move(read.tokens))) {}
@@ -54,7 +54,7 @@ std::optional<TokenHash> AccessControl::TokenOf(const Metadata& metadata) {
 }
 
 std::shared_ptr<const Tokens> AccessControl::Current() const {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return tokens_;
 }
 
@@ -89,31 +89,24 @@ grpc::Status AccessControl::Judge(const Metadata& metadata, std::string_view met
 
 grpc::Status AccessControl::Process(const InputMetadata& metadata, grpc::AuthContext* /*context*/,
                                     OutputMetadata* /*consumed*/, OutputMetadata* /*response*/) {
-  const std::string_view method = MethodIn(metadata);
-  const grpc::Status status = Judge(metadata, method);
-  if (!status.ok()) Count(method, status, metadata);
+  grpc::Status status = Judge(metadata, MethodIn(metadata));
+  if (!status.ok()) Report(status, metadata);
   return status;
 }
 
 // Of calls that no service ever sees.
-void AccessControl::Count(std::string_view method, const grpc::Status& refusal, const Metadata& metadata) {
-  telemetry::Log(telemetry::LogLevel::kDebug, "a call was not let in",
-                 {{"method", std::string(method)}, {"reason", refusal.error_message()}});
+void AccessControl::Report(const grpc::Status& refusal, const Metadata& metadata) {
   if (counters_ == nullptr) return;
   if (refusal.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
     ++(TokenOf(metadata).has_value() ? counters_->access.unknown_token : counters_->access.no_token);
   } else {
     ++counters_->access.role;
   }
-  telemetry::RpcMethod* const rpc = counters_->rpcs.Find(method);
-  if (rpc == nullptr) return;  // whatever a stranger may call it
-  ++rpc->ended[static_cast<size_t>(refusal.error_code())];
-  rpc->seconds.Observe(0);
-  counters_->errors.Add({.time = absl::Now(),
-                         .method = rpc->name,
-                         .code = refusal.error_code(),
-                         .message = refusal.error_message(),
-                         .trace_id = {}});
+  const auto path = metadata.find(":path");
+  if (path == metadata.end()) return;
+  reports_->Refuse(
+      View(path->second),
+      {.code = refusal.error_code(), .message = refusal.error_message(), .trace_id = TraceIdOf(metadata)});
 }
 
 std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll() {
@@ -125,7 +118,7 @@ std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll() {
   if (!read.ok()) return read.status();
   Loaded loaded{.tokens = read->tokens.size(), .warnings = std::move(read->warnings)};
   auto tokens = std::make_shared<const Tokens>(std::move(read->tokens));
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   tokens_ = std::move(tokens);
   return loaded;
 }

@@ -8,14 +8,14 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "server/rpc/call_reports.h"
 #include "server/rpc/file_watch.h"
 #include "server/rpc/tokens.h"
 #include "server/telemetry/service_counters.h"
@@ -44,25 +44,26 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
   // Of a call that was let in; none of one that needed no token.
   static std::optional<TokenHash> TokenOf(const Metadata& metadata);
   // Whether that token is still let in.
-  grpc::Status Check(const TokenHash& token, std::string_view method) const ABSL_LOCKS_EXCLUDED(mutex_);
+  grpc::Status Check(const TokenHash& token, std::string_view method) const;
 
   // What was read at the start.
   const Loaded& loaded() const { return loaded_; }
   // Reads the file again if it has changed since the last call. One that is no good changes nothing.
-  std::optional<absl::StatusOr<Loaded>> Poll() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<absl::StatusOr<Loaded>> Poll();
 
  private:
   AccessControl(std::string path, FileWatch watch, TokensRead read, telemetry::ServiceCounters* counters);
-  grpc::Status Judge(const Metadata& metadata, std::string_view method) const ABSL_LOCKS_EXCLUDED(mutex_);
-  std::shared_ptr<const Tokens> Current() const ABSL_LOCKS_EXCLUDED(mutex_);
-  void Count(std::string_view method, const grpc::Status& refusal, const Metadata& metadata);
+  grpc::Status Judge(const Metadata& metadata, std::string_view method) const;
+  std::shared_ptr<const Tokens> Current() const;
+  void Report(const grpc::Status& refusal, const Metadata& metadata);
 
   const std::string path_;
   telemetry::ServiceCounters* const counters_;
+  const std::unique_ptr<CallReports> reports_;  // null without counters
   FileWatch watch_;
   const Loaded loaded_;
-  mutable absl::Mutex mutex_;
-  std::shared_ptr<const Tokens> tokens_ ABSL_GUARDED_BY(mutex_);
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Tokens> tokens_;  // replaced as a whole
 };
 
 }  // namespace lossd::rpc

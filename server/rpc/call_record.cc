@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "proto/wire/trace_context.h"
-#include "server/telemetry/logging.h"
 
 namespace lossd::rpc {
 
@@ -11,6 +10,12 @@ std::string TraceIdOf(const CallMetadata& metadata) {
   if (metadata.count(wire::kTraceParentKey) != 1) return {};  // two contradict each other
   const grpc::string_ref parent = metadata.find(wire::kTraceParentKey)->second;
   return std::string(wire::TraceIdOf({parent.data(), parent.size()}));
+}
+
+void LogEvent(const char* event, const std::string& trace_id, std::vector<telemetry::LogField> fields) {
+  if (!telemetry::Logs(telemetry::LogLevel::kDebug)) return;
+  if (!trace_id.empty()) fields.emplace_back("trace_id", trace_id);
+  telemetry::Log(telemetry::LogLevel::kDebug, event, fields);
 }
 
 std::unique_ptr<CallRecord> CallRecord::Begin(CallReports* reports, std::string_view path,
@@ -55,7 +60,7 @@ void CallRecord::NoteCancelled() {
 // While the call is there to be asked, and if it is going to be told.
 void CallRecord::NotePeerLocked(int code) {
   if (!peer_.empty()) return;
-  if (code != grpc::StatusCode::OK || telemetry::Logs(telemetry::LogLevel::kDebug)) peer_ = peer();
+  if (code != grpc::StatusCode::OK || telemetry::Logs(telemetry::LogLevel::kDebug)) peer_ = context_.peer();
 }
 
 // As the client sees it.

@@ -12,8 +12,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/rpc/call_reports.h"
+#include "server/telemetry/logging.h"
 
 namespace lossd::rpc {
 
@@ -21,6 +23,9 @@ using CallMetadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 
 // The id of the trace that a call belongs to; empty if its client sent none, or one that is malformed.
 std::string TraceIdOf(const CallMetadata& metadata);
+
+// A line at debug about what a call has brought about, with the trace that it belongs to, if any.
+void LogEvent(const char* event, const std::string& trace_id, std::vector<telemetry::LogField> fields);
 
 // Begins when it is made, and is reported when it is destroyed.
 class CallRecord {
@@ -42,10 +47,6 @@ class CallRecord {
   // The call was cancelled before its status was sent: by either side, by its deadline, or because its
   // connection broke.
   void NoteCancelled();
-
-  const std::string& trace_id() const { return trace_id_; }
-  // Asks gRPC: only while the call lasts.
-  std::string peer() const { return context_.peer(); }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -30,6 +30,7 @@ ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers,
       writers_(writers),
       context_(context),
       record_(std::move(record)),
+      trace_id_(TraceIdOf(context->client_metadata())),
       on_done_(std::move(on_done)) {
   ++engine_->counters().live_streams;
 }
@@ -104,6 +105,10 @@ void ComputeReactor::HandleStart() {
       status = attachment.status();
       if (status.ok()) attachment_ = *std::move(attachment);
     }
+  }
+  if (status.ok()) {
+    LogEvent("a stream was attached", trace_id_,
+             {{"head", head_->config().name}, {"lane", request_.message.start().lane()}});
   }
   bool cancelled = false;
   {

@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -116,6 +117,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   WorkerPool* const writers_;
   grpc::CallbackServerContext* const context_;
   std::unique_ptr<CallRecord> record_;  // until OnDone
+  const std::string trace_id_;
   const DoneCallback on_done_;
   std::shared_ptr<ComputeReactor> self_;  // until OnDone
 

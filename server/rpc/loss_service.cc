@@ -94,6 +94,8 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   }
   const engine::EngineOptions& options = engine_->options();
   const engine::HeadConfig& config = opened->head->config();
+  LogEvent("a session was opened", TraceIdOf(context->client_metadata()),
+           {{"head", config.name}, {"rank", request->rank()}, {"lanes", request->lanes()}});
   response->set_session_id(opened->info.session_id);
   response->set_incarnation(engine_->incarnation());
   response->set_generation(opened->info.generation);
@@ -121,7 +123,9 @@ grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext*
                                                     const v1::CloseSessionRequest* request,
                                                     v1::CloseSessionResponse* /*response*/) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpc(engine_->CloseSession(request->session_id()), engine_->counters()));
+  const absl::Status status = engine_->CloseSession(request->session_id());
+  if (status.ok()) LogEvent("a session was closed", TraceIdOf(context->client_metadata()), {});
+  reactor->Finish(ToGrpc(status, engine_->counters()));
   return reactor;
 }
 

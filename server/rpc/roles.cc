@@ -30,6 +30,8 @@ constexpr Entry kMethods[] = {
     {"HeadService/CommitWrite", Role::kTrainer},
     {"HeadService/ReadWeights", Role::kTrainer},  // weights are what there is to steal
     {"HeadService/SaveCheckpoint", Role::kTrainer},
+    {"HeadService/RestoreCheckpoint",
+     Role::kTrainer},  // how a training goes back; it may overwrite weights anyway
     {"LossService/OpenSession", Role::kTrainer},
     {"LossService/CloseSession", Role::kTrainer},
     {"LossService/Compute", Role::kTrainer},
@@ -44,8 +46,7 @@ constexpr Entry kMethods[] = {
     {"RegionService/DeleteRegion", Role::kTrainer},
 
     {"HeadService/DeleteHead", Role::kAdmin},
-    {"HeadService/RestoreCheckpoint", Role::kAdmin},  // throws away what came after it
-    {"HeadService/LoadWeights", Role::kAdmin},        // whatever lies in --weights_dir
+    {"HeadService/LoadWeights", Role::kAdmin},  // whatever lies in --weights_dir
     {"StatusService/Drain", Role::kAdmin},
 };
 

@@ -58,6 +58,12 @@ struct ClientOptions {
   // Empty: plain text. A first connection that fails for a reason which waiting cannot mend (the certificate
   // is not trusted, or is another host's, or one side speaks no TLS) fails at once and says what to do.
   std::optional<TlsOptions> tls = {};
+  // File with the token that is shown to a server which asks for one (lossd --tokens), and nothing else; read
+  // again when it changes. INVALID_ARGUMENT where it would travel in plain text beyond this machine, unless
+  // token_over_plain_text says that something else encrypts it on the way. What a token may not do fails with
+  // PERMISSION_DENIED, one that the server does not know with UNAUTHENTICATED.
+  std::string token_file = {};
+  bool token_over_plain_text = false;
 };
 
 struct HeadConfig {

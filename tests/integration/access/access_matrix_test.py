@@ -16,11 +16,12 @@ BINARY = sys.argv.pop(1)
 # As docs/security.md says it; a method that is in none of them, or not there, fails the test.
 LEAST = {
     "read-only": "StatusService: GetStatus GetMemory; HeadService: GetHead ListHeads ListCheckpoints",
-    "trainer": "HeadService: CreateHead BeginWrite WriteWeights CommitWrite ReadWeights SaveCheckpoint; "
+    "trainer": "HeadService: CreateHead BeginWrite WriteWeights CommitWrite ReadWeights SaveCheckpoint "
+               "RestoreCheckpoint; "
                "LossService: OpenSession CloseSession Compute Logits; "
                "GradientService: BeginFlush ReadGradient CommitFlush AbortFlush GradientStats ApplyStep; "
                "RegionService: CreateRegion DeleteRegion",
-    "admin": "HeadService: DeleteHead RestoreCheckpoint LoadWeights; StatusService: Drain",
+    "admin": "HeadService: DeleteHead LoadWeights; StatusService: Drain",
 }
 DRAIN = "/lossd.v1.StatusService/Drain"
 

@@ -68,7 +68,7 @@ class HttpServerTest : public testing::Test {
       ++made_;
       return HttpPage{"text/plain", "content", {{"X-More", "said"}}};
     };
-    pages["/large"] = [] { return HttpPage{"text/plain", std::string(64 << 20, 'x')}; };
+    pages["/large"] = [] { return HttpPage{"text/plain", std::string(16 << 20, 'x')}; };
     auto started = HttpServer::Start("127.0.0.1:0", std::move(pages));
     EXPECT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
