@@ -3,7 +3,9 @@
 
 Each query of a panel, a rule or a console must give data, so that a metric or label that is renamed fails here.
 
-usage: monitoring_test.py LOSSD REPOSITORY [PICTURES]   PICTURES: a folder to keep the pages' pictures in
+usage: monitoring_test.py LOSSD REPOSITORY [PICTURES [SECONDS]]
+
+PICTURES: a folder to keep the pages' pictures in. SECONDS: for how long to train first, so that lines are long.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from training import Training
 
 LOSSD, REPOSITORY = sys.argv[1], Path(sys.argv[2]).absolute()
 PICTURES = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+TRAIN_FOR = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
 del sys.argv[1:]
 
 DASHBOARDS = sorted((REPOSITORY / "deploy/grafana/dashboards").glob("*.json"))
@@ -73,6 +76,7 @@ def setUpModule() -> None:  # noqa: N802 (unittest's name)
     channel = running.enter_context(grpc.secure_channel(server.target, credentials))
     training = running.enter_context(Training(channel))
     training.wait(rounds=16)  # everything has happened once: the first checkpoint ends the sixteenth
+    time.sleep(TRAIN_FOR)
     wait_for(
         "three scrapes since",
         lambda: prometheus.values('changes(lossd_tokens_total{kind="valid"}[1m])'),
@@ -282,6 +286,13 @@ class Pictures(unittest.TestCase):
             browser.picture(url, file, 1400, 1300)
             first_line = (0x2E, 0x6F, 0xD8)  # of every graph
             self.assertGreater(self.drawn(file).get(first_line, 0), 100, path.name)
+
+    def test_a_console_that_stays_open_goes_on(self) -> None:
+        """The page fetches itself every ten seconds of its own time; what it shows after three times is whole."""
+        page = Page(browser.dom(f"{prometheus.url}/consoles/lossd-overview.html?range=5m", patience_ms=35000))
+        self.assertNotIn("–", page.figures)
+        self.assertEqual([line for line in page.lines if "L" not in line], [])
+        self.assertGreaterEqual(len(page.lines), len([query for query in page.queries if "$window" in query]))
 
     def test_the_status_page_shows_heads_figures_and_errors(self) -> None:
         url = server.metrics_url.removesuffix("metrics")
