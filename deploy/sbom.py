@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """Lists what an image of lossd holds, as CycloneDX 1.6 in JSON on standard output.
 
-Shared libraries are traced to the distribution's packages that they were copied from, with what dpkg knows of them here; those that
-only their headers were taken of are named below. Packages of the base and wheels are added as they are given.
+Shared libraries are traced to the distribution's packages that they were copied from, with what dpkg knows of them
+here; those that only their headers were taken of are named below. The base's packages and wheels are added as given.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -79,7 +80,9 @@ def owners_of(libraries: list[str]) -> dict[str, str]:
         owners[path.rpartition("/")[2]].add(package.split(":")[0])
     for library, packages in owners.items():
         if len(packages) != 1:
-            sys.exit(f"sbom.py: {library} is of {len(packages)} packages here ({', '.join(sorted(packages))}); it must be of one")
+            sys.exit(
+                f"sbom.py: {library} must be of one package here, and is of: {', '.join(sorted(packages)) or 'none'}"
+            )
     return {library: packages.pop() for library, packages in owners.items()}
 
 
@@ -93,11 +96,17 @@ def shipped_components(root: pathlib.Path, release: dict[str, str], foreign: set
         if (root / file).exists():
             files.setdefault(package, []).append(file)
     components = [debian_component(packages[name], release, "shipped", files[name]) for name in sorted(files)]
-    return components + [debian_component(packages[name], release, "compiled-in") for name in HEADERS if name in packages]
+    return components + [
+        debian_component(packages[name], release, "compiled-in") for name in HEADERS if name in packages
+    ]
 
 
 def wheel_component(folder: str, root: pathlib.Path) -> dict:
-    fields = dict(re.findall(r"^([A-Za-z-]+): (.*)$", (pathlib.Path(folder) / "METADATA").read_text(encoding="utf-8"), re.MULTILINE))
+    fields = dict(
+        re.findall(
+            r"^([A-Za-z-]+): (.*)$", (pathlib.Path(folder) / "METADATA").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     name, version = fields["Name"], fields["Version"]
     return {
         "type": "library",
@@ -105,7 +114,9 @@ def wheel_component(folder: str, root: pathlib.Path) -> dict:
         "name": name,
         "version": version,
         "purl": f"pkg:pypi/{name}@{version}",
-        "licenses": [{"license": {"name": fields.get("License", fields.get("License-Expression", "see share/licences/nvidia"))}}],
+        "licenses": [
+            {"license": {"name": fields.get("License", fields.get("License-Expression", "see share/licences/nvidia"))}}
+        ],
         "properties": [{"name": "lossd:part", "value": "wheel"}]
         + [{"name": "lossd:file", "value": f"lib/{file}"} for file in files_of_wheel(name, root)],
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What the image holds beside its base, laid out from the programs in build/bin: its list of components, and that it runs the way the
-Dockerfile says, as another user, on a root that is read-only. deploy/image_trial.sh does so with a real image.
+"""What the image holds beside its base, laid out from the programs in build/bin: its list of components, and that it
+runs the way the Dockerfile says, as another user, on a read-only root. deploy/image_trial.sh tries a real image.
 
 usage: image_files_test.py REPOSITORY
 """
@@ -49,7 +49,15 @@ class ImageFiles(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="lossd-image-")
         cls.addClassCleanup(folder.cleanup)
         cls.out = Path(folder.name)
-        command = [REPOSITORY / "deploy/image_files.sh", "--no-build", "--out", cls.out, "--base-packages", "/var/lib/dpkg/status", "cpu"]
+        command = [
+            REPOSITORY / "deploy/image_files.sh",
+            "--no-build",
+            "--out",
+            cls.out,
+            "--base-packages",
+            "/var/lib/dpkg/status",
+            "cpu",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(done.stdout + done.stderr)
@@ -65,7 +73,9 @@ class ImageFiles(unittest.TestCase):
     def test_only_what_is_needed_is_in_it(self) -> None:
         self.assertEqual({path.name for path in (self.root / "bin").iterdir()}, {"lossd", "lossctl"})
         self.assertEqual({path.name for path in self.root.iterdir()}, {"bin", "lib", "share"})
-        self.assertIn("-----BEGIN CERTIFICATE-----", (self.root / "share/ca-certificates.crt").read_text(encoding="utf-8"))
+        self.assertIn(
+            "-----BEGIN CERTIFICATE-----", (self.root / "share/ca-certificates.crt").read_text(encoding="utf-8")
+        )
 
     def test_the_list_of_components_is_of_its_schema(self) -> None:
         text = (self.root / "share/sbom.cdx.json").read_text(encoding="utf-8")
@@ -73,9 +83,15 @@ class ImageFiles(unittest.TestCase):
 
     def test_every_library_is_of_a_component(self) -> None:
         listed = {
-            prop["value"] for component in self.components("shipped") for prop in component["properties"] if prop["name"] == "lossd:file"
+            prop["value"]
+            for component in self.components("shipped")
+            for prop in component["properties"]
+            if prop["name"] == "lossd:file"
         }
-        self.assertEqual({file for file in listed if file.startswith("lib/")}, {f"lib/{path.name}" for path in (self.root / "lib").iterdir()})
+        self.assertEqual(
+            {file for file in listed if file.startswith("lib/")},
+            {f"lib/{path.name}" for path in (self.root / "lib").iterdir()},
+        )
         self.assertIn("share/ca-certificates.crt", listed)
 
     def test_components_have_versions_and_licences(self) -> None:
@@ -91,9 +107,29 @@ class ImageFiles(unittest.TestCase):
         user, group = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE).groups()
         self.assertNotIn("0", (user, group))
         command = ["bwrap", "--unshare-all", "--die-with-parent", "--uid", user, "--gid", group, "--cap-drop", "ALL"]
-        command += ["--ro-bind", "/", "/", "--tmpfs", "/opt", "--ro-bind", str(self.root), "/opt/lossd", "--remount-ro", "/opt"]
+        command += [
+            "--ro-bind",
+            "/",
+            "/",
+            "--tmpfs",
+            "/opt",
+            "--ro-bind",
+            str(self.root),
+            "/opt/lossd",
+            "--remount-ro",
+            "/opt",
+        ]
         command += ["--tmpfs", "/var/lib", "--bind", str(self.out / "var/lib/lossd"), "/var/lib/lossd"]
-        command += ["--proc", "/proc", "--dev", "/dev", "--clearenv", "--setenv", "PATH", "/opt/lossd/bin:/usr/bin:/bin"]
+        command += [
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--clearenv",
+            "--setenv",
+            "PATH",
+            "/opt/lossd/bin:/usr/bin:/bin",
+        ]
         command += ["sh", "-c", INSIDE.format(server=server, health=health)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         self.assertEqual((done.returncode, done.stdout), (0, f"serving\n{user}\ndrained\n"), done.stderr)
@@ -103,7 +139,9 @@ class ImageFiles(unittest.TestCase):
         health = instruction("HEALTHCHECK .*CMD")
         self.assertEqual(config["health_listen"], health[health.index("--server") + 1])
         exposed = set(re.search(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)[1].split())
-        self.assertEqual(exposed, {config[key].rpartition(":")[2] for key in ("listen", "metrics_listen", "health_listen")})
+        self.assertEqual(
+            exposed, {config[key].rpartition(":")[2] for key in ("listen", "metrics_listen", "health_listen")}
+        )
 
 
 if __name__ == "__main__":

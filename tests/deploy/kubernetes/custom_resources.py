@@ -1,5 +1,5 @@
-"""Schemas of the custom resources that deploy/kubernetes uses: the fields used there, and no others. Kubernetes' own schemas know
-nothing of them, and a misspelt field of theirs would be dropped without a word."""
+"""Schemas of the custom resources that deploy/kubernetes uses: the fields used there, and no others. Kubernetes' own
+schemas know nothing of them, and a misspelt field of theirs would be dropped without a word."""
 
 from __future__ import annotations
 
@@ -45,7 +45,12 @@ POD_MONITOR = resource(
 ISSUER = resource(
     "cert-manager.io/v1",
     "Issuer",
-    {"oneOf": [fields(["selfSigned"], selfSigned=fields([])), fields(["ca"], ca=fields(["secretName"], secretName=STRING))]},
+    {
+        "oneOf": [
+            fields(["selfSigned"], selfSigned=fields([])),
+            fields(["ca"], ca=fields(["secretName"], secretName=STRING)),
+        ]
+    },
 )
 
 CERTIFICATE = resource(

@@ -21,9 +21,9 @@ Object = dict[str, Any]
 
 
 @functools.cache
-def render(folder: str) -> tuple[Object, ...]:
-    """Objects of one kustomization below deploy/kubernetes; a warning of kubectl is an error."""
-    command = [KUBECTL, "kustomize", str(KUBERNETES / folder)]
+def render(folder: Path) -> tuple[Object, ...]:
+    """Objects of one kustomization; a warning of kubectl is an error."""
+    command = [KUBECTL, "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 or done.stderr:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}, {done.stderr}")
@@ -31,7 +31,7 @@ def render(folder: str) -> tuple[Object, ...]:
 
 
 def overlay(name: str) -> tuple[Object, ...]:
-    return render(f"overlays/{name}")
+    return render(KUBERNETES / "overlays" / name)
 
 
 def of_kind(objects: tuple[Object, ...], kind: str) -> list[Object]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What no schema knows: that pods are admitted by the restricted profile, that a drain fits, that what names each other fits together,
-and that nothing lets in or evicts more than it should. Each for every overlay."""
+"""What no schema knows: that pods are admitted by the restricted profile, that a drain fits, that what names each other
+fits together, and that nothing lets in or evicts more than it should. Each for every overlay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import unittest
 from collections.abc import Iterator
 
 from manifests import (
-    REPOSITORY,
+    KUBERNETES,
     OVERLAYS,
+    REPOSITORY,
     Object,
     container,
     matches,
@@ -24,7 +25,7 @@ from manifests import (
     server_config,
 )
 
-# Of what a process needs beside heads, workspace and staging: code, connections, memory that it keeps for the next chunks.
+# What a process needs beside heads, workspace and staging: code, connections, memory that it keeps for chunks to come.
 PROCESS_BYTES = 2 << 30
 # Volumes that the restricted profile admits, of those that there are here.
 ADMITTED_VOLUMES = {"configMap", "emptyDir", "secret"}
@@ -176,13 +177,17 @@ class Policy(unittest.TestCase):
     def test_probes_are_patient(self) -> None:
         for _, stateful_set in self.each():
             start, live = container(stateful_set)["startupProbe"], container(stateful_set)["livenessProbe"]
-            self.assertGreaterEqual(start["periodSeconds"] * start["failureThreshold"], 30 * 60, "restoring a checkpoint takes time")
+            self.assertGreaterEqual(
+                start["periodSeconds"] * start["failureThreshold"], 30 * 60, "restoring a checkpoint takes time"
+            )
             self.assertGreaterEqual(live["periodSeconds"] * live["failureThreshold"], 60)
 
     def test_resources_are_said(self) -> None:
         for _, stateful_set in self.each():
             resources = container(stateful_set)["resources"]
-            self.assertEqual(resources["requests"]["memory"], resources["limits"]["memory"], "else the node may run out first")
+            self.assertEqual(
+                resources["requests"]["memory"], resources["limits"]["memory"], "else the node may run out first"
+            )
             self.assertIn("cpu", resources["requests"])
             self.assertNotIn("cpu", resources["limits"], "it would stall the device's thread")
 
@@ -200,7 +205,9 @@ class Policy(unittest.TestCase):
             self.assertTrue(container(stateful_set)["image"].endswith("-cuda"))
 
     def test_images_have_a_version(self) -> None:
-        version = re.search(r"project\(lossd VERSION ([\d.]+)", (REPOSITORY / "CMakeLists.txt").read_text(encoding="utf-8"))
+        version = re.search(
+            r"project\(lossd VERSION ([\d.]+)", (REPOSITORY / "CMakeLists.txt").read_text(encoding="utf-8")
+        )
         for _, stateful_set in self.each():
             tag = container(stateful_set)["image"].rpartition(":")[2]
             self.assertRegex(tag, rf"^{re.escape(version[1])}-(cpu|cuda)$")
@@ -243,7 +250,11 @@ class Policy(unittest.TestCase):
     def test_the_network_lets_in_trainers_and_prometheus_only(self) -> None:
         trainer, prometheus = {"lossd-client": "true"}, {"app.kubernetes.io/name": "prometheus"}
         for objects, stateful_set in self.each():
-            (policy,) = (n for n in of_kind(objects, "NetworkPolicy") if matches(n["spec"]["podSelector"], pod_labels(stateful_set)))
+            (policy,) = (
+                n
+                for n in of_kind(objects, "NetworkPolicy")
+                if matches(n["spec"]["podSelector"], pod_labels(stateful_set))
+            )
             self.assertEqual(set(policy["spec"]["policyTypes"]), {"Ingress", "Egress"})
             self.assertEqual(policy["spec"]["egress"], [])
             allowed = {}
@@ -262,15 +273,21 @@ class Policy(unittest.TestCase):
         for objects, stateful_set in self.each():
             (monitor,) = of_kind(objects, "PodMonitor")
             self.assertTrue(matches(monitor["spec"]["selector"], pod_labels(stateful_set)))
-            self.assertIn(monitor["spec"]["podMetricsEndpoints"][0]["port"], [p["name"] for p in container(stateful_set)["ports"]])
+            self.assertIn(
+                monitor["spec"]["podMetricsEndpoints"][0]["port"], [p["name"] for p in container(stateful_set)["ports"]]
+            )
 
     def test_certificates_are_for_every_pod(self) -> None:
         (certificate,) = (
-            c for c in of_kind(render("components/cert-manager"), "Certificate") if c["spec"]["secretName"] == "lossd-tls"
+            c
+            for c in of_kind(render(KUBERNETES / "components/cert-manager"), "Certificate")
+            if c["spec"]["secretName"] == "lossd-tls"
         )
         for _, stateful_set in self.each():
             for suffix in ("svc", "svc.cluster.local"):
-                self.assertIn(f"*.{stateful_set['spec']['serviceName']}.lossd.{suffix}", certificate["spec"]["dnsNames"])
+                self.assertIn(
+                    f"*.{stateful_set['spec']['serviceName']}.lossd.{suffix}", certificate["spec"]["dnsNames"]
+                )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The real lossd, started as the pod of a rendered overlay starts it: its arguments and its lossd.json, where volumes are folders here and
-ports are free ones. Then the probes ask, as the kubelet does, Prometheus reads, a trainer connects, and the pod is deleted.
+"""The real lossd, started as the pod of a rendered overlay starts it: its arguments and its lossd.json, where volumes
+are folders here and ports are free ones. Then the probes ask, Prometheus reads, a trainer connects, the pod is deleted.
 
 usage: server_test.py LOSSD LOSSCTL
 """
@@ -23,7 +23,11 @@ from manifests import OVERLAYS, container, of_kind, overlay, pod_spec, server_co
 LOSSD, LOSSCTL = sys.argv[1:3]
 del sys.argv[1:3]
 
-TOKENS = {"read-only": "reads-only-what-is-there-1", "trainer": "sends-hidden-states-2", "admin": "deletes-and-drains-3"}
+TOKENS = {
+    "read-only": "reads-only-what-is-there-1",
+    "trainer": "sends-hidden-states-2",
+    "admin": "deletes-and-drains-3",
+}
 # Of ports: any that is free.
 FREE_PORT = re.compile(r"(?<=:)\d+$")
 
@@ -35,7 +39,9 @@ def openssl(*arguments: str, cwd: Path) -> None:
 def make_certificates(folder: Path) -> None:
     """What cert-manager would put into the secret, and a trainer's."""
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    openssl("req", "-x509", *new_key, "-days", "3", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.crt", cwd=folder)
+    openssl(
+        "req", "-x509", *new_key, "-days", "3", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.crt", cwd=folder
+    )
     for name in ("tls", "trainer"):
         (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1", encoding="utf-8")
         openssl("req", *new_key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request", cwd=folder)

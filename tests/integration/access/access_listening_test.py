@@ -22,7 +22,8 @@ NOT_SERVING = 2
 
 
 def refusal(*flags):
-    done = subprocess.run([BINARY, "--metrics_listen=", *flags], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([BINARY, "--metrics_listen=", *flags], capture_output=True, text=True, timeout=60,
+                          check=False)
     return done.returncode, done.stderr
 
 
