@@ -49,7 +49,7 @@ def _run(url: str, *options: str, patience_ms: int) -> str:
             *options,
             url,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{done.stderr[-3000:]}")
     return done.stdout

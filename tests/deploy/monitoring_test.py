@@ -294,18 +294,6 @@ class Pictures(unittest.TestCase):
         self.assertEqual([line for line in page.lines if "L" not in line], [])
         self.assertGreaterEqual(len(page.lines), len([query for query in page.queries if "$window" in query]))
 
-    def test_the_status_page_shows_heads_figures_and_errors(self) -> None:
-        url = server.metrics_url.removesuffix("metrics")
-        text = re.sub(r"<[^>]*>", " ", browser.dom(url))
-        for expected in ("lm_head", "draft", "NOT_FOUND", "HeadService/GetHead"):
-            self.assertIn(expected, text)
-        tokens = re.search(r"Tokens per second\s+([\d.,]+)", text)
-        assert tokens, text
-        self.assertGreater(float(tokens[1].replace(",", "")), 0)
-        file = self.folder() / "status-page.png"
-        browser.picture(url, file, 1400, 1300)
-        self.drawn(file)
-
 
 if __name__ == "__main__":
     unittest.main()
