@@ -55,7 +55,7 @@ ABSL_FLAG(
     absl::Duration, max_connection_age_grace, absl::Minutes(10),
     "calls that are still there so long after that are cut off; a training goes on over a new connection");
 ABSL_FLAG(std::string, metrics_listen, "127.0.0.1:9464",
-          "address of /metrics, host:port; port 0 takes a free one; empty turns it off");
+          "address of /metrics and the status page, host:port; port 0 takes a free one; empty turns it off");
 ABSL_FLAG(std::string, device, "auto", "where heads live: cpu, cuda:N, or auto: cuda:0 if it can be used");
 ABSL_FLAG(int64_t, workspace_bytes, 0,
           "ceiling of the memory for rows of logits; more rows are worked on at once, up to a point; 0 takes "

@@ -94,7 +94,7 @@ BATCHES = Row(
         graph(
             "Chunks of a batch",
             "Gathered from sessions of one head; 1 on the CPU",
-            [Query(mean("lossd_batch_chunks"), "chunks"), Query(rate("lossd_batch_chunks_count"), "batches/s")],
+            [Query(mean("lossd_batch_chunks"), "chunks"), Query(rate("lossd_batch_chunks_count"), "batches", "ops")],
             width=8,
         ),
         graph(
@@ -144,10 +144,11 @@ BATCHES = Row(
             "Logits",
             "Calls and rows of them, and the time of a call",
             [
-                Query(rate("lossd_logits_calls_total"), "calls/s"),
-                Query(rate("lossd_logits_rows_total"), "rows/s"),
-                Query(mean("lossd_logits_seconds"), "s, mean"),
+                Query(rate("lossd_logits_calls_total"), "calls"),
+                Query(rate("lossd_logits_rows_total"), "rows"),
+                Query(mean("lossd_logits_seconds"), "time, mean", "s"),
             ],
+            "cps",
             width=8,
         ),
     ],
@@ -198,8 +199,8 @@ MEMORY = Row(
             "Regions",
             "Memory shared with clients of this host",
             [
-                Query(f"lossd_region_bytes{{{I}}}", "{{kind}}, bytes"),
-                Query(f"lossd_regions{{{I}}}", "{{kind}}, number"),
+                Query(f"lossd_region_bytes{{{I}}}", "{{kind}}, memory"),
+                Query(f"lossd_regions{{{I}}}", "{{kind}}, number", "short"),
             ],
             "bytes",
             width=8,
@@ -261,7 +262,7 @@ STEPS = Row(
             "The device waits only while the gradient and weights are copied",
             [
                 Query(mean("lossd_checkpoint_seconds", "operation"), "{{operation}}"),
-                Query(rate("lossd_checkpoint_bytes_total"), "bytes/s"),
+                Query(rate("lossd_checkpoint_bytes_total"), "written", "Bps"),
             ],
             "s",
             width=6,

@@ -14,10 +14,11 @@ GREEN, YELLOW, RED = "green", "yellow", "red"
 
 @dataclass
 class Query:
-    """`legend`: Grafana's template of the series' name."""
+    """`legend`: Grafana's template of the series' name. `unit`: if not the panel's; its axis is at the right."""
 
     expr: str
     legend: str = "__auto"
+    unit: str | None = None
 
 
 @dataclass
@@ -124,6 +125,14 @@ def graph(
         "custom": custom,
         "thresholds": limits or thresholds(),
     }
+    overrides = [
+        {
+            "matcher": {"id": "byFrameRefID", "options": target["refId"]},
+            "properties": [{"id": "unit", "value": query.unit}, {"id": "custom.axisPlacement", "value": "right"}],
+        }
+        for query, target in zip(queries, targets(queries, instant=False), strict=True)
+        if query.unit
+    ]
     if not options.get("log") and options.get("bottom", 0) is not None:
         defaults["min"] = options.get("bottom", 0)
     if "top" in options:
@@ -134,7 +143,7 @@ def graph(
         description,
         width,
         options.get("height", 8),
-        fieldConfig={"defaults": defaults, "overrides": []},
+        fieldConfig={"defaults": defaults, "overrides": overrides},
         options={
             "legend": {
                 "calcs": ["lastNotNull", "max"],

@@ -84,9 +84,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   server->context_ = mg_start(&callbacks, server.get(), const_cast<const char**>(options.data()));
   mg_server_port bound{};
   if (server->context_ == nullptr || mg_get_server_ports(server->context_, 1, &bound) < 1) {
-    return engine::MakeError(absl::StatusCode::kUnavailable, engine::RejectReason::kInternal,
-                             "metrics_listen",
-                             absl::StrCat("cannot listen on ", listen, " for metrics; is the port free?"));
+    const bool lacks_ipv6 = listen.starts_with('[') && mg_check_feature(MG_FEATURES_IPV6) == 0;
+    return engine::MakeError(
+        absl::StatusCode::kUnavailable, engine::RejectReason::kInternal, "metrics_listen",
+        absl::StrCat("cannot listen on ", listen, " for metrics; ",
+                     lacks_ipv6 ? "this system's CivetWeb has no IPv6: name an address of IPv4"
+                                : "is the port free?"));
   }
   server->port_ = bound.port;
   server->host_ = listen.substr(0, listen.rfind(':'));

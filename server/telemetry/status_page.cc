@@ -254,9 +254,12 @@ std::string Errors(const ServerStatus& status) {
                     Badge(StatusCodeName(error.code), "bad"), Escape(error.message),
                     error.trace_id.empty() ? "–" : Escape(error.trace_id)});
   }
-  return "<h2>Recent errors</h2>\n" +
-         Table({{"time (UTC)"}, {"method", "text"}, {"code", "text"}, {"message", "text"}, {"trace", "text"}},
-               rows);
+  return "<h2>Recent errors</h2>\n" + Table({{"time (UTC)"},
+                                             {"method", "text"},
+                                             {"code", "text"},
+                                             {"message", "text wrap"},
+                                             {"trace", "text wrap"}},
+                                            rows);
 }
 
 }  // namespace

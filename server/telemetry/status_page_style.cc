@@ -22,14 +22,14 @@ h2 { font-size: .8rem; margin: 1.6rem 0 .5rem; letter-spacing: .06em; text-trans
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .75rem; margin-top: 1rem; }
 .card, .table { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
 .card { padding: .7rem .9rem; }
-.card b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
+.card b { display: block; font-size: 1.2rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .wide { grid-column: span 2; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 th, td { padding: .4rem .75rem; text-align: right; border-top: 1px solid var(--line); white-space: nowrap; font-variant-numeric: tabular-nums; }
 thead th { border-top: 0; font-weight: 500; color: var(--soft); }
 th:first-child, td:first-child, .text { text-align: left; }
-td.text { white-space: normal; overflow-wrap: anywhere; }
+td.wrap { white-space: normal; overflow-wrap: anywhere; }
 .bar { display: block; width: 100%; height: 14px; border-radius: 4px; background: var(--rest); }
 .memory { padding: .9rem; display: grid; grid-template-columns: max-content 1fr max-content; gap: .6rem 1rem; align-items: center; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; padding: 0 .9rem .8rem; }

@@ -49,7 +49,7 @@ def _run(url: str, *options: str, patience_ms: int) -> str:
             *options,
             url,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{done.stderr[-3000:]}")
     return done.stdout
@@ -57,7 +57,10 @@ def _run(url: str, *options: str, patience_ms: int) -> str:
 
 def dom(url: str, patience_ms: int = 5000) -> str:
     """The document as it is after scripts have run for `patience_ms` of the page's own time."""
-    return _run(url, "--dump-dom", patience_ms=patience_ms)
+    text = _run(url, "--dump-dom", patience_ms=patience_ms)
+    if not text.strip():
+        raise RuntimeError(f"{url} gave no document: does anything answer there?")
+    return text
 
 
 def picture(url: str, file: Path, width: int = 1400, height: int = 1000, patience_ms: int = 5000) -> None:

@@ -3,7 +3,9 @@
 
 Each query of a panel, a rule or a console must give data, so that a metric or label that is renamed fails here.
 
-usage: monitoring_test.py LOSSD REPOSITORY [PICTURES]   PICTURES: a folder to keep the pages' pictures in
+usage: monitoring_test.py LOSSD REPOSITORY [PICTURES [SECONDS]]
+
+PICTURES: a folder to keep the pages' pictures in. SECONDS: for how long to train first, so that lines are long.
 """
 
 from __future__ import annotations
@@ -32,16 +34,19 @@ from training import Training
 
 LOSSD, REPOSITORY = sys.argv[1], Path(sys.argv[2]).absolute()
 PICTURES = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+TRAIN_FOR = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
 del sys.argv[1:]
 
 DASHBOARDS = sorted((REPOSITORY / "deploy/grafana/dashboards").glob("*.json"))
 CONSOLES = sorted((REPOSITORY / "deploy/prometheus/consoles").glob("*.html"))
 RULES = REPOSITORY / "deploy/prometheus/rules/lossd.rules.yml"
 # What a browser would put in the place of the variables.
-VARIABLES = {"$__rate_interval": "15s", "$window": "15s", "$head": ".+"}
-PATIENCE = 20  # seconds until a series must have come: a guard, and long
+VARIABLES = {"$__rate_interval": "1m", "$window": "1m", "$head": ".+"}
+PAUSE = 0.2
 
 running = contextlib.ExitStack()
+# Seconds that may be waited in all for what is not there yet: a guard, and long.
+patience = 30.0
 
 
 def make_certificate(folder: Path) -> None:
@@ -71,6 +76,7 @@ def setUpModule() -> None:  # noqa: N802 (unittest's name)
     channel = running.enter_context(grpc.secure_channel(server.target, credentials))
     training = running.enter_context(Training(channel))
     training.wait(rounds=16)  # everything has happened once: the first checkpoint ends the sixteenth
+    time.sleep(TRAIN_FOR)
     wait_for(
         "three scrapes since",
         lambda: prometheus.values('changes(lossd_tokens_total{kind="valid"}[1m])'),
@@ -80,14 +86,15 @@ def setUpModule() -> None:  # noqa: N802 (unittest's name)
 
 def wait_for(what: str, get: Any, enough: Any) -> Any:
     """What `get` gives, once that is `enough`."""
-    end = time.monotonic() + PATIENCE
+    global patience
     while True:
         found = get()
         if found and enough(found):
             return found
-        if time.monotonic() > end:
+        if patience <= 0:
             raise AssertionError(f"nothing came: {what}")
-        time.sleep(0.2)
+        patience -= PAUSE
+        time.sleep(PAUSE)
 
 
 def values(query: str) -> list[float]:
@@ -138,6 +145,13 @@ class Page(html.parser.HTMLParser):
         self._in_value = False
 
 
+class Metrics(unittest.TestCase):
+    def test_promtool_finds_nothing_to_say_about_them(self) -> None:
+        text = fetch(server.metrics_url)
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout + done.stderr), (0, ""))
+
+
 class Rules(unittest.TestCase):
     def test_every_series_that_a_rule_names_is_there(self) -> None:
         for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
@@ -172,6 +186,9 @@ class Rules(unittest.TestCase):
             self.assertNotIn("error", alert["annotations"]["summary"], name)
         # Nothing else does: this server is well.
         self.assertEqual(alerts.keys(), {"LossdBadLabels", "LossdNonFinite"})
+
+    def test_the_certificate_has_a_day_on_which_it_expires(self) -> None:
+        values("lossd_tls_certificate_expiry_timestamp_seconds > time()")
 
 
 class Dashboards(unittest.TestCase):
@@ -241,20 +258,22 @@ class Consoles(unittest.TestCase):
 
 
 class Pictures(unittest.TestCase):
-    def assert_drawn(self, file: Path) -> None:
-        """A page with text and lines, not one colour or two."""
+    def drawn(self, file: Path) -> dict[tuple[int, int, int], int]:
+        """The picture's colors, after checking that it is one of text and shapes, and no empty page."""
         with Image.open(file) as image:
             colors = image.convert("RGB").getcolors(maxcolors=1 << 24)
             size = image.width * image.height
         most = max(count for count, _ in colors)
         self.assertGreater(len(colors), 100, file)
         self.assertLess(most, 0.97 * size, file)
-        # The color of every graph's first line.
-        self.assertGreater(sum(count for count, color in colors if color == (0x2E, 0x6F, 0xD8)), 100, file)
+        return {color: count for count, color in colors}
 
-    def test_the_consoles_show_live_figures_and_lines(self) -> None:
+    def folder(self) -> Path:
         folder = PICTURES or Path(running.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def test_the_consoles_show_live_figures_and_lines(self) -> None:
         for path in CONSOLES:
             url = f"{prometheus.url}/consoles/{path.name}?range=5m"
             page = Page(browser.dom(url))
@@ -263,8 +282,17 @@ class Pictures(unittest.TestCase):
             self.assertGreaterEqual(len(page.lines), len(graphs))
             self.assertTrue([line for line in page.lines if line.count("L") >= 3], page.lines)
             self.assertEqual([line for line in page.lines if "L" not in line], [], path.name)
-            browser.picture(url, folder / f"{path.stem}.png", 1400, 1300)
-            self.assert_drawn(folder / f"{path.stem}.png")
+            file = self.folder() / f"{path.stem}.png"
+            browser.picture(url, file, 1400, 1300)
+            first_line = (0x2E, 0x6F, 0xD8)  # of every graph
+            self.assertGreater(self.drawn(file).get(first_line, 0), 100, path.name)
+
+    def test_a_console_that_stays_open_goes_on(self) -> None:
+        """The page fetches itself every ten seconds of its own time; what it shows after three times is whole."""
+        page = Page(browser.dom(f"{prometheus.url}/consoles/lossd-overview.html?range=5m", patience_ms=35000))
+        self.assertNotIn("–", page.figures)
+        self.assertEqual([line for line in page.lines if "L" not in line], [])
+        self.assertGreaterEqual(len(page.lines), len([query for query in page.queries if "$window" in query]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """Reads PromQL as far as the tests need it: which series an expression names."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Iterator
 
 # A string, a selector's braces with what is in them, a name, or anything else.
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\{(?:[^}"]|"(?:[^"\\]|\\.)*")*\}|[A-Za-z_:][A-Za-z0-9_:]*|\s+|.', re.DOTALL)
@@ -9,10 +12,11 @@ WORDS = {"and", "or", "unless", "bool", "offset", "start", "end", "inf", "nan"}
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"')
 
 
-def selectors(expression):
+def selectors(expression: str) -> list[tuple[str, str]]:
     """[(metric, braces)]: `braces` with the matchers, or empty."""
     tokens = [token for token in TOKEN.findall(expression) if not token.isspace()]
-    found, depth_of_labels = [], 0
+    found: list[tuple[str, str]] = []
+    depth_of_labels = 0
     for number, token in enumerate(tokens):
         following = tokens[number + 1] if number + 1 < len(tokens) else ""
         before = tokens[number - 1] if number else ""
@@ -33,11 +37,11 @@ def selectors(expression):
     return found
 
 
-def metric_names(expression):
+def metric_names(expression: str) -> set[str]:
     return {name for name, _ in selectors(expression)}
 
 
-def narrow_selectors(expression):
+def narrow_selectors(expression: str) -> Iterator[str]:
     """Every series that the expression counts on, one selector each: `x{a=~"b|c"}` gives x{a="b"} and x{a="c"}."""
     for name, braces in selectors(expression):
         alternatives = [""]

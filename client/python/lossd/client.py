@@ -51,9 +51,10 @@ def connect(
 
     token_file: of the token that is shown to a server which asks for one (lossd --tokens), and nothing else; read
     again when it changes. It is not sent in plain text to another machine unless token_over_plain_text says that
-    something else encrypts it. call_timeout: seconds after which a call without tensors fails with DeadlineExceededError. reconnect_timeout:
-    seconds that a call goes on trying before it fails with UnavailableError. transfer_bytes: of one message of
-    weights or gradient rows. check_version: VersionMismatchError unless the server is of this library's version.
+    something else encrypts it. call_timeout: seconds after which a call without tensors fails with
+    DeadlineExceededError. reconnect_timeout: seconds that a call goes on trying before it fails with UnavailableError.
+    transfer_bytes: of one message of weights or gradient rows. check_version: VersionMismatchError unless the server is
+    of this library's version.
     """
     return Client(
         target,

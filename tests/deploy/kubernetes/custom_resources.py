@@ -31,7 +31,8 @@ POD_MONITOR = resource(
     "monitoring.coreos.com/v1",
     "PodMonitor",
     fields(
-        ["selector", "podMetricsEndpoints"],
+        ["jobLabel", "selector", "podMetricsEndpoints"],
+        jobLabel=STRING,
         selector=fields(["matchLabels"], matchLabels=LABELS),
         podMetricsEndpoints={
             "type": "array",

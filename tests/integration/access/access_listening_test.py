@@ -7,14 +7,13 @@ import sys
 import tempfile
 import time
 import unittest
-import urllib.request
 
 import grpc
 from lossd.v1 import loss_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
 from standard_services import SERVING, health
 
-from access_support import REFLECTION, TOKENS, Certificates, call, methods, write_tokens
+from access_support import REFLECTION, TOKENS, Certificates, call, methods, metric, write_tokens
 from streaming import create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
@@ -22,7 +21,8 @@ NOT_SERVING = 2
 
 
 def refusal(*flags):
-    done = subprocess.run([BINARY, "--metrics_listen=", *flags], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([BINARY, "--metrics_listen=", *flags], capture_output=True, text=True, timeout=60,
+                          check=False)
     return done.returncode, done.stderr
 
 
@@ -33,14 +33,6 @@ def status(channel):
 def own_channel(server):
     """On a connection that no other channel has."""
     return grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)])
-
-
-def live_streams(server):
-    with urllib.request.urlopen(server.metrics_url) as response:
-        for line in response.read().decode().splitlines():
-            if line.startswith("lossd_live_streams "):
-                return int(float(line.split()[1]))
-    raise AssertionError("no lossd_live_streams")
 
 
 class PlainText(unittest.TestCase):
@@ -167,10 +159,10 @@ class Limits(unittest.TestCase):
             requests = [queue.Queue() for _ in range(257)]
             streams = [losses.Compute(iter(queued.get, None)) for queued in requests]
             with own_channel(server) as other:
-                while live_streams(server) < 256:
+                while metric(server, "lossd_live_streams") < 256:
                     time.sleep(0.05)
                 self.assertTrue(status(other).version, "another connection is not held up")
-            self.assertEqual(live_streams(server), 256)
+            self.assertEqual(metric(server, "lossd_live_streams"), 256)
             requests[0].put(None)
             list(streams[0])
             requests[256].put(start)

@@ -1,6 +1,7 @@
 """What the tests of access share: certificates, files of tokens, and calls of any method by its path."""
 import os
 import subprocess
+import urllib.request
 
 import grpc
 from lossd.v1 import gradient_pb2, head_pb2, loss_pb2, region_pb2, status_pb2
@@ -59,20 +60,29 @@ def write_tokens(path, tokens):
     os.replace(path + ".new", path)
 
 
-class Certificates:
-    """ca.pem; server.pem and client.pem with their keys, signed by it."""
+def metric(server, series):
+    """The value of a series, as in 'lossd_token_reloads_total{outcome="ok"}'."""
+    with urllib.request.urlopen(server.metrics_url) as response:
+        for line in response.read().decode().splitlines():
+            if line.startswith(series + " "):
+                return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"there is no {series}")
 
-    def __init__(self, folder):
+
+class Certificates:
+    """ca.pem; server.pem and client.pem with their keys, signed by it, good for `days`."""
+
+    def __init__(self, folder, days=30):
         self.folder = folder
         new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        self._run("req", "-x509", *new_key, "-days", "30", "-subj", "/CN=ca", "-keyout", self.path("ca.key"),
+        self._run("req", "-x509", *new_key, "-days", str(days), "-subj", "/CN=ca", "-keyout", self.path("ca.key"),
                   "-out", self.path("ca.pem"))
         for name, names in (("server", LOOPBACK), ("client", "DNS:client")):
             with open(self.path(name + ".ext"), "w", encoding="utf-8") as file:
                 file.write(f"subjectAltName={names}\n")
             self._run("req", *new_key, "-subj", f"/CN={name}", "-keyout", self.path(name + ".key"),
                       "-out", self.path(name + ".csr"))
-            self._run("x509", "-req", "-days", "30", "-CAcreateserial", "-in", self.path(name + ".csr"),
+            self._run("x509", "-req", "-days", str(days), "-CAcreateserial", "-in", self.path(name + ".csr"),
                       "-CA", self.path("ca.pem"), "-CAkey", self.path("ca.key"),
                       "-extfile", self.path(name + ".ext"), "-out", self.path(name + ".pem"))
 

@@ -13,7 +13,7 @@ import numpy as np
 from lossd.v1 import loss_pb2_grpc
 from lossd_server import LossdServer
 
-from access_support import TOKENS, bearer, call, with_token, write_tokens
+from access_support import TOKENS, Certificates, bearer, call, metric, with_token, write_tokens
 from streaming import chunk_request, create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
@@ -125,6 +125,23 @@ class Rotation(unittest.TestCase):
         requests.put(chunk_request(session, 1, np.array([1]), np.ones((1, 4), np.float32)))
         self.assertTrue(any(True for _ in stays), "the other stream answers")
 
+    def test_refusals_and_reloads_are_counted(self):
+        denied = 'lossd_access_denied_total{reason="%s"}'
+        reloads = 'lossd_token_reloads_total{outcome="%s"}'
+        call(self.channel, STATUS)
+        self.code(SECOND)
+        call(self.channel, "/lossd.v1.StatusService/Drain", bearer(TOKENS["trainer"]))
+        call(self.channel, "/lossd.v1.StatusService/Drain", bearer(TOKENS["read-only"]))
+        self.assertEqual([metric(self.server, denied % reason) for reason in ("no_token", "unknown_token", "role")],
+                         [1, 1, 2])
+        refused = 'lossd_rpcs_total{method="StatusService/Drain",code="PERMISSION_DENIED"}'
+        self.assertEqual(metric(self.server, refused), 2)
+        write_tokens(self.path, [("read-only", SECOND)])
+        until(lambda: metric(self.server, reloads % "ok") == 1)
+        write_tokens(self.path, [])
+        until(lambda: metric(self.server, reloads % "failed") == 1)
+        self.assertEqual(metric(self.server, reloads % "ok"), 1)
+
     def test_streams_of_a_token_that_became_less_end(self):
         _, _, stream = self.open_stream(TOKENS["trainer"])
         write_tokens(self.path, [("read-only", TOKENS["trainer"])])
@@ -146,6 +163,26 @@ class Rotation(unittest.TestCase):
         self.assertEqual(self.server.stop(), 0)
         for token in (SECOND, *TOKENS.values()):
             self.assertNotIn(token, self.server.log())
+
+
+class Tls(unittest.TestCase):
+    def test_the_certificates_end_and_its_changes_are_counted(self):
+        expiry = "lossd_tls_certificate_expiry_timestamp_seconds"
+        reloads = 'lossd_tls_reloads_total{outcome="%s"}'
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+            certificates = Certificates(folder)
+            with LossdServer(BINARY, "--device=cpu", *certificates.server_flags()) as server:
+                until(lambda: metric(server, expiry) > time.time())
+                first = metric(server, expiry)
+                self.assertLess(first, time.time() + 31 * 86400)
+                renewed = Certificates(other, days=60)
+                os.replace(renewed.path("server.pem"), certificates.path("server.pem"))
+                until(lambda: metric(server, reloads % "failed") == 1)  # it is of another key
+                os.replace(renewed.path("server.key"), certificates.path("server.key"))
+                until(lambda: metric(server, reloads % "ok") == 1)
+                self.assertGreater(metric(server, expiry), first)
+        with LossdServer(BINARY, "--device=cpu") as server:
+            self.assertEqual(metric(server, expiry), 0)
 
 
 if __name__ == "__main__":

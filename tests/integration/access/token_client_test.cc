@@ -146,8 +146,11 @@ TEST_F(TokenClientTest, ASessionGoesOnThroughTheChangeOfItsToken) {
   ASSERT_TRUE(Compute(*session).ok());
   EXPECT_GE(session->reconnects(), 1);
   EXPECT_TRUE((*client)->Status().ok());
-  EXPECT_EQ((*client)->ListHeads()->front().window_tokens, static_cast<uint64_t>(3 * kTokens))
-      << "each batch once";
+  const SessionMarks marks = session->marks();
+  std::vector<float> gradient(kVocab * kHidden);
+  const auto flush = head->Flush({}, {&marks, 1}, gradient.data());
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  EXPECT_EQ(flush->window_tokens, static_cast<uint64_t>(3 * kTokens)) << "each batch once";
 
   WriteTokens(std::string("trainer ") + kTrainer);
   Reread();

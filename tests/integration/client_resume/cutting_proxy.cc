@@ -1,6 +1,7 @@
 #include "tests/integration/client_resume/cutting_proxy.h"
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -28,6 +29,12 @@ void Reset(int fd) {
   const linger now{.l_onoff = 1, .l_linger = 0};
   setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
   close(fd);
+}
+
+// Passes on at once what comes in small pieces: each would otherwise wait 40 ms for the last one's acknowledgement.
+void SendWithoutDelay(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 bool SendAll(int fd, const char* data, ssize_t size) {
@@ -82,6 +89,8 @@ void CuttingProxy::Accept() {
       close(server);
       continue;
     }
+    SendWithoutDelay(client);
+    SendWithoutDelay(server);
     const int64_t budget = budget_ ? budget_(number) : -1;
     ++number;
     const std::lock_guard lock(mutex_);

@@ -178,5 +178,16 @@ TEST_F(HttpServerTest, APortThatIsTakenIsAnErrorThatNamesIt) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(listen));
 }
 
+// What the distribution builds the library with is its own matter.
+TEST_F(HttpServerTest, AnAddressOfIpv6WorksOrTheErrorSaysWhyNot) {
+  const auto second = HttpServer::Start("[::1]:0", {});
+  if (second.ok()) {
+    EXPECT_GT((*second)->port(), 0);
+  } else {
+    EXPECT_THAT(std::string(second.status().message()), HasSubstr("[::1]:0"));
+    EXPECT_THAT(std::string(second.status().message()), HasSubstr("IPv4"));
+  }
+}
+
 }  // namespace
 }  // namespace lossd::telemetry
