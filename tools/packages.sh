@@ -24,7 +24,7 @@ packages_bundle=(patchelf)
 packages_plot=(python3 python3-matplotlib)
 # What tools/python_env.sh and `pip install ./client/python` start from.
 packages_python=(python3 python3-venv python3-pip)
-packages_test=(openssl spin python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev shellcheck)
+packages_test=(openssl libfaketime spin python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev shellcheck)
 
 # PACKAGE FILE: the plain text of each manual. Its folder differs between releases, so dpkg is asked for it.
 manuals=(

@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "server/rpc/call_observer.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/methods.h"
 
 namespace lossd::rpc {

@@ -5,11 +5,24 @@
 #include "proto/wire/trace_context.h"
 
 namespace lossd::rpc {
+namespace {
+
+constexpr std::chrono::milliseconds kTimerGrain(2);  // deadlines are whole milliseconds
+
+}  // namespace
 
 std::string TraceIdOf(const CallMetadata& metadata) {
   if (metadata.count(wire::kTraceParentKey) != 1) return {};  // two contradict each other
   const grpc::string_ref parent = metadata.find(wire::kTraceParentKey)->second;
   return std::string(wire::TraceIdOf({parent.data(), parent.size()}));
+}
+
+void ReportRefused(CallReports& reports, const CallMetadata& metadata, const grpc::Status& status) {
+  const auto path = metadata.find(":path");
+  if (path == metadata.end()) return;
+  reports.Refuse(
+      {path->second.data(), path->second.size()},
+      {.code = status.error_code(), .message = status.error_message(), .trace_id = TraceIdOf(metadata)});
 }
 
 void LogEvent(const char* event, const std::string& trace_id, std::vector<telemetry::LogField> fields) {
@@ -26,7 +39,11 @@ std::unique_ptr<CallRecord> CallRecord::Begin(CallReports* reports, std::string_
 
 CallRecord::CallRecord(CallReports* reports, telemetry::RpcMethod* method,
                        const grpc::ServerContextBase& context)
-    : reports_(reports), method_(method), context_(context), trace_id_(TraceIdOf(context.client_metadata())) {
+    : reports_(reports),
+      method_(method),
+      context_(context),
+      trace_id_(TraceIdOf(context.client_metadata())),
+      patience_(context.deadline() - std::chrono::system_clock::now()) {
   reports_->Begin(method_);
 }
 
@@ -54,7 +71,7 @@ void CallRecord::NoteCancelled() {
   const std::lock_guard lock(mutex_);
   NotePeerLocked(grpc::StatusCode::CANCELLED);
   cancelled_ = Clock::now();
-  late_ = std::chrono::system_clock::now() >= context_.deadline();
+  late_ = *cancelled_ - begun_ >= patience_ - kTimerGrain;
 }
 
 // While the call is there to be asked, and if it is going to be told.

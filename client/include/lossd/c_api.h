@@ -96,6 +96,15 @@ typedef struct lossd_region lossd_region;
 /* --- Client ------------------------------------------------------------------------------------------------
  */
 
+/* The trace that a call belongs to, in the headers of W3C's Trace Context. */
+typedef struct lossd_trace_context {
+  size_t struct_size;
+  char traceparent[56]; /* "00-<trace id>-<span id>-<flags>"; what is not one is not sent */
+  char tracestate[520]; /* up to 512 characters, or "" */
+} lossd_trace_context;
+/* Fills in `context`, which is empty, or leaves it so. Must not call lossd functions. */
+typedef void (*lossd_trace)(void* user, lossd_trace_context* context);
+
 typedef struct lossd_client_options {
   size_t struct_size;
   double call_timeout_seconds;      /* unary calls fail with DEADLINE_EXCEEDED after this long; 60 */
@@ -107,6 +116,9 @@ typedef struct lossd_client_options {
   const char* tls_certificate;
   const char* tls_key;
   const char* tls_server_name;
+  /* Asked before every call (lossd::ClientOptions::trace), for as long as any handle of the client lives. */
+  lossd_trace trace; /* NULL: calls belong to no trace */
+  void* trace_user;
 } lossd_client_options;
 
 LOSSD_API void lossd_client_options_init(lossd_client_options* options, size_t struct_size);
