@@ -1,6 +1,7 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -45,17 +46,18 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
 Engine::~Engine() = default;
 
 MemoryPlan Engine::ReservedByPurpose() const {
-  std::map<std::string, int64_t> totals = {
-      {"weights", 0},  {"master_weights", 0}, {"weight_staging", 0}, {"gradient", 0},  {"optimizer", 0},
-      {"deferred", 0}, {"tiles", 0},          {"class_weights", 0},  {"workspace", 0}, {"regions", 0}};
-  const MemoryUsage usage = budget_->Usage();
-  for (const MemoryItem& item : usage.shared) totals[item.purpose] += item.bytes;
-  for (const auto& [head, items] : usage.heads) {
-    for (const MemoryItem& item : items) totals[item.purpose] += item.bytes;
-  }
+  constexpr std::array kPurposes = {"weights",  "master_weights", "weight_staging", "gradient",  "optimizer",
+                                    "deferred", "tiles",          "class_weights",  "workspace", "regions"};
   MemoryPlan plan;
-  for (const auto& [purpose, bytes] : totals) plan.push_back({purpose, bytes});
-  return plan;
+  for (const char* purpose : kPurposes) {
+    for (int place = 0; place < kMemoryPlaceCount; ++place) {
+      plan.push_back({purpose, 0, static_cast<MemoryPlace>(place)});
+    }
+  }
+  const MemoryUsage usage = budget_->Usage();
+  plan.insert(plan.end(), usage.shared.begin(), usage.shared.end());
+  for (const auto& [head, items] : usage.heads) plan.insert(plan.end(), items.begin(), items.end());
+  return MergedByPurpose(plan);
 }
 
 // --- Heads
@@ -80,7 +82,9 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
   if (!plan.ok()) return plan.status();
   // What the head has in the host's memory, on any device.
-  if (config.defers()) plan->push_back({"deferred", config.deferred_bytes});
+  if (config.defers()) {
+    plan->push_back({"deferred", config.deferred_bytes, device_->SystemMemoryPlace()});
+  }
   if (config.class_weights != nullptr) plan->push_back({"class_weights", config.class_weight_bytes()});
   auto reservation = budget_->Reserve(config.name, absl::StrCat("head ", config.name), *std::move(plan));
   if (!reservation.ok()) return reservation.status();

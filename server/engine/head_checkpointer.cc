@@ -409,6 +409,9 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const RestoreNumbers& number
     }
     head_.window_ = checkpoint.window;
     head_.window_.flush_begun = absl::Now();
+    head_.window_.flush_frozen = head_.window_.flush_begun;
+    if (head_.window_.tokens > 0) head_.window_.since = head_.window_.flush_begun;
+    if (head_.window_.next_tokens > 0) head_.window_.next_since = head_.window_.flush_begun;
     if (Reopens(as, checkpoint)) {
       head_.window_.state = WindowState::kOpen;
       head_.window_.tokens += std::exchange(head_.window_.next_tokens, 0);

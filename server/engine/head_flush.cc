@@ -157,6 +157,10 @@ void Head::Freeze() {
       answer = summarized;
     }
   }
+  if (answer.ok()) {
+    CountGradient(answer->summary.norm,
+                  answer->summary.non_finite + (answer->bias_summary ? answer->bias_summary->non_finite : 0));
+  }
   std::vector<FlushCallback> flush_waiters;
   std::vector<std::function<void()>> window_waiters;
   {
@@ -166,8 +170,10 @@ void Head::Freeze() {
       answer->window_tokens = window_.tokens;
       window_.flush = *answer;
       ledger_.Freeze();
+      window_.flush_frozen = absl::Now();
       ++environment_.counters->flushes_begun;
-      environment_.counters->flush_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - window_.flush_begun));
+      environment_.counters->flush_freeze_seconds.Observe(
+          absl::ToDoubleSeconds(window_.flush_frozen - window_.flush_begun));
     }
     flush_waiters = std::exchange(window_.flush_waiters, {});
     window_waiters = TakeWaitersLocked();
@@ -291,6 +297,7 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
 }
 
 absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
+  const absl::Time begun = absl::Now();
   std::vector<std::function<void()>> waiters;
   uint64_t generation = 0;
   {
@@ -316,8 +323,10 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
     window_.last_committed_flush = flush_id;
     window_.last_committed_generation = generation;
     ++environment_.counters->flushes_committed;
+    environment_.counters->flush_read_seconds.Observe(absl::ToDoubleSeconds(begun - window_.flush_frozen));
   }
   for (const auto& waiter : waiters) waiter();
+  environment_.counters->flush_commit_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - begun));
   return generation;
 }
 
@@ -326,6 +335,7 @@ std::vector<std::function<void()>> Head::BeginWindowLocked() {
   ++window_.generation;
   window_.state = WindowState::kOpen;
   window_.tokens = std::exchange(window_.next_tokens, 0);
+  window_.since = std::exchange(window_.next_since, std::nullopt);
   ledger_.BeginWindow();
   DropGradientsLocked();
   for (const auto& [id, session] : deterministic_) session->tiles.BeginWindow();
@@ -345,6 +355,8 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
     }
     window_.state = WindowState::kOpen;
     window_.tokens += std::exchange(window_.next_tokens, 0);
+    const std::optional<absl::Time> next_since = std::exchange(window_.next_since, std::nullopt);
+    if (!window_.since.has_value()) window_.since = next_since;
     ledger_.Reopen();
     if (second_gradient_ != nullptr) {
       // Behind every chunk that was taken for the next window, and before any that comes now.
@@ -356,6 +368,8 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
     window_.last_aborted_generation = window_.generation;
     generation = window_.generation;
     ++environment_.counters->flushes_aborted;
+    environment_.counters->flush_read_seconds.Observe(
+        absl::ToDoubleSeconds(absl::Now() - window_.flush_frozen));
     waiters = TakeWaitersLocked();
   }
   for (const auto& waiter : waiters) waiter();

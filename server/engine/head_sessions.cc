@@ -187,6 +187,7 @@ void Head::WithdrawLocked(const LaneKey& key) {
     item->listener = nullptr;
     ++environment_.counters->chunks_withdrawn;
     --environment_.counters->queued_chunks;
+    --counters_.queued_chunks;
   }
   it->second.queued.clear();
   if (!withdrawn.empty()) environment_.scheduler->Withdraw(this, std::move(withdrawn));

@@ -102,7 +102,11 @@ void AccessControl::Report(const grpc::Status& refusal, const Metadata& metadata
   } else {
     ++counters_->access.role;
   }
-  ReportRefused(*reports_, metadata, refusal);
+  const auto path = metadata.find(":path");
+  if (path == metadata.end()) return;
+  reports_->Refuse(
+      View(path->second),
+      {.code = refusal.error_code(), .message = refusal.error_message(), .trace_id = TraceIdOf(metadata)});
 }
 
 std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll() {

@@ -225,7 +225,9 @@ void ComputeReactor::Take(engine::ChunkAnswer answer) {
   }
   engine_->counters().payload_bytes_out +=
       answer.losses.size() + static_cast<uint64_t>(answer.returns.bytes() + answer.dx.size());
-  Response response{ToWire(std::move(answer)), true};
+  Response response{{}, true};
+  if (answer.error.ok()) response.ready = answer.ready;
+  response.bytes = ToWire(std::move(answer));
   const Guard guard(this);
   if (at_once_) return;
   answers_.push_back(std::move(response));
@@ -246,6 +248,9 @@ void ComputeReactor::OnWriteDone(bool ok) {
     ReturnCreditLocked(costs_.front());
     costs_.pop_front();
   }
+  if (ok && response_ready_.has_value()) {
+    engine_->counters().answer_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - *response_ready_));
+  }
   response_bytes_.Clear();
   if (!ok) {  // the stream is broken; OnCancel follows or has been
     if (!ending_.has_value()) ending_ = grpc::Status(grpc::StatusCode::CANCELLED, "the stream broke");
@@ -257,6 +262,7 @@ void ComputeReactor::OnWriteDone(bool ok) {
 void ComputeReactor::WriteLocked(Response response) {
   writing_ = true;
   response_is_result_ = response.is_result;
+  response_ready_ = response.ready;
   response_bytes_.Swap(&response.bytes);
   StartWrite(&response_bytes_);
 }

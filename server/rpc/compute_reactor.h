@@ -74,6 +74,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   struct Response {
     grpc::ByteBuffer bytes;
     bool is_result = false;
+    std::optional<absl::Time> ready = {};  // of a result with losses: since when it has been there
   };
   // Holds the stream's lock, and then, without it, wakes other streams of the session that wait for credit.
   class Guard {
@@ -149,6 +150,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   grpc::ByteBuffer response_bytes_;  // being written
   bool response_is_result_ = false;
+  std::optional<absl::Time> response_ready_;
   std::deque<Response> answers_;  // to be written
   std::deque<int64_t> costs_;     // of chunks taken and not yet answered on the wire, in order
   int64_t outstanding_bytes_ = 0;

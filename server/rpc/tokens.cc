@@ -3,6 +3,7 @@
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <fstream>
@@ -133,7 +134,9 @@ absl::StatusOr<TokensRead> ReadTokens(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat("--tokens: ", path, ": ", tokens.status().message()));
   }
   TokensRead read{.tokens = *std::move(tokens), .warnings = {}};
-  if ((status.st_mode & (S_IRGRP | S_IROTH)) != 0) {
+  // Of a file that is another user's, the group is how this one reads it.
+  const bool group_reads = (status.st_mode & S_IRGRP) != 0 && status.st_uid == geteuid();
+  if (group_reads || (status.st_mode & S_IROTH) != 0) {
     read.warnings.emplace_back("the file of tokens can be read by others than its owner; chmod go-r it");
   }
   return read;

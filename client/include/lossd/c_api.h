@@ -41,7 +41,7 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 1
+#define LOSSD_C_API_VERSION 2
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
@@ -116,6 +116,10 @@ typedef struct lossd_client_options {
   const char* tls_certificate;
   const char* tls_key;
   const char* tls_server_name;
+  /* From version 2 on. File with the token to show to a server that asks for one (lossd::ClientOptions). */
+  const char* token_file;
+  int32_t token_over_plain_text;
+  int32_t reserved;
   /* Asked before every call (lossd::ClientOptions::trace), for as long as any handle of the client lives. */
   lossd_trace trace; /* NULL: calls belong to no trace */
   void* trace_user;

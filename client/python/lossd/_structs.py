@@ -35,6 +35,9 @@ class ClientOptions(c.Structure):
         ("tls_certificate", c.c_char_p),
         ("tls_key", c.c_char_p),
         ("tls_server_name", c.c_char_p),
+        ("token_file", c.c_char_p),
+        ("token_over_plain_text", c.c_int32),
+        ("reserved", c.c_int32),
         ("trace", Trace),
         ("trace_user", c.c_void_p),
     ]

@@ -43,6 +43,8 @@ def connect(
     target: str,
     *,
     tls: Tls | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    token_over_plain_text: bool = False,
     call_timeout: float = 60.0,
     reconnect_timeout: float = 60.0,
     transfer_bytes: int = 4 << 20,
@@ -51,8 +53,10 @@ def connect(
 ) -> Client:
     """Connects to "host:port", "dns:///name:port" or "unix:/path"; waits until the server answers.
 
-    call_timeout: seconds after which a call without tensors fails with DeadlineExceededError. reconnect_timeout:
-    seconds that a call goes on trying before it fails with UnavailableError. transfer_bytes: of one message of
+    token_file: of the token that is shown to a server which asks for one (lossd --tokens), and nothing else; read
+    again when it changes. It is not sent in plain text to another machine unless token_over_plain_text says that
+    something else encrypts it. call_timeout: seconds after which a call without tensors fails with
+    DeadlineExceededError. reconnect_timeout: seconds that a call goes on trying before it fails with UnavailableError. transfer_bytes: of one message of
     weights or gradient rows. check_version: VersionMismatchError unless the server is of this library's version.
     trace_parent: the trace that calls belong to, which the server names in its log: a W3C traceparent, or what is asked
     for one (or for a pair of traceparent and tracestate, or None) before each call; None: OpenTelemetry's current span,
@@ -61,6 +65,8 @@ def connect(
     return Client(
         target,
         tls=tls,
+        token_file=token_file,
+        token_over_plain_text=token_over_plain_text,
         call_timeout=call_timeout,
         reconnect_timeout=reconnect_timeout,
         transfer_bytes=transfer_bytes,
@@ -86,6 +92,8 @@ class Client:
         target: str,
         *,
         tls: Tls | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        token_over_plain_text: bool = False,
         call_timeout: float = 60.0,
         reconnect_timeout: float = 60.0,
         transfer_bytes: int = 4 << 20,
@@ -100,6 +108,9 @@ class Client:
             options.tls = 1
             for name in ("ca_certificates", "certificate", "key", "server_name"):
                 setattr(options, f"tls_{name}", encoded(getattr(tls, name), f"tls.{name}") or None)
+        if token_file is not None:
+            options.token_file = encoded(token_file, "token_file")
+            options.token_over_plain_text = int(token_over_plain_text)
         trace = _trace.register(trace_parent)
         weakref.finalize(self, _trace.unregister, trace)
         _trace.install(options, trace)

@@ -68,6 +68,8 @@ absl::StatusOr<ClientOptions> OptionsOf(const lossd_client_options* given) {
   options.reconnect_timeout = *reconnect;
   options.transfer_bytes = read->transfer_bytes;
   options.tls = *std::move(tls);
+  options.token_file = TextOf(read->token_file);
+  options.token_over_plain_text = read->token_over_plain_text != 0;
   options.trace = TraceOf(read->trace, read->trace_user);
   return options;
 }

@@ -53,7 +53,7 @@ TEST(Arithmetic, AdamHasTheSameBitsWhereverItsNumbersLie) {
     Placed second(kCount, (place * 5) % kPlaces, 3);
     Placed parameters(kCount, place, 4);
     for (int64_t i = 0; i < kCount; ++i) second.data()[i] = std::abs(second.data()[i]);
-    for (int step = 0; step < 5; ++step) {
+    for (int step = 0; step < 500; ++step) {
       BestArithmetic().adam(coefficients, gradient.data(), first.data(), second.data(), parameters.data(),
                             kCount);
     }

@@ -10,6 +10,13 @@
 docs/pytorch.md has the loss, docs/trainers.md the rest.
 """
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name == "torch":
+        raise ModuleNotFoundError("lossd.torch needs PyTorch: pip install 'torch>=2.6'", name="torch") from None
+    raise
+
 from lossd.torch._function import linear_cross_entropy
 from lossd.torch._module import RemoteLinearCrossEntropy
 from lossd.torch._tokens import shift_labels

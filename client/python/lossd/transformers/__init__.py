@@ -11,6 +11,7 @@ not: Llama, Mistral, Qwen, Gemma, GPT-2, Mixtral, Granite and their like. docs/t
 
 from typing import Any
 
+from lossd import torch as _torch  # noqa: F401, first: it says so if PyTorch is missing
 from lossd.transformers import _trainer
 from lossd.transformers._optimizers import JointOptimizer
 from lossd.transformers._patch import flush_tied, patch, patched_head, unpatch

@@ -1,0 +1,63 @@
+"""README.md: its lines for PyTorch run as they stand, with a server of their own and with one that runs already."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import lossd
+
+README = Path(__file__).resolve().parents[4] / "README.md"
+
+BEFORE = """
+import torch
+
+torch.manual_seed(1)
+model = torch.nn.Module()
+model.lm_head = torch.nn.Linear(6, 11, bias=False)
+weights = model.lm_head.weight.detach().clone()
+hidden, labels = torch.randn(5, 6, requires_grad=True), torch.randint(0, 11, (5,))
+expected = torch.autograd.grad(torch.nn.functional.cross_entropy(model.lm_head(hidden), labels), hidden)[0]
+"""
+AFTER = """
+torch.testing.assert_close(hidden.grad, expected)
+assert head.head.info().weight_version > 1 and not torch.equal(head.read_weights()[0], weights)
+print("trained")
+"""
+
+
+def lines() -> list[str]:
+    """Those of the first block that trains."""
+    text = README.read_text().split("## Your own model", 1)[1].split("In C++:", 1)[0]
+    block = [line for line in text.split("\n") if line.startswith("    ")]
+    return textwrap.dedent("\n".join(block[block.index("    import lossd") :])).split("\n")
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["launch", "connect"])
+def test_three_lines(server: lossd.Server, running: bool) -> None:
+    script = lines()
+    if running:
+        (at,) = [i for i, line in enumerate(script) if "lossd.launch()" in line]
+        instead = script[at].split("# or ")[1]
+        assert instead.startswith("lossd.connect(")
+        script[at] = f"client = lossd.connect({server.target!r})"
+    done = run(BEFORE + "\n".join(script) + AFTER)
+    assert done.stdout == "trained\n", done.stderr
+    if running:
+        with server.client() as client:
+            client.delete_head("lm_head")
+
+
+@pytest.mark.parametrize("module", ["torch", "transformers"])
+def test_without_pytorch_it_says_what_is_needed(module: str) -> None:
+    done = run(f"import sys; sys.modules['torch'] = None; import lossd.{module}")
+    assert done.returncode == 1 and done.stderr.count("Traceback") == 1
+    assert "ModuleNotFoundError: lossd.torch needs PyTorch: pip install" in done.stderr
