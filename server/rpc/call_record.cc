@@ -17,14 +17,6 @@ std::string TraceIdOf(const CallMetadata& metadata) {
   return std::string(wire::TraceIdOf({parent.data(), parent.size()}));
 }
 
-void ReportRefused(CallReports& reports, const CallMetadata& metadata, const grpc::Status& status) {
-  const auto path = metadata.find(":path");
-  if (path == metadata.end()) return;
-  reports.Refuse(
-      {path->second.data(), path->second.size()},
-      {.code = status.error_code(), .message = status.error_message(), .trace_id = TraceIdOf(metadata)});
-}
-
 void LogEvent(const char* event, const std::string& trace_id, std::vector<telemetry::LogField> fields) {
   if (!telemetry::Logs(telemetry::LogLevel::kDebug)) return;
   if (!trace_id.empty()) fields.emplace_back("trace_id", trace_id);

@@ -24,10 +24,6 @@ using CallMetadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 // The id of the trace that a call belongs to; empty if its client sent none, or one that is malformed.
 std::string TraceIdOf(const CallMetadata& metadata);
 
-// For who refuses calls before any record of them begins (grpc::AuthMetadataProcessor, with its
-// InputMetadata).
-void ReportRefused(CallReports& reports, const CallMetadata& metadata, const grpc::Status& status);
-
 // A line at debug about what a call has brought about, with the trace that it belongs to, if any.
 void LogEvent(const char* event, const std::string& trace_id, std::vector<telemetry::LogField> fields);
 
