@@ -170,7 +170,7 @@ def library() -> Library:
     )
 
 
-def encoded(text: str, field: str) -> bytes:
+def encoded(text: str | os.PathLike[str], field: str) -> bytes:
     """For a const char*: UTF-8 without zero bytes."""
     if not isinstance(text, (str, os.PathLike)):
         raise TypeError(f"{field} must be a str, not {type(text).__name__}")

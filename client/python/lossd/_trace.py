@@ -8,13 +8,13 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable
-from typing import Any, Union
+from typing import Any
 
 from lossd import _structs as s
 
 # A traceparent, with a tracestate if there is one; None or "": none.
-Trace = Union[str, tuple[str, str], None]
-TraceParent = Union[str, Callable[[], Trace], None]
+Trace = str | tuple[str, str] | None
+TraceParent = str | Callable[[], Trace] | None
 
 _sources: dict[int, Callable[[], Trace]] = {}
 _numbers = itertools.count(1)

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import os
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar

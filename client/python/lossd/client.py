@@ -56,8 +56,9 @@ def connect(
     token_file: of the token that is shown to a server which asks for one (lossd --tokens), and nothing else; read
     again when it changes. It is not sent in plain text to another machine unless token_over_plain_text says that
     something else encrypts it. call_timeout: seconds after which a call without tensors fails with
-    DeadlineExceededError. reconnect_timeout: seconds that a call goes on trying before it fails with UnavailableError. transfer_bytes: of one message of
-    weights or gradient rows. check_version: VersionMismatchError unless the server is of this library's version.
+    DeadlineExceededError. reconnect_timeout: seconds that a call goes on trying before it fails with UnavailableError.
+    transfer_bytes: of one message of weights or gradient rows. check_version: VersionMismatchError unless the server is
+    of this library's version.
     trace_parent: the trace that calls belong to, which the server names in its log: a W3C traceparent, or what is asked
     for one (or for a pair of traceparent and tracestate, or None) before each call; None: OpenTelemetry's current span,
     if opentelemetry-api is installed; "": none. A session's streams belong to the trace in which it was opened.

@@ -10,6 +10,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -63,9 +64,10 @@ def test_a_trace_that_is_given_is_told_with_every_call(logging_server: lossd.Ser
 
 def test_a_source_is_asked_before_each_call(logging_server: lossd.Server) -> None:
     log = Log(logging_server)
-    now: Any = None
-    with logging_server.client(trace_parent=lambda: now) as client:
-        for now in (parent(TRACES[1]), None, "", (parent(TRACES[2]), "vendor=value"), parent(TRACES[3])):
+    given: list[Any] = [parent(TRACES[1]), None, "", (parent(TRACES[2]), "vendor=value"), parent(TRACES[3])]
+    now: list[Any] = [None]
+    with logging_server.client(trace_parent=lambda: now[0]) as client:
+        for now[0] in given:
             fail(client)
     assert log.next_traces(5) == [TRACES[1], None, None, TRACES[2], TRACES[3]]
 
@@ -122,7 +124,7 @@ def opentelemetry_stand_in(span: contextvars.ContextVar[str]) -> Iterator[None]:
 
     modules = {name: types.ModuleType(name) for name in ("opentelemetry", "opentelemetry.trace")}
     modules["opentelemetry"].__path__ = []
-    modules["opentelemetry.trace"].__spec__ = __import__("importlib.machinery").machinery.ModuleSpec("opentelemetry.trace", None)
+    modules["opentelemetry.trace"].__spec__ = ModuleSpec("opentelemetry.trace", None)
     propagation = types.ModuleType("opentelemetry.trace.propagation")
     context = types.ModuleType("opentelemetry.trace.propagation.tracecontext")
     context.TraceContextTextMapPropagator = Propagator  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""What an operator does to a server, or has done to it, while trainers go on: drains, restarts, a full disk, a clock that is
-set, and file descriptors that run out. Every gradient is compared with NumPy's.
+"""What an operator does to a server, or has done to it, while trainers go on: drains, restarts, a full disk, a clock that
+is set, and file descriptors that run out. Every gradient is compared with NumPy's.
 
 usage: operations_test.py LOSSD [LIBFAKETIME]
 """
@@ -54,7 +54,8 @@ class Servers(unittest.TestCase):
     def await_rounds(self, trainers: list[Trainer], more: int) -> None:
         """Until each has gone on for so many rounds, all of which were right."""
         wanted = [trainer.rounds + more for trainer in trainers]
-        poll(lambda: any(t.failure for t in trainers) or all(t.rounds >= w for t, w in zip(trainers, wanted, strict=True)))
+        poll(lambda: any(t.failure for t in trainers)
+             or all(t.rounds >= want for t, want in zip(trainers, wanted, strict=True)))
         self.check(trainers)
 
     def check(self, trainers: list[Trainer]) -> None:
