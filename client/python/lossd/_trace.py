@@ -21,10 +21,10 @@ _numbers = itertools.count(1)
 
 
 def _parts(trace: Trace) -> tuple[bytes, bytes]:
-    parent, state = (trace or "", "") if isinstance(trace, str) or trace is None else trace
-    if not isinstance(parent, str) or not isinstance(state, str):
+    pair = trace if isinstance(trace, tuple) else (trace or "", "")
+    if len(pair) != 2 or not all(isinstance(part, str) for part in pair):
         raise TypeError(f"trace_parent gave {trace!r}; want a str, a (traceparent, tracestate), or None")
-    return parent.encode(), state.encode()
+    return pair[0].encode(), pair[1].encode()
 
 
 def _fill(number: int | None, context: Any) -> None:

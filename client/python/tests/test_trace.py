@@ -28,7 +28,7 @@ def parent(trace: str) -> str:
 
 @pytest.fixture(scope="module")
 def logging_server() -> Iterator[lossd.Server]:
-    with lossd.launch("cpu", log_format="json") as server:
+    with lossd.launch("cpu", args=["--log_format=json"]) as server:
         yield server
 
 
@@ -36,7 +36,8 @@ class Log:
     """What the server says of the failed calls that are made from now on."""
 
     def __init__(self, server: lossd.Server) -> None:
-        self.server, self.seen = server, len(self._lines())
+        self.server = server
+        self.seen = len(self._lines())
 
     def _lines(self) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.server.log().splitlines() if line.startswith("{")]
@@ -73,7 +74,9 @@ def test_a_source_is_asked_before_each_call(logging_server: lossd.Server) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong", ["nonsense", parent(TRACES[1]).upper(), parent(TRACES[1]) + "\n", "\0", "é" * 55, "x" * 10_000]
+    "wrong",
+    ["nonsense", parent(TRACES[1]).replace("a", "A"), parent(TRACES[1]) + "\n", "\0", "é" * 55, "x" * 10_000],
+    ids=["nonsense", "upper", "line", "zero", "unicode", "long"],
 )
 def test_what_is_no_trace_is_not_sent_and_no_error(logging_server: lossd.Server, wrong: str) -> None:
     log = Log(logging_server)
