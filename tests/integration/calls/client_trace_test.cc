@@ -82,7 +82,7 @@ TEST_F(ClientTraceTest, StreamsBelongToTheTraceInWhichTheirSessionWasOpened) {
       {.name = "h", .vocab_size = 16, .hidden_size = 4, .weight_type = DataType::kFloat32});
   ASSERT_TRUE(head.ok()) << head.status();
   const std::vector<float> weights(64, 0.1F);
-  ASSERT_TRUE(head->WriteWeights(DataType::kFloat32, std::as_bytes(std::span(weights))).ok());
+  ASSERT_TRUE(head->WriteWeights(DataType::kFloat32, weights.data()).ok());
   Set(Parent(5));
   auto session = head->OpenSession({.lanes = 2});
   ASSERT_TRUE(session.ok()) << session.status();
