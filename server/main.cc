@@ -25,6 +25,7 @@
 #include "server/options.h"
 #include "server/restart.h"
 #include "server/rpc/access.h"
+#include "server/rpc/grpc_log.h"
 #include "server/rpc/health_server.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/server.h"
@@ -272,5 +273,6 @@ int main(int argc, char** argv) {
     return lossd::kExitUsage;
   }
   lossd::telemetry::InitLogging(options->log_format, options->log_level);
+  lossd::rpc::LogWhatGrpcSays();
   return lossd::Serve(*std::move(options));
 }

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "client/src/grpc_status.h"
+#include "client/src/trace.h"
 
 namespace lossd::internal {
 namespace {
@@ -73,7 +74,7 @@ bool IsLoopback(const std::string& target) {
 
 absl::StatusOr<std::shared_ptr<CallMetadata>> CallMetadata::Create(const std::string& target,
                                                                    const ClientOptions& options) {
-  std::shared_ptr<CallMetadata> metadata(new CallMetadata(options.token_file));
+  std::shared_ptr<CallMetadata> metadata(new CallMetadata(options));
   if (options.token_file.empty()) return metadata;
   if (!options.tls.has_value() && !options.token_over_plain_text && !IsLoopback(target)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -102,6 +103,7 @@ void CallMetadata::RefreshLocked() {
 }
 
 uint64_t CallMetadata::AddTo(grpc::ClientContext* context) {
+  AddTrace(trace_, context);
   if (path_.empty()) return 0;
   const std::lock_guard lock(mutex_);
   RefreshLocked();

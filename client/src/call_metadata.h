@@ -1,8 +1,9 @@
-// What every call carries beside its message: the token.
+// What every call carries beside its message: the token, and the trace that it belongs to.
 #ifndef LOSSD_CLIENT_SRC_CALL_METADATA_H_
 #define LOSSD_CLIENT_SRC_CALL_METADATA_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -31,10 +32,11 @@ class CallMetadata {
   absl::Status Judge(const absl::Status& status, uint64_t added);
 
  private:
-  explicit CallMetadata(std::string path) : path_(std::move(path)) {}
+  explicit CallMetadata(const ClientOptions& options) : trace_(options.trace), path_(options.token_file) {}
   absl::Status ReadLocked();
   void RefreshLocked();
 
+  const std::function<TraceContext()> trace_;
   const std::string path_;  // empty: no token
   std::mutex mutex_;
   std::string look_;           // of the file when it was read

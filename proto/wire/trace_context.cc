@@ -20,6 +20,10 @@ bool IsHex(std::string_view text) {
                      [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
+bool IsPrintable(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
 bool IsId(std::string_view text) {
   return IsHex(text) && text.find_first_not_of('0') != std::string_view::npos;
 }
@@ -32,6 +36,8 @@ std::string_view TraceIdOf(std::string_view parent) {
   if (!IsHex(version) || version == "ff") return {};
   // Versions to come may add fields behind another dash.
   if (parent.size() > kSize && (version == "00" || parent[kSize] != '-')) return {};
+  // It is sent on as it is, so that the rest has to be fit for that.
+  if (!IsPrintable(parent.substr(kSize))) return {};
   for (const size_t dash : {kTraceIdAt, kParentIdAt, kFlagsAt}) {
     if (parent[dash - 1] != '-') return {};
   }
@@ -41,8 +47,7 @@ std::string_view TraceIdOf(std::string_view parent) {
 }
 
 bool IsTraceState(std::string_view state) {
-  return !state.empty() && state.size() <= kMaxTraceState &&
-         std::all_of(state.begin(), state.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  return !state.empty() && state.size() <= kMaxTraceState && IsPrintable(state);
 }
 
 }  // namespace lossd::wire

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "server/engine/checkpoint_store.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 #include "server/engine/random_id.h"
 
 namespace lossd::engine {
@@ -348,7 +349,7 @@ int64_t Engine::sessions() const {
 }
 
 void Engine::ExpireSessions() {
-  const absl::Time before = absl::Now() - options_.session_lease;
+  const absl::Time before = MonotonicNow() - options_.session_lease;
   for (const std::shared_ptr<Head>& head : Heads()) {
     for (const std::string& id : head->IdleSessions(before)) CloseSession(id, before).IgnoreError();
     head->ResumeStalled();
@@ -363,7 +364,7 @@ void Engine::BeginDrain() {
 absl::Status Engine::Overload(absl::string_view field, absl::string_view message) {
   absl::Status status =
       MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, field, message);
-  AttachRetryDelay(&status, retry_slots_.Next(absl::Now()));
+  AttachRetryDelay(&status, retry_slots_.Next(MonotonicNow()));
   return status;
 }
 

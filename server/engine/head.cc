@@ -8,6 +8,7 @@
 #include "server/engine/chunk_options.h"
 #include "server/engine/chunk_regions.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::engine {
 namespace {
@@ -308,7 +309,7 @@ absl::Status Head::PositionErrorLocked(absl::StatusCode code, RejectReason reaso
 
 void Head::EnqueueLocked(std::shared_ptr<ChunkItem> item) {
   AccumulationLedger::Session& session = *ledger_.Find(item->session_id);
-  session.last_active = absl::Now();
+  session.last_active = MonotonicNow();
   item->session = session.number;
   if (item->numbered) AccumulationLedger::Accept(session.lanes[static_cast<size_t>(item->lane)]);
   LaneRuntime& runtime = lanes_.at({item->session_id, item->lane});

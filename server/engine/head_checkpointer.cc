@@ -10,6 +10,7 @@
 #include "server/engine/checkpoint_writer.h"
 #include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::engine {
 namespace {
@@ -404,7 +405,7 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const RestoreNumbers& number
     head_.lanes_.clear();  // a later stream of the same lane has another epoch
     std::map<std::string, AccumulationLedger::Session, std::less<>> ledger;
     for (const SessionCheckpoint& entry : checkpoint.sessions) {
-      ledger.emplace(entry.id, entry.session).first->second.last_active = absl::Now();
+      ledger.emplace(entry.id, entry.session).first->second.last_active = MonotonicNow();
     }
     head_.window_ = checkpoint.window;
     head_.window_.flush_begun = absl::Now();

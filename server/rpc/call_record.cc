@@ -5,6 +5,11 @@
 #include "proto/wire/trace_context.h"
 
 namespace lossd::rpc {
+namespace {
+
+constexpr std::chrono::milliseconds kTimerGrain(2);  // deadlines are whole milliseconds
+
+}  // namespace
 
 std::string TraceIdOf(const CallMetadata& metadata) {
   if (metadata.count(wire::kTraceParentKey) != 1) return {};  // two contradict each other
@@ -26,7 +31,11 @@ std::unique_ptr<CallRecord> CallRecord::Begin(CallReports* reports, std::string_
 
 CallRecord::CallRecord(CallReports* reports, telemetry::RpcMethod* method,
                        const grpc::ServerContextBase& context)
-    : reports_(reports), method_(method), context_(context), trace_id_(TraceIdOf(context.client_metadata())) {
+    : reports_(reports),
+      method_(method),
+      context_(context),
+      trace_id_(TraceIdOf(context.client_metadata())),
+      patience_(context.deadline() - std::chrono::system_clock::now()) {
   reports_->Begin(method_);
 }
 
@@ -54,7 +63,7 @@ void CallRecord::NoteCancelled() {
   const std::lock_guard lock(mutex_);
   NotePeerLocked(grpc::StatusCode::CANCELLED);
   cancelled_ = Clock::now();
-  late_ = std::chrono::system_clock::now() >= context_.deadline();
+  late_ = *cancelled_ - begun_ >= patience_ - kTimerGrain;
 }
 
 // While the call is there to be asked, and if it is going to be told.

@@ -59,6 +59,8 @@ class CallRecord {
   const grpc::ServerContextBase& context_;
   const std::string trace_id_;
   const Clock::time_point begun_ = Clock::now();
+  // Until the client's deadline: by a clock that nobody sets.
+  const std::chrono::system_clock::duration patience_;
 
   std::mutex mutex_;
   std::string peer_;

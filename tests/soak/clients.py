@@ -114,7 +114,7 @@ class PairTrainer(Trainer):
 
 
 class RegionTrainer(Trainer):
-    """Its hidden states lie in memory that it shares with the server; a server that is started anew knows none of it."""
+    """Its tensors lie in memory that it shares with the server; a server that is started anew knows none of it."""
 
     kind = "region"
 
@@ -211,8 +211,8 @@ class Intruder(Client):
 
     kind = "intruder"
     methods = ("LossService/Compute", "LossService/OpenSession", "LossService/Logits", "HeadService/CreateHead",
-               "HeadService/WriteWeights", "HeadService/GetHead", "GradientService/BeginFlush", "GradientService/ReadGradient",
-               "GradientService/ApplyStep", "RegionService/CreateRegion", "Nothing/AtAll")
+               "HeadService/WriteWeights", "HeadService/GetHead", "GradientService/BeginFlush",
+               "GradientService/ReadGradient", "GradientService/ApplyStep", "RegionService/CreateRegion", "Nothing/AtAll")
 
     def __init__(self, connect: Connect, number: int, port: int, socket_target: str) -> None:
         super().__init__(connect, number)
@@ -250,8 +250,8 @@ class Intruder(Client):
 
     def break_off(self) -> None:
         """In the middle of what looks like HTTP/2, or like TLS."""
-        begin = self.random.choice((b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", b"\x16\x03\x01\x02\x00\x01",
-                                    b"GET / HTTP/1.1\r\n\r\n", b""))
+        begin = self.random.choice((b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0",
+                                    b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n", b""))
         self.raw(begin + self.random.randbytes(self.random.randrange(300)), self.random.random() < 0.5)
 
     def connect_and_linger(self) -> None:

@@ -46,6 +46,12 @@ struct TlsOptions {
   std::string server_name = {};
 };
 
+// The trace that a call belongs to, in the headers of W3C's Trace Context.
+struct TraceContext {
+  std::string parent = {};  // traceparent, "00-<trace id>-<span id>-<flags>"; what is not one is not sent
+  std::string state = {};   // tracestate; may be empty
+};
+
 struct ClientOptions {
   // Unary calls fail with DEADLINE_EXCEEDED after this long.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(60);
@@ -64,6 +70,10 @@ struct ClientOptions {
   // PERMISSION_DENIED, one that the server does not know with UNAUTHENTICATED.
   std::string token_file = {};
   bool token_over_plain_text = false;
+  // Asked before every call, mostly in the thread that makes it, sometimes in one of the library's own. The
+  // server names the trace in what it logs of the call. The streams of a session belong to the trace in which
+  // it was opened. Must not call lossd.
+  std::function<TraceContext()> trace = {};
 };
 
 struct HeadConfig {

@@ -20,6 +20,7 @@ TEST(TraceContextTest, VersionsToComeAreReadAsFarAsTheyAreKnown) {
   EXPECT_EQ(TraceIdOf(later), kTraceId);
   EXPECT_EQ(TraceIdOf(later + "-what-is-to-come"), kTraceId);
   EXPECT_EQ(TraceIdOf(later + ".what"), "");
+  EXPECT_EQ(TraceIdOf(later + "-\n"), "");
   EXPECT_EQ(TraceIdOf(kParent + "-more"), "");  // version 00 is of one length
 }
 
