@@ -5,7 +5,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
 cd "$repo_root"
 
-default_suites=(lint unit conformance integration bench python asan tsan tidy)
+default_suites=(lint unit conformance integration bench deploy python asan tsan tidy)
 all_suites=("${default_suites[@]}" gpu)
 
 usage() {
@@ -20,6 +20,7 @@ build/logs/. CUDA code is compiled where there is a CUDA toolkit; whether it was
   conformance  heads on every device, against the fp64 reference (those on a GPU: in the suite gpu)
   integration  the server, the clients and the tools together, over real gRPC
   bench        the benchmark at a small size: its results are checked, its times are not
+  deploy       rules, dashboards and consoles of deploy/, with promtool and against a real Prometheus; manifests for Kubernetes
   python       the package in client/python: its types, its style and its tests, in build/venv (tools/python_env.sh)
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
@@ -118,6 +119,12 @@ suite_unit() { labelled_suite unit "$jobs"; }
 suite_conformance() { labelled_suite conformance 1; }
 suite_integration() { labelled_suite integration "$jobs"; }
 suite_bench() { labelled_suite bench 1; }
+
+suite_deploy() {
+  if [[ $setup == yes ]]; then tools/setup.sh deploy; fi
+  tools/deploy_tools.sh || { count_fail 1 && return; }
+  labelled_suite deploy 1
+}
 
 # Python as the tests of the package want it: with what build/ has.
 in_venv() {
@@ -233,9 +240,9 @@ cuda_status() { sed -n 's/^LOSSD_CUDA_STATUS:INTERNAL=//p' build/CMakeCache.txt 
 check_labels() {
   local all labelled
   all=$(ctest --test-dir build -N | sed -n 's/^Total Tests: //p')
-  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|gpu)$' | sed -n 's/^Total Tests: //p')
+  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|deploy|gpu)$' | sed -n 's/^Total Tests: //p')
   if [[ $all != "$labelled" ]]; then
-    printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench or gpu\n' "$all" "$labelled" >&2
+    printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench, deploy or gpu\n' "$all" "$labelled" >&2
     return 1
   fi
 }

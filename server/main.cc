@@ -18,14 +18,17 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "server/access_watch.h"
 #include "server/engine/engine.h"
 #include "server/engine/process_memory.h"
+#include "server/exposure.h"
 #include "server/options.h"
 #include "server/restart.h"
-#include "server/rpc/listen_address.h"
+#include "server/rpc/access.h"
+#include "server/rpc/grpc_log.h"
+#include "server/rpc/health_server.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/server.h"
-#include "server/rpc/tls.h"
 #include "server/start_heads.h"
 #include "server/telemetry/logging.h"
 #include "server/telemetry/metrics.h"
@@ -54,15 +57,22 @@ sigset_t BlockSignals() {
   return signals;
 }
 
+// 0: there is none.
+struct Ports {
+  int grpc = 0;
+  int metrics = 0;
+  int health = 0;
+};
+
 // Whole or not at all: a reader never sees half a file. A device or a pipe of that name is left alone: the
 // rename would put a file in its place.
-bool WritePortFile(const std::string& path, int grpc_port, int metrics_port) {
+bool WritePortFile(const std::string& path, const Ports& ports) {
   std::error_code ignored;
   const std::filesystem::file_status there = std::filesystem::status(path, ignored);
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) return false;
   const std::string temporary = absl::StrCat(path, ".tmp", getpid());
   std::ofstream file(temporary);
-  file << nlohmann::json{{"grpc", grpc_port}, {"metrics", metrics_port}} << "\n";
+  file << nlohmann::json{{"grpc", ports.grpc}, {"metrics", ports.metrics}, {"health", ports.health}} << "\n";
   file.close();
   if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return true;
   unlink(temporary.c_str());
@@ -91,38 +101,16 @@ void WaitPassively(char** argv) {
   execv(self.c_str(), argv);
 }
 
-void LogTls(const rpc::TlsCheck& check, const char* event) {
-  Log(LogLevel::kInfo, event, {{"expires", absl::FormatTime(check.not_after, absl::UTCTimeZone())}});
-  for (const std::string& warning : check.warnings) Log(LogLevel::kWarning, warning);
-}
-
 // What somebody should know who listens on an address that others can reach.
-void WarnOfExposure(const rpc::ServerOptions& options) {
-  const absl::StatusOr<std::vector<std::string>> addresses = rpc::ParseListen(options.listen);
-  if (!addresses.ok()) return;
-  for (const std::string& address : *addresses) {
-    if (rpc::IsLoopback(address)) continue;
-    if (!options.tls.enabled()) {
-      Log(LogLevel::kWarning, "listening beyond loopback without encryption or authentication",
-          {{"listen", address}, {"remedy", "--tls_certificate, --tls_key and --tls_client_ca"}});
-    } else if (options.tls.client_ca.empty()) {
-      Log(LogLevel::kWarning, "listening beyond loopback without authentication: every client is served",
-          {{"listen", address}, {"remedy", "--tls_client_ca"}});
-    }
+void WarnOfExposure(const Exposure& exposure) {
+  for (const ExposureWarning& warning : WarningsOf(exposure)) {
+    Log(LogLevel::kWarning, warning.event, {{"listen", warning.listen}, {"remedy", warning.remedy}});
   }
-}
-
-void LogChangedTls(rpc::TlsWatch& watch) {
-  const auto changed = watch.Poll();
-  if (!changed.has_value()) return;
-  if (changed->ok()) return LogTls(**changed, "reloaded the TLS certificate");
-  Log(LogLevel::kError, "the TLS files have changed and cannot be used: new connections fail until they can",
-      {{"reason", std::string(changed->status().message())}});
 }
 
 // Until a signal to stop, or until the device failed.
 void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine,
-                rpc::Server& server, rpc::TlsWatch tls_watch) {
+                rpc::Server& server, AccessWatch& access_watch) {
   const timespec tick{1, 0};
   while (!device_failed) {
     const int signal_number = sigtimedwait(&signals, nullptr, &tick);
@@ -132,7 +120,7 @@ void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed,
     }
     engine.ExpireSessions();
     server.Tick();
-    LogChangedTls(tls_watch);
+    access_watch.Poll(server);
   }
 }
 
@@ -174,6 +162,12 @@ void WarnOfLostWindows(const engine::Engine& engine) {
   }
 }
 
+// Null if none is wanted.
+absl::StatusOr<std::unique_ptr<rpc::HealthServer>> StartHealth(const std::string& listen) {
+  if (listen.empty()) return nullptr;
+  return rpc::HealthServer::Start(listen);
+}
+
 int Serve(Options options) {
   FitOpenFiles(options.engine);
   sigset_t signals = BlockSignals();
@@ -188,6 +182,9 @@ int Serve(Options options) {
   if (options.engine.memory_limit_bytes == 0) {
     options.engine.memory_limit_bytes = chosen->device->AvailableMemory();
   }
+  absl::StatusOr<std::unique_ptr<rpc::HealthServer>> health_started = StartHealth(options.health_listen);
+  if (!health_started.ok()) return Fail(health_started.status());
+  const std::unique_ptr<rpc::HealthServer> health = *std::move(health_started);
   absl::StatusOr<Restart> restart =
       Restart::Open(options.checkpoint_dir, options.restore ? Restore::kYes : Restore::kNo);
   if (!restart.ok()) return Fail(restart.status());
@@ -202,6 +199,12 @@ int Serve(Options options) {
   if (!heads.ok()) return Fail(heads);
   telemetry::ServiceCounters counters(rpc::MethodNames());
   options.server.counters = &counters;
+  if (!options.tokens.empty()) {
+    auto access = rpc::AccessControl::Create(options.tokens, &counters);
+    if (!access.ok()) return Fail(access.status());
+    options.server.access = *std::move(access);
+  }
+  AccessWatch access_watch(options.server, &counters);
   std::unique_ptr<telemetry::MetricsServer> metrics;
   if (!options.metrics_listen.empty()) {
     absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> started =
@@ -221,15 +224,19 @@ int Serve(Options options) {
     restart->GiveBack();
     return Fail(server.status());
   }
-  const int metrics_port = metrics == nullptr ? 0 : metrics->port();
-  if (!options.port_file.empty() && !WritePortFile(options.port_file, (*server)->port(), metrics_port)) {
+  const Ports ports{.grpc = (*server)->port(),
+                    .metrics = metrics == nullptr ? 0 : metrics->port(),
+                    .health = health == nullptr ? 0 : health->port()};
+  if (health != nullptr) health->Set(rpc::HealthServer::Ready::kYes);
+  if (!options.port_file.empty() && !WritePortFile(options.port_file, ports)) {
     return Fail(PortFileError(options.port_file));
   }
   Log(LogLevel::kInfo, "serving",
       {{"version", kVersion},
        {"listen", options.server.listen},
-       {"port", (*server)->port()},
-       {"metrics_port", metrics_port},
+       {"port", ports.grpc},
+       {"metrics_port", ports.metrics},
+       {"health_port", ports.health},
        {"device", (*engine)->device().description()},
        {"memory_limit_bytes", options.engine.memory_limit_bytes},
        {"incarnation", (*engine)->incarnation()}});
@@ -237,12 +244,11 @@ int Serve(Options options) {
     Log(LogLevel::kInfo, "sharing memory with clients on this host",
         {{"socket", (*server)->region_socket_path()}, {"region_bytes", options.engine.regions.total_bytes}});
   }
-  if (options.server.tls.enabled()) {
-    if (const auto check = rpc::CheckTls(options.server.tls); check.ok()) LogTls(*check, "TLS is on");
-  }
-  WarnOfExposure(options.server);
+  access_watch.LogStart();
+  WarnOfExposure(options.exposure);
 
-  WaitForEnd(signals, device_failed, **engine, **server, rpc::TlsWatch(options.server.tls));
+  WaitForEnd(signals, device_failed, **engine, **server, access_watch);
+  if (health != nullptr) health->Set(rpc::HealthServer::Ready::kNo);
   sigdelset(&signals, SIGRTMIN);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
   const bool saves = options.engine.checkpoints != nullptr && !device_failed;
@@ -267,5 +273,6 @@ int main(int argc, char** argv) {
     return lossd::kExitUsage;
   }
   lossd::telemetry::InitLogging(options->log_format, options->log_level);
+  lossd::rpc::LogWhatGrpcSays();
   return lossd::Serve(*std::move(options));
 }

@@ -21,9 +21,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "server/engine/process_memory.h"
+#include "server/exposure.h"
 #include "server/head_entry.h"
 #include "server/rpc/listen_address.h"
 #include "server/rpc/tls.h"
+#include "server/rpc/tokens.h"
 #include "server/version.h"
 
 ABSL_FLAG(
@@ -36,8 +38,24 @@ ABSL_FLAG(std::string, tls_certificate, "",
 ABSL_FLAG(std::string, tls_key, "", "PEM file: the private key of --tls_certificate");
 ABSL_FLAG(std::string, tls_client_ca, "",
           "PEM file: only clients with a certificate of these authorities are served (mTLS)");
+ABSL_FLAG(bool, insecure, false,
+          "allow --listen beyond loopback without TLS: whoever reaches the port can do everything");
+ABSL_FLAG(std::string, tokens, "",
+          "file of lines 'ROLE TOKEN [NAME]', ROLE one of read-only, trainer, admin: calls need a token "
+          "(authorization: Bearer TOKEN) of a role that may make them; read again when it changes");
+ABSL_FLAG(
+    std::string, health_listen, "",
+    "address of the health service alone, host:port, without TLS and tokens: for probes; port 0 takes a "
+    "free one; empty turns it off");
+ABSL_FLAG(int64_t, max_metadata_bytes, 8 << 10, "most bytes of the headers of a call");
+ABSL_FLAG(absl::Duration, max_connection_age, absl::InfiniteDuration(),
+          "connections older than this, give or take a tenth, are told to end: clients connect anew, and are "
+          "looked at by the newest certificates; at least 1s");
+ABSL_FLAG(
+    absl::Duration, max_connection_age_grace, absl::Minutes(10),
+    "calls that are still there so long after that are cut off; a training goes on over a new connection");
 ABSL_FLAG(std::string, metrics_listen, "127.0.0.1:9464",
-          "address of /metrics, host:port; port 0 takes a free one; empty turns it off");
+          "address of /metrics and the status page, host:port; port 0 takes a free one; empty turns it off");
 ABSL_FLAG(std::string, device, "auto", "where heads live: cpu, cuda:N, or auto: cuda:0 if it can be used");
 ABSL_FLAG(int64_t, workspace_bytes, 0,
           "ceiling of the memory for rows of logits; more rows are worked on at once, up to a point; 0 takes "
@@ -95,7 +113,7 @@ ABSL_FLAG(
     "start with what --checkpoint_dir has: go on where the last server was drained, or if it was killed, "
     "with every head's newest checkpoint");
 ABSL_FLAG(std::string, port_file, "",
-          "write the ports as JSON {\"grpc\": N, \"metrics\": N} to this file once serving");
+          "write the ports as JSON {\"grpc\": N, \"metrics\": N, \"health\": N} to this file once serving");
 ABSL_FLAG(std::string, log_format, "text", "text or json; one line an event, on standard error");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(std::string, config, "",
@@ -270,6 +288,40 @@ absl::Status ReadEngineOptions(Options& options) {
   return absl::OkStatus();
 }
 
+// After those of TLS.
+absl::Status ReadAccessOptions(Options& options) {
+  options.tokens = absl::GetFlag(FLAGS_tokens);
+  options.health_listen = absl::GetFlag(FLAGS_health_listen);
+  options.exposure = {
+      .listen = options.server.listen,
+      .tls = options.server.tls,
+      .tokens = !options.tokens.empty(),
+      .plain_text = absl::GetFlag(FLAGS_insecure) ? PlainText::kAnywhere : PlainText::kLoopbackOnly};
+  if (absl::Status status = CheckExposure(options.exposure); !status.ok()) return status;
+  if (!options.tokens.empty()) {
+    if (const auto read = rpc::ReadTokens(options.tokens); !read.ok()) return read.status();
+  }
+  if (!options.health_listen.empty()) {
+    if (absl::Status status = CheckPort("health_listen", options.health_listen); !status.ok()) return status;
+  }
+  rpc::ConnectionLimits& limits = options.server.connections;
+  limits.max_metadata_bytes = absl::GetFlag(FLAGS_max_metadata_bytes);
+  limits.max_age = absl::GetFlag(FLAGS_max_connection_age);
+  limits.max_age_grace = absl::GetFlag(FLAGS_max_connection_age_grace);
+  if (limits.max_metadata_bytes < 1024 || limits.max_metadata_bytes > (1 << 20)) {
+    return Invalid(absl::StrCat("--max_metadata_bytes is ", limits.max_metadata_bytes,
+                                "; it must be from 1024 to 1048576"));
+  }
+  for (const auto& [flag, value] : {std::pair("max_connection_age", limits.max_age),
+                                    std::pair("max_connection_age_grace", limits.max_age_grace)}) {
+    if (value < absl::Seconds(1)) {
+      return Invalid(
+          absl::StrCat("--", flag, " is ", absl::FormatDuration(value), "; it must be at least 1s"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadRegionOptions(Options& options) {
   options.server.region_socket_dir = absl::GetFlag(FLAGS_region_socket_dir);
   engine::RegionLimits& regions = options.engine.regions;
@@ -357,6 +409,9 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
       "--tls_client_ca=ca.pem\n"
       "                                            TLS for clients with a certificate of ours, and a socket "
       "file\n"
+      "  lossd --listen=0.0.0.0:50051 --tls_certificate=server.pem --tls_key=server.key --tokens=tokens "
+      "--health_listen=0.0.0.0:50052\n"
+      "                                            TLS, tokens with roles, and a port for probes\n"
       "  lossd --config=lossd.json                 flags and heads from a file\n"
       "  lossd --checkpoint_dir=/var/lib/lossd --restore\n"
       "                                            go on where the last one stopped: sessions and gradients "
@@ -388,6 +443,7 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
                         .key = absl::GetFlag(FLAGS_tls_key),
                         .client_ca = absl::GetFlag(FLAGS_tls_client_ca)};
   if (const auto check = rpc::CheckTls(options.server.tls); !check.ok()) return check.status();
+  if (absl::Status status = ReadAccessOptions(options); !status.ok()) return status;
   if (!options.metrics_listen.empty()) {
     if (absl::Status status = CheckPort("metrics_listen", options.metrics_listen); !status.ok()) {
       return status;

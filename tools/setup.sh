@@ -7,7 +7,7 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [plot]
+usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [image] [plot] [deploy]
 
 Installs the distribution's packages that lossd needs and that are missing (root or sudo).
   build   compiler, build tools and libraries; where there is an NVIDIA driver without a CUDA compiler, that as well
@@ -16,7 +16,9 @@ Installs the distribution's packages that lossd needs and that are missing (root
   python  Python with pip and venv, for client/python and its tests
   cuda    a CUDA compiler, whether or not there is an NVIDIA driver (tools/cuda_toolkit.sh; 0.5 GB to download)
   bundle  what deploy/bundle.sh needs
+  image   what deploy/image_files.sh needs, which the Dockerfile runs
   plot    Python with matplotlib, for the plots of lossd-bench sweep
+  deploy  Prometheus and Chromium, for the tests of what is in deploy/
 Without arguments: build, run and test.
 END
 }
@@ -118,7 +120,9 @@ for group in "${groups[@]}"; do
     python) wanted+=("${packages_python[@]}") ;;
     cuda) toolkit=yes toolkit_arguments=(--always) ;;
     bundle) wanted+=("${packages_bundle[@]}") ;;
+    image) wanted+=("${packages_image[@]}") ;;
     plot) wanted+=("${packages_plot[@]}") ;;
+    deploy) wanted+=("${packages_deploy[@]}") ;;
     -h | --help) usage && exit ;;
     *) usage >&2 && exit 2 ;;
   esac

@@ -12,8 +12,12 @@ constexpr size_t kMostReceived = 256;
 }  // namespace
 
 GrpcComputeStream::GrpcComputeStream(std::shared_ptr<grpc::Channel> channel,
+                                     std::shared_ptr<CallMetadata> metadata,
                                      std::shared_ptr<TrafficCounter> traffic)
-    : traffic_(std::move(traffic)), stub_(std::move(channel)) {
+    : traffic_(std::move(traffic)),
+      metadata_(std::move(metadata)),
+      added_(metadata_->AddTo(&context_)),
+      stub_(std::move(channel)) {
   stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
   // Write, Read and Close start operations from outside the reactions; the hold keeps the call alive for them
   // and goes when reading ends.
@@ -66,7 +70,7 @@ bool GrpcComputeStream::Ended() {
 
 absl::Status GrpcComputeStream::EndStatus() {
   std::lock_guard lock(mutex_);
-  return FromGrpcStatus(status_);
+  return metadata_->Judge(FromGrpcStatus(status_), added_);
 }
 
 void GrpcComputeStream::Close(std::chrono::milliseconds timeout) {

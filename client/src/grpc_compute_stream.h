@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "client/src/call_metadata.h"
 #include "client/src/compute_stream.h"
 #include "client/src/traffic_counter.h"
 #include "grpcpp/channel.h"
@@ -21,8 +22,8 @@ class GrpcComputeStream final : public ComputeStream,
  public:
   // Starts the call at once. The channel is the stream's own: one connection per stream. `traffic` may be
   // null.
-  explicit GrpcComputeStream(std::shared_ptr<grpc::Channel> channel,
-                             std::shared_ptr<TrafficCounter> traffic = nullptr);
+  GrpcComputeStream(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<CallMetadata> metadata,
+                    std::shared_ptr<TrafficCounter> traffic);
   ~GrpcComputeStream() override;
 
   bool Write(grpc::ByteBuffer message) override;
@@ -41,7 +42,9 @@ class GrpcComputeStream final : public ComputeStream,
   void ResumeReading();  // with mutex_ held
 
   const std::shared_ptr<TrafficCounter> traffic_;
+  const std::shared_ptr<CallMetadata> metadata_;
   grpc::ClientContext context_;
+  const uint64_t added_;  // metadata
   grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
   grpc::ByteBuffer write_buffer_;  // both are touched by gRPC while an operation is under way
   grpc::ByteBuffer read_buffer_;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/backoff.h"
+#include "client/src/call_metadata.h"
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/grpc_status.h"
 #include "client/src/message_stream.h"
@@ -41,6 +42,10 @@ constexpr std::chrono::milliseconds kProbableFailurePatience(3000);
 grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_bytes) {
   grpc::ChannelArguments arguments;
   AddTlsArguments(options, &arguments);
+  // A proxy of the environment would be a way beyond this machine.
+  if (!options.token_file.empty() && !options.tls.has_value()) {
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  }
   arguments.SetMaxReceiveMessageSize(
       static_cast<int>(std::min<int64_t>(receive_bytes, std::numeric_limits<int>::max())));
   arguments.SetMaxSendMessageSize(-1);  // the server's limits are checked against before a message is made
@@ -63,10 +68,12 @@ enum class Repeat { kYes, kNo };
 class GrpcConnection final : public Connection {
  public:
   GrpcConnection(std::string target, ClientOptions options,
-                 std::shared_ptr<grpc::ChannelCredentials> credentials)
+                 std::shared_ptr<grpc::ChannelCredentials> credentials,
+                 std::shared_ptr<CallMetadata> metadata)
       : target_(std::move(target)),
         options_(std::move(options)),
         credentials_(std::move(credentials)),
+        metadata_(std::move(metadata)),
         channel_(grpc::CreateCustomChannel(target_, credentials_, Arguments(options_, kReceiveBytes))),
         head_(v1::HeadService::NewStub(channel_)),
         loss_(v1::LossService::NewStub(channel_)),
@@ -133,6 +140,7 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) override {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
+    metadata_->AddTo(&context);
     v1::DrainResponse response;
     const grpc::Status status = status_->Drain(&context, request, &response);
     if (!status.ok()) return FromGrpcStatus(status);
@@ -174,6 +182,7 @@ class GrpcConnection final : public Connection {
 
   absl::StatusOr<int64_t> WriteWeights(const WeightSource& source) override {
     grpc::ClientContext context;
+    const uint64_t added = metadata_->AddTo(&context);
     v1::WriteWeightsResponse response;
     auto writer = head_->WriteWeights(&context, &response);
     v1::WriteWeightsRequest request;
@@ -181,7 +190,7 @@ class GrpcConnection final : public Connection {
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
     traffic_->NoteReceived(response.ByteSizeLong());
-    if (!status.ok()) return FromGrpcStatus(status);
+    if (!status.ok()) return metadata_->Judge(FromGrpcStatus(status), added);
     return response.rows_received();
   }
 
@@ -193,7 +202,7 @@ class GrpcConnection final : public Connection {
                      1);                           // otherwise all streams share one TCP connection
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
     return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments),
-                                               traffic_);
+                                               metadata_, traffic_);
   }
 
  private:
@@ -224,9 +233,11 @@ class GrpcConnection final : public Connection {
     for (bool maybe_done = false;;) {
       grpc::ClientContext context;
       if (call.timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *call.timeout);
+      const uint64_t added = metadata_->AddTo(&context);
       Response response;
       traffic_->NoteSent(request.ByteSizeLong());
-      absl::Status status = FromGrpcStatus((stub.*method)(&context, request, &response));
+      absl::Status status =
+          metadata_->Judge(FromGrpcStatus((stub.*method)(&context, request, &response)), added);
       traffic_->NoteReceived(response.ByteSizeLong());
       if (!absl::IsUnavailable(status)) connected_ = true;
       if (status.ok()) return response;
@@ -258,7 +269,7 @@ class GrpcConnection final : public Connection {
   absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete) {
     const grpc::Slice slice(request.SerializeAsString());
     traffic_->NoteSent(slice.size());
-    MessageStream stream(channel_, method, grpc::ByteBuffer(&slice, 1));
+    MessageStream stream(channel_, method, grpc::ByteBuffer(&slice, 1), metadata_);
     grpc::ByteBuffer bytes;
     while (stream.Read(&bytes)) {
       traffic_->NoteReceived(bytes.Length());
@@ -282,6 +293,7 @@ class GrpcConnection final : public Connection {
   const std::string target_;
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const std::shared_ptr<CallMetadata> metadata_;
   const std::shared_ptr<TrafficCounter> traffic_ = std::make_shared<TrafficCounter>();
   std::atomic<bool> connected_ = false;  // a server has answered
   const std::shared_ptr<grpc::Channel> channel_;
@@ -314,7 +326,9 @@ absl::StatusOr<std::unique_ptr<Connection>> MakeGrpcConnection(const std::string
   }
   auto credentials = MakeChannelCredentials(options);
   if (!credentials.ok()) return credentials.status();
-  return std::make_unique<GrpcConnection>(target, options, *std::move(credentials));
+  auto metadata = CallMetadata::Create(target, options);
+  if (!metadata.ok()) return metadata.status();
+  return std::make_unique<GrpcConnection>(target, options, *std::move(credentials), *std::move(metadata));
 }
 
 }  // namespace lossd::internal

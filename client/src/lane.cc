@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/src/chunk_codec.h"
 #include "client/src/grpc_status.h"
+#include "client/src/trace.h"
 
 namespace lossd::internal {
 
@@ -34,6 +35,7 @@ void Lane::Begin() {
 
 absl::Status Lane::Attach() {
   DropStream();  // the server must see the old stream end before a new one begins
+  const TraceScope scope(&link_->trace());
   std::unique_ptr<ComputeStream> stream = link_->head().connection().Compute(link_->limits());
   {
     const std::lock_guard lock(stream_mutex_);

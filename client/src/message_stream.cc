@@ -12,8 +12,8 @@ constexpr size_t kMostAhead = 3;
 }  // namespace
 
 MessageStream::MessageStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                             const grpc::ByteBuffer& request)
-    : stub_(channel), request_(request) {
+                             const grpc::ByteBuffer& request, std::shared_ptr<CallMetadata> metadata)
+    : metadata_(std::move(metadata)), added_(metadata_->AddTo(&context_)), stub_(channel), request_(request) {
   stub_.PrepareBidiStreamingCall(&context_, method, {}, this);
   AddHold();  // Read starts operations from outside the reactions; goes when reading ends
   StartWriteLast(&request_, {});
@@ -41,7 +41,7 @@ bool MessageStream::Read(grpc::ByteBuffer* message) {
 
 absl::Status MessageStream::EndStatus() {
   const std::lock_guard lock(mutex_);
-  return FromGrpcStatus(status_);
+  return metadata_->Judge(FromGrpcStatus(status_), added_);
 }
 
 void MessageStream::ResumeReading() {

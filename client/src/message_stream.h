@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "client/src/call_metadata.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -23,7 +24,7 @@ class MessageStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, gr
  public:
   // Starts the call at once. `method` is "/package.Service/Method", `request` its one message.
   MessageStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                const grpc::ByteBuffer& request);
+                const grpc::ByteBuffer& request, std::shared_ptr<CallMetadata> metadata);
   // Ends the call if it still runs, and waits for that.
   ~MessageStream() override;
 
@@ -37,7 +38,9 @@ class MessageStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, gr
   void OnDone(const grpc::Status& status) override;
   void ResumeReading();  // with mutex_ held
 
+  const std::shared_ptr<CallMetadata> metadata_;
   grpc::ClientContext context_;
+  const uint64_t added_;  // metadata
   grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
   grpc::ByteBuffer request_;
   grpc::ByteBuffer read_buffer_;  // gRPC's while it reads

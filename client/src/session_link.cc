@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/src/chunk_times.h"
 #include "client/src/grpc_status.h"
+#include "client/src/trace.h"
 
 namespace lossd::internal {
 namespace {
@@ -46,6 +47,7 @@ SessionLink::SessionLink(std::shared_ptr<HeadContext> head, SessionOptions optio
     : head_(std::move(head)), options_(std::move(options)) {}
 
 absl::StatusOr<v1::OpenSessionResponse> SessionLink::Open() {
+  trace_ = TraceNow(head_->options().trace);
   lanes_ = options_.lanes > 0 ? options_.lanes : DefaultLanes(head_->config());
   if (options_.lanes > 0 || lanes_ == 1) return Ask(lanes_, WhenFull::kWait);
   auto response = Ask(lanes_, WhenFull::kReturn);
@@ -93,6 +95,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
   request.set_rank(options_.rank);
   request.set_lanes(lanes);
   request.set_deterministic(options_.deterministic == Deterministic::kYes);
+  const TraceScope scope(&trace_);
   auto response = head_->connection().OpenSession(request, when_full);
   if (!response.ok()) return response;
   if (response->vocab_size() != config.vocab_size || response->hidden_size() != config.hidden_size) {

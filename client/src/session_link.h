@@ -78,6 +78,8 @@ class SessionLink {
   int32_t lanes() const { return lanes_; }
   const std::string& session_id() const { return session_id_; }
   const std::string& incarnation() const { return incarnation_; }
+  // In which the session was opened.
+  const TraceContext& trace() const { return trace_; }
   v1::SessionLimits limits() const;
 
  private:
@@ -90,6 +92,7 @@ class SessionLink {
 
   const std::shared_ptr<HeadContext> head_;
   const SessionOptions options_;
+  TraceContext trace_;  // Set by Open only.
   // Set by Open and Adopt only.
   int32_t lanes_ = 1;
   std::string session_id_;  // empty: never opened

@@ -46,6 +46,18 @@ void AddTlsOptions(CLI::App& app, std::optional<TlsOptions>& tls, const std::str
                "Name that the server's certificate must be for, instead of that of its address");
 }
 
+void AddTokenOptions(CLI::App& app, TokenOptions& token, const std::string& group) {
+  app.add_option(
+         "--token_file", token.file,
+         "File with the token to show to a server that asks for one (lossd --tokens), and nothing else; "
+         "read again when it changes")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_flag("--token_over_plain_text", token.over_plain_text,
+               "Send the token to another machine without TLS: something else encrypts it on the way")
+      ->group(group);
+}
+
 void SilenceGrpcLog() { (void)setenv("GRPC_VERBOSITY", "NONE", /*replace=*/0); }
 
 }  // namespace lossd::tools

@@ -10,7 +10,7 @@ namespace {
 // A thread reads four neighbouring elements at a time, so that a warp's loads are whole lines, and two such
 // quads of everything before it uses any: 128 bytes under way a thread with Adam.
 constexpr int kQuad = 4;
-constexpr int kQuads = 2;
+constexpr int kQuads = 1;
 constexpr int kStep = kThreads * kQuad;  // elements from a thread's quad to its next one
 constexpr int64_t kPass = int64_t{kStep} * kQuads;
 // Blocks, and so partial sums, whatever the device: the order of sums follows from the sizes.
@@ -103,14 +103,14 @@ class Walker {
 
 // Everything is read once and written once: caches keep none of it.
 __device__ void LoadWhole(const float* from, float (&to)[kQuad]) {
-  const float4 in = __ldcs(reinterpret_cast<const float4*>(from));
+  const float4 in = *reinterpret_cast<const float4*>(from);
   to[0] = in.x;
   to[1] = in.y;
   to[2] = in.z;
   to[3] = in.w;
 }
 __device__ void StoreWhole(const float (&from)[kQuad], float* to) {
-  __stcs(reinterpret_cast<float4*>(to), make_float4(from[0], from[1], from[2], from[3]));
+  *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
 }
 
 template <class T>
@@ -120,7 +120,7 @@ struct alignas(8) Narrow {
 template <class T>
 __device__ void LoadWhole(const T* from, float (&to)[kQuad]) {
   static_assert(sizeof(T) == 2);
-  const uint2 in = __ldcs(reinterpret_cast<const uint2*>(from));
+  const uint2 in = *reinterpret_cast<const uint2*>(from);
   Narrow<T> narrow;
   memcpy(&narrow, &in, sizeof(in));
 #pragma unroll
@@ -134,7 +134,7 @@ __device__ void StoreWhole(const float (&from)[kQuad], T* to) {
   for (int i = 0; i < kQuad; ++i) narrow.values[i] = static_cast<T>(from[i]);
   uint2 out;
   memcpy(&out, &narrow, sizeof(out));
-  __stcs(reinterpret_cast<uint2*>(to), out);
+  *reinterpret_cast<uint2*>(to) = out;
 }
 
 // Elements that do not count are 0.

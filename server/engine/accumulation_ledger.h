@@ -60,7 +60,7 @@ class AccumulationLedger {
     std::string client_key;
     int32_t rank = 0;
     SessionState state = SessionState::kOpen;
-    absl::Time last_active;
+    absl::Time last_active;  // of MonotonicNow
     std::vector<Lane> lanes;
 
     bool contributed() const;

@@ -7,7 +7,7 @@
 
 namespace lossd::engine {
 
-Arena::Arena(int64_t bytes) : free_bytes_(bytes / kUnit * kUnit) {
+Arena::Arena(int64_t bytes) : free_bytes_(bytes / kUnit * kUnit), capacity_(free_bytes_) {
   if (free_bytes_ > 0) free_.emplace(0, free_bytes_);
 }
 
@@ -20,6 +20,7 @@ std::optional<int64_t> Arena::Take(int64_t bytes) {
   free_.erase(fits);
   if (size > taken) free_.emplace(offset + taken, size - taken);
   free_bytes_ -= taken;
+  peak_ = std::max(peak_, capacity_ - free_bytes_);
   return offset;
 }
 

@@ -11,6 +11,12 @@
 
 namespace lossd::engine {
 
+struct PoolUsage {
+  int64_t capacity = 0;
+  int64_t used = 0;
+  int64_t peak = 0;  // most that was used at once
+};
+
 class Arena {
  public:
   static constexpr int64_t kUnit = 4096;  // bytes; every piece begins at a multiple of it
@@ -23,10 +29,13 @@ class Arena {
   void Give(int64_t offset, int64_t bytes);
 
   int64_t free_bytes() const { return free_bytes_; }
+  PoolUsage usage() const { return {capacity_, capacity_ - free_bytes_, peak_}; }
 
  private:
   std::map<int64_t, int64_t> free_;  // bytes by offset; no two of them touch
   int64_t free_bytes_ = 0;
+  int64_t capacity_ = 0;
+  int64_t peak_ = 0;
 };
 
 }  // namespace lossd::engine

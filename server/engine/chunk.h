@@ -159,6 +159,7 @@ struct ChunkAnswer {
   int64_t first_token = 0;
   int64_t tokens = 0;
   int64_t valid_tokens = 0;
+  int64_t non_finite_losses = 0;  // of these
   double loss_sum = 0;
   double z_loss_sum = 0;        // which loss_sum contains
   int64_t correct_tokens = 0;   // if predictions are wanted
@@ -171,6 +172,7 @@ struct ChunkAnswer {
   TokenReturns returns;
   ResultBytes dx;  // [tokens, H], empty for loss only and where it went into a region
   std::optional<ChunkTimes> times;
+  absl::Time ready;  // when all this was there
 };
 
 // What can be said of a chunk before its tensors are looked at: its number of tokens and of hidden-state

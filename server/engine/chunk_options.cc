@@ -235,6 +235,7 @@ void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answ
     if (labels[row] == chunk.ignore_index) continue;
     ++answer->valid_tokens;
     answer->loss_sum += losses[row];
+    if (!std::isfinite(losses[row])) ++answer->non_finite_losses;
     if (z_losses != nullptr) answer->z_loss_sum += z_losses[row];
     if (predictions != nullptr && predictions[row] == labels[row]) ++answer->correct_tokens;
     if (divergences != nullptr) {
@@ -243,6 +244,16 @@ void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answ
     }
     if (class_weights != nullptr) answer->class_weight_sum += class_weights[labels[row]];
   }
+}
+
+double FiniteLosses(const Chunk& chunk, const ChunkAnswer& answer) {
+  const auto* labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
+  const auto* losses = reinterpret_cast<const float*>(answer.losses.data());
+  double sum = 0;
+  for (int64_t row = 0; row < chunk.tokens; ++row) {
+    if (labels[row] != chunk.ignore_index && std::isfinite(losses[row])) sum += losses[row];
+  }
+  return sum;
 }
 
 absl::Status CheckWeightVersion(const Chunk& chunk, uint64_t weight_version) {

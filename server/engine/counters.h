@@ -43,6 +43,28 @@ inline constexpr std::array<double, 15> kSizeBounds = {1,   2,   4,    8,    16,
                                                        256, 512, 1024, 2048, 4096, 8192, 16384};
 using SizeHistogram = Histogram<kSizeBounds>;
 
+// For what waits for a disk: from 10 ms to 10 minutes.
+inline constexpr std::array<double, 14> kLongBounds = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
+                                                       2.5,  5,     10,   30,  60,   300, 600};
+using LongHistogram = Histogram<kLongBounds>;
+
+// Something that is done, or fails.
+struct OperationCounters {
+  Counter ok{0};
+  Counter failed{0};
+  LongHistogram seconds;  // of both
+};
+
+// What a head counts by itself.
+struct HeadCounters {
+  // Valid tokens whose loss is finite, and the sum of these losses. Of new chunks, as tokens_valid.
+  Counter tokens{0};
+  std::atomic<double> loss_nats{0};
+  std::atomic<double> loss{0};  // mean of the valid tokens of the last batch that had any; may be NaN
+  std::atomic<double> gradient_norm{0};  // as the last call that looked was told
+  Gauge queued_chunks{0};
+};
+
 struct Counters {
   // Chunks by what became of them. Every chunk read from a stream ends in exactly one of these.
   Counter chunks_accumulated{0};
@@ -59,6 +81,9 @@ struct Counters {
   Counter payload_bytes_in{0};
   Counter payload_bytes_out{0};
   Counter rows_redone{0};
+  Counter non_finite_hidden_states{0};  // chunks rejected for them
+  Counter non_finite_losses{0};         // tokens, of those above
+  Counter non_finite_gradients{0};      // elements of dW and db, each time that somebody looked
 
   Counter flushes_begun{0};
   Counter flushes_committed{0};
@@ -68,6 +93,11 @@ struct Counters {
   Counter weight_versions{0};
   Counter logits_calls{0};  // answered
   Counter logits_rows{0};   // of these
+
+  OperationCounters checkpoint_saves;
+  OperationCounters checkpoint_restores;
+  Counter checkpoint_bytes{0};           // written; what is shared with an earlier checkpoint is not
+  Gauge checkpoint_saved_at_seconds{0};  // when the last save ended well, since the epoch; 0: none yet
 
   Gauge queued_chunks{0};
   Gauge credit_bytes{0};  // of payloads and answers under way: read and not yet answered on the wire
@@ -80,10 +110,14 @@ struct Counters {
   SizeHistogram batch_chunks;
   SizeHistogram batch_rows;
 
+  DurationHistogram read_seconds;             // read until accepted
   DurationHistogram queue_seconds;            // accepted until started
   DurationHistogram forward_seconds;          // started until loss and dX are ready
   DurationHistogram weight_gradient_seconds;  // the rest, until dW holds the chunk
-  DurationHistogram flush_seconds;            // BeginFlush until frozen
+  DurationHistogram answer_seconds;           // loss and dX are ready until the answer is on the wire
+  DurationHistogram flush_freeze_seconds;     // BeginFlush until frozen
+  DurationHistogram flush_read_seconds;       // frozen until committed or aborted
+  DurationHistogram flush_commit_seconds;     // the call
   DurationHistogram step_seconds;             // ApplyStep until the next window is open
   DurationHistogram logits_seconds;           // Logits taken until computed
 

@@ -18,6 +18,7 @@ using kernels::cuda::Result;
 namespace {
 
 constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+constexpr MemoryPlace kDevice = MemoryPlace::kDevice;
 
 // Zeros: what the optimizer begins with, and padding stays so.
 Result CreateZeros(int64_t bytes, DeviceBuffer* buffer) {
@@ -123,14 +124,15 @@ MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
   const bool weighted = config.class_weights != nullptr;
   const int64_t vectors = (weighted ? 2 : 1) * padded * kFloat;
   const int64_t shared = (weighted ? config.vocab_size * kFloat : 0) + config.bias_bytes();
-  MemoryPlan plan = {{"weights", elements * SizeOf(config.weight_type) + shared + vectors}};
-  if (config.master_weights) plan.push_back({"master_weights", elements * kFloat});
+  MemoryPlan plan = {{"weights", elements * SizeOf(config.weight_type) + shared + vectors, kDevice}};
+  if (config.master_weights) plan.push_back({"master_weights", elements * kFloat, kDevice});
   if (config.weight_gradients == WeightGradients::kAccumulated) {
     const int64_t gradient = CudaGradient::PlanBytes(config);
-    plan.push_back({"gradient", config.double_buffer ? 2 * gradient : gradient});
+    plan.push_back({"gradient", config.double_buffer ? 2 * gradient : gradient, kDevice});
   }
   if (config.optimizer.moments() > 0) {
-    plan.push_back({"optimizer", config.optimizer.moments() * (elements * kFloat + config.bias_bytes())});
+    plan.push_back(
+        {"optimizer", config.optimizer.moments() * (elements * kFloat + config.bias_bytes()), kDevice});
   }
   return plan;
 }
@@ -138,12 +140,12 @@ MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
 MemoryPlan CudaBackend::MemoryReport() const {
   int64_t weights = weights_.bytes() + class_weights_.bytes() + bias_.bytes();
   for (const DeviceBuffer& sum : vocabulary_sums_) weights += sum.bytes();
-  MemoryPlan plan = {{"weights", weights}};
-  if (config_.master_weights) plan.push_back({"master_weights", master_.bytes()});
-  if (!frozen()) plan.push_back({"gradient", own_.bytes()});
+  MemoryPlan plan = {{"weights", weights, kDevice}};
+  if (config_.master_weights) plan.push_back({"master_weights", master_.bytes(), kDevice});
+  if (!frozen()) plan.push_back({"gradient", own_.bytes(), kDevice});
   int64_t state = 0;
   for (size_t i = 0; i < moments_.size(); ++i) state += moments_[i].bytes() + bias_moments_[i].bytes();
-  if (state > 0) plan.push_back({"optimizer", state});
+  if (state > 0) plan.push_back({"optimizer", state, kDevice});
   return plan;
 }
 

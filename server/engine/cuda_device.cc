@@ -109,7 +109,7 @@ class CudaDevice : public Device {
   }
 
   MemoryPlan PlanGradient(const HeadConfig& config) const override {
-    return {{"gradient", CudaGradient::PlanBytes(config)}};
+    return {{"gradient", CudaGradient::PlanBytes(config), MemoryPlace::kDevice}};
   }
   absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config) override {
     auto gradient = std::make_unique<CudaGradient>();
@@ -125,15 +125,17 @@ class CudaDevice : public Device {
   }
 
   int64_t PreferredChunkBytes() const override { return kPreferredChunkBytes; }
-  MemoryPlan SharedMemory() const override { return {{"workspace", SharedBytes()}}; }
+  MemoryPlan SharedMemory() const override { return {{"workspace", SharedBytes(), MemoryPlace::kDevice}}; }
 
   std::optional<ResultBytes> RegisteredBytes(int64_t bytes) override { return pinned_->Take(bytes); }
+  PoolUsage RegisteredUsage() const override { return pinned_->usage(); }
+  MemoryPlace SystemMemoryPlace() const override { return MemoryPlace::kRegisteredHost; }
   int64_t RegionBytes(RegionKind kind, int64_t asked) const override {
     return kind == RegionKind::kSystem ? WholePages(asked) : kernels::RoundUp(asked, kDeviceRegionBytes);
   }
   MemoryPlan PlanRegion(RegionKind kind, int64_t bytes) const override {
     if (kind == RegionKind::kSystem) return {};  // the host's
-    return {{"regions", bytes}};
+    return {{"regions", bytes, MemoryPlace::kDevice}};
   }
   absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind, int64_t bytes) override {
     if (kind == RegionKind::kSystem) return CreateCudaHostRegion(shared_.index, bytes);

@@ -1,12 +1,14 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/checkpoint_store.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 #include "server/engine/random_id.h"
 
 namespace lossd::engine {
@@ -44,17 +46,18 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
 Engine::~Engine() = default;
 
 MemoryPlan Engine::ReservedByPurpose() const {
-  std::map<std::string, int64_t> totals = {
-      {"weights", 0},  {"master_weights", 0}, {"weight_staging", 0}, {"gradient", 0},  {"optimizer", 0},
-      {"deferred", 0}, {"tiles", 0},          {"class_weights", 0},  {"workspace", 0}, {"regions", 0}};
-  const MemoryUsage usage = budget_->Usage();
-  for (const MemoryItem& item : usage.shared) totals[item.purpose] += item.bytes;
-  for (const auto& [head, items] : usage.heads) {
-    for (const MemoryItem& item : items) totals[item.purpose] += item.bytes;
-  }
+  constexpr std::array kPurposes = {"weights",  "master_weights", "weight_staging", "gradient",  "optimizer",
+                                    "deferred", "tiles",          "class_weights",  "workspace", "regions"};
   MemoryPlan plan;
-  for (const auto& [purpose, bytes] : totals) plan.push_back({purpose, bytes});
-  return plan;
+  for (const char* purpose : kPurposes) {
+    for (int place = 0; place < kMemoryPlaceCount; ++place) {
+      plan.push_back({purpose, 0, static_cast<MemoryPlace>(place)});
+    }
+  }
+  const MemoryUsage usage = budget_->Usage();
+  plan.insert(plan.end(), usage.shared.begin(), usage.shared.end());
+  for (const auto& [head, items] : usage.heads) plan.insert(plan.end(), items.begin(), items.end());
+  return MergedByPurpose(plan);
 }
 
 // --- Heads
@@ -79,7 +82,9 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
   if (!plan.ok()) return plan.status();
   // What the head has in the host's memory, on any device.
-  if (config.defers()) plan->push_back({"deferred", config.deferred_bytes});
+  if (config.defers()) {
+    plan->push_back({"deferred", config.deferred_bytes, device_->SystemMemoryPlace()});
+  }
   if (config.class_weights != nullptr) plan->push_back({"class_weights", config.class_weight_bytes()});
   auto reservation = budget_->Reserve(config.name, absl::StrCat("head ", config.name), *std::move(plan));
   if (!reservation.ok()) return reservation.status();
@@ -344,7 +349,7 @@ int64_t Engine::sessions() const {
 }
 
 void Engine::ExpireSessions() {
-  const absl::Time before = absl::Now() - options_.session_lease;
+  const absl::Time before = MonotonicNow() - options_.session_lease;
   for (const std::shared_ptr<Head>& head : Heads()) {
     for (const std::string& id : head->IdleSessions(before)) CloseSession(id, before).IgnoreError();
     head->ResumeStalled();
@@ -359,7 +364,7 @@ void Engine::BeginDrain() {
 absl::Status Engine::Overload(absl::string_view field, absl::string_view message) {
   absl::Status status =
       MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, field, message);
-  AttachRetryDelay(&status, retry_slots_.Next(absl::Now()));
+  AttachRetryDelay(&status, retry_slots_.Next(MonotonicNow()));
   return status;
 }
 

@@ -110,7 +110,7 @@ class Engine {
   RegionTable& regions() { return regions_; }
   const RegionTable& regions() const { return regions_; }
   absl::Time started() const { return started_; }
-  // What is reserved, by purpose; every purpose is there even if nothing is.
+  // What is reserved, by purpose and place; all of them are there even if nothing is.
   MemoryPlan ReservedByPurpose() const;
 
   // A payload that is about to be submitted, where the device wants it.
@@ -180,7 +180,9 @@ class Engine {
   absl::StatusOr<SessionMemory> TakeMemory(const HeadConfig& config);
   // With checkpoint_mutex_ held.
   absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as);
+  absl::StatusOr<SavedCheckpoint> SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as);
   absl::StatusOr<CheckpointInfo> Restore(CheckpointReader reader, Head::RestoreAs as);
+  absl::StatusOr<CheckpointInfo> RestoreUncounted(CheckpointReader reader, Head::RestoreAs as);
   absl::StatusOr<std::vector<SessionMemory>> MissingMemory(const Head& head,
                                                            const HeadCheckpoint& checkpoint);
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/engine/checkpoint_store.h"
 #include "server/engine/engine.h"
 #include "server/engine/errors.h"
@@ -13,6 +14,11 @@ namespace {
 absl::Status NoFolder() {
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "",
                    "the server keeps no checkpoints; start it with --checkpoint_dir");
+}
+
+void Count(bool ok, absl::Time begun, OperationCounters* counters) {
+  ++(ok ? counters->ok : counters->failed);
+  counters->seconds.Observe(absl::ToDoubleSeconds(absl::Now() - begun));
 }
 
 // The drain's own is not for callers.
@@ -48,6 +54,17 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
 }
 
 absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as) {
+  const absl::Time begun = absl::Now();
+  absl::StatusOr<SavedCheckpoint> saved = SaveUncounted(head, tag, as);
+  Count(saved.ok(), begun, &counters_.checkpoint_saves);
+  if (saved.ok()) {
+    counters_.checkpoint_bytes += static_cast<uint64_t>(saved->bytes_written);
+    counters_.checkpoint_saved_at_seconds = absl::ToUnixSeconds(absl::Now());
+  }
+  return saved;
+}
+
+absl::StatusOr<SavedCheckpoint> Engine::SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as) {
   CheckpointStore& store = *options_.checkpoints;
   absl::StatusOr<std::unique_ptr<CheckpointWriter>> writer = store.Begin(head.config().name, tag);
   if (!writer.ok()) return writer.status();
@@ -67,12 +84,24 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status named = CheckTag(tag); !tag.empty() && !named.ok()) return named;
   const std::lock_guard restoring(checkpoint_mutex_);  // the head is not deleted meanwhile
+  const absl::Time begun = absl::Now();
   absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(head, tag);
-  if (!reader.ok()) return reader.status();
+  if (!reader.ok()) {
+    // One that is there and cannot be read, not one that never was.
+    if (!absl::IsNotFound(reader.status())) Count(false, begun, &counters_.checkpoint_restores);
+    return reader.status();
+  }
   return Restore(*std::move(reader), Head::RestoreAs::kTagged);
 }
 
 absl::StatusOr<CheckpointInfo> Engine::Restore(CheckpointReader found, Head::RestoreAs as) {
+  const absl::Time begun = absl::Now();
+  absl::StatusOr<CheckpointInfo> restored = RestoreUncounted(std::move(found), as);
+  Count(restored.ok(), begun, &counters_.checkpoint_restores);
+  return restored;
+}
+
+absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, Head::RestoreAs as) {
   const auto reader = std::make_shared<CheckpointReader>(std::move(found));
   if (absl::Status verified = reader->Verify(); !verified.ok()) return verified;
   const HeadConfig& config = reader->checkpoint().config;

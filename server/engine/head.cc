@@ -8,6 +8,7 @@
 #include "server/engine/chunk_options.h"
 #include "server/engine/chunk_regions.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::engine {
 namespace {
@@ -29,29 +30,6 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       logits_rows_(backend_->RowsOfLogits()) {}
 
 Head::~Head() = default;
-
-HeadInfo Head::Info() const {
-  const std::lock_guard lock(mutex_);
-  HeadInfo info;
-  info.config = config_;
-  info.weight_version = weight_version_;
-  info.generation = window_.generation;
-  info.window_state = window_.state;
-  info.window_tokens = window_.tokens;
-  if (!frozen()) info.window_marks = ledger_.WindowMarks();
-  if (reservation_ != nullptr) info.memory = reservation_->plan();
-  for (const auto& [id, session] : deterministic_) {
-    const MemoryPlan& plan = session->plan;
-    info.memory.insert(info.memory.end(), plan.begin(), plan.end());
-  }
-  info.memory = MergedByPurpose(info.memory);
-  if (staged_ != nullptr) info.staged_rows = staged_->rows();
-  info.open_sessions = ledger_.open_sessions();
-  info.optimizer_steps = optimizer_steps_;
-  info.max_logits_bytes = MostLogitsBytes(environment_.limits);
-  info.max_logits_rows = environment_.limits.max_chunk_tokens;
-  return info;
-}
 
 absl::Status Head::CheckDiscard(DiscardGradient discard) const {
   const std::lock_guard lock(mutex_);
@@ -331,7 +309,7 @@ absl::Status Head::PositionErrorLocked(absl::StatusCode code, RejectReason reaso
 
 void Head::EnqueueLocked(std::shared_ptr<ChunkItem> item) {
   AccumulationLedger::Session& session = *ledger_.Find(item->session_id);
-  session.last_active = absl::Now();
+  session.last_active = MonotonicNow();
   item->session = session.number;
   if (item->numbered) AccumulationLedger::Accept(session.lanes[static_cast<size_t>(item->lane)]);
   LaneRuntime& runtime = lanes_.at({item->session_id, item->lane});
@@ -339,6 +317,7 @@ void Head::EnqueueLocked(std::shared_ptr<ChunkItem> item) {
   item->accepted = absl::Now();
   runtime.queued.push_back(item);
   ++environment_.counters->queued_chunks;
+  ++counters_.queued_chunks;
   environment_.scheduler->Submit(shared_from_this(), std::move(item));
 }
 

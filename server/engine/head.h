@@ -30,6 +30,7 @@
 #include "server/engine/deterministic_session.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/head_config.h"
+#include "server/engine/head_info.h"
 #include "server/engine/logits_call.h"
 #include "server/engine/memory_budget.h"
 #include "server/engine/region_table.h"
@@ -57,21 +58,6 @@ struct LaneAttachment {
   uint64_t epoch = 0;  // goes up with every stream of the lane
   LaneMarks marks;
   uint64_t generation = 0;
-};
-
-struct HeadInfo {
-  HeadConfig config;
-  uint64_t weight_version = 0;
-  uint64_t generation = 0;
-  WindowState window_state = WindowState::kOpen;
-  uint64_t window_tokens = 0;
-  std::vector<SessionMarks> window_marks;
-  MemoryPlan memory;
-  int64_t open_sessions = 0;
-  int64_t optimizer_steps = 0;
-  int64_t staged_rows = 0;       // that have arrived of a weight write which is not committed
-  int64_t max_logits_bytes = 0;  // MostLogitsBytes
-  int64_t max_logits_rows = 0;
 };
 
 class Head;
@@ -113,7 +99,11 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   ~Head() override;
 
   const HeadConfig& config() const { return config_; }
+  // What there is to tell of it (head_info.cc).
   HeadInfo Info() const;
+  HeadSnapshot Snapshot() const;
+  std::vector<SessionSnapshot> Sessions() const;
+  const HeadCounters& counters() const { return counters_; }
 
   // --- Sessions and streams (head_sessions.cc) ---
 
@@ -301,6 +291,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     size_t answered = 0;  // so many of them, from the first one
     absl::Time started;
     std::optional<DeviceTimes> device_times;
+    double loss_sum = 0;  // of new chunks that are answered, and their valid tokens
+    int64_t valid_tokens = 0;
     std::vector<std::function<void()>> on_ended;
     std::shared_ptr<Head> teacher;  // of all of them; may not be released before the device is done
   };
@@ -368,6 +360,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report);
   void EndByFailure(const absl::Status& status);
   void Count(const Batch& batch, const StartedChunk& chunk);
+  void CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& answer);
+  // What somebody was told of a gradient.
+  void CountGradient(double norm, int64_t non_finite);
   void Finish(const ChunkItem& item);
   void Freeze();
   void Publish();
@@ -452,6 +447,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   std::shared_ptr<DeferredOperands> deferred_operands_;  // guarded by mutex_; null: nothing is deferred
   std::shared_ptr<Gradient> second_gradient_;  // null without double_buffer; dropped with the lock held
   const HeadEnvironment environment_;
+  HeadCounters counters_;
   // Both null once released. Everything posted to the device before that finds them there; everything after
   // is turned away by ended_.
   std::unique_ptr<MemoryReservation> reservation_;  // guarded by mutex_

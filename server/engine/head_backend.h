@@ -21,6 +21,7 @@
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/logits.h"
+#include "server/engine/arena.h"
 #include "server/engine/chunk.h"
 #include "server/engine/head_config.h"
 #include "server/engine/host_buffer.h"
@@ -266,6 +267,11 @@ class Device {
   // has none, or none left: then any memory does. Any thread's, beside every other call; it may outlive the
   // device.
   virtual std::optional<ResultBytes> RegisteredBytes(int64_t /*bytes*/) { return std::nullopt; }
+
+  // Of that memory, by now; zeros where there is none. Any thread's.
+  virtual PoolUsage RegisteredUsage() const { return {}; }
+  // Of what CreateRegionMemory makes of RegionKind::kSystem.
+  virtual MemoryPlace SystemMemoryPlace() const { return MemoryPlace::kHost; }
 
   // Memory to be shared with a client. CreateRegionMemory takes it, of RegionBytes bytes, from any thread and
   // beside other calls: FAILED_PRECONDITION if the device has no memory of this kind, RESOURCE_EXHAUSTED if

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/chunk_options.h"
@@ -18,6 +19,11 @@ namespace {
 
 const float* Floats(const std::string& bytes) {
   return bytes.empty() ? nullptr : reinterpret_cast<const float*>(bytes.data());
+}
+
+bool IsOfHiddenStates(const absl::Status& rejection) {
+  return ReasonOf(rejection) == RejectReason::kNonFinite &&
+         absl::EndsWith(FieldOf(rejection), "hidden_states");
 }
 
 // Of what ends a stream: NOT_FOUND would say that its session is gone.
@@ -68,6 +74,7 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
       if (item->state == ItemState::kWithdrawn) continue;
       item->state = ItemState::kStarted;
       --environment_.counters->queued_chunks;
+      --counters_.queued_chunks;
       lanes_.at({item->session_id, item->lane}).queued.pop_front();
       if (item->kind == ItemKind::kRepeat) {
         // It may have been submitted before the first one was rejected.
@@ -126,6 +133,7 @@ void Head::Compute(const std::shared_ptr<Batch>& batch) {
   for (StartedChunk& chunk : batch->chunks) {
     if (chunk.item->kind == ItemKind::kRejected) continue;
     if (!IsFollowUp(*chunk.item)) {
+      counters.read_seconds.Observe(absl::ToDoubleSeconds(chunk.item->accepted - chunk.item->chunk.received));
       counters.queue_seconds.Observe(absl::ToDoubleSeconds(batch->started - chunk.item->accepted));
     }
     kind = chunk.item->row_kind;
@@ -221,6 +229,7 @@ void Head::AnswerNext(Batch& batch) {
     answer.error = item.rejection;
     environment_.counters->Reject(ReasonOf(item.rejection));
     ++environment_.counters->chunks_rejected;
+    if (IsOfHiddenStates(item.rejection)) ++environment_.counters->non_finite_hidden_states;
   } else {
     if (item.chunk.timing == Timing::kReport) answer.times = TimesOf(batch, item);
     const bool weighted = item.row_kind.class_weights == ClassWeights::kUse;
@@ -228,8 +237,10 @@ void Head::AnswerNext(Batch& batch) {
     if (!item.chunk.options.returns.z_loss) answer.returns.z_losses.clear();  // only for the sum
     if (!item.chunk.options.returns.divergence) answer.returns.divergences.clear();
     item.valid_tokens = answer.valid_tokens;
+    if (item.kind != ItemKind::kRepeat) CountLosses(batch, item, answer);
   }
   started.answered = absl::Now();
+  answer.ready = started.answered;
   if (item.listener != nullptr) item.listener->OnAnswer(std::move(answer));
 }
 
@@ -249,6 +260,7 @@ void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
   if (report.ok()) {
     AnswerRejected(batch);
     environment_.counters->rows_redone += static_cast<uint64_t>(report->rows_redone);
+    if (batch.valid_tokens > 0) counters_.loss = batch.loss_sum / static_cast<double>(batch.valid_tokens);
     for (StartedChunk& chunk : batch.chunks) {
       Count(batch, chunk);
       if (chunk.item->kind == ItemKind::kDeferred) {
@@ -304,6 +316,20 @@ void Head::Count(const Batch& batch, const StartedChunk& chunk) {
   counters.tokens_ignored += static_cast<uint64_t>(chunk.item->chunk.tokens - chunk.item->valid_tokens);
 }
 
+void Head::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& answer) {
+  batch.loss_sum += answer.loss_sum;
+  batch.valid_tokens += answer.valid_tokens;
+  counters_.tokens += static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
+  environment_.counters->non_finite_losses += static_cast<uint64_t>(answer.non_finite_losses);
+  // One that is not finite would stay in the sum for good.
+  counters_.loss_nats += answer.non_finite_losses == 0 ? answer.loss_sum : FiniteLosses(item.chunk, answer);
+}
+
+void Head::CountGradient(double norm, int64_t non_finite) {
+  counters_.gradient_norm = norm;
+  environment_.counters->non_finite_gradients += static_cast<uint64_t>(non_finite);
+}
+
 void Head::Finish(const ChunkItem& item) {
   if (!item.numbered) return;
   uint64_t applied = 0;
@@ -318,8 +344,10 @@ void Head::Finish(const ChunkItem& item) {
     applied = lane.applied;
     // What is in a tile can get lost no more.
     if (item.kind == ItemKind::kAccumulate || item.kind == ItemKind::kPlaced || IsFollowUp(item)) {
-      uint64_t& tokens = InNextWindowLocked(item.chunk.generation) ? window_.next_tokens : window_.tokens;
-      tokens += static_cast<uint64_t>(item.valid_tokens);
+      const bool next = InNextWindowLocked(item.chunk.generation);
+      (next ? window_.next_tokens : window_.tokens) += static_cast<uint64_t>(item.valid_tokens);
+      std::optional<absl::Time>& since = next ? window_.next_since : window_.since;
+      if (!since.has_value()) since = item.accepted;
     }
     if (frozen()) ledger_.ForgetApplied(item.session_id);
     if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end() && applied > before) {

@@ -10,6 +10,7 @@
 #include "server/engine/checkpoint_writer.h"
 #include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::engine {
 namespace {
@@ -404,10 +405,13 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const RestoreNumbers& number
     head_.lanes_.clear();  // a later stream of the same lane has another epoch
     std::map<std::string, AccumulationLedger::Session, std::less<>> ledger;
     for (const SessionCheckpoint& entry : checkpoint.sessions) {
-      ledger.emplace(entry.id, entry.session).first->second.last_active = absl::Now();
+      ledger.emplace(entry.id, entry.session).first->second.last_active = MonotonicNow();
     }
     head_.window_ = checkpoint.window;
     head_.window_.flush_begun = absl::Now();
+    head_.window_.flush_frozen = head_.window_.flush_begun;
+    if (head_.window_.tokens > 0) head_.window_.since = head_.window_.flush_begun;
+    if (head_.window_.next_tokens > 0) head_.window_.next_since = head_.window_.flush_begun;
     if (Reopens(as, checkpoint)) {
       head_.window_.state = WindowState::kOpen;
       head_.window_.tokens += std::exchange(head_.window_.next_tokens, 0);

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "server/engine/head.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::engine {
 namespace {
@@ -97,7 +98,7 @@ bool Head::MustWaitForRoomLocked(const LaneAttachment& attachment, const Chunk& 
   if (room == DeterministicTiles::Room::kLater) return true;
   if (room != DeterministicTiles::Room::kNone) return false;
   DeterministicSession& session = *deterministic_.at(attachment.session_id);
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   session.waiting_since = std::min(session.waiting_since, now);
   if (now - session.waiting_since >= environment_.place_timeout) return false;
   const size_t lanes = ledger_.Find(attachment.session_id)->lanes.size();
@@ -113,7 +114,7 @@ void Head::ResumeStalled() {
   std::vector<std::function<void()>> waiters;
   {
     const std::lock_guard lock(mutex_);
-    const absl::Time before = absl::Now() - environment_.place_timeout;
+    const absl::Time before = MonotonicNow() - environment_.place_timeout;
     for (const auto& [id, session] : deterministic_) {
       if (session->waiting_since > before) continue;
       for (auto& waiter : TakeWaitersLocked(id)) waiters.push_back(std::move(waiter));

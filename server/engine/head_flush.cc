@@ -1,6 +1,8 @@
 // The two-phase flush of a head's gradient window.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -155,6 +157,10 @@ void Head::Freeze() {
       answer = summarized;
     }
   }
+  if (answer.ok()) {
+    CountGradient(answer->summary.norm,
+                  answer->summary.non_finite + (answer->bias_summary ? answer->bias_summary->non_finite : 0));
+  }
   std::vector<FlushCallback> flush_waiters;
   std::vector<std::function<void()>> window_waiters;
   {
@@ -164,8 +170,10 @@ void Head::Freeze() {
       answer->window_tokens = window_.tokens;
       window_.flush = *answer;
       ledger_.Freeze();
+      window_.flush_frozen = absl::Now();
       ++environment_.counters->flushes_begun;
-      environment_.counters->flush_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - window_.flush_begun));
+      environment_.counters->flush_freeze_seconds.Observe(
+          absl::ToDoubleSeconds(window_.flush_frozen - window_.flush_begun));
     }
     flush_waiters = std::exchange(window_.flush_waiters, {});
     window_waiters = TakeWaitersLocked();
@@ -195,16 +203,28 @@ absl::Status Head::ReadScaledBias(const ScaledGradient& gradient, int64_t first_
 absl::Status Head::ForEachPiece(const ScaledGradient& gradient,
                                 absl::FunctionRef<void(std::span<const float> rows)> add) {
   const int64_t rows_per_piece = std::max<int64_t>(1, kPieceBytes / 4 / config_.hidden_size);
-  // Where the device writes by itself, if it can.
-  ResultBytes memory = StagedResult(std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size * 4,
-                                    environment_.device);
-  auto* piece = reinterpret_cast<float*>(memory.data());
-  for (int64_t row = 0; row < config_.vocab_size; row += rows_per_piece) {
+  const int64_t piece_bytes = std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size * 4;
+  // Where the device writes by itself, if it can. Two, since one piece is read while the one before is added.
+  std::array<ResultBytes, 2> memory;
+  std::future<void> adding;
+  absl::Status status;
+  for (int64_t row = 0, turn = 0; row < config_.vocab_size && status.ok(); row += rows_per_piece, turn ^= 1) {
+    ResultBytes& bytes = memory[static_cast<size_t>(turn)];
+    if (bytes.size() == 0) bytes = StagedResult(piece_bytes, environment_.device);
+    auto* piece = reinterpret_cast<float*>(bytes.data());
     const int64_t rows = std::min(rows_per_piece, config_.vocab_size - row);
-    if (absl::Status status = ReadScaledRows(gradient, row, rows, piece); !status.ok()) return status;
-    add({piece, static_cast<size_t>(rows * config_.hidden_size)});
+    status = ReadScaledRows(gradient, row, rows, piece);
+    if (adding.valid()) adding.get();
+    if (!status.ok()) break;
+    const std::span<const float> values(piece, static_cast<size_t>(rows * config_.hidden_size));
+    if (row + rows == config_.vocab_size) {
+      add(values);
+    } else {
+      // Where no thread can be had, get() does it.
+      adding = std::async(std::launch::async | std::launch::deferred, [add, values] { add(values); });
+    }
   }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status Head::Summarize(const ScaledGradient& gradient, FlushInfo* flush) {
@@ -277,6 +297,7 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
 }
 
 absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
+  const absl::Time begun = absl::Now();
   std::vector<std::function<void()>> waiters;
   uint64_t generation = 0;
   {
@@ -302,8 +323,10 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
     window_.last_committed_flush = flush_id;
     window_.last_committed_generation = generation;
     ++environment_.counters->flushes_committed;
+    environment_.counters->flush_read_seconds.Observe(absl::ToDoubleSeconds(begun - window_.flush_frozen));
   }
   for (const auto& waiter : waiters) waiter();
+  environment_.counters->flush_commit_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - begun));
   return generation;
 }
 
@@ -312,6 +335,7 @@ std::vector<std::function<void()>> Head::BeginWindowLocked() {
   ++window_.generation;
   window_.state = WindowState::kOpen;
   window_.tokens = std::exchange(window_.next_tokens, 0);
+  window_.since = std::exchange(window_.next_since, std::nullopt);
   ledger_.BeginWindow();
   DropGradientsLocked();
   for (const auto& [id, session] : deterministic_) session->tiles.BeginWindow();
@@ -331,6 +355,8 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
     }
     window_.state = WindowState::kOpen;
     window_.tokens += std::exchange(window_.next_tokens, 0);
+    const std::optional<absl::Time> next_since = std::exchange(window_.next_since, std::nullopt);
+    if (!window_.since.has_value()) window_.since = next_since;
     ledger_.Reopen();
     if (second_gradient_ != nullptr) {
       // Behind every chunk that was taken for the next window, and before any that comes now.
@@ -342,6 +368,8 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
     window_.last_aborted_generation = window_.generation;
     generation = window_.generation;
     ++environment_.counters->flushes_aborted;
+    environment_.counters->flush_read_seconds.Observe(
+        absl::ToDoubleSeconds(absl::Now() - window_.flush_frozen));
     waiters = TakeWaitersLocked();
   }
   for (const auto& waiter : waiters) waiter();

@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "server/engine/head.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::engine {
 
@@ -60,7 +60,7 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
                      absl::StrCat("lanes is ", lanes, "; the session of this client_key is open with ",
                                   session->lanes.size(), " (close it first)"));
   }
-  session->last_active = absl::Now();
+  session->last_active = MonotonicNow();
   for (size_t i = 0; i < session->lanes.size(); ++i) {
     info.lanes.push_back({static_cast<int32_t>(i), session->lanes[i].accepted, session->lanes[i].applied});
   }
@@ -148,7 +148,7 @@ absl::StatusOr<LaneAttachment> Head::AttachLane(const std::string& session_id, i
     LaneRuntime& runtime = lanes_[key];
     runtime.epoch = ++last_epoch_;
     runtime.listener = std::move(listener);
-    session->last_active = absl::Now();
+    session->last_active = MonotonicNow();
     const Lane& marks = session->lanes[static_cast<size_t>(lane)];
     attachment.epoch = runtime.epoch;
     attachment.marks = {lane, marks.accepted, marks.applied};
@@ -171,7 +171,7 @@ void Head::DetachLane(const LaneAttachment& lane) {
   dropped = DropListenerLocked(key);
   it->second.epoch = ++last_epoch_;  // a chunk that this stream is just submitting comes too late
   if (AccumulationLedger::Session* session = ledger_.Find(lane.session_id)) {
-    session->last_active = absl::Now();
+    session->last_active = MonotonicNow();
   }
 }
 
@@ -187,6 +187,7 @@ void Head::WithdrawLocked(const LaneKey& key) {
     item->listener = nullptr;
     ++environment_.counters->chunks_withdrawn;
     --environment_.counters->queued_chunks;
+    --counters_.queued_chunks;
   }
   it->second.queued.clear();
   if (!withdrawn.empty()) environment_.scheduler->Withdraw(this, std::move(withdrawn));

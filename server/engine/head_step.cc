@@ -86,7 +86,11 @@ void Head::Step() {
   absl::StatusOr<StepResult> answer = StepResult{};
   if (ready.ok()) {
     answer = TakeStep(request, gradient, steps);
-    if (!answer.ok()) EndByFailure(answer.status());
+    if (answer.ok()) {
+      CountGradient(answer->stats.norm, answer->stats.non_finite);
+    } else {
+      EndByFailure(answer.status());
+    }
   } else {
     answer = ready;
   }
@@ -203,6 +207,7 @@ absl::StatusOr<Head::WindowStats> Head::StatsNow(uint64_t generation, const std:
     return of_gradient.status();
   }
   stats.gradient = *of_gradient;
+  CountGradient(stats.gradient.norm, stats.gradient.non_finite);
   return stats;
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 void Add(const MemoryItem& item, MemoryPlan* plan) {
   const auto same = std::find_if(plan->begin(), plan->end(), [&](const MemoryItem& candidate) {
-    return candidate.purpose == item.purpose;
+    return candidate.purpose == item.purpose && candidate.place == item.place;
   });
   if (same == plan->end()) {
     plan->push_back(item);
@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<MemoryReservation>> MemoryBudget::Reserve(const s
     const std::lock_guard lock(mutex_);
     if (absl::Status status = CheckLocked(head, what, plan); !status.ok()) return status;
     reserved_ += TotalBytes(plan);
+    peak_ = std::max(peak_, reserved_);
     for (const MemoryItem& item : plan) Add(item, &accounts_[head]);
   }
   return std::make_unique<MemoryReservation>(shared_from_this(), head, std::move(plan));
@@ -77,6 +78,11 @@ absl::StatusOr<std::unique_ptr<MemoryReservation>> MemoryBudget::Reserve(const s
 int64_t MemoryBudget::reserved() const {
   const std::lock_guard lock(mutex_);
   return reserved_;
+}
+
+int64_t MemoryBudget::peak() const {
+  const std::lock_guard lock(mutex_);
+  return peak_;
 }
 
 MemoryUsage MemoryBudget::Usage() const {
@@ -93,7 +99,7 @@ void MemoryBudget::Release(const std::string& head, const MemoryPlan& plan) {
   reserved_ -= TotalBytes(plan);
   const auto account = accounts_.find(head);
   if (account == accounts_.end()) return;  // of a plan without items
-  for (const MemoryItem& item : plan) Add({item.purpose, -item.bytes}, &account->second);
+  for (const MemoryItem& item : plan) Add({item.purpose, -item.bytes, item.place}, &account->second);
   std::erase_if(account->second, [](const MemoryItem& item) { return item.bytes == 0; });
   if (account->second.empty()) accounts_.erase(account);
 }

@@ -13,17 +13,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/engine/payload.h"
 
 namespace lossd::engine {
 
 struct MemoryItem {
   std::string purpose;
   int64_t bytes = 0;
+  MemoryPlace place = MemoryPlace::kHost;
 };
 using MemoryPlan = std::vector<MemoryItem>;
 
 int64_t TotalBytes(const MemoryPlan& plan);
-// One item for each purpose, in the order in which they first occur.
+// One item for each purpose and place, in the order in which they first occur.
 MemoryPlan MergedByPurpose(const MemoryPlan& plan);
 
 class MemoryReservation;
@@ -50,6 +52,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   int64_t limit() const { return limit_; }
   int64_t head_quota() const { return head_quota_; }
   int64_t reserved() const;
+  int64_t peak() const;  // most that was reserved at once
   MemoryUsage Usage() const;
 
  private:
@@ -62,7 +65,8 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   const int64_t head_quota_;
   mutable std::mutex mutex_;
   int64_t reserved_ = 0;
-  std::map<std::string, MemoryPlan> accounts_;  // by head; "": shared; each purpose once
+  int64_t peak_ = 0;
+  std::map<std::string, MemoryPlan> accounts_;  // by head; "": shared; each purpose and place once
 };
 
 // Gives its bytes back when destroyed.

@@ -6,6 +6,18 @@
 
 namespace lossd::engine {
 
+const char* Name(MemoryPlace place) {
+  switch (place) {
+    case MemoryPlace::kHost:
+      return "host";
+    case MemoryPlace::kRegisteredHost:
+      return "pinned";
+    case MemoryPlace::kDevice:
+      return "device";
+  }
+  return "host";
+}
+
 Payload::Payload(std::vector<ByteSpan> parts, std::shared_ptr<const void> owner, int64_t kept_bytes)
     : parts_(std::move(parts)), owner_(std::move(owner)), kept_bytes_(kept_bytes) {
   for (const ByteSpan part : parts_) size_ += static_cast<int64_t>(part.size());

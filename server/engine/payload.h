@@ -20,6 +20,8 @@ enum class MemoryPlace {
   kRegisteredHost,  // known to the device, which copies from and to it by itself
   kDevice,          // an address of the device: the host cannot read it
 };
+inline constexpr int kMemoryPlaceCount = 3;
+const char* Name(MemoryPlace place);  // "host", "pinned", "device"
 
 // Memory for bytes that are about to be written, all of them: nothing clears it before. Copies share it.
 class ResultBytes {

@@ -27,6 +27,11 @@ std::optional<ResultBytes> PinnedPool::Take(int64_t bytes) {
   return ResultBytes(std::move(piece), bytes, MemoryPlace::kRegisteredHost);
 }
 
+PoolUsage PinnedPool::usage() const {
+  const std::lock_guard lock(mutex_);
+  return arena_.usage();
+}
+
 void PinnedPool::Give(std::byte* data, int64_t bytes) {
   const std::lock_guard lock(mutex_);
   arena_.Give(data - static_cast<std::byte*>(memory_.data()), bytes);

@@ -21,13 +21,14 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
 
   // Nothing if there is no room in one piece.
   std::optional<ResultBytes> Take(int64_t bytes);
+  PoolUsage usage() const;
 
  private:
   PinnedPool(kernels::cuda::PinnedBuffer memory, int64_t bytes) : memory_(std::move(memory)), arena_(bytes) {}
   void Give(std::byte* data, int64_t bytes);
 
   const kernels::cuda::PinnedBuffer memory_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Arena arena_;
 };
 

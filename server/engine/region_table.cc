@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 #include "server/engine/head_backend.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::engine {
 namespace {
@@ -163,7 +163,7 @@ absl::StatusOr<std::shared_ptr<const Region>> RegionTable::Create(RegionKind kin
   auto region = std::make_shared<Region>(RegionHandle::Random(), kind, *std::move(memory),
                                          *std::move(reservation), account_);
   const std::lock_guard lock(mutex_);
-  regions_.emplace(region->handle(), Entry{region, false, absl::Now()});
+  regions_.emplace(region->handle(), Entry{region, false, MonotonicNow()});
   return region;
 }
 
@@ -204,7 +204,7 @@ absl::Status RegionTable::Drop(const RegionHandle& handle) {
 
 void RegionTable::Expire() {
   std::vector<Entry> dropped;
-  const absl::Time before = absl::Now() - limits_.attach_timeout;
+  const absl::Time before = MonotonicNow() - limits_.attach_timeout;
   const std::lock_guard lock(mutex_);
   for (auto it = regions_.begin(); it != regions_.end();) {
     if (it->second.attached || it->second.created > before) {

@@ -2,6 +2,7 @@
 #ifndef LOSSD_SERVER_ENGINE_WINDOW_H_
 #define LOSSD_SERVER_ENGINE_WINDOW_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -21,6 +22,9 @@ namespace lossd::engine {
 //   open ──ApplyStep───▶ freezing ──everything applied, the step taken──▶ open (generation + 1)
 //                           └──marks no longer true──▶ open
 enum class WindowState { kOpen, kFreezing, kFrozen };
+inline constexpr std::array kWindowStates = {WindowState::kOpen, WindowState::kFreezing,
+                                             WindowState::kFrozen};
+const char* Name(WindowState state);  // "open", "freezing", "frozen"
 
 struct FlushInfo {
   std::string flush_id;
@@ -40,6 +44,9 @@ struct Window {
   uint64_t tokens = 0;  // valid tokens in dW
   // While frozen, of a head with a second gradient: those of the next window that are in that one.
   uint64_t next_tokens = 0;
+  // When the first chunk in it, or in the next one, was taken; none: there is none.
+  std::optional<absl::Time> since;
+  std::optional<absl::Time> next_since;
 
   // While freezing or frozen: the marks that whatever ends the window was begun with, in canonical form.
   std::vector<SessionMarks> marks;
@@ -48,6 +55,7 @@ struct Window {
   FlushInfo flush;
   std::vector<FlushCallback> flush_waiters;
   absl::Time flush_begun;
+  absl::Time flush_frozen;
 
   // For repeated calls.
   std::string last_committed_flush;

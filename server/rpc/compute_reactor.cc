@@ -24,8 +24,14 @@ absl::Status Malformed(const std::string& message) {
 }  // namespace
 
 ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers,
-                               grpc::CallbackServerContext* context, DoneCallback on_done)
-    : engine_(engine), writers_(writers), context_(context), on_done_(std::move(on_done)) {
+                               grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
+                               DoneCallback on_done)
+    : engine_(engine),
+      writers_(writers),
+      context_(context),
+      record_(std::move(record)),
+      trace_id_(TraceIdOf(context->client_metadata())),
+      on_done_(std::move(on_done)) {
   ++engine_->counters().live_streams;
 }
 
@@ -99,6 +105,10 @@ void ComputeReactor::HandleStart() {
       status = attachment.status();
       if (status.ok()) attachment_ = *std::move(attachment);
     }
+  }
+  if (status.ok()) {
+    LogEvent("a stream was attached", trace_id_,
+             {{"head", head_->config().name}, {"lane", request_.message.start().lane()}});
   }
   bool cancelled = false;
   {
@@ -215,7 +225,9 @@ void ComputeReactor::Take(engine::ChunkAnswer answer) {
   }
   engine_->counters().payload_bytes_out +=
       answer.losses.size() + static_cast<uint64_t>(answer.returns.bytes() + answer.dx.size());
-  Response response{ToWire(std::move(answer)), true};
+  Response response{{}, true};
+  if (answer.error.ok()) response.ready = answer.ready;
+  response.bytes = ToWire(std::move(answer));
   const Guard guard(this);
   if (at_once_) return;
   answers_.push_back(std::move(response));
@@ -236,6 +248,9 @@ void ComputeReactor::OnWriteDone(bool ok) {
     ReturnCreditLocked(costs_.front());
     costs_.pop_front();
   }
+  if (ok && response_ready_.has_value()) {
+    engine_->counters().answer_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - *response_ready_));
+  }
   response_bytes_.Clear();
   if (!ok) {  // the stream is broken; OnCancel follows or has been
     if (!ending_.has_value()) ending_ = grpc::Status(grpc::StatusCode::CANCELLED, "the stream broke");
@@ -247,6 +262,7 @@ void ComputeReactor::OnWriteDone(bool ok) {
 void ComputeReactor::WriteLocked(Response response) {
   writing_ = true;
   response_is_result_ = response.is_result;
+  response_ready_ = response.ready;
   response_bytes_.Swap(&response.bytes);
   StartWrite(&response_bytes_);
 }
@@ -324,6 +340,7 @@ void ComputeReactor::ForgetAnswersLocked() {
 void ComputeReactor::FinishLocked(const grpc::Status& status) {
   if (finished_) return;
   finished_ = true;
+  if (record_ != nullptr) record_->NoteStatus(status);
   Finish(status);
 }
 
@@ -332,10 +349,21 @@ void ComputeReactor::Drain() {
   EndLocked(engine_->CheckServing(), Ending::kAfterAnswers);
 }
 
+void ComputeReactor::Revoke(const grpc::Status& status) {
+  const Guard guard(this);
+  if (finished_) return;
+  ForgetAnswersLocked();
+  ending_ = status;
+  PumpLocked();
+}
+
 void ComputeReactor::CancelIfStuck() {
   const Guard guard(this);
   if (finished_ || !at_once_ || !writing_) return;
-  if (stuck_) context_->TryCancel();
+  if (stuck_) {
+    if (record_ != nullptr) record_->NoteCancelledHere();
+    context_->TryCancel();
+  }
   stuck_ = true;
 }
 
@@ -345,6 +373,7 @@ void ComputeReactor::OnEnd(absl::Status status) {
 }
 
 void ComputeReactor::OnCancel() {
+  if (record_ != nullptr) record_->NoteCancelled();
   Detach();
   const Guard guard(this);
   if (!ending_.has_value()) ending_ = grpc::Status(grpc::StatusCode::CANCELLED, "cancelled");
@@ -366,6 +395,7 @@ void ComputeReactor::OnDone() {
   Detach();
   if (credit_ != nullptr) credit_->Forget(this);
   on_done_(this);
+  record_.reset();
   self_.reset();  // may destroy this
 }
 

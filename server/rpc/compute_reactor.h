@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -28,6 +29,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/head.h"
 #include "server/engine/session_credit.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
@@ -38,15 +40,18 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  public:
   using DoneCallback = std::function<void(ComputeReactor*)>;
 
-  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it.
+  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it;
+  // `record` may be null.
   ComputeReactor(engine::Engine* engine, WorkerPool* writers, grpc::CallbackServerContext* context,
-                 DoneCallback on_done);
+                 std::unique_ptr<CallRecord> record, DoneCallback on_done);
   ~ComputeReactor() override;
 
   // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
   void Start();
   // Reads no more, answers what was accepted, then ends with UNAVAILABLE.
   void Drain();
+  // Takes and answers nothing more and ends with `status`.
+  void Revoke(const grpc::Status& status);
   // To be called now and then: a stream that is over, but whose client has not read the last message from one
   // call to the next, is cancelled. Until then it keeps that message.
   void CancelIfStuck();
@@ -69,6 +74,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   struct Response {
     grpc::ByteBuffer bytes;
     bool is_result = false;
+    std::optional<absl::Time> ready = {};  // of a result with losses: since when it has been there
   };
   // Holds the stream's lock, and then, without it, wakes other streams of the session that wait for credit.
   class Guard {
@@ -110,6 +116,8 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   engine::Engine* const engine_;
   WorkerPool* const writers_;
   grpc::CallbackServerContext* const context_;
+  std::unique_ptr<CallRecord> record_;  // until OnDone
+  const std::string trace_id_;
   const DoneCallback on_done_;
   std::shared_ptr<ComputeReactor> self_;  // until OnDone
 
@@ -142,6 +150,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   grpc::ByteBuffer response_bytes_;  // being written
   bool response_is_result_ = false;
+  std::optional<absl::Time> response_ready_;
   std::deque<Response> answers_;  // to be written
   std::deque<int64_t> costs_;     // of chunks taken and not yet answered on the wire, in order
   int64_t outstanding_bytes_ = 0;

@@ -1,5 +1,7 @@
 #include "server/rpc/listen_address.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -79,8 +81,11 @@ absl::StatusOr<std::vector<std::string>> ParseListen(const std::string& listen) 
 bool IsUnixSocket(const std::string& address) { return absl::StartsWith(address, "unix:"); }
 
 bool IsLoopback(const std::string& address) {
-  return IsUnixSocket(address) || absl::StartsWith(address, "127.") ||
-         absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "[::1]:");
+  if (IsUnixSocket(address)) return true;
+  const std::string host = address.substr(0, address.rfind(':'));
+  if (host == "localhost" || host == "[::1]") return true;
+  in_addr parsed{};  // a name may begin with 127, too
+  return inet_pton(AF_INET, host.c_str(), &parsed) == 1 && ntohl(parsed.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
 absl::Status RemoveStaleSocket(const std::string& address) {

@@ -10,6 +10,8 @@
 #include "absl/time/time.h"
 #include "proto/wire/row_wire.h"
 #include "server/engine/errors.h"
+#include "server/rpc/call_observer.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/slices.h"
@@ -18,12 +20,23 @@
 namespace lossd::rpc {
 namespace {
 
+constexpr char kComputeMethod[] = "LossService/Compute";
+
 // A stream that is not taken: it ends at once.
 class RefusedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  explicit RefusedStream(const grpc::Status& status) { Finish(status); }
+  RefusedStream(std::unique_ptr<CallRecord> record, const grpc::Status& status) : record_(std::move(record)) {
+    if (record_ != nullptr) record_->NoteStatus(status);
+    Finish(status);
+  }
 
+  void OnCancel() override {
+    if (record_ != nullptr) record_->NoteCancelled();
+  }
   void OnDone() override { delete this; }  // NOLINT(cppcoreguidelines-owning-memory): gRPC is done with it
+
+ private:
+  const std::unique_ptr<CallRecord> record_;
 };
 
 // Hears of a client that no longer waits, and holds what the answer refers to until it has been sent.
@@ -55,10 +68,17 @@ grpc::ByteBuffer Encode(const v1::LogitsRequest& request, const std::string& inc
   return wire::Encode(response, SliceOf(std::move(answer.logits)));
 }
 
+// Whether a stream that was begun with this token may go on.
+grpc::Status CheckToken(const AccessControl* access, const std::optional<TokenHash>& token) {
+  if (access == nullptr || !token.has_value()) return grpc::Status::OK;
+  return access->Check(*token, kComputeMethod);
+}
+
 }  // namespace
 
-LossService::LossService(engine::Engine* engine)
+LossService::LossService(engine::Engine* engine, std::shared_ptr<const AccessControl> access)
     : engine_(engine),
+      access_(std::move(access)),
       writers_(std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8)) {}
 
 grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* context,
@@ -74,6 +94,8 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   }
   const engine::EngineOptions& options = engine_->options();
   const engine::HeadConfig& config = opened->head->config();
+  LogEvent("a session was opened", TraceIdOf(context->client_metadata()),
+           {{"head", config.name}, {"rank", request->rank()}, {"lanes", request->lanes()}});
   response->set_session_id(opened->info.session_id);
   response->set_incarnation(engine_->incarnation());
   response->set_generation(opened->info.generation);
@@ -101,26 +123,33 @@ grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext*
                                                     const v1::CloseSessionRequest* request,
                                                     v1::CloseSessionResponse* /*response*/) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpc(engine_->CloseSession(request->session_id()), engine_->counters()));
+  const absl::Status status = engine_->CloseSession(request->session_id());
+  if (status.ok()) LogEvent("a session was closed", TraceIdOf(context->client_metadata()), {});
+  reactor->Finish(ToGrpc(status, engine_->counters()));
   return reactor;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Compute(
     grpc::CallbackServerContext* context) {
+  auto record = CallRecord::Begin(reports_, kComputePath, *context);
   const int64_t most = engine_->options().max_streams;
   if (engine_->counters().live_streams >= most) {
     const absl::Status status = engine_->Overload(
         "start", absl::StrCat("there are ", most, " Compute streams, which is the limit (--max_streams)"));
-    return new RefusedStream(ToGrpc(status, engine_->counters()));
+    return new RefusedStream(std::move(record), ToGrpc(status, engine_->counters()));
   }
   // Held here until it is registered: a stream may be over before Start returns.
   const std::shared_ptr<ComputeReactor> reactor = std::make_shared<ComputeReactor>(
-      engine_, &writers_, context, [this](ComputeReactor* done) { Forget(done); });
+      engine_, &writers_, context, std::move(record), [this](ComputeReactor* done) { Forget(done); });
+  const std::optional<TokenHash> token =
+      access_ == nullptr ? std::nullopt : AccessControl::TokenOf(context->client_metadata());
   {
     const std::lock_guard lock(mutex_);
-    streams_.emplace(reactor.get(), reactor);
+    streams_.emplace(reactor.get(), Stream{.reactor = reactor, .token = token});
   }
   reactor->Start();
+  // Tokens may have changed before it was among the streams.
+  if (const grpc::Status status = CheckToken(access_.get(), token); !status.ok()) reactor->Revoke(status);
   return reactor.get();
 }
 
@@ -159,13 +188,29 @@ std::vector<std::shared_ptr<ComputeReactor>> LossService::Live() {
   std::vector<std::shared_ptr<ComputeReactor>> live;
   const std::lock_guard lock(mutex_);
   for (const auto& [key, stream] : streams_) {
-    if (std::shared_ptr<ComputeReactor> reactor = stream.lock()) live.push_back(std::move(reactor));
+    if (std::shared_ptr<ComputeReactor> reactor = stream.reactor.lock()) live.push_back(std::move(reactor));
   }
   return live;
 }
 
 void LossService::Drain() {
   for (const std::shared_ptr<ComputeReactor>& reactor : Live()) reactor->Drain();
+}
+
+void LossService::EndRevokedStreams() {
+  // Not under the lock: a stream that ends takes it.
+  std::vector<std::pair<std::shared_ptr<ComputeReactor>, grpc::Status>> revoked;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, stream] : streams_) {
+      const grpc::Status status = CheckToken(access_.get(), stream.token);
+      if (status.ok()) continue;
+      if (std::shared_ptr<ComputeReactor> reactor = stream.reactor.lock()) {
+        revoked.emplace_back(std::move(reactor), status);
+      }
+    }
+  }
+  for (const auto& [reactor, status] : revoked) reactor->Revoke(status);
 }
 
 void LossService::CancelStuckStreams() {

@@ -5,10 +5,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "lossd/v1/loss.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/access.h"
+#include "server/rpc/call_reports.h"
 #include "server/rpc/compute_reactor.h"
 #include "server/rpc/worker_pool.h"
 
@@ -19,7 +22,12 @@ class LossService final
           v1::LossService::WithRawCallbackMethod_Logits<v1::LossService::WithCallbackMethod_OpenSession<
               v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>>> {
  public:
-  explicit LossService(engine::Engine* engine);
+  // `access` is null if no token is asked for.
+  LossService(engine::Engine* engine, std::shared_ptr<const AccessControl> access);
+
+  // Once, before the first call: where Compute streams are reported, which CallObserver leaves out. May be
+  // null.
+  void set_reports(CallReports* reports) { reports_ = reports; }
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
@@ -34,17 +42,26 @@ class LossService final
 
   // Every live stream answers what it accepted and ends with UNAVAILABLE.
   void Drain();
+  // After tokens have changed: streams whose token no longer lets them in end as their calls would.
+  void EndRevokedStreams();
   // To be called now and then: see ComputeReactor::CancelIfStuck.
   void CancelStuckStreams();
 
  private:
+  struct Stream {
+    std::weak_ptr<ComputeReactor> reactor;
+    std::optional<TokenHash> token;
+  };
+
   std::vector<std::shared_ptr<ComputeReactor>> Live();
   void Forget(ComputeReactor* reactor);
 
   engine::Engine* const engine_;
+  const std::shared_ptr<const AccessControl> access_;
+  CallReports* reports_ = nullptr;
   WorkerPool writers_;  // of all streams
   std::mutex mutex_;
-  std::map<ComputeReactor*, std::weak_ptr<ComputeReactor>> streams_;
+  std::map<ComputeReactor*, Stream> streams_;
 };
 
 }  // namespace lossd::rpc

@@ -17,9 +17,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "lossd/v1/region.pb.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 #include "server/rpc/convert.h"
 
 namespace lossd::rpc {
@@ -165,7 +165,7 @@ RegionSocket::~RegionSocket() {
 // ---------------------------------------------------------------------------------------------------
 
 void RegionSocket::Run() {
-  absl::Time next_tick = absl::Now();
+  absl::Time next_tick = engine::MonotonicNow();
   std::vector<pollfd> polled;
   for (;;) {
     polled.assign({{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
@@ -177,9 +177,9 @@ void RegionSocket::Run() {
       if (polled[i + 2].revents != 0 && !Handle(connections_[i])) Close(i);
     }
     if (polled[1].revents != 0) Accept();
-    if (absl::Now() < next_tick) continue;
+    if (engine::MonotonicNow() < next_tick) continue;
     Tick();
-    next_tick = absl::Now() + absl::Milliseconds(kTickMs);
+    next_tick = engine::MonotonicNow() + absl::Milliseconds(kTickMs);
   }
 }
 
@@ -196,7 +196,7 @@ void RegionSocket::Accept() {
     return Refuse(socket.get(), absl::ResourceExhaustedError(absl::StrCat("there are ", connections_.size(),
                                                                           " connections; that is the most")));
   }
-  connections_.push_back({std::move(socket), *process, absl::Now(), nullptr});
+  connections_.push_back({std::move(socket), *process, engine::MonotonicNow(), nullptr});
 }
 
 bool RegionSocket::Handle(Connection& connection) {
@@ -232,7 +232,7 @@ bool RegionSocket::Attach(Connection& connection, const std::string& handle) {
 
 void RegionSocket::Tick() {
   regions_->Expire();
-  const absl::Time now = absl::Now();
+  const absl::Time now = engine::MonotonicNow();
   for (size_t i = connections_.size(); i-- > 0;) {
     if (OutOfTime(connections_[i], now)) Close(i);
   }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/engine/errors.h"
+#include "server/rpc/call_observer.h"
 #include "server/rpc/listen_address.h"
 
 namespace lossd::rpc {
@@ -21,11 +22,28 @@ namespace {
 // Messages of weights are this large at most (clients send 4 MiB), whatever is said of chunks.
 constexpr int64_t kMaxWeightsMessage = int64_t{8} << 20;
 
+// Calls of one connection at a time; the client's gRPC lets further ones wait.
+constexpr int kMostStreams = 256;
+
 // A chunk a little over its limits still arrives, so that it gets an answer that says so; far above, gRPC
 // resets the call.
 int64_t MaxMessageBytes(const engine::ChunkLimits& limits) {
   const int64_t bytes = 2 * limits.max_chunk_bytes + 16 * limits.max_chunk_tokens + (64 << 10);
   return std::clamp<int64_t>(bytes, kMaxWeightsMessage, std::numeric_limits<int>::max());
+}
+
+// gRPC's numbers of milliseconds: the largest stands for ever.
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, std::numeric_limits<int>::max()));
+}
+
+void LimitConnections(grpc::ServerBuilder& builder, const ConnectionLimits& limits) {
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(limits.max_metadata_bytes));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
+  if (limits.max_age == absl::InfiniteDuration()) return;
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, Milliseconds(limits.max_age));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, Milliseconds(limits.max_age_grace));
 }
 
 void Configure(grpc::ServerBuilder& builder, const engine::EngineOptions& options) {
@@ -38,19 +56,52 @@ void Configure(grpc::ServerBuilder& builder, const engine::EngineOptions& option
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
   // A backstop behind the credits, far enough above them that well-behaved clients never meet it.
   grpc::ResourceQuota quota("lossd");
   quota.Resize(static_cast<size_t>(2 * options.staging_bytes + (int64_t{1} << 30)));
   builder.SetResourceQuota(quota);
 }
 
+// What addresses are listened on with. Tokens need credentials that calls can be looked at by: for plain text
+// those of local connections, which are not encrypted either, but take none from elsewhere.
+class Credentials {
+ public:
+  explicit Credentials(const ServerOptions& options) {
+    if (options.access == nullptr) {
+      host_ = socket_ = grpc::InsecureServerCredentials();
+    } else {
+      host_ = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
+      socket_ = grpc::experimental::LocalServerCredentials(UDS);
+    }
+    if (options.tls.enabled()) host_ = MakeServerCredentials(options.tls);
+    if (options.access == nullptr) return;
+    host_->SetAuthMetadataProcessor(options.access);
+    socket_->SetAuthMetadataProcessor(options.access);
+  }
+
+  const std::shared_ptr<grpc::ServerCredentials>& For(const std::string& address) const {
+    return IsUnixSocket(address) ? socket_ : host_;
+  }
+
+ private:
+  std::shared_ptr<grpc::ServerCredentials> host_;
+  std::shared_ptr<grpc::ServerCredentials> socket_;
+};
+
+void Observe(grpc::ServerBuilder& builder, CallReports* reports) {
+  if (reports == nullptr) return;
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
+  factories.push_back(std::make_unique<CallObserver>(reports));
+  builder.experimental().SetInterceptorCreators(std::move(factories));
+}
+
 }  // namespace
 
 Server::Server(engine::Engine* engine, const ServerOptions& options)
     : engine_(engine),
+      reports_(options.counters == nullptr ? nullptr : std::make_unique<CallReports>(options.counters)),
       head_service_(engine, options.weights_dir),
-      loss_service_(engine),
+      loss_service_(engine, options.access),
       gradient_service_(engine),
       status_service_(engine, options.on_drain),
       region_service_(engine) {}
@@ -67,6 +118,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   Configure(builder, engine->options());
+  LimitConnections(builder, options.connections);
+  server->loss_service_.set_reports(server->reports_.get());
+  Observe(builder, server->reports_.get());
   builder.RegisterService(&server->head_service_);
   builder.RegisterService(&server->loss_service_);
   builder.RegisterService(&server->gradient_service_);
@@ -81,13 +135,12 @@ absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& b
   const absl::StatusOr<std::vector<std::string>> addresses = ParseListen(options.listen);
   if (!addresses.ok()) return addresses.status();
   if (const auto check = CheckTls(options.tls); !check.ok()) return check.status();
-  const std::shared_ptr<grpc::ServerCredentials> plain = grpc::InsecureServerCredentials();
-  const auto secure = options.tls.enabled() ? MakeServerCredentials(options.tls) : plain;
+  const Credentials credentials(options);
   std::vector<int> ports(addresses->size(), 0);
   for (size_t i = 0; i < addresses->size(); ++i) {
     const std::string& address = (*addresses)[i];
     if (absl::Status status = RemoveStaleSocket(address); !status.ok()) return status;
-    builder.AddListeningPort(address, IsUnixSocket(address) ? plain : secure, &ports[i]);
+    builder.AddListeningPort(address, credentials.For(address), &ports[i]);
   }
   {
     const SocketFileMode mode;

@@ -11,6 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
+#include "server/rpc/access.h"
+#include "server/rpc/call_reports.h"
 #include "server/rpc/gradient_service.h"
 #include "server/rpc/head_service.h"
 #include "server/rpc/loss_service.h"
@@ -22,6 +24,13 @@
 
 namespace lossd::rpc {
 
+struct ConnectionLimits {
+  int64_t max_metadata_bytes = 8 << 10;  // of a call's headers, in and out
+  // Clients are told to connect anew after so long, more or less, and cut off after the grace.
+  absl::Duration max_age = absl::InfiniteDuration();
+  absl::Duration max_age_grace = absl::Minutes(10);
+};
+
 struct ServerOptions {
   // One or more, with commas: host:port, where port 0 takes a free one, or unix:PATH.
   std::string listen = "127.0.0.1:50051";
@@ -29,7 +38,9 @@ struct ServerOptions {
   std::string region_socket_dir = {};   // RegionSocket's, if the engine has regions
   std::string weights_dir = {};         // WeightLoader's folder
   std::function<void()> on_drain = {};  // StatusService's
-  telemetry::ServiceCounters* counters = nullptr;  // of MethodNames(); outlives the server
+  telemetry::ServiceCounters* counters = nullptr;   // of MethodNames(); outlives the server
+  std::shared_ptr<AccessControl> access = nullptr;  // who is let in; null: everybody
+  ConnectionLimits connections = {};
 };
 
 class Server {
@@ -47,6 +58,8 @@ class Server {
 
   // Once a second or so.
   void Tick() { loss_service_.CancelStuckStreams(); }
+  // After the tokens of options.access have changed.
+  void EndRevokedStreams() { loss_service_.EndRevokedStreams(); }
 
   // Health says NOT_SERVING, new work is refused, what was accepted is finished and answered, streams end
   // with UNAVAILABLE; after `timeout` whatever is left is cancelled. Once.
@@ -57,6 +70,7 @@ class Server {
   absl::Status Listen(const ServerOptions& options, grpc::ServerBuilder& builder);
 
   engine::Engine* const engine_;
+  std::unique_ptr<CallReports> reports_;  // null if nobody counts
   HeadService head_service_;
   LossService loss_service_;
   GradientService gradient_service_;

@@ -135,23 +135,11 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& f
   return tls::TlsServerCredentials(options);
 }
 
-TlsWatch::TlsWatch(TlsFiles files) : files_(std::move(files)), state_(State()) {}
-
-std::string TlsWatch::State() const {
-  std::string state;
-  for (const std::string* path : {&files_.certificate, &files_.key, &files_.client_ca}) {
-    struct stat status {};
-    if (path->empty() || stat(path->c_str(), &status) != 0) status = {};
-    absl::StrAppend(&state, status.st_dev, ":", status.st_ino, ":", status.st_size, ":",
-                    status.st_mtim.tv_sec, ":", status.st_mtim.tv_nsec, ";");
-  }
-  return state;
-}
+TlsWatch::TlsWatch(TlsFiles files)
+    : files_(std::move(files)), watch_({files_.certificate, files_.key, files_.client_ca}) {}
 
 std::optional<absl::StatusOr<TlsCheck>> TlsWatch::Poll() {
-  std::string state = State();
-  if (!files_.enabled() || state == state_) return std::nullopt;
-  state_ = std::move(state);
+  if (!files_.enabled() || !watch_.Changed()) return std::nullopt;
   return CheckTls(files_);
 }
 

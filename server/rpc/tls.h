@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/rpc/file_watch.h"
 
 namespace lossd::rpc {
 
@@ -46,11 +47,8 @@ class TlsWatch {
   std::optional<absl::StatusOr<TlsCheck>> Poll();
 
  private:
-  // Of each file: which one it is, and when it was written.
-  std::string State() const;
-
   const TlsFiles files_;
-  std::string state_;
+  FileWatch watch_;
 };
 
 }  // namespace lossd::rpc

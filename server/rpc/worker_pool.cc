@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::rpc {
 
@@ -37,7 +37,7 @@ absl::Status WorkerPool::TryRun(std::function<void()> task) {
       absl::Status status = engine::MakeError(
           absl::StatusCode::kResourceExhausted, engine::RejectReason::kOverload, "",
           absl::StrCat("the server has ", tasks_.size(), " calls of this kind waiting; try again later"));
-      engine::AttachRetryDelay(&status, retry_slots_.Next(absl::Now()));
+      engine::AttachRetryDelay(&status, retry_slots_.Next(engine::MonotonicNow()));
       return status;
     }
     tasks_.push_back(std::move(task));

@@ -45,6 +45,11 @@ void InitLogging(LogFormat format, LogLevel level) {
 }
 
 void Log(LogLevel level, const std::string& event, std::initializer_list<LogField> fields) {
+  Log(level, event, std::vector<LogField>(fields));
+}
+
+void Log(LogLevel level, const std::string& event, const std::vector<LogField>& fields) {
+  if (!Logs(level)) return;
   std::string line;
   if (log_format == LogFormat::kJson) {
     line = "\"event\":" + Dump(event);
@@ -55,5 +60,7 @@ void Log(LogLevel level, const std::string& event, std::initializer_list<LogFiel
   }
   spdlog::default_logger_raw()->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
 }
+
+bool Logs(LogLevel level) { return spdlog::default_logger_raw()->should_log(ToSpdlog(level)); }
 
 }  // namespace lossd::telemetry

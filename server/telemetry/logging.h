@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lossd::telemetry {
 
@@ -19,6 +20,10 @@ using LogField = std::pair<const char*, nlohmann::json>;
 
 // Thread-safe. `event` is a constant sentence without values in it; values are fields.
 void Log(LogLevel level, const std::string& event, std::initializer_list<LogField> fields = {});
+void Log(LogLevel level, const std::string& event, const std::vector<LogField>& fields);
+
+// Whether lines of this level are written at all.
+bool Logs(LogLevel level);
 
 }  // namespace lossd::telemetry
 

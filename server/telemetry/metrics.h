@@ -1,4 +1,5 @@
-// Exports the engine's plain counters in Prometheus' text format. The engine knows nothing of it.
+// The metrics port: what the engine and the services count, for Prometheus and for people. They know nothing
+// of it.
 #ifndef LOSSD_SERVER_TELEMETRY_METRICS_H_
 #define LOSSD_SERVER_TELEMETRY_METRICS_H_
 
@@ -7,17 +8,14 @@
 
 #include "absl/status/statusor.h"
 #include "server/engine/engine.h"
+#include "server/telemetry/http_server.h"
 #include "server/telemetry/service_counters.h"
-
-namespace prometheus {
-class Exposer;
-class Collectable;
-}  // namespace prometheus
+#include "server/telemetry/throughput.h"
 
 namespace lossd::telemetry {
 
-// Serves /metrics over HTTP while it lives. Reads the counters at each scrape; every label combination is
-// there from the start, at zero.
+// Serves /metrics, the status page and /status.json over HTTP while it lives. Everything is read when it is
+// asked for.
 class MetricsServer {
  public:
   // `listen` is host:port; port 0 takes a free one. `engine` and `counters` outlive it. UNAVAILABLE if the
@@ -25,18 +23,14 @@ class MetricsServer {
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& listen,
                                                               const engine::Engine* engine,
                                                               const ServiceCounters* counters);
-  ~MetricsServer();
 
-  int port() const { return port_; }
+  int port() const { return http_->port(); }
 
  private:
-  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                std::shared_ptr<prometheus::Collectable> collector, std::string host, int port);
+  explicit MetricsServer(const engine::Counters* counters) : throughput_(counters) {}
 
-  std::shared_ptr<prometheus::Collectable> collector_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
-  std::string host_;
-  int port_;
+  const Throughput throughput_;
+  std::unique_ptr<HttpServer> http_;  // reads the above
 };
 
 }  // namespace lossd::telemetry

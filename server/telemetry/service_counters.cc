@@ -25,13 +25,13 @@ RpcMethod* RpcCounters::Find(std::string_view name) {
 }
 
 void RecentErrors::Add(RecentError error) {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   errors_.push_front(std::move(error));
   if (errors_.size() > kMost) errors_.pop_back();
 }
 
 std::vector<RecentError> RecentErrors::Read() const {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard lock(mutex_);
   return {errors_.begin(), errors_.end()};
 }
 

@@ -7,13 +7,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/engine/counters.h"
 
@@ -59,12 +58,12 @@ class RecentErrors {
  public:
   static constexpr size_t kMost = 50;
 
-  void Add(RecentError error) ABSL_LOCKS_EXCLUDED(mutex_);
-  std::vector<RecentError> Read() const ABSL_LOCKS_EXCLUDED(mutex_);  // newest first
+  void Add(RecentError error);
+  std::vector<RecentError> Read() const;  // newest first
 
  private:
-  mutable absl::Mutex mutex_;
-  std::deque<RecentError> errors_ ABSL_GUARDED_BY(mutex_);
+  mutable std::mutex mutex_;  // one that ThreadSanitizer knows
+  std::deque<RecentError> errors_;
 };
 
 // Who was not let in, and the certificate.

@@ -106,6 +106,8 @@ class CudaOptimizer : public ::testing::Test {
     ASSERT_TRUE(DeviceBuffer::Create(cuda::TallyScratchBytes(), &scratch_).ok());
     ASSERT_TRUE(DeviceBuffer::Create(sizeof(GradientTally), &tally_).ok());
     ASSERT_TRUE(DeviceBuffer::Create(sizeof(float), &largest_).ok());
+    // The padding inside is read with the rest, and written by nobody.
+    ASSERT_EQ(cudaMemset(tally_.data(), 0, sizeof(GradientTally)), cudaSuccess);
   }
 
   GradientTally ReadTally() const {

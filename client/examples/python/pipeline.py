@@ -89,7 +89,7 @@ def train(rank: int, options: argparse.Namespace) -> list[float]:
             tokens = sequences(step, 4 * options.microbatches)
             optimizer.zero_grad()
             if rank == 0:
-                schedule.step(tokens[:, :-1])
+                schedule.step(tokens[:, :-1].contiguous())
             else:
                 losses: list[torch.Tensor] = []
                 loss_fn.begin_step(tokens[:, 1:], schedule)

@@ -65,6 +65,12 @@ absl::StatusOr<std::vector<Document>> ReadTexts(const Options& options) {
   return documents;
 }
 
+ClientOptions ConnectionOf(const Options& options) {
+  ClientOptions connection{.tls = options.tls};
+  options.token.SetIn(connection);
+  return connection;
+}
+
 // `saved`: null to begin.
 absl::StatusOr<std::unique_ptr<LossHead>> OpenHead(const Options& options, const HeadShape& shape,
                                                    const SavedRun* saved, ThreadPool* pool) {
@@ -72,17 +78,17 @@ absl::StatusOr<std::unique_ptr<LossHead>> OpenHead(const Options& options, const
     return std::make_unique<LocalHead>(shape, options.precision, options.trainer.adam(), pool);
   }
   if (!options.checkpoint_folder.empty()) {
-    return RemoteHead::OpenResumable(options.server, options.tls, options.head_name, shape, options.precision,
-                                     options.trainer.adam(),
+    return RemoteHead::OpenResumable(options.server, ConnectionOf(options), options.head_name, shape,
+                                     options.precision, options.trainer.adam(),
                                      saved == nullptr ? std::nullopt : std::optional(saved->head_tag));
   }
   if (!options.head_name.empty()) {
-    return RemoteHead::Open(options.server, options.tls, options.head_name, shape, options.precision,
-                            options.trainer.adam(), HeadLifetime::kKept);
+    return RemoteHead::Open(options.server, ConnectionOf(options), options.head_name, shape,
+                            options.precision, options.trainer.adam(), HeadLifetime::kKept);
   }
   const std::string name = absl::StrCat("train_lm-", getpid(), "-", Clock::now().time_since_epoch().count());
-  return RemoteHead::Open(options.server, options.tls, name, shape, options.precision, options.trainer.adam(),
-                          HeadLifetime::kUntilClosed);
+  return RemoteHead::Open(options.server, ConnectionOf(options), name, shape, options.precision,
+                          options.trainer.adam(), HeadLifetime::kUntilClosed);
 }
 
 Results Begin(const Options& options, const TextData& data, Trainer& trainer) {

@@ -3,8 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <map>
 
-#include "client/tools/tls_options.h"
-
 namespace lossd::train_lm {
 namespace {
 
@@ -50,6 +48,7 @@ void AddHeadOptions(CLI::App* app, Options* options) {
                            ->capture_default_str()
                            ->group("Head");
   tools::AddTlsOptions(*app, options->tls, "Head");
+  tools::AddTokenOptions(*app, options->token, "Head");
   app->add_flag_function(
          "--local", [options](int64_t) { options->place = HeadPlace::kThisProcess; },
          "Compute the head in this process instead: follows the same losses")

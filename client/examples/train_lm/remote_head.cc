@@ -39,16 +39,21 @@ absl::Status CheckUntouched(const Head& head) {
   return absl::OkStatus();
 }
 
+ClientOptions Patient(ClientOptions connection, std::chrono::seconds patience) {
+  connection.reconnect_timeout = patience;
+  return connection;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& target,
-                                                             const std::optional<TlsOptions>& tls,
+                                                             const ClientOptions& connection,
                                                              const std::string& name, const HeadShape& shape,
                                                              HeadPrecision precision, const AdamOptions& adam,
                                                              HeadLifetime lifetime) {
   // Long enough for a server that is just starting; a mistyped address should not look like a hang.
   absl::StatusOr<std::unique_ptr<Client>> client =
-      Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(20), .tls = tls});
+      Client::Connect(target, Patient(connection, std::chrono::seconds(20)));
   if (!client.ok()) return client.status();
   absl::StatusOr<Head> head = (*client)->CreateHead(ConfigOf(name, shape, precision, adam));
   if (!head.ok()) return head.status();
@@ -60,12 +65,12 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& 
 }
 
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::OpenResumable(
-    const std::string& target, const std::optional<TlsOptions>& tls, const std::string& name,
+    const std::string& target, const ClientOptions& connection, const std::string& name,
     const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
     const std::optional<std::string>& tag) {
   // A server that is started again may have much to read.
   absl::StatusOr<std::unique_ptr<Client>> client =
-      Client::Connect(target, {.reconnect_timeout = std::chrono::seconds(120), .tls = tls});
+      Client::Connect(target, Patient(connection, std::chrono::seconds(120)));
   if (!client.ok()) return client.status();
   if (tag.has_value()) {
     const absl::StatusOr<CheckpointInfo> restored = (*client)->RestoreCheckpoint(name, *tag);

@@ -41,16 +41,14 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 1
+#define LOSSD_C_API_VERSION 2
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
 
-/* --- Errors ------------------------------------------------------------------------------------------------
- */
+/* --- Errors ------------------------------------------------------------------------------------------ */
 
-/* gRPC's numbers, and one of ours: gradients accumulated since the last flush are gone (lossd::IsWindowLost).
- */
+/* gRPC's numbers, and one of ours: the gradients since the last flush are gone (lossd::IsWindowLost). */
 typedef enum lossd_code {
   LOSSD_OK = 0,
   LOSSD_CANCELLED = 1,
@@ -78,13 +76,11 @@ LOSSD_API const char* lossd_status_message(const lossd_status* status); /* "" of
 LOSSD_API void lossd_status_free(lossd_status* status);
 LOSSD_API void lossd_string_free(char* text);
 
-/* --- Common ------------------------------------------------------------------------------------------------
- */
+/* --- Common ------------------------------------------------------------------------------------------ */
 
 typedef enum lossd_dtype { LOSSD_FLOAT32 = 0, LOSSD_BFLOAT16 = 1, LOSSD_FLOAT16 = 2 } lossd_dtype;
 
-/* Called now and then from the thread that made the call. Must not call lossd functions of the same session.
- */
+/* Called now and then from the thread that made the call. Must not call functions of the same session. */
 typedef void (*lossd_progress)(void* user, int64_t done_bytes, int64_t total_bytes);
 
 typedef struct lossd_client lossd_client;
@@ -93,8 +89,15 @@ typedef struct lossd_session lossd_session;
 typedef struct lossd_weight_write lossd_weight_write;
 typedef struct lossd_region lossd_region;
 
-/* --- Client ------------------------------------------------------------------------------------------------
- */
+/* --- Client ------------------------------------------------------------------------------------------ */
+
+typedef struct lossd_trace_context { /* the headers of W3C's Trace Context */
+  size_t struct_size;
+  char traceparent[56]; /* "00-<trace id>-<span id>-<flags>"; what is not one is not sent */
+  char tracestate[520]; /* up to 512 characters, or "" */
+} lossd_trace_context;
+/* Fills in `context`, which is empty, or leaves it so. Must not call lossd functions. */
+typedef void (*lossd_trace)(void* user, lossd_trace_context* context);
 
 typedef struct lossd_client_options {
   size_t struct_size;
@@ -107,6 +110,13 @@ typedef struct lossd_client_options {
   const char* tls_certificate;
   const char* tls_key;
   const char* tls_server_name;
+  /* From version 2 on. File with the token to show to a server that asks for one (lossd::ClientOptions). */
+  const char* token_file;
+  int32_t token_over_plain_text;
+  int32_t reserved;
+  /* Asked before every call (lossd::ClientOptions::trace), for as long as any handle of the client lives. */
+  lossd_trace trace; /* NULL: none */
+  void* trace_user;
 } lossd_client_options;
 
 LOSSD_API void lossd_client_options_init(lossd_client_options* options, size_t struct_size);
@@ -126,14 +136,12 @@ LOSSD_API lossd_status* lossd_client_drain(lossd_client* client);
 
 LOSSD_API lossd_status* lossd_client_delete_head(lossd_client* client, const char* name,
                                                  int32_t discard_gradient);
-/* CheckpointInfo as JSON, and an array of them. `tag` may be empty: the newest; `head` of the list: of all.
- */
+/* CheckpointInfo as JSON, and an array of them. An empty `tag` is the newest, an empty `head` all. */
 LOSSD_API lossd_status* lossd_client_restore_checkpoint(lossd_client* client, const char* head,
                                                         const char* tag, char** json);
 LOSSD_API lossd_status* lossd_client_checkpoints(lossd_client* client, const char* head, char** json);
 
-/* --- Regions -----------------------------------------------------------------------------------------------
- */
+/* --- Regions ----------------------------------------------------------------------------------------- */
 
 typedef enum lossd_region_kind { LOSSD_REGION_SYSTEM = 0, LOSSD_REGION_DEVICE = 1 } lossd_region_kind;
 
@@ -149,8 +157,7 @@ LOSSD_API lossd_status* lossd_region_copy_out(const lossd_region* region, int64_
                                               int64_t bytes);
 LOSSD_API void lossd_region_free(lossd_region* region);
 
-/* --- Heads -------------------------------------------------------------------------------------------------
- */
+/* --- Heads ------------------------------------------------------------------------------------------- */
 
 typedef enum lossd_optimizer_kind {
   LOSSD_OPTIMIZER_NONE = 0,
@@ -251,8 +258,7 @@ LOSSD_API lossd_status* lossd_head_logits(const lossd_head* head, const lossd_lo
 /* SavedCheckpoint as JSON. */
 LOSSD_API lossd_status* lossd_head_save_checkpoint(const lossd_head* head, const char* tag, char** json);
 
-/* --- Sessions ----------------------------------------------------------------------------------------------
- */
+/* --- Sessions ---------------------------------------------------------------------------------------- */
 
 typedef struct lossd_session_options {
   size_t struct_size;
@@ -378,8 +384,7 @@ LOSSD_API void lossd_result_init(lossd_result* result, size_t struct_size);
 LOSSD_API lossd_status* lossd_session_compute(lossd_session* session, const lossd_batch* batch,
                                               const lossd_outputs* outputs, lossd_result* result);
 
-/* --- The gradient window -----------------------------------------------------------------------------------
- */
+/* --- The gradient window ----------------------------------------------------------------------------- */
 
 /* Rows [first_row, first_row + rows) of dW, [rows, H] of the flush's dtype, and of a head with a bias db
  * [rows], otherwise NULL, in order, each exactly once. Called from the thread that flushes; what it is given

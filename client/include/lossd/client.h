@@ -46,6 +46,12 @@ struct TlsOptions {
   std::string server_name = {};
 };
 
+// The trace that a call belongs to, in the headers of W3C's Trace Context.
+struct TraceContext {
+  std::string parent = {};  // traceparent, "00-<trace id>-<span id>-<flags>"; what is not one is not sent
+  std::string state = {};   // tracestate; may be empty
+};
+
 struct ClientOptions {
   // Unary calls fail with DEADLINE_EXCEEDED after this long.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(60);
@@ -58,6 +64,16 @@ struct ClientOptions {
   // Empty: plain text. A first connection that fails for a reason which waiting cannot mend (the certificate
   // is not trusted, or is another host's, or one side speaks no TLS) fails at once and says what to do.
   std::optional<TlsOptions> tls = {};
+  // File with the token that is shown to a server which asks for one (lossd --tokens), and nothing else; read
+  // again when it changes. INVALID_ARGUMENT where it would travel in plain text beyond this machine, unless
+  // token_over_plain_text says that something else encrypts it on the way. What a token may not do fails with
+  // PERMISSION_DENIED, one that the server does not know with UNAUTHENTICATED.
+  std::string token_file = {};
+  bool token_over_plain_text = false;
+  // Asked before every call, mostly in the thread that makes it, sometimes in one of the library's own. The
+  // server names the trace in what it logs of the call. The streams of a session belong to the trace in which
+  // it was opened. Must not call lossd.
+  std::function<TraceContext()> trace = {};
 };
 
 struct HeadConfig {

@@ -17,7 +17,7 @@ from lossd import _structs as s
 from lossd.errors import LibraryError, VersionMismatchError, error_of
 
 NAME = "liblossd_c.so"
-API_VERSION = 1  # of lossd/c_api.h, as this package was written against it
+API_VERSION = 2  # of lossd/c_api.h, as this package was written against it
 
 _P = c.c_void_p
 _PP = c.POINTER(c.c_void_p)
@@ -170,7 +170,7 @@ def library() -> Library:
     )
 
 
-def encoded(text: str, field: str) -> bytes:
+def encoded(text: str | os.PathLike[str], field: str) -> bytes:
     """For a const char*: UTF-8 without zero bytes."""
     if not isinstance(text, (str, os.PathLike)):
         raise TypeError(f"{field} must be a str, not {type(text).__name__}")

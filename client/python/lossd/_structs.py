@@ -13,6 +13,17 @@ RowSink = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64, c.c_int64, c.c_void_p, c
 OnFrozen = c.CFUNCTYPE(None, c.c_void_p)
 
 
+class TraceContext(c.Structure):
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("traceparent", c.c_char * 56),
+        ("tracestate", c.c_char * 520),
+    ]
+
+
+Trace = c.CFUNCTYPE(None, c.c_void_p, c.POINTER(TraceContext))
+
+
 class ClientOptions(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
@@ -24,6 +35,11 @@ class ClientOptions(c.Structure):
         ("tls_certificate", c.c_char_p),
         ("tls_key", c.c_char_p),
         ("tls_server_name", c.c_char_p),
+        ("token_file", c.c_char_p),
+        ("token_over_plain_text", c.c_int32),
+        ("reserved", c.c_int32),
+        ("trace", Trace),
+        ("trace_user", c.c_void_p),
     ]
 
 

@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
+import os
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from lossd import _device
 from lossd import client as _client
+from lossd._trace import TraceParent
 from lossd.client import Client, Tls
 from lossd.head import Head
 from lossd.session import Session
@@ -49,7 +52,9 @@ class _Wrapper(Generic[_T]):
         return self._wrapped
 
     async def _run(self, call: Callable[[], _R]) -> _R:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        # In the context of the coroutine: its span of OpenTelemetry is what the call belongs to.
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, call)
 
     def __repr__(self) -> str:
         return f"<asyncio {self._wrapped!r}>"
@@ -206,10 +211,13 @@ def connect(
     target: str,
     *,
     tls: Tls | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    token_over_plain_text: bool = False,
     call_timeout: float = 60.0,
     reconnect_timeout: float = 60.0,
     transfer_bytes: int = 4 << 20,
     check_version: bool = True,
+    trace_parent: TraceParent = None,
 ) -> _Connecting:
     """As lossd.connect; `await` it or `async with` it."""
     return _Connecting(
@@ -217,9 +225,12 @@ def connect(
             _client.connect,
             target,
             tls=tls,
+            token_file=token_file,
+            token_over_plain_text=token_over_plain_text,
             call_timeout=call_timeout,
             reconnect_timeout=reconnect_timeout,
             transfer_bytes=transfer_bytes,
             check_version=check_version,
+            trace_parent=trace_parent,
         )
     )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes as c
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from lossd import _structs as s
 from lossd import _tensors as t
+from lossd import _trace
 from lossd._arguments import choice, integer, number
 from lossd._handles import Handle
 from lossd._library import encoded, library
+from lossd._trace import TraceParent
 from lossd._window import Window
 from lossd.errors import VersionMismatchError
 from lossd.head import Head
@@ -40,24 +43,36 @@ def connect(
     target: str,
     *,
     tls: Tls | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    token_over_plain_text: bool = False,
     call_timeout: float = 60.0,
     reconnect_timeout: float = 60.0,
     transfer_bytes: int = 4 << 20,
     check_version: bool = True,
+    trace_parent: TraceParent = None,
 ) -> Client:
     """Connects to "host:port", "dns:///name:port" or "unix:/path"; waits until the server answers.
 
-    call_timeout: seconds after which a call without tensors fails with DeadlineExceededError. reconnect_timeout:
-    seconds that a call goes on trying before it fails with UnavailableError. transfer_bytes: of one message of
-    weights or gradient rows. check_version: VersionMismatchError unless the server is of this library's version.
+    token_file: of the token that is shown to a server which asks for one (lossd --tokens), and nothing else; read
+    again when it changes. It is not sent in plain text to another machine unless token_over_plain_text says that
+    something else encrypts it. call_timeout: seconds after which a call without tensors fails with
+    DeadlineExceededError. reconnect_timeout: seconds that a call goes on trying before it fails with UnavailableError.
+    transfer_bytes: of one message of weights or gradient rows. check_version: VersionMismatchError unless the server is
+    of this library's version.
+    trace_parent: the trace that calls belong to, which the server names in its log: a W3C traceparent, or what is asked
+    for one (or for a pair of traceparent and tracestate, or None) before each call; None: OpenTelemetry's current span,
+    if opentelemetry-api is installed; "": none. A session's streams belong to the trace in which it was opened.
     """
     return Client(
         target,
         tls=tls,
+        token_file=token_file,
+        token_over_plain_text=token_over_plain_text,
         call_timeout=call_timeout,
         reconnect_timeout=reconnect_timeout,
         transfer_bytes=transfer_bytes,
         check_version=check_version,
+        trace_parent=trace_parent,
     )
 
 
@@ -78,10 +93,13 @@ class Client:
         target: str,
         *,
         tls: Tls | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        token_over_plain_text: bool = False,
         call_timeout: float = 60.0,
         reconnect_timeout: float = 60.0,
         transfer_bytes: int = 4 << 20,
         check_version: bool = True,
+        trace_parent: TraceParent = None,
     ) -> None:
         options = library().make(s.ClientOptions)
         options.call_timeout_seconds = number(call_timeout, "call_timeout")
@@ -91,6 +109,12 @@ class Client:
             options.tls = 1
             for name in ("ca_certificates", "certificate", "key", "server_name"):
                 setattr(options, f"tls_{name}", encoded(getattr(tls, name), f"tls.{name}") or None)
+        if token_file is not None:
+            options.token_file = encoded(token_file, "token_file")
+            options.token_over_plain_text = int(token_over_plain_text)
+        trace = _trace.register(trace_parent)
+        weakref.finalize(self, _trace.unregister, trace)
+        _trace.install(options, trace)
         pointer = c.c_void_p()
         library().call("lossd_connect", encoded(target, "target"), c.byref(options), c.byref(pointer))
         self._target = target

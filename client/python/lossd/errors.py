@@ -55,11 +55,14 @@ class FailedPreconditionError(LossdError):
 
 
 class PermissionDeniedError(LossdError):
+    """The role of this client's token may not make the call; the message names the one that may."""
+
     code = "PERMISSION_DENIED"
 
 
 class UnauthenticatedError(LossdError):
-    """The server does not accept this client's certificate, or has none that this client trusts."""
+    """The server asks for a token, or does not know the one in token_file. (Certificates that are not accepted end the
+    connection: UnavailableError.)"""
 
     code = "UNAUTHENTICATED"
 

@@ -17,7 +17,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[lossd.Server]:
-    with lossd.launch(os.environ.get("LOSSD_TEST_DEVICE", "cpu"), memory_limit_bytes=1 << 30) as server:
+    device = os.environ.get("LOSSD_TEST_DEVICE", "cpu")
+    with lossd.launch(device, memory_limit_bytes=1 << 30 if device == "cpu" else 4 << 30) as server:
         yield server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def batch(tokens: int = 4, seed: int = 0) -> tuple[Any, Any]:
 def test_the_whole_way(server: lossd.Server) -> None:
     async def work() -> None:
         async with lossd.aio.connect(server.target) as client:
-            assert (await client.status()).device == "cpu"
+            assert (await client.status()).device == os.environ.get("LOSSD_TEST_DEVICE", "cpu")
             head = await client.create_head("aio", V, H, "float32", optimizer=lossd.SGD())
             assert await head.write_weights(np.zeros((V, H), np.float32)) == 1
             async with await head.open_session() as session:

@@ -258,6 +258,7 @@ def test_versions(server: lossd.Server, monkeypatch: pytest.MonkeyPatch, version
 def test_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     from lossd import _library
 
+    path = str(_library.library().path)
     monkeypatch.setenv("LOSSD_LIBRARY", str(tmp_path / "none.so"))
     with pytest.raises(lossd.LibraryError, match="none.so.*LOSSD_LIBRARY"):
         _library.library.__wrapped__()
@@ -265,7 +266,7 @@ def test_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     with pytest.raises(lossd.LibraryError, match="could not be loaded"):
         _library.library.__wrapped__()
     monkeypatch.setattr(_library, "API_VERSION", 99)
-    monkeypatch.setenv("LOSSD_LIBRARY", str(_library.library().path))
+    monkeypatch.setenv("LOSSD_LIBRARY", path)
     with pytest.raises(lossd.VersionMismatchError, match="C interface 1, this package needs 99"):
         _library.library.__wrapped__()
     assert lossd.library_version() == lossd.__version__

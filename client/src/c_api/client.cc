@@ -1,6 +1,8 @@
 // lossd_connect and what is asked of the server as a whole.
 #include <chrono>
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -36,6 +38,21 @@ absl::StatusOr<std::optional<TlsOptions>> TlsOf(const lossd_client_options& give
   return std::nullopt;
 }
 
+// Text that need not have an end.
+template <size_t kSize>
+std::string TextIn(const char (&text)[kSize]) {
+  return {text, strnlen(text, kSize)};
+}
+
+std::function<TraceContext()> TraceOf(lossd_trace trace, void* user) {
+  if (trace == nullptr) return nullptr;
+  return [trace, user] {
+    lossd_trace_context context{.struct_size = sizeof(context), .traceparent = {}, .tracestate = {}};
+    trace(user, &context);
+    return TraceContext{TextIn(context.traceparent), TextIn(context.tracestate)};
+  };
+}
+
 absl::StatusOr<ClientOptions> OptionsOf(const lossd_client_options* given) {
   ClientOptions options;
   if (given == nullptr) return options;
@@ -51,6 +68,9 @@ absl::StatusOr<ClientOptions> OptionsOf(const lossd_client_options* given) {
   options.reconnect_timeout = *reconnect;
   options.transfer_bytes = read->transfer_bytes;
   options.tls = *std::move(tls);
+  options.token_file = TextOf(read->token_file);
+  options.token_over_plain_text = read->token_over_plain_text != 0;
+  options.trace = TraceOf(read->trace, read->trace_user);
   return options;
 }
 

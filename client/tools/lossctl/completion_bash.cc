@@ -54,7 +54,7 @@ constexpr char kAfterOptions[] = R"sh()
           value=${words[++i]}
         fi
         # Needed to ask that server for the names of its heads.
-        [[ ${word%%=*} == --@(server|tls_*) && -n $value ]] && connection+=("${word%%=*}" "$value")
+        [[ ${word%%=*} == --@(server|tls_*|token_file) && -n $value ]] && connection+=("${word%%=*}" "$value")
         ;;
       *:-*) ;;
       *) ((++positional)) ;;

@@ -14,9 +14,9 @@ function __lossctl_connection
     set -l words (commandline -opc)
     for i in (seq (count $words))
         switch $words[$i]
-            case --server --tls_ca --tls_certificate --tls_key --tls_server_name
+            case --server --tls_ca --tls_certificate --tls_key --tls_server_name --token_file
                 test $i -lt (count $words); and printf '%s\n' $words[$i] $words[(math $i + 1)]
-            case '--server=*' '--tls_*=*'
+            case '--server=*' '--tls_*=*' '--token_file=*'
                 printf '%s\n' $words[$i]
         end
     end

@@ -37,7 +37,7 @@ constexpr char kAfterOptions[] = R"sh()
           value=${words[++i]}
         fi
         case "${word%%=*}" in
-          (--server|--tls_*) [[ -n $value ]] && connection+=("${word%%=*}" "$value") ;;
+          (--server|--tls_*|--token_file) [[ -n $value ]] && connection+=("${word%%=*}" "$value") ;;
         esac
         ;;
       (*:-*) ;;

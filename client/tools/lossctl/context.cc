@@ -9,7 +9,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/tools/lossctl/errors.h"
-#include "client/tools/tls_options.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::tools {
@@ -31,9 +30,11 @@ absl::StatusOr<std::unique_ptr<Client>> Context::Connect() const {
   options.reconnect_timeout = Milliseconds(timeout_seconds.value_or(kReachSeconds));
   options.call_timeout = Milliseconds(timeout_seconds.value_or(kAnswerSeconds));
   options.tls = tls;
+  token.SetIn(options);
   auto client = Client::Connect(server, options);
-  const bool explained =
-      absl::IsInvalidArgument(client.status()) || absl::StrContains(client.status().message(), "--tls_");
+  const absl::Status& status = client.status();
+  const bool explained = absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status) ||
+                         absl::IsPermissionDenied(status) || absl::StrContains(status.message(), "--tls_");
   if (!client.ok() && !explained) {
     return WithAdvice(client.status(), absl::StrCat("is lossd running at '", server,
                                                     "'? name its address with --server or LOSSD_SERVER"));
@@ -64,6 +65,7 @@ void AddCommonOptions(CLI::App& app, Context& context) {
       ->check(PositiveNumber())
       ->group(kGroup);
   AddTlsOptions(app, context.tls, kGroup);
+  AddTokenOptions(app, context.token, kGroup);
   app.add_flag("--json", context.json, "Print JSON: results on standard output, errors on standard error")
       ->group(kGroup);
 }

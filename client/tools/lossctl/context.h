@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/tools/progress_bar.h"
+#include "client/tools/tls_options.h"
 #include "lossd/client.h"
 #include "nlohmann/json_fwd.hpp"
 
@@ -22,6 +23,7 @@ struct Context {
   std::string server;
   std::optional<double> timeout_seconds;
   std::optional<TlsOptions> tls;
+  TokenOptions token;
   bool json = false;
   // Set by the command that was parsed; main calls it.
   std::function<absl::Status()> run;
@@ -33,8 +35,8 @@ struct Context {
   ProgressBar::Style progress_style() const;
 };
 
-// --server, --timeout, --json and those of TLS, for the program itself and for each command, so that they may
-// stand anywhere and every --help shows them.
+// --server, --timeout, --json, those of TLS and of tokens, for the program itself and for each command, so
+// that they may stand anywhere and every --help shows them.
 void AddCommonOptions(CLI::App& app, Context& context);
 
 // "float32" and so on, and the short "fp32", "bf16", "fp16"; normalised and checked while parsing.
@@ -50,6 +52,7 @@ std::string WithCommas(int64_t number);
 
 // Each adds its command below `app`.
 void AddStatusCommand(CLI::App& app, Context& context);
+void AddHealthCommand(CLI::App& app, Context& context);
 void AddMemoryCommand(CLI::App& app, Context& context);
 void AddHeadCommand(CLI::App& app, Context& context);
 void AddHeadLoadCommand(CLI::App& head, Context& context);

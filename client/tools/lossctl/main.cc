@@ -44,6 +44,7 @@ void AddCommands(CLI::App& app, Context& context) {
   app.formatter(formatter);
   AddCommonOptions(app, context);
   AddStatusCommand(app, context);
+  AddHealthCommand(app, context);
   AddMemoryCommand(app, context);
   AddHeadCommand(app, context);
   AddFlushCommand(app, context);

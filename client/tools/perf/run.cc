@@ -161,9 +161,11 @@ Outcome Run(const Settings& settings, ProgressBar::Style style, const std::atomi
   }
   const auto timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(settings.timeout));
-  auto client = Client::Connect(findings.target, {.call_timeout = timeout,
-                                                  .reconnect_timeout = timeout,
-                                                  .tls = server != nullptr ? server->tls() : settings.tls});
+  ClientOptions options{.call_timeout = timeout,
+                        .reconnect_timeout = timeout,
+                        .tls = server != nullptr ? server->tls() : settings.tls};
+  settings.token.SetIn(options);
+  auto client = Client::Connect(findings.target, options);
   if (!client.ok()) return Problem(ExitCode::kUnreachable, client.status());
   const auto status = (*client)->Status();
   if (!status.ok()) return Problem(ExitCode::kUnreachable, status.status());

@@ -3,7 +3,6 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-#include "client/tools/tls_options.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::perf {
@@ -71,7 +70,9 @@ void AddServerOptions(CLI::App& app, Settings& settings) {
       ->capture_default_str()
       ->group(kGroup);
   tools::AddTlsOptions(app, settings.tls, kGroup);
-  for (const char* name : {"--tls_ca", "--tls_certificate", "--tls_key", "--tls_server_name"}) {
+  tools::AddTokenOptions(app, settings.token, kGroup);
+  for (const char* name : {"--tls_ca", "--tls_certificate", "--tls_key", "--tls_server_name", "--token_file",
+                           "--token_over_plain_text"}) {
     app.get_option(name)->needs(target);
   }
   app.add_option("--server_flag", settings.server_flags,

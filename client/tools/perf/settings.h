@@ -9,6 +9,7 @@
 
 #include "CLI/CLI.hpp"
 #include "client/tools/perf/pacer.h"
+#include "client/tools/tls_options.h"
 #include "lossd/client.h"
 #include "nlohmann/json_fwd.hpp"
 
@@ -31,6 +32,7 @@ struct Settings {
   std::string device = "auto";
   Transport transport = Transport::kTcp;  // of a server of its own
   std::optional<TlsOptions> tls;          // of `target`
+  tools::TokenOptions token;              // of `target`
   std::vector<std::string> server_flags;
 
   int64_t tokens = 1024;

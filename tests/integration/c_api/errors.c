@@ -196,6 +196,15 @@ void TestValues(const char* target, int count, char** arguments) {
   lossd_client_options_init(&connect, sizeof connect);
   connect.tls_server_name = "somebody";
   FAILS(lossd_connect(target, &connect, &other), LOSSD_INVALID_ARGUMENT, "set tls to 1");
+  lossd_client_options_init(&connect, sizeof connect);
+  connect.token_file = "/nonexistent/token";
+  FAILS(lossd_connect(target, &connect, &other), LOSSD_INVALID_ARGUMENT, "/nonexistent/token");
+  FAILS(lossd_connect("lossd.invalid:1", &connect, &other), LOSSD_INVALID_ARGUMENT, "plain text");
+  /* Of a program that was compiled before there were tokens: not looked at. */
+  connect.struct_size = offsetof(lossd_client_options, token_file);
+  OK(lossd_connect(target, &connect, &other));
+  lossd_client_free(other);
+  other = NULL;
   FAILS(lossd_connect("", NULL, &other), LOSSD_INVALID_ARGUMENT, "target is empty");
   FAILS(lossd_client_get_head(client, "nobody", &unknown), LOSSD_NOT_FOUND, "nobody");
   FAILS(lossd_client_delete_head(client, "nobody", 0), LOSSD_NOT_FOUND, "nobody");

@@ -13,13 +13,13 @@ from lossctl_harness import (EXHAUSTED, FAILED, INVALID, NOT_FOUND, REFUSED, UNR
 
 # Every command that talks to the server, with arguments that are right.
 SERVER_COMMANDS = [
-    ["status"], ["memory"], ["head", "create", "x", "--vocab", "8", "--hidden", "4"], ["head", "list"],
+    ["status"], ["health"], ["memory"], ["head", "create", "x", "--vocab", "8", "--hidden", "4"], ["head", "list"],
     ["head", "delete", "x"], ["head", "save", "x", "x.safetensors"], ["flush", "x", "--out", "x.safetensors"],
     ["checkpoint", "save", "x", "t"], ["checkpoint", "restore", "x"], ["checkpoint", "list"],
     ["step", "x", "--lr", "1"], ["gradient-stats", "x"],
 ]
-ALL_COMMANDS = [[], ["status"], ["memory"], ["head"], ["head", "create"], ["head", "list"], ["head", "delete"],
-                ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["checkpoint"],
+ALL_COMMANDS = [[], ["status"], ["health"], ["memory"], ["head"], ["head", "create"], ["head", "list"],
+                ["head", "delete"], ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["checkpoint"],
                 ["checkpoint", "save"], ["checkpoint", "restore"], ["checkpoint", "list"], ["completion"]]
 
 
@@ -56,6 +56,16 @@ class StatusAndMemory(LossctlTest):
     def test_bars_are_unicode_only_where_the_locale_is(self):
         self.assertNotIn("█", self.succeed("memory"))
         self.assertIn("█", self.succeed("memory", LC_ALL="C.UTF-8"))
+
+
+class Health(LossctlTest):
+    def test_a_server_that_takes_work_is_exit_code_0(self):
+        self.assertEqual(self.succeed("health"), "serving\n")
+        self.assertEqual(self.succeed_json("health"),
+                         {"server": self.server.target, "service": "", "status": "SERVING"})
+
+    def test_a_service_that_is_not_there_is_exit_code_3(self):
+        self.assertIn("knows no service 'nonsense'", self.error_of(NOT_FOUND, "health", "--service", "nonsense"))
 
 
 class Heads(LossctlTest):

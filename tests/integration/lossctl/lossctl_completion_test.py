@@ -19,9 +19,9 @@ from lossd_server import LossdServer
 DTYPES = ["bfloat16", "float16", "float32"]
 # What is typed, and what is offered at its end. The head and the file are made by setUp.
 CASES = [
-    ("lossctl ", ["checkpoint", "completion", "flush", "gradient-stats", "head", "memory", "status", "step"]),
+    ("lossctl ", ["checkpoint", "completion", "flush", "gradient-stats", "head", "health", "memory", "status", "step"]),
     ("lossctl st", ["status", "step"]),
-    ("lossctl --json h", ["head"]),
+    ("lossctl --json h", ["head", "health"]),
     ("lossctl head ", ["create", "delete", "list", "load", "save"]),
     ("lossctl --server SERVER head l", ["list", "load"]),
     ("lossctl completion ", ["bash", "fish", "zsh"]),

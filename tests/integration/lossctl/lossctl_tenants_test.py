@@ -122,10 +122,10 @@ class Tenants(LossctlTest):
         metrics = self.metrics()
         by_head = {}
         for head, purpose, value in re.findall(
-                r'lossd_head_memory_reserved_bytes{head="(\w+)",purpose="(\w+)"} (\S+)', metrics):
+                r'lossd_head_memory_reserved_bytes{head="(\w+)",purpose="(\w+)",place="host"} (\S+)', metrics):
             by_head.setdefault(head, {})[purpose] = int(float(value))
         self.assertEqual(by_head, memory["heads"])
-        total = sum(float(value) for value in re.findall(r'\nlossd_memory_reserved_bytes{purpose="\w+"} (\S+)', metrics))
+        total = sum(float(value) for value in re.findall(r'\nlossd_memory_reserved_bytes{purpose="\w+",place="\w+"} (\S+)', metrics))
         self.assertEqual(total, memory["reserved_bytes"])
         self.assertIn('lossd_device_memory_bytes{kind="total"}', metrics)
         self.succeed("head", "delete", "one")

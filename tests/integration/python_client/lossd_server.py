@@ -8,7 +8,8 @@ import time
 
 
 class LossdServer:
-    """Runs from __enter__ to __exit__; `target` is its gRPC address, `metrics_url` where it is scraped."""
+    """Runs from __enter__ to __exit__; `target` is its gRPC address, `metrics_url` where it is scraped, `health_target`
+    where probes look if there is a --health_listen."""
 
     def __init__(self, binary, *flags):
         self._binary, self._flags = binary, flags
@@ -28,6 +29,7 @@ class LossdServer:
         with open(ports, encoding="utf-8") as file:
             found = json.load(file)
         self.target = f"127.0.0.1:{found['grpc']}"
+        self.health_target = f"127.0.0.1:{found['health']}"
         self.metrics_url = f"http://127.0.0.1:{found['metrics']}/metrics"
         return self
 

@@ -293,7 +293,7 @@ class Drain(unittest.TestCase):
             for line in ('lossd_chunks_total{outcome="accumulated"} 1', 'lossd_chunks_total{outcome="rejected"} 1',
                          'lossd_rejected_total{reason="label"} 1', 'lossd_rejected_total{reason="gap"} 0',
                          'lossd_tokens_total{kind="valid"} 2', 'lossd_tokens_total{kind="ignored"} 1',
-                         'lossd_memory_reserved_bytes{purpose="gradient"} 4096',
+                         'lossd_memory_reserved_bytes{purpose="gradient",place="host"} 4096',
                          'lossd_steps_total{outcome="applied"} 2', 'lossd_steps_total{outcome="skipped"} 0',
                          'lossd_step_seconds_count 2', 'lossd_weight_versions_total 4',
                          'lossd_chunk_seconds_count{stage="forward"} 1', 'lossd_credit_bytes 0',

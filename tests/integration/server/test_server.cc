@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/engine/cpu_backend.h"
+#include "server/rpc/methods.h"
 
 namespace lossd::testing {
 namespace {
@@ -28,7 +29,7 @@ std::string Bytes(const std::vector<T>& values) {
 
 }  // namespace
 
-TestServer::TestServer(const TestServerOptions& options) {
+TestServer::TestServer(const TestServerOptions& options) : counters_(rpc::MethodNames()) {
   std::unique_ptr<engine::Device> device;
   if (options.device) {
     device = options.device();
@@ -40,7 +41,9 @@ TestServer::TestServer(const TestServerOptions& options) {
   auto engine = engine::Engine::Create(options.engine, std::move(device));
   Require(engine.ok(), "no engine");
   engine_ = *std::move(engine);
-  auto server = rpc::Server::Start(options.server, engine_.get());
+  rpc::ServerOptions server_options = options.server;
+  if (server_options.counters == nullptr) server_options.counters = &counters_;
+  auto server = rpc::Server::Start(server_options, engine_.get());
   Require(server.ok(), "no server: " + std::string(server.status().message()));
   server_ = *std::move(server);
 }

@@ -20,6 +20,7 @@
 #include "lossd/v1/status.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/server.h"
+#include "server/telemetry/service_counters.h"
 
 namespace lossd::testing {
 
@@ -41,10 +42,12 @@ class TestServer {
   engine::Engine& engine() { return *engine_; }
   rpc::Server& server() { return *server_; }
   uint64_t rejected(engine::RejectReason reason) const;
+  telemetry::ServiceCounters& counters() { return counters_; }
 
   std::shared_ptr<grpc::Channel> Channel() const;  // a connection of its own
 
  private:
+  telemetry::ServiceCounters counters_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<rpc::Server> server_;
 };

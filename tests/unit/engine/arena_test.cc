@@ -31,6 +31,22 @@ TEST(Arena, JoinsWhatIsGivenBackInAnyOrder) {
   }
 }
 
+TEST(Arena, KnowsWhatIsUsedAndTheMostThatEverWas) {
+  Arena arena(4 * kUnit + 5);
+  EXPECT_EQ(arena.usage().capacity, 4 * kUnit) << "whole units";
+  EXPECT_EQ(arena.usage().used, 0);
+  const int64_t first = *arena.Take(1);
+  const int64_t second = *arena.Take(kUnit + 1);
+  EXPECT_EQ(arena.usage().used, 3 * kUnit);
+  EXPECT_EQ(arena.Take(2 * kUnit), std::nullopt);
+  arena.Give(first, 1);
+  EXPECT_EQ(arena.usage().used, 2 * kUnit);
+  EXPECT_EQ(arena.usage().peak, 3 * kUnit);
+  arena.Give(second, kUnit + 1);
+  EXPECT_EQ(arena.usage().used, 0);
+  EXPECT_EQ(arena.usage().peak, 3 * kUnit);
+}
+
 TEST(Arena, PiecesNeverOverlapAndNothingIsLost) {
   constexpr int64_t kBytes = 200 * kUnit;
   Arena arena(kBytes);

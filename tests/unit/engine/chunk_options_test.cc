@@ -174,6 +174,20 @@ TEST(ChunkOptions, SumsLeaveIgnoredTokensOut) {
   EXPECT_EQ(answer.class_weight_sum, 6);
 }
 
+TEST(ChunkOptions, LossesThatAreNotFiniteAreCountedAndCanBeLeftOut) {
+  Chunk chunk = TwoTokens();
+  chunk.tokens = 4;
+  const std::vector<int64_t> labels = {3, -100, 2, 1};
+  chunk.labels.assign(reinterpret_cast<const char*>(labels.data()), 32);
+  ChunkAnswer answer;
+  answer.losses = Bytes({1.5f, INFINITY, NAN, 2});
+  SumTokens(chunk, nullptr, &answer);
+  EXPECT_EQ(answer.valid_tokens, 3);
+  EXPECT_EQ(answer.non_finite_losses, 1) << "what is ignored has no loss";
+  EXPECT_TRUE(std::isnan(answer.loss_sum)) << "the client is told";
+  EXPECT_EQ(FiniteLosses(chunk, answer), 3.5);
+}
+
 TEST(HeadOptions, WhatCannotBeComputedIsRefusedByNameAndValue) {
   struct Case {
     std::function<void(HeadConfig&)> spoil;

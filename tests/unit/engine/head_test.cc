@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "server/engine/errors.h"
+#include "server/engine/monotonic_clock.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine {
@@ -302,9 +303,9 @@ class LeaseTest : public ::testing::Test, protected EngineFixture {
 
 TEST_F(LeaseTest, ASessionThatIsUsedAgainMeanwhileDoesNotExpire) {
   const std::string session = Open("c");
-  const absl::Time before = absl::Now();
+  const absl::Time before = MonotonicNow();
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  EXPECT_THAT(head->IdleSessions(absl::Now()), ::testing::ElementsAre(session));
+  EXPECT_THAT(head->IdleSessions(MonotonicNow()), ::testing::ElementsAre(session));
   EXPECT_EQ(Open("c"), session);  // after the search for idle sessions, before its session is closed
   EXPECT_EQ(head->CloseSession(session, before).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(engine->CloseSession(session).ok());

@@ -91,6 +91,36 @@ TEST(MemoryBudget, UsageIsByHeadAndPurposeAndAddsUp) {
   EXPECT_THAT(budget->Usage().heads, IsEmpty());
 }
 
+TEST(MemoryBudget, PlacesOfOnePurposeAreApart) {
+  auto budget = std::make_shared<MemoryBudget>(1000);
+  constexpr MemoryPlace kDevice = MemoryPlace::kDevice;
+  auto regions = budget->Reserve("", "regions", {{"regions", 10, kDevice}, {"regions", 5}});
+  auto more = budget->Reserve("", "a region", {{"regions", 20, kDevice}});
+  const auto bytes_in = [&budget](MemoryPlace place) {
+    int64_t bytes = 0;
+    for (const MemoryItem& item : budget->Usage().shared) bytes += item.place == place ? item.bytes : 0;
+    return bytes;
+  };
+  EXPECT_EQ(bytes_in(kDevice), 30);
+  EXPECT_EQ(bytes_in(MemoryPlace::kHost), 5);
+  more->reset();
+  EXPECT_EQ(bytes_in(kDevice), 10);
+  EXPECT_EQ(bytes_in(MemoryPlace::kHost), 5);
+}
+
+TEST(MemoryBudget, ThePeakIsOfWhatWasReservedAtOnce) {
+  auto budget = std::make_shared<MemoryBudget>(1000);
+  EXPECT_EQ(budget->peak(), 0);
+  auto first = budget->Reserve("a", "head a", {{"weights", 600}});
+  EXPECT_FALSE(budget->Reserve("b", "head b", {{"weights", 500}}).ok());
+  EXPECT_EQ(budget->peak(), 600) << "what was refused was never there";
+  first->reset();
+  auto second = budget->Reserve("b", "head b", {{"weights", 500}});
+  EXPECT_EQ(budget->peak(), 600);
+  auto third = budget->Reserve("c", "head c", {{"weights", 200}});
+  EXPECT_EQ(budget->peak(), 700);
+}
+
 TEST(MemoryBudget, MergedByPurposeKeepsTheOrder) {
   EXPECT_THAT(MergedByPurpose({{"weights", 1}, {"gradient", 2}, {"weights", 4}, {"gradient", 8}}),
               ElementsAre(MemoryItem{"weights", 5}, MemoryItem{"gradient", 10}));

@@ -13,6 +13,8 @@ from lossd._batch import Distillation
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Coefficients, Tokens, Values, forward_pass, gradient_pass, minus
 
+_MOST_OUTWEIGHED = 4.0  # times the wanted gradient may be what was declared, for one pass to correct it
+
 
 @dataclass(frozen=True)
 class LossCall:
@@ -213,7 +215,9 @@ def _exact(ctx: Any, tokens: Tokens, wanted: Coefficients, hidden: Tensor) -> Te
 
 
 def _proportional(wanted: Coefficients, declared: Coefficients, options: LossOptions) -> bool:
-    if wanted.by_token:
+    """Whether one pass can make `wanted` of `declared`, and leave no more rounding behind than `wanted` has anyway: a
+    server's GPU rounds operands to 16 bits after they were scaled."""
+    if wanted.by_token or abs(declared.scale) > _MOST_OUTWEIGHED * abs(wanted.scale):
         return False
     if options.lse_square_scale == 0:
         return True

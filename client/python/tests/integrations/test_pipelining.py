@@ -47,8 +47,9 @@ def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory: pyte
         )
         for rank, output in enumerate(outputs)
     ]  # fmt: skip
-    for process in processes:
-        outcome(process)
+    outputs_of = [process.communicate(timeout=120)[0] for process in processes]
+    # One that fails takes the other with it: both are told of.
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs_of)
     for case in CASES:
         client.delete_head(f"pipeline-{case}")
     return [torch.load(output) for output in outputs]

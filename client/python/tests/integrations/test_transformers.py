@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 
 import models
 import pytest
@@ -15,7 +16,9 @@ from lossd.transformers import _tied, flush_tied, patch, patched_head, unpatch
 KINDS = sorted(CONFIGS)
 UNTIED = [kind for kind in KINDS if not kind.endswith("-tied")]
 TIED = [kind for kind in KINDS if kind.endswith("-tied")]
-EXACT = {"rtol": 2e-5, "atol": 2e-6}
+# A GPU sums in another order.
+ON_GPU = os.environ.get("LOSSD_TEST_DEVICE", "cpu") != "cpu"
+EXACT = {"rtol": 1e-4, "atol": 1e-5} if ON_GPU else {"rtol": 2e-5, "atol": 2e-6}
 
 
 def trunk_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -62,6 +65,8 @@ def test_generates_what_the_local_head_does(client: lossd.Client, name: str, kin
     model = twin(local)
     patch(model, client=client, name=name)
     prompt = batch(2, 5)["input_ids"]
+    for one in (local, model):
+        one.config.output_router_logits = False  # of no use here, and transformers 5.17 fails over their loss
     for options in ({"do_sample": False}, {"num_beams": 3, "do_sample": False}):
         settings = {"max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None, **options}
         assert model.generate(prompt, **settings).equal(local.generate(prompt, **settings)), options

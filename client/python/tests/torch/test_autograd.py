@@ -43,6 +43,7 @@ def nothing_was_added(head: Any) -> bool:
         (1 / 3, 1 / 3, [BOTH]),
         (1.0, 2.0, [BOTH, BOTH]),
         (1.0, 0.0, [BOTH, WEIGHT]),
+        (1.0, 0.125, [BOTH, WEIGHT, BOTH]),
         (0.0, 1.0, [LOSS, BOTH]),
     ],
 )

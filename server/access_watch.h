@@ -1,0 +1,33 @@
+// The files that say who is let in (TLS and tokens): what they were at the start, and what became of them.
+#ifndef LOSSD_SERVER_ACCESS_WATCH_H_
+#define LOSSD_SERVER_ACCESS_WATCH_H_
+
+#include "server/rpc/server.h"
+#include "server/rpc/tls.h"
+#include "server/telemetry/service_counters.h"
+
+namespace lossd {
+
+// Logs and counts. Not thread-safe.
+class AccessWatch {
+ public:
+  // Both outlive this; `options` are the server's.
+  AccessWatch(const rpc::ServerOptions& options, telemetry::ServiceCounters* counters);
+
+  void LogStart();
+  // Once a second or so. Streams whose token is gone end.
+  void Poll(rpc::Server& server);
+
+ private:
+  void PollTls();
+  void PollTokens(rpc::Server& server);
+  void TakeTls(const rpc::TlsCheck& check, const char* event);
+
+  const rpc::ServerOptions& options_;
+  telemetry::AccessCounters& counters_;
+  rpc::TlsWatch tls_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_SERVER_ACCESS_WATCH_H_

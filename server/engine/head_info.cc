@@ -1,0 +1,81 @@
+#include "server/engine/head_info.h"
+
+#include <algorithm>
+
+#include "server/engine/head.h"
+
+namespace lossd::engine {
+
+const char* Name(WindowState state) {
+  switch (state) {
+    case WindowState::kOpen:
+      return "open";
+    case WindowState::kFreezing:
+      return "freezing";
+    case WindowState::kFrozen:
+      return "frozen";
+  }
+  return "open";
+}
+
+HeadInfo Head::Info() const {
+  const std::lock_guard lock(mutex_);
+  HeadInfo info;
+  info.config = config_;
+  info.weight_version = weight_version_;
+  info.generation = window_.generation;
+  info.window_state = window_.state;
+  info.window_tokens = window_.tokens;
+  if (!frozen()) info.window_marks = ledger_.WindowMarks();
+  if (reservation_ != nullptr) info.memory = reservation_->plan();
+  for (const auto& [id, session] : deterministic_) {
+    const MemoryPlan& plan = session->plan;
+    info.memory.insert(info.memory.end(), plan.begin(), plan.end());
+  }
+  info.memory = MergedByPurpose(info.memory);
+  if (staged_ != nullptr) info.staged_rows = staged_->rows();
+  info.open_sessions = ledger_.open_sessions();
+  info.optimizer_steps = optimizer_steps_;
+  info.max_logits_bytes = MostLogitsBytes(environment_.limits);
+  info.max_logits_rows = environment_.limits.max_chunk_tokens;
+  return info;
+}
+
+HeadSnapshot Head::Snapshot() const {
+  const std::lock_guard lock(mutex_);
+  HeadSnapshot snapshot{.weight_version = weight_version_,
+                        .generation = window_.generation,
+                        .optimizer_steps = optimizer_steps_,
+                        .window_state = window_.state,
+                        .window_tokens = window_.tokens,
+                        .window_since = window_.since,
+                        .flush_since = std::nullopt,
+                        .open_sessions = ledger_.open_sessions()};
+  if (window_.state != WindowState::kOpen && !window_.step.has_value()) {
+    snapshot.flush_since = window_.flush_begun;
+  }
+  return snapshot;
+}
+
+std::vector<SessionSnapshot> Head::Sessions() const {
+  std::vector<SessionSnapshot> sessions;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, session] : ledger_.sessions()) {
+    if (session.state != AccumulationLedger::SessionState::kOpen) continue;
+    SessionSnapshot& snapshot = sessions.emplace_back();
+    snapshot.number = session.number;
+    snapshot.rank = session.rank;
+    snapshot.lanes = static_cast<int64_t>(session.lanes.size());
+    snapshot.last_active = session.last_active;
+    for (size_t i = 0; i < session.lanes.size(); ++i) {
+      const Lane& lane = session.lanes[i];
+      snapshot.accepted += lane.accepted - lane.base;
+      snapshot.applied += std::max(lane.applied, lane.base) - lane.base;
+      const auto runtime = lanes_.find({id, static_cast<int32_t>(i)});
+      if (runtime != lanes_.end() && runtime->second.listener != nullptr) ++snapshot.streams;
+    }
+  }
+  return sessions;
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,92 @@
+#include "server/rpc/call_reports.h"
+
+#include <grpcpp/support/status_code_enum.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "server/rpc/methods.h"
+
+namespace lossd::rpc {
+namespace {
+
+using telemetry::LogLevel;
+
+// What somebody should look into, and what clients bring about themselves.
+LogLevel LevelOf(int code) {
+  switch (code) {
+    case grpc::StatusCode::OK:
+      return LogLevel::kDebug;
+    case grpc::StatusCode::UNKNOWN:
+    case grpc::StatusCode::INTERNAL:
+    case grpc::StatusCode::DATA_LOSS:
+      return LogLevel::kWarning;
+    default:
+      return LogLevel::kInfo;
+  }
+}
+
+// There is a place for each of gRPC's codes; a code that is none of them is sent, and read, as UNKNOWN.
+int KnownCode(int code) {
+  return code >= 0 && code < telemetry::kStatusCodeCount ? code : grpc::StatusCode::UNKNOWN;
+}
+
+}  // namespace
+
+std::optional<uint64_t> RateLimit::Take(Time now) {
+  const double seconds = std::chrono::duration<double>(now - at_).count();
+  room_ = std::min(burst_, room_ + seconds * per_second_);
+  at_ = now;
+  if (room_ < 1) {
+    ++held_back_;
+    return std::nullopt;
+  }
+  room_ -= 1;
+  return std::exchange(held_back_, 0);
+}
+
+telemetry::RpcMethod* CallReports::Find(std::string_view path) const {
+  return counters_->rpcs.Find(MethodOfPath(path));
+}
+
+void CallReports::End(telemetry::RpcMethod* method, const EndedCall& call) {
+  method->seconds.Observe(std::chrono::duration<double>(call.time).count());
+  ++method->ended[static_cast<size_t>(KnownCode(call.code))];
+  --method->in_flight;
+  Tell(method->name, call);
+}
+
+void CallReports::Refuse(std::string_view path, const EndedCall& call) {
+  telemetry::RpcMethod* const method = Find(path);
+  if (method == nullptr) return;  // a name that a client made up is not repeated
+  ++method->ended[static_cast<size_t>(KnownCode(call.code))];
+  Tell(method->name, call);
+}
+
+std::optional<uint64_t> CallReports::TakeLine(LogLevel level) {
+  const std::lock_guard lock(mutex_);
+  return (level == LogLevel::kWarning ? warnings_ : others_).Take(std::chrono::steady_clock::now());
+}
+
+void CallReports::Tell(const std::string& method, const EndedCall& call) {
+  const bool failed = call.code != grpc::StatusCode::OK;
+  if (failed && call.by == EndedCall::By::kServer) {
+    counters_->errors.Add({absl::Now(), method, call.code, call.message, call.trace_id});
+  }
+  const LogLevel level = LevelOf(call.code);
+  if (!telemetry::Logs(level)) return;
+  const std::optional<uint64_t> left_out = failed ? TakeLine(level) : 0;
+  if (!left_out.has_value()) return;
+  std::vector<telemetry::LogField> fields = {{"method", method},
+                                             {"code", telemetry::StatusCodeName(call.code)},
+                                             {"seconds", std::chrono::duration<double>(call.time).count()},
+                                             {"peer", call.peer}};
+  if (failed) fields.insert(fields.begin() + 2, {"message", call.message});
+  if (!call.trace_id.empty()) fields.emplace_back("trace_id", call.trace_id);
+  if (*left_out > 0) fields.emplace_back("lines_left_out", *left_out);
+  telemetry::Log(level, failed ? "a call failed" : "a call ended", fields);
+}
+
+}  // namespace lossd::rpc

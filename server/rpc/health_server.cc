@@ -1,0 +1,62 @@
+#include "server/rpc/health_server.h"
+
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+
+#include <chrono>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace lossd::rpc {
+namespace {
+
+constexpr char kLiveness[] = "liveness";
+// Of a message of health, and of its headers.
+constexpr int kMostBytes = 4096;
+constexpr int kMostStreams = 16;
+constexpr int kIdleMs = 120'000;
+
+// Reflection, which comes to every server of the process.
+class NoPlugins final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->clear();
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::string& listen) {
+  std::unique_ptr<HealthServer> health(new HealthServer);
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  builder.SetOption(std::make_unique<NoPlugins>());
+  builder.SetMaxReceiveMessageSize(kMostBytes);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMostBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+  builder.RegisterCallbackGenericService(&health->nothing_else_);
+  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &health->port_);
+  health->server_ = builder.BuildAndStart();
+  if (health->server_ == nullptr || health->port_ <= 0) {
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen on ", listen, " (--health_listen); is the address right and the port free?"));
+  }
+  health->Set(Ready::kNo);
+  health->server_->GetHealthCheckService()->SetServingStatus(kLiveness, true);
+  return health;
+}
+
+void HealthServer::Set(Ready ready) {
+  server_->GetHealthCheckService()->SetServingStatus("", ready == Ready::kYes);
+}
+
+HealthServer::~HealthServer() {
+  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());  // whoever watches is cut off
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,46 @@
+// Calls by method and code, and who was let in.
+#include "server/telemetry/collect.h"
+
+namespace lossd::telemetry {
+namespace {
+
+constexpr Metric kRpcs{"lossd_rpcs_total", "Calls that ended.", kCounter, {"method", "code"}};
+constexpr Metric kRpcSeconds{
+    "lossd_rpc_seconds", "Time of calls; of streams the whole life.", kHistogram, {"method"}};
+constexpr Metric kInFlight{"lossd_rpcs_in_flight", "Calls under way.", kGauge, {"method"}};
+constexpr Metric kDenied{
+    "lossd_access_denied_total", "Calls refused by --tokens, by reason.", kCounter, {"reason"}};
+constexpr Metric kTokenReloads{
+    "lossd_token_reloads_total", "Changes of the file of --tokens.", kCounter, {"outcome"}};
+constexpr Metric kTlsReloads{"lossd_tls_reloads_total", "Changes of the TLS files.", kCounter, {"outcome"}};
+constexpr Metric kTlsExpiry{"lossd_tls_certificate_expiry_timestamp_seconds",
+                            "When the certificate ends, seconds since the epoch; 0: no TLS.", kGauge};
+
+}  // namespace
+
+void CollectCalls(const ServiceCounters& counters, Exposition& out) {
+  out.Begin(kRpcs);
+  for (const auto& method : counters.rpcs.methods()) {
+    for (int code = 0; code < kStatusCodeCount; ++code) {
+      out.Add({method->name, StatusCodeName(code)}, method->ended[static_cast<size_t>(code)]);
+    }
+  }
+  out.Begin(kRpcSeconds);
+  for (const auto& method : counters.rpcs.methods()) out.Add({method->name}, method->seconds);
+  out.Begin(kInFlight);
+  for (const auto& method : counters.rpcs.methods()) out.Add({method->name}, method->in_flight);
+  const AccessCounters& access = counters.access;
+  out.Begin(kDenied);
+  out.Add({"no_token"}, access.no_token);
+  out.Add({"unknown_token"}, access.unknown_token);
+  out.Add({"role"}, access.role);
+  out.Begin(kTokenReloads);
+  out.Add({"ok"}, access.token_reloads);
+  out.Add({"failed"}, access.token_reloads_failed);
+  out.Begin(kTlsReloads);
+  out.Add({"ok"}, access.tls_reloads);
+  out.Add({"failed"}, access.tls_reloads_failed);
+  out.Only(kTlsExpiry, access.tls_not_after_seconds);
+}
+
+}  // namespace lossd::telemetry

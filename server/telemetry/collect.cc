@@ -1,0 +1,18 @@
+#include "server/telemetry/collect.h"
+
+#include <prometheus/text_serializer.h>
+
+namespace lossd::telemetry {
+
+std::string MetricsText(const engine::Engine& engine, const ServiceCounters& counters) {
+  Exposition all;
+  CollectWork(engine, all);
+  CollectWindows(engine, all);
+  CollectHeads(engine, all);
+  CollectMemory(engine, all);
+  CollectCalls(counters, all);
+  CollectProcess(engine, all);
+  return prometheus::TextSerializer().Serialize(all.Take());
+}
+
+}  // namespace lossd::telemetry

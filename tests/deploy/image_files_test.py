@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""What the image holds beside its base, laid out from the programs in build/bin: its list of components, and that it
+runs the way the Dockerfile says, as another user, on a read-only root. deploy/image_trial.sh tries a real image.
+
+usage: image_files_test.py REPOSITORY
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+REPOSITORY = Path(sys.argv.pop(1))
+DOCKERFILE = re.sub(r"\\\n", " ", (REPOSITORY / "Dockerfile").read_text(encoding="utf-8"))
+
+# Starts the server as the image does, waits until the health check is content, drains it.
+INSIDE = """
+set -e
+{server} &
+until {health} >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done
+{health}
+id -u
+touch /written /opt/lossd/written /usr/written 2>/dev/null && echo "the root can be written to"
+touch /var/lib/lossd/written
+kill -TERM $!
+wait $!
+echo drained
+"""
+
+
+def instruction(pattern: str) -> list[str]:
+    """The arguments, in JSON, of the Dockerfile's only instruction that begins so."""
+    (arguments,) = re.findall(rf"^{pattern} (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    return json.loads(arguments)
+
+
+class ImageFiles(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="lossd-image-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.out = Path(folder.name)
+        command = [
+            REPOSITORY / "deploy/image_files.sh",
+            "--no-build",
+            "--out",
+            cls.out,
+            "--base-packages",
+            "/var/lib/dpkg/status",
+            "cpu",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(done.stdout + done.stderr)
+        cls.root = cls.out / "opt/lossd"
+        # Whoever runs this is user 65532 in the namespace below.
+        os.chown(cls.out / "var/lib/lossd", os.getuid(), os.getgid())
+        cls.bill = json.loads((cls.root / "share/sbom.cdx.json").read_text(encoding="utf-8"))
+
+    def components(self, part: str) -> list[dict]:
+        wanted = {"name": "lossd:part", "value": part}
+        return [component for component in self.bill["components"] if wanted in component["properties"]]
+
+    def test_only_what_is_needed_is_in_it(self) -> None:
+        self.assertEqual({path.name for path in (self.root / "bin").iterdir()}, {"lossd", "lossctl"})
+        self.assertEqual({path.name for path in self.root.iterdir()}, {"bin", "lib", "share"})
+        self.assertIn(
+            "-----BEGIN CERTIFICATE-----", (self.root / "share/ca-certificates.crt").read_text(encoding="utf-8")
+        )
+
+    def test_the_list_of_components_is_of_its_schema(self) -> None:
+        text = (self.root / "share/sbom.cdx.json").read_text(encoding="utf-8")
+        self.assertIsNone(JsonStrictValidator(SchemaVersion.V1_6).validate_str(text))
+
+    def test_every_library_is_of_a_component(self) -> None:
+        listed = {
+            prop["value"]
+            for component in self.components("shipped")
+            for prop in component["properties"]
+            if prop["name"] == "lossd:file"
+        }
+        self.assertEqual(
+            {file for file in listed if file.startswith("lib/")},
+            {f"lib/{path.name}" for path in (self.root / "lib").iterdir()},
+        )
+        self.assertIn("share/ca-certificates.crt", listed)
+
+    def test_components_have_versions_and_licences(self) -> None:
+        for component in self.components("shipped"):
+            self.assertRegex(component["purl"], r"^pkg:deb/\w+/[\w.%~-]+@[\w.%~-]+\?arch=\w+&distro=")
+            package = component["name"]
+            self.assertTrue((self.root / "share/licences" / package).is_file() or package == "ca-certificates", package)
+        self.assertGreater(len(self.components("base")), 50)
+
+    def test_it_runs_as_another_user_on_a_read_only_root(self) -> None:
+        server = " ".join(instruction("ENTRYPOINT") + instruction("CMD") + ["--device=cpu"])
+        health = " ".join(instruction("HEALTHCHECK .*CMD"))
+        user, group = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE).groups()
+        self.assertNotIn("0", (user, group))
+        command = ["bwrap", "--unshare-all", "--die-with-parent", "--uid", user, "--gid", group, "--cap-drop", "ALL"]
+        command += [
+            "--ro-bind",
+            "/",
+            "/",
+            "--tmpfs",
+            "/opt",
+            "--ro-bind",
+            str(self.root),
+            "/opt/lossd",
+            "--remount-ro",
+            "/opt",
+        ]
+        command += ["--tmpfs", "/var/lib", "--bind", str(self.out / "var/lib/lossd"), "/var/lib/lossd"]
+        command += [
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--clearenv",
+            "--setenv",
+            "PATH",
+            "/opt/lossd/bin:/usr/bin:/bin",
+        ]
+        command += ["sh", "-c", INSIDE.format(server=server, health=health)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        self.assertEqual((done.returncode, done.stdout), (0, f"serving\n{user}\ndrained\n"), done.stderr)
+
+    def test_the_configuration_listens_where_the_health_check_asks(self) -> None:
+        config = json.loads((self.root / "share/lossd.json").read_text(encoding="utf-8"))
+        health = instruction("HEALTHCHECK .*CMD")
+        self.assertEqual(config["health_listen"], health[health.index("--server") + 1])
+        exposed = set(re.search(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)[1].split())
+        self.assertEqual(
+            exposed, {config[key].rpartition(":")[2] for key in ("listen", "metrics_listen", "health_listen")}
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

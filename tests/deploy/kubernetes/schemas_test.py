@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Every object of every overlay, and of the component that none of them uses, against Kubernetes' strict schemas."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import textwrap
+import unittest
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+from custom_resources import SCHEMAS
+from manifests import KUBERNETES, OVERLAYS, REPOSITORY, Object, container, of_kind, overlay, render, server_config
+
+# The releases that are supported upstream, those that clusters lag behind with, and one that is newer than all of them.
+VERSIONS = [f"1.{minor}" for minor in range(31, 38)]
+
+
+def errors_of(manifest: Object, version: str) -> list[str]:
+    schema = SCHEMAS.get((manifest["apiVersion"], manifest["kind"]))
+    if schema is not None:
+        return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
+    try:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{'.'.join(map(str, error.path))}: {error.message}"]
+    return []
+
+
+def name_of(manifest: Object) -> str:
+    return f"{manifest['kind']} {manifest['metadata']['name']}"
+
+
+class Schemas(unittest.TestCase):
+    def check(self, folder: Path) -> None:
+        objects = render(folder)
+        self.assertTrue(objects)
+        for version in VERSIONS:
+            found = {name_of(manifest): errors for manifest in objects if (errors := errors_of(manifest, version))}
+            self.assertEqual(found, {}, f"{folder} on Kubernetes {version}")
+
+    def test_overlays(self) -> None:
+        for name in OVERLAYS:
+            with self.subTest(overlay=name):
+                self.check(KUBERNETES / "overlays" / name)
+
+    def test_component_of_cert_manager(self) -> None:
+        self.check(KUBERNETES / "components/cert-manager")
+
+    def test_the_overlay_of_the_documentation(self) -> None:
+        page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8").splitlines()
+        first = page.index("       # my-lossd/kustomization.yaml") + 1
+        length = next(i for i, line in enumerate(page[first:]) if not line.strip())
+        with tempfile.TemporaryDirectory() as folder:
+            mine = Path(folder, "my-lossd")
+            mine.mkdir()
+            Path(folder, "lossd").symlink_to(REPOSITORY)
+            (mine / "kustomization.yaml").write_text(
+                textwrap.dedent("\n".join(page[first : first + length])), encoding="utf-8"
+            )
+            (mine / "lossd.json").write_text('{"listen": "mine"}', encoding="utf-8")
+            objects = render(mine)
+        (stateful_set,) = of_kind(objects, "StatefulSet")
+        self.assertEqual(server_config(objects, stateful_set), {"listen": "mine"})
+        self.assertEqual(container(stateful_set)["image"], "registry.example/lossd:0.1.0-cuda")
+        for manifest in objects:
+            self.assertEqual(errors_of(manifest, VERSIONS[-1]), [])
+
+    def test_a_wrong_field_is_found(self) -> None:
+        for kind in ("StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "Namespace"):
+            with self.subTest(kind=kind):
+                manifest = copy.deepcopy(of_kind(overlay("cpu"), kind)[0])
+                manifest.setdefault("spec", {})["noSuchField"] = 1
+                for version in VERSIONS:
+                    self.assertTrue(errors_of(manifest, version), version)
+
+    def test_a_wrong_field_of_the_container_is_found(self) -> None:
+        stateful_set = copy.deepcopy(of_kind(overlay("cpu"), "StatefulSet")[0])
+        container(stateful_set)["livenessProbe"]["grpc"]["port"] = "health"
+        for version in VERSIONS:
+            self.assertTrue(errors_of(stateful_set, version), version)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""The real lossd, started as the pod of a rendered overlay starts it: its arguments and its lossd.json, where volumes
+are folders here and ports are free ones. Then the probes ask, Prometheus reads, a trainer connects, the pod is deleted.
+
+usage: server_test.py LOSSD LOSSCTL
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+from pathlib import Path
+
+from manifests import OVERLAYS, container, of_kind, overlay, pod_spec, server_config
+
+LOSSD, LOSSCTL = sys.argv[1:3]
+del sys.argv[1:3]
+
+TOKENS = {
+    "read-only": "reads-only-what-is-there-1",
+    "trainer": "sends-hidden-states-2",
+    "admin": "deletes-and-drains-3",
+}
+# Of ports: any that is free.
+FREE_PORT = re.compile(r"(?<=:)\d+$")
+
+
+def openssl(*arguments: str, cwd: Path) -> None:
+    subprocess.run(["openssl", *arguments], cwd=cwd, check=True, capture_output=True)
+
+
+def make_certificates(folder: Path) -> None:
+    """What cert-manager would put into the secret, and a trainer's."""
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl(
+        "req", "-x509", *new_key, "-days", "3", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.crt", cwd=folder
+    )
+    for name in ("tls", "trainer"):
+        (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1", encoding="utf-8")
+        openssl("req", *new_key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request", cwd=folder)
+        signing = ["-days", "3", "-CAcreateserial", "-CA", "ca.crt", "-CAkey", "ca.key", "-extfile", "ext"]
+        openssl("x509", "-req", "-in", "request", *signing, "-out", f"{name}.crt", cwd=folder)
+        (folder / f"{name}.key").chmod(0o440)
+
+
+def write_weights(path: Path, vocab_size: int, hidden_size: int) -> None:
+    """A safetensors file with an lm_head of zeros."""
+    size = 2 * vocab_size * hidden_size
+    tensor = {"dtype": "BF16", "shape": [vocab_size, hidden_size], "data_offsets": [0, size]}
+    header = json.dumps({"lm_head.weight": tensor}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+
+
+class Pod:
+    """A process instead of a container. `heads` take the place of those in its configuration."""
+
+    def __init__(self, name: str, heads: list[dict] | None = None) -> None:
+        self.objects = overlay(name)
+        (self.stateful_set,) = of_kind(self.objects, "StatefulSet")
+        self._folder = tempfile.TemporaryDirectory(prefix="lossd-pod-")
+        self.root = Path(self._folder.name)
+        for mount in container(self.stateful_set)["volumeMounts"]:
+            self.inside(mount["mountPath"]).mkdir(parents=True)
+        make_certificates(self.inside("/etc/lossd-tls"))
+        tokens = "".join(f"{role} {token} {role}-of-the-test\n" for role, token in TOKENS.items())
+        self.inside("/etc/lossd-tokens/tokens").write_text(tokens, encoding="utf-8")
+        self.inside("/etc/lossd-tokens/tokens").chmod(0o440)
+        config = server_config(self.objects, self.stateful_set)
+        if heads is not None:
+            config["heads"] = heads
+        self.inside("/etc/lossd/lossd.json").write_text(json.dumps(self._moved(config)), encoding="utf-8")
+        self.start()
+
+    def inside(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def _moved(self, config: dict) -> dict:
+        """With paths below the root, and ports that are free."""
+        moved = {}
+        for key, value in config.items():
+            if isinstance(value, str) and value.startswith("/"):
+                value = str(self.inside(value))
+            moved[key] = FREE_PORT.sub("0", value) if key.endswith("listen") else value
+        return moved
+
+    def start(self) -> None:
+        ports = self.root / "ports.json"
+        ports.unlink(missing_ok=True)
+        arguments = [re.sub("=/", f"={self.root}/", argument) for argument in container(self.stateful_set)["args"]]
+        with open(self.root / "log", "a", encoding="utf-8") as log:
+            command = [LOSSD, *arguments, f"--port_file={ports}"]
+            self.process = subprocess.Popen(command, cwd="/", env={"OMP_NUM_THREADS": "2"}, stderr=log)
+        while not ports.exists():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"lossd ended with {self.process.returncode}:\n{self.log()}")
+            time.sleep(0.05)
+        self.ports = json.loads(ports.read_text(encoding="utf-8"))
+
+    def log(self) -> str:
+        return (self.root / "log").read_text(encoding="utf-8")
+
+    def probe(self, name: str) -> int:
+        """As the kubelet does: exit code 0 is success."""
+        probe = container(self.stateful_set)[name]["grpc"]
+        port = {50052: self.ports["health"], 50051: self.ports["grpc"]}[probe["port"]]
+        command = [LOSSCTL, "health", "--server", f"127.0.0.1:{port}", "--service", probe.get("service", "")]
+        return subprocess.run(command, capture_output=True, check=False).returncode
+
+    def lossctl(self, *arguments: str, certificate: bool = True, token: str = "") -> subprocess.CompletedProcess:
+        folder = self.inside("/etc/lossd-tls")
+        command = [LOSSCTL, *arguments, "--server", f"localhost:{self.ports['grpc']}", "--timeout", "20"]
+        command += ["--tls_ca", f"{folder}/ca.crt"]
+        if certificate:
+            command += ["--tls_certificate", f"{folder}/trainer.crt", "--tls_key", f"{folder}/trainer.key"]
+        if token:
+            file = self.root / "token"
+            file.write_text(token, encoding="utf-8")
+            command += ["--token_file", str(file)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def delete(self) -> int:
+        """SIGTERM, and the exit status within the grace period."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=pod_spec(self.stateful_set)["terminationGracePeriodSeconds"])
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._folder.cleanup()
+
+
+class PodOfTheCpuOverlay(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.pod = Pod("cpu")
+        cls.addClassCleanup(cls.pod.close)
+
+    def test_all_probes_succeed(self) -> None:
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            self.assertEqual(self.pod.probe(probe), 0, probe)
+
+    def test_metrics_can_be_read(self) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.pod.ports['metrics']}/metrics") as answer:
+            self.assertIn("lossd_heads 1\n", answer.read().decode())
+
+    def test_only_a_known_trainer_gets_in(self) -> None:
+        self.assertIn("lm_head", self.pod.lossctl("head", "list", token=TOKENS["trainer"]).stdout)
+        self.assertNotEqual(self.pod.lossctl("head", "list", token=TOKENS["trainer"], certificate=False).returncode, 0)
+        self.assertNotEqual(self.pod.lossctl("head", "list").returncode, 0)
+        self.assertNotEqual(self.pod.lossctl("head", "list", token="nobody-has-this-token-4").returncode, 0)
+
+    def test_the_heads_of_the_configuration_are_there(self) -> None:
+        listed = json.loads(self.pod.lossctl("head", "list", "--json", token=TOKENS["read-only"]).stdout)
+        config = server_config(self.pod.objects, self.pod.stateful_set)
+        wanted = {(h["name"], h["vocab_size"], h["hidden_size"]) for h in config["heads"]}
+        self.assertEqual({(h["name"], h["vocab_size"], h["hidden_size"]) for h in listed["heads"]}, wanted)
+
+
+class DeletedPod(unittest.TestCase):
+    def test_the_next_pod_goes_on_where_it_stopped(self) -> None:
+        # Of a size that is quickly on the disk.
+        pod = Pod("cpu", heads=[{"name": "lm_head", "vocab_size": 64, "hidden_size": 16}])
+        self.addCleanup(pod.close)
+        write_weights(pod.root / "weights.safetensors", 64, 16)
+        loaded = pod.lossctl("head", "load", "lm_head", str(pod.root / "weights.safetensors"), token=TOKENS["trainer"])
+        self.assertEqual(loaded.returncode, 0, loaded.stderr)
+        before = json.loads(pod.lossctl("status", "--json", token=TOKENS["admin"]).stdout)
+        self.assertEqual(pod.delete(), 0, pod.log())
+        pod.start()
+        after = json.loads(pod.lossctl("status", "--json", token=TOKENS["admin"]).stdout)
+        self.assertEqual(after["incarnation"], before["incarnation"], "it is the same server to its clients")
+        self.assertEqual(after["heads"][0]["weight_version"], before["heads"][0]["weight_version"])
+        self.assertGreater(after["heads"][0]["weight_version"], 0)
+        self.assertEqual(pod.probe("readinessProbe"), 0)
+
+
+class Configurations(unittest.TestCase):
+    def test_every_key_is_a_flag(self) -> None:
+        # --help goes to standard error or output, as Abseil sees fit.
+        told = subprocess.run([LOSSD, "--help"], capture_output=True, text=True, check=False)
+        flags = set(re.findall(r"--(\w+)", told.stdout + told.stderr))
+        self.assertIn("drain_timeout", flags)
+        for name in OVERLAYS:
+            for stateful_set in of_kind(overlay(name), "StatefulSet"):
+                self.assertLessEqual(set(server_config(overlay(name), stateful_set)) - {"heads"}, flags, name)
+
+
+if __name__ == "__main__":
+    unittest.main()

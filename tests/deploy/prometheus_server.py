@@ -1,0 +1,89 @@
+"""The distribution's Prometheus with the project's own configuration, rules and consoles, for tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+# What a proxy of the environment is asked for is never on loopback.
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def fetch(url: str) -> str:
+    try:
+        with OPENER.open(url, timeout=60) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{url}: {error.code}\n{error.read().decode()[:2000]}") from error
+
+
+class Prometheus:
+    """Runs from __enter__ to __exit__; scrapes `target` (host:port) and evaluates the rules every second."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        self._source, self._target = folder, target
+
+    def __enter__(self) -> Prometheus:
+        self._folder = tempfile.TemporaryDirectory()
+        here = Path(self._folder.name)
+        config = yaml.safe_load((self._source / "prometheus.yml").read_text(encoding="utf-8"))
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"}
+        config["rule_files"] = [str(self._source.absolute() / file) for file in config["rule_files"]]
+        for job in config["scrape_configs"]:
+            job["static_configs"] = [{"targets": [self._target]}]
+        (here / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        self._log = open(here / "log", "w+", encoding="utf-8")
+        self._process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={here}/prometheus.yml",
+                f"--storage.tsdb.path={here}/data",
+                f"--web.console.templates={self._source}/consoles",
+                f"--web.console.libraries={self._source}/console_libraries",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        self.url = self._wait_for_address()
+        return self
+
+    def _wait_for_address(self) -> str:
+        while True:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"prometheus ended with {self._process.returncode}:\n{self.log()}")
+            found = re.search(r'msg="Listening on".* address=(127\.0\.0\.1:\d+)', self.log())
+            if found and "Server is ready to receive web requests" in self.log():
+                return f"http://{found[1]}"
+            time.sleep(0.05)
+
+    def log(self) -> str:
+        return Path(self._log.name).read_text(encoding="utf-8")
+
+    def api(self, path: str, **parameters: str) -> Any:
+        """`data` of an answer of the HTTP API; an error is raised with what Prometheus says."""
+        answer = json.loads(fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def values(self, query: str) -> list[float]:
+        """The query's values now, those that are no number left out."""
+        data = self.api("query", query=query)
+        samples = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]
+        return [float(value) for _, value in samples if value != "NaN"]
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._log.close()
+        self._folder.cleanup()

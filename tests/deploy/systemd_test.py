@@ -1,0 +1,91 @@
+#!/usr/bin/python3
+"""deploy/systemd: systemd takes the unit, finds it confined, and lossd starts with its configuration.
+
+usage: systemd_test.py LOSSD REPOSITORY
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+LOSSD, REPOSITORY = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
+FOLDER = REPOSITORY / "deploy" / "systemd"
+# systemd's own scale of exposure times ten: up to 20 is "OK", from 50 on "EXPOSED".
+MOST_EXPOSED = 20
+
+
+def seconds(duration: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([smh])", duration).groups()  # type: ignore[union-attr]
+    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+
+
+class Unit(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        # Of the program that was built, since none is installed.
+        text = (FOLDER / "lossd.service").read_text(encoding="utf-8")
+        self.assertIn("ExecStart=/usr/local/bin/lossd ", text)
+        self.unit = self.folder / "lossd.service"
+        self.unit.write_text(text.replace("/usr/local/bin/lossd ", f"{LOSSD} "), encoding="utf-8")
+        parser = configparser.ConfigParser(strict=False, interpolation=None)
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        parser.read_string(text)
+        self.service = dict(parser["Service"])
+        self.config = json.loads((FOLDER / "lossd.json").read_text(encoding="utf-8"))
+
+    def analyze(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_systemd_understands_every_line(self) -> None:
+        # Warnings (an unknown key, say) do not make it fail. Other units of this machine are not our concern.
+        said = [line for line in self.analyze("verify", "--man=no", str(self.unit)).splitlines() if "lossd" in line]
+        self.assertEqual(said, [])
+
+    def test_it_is_confined(self) -> None:
+        self.analyze("security", "--offline=yes", f"--threshold={MOST_EXPOSED}", str(self.unit))
+
+    def test_it_runs_as_a_user_of_its_own_that_is_made(self) -> None:
+        users = (FOLDER / "lossd.sysusers").read_text(encoding="utf-8")
+        self.assertRegex(users, rf"(?m)^u {self.service['User']} ")
+
+    def test_systemd_waits_longer_than_the_server_drains(self) -> None:
+        self.assertGreater(int(self.service["TimeoutStopSec"]), seconds(self.config["drain_timeout"]))
+        self.assertEqual(self.service["KillSignal"], "SIGTERM")
+
+    def test_the_server_starts_with_the_configuration_and_stops_by_the_signal(self) -> None:
+        for key in ("listen", "health_listen", "metrics_listen", "checkpoint_dir"):
+            value = self.config[key].replace("/run/lossd", str(self.folder)).replace("/var/lib/lossd", str(self.folder))
+            self.config[key] = re.sub(r":\d+$", ":0", value)
+        config = self.folder / "lossd.json"
+        config.write_text(json.dumps(self.config | {"device": "cpu"}), encoding="utf-8")
+        ports = self.folder / "ports.json"
+        server = subprocess.Popen([LOSSD, f"--config={config}", f"--port_file={ports}"], umask=0o077)
+        self.addCleanup(server.kill)
+        while not ports.exists():
+            self.assertIsNone(server.poll())
+            time.sleep(0.05)
+        self.assertTrue(all(json.loads(ports.read_text(encoding="utf-8")).values()))
+        socket = self.folder / "socket"
+        self.assertEqual(os.stat(socket).st_mode & 0o777, 0o660)
+        server.send_signal(signal.SIGTERM)
+        self.assertEqual(server.wait(timeout=120), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

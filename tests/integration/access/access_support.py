@@ -1,0 +1,106 @@
+"""What the tests of access share: certificates, files of tokens, and calls of any method by its path."""
+import os
+import subprocess
+import urllib.request
+
+import grpc
+from lossd.v1 import gradient_pb2, head_pb2, loss_pb2, region_pb2, status_pb2
+
+ROLES = ("read-only", "trainer", "admin")
+TOKENS = {role: f"{role}-token-0123456789abcdef" for role in ROLES}
+REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+HEALTH = "/grpc.health.v1.Health/Check"
+LOOPBACK = "DNS:localhost,IP:127.0.0.1"
+
+
+def methods():
+    """Paths of every method of lossd.v1, from the descriptors."""
+    for module in (gradient_pb2, head_pb2, loss_pb2, region_pb2, status_pb2):
+        for service in module.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                yield f"/{service.full_name}/{method.name}"
+
+
+def bearer(token):
+    return [("authorization", f"Bearer {token}")]
+
+
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
+    def __init__(self, token):
+        self._metadata = bearer(token)
+
+    def intercept_unary_unary(self, continuation, client_call_details, request):
+        return continuation(client_call_details._replace(metadata=self._metadata), request)
+
+    intercept_stream_unary = intercept_stream_stream = intercept_unary_unary
+
+
+def with_token(channel, token):
+    """The channel, with the token on every call."""
+    return grpc.intercept_channel(channel, _Bearer(token))
+
+
+def call(channel, path, metadata=None, message=b""):
+    """(code, details) of a call with one message, whatever kind of stream the method is."""
+    stream = channel.stream_stream(path)(iter([message]), metadata=metadata, timeout=60)
+    try:
+        for _ in stream:
+            pass
+    except grpc.RpcError:
+        pass
+    return stream.code(), stream.details()
+
+
+def write_tokens(path, tokens):
+    """`tokens`: (role, token) pairs. The file is replaced in one step."""
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write("# role token\n" + "".join(f"{role} {token}\n" for role, token in tokens))
+    os.chmod(path + ".new", 0o600)
+    os.replace(path + ".new", path)
+
+
+def metric(server, series):
+    """The value of a series, as in 'lossd_token_reloads_total{outcome="ok"}'."""
+    with urllib.request.urlopen(server.metrics_url) as response:
+        for line in response.read().decode().splitlines():
+            if line.startswith(series + " "):
+                return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"there is no {series}")
+
+
+class Certificates:
+    """ca.pem; server.pem and client.pem with their keys, signed by it, good for `days`."""
+
+    def __init__(self, folder, days=30):
+        self.folder = folder
+        new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        self._run("req", "-x509", *new_key, "-days", str(days), "-subj", "/CN=ca", "-keyout", self.path("ca.key"),
+                  "-out", self.path("ca.pem"))
+        for name, names in (("server", LOOPBACK), ("client", "DNS:client")):
+            with open(self.path(name + ".ext"), "w", encoding="utf-8") as file:
+                file.write(f"subjectAltName={names}\n")
+            self._run("req", *new_key, "-subj", f"/CN={name}", "-keyout", self.path(name + ".key"),
+                      "-out", self.path(name + ".csr"))
+            self._run("x509", "-req", "-days", str(days), "-CAcreateserial", "-in", self.path(name + ".csr"),
+                      "-CA", self.path("ca.pem"), "-CAkey", self.path("ca.key"),
+                      "-extfile", self.path(name + ".ext"), "-out", self.path(name + ".pem"))
+
+    @staticmethod
+    def _run(*arguments):
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def read(self, name):
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def server_flags(self):
+        return [f"--tls_certificate={self.path('server.pem')}", f"--tls_key={self.path('server.key')}"]
+
+    def client(self, with_certificate=False):
+        """Channel credentials."""
+        pair = (self.read("client.key"), self.read("client.pem")) if with_certificate else (None, None)
+        return grpc.ssl_channel_credentials(self.read("ca.pem"), *pair)

@@ -1,0 +1,189 @@
+#!/usr/bin/python3
+"""The file of tokens: what the server does not start with, and what becomes of calls and streams when it changes."""
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import grpc
+import numpy as np
+from lossd.v1 import loss_pb2_grpc
+from lossd_server import LossdServer
+
+from access_support import TOKENS, Certificates, bearer, call, metric, with_token, write_tokens
+from streaming import chunk_request, create_head, open_session, start_request
+
+BINARY = sys.argv.pop(1)
+STATUS = "/lossd.v1.StatusService/GetStatus"
+SECOND = "second-token-0123456789abcdef"
+
+
+def until(condition):
+    while not condition():
+        time.sleep(0.05)
+
+
+class Start(unittest.TestCase):
+    def refusal(self, text):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "tokens")
+            if text is not None:
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+            done = subprocess.run([BINARY, "--listen=127.0.0.1:0", "--metrics_listen=", f"--tokens={path}"],
+                                  capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 2, text)
+            self.assertIn("--tokens: ", done.stderr)
+            self.assertIn(path, done.stderr)
+            return done.stderr
+
+    def test_a_file_that_is_no_good_is_refused_by_its_line_and_no_token_is_told(self):
+        secret = "s3cr3t-s3cr3t-s3cr3t"
+        for text, words in [(f"trainer {secret}\n{secret}\n", ("line 2", "1 words")),
+                            (f"# comment\n\n{secret} trainer\n", ("line 3", "read-only, trainer, admin")),
+                            (f"root {secret}\n", ("line 1", "role")),
+                            (f"trainer {secret[:15]}\n", ("line 1", "15 characters", "openssl rand")),
+                            (f"trainer {secret}{{}}\n", ("line 1", "letters")),
+                            (f"trainer {secret} name more\n", ("line 1", "4 words")),
+                            (f"trainer {secret}\nadmin {secret}\n", ("line 2", "line 1")),
+                            ("# nothing\n", ("no token",)), ("", ("no token",)), (None, ("cannot read",))]:
+            error = self.refusal(text)
+            for word in words:
+                self.assertIn(word, error)
+            self.assertNotIn(secret[:15], error)
+
+    def test_a_file_that_others_can_read_is_warned_of(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "tokens")
+            write_tokens(path, TOKENS.items())
+            for mode, warned in ((0o600, False), (0o640, True), (0o604, True)):
+                os.chmod(path, mode)
+                with LossdServer(BINARY, "--device=cpu", f"--tokens={path}") as server:
+                    until(lambda: "tokens are asked for" in server.log())
+                    server.stop()
+                    self.assertEqual("chmod go-r" in server.log(), warned, oct(mode))
+
+
+class Rotation(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = os.path.join(folder.name, "tokens")
+        write_tokens(self.path, TOKENS.items())
+        self.server = self.entered(LossdServer(BINARY, "--device=cpu", "--log_level=debug",
+                                                     f"--tokens={self.path}"))
+        self.channel = self.entered(grpc.insecure_channel(self.server.target))
+
+    def entered(self, manager):  # unittest has it from Python 3.11 on
+        result = manager.__enter__()
+        self.addCleanup(manager.__exit__, None, None, None)
+        return result
+
+    def code(self, token):
+        return call(self.channel, STATUS, bearer(token))[0]
+
+    def reloaded(self, times=1):
+        until(lambda: self.server.log().count("reloaded the tokens") == times)
+
+    def open_stream(self, token):
+        """(requests, answers) of a Compute stream that has begun."""
+        create_head(with_token(self.channel, TOKENS["trainer"]), "h", 16, 4)
+        channel = with_token(self.channel, token)
+        session = open_session(channel, "h", token)
+        requests = queue.Queue()
+        requests.put(start_request(session))
+        stream = loss_pb2_grpc.LossServiceStub(channel).Compute(iter(requests.get, None))
+        self.addCleanup(requests.put, None)
+        self.assertTrue(next(stream).HasField("ready"))
+        return session, requests, stream
+
+    def end_of(self, stream):
+        with self.assertRaises(grpc.RpcError) as ended:
+            for _ in stream:
+                pass
+        return ended.exception.code()
+
+    def test_a_new_token_is_let_in_and_a_removed_one_is_not(self):
+        self.assertEqual(self.code(SECOND), grpc.StatusCode.UNAUTHENTICATED)
+        write_tokens(self.path, [*TOKENS.items(), ("read-only", SECOND)])
+        until(lambda: self.code(SECOND) == grpc.StatusCode.OK)
+        self.assertEqual(self.code(TOKENS["trainer"]), grpc.StatusCode.OK)
+        write_tokens(self.path, [("read-only", SECOND)])
+        until(lambda: self.code(TOKENS["trainer"]) == grpc.StatusCode.UNAUTHENTICATED)
+        self.assertEqual(self.code(SECOND), grpc.StatusCode.OK)
+
+    def test_streams_of_a_removed_token_end_and_others_go_on(self):
+        write_tokens(self.path, [*TOKENS.items(), ("trainer", SECOND)])
+        self.reloaded()
+        _, _, removed = self.open_stream(TOKENS["trainer"])
+        session, requests, stays = self.open_stream(SECOND)
+        write_tokens(self.path, [("trainer", SECOND)])
+        self.assertEqual(self.end_of(removed), grpc.StatusCode.UNAUTHENTICATED)
+        requests.put(chunk_request(session, 1, np.array([1]), np.ones((1, 4), np.float32)))
+        self.assertTrue(any(True for _ in stays), "the other stream answers")
+
+    def test_refusals_and_reloads_are_counted(self):
+        denied = 'lossd_access_denied_total{reason="%s"}'
+        reloads = 'lossd_token_reloads_total{outcome="%s"}'
+        call(self.channel, STATUS)
+        self.code(SECOND)
+        call(self.channel, "/lossd.v1.StatusService/Drain", bearer(TOKENS["trainer"]))
+        call(self.channel, "/lossd.v1.StatusService/Drain", bearer(TOKENS["read-only"]))
+        self.assertEqual([metric(self.server, denied % reason) for reason in ("no_token", "unknown_token", "role")],
+                         [1, 1, 2])
+        refused = 'lossd_rpcs_total{method="StatusService/Drain",code="PERMISSION_DENIED"}'
+        self.assertEqual(metric(self.server, refused), 2)
+        write_tokens(self.path, [("read-only", SECOND)])
+        until(lambda: metric(self.server, reloads % "ok") == 1)
+        write_tokens(self.path, [])
+        until(lambda: metric(self.server, reloads % "failed") == 1)
+        self.assertEqual(metric(self.server, reloads % "ok"), 1)
+
+    def test_streams_of_a_token_that_became_less_end(self):
+        _, _, stream = self.open_stream(TOKENS["trainer"])
+        write_tokens(self.path, [("read-only", TOKENS["trainer"])])
+        self.assertEqual(self.end_of(stream), grpc.StatusCode.PERMISSION_DENIED)
+
+    def test_a_file_that_became_no_good_leaves_the_tokens_as_they_are(self):
+        _, _, stream = self.open_stream(TOKENS["trainer"])
+        with open(self.path, "w", encoding="utf-8") as file:
+            file.write(f"{SECOND} admin\n")
+        until(lambda: "those from before go on" in self.server.log())
+        self.assertEqual(self.code(TOKENS["trainer"]), grpc.StatusCode.OK)
+        os.remove(self.path)
+        until(lambda: self.server.log().count("those from before go on") == 2)
+        self.assertEqual(self.code(TOKENS["trainer"]), grpc.StatusCode.OK)
+        self.assertEqual(self.code(SECOND), grpc.StatusCode.UNAUTHENTICATED)
+        self.assertTrue(stream.is_active())
+        write_tokens(self.path, [("read-only", SECOND)])
+        until(lambda: self.code(SECOND) == grpc.StatusCode.OK)
+        self.assertEqual(self.server.stop(), 0)
+        for token in (SECOND, *TOKENS.values()):
+            self.assertNotIn(token, self.server.log())
+
+
+class Tls(unittest.TestCase):
+    def test_the_certificates_end_and_its_changes_are_counted(self):
+        expiry = "lossd_tls_certificate_expiry_timestamp_seconds"
+        reloads = 'lossd_tls_reloads_total{outcome="%s"}'
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+            certificates = Certificates(folder)
+            with LossdServer(BINARY, "--device=cpu", *certificates.server_flags()) as server:
+                until(lambda: metric(server, expiry) > time.time())
+                first = metric(server, expiry)
+                self.assertLess(first, time.time() + 31 * 86400)
+                renewed = Certificates(other, days=60)
+                os.replace(renewed.path("server.pem"), certificates.path("server.pem"))
+                until(lambda: metric(server, reloads % "failed") == 1)  # it is of another key
+                os.replace(renewed.path("server.key"), certificates.path("server.key"))
+                until(lambda: metric(server, reloads % "ok") == 1)
+                self.assertGreater(metric(server, expiry), first)
+        with LossdServer(BINARY, "--device=cpu") as server:
+            self.assertEqual(metric(server, expiry), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

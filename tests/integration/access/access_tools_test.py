@@ -1,0 +1,83 @@
+#!/usr/bin/python3
+"""The programs at the command line show a token, and say what is wrong without one.
+
+usage: access_tools_test.py LOSSD LOSSCTL LOSSD_PERF TRAIN_LM
+"""
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from lossd_server import LossdServer
+
+from access_support import ROLES, TOKENS, write_tokens
+
+LOSSD, LOSSCTL, LOSSD_PERF, TRAIN_LM = (sys.argv.pop(1) for _ in range(4))
+
+
+class Tools(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.path = folder.name
+        write_tokens(cls.file("tokens"), TOKENS.items())
+        for role in ROLES:
+            with open(cls.file(role), "w", encoding="utf-8") as file:
+                file.write(TOKENS[role] + "\n")
+        cls.server = LossdServer(LOSSD, "--device=cpu", f"--tokens={cls.file('tokens')}")
+        cls.server.__enter__()
+        cls.addClassCleanup(cls.server.__exit__)
+
+    @classmethod
+    def file(cls, name):
+        return os.path.join(cls.path, name)
+
+    def run_tool(self, *command):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        for token in TOKENS.values():
+            self.assertNotIn(token, done.stdout + done.stderr)
+        return done
+
+    def lossctl(self, *arguments):
+        return self.run_tool(LOSSCTL, *arguments, "--server", self.server.target)
+
+    def test_lossctl(self):
+        without = self.lossctl("status")
+        self.assertNotEqual(without.returncode, 0)
+        self.assertIn("--token_file", without.stderr)
+        self.assertNotIn("is lossd running", without.stderr)
+        self.assertEqual(self.lossctl("status", "--token_file", self.file("read-only")).returncode, 0)
+        create = ("head", "create", "h", "--vocab", "64", "--hidden", "8")
+        denied = self.lossctl(*create, "--token_file", self.file("read-only"))
+        self.assertNotEqual(denied.returncode, 0)
+        self.assertIn("needs a token of the role trainer", denied.stderr)
+        created = self.lossctl(*create, "--token_file", self.file("trainer"))
+        self.assertEqual(created.returncode, 0, created.stderr)
+        delete = self.lossctl("head", "delete", "h", "--token_file", self.file("admin"))
+        self.assertEqual(delete.returncode, 0, delete.stderr)
+
+    def test_no_tool_sends_a_token_elsewhere_in_plain_text(self):
+        done = self.run_tool(LOSSCTL, "status", "--server", "lossd.invalid:1", "--token_file", self.file("admin"))
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("--token_over_plain_text", done.stderr)
+
+    def test_lossd_perf(self):
+        done = self.run_tool(LOSSD_PERF, f"--target={self.server.target}", f"--token_file={self.file('admin')}",
+                             "--tokens=64", "--vocab=256", "--hidden=32", "--batches=3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_train_lm(self):
+        text = self.file("text")
+        with open(text, "w", encoding="utf-8") as file:
+            file.write("\n\n".join(f"A line of {word} and of {number}." for number in range(400)
+                                   for word in ("tea", "bread", "salt", "oil")))
+        done = self.run_tool(TRAIN_LM, "--server", self.server.target, "--token_file", self.file("admin"),
+                             "--text", text, "--vocabulary", "96", "--steps", "3", "--batch", "256", "--hidden",
+                             "32", "--quiet")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

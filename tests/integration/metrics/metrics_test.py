@@ -1,0 +1,401 @@
+#!/usr/bin/python3
+"""What a server says of itself in /metrics and on its status page, compared with docs/metrics.md and with what was done."""
+import itertools
+import json
+import math
+import sys
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+import grpc
+import numpy as np
+from lossd.v1 import (gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, region_pb2,
+                      status_pb2, status_pb2_grpc)
+from lossd_server import LossdServer
+
+from documented import documented_metrics
+from scrape import Scrape
+from streaming import F32, chunk_request, create_head, open_session, start_request
+
+BINARY, DOCUMENT = sys.argv.pop(1), sys.argv.pop(1)
+VOCAB, HIDDEN = 64, 8
+SGD = {"optimizer": head_pb2.Optimizer(kind=head_pb2.OPTIMIZER_KIND_SGD)}
+
+
+def methods():
+    for file in (head_pb2, loss_pb2, gradient_pb2, region_pb2, status_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                yield f"{service.name}/{method.name}"
+
+
+class WhatThereIs(unittest.TestCase):
+    def test_the_document_says_what_a_server_exports(self):
+        documented = documented_metrics(DOCUMENT)
+        listed = {"method": set(methods()), "code": {code.name for code in grpc.StatusCode}, "head": {"a"}}
+        with LossdServer(BINARY) as server, grpc.insecure_channel(server.target) as channel:
+            create_head(channel, "a", VOCAB, HIDDEN)
+            scrape = Scrape(server.metrics_url)
+        self.assertEqual({name: metric.type for name, metric in documented.items()}, scrape.types)
+        for name, metric in documented.items():
+            with self.subTest(name):
+                found = scrape.labels[name]
+                for labels in found:
+                    self.assertEqual([label for label, _ in labels], list(metric.labels))
+                values = {label: listed.get(label) or of_page for label, of_page in metric.labels.items()}
+                if name == "lossd_head_memory_reserved_bytes":  # of these a head has what it has
+                    for labels in found:
+                        self.assertTrue(all(value in values[label] for label, value in labels), labels)
+                elif name != "lossd_build_info":
+                    every = {tuple(zip(values, choice)) for choice in itertools.product(*values.values())}
+                    self.assertEqual(found, every)
+
+    def test_everything_is_at_zero_before_anything_was_done(self):
+        with LossdServer(BINARY, "--memory_limit_bytes=2147483648") as server:
+            scrape = Scrape(server.metrics_url)
+        self.assertEqual(scrape["lossd_memory_limit_bytes"], 2147483648)
+        workspace = scrape['lossd_memory_reserved_bytes{purpose="workspace",place="host"}']
+        self.assertEqual(scrape["lossd_memory_reserved_peak_bytes"], workspace)
+        self.assertEqual(scrape["lossd_memory_free_bytes"], 2147483648 - workspace)
+        at_once = {"lossd_memory_limit_bytes", "lossd_memory_free_bytes", "lossd_memory_reserved_peak_bytes",
+                   "lossd_staging_limit_bytes", "lossd_build_info", "lossd_process_peak_memory_bytes",
+                   "lossd_device_memory_bytes",
+                   'lossd_memory_reserved_bytes{purpose="workspace",place="host"}'}
+        not_zero = {series for series, value in scrape.values.items()
+                    if value and not series.startswith("process_") and not {series, series.split("{")[0]} & at_once}
+        self.assertEqual(not_zero, set())
+
+
+class WhatIsDone(unittest.TestCase):
+    FLAGS: tuple[str, ...] = ()
+
+    def setUp(self):
+        self.server = self.enterContext_(LossdServer(BINARY, *self.FLAGS))
+        channel = self.enterContext_(grpc.insecure_channel(self.server.target))
+        self.heads = head_pb2_grpc.HeadServiceStub(channel)
+        self.losses = loss_pb2_grpc.LossServiceStub(channel)
+        self.gradients = gradient_pb2_grpc.GradientServiceStub(channel)
+        self.status = status_pb2_grpc.StatusServiceStub(channel)
+        self.channel = channel
+
+    def enterContext_(self, manager):
+        entered = manager.__enter__()
+        self.addCleanup(manager.__exit__, None, None, None)
+        return entered
+
+    def scrape(self):
+        """Once streams and calls are over for the server, too."""
+        while True:
+            scrape = Scrape(self.server.metrics_url)
+            under_way = sum(value for series, value in scrape.values.items() if series.startswith("lossd_rpcs_in_flight"))
+            if scrape["lossd_live_streams"] == 0 and under_way == 0:
+                return scrape
+            time.sleep(0.01)
+
+    def compute(self, session, *chunks):
+        answers = self.losses.Compute(iter([start_request(session), *chunks]))
+        return [answer.result for answer in answers if answer.HasField("result")]
+
+    def chunk(self, session, sequence, labels, scale=1.0):
+        return chunk_request(session, sequence, np.array(labels), np.full((len(labels), HIDDEN), scale, np.float32))
+
+    def flush(self, head, **arguments):
+        return self.gradients.BeginFlush(
+            gradient_pb2.BeginFlushRequest(**self.marks_and_generation(head), **arguments))
+
+    def marks_and_generation(self, head):
+        now = self.heads.GetHead(head_pb2.GetHeadRequest(name=head))
+        return {"head": head, "generation": now.generation, "marks": now.sessions}
+
+
+class Work(WhatIsDone):
+    def test_a_chunk(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        before = self.scrape()
+        result, = self.compute(session, self.chunk(session, 1, [1, -100, 3]))
+        after = self.scrape()
+        moved = after.since(before)
+        self.assertAlmostEqual(moved.pop('lossd_head_loss_nats_total{head="h"}'), result.loss_sum, places=5)
+        self.assertAlmostEqual(moved.pop('lossd_head_loss{head="h"}'), result.loss_sum / 2, places=5)
+        stages = ("read", "queue", "forward", "weight_gradient", "answer")
+        self.assertEqual(moved, {
+            'lossd_chunks_total{outcome="accumulated"}': 1,
+            'lossd_tokens_total{kind="valid"}': 2, 'lossd_tokens_total{kind="ignored"}': 1,
+            'lossd_payload_bytes_total{direction="in"}': 3 * (8 + 4 * HIDDEN),
+            'lossd_payload_bytes_total{direction="out"}': len(result.losses) + len(result.dx),
+            "lossd_batch_chunks_count": 1, "lossd_batch_rows_count": 1,
+            **{f'lossd_chunk_seconds_count{{stage="{stage}"}}': 1 for stage in stages},
+            'lossd_head_tokens_total{head="h"}': 2, 'lossd_head_window_tokens{head="h"}': 2})
+        self.assertEqual(after["lossd_batch_rows_sum"] - before["lossd_batch_rows_sum"], 3)
+        self.assertGreater(after['lossd_head_window_age_seconds{head="h"}'], 0)
+        for stage in stages:
+            taken = after[f'lossd_chunk_seconds_sum{{stage="{stage}"}}']
+            self.assertGreater(taken, 0, stage)
+            self.assertLess(taken, 600, stage)
+
+    def test_a_repeat_moves_no_loss(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        self.compute(session, self.chunk(session, 1, [1, 2]))
+        before = self.scrape()
+        self.compute(session, self.chunk(session, 1, [1, 2]))
+        moved = self.scrape().since(before)
+        self.assertEqual(moved['lossd_chunks_total{outcome="repeated"}'], 1)
+        self.assertEqual([series for series in moved if "token" in series or "loss" in series.removeprefix("lossd")], [])
+
+    def test_loss_only_chunks_are_not_in_the_window(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        before = self.scrape()
+        chunk = self.chunk(session, 1, [1, 2])
+        chunk.chunk.mode = loss_pb2.COMPUTE_MODE_LOSS_ONLY
+        self.compute(session, chunk)
+        after = self.scrape()
+        moved = after.since(before)
+        self.assertEqual(moved['lossd_chunks_total{outcome="loss_only"}'], 1)
+        self.assertEqual(moved['lossd_head_tokens_total{head="h"}'], 2)
+        self.assertNotIn('lossd_head_window_tokens{head="h"}', moved)
+        self.assertEqual(after['lossd_head_window_age_seconds{head="h"}'], 0)
+
+    def test_content_that_is_rejected(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        before = self.scrape()
+        self.compute(session, self.chunk(session, 1, [VOCAB]), self.chunk(session, 2, [1], math.nan))
+        moved = self.scrape().since(before)
+        self.assertEqual(moved, {
+            'lossd_chunks_total{outcome="rejected"}': 2,
+            'lossd_payload_bytes_total{direction="in"}': 2 * (8 + 4 * HIDDEN),
+            'lossd_rejected_total{reason="label"}': 1, 'lossd_rejected_total{reason="non_finite"}': 1,
+            'lossd_non_finite_total{kind="hidden_states"}': 1})
+
+    def test_a_place_that_is_refused(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        before = self.scrape()
+        with self.assertRaises(grpc.RpcError):
+            self.compute(session, self.chunk(session, 5, [1]))
+        after = self.scrape()
+        moved = after.since(before)
+        self.assertEqual(moved['lossd_chunks_total{outcome="refused"}'], 1)
+        self.assertEqual(moved['lossd_rejected_total{reason="gap"}'], 1)
+        code = 'lossd_rpcs_total{method="LossService/Compute",code="FAILED_PRECONDITION"}'
+        self.assertEqual(after[code] - before[code], 1)
+
+    def test_losses_and_gradients_that_are_not_finite(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN, **SGD)
+        session = open_session(self.channel, "h", "c")
+        result, = self.compute(session, self.chunk(session, 1, [1, 2], 1e38))
+        self.assertFalse(math.isfinite(result.loss_sum))
+        good, = self.compute(session, self.chunk(session, 2, [3] * 8))
+        after = self.scrape()
+        not_finite = int((~np.isfinite(np.frombuffer(result.losses, np.float32))).sum())
+        self.assertEqual(after['lossd_non_finite_total{kind="loss"}'], not_finite)
+        self.assertEqual(after['lossd_head_tokens_total{head="h"}'], 10 - not_finite)
+        self.assertAlmostEqual(after['lossd_head_loss_nats_total{head="h"}'], good.loss_sum, places=5)
+        flush = self.flush("h", gradient_scale=3e38)  # dW times this overflows
+        self.assertGreater(flush.non_finite, 0)
+        self.assertEqual(self.scrape()['lossd_non_finite_total{kind="gradient"}'], flush.non_finite)
+        self.gradients.AbortFlush(gradient_pb2.AbortFlushRequest(head="h", flush_id=flush.flush_id))
+        step = self.gradients.ApplyStep(gradient_pb2.ApplyStepRequest(
+            learning_rate=1, skip_non_finite=True, gradient_scale=3e38, **self.marks_and_generation("h")))
+        self.assertTrue(step.skipped)
+        after = self.scrape()
+        self.assertEqual(after['lossd_steps_total{outcome="skipped"}'], 1)
+        self.assertEqual(after['lossd_steps_total{outcome="applied"}'], 0)
+        self.assertEqual(after['lossd_non_finite_total{kind="gradient"}'], 2 * flush.non_finite)
+        self.assertFalse(math.isfinite(after['lossd_head_gradient_norm{head="h"}']))
+
+    def test_logits(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        before = self.scrape()
+        rows = np.ones((5, HIDDEN), np.float32).tobytes()
+        self.losses.Logits(loss_pb2.LogitsRequest(head="h", rows=5, hidden_dtype=F32, hidden_states=rows))
+        with self.assertRaises(grpc.RpcError):
+            self.losses.Logits(loss_pb2.LogitsRequest(head="h", rows=4, hidden_dtype=F32, hidden_states=rows))
+        self.assertEqual(self.scrape().since(before), {
+            "lossd_logits_calls_total": 1, "lossd_logits_rows_total": 5, "lossd_logits_seconds_count": 1,
+            'lossd_rejected_total{reason="length"}': 1})
+
+
+class Windows(WhatIsDone):
+    def test_a_flush(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        self.compute(session, self.chunk(session, 1, [1, 2]))
+        before = self.scrape()
+        flush = self.flush("h")
+        frozen = self.scrape()
+        self.assertEqual(frozen.since(before), {
+            'lossd_flushes_total{phase="begun"}': 1, 'lossd_flush_seconds_count{phase="freeze"}': 1,
+            'lossd_head_flush_phase{head="h",phase="open"}': -1, 'lossd_head_flush_phase{head="h",phase="frozen"}': 1,
+            'lossd_head_gradient_norm{head="h"}': flush.norm})
+        self.assertGreater(frozen['lossd_head_flush_age_seconds{head="h"}'], 0)
+        self.gradients.CommitFlush(gradient_pb2.CommitFlushRequest(head="h", flush_id=flush.flush_id))
+        after = self.scrape()
+        self.assertEqual(after.since(frozen), {
+            'lossd_flushes_total{phase="committed"}': 1, 'lossd_flush_seconds_count{phase="read"}': 1,
+            'lossd_flush_seconds_count{phase="commit"}': 1,
+            'lossd_head_flush_phase{head="h",phase="open"}': 1, 'lossd_head_flush_phase{head="h",phase="frozen"}': -1,
+            'lossd_head_generation{head="h"}': 1, 'lossd_head_window_tokens{head="h"}': -2})
+        self.assertEqual(after['lossd_head_flush_age_seconds{head="h"}'], 0)
+        self.assertEqual(after['lossd_head_window_age_seconds{head="h"}'], 0)
+
+    def test_a_step_and_a_look_at_the_gradient(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN, **SGD)
+        session = open_session(self.channel, "h", "c")
+        self.compute(session, self.chunk(session, 1, [1, 2]))
+        before = self.scrape()
+        stats = self.gradients.GradientStats(
+            gradient_pb2.GradientStatsRequest(**self.marks_and_generation("h")))
+        looked = self.scrape()
+        self.assertEqual(looked.since(before), {'lossd_head_gradient_norm{head="h"}': stats.norm})
+        step = self.gradients.ApplyStep(gradient_pb2.ApplyStepRequest(
+            learning_rate=1, gradient_scale=2, **self.marks_and_generation("h")))
+        moved = self.scrape().since(looked)
+        self.assertAlmostEqual(moved.pop('lossd_head_gradient_norm{head="h"}'), step.norm - stats.norm, places=12)
+        self.assertEqual(moved, {
+            'lossd_steps_total{outcome="applied"}': 1, "lossd_step_seconds_count": 1, "lossd_weight_versions_total": 1,
+            'lossd_head_weight_version{head="h"}': 1, 'lossd_head_generation{head="h"}': 1,
+            'lossd_head_window_tokens{head="h"}': -2})
+
+    def test_sessions_and_heads_come_and_go(self):
+        before = self.scrape()
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        moved = self.scrape().since(before)
+        credit = moved["lossd_staging_reserved_bytes"]
+        self.assertEqual((moved["lossd_heads"], moved["lossd_sessions"], moved['lossd_head_sessions{head="h"}']), (1, 1, 1))
+        self.assertEqual(moved['lossd_head_staging_reserved_bytes{head="h"}'], credit)
+        for purpose in ("weights", "weight_staging", "gradient"):
+            place = f'purpose="{purpose}",place="host"}}'
+            self.assertEqual(moved[f"lossd_memory_reserved_bytes{{{place}"], 4 * VOCAB * HIDDEN)
+            self.assertEqual(moved[f'lossd_head_memory_reserved_bytes{{head="h",{place}'], 4 * VOCAB * HIDDEN)
+        self.assertEqual(moved["lossd_memory_reserved_peak_bytes"], 3 * 4 * VOCAB * HIDDEN)
+        self.losses.CloseSession(loss_pb2.CloseSessionRequest(session_id=session.session_id))
+        self.heads.DeleteHead(head_pb2.DeleteHeadRequest(name="h"))
+        after = self.scrape()
+        self.assertEqual(after.since(before), {"lossd_memory_reserved_peak_bytes": 3 * 4 * VOCAB * HIDDEN,
+                                               "lossd_weight_versions_total": 1})
+        self.assertNotIn('head="h"', after.text)
+
+    def test_calls(self):
+        before = self.scrape()
+        self.status.GetStatus(status_pb2.GetStatusRequest())
+        with self.assertRaises(grpc.RpcError):
+            self.heads.GetHead(head_pb2.GetHeadRequest(name="nothing"))
+        after = self.scrape()
+        moved = {series: value - before[series] for series, value in after.values.items()
+                 if series.startswith(("lossd_rpcs_total", "lossd_rpc_seconds_count")) and value != before[series]}
+        self.assertEqual(moved, {
+            'lossd_rpcs_total{method="StatusService/GetStatus",code="OK"}': 1,
+            'lossd_rpcs_total{method="HeadService/GetHead",code="NOT_FOUND"}': 1,
+            'lossd_rpc_seconds_count{method="StatusService/GetStatus"}': 1,
+            'lossd_rpc_seconds_count{method="HeadService/GetHead"}': 1})
+
+
+class Checkpoints(WhatIsDone):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.FLAGS = (f"--checkpoint_dir={folder.name}/checkpoints",)
+        super().setUp()
+
+    def test_saves_and_restores(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        self.compute(session, self.chunk(session, 1, [1, 2]))
+        before = self.scrape()
+        begun = time.time()
+        saved = self.heads.SaveCheckpoint(head_pb2.SaveCheckpointRequest(head="h", tag="one"))
+        after = self.scrape()
+        self.assertEqual(after.since(before), {
+            'lossd_checkpoints_total{operation="save",outcome="ok"}': 1,
+            'lossd_checkpoint_seconds_count{operation="save"}': 1, "lossd_checkpoint_bytes_total": saved.bytes_written})
+        at = after["lossd_checkpoint_last_success_timestamp_seconds"]
+        self.assertLess(abs(at - begun), 600)
+        again = self.heads.SaveCheckpoint(head_pb2.SaveCheckpointRequest(head="h", tag="two"))
+        self.assertLess(again.bytes_written, saved.bytes_written)
+        self.assertEqual(self.scrape()["lossd_checkpoint_bytes_total"], saved.bytes_written + again.bytes_written)
+        self.heads.RestoreCheckpoint(head_pb2.RestoreCheckpointRequest(head="h", tag="one"))
+        after = self.scrape()
+        self.assertEqual(after['lossd_checkpoints_total{operation="restore",outcome="ok"}'], 1)
+        self.assertEqual(after['lossd_head_window_tokens{head="h"}'], 2)
+        self.assertGreater(after['lossd_head_window_age_seconds{head="h"}'], 0)
+        self.assertLess(after['lossd_head_window_age_seconds{head="h"}'], 600)
+
+    def test_what_fails_is_told_from_what_was_never_there(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        self.compute(session, self.chunk(session, 1, [1]))
+        before = self.scrape()
+        for call in (lambda: self.heads.SaveCheckpoint(head_pb2.SaveCheckpointRequest(head="nobody", tag="one")),
+                     lambda: self.heads.RestoreCheckpoint(head_pb2.RestoreCheckpointRequest(head="h", tag="none"))):
+            with self.assertRaises(grpc.RpcError):
+                call()
+        self.assertEqual([series for series in self.scrape().since(before) if "checkpoint" in series.split("{")[0]], [])
+        self.flush("h")
+        with self.assertRaises(grpc.RpcError):
+            self.heads.SaveCheckpoint(head_pb2.SaveCheckpointRequest(head="h", tag="one"))
+        after = self.scrape()
+        self.assertEqual(after['lossd_checkpoints_total{operation="save",outcome="failed"}'], 1)
+        self.assertEqual(after["lossd_checkpoint_last_success_timestamp_seconds"], 0)
+
+
+class StatusPage(WhatIsDone):
+    def get(self, path):
+        base = self.server.metrics_url.removesuffix("/metrics")
+        with urllib.request.urlopen(base + path) as response:
+            return response.headers, response.read().decode()
+
+    def test_shows_what_was_done(self):
+        create_head(self.channel, "english", VOCAB, HIDDEN)
+        session = open_session(self.channel, "english", "a-client-key")
+        result, = self.compute(session, self.chunk(session, 1, [1, 2]))
+        with self.assertRaises(grpc.RpcError):
+            self.heads.GetHead(head_pb2.GetHeadRequest(name="<script>alert(1)</script>"))
+        scrape = self.scrape()
+        headers, page = self.get("/")
+        self.assertIn("default-src 'none'", headers["Content-Security-Policy"])
+        for text in ("english", f"{VOCAB} × {HIDDEN}", session.incarnation, "serving", "NOT_FOUND",
+                     "&lt;script&gt;alert(1)"):
+            self.assertIn(text, page)
+        status = json.loads(self.get("/status.json")[1])
+        head, = status["heads"]
+        self.assertEqual((head["name"], head["window_tokens"], head["open_sessions"]), ("english", 2, 1))
+        self.assertAlmostEqual(head["loss"], result.loss_sum / 2, places=5)
+        self.assertEqual(head["sessions"][0] | {"idle_seconds": 0}, {
+            "number": 1, "rank": 0, "lanes": 1, "streams": 0, "accepted": 1, "applied": 1, "idle_seconds": 0})
+        self.assertEqual(status["memory"]["reserved_bytes"],
+                         scrape["lossd_memory_limit_bytes"] - scrape["lossd_memory_free_bytes"])
+        self.assertEqual(status["recent_errors"][0]["code"], "NOT_FOUND")
+        self.assertNotIn("<script>alert", page)
+        for text in (page, json.dumps(status)):
+            self.assertNotIn(session.session_id, text)
+            self.assertNotIn("a-client-key", text, "who knows it can speak for the session")
+
+    def test_throughput_is_seen(self):
+        create_head(self.channel, "h", VOCAB, HIDDEN)
+        session = open_session(self.channel, "h", "c")
+        rates = {"tokens": 0}
+        sequence = 0
+        while rates["tokens"] == 0:
+            sequence += 1
+            self.compute(session, self.chunk(session, sequence, [1, 2]))
+            rates = json.loads(self.get("/status.json")[1])["per_second"]
+        self.assertTrue(all(value > 0 for value in rates.values()), rates)
+
+    def test_there_is_nothing_else(self):
+        for path in ("/status", "/healthz", "/metrics/", "/favicon.ico"):
+            with self.assertRaises(urllib.error.HTTPError) as refused, urllib.request.urlopen(
+                    self.server.metrics_url.removesuffix("/metrics") + path):
+                pass
+            self.assertEqual(refused.exception.code, 404, path)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,233 @@
+#!/usr/bin/python3
+"""What an operator does to a server, or has done to it, while trainers go on: drains, restarts, a full disk, a clock that
+is set, and file descriptors that run out. Every gradient is compared with NumPy's.
+
+usage: operations_test.py LOSSD [LIBFAKETIME]
+"""
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import lossd
+from clients import Connect, PairTrainer, RegionTrainer, Stepper, Trainer
+from server import SoakServer
+
+BINARY = sys.argv.pop(1)
+FAKETIME = sys.argv.pop(1) if len(sys.argv) > 1 and os.path.exists(sys.argv[1]) else ""
+FLAGS = ("--workspace_bytes=16777216", "--same_host_regions")
+HOUR = 3600
+
+
+def poll(condition) -> None:
+    while not condition():
+        time.sleep(0.05)
+
+
+class Servers(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def server(self, *flags: str, **options: object) -> SoakServer:
+        server = SoakServer(BINARY, self.folder, *FLAGS, f"--region_socket_dir={self.folder}", *flags, tls=False)
+        self.addCleanup(server.kill)
+        server.start(**options)
+        return server
+
+    def begin(self, connect: Connect, *kinds: type[Trainer]) -> list[Trainer]:
+        trainers = [kind(connect, number) for number, kind in enumerate(kinds)]
+        for trainer in trainers:
+            trainer.start()
+        self.await_rounds(trainers, 3)
+        return trainers
+
+    def await_rounds(self, trainers: list[Trainer], more: int) -> None:
+        """Until each has gone on for so many rounds, all of which were right."""
+        wanted = [trainer.rounds + more for trainer in trainers]
+        poll(lambda: any(t.failure for t in trainers)
+             or all(t.rounds >= want for t, want in zip(trainers, wanted, strict=True)))
+        self.check(trainers)
+
+    def check(self, trainers: list[Trainer]) -> None:
+        self.assertEqual([trainer.failure for trainer in trainers if trainer.failure], [])
+
+    def end(self, trainers: list[Trainer]) -> None:
+        for trainer in trainers:
+            trainer.stopping.set()
+        for trainer in trainers:
+            trainer.join()
+        self.check(trainers)
+
+    def connection(self, server: SoakServer) -> Connect:
+        return lambda: lossd.connect(server.socket_target, reconnect_timeout=120)
+
+
+class Operations(Servers):
+    def test_a_drain_under_load_and_the_restart_lose_nothing_and_count_nothing_twice(self) -> None:
+        server = self.server()
+        trainers = self.begin(self.connection(server), Trainer, PairTrainer, RegionTrainer, Stepper)
+        for _ in range(3):
+            self.assertEqual(server.stop(), 0, server.log()[-2000:])
+            server.start()
+            self.await_rounds(trainers, 2)
+        self.end(trainers)
+        self.assertEqual(server.metrics()["lossd_sessions"], 0)
+        self.assertEqual(server.stop(), 0)
+
+    def test_a_drain_by_a_call_does_the_same(self) -> None:
+        server = self.server()
+        trainers = self.begin(self.connection(server), Trainer, Stepper)
+        with lossd.connect(server.target) as client:
+            client.drain()
+        self.assertEqual(server.wait(), 0, server.log()[-2000:])
+        server.start()
+        self.await_rounds(trainers, 2)
+        self.end(trainers)
+
+    def test_a_disk_that_fills_up_during_the_drain_is_told_and_the_checkpoint_before_it_stays(self) -> None:
+        """A limit on the size of files stands in for the disk: the system refuses the write all the same."""
+        server = self.server()
+        with lossd.connect(server.target) as client:
+            trainer = Trainer(lambda: client, 0)
+            trainer.prepare(client)
+            trainer.round()
+            trainer.head.save_checkpoint("kept")
+            trainer.compute(trainer.sessions[0])
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            self.assertEqual(server.stop(), 1)
+        errors = [line for line in server.log_lines() if line["level"] == "error"]
+        self.assertTrue(errors, server.log()[-2000:])
+        self.assertIn("could not be saved", str(errors[0]["event"]))
+        server.start()
+        with lossd.connect(server.target) as client:
+            weights = client.head(trainer.name).read_weights()
+            self.assertTrue((weights == trainer.oracle.weights.astype(weights.dtype)).all())
+
+    def test_a_disk_that_fills_up_disturbs_no_training(self) -> None:
+        server = self.server()
+        trainers = self.begin(self.connection(server), Trainer, Stepper)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        with lossd.connect(server.target) as client, self.assertRaises(lossd.ResourceExhaustedError):
+            client.head(trainers[0].name).save_checkpoint("full")
+        self.await_rounds(trainers, 2)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        with lossd.connect(server.target) as client:
+            client.head(trainers[0].name).save_checkpoint("room-again")
+        self.assertEqual(server.stop(), 0)
+        server.start()
+        self.await_rounds(trainers, 2)
+        self.end(trainers)
+
+    def test_without_file_descriptors_who_is_there_goes_on_and_a_restart_lets_others_in_again(self) -> None:
+        """gRPC 1.51 stops listening at an address once it could not take a connection there."""
+        server = self.server()
+        trainers = self.begin(self.connection(server), Trainer, RegionTrainer)
+        most = server.open_files() + 20
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (most, most))
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        poll(lambda: any("Too many open files" in str(line.get("message")) for line in server.log_lines()))
+        self.await_rounds(trainers, 2)
+        for connection in crowd:
+            connection.close()
+        self.assertEqual(server.stop(), 0)
+        server.start()
+        with lossd.connect(server.target, reconnect_timeout=120) as client:
+            self.assertFalse(client.status().draining)
+        self.await_rounds(trainers, 2)
+        self.end(trainers)
+        self.assertEqual(server.stop(), 0)
+
+    def test_nonsense_on_the_port_cannot_flood_the_log(self) -> None:
+        server = self.server()
+        for _ in range(2000):
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        self.assertEqual(server.stop(), 0)
+        lines = server.log().splitlines()
+        self.assertEqual([line for line in lines if not line.startswith("{")], [])
+        self.assertLess(len(lines), 2000)
+
+
+@unittest.skipUnless(FAKETIME, "libfaketime is not installed (tools/setup.sh test installs it)")
+class Clock(Servers):
+    """The clock that can be set jumps; the monotonic one goes on, as it does when an operator or NTP sets the time."""
+
+    def server(self, *flags: str, **_options: object) -> SoakServer:
+        self.offset = self.folder / "offset"
+        self.offset.write_text("+0\n")
+        environment = {**os.environ, "LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(self.offset),
+                       "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+        return super().server(*flags, env=environment)
+
+    def jump(self, server: SoakServer, seconds: int) -> None:
+        """Until the server's own log shows it."""
+        lines = len(server.log_lines())
+        before = self.last_time(server)
+        self.offset.write_text(f"{seconds:+d}\n")
+        with lossd.connect(server.target) as client:
+            with self.assertRaises(lossd.NotFoundError):
+                client.head("no such head")
+            poll(lambda: len(server.log_lines()) > lines)
+            self.assertGreater(abs(self.last_time(server) - before), abs(seconds) / 2)
+
+    @staticmethod
+    def last_time(server: SoakServer) -> float:
+        return time.mktime(time.strptime(str(server.log_lines()[-1]["time"])[:19], "%Y-%m-%dT%H:%M:%S"))
+
+    def test_a_clock_that_is_set_forward_ends_no_session(self) -> None:
+        server = self.server("--session_lease=1h")
+        with lossd.connect(server.target) as client:
+            trainer = Trainer(lambda: client, 0)
+            trainer.prepare(client)
+            batch = trainer.compute(trainer.sessions[0])
+            with lossd.connect(server.target) as other:  # an idle session, without a stream
+                other.head(trainer.name).open_session(client_key="idle")
+                del other
+            self.jump(server, 5 * HOUR)
+            for _ in range(40):  # some of the server's ticks
+                self.assertGreaterEqual(client.head(trainer.name).info().open_sessions, 1)
+                time.sleep(0.1)
+            trainer.consume([batch, trainer.compute(trainer.sessions[0])])
+            trainer.round()
+        self.assertEqual(server.stop(), 0)
+
+    def test_a_clock_that_is_set_back_keeps_no_session_alive(self) -> None:
+        server = self.server("--session_lease=2s")
+        with lossd.connect(server.target) as client:
+            head = client.create_head("h", 16, 4, "float32")
+            session = head.open_session()
+            self.assertEqual(head.info().open_sessions, 1)
+            self.jump(server, -5 * HOUR)
+            poll(lambda: head.info().open_sessions == 0)
+            del session
+        self.assertEqual(server.stop(), 0)
+
+    def test_a_drain_waits_for_what_was_accepted_though_the_clock_is_set(self) -> None:
+        for seconds in (5 * HOUR, -5 * HOUR):
+            with self.subTest(seconds):
+                server = self.server()
+                trainers = self.begin(self.connection(server), Trainer, Stepper)
+                self.jump(server, seconds)
+                server.signal(signal.SIGTERM)
+                self.offset.write_text("+0\n")
+                self.assertEqual(server.wait(), 0)
+                server.start()
+                self.await_rounds(trainers, 2)
+                self.end(trainers)
+                self.assertEqual(server.stop(), 0)
+                (self.folder / "checkpoints").rename(self.folder / f"checkpoints of {seconds}")
+
+
+if __name__ == "__main__":
+    threading.excepthook = lambda args: sys.stderr.write(f"{args.exc_value}\n")
+    unittest.main()

@@ -1,0 +1,110 @@
+#include "server/rpc/access.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "server/rpc/methods.h"
+#include "server/telemetry/service_counters.h"
+
+namespace lossd::rpc {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kTrainer[] = "trainer-0123456789";
+constexpr char kAdmin[] = "admin-0123456789ab";
+
+class AccessTest : public ::testing::Test {
+ protected:
+  AccessTest()
+      : folder_(std::filesystem::temp_directory_path() / "lossd-access-XXXXXX"), counters_(MethodNames()) {
+    if (mkdtemp(folder_.data()) == nullptr) std::abort();
+    Write(std::string("trainer ") + kTrainer + "\nadmin " + kAdmin + "\n");
+    access_ = *AccessControl::Create(Path(), &counters_);
+  }
+  ~AccessTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Path() const { return folder_ + "/tokens"; }
+  void Write(const std::string& text) const {
+    std::ofstream(Path() + ".new") << text;
+    std::filesystem::rename(Path() + ".new", Path());
+  }
+
+  grpc::Status Call(const std::string& path, const std::string& authorization) {
+    AccessControl::Metadata metadata{{":path", path}, {"authorization", authorization}};
+    return access_->Process(metadata, nullptr, nullptr, nullptr);
+  }
+  grpc::StatusCode Code(const std::string& path, const std::string& authorization) {
+    return Call(path, authorization).error_code();
+  }
+
+  std::string folder_;
+  telemetry::ServiceCounters counters_;
+  std::shared_ptr<AccessControl> access_;
+};
+
+constexpr char kDelete[] = "/lossd.v1.HeadService/DeleteHead";
+
+TEST_F(AccessTest, ARefusalIsCountedByItsReasonAndAsACallOfItsMethod) {
+  EXPECT_EQ(Code(kDelete, std::string("Bearer ") + kAdmin), grpc::StatusCode::OK);
+  EXPECT_EQ(Code(kDelete, std::string("bearer ") + kAdmin), grpc::StatusCode::OK) << "schemes have no case";
+  EXPECT_EQ(Code(kDelete, std::string("Bearer ") + kTrainer), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Code(kDelete, "Bearer unknown"), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(Code(kDelete, kAdmin), grpc::StatusCode::UNAUTHENTICATED) << "it has no scheme";
+  EXPECT_EQ(counters_.access.role, 1U);
+  EXPECT_EQ(counters_.access.unknown_token, 1U);
+  EXPECT_EQ(counters_.access.no_token, 1U);
+  const telemetry::RpcMethod* method = counters_.rpcs.Find("HeadService/DeleteHead");
+  ASSERT_NE(method, nullptr);
+  EXPECT_EQ(method->ended[grpc::StatusCode::UNAUTHENTICATED], 2U);
+  EXPECT_EQ(method->ended[grpc::StatusCode::PERMISSION_DENIED], 1U);
+  EXPECT_EQ(method->ended[grpc::StatusCode::OK], 0U) << "the service counts those";
+  ASSERT_EQ(counters_.errors.Read().size(), 3U);
+  for (const telemetry::RecentError& error : counters_.errors.Read()) {
+    EXPECT_EQ(error.method, "HeadService/DeleteHead");
+    EXPECT_THAT(error.message, Not(HasSubstr(kTrainer)));
+  }
+}
+
+TEST_F(AccessTest, WhatAStrangerMakesUpIsRefusedAndNotRemembered) {
+  for (const char* path :
+       {"", "/", "/x/y", "/lossd.v1.HeadService/DeleteHead/", "//lossd.v1.HeadService/DeleteHead",
+        "/LOSSD.v1.HeadService/DeleteHead", "/grpc.health.v1.Health/"}) {
+    EXPECT_EQ(Code(path, "none"), grpc::StatusCode::UNAUTHENTICATED) << path;
+    EXPECT_EQ(Code(path, std::string("Bearer ") + kAdmin), grpc::StatusCode::UNIMPLEMENTED) << path;
+  }
+  EXPECT_TRUE(counters_.errors.Read().empty());
+  AccessControl::Metadata nothing;
+  EXPECT_EQ(access_->Process(nothing, nullptr, nullptr, nullptr).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+}
+
+TEST_F(AccessTest, AChangedFileIsReadOnceAndABadOneChangesNothing) {
+  EXPECT_FALSE(access_->Poll().has_value());
+  Write(std::string("admin ") + kTrainer + "\n");
+  const auto changed = access_->Poll();
+  ASSERT_TRUE(changed.has_value());
+  ASSERT_TRUE(changed->ok()) << changed->status();
+  EXPECT_EQ((*changed)->tokens, 1U);
+  EXPECT_FALSE(access_->Poll().has_value());
+  EXPECT_EQ(Code(kDelete, std::string("Bearer ") + kTrainer), grpc::StatusCode::OK);
+  EXPECT_EQ(Code(kDelete, std::string("Bearer ") + kAdmin), grpc::StatusCode::UNAUTHENTICATED);
+  Write("admin short\n");
+  const auto bad = access_->Poll();
+  ASSERT_TRUE(bad.has_value());
+  EXPECT_TRUE(absl::IsInvalidArgument(bad->status())) << bad->status();
+  EXPECT_EQ(Code(kDelete, std::string("Bearer ") + kTrainer), grpc::StatusCode::OK);
+  EXPECT_EQ(counters_.access.token_reloads, 1U);
+  EXPECT_EQ(counters_.access.token_reloads_failed, 1U);
+}
+
+}  // namespace
+}  // namespace lossd::rpc

@@ -1,0 +1,206 @@
+// What the metrics say of an engine on a fake device; tests/integration/metrics has a real one.
+#include "server/telemetry/collect.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <map>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "tests/unit/engine/engine_fixture.h"
+
+namespace lossd::telemetry {
+namespace {
+
+using engine::EngineFixture;
+
+engine::HeadConfig WithOptimizer() {
+  engine::HeadConfig config;
+  config.optimizer.kind = engine::OptimizerKind::kSgd;
+  return config;
+}
+
+class CollectTest : public testing::Test, protected EngineFixture {
+ protected:
+  CollectTest() : EngineFixture({}, {}, WithOptimizer()) {}
+
+  std::map<std::string, double> Read() const {
+    std::map<std::string, double> values;
+    const std::string text = MetricsText(*engine, counters_);
+    for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+      if (absl::StartsWith(line, "#")) continue;
+      const std::pair<std::string, std::string> parts = absl::StrSplit(line, absl::MaxSplits(' ', 1));
+      double value = 0;
+      EXPECT_TRUE(absl::SimpleAtod(parts.second, &value)) << line;
+      EXPECT_TRUE(values.emplace(parts.first, value).second) << "twice: " << line;
+    }
+    return values;
+  }
+  // Zero or not there are told apart.
+  double Value(const std::string& series) const {
+    const std::map<std::string, double> values = Read();
+    const auto found = values.find(series);
+    return found == values.end() ? -1 : found->second;
+  }
+  std::string Phase() const {
+    std::string phase;
+    for (const char* name : {"open", "freezing", "frozen"}) {
+      const double value = Value("lossd_head_flush_phase{head=\"h\",phase=\"" + std::string(name) + "\"}");
+      EXPECT_TRUE(value == 0 || value == 1) << name;
+      if (value == 1) phase += name;
+    }
+    return phase;
+  }
+
+  ServiceCounters counters_{{"HeadService/CreateHead", "LossService/Compute"}};
+  std::shared_ptr<engine::RecordingListener> listener_ = std::make_shared<engine::RecordingListener>();
+};
+
+TEST_F(CollectTest, SeriesOfAHeadAreThereAsLongAsTheHeadIs) {
+  EXPECT_EQ(Value("lossd_head_window_tokens{head=\"h\"}"), 0);
+  EXPECT_EQ(Value("lossd_head_weight_version{head=\"h\"}"), 1);
+  EXPECT_EQ(Value("lossd_head_loss{head=\"h\"}"), 0);
+  std::promise<void> released;
+  head.reset();
+  ASSERT_TRUE(
+      engine->DeleteHead("h", engine::Head::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
+  released.get_future().wait();
+  for (const auto& [series, value] : Read()) EXPECT_FALSE(absl::StrContains(series, "head=\"h\"")) << series;
+}
+
+TEST_F(CollectTest, WindowsHaveAnAgeAndFlushesPhases) {
+  const engine::LaneAttachment lane = Attach(Open("c"), listener_);
+  EXPECT_EQ(Value("lossd_head_window_age_seconds{head=\"h\"}"), 0);
+  EXPECT_EQ(Value("lossd_head_sessions{head=\"h\"}"), 1);
+  EXPECT_EQ(Phase(), "open");
+  Submit(lane, MakeChunk(1, 2));
+  const auto flush = BeginFlush(1, Marks());
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  EXPECT_EQ(Phase(), "frozen");
+  EXPECT_EQ(Value("lossd_head_window_tokens{head=\"h\"}"), 1);
+  EXPECT_GT(Value("lossd_head_window_age_seconds{head=\"h\"}"), 0);
+  EXPECT_GT(Value("lossd_head_flush_age_seconds{head=\"h\"}"), 0);
+  EXPECT_GE(Value("lossd_head_window_age_seconds{head=\"h\"}"),
+            Value("lossd_head_flush_age_seconds{head=\"h\"}"));
+  EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"freeze\"}"), 1);
+  EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"read\"}"), 0);
+  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok());
+  EXPECT_EQ(Phase(), "open");
+  EXPECT_EQ(Value("lossd_head_window_tokens{head=\"h\"}"), 0);
+  EXPECT_EQ(Value("lossd_head_window_age_seconds{head=\"h\"}"), 0);
+  EXPECT_EQ(Value("lossd_head_flush_age_seconds{head=\"h\"}"), 0);
+  EXPECT_EQ(Value("lossd_head_generation{head=\"h\"}"), 2);
+  EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"read\"}"), 1);
+  EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"commit\"}"), 1);
+  ASSERT_TRUE(head->CommitFlush(flush->flush_id).ok()) << "again";
+  EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"commit\"}"), 1) << "a repeat is no commit";
+}
+
+TEST_F(CollectTest, AnAbortedFlushLeavesTheWindowAsOldAsItWas) {
+  const engine::LaneAttachment lane = Attach(Open("c"), listener_);
+  Submit(lane, MakeChunk(1, 2));
+  const auto flush = BeginFlush(1, Marks());
+  ASSERT_TRUE(flush.ok()) << flush.status();
+  const double age = Value("lossd_head_window_age_seconds{head=\"h\"}");
+  ASSERT_TRUE(head->AbortFlush(flush->flush_id).ok());
+  EXPECT_EQ(Phase(), "open");
+  EXPECT_GE(Value("lossd_head_window_age_seconds{head=\"h\"}"), age);
+  EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"read\"}"), 1);
+  EXPECT_EQ(Value("lossd_flush_seconds_count{phase=\"commit\"}"), 0);
+}
+
+TEST_F(CollectTest, AStepFreezesAndIsNoFlush) {
+  const engine::LaneAttachment lane = Attach(Open("c"), listener_);
+  gate.Hold();
+  Submit(lane, MakeChunk(1, 2));
+  gate.AwaitArrival();
+  std::promise<void> stepped;
+  head->ApplyStep(1, Marks(), {.learning_rate = 0.5}, [&](const absl::StatusOr<engine::StepResult>& step) {
+    EXPECT_TRUE(step.ok()) << step.status();
+    stepped.set_value();
+  });
+  EXPECT_EQ(Phase(), "freezing");
+  EXPECT_EQ(Value("lossd_head_flush_age_seconds{head=\"h\"}"), 0);
+  gate.LetThrough();
+  stepped.get_future().wait();
+  EXPECT_EQ(Phase(), "open");
+  EXPECT_EQ(Value("lossd_step_seconds_count"), 1);
+  EXPECT_EQ(Value("lossd_head_window_age_seconds{head=\"h\"}"), 0);
+}
+
+TEST_F(CollectTest, QueuedChunksAreThoseOfTheirHead) {
+  const engine::LaneAttachment lane = Attach(Open("c"), listener_);
+  gate.Hold();
+  constexpr int kChunks = 40;  // more than the device has under way at once
+  for (int i = 1; i <= kChunks; ++i) Submit(lane, MakeChunk(static_cast<uint64_t>(i), 1));
+  gate.AwaitArrival();
+  const double queued = Value("lossd_head_queued_chunks{head=\"h\"}");
+  EXPECT_GE(queued, 0);
+  EXPECT_EQ(Value("lossd_queued_chunks"), queued) << "there is one head";
+  head->DetachLane(lane);
+  EXPECT_EQ(Value("lossd_head_queued_chunks{head=\"h\"}"), 0) << "what was withdrawn waits no more";
+  EXPECT_EQ(Value("lossd_queued_chunks"), 0);
+  gate.LetThrough();
+}
+
+TEST_F(CollectTest, ThePeakOfReservedMemoryStays) {
+  const double reserved = Value("lossd_memory_reserved_peak_bytes");
+  EXPECT_GT(reserved, 0);
+  EXPECT_EQ(Value("lossd_memory_limit_bytes") - Value("lossd_memory_free_bytes"), reserved);
+  std::promise<void> released;
+  head.reset();
+  ASSERT_TRUE(
+      engine->DeleteHead("h", engine::Head::DiscardGradient::kYes, [&] { released.set_value(); }).ok());
+  released.get_future().wait();
+  EXPECT_EQ(Value("lossd_memory_reserved_peak_bytes"), reserved);
+  EXPECT_EQ(Value("lossd_memory_free_bytes"), Value("lossd_memory_limit_bytes"));
+}
+
+TEST_F(CollectTest, EveryMethodHasEveryCode) {
+  telemetry::RpcMethod* method = counters_.rpcs.Find("HeadService/CreateHead");
+  ASSERT_NE(method, nullptr);
+  ++method->ended[5];
+  ++method->in_flight;
+  method->seconds.Observe(0.002);
+  int series = 0;
+  for (const auto& [name, value] : Read()) series += absl::StartsWith(name, "lossd_rpcs_total{") ? 1 : 0;
+  EXPECT_EQ(series, 2 * kStatusCodeCount);
+  EXPECT_EQ(Value("lossd_rpcs_total{method=\"HeadService/CreateHead\",code=\"NOT_FOUND\"}"), 1);
+  EXPECT_EQ(Value("lossd_rpcs_total{method=\"LossService/Compute\",code=\"UNAUTHENTICATED\"}"), 0);
+  EXPECT_EQ(Value("lossd_rpcs_in_flight{method=\"HeadService/CreateHead\"}"), 1);
+  EXPECT_EQ(Value("lossd_rpc_seconds_count{method=\"HeadService/CreateHead\"}"), 1);
+  EXPECT_EQ(Value("lossd_rpc_seconds_count{method=\"LossService/Compute\"}"), 0);
+}
+
+TEST_F(CollectTest, TellsWhoWasNotLetInAndOfTheCertificate) {
+  AccessCounters& access = counters_.access;
+  access.no_token = 1;
+  access.unknown_token = 2;
+  access.role = 3;
+  access.token_reloads = 4;
+  access.token_reloads_failed = 5;
+  access.tls_reloads = 6;
+  access.tls_reloads_failed = 7;
+  access.tls_not_after_seconds = 1'900'000'000;
+  EXPECT_EQ(Value("lossd_access_denied_total{reason=\"no_token\"}"), 1);
+  EXPECT_EQ(Value("lossd_access_denied_total{reason=\"unknown_token\"}"), 2);
+  EXPECT_EQ(Value("lossd_access_denied_total{reason=\"role\"}"), 3);
+  EXPECT_EQ(Value("lossd_token_reloads_total{outcome=\"ok\"}"), 4);
+  EXPECT_EQ(Value("lossd_token_reloads_total{outcome=\"failed\"}"), 5);
+  EXPECT_EQ(Value("lossd_tls_reloads_total{outcome=\"ok\"}"), 6);
+  EXPECT_EQ(Value("lossd_tls_reloads_total{outcome=\"failed\"}"), 7);
+  EXPECT_EQ(Value("lossd_tls_certificate_expiry_timestamp_seconds"), 1'900'000'000);
+}
+
+TEST_F(CollectTest, TheProcessIsSeen) {
+  EXPECT_GT(Value("process_open_fds"), 2);
+  EXPECT_GE(Value("process_max_fds"), Value("process_open_fds"));
+  EXPECT_GE(Value("process_threads"), 2);
+  EXPECT_GT(Value("process_virtual_memory_bytes"), Value("process_resident_memory_bytes"));
+  EXPECT_GT(Value("process_resident_memory_bytes"), 0);
+}
+
+}  // namespace
+}  // namespace lossd::telemetry

@@ -1,0 +1,184 @@
+#include "server/telemetry/status_page.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "absl/time/clock.h"
+
+namespace lossd::telemetry {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kEvil[] = "<script>alert(\"1\")</script>&'";
+constexpr char kHarmless[] = "&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;&amp;&#39;";
+
+ServerStatus Example() {
+  const absl::Time now = absl::FromUnixSeconds(1'700'000'000);
+  ServerStatus status;
+  status.now = now;
+  status.version = "1.2.3";
+  status.device = "cuda:0";
+  status.device_description = "a GPU";
+  status.incarnation = "one-of-many";
+  status.started = now - absl::Hours(3);
+  HeadStatus head;
+  head.name = "english";
+  head.vocab_size = 32768;
+  head.hidden_size = 4096;
+  head.weight_type = "bfloat16";
+  head.snapshot.generation = 17;
+  head.snapshot.weight_version = 5;
+  head.snapshot.window_state = engine::WindowState::kFrozen;
+  head.snapshot.window_tokens = 4321;
+  head.snapshot.window_since = now - absl::Seconds(90);
+  head.snapshot.flush_since = now - absl::Seconds(7);
+  head.tokens = 10;
+  head.loss = 2.75;
+  head.gradient_norm = 0.125;
+  head.memory = {{"weights", int64_t{3} << 30, engine::MemoryPlace::kDevice}};
+  engine::SessionSnapshot& session = head.sessions.emplace_back();
+  session.number = 4;
+  session.rank = 2;
+  session.lanes = 8;
+  session.streams = 7;
+  session.last_active = now - absl::Seconds(2);
+  status.heads.push_back(head);
+  status.memory = head.memory;
+  status.memory_limit = int64_t{12} << 30;
+  status.memory_reserved = int64_t{3} << 30;
+  status.device_memory = {int64_t{80} << 30, int64_t{60} << 30};
+  status.pinned_pool = {1 << 20, 1 << 19, 1 << 19};
+  status.throughput.rates.tokens = 45'678;
+  status.throughput.tokens_per_second = {1, 2, 4};
+  status.calls = {{"LossService/Compute", 7}};
+  status.errors = {
+      {now, "HeadService/DeleteHead", 5, "head 'x' does not exist", "0af7651916cd43dd8448eb211c80319c"}};
+  return status;
+}
+
+TEST(StatusPage, ShowsWhatThereIs) {
+  const std::string page = StatusPage(Example()).body;
+  for (const char* text : {"lossd 1.2.3",
+                           "serving",
+                           "a GPU",
+                           "up 3 h 0 min",
+                           "one-of-many",
+                           "english",
+                           "32768 × 4096",
+                           "bfloat16",
+                           ">17<",
+                           ">5<",
+                           "frozen</span> 7.0 s",
+                           "4,321",
+                           "1 min 30 s",
+                           "2.75",
+                           "0.125",
+                           "45.7 k",
+                           "weights (device) 3.0 GiB",
+                           "3.0 GiB of 12.0 GiB",
+                           "20.0 GiB of 80.0 GiB",
+                           "pinned pool",
+                           "7 of 8",
+                           "LossService/Compute",
+                           "NOT_FOUND",
+                           "head &#39;x&#39; does not exist",
+                           "0af7651916cd43dd8448eb211c80319c"}) {
+    EXPECT_THAT(page, HasSubstr(text));
+  }
+  EXPECT_THAT(page, HasSubstr("<rect class=\"p0\" x=\"0.00\" width=\"250.00\" height=\"10\"/>"))
+      << "a quarter of the bar";
+}
+
+TEST(StatusPage, SaysThatTheServerDrains) {
+  ServerStatus status = Example();
+  EXPECT_THAT(StatusPage(status).body, Not(HasSubstr(">draining<")));
+  status.draining = true;
+  EXPECT_THAT(StatusPage(status).body, HasSubstr(">draining<"));
+}
+
+TEST(StatusPage, AnEmptyServerHasAPageToo) {
+  EXPECT_THAT(StatusPage({}).body, HasSubstr("There are none yet."));
+}
+
+TEST(StatusPage, NothingThatAClientChoosesBecomesMarkup) {
+  ServerStatus status = Example();
+  status.heads[0].name = kEvil;
+  status.heads[0].memory[0].purpose = kEvil;
+  status.heads[0].weight_type = kEvil;
+  status.memory[0].purpose = kEvil;
+  status.calls[0].method = kEvil;
+  status.device = kEvil;
+  status.device_description = kEvil;
+  status.incarnation = kEvil;
+  status.version = kEvil;
+  status.errors[0].method = kEvil;
+  status.errors[0].message = kEvil;
+  status.errors[0].trace_id = kEvil;
+  const std::string page = StatusPage(status).body;
+  EXPECT_THAT(page, Not(HasSubstr("<script>")));
+  EXPECT_THAT(page, Not(HasSubstr("alert(\"")));
+  EXPECT_THAT(page, HasSubstr(kHarmless));
+}
+
+TEST(StatusPage, LetsNothingInButItself) {
+  const HttpPage first = StatusPage(Example());
+  ASSERT_FALSE(first.headers.empty());
+  EXPECT_EQ(first.headers[0].first, "Content-Security-Policy");
+  const std::string& policy = first.headers[0].second;
+  EXPECT_THAT(policy, HasSubstr("default-src 'none'"));
+  EXPECT_THAT(policy, Not(HasSubstr("unsafe")));
+  const size_t begin = policy.find("nonce-") + 6;
+  const std::string nonce = policy.substr(begin, policy.find('\'', begin) - begin);
+  EXPECT_THAT(first.body, HasSubstr("<style nonce=\"" + nonce + "\">"));
+  EXPECT_THAT(first.body, HasSubstr("<script nonce=\"" + nonce + "\">"));
+  EXPECT_NE(StatusPage(Example()).headers[0].second, policy) << "one that can be guessed lets others in";
+  for (const char* asset : {"http://", "https://", "src=", "<link", "@import", "url("}) {
+    EXPECT_THAT(first.body, Not(HasSubstr(asset)));
+  }
+}
+
+TEST(StatusPage, ManySessionsAreCutShort) {
+  ServerStatus status = Example();
+  status.heads[0].sessions.resize(1000);
+  const std::string page = StatusPage(status).body;
+  EXPECT_THAT(page, HasSubstr("and 950 more"));
+  EXPECT_LT(page.size(), size_t{64} << 10);
+}
+
+TEST(StatusJson, SaysTheSame) {
+  const auto json = nlohmann::json::parse(StatusJson(Example()));
+  EXPECT_EQ(json["version"], "1.2.3");
+  EXPECT_EQ(json["uptime_seconds"], 3 * 3600);
+  EXPECT_EQ(json["per_second"]["tokens"], 45'678);
+  EXPECT_EQ(json["heads"][0]["name"], "english");
+  EXPECT_EQ(json["heads"][0]["window_state"], "frozen");
+  EXPECT_EQ(json["heads"][0]["flush_age_seconds"], 7);
+  EXPECT_EQ(json["heads"][0]["loss"], 2.75);
+  EXPECT_EQ(json["heads"][0]["sessions"][0]["streams"], 7);
+  EXPECT_EQ(json["memory"]["reserved"][0]["place"], "device");
+  EXPECT_EQ(json["rpcs_in_flight"]["LossService/Compute"], 7);
+  EXPECT_EQ(json["recent_errors"][0]["code"], "NOT_FOUND");
+}
+
+TEST(StatusJson, WhatIsNotThereOrNotFiniteIsNull) {
+  ServerStatus status = Example();
+  status.heads[0].loss = std::nan("");
+  status.heads[0].gradient_norm = INFINITY;
+  status.heads[0].snapshot.window_since.reset();
+  status.errors[0].message = "bytes \xff that are no text";
+  const auto json = nlohmann::json::parse(StatusJson(status));
+  EXPECT_TRUE(json["heads"][0]["loss"].is_null());
+  EXPECT_TRUE(json["heads"][0]["gradient_norm"].is_null());
+  EXPECT_TRUE(json["heads"][0]["window_age_seconds"].is_null());
+  status.heads[0].tokens = 0;
+  status.heads[0].loss = 0;
+  EXPECT_TRUE(nlohmann::json::parse(StatusJson(status))["heads"][0]["loss"].is_null());
+}
+
+}  // namespace
+}  // namespace lossd::telemetry
