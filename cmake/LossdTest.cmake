@@ -10,7 +10,7 @@ function(lossd_test)
     set(arg_TIMEOUT 600)
   endif()
   if(LOSSD_SANITIZER)  # a third less to compile; warnings are judged by the release build, which sees more of the code's flow
-    target_compile_options(${arg_NAME} PRIVATE -Og -Wno-error)
+    set_property(SOURCE ${arg_SOURCES} APPEND PROPERTY COMPILE_OPTIONS -Og -Wno-error)  # these come behind -Werror
   endif()
   add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
   # OpenMP's threads spin for each other while they wait: beside another test that takes many times the time of the work.
