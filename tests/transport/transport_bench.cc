@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/src/call_metadata.h"
 #include "client/src/chunk_codec.h"
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/tls.h"
@@ -92,9 +93,11 @@ class LaneClient {
     if (options.transport == Transport::kTls) {
       client.tls = TlsOptions{.ca_certificates = options.certificates->Certificate("ca")};
     }
-    stream_ = std::make_unique<internal::GrpcComputeStream>(grpc::CreateCustomChannel(
-        uds ? "unix:" + options.certificates->Path("socket") : "127.0.0.1:" + std::to_string(port),
-        internal::MakeChannelCredentials(client).value(), arguments));
+    const std::string target =
+        uds ? "unix:" + options.certificates->Path("socket") : "127.0.0.1:" + std::to_string(port);
+    stream_ = std::make_unique<internal::GrpcComputeStream>(
+        grpc::CreateCustomChannel(target, internal::MakeChannelCredentials(client).value(), arguments),
+        internal::CallMetadata::Create(target, client).value(), nullptr);
   }
   ~LaneClient() { stream_.reset(); }  // before the memory that it may still read
 
