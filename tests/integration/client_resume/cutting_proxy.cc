@@ -31,7 +31,8 @@ void Reset(int fd) {
   close(fd);
 }
 
-// Passes on at once what comes in small pieces: each would otherwise wait 40 ms for the last one's acknowledgement.
+// Passes on at once what comes in small pieces: each would otherwise wait 40 ms for the last one's
+// acknowledgement.
 void SendWithoutDelay(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
