@@ -41,6 +41,10 @@ void AccessWatch::PollTls() {
     return TakeTls(**changed, "reloaded the TLS certificate");
   }
   ++counters_.tls_reloads_failed;
+  // An expired one is shown to clients all the same.
+  if (const auto read = rpc::ReadTls(options_.tls); read.ok()) {
+    counters_.tls_not_after_seconds = absl::ToUnixSeconds(read->not_after);
+  }
   Log(LogLevel::kError, "the TLS files have changed and cannot be used: new connections fail until they can",
       {{"reason", std::string(changed->status().message())}});
 }

@@ -7,21 +7,38 @@
 namespace lossd {
 namespace {
 
-std::vector<std::string> BeyondLoopback(const Exposure& exposure) {
-  std::vector<std::string> beyond;
+// Those that are not `inside`.
+std::vector<std::string> Outside(const Exposure& exposure, bool (*inside)(const std::string&)) {
+  std::vector<std::string> outside;
   const absl::StatusOr<std::vector<std::string>> addresses = rpc::ParseListen(exposure.listen);
-  if (!addresses.ok()) return beyond;
+  if (!addresses.ok()) return outside;
   for (const std::string& address : *addresses) {
-    if (!rpc::IsLoopback(address)) beyond.push_back(address);
+    if (!inside(address)) outside.push_back(address);
   }
-  return beyond;
+  return outside;
+}
+
+std::vector<std::string> BeyondLoopback(const Exposure& exposure) {
+  return Outside(exposure, rpc::IsLoopback);
+}
+
+// Tokens over plain text: gRPC's credentials for it end connections on other addresses of loopback.
+absl::Status CheckLocalTokens(const Exposure& exposure) {
+  if (!exposure.tokens) return absl::OkStatus();
+  const std::vector<std::string> outside = Outside(exposure, rpc::IsPlainLoopback);
+  if (outside.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--listen names '", outside.front(),
+      "' and --tokens is given, without encryption, which works on 127.0.0.1, [::1], localhost and unix:PATH "
+      "alone; listen on one of those, or give --tls_certificate and --tls_key"));
 }
 
 }  // namespace
 
 absl::Status CheckExposure(const Exposure& exposure) {
   const std::vector<std::string> beyond = BeyondLoopback(exposure);
-  if (beyond.empty() || exposure.tls.enabled()) return absl::OkStatus();
+  if (exposure.tls.enabled()) return absl::OkStatus();
+  if (beyond.empty()) return CheckLocalTokens(exposure);
   if (exposure.plain_text == PlainText::kLoopbackOnly) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--listen names '", beyond.front(),

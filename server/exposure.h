@@ -20,8 +20,8 @@ struct Exposure {
   PlainText plain_text = PlainText::kLoopbackOnly;
 };
 
-// INVALID_ARGUMENT naming the ways out: plain text beyond loopback that was not asked for, and tokens that
-// would travel in it.
+// INVALID_ARGUMENT naming the ways out: plain text beyond loopback that was not asked for, tokens that would
+// travel in it, and tokens in plain text on an address of loopback that gRPC takes no local calls on.
 absl::Status CheckExposure(const Exposure& exposure);
 
 // One sentence for each thing that somebody should know who listens on such addresses.

@@ -24,12 +24,12 @@ namespace {
 
 constexpr size_t kLongestToken = 512;
 
-// Which file it is, and when it was written.
+// Which file it is, and when it was written or its owner or mode changed.
 std::string LookOf(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return "";
   return absl::StrCat(status.st_dev, ":", status.st_ino, ":", status.st_size, ":", status.st_mtim.tv_sec, ":",
-                      status.st_mtim.tv_nsec);
+                      status.st_mtim.tv_nsec, ":", status.st_ctim.tv_sec, ":", status.st_ctim.tv_nsec);
 }
 
 bool IsToken(absl::string_view text) {
@@ -90,7 +90,10 @@ absl::StatusOr<std::shared_ptr<CallMetadata>> CallMetadata::Create(const std::st
 absl::Status CallMetadata::ReadLocked() {
   look_ = LookOf(path_);  // before it is read, so that no change is missed
   absl::StatusOr<std::string> token = ReadToken(path_);
-  if (!token.ok()) return token.status();
+  if (!token.ok()) {
+    look_.clear();  // the next call tries again: the reason may be gone without a change of the file
+    return token.status();
+  }
   std::string authorization = absl::StrCat("Bearer ", *token);
   if (authorization == authorization_) return absl::OkStatus();
   authorization_ = std::move(authorization);

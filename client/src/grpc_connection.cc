@@ -236,8 +236,8 @@ class GrpcConnection final : public Connection {
       const uint64_t added = metadata_->AddTo(&context);
       Response response;
       traffic_->NoteSent(request.ByteSizeLong());
-      absl::Status status =
-          metadata_->Judge(FromGrpcStatus((stub.*method)(&context, request, &response)), added);
+      const absl::Status ended = FromGrpcStatus((stub.*method)(&context, request, &response));
+      absl::Status status = metadata_->Judge(ended, added);
       traffic_->NoteReceived(response.ByteSizeLong());
       if (!absl::IsUnavailable(status)) connected_ = true;
       if (status.ok()) return response;
@@ -246,7 +246,8 @@ class GrpcConnection final : public Connection {
       }
       if (call.repeat == Repeat::kNo || !IsTransient(status)) return status;
       if (call.when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
-      maybe_done |= !absl::IsResourceExhausted(status);  // a server that refuses has done nothing
+      // A server that refuses, a token too, has done nothing.
+      maybe_done |= IsTransient(ended) && !absl::IsResourceExhausted(ended);
       const HandshakeDiagnosis diagnosis = Diagnose(status, target_, options_);
       if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);
       if (GivesUp(diagnosis.failure, std::chrono::steady_clock::now() - begin)) return status;

@@ -99,7 +99,7 @@ void AccessControl::Report(const grpc::Status& refusal, const Metadata& metadata
   if (counters_ == nullptr) return;
   if (refusal.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
     ++(TokenOf(metadata).has_value() ? counters_->access.unknown_token : counters_->access.no_token);
-  } else {
+  } else if (refusal.error_code() == grpc::StatusCode::PERMISSION_DENIED) {
     ++counters_->access.role;
   }
   const auto path = metadata.find(":path");
@@ -112,6 +112,11 @@ void AccessControl::Report(const grpc::Status& refusal, const Metadata& metadata
 std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll() {
   if (!watch_.Changed()) return std::nullopt;
   absl::StatusOr<TokensRead> read = ReadTokens(path_);
+  std::string failure(read.status().message());
+  if (!read.ok()) watch_.Forget();
+  const bool repeated = !read.ok() && failure == failure_;
+  failure_ = std::move(failure);
+  if (repeated) return std::nullopt;
   if (counters_ != nullptr) {
     ++(read.ok() ? counters_->access.token_reloads : counters_->access.token_reloads_failed);
   }

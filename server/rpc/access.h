@@ -48,7 +48,8 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
 
   // What was read at the start.
   const Loaded& loaded() const { return loaded_; }
-  // Reads the file again if it has changed since the last call. One that is no good changes nothing.
+  // Reads the file again if it has changed since the last call. One that is no good changes nothing and is
+  // read again by each call, but told of only once as long as the reason is the same.
   std::optional<absl::StatusOr<Loaded>> Poll();
 
  private:
@@ -61,6 +62,7 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
   telemetry::ServiceCounters* const counters_;
   const std::unique_ptr<CallReports> reports_;  // null without counters
   FileWatch watch_;
+  std::string failure_;  // of the last reading; empty: it was good
   const Loaded loaded_;
   mutable std::mutex mutex_;
   std::shared_ptr<const Tokens> tokens_;  // replaced as a whole

@@ -56,7 +56,7 @@ void CallRecord::NoteStatus(const grpc::Status& status) {
 
 void CallRecord::NoteCancelledHere() {
   const std::lock_guard lock(mutex_);
-  cancelled_here_ = !cancelled_.has_value();  // otherwise it is over already
+  if (!cancelled_.has_value()) cancelled_here_ = true;  // otherwise it is over already
 }
 
 void CallRecord::NoteCancelled() {

@@ -55,14 +55,17 @@ void CallReports::End(telemetry::RpcMethod* method, const EndedCall& call) {
   method->seconds.Observe(std::chrono::duration<double>(call.time).count());
   ++method->ended[static_cast<size_t>(KnownCode(call.code))];
   --method->in_flight;
-  Tell(method->name, call);
+  if (call.code != grpc::StatusCode::OK && call.by == EndedCall::By::kServer) {
+    counters_->errors.Add({absl::Now(), method->name, call.code, call.message, call.trace_id});
+  }
+  LogEnd(method->name, call);
 }
 
 void CallReports::Refuse(std::string_view path, const EndedCall& call) {
   telemetry::RpcMethod* const method = Find(path);
   if (method == nullptr) return;  // a name that a client made up is not repeated
   ++method->ended[static_cast<size_t>(KnownCode(call.code))];
-  Tell(method->name, call);
+  LogEnd(method->name, call);
 }
 
 std::optional<uint64_t> CallReports::TakeLine(LogLevel level) {
@@ -70,11 +73,8 @@ std::optional<uint64_t> CallReports::TakeLine(LogLevel level) {
   return (level == LogLevel::kWarning ? warnings_ : others_).Take(std::chrono::steady_clock::now());
 }
 
-void CallReports::Tell(const std::string& method, const EndedCall& call) {
+void CallReports::LogEnd(const std::string& method, const EndedCall& call) {
   const bool failed = call.code != grpc::StatusCode::OK;
-  if (failed && call.by == EndedCall::By::kServer) {
-    counters_->errors.Add({absl::Now(), method, call.code, call.message, call.trace_id});
-  }
   const LogLevel level = LevelOf(call.code);
   if (!telemetry::Logs(level)) return;
   const std::optional<uint64_t> left_out = failed ? TakeLine(level) : 0;

@@ -60,11 +60,12 @@ class CallReports {
   void Begin(telemetry::RpcMethod* method) { ++method->in_flight; }
   void End(telemetry::RpcMethod* method, const EndedCall& call);
 
-  // Instead of both, of a call that no service saw.
+  // Instead of both, of a call that no service saw. It is counted and logged, and is none of the recent
+  // errors: strangers would push out all others.
   void Refuse(std::string_view path, const EndedCall& call);
 
  private:
-  void Tell(const std::string& method, const EndedCall& call);
+  void LogEnd(const std::string& method, const EndedCall& call);
   std::optional<uint64_t> TakeLine(telemetry::LogLevel level);
 
   telemetry::ServiceCounters* const counters_;

@@ -13,9 +13,11 @@ class FileWatch {
   explicit FileWatch(std::vector<std::string> paths);
   // Whether one of them is another file, or was written, since the last call. Empty paths never are.
   bool Changed();
+  // The next call tells a change in any case: what was found could not be used, and may be another time.
+  void Forget() { state_.clear(); }
 
  private:
-  // Of each file: which one it is, and when it was written.
+  // Of each file: which one it is, and when it was written or its owner or mode changed.
   std::string State() const;
 
   const std::vector<std::string> paths_;

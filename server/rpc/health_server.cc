@@ -17,6 +17,9 @@ constexpr char kLiveness[] = "liveness";
 constexpr int kMostBytes = 4096;
 constexpr int kMostStreams = 16;
 constexpr int kIdleMs = 120'000;
+// Whoever watches for longer connects again.
+constexpr int kOldestMs = 300'000;
+constexpr int kGraceMs = 5'000;
 
 // Reflection, which comes to every server of the process.
 class NoPlugins final : public grpc::ServerBuilderOption {
@@ -39,6 +42,8 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMostBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kOldestMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kGraceMs);
   builder.RegisterCallbackGenericService(&health->nothing_else_);
   builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &health->port_);
   health->server_ = builder.BuildAndStart();

@@ -80,10 +80,14 @@ absl::StatusOr<std::vector<std::string>> ParseListen(const std::string& listen) 
 
 bool IsUnixSocket(const std::string& address) { return absl::StartsWith(address, "unix:"); }
 
-bool IsLoopback(const std::string& address) {
-  if (IsUnixSocket(address)) return true;
+bool IsPlainLoopback(const std::string& address) {
   const std::string host = address.substr(0, address.rfind(':'));
-  if (host == "localhost" || host == "[::1]") return true;
+  return IsUnixSocket(address) || host == "localhost" || host == "127.0.0.1" || host == "[::1]";
+}
+
+bool IsLoopback(const std::string& address) {
+  if (IsPlainLoopback(address)) return true;
+  const std::string host = address.substr(0, address.rfind(':'));
   in_addr parsed{};  // a name may begin with 127, too
   return inet_pton(AF_INET, host.c_str(), &parsed) == 1 && ntohl(parsed.s_addr) >> 24 == IN_LOOPBACKNET;
 }

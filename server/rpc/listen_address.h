@@ -17,6 +17,8 @@ absl::StatusOr<std::vector<std::string>> ParseListen(const std::string& listen);
 bool IsUnixSocket(const std::string& address);
 // Not to be reached from other machines.
 bool IsLoopback(const std::string& address);
+// Of those, what gRPC itself takes for local: tokens need such an address, or TLS.
+bool IsPlainLoopback(const std::string& address);
 
 // Before listening on "unix:PATH": removes the socket file of a server that is no more. ALREADY_EXISTS if a
 // server answers there, or if PATH is something else than a socket. Nothing to do for other addresses.

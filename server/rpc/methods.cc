@@ -2,7 +2,9 @@
 
 #include <google/protobuf/descriptor.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "lossd/v1/gradient.pb.h"
 #include "lossd/v1/head.pb.h"
@@ -33,8 +35,14 @@ std::vector<std::string> MethodNames() {
 
 std::string_view MethodOfPath(std::string_view path) {
   absl::string_view rest(path.data(), path.size());
-  if (!absl::ConsumePrefix(&rest, "/lossd.v1.")) absl::ConsumePrefix(&rest, "/");
-  return {rest.data(), rest.size()};
+  if (absl::StartsWith(rest, "/grpc.")) return path.substr(1);
+  if (!absl::StartsWith(rest, "/")) return {};
+  if (!absl::ConsumePrefix(&rest, "/lossd.v1.")) return path;
+  const size_t slash = rest.find('/');
+  const bool is_method = slash != absl::string_view::npos && slash > 0 && slash + 1 < rest.size() &&
+                         rest.find('/', slash + 1) == absl::string_view::npos &&
+                         !absl::StartsWith(rest, "grpc.");
+  return is_method ? path.substr(path.size() - rest.size()) : path;
 }
 
 }  // namespace lossd::rpc

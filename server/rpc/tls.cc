@@ -87,7 +87,7 @@ absl::Status CheckFlags(const TlsFiles& files) {
 
 }  // namespace
 
-absl::StatusOr<TlsCheck> CheckTls(const TlsFiles& files) {
+absl::StatusOr<TlsCheck> ReadTls(const TlsFiles& files) {
   if (absl::Status status = CheckFlags(files); !status.ok()) return status;
   TlsCheck check{.not_after = absl::InfiniteFuture(), .warnings = {}};
   if (!files.enabled()) return check;
@@ -108,12 +108,7 @@ absl::StatusOr<TlsCheck> CheckTls(const TlsFiles& files) {
     if (!authority.ok()) return authority.status();
   }
   check.not_after = TimeOf(X509_get0_notAfter(certificate->get()));
-  const absl::Time now = absl::Now();
-  if (check.not_after <= now) {
-    return Invalid(absl::StrCat("--tls_certificate: ", files.certificate, " expired at ",
-                                absl::FormatTime(check.not_after, absl::UTCTimeZone()), "; renew it"));
-  }
-  if (check.not_after - now < kExpiresSoon) {
+  if (check.not_after - absl::Now() < kExpiresSoon) {
     check.warnings.emplace_back("the TLS certificate expires within a week");
   }
   struct stat status {};
@@ -121,6 +116,13 @@ absl::StatusOr<TlsCheck> CheckTls(const TlsFiles& files) {
     check.warnings.emplace_back("the TLS key can be read by every user of this machine; chmod o-r it");
   }
   return check;
+}
+
+absl::StatusOr<TlsCheck> CheckTls(const TlsFiles& files) {
+  absl::StatusOr<TlsCheck> check = ReadTls(files);
+  if (!check.ok() || check->not_after > absl::Now()) return check;
+  return Invalid(absl::StrCat("--tls_certificate: ", files.certificate, " expired at ",
+                              absl::FormatTime(check->not_after, absl::UTCTimeZone()), "; renew it"));
 }
 
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& files) {
@@ -140,7 +142,13 @@ TlsWatch::TlsWatch(TlsFiles files)
 
 std::optional<absl::StatusOr<TlsCheck>> TlsWatch::Poll() {
   if (!files_.enabled() || !watch_.Changed()) return std::nullopt;
-  return CheckTls(files_);
+  absl::StatusOr<TlsCheck> check = CheckTls(files_);
+  std::string failure(check.status().message());
+  if (!check.ok()) watch_.Forget();
+  const bool repeated = !check.ok() && failure == failure_;
+  failure_ = std::move(failure);
+  if (repeated) return std::nullopt;
+  return check;
 }
 
 }  // namespace lossd::rpc

@@ -35,6 +35,9 @@ struct TlsCheck {
 // unreadable, not PEM, a key that is not the certificate's, a certificate that has expired.
 absl::StatusOr<TlsCheck> CheckTls(const TlsFiles& files);
 
+// The same, but that a certificate may have expired.
+absl::StatusOr<TlsCheck> ReadTls(const TlsFiles& files);
+
 // For files that CheckTls accepts. They are looked at every second, and new connections get what they hold
 // then; while they do not fit each other, new connections fail.
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& files);
@@ -43,12 +46,14 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& f
 class TlsWatch {
  public:
   explicit TlsWatch(TlsFiles files);
-  // What they are now, if they were changed since the last call.
+  // What they are now, if they were changed since the last call. Files that are no good are read again by
+  // each call, but told of only once as long as the reason is the same.
   std::optional<absl::StatusOr<TlsCheck>> Poll();
 
  private:
   const TlsFiles files_;
   FileWatch watch_;
+  std::string failure_;  // of the last reading; empty: it was good
 };
 
 }  // namespace lossd::rpc

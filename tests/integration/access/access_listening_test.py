@@ -67,6 +67,16 @@ class PlainText(unittest.TestCase):
             for word in ("--tokens", "could read the tokens", "--tls_certificate", "--insecure does not"):
                 self.assertIn(word, error)
 
+    def test_tokens_in_it_need_an_address_that_grpc_takes_for_local(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "tokens")
+            write_tokens(path, TOKENS.items())
+            for flags in ([], ["--insecure"]):
+                code, error = refusal("--listen=127.0.0.1:0,127.0.0.2:0", f"--tokens={path}", *flags)
+                self.assertEqual(code, 2)
+                for word in ("127.0.0.2:0", "--tokens", "[::1]", "unix:PATH", "--tls_certificate"):
+                    self.assertIn(word, error)
+
     def test_metrics_and_health_may_go_beyond_loopback(self):
         with LossdServer(BINARY, "--device=cpu", "--metrics_listen=0.0.0.0:0", "--health_listen=0.0.0.0:0") as server:
             with grpc.insecure_channel(server.target) as channel:

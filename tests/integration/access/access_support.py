@@ -82,9 +82,16 @@ class Certificates:
                 file.write(f"subjectAltName={names}\n")
             self._run("req", *new_key, "-subj", f"/CN={name}", "-keyout", self.path(name + ".key"),
                       "-out", self.path(name + ".csr"))
-            self._run("x509", "-req", "-days", str(days), "-CAcreateserial", "-in", self.path(name + ".csr"),
-                      "-CA", self.path("ca.pem"), "-CAkey", self.path("ca.key"),
-                      "-extfile", self.path(name + ".ext"), "-out", self.path(name + ".pem"))
+            self._sign(name, days)
+
+    def _sign(self, name, days):
+        self._run("x509", "-req", "-days", str(days), "-CAcreateserial", "-in", self.path(name + ".csr"),
+                  "-CA", self.path("ca.pem"), "-CAkey", self.path("ca.key"),
+                  "-extfile", self.path(name + ".ext"), "-out", self.path(name + ".pem"))
+
+    def expire(self, name):
+        """The certificate anew, of the same key, and over already."""
+        self._sign(name, 0)
 
     @staticmethod
     def _run(*arguments):

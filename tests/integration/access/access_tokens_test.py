@@ -181,6 +181,10 @@ class Tls(unittest.TestCase):
                 os.replace(renewed.path("server.key"), certificates.path("server.key"))
                 until(lambda: metric(server, reloads % "ok") == 1)
                 self.assertGreater(metric(server, expiry), first)
+                renewed.expire("server")
+                os.replace(renewed.path("server.pem"), certificates.path("server.pem"))
+                until(lambda: metric(server, reloads % "failed") == 2)
+                until(lambda: metric(server, expiry) <= time.time())
         with LossdServer(BINARY, "--device=cpu") as server:
             self.assertEqual(metric(server, expiry), 0)
 

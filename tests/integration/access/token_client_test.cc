@@ -8,12 +8,15 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/src/call_metadata.h"
 #include "lossd/client.h"
 #include "server/rpc/access.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/unit/rpc/no_files.h"
 
 namespace lossd {
 namespace {
@@ -166,6 +169,41 @@ TEST_F(TokenClientTest, AFileThatBecameNoGoodLeavesTheTokenAsItIs) {
   EXPECT_TRUE((*client)->Status().ok());
   std::filesystem::remove(file);
   EXPECT_TRUE((*client)->Status().ok());
+}
+
+TEST_F(TokenClientTest, AFileThatCouldNotBeReadIsReadAgainThoughItStaysAsItIs) {
+  const auto metadata =
+      internal::CallMetadata::Create(server_->target(), {.token_file = Write("token", kTrainer)});
+  ASSERT_TRUE(metadata.ok()) << metadata.status();
+  const auto call = [&] {
+    grpc::ClientContext context;
+    return (*metadata)->AddTo(&context);
+  };
+  const uint64_t first = call();
+  Write("token", kNext);
+  {
+    const testing::NoFileCanBeOpened nothing;
+    EXPECT_EQ(call(), first);
+  }
+  EXPECT_NE(call(), first);
+}
+
+// A repeat that finds nothing takes it that the first try did it, but not if that was refused.
+TEST_F(TokenClientTest, ADeleteThatWasRefusedForItsTokenHasDoneNothing) {
+  const std::string file = Write("token", kAdmin);
+  const auto client = Connect(file);
+  ASSERT_TRUE(client.ok()) << client.status();
+  absl::Status deleted;
+  do {
+    Write("token", "refused-0123456789");
+    std::thread writer([&] {
+      for (int i = 0; i < 100; ++i) Write("token", absl::StrCat("refused-0123456789-", i));
+      Write("token", kAdmin);
+    });
+    deleted = (*client)->DeleteHead("nothing");
+    writer.join();
+  } while (absl::IsUnauthenticated(deleted));  // no other token was there yet
+  EXPECT_TRUE(absl::IsNotFound(deleted)) << deleted;
 }
 
 TEST_F(TokenClientTest, AFileThatHoldsNoTokenIsRefusedAndNotRepeated) {

@@ -1,5 +1,6 @@
 #include "server/rpc/call_reports.h"
 
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/rpc/call_record.h"
 #include "server/rpc/methods.h"
 
 namespace lossd::rpc {
@@ -66,15 +68,31 @@ TEST_F(CallReportsTest, WhatAClientCancelsIsNoError) {
 }
 
 TEST_F(CallReportsTest, ARefusedCallIsCountedAndNothingIsUnderWay) {
-  reports_.Refuse(kPath, {.code = kUnauthenticated, .message = "no token"});
+  reports_.Refuse(kPath, {.code = kUnauthenticated, .message = "no token", .time = seconds(1)});
   const telemetry::RpcMethod* const method = reports_.Find(kPath);
   EXPECT_EQ(method->ended[kUnauthenticated], 1u);
   EXPECT_EQ(method->in_flight, 0);
-  EXPECT_EQ(counters_.errors.Read().size(), 1u);
+  EXPECT_EQ(method->seconds.sum(), 0.0);
+  EXPECT_TRUE(counters_.errors.Read().empty()) << "strangers would push out the others";
+}
+
+TEST_F(CallReportsTest, ACallThatTheServerCancelledTwiceIsStillTheServers) {
+  {
+    const grpc::ServerContext context;
+    CallRecord record(&reports_, reports_.Find(kPath), context);
+    record.NoteCancelledHere();
+    record.NoteCancelled();
+    record.NoteCancelledHere();
+  }
+  const std::vector<telemetry::RecentError> errors = counters_.errors.Read();
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_EQ(errors[0].message, "cancelled by the server");
 }
 
 TEST_F(CallReportsTest, MethodsThatClientsMakeUpLeaveNoTrace) {
-  for (const char* path : {"", "/", "/lossd.v1.LossService/", "/lossd.v1.LossService/Nothing", "Compute"}) {
+  for (const char* path :
+       {"", "/", "/lossd.v1.LossService/", "/lossd.v1.LossService/Nothing", "Compute", "/LossService/Compute",
+        "LossService/Compute", "/lossd.v1.LossService/Compute/", "//lossd.v1.LossService/Compute"}) {
     EXPECT_EQ(reports_.Find(path), nullptr) << path;
     reports_.Refuse(path, {.code = kUnauthenticated});
   }

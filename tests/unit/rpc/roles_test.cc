@@ -36,6 +36,18 @@ TEST(RolesTest, HealthIsForEverybodyAndReflectionIsNot) {
   EXPECT_EQ(LeastRole("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"), Role::kReadOnly);
 }
 
+TEST(MethodsTest, OnlyWholePathsOfKnownPackagesAreNames) {
+  EXPECT_EQ(MethodOfPath("/lossd.v1.HeadService/DeleteHead"), "HeadService/DeleteHead");
+  EXPECT_EQ(MethodOfPath("/grpc.health.v1.Health/Check"), "grpc.health.v1.Health/Check");
+  for (const char* path :
+       {"", "/", "/HeadService/DeleteHead", "/lossd.v1.", "/lossd.v1./DeleteHead", "/lossd.v1.HeadService/",
+        "/lossd.v1.HeadService/DeleteHead/", "/lossd.v1.grpc.health.v1.Health/Check"}) {
+    EXPECT_EQ(MethodOfPath(path), path);
+    EXPECT_EQ(LeastRole(MethodOfPath(path)), std::nullopt) << path;
+  }
+  EXPECT_EQ(MethodOfPath("HeadService/DeleteHead"), "") << "it is no path";
+}
+
 TEST(RolesTest, NamesAreReadBackAndNobodyCanBeAnybody) {
   for (const Role role : {Role::kReadOnly, Role::kTrainer, Role::kAdmin}) {
     EXPECT_EQ(ParseRole(RoleName(role)), role);
