@@ -7,8 +7,9 @@
 namespace lossd::kernels::cuda {
 namespace {
 
-// A thread reads four neighbouring elements at a time, so that a warp's loads are whole lines, and two such
-// quads of everything before it uses any: 128 bytes under way a thread with Adam.
+// A thread reads four neighbouring elements at a time, so that a warp's loads are whole lines, and one such
+// quad of everything before it uses any. On an H200, AdamW with V=131072 and H=4096 takes 1.077 of the time
+// that copying as many bytes takes; with two quads it is 1.096.
 constexpr int kQuad = 4;
 constexpr int kQuads = 1;
 constexpr int kStep = kThreads * kQuad;  // elements from a thread's quad to its next one
@@ -101,7 +102,8 @@ class Walker {
   int64_t column_ = 0;
 };
 
-// Everything is read once and written once: caches keep none of it.
+// Plain loads and stores, though everything is read once and written once: with streaming hints two quads
+// took 1.148 of the copy's time on the H200, without them 1.096.
 __device__ void LoadWhole(const float* from, float (&to)[kQuad]) {
   const float4 in = *reinterpret_cast<const float4*>(from);
   to[0] = in.x;

@@ -2,6 +2,7 @@
 #ifndef LOSSD_SERVER_ENGINE_COUNTERS_H_
 #define LOSSD_SERVER_ENGINE_COUNTERS_H_
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -19,7 +20,9 @@ class Histogram {
  public:
   static constexpr auto& kBounds = kUpperBounds;
 
+  // Negative ones count as 0: durations may be differences of a clock that was set back.
   void Observe(double value) {
+    value = std::max(0.0, value);
     size_t bucket = 0;
     while (bucket < kBounds.size() && value > kBounds[bucket]) ++bucket;
     buckets_[bucket].fetch_add(1, std::memory_order_relaxed);

@@ -67,12 +67,13 @@ std::vector<SessionSnapshot> Head::Sessions() const {
     snapshot.rank = session.rank;
     snapshot.lanes = static_cast<int64_t>(session.lanes.size());
     snapshot.last_active = session.last_active;
-    for (size_t i = 0; i < session.lanes.size(); ++i) {
-      const Lane& lane = session.lanes[i];
+    for (const Lane& lane : session.lanes) {
       snapshot.accepted += lane.accepted - lane.base;
       snapshot.applied += std::max(lane.applied, lane.base) - lane.base;
-      const auto runtime = lanes_.find({id, static_cast<int32_t>(i)});
-      if (runtime != lanes_.end() && runtime->second.listener != nullptr) ++snapshot.streams;
+    }
+    // Those of a session are neighbours.
+    for (auto lane = lanes_.lower_bound({id, 0}); lane != lanes_.end() && lane->first.first == id; ++lane) {
+      if (lane->second.listener != nullptr) ++snapshot.streams;
     }
   }
   return sessions;

@@ -8,7 +8,9 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -30,6 +32,15 @@ int Send(mg_connection* connection, int status, const HttpPage& page, Body body)
   if (body == Body::kSent) text += page.body;
   mg_write(connection, text.data(), text.size());
   return status;
+}
+
+// Without any memory of its own: there may be none.
+int SendFailure(mg_connection* connection) {
+  constexpr std::string_view kAnswer =
+      "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nCache-Control: no-store\r\n"
+      "Connection: close\r\n\r\n";
+  mg_write(connection, kAnswer.data(), kAnswer.size());
+  return 500;
 }
 
 HttpPage Plain(std::string text) { return {"text/plain; charset=utf-8", std::move(text)}; }
@@ -101,19 +112,38 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
 HttpServer::~HttpServer() {
   if (context_ == nullptr) return;
   std::atomic<bool> stopped = false;
-  std::thread knocking([&] {
-    while (!stopped) {
-      Knock(host_, port_);
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  });
+  std::thread knocking;
+  try {
+    knocking = std::thread([&] {
+      while (!stopped) {
+        Knock(host_, port_);
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    });
+  } catch (const std::system_error& error) {
+    Log(LogLevel::kDebug, "metrics port closes slowly", {{"reason", error.what()}});
+  }
   mg_stop(context_);
   stopped = true;
-  knocking.join();
+  if (knocking.joinable()) knocking.join();
 }
 
 // Of every request that could be read, before the library does anything about it: nothing is left to it.
+// The library is C: no exception may get into it.
 int HttpServer::Answer(mg_connection* connection) {
+  try {
+    try {
+      return AnswerPage(connection);
+    } catch (const std::exception& error) {
+      Log(LogLevel::kError, "page could not be made", {{"reason", error.what()}});
+    }
+  } catch (...) {
+    // Nothing that could be logged, or no memory to log it: the client is told, as below.
+  }
+  return SendFailure(connection);
+}
+
+int HttpServer::AnswerPage(mg_connection* connection) {
   const mg_request_info* request = mg_get_request_info(connection);
   const auto* server = static_cast<const HttpServer*>(request->user_data);
   const std::string_view method = request->request_method;

@@ -25,7 +25,7 @@ struct HttpPage {
 
 class HttpServer {
  public:
-  // Pages by path. Called by several threads at once.
+  // Pages by path. Called by several threads at once; one that throws is answered with 500.
   using Pages = std::map<std::string, std::function<HttpPage()>, std::less<>>;
 
   // So many requests are answered at once: a client that is slow to ask or to read holds one of them, for
@@ -46,6 +46,7 @@ class HttpServer {
  private:
   explicit HttpServer(Pages pages) : pages_(std::move(pages)) {}
   static int Answer(mg_connection* connection);
+  static int AnswerPage(mg_connection* connection);
 
   const Pages pages_;
   mg_context* context_ = nullptr;

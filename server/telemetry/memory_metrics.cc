@@ -76,7 +76,8 @@ void CollectMemory(const engine::Engine& engine, Exposition& out) {
   out.Add({"used"}, pinned.used);
   out.Add({"peak"}, pinned.peak);
   CollectRegions(engine.regions(), out);
-  out.Only(kProcessPeak, engine::ReadProcessMemory().peak_bytes);
+  const int64_t process_peak = engine::ReadProcessMemory().peak_bytes;  // 0: cannot be read
+  if (process_peak > 0) out.Only(kProcessPeak, process_peak);
 }
 
 }  // namespace lossd::telemetry

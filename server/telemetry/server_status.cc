@@ -1,6 +1,7 @@
 #include "server/telemetry/server_status.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -86,7 +87,7 @@ Json ToJson(const HeadStatus& head, absl::Time now) {
           {"open_sessions", snapshot.open_sessions},
           {"queued_chunks", head.queued_chunks},
           {"tokens", head.tokens},
-          {"loss", head.tokens > 0 ? Json(head.loss) : Json()},
+          {"loss", HasLoss(head) ? Json(head.loss) : Json()},
           {"gradient_norm", head.gradient_norm},
           {"staging_reserved_bytes", head.staging_bytes},
           {"memory", ToJson(head.memory)},
@@ -112,6 +113,8 @@ Json MemoryJson(const ServerStatus& status) {
 }
 
 }  // namespace
+
+bool HasLoss(const HeadStatus& head) { return head.tokens > 0 || !std::isfinite(head.loss); }
 
 ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& counters,
                         const Throughput& throughput) {
@@ -167,7 +170,7 @@ std::string StatusJson(const ServerStatus& status) {
                      {"version", status.version},
                      {"device", status.device},
                      {"device_description", status.device_description},
-                     {"incarnation", status.incarnation},
+                     {"incarnation", WithoutIds(status.incarnation)},
                      {"uptime_seconds", AgeAt(status.now, status.started)},
                      {"draining", status.draining},
                      {"sessions", status.sessions},

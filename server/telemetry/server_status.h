@@ -22,7 +22,7 @@ struct HeadStatus {
   std::string weight_type;
   bool frozen = false;
   engine::HeadSnapshot snapshot;
-  uint64_t tokens = 0;  // whose losses are in the loss; 0: there is no loss
+  uint64_t tokens = 0;  // whose losses were finite
   double loss = 0;
   double gradient_norm = 0;
   int64_t queued_chunks = 0;
@@ -65,6 +65,9 @@ struct ServerStatus {
   std::vector<MethodStatus> calls;  // methods that have calls under way
   std::vector<RecentError> errors;  // newest first
 };
+
+// Whether there were losses at all, finite or not.
+bool HasLoss(const HeadStatus& head);
 
 ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& counters,
                         const Throughput& throughput);

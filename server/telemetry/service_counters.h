@@ -45,11 +45,15 @@ class RpcCounters {
   std::vector<std::unique_ptr<RpcMethod>> methods_;
 };
 
+// Ids of sessions, flushes and servers (UUIDs, long hexadecimal numbers) cut to their first six digits and
+// "…": enough to find them in a log, not enough to speak for a session. Decimal numbers stay.
+std::string WithoutIds(std::string_view text);
+
 struct RecentError {
   absl::Time time;
   std::string method;
   int code = 0;
-  std::string message;   // as the client got it
+  std::string message;   // as the client got it, but WithoutIds
   std::string trace_id;  // 32 hex digits; empty if the client sent none
 };
 

@@ -88,10 +88,11 @@ std::string MemoryRow(std::string_view name, const std::vector<Part>& parts, dou
 std::string Head(const ServerStatus& status) {
   std::string head = absl::StrCat("<header><h1>lossd ", Escape(status.version), "</h1>");
   head += status.draining ? Badge("draining", "warn") : Badge("serving", "good");
-  absl::StrAppend(
-      &head, "<span>", Escape(status.device_description), "</span><span class=\"soft\">up ",
-      DurationText(Age(status.now, status.started)), " · incarnation ", Escape(status.incarnation), " · ",
-      absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", status.now, absl::UTCTimeZone()), "</span></header>\n");
+  absl::StrAppend(&head, "<span>", Escape(status.device_description), "</span><span class=\"soft\">up ",
+                  DurationText(Age(status.now, status.started)), " · incarnation ",
+                  Escape(WithoutIds(status.incarnation)), " · ",
+                  absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", status.now, absl::UTCTimeZone()),
+                  "</span></header>\n");
   return head;
 }
 
@@ -143,7 +144,7 @@ std::string Heads(const ServerStatus& status) {
                     head.frozen ? Badge("no gradient", "soft") : Phase(snapshot.window_state) + flush,
                     CountText(static_cast<double>(snapshot.window_tokens)),
                     AgeText(status.now, snapshot.window_since), absl::StrCat(snapshot.open_sessions),
-                    absl::StrCat(head.queued_chunks), head.tokens > 0 ? ValueText(head.loss) : "–",
+                    absl::StrCat(head.queued_chunks), HasLoss(head) ? ValueText(head.loss) : "–",
                     head.gradient_norm != 0 ? ValueText(head.gradient_norm) : "–"});
   }
   return "<h2>Heads</h2>\n" + Table({{"name"},

@@ -361,7 +361,7 @@ class StatusPage(WhatIsDone):
         scrape = self.scrape()
         headers, page = self.get("/")
         self.assertIn("default-src 'none'", headers["Content-Security-Policy"])
-        for text in ("english", f"{VOCAB} × {HIDDEN}", session.incarnation, "serving", "NOT_FOUND",
+        for text in ("english", f"{VOCAB} × {HIDDEN}", session.incarnation[:6] + "…", "serving", "NOT_FOUND",
                      "&lt;script&gt;alert(1)"):
             self.assertIn(text, page)
         status = json.loads(self.get("/status.json")[1])
@@ -376,6 +376,7 @@ class StatusPage(WhatIsDone):
         self.assertNotIn("<script>alert", page)
         for text in (page, json.dumps(status)):
             self.assertNotIn(session.session_id, text)
+            self.assertNotIn(session.incarnation, text)
             self.assertNotIn("a-client-key", text, "who knows it can speak for the session")
 
     def test_throughput_is_seen(self):

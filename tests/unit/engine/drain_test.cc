@@ -135,6 +135,24 @@ TEST_F(DrainTest, BothGradientsOfAFrozenWindowAreKept) {
   EXPECT_EQ(run(End::kKilled, true), aborted);
 }
 
+TEST_F(DrainTest, AWindowThatIsReopenedIsAsOldAsWhatTheNextOneHeld) {
+  StartEngine(Start::kEmpty);
+  HeadConfig config = WithEverything();
+  config.double_buffer = true;
+  CreateHead(config);
+  WriteWeights(1);
+  const LaneAttachment lane = Attach(engine_->OpenSession("h", "c", 0, 1)->info.session_id);
+  ASSERT_TRUE(BeginFlush().ok()) << "of a window that is empty";
+  Send(lane, 1, 0, 2);
+  DrainAndGoOn();
+  EXPECT_FALSE(head_->Snapshot().window_since.has_value());
+  StartEngine(Start::kKilled);  // nobody knows of the flush any more
+  EXPECT_GT(head_->Snapshot().window_tokens, 0U);
+  EXPECT_TRUE(head_->Snapshot().window_since.has_value());
+  ASSERT_TRUE(head_->CommitFlush(BeginFlush()->flush_id).ok());
+  EXPECT_FALSE(head_->Snapshot().window_since.has_value()) << "nothing came for this one";
+}
+
 TEST_F(DrainTest, AStepThatWasTakenAnswersTheSameAndIsNotTakenAgain) {
   StartEngine(Start::kEmpty);
   CreateHead(WithEverything());

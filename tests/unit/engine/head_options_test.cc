@@ -59,6 +59,25 @@ TEST_F(HeadOptionsTest, InputsReachTheDeviceAndReturnsTheAnswerAlsoOfARepeat) {
   EXPECT_EQ(GradientSum(), 3);
 }
 
+TEST_F(HeadOptionsTest, LossesTimesWeightsOfTokensAreNotCountedAsLosses) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Chunk weighted = MakeChunk(1, 3);
+  weighted.token_weights = Bytes<float>({-2});
+  Submit(lane, std::move(weighted));
+  EXPECT_EQ(listener_->AwaitAnswers(1)[0].loss_sum, -6);
+  engine->WaitIdle();
+  EXPECT_EQ(head->counters().tokens, 0U);
+  EXPECT_EQ(head->counters().loss_nats, 0) << "a counter does not go back";
+  EXPECT_EQ(head->counters().loss, 0);
+  EXPECT_EQ(engine->counters().tokens_valid, 1U);
+  Submit(lane, MakeChunk(2, 5));
+  listener_->AwaitAnswers(2);
+  engine->WaitIdle();
+  EXPECT_EQ(head->counters().tokens, 1U);
+  EXPECT_EQ(head->counters().loss_nats, 5);
+  EXPECT_EQ(head->counters().loss, 5);
+}
+
 TEST_F(HeadOptionsTest, AChunkThatIsRefusedForAnOptionAddsNothing) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
   Chunk bad = MakeChunk(1, 3);

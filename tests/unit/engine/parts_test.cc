@@ -122,6 +122,14 @@ TEST(DurationHistogram, PutsAValueIntoTheBucketWhoseBoundItDoesNotPass) {
   EXPECT_EQ(histogram.bucket(DurationHistogram::kBounds.size()), 1U);
 }
 
+TEST(DurationHistogram, ADurationThatIsNegativeCountsAsNone) {
+  DurationHistogram histogram;
+  histogram.Observe(2);
+  histogram.Observe(-3600);
+  EXPECT_EQ(histogram.bucket(0), 1U);
+  EXPECT_EQ(histogram.sum(), 2) << "a sum that goes back looks like a restart";
+}
+
 TEST(RandomId, IsAVersionFourUuidAndNeverTheSame) {
   std::set<std::string> ids;
   for (int i = 0; i < 1000; ++i) {

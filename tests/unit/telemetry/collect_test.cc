@@ -2,6 +2,7 @@
 #include "server/telemetry/collect.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <future>
 #include <map>
@@ -200,6 +201,22 @@ TEST_F(CollectTest, TheProcessIsSeen) {
   EXPECT_GE(Value("process_threads"), 2);
   EXPECT_GT(Value("process_virtual_memory_bytes"), Value("process_resident_memory_bytes"));
   EXPECT_GT(Value("process_resident_memory_bytes"), 0);
+}
+
+// It is no process without threads.
+TEST_F(CollectTest, WhatCannotBeReadOfTheProcessIsLeftOut) {
+  const std::vector<std::string> read = {"process_open_fds", "process_threads",
+                                         "process_resident_memory_bytes", "process_virtual_memory_bytes",
+                                         "lossd_process_peak_memory_bytes"};
+  for (const std::string& series : read) EXPECT_GT(Value(series), 0) << series;
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const rlimit none{0, files.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const std::map<std::string, double> values = Read();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  for (const std::string& series : read) EXPECT_FALSE(values.contains(series)) << series;
+  EXPECT_TRUE(values.contains("process_cpu_seconds_total"));
 }
 
 }  // namespace

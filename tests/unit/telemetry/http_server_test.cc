@@ -9,6 +9,7 @@
 
 #include <array>
 #include <atomic>
+#include <stdexcept>
 
 #include "absl/strings/str_cat.h"
 
@@ -69,6 +70,8 @@ class HttpServerTest : public testing::Test {
       return HttpPage{"text/plain", "content", {{"X-More", "said"}}};
     };
     pages["/large"] = [] { return HttpPage{"text/plain", std::string(16 << 20, 'x')}; };
+    pages["/broken"] = []() -> HttpPage { throw std::runtime_error("cannot be made"); };
+    pages["/odd"] = []() -> HttpPage { throw 1; };
     auto started = HttpServer::Start("127.0.0.1:0", std::move(pages));
     EXPECT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
@@ -114,6 +117,15 @@ TEST_F(HttpServerTest, OtherPathsAreNotFoundWhateverTheyLookLike) {
   }
   EXPECT_THAT(Ask("GET /nothing HTTP/1.1\r\nHost: here\r\n\r\n"), HasSubstr("/page\n"));
   EXPECT_EQ(made_, 0);
+}
+
+TEST_F(HttpServerTest, APageThatThrowsIsAnsweredAndTheServerLives) {
+  for (const char* path : {"/broken", "/odd"}) {
+    EXPECT_THAT(Ask(absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: here\r\n\r\n")),
+                StartsWith("HTTP/1.1 500 "))
+        << path;
+  }
+  EXPECT_THAT(Ask("GET /page HTTP/1.1\r\nHost: here\r\n\r\n"), StartsWith("HTTP/1.1 200 "));
 }
 
 TEST_F(HttpServerTest, OnlyGetAndHeadAreAnswered) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/time/clock.h"
+#include "server/engine/random_id.h"
 
 namespace lossd::telemetry {
 namespace {
@@ -139,6 +140,45 @@ TEST(StatusPage, LetsNothingInButItself) {
   EXPECT_NE(StatusPage(Example()).headers[0].second, policy) << "one that can be guessed lets others in";
   for (const char* asset : {"http://", "https://", "src=", "<link", "@import", "url("}) {
     EXPECT_THAT(first.body, Not(HasSubstr(asset)));
+  }
+}
+
+TEST(StatusPage, ALossThatIsNotANumberIsShownFromTheFirstChunkOn) {
+  ServerStatus status = Example();
+  status.heads[0].tokens = 0;  // none of them had a finite one
+  status.heads[0].loss = std::nan("");
+  EXPECT_THAT(StatusPage(status).body, HasSubstr(">NaN<"));
+  status.heads[0].loss = 0;
+  EXPECT_THAT(StatusPage(status).body, Not(HasSubstr(">NaN<")));
+}
+
+TEST(StatusPage, ShowsNoIdWithWhichSomebodyCouldSpeakForASession) {
+  const std::string id = engine::RandomId();
+  RecentErrors errors;
+  errors.Add({.time = absl::Now(),
+              .method = "GradientService/BeginFlush",
+              .code = 9,
+              .message = "session " + id + " lane 0 contributed",
+              .trace_id = "0af7651916cd43dd8448eb211c80319c"});
+  ServerStatus status = Example();
+  status.incarnation = id;
+  status.errors = errors.Read();
+  for (const std::string& text : {StatusPage(status).body, StatusJson(status)}) {
+    EXPECT_THAT(text, Not(HasSubstr(id)));
+    EXPECT_THAT(text, Not(HasSubstr(id.substr(9))));
+    EXPECT_THAT(text, HasSubstr("session " + id.substr(0, 6) + "… lane 0 contributed"));
+    EXPECT_THAT(text, HasSubstr("0af7651916cd43dd8448eb211c80319c"));
+  }
+}
+
+TEST(WithoutIds, CutsUuidsAndLongHexadecimalNumbersAndNothingElse) {
+  EXPECT_EQ(WithoutIds("a 01234567-89ab-4cde-8f01-23456789abcd/0=3, 01234567-89ab-4cde-8f01-23456789abcd"),
+            "a 012345…/0=3, 012345…");
+  EXPECT_EQ(WithoutIds("0123456789abcdef"), "012345…");
+  EXPECT_EQ(WithoutIds("0123456789ABCDE"), "0123456789ABCDE") << "too short";
+  for (const char* other :
+       {"", "generation 18446744073709551615, not 3", "de-facto - 12", "head 'x' – 2048-8192"}) {
+    EXPECT_EQ(WithoutIds(other), other);
   }
 }
 
