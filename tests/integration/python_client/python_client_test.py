@@ -142,13 +142,6 @@ class Documentation(unittest.TestCase):
         self.assertTrue(flags)
         self.assertEqual(operations_table(r"--\w+"), flags)
 
-    def test_the_metrics_are_those_served(self):
-        with LossdServer(LOSSD, "--device=cpu") as server:
-            text = scrape(server)
-        families = set(re.findall(r"^# TYPE ((?:lossd|process)_\w+) ", text, re.MULTILINE))
-        self.assertTrue(families)
-        self.assertEqual(operations_table(r"(?:lossd|process)_\w+"), families)
-
 
 class Metrics(unittest.TestCase):
     def test_counters_are_zero_before_use_and_keep_their_labels_after(self):
