@@ -14,7 +14,7 @@ namespace {
 constexpr char kHeader[] = "authorization";
 constexpr absl::string_view kScheme = "Bearer ";
 
-std::string_view View(grpc::string_ref text) { return {text.data(), text.size()}; }
+std::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
 std::string_view MethodIn(const AccessControl::Metadata& metadata) {
   const auto path = metadata.find(":path");

@@ -46,7 +46,7 @@ std::string BytesText(double bytes) {
 }
 
 std::string CountText(double count) {
-  if (count < 1000) return absl::StrFormat(count == std::floor(count) ? "%.0f" : "%.1f", count);
+  if (count < 1000) return absl::StrFormat("%.*f", count == std::floor(count) ? 0 : 1, count);
   if (count < 10'000) {
     const auto whole = static_cast<int64_t>(count);
     return absl::StrFormat("%d,%03d", whole / 1000, whole % 1000);

@@ -233,8 +233,9 @@ std::string Sessions(const ServerStatus& status) {
                                                        {"applied"},
                                                        {"last chunk or call"}},
                                                       rows);
-  if (all > rows.size())
+  if (all > rows.size()) {
     absl::StrAppend(&section, "<p class=\"soft\">and ", all - rows.size(), " more</p>\n");
+  }
   return section;
 }
 

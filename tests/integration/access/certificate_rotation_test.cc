@@ -43,8 +43,9 @@ class Deployed {
     std::filesystem::copy_file(files_.Certificate(pair), folder + "/tls.pem");
     std::filesystem::copy_file(files_.Key(pair), folder + "/tls.key");
     std::ofstream bundle(folder + "/ca.pem");
-    for (const std::string& authority : authorities)
+    for (const std::string& authority : authorities) {
       bundle << std::ifstream(files_.Certificate(authority)).rdbuf();
+    }
     bundle.close();
     std::filesystem::create_directory_symlink(folder, files_.Path("next"));
     std::filesystem::rename(files_.Path("next"), files_.Path(name_));

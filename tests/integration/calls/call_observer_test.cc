@@ -46,8 +46,9 @@ class CallObserverTest : public ::testing::Test {
     EXPECT_EQ(Ended(name, code), count) << name;
     EXPECT_EQ(std::accumulate(ended.begin(), ended.end(), uint64_t{0}), count) << name;
     uint64_t timed = 0;
-    for (size_t i = 0; i <= engine::DurationHistogram::kBounds.size(); ++i)
+    for (size_t i = 0; i <= engine::DurationHistogram::kBounds.size(); ++i) {
       timed += Method(name).seconds.bucket(i);
+    }
     EXPECT_EQ(timed, count) << name;
   }
 
