@@ -37,7 +37,7 @@ def _fill(number: int | None, context: Any) -> None:
         if len(parent) < room[0]:  # longer ones are of versions to come
             context.contents.traceparent = parent
             context.contents.tracestate = state if len(state) < room[1] else b""
-    except Exception:  # noqa: BLE001: a call must not fail for its trace; connect() has tried the source
+    except Exception:  # noqa: BLE001 - a call must not fail for its trace; connect() has tried the source
         pass
     except KeyboardInterrupt:  # C would swallow it
         _thread.interrupt_main()
