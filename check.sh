@@ -59,7 +59,7 @@ if ((${#suites[@]} == 0)); then suites=("${default_suites[@]}"); fi
 
 jobs=$(nproc)
 began=$SECONDS
-passed=0 failed=0 rows=()
+passed=0 failed=0 rows=() failures=()
 suite_passed=0 suite_failed=0
 
 count_pass() { suite_passed=$((suite_passed + $1)); }
@@ -67,7 +67,18 @@ count_fail() { suite_failed=$((suite_failed + $1)); }
 
 # One check that is not a CTest test: counts as one.
 check() {
-  if try_step "$@"; then count_pass 1; else count_fail 1; fi
+  if try_step "$@"; then
+    count_pass 1
+  else
+    count_fail 1
+    failures+=("$2")
+  fi
+}
+
+# A report that says what failed: its tests are named again in the end, where whoever looks finds them.
+name_failures() {
+  local suite=$1 report=$2 line
+  while IFS= read -r line; do failures+=("$suite: $line"); done < <(tools/failed_tests.py "$report")
 }
 
 # Configures and builds a tree once a run. build_tree PRESET TREE [TARGET...]
@@ -99,6 +110,7 @@ run_ctest() {
   bad=$(($(report_count failures "$report") + $(report_count skipped "$report") + $(report_count disabled "$report")))
   count_fail "$bad"
   count_pass $((total - bad))
+  if ((bad)); then name_failures "$suite" "$report"; fi
 }
 report_count() { sed -n "0,/[^a-z]$1=\"/s/.*[^a-z]$1=\"\([0-9]*\)\".*/\1/p" "$2" | head -n 1; }
 
@@ -147,6 +159,7 @@ run_pytest() {
   bad=$(($(report_count failures "$report") + $(report_count errors "$report") + $(report_count skipped "$report")))
   count_fail "$bad"
   count_pass $((total - bad))
+  if ((bad)); then name_failures "$suite" "$report"; fi
 }
 
 # Two processes, each with a server of its own: more would be in each other's way.
@@ -267,6 +280,10 @@ if [[ -n ${built["build "]:-} ]] && ! check_labels; then failed=$((failed + 1));
 
 printf '\n%-12s %-7s %6s %7s %9s\n' suite result passed failed time
 printf '%s\n' "${rows[@]}"
+if ((${#failures[@]})); then
+  printf '\ndid not pass:\n'
+  printf '  %s\n' "${failures[@]}"
+fi
 if [[ -n ${built["build "]:-} ]]; then
   case $(cuda_status) in
     toolkit*) printf '\nCUDA code was compiled: %s\n' "$(cuda_status)" ;;

