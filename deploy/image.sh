@@ -83,7 +83,7 @@ copy_out() {
 
 image_bytes() {
   case $tool in
-    buildah) buildah inspect --type image --format '{{.ImageID}}' "$tag" >/dev/null && buildah images --format '{{.Size}}' "$tag" ;;
+    buildah) buildah images --format '{{.Size}}' "$tag" ;;
     *) "$tool" image inspect --format '{{.Size}}' "$tag" | awk '{printf "%.0f MB\n", $1 / 1e6}' ;;
   esac
 }

@@ -148,7 +148,7 @@ void FitOpenFiles(engine::EngineOptions& options) {
   const int64_t files = engine::RaiseFileLimit();
   options.regions.most = std::clamp<int64_t>(files / 8, 1, options.regions.most);
   if (files >= kEnough) return;
-  Log(LogLevel::kWarning, "few open files are allowed: clients beyond them cannot connect, and hang",
+  Log(LogLevel::kWarning, "few open files are allowed: clients beyond them cannot connect",
       {{"allowed", files},
        {"remedy", "raise the hard limit of open files (ulimit -Hn, LimitNOFILE) to 65536"}});
 }

@@ -2,8 +2,6 @@
 
 #include <grpcpp/support/status_code_enum.h>
 
-#include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -34,18 +32,6 @@ int KnownCode(int code) {
 }
 
 }  // namespace
-
-std::optional<uint64_t> RateLimit::Take(Time now) {
-  const double seconds = std::chrono::duration<double>(now - at_).count();
-  room_ = std::min(burst_, room_ + seconds * per_second_);
-  at_ = now;
-  if (room_ < 1) {
-    ++held_back_;
-    return std::nullopt;
-  }
-  room_ -= 1;
-  return std::exchange(held_back_, 0);
-}
 
 telemetry::RpcMethod* CallReports::Find(std::string_view path) const {
   return counters_->rpcs.Find(MethodOfPath(path));

@@ -23,6 +23,8 @@ class FileDescriptor {
 
   int get() const { return file_; }
   bool valid() const { return file_ >= 0; }
+  // The caller's to close from now on.
+  int Release() { return std::exchange(file_, -1); }
 
  private:
   int file_ = -1;

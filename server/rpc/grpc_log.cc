@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/call_reports.h"
+#include "server/rpc/rate_limit.h"
 #include "server/telemetry/logging.h"
 
 namespace lossd::rpc {

@@ -38,21 +38,20 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
   grpc::ServerBuilder builder;
   builder.SetOption(std::make_unique<NoPlugins>());
   builder.SetMaxReceiveMessageSize(kMostBytes);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMostBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kOldestMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kGraceMs);
   builder.RegisterCallbackGenericService(&health->nothing_else_);
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &health->port_);
+  const absl::Status listening = health->acceptor_.Listen(listen, grpc::InsecureServerCredentials(), builder);
+  if (!listening.ok()) return absl::UnavailableError(absl::StrCat("--health_listen: ", listening.message()));
   health->server_ = builder.BuildAndStart();
-  if (health->server_ == nullptr || health->port_ <= 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", listen, " (--health_listen); is the address right and the port free?"));
-  }
+  if (health->server_ == nullptr) return absl::InternalError("the gRPC server of health does not start");
   health->Set(Ready::kNo);
   health->server_->GetHealthCheckService()->SetServingStatus(kLiveness, true);
+  // Not before: gRPC's service says that everything is served as long as nobody has told it otherwise.
+  if (absl::Status started = health->acceptor_.Start(); !started.ok()) return started;
   return health;
 }
 
@@ -61,6 +60,7 @@ void HealthServer::Set(Ready ready) {
 }
 
 HealthServer::~HealthServer() {
+  acceptor_.Stop();
   if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());  // whoever watches is cut off
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/rpc/acceptor.h"
 
 namespace lossd::rpc {
 
@@ -24,7 +25,7 @@ class HealthServer {
   static absl::StatusOr<std::unique_ptr<HealthServer>> Start(const std::string& listen);
   ~HealthServer();
 
-  int port() const { return port_; }
+  int port() const { return acceptor_.port(); }
   void Set(Ready ready);
 
  private:
@@ -32,7 +33,7 @@ class HealthServer {
 
   // Answers whatever is not health: UNIMPLEMENTED. gRPC starts no server without a service of one's own.
   grpc::CallbackGenericService nothing_else_;
-  int port_ = 0;
+  Acceptor acceptor_{Acceptor::For::kProbes, nullptr};
   std::unique_ptr<grpc::Server> server_;
 };
 

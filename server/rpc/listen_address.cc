@@ -20,15 +20,6 @@
 namespace lossd::rpc {
 namespace {
 
-constexpr unsigned int kOwnerAndGroup = 0117;
-
-std::string PathOf(const std::string& address) {
-  absl::string_view path = address;
-  if (!absl::ConsumePrefix(&path, "unix:")) return "";
-  absl::ConsumePrefix(&path, "//");
-  return std::string(path);
-}
-
 absl::Status Check(const std::string& address) {
   if (absl::StartsWith(address, "unix-abstract:")) {
     return absl::InvalidArgumentError(
@@ -37,20 +28,16 @@ absl::Status Check(const std::string& address) {
                      "the machine could connect: use unix:PATH"));
   }
   if (IsUnixSocket(address)) {
-    const std::string path = PathOf(address);
+    const std::string path = SocketFile(address);
     constexpr size_t kMost = sizeof(sockaddr_un::sun_path) - 1;
     if (!path.empty() && path.size() <= kMost) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("--listen names '", address,
                                                    "'; the path of a socket has 1 to ", kMost,
                                                    " bytes, this one has ", path.size()));
   }
-  // The address itself is the resolver's to judge, but it takes any number for a port.
-  const size_t colon = address.rfind(':');
-  int port = -1;
-  if (colon != std::string::npos && absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 &&
-      port <= 65535) {
-    return absl::OkStatus();
-  }
+  // The host itself is the resolver's to judge.
+  const int port = SplitHostPort(address).port;
+  if (port >= 0 && port <= 65535) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "--listen names '", address, "'; it must be host:port with a port from 0 to 65535, or unix:PATH"));
 }
@@ -80,6 +67,22 @@ absl::StatusOr<std::vector<std::string>> ParseListen(const std::string& listen) 
 
 bool IsUnixSocket(const std::string& address) { return absl::StartsWith(address, "unix:"); }
 
+std::string SocketFile(const std::string& address) {
+  absl::string_view path = address;
+  if (!absl::ConsumePrefix(&path, "unix:")) return "";
+  absl::ConsumePrefix(&path, "//");
+  return std::string(path);
+}
+
+HostPort SplitHostPort(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  int port = -1;
+  if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &port)) return {address, -1};
+  absl::string_view host(address.data(), colon);
+  if (absl::StartsWith(host, "[") && absl::EndsWith(host, "]")) host = host.substr(1, host.size() - 2);
+  return {std::string(host), port};
+}
+
 bool IsPlainLoopback(const std::string& address) {
   const std::string host = address.substr(0, address.rfind(':'));
   return IsUnixSocket(address) || host == "localhost" || host == "127.0.0.1" || host == "[::1]";
@@ -93,7 +96,7 @@ bool IsLoopback(const std::string& address) {
 }
 
 absl::Status RemoveStaleSocket(const std::string& address) {
-  const std::string path = PathOf(address);
+  const std::string path = SocketFile(address);
   struct stat status {};
   if (path.empty() || lstat(path.c_str(), &status) != 0) return absl::OkStatus();
   if (!S_ISSOCK(status.st_mode)) {
@@ -108,8 +111,5 @@ absl::Status RemoveStaleSocket(const std::string& address) {
   return absl::ErrnoToStatus(errno,
                              absl::StrCat("cannot remove the socket ", path, " that an earlier server left"));
 }
-
-SocketFileMode::SocketFileMode() : before_(umask(kOwnerAndGroup)) {}
-SocketFileMode::~SocketFileMode() { umask(static_cast<mode_t>(before_)); }
 
 }  // namespace lossd::rpc

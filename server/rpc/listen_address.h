@@ -15,6 +15,16 @@ namespace lossd::rpc {
 absl::StatusOr<std::vector<std::string>> ParseListen(const std::string& listen);
 
 bool IsUnixSocket(const std::string& address);
+// PATH of "unix:PATH"; of other addresses "".
+std::string SocketFile(const std::string& address);
+
+struct HostPort {
+  std::string host;  // without the brackets of IPv6
+  int port = 0;
+};
+// Port -1: there is none.
+HostPort SplitHostPort(const std::string& address);
+
 // Not to be reached from other machines.
 bool IsLoopback(const std::string& address);
 // Of those, what gRPC itself takes for local: tokens need such an address, or TLS.
@@ -23,19 +33,6 @@ bool IsPlainLoopback(const std::string& address);
 // Before listening on "unix:PATH": removes the socket file of a server that is no more. ALREADY_EXISTS if a
 // server answers there, or if PATH is something else than a socket. Nothing to do for other addresses.
 absl::Status RemoveStaleSocket(const std::string& address);
-
-// While it lives, socket files are made for their owner and group alone. Of the whole process: nothing else
-// may make files meanwhile.
-class SocketFileMode {
- public:
-  SocketFileMode();
-  ~SocketFileMode();
-  SocketFileMode(const SocketFileMode&) = delete;
-  SocketFileMode& operator=(const SocketFileMode&) = delete;
-
- private:
-  const unsigned int before_;
-};
 
 }  // namespace lossd::rpc
 

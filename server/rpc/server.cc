@@ -10,9 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/engine/errors.h"
 #include "server/rpc/call_observer.h"
 #include "server/rpc/listen_address.h"
 
@@ -49,8 +47,6 @@ void LimitConnections(grpc::ServerBuilder& builder, const ConnectionLimits& limi
 void Configure(grpc::ServerBuilder& builder, const engine::EngineOptions& options) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(MaxMessageBytes(options.chunk_limits)));
   builder.SetMaxSendMessageSize(std::numeric_limits<int>::max());
-  // A second server on the same port is a mistake that should show.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // Clients that vanish without a word are noticed and their queued work withdrawn.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
@@ -104,7 +100,9 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
       loss_service_(engine, options.access),
       gradient_service_(engine),
       status_service_(engine, options.on_drain),
-      region_service_(engine) {}
+      region_service_(engine),
+      acceptor_(Acceptor::For::kClients,
+                options.counters == nullptr ? nullptr : &options.counters->connections_refused) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
   std::unique_ptr<Server> server(new Server(engine, options));
@@ -136,28 +134,14 @@ absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& b
   if (!addresses.ok()) return addresses.status();
   if (const auto check = CheckTls(options.tls); !check.ok()) return check.status();
   const Credentials credentials(options);
-  std::vector<int> ports(addresses->size(), 0);
-  for (size_t i = 0; i < addresses->size(); ++i) {
-    const std::string& address = (*addresses)[i];
-    if (absl::Status status = RemoveStaleSocket(address); !status.ok()) return status;
-    builder.AddListeningPort(address, credentials.For(address), &ports[i]);
-  }
-  {
-    const SocketFileMode mode;
-    server_ = builder.BuildAndStart();
-  }
-  for (size_t i = 0; i < addresses->size(); ++i) {
-    const std::string& address = (*addresses)[i];
-    if (ports[i] <= 0) {
-      return engine::MakeError(
-          absl::StatusCode::kUnavailable, engine::RejectReason::kInternal, "listen",
-          absl::StrCat("cannot listen on ", address, "; is the address right and ",
-                       IsUnixSocket(address) ? "its folder there and writable?" : "the port free?"));
+  for (const std::string& address : *addresses) {
+    if (absl::Status status = acceptor_.Listen(address, credentials.For(address), builder); !status.ok()) {
+      return status;
     }
-    if (port_ == 0 && !IsUnixSocket(address)) port_ = ports[i];
   }
+  server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("the gRPC server does not start");
-  return absl::OkStatus();
+  return acceptor_.Start();
 }
 
 Server::~Server() {
@@ -172,6 +156,7 @@ void Server::Drain(absl::Duration timeout) {
   loss_service_.Drain();
   // Streams that are cancelled at the deadline take with them what they had queued; what is on the device by
   // then is finished.
+  acceptor_.Stop();
   server_->Shutdown(deadline);
   engine_->WaitIdle();
 }

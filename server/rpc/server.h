@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
+#include "server/rpc/acceptor.h"
 #include "server/rpc/access.h"
 #include "server/rpc/call_reports.h"
 #include "server/rpc/gradient_service.h"
@@ -52,7 +53,7 @@ class Server {
   ~Server();
 
   // Of the first host:port; 0 if there is none.
-  int port() const { return port_; }
+  int port() const { return acceptor_.port(); }
   // Where clients attach their regions; empty if there are none.
   std::string region_socket_path() const { return region_socket_ == nullptr ? "" : region_socket_->path(); }
 
@@ -77,7 +78,7 @@ class Server {
   StatusService status_service_;
   RegionService region_service_;
   std::unique_ptr<RegionSocket> region_socket_;
-  int port_ = 0;
+  Acceptor acceptor_;
   bool drained_ = false;
   std::unique_ptr<grpc::Server> server_;
 };

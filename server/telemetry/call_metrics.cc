@@ -8,6 +8,8 @@ constexpr Metric kRpcs{"lossd_rpcs_total", "Calls that ended.", kCounter, {"meth
 constexpr Metric kRpcSeconds{
     "lossd_rpc_seconds", "Time of calls; of streams the whole life.", kHistogram, {"method"}};
 constexpr Metric kInFlight{"lossd_rpcs_in_flight", "Calls under way.", kGauge, {"method"}};
+constexpr Metric kRefused{"lossd_connections_refused_total",
+                          "Connections closed at once because too few file descriptors were left.", kCounter};
 constexpr Metric kDenied{
     "lossd_access_denied_total", "Calls refused by --tokens, by reason.", kCounter, {"reason"}};
 constexpr Metric kTokenReloads{
@@ -29,6 +31,7 @@ void CollectCalls(const ServiceCounters& counters, Exposition& out) {
   for (const auto& method : counters.rpcs.methods()) out.Add({method->name}, method->seconds);
   out.Begin(kInFlight);
   for (const auto& method : counters.rpcs.methods()) out.Add({method->name}, method->in_flight);
+  out.Only(kRefused, counters.connections_refused);
   const AccessCounters& access = counters.access;
   out.Begin(kDenied);
   out.Add({"no_token"}, access.no_token);

@@ -88,6 +88,7 @@ struct ServiceCounters {
   RpcCounters rpcs;
   RecentErrors errors;
   AccessCounters access;
+  engine::Counter connections_refused{0};  // closed at once: too few file descriptors were left
 };
 
 }  // namespace lossd::telemetry

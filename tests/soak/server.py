@@ -1,8 +1,10 @@
 """A lossd that keeps its addresses from one start to the next, with TLS, a socket file and checkpoints."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -13,9 +15,12 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """Below those that the system gives to connections, or one might have it when the server starts again."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
 
 
 class Certificates:

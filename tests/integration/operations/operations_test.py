@@ -18,9 +18,11 @@ import time
 import unittest
 from pathlib import Path
 
+import grpc
 import lossd
 from clients import Connect, PairTrainer, RegionTrainer, Stepper, Trainer
-from server import SoakServer
+from server import SoakServer, free_port
+from standard_services import SERVING, health
 
 BINARY = sys.argv.pop(1)
 FAKETIME = sys.argv.pop(1) if len(sys.argv) > 1 and os.path.exists(sys.argv[1]) else ""
@@ -137,19 +139,25 @@ class Operations(Servers):
         self.await_rounds(trainers, 2)
         self.end(trainers)
 
-    def test_without_file_descriptors_who_is_there_goes_on_and_a_restart_lets_others_in_again(self) -> None:
-        """gRPC 1.51 stops listening at an address once it could not take a connection there."""
-        server = self.server()
+    def test_without_file_descriptors_who_is_there_goes_on_others_are_told_and_later_let_in(self) -> None:
+        probes = f"127.0.0.1:{free_port()}"
+        server = self.server(f"--health_listen={probes}")
         trainers = self.begin(self.connection(server), Trainer, RegionTrainer)
-        most = server.open_files() + 20
+        operator = self.enterContext(lossd.connect(server.socket_target))
+        head = operator.head(trainers[0].name)
+        most = server.open_files() + 40
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (most, most))
         crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
-        poll(lambda: any("Too many open files" in str(line.get("message")) for line in server.log_lines()))
+        poll(lambda: server.metrics()["lossd_connections_refused_total"] > 0)
+        with self.assertRaises(lossd.UnavailableError), lossd.connect(server.target, reconnect_timeout=0) as client:
+            client.status()
         self.await_rounds(trainers, 2)
+        with grpc.insecure_channel(probes) as probe:
+            self.assertEqual(health(probe, "liveness"), SERVING)
+        save_between_flushes(head, "nevertheless")
+        self.assertTrue(any("too few file descriptors" in str(line["event"]) for line in server.log_lines()))
         for connection in crowd:
             connection.close()
-        self.assertEqual(server.stop(), 0)
-        server.start()
         with lossd.connect(server.target, reconnect_timeout=120) as client:
             self.assertFalse(client.status().draining)
         self.await_rounds(trainers, 2)

@@ -1,0 +1,129 @@
+#include "server/rpc/acceptor.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <utility>
+
+#include "server/telemetry/logging.h"
+
+namespace lossd::rpc {
+namespace {
+
+using ExternalConnections = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+
+// How long connections wait when there is no descriptor at all: nothing tells when there is one.
+constexpr int kPauseMs = 50;
+
+// The system gives the lowest number that is free: from this one on, so many are in use.
+int64_t FirstKeptBack(Acceptor::For whom) {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return INT64_MAX;
+  const int64_t limit = files.rlim_cur == RLIM_INFINITY ? INT64_MAX : static_cast<int64_t>(files.rlim_cur);
+  const int64_t kept_back = std::clamp<int64_t>(limit / 16, 8, 64);
+  return limit - (whom == Acceptor::For::kClients ? kept_back : kept_back / 2);
+}
+
+// Of what may go wrong with accept, what is not of the one connection.
+bool IsShortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+}  // namespace
+
+absl::Status Acceptor::Listen(const std::string& address,
+                              const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                              grpc::ServerBuilder& builder) {
+  absl::StatusOr<std::unique_ptr<Listener>> listener = Listener::Open(address);
+  if (!listener.ok()) return listener.status();
+  places_.push_back({*std::move(listener), builder.experimental().AddExternalConnectionAcceptor(
+                                               ExternalConnections::FROM_FD, credentials)});
+  return absl::OkStatus();
+}
+
+int Acceptor::port() const {
+  for (const Place& place : places_) {
+    if (place.listener->port() != 0) return place.listener->port();
+  }
+  return 0;
+}
+
+absl::Status Acceptor::Start() {
+  stop_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop_.valid()) return absl::UnavailableError("no file descriptor is left to take connections with");
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+void Acceptor::Stop() {
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    (void)!write(stop_.get(), &one, sizeof(one));
+    thread_.join();
+  }
+  for (Place& place : places_) place.listener.reset();
+}
+
+void Acceptor::Run() {
+  std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}};
+  std::vector<Place*> places = {nullptr};
+  for (Place& place : places_) {
+    for (const FileDescriptor& socket : place.listener->sockets()) {
+      polled.push_back({socket.get(), POLLIN, 0});
+      places.push_back(&place);
+    }
+  }
+  for (;;) {
+    if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
+    if (polled[0].revents != 0) return;
+    bool room = true;
+    for (size_t i = 1; i < polled.size(); ++i) {
+      if (polled[i].revents != 0) room = TakeAll(polled[i].fd, *places[i]) && room;
+    }
+    if (!room) poll(polled.data(), 1, kPauseMs);
+  }
+}
+
+bool Acceptor::TakeAll(int listener, Place& place) {
+  // So many at once at most: other addresses have a turn.
+  for (int i = 0; i < 64; ++i) {
+    FileDescriptor socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (errno == EAGAIN) return true;
+      if (!IsShortage(errno)) continue;  // the connection was given up before it was taken
+      LogShortage("waits");
+      return false;
+    }
+    if (socket.get() >= FirstKeptBack(for_)) {
+      if (refused_ != nullptr) ++*refused_;
+      LogShortage("closed");
+      continue;
+    }
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
+    taken.listener_fd = listener;
+    taken.fd = socket.Release();
+    place.server->HandleNewConnection(&taken);
+  }
+  return true;
+}
+
+void Acceptor::LogShortage(const char* connection) {
+  const std::optional<uint64_t> left_out = lines_.Take(std::chrono::steady_clock::now());
+  if (!left_out.has_value()) return;
+  telemetry::Log(telemetry::LogLevel::kWarning,
+                 "a connection was not taken: too few file descriptors are left",
+                 {{"connection", connection},
+                  {"lines_left_out", *left_out},
+                  {"remedy",
+                   "raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or find out who "
+                   "connects so often (ss -tnp)"}});
+}
+
+}  // namespace lossd::rpc
