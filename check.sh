@@ -201,6 +201,7 @@ suite_tsan() {
 }
 
 suite_tidy() {
+  tools/tidy_env.sh || { count_fail 1 && return; }
   try_step "$log_dir/configure-release.log" "Configuring build" configure_preset release || { count_fail 1 && return; }
   try_step "$log_dir/build-proto.log" "Generating the messages" build_targets build lossd_proto || { count_fail 1 && return; }
   local limit=()

@@ -20,7 +20,7 @@ import time
 
 from source_files import ROOT, source_files
 
-TIDY = "clang-tidy-14"
+TIDY = os.path.join(ROOT, "build/tidy/bin/clang-tidy")  # tools/tidy_env.sh
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 GCC_ONLY = re.compile(r" -fno-gnu-unique\b")  # options that clang refuses
 GENERATED = re.compile(r"\.pb\.h$")
@@ -66,9 +66,10 @@ def tidy(build, path):
 
 
 def write_commands(folder, commands):
-    """A compile_commands.json that clang takes."""
+    """A compile_commands.json that clang takes: omp.h, which it has none of, is GCC's."""
+    headers = subprocess.run(["g++", "-print-file-name=include"], check=True, capture_output=True, text=True).stdout.strip()
     for command in commands:
-        command["command"] = GCC_ONLY.sub("", command["command"])
+        command["command"] = GCC_ONLY.sub("", command["command"]) + f" -idirafter {headers}"
     with open(os.path.join(folder, "compile_commands.json"), "w", encoding="utf-8") as file:
         json.dump(commands, file)
 
@@ -82,6 +83,8 @@ def main():
     parser.add_argument("files", nargs="*", metavar="FILE")
     arguments = parser.parse_args()
 
+    if not os.path.exists(TIDY):
+        sys.exit("there is no build/tidy/bin/clang-tidy: run tools/tidy_env.sh")
     build = os.path.join(ROOT, arguments.build)
     with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
         entries = json.load(file)

@@ -31,7 +31,7 @@ Display::Display(Verbosity verbosity, int64_t steps)
 void Display::Say(const std::string& line) {
   if (verbosity_ == Verbosity::kQuiet) return;
   Erase();
-  std::cout << line << std::endl;
+  std::cout << line << '\n' << std::flush;
 }
 
 void Display::Show(const StepNews& news) {
@@ -40,7 +40,8 @@ void Display::Show(const StepNews& news) {
                                             news.loss, news.tokens_per_second);
   if (!terminal_) {
     const int64_t every = std::max<int64_t>(1, steps_ / kLines);
-    if (news.step % every == 0 || news.step == 1 || news.step == steps_) std::cout << facts << std::endl;
+    if (news.step % every == 0 || news.step == 1 || news.step == steps_)
+      std::cout << facts << '\n' << std::flush;
     return;
   }
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;
