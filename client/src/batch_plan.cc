@@ -36,6 +36,7 @@ int64_t DefaultChunkBytes(const v1::SessionLimits& limits) {
 std::vector<int64_t> EqualSizes(int64_t tokens, int64_t most) {
   const int64_t chunks = (tokens + most - 1) / most;
   std::vector<int64_t> sizes;
+  sizes.reserve(static_cast<size_t>(chunks));
   for (int64_t i = 0; i < chunks; ++i) {
     // The first tokens % chunks ones are one token longer.
     sizes.push_back(tokens / chunks + static_cast<int64_t>(i < tokens % chunks));

@@ -18,6 +18,7 @@ using EndKind = LaneRun::EndKind;
 
 std::vector<uint64_t> NextSequences(const LaneSet& lanes) {
   std::vector<uint64_t> next;
+  next.reserve(lanes.size());
   for (size_t i = 0; i < lanes.size(); ++i) next.push_back(lanes[i].next_sequence());
   return next;
 }

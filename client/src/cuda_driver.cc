@@ -105,6 +105,7 @@ absl::Status CudaDriver::Load() {
     void* const symbol = dlsym(library, name);
     complete = complete && symbol != nullptr;
     static_assert(sizeof(*function) == sizeof(symbol));
+    // NOLINTNEXTLINE(bugprone-bitwise-pointer-cast,bugprone-multi-level-implicit-pointer-conversion)
     std::memcpy(function, &symbol, sizeof(symbol));
   };
   find("cuInit", &cuda.init);

@@ -40,8 +40,9 @@ void Display::Show(const StepNews& news) {
                                             news.loss, news.tokens_per_second);
   if (!terminal_) {
     const int64_t every = std::max<int64_t>(1, steps_ / kLines);
-    if (news.step % every == 0 || news.step == 1 || news.step == steps_)
+    if (news.step % every == 0 || news.step == 1 || news.step == steps_) {
       std::cout << facts << '\n' << std::flush;
+    }
     return;
   }
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;

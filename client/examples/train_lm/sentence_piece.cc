@@ -70,6 +70,7 @@ std::unique_ptr<SentencePiece> SentencePiece::Train(const std::vector<std::strin
 
 std::vector<int32_t> SentencePiece::Encode(std::string_view text) const {
   // Releases differ in the type of string view that they take.
+  // NOLINTNEXTLINE(performance-string-view-conversions)
   const std::vector<int> ids = impl_->processor.EncodeAsIds(std::string(text));
   return {ids.begin(), ids.end()};
 }

@@ -33,7 +33,7 @@ bool ContinuesCharacter(char byte) { return (static_cast<unsigned char>(byte) & 
 
 // The cells of one line, or nothing if its bars are not where the crosses are.
 std::vector<std::string> Cells(const std::string& line, const std::vector<size_t>& crosses) {
-  if (!line.starts_with("|") || !line.ends_with("|")) return {};
+  if (!line.starts_with('|') || !line.ends_with('|')) return {};
   std::vector<std::string> cells(1);
   size_t character = 0;
   auto cross = crosses.begin();

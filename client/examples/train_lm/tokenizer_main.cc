@@ -4,10 +4,11 @@
 // not. Standard output: a line with the size of the vocabulary and the ids of <s> and </s>, then for each
 // paragraph a line with its tokens. If no tokenizer can be made there is one line that says why, and the exit
 // status is 1.
-#include <cstdlib>
+#include <charconv>
 #include <iostream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "client/examples/train_lm/sentence_piece.h"
@@ -23,7 +24,10 @@ std::string_view Paragraph(std::string_view line) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
+  int vocabulary = 0;
+  const std::string_view said = argc == 2 ? argv[1] : "";
+  const auto [end, error_code] = std::from_chars(said.data(), said.data() + said.size(), vocabulary);
+  if (error_code != std::errc() || end != said.data() + said.size()) {
     std::cerr << "usage: train_lm_tokenizer VOCABULARY < PARAGRAPHS\n";
     return 2;
   }
@@ -35,7 +39,7 @@ int main(int argc, char** argv) {
     if (line.starts_with('+')) training.push_back(Paragraph(line));
   }
   std::string error;
-  const auto tokenizer = lossd::train_lm::SentencePiece::Train(training, std::atoi(argv[1]), &error);
+  const auto tokenizer = lossd::train_lm::SentencePiece::Train(training, vocabulary, &error);
   if (tokenizer == nullptr) {
     std::cout << error << '\n';
     return 1;

@@ -101,12 +101,12 @@ std::string SweepMarkdown(const Json& sweep) {
   }
   absl::StrAppend(&text, "\n", rule, "\n");
   for (const Json& one : sweep["cases"]) {
-    text += "|";
+    text += '|';
     for (const Column& column : kColumns) {
       if (column.title == nullptr) continue;
       absl::StrAppend(&text, " ", Formatted(At(one, column.pointer), column.format), " |");
     }
-    text += "\n";
+    text += '\n';
   }
   return text;
 }
