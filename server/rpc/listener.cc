@@ -60,8 +60,9 @@ FileDescriptor OpenSocket(const SocketAddress& address, const std::string& file 
   if (address.family() == AF_INET6 && !Set(number, IPPROTO_IPV6, IPV6_V6ONLY, 0)) return {};
   if (bind(number, address.generic(), address.size) != 0) return {};
   // Nobody can connect before it listens.
-  if ((file.empty() || chmod(file.c_str(), kOwnerAndGroup) == 0) && listen(number, kBacklog) == 0)
+  if ((file.empty() || chmod(file.c_str(), kOwnerAndGroup) == 0) && listen(number, kBacklog) == 0) {
     return opened;
+  }
   const int error = errno;
   if (!file.empty()) unlink(file.c_str());
   errno = error;
@@ -99,9 +100,10 @@ bool IsMissing(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPO
 bool IsEveryAddress(const std::string& host) { return host.empty() || host == "0.0.0.0" || host == "::"; }
 
 // One port on all `addresses`; of port 0 a free one.
-absl::Status OpenAll(std::vector<SocketAddress> addresses, int port, std::vector<FileDescriptor>* sockets) {
+absl::Status OpenAll(const std::vector<SocketAddress>& addresses, int port,
+                     std::vector<FileDescriptor>* sockets) {
   int missing = EADDRNOTAVAIL;
-  for (SocketAddress& address : addresses) {
+  for (SocketAddress address : addresses) {
     address.set_port(sockets->empty() ? port : PortOf(sockets->front()));
     FileDescriptor socket = OpenSocket(address);
     const int error = errno;
@@ -156,8 +158,8 @@ absl::Status Listener::OpenHost(const HostPort& address) {
   if (IsEveryAddress(host)) {
     // A socket of IPv6 takes IPv4, too.
     for (const char* const every : {"::", "0.0.0.0"}) {
-      absl::StatusOr<std::vector<SocketAddress>> addresses = Resolve(every);
-      status = addresses.ok() ? OpenAll(*std::move(addresses), port, &sockets_) : addresses.status();
+      const absl::StatusOr<std::vector<SocketAddress>> addresses = Resolve(every);
+      status = addresses.ok() ? OpenAll(*addresses, port, &sockets_) : addresses.status();
       if (status.ok() || !absl::IsUnavailable(status)) break;
     }
   } else {

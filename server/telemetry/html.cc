@@ -53,7 +53,11 @@ std::string CountText(double count) {
   }
   constexpr std::array kUnits = {"k", "M", "G", "T"};
   size_t unit = 0;
-  for (count /= 1000; count >= 1000 && unit + 1 < kUnits.size(); count /= 1000) ++unit;
+  count /= 1000;
+  while (count >= 1000 && unit + 1 < kUnits.size()) {
+    count /= 1000;
+    ++unit;
+  }
   return absl::StrFormat("%.3g %s", count, kUnits[unit]);
 }
 
