@@ -370,8 +370,12 @@ PROCESS = Row(
         ),
         graph(
             "Open files",
-            "Each lane is one",
-            [Query(f"process_open_fds{{{I}}}", "open"), Query(f"process_max_fds{{{I}}}", "limit")],
+            "Each lane is one; connections that find too few left are closed",
+            [
+                Query(f"process_open_fds{{{I}}}", "open"),
+                Query(f"process_max_fds{{{I}}}", "limit"),
+                Query(rate("lossd_connections_refused_total"), "connections closed", "cps"),
+            ],
             width=6,
             log=True,
         ),
