@@ -8,6 +8,7 @@ import re
 import unittest
 from collections.abc import Iterator
 
+import yaml
 from manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -140,6 +141,18 @@ class Policy(unittest.TestCase):
             self.assertIs(config["restore"], True)
             grace = pod_spec(stateful_set)["terminationGracePeriodSeconds"]
             self.assertGreaterEqual(grace, seconds(config["drain_timeout"]) + 30)
+
+    def test_a_drain_that_is_allowed_is_no_alert(self) -> None:
+        text = (REPOSITORY / "deploy/prometheus/rules/lossd.rules.yml").read_text(encoding="utf-8")
+        (alert,) = (
+            rule
+            for group in yaml.safe_load(text)["groups"]
+            for rule in group["rules"]
+            if rule.get("alert") == "LossdDrainingTooLong"
+        )
+        for objects, stateful_set in self.each():
+            allowed = seconds(server_config(objects, stateful_set)["drain_timeout"])
+            self.assertGreater(seconds(alert["for"]), allowed)
 
     def test_memory_fits_the_limit(self) -> None:
         for objects, stateful_set in self.each():
