@@ -48,10 +48,11 @@ NOW = Row(
         stat("Draining", "1 while it shuts down", f"lossd_draining{{{I}}}", limits=thresholds(1)),
         stat(
             "Certificate expires in",
-            "Negative: it has; very negative: no TLS",
-            f"lossd_tls_certificate_expiry_timestamp_seconds{{{I}}} - time()",
+            "Negative: it has",
+            f"(lossd_tls_certificate_expiry_timestamp_seconds{{{I}}} > 0) - time()",
             "s",
             graph="none",
+            absent="no TLS",
             limits=thresholds(warning=7 * 86400, critical=6 * 3600, rising=False),
         ),
     ],
