@@ -2,7 +2,7 @@
 """The real lossd, started as the pod of a rendered overlay starts it: its arguments and its lossd.json, where volumes
 are folders here and ports are free ones. Then the probes ask, Prometheus reads, a trainer connects, the pod is deleted.
 
-usage: server_test.py LOSSD LOSSCTL
+usage: server_test.py LOSSD LOSSCTL   with tests/deploy in PYTHONPATH
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import urllib.request
 from pathlib import Path
 
 from manifests import OVERLAYS, container, of_kind, overlay, pod_spec, server_config
+from weights import write_weights
 
 LOSSD, LOSSCTL = sys.argv[1:3]
 del sys.argv[1:3]
@@ -48,14 +49,6 @@ def make_certificates(folder: Path) -> None:
         signing = ["-days", "3", "-CAcreateserial", "-CA", "ca.crt", "-CAkey", "ca.key", "-extfile", "ext"]
         openssl("x509", "-req", "-in", "request", *signing, "-out", f"{name}.crt", cwd=folder)
         (folder / f"{name}.key").chmod(0o440)
-
-
-def write_weights(path: Path, vocab_size: int, hidden_size: int) -> None:
-    """A safetensors file with an lm_head of zeros."""
-    size = 2 * vocab_size * hidden_size
-    tensor = {"dtype": "BF16", "shape": [vocab_size, hidden_size], "data_offsets": [0, size]}
-    header = json.dumps({"lm_head.weight": tensor}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
 
 
 class Pod:
