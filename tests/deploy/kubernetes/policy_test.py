@@ -283,12 +283,22 @@ class Policy(unittest.TestCase):
             self.assertEqual(peer["namespaceSelector"], {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}})
 
     def test_prometheus_finds_every_pod(self) -> None:
-        for objects, stateful_set in self.each():
-            (monitor,) = of_kind(objects, "PodMonitor")
+        for _, stateful_set in self.each():
+            (monitor,) = of_kind(render(KUBERNETES / "components/pod-monitor"), "PodMonitor")
             self.assertTrue(matches(monitor["spec"]["selector"], pod_labels(stateful_set)))
             self.assertIn(
                 monitor["spec"]["podMetricsEndpoints"][0]["port"], [p["name"] for p in container(stateful_set)["ports"]]
             )
+
+    def test_prometheus_finds_every_pod_by_the_names_of_the_documentation(self) -> None:
+        page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+        told = page[page.index("\n## Prometheus\n") :]
+        for objects, stateful_set in self.each():
+            name = stateful_set["spec"]["serviceName"]
+            (service,) = (s for s in of_kind(objects, "Service") if s["metadata"]["name"] == name)
+            (port,) = (p["port"] for p in service["spec"]["ports"] if p["name"] == "metrics")
+            self.assertRegex(told, rf"[\[`]{name}\.lossd\.svc[\]`]")
+            self.assertIn(f"port: {port}}}", told)
 
     def test_certificates_are_for_every_pod(self) -> None:
         (certificate,) = (
