@@ -306,6 +306,9 @@ class Policy(unittest.TestCase):
             for c in of_kind(render(KUBERNETES / "components/cert-manager"), "Certificate")
             if c["spec"]["secretName"] == "lossd-tls"
         )
+        for name in certificate["spec"]["dnsNames"]:
+            if name.startswith("*."):
+                self.assertIn(".", name[2:], "a name that gRPC matches with nothing")
         for _, stateful_set in self.each():
             for suffix in ("svc", "svc.cluster.local"):
                 self.assertIn(
