@@ -51,6 +51,12 @@ def instruction(pattern: str) -> list[str]:
     return json.loads(arguments)
 
 
+def developers_bundle() -> list[tuple[str, int, int]]:
+    """What lies in build/bundle, which is not the tests' to replace."""
+    found = sorted((REPOSITORY / "build/bundle").rglob("*"))
+    return [(str(path), path.lstat().st_ino, path.lstat().st_mtime_ns) for path in found]
+
+
 class ImageFiles(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
@@ -66,9 +72,11 @@ class ImageFiles(unittest.TestCase):
             "/var/lib/dpkg/status",
             "cpu",
         ]
+        cls.bundle_before = developers_bundle()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(done.stdout + done.stderr)
+        cls.bundle_after = developers_bundle()
         cls.root = cls.out / "opt/lossd"
         # Whoever runs this is user 65532 in the namespace below.
         os.chown(cls.out / "var/lib/lossd", os.getuid(), os.getgid())
@@ -78,6 +86,9 @@ class ImageFiles(unittest.TestCase):
     def components(self, part: str) -> list[dict]:
         wanted = {"name": "lossd:part", "value": part}
         return [component for component in self.bill["components"] if wanted in component["properties"]]
+
+    def test_a_bundle_that_somebody_made_stays_as_it_is(self) -> None:
+        self.assertEqual(self.bundle_after, self.bundle_before)
 
     def test_only_what_is_needed_is_in_it(self) -> None:
         self.assertEqual({path.name for path in (self.root / "bin").iterdir()}, {"lossd", "lossctl"})
