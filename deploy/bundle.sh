@@ -7,10 +7,10 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: deploy/bundle.sh [--tests] [--strip] [--sanitizer] [PROGRAM...]
+usage: deploy/bundle.sh [--tests] [--strip] [--sanitizer] [--out DIR] [PROGRAM...]
 
-Makes build/bundle/lossd (a folder) and build/bundle/lossd-VERSION-linux-x86_64.tar.gz of what lies in build/bin, with the shared
-libraries of it. Unpacked anywhere, by anybody, its programs run; what a machine has to bring is glibc 2.36 or newer and, for a
+Makes DIR/lossd (a folder, in the place of one that is there) and DIR/lossd-VERSION-linux-x86_64.tar.gz of what lies in build/bin,
+with the shared libraries of it. Unpacked anywhere, by anybody, its programs run; what a machine has to bring is glibc 2.36 or newer and, for a
 GPU, the NVIDIA driver and libcublasLt (of a CUDA toolkit or of PyTorch: anywhere in LD_LIBRARY_PATH, or copied into lib/).
 
   PROGRAM...   programs of build/bin to pack; default: ${default_programs[*]}
@@ -18,6 +18,7 @@ GPU, the NVIDIA driver and libcublasLt (of a CUDA toolkit or of PyTorch: anywher
   --strip      without debug information: 30 to 100 MiB less, but no line numbers in back traces
   --sanitizer  compute-sanitizer as well, for gpu_check.sh (28 MiB; of tools/cuda_toolkit.sh). Its licence is NVIDIA's: for your own
                machines only
+  --out DIR    default: build/bundle
 
 To try the archive:  tar xzf lossd-*.tar.gz && lossd/smoke.sh
 END
@@ -28,12 +29,13 @@ default_programs=(lossd lossctl lossd-perf lossd-bench train_lm)
 glibc='ld-linux[^/]*|lib(c|m|mvec|pthread|dl|rt|resolv|util|anl|nsl|thread_db|nss_[a-z]*)\.so[^/]*'
 nvidia='lib(cuda|cublas|cudart|cudnn|nvidia|nv|nccl)[^/]*'
 
-tests=no strip=no sanitizer=no programs=()
+tests=no strip=no sanitizer=no out=$repo_root/build/bundle programs=()
 while (($#)); do
   case $1 in
     --tests) tests=yes ;;
     --strip) strip=yes ;;
     --sanitizer) sanitizer=yes ;;
+    --out) out=$2 && shift ;;
     -h | --help) usage && exit ;;
     -*) usage >&2 && exit 2 ;;
     *) programs+=("$(basename "$1")") ;;
@@ -43,7 +45,8 @@ done
 if ((${#programs[@]} == 0)); then programs=("${default_programs[@]}"); fi
 
 bin=$repo_root/build/bin
-out=$repo_root/build/bundle
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
 root=$out/lossd
 licences=$root/share/licences
 

@@ -61,10 +61,12 @@ add_cublas() {
 }
 
 if [[ $build == yes ]]; then build_programs; fi
-"$repo_root/deploy/bundle.sh" --strip "${programs[@]}"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+"$repo_root/deploy/bundle.sh" --strip --out "$scratch" "${programs[@]}"
 rm -rf "$out/opt/lossd"
 mkdir -p "$out/opt"
-cp -r "$repo_root/build/bundle/lossd" "$out/opt/lossd"
+mv "$scratch/lossd" "$out/opt/lossd"
 if [[ $target == trial ]]; then
   "$repo_root/tools/setup.sh" run
   mkdir -p "$out/opt/lossd/share/text"

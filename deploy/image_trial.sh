@@ -63,7 +63,7 @@ incarnation() { inside lossctl status --json | sed -n 's/.*"incarnation": "\{0,1
 say "Starting $image with $tool"
 "$tool" run --detach --name "$name" --read-only --cap-drop=ALL --security-opt=no-new-privileges --network=none \
   --volume "$name:/var/lib/lossd" "$@" "$image" \
-  --config=/opt/lossd/share/lossd.json --device=cpu --checkpoint_dir=/var/lib/lossd/checkpoints --restore >/dev/null
+  --config=/opt/lossd/share/lossd.json --device=cpu >/dev/null
 wait_until_healthy
 expect "user and group" 65532:65532 "$(inside id -u):$(inside id -g)"
 expect "capabilities" 0000000000000000 "$(inside sed -n 's/^CapEff:\t//p' /proc/1/status)"

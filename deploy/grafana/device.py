@@ -48,10 +48,11 @@ NOW = Row(
         stat("Draining", "1 while it shuts down", f"lossd_draining{{{I}}}", limits=thresholds(1)),
         stat(
             "Certificate expires in",
-            "Negative: it has; very negative: no TLS",
-            f"lossd_tls_certificate_expiry_timestamp_seconds{{{I}}} - time()",
+            "Negative: it has",
+            f"(lossd_tls_certificate_expiry_timestamp_seconds{{{I}}} > 0) - time()",
             "s",
             graph="none",
+            absent="no TLS",
             limits=thresholds(warning=7 * 86400, critical=6 * 3600, rising=False),
         ),
     ],
@@ -370,8 +371,12 @@ PROCESS = Row(
         ),
         graph(
             "Open files",
-            "Each lane is one",
-            [Query(f"process_open_fds{{{I}}}", "open"), Query(f"process_max_fds{{{I}}}", "limit")],
+            "Each lane is one; connections that find too few left are closed",
+            [
+                Query(f"process_open_fds{{{I}}}", "open"),
+                Query(f"process_max_fds{{{I}}}", "limit"),
+                Query(rate("lossd_connections_refused_total"), "connections closed", "cps"),
+            ],
             width=6,
             log=True,
         ),

@@ -157,8 +157,14 @@ WORK = Row(
         ),
         graph(
             "Stages of a chunk, mean",
-            "Where the time goes, over the servers chosen",
-            [Query(f"avg by (stage) (instance_stage:lossd_chunk_seconds:mean5m{{{I}}})", "{{stage}}")],
+            "Where the time goes, over the chunks of the servers chosen",
+            [
+                Query(
+                    f"sum by (stage) (rate(lossd_chunk_seconds_sum{{{I}}}[$__rate_interval])) "
+                    f"/ sum by (stage) (rate(lossd_chunk_seconds_count{{{I}}}[$__rate_interval]))",
+                    "{{stage}}",
+                )
+            ],
             "s",
         ),
         graph(

@@ -77,9 +77,12 @@ def stat(
     limits: Json | None = None,
     **options: Any,
 ) -> Panel:
-    """One figure, as it is now; `mappings` give names to values, `decimals` digits."""
+    """One figure, as it is now, or the text `absent` if there is none; `decimals` gives digits."""
     defaults: Json = {"unit": unit, "color": {"mode": "thresholds"}, "thresholds": limits or thresholds()}
-    defaults |= {name: options[name] for name in ("mappings", "decimals") if name in options}
+    if "decimals" in options:
+        defaults["decimals"] = options["decimals"]
+    if "absent" in options:
+        defaults["noValue"] = options["absent"]
     return panel(
         "stat",
         title,
@@ -142,7 +145,7 @@ def graph(
         title,
         description,
         width,
-        options.get("height", 8),
+        8,
         fieldConfig={"defaults": defaults, "overrides": overrides},
         options={
             "legend": {

@@ -11,10 +11,12 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
 
+import yaml
 from queries import metric_names
 
 REPOSITORY = Path(sys.argv.pop(1))
@@ -23,6 +25,7 @@ DASHBOARDS = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (GRAFANA / "dashboards").glob("*.json")
 }
 COLUMNS = 24
+RULES = REPOSITORY / "deploy/prometheus/rules/lossd.rules.yml"
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
@@ -91,7 +94,7 @@ class Dashboards(unittest.TestCase):
         documented = set(
             re.findall(r"`((?:lossd|process)_\w+)", (REPOSITORY / "docs/metrics.md").read_text(encoding="utf-8"))
         )
-        rules = (REPOSITORY / "deploy/prometheus/rules/lossd.rules.yml").read_text(encoding="utf-8")
+        rules = RULES.read_text(encoding="utf-8")
         recorded = dict(re.findall(r"- record: (\S+)\n +expr: (.*)", rules))
         shown: set[str] = set()
         for dashboard in DASHBOARDS.values():
@@ -101,6 +104,52 @@ class Dashboards(unittest.TestCase):
                         shown |= metric_names(recorded[name]) if name in recorded else {name}
         shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
         self.assertEqual(documented - shown, set())
+
+
+def query_of(dashboard: str, title: str) -> str:
+    """The only query of a panel, with what Grafana would put in the place of its variables."""
+    (panel,) = (panel for panel in panels(DASHBOARDS[dashboard]) if panel["title"] == title)
+    (target,) = panel["targets"]
+    expression = target["expr"].replace('="$instance"', '="one"').replace("$instance", ".+")
+    return expression.replace("$__rate_interval", "5m")
+
+
+class Queries(unittest.TestCase):
+    """What panels show of series that are given, as promtool computes it."""
+
+    def check(self, query: str, series: dict[str, str], samples: dict[str, float]) -> None:
+        """`samples`: {labels: value} after ten minutes."""
+        test = {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": query,
+                    "eval_time": "10m",
+                    "exp_samples": [{"labels": labels, "value": value} for labels, value in samples.items()],
+                }
+            ],
+        }
+        with tempfile.NamedTemporaryFile("w", suffix=".yml", encoding="utf-8") as file:
+            yaml.safe_dump({"rule_files": [str(RULES.absolute())], "evaluation_interval": "1m", "tests": [test]}, file)
+            file.flush()
+            done = subprocess.run(["promtool", "test", "rules", file.name], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_the_mean_of_a_stage_is_that_of_servers_that_work(self) -> None:
+        series = {
+            'lossd_chunk_seconds_sum{job="lossd",instance="busy",stage="queue"}': "0+30x10",
+            'lossd_chunk_seconds_count{job="lossd",instance="busy",stage="queue"}': "0+60x10",
+            'lossd_chunk_seconds_sum{job="lossd",instance="idle",stage="queue"}': "0x10",
+            'lossd_chunk_seconds_count{job="lossd",instance="idle",stage="queue"}': "0x10",
+        }
+        self.check(query_of("lossd-overview", "Stages of a chunk, mean"), series, {'{stage="queue"}': 0.5})
+
+    def test_a_server_without_tls_has_no_certificate_that_expires(self) -> None:
+        query = query_of("lossd-device", "Certificate expires in")
+        series = 'lossd_tls_certificate_expiry_timestamp_seconds{job="lossd",instance="one"}'
+        self.check(query, {series: "0x10"}, {})
+        self.check(query, {series: "4200x10"}, {'{job="lossd",instance="one"}': 3600})
 
 
 if __name__ == "__main__":

@@ -18,22 +18,30 @@ from pathlib import Path
 
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from weights import write_weights
 
 REPOSITORY = Path(sys.argv.pop(1))
 DOCKERFILE = re.sub(r"\\\n", " ", (REPOSITORY / "Dockerfile").read_text(encoding="utf-8"))
 
-# Starts the server as the image does, waits until the health check is content, drains it.
+# Starts the server as the image does, waits until the health check is content, loads a head, drains it; and once more,
+# on what it left.
 INSIDE = """
 set -e
-{server} &
-until {health} >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done
-{health}
+run() {{
+  {server} &
+  until {health} >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done
+  {health}
+  $1 >&2
+  lossctl status --json | grep '"incarnation"'
+  kill -TERM $!
+  wait $!
+  echo drained
+}}
+run 'lossctl head load h /var/lib/lossd/h.safetensors --create'
 id -u
 touch /written /opt/lossd/written /usr/written 2>/dev/null && echo "the root can be written to"
 touch /var/lib/lossd/written
-kill -TERM $!
-wait $!
-echo drained
+run 'lossctl checkpoint list'
 """
 
 
@@ -41,6 +49,12 @@ def instruction(pattern: str) -> list[str]:
     """The arguments, in JSON, of the Dockerfile's only instruction that begins so."""
     (arguments,) = re.findall(rf"^{pattern} (\[.*\])$", DOCKERFILE, re.MULTILINE)
     return json.loads(arguments)
+
+
+def developers_bundle() -> list[tuple[str, int, int]]:
+    """What lies in build/bundle, which is not the tests' to replace."""
+    found = sorted((REPOSITORY / "build/bundle").rglob("*"))
+    return [(str(path), path.lstat().st_ino, path.lstat().st_mtime_ns) for path in found]
 
 
 class ImageFiles(unittest.TestCase):
@@ -58,17 +72,23 @@ class ImageFiles(unittest.TestCase):
             "/var/lib/dpkg/status",
             "cpu",
         ]
+        cls.bundle_before = developers_bundle()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(done.stdout + done.stderr)
+        cls.bundle_after = developers_bundle()
         cls.root = cls.out / "opt/lossd"
         # Whoever runs this is user 65532 in the namespace below.
         os.chown(cls.out / "var/lib/lossd", os.getuid(), os.getgid())
+        write_weights(cls.out / "var/lib/lossd/h.safetensors", 8, 4)
         cls.bill = json.loads((cls.root / "share/sbom.cdx.json").read_text(encoding="utf-8"))
 
     def components(self, part: str) -> list[dict]:
         wanted = {"name": "lossd:part", "value": part}
         return [component for component in self.bill["components"] if wanted in component["properties"]]
+
+    def test_a_bundle_that_somebody_made_stays_as_it_is(self) -> None:
+        self.assertEqual(self.bundle_after, self.bundle_before)
 
     def test_only_what_is_needed_is_in_it(self) -> None:
         self.assertEqual({path.name for path in (self.root / "bin").iterdir()}, {"lossd", "lossctl"})
@@ -132,7 +152,23 @@ class ImageFiles(unittest.TestCase):
         ]
         command += ["sh", "-c", INSIDE.format(server=server, health=health)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        self.assertEqual((done.returncode, done.stdout), (0, f"serving\n{user}\ndrained\n"), done.stderr)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        first, second = (list(map(str.strip, run.splitlines())) for run in done.stdout.split(f"{user}\n"))
+        self.assertEqual((first[0], first[2:]), ("serving", ["drained"]), done.stderr)
+        self.assertEqual(second, first, "the same server to its clients, by its volume")
+
+    def test_nothing_is_open_beyond_loopback(self) -> None:
+        # With --network=host it would be open on the machine's own addresses.
+        config = json.loads((self.root / "share/lossd.json").read_text(encoding="utf-8"))
+        for key in ("listen", "metrics_listen", "health_listen"):
+            self.assertTrue(config[key].startswith("127.0.0.1:"), key)
+
+    def test_the_example_in_the_documentation_gives_a_drain_its_time(self) -> None:
+        page = (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8")
+        (command,) = re.findall(r"^    (docker run .*)$", page, re.MULTILINE)
+        (allowed,) = re.findall(r"--stop-timeout[= ](\d+)", command)
+        self.assertGreater(int(allowed), 30)  # --drain_timeout, which the image's configuration leaves as it is
+        self.assertNotIn("drain_timeout", json.loads((self.root / "share/lossd.json").read_text(encoding="utf-8")))
 
     def test_the_configuration_listens_where_the_health_check_asks(self) -> None:
         config = json.loads((self.root / "share/lossd.json").read_text(encoding="utf-8"))

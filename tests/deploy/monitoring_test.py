@@ -26,6 +26,7 @@ from typing import Any
 import browser
 import grpc
 import yaml
+from certificates import Authority
 from lossd_server import LossdServer
 from PIL import Image
 from prometheus_server import Prometheus, fetch
@@ -44,44 +45,52 @@ RULES = REPOSITORY / "deploy/prometheus/rules/lossd.rules.yml"
 VARIABLES = {"$__rate_interval": "1m", "$window": "1m", "$head": ".+"}
 PAUSE = 0.2
 
+# Seconds that a test may wait in all for what is not there yet: a guard, and long.
+PATIENCE = 60.0
+
 running = contextlib.ExitStack()
-# Seconds that may be waited in all for what is not there yet: a guard, and long.
-patience = 30.0
-
-
-def make_certificate(folder: Path) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-keyout", folder / "key.pem", "-out", folder / "certificate.pem"],
-        check=True, capture_output=True)  # fmt: skip
-    (folder / "key.pem").chmod(0o600)
+patience = PATIENCE
 
 
 def setUpModule() -> None:  # noqa: N802 (unittest's name)
-    global server, prometheus
+    global server, prometheus, trained
     unittest.addModuleCleanup(running.close)
     folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
-    make_certificate(folder)
+    authority = Authority(folder)
+    authority.issue("server")
     flags = [
         "--device=cpu",
         "--workspace_bytes=16777216",
         "--memory_limit_bytes=268435456",
         f"--checkpoint_dir={folder}/c",
     ]
-    tls = [f"--tls_certificate={folder}/certificate.pem", f"--tls_key={folder}/key.pem"]
-    server = running.enter_context(LossdServer(LOSSD, *flags, *tls))
+    server = running.enter_context(LossdServer(LOSSD, *flags, *authority.server_flags()))
     prometheus = running.enter_context(Prometheus(REPOSITORY / "deploy/prometheus", server.metrics_url.split("/")[2]))
-    credentials = grpc.ssl_channel_credentials((folder / "certificate.pem").read_bytes())
+    credentials = grpc.ssl_channel_credentials(authority.certificate("ca").read_bytes())
     channel = running.enter_context(grpc.secure_channel(server.target, credentials))
     training = running.enter_context(Training(channel))
     training.wait(rounds=16)  # everything has happened once: the first checkpoint ends the sixteenth
+    trained = time.time()
     time.sleep(TRAIN_FOR)
-    wait_for(
-        "three scrapes since",
-        lambda: prometheus.values('changes(lossd_tokens_total{kind="valid"}[1m])'),
-        lambda n: n[0] >= 3,
-    )
+    wait_for_scrapes(3)
+
+
+def wait_for_scrapes(number: int) -> None:
+    """Since everything has happened once: by the clock that Prometheus goes by, too."""
+
+    def times() -> list[float]:
+        found = prometheus.api("query", query='lossd_tokens_total{kind="valid"}[1h]')["result"]
+        return [at for series in found for at, _ in series["values"] if at > trained]
+
+    wait_for(f"{number} scrapes", times, lambda found: len(found) >= number)
+
+
+class TestCase(unittest.TestCase):
+    """Each test has its own patience, in whatever order they run."""
+
+    def setUp(self) -> None:
+        global patience
+        patience = PATIENCE
 
 
 def wait_for(what: str, get: Any, enough: Any) -> Any:
@@ -145,14 +154,14 @@ class Page(html.parser.HTMLParser):
         self._in_value = False
 
 
-class Metrics(unittest.TestCase):
+class Metrics(TestCase):
     def test_promtool_finds_nothing_to_say_about_them(self) -> None:
         text = fetch(server.metrics_url)
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout + done.stderr), (0, ""))
 
 
-class Rules(unittest.TestCase):
+class Rules(TestCase):
     def test_every_series_that_a_rule_names_is_there(self) -> None:
         for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
             for rule in group["rules"]:
@@ -191,7 +200,7 @@ class Rules(unittest.TestCase):
         values("lossd_tls_certificate_expiry_timestamp_seconds > time()")
 
 
-class Dashboards(unittest.TestCase):
+class Dashboards(TestCase):
     def test_every_query_of_every_panel_gives_values(self) -> None:
         self.assertEqual(len(DASHBOARDS), 3)
         for path in DASHBOARDS:
@@ -222,14 +231,20 @@ class Dashboards(unittest.TestCase):
                     self.assertTrue(chosen, variable["query"])
 
 
-class Consoles(unittest.TestCase):
-    def page(self, name: str) -> Page:
-        return Page(fetch(f"{prometheus.url}/consoles/{name}"))
+def console(name: str) -> Page:
+    """Without any script, once none of its figures is missing."""
+    return wait_for(  # type: ignore[no-any-return]
+        f"figures of {name}",
+        lambda: Page(fetch(f"{prometheus.url}/consoles/{name}")),
+        lambda page: "–" not in page.figures,
+    )
 
+
+class Consoles(TestCase):
     def test_every_query_of_every_console_gives_values(self) -> None:
         self.assertEqual(len(CONSOLES), 3)
         for path in CONSOLES:
-            page = self.page(path.name)
+            page = console(path.name)
             self.assertGreater(len(page.queries), 10, path.name)
             for query in page.queries:
                 for expression in [substituted(query), *narrow_selectors(substituted(query))]:
@@ -238,9 +253,7 @@ class Consoles(unittest.TestCase):
 
     def test_figures_are_there_without_any_script(self) -> None:
         for path in CONSOLES:
-            page = self.page(path.name)
-            self.assertGreater(len(page.figures), 10)
-            self.assertNotIn("–", page.figures, path.name)
+            self.assertGreater(len(console(path.name).figures), 10)
 
     def test_heads_are_chosen_by_the_address_and_quotes_in_it_do_no_harm(self) -> None:
         text = fetch(f"{prometheus.url}/consoles/lossd-head.html?instance={instance()}&head=draft")
@@ -257,7 +270,13 @@ class Consoles(unittest.TestCase):
             self.assertNotRegex(text, r"@import|url\(")
 
 
-class Pictures(unittest.TestCase):
+class Pictures(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        wait_for_scrapes(10)  # for lines that are lines
+        for path in CONSOLES:
+            console(path.name)
+
     def drawn(self, file: Path) -> dict[tuple[int, int, int], int]:
         """The picture's colors, after checking that it is one of text and shapes, and no empty page."""
         with Image.open(file) as image:

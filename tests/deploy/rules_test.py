@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import textwrap
 import unittest
 from pathlib import Path
 
@@ -56,6 +58,15 @@ class Rules(unittest.TestCase):
     def test_promtool_takes_rules_and_configuration(self):
         self.succeed("check", "rules", "--lint=all", "--lint-fatal", RULES)
         self.succeed("check", "config", "--lint=all", "--lint-fatal", PROMETHEUS / "prometheus.yml")
+
+    def test_promtool_takes_the_job_for_kubernetes_of_the_documentation(self):
+        page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+        (config,) = re.findall(r"^    scrape_configs:\n(?:    .*\n)+", page, re.MULTILINE)
+        with tempfile.NamedTemporaryFile("w", suffix=".yml", encoding="utf-8") as file:
+            file.write(textwrap.dedent(config))
+            file.flush()
+            self.succeed("check", "config", "--lint=all", "--lint-fatal", file.name)
+        self.assertEqual([job["job_name"] for job in yaml.safe_load(config)["scrape_configs"]], ["lossd"])
 
     def test_unit_tests_of_the_rules(self):
         self.assertTrue(UNIT_TESTS)

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """deploy/systemd: systemd takes the unit, finds it confined, and lossd starts with its configuration.
 
-usage: systemd_test.py LOSSD REPOSITORY
+usage: systemd_test.py LOSSD REPOSITORY   with tests/integration/python_client in PYTHONPATH
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from pathlib import Path
+
+from lossd_server import await_ports
 
 LOSSD, REPOSITORY = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
 FOLDER = REPOSITORY / "deploy" / "systemd"
@@ -75,12 +76,11 @@ class Unit(unittest.TestCase):
         config = self.folder / "lossd.json"
         config.write_text(json.dumps(self.config | {"device": "cpu"}), encoding="utf-8")
         ports = self.folder / "ports.json"
-        server = subprocess.Popen([LOSSD, f"--config={config}", f"--port_file={ports}"], umask=0o077)
+        with open(self.folder / "log", "w", encoding="utf-8") as log:
+            command = [LOSSD, f"--config={config}", f"--port_file={ports}"]
+            server = subprocess.Popen(command, stderr=log, umask=0o077)
         self.addCleanup(server.kill)
-        while not ports.exists():
-            self.assertIsNone(server.poll())
-            time.sleep(0.05)
-        self.assertTrue(all(json.loads(ports.read_text(encoding="utf-8")).values()))
+        self.assertTrue(all(await_ports(server, ports, self.folder / "log").values()))
         socket = self.folder / "socket"
         self.assertEqual(os.stat(socket).st_mode & 0o777, 0o660)
         server.send_signal(signal.SIGTERM)

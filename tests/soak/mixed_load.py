@@ -71,7 +71,7 @@ class Soak:
 
     def over_tls(self) -> lossd.Client:
         assert self.server.certificates is not None
-        tls = lossd.Tls(ca_certificates=self.server.certificates.ca, server_name="localhost")
+        tls = lossd.Tls(ca_certificates=self.server.certificates.certificate("ca"), server_name="localhost")
         return lossd.connect(self.server.target, tls=tls, reconnect_timeout=120)
 
     def over_socket(self) -> lossd.Client:
@@ -119,8 +119,7 @@ class Soak:
             self.check()
             self.lives[-1].samples.append((now, self.server.resident_bytes()))
             if now >= next_rotation:
-                assert self.server.certificates is not None
-                self.server.certificates.rotate()
+                self.server.rotate_certificate()
                 self.rotations += 1
                 next_rotation += self.options.rotate
             if now >= next_restart and now < end - self.options.restart / 4:

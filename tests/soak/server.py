@@ -9,9 +9,11 @@ import re
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
+
+from certificates import Authority
+from lossd_server import await_ports
 
 
 def free_port() -> int:
@@ -23,42 +25,14 @@ def free_port() -> int:
             return port
 
 
-class Certificates:
-    """An authority of one's own, and the server's certificate, which can be replaced by a new one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ca, self.certificate, self.key = folder / "ca.pem", folder / "server.pem", folder / "server.key"
-        self._folder, self._ca_key, self._serial = folder, folder / "ca.key", 0
-        self._openssl("req", "-x509", *self._new_key(self._ca_key), "-out", self.ca, "-days", "2", "-subj", "/CN=soak")
-        self.rotate()
-
-    @staticmethod
-    def _openssl(*arguments: object) -> None:
-        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-    @staticmethod
-    def _new_key(path: Path) -> tuple[object, ...]:
-        return "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", path
-
-    def rotate(self) -> None:
-        """A new key and a new certificate, each put in place whole."""
-        self._serial += 1
-        key, request, certificate = (self._folder / f"new.{kind}" for kind in ("key", "csr", "pem"))
-        self._openssl("req", *self._new_key(key), "-out", request, "-subj", "/CN=localhost",
-                      "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
-        self._openssl("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self._ca_key, "-out", certificate,
-                      "-days", "1", "-set_serial", str(1000 + self._serial), "-copy_extensions", "copy")
-        key.rename(self.key)
-        certificate.rename(self.certificate)
-
-
 class SoakServer:
     """Started, drained and started again; everything that clients know of it stays."""
 
     def __init__(self, binary: str, folder: Path, *flags: str, tls: bool = True) -> None:
         self.folder, self.port, self.metrics_port = folder, free_port(), free_port()
         self.target, self.socket_target = f"127.0.0.1:{self.port}", f"unix:{folder}/lossd.sock"
-        self.certificates = Certificates(folder) if tls else None
+        self.certificates = Authority(folder) if tls else None
+        self.rotate_certificate()
         self._binary, self._flags = binary, list(flags)
         self._process: subprocess.Popen[bytes] | None = None
         self.log_path = folder / "log"
@@ -68,18 +42,20 @@ class SoakServer:
                  f"--checkpoint_dir={self.folder}/checkpoints", "--restore", "--device=cpu",
                  f"--port_file={self.folder}/ports", "--log_format=json", *self._flags]
         if self.certificates is not None:
-            found += [f"--tls_certificate={self.certificates.certificate}", f"--tls_key={self.certificates.key}"]
+            found += self.certificates.server_flags()
         return found
+
+    def rotate_certificate(self) -> None:
+        """A new key and a new certificate, if there is TLS."""
+        if self.certificates is not None:
+            self.certificates.issue("server")
 
     def start(self, *flags: str, **options: object) -> None:
         ports = self.folder / "ports"
         ports.unlink(missing_ok=True)
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen([self._binary, *self.flags(), *flags], stdout=log, stderr=log, **options)
-        while not ports.exists():
-            if self._process.poll() is not None:
-                raise RuntimeError(f"lossd ended with {self._process.returncode} before it served:\n{self.log()[-4000:]}")
-            time.sleep(0.02)
+        await_ports(self._process, ports, self.log_path)
 
     @property
     def pid(self) -> int:

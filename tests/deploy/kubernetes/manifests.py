@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[3]
 KUBERNETES = REPOSITORY / "deploy/kubernetes"
 OVERLAYS = ("cpu", "gpu", "multi-head")
+# Of custom resources, that some clusters have: a kustomization of one's own names them.
+COMPONENTS = ("cert-manager", "pod-monitor")
 # What rendering may take from PATH: nothing but this kubectl.
 KUBECTL = os.environ.get("LOSSD_KUBECTL", str(REPOSITORY / "build/deploy-tools/bin/kubectl"))
 
@@ -32,6 +35,23 @@ def render(folder: Path) -> tuple[Object, ...]:
 
 def overlay(name: str) -> tuple[Object, ...]:
     return render(KUBERNETES / "overlays" / name)
+
+
+@functools.cache
+def overlay_with_components(name: str) -> tuple[Object, ...]:
+    """As a kustomization of one's own has it that names every component."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kubernetes").symlink_to(KUBERNETES)
+        mine = Path(folder, "mine")
+        mine.mkdir()
+        kustomization = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [f"../kubernetes/overlays/{name}"],
+            "components": [f"../kubernetes/components/{component}" for component in COMPONENTS],
+        }
+        (mine / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
+        return render(mine)
 
 
 def of_kind(objects: tuple[Object, ...], kind: str) -> list[Object]:

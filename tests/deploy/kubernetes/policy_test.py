@@ -8,6 +8,7 @@ import re
 import unittest
 from collections.abc import Iterator
 
+import yaml
 from manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -141,6 +142,18 @@ class Policy(unittest.TestCase):
             grace = pod_spec(stateful_set)["terminationGracePeriodSeconds"]
             self.assertGreaterEqual(grace, seconds(config["drain_timeout"]) + 30)
 
+    def test_a_drain_that_is_allowed_is_no_alert(self) -> None:
+        text = (REPOSITORY / "deploy/prometheus/rules/lossd.rules.yml").read_text(encoding="utf-8")
+        (alert,) = (
+            rule
+            for group in yaml.safe_load(text)["groups"]
+            for rule in group["rules"]
+            if rule.get("alert") == "LossdDrainingTooLong"
+        )
+        for objects, stateful_set in self.each():
+            allowed = seconds(server_config(objects, stateful_set)["drain_timeout"])
+            self.assertGreater(seconds(alert["for"]), allowed)
+
     def test_memory_fits_the_limit(self) -> None:
         for objects, stateful_set in self.each():
             config = server_config(objects, stateful_set)
@@ -270,12 +283,22 @@ class Policy(unittest.TestCase):
             self.assertEqual(peer["namespaceSelector"], {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}})
 
     def test_prometheus_finds_every_pod(self) -> None:
-        for objects, stateful_set in self.each():
-            (monitor,) = of_kind(objects, "PodMonitor")
+        for _, stateful_set in self.each():
+            (monitor,) = of_kind(render(KUBERNETES / "components/pod-monitor"), "PodMonitor")
             self.assertTrue(matches(monitor["spec"]["selector"], pod_labels(stateful_set)))
             self.assertIn(
                 monitor["spec"]["podMetricsEndpoints"][0]["port"], [p["name"] for p in container(stateful_set)["ports"]]
             )
+
+    def test_prometheus_finds_every_pod_by_the_names_of_the_documentation(self) -> None:
+        page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+        told = page[page.index("\n## Prometheus\n") :]
+        for objects, stateful_set in self.each():
+            name = stateful_set["spec"]["serviceName"]
+            (service,) = (s for s in of_kind(objects, "Service") if s["metadata"]["name"] == name)
+            (port,) = (p["port"] for p in service["spec"]["ports"] if p["name"] == "metrics")
+            self.assertRegex(told, rf"[\[`]{name}\.lossd\.svc[\]`]")
+            self.assertIn(f"port: {port}}}", told)
 
     def test_certificates_are_for_every_pod(self) -> None:
         (certificate,) = (
@@ -283,6 +306,9 @@ class Policy(unittest.TestCase):
             for c in of_kind(render(KUBERNETES / "components/cert-manager"), "Certificate")
             if c["spec"]["secretName"] == "lossd-tls"
         )
+        for name in certificate["spec"]["dnsNames"]:
+            if name.startswith("*."):
+                self.assertIn(".", name[2:], "a name that gRPC matches with nothing")
         for _, stateful_set in self.each():
             for suffix in ("svc", "svc.cluster.local"):
                 self.assertIn(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every object of every overlay, and of the component that none of them uses, against Kubernetes' strict schemas."""
+"""Every object of every overlay, and of the components that none of them uses, against Kubernetes' strict schemas."""
 
 from __future__ import annotations
 
@@ -12,10 +12,24 @@ from pathlib import Path
 import jsonschema
 import kubernetes_validate
 from custom_resources import SCHEMAS
-from manifests import KUBERNETES, OVERLAYS, REPOSITORY, Object, container, of_kind, overlay, render, server_config
+from manifests import (
+    OVERLAYS,
+    REPOSITORY,
+    Object,
+    container,
+    of_kind,
+    overlay,
+    overlay_with_components,
+    render,
+    server_config,
+)
 
 # The releases that are supported upstream, those that clusters lag behind with, and one that is newer than all of them.
 VERSIONS = [f"1.{minor}" for minor in range(31, 38)]
+
+
+def is_custom(manifest: Object) -> bool:
+    return (manifest["apiVersion"], manifest["kind"]) in SCHEMAS
 
 
 def errors_of(manifest: Object, version: str) -> list[str]:
@@ -34,20 +48,27 @@ def name_of(manifest: Object) -> str:
 
 
 class Schemas(unittest.TestCase):
-    def check(self, folder: Path) -> None:
-        objects = render(folder)
+    def check(self, objects: tuple[Object, ...]) -> None:
         self.assertTrue(objects)
         for version in VERSIONS:
             found = {name_of(manifest): errors for manifest in objects if (errors := errors_of(manifest, version))}
-            self.assertEqual(found, {}, f"{folder} on Kubernetes {version}")
+            self.assertEqual(found, {}, f"on Kubernetes {version}")
 
     def test_overlays(self) -> None:
         for name in OVERLAYS:
             with self.subTest(overlay=name):
-                self.check(KUBERNETES / "overlays" / name)
+                self.check(overlay(name))
 
-    def test_component_of_cert_manager(self) -> None:
-        self.check(KUBERNETES / "components/cert-manager")
+    def test_overlays_with_every_component(self) -> None:
+        for name in OVERLAYS:
+            with self.subTest(overlay=name):
+                self.check(overlay_with_components(name))
+                added = {manifest["kind"] for manifest in overlay_with_components(name) if is_custom(manifest)}
+                self.assertEqual(added, {kind for _, kind in SCHEMAS})
+
+    def test_overlays_need_nothing_that_a_cluster_may_not_have(self) -> None:
+        for name in OVERLAYS:
+            self.assertEqual([name_of(manifest) for manifest in overlay(name) if is_custom(manifest)], [], name)
 
     def test_the_overlay_of_the_documentation(self) -> None:
         page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8").splitlines()
@@ -71,7 +92,7 @@ class Schemas(unittest.TestCase):
     def test_a_wrong_field_is_found(self) -> None:
         for kind in ("StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "Namespace"):
             with self.subTest(kind=kind):
-                manifest = copy.deepcopy(of_kind(overlay("cpu"), kind)[0])
+                manifest = copy.deepcopy(of_kind(overlay_with_components("cpu"), kind)[0])
                 manifest.setdefault("spec", {})["noSuchField"] = 1
                 for version in VERSIONS:
                     self.assertTrue(errors_of(manifest, version), version)

@@ -2,7 +2,7 @@
 """The real lossd, started as the pod of a rendered overlay starts it: its arguments and its lossd.json, where volumes
 are folders here and ports are free ones. Then the probes ask, Prometheus reads, a trainer connects, the pod is deleted.
 
-usage: server_test.py LOSSD LOSSCTL
+usage: server_test.py LOSSD LOSSCTL   with tests/deploy and tests/integration/python_client in PYTHONPATH
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import urllib.request
 from pathlib import Path
 
-from manifests import OVERLAYS, container, of_kind, overlay, pod_spec, server_config
+from certificates import Authority
+from lossd_server import await_ports
+from manifests import KUBERNETES, OVERLAYS, container, of_kind, overlay, pod_spec, render, server_config
+from weights import write_weights
 
 LOSSD, LOSSCTL = sys.argv[1:3]
 del sys.argv[1:3]
@@ -32,30 +34,18 @@ TOKENS = {
 FREE_PORT = re.compile(r"(?<=:)\d+$")
 
 
-def openssl(*arguments: str, cwd: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=cwd, check=True, capture_output=True)
-
-
 def make_certificates(folder: Path) -> None:
-    """What cert-manager would put into the secret, and a trainer's."""
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    openssl(
-        "req", "-x509", *new_key, "-days", "3", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.crt", cwd=folder
+    """What cert-manager would put into the secret, for the names that its component asks for, and a trainer's."""
+    (asked,) = (
+        found["spec"]
+        for found in of_kind(render(KUBERNETES / "components/cert-manager"), "Certificate")
+        if found["spec"]["secretName"] == "lossd-tls"
     )
+    authority = Authority(folder, suffix=".crt")
+    authority.issue("tls", ",".join(f"DNS:{name}" for name in asked["dnsNames"]))
+    authority.issue("trainer", "DNS:trainer")
     for name in ("tls", "trainer"):
-        (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1", encoding="utf-8")
-        openssl("req", *new_key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request", cwd=folder)
-        signing = ["-days", "3", "-CAcreateserial", "-CA", "ca.crt", "-CAkey", "ca.key", "-extfile", "ext"]
-        openssl("x509", "-req", "-in", "request", *signing, "-out", f"{name}.crt", cwd=folder)
-        (folder / f"{name}.key").chmod(0o440)
-
-
-def write_weights(path: Path, vocab_size: int, hidden_size: int) -> None:
-    """A safetensors file with an lm_head of zeros."""
-    size = 2 * vocab_size * hidden_size
-    tensor = {"dtype": "BF16", "shape": [vocab_size, hidden_size], "data_offsets": [0, size]}
-    header = json.dumps({"lm_head.weight": tensor}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+        authority.key(name).chmod(0o440)
 
 
 class Pod:
@@ -97,11 +87,7 @@ class Pod:
         with open(self.root / "log", "a", encoding="utf-8") as log:
             command = [LOSSD, *arguments, f"--port_file={ports}"]
             self.process = subprocess.Popen(command, cwd="/", env={"OMP_NUM_THREADS": "2"}, stderr=log)
-        while not ports.exists():
-            if self.process.poll() is not None:
-                raise RuntimeError(f"lossd ended with {self.process.returncode}:\n{self.log()}")
-            time.sleep(0.05)
-        self.ports = json.loads(ports.read_text(encoding="utf-8"))
+        self.ports = await_ports(self.process, ports, self.root / "log")
 
     def log(self) -> str:
         return (self.root / "log").read_text(encoding="utf-8")
@@ -113,10 +99,13 @@ class Pod:
         command = [LOSSCTL, "health", "--server", f"127.0.0.1:{port}", "--service", probe.get("service", "")]
         return subprocess.run(command, capture_output=True, check=False).returncode
 
-    def lossctl(self, *arguments: str, certificate: bool = True, token: str = "") -> subprocess.CompletedProcess:
+    def lossctl(
+        self, *arguments: str, certificate: bool = True, token: str = "", name: str = "localhost"
+    ) -> subprocess.CompletedProcess:
+        """`name`: what the trainer knows the server by."""
         folder = self.inside("/etc/lossd-tls")
         command = [LOSSCTL, *arguments, "--server", f"localhost:{self.ports['grpc']}", "--timeout", "20"]
-        command += ["--tls_ca", f"{folder}/ca.crt"]
+        command += ["--tls_ca", f"{folder}/ca.crt", "--tls_server_name", name]
         if certificate:
             command += ["--tls_certificate", f"{folder}/trainer.crt", "--tls_key", f"{folder}/trainer.key"]
         if token:
@@ -156,6 +145,17 @@ class PodOfTheCpuOverlay(unittest.TestCase):
         self.assertNotEqual(self.pod.lossctl("head", "list", token=TOKENS["trainer"], certificate=False).returncode, 0)
         self.assertNotEqual(self.pod.lossctl("head", "list").returncode, 0)
         self.assertNotEqual(self.pod.lossctl("head", "list", token="nobody-has-this-token-4").returncode, 0)
+
+    def test_a_pod_is_who_it_says_by_each_of_its_names_and_by_no_other(self) -> None:
+        pods = ("lossd-0.lossd", "lossd-main-0.lossd-main", "lossd-draft-0.lossd-draft")
+        for name in (
+            "localhost",
+            *(f"{pod}.lossd.{suffix}" for pod in pods for suffix in ("svc", "svc.cluster.local")),
+        ):
+            told = self.pod.lossctl("status", token=TOKENS["trainer"], name=name)
+            self.assertEqual(told.returncode, 0, told.stderr)
+        for name in ("lossd-0.another.lossd.svc", "lossd.svc", "lossd-0.lossd"):
+            self.assertNotEqual(self.pod.lossctl("status", token=TOKENS["trainer"], name=name).returncode, 0, name)
 
     def test_the_heads_of_the_configuration_are_there(self) -> None:
         listed = json.loads(self.pod.lossctl("head", "list", "--json", token=TOKENS["read-only"]).stdout)

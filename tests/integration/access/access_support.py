@@ -1,9 +1,9 @@
 """What the tests of access share: certificates, files of tokens, and calls of any method by its path."""
 import os
-import subprocess
 import urllib.request
 
 import grpc
+from certificates import Authority
 from lossd.v1 import gradient_pb2, head_pb2, loss_pb2, region_pb2, status_pb2
 
 ROLES = ("read-only", "trainer", "admin")
@@ -11,7 +11,6 @@ TOKENS = {role: f"{role}-token-0123456789abcdef" for role in ROLES}
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 HEALTH = "/grpc.health.v1.Health/Check"
-LOOPBACK = "DNS:localhost,IP:127.0.0.1"
 
 
 def methods():
@@ -69,45 +68,18 @@ def metric(server, series):
     raise AssertionError(f"there is no {series}")
 
 
-class Certificates:
+class Certificates(Authority):
     """ca.pem; server.pem and client.pem with their keys, signed by it, good for `days`."""
 
     def __init__(self, folder, days=30):
-        self.folder = folder
-        new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        self._run("req", "-x509", *new_key, "-days", str(days), "-subj", "/CN=ca", "-keyout", self.path("ca.key"),
-                  "-out", self.path("ca.pem"))
-        for name, names in (("server", LOOPBACK), ("client", "DNS:client")):
-            with open(self.path(name + ".ext"), "w", encoding="utf-8") as file:
-                file.write(f"subjectAltName={names}\n")
-            self._run("req", *new_key, "-subj", f"/CN={name}", "-keyout", self.path(name + ".key"),
-                      "-out", self.path(name + ".csr"))
-            self._sign(name, days)
-
-    def _sign(self, name, days):
-        self._run("x509", "-req", "-days", str(days), "-CAcreateserial", "-in", self.path(name + ".csr"),
-                  "-CA", self.path("ca.pem"), "-CAkey", self.path("ca.key"),
-                  "-extfile", self.path(name + ".ext"), "-out", self.path(name + ".pem"))
-
-    def expire(self, name):
-        """The certificate anew, of the same key, and over already."""
-        self._sign(name, 0)
-
-    @staticmethod
-    def _run(*arguments):
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+        super().__init__(folder, days)
+        self.issue("server")
+        self.issue("client", "DNS:client")
 
     def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def read(self, name):
-        with open(self.path(name), "rb") as file:
-            return file.read()
-
-    def server_flags(self):
-        return [f"--tls_certificate={self.path('server.pem')}", f"--tls_key={self.path('server.key')}"]
+        return self.folder / name
 
     def client(self, with_certificate=False):
         """Channel credentials."""
-        pair = (self.read("client.key"), self.read("client.pem")) if with_certificate else (None, None)
-        return grpc.ssl_channel_credentials(self.read("ca.pem"), *pair)
+        own = (self.key("client").read_bytes(), self.certificate("client").read_bytes()) if with_certificate else ()
+        return grpc.ssl_channel_credentials(self.certificate("ca").read_bytes(), *own)

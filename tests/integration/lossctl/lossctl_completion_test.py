@@ -13,6 +13,7 @@ import subprocess
 import time
 import unittest
 
+from certificates import Authority
 from lossctl_harness import LOSSCTL, LOSSD, SERVER_FLAGS, USAGE, LossctlTest
 from lossd_server import LossdServer
 
@@ -126,12 +127,11 @@ class Bash(Shell):
                          sorted(head["name"] for head in self.succeed_json("head", "list")["heads"]))
 
     def test_names_of_heads_come_over_tls_if_the_line_says_so(self):
-        certificate, key = self.path("server.pem"), self.path("server.key")
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-                        "-subj", "/CN=lossd", "-addext", "subjectAltName=DNS:lossd.example", "-keyout", key, "-out", certificate],
-                       check=True, capture_output=True)
-        with LossdServer(LOSSD, *SERVER_FLAGS, f"--tls_certificate={certificate}", f"--tls_key={key}") as server:
-            options = ["--server", server.target, "--tls_ca", certificate, "--tls_server_name=lossd.example"]
+        authority = Authority(self.path("."))
+        authority.issue("server", "DNS:lossd.example")
+        with LossdServer(LOSSD, *SERVER_FLAGS, *authority.server_flags()) as server:
+            ca = str(authority.certificate("ca"))
+            options = ["--server", server.target, "--tls_ca", ca, "--tls_server_name=lossd.example"]
             self.succeed("head", "create", "secret", "--vocab", "8", "--hidden", "4", *options)
             self.assertEqual(self.offered(f"lossctl head delete {' '.join(options)} "), ["secret"])
             self.assertEqual(self.offered(f"lossctl head delete {' '.join(options[:2])} "), [])

@@ -7,6 +7,18 @@ import tempfile
 import time
 
 
+def await_ports(process, file, log):
+    """What the server `process` writes to its --port_file, once it serves; if it ends before, an error that quotes its
+    log."""
+    while not os.path.exists(file):
+        if process.poll() is not None:
+            with open(log, encoding="utf-8", errors="replace") as text:
+                raise RuntimeError(f"lossd ended with {process.returncode} before it served:\n{text.read()[-4000:]}")
+        time.sleep(0.02)
+    with open(file, encoding="utf-8") as text:
+        return json.load(text)
+
+
 class LossdServer:
     """Runs from __enter__ to __exit__; `target` is its gRPC address, `metrics_url` where it is scraped, `health_target`
     where probes look if there is a --health_listen."""
@@ -22,12 +34,7 @@ class LossdServer:
         self._process = subprocess.Popen(
             [self._binary, "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", f"--port_file={ports}", *self._flags],
             stdout=self._log, stderr=subprocess.STDOUT)
-        while not os.path.exists(ports):
-            if self._process.poll() is not None:
-                raise RuntimeError(f"lossd ended with {self._process.returncode} before it served:\n{self.log()}")
-            time.sleep(0.02)
-        with open(ports, encoding="utf-8") as file:
-            found = json.load(file)
+        found = await_ports(self._process, ports, self._log.name)
         self.target = f"127.0.0.1:{found['grpc']}"
         self.health_target = f"127.0.0.1:{found['health']}"
         self.metrics_url = f"http://127.0.0.1:{found['metrics']}/metrics"
