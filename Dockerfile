@@ -54,11 +54,15 @@ CMD ["--config=/opt/lossd/share/lossd.json"]
 FROM image AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=build-cuda /image/ /
+# After what it holds: its owner is kept.
+VOLUME ["/var/lib/lossd"]
 
 # train_lm beside lossd: deploy/image_trial.sh runs it.
 FROM image AS trial
 COPY --from=build-cpu /image/ /
 COPY --from=build-trial /trial/ /
+VOLUME ["/var/lib/lossd"]
 
 FROM image AS cpu
 COPY --from=build-cpu /image/ /
+VOLUME ["/var/lib/lossd"]
