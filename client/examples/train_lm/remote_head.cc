@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/tools/own_head.h"
 
 namespace lossd::train_lm {
 
@@ -93,9 +94,10 @@ RemoteHead::RemoteHead(std::unique_ptr<Client> client, Head head, Session sessio
     : client_(std::move(client)), head_(std::move(head)), session_(std::move(session)), lifetime_(lifetime) {}
 
 RemoteHead::~RemoteHead() {
-  // Best effort: a server that is gone has no head to delete, and its sessions have leases.
-  session_.Close().IgnoreError();
-  if (lifetime_ == HeadLifetime::kUntilClosed) client_->DeleteHead(head_.config().name, true).IgnoreError();
+  session_.Close().IgnoreError();  // best effort: it has a lease
+  if (lifetime_ == HeadLifetime::kUntilClosed) {
+    tools::DeleteOwnHead(*client_, head_.config().name, "train_lm");
+  }
 }
 
 absl::Status RemoteHead::WriteWeights(std::span<const float> weights) {

@@ -10,6 +10,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/tools/own_head.h"
 #include "client/tools/perf/flushes.h"
 #include "client/tools/perf/load.h"
 #include "client/tools/perf/metrics.h"
@@ -180,7 +181,7 @@ Outcome Run(const Settings& settings, ProgressBar::Style style, const std::atomi
                                      .weight_type = settings.weight_type});
   if (!head.ok()) return Problem(ExitCode::kFailed, head.status());
   const auto remove =
-      absl::MakeCleanup([&client, &name] { (void)(*client)->DeleteHead(name, /*discard_gradient=*/true); });
+      absl::MakeCleanup([&client, &name] { tools::DeleteOwnHead(**client, name, "lossd-perf"); });
   {
     const Tensor weights = RandomWeights(settings);
     if (absl::Status written = WriteWeights(*head, weights, style); !written.ok()) {
