@@ -45,7 +45,7 @@ std::optional<DataType> ParseDtype(const std::string& dtype);
 
 // Checks of a value, with messages people can read.
 CLI::Validator PositiveInteger();
-CLI::Validator PositiveNumber();
+CLI::Validator Seconds();
 
 // 1234567 as "1,234,567".
 std::string WithCommas(int64_t number);
