@@ -2,7 +2,6 @@
 
 #include <map>
 
-#include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::perf {
