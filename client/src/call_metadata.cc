@@ -1,9 +1,6 @@
 #include "client/src/call_metadata.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,11 +15,11 @@
 #include "absl/strings/strip.h"
 #include "client/src/grpc_status.h"
 #include "client/src/trace.h"
+#include "proto/wire/token.h"
 
 namespace lossd::internal {
 namespace {
 
-constexpr size_t kLongestToken = 512;
 constexpr size_t kLargestFile = size_t{1} << 16;  // blanks around the token are allowed
 
 // Which file it is, and when it was written or its owner or mode changed.
@@ -34,9 +31,9 @@ std::string LookOf(const std::string& path) {
 }
 
 bool IsToken(absl::string_view text) {
-  return !text.empty() && text.size() <= kLongestToken && std::all_of(text.begin(), text.end(), [](char c) {
-    return absl::ascii_isgraph(static_cast<unsigned char>(c));
-  });
+  return !text.empty() && text.size() <= wire::kLongestToken &&
+         std::all_of(text.begin(), text.end(),
+                     [](char c) { return absl::ascii_isgraph(static_cast<unsigned char>(c)); });
 }
 
 // Every call waits for it: what never ends, or comes when another writes it, is not read at all.
@@ -75,7 +72,7 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
   const absl::string_view token = absl::StripAsciiWhitespace(*text);
   if (IsToken(token)) return std::string(token);
   return absl::InvalidArgumentError(absl::StrCat(
-      "token_file: '", path, "' must hold one token and nothing else, of at most ", kLongestToken,
+      "token_file: '", path, "' must hold one token and nothing else, of at most ", wire::kLongestToken,
       " visible characters; a line of lossd's own --tokens file has it as its second word"));
 }
 
@@ -92,10 +89,7 @@ bool IsLoopback(const std::string& target) {
       port != absl::string_view::npos && !absl::EndsWith(address, "]")) {
     host = address.substr(0, port);
   }
-  if (host == "localhost" || host == "[::1]") return true;
-  in_addr parsed{};  // a name may begin with 127, too
-  return inet_pton(AF_INET, std::string(host).c_str(), &parsed) == 1 &&
-         ntohl(parsed.s_addr) >> IN_CLASSA_NSHIFT == IN_LOOPBACKNET;
+  return wire::IsLoopbackHost(std::string(host));
 }
 
 absl::StatusOr<std::shared_ptr<CallMetadata>> CallMetadata::Create(const std::string& target,
