@@ -40,15 +40,16 @@ absl::Status CheckUntouched(const Head& head) {
   return absl::OkStatus();
 }
 
-ClientOptions Patient(ClientOptions connection, std::chrono::seconds patience) {
-  connection.reconnect_timeout = patience;
-  return connection;
+ClientOptions Patient(const tools::ConnectionOptions& connection, std::chrono::seconds patience) {
+  ClientOptions options{.reconnect_timeout = patience};
+  connection.SetIn(options);
+  return options;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& target,
-                                                             const ClientOptions& connection,
+                                                             const tools::ConnectionOptions& connection,
                                                              const std::string& name, const HeadShape& shape,
                                                              HeadPrecision precision, const AdamOptions& adam,
                                                              HeadLifetime lifetime) {
@@ -66,7 +67,7 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& 
 }
 
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::OpenResumable(
-    const std::string& target, const ClientOptions& connection, const std::string& name,
+    const std::string& target, const tools::ConnectionOptions& connection, const std::string& name,
     const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
     const std::optional<std::string>& tag) {
   // A server that is started again may have much to read.

@@ -31,8 +31,7 @@ absl::StatusOr<std::unique_ptr<Client>> Context::Connect() const {
   ClientOptions options;
   options.reconnect_timeout = Milliseconds(timeout_seconds.value_or(kReachSeconds));
   options.call_timeout = Milliseconds(timeout_seconds.value_or(kAnswerSeconds));
-  options.tls = tls;
-  token.SetIn(options);
+  connection.SetIn(options);
   auto client = Client::Connect(server, options);
   const absl::Status& status = client.status();
   const bool explained = absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status) ||
@@ -66,8 +65,7 @@ void AddCommonOptions(CLI::App& app, Context& context) {
       ->type_name("SECONDS")
       ->check(Seconds())
       ->group(kGroup);
-  AddTlsOptions(app, context.tls, kGroup);
-  AddTokenOptions(app, context.token, kGroup);
+  AddConnectionOptions(app, context.connection, kGroup);
   app.add_flag("--json", context.json, "Print JSON: results on standard output, errors on standard error")
       ->group(kGroup);
 }

@@ -162,10 +162,9 @@ Outcome Run(const Settings& settings, ProgressBar::Style style, const std::atomi
   }
   const auto timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(settings.timeout));
-  ClientOptions options{.call_timeout = timeout,
-                        .reconnect_timeout = timeout,
-                        .tls = server != nullptr ? server->tls() : settings.tls};
-  settings.token.SetIn(options);
+  ClientOptions options{.call_timeout = timeout, .reconnect_timeout = timeout};
+  settings.connection.SetIn(options);
+  if (server != nullptr) options.tls = server->tls();
   auto client = Client::Connect(findings.target, options);
   if (!client.ok()) return Problem(ExitCode::kUnreachable, client.status());
   const auto status = (*client)->Status();
