@@ -45,8 +45,9 @@ ALLOWED = {
     # One constant, made by CMake from the project's version.
     ("server/rpc/", "server/version.h"),
     ("server/telemetry/", "server/version.h"),
-    # The options of TLS are the same in every program.
-    ("client/examples/", "client/tools/tls_options.h"),
+    # How they connect, and how they clear away what they made, is the same in every program.
+    ("client/examples/", "client/tools/connection_options.h"),
+    ("client/examples/", "client/tools/own_head.h"),
     # The element types' sizes and names are one enum for the whole server.
     ("server/rpc/", "kernels/data_type.h"),
 }

@@ -1,16 +1,13 @@
 #include "client/src/call_metadata.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -18,11 +15,12 @@
 #include "absl/strings/strip.h"
 #include "client/src/grpc_status.h"
 #include "client/src/trace.h"
+#include "proto/wire/token.h"
 
 namespace lossd::internal {
 namespace {
 
-constexpr size_t kLongestToken = 512;
+constexpr size_t kLargestFile = size_t{1} << 16;  // blanks around the token are allowed
 
 // Which file it is, and when it was written or its owner or mode changed.
 std::string LookOf(const std::string& path) {
@@ -33,23 +31,48 @@ std::string LookOf(const std::string& path) {
 }
 
 bool IsToken(absl::string_view text) {
-  return !text.empty() && text.size() <= kLongestToken && std::all_of(text.begin(), text.end(), [](char c) {
-    return absl::ascii_isgraph(static_cast<unsigned char>(c));
-  });
+  return !text.empty() && text.size() <= wire::kLongestToken &&
+         std::all_of(text.begin(), text.end(),
+                     [](char c) { return absl::ascii_isgraph(static_cast<unsigned char>(c)); });
 }
 
-absl::StatusOr<std::string> ReadToken(const std::string& path) {
-  std::ifstream file(path);
-  std::string text;
-  if (file) text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-  if (!file) {
+// Every call waits for it: what never ends, or comes when another writes it, is not read at all.
+absl::StatusOr<std::string> ReadWhole(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  const absl::Cleanup closed = [file] {
+    if (file >= 0) close(file);
+  };
+  struct stat status {};
+  if (file >= 0 && fstat(file, &status) == 0 && !S_ISREG(status.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("token_file: '", path, "' must be a regular file: no folder, pipe or device"));
+  }
+  std::string text(kLargestFile + 1, '\0');
+  size_t size = 0;
+  ssize_t count = file >= 0 ? 1 : -1;
+  while (count > 0 && size < text.size()) {
+    count = read(file, text.data() + size, text.size() - size);
+    if (count > 0) size += static_cast<size_t>(count);
+  }
+  if (count < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("token_file: cannot read '", path, "'; it must be a file that this user may read"));
   }
-  const absl::string_view token = absl::StripAsciiWhitespace(text);
+  if (size > kLargestFile) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("token_file: '", path, "' must be a file of at most ", kLargestFile, " bytes"));
+  }
+  text.resize(size);
+  return text;
+}
+
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  const absl::StatusOr<std::string> text = ReadWhole(path);
+  if (!text.ok()) return text.status();
+  const absl::string_view token = absl::StripAsciiWhitespace(*text);
   if (IsToken(token)) return std::string(token);
   return absl::InvalidArgumentError(absl::StrCat(
-      "token_file: '", path, "' must hold one token and nothing else, of at most ", kLongestToken,
+      "token_file: '", path, "' must hold one token and nothing else, of at most ", wire::kLongestToken,
       " visible characters; a line of lossd's own --tokens file has it as its second word"));
 }
 
@@ -66,10 +89,7 @@ bool IsLoopback(const std::string& target) {
       port != absl::string_view::npos && !absl::EndsWith(address, "]")) {
     host = address.substr(0, port);
   }
-  if (host == "localhost" || host == "[::1]") return true;
-  in_addr parsed{};  // a name may begin with 127, too
-  return inet_pton(AF_INET, std::string(host).c_str(), &parsed) == 1 &&
-         ntohl(parsed.s_addr) >> IN_CLASSA_NSHIFT == IN_LOOPBACKNET;
+  return wire::IsLoopbackHost(std::string(host));
 }
 
 absl::StatusOr<std::shared_ptr<CallMetadata>> CallMetadata::Create(const std::string& target,

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <limits>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -251,11 +252,21 @@ class GrpcConnection final : public Connection {
       const HandshakeDiagnosis diagnosis = Diagnose(status, target_, options_);
       if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);
       if (GivesUp(diagnosis.failure, std::chrono::steady_clock::now() - begin)) return status;
-      if (!backoff.Wait(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
+      const auto delay = backoff.NextDelay(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)));
+      if (!delay.has_value()) {
         return Annotate(status, absl::StrCat("gave up on ", target_, " after ",
                                              options_.reconnect_timeout.count(), " ms"));
       }
+      Pause(*delay);
     }
+  }
+
+  // A new connection makes progress while a thread waits for it: between calls gRPC looks after it every five
+  // seconds only.
+  void Pause(std::chrono::milliseconds delay) {
+    const auto end = std::chrono::system_clock::now() + delay;
+    channel_->WaitForConnected(end);
+    std::this_thread::sleep_until(end);
   }
 
   // A server that has been reached before may be in the middle of a change of certificates.

@@ -5,9 +5,11 @@
 #include <string>
 #include <utility>
 
+#include "client/src/backoff.h"
 #include "client/src/data_type.h"
 #include "client/src/head_impl.h"
 #include "client/src/random_key.h"
+#include "client/src/trace.h"
 #include "client/src/weight_rows.h"
 #include "lossd/client.h"
 
@@ -55,6 +57,28 @@ absl::StatusOr<WeightWrite> Head::BeginWrite(const WeightWriteOptions& options) 
   return WeightWrite(std::make_unique<WeightWrite::Impl>(impl_->context, begun->write_id()));
 }
 
+namespace {
+
+struct CommitAnswer {
+  absl::StatusOr<uint64_t> version;
+  bool forgotten = false;  // the server knows nothing of the write, and has published nothing of it
+};
+
+// A commit whose answer was lost may have been done: a server that was drained remembers it and answers
+// again, but one that others have made a version of since, or that was killed, does not. Where the version is
+// another one it must not be done twice, over what may have come behind it.
+CommitAnswer CommitOf(const Head& head, const WeightWrite& write) {
+  const auto before = head.Info();
+  if (!before.ok()) return {.version = before.status()};
+  CommitAnswer answer{.version = write.Commit()};
+  if (!absl::IsNotFound(answer.version.status())) return answer;
+  const auto after = head.Info();
+  answer.forgotten = after.ok() && after->weight_version == before->weight_version;
+  return answer;
+}
+
+}  // namespace
+
 absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights,
                                             const Progress& progress) const {
   return WriteWeights(type, weights, {}, progress);
@@ -65,12 +89,22 @@ absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights, 
   // Before an unfinished write is dropped for one that cannot be made.
   absl::Status status = internal::CheckRows(config(), 0, config().vocab_size, weights, bias.size());
   if (!status.ok()) return status;
-  // What a writer that went away left unfinished must not be in the way for ever.
-  const auto write = BeginWrite({.write_key = internal::RandomKey("write"), .replace = true});
-  if (!write.ok()) return write.status();
-  status = write->WriteRows(0, config().vocab_size, type, weights, bias, progress);
-  if (!status.ok()) return status;
-  return write->Commit();
+  internal::Backoff backoff(impl_->context->options().reconnect_timeout);
+  for (absl::Status lost;;) {
+    // What a writer that went away left unfinished must not be in the way for ever. One that has come since
+    // this call began is not such a one.
+    const auto write = BeginWrite({.write_key = internal::RandomKey("write"), .replace = lost.ok()});
+    if (!write.ok()) return absl::IsFailedPrecondition(write.status()) && !lost.ok() ? lost : write.status();
+    status = write->WriteRows(0, config().vocab_size, type, weights, bias, progress);
+    if (status.ok()) {
+      const CommitAnswer answer = CommitOf(*this, *write);
+      if (!answer.forgotten) return answer.version;
+      status = answer.version.status();
+    }
+    // Rows that are staged go with their server; here they all still are.
+    if (!absl::IsNotFound(status) || !backoff.Wait()) return status;
+    lost = status;
+  }
 }
 
 absl::StatusOr<uint64_t> Head::ReadWeights(DataType type, void* weights, const Progress& progress) const {
@@ -100,9 +134,13 @@ absl::StatusOr<LoadedWeights> Head::LoadWeights(const LoadWeightsOptions& option
   request.set_path(options.path);
   request.set_tensor(options.tensor);
   request.set_bias_tensor(options.bias_tensor);
-  // The call says nothing before it ends; how far it is the head tells.
-  auto loading = std::async(std::launch::async,
-                            [this, &request] { return impl_->context->connection().LoadWeights(request); });
+  // The call says nothing before it ends; how far it is the head tells. It belongs to the trace of this
+  // thread, of which the other one knows nothing.
+  const TraceContext trace = internal::TraceNow(impl_->context->options().trace);
+  auto loading = std::async(std::launch::async, [this, &request, &trace] {
+    const internal::TraceScope scope(&trace);
+    return impl_->context->connection().LoadWeights(request);
+  });
   const int64_t row_bytes = config().hidden_size * SizeOf(internal::StagedType(config()));
   const auto report = [&](int64_t rows) {
     if (options.progress) options.progress(rows * row_bytes, config().vocab_size * row_bytes);

@@ -1,7 +1,5 @@
 #include "server/rpc/listen_address.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -16,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "proto/wire/token.h"
 
 namespace lossd::rpc {
 namespace {
@@ -89,10 +88,7 @@ bool IsPlainLoopback(const std::string& address) {
 }
 
 bool IsLoopback(const std::string& address) {
-  if (IsPlainLoopback(address)) return true;
-  const std::string host = address.substr(0, address.rfind(':'));
-  in_addr parsed{};  // a name may begin with 127, too
-  return inet_pton(AF_INET, host.c_str(), &parsed) == 1 && ntohl(parsed.s_addr) >> 24 == IN_LOOPBACKNET;
+  return IsUnixSocket(address) || wire::IsLoopbackHost(address.substr(0, address.rfind(':')));
 }
 
 absl::Status RemoveStaleSocket(const std::string& address) {

@@ -14,6 +14,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "proto/wire/token.h"
 
 namespace lossd::rpc {
 namespace {
@@ -56,10 +57,10 @@ absl::StatusOr<Token> ParseLine(size_t line, const std::vector<absl::string_view
     return Bad(line, "does not begin with a role; it must be one of: read-only, trainer, admin");
   }
   const absl::string_view token = words[1];
-  if (token.size() < kShortestToken || token.size() > kLongestToken) {
-    return Bad(line,
-               absl::StrCat("its token has ", token.size(), " characters; it must have ", kShortestToken,
-                            " to ", kLongestToken, ", best from a random source: openssl rand -hex 32"));
+  if (token.size() < kShortestToken || token.size() > wire::kLongestToken) {
+    return Bad(
+        line, absl::StrCat("its token has ", token.size(), " characters; it must have ", kShortestToken,
+                           " to ", wire::kLongestToken, ", best from a random source: openssl rand -hex 32"));
   }
   if (!IsBearerToken(token)) {
     return Bad(line,

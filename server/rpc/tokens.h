@@ -17,7 +17,6 @@
 namespace lossd::rpc {
 
 inline constexpr size_t kShortestToken = 16;
-inline constexpr size_t kLongestToken = 512;
 
 using TokenHash = std::array<uint8_t, 32>;  // SHA-256
 TokenHash HashToken(std::string_view token);

@@ -22,7 +22,7 @@
 #include "client/examples/train_lm/saved_run.h"
 #include "client/examples/train_lm/text_data.h"
 #include "client/examples/train_lm/trainer.h"
-#include "client/tools/tls_options.h"
+#include "client/tools/connection_options.h"
 
 namespace lossd::train_lm {
 namespace {
@@ -65,12 +65,6 @@ absl::StatusOr<std::vector<Document>> ReadTexts(const Options& options) {
   return documents;
 }
 
-ClientOptions ConnectionOf(const Options& options) {
-  ClientOptions connection{.tls = options.tls};
-  options.token.SetIn(connection);
-  return connection;
-}
-
 // `saved`: null to begin.
 absl::StatusOr<std::unique_ptr<LossHead>> OpenHead(const Options& options, const HeadShape& shape,
                                                    const SavedRun* saved, ThreadPool* pool) {
@@ -78,16 +72,16 @@ absl::StatusOr<std::unique_ptr<LossHead>> OpenHead(const Options& options, const
     return std::make_unique<LocalHead>(shape, options.precision, options.trainer.adam(), pool);
   }
   if (!options.checkpoint_folder.empty()) {
-    return RemoteHead::OpenResumable(options.server, ConnectionOf(options), options.head_name, shape,
+    return RemoteHead::OpenResumable(options.server, options.connection, options.head_name, shape,
                                      options.precision, options.trainer.adam(),
                                      saved == nullptr ? std::nullopt : std::optional(saved->head_tag));
   }
   if (!options.head_name.empty()) {
-    return RemoteHead::Open(options.server, ConnectionOf(options), options.head_name, shape,
-                            options.precision, options.trainer.adam(), HeadLifetime::kKept);
+    return RemoteHead::Open(options.server, options.connection, options.head_name, shape, options.precision,
+                            options.trainer.adam(), HeadLifetime::kKept);
   }
   const std::string name = absl::StrCat("train_lm-", getpid(), "-", Clock::now().time_since_epoch().count());
-  return RemoteHead::Open(options.server, ConnectionOf(options), name, shape, options.precision,
+  return RemoteHead::Open(options.server, options.connection, name, shape, options.precision,
                           options.trainer.adam(), HeadLifetime::kUntilClosed);
 }
 

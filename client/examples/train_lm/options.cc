@@ -47,8 +47,7 @@ void AddHeadOptions(CLI::App* app, Options* options) {
                            ->type_name("HOST:PORT")
                            ->capture_default_str()
                            ->group("Head");
-  tools::AddTlsOptions(*app, options->tls, "Head");
-  tools::AddTokenOptions(*app, options->token, "Head");
+  tools::AddConnectionOptions(*app, options->connection, "Head");
   app->add_flag_function(
          "--local", [options](int64_t) { options->place = HeadPlace::kThisProcess; },
          "Compute the head in this process instead: follows the same losses")

@@ -9,7 +9,7 @@
 
 #include "client/examples/train_lm/head.h"
 #include "client/examples/train_lm/trainer.h"
-#include "client/tools/tls_options.h"
+#include "client/tools/connection_options.h"
 #include "lossd/client.h"
 
 namespace lossd::train_lm {
@@ -24,8 +24,7 @@ struct Options {
 
   HeadPlace place = HeadPlace::kServer;
   std::string server = "localhost:50051";
-  std::optional<TlsOptions> tls;
-  tools::TokenOptions token;
+  tools::ConnectionOptions connection;
   std::string head_name;          // empty: one that no other run uses, deleted at the end
   std::string checkpoint_folder;  // empty: the run is not saved
   int64_t checkpoint_every = 50;  // steps

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/tools/own_head.h"
 
 namespace lossd::train_lm {
 
@@ -39,15 +40,16 @@ absl::Status CheckUntouched(const Head& head) {
   return absl::OkStatus();
 }
 
-ClientOptions Patient(ClientOptions connection, std::chrono::seconds patience) {
-  connection.reconnect_timeout = patience;
-  return connection;
+ClientOptions Patient(const tools::ConnectionOptions& connection, std::chrono::seconds patience) {
+  ClientOptions options{.reconnect_timeout = patience};
+  connection.SetIn(options);
+  return options;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& target,
-                                                             const ClientOptions& connection,
+                                                             const tools::ConnectionOptions& connection,
                                                              const std::string& name, const HeadShape& shape,
                                                              HeadPrecision precision, const AdamOptions& adam,
                                                              HeadLifetime lifetime) {
@@ -65,7 +67,7 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& 
 }
 
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::OpenResumable(
-    const std::string& target, const ClientOptions& connection, const std::string& name,
+    const std::string& target, const tools::ConnectionOptions& connection, const std::string& name,
     const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
     const std::optional<std::string>& tag) {
   // A server that is started again may have much to read.
@@ -93,9 +95,10 @@ RemoteHead::RemoteHead(std::unique_ptr<Client> client, Head head, Session sessio
     : client_(std::move(client)), head_(std::move(head)), session_(std::move(session)), lifetime_(lifetime) {}
 
 RemoteHead::~RemoteHead() {
-  // Best effort: a server that is gone has no head to delete, and its sessions have leases.
-  session_.Close().IgnoreError();
-  if (lifetime_ == HeadLifetime::kUntilClosed) client_->DeleteHead(head_.config().name, true).IgnoreError();
+  session_.Close().IgnoreError();  // best effort: it has a lease
+  if (lifetime_ == HeadLifetime::kUntilClosed) {
+    tools::DeleteOwnHead(*client_, head_.config().name, "train_lm");
+  }
 }
 
 absl::Status RemoteHead::WriteWeights(std::span<const float> weights) {

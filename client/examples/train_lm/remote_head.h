@@ -8,6 +8,7 @@
 
 #include "client/examples/train_lm/adam.h"
 #include "client/examples/train_lm/head.h"
+#include "client/tools/connection_options.h"
 #include "lossd/client.h"
 
 namespace lossd::train_lm {
@@ -19,18 +20,18 @@ enum class HeadLifetime {
 
 class RemoteHead final : public LossHead {
  public:
-  // Creates head `name` on the server at `target` ("host:port"; of `connection`, TLS and token count) and
-  // opens a session. The server runs AdamW for it, on an fp32 master of bf16 weights. FAILED_PRECONDITION if
-  // a head of that name is there and has been trained, or holds gradients.
+  // Creates head `name` on the server at `target` ("host:port") and opens a session. The server runs AdamW
+  // for it, on an fp32 master of bf16 weights. FAILED_PRECONDITION if a head of that name is there and has
+  // been trained, or holds gradients.
   static absl::StatusOr<std::unique_ptr<RemoteHead>> Open(const std::string& target,
-                                                          const ClientOptions& connection,
+                                                          const tools::ConnectionOptions& connection,
                                                           const std::string& name, const HeadShape& shape,
                                                           HeadPrecision precision, const AdamOptions& adam,
                                                           HeadLifetime lifetime);
   // The same for a run that may have to go back: with `tag`, the head becomes what Save made of it. Its
   // session is deterministic, so that the run's numbers do not depend on where it was interrupted.
   static absl::StatusOr<std::unique_ptr<RemoteHead>> OpenResumable(
-      const std::string& target, const ClientOptions& connection, const std::string& name,
+      const std::string& target, const tools::ConnectionOptions& connection, const std::string& name,
       const HeadShape& shape, HeadPrecision precision, const AdamOptions& adam,
       const std::optional<std::string>& tag);
   ~RemoteHead() override;

@@ -362,6 +362,7 @@ class Head {
 
   // Stages all V rows and publishes them as one new weight version, which is returned. `weights` is [V, H] of
   // `type`; it is rounded to the head's dtype before it is sent, unless the server keeps an fp32 master.
+  // From the first row again where the server was started again meanwhile, for up to reconnect_timeout.
   absl::StatusOr<uint64_t> WriteWeights(DataType type, const void* weights,
                                         const Progress& progress = {}) const;
   // Reads all rows, of one version, as `type` into `weights` [V, H].

@@ -195,7 +195,8 @@ class _Connecting:
 
     async def _made(self) -> AsyncClient:
         executor = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="lossd")
-        client = await asyncio.get_running_loop().run_in_executor(executor, self._connect)
+        context = contextvars.copy_context()  # a trace_parent is asked once, to see whether it is of use
+        client = await asyncio.get_running_loop().run_in_executor(executor, context.run, self._connect)
         self._client = AsyncClient(client, executor)
         return self._client
 

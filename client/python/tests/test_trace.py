@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import json
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -43,7 +44,14 @@ class Log:
         lines = [json.loads(line) for line in self.server.log().splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] == "a call failed"]
 
+    def trace_of(self, call: Callable[[], None]) -> str | None:
+        """That of a call which fails. Two lines need not be in the order of their calls: each is waited for."""
+        call()
+        (trace,) = self.next_traces(1)
+        return trace
+
     def next_traces(self, count: int) -> list[str | None]:
+        """Of that many calls, in any order."""
         while len(lines := self._lines()[self.seen :]) < count:
             time.sleep(0.01)
         self.seen += count
@@ -58,19 +66,19 @@ def fail(client: lossd.Client) -> None:
 def test_a_trace_that_is_given_is_told_with_every_call(logging_server: lossd.Server) -> None:
     log = Log(logging_server)
     with logging_server.client(trace_parent=parent(TRACES[0])) as client:
-        fail(client)
-        fail(client)
-    assert log.next_traces(2) == [TRACES[0]] * 2
+        for _ in range(2):
+            assert log.trace_of(lambda: fail(client)) == TRACES[0]
 
 
 def test_a_source_is_asked_before_each_call(logging_server: lossd.Server) -> None:
     log = Log(logging_server)
     given: list[Any] = [parent(TRACES[1]), None, "", (parent(TRACES[2]), "vendor=value"), parent(TRACES[3])]
     now: list[Any] = [None]
+    told = []
     with logging_server.client(trace_parent=lambda: now[0]) as client:
         for now[0] in given:
-            fail(client)
-    assert log.next_traces(5) == [TRACES[1], None, None, TRACES[2], TRACES[3]]
+            told.append(log.trace_of(lambda: fail(client)))
+    assert told == [TRACES[1], None, None, TRACES[2], TRACES[3]]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +89,9 @@ def test_a_source_is_asked_before_each_call(logging_server: lossd.Server) -> Non
 def test_what_is_no_trace_is_not_sent_and_no_error(logging_server: lossd.Server, wrong: str) -> None:
     log = Log(logging_server)
     with logging_server.client(trace_parent=lambda: wrong) as client:
-        fail(client)
+        assert log.trace_of(lambda: fail(client)) is None
     with logging_server.client(trace_parent=lambda: (parent(TRACES[4]), wrong)) as client:
-        fail(client)
-    assert log.next_traces(2) == [None, TRACES[4]]
+        assert log.trace_of(lambda: fail(client)) == TRACES[4]
 
 
 def test_a_source_that_is_of_no_use_is_found_at_once_and_one_that_breaks_later_disturbs_nobody(
@@ -103,8 +110,7 @@ def test_a_source_that_is_of_no_use_is_found_at_once_and_one_that_breaks_later_d
 
     with logging_server.client(trace_parent=source) as client:
         broken = True
-        fail(client)
-    assert log.next_traces(1) == [None]
+        assert log.trace_of(lambda: fail(client)) is None
 
 
 def test_sources_go_with_their_clients(logging_server: lossd.Server) -> None:
@@ -114,6 +120,7 @@ def test_sources_go_with_their_clients(logging_server: lossd.Server) -> None:
     assert len(added) == 1
     client.close()
     del client
+    gc.collect()  # an interpreter need not count references
     assert not added & set(_trace._sources)
 
 
@@ -149,12 +156,25 @@ def test_the_current_span_is_told_without_a_word(logging_server: lossd.Server) -
     span: contextvars.ContextVar[str] = contextvars.ContextVar("span")
     log = Log(logging_server)
     with opentelemetry_stand_in(span), logging_server.client() as client:
-        fail(client)
+        assert log.trace_of(lambda: fail(client)) is None
         span.set(parent(TRACES[6]))
-        fail(client)
+        assert log.trace_of(lambda: fail(client)) == TRACES[6]
         with logging_server.client(trace_parent="") as untraced:
-            fail(untraced)
-    assert log.next_traces(3) == [None, TRACES[6], None]
+            assert log.trace_of(lambda: fail(untraced)) is None
+
+
+def test_a_load_of_weights_belongs_to_the_span_of_its_caller(logging_server: lossd.Server) -> None:
+    span: contextvars.ContextVar[str] = contextvars.ContextVar("span")
+    log = Log(logging_server)
+    with opentelemetry_stand_in(span), logging_server.client() as client:
+        head = client.create_head("loaded", 16, 4)
+        span.set(parent(TRACES[8]))
+
+        def load() -> None:
+            with pytest.raises(lossd.LossdError):
+                head.load_weights("absent.safetensors")
+
+        assert log.trace_of(load) == TRACES[8]
 
 
 def test_coroutines_tell_the_span_that_they_run_in(logging_server: lossd.Server) -> None:
@@ -175,12 +195,25 @@ def test_coroutines_tell_the_span_that_they_run_in(logging_server: lossd.Server)
     assert sorted(str(trace) for trace in log.next_traces(len(TRACES))) == TRACES
 
 
+def test_a_source_of_the_coroutine_that_connects_is_asked_there(logging_server: lossd.Server) -> None:
+    span: contextvars.ContextVar[str] = contextvars.ContextVar("span")
+    log = Log(logging_server)
+
+    async def main() -> None:
+        span.set(parent(TRACES[0]))
+        async with lossd.aio.connect(logging_server.target, trace_parent=lambda: span.get()) as client:
+            with pytest.raises(lossd.NotFoundError):
+                await client.head("absent")
+
+    asyncio.run(main())
+    assert log.next_traces(1) == [TRACES[0]]
+
+
 def test_opentelemetry_itself(logging_server: lossd.Server) -> None:
     trace = pytest.importorskip("opentelemetry.trace")
     context = trace.SpanContext(int(TRACES[7], 16), 7, is_remote=False, trace_flags=trace.TraceFlags(1))
     log = Log(logging_server)
     with logging_server.client() as client:
         with trace.use_span(trace.NonRecordingSpan(context)):
-            fail(client)
-        fail(client)
-    assert log.next_traces(2) == [TRACES[7], None]
+            assert log.trace_of(lambda: fail(client)) == TRACES[7]
+        assert log.trace_of(lambda: fail(client)) is None

@@ -56,6 +56,7 @@ constexpr char kAfterOptions[] = R"sh()
         # Needed to ask that server for the names of its heads.
         [[ ${word%%=*} == --@(server|tls_*|token_file) && -n $value ]] && connection+=("${word%%=*}" "$value")
         ;;
+      *:--token_over_plain_text) connection+=("$word") ;;
       *:-*) ;;
       *) ((++positional)) ;;
     esac

@@ -16,7 +16,7 @@ function __lossctl_connection
         switch $words[$i]
             case --server --tls_ca --tls_certificate --tls_key --tls_server_name --token_file
                 test $i -lt (count $words); and printf '%s\n' $words[$i] $words[(math $i + 1)]
-            case '--server=*' '--tls_*=*' '--token_file=*'
+            case '--server=*' '--tls_*=*' '--token_file=*' --token_over_plain_text '--token_over_plain_text=*'
                 printf '%s\n' $words[$i]
         end
     end

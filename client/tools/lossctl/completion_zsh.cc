@@ -40,6 +40,7 @@ constexpr char kAfterOptions[] = R"sh()
           (--server|--tls_*|--token_file) [[ -n $value ]] && connection+=("${word%%=*}" "$value") ;;
         esac
         ;;
+      (*:--token_over_plain_text) connection+=("$word") ;;
       (*:-*) ;;
       (*) ((++positional)) ;;
     esac

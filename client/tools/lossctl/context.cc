@@ -18,6 +18,8 @@ namespace {
 constexpr double kReachSeconds = 10;
 // A flush waits until the device has applied what was sent.
 constexpr double kAnswerSeconds = 60;
+// Thirty years; in nanoseconds still a number of 64 bits.
+constexpr double kMostSeconds = 1e9;
 
 std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
@@ -29,8 +31,7 @@ absl::StatusOr<std::unique_ptr<Client>> Context::Connect() const {
   ClientOptions options;
   options.reconnect_timeout = Milliseconds(timeout_seconds.value_or(kReachSeconds));
   options.call_timeout = Milliseconds(timeout_seconds.value_or(kAnswerSeconds));
-  options.tls = tls;
-  token.SetIn(options);
+  connection.SetIn(options);
   auto client = Client::Connect(server, options);
   const absl::Status& status = client.status();
   const bool explained = absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status) ||
@@ -62,10 +63,9 @@ void AddCommonOptions(CLI::App& app, Context& context) {
          "Wait this long to reach the server and for each answer (default: 10 to reach it, 60 for answers); "
          "transfers take as long as they need")
       ->type_name("SECONDS")
-      ->check(PositiveNumber())
+      ->check(Seconds())
       ->group(kGroup);
-  AddTlsOptions(app, context.tls, kGroup);
-  AddTokenOptions(app, context.token, kGroup);
+  AddConnectionOptions(app, context.connection, kGroup);
   app.add_flag("--json", context.json, "Print JSON: results on standard output, errors on standard error")
       ->group(kGroup);
 }
@@ -81,15 +81,15 @@ CLI::Validator PositiveInteger() {
       "", "positive integer");
 }
 
-CLI::Validator PositiveNumber() {
+CLI::Validator Seconds() {
   return CLI::Validator(
       [](const std::string& text) {
         double value = 0;
-        return absl::SimpleAtod(text, &value) && value > 0
+        return absl::SimpleAtod(text, &value) && value > 0 && value <= kMostSeconds
                    ? std::string()
-                   : absl::StrCat("'", text, "' is not a number above 0");
+                   : absl::StrCat("'", text, "' is not a number above 0 and at most 1e9");
       },
-      "", "positive number");
+      "", "seconds");
 }
 
 CLI::Option* AddDtypeOption(CLI::App& app, std::string& dtype, const std::string& description) {

@@ -12,8 +12,8 @@
 #include "CLI/Validators.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/tools/connection_options.h"
 #include "client/tools/progress_bar.h"
-#include "client/tools/tls_options.h"
 #include "lossd/client.h"
 #include "nlohmann/json_fwd.hpp"
 
@@ -22,8 +22,7 @@ namespace lossd::tools {
 struct Context {
   std::string server;
   std::optional<double> timeout_seconds;
-  std::optional<TlsOptions> tls;
-  TokenOptions token;
+  ConnectionOptions connection;
   bool json = false;
   // Set by the command that was parsed; main calls it.
   std::function<absl::Status()> run;
@@ -45,7 +44,7 @@ std::optional<DataType> ParseDtype(const std::string& dtype);
 
 // Checks of a value, with messages people can read.
 CLI::Validator PositiveInteger();
-CLI::Validator PositiveNumber();
+CLI::Validator Seconds();
 
 // 1234567 as "1,234,567".
 std::string WithCommas(int64_t number);

@@ -32,7 +32,7 @@ using Answer = google::protobuf::Int32Value;
 
 absl::StatusOr<int> Check(const Context& context, const std::string& service) {
   ClientOptions options;
-  options.tls = context.tls;
+  options.tls = context.connection.tls;  // it asks for no token
   auto credentials = internal::MakeChannelCredentials(options);
   if (!credentials.ok()) return credentials.status();
   grpc::ChannelArguments arguments;

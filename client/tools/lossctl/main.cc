@@ -15,9 +15,9 @@
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
 #include "absl/strings/str_cat.h"
+#include "client/tools/connection_options.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
-#include "client/tools/tls_options.h"
 
 namespace lossd::tools {
 namespace {

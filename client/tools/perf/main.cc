@@ -11,12 +11,12 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "client/tools/connection_options.h"
 #include "client/tools/perf/report.h"
 #include "client/tools/perf/run.h"
 #include "client/tools/perf/server_process.h"
 #include "client/tools/perf/settings.h"
 #include "client/tools/perf/sweep.h"
-#include "client/tools/tls_options.h"
 
 namespace lossd::perf {
 namespace {

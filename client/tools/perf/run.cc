@@ -10,6 +10,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/tools/own_head.h"
 #include "client/tools/perf/flushes.h"
 #include "client/tools/perf/load.h"
 #include "client/tools/perf/metrics.h"
@@ -161,10 +162,9 @@ Outcome Run(const Settings& settings, ProgressBar::Style style, const std::atomi
   }
   const auto timeout =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(settings.timeout));
-  ClientOptions options{.call_timeout = timeout,
-                        .reconnect_timeout = timeout,
-                        .tls = server != nullptr ? server->tls() : settings.tls};
-  settings.token.SetIn(options);
+  ClientOptions options{.call_timeout = timeout, .reconnect_timeout = timeout};
+  settings.connection.SetIn(options);
+  if (server != nullptr) options.tls = server->tls();
   auto client = Client::Connect(findings.target, options);
   if (!client.ok()) return Problem(ExitCode::kUnreachable, client.status());
   const auto status = (*client)->Status();
@@ -180,7 +180,7 @@ Outcome Run(const Settings& settings, ProgressBar::Style style, const std::atomi
                                      .weight_type = settings.weight_type});
   if (!head.ok()) return Problem(ExitCode::kFailed, head.status());
   const auto remove =
-      absl::MakeCleanup([&client, &name] { (void)(*client)->DeleteHead(name, /*discard_gradient=*/true); });
+      absl::MakeCleanup([&client, &name] { tools::DeleteOwnHead(**client, name, "lossd-perf"); });
   {
     const Tensor weights = RandomWeights(settings);
     if (absl::Status written = WriteWeights(*head, weights, style); !written.ok()) {

@@ -17,7 +17,8 @@ struct Outcome {
   nlohmann::ordered_json report = {};  // null if there is a problem
 };
 
-// Progress goes to standard error. Leaves nothing behind at the server: head and sessions are deleted.
+// Progress goes to standard error. Leaves nothing behind at the server, head and sessions
+// are deleted, or says there what it had to leave.
 Outcome Run(const Settings& settings, tools::ProgressBar::Style progress,
             const std::atomic<bool>& interrupted);
 

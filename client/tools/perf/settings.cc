@@ -2,7 +2,6 @@
 
 #include <map>
 
-#include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::perf {
@@ -69,8 +68,7 @@ void AddServerOptions(CLI::App& app, Settings& settings) {
       ->excludes(target)
       ->capture_default_str()
       ->group(kGroup);
-  tools::AddTlsOptions(app, settings.tls, kGroup);
-  tools::AddTokenOptions(app, settings.token, kGroup);
+  tools::AddConnectionOptions(app, settings.connection, kGroup);
   for (const char* name : {"--tls_ca", "--tls_certificate", "--tls_key", "--tls_server_name", "--token_file",
                            "--token_over_plain_text"}) {
     app.get_option(name)->needs(target);
@@ -208,7 +206,7 @@ SessionOptions SessionOptionsOf(const Settings& settings) {
 
 const char* TransportName(const Settings& settings) {
   if (!settings.target.empty()) {
-    if (settings.tls.has_value()) return "tls";
+    if (settings.connection.tls.has_value()) return "tls";
     return settings.target.starts_with("unix") ? "uds" : "tcp";
   }
   switch (settings.transport) {

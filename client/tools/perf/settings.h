@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "client/tools/connection_options.h"
 #include "client/tools/perf/pacer.h"
-#include "client/tools/tls_options.h"
 #include "lossd/client.h"
 #include "nlohmann/json_fwd.hpp"
 
@@ -31,8 +31,7 @@ struct Settings {
   std::string metrics;  // host:port; empty: none, or that of its own server
   std::string device = "auto";
   Transport transport = Transport::kTcp;  // of a server of its own
-  std::optional<TlsOptions> tls;          // of `target`
-  tools::TokenOptions token;              // of `target`
+  tools::ConnectionOptions connection;    // of `target`
   std::vector<std::string> server_flags;
 
   int64_t tokens = 1024;

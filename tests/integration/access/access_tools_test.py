@@ -3,6 +3,7 @@
 
 usage: access_tools_test.py LOSSD LOSSCTL LOSSD_PERF TRAIN_LM
 """
+import json
 import os
 import subprocess
 import sys
@@ -63,20 +64,43 @@ class Tools(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("--token_over_plain_text", done.stderr)
 
-    def test_lossd_perf(self):
-        done = self.run_tool(LOSSD_PERF, f"--target={self.server.target}", f"--token_file={self.file('admin')}",
+    def lossd_perf(self, role):
+        return self.run_tool(LOSSD_PERF, f"--target={self.server.target}", f"--token_file={self.file(role)}",
                              "--tokens=64", "--vocab=256", "--hidden=32", "--batches=3")
-        self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_train_lm(self):
+    def train_lm(self, role):
         text = self.file("text")
         with open(text, "w", encoding="utf-8") as file:
             file.write("\n\n".join(f"A line of {word} and of {number}." for number in range(400)
                                    for word in ("tea", "bread", "salt", "oil")))
-        done = self.run_tool(TRAIN_LM, "--server", self.server.target, "--token_file", self.file("admin"),
+        return self.run_tool(TRAIN_LM, "--server", self.server.target, "--token_file", self.file(role),
                              "--text", text, "--vocabulary", "96", "--steps", "3", "--batch", "256", "--hidden",
                              "32", "--quiet")
-        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def heads(self):
+        listed = self.lossctl("head", "list", "--json", "--token_file", self.file("read-only"))
+        return [head["name"] for head in json.loads(listed.stdout)["heads"]]
+
+    def test_with_a_token_of_an_admin_the_head_of_a_run_is_removed_without_a_word(self):
+        for tool in (self.lossd_perf, self.train_lm):
+            done = tool("admin")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("stays on the server", done.stderr)
+            self.assertEqual(self.heads(), [])
+
+    def test_with_a_token_of_a_trainer_the_head_of_a_run_stays_which_is_said(self):
+        for program, tool in (("lossd-perf", self.lossd_perf), ("train_lm", self.train_lm)):
+            done = tool("trainer")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            (name,) = self.heads()
+            said = [line for line in done.stderr.splitlines() if "stays on the server" in line]
+            self.assertEqual(len(said), 1, done.stderr)
+            self.assertTrue(said[0].startswith(f"{program}: head '{name}' stays on the server: "), said[0])
+            self.assertIn("admin", said[0])
+            command = said[0].partition(": lossctl ")[2].split()
+            removed = self.lossctl(*command, "--token_file", self.file("admin"))
+            self.assertEqual(removed.returncode, 0, removed.stderr)
+            self.assertEqual(self.heads(), [])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // The client library shows a token, goes on with the next one, and sends none where others could read it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -214,6 +215,28 @@ TEST_F(TokenClientTest, AFileThatHoldsNoTokenIsRefusedAndNotRepeated) {
     EXPECT_THAT(status.ToString(), AllOf(HasSubstr(Path("token")), Not(HasSubstr(kTrainer))));
   }
   EXPECT_TRUE(absl::IsInvalidArgument(Connect(Path("nowhere")).status()));
+}
+
+// Neither is read: there would be no end of it.
+TEST_F(TokenClientTest, WhatIsNoRegularFileOrTooLargeIsRefusedAtOnce) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  for (const std::string& path : {Path("pipe"), std::string("/dev/zero"), folder_}) {
+    const absl::Status status = Connect(path).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(status.ToString(), AllOf(HasSubstr(path), HasSubstr("regular file")));
+  }
+  const absl::Status large = Connect(Write("large", kTrainer + std::string(size_t{1} << 16, '\n'))).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(large)) << large;
+  EXPECT_THAT(large.ToString(), HasSubstr("65536 bytes"));
+}
+
+TEST_F(TokenClientTest, APipeThatTookTheFilesPlaceStopsNoCall) {
+  const std::string file = Write("token", kTrainer);
+  const auto client = Connect(file);
+  ASSERT_TRUE(client.ok()) << client.status();
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  std::filesystem::rename(Path("pipe"), file);
+  EXPECT_TRUE((*client)->Status().ok());
 }
 
 TEST_F(TokenClientTest, NoTokenGoesToAnotherMachineInPlainTextUnlessAsked) {

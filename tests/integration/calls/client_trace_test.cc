@@ -77,6 +77,23 @@ TEST_F(ClientTraceTest, WhatMayNotBeSentIsNotSent) {
   }
 }
 
+// A source may ask what belongs to the thread, as a language's current span does.
+TEST_F(ClientTraceTest, ALoadOfWeightsBelongsToTheTraceOfTheThreadThatAsksForIt) {
+  ClientOptions options;
+  options.trace = [caller = std::this_thread::get_id()] {
+    return std::this_thread::get_id() == caller ? TraceContext{Parent(7), {}} : TraceContext{};
+  };
+  const auto client = Client::Connect(server_.target(), options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto head = (*client)->CreateHead(
+      {.name = "h", .vocab_size = 16, .hidden_size = 4, .weight_type = DataType::kFloat32});
+  ASSERT_TRUE(head.ok()) << head.status();
+  EXPECT_FALSE(head->LoadWeights({.path = "absent.safetensors"}).ok());
+  const telemetry::RecentError error = AwaitError(1);
+  EXPECT_EQ(error.method, "HeadService/LoadWeights");
+  EXPECT_EQ(error.trace_id, TraceId(7));
+}
+
 TEST_F(ClientTraceTest, StreamsBelongToTheTraceInWhichTheirSessionWasOpened) {
   auto head = client_->CreateHead(
       {.name = "h", .vocab_size = 16, .hidden_size = 4, .weight_type = DataType::kFloat32});

@@ -212,6 +212,7 @@ class CommandLine(LossctlTest):
                 (["step", "x"], "--lr", "lossctl step --help"),
                 (["head", "load", "x", "y", "--optimizer", "sgd"], "--create", "lossctl head load --help"),
                 (["status", "--timeout", "0"], "'0' is not a number above 0", "lossctl status --help"),
+                (["health", "--timeout", "1e10"], "'1e10' is not a number above 0 and at most 1e9", "lossctl health --help"),
                 (["completion", "tcsh"], "tcsh", "lossctl completion --help"),
         ]:
             with self.subTest(arguments=arguments):

@@ -102,12 +102,12 @@ class Shell(LossctlTest):
 
 
 class Bash(Shell):
-    def offered(self, line):
+    def offered(self, line, setup=":"):
         # As readline cuts the line: at blanks, and before and behind ':' and '='.
         words = re.findall(r"[:=]+|[^\s:=]+", line) + ([""] if line.endswith(" ") else [])
         quoted = " ".join(f"'{word}'" for word in words)
         program = (f"source {self.script('bash')}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE='{line}'; "
-                   "_lossctl; printf '%s\\n' \"${COMPREPLY[@]}\"")
+                   + setup + "; _lossctl; printf '%s\\n' \"${COMPREPLY[@]}\"")
         return sorted(filter(None, self.shell("bash", "--norc", "-c", program).split("\n")))
 
     def test_the_script_parses(self):
@@ -135,6 +135,13 @@ class Bash(Shell):
             self.succeed("head", "create", "secret", "--vocab", "8", "--hidden", "4", *options)
             self.assertEqual(self.offered(f"lossctl head delete {' '.join(options)} "), ["secret"])
             self.assertEqual(self.offered(f"lossctl head delete {' '.join(options[:2])} "), [])
+
+    def test_all_that_says_how_to_connect_goes_to_the_call_for_the_names_of_heads(self):
+        options = ["--server=SERVER", "--tls_ca", "ca", "--tls_server_name=name", "--token_file", "token",
+                   "--token_over_plain_text"]
+        offered = self.offered(f"lossctl {' '.join(options[:3])} head {' '.join(options[3:])} --json delete ",
+                               setup="lossctl() { printf '%s\\n' \"$@\"; }")
+        self.assertEqual(offered, sorted(" ".join(options).replace("=", " ").split() + ["__heads"]))
 
     def test_every_command_and_option_of_every_help_is_offered(self):
         commands = [[]]
@@ -181,6 +188,13 @@ class Zsh(Shell):
 class Fish(Shell):
     def test_the_script_parses(self):
         self.shell("fish", "--no-config", "-n", self.script("fish"))
+
+    def test_all_that_says_how_to_connect_goes_to_the_call_for_the_names_of_heads(self):
+        options = ["--server=SERVER", "--tls_ca", "ca", "--token_file", "token", "--token_over_plain_text"]
+        stand_in = "function lossctl; printf '%s\\n' $argv; end"
+        offered = self.shell("fish", "--no-config", "-c", f"source {self.script('fish')}; {stand_in}; "
+                             f"complete -C 'lossctl {' '.join(options)} head delete '")
+        self.assertEqual(sorted(offered.split()), sorted([*options, "__heads"]))
 
     def test_cases(self):
         script = self.script("fish")

@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "lossd/client.h"
 #include "tests/integration/client_resume/numbered_chunks.h"
@@ -117,6 +118,35 @@ TEST_F(RestartTest, DrainsInTheMiddleOfBatchesLoseNothingAndCountNothingTwice) {
     }
     ASSERT_TRUE(session.Close().ok());
   }
+}
+
+// What was staged goes with the old process; the caller holds it all.
+TEST_F(RestartTest, AWriteOfAllWeightsGoesOnAcrossADrain) {
+  std::vector<float> weights = NumberedWeights();
+  for (float& weight : weights) weight *= 2;
+  const auto impatient =
+      Client::Connect(server_.target(), {.reconnect_timeout = std::chrono::milliseconds(0)});
+  ASSERT_TRUE(impatient.ok()) << impatient.status();
+  std::thread restart;
+  std::chrono::steady_clock::time_point serving;
+  const auto version =
+      head_->WriteWeights(DataType::kFloat32, weights.data(), [&](int64_t done, int64_t total) {
+        if (done < total || restart.joinable()) return;
+        restart = std::thread([this, &serving] {
+          EXPECT_EQ(server_.Terminate(), 0);
+          server_.Start();
+          serving = std::chrono::steady_clock::now();
+        });
+        while ((*impatient)->Status().ok()) continue;  // then it takes no commit any more
+      });
+  const auto written = std::chrono::steady_clock::now();
+  if (restart.joinable()) restart.join();
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(*version, 2U);
+  EXPECT_LT(written - serving, std::chrono::seconds(4)) << "the server was back, and nobody looked";
+  std::vector<float> read(weights.size());
+  ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, read.data()).ok());
+  EXPECT_TRUE(read == weights);
 }
 
 TEST_F(RestartTest, AFlushAndAStepGoOnAcrossADrain) {

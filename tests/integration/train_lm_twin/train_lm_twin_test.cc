@@ -61,7 +61,7 @@ TEST_P(TwinTest, FollowsTheLossesOfTheServer) {
 
   ThreadPool pool(2);
   const absl::StatusOr<std::unique_ptr<RemoteHead>> remote_head = RemoteHead::Open(
-      server_address, ClientOptions(),
+      server_address, tools::ConnectionOptions(),
       absl::StrCat("twin-", GetParam().precision == HeadPrecision::kFloat32 ? "fp32" : "bf16"), shape,
       GetParam().precision, options.adam(), HeadLifetime::kUntilClosed);
   ASSERT_TRUE(remote_head.ok()) << remote_head.status();

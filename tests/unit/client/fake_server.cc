@@ -20,6 +20,13 @@ int64_t PayloadBytes(const v1::Chunk& chunk) {
 
 }  // namespace
 
+bool FakeServer::ForgetsWrite() {
+  if (forgotten_writes == 0) return false;
+  --forgotten_writes;
+  if (forgotten_are_published) ++weight_version_;
+  return true;
+}
+
 // --- Compute
 // ------------------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class FakeServer {
     int gradient_calls = 0;
     std::vector<int64_t> gradient_first_rows;
     int weight_write_streams = 0;
+    std::vector<v1::BeginWriteRequest> begun_writes;
     std::vector<v1::WriteWeightsRequest> weight_writes;  // without their rows
     std::vector<v1::ReadWeightsRequest> weight_reads;
     int64_t largest_weight_bytes = 0;  // of a message of rows
@@ -87,11 +88,15 @@ class FakeServer {
   std::function<RowFate(int message)> on_gradient_rows;  // counted over the whole life of the server
   std::function<RowFate(int message)> on_weight_rows;
   std::function<bool(int message)> cut_weight_write;
-  int lost_commits = 0;               // CommitFlush is done, but its answer is lost, that many times
-  int lost_steps = 0;                 // ApplyStep likewise
-  int unreached_commits = 0;          // CommitFlush is not done, and not answered, that many times
-  int busy_deletions = 0;             // DeleteHead is RESOURCE_EXHAUSTED with a delay, that many times
-  int lost_deletions = 0;             // DeleteHead is done, but its answer is lost, that many times
+  int forgotten_writes = 0;  // CommitWrite, or rows, meet a server that knows no such write, that many times
+  bool rows_forgotten = false;           // rows do, not CommitWrite
+  bool forgotten_are_published = false;  // and somebody has published a version meanwhile
+  bool others_write = false;             // BeginWrite finds a write of somebody else's
+  int lost_commits = 0;                  // CommitFlush is done, but its answer is lost, that many times
+  int lost_steps = 0;                    // ApplyStep likewise
+  int unreached_commits = 0;             // CommitFlush is not done, and not answered, that many times
+  int busy_deletions = 0;                // DeleteHead is RESOURCE_EXHAUSTED with a delay, that many times
+  int lost_deletions = 0;                // DeleteHead is done, but its answer is lost, that many times
   int slow_steps = 0;                 // ApplyStep is done, but answered only after a second, that many times
   bool restart_before_steps = false;  // the next ApplyStep meets another server, which has the same head
   // Calls for logits, of two rows at most, whose logits are all 1. The call numbered so, from 1, meets
@@ -166,6 +171,7 @@ class FakeServer {
   uint64_t& AcceptedOf(const Stream& stream) {
     return FindSession(stream.client_key)->accepted.at(static_cast<size_t>(stream.lane));
   }
+  bool ForgetsWrite();
   grpc::Status PositionError(grpc::StatusCode code, const std::string& message) const;
   void FillHead(v1::Head* head) const;
 

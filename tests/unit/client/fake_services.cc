@@ -23,6 +23,8 @@ v1::DataType OrFloat32(v1::DataType type) {
   return type == v1::DATA_TYPE_UNSPECIFIED ? v1::DATA_TYPE_FLOAT32 : type;
 }
 
+grpc::Status UnknownWrite() { return {StatusCode::NOT_FOUND, "no such write is under way"}; }
+
 // A server that has too much to do for now.
 grpc::Status Busy() {
   v1::RetryInfo info;
@@ -72,6 +74,9 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
 
   grpc::Status BeginWrite(grpc::ServerContext*, const v1::BeginWriteRequest* request,
                           v1::BeginWriteResponse* response) override {
+    const std::lock_guard lock(fake_->mutex_);
+    fake_->observed_.begun_writes.push_back(*request);
+    if (fake_->others_write && !request->replace()) return {StatusCode::FAILED_PRECONDITION, "another's"};
     response->set_write_id("id of " + request->write_key());
     return grpc::Status::OK;
   }
@@ -86,6 +91,7 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
     while (reader->Read(&request)) {
       const std::lock_guard lock(fake_->mutex_);
       const int message = fake_->weight_write_messages_++;
+      if (fake_->rows_forgotten && fake_->ForgetsWrite()) return UnknownWrite();
       if (fake_->cut_weight_write && fake_->cut_weight_write(message)) return Cut();
       const std::vector<float> rows = ToFloats(request.dtype(), request.weights());
       std::copy(rows.begin(), rows.end(), fake_->weights_.begin() + request.first_row() * kHidden);
@@ -104,6 +110,7 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
   grpc::Status CommitWrite(grpc::ServerContext*, const v1::CommitWriteRequest*,
                            v1::CommitWriteResponse* response) override {
     const std::lock_guard lock(fake_->mutex_);
+    if (!fake_->rows_forgotten && fake_->ForgetsWrite()) return UnknownWrite();
     response->set_weight_version(++fake_->weight_version_);
     return grpc::Status::OK;
   }

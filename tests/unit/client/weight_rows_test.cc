@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -137,6 +138,64 @@ TEST_F(WeightRowsTest, AnFp32MasterIsWrittenAndReadInFp32) {
   std::vector<uint16_t> narrow(kVocab * kHidden);
   ASSERT_TRUE(head_->ReadWeights(DataType::kBFloat16, narrow.data()).ok());
   EXPECT_EQ(fake_.observed().weight_reads.back().dtype(), v1::DATA_TYPE_BFLOAT16) << "the compute copy's";
+}
+
+// As a server does that was started again: the rows that were staged went with the old process.
+TEST_F(WeightRowsTest, AWriteOfAllRowsThatTheServerForgotIsBegunAgain) {
+  const std::vector<float> all = Rows(kVocab);
+  for (const bool rows_forgotten : {true, false}) {
+    SCOPED_TRACE(rows_forgotten);
+    fake_.rows_forgotten = rows_forgotten;
+    fake_.forgotten_writes = 2;
+    Connect();
+    fake_.set_weights(std::vector<float>(kVocab * kHidden));
+    const size_t begun = fake_.observed().begun_writes.size();
+    const auto version = head_->WriteWeights(DataType::kFloat32, all.data());
+    ASSERT_TRUE(version.ok()) << version.status();
+    EXPECT_EQ(fake_.weights(), all);
+    const auto writes = fake_.observed().begun_writes;
+    ASSERT_EQ(writes.size(), begun + 3);
+    EXPECT_TRUE(writes[begun].replace());
+    EXPECT_FALSE(writes[begun + 1].replace()) << "another's write would go for one that is older";
+    EXPECT_NE(writes[begun].write_key(), writes[begun + 1].write_key());
+  }
+}
+
+TEST_F(WeightRowsTest, AForgottenCommitIsNotRepeatedBehindAnotherVersion) {
+  fake_.forgotten_writes = 1;
+  fake_.forgotten_are_published = true;
+  Connect();
+  const auto written = head_->WriteWeights(DataType::kFloat32, Rows(kVocab).data());
+  EXPECT_TRUE(absl::IsNotFound(written.status())) << written.status();
+  EXPECT_THAT(fake_.observed().begun_writes, SizeIs(1));
+}
+
+TEST_F(WeightRowsTest, AWriteThatAnothersTookThePlaceOfIsNotBegunAgain) {
+  fake_.rows_forgotten = true;
+  fake_.forgotten_writes = 1;
+  fake_.others_write = true;
+  Connect();
+  const auto written = head_->WriteWeights(DataType::kFloat32, Rows(kVocab).data());
+  EXPECT_TRUE(absl::IsNotFound(written.status())) << written.status();
+  EXPECT_THAT(fake_.observed().begun_writes, SizeIs(2));
+}
+
+TEST_F(WeightRowsTest, AServerThatForgetsEveryWriteIsGivenUp) {
+  fake_.forgotten_writes = 1'000'000;
+  auto client = Client::Connect(fake_.target(), {.reconnect_timeout = std::chrono::milliseconds(100)});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto written =
+      (*client)->GetHead(FakeServer::kName)->WriteWeights(DataType::kFloat32, Rows(kVocab).data());
+  EXPECT_TRUE(absl::IsNotFound(written.status())) << written.status();
+}
+
+TEST_F(WeightRowsTest, AWriteOfSeveralWritersThatIsForgottenIsTheirs) {
+  fake_.forgotten_writes = 1;
+  Connect();
+  const WeightWrite write = Begin();
+  ASSERT_TRUE(write.WriteRows(0, kVocab, DataType::kFloat32, Rows(kVocab).data()).ok());
+  EXPECT_TRUE(absl::IsNotFound(write.Commit().status()));
+  EXPECT_THAT(fake_.observed().begun_writes, SizeIs(1));
 }
 
 TEST_F(WeightRowsTest, RowsThatTheHeadDoesNotHaveAreRefusedBeforeAnythingIsSent) {

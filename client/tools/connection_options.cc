@@ -1,4 +1,4 @@
-#include "client/tools/tls_options.h"
+#include "client/tools/connection_options.h"
 
 #include <cstdlib>
 
@@ -23,8 +23,6 @@ void AddTlsOption(CLI::App& app, std::optional<TlsOptions>& tls, const std::stri
       ->group(group);
 }
 
-}  // namespace
-
 void AddTlsOptions(CLI::App& app, std::optional<TlsOptions>& tls, const std::string& group) {
   app.add_option_function<std::string>(
          "--tls_ca",
@@ -46,14 +44,17 @@ void AddTlsOptions(CLI::App& app, std::optional<TlsOptions>& tls, const std::str
                "Name that the server's certificate must be for, instead of that of its address");
 }
 
-void AddTokenOptions(CLI::App& app, TokenOptions& token, const std::string& group) {
+}  // namespace
+
+void AddConnectionOptions(CLI::App& app, ConnectionOptions& connection, const std::string& group) {
+  AddTlsOptions(app, connection.tls, group);
   app.add_option(
-         "--token_file", token.file,
+         "--token_file", connection.token_file,
          "File with the token to show to a server that asks for one (lossd --tokens), and nothing else; "
          "read again when it changes")
       ->type_name("FILE")
       ->group(group);
-  app.add_flag("--token_over_plain_text", token.over_plain_text,
+  app.add_flag("--token_over_plain_text", connection.token_over_plain_text,
                "Send the token to another machine without TLS: something else encrypts it on the way")
       ->group(group);
 }

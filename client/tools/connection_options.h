@@ -1,0 +1,36 @@
+// The options of every tool that say how to connect to a server: TLS and tokens.
+#ifndef LOSSD_CLIENT_TOOLS_CONNECTION_OPTIONS_H_
+#define LOSSD_CLIENT_TOOLS_CONNECTION_OPTIONS_H_
+
+#include <optional>
+#include <string>
+
+#include "CLI/App.hpp"
+#include "lossd/client.h"
+
+namespace lossd::tools {
+
+// ClientOptions' fields of the same names.
+struct ConnectionOptions {
+  std::optional<TlsOptions> tls = {};
+  std::string token_file = {};
+  bool token_over_plain_text = false;
+
+  void SetIn(ClientOptions& options) const {
+    options.tls = tls;
+    options.token_file = token_file;
+    options.token_over_plain_text = token_over_plain_text;
+  }
+};
+
+// --tls_ca, --tls_certificate, --tls_key and --tls_server_name, with any of which there is TLS; --token_file
+// and --token_over_plain_text. `connection` outlives the parsing.
+void AddConnectionOptions(CLI::App& app, ConnectionOptions& connection, const std::string& group);
+
+// Before the first use of gRPC: the errors of the client library say what its log says, and a tool's standard
+// error is the tool's own. GRPC_VERBOSITY, if set, decides.
+void SilenceGrpcLog();
+
+}  // namespace lossd::tools
+
+#endif  // LOSSD_CLIENT_TOOLS_CONNECTION_OPTIONS_H_

@@ -1,0 +1,17 @@
+// What client and server hold of tokens: how long one is at most, and where it may travel in plain text.
+#ifndef LOSSD_PROTO_WIRE_TOKEN_H_
+#define LOSSD_PROTO_WIRE_TOKEN_H_
+
+#include <cstddef>
+#include <string>
+
+namespace lossd::wire {
+
+inline constexpr size_t kLongestToken = 512;
+
+// Whether what is sent to this host stays on this machine: localhost, 127.0.0.0/8, or ::1 in its brackets.
+bool IsLoopbackHost(const std::string& host);
+
+}  // namespace lossd::wire
+
+#endif  // LOSSD_PROTO_WIRE_TOKEN_H_

@@ -1,0 +1,19 @@
+#include "proto/wire/token.h"
+
+#include <gtest/gtest.h>
+
+namespace lossd::wire {
+namespace {
+
+TEST(TokenTest, OnlyThisMachineIsLoopback) {
+  for (const char* host : {"localhost", "127.0.0.1", "127.8.9.10", "[::1]"}) {
+    EXPECT_TRUE(IsLoopbackHost(host)) << host;
+  }
+  for (const char* host : {"", "0.0.0.0", "10.0.0.1", "128.0.0.1", "127.example.com", "localhost.example.com",
+                           "[::]", "::1", "127.0.0.1:1"}) {
+    EXPECT_FALSE(IsLoopbackHost(host)) << host;
+  }
+}
+
+}  // namespace
+}  // namespace lossd::wire
