@@ -66,10 +66,10 @@ def tidy(build, path):
 
 
 def write_commands(folder, commands):
-    """A compile_commands.json that clang takes: omp.h, which it has none of, is GCC's."""
+    """A compile_commands.json that clang takes: omp.h, which it has none of, is GCC's, and so are deprecated parts of GCC's library."""
     headers = subprocess.run(["g++", "-print-file-name=include"], check=True, capture_output=True, text=True).stdout.strip()
     for command in commands:
-        command["command"] = GCC_ONLY.sub("", command["command"]) + f" -idirafter {headers}"
+        command["command"] = GCC_ONLY.sub("", command["command"]) + f" -idirafter {headers} -Wno-deprecated-declarations"
     with open(os.path.join(folder, "compile_commands.json"), "w", encoding="utf-8") as file:
         json.dump(commands, file)
 

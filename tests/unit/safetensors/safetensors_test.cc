@@ -207,7 +207,7 @@ std::vector<HostileFile> HostileFiles() {
   const std::string good = OneTensor("F32", "[1]", "[0,4]");
   std::string ones = "[1";
   for (int size = 1; size < 65; ++size) ones += ",1";
-  ones += "]";
+  ones += ']';
   return {
       {"empty", "", "too few"},
       {"seven bytes", "\1\2\3\4\5\6\7", "too few"},
