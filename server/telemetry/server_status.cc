@@ -58,20 +58,20 @@ Json ToJson(const engine::MemoryPlan& plan) {
   return items;
 }
 
-Json ToJson(const engine::SessionSnapshot& session, absl::Time now) {
+Json ToJson(const engine::SessionSnapshot& session) {
   return {{"number", session.number},
           {"rank", session.rank},
           {"lanes", session.lanes},
           {"streams", session.streams},
           {"accepted", session.accepted},
           {"applied", session.applied},
-          {"idle_seconds", AgeAt(now, session.last_active)}};
+          {"idle_seconds", absl::ToDoubleSeconds(session.idle)}};
 }
 
 Json ToJson(const HeadStatus& head, absl::Time now) {
   const engine::HeadSnapshot& snapshot = head.snapshot;
   Json sessions = Json::array();
-  for (const engine::SessionSnapshot& session : head.sessions) sessions.push_back(ToJson(session, now));
+  for (const engine::SessionSnapshot& session : head.sessions) sessions.push_back(ToJson(session));
   return {{"name", head.name},
           {"vocab_size", head.vocab_size},
           {"hidden_size", head.hidden_size},

@@ -221,7 +221,7 @@ std::string Sessions(const ServerStatus& status) {
       if (rows.size() == kMostSessions) break;
       rows.push_back({Escape(head.name), absl::StrCat(session.number), absl::StrCat(session.rank),
                       absl::StrCat(session.streams, " of ", session.lanes), absl::StrCat(session.accepted),
-                      absl::StrCat(session.applied), DurationText(Age(status.now, session.last_active))});
+                      absl::StrCat(session.applied), DurationText(absl::ToDoubleSeconds(session.idle))});
     }
   }
   if (rows.empty()) return "<h2>Sessions</h2><p class=\"soft\">None is open.</p>\n";

@@ -47,7 +47,7 @@ ServerStatus Example() {
   session.rank = 2;
   session.lanes = 8;
   session.streams = 7;
-  session.last_active = now - absl::Seconds(2);
+  session.idle = absl::Seconds(2);
   status.heads.push_back(head);
   status.memory = head.memory;
   status.memory_limit = int64_t{12} << 30;
@@ -85,6 +85,7 @@ TEST(StatusPage, ShowsWhatThereIs) {
                            "20.0 GiB of 80.0 GiB",
                            "pinned pool",
                            "7 of 8",
+                           "2.0 s",
                            "LossService/Compute",
                            "NOT_FOUND",
                            "head &#39;x&#39; does not exist",
@@ -198,6 +199,7 @@ TEST(StatusJson, SaysTheSame) {
   EXPECT_EQ(json["heads"][0]["name"], "english");
   EXPECT_EQ(json["heads"][0]["window_state"], "frozen");
   EXPECT_EQ(json["heads"][0]["flush_age_seconds"], 7);
+  EXPECT_EQ(json["heads"][0]["sessions"][0]["idle_seconds"], 2);
   EXPECT_EQ(json["heads"][0]["loss"], 2.75);
   EXPECT_EQ(json["heads"][0]["sessions"][0]["streams"], 7);
   EXPECT_EQ(json["memory"]["reserved"][0]["place"], "device");
