@@ -14,8 +14,9 @@ constexpr Metric kLoss{"lossd_head_loss",
                        {"head"}};
 constexpr Metric kLossNats{
     "lossd_head_loss_nats_total", "Sum of the finite losses of valid tokens.", kCounter, {"head"}};
-constexpr Metric kTokens{
-    "lossd_head_tokens_total", "Valid tokens whose loss was finite.", kCounter, {"head"}};
+constexpr Metric kLossTokens{
+    "lossd_head_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}};
+constexpr Metric kTokens{"lossd_head_tokens_total", "Valid tokens.", kCounter, {"head"}};
 constexpr Metric kGradientNorm{
     "lossd_head_gradient_norm",
     "Frobenius norm of dW as a step, a flush or GradientStats last told it; 0: none yet.",
@@ -60,6 +61,8 @@ void CollectCounters(const std::vector<HeadAtOnce>& heads, Exposition& out) {
   AddEach(kLoss, heads, out, [](const HeadAtOnce& each) { return each.head->counters().loss.load(); });
   AddEach(kLossNats, heads, out,
           [](const HeadAtOnce& each) { return each.head->counters().loss_nats.load(); });
+  AddEach(kLossTokens, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().loss_tokens.load(); });
   AddEach(kTokens, heads, out, [](const HeadAtOnce& each) { return each.head->counters().tokens.load(); });
   AddEach(kGradientNorm, heads, out,
           [](const HeadAtOnce& each) { return each.head->counters().gradient_norm.load(); });

@@ -27,6 +27,7 @@ std::vector<HeadStatus> ReadHeads(const engine::Engine& engine, engine::MemoryUs
     status.frozen = config.weight_gradients == engine::WeightGradients::kFrozen;
     status.snapshot = head->Snapshot();
     status.tokens = head->counters().tokens;
+    status.loss_tokens = head->counters().loss_tokens;
     status.loss = head->counters().loss;
     status.gradient_norm = head->counters().gradient_norm;
     status.queued_chunks = head->counters().queued_chunks;
@@ -114,7 +115,7 @@ Json MemoryJson(const ServerStatus& status) {
 
 }  // namespace
 
-bool HasLoss(const HeadStatus& head) { return head.tokens > 0 || !std::isfinite(head.loss); }
+bool HasLoss(const HeadStatus& head) { return head.loss_tokens > 0 || !std::isfinite(head.loss); }
 
 ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& counters,
                         const Throughput& throughput) {

@@ -130,7 +130,8 @@ class Work(WhatIsDone):
             'lossd_payload_bytes_total{direction="out"}': len(result.losses) + len(result.dx),
             "lossd_batch_chunks_count": 1, "lossd_batch_rows_count": 1,
             **{f'lossd_chunk_seconds_count{{stage="{stage}"}}': 1 for stage in stages},
-            'lossd_head_tokens_total{head="h"}': 2, 'lossd_head_window_tokens{head="h"}': 2})
+            'lossd_head_tokens_total{head="h"}': 2, 'lossd_head_loss_tokens_total{head="h"}': 2,
+            'lossd_head_window_tokens{head="h"}': 2})
         self.assertEqual(after["lossd_batch_rows_sum"] - before["lossd_batch_rows_sum"], 3)
         self.assertGreater(after['lossd_head_window_age_seconds{head="h"}'], 0)
         for stage in stages:
@@ -196,7 +197,8 @@ class Work(WhatIsDone):
         after = self.scrape()
         not_finite = int((~np.isfinite(np.frombuffer(result.losses, np.float32))).sum())
         self.assertEqual(after['lossd_non_finite_total{kind="loss"}'], not_finite)
-        self.assertEqual(after['lossd_head_tokens_total{head="h"}'], 10 - not_finite)
+        self.assertEqual(after['lossd_head_tokens_total{head="h"}'], 10)
+        self.assertEqual(after['lossd_head_loss_tokens_total{head="h"}'], 10 - not_finite)
         self.assertAlmostEqual(after['lossd_head_loss_nats_total{head="h"}'], good.loss_sum, places=5)
         flush = self.flush("h", gradient_scale=3e38)  # dW times this overflows
         self.assertGreater(flush.non_finite, 0)

@@ -39,6 +39,7 @@ ServerStatus Example() {
   head.snapshot.window_since = now - absl::Seconds(90);
   head.snapshot.flush_since = now - absl::Seconds(7);
   head.tokens = 10;
+  head.loss_tokens = 10;
   head.loss = 2.75;
   head.gradient_norm = 0.125;
   head.memory = {{"weights", int64_t{3} << 30, engine::MemoryPlace::kDevice}};
@@ -146,7 +147,7 @@ TEST(StatusPage, LetsNothingInButItself) {
 
 TEST(StatusPage, ALossThatIsNotANumberIsShownFromTheFirstChunkOn) {
   ServerStatus status = Example();
-  status.heads[0].tokens = 0;  // none of them had a finite one
+  status.heads[0].loss_tokens = 0;  // none of them had a finite one
   status.heads[0].loss = std::nan("");
   EXPECT_THAT(StatusPage(status).body, HasSubstr(">NaN<"));
   status.heads[0].loss = 0;
@@ -217,7 +218,7 @@ TEST(StatusJson, WhatIsNotThereOrNotFiniteIsNull) {
   EXPECT_TRUE(json["heads"][0]["loss"].is_null());
   EXPECT_TRUE(json["heads"][0]["gradient_norm"].is_null());
   EXPECT_TRUE(json["heads"][0]["window_age_seconds"].is_null());
-  status.heads[0].tokens = 0;
+  status.heads[0].loss_tokens = 0;
   status.heads[0].loss = 0;
   EXPECT_TRUE(nlohmann::json::parse(StatusJson(status))["heads"][0]["loss"].is_null());
 }
