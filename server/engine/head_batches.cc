@@ -325,7 +325,8 @@ void Head::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& a
   batch.valid_tokens += answer.valid_tokens;
   counters_.loss_tokens += static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
   // One that is not finite would stay in the sum for good.
-  counters_.loss_nats += answer.non_finite_losses == 0 ? answer.loss_sum : FiniteLosses(item.chunk, answer);
+  counters_.loss_nats +=
+      answer.non_finite_losses == 0 ? answer.loss_sum : SumOfFiniteLosses(item.chunk, answer);
 }
 
 void Head::CountGradient(double norm, int64_t non_finite) {
