@@ -33,7 +33,7 @@ HeadInfo Head::Info() const {
     const MemoryPlan& plan = session->plan;
     info.memory.insert(info.memory.end(), plan.begin(), plan.end());
   }
-  info.memory = MergedByPurpose(info.memory);
+  info.memory = Merged(info.memory);
   if (staged_ != nullptr) info.staged_rows = staged_->rows();
   info.open_sessions = ledger_.open_sessions();
   info.optimizer_steps = optimizer_steps_;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/telemetry/age.h"
 #include "server/telemetry/collect.h"
 
 namespace lossd::telemetry {
@@ -73,7 +74,7 @@ void CollectCounters(const std::vector<HeadAtOnce>& heads, Exposition& out) {
 void CollectWindowsOf(const std::vector<HeadAtOnce>& heads, Exposition& out) {
   const absl::Time now = absl::Now();
   const auto age = [now](const std::optional<absl::Time>& since) {
-    return since.has_value() ? std::max(0.0, absl::ToDoubleSeconds(now - *since)) : 0;
+    return since.has_value() ? AgeAt(now, *since) : 0;
   };
   AddEach(kGeneration, heads, out, [](const HeadAtOnce& each) { return each.snapshot.generation; });
   AddEach(kWeightVersion, heads, out, [](const HeadAtOnce& each) { return each.snapshot.weight_version; });

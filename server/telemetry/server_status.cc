@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/telemetry/age.h"
 #include "server/version.h"
 
 namespace lossd::telemetry {
@@ -41,9 +42,8 @@ std::vector<HeadStatus> ReadHeads(const engine::Engine& engine, engine::MemoryUs
   return heads;
 }
 
-double AgeAt(absl::Time now, absl::Time since) { return std::max(0.0, absl::ToDoubleSeconds(now - since)); }
-
-Json AgeAt(absl::Time now, const std::optional<absl::Time>& since) {
+// Null if there is none.
+Json AgeOrNull(absl::Time now, const std::optional<absl::Time>& since) {
   return since.has_value() ? Json(AgeAt(now, *since)) : Json();
 }
 
@@ -83,8 +83,8 @@ Json ToJson(const HeadStatus& head, absl::Time now) {
           {"optimizer_steps", snapshot.optimizer_steps},
           {"window_state", engine::Name(snapshot.window_state)},
           {"window_tokens", snapshot.window_tokens},
-          {"window_age_seconds", AgeAt(now, snapshot.window_since)},
-          {"flush_age_seconds", AgeAt(now, snapshot.flush_since)},
+          {"window_age_seconds", AgeOrNull(now, snapshot.window_since)},
+          {"flush_age_seconds", AgeOrNull(now, snapshot.flush_since)},
           {"open_sessions", snapshot.open_sessions},
           {"queued_chunks", head.queued_chunks},
           {"tokens", head.tokens},
@@ -137,7 +137,7 @@ ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& cou
   status.staging_limit = engine.options().staging_bytes;
   status.memory_limit = engine.budget().limit();
   status.memory_peak = engine.budget().peak();
-  status.memory = engine.ReservedByPurpose();
+  status.memory = engine.ReservedMemory();
   status.memory_reserved = engine::TotalBytes(status.memory);
   std::erase_if(status.memory, [](const engine::MemoryItem& item) { return item.bytes == 0; });
   status.device_memory = engine.device().Totals();

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "absl/time/clock.h"
 #include "server/engine/random_id.h"
@@ -142,6 +143,21 @@ TEST(StatusPage, LetsNothingInButItself) {
   EXPECT_NE(StatusPage(Example()).headers[0].second, policy) << "one that can be guessed lets others in";
   for (const char* asset : {"http://", "https://", "src=", "<link", "@import", "url("}) {
     EXPECT_THAT(first.body, Not(HasSubstr(asset)));
+  }
+}
+
+TEST(StatusPage, EachPurposeOfMemoryHasAColorThatNothingElseHas) {
+  ServerStatus status = Example();
+  status.heads.clear();
+  status.memory.clear();
+  for (const absl::string_view purpose : engine::kMemoryPurposes) {
+    status.memory.push_back({std::string(purpose), 1 << 20});
+  }
+  const std::string page = StatusPage(status).body;
+  for (size_t color = 0; color <= engine::kMemoryPurposes.size(); ++color) {
+    const std::string name = "p" + std::to_string(color);
+    EXPECT_THAT(page, HasSubstr("." + name + " { fill:"));
+    EXPECT_THAT(page, HasSubstr("<rect class=\"" + name + "\"")) << "the last one is what is used in all";
   }
 }
 
