@@ -36,11 +36,8 @@ void AccessWatch::Poll(rpc::Server& server) {
 void AccessWatch::PollTls() {
   const auto changed = tls_.Poll();
   if (!changed.has_value()) return;
-  if (changed->ok()) {
-    ++counters_.tls_reloads;
-    return TakeTls(**changed, "reloaded the TLS certificate");
-  }
-  ++counters_.tls_reloads_failed;
+  ++(changed->ok() ? counters_.tls_reloads : counters_.tls_reloads_failed);
+  if (changed->ok()) return TakeTls(**changed, "reloaded the TLS certificate");
   // An expired one is shown to clients all the same.
   if (const auto read = rpc::ReadTls(options_.tls); read.ok()) {
     counters_.tls_not_after_seconds = absl::ToUnixSeconds(read->not_after);
@@ -52,6 +49,7 @@ void AccessWatch::PollTls() {
 void AccessWatch::PollTokens(rpc::Server& server) {
   const auto changed = options_.access->Poll();
   if (!changed.has_value()) return;
+  ++(changed->ok() ? counters_.token_reloads : counters_.token_reloads_failed);
   if (!changed->ok()) {
     Log(LogLevel::kError, "the file of tokens has changed and cannot be used: those from before go on",
         {{"reason", std::string(changed->status().message())}});

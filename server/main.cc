@@ -4,25 +4,22 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
-#include <vector>
+#include <utility>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/access_watch.h"
 #include "server/engine/engine.h"
 #include "server/engine/process_memory.h"
 #include "server/exposure.h"
 #include "server/options.h"
+#include "server/port_file.h"
 #include "server/restart.h"
 #include "server/rpc/access.h"
 #include "server/rpc/grpc_log.h"
@@ -55,39 +52,6 @@ sigset_t BlockSignals() {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error like a full disk, not a death
   return signals;
-}
-
-// 0: there is none.
-struct Ports {
-  int grpc = 0;
-  int metrics = 0;
-  int health = 0;
-};
-
-// Whole or not at all: a reader never sees half a file. A device or a pipe of that name is left alone: the
-// rename would put a file in its place.
-bool WritePortFile(const std::string& path, const Ports& ports) {
-  std::error_code ignored;
-  const std::filesystem::file_status there = std::filesystem::status(path, ignored);
-  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) return false;
-  const std::string temporary = absl::StrCat(path, ".tmp", getpid());
-  std::ofstream file(temporary);
-  file << nlohmann::json{{"grpc", ports.grpc}, {"metrics", ports.metrics}, {"health", ports.health}} << "\n";
-  file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return true;
-  unlink(temporary.c_str());
-  return false;
-}
-
-absl::Status PortFileError(const std::string& path) {
-  return absl::UnavailableError(
-      absl::StrCat("cannot write --port_file ", path, "; it must be a regular file in a writable folder"));
-}
-
-// Before anything is done that a start which fails must not do.
-bool CanWritePortFile(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  return access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0;
 }
 
 // OpenMP's threads spin between products by default, and take the processors from the clients beside the
@@ -162,10 +126,85 @@ void WarnOfLostWindows(const engine::Engine& engine) {
   }
 }
 
-// Null if none is wanted.
+// --- What a server consists of, in the order in which it starts. Null if none is wanted.
+
 absl::StatusOr<std::unique_ptr<rpc::HealthServer>> StartHealth(const std::string& listen) {
   if (listen.empty()) return nullptr;
   return rpc::HealthServer::Start(listen);
+}
+
+absl::StatusOr<Restart> OpenRestart(Options& options) {
+  absl::StatusOr<Restart> restart =
+      Restart::Open(options.checkpoint_dir, options.restore ? Restore::kYes : Restore::kNo);
+  if (!restart.ok()) return restart;
+  options.engine.checkpoints = restart->store();
+  options.engine.incarnation = restart->incarnation();
+  return restart;
+}
+
+absl::StatusOr<std::unique_ptr<engine::Engine>> StartEngine(Options& options) {
+  absl::StatusOr<engine::ChosenDevice> chosen = engine::CreateDevice(options.device);
+  if (!chosen.ok()) return chosen.status();
+  if (!chosen->why_cpu.empty()) Log(LogLevel::kInfo, "using the CPU", {{"reason", chosen->why_cpu}});
+  if (options.engine.memory_limit_bytes == 0) {
+    options.engine.memory_limit_bytes = chosen->device->AvailableMemory();
+  }
+  return engine::Engine::Create(options.engine, std::move(chosen->device));
+}
+
+absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
+    const std::string& listen, const engine::Engine& engine, const telemetry::ServiceCounters& counters) {
+  if (listen.empty()) return nullptr;
+  return telemetry::MetricsServer::Start(listen, &engine, &counters);
+}
+
+absl::Status StartAccess(const std::string& tokens, rpc::ServerOptions& options) {
+  if (tokens.empty()) return absl::OkStatus();
+  absl::StatusOr<std::shared_ptr<rpc::AccessControl>> access =
+      rpc::AccessControl::Create(tokens, options.counters);
+  if (!access.ok()) return access.status();
+  options.access = *std::move(access);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<rpc::Server>> StartServer(const rpc::ServerOptions& options, Restart& restart,
+                                                         engine::Engine& engine) {
+  // Whoever starts after this one must not go on from where this one went on.
+  if (absl::Status taken = restart.Take(); !taken.ok()) return taken;
+  absl::StatusOr<std::unique_ptr<rpc::Server>> server = rpc::Server::Start(options, &engine);
+  if (!server.ok()) restart.GiveBack();
+  return server;
+}
+
+void LogServing(const Options& options, const Ports& ports, const engine::Engine& engine,
+                const rpc::Server& server) {
+  Log(LogLevel::kInfo, "serving",
+      {{"version", kVersion},
+       {"listen", options.server.listen},
+       {"port", ports.grpc},
+       {"metrics_port", ports.metrics},
+       {"health_port", ports.health},
+       {"device", engine.device().description()},
+       {"memory_limit_bytes", options.engine.memory_limit_bytes},
+       {"incarnation", engine.incarnation()}});
+  if (engine.regions().enabled()) {
+    Log(LogLevel::kInfo, "sharing memory with clients on this host",
+        {{"socket", server.region_socket_path()}, {"region_bytes", options.engine.regions.total_bytes}});
+  }
+}
+
+enum class Device { kWorks, kFailed };
+
+// Drains and saves; the exit status.
+int End(const Options& options, Device device, engine::Engine& engine, rpc::Server& server) {
+  const bool saves = options.engine.checkpoints != nullptr && device == Device::kWorks;
+  if (!saves) WarnOfLostWindows(engine);
+  // Half of the time is for the disk.
+  const absl::Duration patience = saves ? options.drain_timeout / 2 : options.drain_timeout;
+  server.Drain(device == Device::kFailed ? absl::ZeroDuration() : patience);
+  const bool saved = !saves || SaveForRestart(engine);
+  Log(LogLevel::kInfo, "stopped", {{"chunks", engine.counters().chunks_accumulated.load()}});
+  return device == Device::kFailed || !saved ? kExitFailure : 0;
 }
 
 int Serve(Options options) {
@@ -176,89 +215,43 @@ int Serve(Options options) {
     Log(LogLevel::kError, "the device failed", {{"reason", std::string(status.message())}});
     device_failed = true;
   };
-  absl::StatusOr<engine::ChosenDevice> chosen = engine::CreateDevice(options.device);
-  if (!chosen.ok()) return Fail(chosen.status());
-  if (!chosen->why_cpu.empty()) Log(LogLevel::kInfo, "using the CPU", {{"reason", chosen->why_cpu}});
-  if (options.engine.memory_limit_bytes == 0) {
-    options.engine.memory_limit_bytes = chosen->device->AvailableMemory();
-  }
-  absl::StatusOr<std::unique_ptr<rpc::HealthServer>> health_started = StartHealth(options.health_listen);
-  if (!health_started.ok()) return Fail(health_started.status());
-  const std::unique_ptr<rpc::HealthServer> health = *std::move(health_started);
-  absl::StatusOr<Restart> restart =
-      Restart::Open(options.checkpoint_dir, options.restore ? Restore::kYes : Restore::kNo);
+  options.server.on_drain = [] { kill(getpid(), SIGRTMIN); };
+  telemetry::ServiceCounters counters(rpc::MethodNames());
+  options.server.counters = &counters;
+
+  if (absl::Status can = CheckPortFile(options.port_file); !can.ok()) return Fail(can);
+  const auto health = StartHealth(options.health_listen);
+  if (!health.ok()) return Fail(health.status());
+  absl::StatusOr<Restart> restart = OpenRestart(options);
   if (!restart.ok()) return Fail(restart.status());
-  options.engine.checkpoints = restart->store();
-  options.engine.incarnation = restart->incarnation();
-  const absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
-      engine::Engine::Create(options.engine, std::move(chosen->device));
+  const auto engine = StartEngine(options);
   if (!engine.ok()) return Fail(engine.status());
+  // Before the heads, whose weights may take long: until then nobody could tell the server from one that is
+  // down.
+  const auto metrics = StartMetrics(options.metrics_listen, **engine, counters);
+  if (!metrics.ok()) return Fail(metrics.status());
+  if (absl::Status access = StartAccess(options.tokens, options.server); !access.ok()) return Fail(access);
+  AccessWatch access_watch(options.server, &counters);
   if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
   if (!heads.ok()) return Fail(heads);
-  telemetry::ServiceCounters counters(rpc::MethodNames());
-  options.server.counters = &counters;
-  if (!options.tokens.empty()) {
-    auto access = rpc::AccessControl::Create(options.tokens, &counters);
-    if (!access.ok()) return Fail(access.status());
-    options.server.access = *std::move(access);
-  }
-  AccessWatch access_watch(options.server, &counters);
-  std::unique_ptr<telemetry::MetricsServer> metrics;
-  if (!options.metrics_listen.empty()) {
-    absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> started =
-        telemetry::MetricsServer::Start(options.metrics_listen, engine->get(), &counters);
-    if (!started.ok()) return Fail(started.status());
-    metrics = *std::move(started);
-  }
-  options.server.on_drain = [] { kill(getpid(), SIGRTMIN); };
-  if (!options.port_file.empty() && !CanWritePortFile(options.port_file)) {
-    return Fail(PortFileError(options.port_file));
-  }
-  // Whoever starts after this one must not go on from where this one went on.
-  if (absl::Status taken = restart->Take(); !taken.ok()) return Fail(taken);
-  const absl::StatusOr<std::unique_ptr<rpc::Server>> server =
-      rpc::Server::Start(options.server, engine->get());
-  if (!server.ok()) {
-    restart->GiveBack();
-    return Fail(server.status());
-  }
+  const auto server = StartServer(options.server, *restart, **engine);
+  if (!server.ok()) return Fail(server.status());
   const Ports ports{.grpc = (*server)->port(),
-                    .metrics = metrics == nullptr ? 0 : metrics->port(),
-                    .health = health == nullptr ? 0 : health->port()};
-  if (health != nullptr) health->Set(rpc::HealthServer::Ready::kYes);
-  if (!options.port_file.empty() && !WritePortFile(options.port_file, ports)) {
-    return Fail(PortFileError(options.port_file));
-  }
-  Log(LogLevel::kInfo, "serving",
-      {{"version", kVersion},
-       {"listen", options.server.listen},
-       {"port", ports.grpc},
-       {"metrics_port", ports.metrics},
-       {"health_port", ports.health},
-       {"device", (*engine)->device().description()},
-       {"memory_limit_bytes", options.engine.memory_limit_bytes},
-       {"incarnation", (*engine)->incarnation()}});
-  if ((*engine)->regions().enabled()) {
-    Log(LogLevel::kInfo, "sharing memory with clients on this host",
-        {{"socket", (*server)->region_socket_path()}, {"region_bytes", options.engine.regions.total_bytes}});
-  }
+                    .metrics = *metrics == nullptr ? 0 : (*metrics)->port(),
+                    .health = *health == nullptr ? 0 : (*health)->port()};
+  if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kYes);
+  if (absl::Status written = WritePortFile(options.port_file, ports); !written.ok()) return Fail(written);
+  LogServing(options, ports, **engine, **server);
   access_watch.LogStart();
   WarnOfExposure(options.exposure);
 
   WaitForEnd(signals, device_failed, **engine, **server, access_watch);
-  if (health != nullptr) health->Set(rpc::HealthServer::Ready::kNo);
+  if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kNo);
   sigdelset(&signals, SIGRTMIN);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
-  const bool saves = options.engine.checkpoints != nullptr && !device_failed;
-  if (!saves) WarnOfLostWindows(**engine);
-  // Half of the time is for the disk.
-  const absl::Duration patience = saves ? options.drain_timeout / 2 : options.drain_timeout;
-  (*server)->Drain(device_failed ? absl::ZeroDuration() : patience);
-  const bool saved = !saves || SaveForRestart(**engine);
-  Log(LogLevel::kInfo, "stopped", {{"chunks", (*engine)->counters().chunks_accumulated.load()}});
-  return device_failed || !saved ? kExitFailure : 0;
+  return End(options, device_failed ? Device::kFailed : Device::kWorks, **engine, **server);
 }
 
 }  // namespace

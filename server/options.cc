@@ -17,7 +17,6 @@
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "server/engine/process_memory.h"
@@ -149,12 +148,8 @@ absl::Status CheckAtLeast(const char* flag, int64_t value, int64_t least) {
 
 // The address itself is the resolver's to judge, but it takes any number for a port.
 absl::Status CheckPort(const char* flag, const std::string& address) {
-  const size_t colon = address.rfind(':');
-  int port = -1;
-  if (colon != std::string::npos && absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 &&
-      port <= 65535) {
-    return absl::OkStatus();
-  }
+  const int port = rpc::SplitHostPort(address).port;
+  if (port >= 0 && port <= 65535) return absl::OkStatus();
   return Invalid(
       absl::StrCat("--", flag, " is '", address, "'; it must be host:port with a port from 0 to 65535"));
 }

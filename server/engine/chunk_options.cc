@@ -246,7 +246,7 @@ void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answ
   }
 }
 
-double FiniteLosses(const Chunk& chunk, const ChunkAnswer& answer) {
+double SumOfFiniteLosses(const Chunk& chunk, const ChunkAnswer& answer) {
   const auto* labels = reinterpret_cast<const int64_t*>(chunk.labels.data());
   const auto* losses = reinterpret_cast<const float*>(answer.losses.data());
   double sum = 0;

@@ -49,7 +49,7 @@ kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenR
 void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answer);
 
 // Of the losses of `answer`, those of valid tokens that are finite.
-double FiniteLosses(const Chunk& chunk, const ChunkAnswer& answer);
+double SumOfFiniteLosses(const Chunk& chunk, const ChunkAnswer& answer);
 
 // FAILED_PRECONDITION if the chunk demands other weights than those of this version.
 absl::Status CheckWeightVersion(const Chunk& chunk, uint64_t weight_version);

@@ -60,8 +60,10 @@ struct OperationCounters {
 
 // What a head counts by itself.
 struct HeadCounters {
-  // Valid tokens whose loss is finite, and the sum of these losses. Of new chunks, as tokens_valid.
-  Counter tokens{0};
+  Counter tokens{0};  // valid; of new chunks, as tokens_valid
+  // Of these the ones whose loss is finite, and the sum of these losses; not of chunks with weights of
+  // tokens.
+  Counter loss_tokens{0};
   std::atomic<double> loss_nats{0};
   std::atomic<double> loss{0};  // mean of the valid tokens of the last batch that had any; may be NaN
   std::atomic<double> gradient_norm{0};  // as the last call that looked was told
@@ -79,13 +81,13 @@ struct Counters {
   Counter chunks_withdrawn{0};  // accepted, but their stream went away before they were started
   Counter chunks_refused{0};    // position: the stream ended instead
 
-  Counter tokens_valid{0};  // of accumulated and loss-only chunks
+  Counter tokens_valid{0};  // of accumulated, input-gradient and loss-only chunks
   Counter tokens_ignored{0};
   Counter payload_bytes_in{0};
   Counter payload_bytes_out{0};
   Counter rows_redone{0};
   Counter non_finite_hidden_states{0};  // chunks rejected for them
-  Counter non_finite_losses{0};         // tokens, of those above
+  Counter non_finite_losses{0};         // valid tokens whose loss is not finite
   Counter non_finite_gradients{0};      // elements of dW and db, each time that somebody looked
 
   Counter flushes_begun{0};

@@ -1,7 +1,6 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -45,19 +44,17 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
 
 Engine::~Engine() = default;
 
-MemoryPlan Engine::ReservedByPurpose() const {
-  constexpr std::array kPurposes = {"weights",  "master_weights", "weight_staging", "gradient",  "optimizer",
-                                    "deferred", "tiles",          "class_weights",  "workspace", "regions"};
+MemoryPlan Engine::ReservedMemory() const {
   MemoryPlan plan;
-  for (const char* purpose : kPurposes) {
+  for (const absl::string_view purpose : kMemoryPurposes) {
     for (int place = 0; place < kMemoryPlaceCount; ++place) {
-      plan.push_back({purpose, 0, static_cast<MemoryPlace>(place)});
+      plan.push_back({std::string(purpose), 0, static_cast<MemoryPlace>(place)});
     }
   }
   const MemoryUsage usage = budget_->Usage();
   plan.insert(plan.end(), usage.shared.begin(), usage.shared.end());
   for (const auto& [head, items] : usage.heads) plan.insert(plan.end(), items.begin(), items.end());
-  return MergedByPurpose(plan);
+  return Merged(plan);
 }
 
 // --- Heads

@@ -111,7 +111,7 @@ class Engine {
   const RegionTable& regions() const { return regions_; }
   absl::Time started() const { return started_; }
   // What is reserved, by purpose and place; all of them are there even if nothing is.
-  MemoryPlan ReservedByPurpose() const;
+  MemoryPlan ReservedMemory() const;
 
   // A payload that is about to be submitted, where the device wants it.
   Payload Staged(Payload payload) const { return engine::Staged(std::move(payload), device_.get()); }

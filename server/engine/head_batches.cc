@@ -318,13 +318,15 @@ void Head::Count(const Batch& batch, const StartedChunk& chunk) {
 
 void Head::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& answer) {
   environment_.counters->non_finite_losses += static_cast<uint64_t>(answer.non_finite_losses);
+  counters_.tokens += static_cast<uint64_t>(answer.valid_tokens);
   // Weights of tokens may be anything, negative or a gradient, and what they are multiplied with is no loss.
   if (!item.chunk.token_weights.empty()) return;
   batch.loss_sum += answer.loss_sum;
   batch.valid_tokens += answer.valid_tokens;
-  counters_.tokens += static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
+  counters_.loss_tokens += static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
   // One that is not finite would stay in the sum for good.
-  counters_.loss_nats += answer.non_finite_losses == 0 ? answer.loss_sum : FiniteLosses(item.chunk, answer);
+  counters_.loss_nats +=
+      answer.non_finite_losses == 0 ? answer.loss_sum : SumOfFiniteLosses(item.chunk, answer);
 }
 
 void Head::CountGradient(double norm, int64_t non_finite) {

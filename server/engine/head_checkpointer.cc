@@ -415,9 +415,7 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const RestoreNumbers& number
     if (head_.window_.next_tokens > 0) head_.window_.next_since = head_.window_.flush_begun;
     if (Reopens(as, checkpoint)) {
       head_.window_.state = WindowState::kOpen;
-      head_.window_.tokens += std::exchange(head_.window_.next_tokens, 0);
-      const std::optional<absl::Time> next_since = std::exchange(head_.window_.next_since, std::nullopt);
-      if (!head_.window_.since.has_value()) head_.window_.since = next_since;
+      head_.window_.TakeBackNext();
     }
     head_.window_gradient_ = nullptr;
     head_.ledger_.Replace(std::move(ledger), checkpoint.last_session_number,

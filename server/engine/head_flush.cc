@@ -354,9 +354,7 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
       return UnknownFlush(flush_id, window_.generation);
     }
     window_.state = WindowState::kOpen;
-    window_.tokens += std::exchange(window_.next_tokens, 0);
-    const std::optional<absl::Time> next_since = std::exchange(window_.next_since, std::nullopt);
-    if (!window_.since.has_value()) window_.since = next_since;
+    window_.TakeBackNext();
     ledger_.Reopen();
     if (second_gradient_ != nullptr) {
       // Behind every chunk that was taken for the next window, and before any that comes now.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/engine/head.h"
+#include "server/engine/monotonic_clock.h"
 
 namespace lossd::engine {
 
@@ -32,7 +33,7 @@ HeadInfo Head::Info() const {
     const MemoryPlan& plan = session->plan;
     info.memory.insert(info.memory.end(), plan.begin(), plan.end());
   }
-  info.memory = MergedByPurpose(info.memory);
+  info.memory = Merged(info.memory);
   if (staged_ != nullptr) info.staged_rows = staged_->rows();
   info.open_sessions = ledger_.open_sessions();
   info.optimizer_steps = optimizer_steps_;
@@ -60,13 +61,14 @@ HeadSnapshot Head::Snapshot() const {
 std::vector<SessionSnapshot> Head::Sessions() const {
   std::vector<SessionSnapshot> sessions;
   const std::lock_guard lock(mutex_);
+  const absl::Time now = MonotonicNow();
   for (const auto& [id, session] : ledger_.sessions()) {
     if (session.state != AccumulationLedger::SessionState::kOpen) continue;
     SessionSnapshot& snapshot = sessions.emplace_back();
     snapshot.number = session.number;
     snapshot.rank = session.rank;
     snapshot.lanes = static_cast<int64_t>(session.lanes.size());
-    snapshot.last_active = session.last_active;
+    snapshot.idle = std::max(absl::ZeroDuration(), now - session.last_active);
     for (const Lane& lane : session.lanes) {
       snapshot.accepted += lane.accepted - lane.base;
       snapshot.applied += std::max(lane.applied, lane.base) - lane.base;

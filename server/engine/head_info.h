@@ -50,7 +50,7 @@ struct SessionSnapshot {
   int64_t streams = 0;    // lanes that have one
   uint64_t accepted = 0;  // chunks of the window, of all lanes
   uint64_t applied = 0;   // of these
-  absl::Time last_active;
+  absl::Duration idle;    // since its last chunk or call
 };
 
 }  // namespace lossd::engine

@@ -22,7 +22,7 @@ void Add(const MemoryItem& item, MemoryPlan* plan) {
 }
 
 void AppendRow(absl::string_view name, int64_t bytes, std::string* table) {
-  absl::StrAppendFormat(table, "  %-16s %16d\n", name, bytes);
+  absl::StrAppendFormat(table, "  %-24s %16d\n", name, bytes);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ int64_t TotalBytes(const MemoryPlan& plan) {
   return total;
 }
 
-MemoryPlan MergedByPurpose(const MemoryPlan& plan) {
+MemoryPlan Merged(const MemoryPlan& plan) {
   MemoryPlan merged;
   for (const MemoryItem& item : plan) Add(item, &merged);
   return merged;
@@ -47,7 +47,9 @@ absl::Status MemoryBudget::CheckLocked(const std::string& head, absl::string_vie
   const bool over_quota = !head.empty() && head_quota_ > 0 && wanted > head_quota_ - used;
   if (wanted <= limit_ - reserved_ && !over_quota) return absl::OkStatus();
   std::string table = absl::StrFormat("not enough memory for %s; bytes:\n", what);
-  for (const MemoryItem& item : MergedByPurpose(plan)) AppendRow(item.purpose, item.bytes, &table);
+  for (const MemoryItem& item : Merged(plan)) {
+    AppendRow(absl::StrCat(item.purpose, " (", Name(item.place), ")"), item.bytes, &table);
+  }
   AppendRow("asked for", wanted, &table);
   if (over_quota) {
     AppendRow("free of quota", head_quota_ - used, &table);

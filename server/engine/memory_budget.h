@@ -3,6 +3,7 @@
 #ifndef LOSSD_SERVER_ENGINE_MEMORY_BUDGET_H_
 #define LOSSD_SERVER_ENGINE_MEMORY_BUDGET_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -24,9 +25,14 @@ struct MemoryItem {
 };
 using MemoryPlan = std::vector<MemoryItem>;
 
+// All that memory is reserved for, in the order in which it is told.
+inline constexpr std::array<absl::string_view, 10> kMemoryPurposes = {
+    "weights",   "master_weights", "weight_staging", "gradient", "optimizer",
+    "workspace", "deferred",       "tiles",          "regions",  "class_weights"};
+
 int64_t TotalBytes(const MemoryPlan& plan);
 // One item for each purpose and place, in the order in which they first occur.
-MemoryPlan MergedByPurpose(const MemoryPlan& plan);
+MemoryPlan Merged(const MemoryPlan& plan);
 
 class MemoryReservation;
 

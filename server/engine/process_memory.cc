@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -12,22 +13,38 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/types/span.h"
 
 namespace lossd::engine {
 namespace {
 
-// The value of a line such as "VmRSS:     1234 kB", in bytes; 0 if there is none.
-int64_t KilobyteField(const char* path, absl::string_view name) {
+// Of a line such as "VmRSS:     1234 kB" or "Threads: 5".
+struct Field {
+  absl::string_view name;
+  absl::string_view unit = " kB";
+  int64_t scale = 1024;
+  int64_t value = 0;  // times the scale; stays as it is if there is no such line
+};
+
+void ReadFields(const char* path, absl::Span<Field> fields) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    absl::string_view text = line;
-    int64_t value = 0;
-    if (absl::ConsumePrefix(&text, name) && absl::ConsumePrefix(&text, ":") &&
-        absl::ConsumeSuffix(&text, " kB") && absl::SimpleAtoi(text, &value)) {
-      return value * 1024;
+    for (Field& field : fields) {
+      absl::string_view text = line;
+      int64_t value = 0;
+      if (absl::ConsumePrefix(&text, field.name) && absl::ConsumePrefix(&text, ":") &&
+          absl::ConsumeSuffix(&text, field.unit) && absl::SimpleAtoi(text, &value)) {
+        field.value = value * field.scale;
+      }
     }
   }
-  return 0;
+}
+
+// In bytes; 0 if there is no such line.
+int64_t KilobyteField(const char* path, absl::string_view name) {
+  Field field{.name = name};
+  ReadFields(path, {&field, 1});
+  return field.value;
 }
 
 // A control group's file of one number; the largest there is if it says "max" or is not there.
@@ -42,7 +59,13 @@ int64_t ControlGroupValue(const char* path) {
 }  // namespace
 
 ProcessMemory ReadProcessMemory() {
-  return {KilobyteField("/proc/self/status", "VmRSS"), KilobyteField("/proc/self/status", "VmHWM")};
+  std::array fields = {Field{.name = "VmRSS"}, Field{.name = "VmHWM"}, Field{.name = "VmSize"},
+                       Field{.name = "Threads", .unit = "", .scale = 1}};
+  ReadFields("/proc/self/status", absl::MakeSpan(fields));
+  return {.resident_bytes = fields[0].value,
+          .peak_bytes = fields[1].value,
+          .virtual_bytes = fields[2].value,
+          .threads = fields[3].value};
 }
 
 int64_t RaiseFileLimit() {

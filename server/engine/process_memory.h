@@ -8,6 +8,8 @@ namespace lossd::engine {
 struct ProcessMemory {
   int64_t resident_bytes = 0;
   int64_t peak_bytes = 0;  // largest resident size since the start
+  int64_t virtual_bytes = 0;
+  int64_t threads = 0;
 };
 
 // As the kernel counts them for this process; zeros where it does not say.

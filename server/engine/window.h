@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -47,6 +48,13 @@ struct Window {
   // When the first chunk in it, or in the next one, was taken; none: there is none.
   std::optional<absl::Time> since;
   std::optional<absl::Time> next_since;
+
+  // Of a window that is open again: what is in the next one is in this one.
+  void TakeBackNext() {
+    tokens += std::exchange(next_tokens, 0);
+    const std::optional<absl::Time> next = std::exchange(next_since, std::nullopt);
+    if (!since.has_value()) since = next;
+  }
 
   // While freezing or frozen: the marks that whatever ends the window was begun with, in canonical form.
   std::vector<SessionMarks> marks;

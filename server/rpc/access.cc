@@ -16,7 +16,7 @@ constexpr absl::string_view kScheme = "Bearer ";
 
 std::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
-std::string_view MethodIn(const AccessControl::Metadata& metadata) {
+std::string_view MethodIn(const CallMetadata& metadata) {
   const auto path = metadata.find(":path");
   return path == metadata.end() ? std::string_view() : MethodOfPath(View(path->second));
 }
@@ -45,7 +45,7 @@ absl::StatusOr<std::shared_ptr<AccessControl>> AccessControl::Create(const std::
       new AccessControl(path, std::move(watch), *std::move(read), counters));
 }
 
-std::optional<TokenHash> AccessControl::TokenOf(const Metadata& metadata) {
+std::optional<TokenHash> AccessControl::TokenOf(const CallMetadata& metadata) {
   // Of two it would not be clear whose word counts.
   if (metadata.count(kHeader) != 1) return std::nullopt;
   const std::string_view value = View(metadata.find(kHeader)->second);
@@ -76,7 +76,7 @@ grpc::Status AccessControl::Check(const TokenHash& hash, std::string_view method
                        RoleName(*least), "; the one that was sent has the role ", RoleName(token->role))};
 }
 
-grpc::Status AccessControl::Judge(const Metadata& metadata, std::string_view method) const {
+grpc::Status AccessControl::Judge(const CallMetadata& metadata, std::string_view method) const {
   if (LeastRole(method) == Role::kAnybody) return grpc::Status::OK;
   const std::optional<TokenHash> token = TokenOf(metadata);
   if (token.has_value()) return Check(*token, method);
@@ -95,7 +95,7 @@ grpc::Status AccessControl::Process(const InputMetadata& metadata, grpc::AuthCon
 }
 
 // Of calls that no service ever sees.
-void AccessControl::Report(const grpc::Status& refusal, const Metadata& metadata) {
+void AccessControl::Report(const grpc::Status& refusal, const CallMetadata& metadata) {
   if (counters_ == nullptr) return;
   if (refusal.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
     ++(TokenOf(metadata).has_value() ? counters_->access.unknown_token : counters_->access.no_token);
@@ -110,16 +110,9 @@ void AccessControl::Report(const grpc::Status& refusal, const Metadata& metadata
 }
 
 std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll() {
-  if (!watch_.Changed()) return std::nullopt;
-  absl::StatusOr<TokensRead> read = ReadTokens(path_);
-  std::string failure(read.status().message());
-  if (!read.ok()) watch_.Forget();
-  const bool repeated = !read.ok() && failure == failure_;
-  failure_ = std::move(failure);
-  if (repeated) return std::nullopt;
-  if (counters_ != nullptr) {
-    ++(read.ok() ? counters_->access.token_reloads : counters_->access.token_reloads_failed);
-  }
+  std::optional<absl::StatusOr<TokensRead>> changed = watch_.Reread([this] { return ReadTokens(path_); });
+  if (!changed.has_value()) return std::nullopt;
+  absl::StatusOr<TokensRead>& read = *changed;
   if (!read.ok()) return read.status();
   Loaded loaded{.tokens = read->tokens.size(), .warnings = std::move(read->warnings)};
   auto tokens = std::make_shared<const Tokens>(std::move(read->tokens));

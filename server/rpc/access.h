@@ -6,7 +6,6 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/security/auth_metadata_processor.h>
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/rpc/call_record.h"
 #include "server/rpc/call_reports.h"
 #include "server/rpc/file_watch.h"
 #include "server/rpc/tokens.h"
@@ -25,7 +25,6 @@ namespace lossd::rpc {
 // As in "authorization: Bearer TOKEN". Thread-safe but for Poll.
 class AccessControl final : public grpc::AuthMetadataProcessor {
  public:
-  using Metadata = std::multimap<grpc::string_ref, grpc::string_ref>;
   struct Loaded {
     size_t tokens = 0;
     std::vector<std::string> warnings;
@@ -42,7 +41,7 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
                        OutputMetadata* response) override;
 
   // Of a call that was let in; none of one that needed no token.
-  static std::optional<TokenHash> TokenOf(const Metadata& metadata);
+  static std::optional<TokenHash> TokenOf(const CallMetadata& metadata);
   // Whether that token is still let in.
   grpc::Status Check(const TokenHash& token, std::string_view method) const;
 
@@ -54,15 +53,14 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
 
  private:
   AccessControl(std::string path, FileWatch watch, TokensRead read, telemetry::ServiceCounters* counters);
-  grpc::Status Judge(const Metadata& metadata, std::string_view method) const;
+  grpc::Status Judge(const CallMetadata& metadata, std::string_view method) const;
   std::shared_ptr<const Tokens> Current() const;
-  void Report(const grpc::Status& refusal, const Metadata& metadata);
+  void Report(const grpc::Status& refusal, const CallMetadata& metadata);
 
   const std::string path_;
   telemetry::ServiceCounters* const counters_;
   const std::unique_ptr<CallReports> reports_;  // null without counters
   FileWatch watch_;
-  std::string failure_;  // of the last reading; empty: it was good
   const Loaded loaded_;
   mutable std::mutex mutex_;
   std::shared_ptr<const Tokens> tokens_;  // replaced as a whole

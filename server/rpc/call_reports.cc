@@ -40,11 +40,11 @@ telemetry::RpcMethod* CallReports::Find(std::string_view path) const {
 void CallReports::End(telemetry::RpcMethod* method, const EndedCall& call) {
   method->seconds.Observe(std::chrono::duration<double>(call.time).count());
   ++method->ended[static_cast<size_t>(KnownCode(call.code))];
-  --method->in_flight;
   if (call.code != grpc::StatusCode::OK && call.by == EndedCall::By::kServer) {
     counters_->errors.Add({absl::Now(), method->name, call.code, call.message, call.trace_id});
   }
   LogEnd(method->name, call);
+  --method->in_flight;  // last: who sees that nothing is under way finds all that is told of it
 }
 
 void CallReports::Refuse(std::string_view path, const EndedCall& call) {
@@ -67,9 +67,9 @@ void CallReports::LogEnd(const std::string& method, const EndedCall& call) {
   if (!left_out.has_value()) return;
   std::vector<telemetry::LogField> fields = {{"method", method},
                                              {"code", telemetry::StatusCodeName(call.code)},
-                                             {"seconds", std::chrono::duration<double>(call.time).count()},
-                                             {"peer", call.peer}};
+                                             {"seconds", std::chrono::duration<double>(call.time).count()}};
   if (failed) fields.insert(fields.begin() + 2, {"message", call.message});
+  if (!call.peer.empty()) fields.emplace_back("peer", call.peer);
   if (!call.trace_id.empty()) fields.emplace_back("trace_id", call.trace_id);
   if (*left_out > 0) fields.emplace_back("lines_left_out", *left_out);
   telemetry::Log(level, failed ? "a call failed" : "a call ended", fields);

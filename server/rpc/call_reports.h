@@ -23,7 +23,7 @@ struct EndedCall {
   std::string message = {};  // as the client got it
   By by = By::kServer;
   std::chrono::steady_clock::duration time = {};
-  std::string peer = {};
+  std::string peer = {};      // empty: unknown, as of refused calls, of which gRPC tells no address
   std::string trace_id = {};  // empty: the client sent none
 };
 

@@ -2,7 +2,10 @@
 #ifndef LOSSD_SERVER_RPC_FILE_WATCH_H_
 #define LOSSD_SERVER_RPC_FILE_WATCH_H_
 
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace lossd::rpc {
@@ -13,15 +16,28 @@ class FileWatch {
   explicit FileWatch(std::vector<std::string> paths);
   // Whether one of them is another file, or was written, since the last call. Empty paths never are.
   bool Changed();
-  // The next call tells a change in any case: what was found could not be used, and may be another time.
-  void Forget() { state_.clear(); }
+  // What `read`, which gives an absl::StatusOr, finds in files that have changed since the last call. What is
+  // no good is read again by each call, since it may be good another time, but told of only once as long as
+  // the reason is the same.
+  template <typename Read>
+  std::optional<std::invoke_result_t<Read>> Reread(Read read) {
+    if (!Changed()) return std::nullopt;
+    std::invoke_result_t<Read> found = read();
+    std::string failure(found.status().message());
+    if (!found.ok()) state_.clear();
+    const bool repeated = !found.ok() && failure == failure_;
+    failure_ = std::move(failure);
+    if (repeated) return std::nullopt;
+    return found;
+  }
 
  private:
   // Of each file: which one it is, and when it was written or its owner or mode changed.
   std::string State() const;
 
   const std::vector<std::string> paths_;
-  std::string state_;
+  std::string state_;    // empty: the next look is a change in any case
+  std::string failure_;  // of the last reading; empty: it was good
 };
 
 }  // namespace lossd::rpc

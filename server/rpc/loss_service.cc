@@ -14,13 +14,12 @@
 #include "server/rpc/call_record.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
+#include "server/rpc/methods.h"
 #include "server/rpc/slices.h"
 #include "server/rpc/wire.h"
 
 namespace lossd::rpc {
 namespace {
-
-constexpr char kComputeMethod[] = "LossService/Compute";
 
 // A stream that is not taken: it ends at once.
 class RefusedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
@@ -71,14 +70,16 @@ grpc::ByteBuffer Encode(const v1::LogitsRequest& request, const std::string& inc
 // Whether a stream that was begun with this token may go on.
 grpc::Status CheckToken(const AccessControl* access, const std::optional<TokenHash>& token) {
   if (access == nullptr || !token.has_value()) return grpc::Status::OK;
-  return access->Check(*token, kComputeMethod);
+  return access->Check(*token, MethodOfPath(kComputePath));
 }
 
 }  // namespace
 
-LossService::LossService(engine::Engine* engine, std::shared_ptr<const AccessControl> access)
+LossService::LossService(engine::Engine* engine, std::shared_ptr<const AccessControl> access,
+                         CallReports* reports)
     : engine_(engine),
       access_(std::move(access)),
+      reports_(reports),
       writers_(std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8)) {}
 
 grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* context,

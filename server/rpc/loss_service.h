@@ -22,12 +22,9 @@ class LossService final
           v1::LossService::WithRawCallbackMethod_Logits<v1::LossService::WithCallbackMethod_OpenSession<
               v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>>> {
  public:
-  // `access` is null if no token is asked for.
-  LossService(engine::Engine* engine, std::shared_ptr<const AccessControl> access);
-
-  // Once, before the first call: where Compute streams are reported, which CallObserver leaves out. May be
-  // null.
-  void set_reports(CallReports* reports) { reports_ = reports; }
+  // `access` is null if no token is asked for. `reports`: where Compute streams are reported, which
+  // CallObserver leaves out; outlives this, and may be null.
+  LossService(engine::Engine* engine, std::shared_ptr<const AccessControl> access, CallReports* reports);
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
@@ -58,7 +55,7 @@ class LossService final
 
   engine::Engine* const engine_;
   const std::shared_ptr<const AccessControl> access_;
-  CallReports* reports_ = nullptr;
+  CallReports* const reports_;
   WorkerPool writers_;  // of all streams
   std::mutex mutex_;
   std::map<ComputeReactor*, Stream> streams_;

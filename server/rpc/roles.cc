@@ -1,7 +1,6 @@
 #include "server/rpc/roles.h"
 
 #include <algorithm>
-#include <array>
 
 namespace lossd::rpc {
 namespace {

@@ -97,7 +97,7 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
     : engine_(engine),
       reports_(options.counters == nullptr ? nullptr : std::make_unique<CallReports>(options.counters)),
       head_service_(engine, options.weights_dir),
-      loss_service_(engine, options.access),
+      loss_service_(engine, options.access, reports_.get()),
       gradient_service_(engine),
       status_service_(engine, options.on_drain),
       region_service_(engine),
@@ -117,7 +117,6 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::ServerBuilder builder;
   Configure(builder, engine->options());
   LimitConnections(builder, options.connections);
-  server->loss_service_.set_reports(server->reports_.get());
   Observe(builder, server->reports_.get());
   builder.RegisterService(&server->head_service_);
   builder.RegisterService(&server->loss_service_);

@@ -141,14 +141,8 @@ TlsWatch::TlsWatch(TlsFiles files)
     : files_(std::move(files)), watch_({files_.certificate, files_.key, files_.client_ca}) {}
 
 std::optional<absl::StatusOr<TlsCheck>> TlsWatch::Poll() {
-  if (!files_.enabled() || !watch_.Changed()) return std::nullopt;
-  absl::StatusOr<TlsCheck> check = CheckTls(files_);
-  std::string failure(check.status().message());
-  if (!check.ok()) watch_.Forget();
-  const bool repeated = !check.ok() && failure == failure_;
-  failure_ = std::move(failure);
-  if (repeated) return std::nullopt;
-  return check;
+  if (!files_.enabled()) return std::nullopt;
+  return watch_.Reread([this] { return CheckTls(files_); });
 }
 
 }  // namespace lossd::rpc

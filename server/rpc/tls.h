@@ -53,7 +53,6 @@ class TlsWatch {
  private:
   const TlsFiles files_;
   FileWatch watch_;
-  std::string failure_;  // of the last reading; empty: it was good
 };
 
 }  // namespace lossd::rpc

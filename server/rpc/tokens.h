@@ -24,7 +24,6 @@ TokenHash HashToken(std::string_view token);
 struct Token {
   TokenHash hash;
   Role role;
-  std::string name;  // for logs; "line 3" if the file gives none
 };
 
 class Tokens {

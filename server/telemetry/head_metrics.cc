@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/telemetry/age.h"
 #include "server/telemetry/collect.h"
 
 namespace lossd::telemetry {
@@ -14,8 +15,9 @@ constexpr Metric kLoss{"lossd_head_loss",
                        {"head"}};
 constexpr Metric kLossNats{
     "lossd_head_loss_nats_total", "Sum of the finite losses of valid tokens.", kCounter, {"head"}};
-constexpr Metric kTokens{
-    "lossd_head_tokens_total", "Valid tokens whose loss was finite.", kCounter, {"head"}};
+constexpr Metric kLossTokens{
+    "lossd_head_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}};
+constexpr Metric kTokens{"lossd_head_tokens_total", "Valid tokens.", kCounter, {"head"}};
 constexpr Metric kGradientNorm{
     "lossd_head_gradient_norm",
     "Frobenius norm of dW as a step, a flush or GradientStats last told it; 0: none yet.",
@@ -60,6 +62,8 @@ void CollectCounters(const std::vector<HeadAtOnce>& heads, Exposition& out) {
   AddEach(kLoss, heads, out, [](const HeadAtOnce& each) { return each.head->counters().loss.load(); });
   AddEach(kLossNats, heads, out,
           [](const HeadAtOnce& each) { return each.head->counters().loss_nats.load(); });
+  AddEach(kLossTokens, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().loss_tokens.load(); });
   AddEach(kTokens, heads, out, [](const HeadAtOnce& each) { return each.head->counters().tokens.load(); });
   AddEach(kGradientNorm, heads, out,
           [](const HeadAtOnce& each) { return each.head->counters().gradient_norm.load(); });
@@ -70,7 +74,7 @@ void CollectCounters(const std::vector<HeadAtOnce>& heads, Exposition& out) {
 void CollectWindowsOf(const std::vector<HeadAtOnce>& heads, Exposition& out) {
   const absl::Time now = absl::Now();
   const auto age = [now](const std::optional<absl::Time>& since) {
-    return since.has_value() ? std::max(0.0, absl::ToDoubleSeconds(now - *since)) : 0;
+    return since.has_value() ? AgeAt(now, *since) : 0;
   };
   AddEach(kGeneration, heads, out, [](const HeadAtOnce& each) { return each.snapshot.generation; });
   AddEach(kWeightVersion, heads, out, [](const HeadAtOnce& each) { return each.snapshot.weight_version; });

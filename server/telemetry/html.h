@@ -2,7 +2,6 @@
 #ifndef LOSSD_SERVER_TELEMETRY_HTML_H_
 #define LOSSD_SERVER_TELEMETRY_HTML_H_
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 

@@ -57,7 +57,7 @@ void CollectMemory(const engine::Engine& engine, Exposition& out) {
   out.Only(kSessions, engine.sessions());
   out.Only(kHeads, engine.Heads().size());
   out.Only(kDraining, engine.draining() ? 1 : 0);
-  const engine::MemoryPlan reserved = engine.ReservedByPurpose();
+  const engine::MemoryPlan reserved = engine.ReservedMemory();
   out.Begin(kReserved);
   for (const engine::MemoryItem& item : reserved) {
     out.Add({item.purpose, engine::Name(item.place)}, item.bytes);

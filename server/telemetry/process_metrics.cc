@@ -2,18 +2,15 @@
 #include <sys/resource.h>
 
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <string>
 #include <system_error>
 
+#include "server/engine/process_memory.h"
 #include "server/telemetry/collect.h"
 #include "server/version.h"
 
 namespace lossd::telemetry {
 namespace {
-
-constexpr double kKibibyte = 1024;
 
 constexpr Metric kBuild{
     "lossd_build_info", "Always 1; the labels say what runs.", kGauge, {"version", "device"}};
@@ -38,14 +35,8 @@ std::optional<double> ReadCpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// A line of /proc/self/status.
-std::optional<int64_t> ReadStatus(const std::string& name) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(name + ":")) return std::atoll(line.c_str() + name.size() + 1);
-  }
-  return std::nullopt;
-}
+// The engine tells what it cannot read as 0, which no process has.
+std::optional<int64_t> NotZero(int64_t value) { return value == 0 ? std::nullopt : std::optional(value); }
 
 // But for the one that it is looked at with.
 std::optional<int64_t> CountOpenFiles() {
@@ -67,8 +58,8 @@ std::optional<double> MostOpenFiles() {
 }
 
 template <typename Number>
-void OnlyIfKnown(const Metric& metric, const std::optional<Number>& value, double unit, Exposition& out) {
-  if (value.has_value()) out.Only(metric, static_cast<double>(*value) * unit);
+void OnlyIfKnown(const Metric& metric, const std::optional<Number>& value, Exposition& out) {
+  if (value.has_value()) out.Only(metric, static_cast<double>(*value));
 }
 
 }  // namespace
@@ -76,12 +67,13 @@ void OnlyIfKnown(const Metric& metric, const std::optional<Number>& value, doubl
 void CollectProcess(const engine::Engine& engine, Exposition& out) {
   out.Begin(kBuild);
   out.Add({kVersion, engine.device().name()}, 1);
-  OnlyIfKnown(kCpu, ReadCpuSeconds(), 1, out);
-  OnlyIfKnown(kResident, ReadStatus("VmRSS"), kKibibyte, out);
-  OnlyIfKnown(kVirtual, ReadStatus("VmSize"), kKibibyte, out);
-  OnlyIfKnown(kOpenFiles, CountOpenFiles(), 1, out);
-  OnlyIfKnown(kMostFiles, MostOpenFiles(), 1, out);
-  OnlyIfKnown(kThreads, ReadStatus("Threads"), 1, out);
+  OnlyIfKnown(kCpu, ReadCpuSeconds(), out);
+  const engine::ProcessMemory memory = engine::ReadProcessMemory();
+  OnlyIfKnown(kResident, NotZero(memory.resident_bytes), out);
+  OnlyIfKnown(kVirtual, NotZero(memory.virtual_bytes), out);
+  OnlyIfKnown(kOpenFiles, CountOpenFiles(), out);
+  OnlyIfKnown(kMostFiles, MostOpenFiles(), out);
+  OnlyIfKnown(kThreads, NotZero(memory.threads), out);
   out.Only(kStart, absl::ToDoubleSeconds(engine.started() - absl::UnixEpoch()));
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/telemetry/age.h"
 #include "server/version.h"
 
 namespace lossd::telemetry {
@@ -27,6 +28,7 @@ std::vector<HeadStatus> ReadHeads(const engine::Engine& engine, engine::MemoryUs
     status.frozen = config.weight_gradients == engine::WeightGradients::kFrozen;
     status.snapshot = head->Snapshot();
     status.tokens = head->counters().tokens;
+    status.loss_tokens = head->counters().loss_tokens;
     status.loss = head->counters().loss;
     status.gradient_norm = head->counters().gradient_norm;
     status.queued_chunks = head->counters().queued_chunks;
@@ -40,9 +42,8 @@ std::vector<HeadStatus> ReadHeads(const engine::Engine& engine, engine::MemoryUs
   return heads;
 }
 
-double AgeAt(absl::Time now, absl::Time since) { return std::max(0.0, absl::ToDoubleSeconds(now - since)); }
-
-Json AgeAt(absl::Time now, const std::optional<absl::Time>& since) {
+// Null if there is none.
+Json AgeOrNull(absl::Time now, const std::optional<absl::Time>& since) {
   return since.has_value() ? Json(AgeAt(now, *since)) : Json();
 }
 
@@ -58,20 +59,20 @@ Json ToJson(const engine::MemoryPlan& plan) {
   return items;
 }
 
-Json ToJson(const engine::SessionSnapshot& session, absl::Time now) {
+Json ToJson(const engine::SessionSnapshot& session) {
   return {{"number", session.number},
           {"rank", session.rank},
           {"lanes", session.lanes},
           {"streams", session.streams},
           {"accepted", session.accepted},
           {"applied", session.applied},
-          {"idle_seconds", AgeAt(now, session.last_active)}};
+          {"idle_seconds", absl::ToDoubleSeconds(session.idle)}};
 }
 
 Json ToJson(const HeadStatus& head, absl::Time now) {
   const engine::HeadSnapshot& snapshot = head.snapshot;
   Json sessions = Json::array();
-  for (const engine::SessionSnapshot& session : head.sessions) sessions.push_back(ToJson(session, now));
+  for (const engine::SessionSnapshot& session : head.sessions) sessions.push_back(ToJson(session));
   return {{"name", head.name},
           {"vocab_size", head.vocab_size},
           {"hidden_size", head.hidden_size},
@@ -82,8 +83,8 @@ Json ToJson(const HeadStatus& head, absl::Time now) {
           {"optimizer_steps", snapshot.optimizer_steps},
           {"window_state", engine::Name(snapshot.window_state)},
           {"window_tokens", snapshot.window_tokens},
-          {"window_age_seconds", AgeAt(now, snapshot.window_since)},
-          {"flush_age_seconds", AgeAt(now, snapshot.flush_since)},
+          {"window_age_seconds", AgeOrNull(now, snapshot.window_since)},
+          {"flush_age_seconds", AgeOrNull(now, snapshot.flush_since)},
           {"open_sessions", snapshot.open_sessions},
           {"queued_chunks", head.queued_chunks},
           {"tokens", head.tokens},
@@ -114,7 +115,7 @@ Json MemoryJson(const ServerStatus& status) {
 
 }  // namespace
 
-bool HasLoss(const HeadStatus& head) { return head.tokens > 0 || !std::isfinite(head.loss); }
+bool HasLoss(const HeadStatus& head) { return head.loss_tokens > 0 || !std::isfinite(head.loss); }
 
 ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& counters,
                         const Throughput& throughput) {
@@ -136,7 +137,7 @@ ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& cou
   status.staging_limit = engine.options().staging_bytes;
   status.memory_limit = engine.budget().limit();
   status.memory_peak = engine.budget().peak();
-  status.memory = engine.ReservedByPurpose();
+  status.memory = engine.ReservedMemory();
   status.memory_reserved = engine::TotalBytes(status.memory);
   std::erase_if(status.memory, [](const engine::MemoryItem& item) { return item.bytes == 0; });
   status.device_memory = engine.device().Totals();

@@ -22,7 +22,8 @@ struct HeadStatus {
   std::string weight_type;
   bool frozen = false;
   engine::HeadSnapshot snapshot;
-  uint64_t tokens = 0;  // whose losses were finite
+  uint64_t tokens = 0;
+  uint64_t loss_tokens = 0;  // whose losses count, and were finite
   double loss = 0;
   double gradient_norm = 0;
   int64_t queued_chunks = 0;

@@ -1,15 +1,15 @@
 #include "server/telemetry/status_page.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "server/engine/random_id.h"
+#include "server/telemetry/age.h"
 #include "server/telemetry/html.h"
 
 namespace lossd::telemetry {
@@ -29,10 +29,8 @@ struct Column {
   const char* of_cell = "";  // its class
 };
 
-double Age(absl::Time now, absl::Time since) { return std::max(0.0, absl::ToDoubleSeconds(now - since)); }
-
 std::string AgeText(absl::Time now, const std::optional<absl::Time>& since) {
-  return since.has_value() ? DurationText(Age(now, *since)) : "–";
+  return since.has_value() ? DurationText(AgeAt(now, *since)) : "–";
 }
 
 // --- Pieces. What they are given is text, and is escaped here; rows are made of cells that are markup.
@@ -89,7 +87,7 @@ std::string Head(const ServerStatus& status) {
   std::string head = absl::StrCat("<header><h1>lossd ", Escape(status.version), "</h1>");
   head += status.draining ? Badge("draining", "warn") : Badge("serving", "good");
   absl::StrAppend(&head, "<span>", Escape(status.device_description), "</span><span class=\"soft\">up ",
-                  DurationText(Age(status.now, status.started)), " · incarnation ",
+                  DurationText(AgeAt(status.now, status.started)), " · incarnation ",
                   Escape(WithoutIds(status.incarnation)), " · ",
                   absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", status.now, absl::UTCTimeZone()),
                   "</span></header>\n");
@@ -162,13 +160,13 @@ std::string Heads(const ServerStatus& status) {
                                     rows);
 }
 
+// Of what has no purpose that the engine names: after theirs.
+constexpr int kOtherColor = static_cast<int>(engine::kMemoryPurposes.size());
+
 // Colours by purpose, so that they stay where they are.
-int ColorOf(std::string_view purpose) {
-  constexpr std::array<std::string_view, 10> kPurposes = {
-      "weights",   "master_weights", "weight_staging", "gradient", "optimizer",
-      "workspace", "deferred",       "tiles",          "regions",  "class_weights"};
-  const auto found = std::find(kPurposes.begin(), kPurposes.end(), purpose);
-  return found == kPurposes.end() ? 8 : static_cast<int>(found - kPurposes.begin());
+int ColorOf(absl::string_view purpose) {
+  const auto& purposes = engine::kMemoryPurposes;
+  return static_cast<int>(std::find(purposes.begin(), purposes.end(), purpose) - purposes.begin());
 }
 
 std::vector<Part> PartsOf(const engine::MemoryPlan& plan) {
@@ -181,7 +179,6 @@ std::vector<Part> PartsOf(const engine::MemoryPlan& plan) {
 }
 
 std::string Memory(const ServerStatus& status) {
-  constexpr int kUsedColor = 8;
   const auto limit = static_cast<double>(status.memory_limit);
   const auto reserved = static_cast<double>(status.memory_reserved);
   const std::vector<Part> parts = PartsOf(status.memory);
@@ -192,7 +189,7 @@ std::string Memory(const ServerStatus& status) {
   }
   const auto plain = [&rows](std::string_view name, int64_t used_bytes, int64_t whole) {
     const auto used = static_cast<double>(used_bytes);
-    if (whole > 0) rows += MemoryRow(name, {{"used", used, kUsedColor}}, used, static_cast<double>(whole));
+    if (whole > 0) rows += MemoryRow(name, {{"used", used, kOtherColor}}, used, static_cast<double>(whole));
   };
   const engine::DeviceTotals& device = status.device_memory;
   plain(absl::StrCat(status.device, ", by all"), device.total_bytes - device.free_bytes, device.total_bytes);
@@ -221,7 +218,7 @@ std::string Sessions(const ServerStatus& status) {
       if (rows.size() == kMostSessions) break;
       rows.push_back({Escape(head.name), absl::StrCat(session.number), absl::StrCat(session.rank),
                       absl::StrCat(session.streams, " of ", session.lanes), absl::StrCat(session.accepted),
-                      absl::StrCat(session.applied), DurationText(Age(status.now, session.last_active))});
+                      absl::StrCat(session.applied), DurationText(absl::ToDoubleSeconds(session.idle))});
     }
   }
   if (rows.empty()) return "<h2>Sessions</h2><p class=\"soft\">None is open.</p>\n";

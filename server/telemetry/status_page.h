@@ -2,8 +2,6 @@
 #ifndef LOSSD_SERVER_TELEMETRY_STATUS_PAGE_H_
 #define LOSSD_SERVER_TELEMETRY_STATUS_PAGE_H_
 
-#include <string>
-
 #include "server/telemetry/http_server.h"
 #include "server/telemetry/server_status.h"
 

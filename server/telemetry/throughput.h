@@ -3,7 +3,6 @@
 #define LOSSD_SERVER_TELEMETRY_THROUGHPUT_H_
 
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <thread>

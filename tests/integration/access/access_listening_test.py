@@ -11,13 +11,12 @@ import unittest
 import grpc
 from lossd.v1 import loss_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
-from standard_services import SERVING, health
+from standard_services import NOT_SERVING, SERVING, health
 
 from access_support import REFLECTION, TOKENS, Certificates, call, methods, metric, write_tokens
 from streaming import create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
-NOT_SERVING = 2
 
 
 def refusal(*flags):

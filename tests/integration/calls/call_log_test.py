@@ -5,6 +5,7 @@ usage: call_log_test.py LOSSD
 """
 import json
 import sys
+import tempfile
 import unittest
 
 import grpc
@@ -53,6 +54,16 @@ class CallLog(unittest.TestCase):
         self.assertTrue(line["peer"].startswith("ipv4:127.0.0.1:"), line["peer"])
         self.assertEqual(line["trace_id"], TRACE)
         self.assertGreater(line["seconds"], 0)
+
+    def test_a_refused_call_has_a_line_without_the_address_that_grpc_does_not_tell(self):
+        with tempfile.NamedTemporaryFile("w") as tokens:
+            tokens.write("admin 0123456789abcdef\n")
+            tokens.flush()
+            with self.server(f"--tokens={tokens.name}") as server, grpc.insecure_channel(server.target) as channel:
+                error = get_head(channel, "absent", metadata=PARENT)
+                line, = self.await_lines(server, 1)
+        self.assertEqual((line["code"], line["message"], line["trace_id"]), ("UNAUTHENTICATED", error.details(), TRACE))
+        self.assertNotIn("peer", line)
 
     def test_calls_that_succeed_have_lines_when_asked_for(self):
         with self.server() as server, grpc.insecure_channel(server.target) as channel:

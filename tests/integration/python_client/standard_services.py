@@ -32,7 +32,7 @@ _REFLECTION = _messages("grpc.reflection.v1alpha", {
     "ListServiceResponse": [("service", 1, _MESSAGE, _REPEATED, "ServiceResponse")],
     "ServerReflectionResponse": [("list_services_response", 6, _MESSAGE, _OPTIONAL, "ListServiceResponse")],
 })
-SERVING = 1
+SERVING, NOT_SERVING = 1, 2
 
 
 def health(channel, service=""):

@@ -33,7 +33,7 @@ class RegionsLifetimeTest : public ::testing::Test {
   void AwaitNothingLeft() {
     Await([this] { return RegionsInUse(server_) == 0; });
     EXPECT_EQ(ReservedForRegions(stubs_), 0);
-    for (const engine::MemoryItem& item : server_.engine().ReservedByPurpose()) {
+    for (const engine::MemoryItem& item : server_.engine().ReservedMemory()) {
       if (item.purpose == "regions") {
         EXPECT_EQ(item.bytes, 0);
       }

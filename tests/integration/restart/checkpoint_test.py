@@ -241,10 +241,13 @@ class Checkpoints(unittest.TestCase):
 
     def test_a_port_file_that_cannot_be_written_leaves_the_drain_to_the_next(self):
         self.drained(lambda server, _: server.signal(15))
-        result = run(f"--checkpoint_dir={self.folder}", "--restore", "--port_file=/nowhere/ports")
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("--port_file", result.stderr)
-        self.assertIn("drain.json", self.files())
+        pipe = os.path.join(os.path.dirname(self.folder), "pipe")
+        os.mkfifo(pipe)
+        for path in ("/nowhere/ports", pipe, self.folder):
+            result = run(f"--checkpoint_dir={self.folder}", "--restore", f"--port_file={path}")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("--port_file", result.stderr)
+            self.assertIn("drain.json", self.files(), path)
 
     def test_flushes_and_steps_are_refused_while_the_server_drains(self):
         with self.server() as server, connect(server) as channel:

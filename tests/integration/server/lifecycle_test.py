@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 """The server as a process: flags, configuration, signals, exit statuses, log lines."""
+import contextlib
 import json
 import os
 import queue
@@ -12,16 +13,25 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.error
 import urllib.request
 
 import grpc
 import numpy as np
 from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc
 from lossd_server import LossdServer
+from standard_services import NOT_SERVING, SERVING, health
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
+
+
+def free_port():
+    """For an address that has to be known before the server says where it listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 def run(*flags):
@@ -166,6 +176,40 @@ class Configuration(unittest.TestCase):
                 self.assertEqual(result.returncode, 1, wrong)
                 for word in words:
                     self.assertIn(word, result.stderr)
+
+    def test_while_heads_are_loaded_there_are_metrics_and_nothing_is_ready(self):
+        rows, columns = 16384, 2048
+        with tempfile.TemporaryDirectory() as folder:
+            header = json.dumps({"w": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, 4 * rows * columns]}}).encode()
+            with open(os.path.join(folder, "m"), "wb") as file:
+                file.write(struct.pack("<Q", len(header)) + header)
+                file.truncate(8 + len(header) + 4 * rows * columns)
+            head = {"name": "a", "vocab_size": rows, "hidden_size": columns, "weights": "m"}
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+                json.dump({"heads": [head], "weights_dir": folder}, file)
+            metrics, probes = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+            server = subprocess.Popen([BINARY, "--device=cpu", f"--config={file.name}", "--listen=127.0.0.1:0",
+                                       f"--metrics_listen={metrics}", f"--health_listen={probes}"])
+            self.addCleanup(server.wait)
+            self.addCleanup(server.kill)
+
+            def loaded():
+                with urllib.request.urlopen(f"http://{metrics}/metrics") as response:
+                    return 'lossd_head_weight_version{head="a"} 1\n' in response.read().decode()
+
+            while True:
+                self.assertIsNone(server.poll())
+                with contextlib.suppress(urllib.error.URLError):
+                    self.assertFalse(loaded())
+                    break
+            with grpc.insecure_channel(probes) as probe:
+                while True:
+                    status = health(probe)
+                    if loaded():
+                        break
+                    self.assertEqual(status, NOT_SERVING)
+                while health(probe) != SERVING:
+                    self.assertIsNone(server.poll())
 
     def test_a_head_from_the_file_has_the_optimizer_that_the_file_says(self):
         config = {"heads": [{"name": "a", "vocab_size": 100, "hidden_size": 8, "bias": True, "master_weights": True,

@@ -185,7 +185,7 @@ TEST(ChunkOptions, LossesThatAreNotFiniteAreCountedAndCanBeLeftOut) {
   EXPECT_EQ(answer.valid_tokens, 3);
   EXPECT_EQ(answer.non_finite_losses, 1) << "what is ignored has no loss";
   EXPECT_TRUE(std::isnan(answer.loss_sum)) << "the client is told";
-  EXPECT_EQ(FiniteLosses(chunk, answer), 3.5);
+  EXPECT_EQ(SumOfFiniteLosses(chunk, answer), 3.5);
 }
 
 TEST(HeadOptions, WhatCannotBeComputedIsRefusedByNameAndValue) {

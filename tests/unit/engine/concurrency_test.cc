@@ -51,7 +51,7 @@ TEST_P(Concurrency, EveryChunkCountsExactlyOnceWhateverIsCut) {
   std::thread observer([&] {  // what operators do meanwhile
     while (!stop) {
       fixture.head->Info();
-      fixture.engine->ReservedByPurpose();
+      fixture.engine->ReservedMemory();
       fixture.engine->ExpireSessions();
     }
   });

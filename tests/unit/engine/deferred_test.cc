@@ -182,7 +182,7 @@ TEST_F(DeferredTest, TheMemoryIsReservedWithTheHeadAndFrozenHeadsTakeNone) {
     return bytes;
   };
   EXPECT_EQ(of(head->Info().memory), 8 * 4096);
-  EXPECT_EQ(of(engine->ReservedByPurpose()), 8 * 4096);
+  EXPECT_EQ(of(engine->ReservedMemory()), 8 * 4096);
   HeadConfig frozen = head->config();
   frozen.name = "frozen";
   frozen.weight_gradients = WeightGradients::kFrozen;

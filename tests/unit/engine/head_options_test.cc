@@ -66,14 +66,16 @@ TEST_F(HeadOptionsTest, LossesTimesWeightsOfTokensAreNotCountedAsLosses) {
   Submit(lane, std::move(weighted));
   EXPECT_EQ(listener_->AwaitAnswers(1)[0].loss_sum, -6);
   engine->WaitIdle();
-  EXPECT_EQ(head->counters().tokens, 0U);
+  EXPECT_EQ(head->counters().tokens, 1U) << "it was worked on";
+  EXPECT_EQ(head->counters().loss_tokens, 0U);
   EXPECT_EQ(head->counters().loss_nats, 0) << "a counter does not go back";
   EXPECT_EQ(head->counters().loss, 0);
   EXPECT_EQ(engine->counters().tokens_valid, 1U);
   Submit(lane, MakeChunk(2, 5));
   listener_->AwaitAnswers(2);
   engine->WaitIdle();
-  EXPECT_EQ(head->counters().tokens, 1U);
+  EXPECT_EQ(head->counters().tokens, 2U);
+  EXPECT_EQ(head->counters().loss_tokens, 1U);
   EXPECT_EQ(head->counters().loss_nats, 5);
   EXPECT_EQ(head->counters().loss, 5);
 }

@@ -55,9 +55,9 @@ TEST(MemoryBudget, AHeadHasItsQuotaWithAllItsReservationsAndOthersHaveTheirs) {
   ASSERT_TRUE(head.ok());
   const auto session = budget->Reserve("a", "a session of head a", {{"gradient", 30}, {"tiles", 11}});
   EXPECT_EQ(session.status().code(), absl::StatusCode::kResourceExhausted);
-  for (const char* part :
-       {"a session of head a", "gradient", "30", "asked for", "41", "free of quota", "40", "used by head",
-        "60", "quota of a head", "100", "free", "940", "limit", "1000", "--head_quota_bytes"}) {
+  for (const char* part : {"a session of head a", "gradient (host)", "30", "asked for", "41", "free of quota",
+                           "40", "used by head", "60", "quota of a head", "100", "free", "940", "limit",
+                           "1000", "--head_quota_bytes"}) {
     EXPECT_THAT(std::string(session.status().message()), HasSubstr(part));
   }
   EXPECT_EQ(budget->reserved(), 60);
@@ -121,8 +121,8 @@ TEST(MemoryBudget, ThePeakIsOfWhatWasReservedAtOnce) {
   EXPECT_EQ(budget->peak(), 700);
 }
 
-TEST(MemoryBudget, MergedByPurposeKeepsTheOrder) {
-  EXPECT_THAT(MergedByPurpose({{"weights", 1}, {"gradient", 2}, {"weights", 4}, {"gradient", 8}}),
+TEST(MemoryBudget, MergedKeepsTheOrder) {
+  EXPECT_THAT(Merged({{"weights", 1}, {"gradient", 2}, {"weights", 4}, {"gradient", 8}}),
               ElementsAre(MemoryItem{"weights", 5}, MemoryItem{"gradient", 10}));
 }
 
@@ -193,7 +193,7 @@ TEST(EngineMemory, EveryPurposeIsThereAndThePartsAddUp) {
 
   MemoryUsage usage = engine->budget().Usage();
   EXPECT_EQ(Sum(usage), usage.reserved);
-  EXPECT_EQ(TotalBytes(engine->ReservedByPurpose()), usage.reserved);
+  EXPECT_EQ(TotalBytes(engine->ReservedMemory()), usage.reserved);
   const MemoryPlan& a = usage.heads["a"];
   const int64_t weights = kVocab * (kHidden + 1) * 4;
   EXPECT_EQ(BytesOf(a, "weights"), weights);

@@ -45,7 +45,7 @@ class AccessTest : public ::testing::Test {
   }
 
   grpc::Status Call(const std::string& path, const std::string& authorization) {
-    AccessControl::Metadata metadata{{":path", path}, {"authorization", authorization}};
+    CallMetadata metadata{{":path", path}, {"authorization", authorization}};
     return access_->Process(metadata, nullptr, nullptr, nullptr);
   }
   grpc::StatusCode Code(const std::string& path, const std::string& authorization) {
@@ -88,7 +88,7 @@ TEST_F(AccessTest, WhatAStrangerMakesUpIsRefusedAndNotRemembered) {
   }
   EXPECT_TRUE(counters_.errors.Read().empty());
   EXPECT_EQ(counters_.access.role, 0U) << "a method that is not there needs no role";
-  AccessControl::Metadata nothing;
+  CallMetadata nothing;
   EXPECT_EQ(access_->Process(nothing, nullptr, nullptr, nullptr).error_code(),
             grpc::StatusCode::UNAUTHENTICATED);
 }
@@ -108,13 +108,9 @@ TEST_F(AccessTest, AChangedFileIsReadOnceAndABadOneChangesNothing) {
   ASSERT_TRUE(bad.has_value());
   EXPECT_TRUE(absl::IsInvalidArgument(bad->status())) << bad->status();
   EXPECT_EQ(Code(kDelete, std::string("Bearer ") + kTrainer), grpc::StatusCode::OK);
-  EXPECT_EQ(counters_.access.token_reloads, 1U);
-  EXPECT_EQ(counters_.access.token_reloads_failed, 1U);
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(access_->Poll().has_value()) << "it was told once";
-  EXPECT_EQ(counters_.access.token_reloads_failed, 1U);
   Write("admin\n");
   EXPECT_TRUE(access_->Poll().has_value()) << "for another reason";
-  EXPECT_EQ(counters_.access.token_reloads_failed, 2U);
 }
 
 TEST_F(AccessTest, AFileThatCouldNotBeReadIsReadAgainThoughItStaysAsItIs) {
@@ -130,7 +126,6 @@ TEST_F(AccessTest, AFileThatCouldNotBeReadIsReadAgainThoughItStaysAsItIs) {
   ASSERT_TRUE(changed.has_value());
   EXPECT_TRUE(changed->ok()) << changed->status();
   EXPECT_EQ(Code(kDelete, std::string("Bearer ") + kTrainer), grpc::StatusCode::OK);
-  EXPECT_EQ(counters_.access.token_reloads_failed, 1U);
   EXPECT_FALSE(access_->Poll().has_value());
 }
 

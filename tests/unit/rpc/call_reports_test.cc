@@ -59,6 +59,30 @@ TEST_F(CallReportsTest, ACallIsUnderWayUntilItEnds) {
   EXPECT_EQ(errors[0].trace_id, "4b");
 }
 
+TEST_F(CallReportsTest, WhoSeesThatNothingIsUnderWaySeesTheErrorsToo) {
+  telemetry::RpcMethod* const method = reports_.Find(kPath);
+  constexpr int kCalls = 2000;
+  std::atomic<int> begun = 0;
+  std::thread service([&] {
+    for (int call = 1; call <= kCalls; ++call) {
+      while (begun < call) {
+      }
+      reports_.End(method, {.code = kNotFound, .message = std::to_string(call)});
+    }
+  });
+  int missed = 0;
+  for (int call = 1; call <= kCalls; ++call) {
+    reports_.Begin(method);
+    begun = call;
+    while (method->in_flight != 0) {
+    }
+    const std::vector<telemetry::RecentError> errors = counters_.errors.Read();
+    if (errors.empty() || errors[0].message != std::to_string(call)) ++missed;
+  }
+  service.join();
+  EXPECT_EQ(missed, 0);
+}
+
 TEST_F(CallReportsTest, WhatAClientCancelsIsNoError) {
   telemetry::RpcMethod* const method = reports_.Find(kPath);
   reports_.Begin(method);

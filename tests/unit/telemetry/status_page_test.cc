@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "absl/time/clock.h"
 #include "server/engine/random_id.h"
@@ -39,6 +40,7 @@ ServerStatus Example() {
   head.snapshot.window_since = now - absl::Seconds(90);
   head.snapshot.flush_since = now - absl::Seconds(7);
   head.tokens = 10;
+  head.loss_tokens = 10;
   head.loss = 2.75;
   head.gradient_norm = 0.125;
   head.memory = {{"weights", int64_t{3} << 30, engine::MemoryPlace::kDevice}};
@@ -47,7 +49,7 @@ ServerStatus Example() {
   session.rank = 2;
   session.lanes = 8;
   session.streams = 7;
-  session.last_active = now - absl::Seconds(2);
+  session.idle = absl::Seconds(2);
   status.heads.push_back(head);
   status.memory = head.memory;
   status.memory_limit = int64_t{12} << 30;
@@ -85,6 +87,7 @@ TEST(StatusPage, ShowsWhatThereIs) {
                            "20.0 GiB of 80.0 GiB",
                            "pinned pool",
                            "7 of 8",
+                           "2.0 s",
                            "LossService/Compute",
                            "NOT_FOUND",
                            "head &#39;x&#39; does not exist",
@@ -143,9 +146,24 @@ TEST(StatusPage, LetsNothingInButItself) {
   }
 }
 
+TEST(StatusPage, EachPurposeOfMemoryHasAColorThatNothingElseHas) {
+  ServerStatus status = Example();
+  status.heads.clear();
+  status.memory.clear();
+  for (const absl::string_view purpose : engine::kMemoryPurposes) {
+    status.memory.push_back({std::string(purpose), 1 << 20});
+  }
+  const std::string page = StatusPage(status).body;
+  for (size_t color = 0; color <= engine::kMemoryPurposes.size(); ++color) {
+    const std::string name = "p" + std::to_string(color);
+    EXPECT_THAT(page, HasSubstr("." + name + " { fill:"));
+    EXPECT_THAT(page, HasSubstr("<rect class=\"" + name + "\"")) << "the last one is what is used in all";
+  }
+}
+
 TEST(StatusPage, ALossThatIsNotANumberIsShownFromTheFirstChunkOn) {
   ServerStatus status = Example();
-  status.heads[0].tokens = 0;  // none of them had a finite one
+  status.heads[0].loss_tokens = 0;  // none of them had a finite one
   status.heads[0].loss = std::nan("");
   EXPECT_THAT(StatusPage(status).body, HasSubstr(">NaN<"));
   status.heads[0].loss = 0;
@@ -198,6 +216,7 @@ TEST(StatusJson, SaysTheSame) {
   EXPECT_EQ(json["heads"][0]["name"], "english");
   EXPECT_EQ(json["heads"][0]["window_state"], "frozen");
   EXPECT_EQ(json["heads"][0]["flush_age_seconds"], 7);
+  EXPECT_EQ(json["heads"][0]["sessions"][0]["idle_seconds"], 2);
   EXPECT_EQ(json["heads"][0]["loss"], 2.75);
   EXPECT_EQ(json["heads"][0]["sessions"][0]["streams"], 7);
   EXPECT_EQ(json["memory"]["reserved"][0]["place"], "device");
@@ -215,7 +234,7 @@ TEST(StatusJson, WhatIsNotThereOrNotFiniteIsNull) {
   EXPECT_TRUE(json["heads"][0]["loss"].is_null());
   EXPECT_TRUE(json["heads"][0]["gradient_norm"].is_null());
   EXPECT_TRUE(json["heads"][0]["window_age_seconds"].is_null());
-  status.heads[0].tokens = 0;
+  status.heads[0].loss_tokens = 0;
   status.heads[0].loss = 0;
   EXPECT_TRUE(nlohmann::json::parse(StatusJson(status))["heads"][0]["loss"].is_null());
 }
