@@ -56,7 +56,7 @@ TRAINING = Row(
         graph(
             "Mean loss of a token",
             "In nats, from the sums of losses and of tokens",
-            [Query(f"{rate('lossd_head_loss_nats_total')} / {rate('lossd_head_tokens_total')}", NAME)],
+            [Query(f"{rate('lossd_head_loss_nats_total')} / {rate('lossd_head_loss_tokens_total')}", NAME)],
             bottom=None,
         ),
         graph("Loss of the last batch", "In nats", [Query(f"lossd_head_loss{{{H}}}", NAME)], bottom=None),

@@ -125,6 +125,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   builder.RegisterService(&server->region_service_);
   if (absl::Status status = server->Listen(options, builder); !status.ok()) return status;
   server->server_->GetHealthCheckService()->SetServingStatus(true);
+  if (options.counters != nullptr) options.counters->serving = true;
   return server;
 }
 

@@ -127,6 +127,7 @@ ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& cou
   status.device_description = engine.device().description();
   status.incarnation = engine.incarnation();
   status.started = engine.started();
+  status.serving = counters.serving;
   status.draining = engine.draining();
   status.heads = ReadHeads(engine, usage);
   status.sessions = engine.sessions();
@@ -173,6 +174,7 @@ std::string StatusJson(const ServerStatus& status) {
                      {"device_description", status.device_description},
                      {"incarnation", WithoutIds(status.incarnation)},
                      {"uptime_seconds", AgeAt(status.now, status.started)},
+                     {"serving", status.serving},
                      {"draining", status.draining},
                      {"sessions", status.sessions},
                      {"streams", status.streams},

@@ -44,6 +44,7 @@ struct ServerStatus {
   std::string device_description;
   std::string incarnation;
   absl::Time started;
+  bool serving = true;  // false: heads are still being loaded or restored
   bool draining = false;
 
   std::vector<HeadStatus> heads;

@@ -4,6 +4,7 @@
 #define LOSSD_SERVER_TELEMETRY_SERVICE_COUNTERS_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -88,6 +89,7 @@ struct ServiceCounters {
   RpcCounters rpcs;
   RecentErrors errors;
   AccessCounters access;
+  std::atomic<bool> serving = false;       // calls are taken: heads are there, and clients can connect
   engine::Counter connections_refused{0};  // closed at once: too few file descriptors were left
 };
 

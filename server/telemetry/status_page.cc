@@ -83,9 +83,14 @@ std::string MemoryRow(std::string_view name, const std::vector<Part>& parts, dou
 
 // --- Sections
 
+std::string StateBadge(const ServerStatus& status) {
+  if (status.draining) return Badge("draining", "warn");
+  return status.serving ? Badge("serving", "good") : Badge("starting", "warn");
+}
+
 std::string Head(const ServerStatus& status) {
   std::string head = absl::StrCat("<header><h1>lossd ", Escape(status.version), "</h1>");
-  head += status.draining ? Badge("draining", "warn") : Badge("serving", "good");
+  head += StateBadge(status);
   absl::StrAppend(&head, "<span>", Escape(status.device_description), "</span><span class=\"soft\">up ",
                   DurationText(AgeAt(status.now, status.started)), " · incarnation ",
                   Escape(WithoutIds(status.incarnation)), " · ",

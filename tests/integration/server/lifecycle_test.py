@@ -178,7 +178,7 @@ class Configuration(unittest.TestCase):
                     self.assertIn(word, result.stderr)
 
     def test_while_heads_are_loaded_there_are_metrics_and_nothing_is_ready(self):
-        rows, columns = 16384, 2048
+        rows, columns = 32768, 2048
         with tempfile.TemporaryDirectory() as folder:
             header = json.dumps({"w": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, 4 * rows * columns]}}).encode()
             with open(os.path.join(folder, "m"), "wb") as file:

@@ -101,6 +101,8 @@ TEST(StatusPage, ShowsWhatThereIs) {
 TEST(StatusPage, SaysThatTheServerDrains) {
   ServerStatus status = Example();
   EXPECT_THAT(StatusPage(status).body, Not(HasSubstr(">draining<")));
+  status.serving = false;
+  EXPECT_THAT(StatusPage(status).body, HasSubstr(">starting<"));
   status.draining = true;
   EXPECT_THAT(StatusPage(status).body, HasSubstr(">draining<"));
 }
