@@ -1,5 +1,7 @@
 #include "client/src/grpc_connection.h"
 
+#include <grpc/support/time.h>
+
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -264,8 +266,8 @@ class GrpcConnection final : public Connection {
   // A new connection makes progress while a thread waits for it: between calls gRPC looks after it every five
   // seconds only.
   void Pause(std::chrono::milliseconds delay) {
-    const auto end = std::chrono::system_clock::now() + delay;
-    channel_->WaitForConnected(end);
+    const auto end = std::chrono::steady_clock::now() + delay;
+    channel_->WaitForConnected(gpr_time_from_millis(delay.count(), GPR_TIMESPAN));
     std::this_thread::sleep_until(end);
   }
 
