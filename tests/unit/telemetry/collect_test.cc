@@ -136,8 +136,8 @@ TEST_F(CollectTest, QueuedChunksAreThoseOfTheirHead) {
   gate.Hold();
   Submit(lane, MakeChunk(1, 1));
   gate.AwaitArrival();
-  constexpr int kWaiting = 40;
-  for (int i = 0; i < kWaiting; ++i) Submit(lane, MakeChunk(static_cast<uint64_t>(2 + i), 1));
+  constexpr uint64_t kWaiting = 40;
+  for (uint64_t i = 0; i < kWaiting; ++i) Submit(lane, MakeChunk(2 + i, 1));
   EXPECT_EQ(Value("lossd_head_queued_chunks{head=\"h\"}"), kWaiting);
   EXPECT_EQ(Value("lossd_queued_chunks"), kWaiting) << "there is one head";
   head->DetachLane(lane);
