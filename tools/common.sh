@@ -71,3 +71,12 @@ build_targets() {
   shift
   NINJA_STATUS='[%f/%t, %e s] ' ninja -C "$repo_root/$tree" "$@"
 }
+
+# make_venv DIR WHEEL...: a new virtual environment, of wheels alone, in the place of what is there.
+make_venv() {
+  local venv=$1
+  shift
+  rm -rf "$venv" &&
+    "${PYTHON:-/usr/bin/python3}" -m venv "$venv" &&
+    "$venv/bin/pip" install --disable-pip-version-check --retries 5 --only-binary=:all: "$@"
+}

