@@ -29,11 +29,15 @@ void RowStreamReactor::StartRead() {
   data_ = engine::StagedResult(rows * source_.row_bytes, source_.device);
   bias_.resize(static_cast<size_t>(rows * source_.bias_row_bytes));
   auto* bias = bias_.empty() ? nullptr : reinterpret_cast<float*>(bias_.data());
-  source_.read(row_, rows, {data_.data(), bias},
-               [this, rows](const absl::Status& status) { OnReadDone(rows, status); });
+  // The piece may be there, sent, and the whole call over, before `read` returns: what runs then must not be
+  // ours.
+  const auto read = source_.read;
+  read(row_, rows, {data_.data(), bias},
+       [this, rows](const absl::Status& status) { OnReadDone(rows, status); });
 }
 
 void RowStreamReactor::OnReadDone(int64_t rows, const absl::Status& status) {
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
     reading_ = false;
@@ -43,43 +47,46 @@ void RowStreamReactor::OnReadDone(int64_t rows, const absl::Status& status) {
     } else if (error_.ok()) {
       error_ = source_.translate(status);
     }
+    actions = Advance();
   }
-  Advance();
+  // gRPC holds no reference for this thread: with nothing to do, the object may be gone by now.
+  if (!actions.Any()) return;
+  Do(actions);
 }
 
 void RowStreamReactor::OnWriteDone(bool ok) {
+  Actions actions;
   {
     const std::lock_guard lock(mutex_);
     writing_ = false;
     if (!ok && error_.ok()) error_ = grpc::Status(grpc::StatusCode::CANCELLED, "the client went away");
+    actions = Advance();
   }
-  Advance();
+  Do(actions);
 }
 
-void RowStreamReactor::Advance() {
-  bool write = false;
-  bool read = false;
-  std::optional<grpc::Status> end;
-  {
-    const std::lock_guard lock(mutex_);
-    if (finished_ || writing_) return;
-    if (!error_.ok()) {
-      if (reading_) return;  // the device still writes into what is ours
-      end = error_;
-    } else if (next_.has_value()) {
-      sent_ = *std::exchange(next_, std::nullopt);
-      writing_ = write = true;
-      read = !reading_ && row_ < source_.range.first_row + source_.range.rows;
-      reading_ = reading_ || read;
-    } else if (!reading_) {
-      end = grpc::Status::OK;
-    }
-    finished_ = end.has_value();
+RowStreamReactor::Actions RowStreamReactor::Advance() {
+  Actions actions;
+  if (finished_ || writing_) return actions;
+  if (!error_.ok()) {
+    if (reading_) return actions;  // the device still writes into what is ours
+    actions.finish = error_;
+  } else if (next_.has_value()) {
+    sent_ = *std::exchange(next_, std::nullopt);
+    writing_ = actions.write = true;
+    actions.read = !reading_ && row_ < source_.range.first_row + source_.range.rows;
+    reading_ = reading_ || actions.read;
+  } else if (!reading_) {
+    actions.finish = grpc::Status::OK;
   }
-  // The piece that is read keeps this alive: nothing ends before it is there.
-  if (write) StartWrite(&sent_);
-  if (read) StartRead();
-  if (end.has_value()) Finish(*end);
+  finished_ = actions.finish.has_value();
+  return actions;
+}
+
+void RowStreamReactor::Do(const Actions& actions) {
+  if (actions.write) StartWrite(&sent_);
+  if (actions.read) StartRead();
+  if (actions.finish.has_value()) Finish(*actions.finish);
 }
 
 }  // namespace lossd::rpc

@@ -51,10 +51,20 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
   void OnDone() override { delete this; }
 
  private:
+  // What is to be done once the mutex is released. Whoever has nothing to do must not touch the object any
+  // more: another thread may end the call, and gRPC delete the object, as soon as the mutex is released.
+  struct Actions {
+    bool write = false;                  // the piece in `sent_`
+    bool read = false;                   // the next piece; it keeps the object alive until OnReadDone
+    std::optional<grpc::Status> finish;  // last: the object may be gone when Finish returns
+    bool Any() const { return write || read || finish.has_value(); }
+  };
+
   void StartRead();
   void OnReadDone(int64_t rows, const absl::Status& status);
-  // Sends what was read, or ends the call, if the time has come for either; and has the next piece read.
-  void Advance();
+  // Decides under `mutex_`, where the state changed that it is decided by.
+  Actions Advance();
+  void Do(const Actions& actions);
 
   const Source source_;
   int64_t row_ = 0;  // the first one that is not read yet
