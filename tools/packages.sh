@@ -32,7 +32,7 @@ packages_python=(python3 python3-venv python3-pip)
 # What the suite deploy checks rules, dashboards and pages with. Ubuntu has no package of Chromium (only a snap): there any build of it
 # that is in PATH, or that CHROMIUM names, will do.
 packages_deploy=(
-  "${packages_image[@]}" bubblewrap fonts-dejavu-core openssl prometheus python3 python3-grpcio python3-numpy python3-pil python3-protobuf
+  "${packages_image[@]}" fonts-dejavu-core openssl prometheus python3 python3-grpcio python3-numpy python3-pil python3-protobuf
   python3-venv python3-yaml systemd)
 if ! grep -qs '^ID=ubuntu' /etc/os-release; then packages_deploy+=(chromium); fi
 packages_test=(openssl libfaketime spin python3 python3-grpcio python3-protobuf python3-numpy python3-prometheus-client python3-venv clang-format-14 shellcheck)

@@ -45,6 +45,11 @@ run 'lossctl checkpoint list'
 """
 
 
+# By whom tests/deploy/as_in_image.py has to be run.
+ISOLATED = [] if os.geteuid() == 0 else ["sudo", "-n"]
+ISOLATED += ["unshare", "--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--kill-child"]
+
+
 def instruction(pattern: str) -> list[str]:
     """The arguments, in JSON, of the Dockerfile's only instruction that begins so."""
     (arguments,) = re.findall(rf"^{pattern} (\[.*\])$", DOCKERFILE, re.MULTILINE)
@@ -60,6 +65,11 @@ def developers_bundle() -> list[tuple[str, int, int]]:
 class ImageFiles(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
+        if subprocess.run([*ISOLATED, "true"], capture_output=True, check=False).returncode != 0:
+            raise RuntimeError(
+                "this test runs the server as another user on a read-only root, which takes root (or sudo without a "
+                "password) and leave to make namespaces of mounts: in a container, CAP_SYS_ADMIN"
+            )
         folder = tempfile.TemporaryDirectory(prefix="lossd-image-")
         cls.addClassCleanup(folder.cleanup)
         cls.out = Path(folder.name)
@@ -78,8 +88,6 @@ class ImageFiles(unittest.TestCase):
             raise RuntimeError(done.stdout + done.stderr)
         cls.bundle_after = developers_bundle()
         cls.root = cls.out / "opt/lossd"
-        # Whoever runs this is user 65532 in the namespace below.
-        os.chown(cls.out / "var/lib/lossd", os.getuid(), os.getgid())
         write_weights(cls.out / "var/lib/lossd/h.safetensors", 8, 4)
         cls.bill = json.loads((cls.root / "share/sbom.cdx.json").read_text(encoding="utf-8"))
 
@@ -110,7 +118,7 @@ class ImageFiles(unittest.TestCase):
         }
         self.assertEqual(
             {file for file in listed if file.startswith("lib/")},
-            {f"lib/{path.name}" for path in (self.root / "lib").iterdir()},
+            {f"lib/{path.name}" for path in (self.root / "lib").iterdir() if not path.name.startswith("liblossd_")},
         )
         self.assertIn("share/ca-certificates.crt", listed)
 
@@ -126,30 +134,7 @@ class ImageFiles(unittest.TestCase):
         health = " ".join(instruction("HEALTHCHECK .*CMD"))
         user, group = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE).groups()
         self.assertNotIn("0", (user, group))
-        command = ["bwrap", "--unshare-all", "--die-with-parent", "--uid", user, "--gid", group, "--cap-drop", "ALL"]
-        command += [
-            "--ro-bind",
-            "/",
-            "/",
-            "--tmpfs",
-            "/opt",
-            "--ro-bind",
-            str(self.root),
-            "/opt/lossd",
-            "--remount-ro",
-            "/opt",
-        ]
-        command += ["--tmpfs", "/var/lib", "--bind", str(self.out / "var/lib/lossd"), "/var/lib/lossd"]
-        command += [
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            "--clearenv",
-            "--setenv",
-            "PATH",
-            "/opt/lossd/bin:/usr/bin:/bin",
-        ]
+        command = [*ISOLATED, Path(__file__).with_name("as_in_image.py"), self.out, user, group]
         command += ["sh", "-c", INSIDE.format(server=server, health=health)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)
