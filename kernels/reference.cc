@@ -12,16 +12,17 @@
 namespace lossd::kernels {
 namespace {
 
-double Element(DataType type, const void* values, int64_t index) {
-  float value = 0;
-  Convert(type, static_cast<const char*>(values) + index * SizeOf(type), DataType::kFloat32, &value, 1);
-  return value;
+std::vector<double> Widen(DataType type, const void* values, int64_t count) {
+  std::vector<float> single(static_cast<size_t>(count));
+  Convert(type, values, DataType::kFloat32, single.data(), count);
+  return {single.begin(), single.end()};
 }
 
-std::vector<double> Widen(DataType type, const void* values, int64_t count) {
-  std::vector<double> wide(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) wide[i] = Element(type, values, i);
-  return wide;
+double Product(const double* a, const double* b, int64_t count) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
+  return sum;
 }
 
 double Capped(double z, double cap) { return cap > 0 ? cap * std::tanh(z / cap) : z; }
@@ -54,8 +55,8 @@ struct Terms {
     const std::vector<double> x = Widen(teacher.hidden_type, states, teacher.hidden);
     std::vector<double> logits(static_cast<size_t>(params.vocab));
     for (int64_t v = 0; v < params.vocab; ++v) {
-      double sum = teacher.bias == nullptr ? 0.0 : teacher.bias[v];
-      for (int64_t h = 0; h < teacher.hidden; ++h) sum += teacher_weight[v * teacher.hidden + h] * x[h];
+      double sum = Product(&teacher_weight[v * teacher.hidden], x.data(), teacher.hidden);
+      if (teacher.bias != nullptr) sum += teacher.bias[v];
       logits[v] = Capped(teacher.logit_scale * sum, teacher.softcap);
     }
     return logits;
@@ -70,8 +71,7 @@ class Row {
     const LinearCrossEntropyParams& params = terms.params;
     logits_.resize(params.vocab);
     for (int64_t v = 0; v < params.vocab; ++v) {
-      double sum = 0;
-      for (int64_t h = 0; h < params.hidden; ++h) sum += terms.weight[v * params.hidden + h] * x_[h];
+      double sum = Product(&terms.weight[v * params.hidden], x_.data(), params.hidden);
       if (params.bias != nullptr) sum += params.bias[v];
       logits_[v] = Capped(params.options.logit_scale * sum, params.options.softcap);
     }
@@ -136,9 +136,12 @@ class Row {
         of_logit += TokenWeight() * g * params.distillation.weight * divergence_.slopes[v];
       }
       const double dz = params.options.logit_scale * Slope(logits_[v]) * of_logit;
-      for (int64_t h = 0; h < params.hidden; ++h) {
-        if (dx != nullptr) dx[h] += dz * terms_.weight[v * params.hidden + h];
-        if (dw != nullptr) dw[v * params.hidden + h] += dz * x_[h];
+      const double* w = &terms_.weight[v * params.hidden];
+      if (dx != nullptr) {
+        for (int64_t h = 0; h < params.hidden; ++h) dx[h] += dz * w[h];
+      }
+      if (dw != nullptr) {
+        for (int64_t h = 0; h < params.hidden; ++h) dw[v * params.hidden + h] += dz * x_[h];
       }
       if (db != nullptr) db[v] += dz;
     }

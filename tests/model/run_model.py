@@ -4,13 +4,15 @@
 Every configuration must be searched to its end without an error, every line of the model must be reached by one of them, and
 every BUG_ switch must lead to a violation. Needs spin and gcc (tools/setup.sh test).
 
-usage: run_model.py [--large] [--only NAME] [--keep FOLDER]
+usage: run_model.py [--large] [--only NAME] [--keep FOLDER] [--stamp FILE]
 
   --large  larger configurations too: minutes each, up to 8 GiB
   --only   configurations and mutants whose names contain this
+  --stamp  where to note what was verified; a model that has not changed since is not searched again
   --keep   leaves generated verifiers and trails there: spin -k FILE.trail -p -g exactly_once.pml shows how a violation comes about
 """
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -79,7 +81,7 @@ def build(folder, definitions, options):
     spin = run(["spin", *[f"-D{definition}" for definition in definitions], "-a", MODEL], folder)
     if spin.returncode or "rror" in spin.stdout:
         raise Failure(f"spin: {spin.stdout}{spin.stderr}")
-    gcc = run(["gcc", "-O2", "-w", "-DVECTORSZ=2048", *options, "-o", "pan", "pan.c"], folder)
+    gcc = run(["gcc", "-w", "-DVECTORSZ=2048", *options, "-o", "pan", "pan.c"], folder)
     if gcc.returncode:
         raise Failure(f"gcc: {gcc.stderr}")
 
@@ -92,7 +94,8 @@ def number(pattern, text):
 def search(name, definitions, folder, gib, cycles=False):
     """A report of the whole search: states, depth, errors, MiB, seconds and lines that were not reached."""
     began = time.monotonic()
-    build(folder, definitions, [f"-DMEMLIM={gib * 1024}", "-DNP" if cycles else "-DSAFETY"])
+    optimisation = "-O0" if any(definition.startswith("BUG_") for definition in definitions) else "-O2"  # found at once
+    build(folder, definitions, [optimisation, f"-DMEMLIM={gib * 1024}", "-DNP" if cycles else "-DSAFETY"])
     pan = run(["./pan", f"-m{DEPTH}", "-w22", *(["-l"] if cycles else [])], folder)
     errors = number(r"errors: (\d+)", pan.stdout)
     if errors is None:
@@ -113,6 +116,16 @@ def search(name, definitions, folder, gib, cycles=False):
 def show(name, report):
     print(f"{name:32} {report['states']:>11,} states  depth {report['depth']:>6,}  errors {report['errors']}"
           f"  {report['mib']:>6,} MiB  {report['seconds']:6.1f} s", flush=True)
+
+
+def identity():
+    """Of the model, of what is searched for and of what searches."""
+    digest = hashlib.sha256(run(["spin", "-V"], HERE).stdout.encode())
+    for name in sorted(os.listdir(HERE)):
+        if name.endswith((".pml", ".py")):
+            with open(os.path.join(HERE, name), "rb") as file:
+                digest.update(name.encode() + b"\0" + file.read())
+    return digest.hexdigest()
 
 
 def verify(arguments, workspace):
@@ -157,10 +170,16 @@ def main():
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--only")
     parser.add_argument("--keep")
+    parser.add_argument("--stamp")
     arguments = parser.parse_args()
     for tool in ("spin", "gcc"):
         if not shutil.which(tool):
             sys.exit(f"{tool} is not installed: tools/setup.sh test")
+    if arguments.stamp and os.path.exists(arguments.stamp):
+        with open(arguments.stamp, encoding="utf-8") as file:
+            if file.read() == identity():
+                print("verified before; nothing has changed since")
+                return
     if arguments.keep:
         os.makedirs(arguments.keep, exist_ok=True)
     workspace = arguments.keep or tempfile.mkdtemp(prefix="lossd-model-")
@@ -171,6 +190,9 @@ def main():
     finally:
         if not arguments.keep:
             shutil.rmtree(workspace, ignore_errors=True)
+    if arguments.stamp and not (problems or arguments.only):
+        with open(arguments.stamp, "w", encoding="utf-8") as file:
+            file.write(identity())
     print("\n".join(problems) if problems else "no violation, and every broken model is refuted")
     sys.exit(1 if problems else 0)
 
