@@ -55,7 +55,7 @@ is_bound_to_build() { grep -qF "$bin" "$1"; }
 
 add_tests() {
   local path left_out=()
-  for path in "$bin"/*_test; do
+  for path in "$bin"/*_test "$bin"/*_tests; do
     if is_bound_to_build "$path"; then
       left_out+=("$(basename "$path")")
     else
@@ -134,6 +134,7 @@ listed=$(libraries_of "${programs[@]/#/$bin/}")
 for library in $listed; do
   cp -L "$library" "$root/lib/"
   copy_licence "$library"
+  if [[ $library == "$repo_root"/* && $strip == yes ]]; then strip --strip-unneeded "$root/lib/$(basename "$library")"; fi
 done
 cp "$repo_root"/{LICENSE,NOTICE,THIRD_PARTY.md} "$root/share/"
 cp "$repo_root"/tools/{common,with_server}.sh "$root/tools/"

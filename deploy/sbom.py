@@ -2,7 +2,7 @@
 """Lists what an image of lossd holds, as CycloneDX 1.6 in JSON on standard output.
 
 Shared libraries are traced to the distribution's packages that they were copied from, with what dpkg knows of them
-here; those that only their headers were taken of are named below. The base's packages and wheels are added as given.
+here; those that only their headers were taken of are named below; lossd's own are what the list is about. The base's packages and wheels are added as given.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def files_of_wheel(name: str, root: pathlib.Path) -> list[str]:
 def bill(arguments: argparse.Namespace) -> dict:
     root, release = pathlib.Path(arguments.root), os_release()
     wheels = [wheel_component(folder, root) for folder in arguments.wheel]
-    foreign = {file.name for file in (root / "lib").glob("libcublas*")}
+    foreign = {file.name for pattern in ("libcublas*", "liblossd_*") for file in (root / "lib").glob(pattern)}
     components = shipped_components(root, release, foreign) + wheels
     direct = [component["bom-ref"] for component in components]
     if arguments.base_packages:

@@ -48,7 +48,7 @@ fi
 # A stamp that says more than there is would last: it is written when everything is in place.
 rm -f "$stamp"
 try_step "$log_dir/python-packages.log" "Installing PyTorch, Transformers, pytest and others into build/venv" \
-  "$venv/bin/pip" install --disable-pip-version-check --retries 5 -r "$requirements" ||
+  "$venv/bin/pip" install --disable-pip-version-check --no-compile --retries 5 -r "$requirements" ||
   fail "pip could not install client/python/requirements-test.txt" "the whole log: build/logs/python-packages.log" \
     "without a network, set PIP_FIND_LINKS or PIP_INDEX_URL to where the packages are"
 cp "$requirements" "$stamp"

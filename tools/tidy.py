@@ -5,7 +5,7 @@ A source counts as unchanged while its own text, that of every header of the pro
 that of the .proto files, the compile command, .clang-tidy and the version of clang-tidy are the same; the hash of all that is kept in the user's cache folder
 ($XDG_CACHE_HOME or ~/.cache, lossd/tidy), so that it serves every clone.
 
-usage: tools/tidy.py [--build DIR] [--jobs N] [--seconds S] [FILE...]   (default: every source in DIR/compile_commands.json)
+usage: tools/tidy.py [--build DIR] [--jobs N] [FILE...]   (default: every source in DIR/compile_commands.json)
 """
 import argparse
 import concurrent.futures
@@ -16,7 +16,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 
 from source_files import ROOT, source_files
 
@@ -76,10 +75,8 @@ def write_commands(folder, commands):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--build", default="build")
+    parser.add_argument("--build", default="build-tidy")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=float("inf"),
-                        help="begin no further source after so long; those left are first to come the next time")
     parser.add_argument("files", nargs="*", metavar="FILE")
     arguments = parser.parse_args()
 
@@ -104,21 +101,13 @@ def main():
     pending = [path for path in sources if not os.path.exists(os.path.join(stamps, keys[path]))]
     print(f"{len(sources)} sources, {len(sources) - len(pending)} of them unchanged since they passed", flush=True)
 
-    failed, left = [], 0
-    end = time.monotonic() + arguments.seconds
-
-    def tidy_in_time(path):
-        return tidy(folder, path) if time.monotonic() < end else (None, "")
-
+    failed = []
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         write_commands(folder, entries)
-        running = {pool.submit(tidy_in_time, path): path for path in pending}
+        running = {pool.submit(tidy, folder, path): path for path in pending}
         for count, future in enumerate(concurrent.futures.as_completed(running), 1):
             path = running[future]
             passed, output = future.result()
-            if passed is None:
-                left += 1
-                continue
             if passed:
                 with open(os.path.join(stamps, keys[path]), "w", encoding="utf-8") as stamp:
                     stamp.write(path + "\n")
@@ -126,8 +115,6 @@ def main():
                 failed.append(path)
                 print(output)
             print(f"[{count}/{len(pending)}] {path}: {'ok' if passed else 'FAILED'}", flush=True)
-    if left:
-        print(f"{left} sources were not looked at: the time was up")
     if failed:
         print("clang-tidy found something in: " + ", ".join(sorted(failed)))
     return 1 if failed else 0

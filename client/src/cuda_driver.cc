@@ -15,14 +15,15 @@ using Code = int;
 using Device = int;
 using ContextHandle = void*;
 using DevicePointer = unsigned long long;  // NOLINT(google-runtime-int): the driver's own type
-struct IpcHandle {
-  char reserved[64];
-};
 constexpr unsigned kLazyPeerAccess = 1;
 
 }  // namespace
 
 struct CudaDriver::Functions {
+  struct IpcHandle {
+    char reserved[64];
+  };
+
   Code (*init)(unsigned) = nullptr;
   Code (*get_device)(Device*, const char*) = nullptr;
   Code (*retain_context)(ContextHandle*, Device) = nullptr;
@@ -125,7 +126,7 @@ absl::Status CudaDriver::Load() {
 }
 
 absl::StatusOr<void*> CudaDriver::Open(const std::string& ipc_handle, const std::string& bus_id) const {
-  IpcHandle handle{};
+  Functions::IpcHandle handle{};
   if (ipc_handle.size() != sizeof(handle.reserved)) {
     return absl::InternalError(
         absl::StrCat("the server's device handle has ", ipc_handle.size(), " bytes, not 64"));

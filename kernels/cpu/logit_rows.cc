@@ -4,8 +4,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
+#include "kernels/cpu/constants.h"
 #include "kernels/row_range.h"
 
 namespace lossd::kernels::cpu {
@@ -13,10 +13,6 @@ namespace {
 
 // Beyond this an fp32 logit has no fraction: only differences to the maximum are meaningful.
 constexpr float kLargestPlainLogit = 0x1p24f;
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr double kLn2 = 0.693147180559945309417;
 
 using BlockOfFloats = std::array<float, kLibraryBlock>;
 

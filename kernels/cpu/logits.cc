@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "kernels/cpu/arithmetic.h"
+#include "kernels/cpu/constants.h"
 #include "kernels/cpu/library_products.h"
 #include "kernels/cpu/logit_rows.h"
 #include "kernels/cpu/pack_rows.h"
@@ -20,8 +21,6 @@
 namespace lossd::kernels {
 namespace cpu {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // What the fused step would be told.
 LinearCrossEntropyParams AsStep(const LogitsParams& params) {

@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
+#include "kernels/cpu/constants.h"
 #include "kernels/row_range.h"
 
 namespace lossd::kernels::cpu {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr double kLn2 = 0.693147180559945309417;
 
 // −log p of an entry whose logit and exponential these are. Near p = 1 from the other exponentials alone.
 double MinusLogProbability(double logit, double exponential, double sum, double log_sum_exp) {

@@ -5,9 +5,9 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "kernels/cpu/arithmetic.h"
+#include "kernels/cpu/constants.h"
 #include "kernels/cpu/divergence.h"
 #include "kernels/cpu/library_products.h"
 #include "kernels/cpu/pack_rows.h"
@@ -16,8 +16,6 @@
 
 namespace lossd::kernels::cpu {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Entries that are worked on at once: they lie in one block of either head.
 constexpr int64_t kSegment = kBlock;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/constants.h"
 #include "kernels/cpu/pack_rows.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/row_range.h"
@@ -16,8 +17,6 @@ namespace {
 constexpr int64_t kRedoRows = 48;
 // Columns of dW that one task of AddTargets works on, and the fewest of one product.
 constexpr int64_t kColumnsPerTask = 64;
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 GradientForm ChooseForm(const LinearCrossEntropyParams& params, Products& products) {
   const bool wants_gradient = params.dx != nullptr || params.weight_gradient != WeightGradient::kNone;

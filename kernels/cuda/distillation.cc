@@ -12,8 +12,6 @@
 namespace lossd::kernels::cuda {
 namespace {
 
-constexpr int64_t kMostPortableRows = 1024;
-
 int64_t LogitRowsOf(int64_t tile_rows) { return std::min(tile_rows, DistillationStep::kLogitRows); }
 
 }  // namespace
@@ -64,7 +62,8 @@ int64_t DistillationStep::WorkspaceBytes(const HeadShape& shape, Path path, cons
 int64_t DistillationStep::RowsWithin(const HeadShape& shape, Path path, const TeacherShape& teacher,
                                      int64_t workspace_bytes) {
   int64_t fits = 0;
-  int64_t too_many = (path == Path::kHopper ? LinearCrossEntropy::kMostTileRows : kMostPortableRows) + 1;
+  int64_t too_many =
+      (path == Path::kHopper ? LinearCrossEntropy::kMostTileRows : LinearCrossEntropy::kMostPortableRows) + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
     (WorkspaceBytes(shape, path, teacher, middle) <= workspace_bytes ? fits : too_many) = middle;

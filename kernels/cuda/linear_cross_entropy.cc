@@ -16,7 +16,6 @@
 namespace lossd::kernels::cuda {
 namespace {
 
-constexpr int64_t kMostPortableRows = 1024;
 constexpr int64_t kWholeRows = 256;  // of a cluster's tile in every product
 
 }  // namespace

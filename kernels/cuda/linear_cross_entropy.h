@@ -36,6 +36,7 @@ class LinearCrossEntropy {
   // Rows of a tile that `workspace_bytes` lets the step work on at once, at most kMostTileRows; 0 if not one
   // fits. And the bytes that so many rows need.
   static constexpr int64_t kMostTileRows = 16384;
+  static constexpr int64_t kMostPortableRows = 1024;  // on Path::kPortable
   static int64_t RowsWithin(const Shape& shape, Path path, int64_t workspace_bytes);
   static int64_t WorkspaceBytes(const Shape& shape, Path path, int64_t tile_rows);
   // The same for batches with soft targets of such a teacher, which hold other things in the workspace.

@@ -25,12 +25,6 @@ std::string Digest(const std::string& text) {
   return absl::StrCat(absl::Hex(XXH3_64bits(text.data(), text.size()), absl::kZeroPad16));
 }
 
-absl::Status Damaged(const std::string& path, absl::string_view what) {
-  return MakeError(absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
-                   absl::StrCat("'", path, "' of --checkpoint_dir is damaged (", what,
-                                "): restore another checkpoint, or remove the folder it is in"));
-}
-
 json FilesToJson(const CheckpointFiles& files) {
   json object = json::object();
   for (const auto& [name, file] : files) {
@@ -131,6 +125,12 @@ Manifest FromJson(const json& content) {
 }
 
 }  // namespace
+
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return MakeError(absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
+                   absl::StrCat("'", path, "' of --checkpoint_dir is damaged (", what,
+                                "): restore another checkpoint, or remove the folder it is in"));
+}
 
 absl::StatusOr<std::string> Sealed(const json& content) {
   try {

@@ -18,6 +18,9 @@ struct Manifest {
   CheckpointFiles files;
 };
 
+// DATA_LOSS: `path`, relative to the checkpoint folder, is not as it was written.
+absl::Status Damaged(const std::string& path, absl::string_view what);
+
 // Text that tells of any change to it.
 absl::StatusOr<std::string> Sealed(const nlohmann::json& content);
 // DATA_LOSS naming `path` if it is not as it was sealed.

@@ -18,12 +18,6 @@ struct FreeHash {
   void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
 };
 
-absl::Status Damaged(const std::string& path, absl::string_view what) {
-  return MakeError(absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
-                   absl::StrCat("'", path, "' of --checkpoint_dir is damaged (", what,
-                                "): restore another checkpoint, or remove the folder it is in"));
-}
-
 }  // namespace
 
 std::string CheckpointReader::Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }

@@ -13,21 +13,21 @@ namespace lossd::engine {
 namespace {
 
 using nlohmann::json;
-using Ranges = std::map<int64_t, int64_t>;
+using TokenPairs = std::map<int64_t, int64_t>;
 
 constexpr int64_t kMostPlace = std::numeric_limits<int64_t>::max() / 2;
 constexpr int64_t kMostTileTokens = 4096;
 
 [[noreturn]] void Refuse(const char* what) { throw std::invalid_argument(what); }
 
-json PairsToJson(const Ranges& pairs) {
+json PairsToJson(const TokenPairs& pairs) {
   json all = json::array();
   for (const auto& [first, second] : pairs) all.push_back({first, second});
   return all;
 }
 
-Ranges PairsFromJson(const json& from) {
-  Ranges pairs;
+TokenPairs PairsFromJson(const json& from) {
+  TokenPairs pairs;
   for (const auto& pair : from) {
     if (!pairs.emplace(pair.at(0).get<int64_t>(), pair.at(1).get<int64_t>()).second) {
       Refuse("a place is given twice");

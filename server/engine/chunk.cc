@@ -11,10 +11,6 @@
 namespace lossd::engine {
 namespace {
 
-absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
-}
-
 // tokens <= 65536-like limits and hidden_size <= 2^20, so this cannot overflow.
 int64_t HiddenBytes(const Chunk& chunk, const HeadConfig& head) {
   return chunk.tokens * head.hidden_size * kernels::SizeOf(chunk.hidden_type);

@@ -31,10 +31,6 @@ constexpr char kLseGradients[] = "token_inputs.lse_gradients";
 
 constexpr int64_t kValueBytes = 4;  // of a float, of a token, of a rank
 
-absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
-}
-
 absl::Status InvalidOption(absl::string_view field, float value, absl::string_view what_it_must_be) {
   return Invalid(RejectReason::kOption, field,
                  absl::StrCat(field, " is ", value, "; it must be ", what_it_must_be));

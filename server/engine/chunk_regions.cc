@@ -14,7 +14,7 @@ constexpr char kHidden[] = "hidden_states_region";
 constexpr char kTeacherHidden[] = "options.distillation.hidden_states_region";
 constexpr char kDx[] = "dx_region";
 
-absl::Status Invalid(absl::string_view field, absl::string_view message) {
+absl::Status InvalidRegion(absl::string_view field, absl::string_view message) {
   return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kRegion, field, message);
 }
 
@@ -36,20 +36,21 @@ absl::StatusOr<Range> Resolve(const TensorRef& ref, int64_t bytes, absl::string_
   if (!region.ok()) return region.status();
   const int64_t size = (*region)->size();
   if (ref.offset < 0 || ref.offset % kRegionAlignment != 0) {
-    return Invalid(field, absl::StrCat("offset of ", field, " is ", ref.offset, "; it must be a multiple of ",
-                                       kRegionAlignment, ", at least 0"));
+    return InvalidRegion(field,
+                         absl::StrCat("offset of ", field, " is ", ref.offset, "; it must be a multiple of ",
+                                      kRegionAlignment, ", at least 0"));
   }
   if (bytes > size || ref.offset > size - bytes) {
-    return Invalid(field, absl::StrCat(bytes, " bytes from offset ", ref.offset, " of ", field,
-                                       " on do not fit its region of ", size, " bytes"));
+    return InvalidRegion(field, absl::StrCat(bytes, " bytes from offset ", ref.offset, " of ", field,
+                                             " on do not fit its region of ", size, " bytes"));
   }
   return Range{*std::move(region), ref.offset, bytes};
 }
 
 absl::Status CheckUse(const Chunk& chunk) {
   const auto twice = [](const Payload& payload, absl::string_view payload_field, absl::string_view field) {
-    return Invalid(field, absl::StrCat(payload_field, " holds ", payload.size(), " bytes and ", field,
-                                       " is set; only one of them may be"));
+    return InvalidRegion(field, absl::StrCat(payload_field, " holds ", payload.size(), " bytes and ", field,
+                                             " is set; only one of them may be"));
   };
   if (chunk.hidden_region.has_value() && chunk.hidden_states.size() > 0) {
     return twice(chunk.hidden_states, "hidden_states", kHidden);
@@ -58,23 +59,23 @@ absl::Status CheckUse(const Chunk& chunk) {
     return twice(chunk.teacher_hidden, "teacher_hidden_states", kTeacherHidden);
   }
   if (chunk.dx_region.has_value() && chunk.mode == ComputeMode::kLossOnly) {
-    return Invalid(kDx, "dx_region is set, but mode is COMPUTE_MODE_LOSS_ONLY, which has no dX");
+    return InvalidRegion(kDx, "dx_region is set, but mode is COMPUTE_MODE_LOSS_ONLY, which has no dX");
   }
   return absl::OkStatus();
 }
 
 // Of each tensor that is in a region.
-struct Ranges {
+struct ChunkRanges {
   Range hidden;
   Range teacher_hidden;
   Range dx;
 };
 
-absl::StatusOr<Ranges> ResolveAll(const Chunk& chunk, const HeadConfig& head, const RegionTable& regions,
-                                  const HeadConfig* teacher) {
+absl::StatusOr<ChunkRanges> ResolveAll(const Chunk& chunk, const HeadConfig& head, const RegionTable& regions,
+                                       const HeadConfig* teacher) {
   const int64_t elements = chunk.tokens * head.hidden_size;  // small, ValidateTokens says
   const int64_t teacher_elements = teacher == nullptr ? 0 : chunk.tokens * teacher->hidden_size;
-  Ranges ranges;
+  ChunkRanges ranges;
   const auto resolve = [&regions](const std::optional<TensorRef>& ref, int64_t count, kernels::DataType type,
                                   absl::string_view field, Range* out) {
     if (!ref.has_value()) return absl::OkStatus();
@@ -95,9 +96,9 @@ absl::StatusOr<Ranges> ResolveAll(const Chunk& chunk, const HeadConfig& head, co
 
 absl::Status CheckOverlap(const Range& dx, const Range& input, absl::string_view what) {
   if (dx.region == nullptr || input.region == nullptr || !dx.Overlaps(input)) return absl::OkStatus();
-  return Invalid(kDx, absl::StrCat("dX [", dx.offset, ", ", dx.offset + dx.bytes, ") overlaps ", what, " [",
-                                   input.offset, ", ", input.offset + input.bytes,
-                                   ") of the same region; a chunk that is sent again needs them"));
+  return InvalidRegion(kDx, absl::StrCat("dX [", dx.offset, ", ", dx.offset + dx.bytes, ") overlaps ", what,
+                                         " [", input.offset, ", ", input.offset + input.bytes,
+                                         ") of the same region; a chunk that is sent again needs them"));
 }
 
 Payload PayloadIn(const Range& range) {
@@ -116,7 +117,7 @@ absl::Status ResolveRegions(Chunk& chunk, const HeadConfig& head, const ChunkLim
   }
   if (absl::Status status = ValidateTokens(chunk, head, limits, teacher); !status.ok()) return status;
   if (absl::Status status = CheckUse(chunk); !status.ok()) return status;
-  absl::StatusOr<Ranges> ranges = ResolveAll(chunk, head, regions, teacher);
+  absl::StatusOr<ChunkRanges> ranges = ResolveAll(chunk, head, regions, teacher);
   if (!ranges.ok()) return ranges.status();
   auto& [hidden, teacher_hidden, dx] = *ranges;
   if (absl::Status status = CheckOverlap(dx, hidden, "hidden states"); !status.ok()) return status;

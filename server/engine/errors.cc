@@ -22,7 +22,7 @@ constexpr std::array<const char*, kRejectReasonCount> kNames = {
     "marks",           "flush_arguments", "no_weights", "weight_write", "weight_version",  "conflict",
     "region",          "out_of_memory",   "overload",   "draining",     "checkpoint",      "internal"};
 
-std::optional<std::string> Payload(const absl::Status& status, absl::string_view url) {
+std::optional<std::string> PayloadText(const absl::Status& status, absl::string_view url) {
   const auto payload = status.GetPayload(url);
   if (!payload.has_value()) return std::nullopt;
   return std::string(*payload);
@@ -40,6 +40,10 @@ absl::Status MakeError(absl::StatusCode code, RejectReason reason, absl::string_
   return status;
 }
 
+absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
+}
+
 void AttachPosition(absl::Status* status, const Position& position) {
   std::string text = absl::StrCat(position.incarnation, " ", position.generation);
   for (const LaneReplay& replay : position.replay) {
@@ -54,15 +58,15 @@ void AttachRetryDelay(absl::Status* status, absl::Duration delay) {
 
 RejectReason ReasonOf(const absl::Status& status) {
   int value = 0;
-  const std::optional<std::string> text = Payload(status, kReasonUrl);
+  const std::optional<std::string> text = PayloadText(status, kReasonUrl);
   if (!text.has_value() || !absl::SimpleAtoi(*text, &value)) return RejectReason::kInternal;
   return static_cast<RejectReason>(value);
 }
 
-std::string FieldOf(const absl::Status& status) { return Payload(status, kFieldUrl).value_or(""); }
+std::string FieldOf(const absl::Status& status) { return PayloadText(status, kFieldUrl).value_or(""); }
 
 std::optional<Position> PositionOf(const absl::Status& status) {
-  const std::optional<std::string> text = Payload(status, kPositionUrl);
+  const std::optional<std::string> text = PayloadText(status, kPositionUrl);
   if (!text.has_value()) return std::nullopt;
   const std::vector<std::string> words = absl::StrSplit(*text, ' ');
   Position position;
@@ -82,7 +86,7 @@ std::optional<Position> PositionOf(const absl::Status& status) {
 
 std::optional<absl::Duration> RetryDelayOf(const absl::Status& status) {
   int64_t milliseconds = 0;
-  const std::optional<std::string> text = Payload(status, kRetryUrl);
+  const std::optional<std::string> text = PayloadText(status, kRetryUrl);
   if (!text.has_value() || !absl::SimpleAtoi(*text, &milliseconds)) return std::nullopt;
   return absl::Milliseconds(milliseconds);
 }

@@ -66,6 +66,8 @@ struct Position {
 // `field` names the request field at fault, or is empty.
 absl::Status MakeError(absl::StatusCode code, RejectReason reason, absl::string_view field,
                        absl::string_view message);
+// The same with INVALID_ARGUMENT.
+absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message);
 void AttachPosition(absl::Status* status, const Position& position);
 void AttachRetryDelay(absl::Status* status, absl::Duration delay);
 

@@ -17,10 +17,6 @@ constexpr int64_t kMaxHidden = int64_t{1} << 20;
 constexpr int64_t kMaxDeferredBytes = int64_t{1} << 46;
 constexpr size_t kMaxName = 128;
 
-absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
-}
-
 absl::Status ValidateOption(bool right, absl::string_view field, double value, absl::string_view must) {
   if (right) return absl::OkStatus();
   return Invalid(RejectReason::kOption, field, absl::StrCat(field, " is ", value, "; it must be ", must));

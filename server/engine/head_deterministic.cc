@@ -16,10 +16,6 @@ namespace {
 constexpr char kWindowToken[] = "window_token";
 constexpr int64_t kMostPlace = std::numeric_limits<int64_t>::max() / 2;
 
-absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
-}
-
 }  // namespace
 
 absl::StatusOr<bool> Head::NeedsGradient(const std::string& client_key, int32_t rank) {

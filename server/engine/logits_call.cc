@@ -20,10 +20,6 @@ using kernels::SizeOf;
 // Of one message with its header, as gRPC counts them.
 constexpr int64_t kMostAnswerBytes = std::numeric_limits<int32_t>::max() - (int64_t{1} << 20);
 
-absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
-}
-
 int64_t HiddenRowBytes(const LogitsRequest& request, const HeadConfig& head) {
   return head.hidden_size * SizeOf(request.hidden_type);
 }

@@ -9,14 +9,6 @@
 #include "server/engine/errors.h"
 
 namespace lossd::engine {
-namespace {
-
-absl::Status Invalid(RejectReason reason, absl::string_view field, absl::string_view message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason, field, message);
-}
-
-}  // namespace
-
 StagedWrite::StagedWrite(std::string id, std::string key, HeadConfig config, WeightBuffers buffers)
     : id_(std::move(id)),
       key_(std::move(key)),

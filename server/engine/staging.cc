@@ -15,7 +15,7 @@ Payload Staged(Payload payload, Device* device) {
 
 ResultBytes StagedResult(int64_t bytes, Device* device) {
   std::optional<ResultBytes> registered;
-  if (bytes >= kLeastStagedBytes) registered = device->RegisteredBytes(bytes);
+  if (device != nullptr && bytes >= kLeastStagedBytes) registered = device->RegisteredBytes(bytes);
   return registered.has_value() ? *std::move(registered) : ResultBytes(bytes);
 }
 

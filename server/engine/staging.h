@@ -16,6 +16,7 @@ inline constexpr int64_t kLeastStagedBytes = int64_t{64} << 10;
 // The payload as it is, or the same bytes in the device's memory, copied by the calling thread.
 Payload Staged(Payload payload, Device* device);
 
+// In memory of `device`; without one, or where pieces are small, on the heap.
 ResultBytes StagedResult(int64_t bytes, Device* device);
 
 }  // namespace lossd::engine

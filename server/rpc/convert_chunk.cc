@@ -63,7 +63,7 @@ std::optional<T> If(bool is_set, T value) {
   return is_set ? std::optional<T>(value) : std::nullopt;
 }
 
-engine::ChunkOptions ToEngine(const v1::LossOptions& proto) {
+engine::ChunkOptions OptionsToEngine(const v1::LossOptions& proto) {
   engine::ChunkOptions options;
   options.label_smoothing = proto.label_smoothing();
   options.lse_square_scale = proto.lse_square_scale();
@@ -169,7 +169,7 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
   chunk.gradient_scale = proto.has_gradient_scale() ? proto.gradient_scale() : 1.0f;
   chunk.labels.resize(static_cast<size_t>(request.small.bytes));
   request.small.CopyTo(std::as_writable_bytes(std::span(chunk.labels)));
-  if (proto.has_options()) chunk.options = ToEngine(proto.options());
+  if (proto.has_options()) chunk.options = OptionsToEngine(proto.options());
   if (proto.has_token_inputs()) {
     v1::TokenInputs& inputs = *request.message.mutable_chunk()->mutable_token_inputs();
     chunk.token_weights = std::move(*inputs.mutable_weights());

@@ -5,14 +5,14 @@
 namespace lossd::telemetry {
 namespace {
 
-constexpr Metric kQueuedChunks{"lossd_queued_chunks", "Chunks accepted and not yet started.", kGauge};
+constexpr Metric kAllQueuedChunks{"lossd_queued_chunks", "Chunks accepted and not yet started.", kGauge};
 constexpr Metric kCreditBytes{
     "lossd_credit_bytes", "Payloads and answers under way: read, and not yet answered on the wire.", kGauge};
-constexpr Metric kStaging{"lossd_staging_reserved_bytes", "Credits of all open sessions.", kGauge};
+constexpr Metric kAllStaging{"lossd_staging_reserved_bytes", "Credits of all open sessions.", kGauge};
 constexpr Metric kStagingLimit{"lossd_staging_limit_bytes", "What the credits of all sessions may come to.",
                                kGauge};
 constexpr Metric kStreams{"lossd_live_streams", "Compute streams.", kGauge};
-constexpr Metric kSessions{"lossd_sessions", "Open sessions.", kGauge};
+constexpr Metric kAllSessions{"lossd_sessions", "Open sessions.", kGauge};
 constexpr Metric kHeads{"lossd_heads", "Heads.", kGauge};
 constexpr Metric kDraining{"lossd_draining", "1 while the server is shutting down.", kGauge};
 constexpr Metric kReserved{"lossd_memory_reserved_bytes", "Memory reserved.", kGauge, {"purpose", "place"}};
@@ -49,12 +49,12 @@ void CollectRegions(const engine::RegionTable& regions, Exposition& out) {
 
 void CollectMemory(const engine::Engine& engine, Exposition& out) {
   const engine::Counters& counters = engine.counters();
-  out.Only(kQueuedChunks, counters.queued_chunks);
+  out.Only(kAllQueuedChunks, counters.queued_chunks);
   out.Only(kCreditBytes, counters.credit_bytes);
-  out.Only(kStaging, engine.staging_reserved());
+  out.Only(kAllStaging, engine.staging_reserved());
   out.Only(kStagingLimit, engine.options().staging_bytes);
   out.Only(kStreams, counters.live_streams);
-  out.Only(kSessions, engine.sessions());
+  out.Only(kAllSessions, engine.sessions());
   out.Only(kHeads, engine.Heads().size());
   out.Only(kDraining, engine.draining() ? 1 : 0);
   const engine::MemoryPlan reserved = engine.ReservedMemory();

@@ -11,8 +11,8 @@ using kernels::cuda::CublasLt;
 using kernels::cuda::DeviceBuffer;
 using kernels::cuda::Result;
 
-constexpr float kZero = 0.0f;
-constexpr float kOne = 1.0f;
+constexpr float kNothingAdded = 0.0f;
+constexpr float kUnscaled = 1.0f;
 
 }  // namespace
 
@@ -30,8 +30,8 @@ Result CudaProducts::Run(Product product) {
   const KernelCase& c = step_.kernel_case();
   CublasLt& library = *step_.library();
   const int64_t padded = step_.padded_hidden();
-  const CublasLt::Factors overwrite{&kOne, &kZero, false};
-  const CublasLt::Factors add{&kOne, &kOne, false};
+  const CublasLt::Factors overwrite{&kUnscaled, &kNothingAdded, false};
+  const CublasLt::Factors add{&kUnscaled, &kUnscaled, false};
   const BlasOperand x{step_.hidden_states(), c.dtype, c.hidden, false};
   switch (product) {
     case Product::kLogits: {

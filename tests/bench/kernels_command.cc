@@ -12,17 +12,17 @@
 namespace lossd::bench {
 namespace {
 
-struct Options {
+struct KernelsOptions {
   CaseOptions cases;
   bool json = false;
 };
 
-const char kDescription[] =
+const char kKernelsDescription[] =
     "Times the fused linear + cross-entropy step (losses, dX and dW += of one batch) and compares it with "
     "its limit: the three matrix products that any implementation needs, bare, on the whole batch, in the "
     "same run and in turns. The result is checked against fp64 first.";
 
-const char kFooter[] =
+const char kKernelsFooter[] =
     "Examples:\n"
     "  lossd-bench kernels                                        one case, as a table\n"
     "  lossd-bench kernels --dtype=all --json                     for scripts\n"
@@ -55,7 +55,7 @@ KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
 #endif
 }
 
-int Run(const Options& options) {
+int RunKernels(const KernelsOptions& options) {
   const std::vector<KernelCase> cases = Cases(options.cases);
   std::vector<KernelResult> results;
   bool all_right = true;
@@ -80,12 +80,12 @@ int Run(const Options& options) {
 }  // namespace
 
 void AddKernelsCommand(CLI::App& app, int* exit_code) {
-  CLI::App& command = *app.add_subcommand("kernels", kDescription);
-  command.footer(std::string(kFooter) + kExitCodes);
-  const auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("kernels", kKernelsDescription);
+  command.footer(std::string(kKernelsFooter) + kExitCodes);
+  const auto options = std::make_shared<KernelsOptions>();
   AddCaseOptions(command, options->cases);
   command.add_flag("--json", options->json, "Print JSON instead of tables");
-  command.callback([options, exit_code] { *exit_code = Run(*options); });
+  command.callback([options, exit_code] { *exit_code = RunKernels(*options); });
 }
 
 }  // namespace lossd::bench

@@ -17,7 +17,7 @@ using kernels::DataType;
 using kernels::OptimizerArguments;
 using kernels::OptimizerRule;
 
-struct Options {
+struct OptimizerOptions {
   std::string device = "cuda:0";
   std::string optimizer = "adamw";
   std::string dtype = "bf16";
@@ -26,12 +26,12 @@ struct Options {
   OptimizerCase one = {.repetitions = 9};
 };
 
-const char kDescription[] =
+const char kOptimizerDescription[] =
     "Measures one step of the optimizer over a whole head against the time that its bytes take: a copy from "
     "memory to memory of the same device, in turns with it. A step reads the gradient and everything that it "
     "changes once, writes that once, and tells the gradient's norm on its way.";
 
-const char kFooter[] =
+const char kOptimizerFooter[] =
     "Examples:\n"
     "  lossd-bench optimizer                                      AdamW, bf16 with an fp32 master, V=131072, "
     "H=4096\n"
@@ -59,7 +59,7 @@ double GigabytesPerSecond(int64_t bytes, double milliseconds) {
   return milliseconds > 0 ? static_cast<double>(bytes) / milliseconds * 1e-6 : 0;
 }
 
-Json ToJson(const Options& options, const OptimizerCase& c, const OptimizerResult& r) {
+Json ToJson(const OptimizerOptions& options, const OptimizerCase& c, const OptimizerResult& r) {
   Json json = {{"optimizer", options.optimizer},
                {"vocab", c.vocab},
                {"hidden", c.hidden},
@@ -90,7 +90,7 @@ void PrintLine(const char* what, int64_t bytes, double milliseconds) {
               GigabytesPerSecond(bytes, milliseconds));
 }
 
-void PrintTable(const Options& options, const OptimizerCase& c, const OptimizerResult& r) {
+void PrintTable(const OptimizerOptions& options, const OptimizerCase& c, const OptimizerResult& r) {
   std::printf("%s over [%lld, %lld] %s%s, %lld bytes an element; %s\n", options.optimizer.c_str(),
               static_cast<long long>(c.vocab), static_cast<long long>(c.hidden), ShortName(c.dtype).c_str(),
               c.has_master() ? " with an fp32 master" : "",
@@ -104,7 +104,7 @@ void PrintTable(const Options& options, const OptimizerCase& c, const OptimizerR
               r.norm_error);
 }
 
-int Run(const Options& options) {
+int RunOptimizer(const OptimizerOptions& options) {
   OptimizerCase one = options.one;
   one.cuda_index = CudaIndex(options.device);
   const bool cpu = one.cuda_index < 0;
@@ -137,9 +137,9 @@ int Run(const Options& options) {
 }  // namespace
 
 void AddOptimizerCommand(CLI::App& app, int* exit_code) {
-  CLI::App& command = *app.add_subcommand("optimizer", kDescription);
-  command.footer(std::string(kFooter) + kExitCodes);
-  const auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("optimizer", kOptimizerDescription);
+  command.footer(std::string(kOptimizerFooter) + kExitCodes);
+  const auto options = std::make_shared<OptimizerOptions>();
   const CLI::Range size(int64_t{0}, int64_t{1} << 31);
   AddDeviceOption(command, options->device);
   command.add_option("--vocab", options->one.vocab, "Vocabulary size; 0: 131072, on the CPU 16384")
@@ -158,7 +158,7 @@ void AddOptimizerCommand(CLI::App& app, int* exit_code) {
                    "Step the 16-bit weights themselves, without an fp32 master beside them");
   AddRepetitionsOption(command, options->one.repetitions);
   command.add_flag("--json", options->json, "Print JSON instead of a table");
-  command.callback([options, exit_code] { *exit_code = Run(*options); });
+  command.callback([options, exit_code] { *exit_code = RunOptimizer(*options); });
 }
 
 }  // namespace lossd::bench

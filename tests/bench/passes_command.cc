@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct PassesOptions {
   std::string device = "cpu";
   std::string dtype = "bf16";
   std::string folder;
@@ -23,12 +23,12 @@ struct Options {
   KernelCase one;
 };
 
-const char kDescription[] =
+const char kPassesDescription[] =
     "Runs the step on another program's inputs, and then as often as that program asks, so that both can be "
     "timed in "
     "turns. tests/bench/peers/peers.py uses it.";
 
-const char kFooter[] =
+const char kPassesFooter[] =
     "In FOLDER it reads weight.bin [V, H] and hidden_states.bin [N, H] (of --dtype) and labels.bin [N] "
     "(int64, -100: "
     "ignored), and writes losses.bin [N] (fp32), dx.bin [N, H] (of --dtype) and dw.bin [V, H] (fp32), "
@@ -44,7 +44,7 @@ bool Say(const Json& answer) {
   return !answer.contains("error");
 }
 
-int Run(const Options& options) {
+int RunPasses(const PassesOptions& options) {
   KernelCase one = options.one;
   one.cuda_index = CudaIndex(options.device);
   one.workspace_bytes = WorkspaceBytes(one.workspace_bytes, one.cuda_index);
@@ -83,9 +83,9 @@ int Run(const Options& options) {
 }  // namespace
 
 void AddPassesCommand(CLI::App& app, int* exit_code) {
-  CLI::App& command = *app.add_subcommand("passes", kDescription);
-  command.footer(std::string(kFooter) + kExitCodes);
-  const auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("passes", kPassesDescription);
+  command.footer(std::string(kPassesFooter) + kExitCodes);
+  const auto options = std::make_shared<PassesOptions>();
   const CLI::Range size(int64_t{1}, int64_t{1} << 40);
   AddDeviceOption(command, options->device);
   command.add_option("--tokens", options->one.tokens, "Rows of the batch")->check(size)->required();
@@ -99,7 +99,7 @@ void AddPassesCommand(CLI::App& app, int* exit_code) {
   command.add_option("folder", options->folder, "Folder of inputs and outputs")
       ->check(CLI::ExistingDirectory)
       ->required();
-  command.callback([options, exit_code] { *exit_code = Run(*options); });
+  command.callback([options, exit_code] { *exit_code = RunPasses(*options); });
 }
 
 }  // namespace lossd::bench

@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct SweepOptions {
   CaseOptions cases;
   std::string preset;
   std::string out;
@@ -28,14 +28,14 @@ struct Options {
   bool no_plot = false;
 };
 
-const char kDescription[] =
+const char kSweepDescription[] =
     "Runs `kernels` over every combination of the sizes given, or over a preset, and writes a table, a CSV "
     "file, JSON and "
     "a plot. Each size is checked and timed in a process of its own: one that fails, is too large or takes "
     "too long is a "
     "line that says so, and the others go on.";
 
-const char kFooter[] =
+const char kSweepFooter[] =
     "Examples:\n"
     "  lossd-bench sweep --device=cuda:0 --preset=issue --out=results\n"
     "  lossd-bench sweep --device=cuda:0 --preset=models --repetitions=5 --out=results\n"
@@ -78,7 +78,7 @@ struct NamedCase {
   KernelCase kernel_case;
 };
 
-std::vector<NamedCase> CasesOf(const Options& options) {
+std::vector<NamedCase> CasesOf(const SweepOptions& options) {
   std::vector<NamedCase> cases;
   const auto add = [&](const CaseOptions& of, const char* name) {
     for (const KernelCase& one : Cases(of)) cases.push_back({name, one});
@@ -113,7 +113,7 @@ std::vector<std::string> Command(const CaseOptions& options, const KernelCase& o
 }
 
 // The case as the child printed it, or its sizes and what went wrong.
-Json RunCase(const Options& options, const KernelCase& one) {
+Json RunCase(const SweepOptions& options, const KernelCase& one) {
   const ChildResult child = RunChild(Command(options.cases, one), options.out + "/sweep.log",
                                      std::chrono::seconds(options.timeout_s));
   const Json answer = Json::parse(child.output, nullptr, false);
@@ -138,7 +138,7 @@ std::string Now() {
 }
 
 // By the script beside this program. Whether it can is not the sweep's success or failure.
-void Plot(const Options& options) {
+void Plot(const SweepOptions& options) {
   const std::string script = std::filesystem::path(OwnPath()).replace_filename("plot_sweep.py").string();
   const std::vector<std::string> command = {options.python, script, options.out};
   const ChildResult child = RunChild(command, options.out + "/sweep.log", std::chrono::seconds(120));
@@ -151,7 +151,7 @@ void Plot(const Options& options) {
               script.c_str(), options.out.c_str());
 }
 
-int Run(const Options& options, const std::string& command_line) {
+int RunSweep(const SweepOptions& options, const std::string& command_line) {
   std::error_code error;
   std::filesystem::create_directories(options.out, error);
   if (error) {
@@ -184,9 +184,9 @@ int Run(const Options& options, const std::string& command_line) {
 }  // namespace
 
 void AddSweepCommand(CLI::App& app, int* exit_code) {
-  CLI::App& command = *app.add_subcommand("sweep", kDescription);
-  command.footer(std::string(kFooter) + kExitCodes);
-  const auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("sweep", kSweepDescription);
+  command.footer(std::string(kSweepFooter) + kExitCodes);
+  const auto options = std::make_shared<SweepOptions>();
   AddCaseOptions(command, options->cases);
   CLI::Option* const preset =
       command.add_option("--preset", options->preset, "Sizes by name instead of lists")
@@ -205,7 +205,7 @@ void AddSweepCommand(CLI::App& app, int* exit_code) {
       const std::string values = CLI::detail::join(option->results(), ",");
       line += " " + option->get_name() + (option->get_expected_min() == 0 ? "" : "=" + values);
     }
-    *exit_code = Run(*options, line);
+    *exit_code = RunSweep(*options, line);
   });
 }
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lossd::bench {
+namespace lossd::bench::traffic_test {
 namespace {
 
 using kernels::DataType;
@@ -47,4 +47,4 @@ TEST(TrafficTest, LosingTheGradientsSavesTheirTraffic) {
 }
 
 }  // namespace
-}  // namespace lossd::bench
+}  // namespace lossd::bench::traffic_test

@@ -19,7 +19,7 @@ using kernels::cuda::Path;
 using kernels::cuda::Result;
 
 constexpr double kTolerance = 1e-4;  // sums of a few thousand products in fp32
-constexpr int64_t kWarmUpRounds = 2;
+constexpr int64_t kUntimedRounds = 2;
 
 Result FreeBytes(int64_t* bytes) {
   size_t free_now = 0;
@@ -85,7 +85,7 @@ class Speeds {
     LOSSD_CUDA_PASS_ON(Check());
     if (!result_.error.empty()) return {};
     progress_("timing");
-    for (int64_t round = -kWarmUpRounds; round < case_.repetitions; ++round) {
+    for (int64_t round = -kUntimedRounds; round < case_.repetitions; ++round) {
       LOSSD_CUDA_PASS_ON(TimeRound(round));
     }
     Summarize();

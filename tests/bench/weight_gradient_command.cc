@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using kernels::DataType;
 
-struct Options {
+struct WeightGradientOptions {
   std::string device = "cuda:0";
   std::string dtype = "bf16";
   WeightGradientCase one = {.vocab = 131072,
@@ -27,14 +27,14 @@ struct Options {
   bool json = false;
 };
 
-const char kDescription[] =
+const char kWeightGradientDescription[] =
     "Measures on a Hopper GPU what it costs to add a chunk's part to the fp32 dW instead of making dW in one "
     "product: the "
     "step's own adding product, over a batch in chunks of several sizes, beside one bare cuBLAS product of "
     "the whole batch "
     "that overwrites dW, in turns; and the memory that a step over one chunk takes.";
 
-const char kFooter[] =
+const char kWeightGradientFooter[] =
     "Examples:\n"
     "  lossd-bench weight-gradient                                 the sizes of the bar: V=131072, H=4096\n"
     "  lossd-bench weight-gradient --rows=512,2048,8192 --json     other chunks, for scripts\n"
@@ -119,7 +119,7 @@ void PrintTable(const WeightGradientCase& c, const WeightGradientResult& r) {
   PrintMemory(c, r.memory);
 }
 
-int Run(const Options& options) {
+int RunWeightGradient(const WeightGradientOptions& options) {
   WeightGradientCase one = options.one;
   one.cuda_index = CudaIndex(options.device);
   one.dtype = options.dtype == "fp16" ? DataType::kFloat16 : DataType::kBFloat16;
@@ -147,9 +147,9 @@ int Run(const Options& options) {
 }  // namespace
 
 void AddWeightGradientCommand(CLI::App& app, int* exit_code) {
-  CLI::App& command = *app.add_subcommand("weight-gradient", kDescription);
-  command.footer(std::string(kFooter) + kExitCodes);
-  const auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("weight-gradient", kWeightGradientDescription);
+  command.footer(std::string(kWeightGradientFooter) + kExitCodes);
+  const auto options = std::make_shared<WeightGradientOptions>();
   const CLI::Range size(int64_t{1}, int64_t{1} << 40);
   AddDeviceOption(command, options->device);
   command.add_option("--vocab", options->one.vocab, "Vocabulary size")->check(size)->capture_default_str();
@@ -166,7 +166,7 @@ void AddWeightGradientCommand(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   AddRepetitionsOption(command, options->one.repetitions);
   command.add_flag("--json", options->json, "Print JSON instead of a table");
-  command.callback([options, exit_code] { *exit_code = Run(*options); });
+  command.callback([options, exit_code] { *exit_code = RunWeightGradient(*options); });
 }
 
 }  // namespace lossd::bench

@@ -8,7 +8,7 @@
 
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::batches_test {
 namespace {
 
 using kernels::testing::RandomProblem;
@@ -190,4 +190,4 @@ TEST_P(Batches, SmallTilesGiveTheSameRowsAndSum) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::batches_test

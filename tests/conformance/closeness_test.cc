@@ -11,7 +11,7 @@
 #include "tests/conformance/comparison.h"
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::closeness_test {
 namespace {
 
 using kernels::testing::Narrowed;
@@ -189,4 +189,4 @@ TEST(ErrorMeasures, NaNNeverPasses) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::closeness_test

@@ -3,7 +3,7 @@
 #include "kernels/data_type.h"
 #include "tests/conformance/soft_targets_closeness.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::cpu_soft_targets_closeness_test {
 namespace {
 
 using kernels::DataType;
@@ -22,4 +22,4 @@ INSTANTIATE_TEST_SUITE_P(All, SoftTargetsCloseness,
                          [](const auto& test) { return kernels::Name(test.param); });
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::cpu_soft_targets_closeness_test

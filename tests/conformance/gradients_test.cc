@@ -8,7 +8,7 @@
 
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::gradients_test {
 namespace {
 
 using kernels::testing::RandomProblem;
@@ -176,4 +176,4 @@ TEST_P(Gradients, TheyTakeWhatWasPlanned) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::gradients_test

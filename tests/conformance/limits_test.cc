@@ -11,7 +11,7 @@
 
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::limits_test {
 namespace {
 
 using kernels::CountNonFinite;
@@ -204,4 +204,4 @@ TEST_P(Limits, AHeadThatDoesNotFitIsRefusedAndTheDeviceServesOn) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::limits_test

@@ -12,7 +12,7 @@
 
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::logits_test {
 namespace {
 
 using kernels::SizeOf;
@@ -321,4 +321,4 @@ TEST_P(Logits, OfAFrozenHeadAreTheSame) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::logits_test

@@ -9,7 +9,7 @@
 
 #include "tests/conformance/optimizer_fixture.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::optimizer_gradients_test {
 namespace {
 
 using kernels::OptimizerArguments;
@@ -219,4 +219,4 @@ TEST_P(WholeGradients, TheStateOfAHeadWithoutWeightsIsZeros) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::optimizer_gradients_test

@@ -12,7 +12,7 @@
 
 #include "tests/conformance/optimizer_fixture.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::optimizer_test {
 namespace {
 
 using kernels::OptimizerArguments;
@@ -302,4 +302,4 @@ TEST_P(Optimizer, WhatItTakesIsPlannedByPurpose) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::optimizer_test

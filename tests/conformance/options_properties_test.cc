@@ -10,7 +10,7 @@
 #include "tests/conformance/head_under_test.h"
 #include "tests/conformance/option_cases.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::options_properties_test {
 namespace {
 
 using kernels::testing::RandomProblem;
@@ -396,4 +396,4 @@ TEST_P(OptionProperties, AFrozenHeadGivesTheSameInputGradientsAndTakesNoMemoryFo
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::options_properties_test

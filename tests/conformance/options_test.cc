@@ -14,7 +14,7 @@
 #include "tests/conformance/head_under_test.h"
 #include "tests/conformance/option_cases.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::options_test {
 namespace {
 
 using kernels::testing::Narrowed;
@@ -236,4 +236,4 @@ TEST_P(Options, AgreeWithTheReferenceInRandomCombinations) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::options_test

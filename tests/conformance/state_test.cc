@@ -9,7 +9,7 @@
 
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::state_test {
 namespace {
 
 using kernels::SizeOf;
@@ -192,4 +192,4 @@ TEST_P(State, IgnoredRowsDoNotBeginAWindow) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::state_test

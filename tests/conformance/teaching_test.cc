@@ -9,7 +9,7 @@
 #include "tests/conformance/head_under_test.h"
 #include "tests/unit/kernels/soft_problems.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::teaching_test {
 namespace {
 
 using kernels::Divergence;
@@ -170,4 +170,4 @@ TEST_P(Teaching, NewWeightsOfTheTeacherHoldForTheNextBatch) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::teaching_test

@@ -9,7 +9,7 @@
 
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::values_test {
 namespace {
 
 using kernels::testing::Describe;
@@ -180,4 +180,4 @@ TEST_P(Values, OfLossOnlyAreTheSameLossesAndNoGradient) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::values_test

@@ -14,7 +14,7 @@
 #include "server/engine/cuda_device.h"
 #include "tests/gpu/cuda_engine.h"
 
-namespace lossd::engine {
+namespace lossd::engine::cuda_backend_test {
 namespace {
 
 using kernels::DataType;
@@ -369,4 +369,4 @@ TEST(CudaDevice, AHeadThatDoesNotFitIsRefusedAndHarmsNothing) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::cuda_backend_test

@@ -8,7 +8,7 @@
 
 #include "tests/gpu/cuda_step_fixture.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::cuda_bias_test {
 namespace {
 
 using testing::CudaOptions;
@@ -158,4 +158,4 @@ TEST_P(CudaBias, SmallABiasThatIsNotFiniteMakesRowsOverflowAndNoGradient) {
 INSTANTIATE_TEST_SUITE_P(All, CudaBias, testing::EveryVariant(), testing::VariantName);
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::cuda_bias_test

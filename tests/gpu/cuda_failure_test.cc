@@ -10,7 +10,7 @@
 #include "tests/gpu/cuda_engine.h"
 #include "tests/gpu/trap.h"
 
-namespace lossd::engine {
+namespace lossd::engine::cuda_failure_test {
 namespace {
 
 using kernels::DataType;
@@ -70,4 +70,4 @@ TEST(CudaFailure, EndsEveryStreamOnceAndLeavesNothingHanging) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::cuda_failure_test

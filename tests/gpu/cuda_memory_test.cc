@@ -14,7 +14,7 @@
 #include "kernels/cuda/owners.h"
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::cuda_memory_test {
 namespace {
 
 using kernels::cuda::DeviceBuffer;
@@ -264,4 +264,4 @@ TEST_P(CudaMemory, AHeadThatIsTooLargeIsRefusedWithSizesAndTheDeviceServesOn) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::cuda_memory_test

@@ -15,7 +15,7 @@
 #include "tests/unit/kernels/optimizer_reference.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::cuda_optimizer_test {
 namespace {
 
 using cuda::DeviceBuffer;
@@ -287,4 +287,4 @@ TEST_F(CudaOptimizer, TensorsOfMorePassesThanBlocksHaveTheBitsOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::cuda_optimizer_test

@@ -8,7 +8,7 @@
 
 #include "tests/gpu/cuda_step_fixture.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::cuda_options_test {
 namespace {
 
 using testing::CudaOptions;
@@ -428,4 +428,4 @@ TEST_P(CudaLossOptions, SmallTellingOfWholeRowsChangesNothingElse) {
 INSTANTIATE_TEST_SUITE_P(All, CudaLossOptions, testing::EveryVariant(), testing::VariantName);
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::cuda_options_test

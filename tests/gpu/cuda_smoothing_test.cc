@@ -8,7 +8,7 @@
 
 #include "tests/conformance/head_under_test.h"
 
-namespace lossd::engine::testing {
+namespace lossd::engine::testing::cuda_smoothing_test {
 namespace {
 
 using kernels::testing::RandomProblem;
@@ -119,4 +119,4 @@ TEST_P(CudaSmoothing, AFrozenHeadGivesTheSameRowsAndHoldsNoGradient) {
 }
 
 }  // namespace
-}  // namespace lossd::engine::testing
+}  // namespace lossd::engine::testing::cuda_smoothing_test

@@ -10,7 +10,7 @@
 #include "tests/gpu/cuda_step_fixture.h"
 #include "tests/unit/kernels/soft_problems.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::cuda_soft_targets_test {
 namespace {
 
 using testing::CudaOptions;
@@ -316,4 +316,4 @@ TEST_P(CudaSoftTargets, AreAsCloseAsPlainArithmeticOrCloser) {
 INSTANTIATE_TEST_SUITE_P(All, CudaSoftTargets, testing::EveryVariant(), testing::VariantName);
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::cuda_soft_targets_test

@@ -8,7 +8,7 @@
 
 #include "tests/gpu/cuda_step_fixture.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::cuda_step_test {
 namespace {
 
 using cuda::Path;
@@ -227,4 +227,4 @@ TEST_P(CudaStep, ResultsDoNotDependOnTheChoiceOfExponents) {
 INSTANTIATE_TEST_SUITE_P(All, CudaStep, testing::EveryVariant(), testing::VariantName);
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::cuda_step_test

@@ -14,7 +14,7 @@
 #include "server/engine/cuda_pipeline.h"
 #include "tests/gpu/cuda_engine.h"
 
-namespace lossd::engine {
+namespace lossd::engine::cuda_teaching_test {
 namespace {
 
 using kernels::DataType;
@@ -210,4 +210,4 @@ TEST_P(CudaTeaching, ATeacherThatIsDeletedWhileItsBatchIsUnderWayIsThereUntilIts
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::cuda_teaching_test

@@ -4,7 +4,7 @@
 
 #include "tests/simulation/run.h"
 
-namespace lossd::simulation {
+namespace lossd::simulation::simulation_test {
 namespace {
 
 std::string Text(const Summary& summary) {
@@ -82,4 +82,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, SabotageTest,
                                            Sabotage::kFoldLost));
 
 }  // namespace
-}  // namespace lossd::simulation
+}  // namespace lossd::simulation::simulation_test

@@ -6,7 +6,7 @@
 
 namespace lossd::train_lm {
 namespace {
-constexpr int64_t kGranularity = 4096;
+constexpr int64_t kUpdateGranularity = 4096;
 }  // namespace
 
 Adam::Adam(int64_t parameters, const AdamOptions& options)
@@ -30,7 +30,7 @@ void Adam::Step(double learning_rate, std::span<const float> gradient, std::span
       .root_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options_.beta2, steps))),
       .epsilon = static_cast<float>(options_.epsilon),
   };
-  pool->For(static_cast<int64_t>(first_.size()), kGranularity, [&](int64_t begin, int64_t end) {
+  pool->For(static_cast<int64_t>(first_.size()), kUpdateGranularity, [&](int64_t begin, int64_t end) {
     BestArithmetic().adam(coefficients, gradient.data() + begin, first_.data() + begin,
                           second_.data() + begin, parameters.data() + begin, end - begin);
   });

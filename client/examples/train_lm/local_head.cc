@@ -14,7 +14,7 @@ namespace lossd::train_lm {
 namespace {
 
 constexpr size_t kBlockRows = 512;
-constexpr int64_t kRowGranularity = 4;
+constexpr int64_t kLogitGranularity = 4;
 
 // To the nearest bf16 value, ties to even; finite values only.
 float RoundToBFloat16(float value) {
@@ -55,7 +55,7 @@ double LocalHead::Block(std::span<const int64_t> labels, std::span<const float> 
   losses_.resize(labels.size());
   ProductBt(rows_.data(), weights_.data(), probabilities_.data(),
             {.m = rows, .n = shape_.vocabulary, .k = shape_.hidden}, pool_);
-  pool_->For(rows, kRowGranularity, [&](int64_t begin, int64_t end) {
+  pool_->For(rows, kLogitGranularity, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       losses_[static_cast<size_t>(row)] =
           BestArithmetic().softmax(probabilities_.data() + row * shape_.vocabulary, shape_.vocabulary,

@@ -38,7 +38,7 @@ std::string Describe(const CheckpointInfo& info) {
                       FormatBytes(info.bytes));
 }
 
-std::string AdviceOf(const absl::Status& status) {
+std::string CheckpointAdvice(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kNotFound:
       return "'lossctl checkpoint list' and 'lossctl head list' show what there is";
@@ -55,9 +55,9 @@ absl::Status Save(const Context& context, const CheckpointOptions& options) {
   auto client = context.Connect();
   if (!client.ok()) return client.status();
   auto head = (*client)->GetHead(options.head);
-  if (!head.ok()) return WithAdvice(head.status(), AdviceOf(head.status()));
+  if (!head.ok()) return WithAdvice(head.status(), CheckpointAdvice(head.status()));
   const auto saved = head->SaveCheckpoint(options.tag);
-  if (!saved.ok()) return WithAdvice(saved.status(), AdviceOf(saved.status()));
+  if (!saved.ok()) return WithAdvice(saved.status(), CheckpointAdvice(saved.status()));
   nlohmann::ordered_json json = ToJson(saved->info);
   json["bytes_written"] = saved->bytes_written;
   context.Print(
@@ -70,7 +70,7 @@ absl::Status Restore(const Context& context, const CheckpointOptions& options) {
   auto client = context.Connect();
   if (!client.ok()) return client.status();
   const auto restored = (*client)->RestoreCheckpoint(options.head, options.tag);
-  if (!restored.ok()) return WithAdvice(restored.status(), AdviceOf(restored.status()));
+  if (!restored.ok()) return WithAdvice(restored.status(), CheckpointAdvice(restored.status()));
   context.Print(ToJson(*restored), absl::StrCat("Head '", options.head, "' is what '", restored->tag,
                                                 "' is: ", Describe(*restored), ".\n"));
   return absl::OkStatus();

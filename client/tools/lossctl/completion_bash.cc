@@ -11,7 +11,7 @@
 namespace lossd::tools {
 namespace {
 
-constexpr char kPrologue[] = R"sh(# bash completion for lossctl; made by 'lossctl completion bash'.
+constexpr char kBashPrologue[] = R"sh(# bash completion for lossctl; made by 'lossctl completion bash'.
 _lossctl_offer() {
   mapfile -t COMPREPLY < <(compgen -W "$1" -- "$cur")
 }
@@ -47,7 +47,7 @@ _lossctl() {
     case "$command:${word%%=*}" in
 )sh";
 
-constexpr char kAfterOptions[] = R"sh()
+constexpr char kBashAfterOptions[] = R"sh()
         if [[ $word == *=* ]]; then
           value=${word#*=}
         else
@@ -64,7 +64,7 @@ constexpr char kAfterOptions[] = R"sh()
   case "$command:$prev" in
 )sh";
 
-std::string Offer(const CompletionValue& value) {
+std::string BashOffer(const CompletionValue& value) {
   switch (value.kind) {
     case ValueKind::kNothing:
       return ":";
@@ -79,13 +79,13 @@ std::string Offer(const CompletionValue& value) {
 }  // namespace lossd::tools
 
 // "lossctl head":--out|"lossctl head":-o
-std::string Pattern(const std::string& path, const std::vector<std::string>& words) {
+std::string BashPattern(const std::string& path, const std::vector<std::string>& words) {
   return absl::StrJoin(words, "|", [&path](std::string* out, const std::string& word) {
     absl::StrAppend(out, ShellQuote(absl::StrCat(path, ":", word)));
   });
 }
 
-std::string JoinValues(const std::map<std::string, std::string>& values) {
+std::string BashValues(const std::map<std::string, std::string>& values) {
   std::string text;
   for (const auto& [offer, patterns] : values) {
     absl::StrAppend(&text, "    ", patterns, ") ", offer, "; return ;;\n");
@@ -106,9 +106,9 @@ std::string BashCompletion(const CompletionCommand& root) {
     for (const CompletionOption& option : command->options) {
       names.insert(names.end(), option.names.begin(), option.names.end());
       if (!option.takes_value) continue;
-      const std::string pattern = Pattern(command->path, option.names);
+      const std::string pattern = BashPattern(command->path, option.names);
       absl::StrAppend(&skip_values, skip_values.empty() ? "      " : "|", pattern);
-      std::string& patterns = values[Offer(option.value)];
+      std::string& patterns = values[BashOffer(option.value)];
       absl::StrAppend(&patterns, patterns.empty() ? "" : "|", pattern);
     }
     absl::StrAppend(&options, "      ", ShellQuote(command->path), ") _lossctl_offer ",
@@ -117,19 +117,19 @@ std::string BashCompletion(const CompletionCommand& root) {
     std::vector<std::string> subcommands;
     for (const CompletionCommand& subcommand : command->subcommands) {
       subcommands.push_back(subcommand.name);
-      absl::StrAppend(&descend, "      ", Pattern(command->path, {subcommand.name}),
+      absl::StrAppend(&descend, "      ", BashPattern(command->path, {subcommand.name}),
                       ") command=", ShellQuote(subcommand.path), "; positional=0 ;;\n");
     }
     if (!subcommands.empty()) {
-      absl::StrAppend(&positionals, "    ", Pattern(command->path, {"0"}), ") _lossctl_offer ",
+      absl::StrAppend(&positionals, "    ", BashPattern(command->path, {"0"}), ") _lossctl_offer ",
                       ShellQuote(absl::StrJoin(subcommands, " ")), " ;;\n");
     }
     for (size_t i = 0; i < command->positionals.size(); ++i) {
-      absl::StrAppend(&positionals, "    ", Pattern(command->path, {absl::StrCat(i)}), ") ",
-                      Offer(command->positionals[i]), " ;;\n");
+      absl::StrAppend(&positionals, "    ", BashPattern(command->path, {absl::StrCat(i)}), ") ",
+                      BashOffer(command->positionals[i]), " ;;\n");
     }
   }
-  return absl::StrCat(kPrologue, descend, skip_values, kAfterOptions, JoinValues(values), "  esac\n",
+  return absl::StrCat(kBashPrologue, descend, skip_values, kBashAfterOptions, BashValues(values), "  esac\n",
                       "  if [[ $cur == -* ]]; then\n    case \"$command\" in\n", options,
                       "    esac\n    return\n  fi\n", "  case \"$command:$positional\" in\n", positionals,
                       "  esac\n}\ncomplete -F _lossctl lossctl\n");

@@ -9,7 +9,7 @@ namespace {
 
 // __lossctl_at PATH [POSITION]: true if the words so far lead to that command (and to its argument of that
 // number).
-constexpr char kPrologue[] = R"sh(# fish completion for lossctl; made by 'lossctl completion fish'.
+constexpr char kFishPrologue[] = R"sh(# fish completion for lossctl; made by 'lossctl completion fish'.
 function __lossctl_connection
     set -l words (commandline -opc)
     for i in (seq (count $words))
@@ -36,7 +36,7 @@ function __lossctl_at
         switch "$command:$word"
 )sh";
 
-constexpr char kAfterOptions[] = R"sh(
+constexpr char kFishAfterOptions[] = R"sh(
                 set skip 1
             case '*:-*'
             case '*'
@@ -50,7 +50,7 @@ end
 complete -c lossctl -f
 )sh";
 
-std::string Offer(const CompletionValue& value) {
+std::string FishOffer(const CompletionValue& value) {
   switch (value.kind) {
     case ValueKind::kNothing:
       return " -x";
@@ -91,8 +91,9 @@ std::string FishCompletion(const CompletionCommand& root) {
   std::string lines;
   for (const CompletionCommand* command : AllCommands(root)) {
     for (const CompletionOption& option : command->options) {
-      absl::StrAppend(&lines, At(command->path), Names(option), option.takes_value ? Offer(option.value) : "",
-                      " -d ", ShellQuote(option.description), "\n");
+      absl::StrAppend(&lines, At(command->path), Names(option),
+                      option.takes_value ? FishOffer(option.value) : "", " -d ",
+                      ShellQuote(option.description), "\n");
       if (!option.takes_value) continue;
       for (const std::string& name : option.names) {
         absl::StrAppend(&skip_values, " ", ShellQuote(absl::StrCat(command->path, ":", name)));
@@ -108,10 +109,10 @@ std::string FishCompletion(const CompletionCommand& root) {
     }
     for (size_t i = 0; i < command->positionals.size(); ++i) {
       if (command->positionals[i].kind == ValueKind::kNothing) continue;
-      absl::StrAppend(&lines, At(command->path, i), Offer(command->positionals[i]), "\n");
+      absl::StrAppend(&lines, At(command->path, i), FishOffer(command->positionals[i]), "\n");
     }
   }
-  return absl::StrCat(kPrologue, descend, skip_values, kAfterOptions, lines);
+  return absl::StrCat(kFishPrologue, descend, skip_values, kFishAfterOptions, lines);
 }
 
 }  // namespace lossd::tools

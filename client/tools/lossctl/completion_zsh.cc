@@ -11,7 +11,7 @@
 namespace lossd::tools {
 namespace {
 
-constexpr char kPrologue[] = R"sh(#compdef lossctl
+constexpr char kZshPrologue[] = R"sh(#compdef lossctl
 # zsh completion for lossctl; made by 'lossctl completion zsh'.
 _lossctl_heads() {
   local -a heads
@@ -30,7 +30,7 @@ _lossctl() {
     case "$command:${word%%=*}" in
 )sh";
 
-constexpr char kAfterOptions[] = R"sh()
+constexpr char kZshAfterOptions[] = R"sh()
         if [[ $word == *=* ]]; then
           value=${word#*=}
         else
@@ -58,7 +58,7 @@ else
 fi
 )sh";
 
-std::string Offer(const CompletionValue& value) {
+std::string ZshOffer(const CompletionValue& value) {
   switch (value.kind) {
     case ValueKind::kNothing:
       return "_message value";
@@ -72,7 +72,7 @@ std::string Offer(const CompletionValue& value) {
   return ":";
 }
 
-std::string Pattern(const std::string& path, const std::vector<std::string>& words) {
+std::string ZshPattern(const std::string& path, const std::vector<std::string>& words) {
   return absl::StrJoin(words, "|", [&path](std::string* out, const std::string& word) {
     absl::StrAppend(out, ShellQuote(absl::StrCat(path, ":", word)));
   });
@@ -83,7 +83,7 @@ std::string Candidate(const std::string& name, const std::string& description) {
   return ShellQuote(absl::StrCat(absl::StrReplaceAll(name, {{":", "\\:"}}), ":", description));
 }
 
-std::string JoinValues(const std::map<std::string, std::string>& values) {
+std::string ZshValues(const std::map<std::string, std::string>& values) {
   std::string text;
   for (const auto& [offer, patterns] : values) {
     absl::StrAppend(&text, "    (", patterns, ") ", offer, "; return ;;\n");
@@ -104,9 +104,9 @@ std::string ZshCompletion(const CompletionCommand& root) {
     for (const CompletionOption& option : command->options) {
       for (const std::string& name : option.names) names.push_back(Candidate(name, option.description));
       if (!option.takes_value) continue;
-      const std::string pattern = Pattern(command->path, option.names);
+      const std::string pattern = ZshPattern(command->path, option.names);
       absl::StrAppend(&skip_values, skip_values.empty() ? "      (" : "|", pattern);
-      std::string& patterns = values[Offer(option.value)];
+      std::string& patterns = values[ZshOffer(option.value)];
       absl::StrAppend(&patterns, patterns.empty() ? "" : "|", pattern);
     }
     absl::StrAppend(&options, "      (", ShellQuote(command->path), ") candidates=(",
@@ -115,19 +115,19 @@ std::string ZshCompletion(const CompletionCommand& root) {
     std::vector<std::string> subcommands;
     for (const CompletionCommand& subcommand : command->subcommands) {
       subcommands.push_back(Candidate(subcommand.name, subcommand.description));
-      absl::StrAppend(&descend, "      (", Pattern(command->path, {subcommand.name}),
+      absl::StrAppend(&descend, "      (", ZshPattern(command->path, {subcommand.name}),
                       ") command=", ShellQuote(subcommand.path), "; positional=0 ;;\n");
     }
     if (!subcommands.empty()) {
-      absl::StrAppend(&positionals, "    (", Pattern(command->path, {"0"}), ") candidates=(",
+      absl::StrAppend(&positionals, "    (", ZshPattern(command->path, {"0"}), ") candidates=(",
                       absl::StrJoin(subcommands, " "), "); _describe command candidates ;;\n");
     }
     for (size_t i = 0; i < command->positionals.size(); ++i) {
-      absl::StrAppend(&positionals, "    (", Pattern(command->path, {absl::StrCat(i)}), ") ",
-                      Offer(command->positionals[i]), " ;;\n");
+      absl::StrAppend(&positionals, "    (", ZshPattern(command->path, {absl::StrCat(i)}), ") ",
+                      ZshOffer(command->positionals[i]), " ;;\n");
     }
   }
-  return absl::StrCat(kPrologue, descend, skip_values, kAfterOptions, JoinValues(values), "  esac\n",
+  return absl::StrCat(kZshPrologue, descend, skip_values, kZshAfterOptions, ZshValues(values), "  esac\n",
                       "  if [[ $PREFIX == -* ]]; then\n    case \"$command\" in\n", options,
                       "    esac\n    _describe option candidates\n    return\n  fi\n",
                       "  case \"$command:$positional\" in\n", positionals, kEpilogue);

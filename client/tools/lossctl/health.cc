@@ -57,7 +57,7 @@ absl::StatusOr<int> Check(const Context& context, const std::string& service) {
   return answer.value();
 }
 
-absl::Status Run(const Context& context, const std::string& service) {
+absl::Status RunHealth(const Context& context, const std::string& service) {
   const auto health = Check(context, service);
   if (absl::IsNotFound(health.status())) {
     return WithAdvice(health.status(),
@@ -91,7 +91,7 @@ void AddHealthCommand(CLI::App& app, Context& context) {
       "  lossctl health --server 127.0.0.1:50052                      # the address of --health_listen\n"
       "  lossctl health --server 127.0.0.1:50052 --service liveness   # also while it loads or drains\n");
   command->callback(
-      [&context, service] { context.run = [&context, service] { return Run(context, *service); }; });
+      [&context, service] { context.run = [&context, service] { return RunHealth(context, *service); }; });
 }
 
 }  // namespace lossd::tools

@@ -76,7 +76,7 @@ std::string ToText(const ServerMemory& memory) {
                       ItemsTable(memory));
 }
 
-absl::Status Run(const Context& context) {
+absl::Status RunMemory(const Context& context) {
   auto client = context.Connect();
   if (!client.ok()) return client.status();
   auto memory = (*client)->Memory();
@@ -95,7 +95,7 @@ void AddMemoryCommand(CLI::App& app, Context& context) {
       "Examples:\n"
       "  lossctl memory\n"
       "  lossctl memory --json | jq '.limit_bytes - .reserved_bytes'   # free for new heads\n");
-  command->callback([&context] { context.run = [&context] { return Run(context); }; });
+  command->callback([&context] { context.run = [&context] { return RunMemory(context); }; });
 }
 
 }  // namespace lossd::tools

@@ -34,7 +34,7 @@ std::string ToText(const std::string& server, const ServerStatus& status) {
       "  incarnation  ", status.incarnation, "\n\n", HeadsTable(status.heads));
 }
 
-absl::Status Run(const Context& context) {
+absl::Status RunStatus(const Context& context) {
   auto client = context.Connect();
   if (!client.ok()) return client.status();
   auto status = (*client)->Status();
@@ -52,7 +52,7 @@ void AddStatusCommand(CLI::App& app, Context& context) {
       "Examples:\n"
       "  lossctl status\n"
       "  lossctl status --server trainer-7:50051 --json | jq .heads[].name\n");
-  command->callback([&context] { context.run = [&context] { return Run(context); }; });
+  command->callback([&context] { context.run = [&context] { return RunStatus(context); }; });
 }
 
 }  // namespace lossd::tools

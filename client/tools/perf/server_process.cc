@@ -26,8 +26,6 @@
 namespace lossd::perf {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr auto kPoll = std::chrono::milliseconds(10);
 constexpr auto kStartLimit = std::chrono::seconds(60);
 constexpr auto kStopLimit = std::chrono::seconds(40);  // more than lossd takes to drain
@@ -157,7 +155,7 @@ absl::Status ServerProcess::AwaitPorts() {
     if (std::chrono::steady_clock::now() > limit) return Failure("lossd does not begin to serve");
     std::this_thread::sleep_for(kPoll);
   }
-  const Json ports = Json::parse(ReadFile(path), nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json ports = nlohmann::json::parse(ReadFile(path), nullptr, /*allow_exceptions=*/false);
   if (!ports.is_object() || !ports.contains("grpc") || !ports.contains("metrics")) {
     return Failure("the port file of lossd is not what was expected");
   }

@@ -23,13 +23,13 @@ cudaDataType_t LibraryType(DataType type) {
   return CUDA_R_32F;
 }
 
-struct CloseLibrary {
-  void operator()(void* handle) const { dlclose(handle); }
-};
-
 }  // namespace
 
 struct CublasLt::Functions {
+  struct CloseLibrary {
+    void operator()(void* opened) const { dlclose(opened); }
+  };
+
   std::unique_ptr<void, CloseLibrary> library;
   cublasLtHandle_t handle = nullptr;
   decltype(&cublasLtCreate) create = nullptr;

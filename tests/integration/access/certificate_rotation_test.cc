@@ -17,7 +17,7 @@
 #include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
 
-namespace lossd {
+namespace lossd::certificate_rotation_test {
 namespace {
 
 using testing::Certificates;
@@ -179,4 +179,4 @@ TEST_F(CertificateRotationTest, NoCallFailsWhileCertificatesAndAuthoritiesAreRep
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::certificate_rotation_test

@@ -19,7 +19,7 @@
 #include "tests/integration/server/test_server.h"
 #include "tests/unit/rpc/no_files.h"
 
-namespace lossd {
+namespace lossd::token_client_test {
 namespace {
 
 using ::testing::AllOf;
@@ -265,4 +265,4 @@ TEST(LoopbackTest, OnlyThisMachineIsLoopback) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::token_client_test

@@ -10,7 +10,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd::testing {
+namespace lossd::testing::call_observer_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -242,4 +242,4 @@ TEST_F(CallObserverTest, ManyCallsThatEndInEveryWayLeaveNothingUnderWay) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::call_observer_test

@@ -9,7 +9,7 @@
 #include "lossd/client.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd {
+namespace lossd::client_trace_test {
 namespace {
 
 using testing::TestServer;
@@ -118,4 +118,4 @@ TEST_F(ClientTraceTest, StreamsBelongToTheTraceInWhichTheirSessionWasOpened) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::client_trace_test

@@ -22,15 +22,15 @@
 #include "tests/integration/client_resume/numbered_chunks.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd {
+namespace lossd::client_resume_test {
 namespace {
 
 using testing::CuttingProxy;
 using testing::kChunkBytes;
 using testing::kChunks;
-using testing::kHidden;
+using testing::kNumberedHidden;
+using testing::kNumberedVocab;
 using testing::kTokensPerChunk;
-using testing::kVocab;
 using testing::NumberedBatch;
 using testing::NumberedHead;
 using testing::NumberedWeights;
@@ -60,7 +60,7 @@ struct Connected {
 
   // dW, with the marks that the server reports; every token of the run is in it once.
   std::vector<float> Flush() const {
-    std::vector<float> gradient(kVocab * kHidden);
+    std::vector<float> gradient(kNumberedVocab * kNumberedHidden);
     const auto info = head->Info();
     EXPECT_TRUE(info.ok()) << info.status();
     const auto result = head->Flush({}, info->sessions, gradient.data());
@@ -282,12 +282,12 @@ TEST_F(ClientResumeTest, FencedProcessDoesNotTakeLanesThatItNeverUsedFromItsSucc
 TEST_F(ClientResumeTest, CutConnectionsLeaveBatchesWithSoftTargetsAsTheyWere) {
   constexpr int64_t kTeacherHidden = 16;
   const auto teacher = direct_->client->CreateHead({.name = "teacher",
-                                                    .vocab_size = kVocab,
+                                                    .vocab_size = kNumberedVocab,
                                                     .hidden_size = kTeacherHidden,
                                                     .weight_type = DataType::kFloat32,
                                                     .frozen = true});
   ASSERT_TRUE(teacher.ok()) << teacher.status();
-  const std::vector<float> weights = testing::RandomFloats(kVocab * kTeacherHidden, 3);
+  const std::vector<float> weights = testing::RandomFloats(kNumberedVocab * kTeacherHidden, 3);
   ASSERT_TRUE(teacher->WriteWeights(DataType::kFloat32, weights.data()).ok());
   const std::vector<float> states = testing::RandomFloats(kChunks * kTokensPerChunk * kTeacherHidden, 4);
   const auto taught = [&](const NumberedBatch& numbered) {
@@ -328,4 +328,4 @@ TEST_F(ClientResumeTest, CutConnectionsLeaveBatchesWithSoftTargetsAsTheyWere) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::client_resume_test

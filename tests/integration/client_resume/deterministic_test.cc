@@ -15,7 +15,7 @@
 #include "tests/integration/client_resume/cutting_proxy.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd {
+namespace lossd::deterministic_test {
 namespace {
 
 using testing::CuttingProxy;
@@ -247,4 +247,4 @@ TEST(DeterministicClient, ASessionThatFindsNoMemoryIsRefusedAtOnce) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::deterministic_test

@@ -11,21 +11,24 @@
 
 namespace lossd::testing {
 
-inline constexpr int64_t kVocab = 257;
-inline constexpr int64_t kHidden = 48;
+inline constexpr int64_t kNumberedVocab = 257;
+inline constexpr int64_t kNumberedHidden = 48;
 inline constexpr int64_t kTokensPerChunk = 24;
 inline constexpr int64_t kChunks = 60;
-inline constexpr int64_t kChunkBytes = kTokensPerChunk * kHidden * static_cast<int64_t>(sizeof(float));
+inline constexpr int64_t kChunkBytes =
+    kTokensPerChunk * kNumberedHidden * static_cast<int64_t>(sizeof(float));
 
 inline HeadConfig NumberedHead() {
-  return {
-      .name = "numbered", .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = DataType::kFloat32};
+  return {.name = "numbered",
+          .vocab_size = kNumberedVocab,
+          .hidden_size = kNumberedHidden,
+          .weight_type = DataType::kFloat32};
 }
 
 inline std::vector<float> NumberedWeights() {
   std::mt19937 random(11);
   std::uniform_real_distribution<float> uniform(-0.2F, 0.2F);
-  std::vector<float> weights(kVocab * kHidden);
+  std::vector<float> weights(kNumberedVocab * kNumberedHidden);
   for (float& weight : weights) weight = uniform(random);
   return weights;
 }
@@ -36,8 +39,10 @@ struct NumberedBatch {
     for (int64_t chunk = first; chunk < kChunks; ++chunk) {
       std::mt19937 random(static_cast<uint32_t>(1000 + chunk));
       std::uniform_real_distribution<float> uniform(-1.0F, 1.0F);
-      for (int64_t i = 0; i < kTokensPerChunk; ++i) labels.push_back(static_cast<int64_t>(random() % kVocab));
-      for (int64_t i = 0; i < kTokensPerChunk * kHidden; ++i) hidden.push_back(uniform(random));
+      for (int64_t i = 0; i < kTokensPerChunk; ++i) {
+        labels.push_back(static_cast<int64_t>(random() % kNumberedVocab));
+      }
+      for (int64_t i = 0; i < kTokensPerChunk * kNumberedHidden; ++i) hidden.push_back(uniform(random));
     }
     losses.resize(labels.size());
     dx.resize(hidden.size());

@@ -11,7 +11,7 @@
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd {
+namespace lossd::client_lanes_test {
 namespace {
 
 using testing::ClientServerTest;
@@ -182,4 +182,4 @@ TEST_F(LanesServerTest, LargeBatchIsCutSmallAtBothEndsAndAnsweredWhole) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::client_lanes_test

@@ -19,7 +19,7 @@
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd {
+namespace lossd::client_server_test {
 namespace {
 
 using testing::ClientServerTest;
@@ -299,4 +299,4 @@ TEST_F(ClientServerTest, HeadsAreListedDeletedAndReported) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::client_server_test

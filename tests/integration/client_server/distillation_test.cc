@@ -14,7 +14,7 @@
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd {
+namespace lossd::distillation_test {
 namespace {
 
 using kernels::testing::Problem;
@@ -337,4 +337,4 @@ TEST_F(DistillationTest, HiddenStatesOfAnotherWidthThanTheTeachersAreRefused) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::distillation_test

@@ -12,7 +12,7 @@
 
 #include "tests/integration/client_server/client_server_fixture.h"
 
-namespace lossd::testing {
+namespace lossd::testing::logits_test {
 namespace {
 
 using ::testing::FloatNear;
@@ -250,4 +250,4 @@ TEST_F(ClientServerLogitsTest, CallersBeyondWhatAHeadHoldsWaitForTheirTurn) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::logits_test

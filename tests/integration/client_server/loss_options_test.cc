@@ -19,7 +19,7 @@
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd {
+namespace lossd::loss_options_test {
 namespace {
 
 using kernels::testing::Problem;
@@ -426,4 +426,4 @@ TEST_F(LossOptionsTest, AFrozenHeadGivesDxAndKeepsNoGradient) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::loss_options_test

@@ -8,7 +8,7 @@
 
 #include "tests/integration/client_server/client_server_fixture.h"
 
-namespace lossd::testing {
+namespace lossd::testing::step_test {
 namespace {
 
 using ::testing::FloatNear;
@@ -216,4 +216,4 @@ TEST_F(ClientServerStepTest, TrafficCountsMessagesAndAStepMovesNoTensor) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::step_test

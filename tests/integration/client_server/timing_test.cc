@@ -9,7 +9,7 @@
 #include "lossd/client.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd {
+namespace lossd::timing_test {
 namespace {
 
 using testing::ComputeStream;
@@ -139,4 +139,4 @@ TEST_F(TimingTest, ARejectedChunkHasNoTiming) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::timing_test

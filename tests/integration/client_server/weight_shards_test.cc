@@ -17,7 +17,7 @@
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/client_server/weight_ranks.h"
 
-namespace lossd::testing {
+namespace lossd::testing::weight_shards_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -306,4 +306,4 @@ TEST_F(WeightShardsTest, ATiedEmbeddingIsTrainedFromBothEnds) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::weight_shards_test

@@ -14,7 +14,7 @@
 #include "tests/integration/client_resume/cutting_proxy.h"
 #include "tests/integration/regions/region_fixture.h"
 
-namespace lossd {
+namespace lossd::regions_client_test {
 namespace {
 
 using testing::CuttingProxy;
@@ -341,4 +341,4 @@ TEST(RegionsClientTest, AFullServerIsNotAskedAgainAndAgain) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::regions_client_test

@@ -17,7 +17,7 @@
 #include "lossd/client.h"
 #include "tests/integration/regions/region_fixture.h"
 
-namespace lossd::testing {
+namespace lossd::testing::regions_lifetime_test {
 namespace {
 
 constexpr int64_t kVocab = 512;
@@ -201,4 +201,4 @@ TEST(RegionSocketTest, AFolderThatOthersCanLookIntoIsRefused) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::regions_lifetime_test

@@ -12,7 +12,7 @@
 
 #include "tests/integration/regions/region_fixture.h"
 
-namespace lossd::testing {
+namespace lossd::testing::regions_wire_test {
 namespace {
 
 using engine::RejectReason;
@@ -378,4 +378,4 @@ TEST_F(RegionsWireTest, HandlesAreNeverTheSame) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::regions_wire_test

@@ -13,15 +13,15 @@
 #include "tests/integration/client_resume/numbered_chunks.h"
 #include "tests/integration/restart/lossd_process.h"
 
-namespace lossd {
+namespace lossd::restart_test {
 namespace {
 
 using ::testing::HasSubstr;
 using testing::kChunkBytes;
 using testing::kChunks;
-using testing::kHidden;
+using testing::kNumberedHidden;
+using testing::kNumberedVocab;
 using testing::kTokensPerChunk;
-using testing::kVocab;
 using testing::LossdProcess;
 using testing::NumberedBatch;
 using testing::NumberedHead;
@@ -59,7 +59,7 @@ class RestartTest : public ::testing::Test {
   }
   // The window, which is over then.
   std::vector<float> Flush(int64_t tokens) {
-    std::vector<float> gradient(kVocab * kHidden);
+    std::vector<float> gradient(kNumberedVocab * kNumberedHidden);
     const auto info = head_->Info();
     EXPECT_TRUE(info.ok()) << info.status();
     const auto result = head_->Flush({}, info->sessions, gradient.data());
@@ -152,7 +152,7 @@ TEST_F(RestartTest, AWriteOfAllWeightsGoesOnAcrossADrain) {
 TEST_F(RestartTest, AFlushAndAStepGoOnAcrossADrain) {
   Session session = Open("c");
   ASSERT_TRUE(Compute(session).ok());
-  std::vector<float> gradient(kVocab * kHidden);
+  std::vector<float> gradient(kNumberedVocab * kNumberedHidden);
   const SessionMarks marks = session.marks();
   const auto flush = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
   ASSERT_TRUE(flush.ok()) << flush.status();
@@ -196,7 +196,7 @@ TEST_F(RestartTest, AfterAKillTheClientLearnsWhatToReplayAndTheMarksSayFromWhere
     Session naive = Open("naive");
     NumberedBatch one(kChunks - 1);
     ASSERT_TRUE(naive.Compute(one.batch(), one.outputs()).ok());
-    std::vector<float> gradient(kVocab * kHidden);
+    std::vector<float> gradient(kNumberedVocab * kNumberedHidden);
     const SessionMarks marks = naive.marks();
     EXPECT_EQ(head_->Flush({}, {&marks, 1}, gradient.data()).status().code(),
               absl::StatusCode::kFailedPrecondition);
@@ -305,4 +305,4 @@ TEST_F(RestartTest, AProcessGoesBackToAnEarlierGenerationWithTheHead) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::restart_test

@@ -29,7 +29,7 @@ Outcome FromStatus(const grpc::Status& status) {
 }
 
 Environment::Environment() : server_(SmallLimits()), stubs_(server_.Channel()) {
-  CreateHead(stubs_, "h", kVocab, kHidden);
+  CreateHead(stubs_, "h", kInputVocab, kInputHidden);
   session_ = OpenSession(stubs_, "h", "client");
   Restart();
   Compute(Good());

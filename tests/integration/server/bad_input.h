@@ -15,8 +15,8 @@
 
 namespace lossd::testing {
 
-inline constexpr int64_t kVocab = 64;
-inline constexpr int64_t kHidden = 8;
+inline constexpr int64_t kInputVocab = 64;
+inline constexpr int64_t kInputHidden = 8;
 inline constexpr int64_t kMaxChunkBytes = 4096;  // 128 tokens
 inline constexpr int64_t kCredit = 64 << 10;
 
@@ -50,7 +50,7 @@ class Environment {
   ComputeStream& stream() { return *stream_; }
 
   // A valid chunk with the next sequence.
-  v1::Chunk Good() const { return MakeChunk(sequence_ + 1, 1, 16, kVocab, kHidden, 5); }
+  v1::Chunk Good() const { return MakeChunk(sequence_ + 1, 1, 16, kInputVocab, kInputHidden, 5); }
   // Sends a chunk whose content is wrong: its sequence is consumed.
   Outcome Content(const v1::Chunk& chunk);
   // Sends something after which the stream ends.

@@ -23,8 +23,8 @@ Outcome CreateHeadWith(Environment& environment, const std::string& name, int64_
 Outcome CreateHeadWithClassWeights(Environment& environment, const std::string& class_weights) {
   v1::CreateHeadRequest request;
   request.mutable_config()->set_name("new");
-  request.mutable_config()->set_vocab_size(kVocab);
-  request.mutable_config()->set_hidden_size(kHidden);
+  request.mutable_config()->set_vocab_size(kInputVocab);
+  request.mutable_config()->set_hidden_size(kInputHidden);
   request.mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
   request.set_class_weights(class_weights);
   return Call(*environment.stubs().heads, &v1::HeadService::Stub::CreateHead, request);
@@ -171,7 +171,9 @@ std::vector<Case> CallCases() {
        {"1228800000", "gradient", "free", "67108864"},
        RejectReason::kOutOfMemory},
       {"head_of_another_size",
-       [](Environment& environment) { return CreateHeadWith(environment, "h", kVocab, kHidden + 1, kFp32); },
+       [](Environment& environment) {
+         return CreateHeadWith(environment, "h", kInputVocab, kInputHidden + 1, kFp32);
+       },
        grpc::StatusCode::ALREADY_EXISTS,
        {"[64, 8]", "[64, 9]"},
        RejectReason::kConflict},

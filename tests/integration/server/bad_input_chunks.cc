@@ -61,7 +61,7 @@ std::vector<Case> ContentCases() {
       Content("payload_of_another_dtype", RejectReason::kLength, "hidden_states", {"512", "256", "bfloat16"},
               [](v1::Chunk& chunk) { chunk.set_hidden_dtype(v1::DATA_TYPE_BFLOAT16); }),
       Content("label_too_large", RejectReason::kLabel, "labels", {"labels[3] is 64", "[0, 64)", "-100"},
-              [](v1::Chunk& chunk) { SetLabel(chunk, 3, kVocab); }),
+              [](v1::Chunk& chunk) { SetLabel(chunk, 3, kInputVocab); }),
       Content("label_negative", RejectReason::kLabel, "labels", {"labels[15] is -1", "[0, 64)"},
               [](v1::Chunk& chunk) { SetLabel(chunk, 15, -1); }),
       Content("label_not_the_ignore_index", RejectReason::kLabel, "labels",
@@ -82,7 +82,9 @@ std::vector<Case> ContentCases() {
                 chunk.clear_hidden_states();
               }),
       Content("chunk_over_the_limit", RejectReason::kChunkTooLarge, "hidden_states", {"4128", "4096"},
-              [](v1::Chunk& chunk) { chunk = MakeChunk(chunk.sequence(), 1, 129, kVocab, kHidden, 5); }),
+              [](v1::Chunk& chunk) {
+                chunk = MakeChunk(chunk.sequence(), 1, 129, kInputVocab, kInputHidden, 5);
+              }),
       Content("too_many_tokens", RejectReason::kChunkTooLarge, "tokens", {"257", "256"},
               [](v1::Chunk& chunk) { chunk.set_tokens(257); }),
       Content("tokens_that_overflow", RejectReason::kChunkTooLarge, "tokens", {"4611686018427387904", "256"},
@@ -156,7 +158,7 @@ std::vector<Case> ContentCases() {
       Content("teacher_over_the_limit", RejectReason::kChunkTooLarge, "teacher_hidden_states",
               {"are 2080", "teacher_hidden_states 2080", "4096 for both"},
               [](v1::Chunk& chunk) {
-                chunk = MakeChunk(chunk.sequence(), 1, 65, kVocab, kHidden, 5);
+                chunk = MakeChunk(chunk.sequence(), 1, 65, kInputVocab, kInputHidden, 5);
                 Teach(chunk);
               }),
       Content("teachers_dtype_not_given", RejectReason::kDtype, "options.distillation.hidden_dtype", {"is 0"},

@@ -26,7 +26,7 @@ void WaitUntil(const std::function<bool()>& condition) {
 
 // Ignored rows leave dW alone but are answered with a full dX.
 v1::Chunk AllIgnored(uint64_t sequence) {
-  v1::Chunk chunk = MakeChunk(sequence, 1, 128, kVocab, kHidden, 3);
+  v1::Chunk chunk = MakeChunk(sequence, 1, 128, kInputVocab, kInputHidden, 3);
   for (int64_t row = 0; row < 128; ++row) SetLabel(chunk, row, -100);
   return chunk;
 }
@@ -166,11 +166,11 @@ std::vector<Case> ClientCases() {
       {"repeated_sequence",
        [](Environment& environment) {
          const std::optional<v1::ChunkResult> result =
-             environment.Compute(MakeChunk(1, 1, 16, kVocab, kHidden, 5));
+             environment.Compute(MakeChunk(1, 1, 16, kInputVocab, kInputHidden, 5));
          if (!result.has_value() || result->disposition() != v1::DISPOSITION_REPEATED) {
            return Outcome{0, "not repeated"};
          }
-         return Outcome{0, result->dx().size() == 16 * kHidden * 4 ? "computed again" : "no dx"};
+         return Outcome{0, result->dx().size() == 16 * kInputHidden * 4 ? "computed again" : "no dx"};
        },
        0,
        {"computed again"},

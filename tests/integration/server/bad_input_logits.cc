@@ -14,7 +14,7 @@ namespace {
 
 using engine::RejectReason;
 
-std::string Zeros(int64_t rows) { return std::string(static_cast<size_t>(rows * kHidden * 4), '\0'); }
+std::string Zeros(int64_t rows) { return std::string(static_cast<size_t>(rows * kInputHidden * 4), '\0'); }
 
 // Three rows that could be computed, but for what is done to them.
 std::function<Outcome(Environment&)> Asking(std::function<void(v1::LogitsRequest&)> spoil) {
@@ -32,8 +32,8 @@ std::function<Outcome(Environment&)> Asking(std::function<void(v1::LogitsRequest
 Outcome WithoutWeights(Environment& environment) {
   v1::CreateHeadRequest create;
   create.mutable_config()->set_name("bare");
-  create.mutable_config()->set_vocab_size(kVocab);
-  create.mutable_config()->set_hidden_size(kHidden);
+  create.mutable_config()->set_vocab_size(kInputVocab);
+  create.mutable_config()->set_hidden_size(kInputHidden);
   create.mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
   Call(*environment.stubs().heads, &v1::HeadService::Stub::CreateHead, create);
   return Asking([](v1::LogitsRequest& request) { request.set_head("bare"); })(environment);

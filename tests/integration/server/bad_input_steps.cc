@@ -14,8 +14,8 @@ Outcome CreateWith(Environment& environment, const std::string& name,
                    const std::function<void(v1::Optimizer&)>& set) {
   v1::CreateHeadRequest request;
   request.mutable_config()->set_name(name);
-  request.mutable_config()->set_vocab_size(kVocab);
-  request.mutable_config()->set_hidden_size(kHidden);
+  request.mutable_config()->set_vocab_size(kInputVocab);
+  request.mutable_config()->set_hidden_size(kInputHidden);
   request.mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
   set(*request.mutable_config()->mutable_optimizer());
   return Call(*environment.stubs().heads, &v1::HeadService::Stub::CreateHead, request);
@@ -46,9 +46,9 @@ void MakeStepped(Environment& environment) {
   v1::WriteWeightsRequest rows;
   rows.set_head("stepped");
   rows.set_write_id(write.write_id());
-  rows.set_rows(kVocab);
+  rows.set_rows(kInputVocab);
   rows.set_dtype(v1::DATA_TYPE_FLOAT32);
-  rows.mutable_weights()->resize(static_cast<size_t>(kVocab * kHidden) * sizeof(float));
+  rows.mutable_weights()->resize(static_cast<size_t>(kInputVocab * kInputHidden) * sizeof(float));
   grpc::ClientContext context;
   v1::WriteWeightsResponse written;
   auto writer = environment.stubs().heads->WriteWeights(&context, &written);

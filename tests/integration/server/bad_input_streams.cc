@@ -153,7 +153,7 @@ std::vector<Case> StreamCases() {
          start.mutable_start()->set_session_id(session.session_id());
          start.mutable_start()->set_incarnation(session.incarnation());
          v1::ComputeRequest chunk;
-         *chunk.mutable_chunk() = MakeChunk(1, 1, 16, kVocab, kHidden, 5);
+         *chunk.mutable_chunk() = MakeChunk(1, 1, 16, kInputVocab, kInputHidden, 5);
          return SendBytes(environment, "/lossd.v1.LossService/Compute",
                           {start.SerializeAsString(), Truncated(chunk)});
        },

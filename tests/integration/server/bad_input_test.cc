@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-namespace lossd::testing {
+namespace lossd::testing::bad_input_test {
 namespace {
 
 using engine::RejectReason;
@@ -62,4 +62,4 @@ INSTANTIATE_TEST_SUITE_P(Table, BadInput, ::testing::ValuesIn(AllCases()),
                          [](const ::testing::TestParamInfo<Case>& param) { return param.param.name; });
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::bad_input_test

@@ -17,7 +17,7 @@
 #include "server/rpc/weight_loader.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd::testing {
+namespace lossd::testing::load_weights_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -417,4 +417,4 @@ TEST_F(LoadUnderWay, ADrainEndsIt) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::load_weights_test

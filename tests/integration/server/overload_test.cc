@@ -12,7 +12,7 @@
 #include "tests/integration/server/test_server.h"
 #include "tests/unit/engine/fake_device.h"
 
-namespace lossd::testing {
+namespace lossd::testing::overload_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -277,4 +277,4 @@ TEST_F(OverloadTest, StreamsBeyondTheLimitAreRefusedUntilOneEnds) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::overload_test

@@ -16,7 +16,7 @@
 #include "server/rpc/listen_address.h"
 #include "tests/integration/server/test_server.h"
 
-namespace lossd {
+namespace lossd::listen_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -110,4 +110,4 @@ TEST_F(ListenTest, AddressesThatCannotBeOnesAreRefused) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::listen_test

@@ -12,7 +12,7 @@
 #include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
 
-namespace lossd {
+namespace lossd::tls_failures_test {
 namespace {
 
 using ::testing::AllOf;
@@ -140,4 +140,4 @@ TEST_F(TlsFailuresTest, AServerDoesNotStartWithFilesThatCannotWork) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::tls_failures_test

@@ -17,7 +17,7 @@
 #include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
 
-namespace lossd {
+namespace lossd::tls_test {
 namespace {
 
 using testing::Certificates;
@@ -219,4 +219,4 @@ TEST_F(TlsTest, AKeyThatEverybodyCanReadIsWarnedOf) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::tls_test

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace lossd::internal {
+namespace lossd::internal::backoff_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -41,4 +41,4 @@ TEST(BackoffTest, ThoseThatAreSentAwayTogetherComeBackAtDifferentTimes) {
 }
 
 }  // namespace
-}  // namespace lossd::internal
+}  // namespace lossd::internal::backoff_test

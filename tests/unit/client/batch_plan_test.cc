@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-namespace lossd::internal {
+namespace lossd::internal::batch_plan_test {
 namespace {
 
 constexpr int64_t kHidden = 16;
@@ -242,4 +242,4 @@ TEST(PlanBatchTest, TokenAboveTheLimitIsRefusedWithBothSizes) {
 }
 
 }  // namespace
-}  // namespace lossd::internal
+}  // namespace lossd::internal::batch_plan_test

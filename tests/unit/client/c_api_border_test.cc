@@ -25,7 +25,7 @@ void* operator new(std::size_t size) {
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t /*size*/) noexcept { std::free(memory); }
 
-namespace lossd::c_api {
+namespace lossd::c_api::c_api_border_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -82,4 +82,4 @@ TEST(CApiBorderTest, WithoutMemoryForAnExceptionThereIsStillAStatus) {
 }
 
 }  // namespace
-}  // namespace lossd::c_api
+}  // namespace lossd::c_api::c_api_border_test

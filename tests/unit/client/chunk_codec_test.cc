@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace lossd::internal {
+namespace lossd::internal::chunk_codec_test {
 namespace {
 
 std::string ToString(const grpc::ByteBuffer& buffer) {
@@ -202,4 +202,4 @@ TEST(DecodedResponseTest, GarbageIsAnErrorAndNeverReadsOutside) {
 }
 
 }  // namespace
-}  // namespace lossd::internal
+}  // namespace lossd::internal::chunk_codec_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lossd::internal {
+namespace lossd::internal::clock_offset_test {
 namespace {
 
 TEST(ClockOffsetTest, ClocksThatMayAgreeAreTakenToAgree) {
@@ -42,4 +42,4 @@ TEST(ClockOffsetTest, AClockThatWasSetIsFollowed) {
 }
 
 }  // namespace
-}  // namespace lossd::internal
+}  // namespace lossd::internal::clock_offset_test

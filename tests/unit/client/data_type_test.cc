@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-namespace lossd::internal {
+namespace lossd::internal::data_type_test {
 namespace {
 
 float Widen(DataType type, uint16_t bits) {
@@ -110,4 +110,4 @@ TEST(ConvertElementsTest, LongUnalignedRunsBetweenNarrowTypes) {
 }
 
 }  // namespace
-}  // namespace lossd::internal
+}  // namespace lossd::internal::data_type_test

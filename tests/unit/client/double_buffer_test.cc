@@ -4,7 +4,7 @@
 
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd::testing {
+namespace lossd::testing::double_buffer_test {
 namespace {
 
 class ClientDoubleBufferTest : public SessionTest {
@@ -134,4 +134,4 @@ TEST_F(ClientDoubleBufferTest, AFlushThatAnotherProcessEndsLeavesNoWrongHint) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::double_buffer_test

@@ -12,7 +12,7 @@
 #include "lossd/client.h"
 #include "tests/unit/client/fake_server.h"
 
-namespace lossd {
+namespace lossd::gradient_sink_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -213,4 +213,4 @@ TEST_P(GradientSinkTest, DiscardEndsTheWindowAndReadsNothing) {
 INSTANTIATE_TEST_SUITE_P(WithAndWithoutBias, GradientSinkTest, ::testing::Bool());
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::gradient_sink_test

@@ -9,7 +9,7 @@
 
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd::testing {
+namespace lossd::testing::logits_test {
 namespace {
 
 using ::testing::Each;
@@ -62,4 +62,4 @@ TEST_F(LogitsTest, MoreElementsThanAnyArrayHasAreRefused) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::logits_test

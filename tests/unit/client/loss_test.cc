@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace lossd {
+namespace lossd::loss_test {
 namespace {
 
 TEST(LossHelpersTest, CountsLeaveIgnoredLabelsOut) {
@@ -40,4 +40,4 @@ TEST(LossHelpersTest, ScalingRoundsOnceToTheType) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::loss_test

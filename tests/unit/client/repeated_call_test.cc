@@ -7,7 +7,7 @@
 #include "lossd/client.h"
 #include "tests/unit/client/fake_server.h"
 
-namespace lossd {
+namespace lossd::repeated_call_test {
 namespace {
 
 using testing::FakeServer;
@@ -38,4 +38,4 @@ TEST_F(RepeatedCallTest, AHeadThatNeverWasIsNotFoundAfterARefusalToo) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::repeated_call_test

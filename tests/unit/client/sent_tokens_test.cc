@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-namespace lossd::internal {
+namespace lossd::internal::sent_tokens_test {
 namespace {
 
 constexpr int64_t kIgnored = -7;
@@ -69,4 +69,4 @@ TEST(SentTokensTest, EveryRangeOfLabelledTokensIsWhereTheLabelsAre) {
 }
 
 }  // namespace
-}  // namespace lossd::internal
+}  // namespace lossd::internal::sent_tokens_test

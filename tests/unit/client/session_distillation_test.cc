@@ -13,7 +13,7 @@
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd {
+namespace lossd::session_distillation_test {
 namespace {
 
 using testing::Data;
@@ -172,4 +172,4 @@ TEST_F(SessionDistillationTest, WhatCannotBeComputedIsRefusedBeforeAnythingIsSen
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::session_distillation_test

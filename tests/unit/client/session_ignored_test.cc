@@ -10,7 +10,7 @@
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd {
+namespace lossd::session_ignored_test {
 namespace {
 
 using testing::Data;
@@ -165,4 +165,4 @@ TEST_F(SessionIgnoredTest, ARejectedChunkIsNamedByItsPlaceInTheBatch) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::session_ignored_test

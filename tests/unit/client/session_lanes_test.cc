@@ -15,7 +15,7 @@
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd {
+namespace lossd::session_lanes_test {
 namespace {
 
 using testing::Data;
@@ -445,4 +445,4 @@ TEST_F(SessionLanesTest, NumberOfLanesThatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::session_lanes_test

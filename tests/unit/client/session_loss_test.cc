@@ -16,7 +16,7 @@
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd {
+namespace lossd::session_loss_test {
 namespace {
 
 using testing::Data;
@@ -363,4 +363,4 @@ TEST_F(SessionLossTest, CreateHeadSendsWhatBelongsToTheWeights) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::session_loss_test

@@ -11,7 +11,7 @@
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd {
+namespace lossd::session_recovery_test {
 namespace {
 
 using testing::Data;
@@ -209,4 +209,4 @@ TEST_F(SessionTest, AnswerOfTheWrongSizeIsInternal) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::session_recovery_test

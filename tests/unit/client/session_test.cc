@@ -13,7 +13,7 @@
 #include "tests/unit/client/fake_server.h"
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd {
+namespace lossd::session_test {
 namespace {
 
 using testing::Data;
@@ -341,4 +341,4 @@ TEST_F(SessionTest, CloseEndsTheSessionAndLaterCallsSaySo) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::session_test

@@ -4,7 +4,7 @@
 
 #include "tests/unit/client/session_fixture.h"
 
-namespace lossd::testing {
+namespace lossd::testing::step_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -176,4 +176,4 @@ TEST_F(ClientStepTest, StatsAreOfTheOpenWindow) {
 }
 
 }  // namespace
-}  // namespace lossd::testing
+}  // namespace lossd::testing::step_test

@@ -16,7 +16,7 @@
 #include "proto/safetensors/safetensors.h"
 #include "tests/unit/client/fake_server.h"
 
-namespace lossd {
+namespace lossd::transfer_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -455,4 +455,4 @@ TEST_F(TransferTest, ABiasForAHeadThatHasNoneIsRefused) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::transfer_test

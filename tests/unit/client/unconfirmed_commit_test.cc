@@ -13,7 +13,7 @@
 #include "lossd/client.h"
 #include "tests/unit/client/fake_server.h"
 
-namespace lossd {
+namespace lossd::unconfirmed_commit_test {
 namespace {
 
 using testing::FakeServer;
@@ -213,4 +213,4 @@ TEST_P(FlushExceptionTest, OfProgressReopensTheWindow) {
 INSTANTIATE_TEST_SUITE_P(Exceptions, FlushExceptionTest, ::testing::Values(Fate::kDone));
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::unconfirmed_commit_test

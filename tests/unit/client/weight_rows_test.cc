@@ -13,7 +13,7 @@
 #include "lossd/client.h"
 #include "tests/unit/client/fake_server.h"
 
-namespace lossd {
+namespace lossd::weight_rows_test {
 namespace {
 
 using ::testing::Each;
@@ -232,4 +232,4 @@ TEST_F(WeightRowsTest, RowsThatTheHeadDoesNotHaveAreRefusedBeforeAnythingIsSent)
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::weight_rows_test

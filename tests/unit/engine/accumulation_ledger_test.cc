@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lossd::engine {
+namespace lossd::engine::accumulation_ledger_test {
 namespace {
 
 using Lane = AccumulationLedger::Lane;
@@ -169,4 +169,4 @@ TEST(AccumulationLedger, WhileAWindowIsFrozenTheNextOneCountsFromThere) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::accumulation_ledger_test

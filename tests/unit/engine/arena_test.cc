@@ -7,7 +7,7 @@
 #include <optional>
 #include <random>
 
-namespace lossd::engine {
+namespace lossd::engine::arena_test {
 namespace {
 
 constexpr int64_t kUnit = Arena::kUnit;
@@ -80,4 +80,4 @@ TEST(Arena, PiecesNeverOverlapAndNothingIsLost) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::arena_test

@@ -4,7 +4,7 @@
 
 #include "tests/unit/engine/batch_queue_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::batch_queue_test {
 namespace {
 
 using Clock = BatchQueue::Clock;
@@ -217,4 +217,4 @@ TEST_F(BatchingWindowTest, ABusyDeviceDoesNotWait) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::batch_queue_test

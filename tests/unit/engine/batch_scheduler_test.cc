@@ -7,7 +7,7 @@
 
 #include "tests/unit/engine/fake_device.h"
 
-namespace lossd::engine {
+namespace lossd::engine::batch_scheduler_test {
 namespace {
 
 class BatchSchedulerTest : public ::testing::TestWithParam<DeviceLoop> {
@@ -49,4 +49,4 @@ TEST(SteppedBatchSchedulerTest, NothingHappensButByStep) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::batch_scheduler_test

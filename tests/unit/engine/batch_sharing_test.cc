@@ -7,7 +7,7 @@
 
 #include "tests/unit/engine/batch_queue_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::batch_sharing_test {
 namespace {
 
 using ::testing::Each;
@@ -378,4 +378,4 @@ TEST_F(BatchWindowTest, AJobDoesNotCutShortTheTimeInWhichABatchGrows) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::batch_sharing_test

@@ -14,7 +14,7 @@
 #include "server/engine/checkpoint_manifest.h"
 #include "tests/unit/engine/checkpoint_folder.h"
 
-namespace lossd::engine {
+namespace lossd::engine::checkpoint_store_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -474,4 +474,4 @@ TEST_F(CheckpointStoreTest, ADeletedHeadKeepsItsCheckpointsButIsNotLive) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::checkpoint_store_test

@@ -12,7 +12,7 @@
 #include "server/engine/chunk_options.h"
 #include "server/engine/errors.h"
 
-namespace lossd::engine {
+namespace lossd::engine::chunk_distillation_test {
 namespace {
 
 using kernels::DataType;
@@ -200,4 +200,4 @@ TEST(ChunkDistillation, AnAnswerCountsDivergences) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::chunk_distillation_test

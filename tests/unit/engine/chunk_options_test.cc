@@ -14,7 +14,7 @@
 
 #include "server/engine/errors.h"
 
-namespace lossd::engine {
+namespace lossd::engine::chunk_options_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -220,4 +220,4 @@ TEST(HeadOptions, WhatCannotBeComputedIsRefusedByNameAndValue) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::chunk_options_test

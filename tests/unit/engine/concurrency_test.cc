@@ -10,7 +10,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::concurrency_test {
 namespace {
 
 // Sends chunks 1..count, each worth 1, over streams that are cut at random; resends what the marks say is
@@ -103,4 +103,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, Concurrency, ::testing::Values(FakeOptions{1, 
                          });
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::concurrency_test

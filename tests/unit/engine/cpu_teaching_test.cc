@@ -13,7 +13,7 @@
 #include "server/engine/errors.h"
 #include "server/engine/payload.h"
 
-namespace lossd::engine {
+namespace lossd::engine::cpu_teaching_test {
 namespace {
 
 using kernels::DataType;
@@ -95,4 +95,4 @@ TEST_F(CpuTeachingTest, ATeacherThatTheWorkspaceHasNoRoomForIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::cpu_teaching_test

@@ -13,7 +13,7 @@
 #include "server/engine/random_id.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::deferred_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -365,4 +365,4 @@ TEST_F(DeferredValuesTest, AClientMayOverwriteItsRegionOnceItHasTheAnswer) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::deferred_test

@@ -14,7 +14,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/deterministic_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::deterministic_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -427,4 +427,4 @@ TEST_F(DeterministicTest, StatsInTheMiddleOfAWindowLeaveNoTraceInIt) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::deterministic_test

@@ -11,7 +11,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::device_loop_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -363,4 +363,4 @@ TEST_F(WindowTest, AFlushAWeightReadAndAShutdownDoNotWaitForTheWindow) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::device_loop_test

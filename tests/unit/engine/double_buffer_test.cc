@@ -9,7 +9,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::double_buffer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -299,4 +299,4 @@ TEST_F(DeferredDoubleBufferTest, DeferredGradientsGoWhereTheirChunksDid) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::double_buffer_test

@@ -5,7 +5,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/checkpoint_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::drain_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -294,4 +294,4 @@ TEST_F(DrainTest, NothingEndsAWindowWhileTheServerDrains) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::drain_test

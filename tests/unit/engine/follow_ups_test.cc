@@ -4,7 +4,7 @@
 
 #include "tests/unit/engine/batch_queue_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::follow_ups_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -110,4 +110,4 @@ TEST_F(FollowUpsTest, ALastTaskHasEverythingFinishedAndOtherTasksLeaveItUnfinish
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::follow_ups_test

@@ -7,7 +7,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/checkpoint_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::head_checkpoint_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -272,4 +272,4 @@ TEST_F(HeadCheckpointTest, TilesOfAnotherSizeAreRefused) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::head_checkpoint_test

@@ -17,7 +17,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::head_logits_test {
 namespace {
 
 using kernels::DataType;
@@ -454,4 +454,4 @@ TEST_F(HeadLogitsTest, RequestsThatCannotBeAreRefused) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::head_logits_test

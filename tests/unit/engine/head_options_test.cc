@@ -14,7 +14,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::head_options_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -363,4 +363,4 @@ TEST_F(BiasedHeadTest, AnotherHeadOfTheNameWithoutABiasIsNotTheSame) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::head_options_test

@@ -12,7 +12,7 @@
 #include "server/engine/monotonic_clock.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::head_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -328,4 +328,4 @@ TEST_F(LeaseTest, AnIdleSessionExpiresButItsContributionStays) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::head_test

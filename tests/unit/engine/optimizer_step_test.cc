@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace lossd::engine {
+namespace lossd::engine::optimizer_step_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -67,4 +67,4 @@ TEST(OptimizerStepTest, WhatIsUnsetIsTheHeads) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::optimizer_step_test

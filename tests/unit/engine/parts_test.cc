@@ -18,7 +18,7 @@
 #include "server/engine/session_credit.h"
 #include "tests/unit/engine/fake_device.h"
 
-namespace lossd::engine {
+namespace lossd::engine::parts_test {
 namespace {
 
 TEST(CpuDevice, PlansForWeightsThatAreWrittenBesideThoseInUse) {
@@ -198,4 +198,4 @@ TEST(RetrySlotsTest, NoTwoAreToldToComeBackAtTheSameTimeUntilTheyAreTooMany) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::parts_test

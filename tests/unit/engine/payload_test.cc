@@ -14,7 +14,7 @@
 #include "server/engine/errors.h"
 #include "server/engine/head_backend.h"
 
-namespace lossd::engine {
+namespace lossd::engine::payload_test {
 namespace {
 
 constexpr int64_t kTokens = 6;
@@ -144,4 +144,4 @@ TEST_P(PiecesTest, TheCpuComputesTheSame) {
 INSTANTIATE_TEST_SUITE_P(Sizes, PiecesTest, ::testing::Values(1, 2, 3, 4, 5, 7, 19, 20, 50));
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::payload_test

@@ -13,7 +13,7 @@
 #include "server/engine/cpu_backend.h"
 #include "server/engine/head_backend.h"
 
-namespace lossd::engine {
+namespace lossd::engine::region_chunk_test {
 namespace {
 
 constexpr int64_t kVocab = 50;
@@ -103,4 +103,4 @@ TEST_F(RegionChunkTest, SystemMemoryIsTheHostsAndZero) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::region_chunk_test

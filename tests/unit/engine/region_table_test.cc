@@ -14,7 +14,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/fake_device.h"
 
-namespace lossd::engine {
+namespace lossd::engine::region_table_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -146,4 +146,4 @@ TEST_F(RegionTableTest, ThreadsThatCreateAttachAndDropLeaveNothingBehind) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::region_table_test

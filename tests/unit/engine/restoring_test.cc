@@ -13,7 +13,7 @@
 #include "tests/unit/engine/checkpoint_folder.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::restoring_test {
 namespace {
 
 EngineOptions WithCheckpoints(const CheckpointFolder& folder, std::atomic<int>* device_failures) {
@@ -152,4 +152,4 @@ TEST_F(RestoringTest, ASaveWaitsForTheGradientsOfAnAbortedFlush) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::restoring_test

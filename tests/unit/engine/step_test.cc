@@ -10,7 +10,7 @@
 #include "server/engine/random_id.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::step_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -493,4 +493,4 @@ TEST_F(DeferredStepTest, DeferredGradientsAreInIt) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::step_test

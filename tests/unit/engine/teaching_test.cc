@@ -14,7 +14,7 @@
 #include "server/engine/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::engine {
+namespace lossd::engine::teaching_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -318,4 +318,4 @@ TEST_F(TeachingTest, HeadsTeachEachOtherWhileTheyAreWrittenAndDeleted) {
 }
 
 }  // namespace
-}  // namespace lossd::engine
+}  // namespace lossd::engine::teaching_test

@@ -11,7 +11,7 @@
 #include "kernels/linear_cross_entropy.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::bias_test {
 namespace {
 
 using testing::GuardedBytes;
@@ -131,4 +131,4 @@ TEST(Bias, ABiasThatIsNotFiniteMakesRowsOverflowAndNoGradient) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::bias_test

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-namespace lossd::kernels {
+namespace lossd::kernels::data_type_test {
 namespace {
 
 struct Format {
@@ -150,4 +150,4 @@ TEST(DataType, KnowsItsSizeAndName) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::data_type_test

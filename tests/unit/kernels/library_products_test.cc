@@ -5,7 +5,7 @@
 #include "kernels/cpu/gemm.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels::cpu {
+namespace lossd::kernels::cpu::library_products_test {
 namespace {
 
 using testing::Problem;
@@ -62,4 +62,4 @@ TEST(LibraryProducts, BFloat16AgreesWithReferenceOrSaysItCannot) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels::cpu
+}  // namespace lossd::kernels::cpu::library_products_test

@@ -17,7 +17,7 @@
 #include "kernels/cpu/arithmetic.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::linear_cross_entropy_test {
 namespace {
 
 using testing::Describe;
@@ -393,4 +393,4 @@ TEST(Workspace, SizesBeyondMemorySaturateInsteadOfWrapping) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::linear_cross_entropy_test

@@ -14,7 +14,7 @@
 #include "kernels/cpu/arithmetic.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::logits_test {
 namespace {
 
 using cpu::Arithmetic;
@@ -122,4 +122,4 @@ TEST(Logits, WhatCannotBeComputedIsRefused) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::logits_test

@@ -17,7 +17,7 @@
 #include "kernels/linear_cross_entropy.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::loss_options_test {
 namespace {
 
 using cpu::Arithmetic;
@@ -445,4 +445,4 @@ TEST(LossOptions, OutOfRangeAreRejected) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::loss_options_test

@@ -18,7 +18,7 @@
 #include "tests/unit/kernels/optimizer_reference.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::optimizer_test {
 namespace {
 
 using testing::GuardedBytes;
@@ -284,4 +284,4 @@ TEST(Optimizer, GradientsAreAdded) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::optimizer_test

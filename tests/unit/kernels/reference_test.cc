@@ -7,7 +7,7 @@
 
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::reference_test {
 namespace {
 
 using testing::Problem;
@@ -236,4 +236,4 @@ TEST(Reference, ALossNearZeroKeepsItsDigits) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::reference_test

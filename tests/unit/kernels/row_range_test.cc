@@ -9,7 +9,7 @@
 #include "kernels/linear_cross_entropy.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::row_range_test {
 namespace {
 
 using testing::Problem;
@@ -198,4 +198,4 @@ TEST(CpuLinearCrossEntropy, AHugeGradientScaleNeverMakesDwNaN) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::row_range_test

@@ -18,7 +18,7 @@
 #include "kernels/linear_cross_entropy.h"
 #include "tests/unit/kernels/problem.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::row_returns_test {
 namespace {
 
 using cpu::Arithmetic;
@@ -285,4 +285,4 @@ TEST(RowReturns, OfIgnoredRowsAreZerosAndOfOverflowedOnesNaN) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::row_returns_test

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace lossd::kernels::cpu {
+namespace lossd::kernels::cpu::simd_kernels_test {
 namespace {
 
 class SimdKernelsTest : public ::testing::TestWithParam<const SimdKernels*> {};
@@ -324,4 +324,4 @@ TEST_P(SimdKernelsTest, RowLoopsAgreeWithPlainOnesAtAnyLength) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels::cpu
+}  // namespace lossd::kernels::cpu::simd_kernels_test

@@ -13,7 +13,7 @@
 #include "tests/unit/kernels/problem.h"
 #include "tests/unit/kernels/soft_problems.h"
 
-namespace lossd::kernels {
+namespace lossd::kernels::soft_targets_test {
 namespace {
 
 using cpu::Arithmetic;
@@ -340,4 +340,4 @@ TEST(SoftTargets, AWorkspaceForLessThanOneRowOfBothHeadsIsTooSmall) {
 }
 
 }  // namespace
-}  // namespace lossd::kernels
+}  // namespace lossd::kernels::soft_targets_test

@@ -17,7 +17,7 @@
 #include "client/tools/lossctl/table.h"
 #include "nlohmann/json.hpp"
 
-namespace lossd::tools {
+namespace lossd::tools::output_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -114,4 +114,4 @@ TEST(CompletionTest, AnOptionOrCommandThatIsAddedIsOffered) {
 TEST(CompletionTest, QuotesWhatAShellWouldRead) { EXPECT_EQ(ShellQuote("it's $HOME"), "'it'\\''s $HOME'"); }
 
 }  // namespace
-}  // namespace lossd::tools
+}  // namespace lossd::tools::output_test

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace lossd::tools {
+namespace lossd::tools::progress_bar_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -112,4 +112,4 @@ TEST(FormatTest, SecondsGrowIntoMinutesHoursAndDays) {
 }
 
 }  // namespace
-}  // namespace lossd::tools
+}  // namespace lossd::tools::progress_bar_test

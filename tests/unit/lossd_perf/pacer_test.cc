@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-namespace lossd::perf {
+namespace lossd::perf::pacer_test {
 namespace {
 
 using std::chrono::hours;
@@ -96,4 +96,4 @@ TEST(PacerTest, NothingIsDueAfterAStop) {
 }
 
 }  // namespace
-}  // namespace lossd::perf
+}  // namespace lossd::perf::pacer_test

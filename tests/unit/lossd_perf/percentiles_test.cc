@@ -10,7 +10,7 @@
 
 #include "client/tools/perf/metrics.h"
 
-namespace lossd::perf {
+namespace lossd::perf::percentiles_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -79,4 +79,4 @@ TEST(MetricsTest, HistogramsAreReadByLabelAndSubtracted) {
 }
 
 }  // namespace
-}  // namespace lossd::perf
+}  // namespace lossd::perf::percentiles_test

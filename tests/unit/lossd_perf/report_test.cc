@@ -14,7 +14,7 @@
 #include "client/tools/perf/settings.h"
 #include "client/tools/perf/sweep.h"
 
-namespace lossd::perf {
+namespace lossd::perf::report_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -190,4 +190,4 @@ TEST(CheckAnswerTest, TakesTheRightAnswerAndNoOther) {
 }
 
 }  // namespace
-}  // namespace lossd::perf
+}  // namespace lossd::perf::report_test

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <vector>
 
-namespace lossd::perf {
+namespace lossd::perf::stages_test {
 namespace {
 
 ChunkTiming::Time At(int64_t milliseconds) {
@@ -75,4 +75,4 @@ TEST(StagesTest, ChunksOfOneBatchAreComputedOnce) {
 TEST(StagesTest, WithoutChunksThereIsNoShare) { EXPECT_FALSE(HiddenShare({}).has_value()); }
 
 }  // namespace
-}  // namespace lossd::perf
+}  // namespace lossd::perf::stages_test

@@ -16,7 +16,7 @@
 #include "server/telemetry/service_counters.h"
 #include "tests/unit/rpc/no_files.h"
 
-namespace lossd::rpc {
+namespace lossd::rpc::access_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -143,4 +143,4 @@ TEST_F(AccessTest, AChangeThatKeepsSizeAndTimeIsSeen) {
 }
 
 }  // namespace
-}  // namespace lossd::rpc
+}  // namespace lossd::rpc::access_test

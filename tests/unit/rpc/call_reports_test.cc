@@ -11,7 +11,7 @@
 #include "server/rpc/call_record.h"
 #include "server/rpc/methods.h"
 
-namespace lossd::rpc {
+namespace lossd::rpc::call_reports_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -159,4 +159,4 @@ TEST_F(CallReportsTest, ManyThreadsAtOnceLoseNothing) {
 }
 
 }  // namespace
-}  // namespace lossd::rpc
+}  // namespace lossd::rpc::call_reports_test

@@ -15,7 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace lossd::rpc {
+namespace lossd::rpc::listener_test {
 namespace {
 
 using Opened = absl::StatusOr<std::unique_ptr<Listener>>;
@@ -89,7 +89,7 @@ TEST(ListenerTest, WhatIsNoAddressOfThisMachineIsRefusedWithTheReason) {
       << opened.status();
 }
 
-class SocketFileTest : public testing::Test {
+class SocketFileTest : public ::testing::Test {
  protected:
   SocketFileTest() {
     std::string folder = (std::filesystem::temp_directory_path() / "lossd-listener-XXXXXX").string();
@@ -147,4 +147,4 @@ TEST_F(SocketFileTest, WithoutItsFolderItIsRefusedWithTheReason) {
 }
 
 }  // namespace
-}  // namespace lossd::rpc
+}  // namespace lossd::rpc::listener_test

@@ -8,7 +8,7 @@
 
 #include "server/rpc/methods.h"
 
-namespace lossd::rpc {
+namespace lossd::rpc::roles_test {
 namespace {
 
 using ::testing::Contains;
@@ -58,4 +58,4 @@ TEST(RolesTest, NamesAreReadBackAndNobodyCanBeAnybody) {
 }
 
 }  // namespace
-}  // namespace lossd::rpc
+}  // namespace lossd::rpc::roles_test

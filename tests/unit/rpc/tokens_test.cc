@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace lossd::rpc {
+namespace lossd::rpc::tokens_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -86,4 +86,4 @@ TEST(TokensTest, WhatIsNoFileIsRefused) {
 }
 
 }  // namespace
-}  // namespace lossd::rpc
+}  // namespace lossd::rpc::tokens_test

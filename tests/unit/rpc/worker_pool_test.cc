@@ -7,7 +7,7 @@
 
 #include "server/engine/errors.h"
 
-namespace lossd::rpc {
+namespace lossd::rpc::worker_pool_test {
 namespace {
 
 TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
@@ -44,4 +44,4 @@ TEST(WorkerPool, RefusesCallsBeyondItsQueueWithADelayAndTakesThemAgainLater) {
 }
 
 }  // namespace
-}  // namespace lossd::rpc
+}  // namespace lossd::rpc::worker_pool_test

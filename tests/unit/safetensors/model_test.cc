@@ -13,7 +13,7 @@
 #include "proto/safetensors/safetensors.h"
 #include "tests/unit/safetensors/safetensors_fixture.h"
 
-namespace lossd {
+namespace lossd::model_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -202,4 +202,4 @@ TEST_F(BelowTest, PipesAndDevicesAreNotOpened) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::model_test

@@ -19,7 +19,7 @@
 
 #include "tests/unit/safetensors/safetensors_fixture.h"
 
-namespace lossd {
+namespace lossd::safetensors_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -351,4 +351,4 @@ TEST_F(SafetensorsTest, MissingFilesAndDevicesAreErrors) {
 }
 
 }  // namespace
-}  // namespace lossd
+}  // namespace lossd::safetensors_test

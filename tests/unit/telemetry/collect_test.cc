@@ -12,7 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "tests/unit/engine/engine_fixture.h"
 
-namespace lossd::telemetry {
+namespace lossd::telemetry::collect_test {
 namespace {
 
 using engine::EngineFixture;
@@ -220,4 +220,4 @@ TEST_F(CollectTest, WhatCannotBeReadOfTheProcessIsLeftOut) {
 }
 
 }  // namespace
-}  // namespace lossd::telemetry
+}  // namespace lossd::telemetry::collect_test

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace lossd::telemetry {
+namespace lossd::telemetry::exposition_test {
 namespace {
 
 constexpr Metric kCalls{"calls_total", "Calls.", kCounter, {"method", "code"}};
@@ -61,4 +61,4 @@ TEST(Exposition, SaysOfAValueThatItIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace lossd::telemetry
+}  // namespace lossd::telemetry::exposition_test

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-namespace lossd::telemetry {
+namespace lossd::telemetry::html_test {
 namespace {
 
 TEST(Html, EscapesAllThatCouldBecomeMarkup) {
@@ -44,4 +44,4 @@ TEST(Html, DurationsAreInTheUnitThatFits) {
 }
 
 }  // namespace
-}  // namespace lossd::telemetry
+}  // namespace lossd::telemetry::html_test

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace lossd::telemetry {
+namespace lossd::telemetry::http_server_test {
 namespace {
 
 using ::testing::EndsWith;
@@ -202,4 +202,4 @@ TEST_F(HttpServerTest, AnAddressOfIpv6WorksOrTheErrorSaysWhyNot) {
 }
 
 }  // namespace
-}  // namespace lossd::telemetry
+}  // namespace lossd::telemetry::http_server_test

@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "server/engine/random_id.h"
 
-namespace lossd::telemetry {
+namespace lossd::telemetry::status_page_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -242,4 +242,4 @@ TEST(StatusJson, WhatIsNotThereOrNotFiniteIsNull) {
 }
 
 }  // namespace
-}  // namespace lossd::telemetry
+}  // namespace lossd::telemetry::status_page_test

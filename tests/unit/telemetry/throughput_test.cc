@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-namespace lossd::telemetry {
+namespace lossd::telemetry::throughput_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -69,4 +69,4 @@ TEST(Throughput, EndsAtOnce) {
 }
 
 }  // namespace
-}  // namespace lossd::telemetry
+}  // namespace lossd::telemetry::throughput_test

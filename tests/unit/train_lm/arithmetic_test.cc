@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-namespace lossd::train_lm {
+namespace lossd::train_lm::arithmetic_test {
 namespace {
 
 constexpr int64_t kPlaces = 16;  // from one line of the cache to the next, in floats
@@ -105,4 +105,4 @@ TEST(Arithmetic, ASoftmaxHasTheSameBitsWhereverItsRowLies) {
 }
 
 }  // namespace
-}  // namespace lossd::train_lm
+}  // namespace lossd::train_lm::arithmetic_test

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace lossd::train_lm {
+namespace lossd::train_lm::corpus_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -101,4 +101,4 @@ TEST(Corpus, ReadsPlainAndCompressedFilesAlikeAndNamesTheOneThatIsMissing) {
 }
 
 }  // namespace
-}  // namespace lossd::train_lm
+}  // namespace lossd::train_lm::corpus_test

@@ -6,7 +6,7 @@
 
 #include "client/examples/train_lm/random.h"
 
-namespace lossd::train_lm {
+namespace lossd::train_lm::local_head_test {
 namespace {
 
 constexpr HeadShape kShape = {.vocabulary = 11, .hidden = 4};
@@ -128,4 +128,4 @@ TEST_F(LocalHeadTest, RoundsToBFloat16LikeTheServer) {
 }
 
 }  // namespace
-}  // namespace lossd::train_lm
+}  // namespace lossd::train_lm::local_head_test

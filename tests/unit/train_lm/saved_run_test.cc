@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <numeric>
 
-namespace lossd::train_lm {
+namespace lossd::train_lm::saved_run_test {
 namespace {
 
 class SavedRunTest : public ::testing::Test {
@@ -111,4 +111,4 @@ TEST(TrainerStateTest, ATrunkGoesOnWhereAnotherStood) {
 }
 
 }  // namespace
-}  // namespace lossd::train_lm
+}  // namespace lossd::train_lm::saved_run_test

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-namespace lossd::train_lm {
+namespace lossd::train_lm::split_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -62,4 +62,4 @@ TEST(Split, MakesNoNewSharedNgramAcrossACut) {
 }
 
 }  // namespace
-}  // namespace lossd::train_lm
+}  // namespace lossd::train_lm::split_test

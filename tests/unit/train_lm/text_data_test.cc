@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace lossd::train_lm {
+namespace lossd::train_lm::text_data_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -83,4 +83,4 @@ TEST(TextData, PassesOnWhyNoTokenizerCanBeMade) {
 }
 
 }  // namespace
-}  // namespace lossd::train_lm
+}  // namespace lossd::train_lm::text_data_test

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-namespace lossd::train_lm {
+namespace lossd::train_lm::thread_pool_test {
 namespace {
 
 TEST(ThreadPool, CoversEveryIndexOnceRoundAfterRound) {
@@ -32,4 +32,4 @@ TEST(ThreadPool, ReturnsOnlyWhenAllRangesAreDone) {
 }
 
 }  // namespace
-}  // namespace lossd::train_lm
+}  // namespace lossd::train_lm::thread_pool_test

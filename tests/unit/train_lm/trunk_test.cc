@@ -7,7 +7,7 @@
 
 #include "client/examples/train_lm/random.h"
 
-namespace lossd::train_lm {
+namespace lossd::train_lm::trunk_test {
 namespace {
 
 constexpr int64_t kHidden = 6;
@@ -102,4 +102,4 @@ TEST(Trunk, SeesItsHistoryAndNothingBeforeOrAfter) {
 }
 
 }  // namespace
-}  // namespace lossd::train_lm
+}  // namespace lossd::train_lm::trunk_test

@@ -9,7 +9,7 @@
 
 #include "tests/unit/wire/wire_bytes.h"
 
-namespace lossd::wire {
+namespace lossd::wire::compute_wire_fuzz_test {
 namespace {
 
 class Fuzz {
@@ -141,4 +141,4 @@ TEST(ComputeWireFuzzTest, AcceptsWhatTheGeneratedParserAcceptsWithTheSameResult)
 }
 
 }  // namespace
-}  // namespace lossd::wire
+}  // namespace lossd::wire::compute_wire_fuzz_test

@@ -10,7 +10,7 @@
 
 #include "tests/unit/wire/wire_bytes.h"
 
-namespace lossd::wire {
+namespace lossd::wire::compute_wire_test {
 namespace {
 
 std::string Pattern(size_t size) {
@@ -252,4 +252,4 @@ TEST(DecodeTest, CountsTheBlocksThatSlicesKeepNotTheBytesSeen) {
 }
 
 }  // namespace
-}  // namespace lossd::wire
+}  // namespace lossd::wire::compute_wire_test

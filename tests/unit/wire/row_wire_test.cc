@@ -9,7 +9,7 @@
 
 #include "tests/unit/wire/wire_bytes.h"
 
-namespace lossd::wire {
+namespace lossd::wire::row_wire_test {
 namespace {
 
 std::string Pattern(size_t size) {
@@ -115,4 +115,4 @@ TYPED_TEST(RowWireTest, AcceptsMutatedBytesExactlyIfTheGeneratedParserDoes) {
 }
 
 }  // namespace
-}  // namespace lossd::wire
+}  // namespace lossd::wire::row_wire_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lossd::wire {
+namespace lossd::wire::token_test {
 namespace {
 
 TEST(TokenTest, OnlyThisMachineIsLoopback) {
@@ -16,4 +16,4 @@ TEST(TokenTest, OnlyThisMachineIsLoopback) {
 }
 
 }  // namespace
-}  // namespace lossd::wire
+}  // namespace lossd::wire::token_test

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace lossd::wire {
+namespace lossd::wire::trace_context_test {
 namespace {
 
 constexpr char kTraceId[] = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -51,4 +51,4 @@ TEST(TraceContextTest, ATraceStateIsShortAndPrintable) {
 }
 
 }  // namespace
-}  // namespace lossd::wire
+}  // namespace lossd::wire::trace_context_test

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 import lossd
 from lossd.torch import RemoteHead, linear_cross_entropy
 
-VOCABULARY, HIDDEN, TOKENS, STEPS = 1 << 16, 256, 512, 3
+VOCABULARY, HIDDEN, TOKENS, STEPS = 1 << 16, 256, 256, 2
 LOGITS_BYTES = TOKENS * VOCABULARY * 4
 WEIGHT_BYTES = VOCABULARY * HIDDEN * 4
 KINDS = ("declared", "undeclared", "local")

@@ -1,0 +1,87 @@
+#!/usr/bin/python3
+"""What ./check.sh says of its tests is what their reports say, and nothing that failed to run passes."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
+PROGRAM = os.path.join(ROOT, "tools/check_report.py")
+
+CTEST = """<testsuite>
+<testcase name="unit/a_test" classname="unit/a_test" time="2.5" status="run"/>
+<testcase name="script_test" classname="script_test" time="1.0" status="{script}"><system-out/>{why}</testcase>
+</testsuite>"""
+GTEST = """<testsuites><testsuite>
+<testcase name="Passes" classname="A" time="0.25" status="run" result="completed"/>
+<testcase name="Second" classname="A" time="0.75" status="run" result="{result}">{why}</testcase>
+</testsuite></testsuites>"""
+
+
+class Report(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def write(self, name, text):
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return path
+
+    def suite(self, *arguments):
+        out = os.path.join(self.folder, "suite.json")
+        subprocess.run([PROGRAM, "suite", out, "unit", "7", *arguments], check=True)
+        with open(out, encoding="utf-8") as file:
+            return json.load(file)
+
+    def ctest(self, *, result="completed", gtest_why="", script="run", script_why=""):
+        self.write("results/unit/a_test.xml", GTEST.format(result=result, why=gtest_why))
+        report = self.write("ctest.xml", CTEST.format(script=script, why=script_why))
+        return self.suite("--ctest", report, os.path.join(self.folder, "results"))
+
+    def test_tests_of_a_program_count_one_by_one_and_others_as_one(self):
+        self.assertEqual(self.ctest(), {
+            "name": "unit", "seconds": 7, "passed": 3, "failed": 0, "failures": [],
+            "slowest": [["script_test", 1.0], ["unit/a_test: A.Second", 0.75], ["unit/a_test: A.Passes", 0.25]]})
+
+    def test_a_test_that_failed_is_named_with_why(self):
+        content = self.ctest(gtest_why='<failure message="1 is not 2&#x0A;more"/>')
+        self.assertEqual((content["passed"], content["failures"]), (2, [["unit/a_test: A.Second", "failure: 1 is not 2"]]))
+
+    def test_what_was_skipped_or_did_not_run_has_failed(self):
+        self.assertEqual(self.ctest(result="skipped", gtest_why="<skipped/>")["failed"], 1)
+        self.assertEqual(self.ctest(script="notrun")["failures"], [["script_test", "not run"]])
+
+    def test_a_program_that_ends_badly_behind_its_last_test_has_failed(self):
+        self.write("results/unit/a_test.xml", GTEST.format(result="completed", why=""))
+        report = self.write("ctest.xml", CTEST.format(script="run", why="").replace(
+            'time="2.5" status="run"/>', 'time="2.5" status="fail"><failure message="exit 66"/></testcase>'))
+        content = self.suite("--ctest", report, os.path.join(self.folder, "results"))
+        self.assertEqual(content["failures"], [["unit/a_test", "failure: exit 66"]])
+
+    def test_a_report_that_is_missing_or_broken_is_a_failure(self):
+        self.assertEqual(self.suite("--pytest", os.path.join(self.folder, "none.xml"))["failed"], 1)
+        self.assertEqual(self.suite("--pytest", self.write("broken.xml", "<testsuite>"))["failed"], 1)
+
+    def test_nothing_at_all_is_a_failure(self):
+        self.assertEqual((self.suite()["passed"], self.suite()["failed"]), (0, 1))
+
+    def test_the_table_fails_with_one_of_its_suites(self):
+        for verdict, status in (("ok", 0), ("failed", 1)):
+            suite = os.path.join(self.folder, "suite.json")
+            subprocess.run([PROGRAM, "suite", suite, "lint", "1", "--check", "layout", "1", verdict], check=True)
+            out = os.path.join(self.folder, "check.json")
+            done = subprocess.run([PROGRAM, "table", out, "3", suite], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, status, done.stdout)
+            self.assertIn(f"{1 - status} passed, {status} failed", done.stdout)
+            with open(out, encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["suites"][0]["name"], "lint")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,41 @@
+#!/usr/bin/python3
+"""Every test of every GoogleTest program that CTest starts is run by exactly one of its entries.
+
+usage: every_test_test.py BUILD_TREE
+"""
+import collections
+import json
+import subprocess
+import sys
+import unittest
+
+TREE = sys.argv.pop(1)
+
+
+def tests_of(*command):
+    listed = subprocess.run([*command, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout
+    suite, names = "", []
+    for line in listed.splitlines():
+        if line.startswith("  "):
+            names.append(suite + line.split("#")[0].strip())
+        elif line.split("#")[0].rstrip().endswith("."):
+            suite = line.split("#")[0].rstrip()
+    return collections.Counter(names)
+
+
+class EveryTest(unittest.TestCase):
+    def test_it_is_run_once(self):
+        shown = subprocess.run(["ctest", "--test-dir", TREE, "--show-only=json-v1"], capture_output=True, text=True, check=True)
+        files = collections.defaultdict(list)
+        for test in json.loads(shown.stdout)["tests"]:
+            program, *arguments = test.get("command", [""])
+            if len(arguments) == 1 and arguments[0].startswith("--test_file="):
+                files[program].append(arguments[0])
+        self.assertGreater(len(files), 10)
+        for program, arguments in files.items():
+            run = sum((tests_of(program, argument) for argument in arguments), collections.Counter())
+            self.assertEqual(run, tests_of(program), program)
+
+
+if __name__ == "__main__":
+    unittest.main()

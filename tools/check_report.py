@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""What a run of ./check.sh has shown: single tests and their times, out of the reports of CTest, GoogleTest and pytest.
+
+usage: tools/check_report.py suite OUT NAME SECONDS [--check TITLE SECONDS ok|failed]... [--ctest REPORT RESULTS]... [--pytest REPORT]...
+       tools/check_report.py table OUT SECONDS SUITE...
+
+`suite` writes what a suite has shown to OUT. RESULTS is the folder in which each GoogleTest program that CTest started has left a
+report of its own: its tests count one by one, other programs as one test. A test that was skipped, or a program that
+did not run, has shown nothing and counts as failed. A report that is not there counts as one failure.
+
+`table` joins such files to OUT ({"seconds", "suites": [{"name", "seconds", "passed", "failed", "slowest", "failures"}]}) and prints
+them as a table. Exit status 1 if anything failed.
+"""
+import argparse
+import json
+import os
+import sys
+import xml.etree.ElementTree as ElementTree
+
+SLOWEST = 10
+
+
+def why_not_passed(case):
+    """Why a <testcase> did not pass, in a few words; None if it did."""
+    for child in case:
+        if child.tag in ("failure", "error", "skipped"):
+            words = (child.get("message") or child.text or "").strip().split("\n", 1)[0]
+            return f"{child.tag}: {words[:200]}" if words else child.tag
+    return "not run" if case.get("status") in ("disabled", "notrun") or case.get("result") == "skipped" else None
+
+
+def cases_of(path):
+    """(name, seconds, why it did not pass or None) of every test of a report."""
+    for case in ElementTree.parse(path).iter("testcase"):
+        owner, name = case.get("classname"), case.get("name")
+        full = name if owner in (None, "", name) else f"{owner}.{name}"
+        yield full, float(case.get("time") or 0), why_not_passed(case)
+
+
+def ctest_cases(report, results):
+    for name, seconds, why in cases_of(report):
+        own_report = os.path.join(results, name + ".xml")
+        cases = list(cases_of(own_report)) if os.path.exists(own_report) else []
+        for test, test_seconds, test_why in cases:
+            yield f"{name}: {test}", test_seconds, test_why
+        # A program can end badly without a test that failed; and one without tests of its own is a test itself.
+        if not cases or (why is not None and all(test_why is None for _, _, test_why in cases)):
+            yield name, seconds, why
+
+
+def read_or_complain(cases, *report):
+    try:
+        return list(cases(*report))
+    except (OSError, ElementTree.ParseError) as error:
+        return [(report[0], 0.0, f"no report: {error}")]
+
+
+def suite(arguments):
+    cases = [(title, float(seconds), None if verdict == "ok" else verdict) for title, seconds, verdict in arguments.check]
+    for report, results in arguments.ctest:
+        cases += read_or_complain(ctest_cases, report, results)
+    for report in arguments.pytest:
+        cases += read_or_complain(cases_of, report)
+    failures = [[name, why] for name, _, why in cases if why is not None]
+    if not cases:
+        failures = [["the suite", "nothing was run"]]
+    slowest = sorted(((seconds, name) for name, seconds, _ in cases), reverse=True)[:SLOWEST]
+    content = {
+        "name": arguments.name,
+        "seconds": arguments.seconds,
+        "passed": len(cases) - (len(failures) if cases else 0),
+        "failed": len(failures),
+        "slowest": [[name, round(seconds, 3)] for seconds, name in slowest],
+        "failures": failures,
+    }
+    with open(arguments.out, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def table(arguments):
+    suites = []
+    for path in arguments.suites:
+        with open(path, encoding="utf-8") as file:
+            suites.append(json.load(file))
+    with open(arguments.out, "w", encoding="utf-8") as file:
+        json.dump({"seconds": arguments.seconds, "suites": suites}, file, indent=1)
+        file.write("\n")
+    print(f"\n{'suite':12} {'result':7} {'passed':>6} {'failed':>6} {'time':>7}  slowest test")
+    for each in suites:
+        slowest = f"{each['slowest'][0][1]:.1f} s {each['slowest'][0][0]}" if each["slowest"] else ""
+        verdict = "FAILED" if each["failed"] else "ok"
+        print(f"{each['name']:12} {verdict:7} {each['passed']:6} {each['failed']:6} {each['seconds']:5} s  {slowest}")
+    failures = [f"{each['name']}: {name}: {why}" for each in suites for name, why in each["failures"]]
+    if failures:
+        print("\ndid not pass:", *failures, sep="\n  ")
+    passed = sum(each["passed"] for each in suites)
+    print(f"\n{arguments.seconds} s in all; {os.path.relpath(arguments.out)} has the slowest tests of each suite, logs are in build/logs/")
+    print(f"{passed} passed, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("suite")
+    one.add_argument("out")
+    one.add_argument("name")
+    one.add_argument("seconds", type=int)
+    one.add_argument("--check", nargs=3, action="append", default=[], metavar=("TITLE", "SECONDS", "VERDICT"))
+    one.add_argument("--ctest", nargs=2, action="append", default=[], metavar=("REPORT", "RESULTS"))
+    one.add_argument("--pytest", action="append", default=[], metavar="REPORT")
+    one.set_defaults(run=suite)
+    all_of_them = commands.add_parser("table")
+    all_of_them.add_argument("out")
+    all_of_them.add_argument("seconds", type=int)
+    all_of_them.add_argument("suites", nargs="+")
+    all_of_them.set_defaults(run=table)
+    arguments = parser.parse_args()
+    return arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
