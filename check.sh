@@ -76,25 +76,36 @@ check() {
 # What could not even begin.
 give_up() { evidence+=(--check "$1" 0 failed); }
 
-# build_tree PRESET TREE [TARGET...]: configures and builds a tree, once a run.
-declare -A built=()
+# build_tree PRESET TREE [TARGET...]: configures and builds a tree.
 build_tree() {
   local preset=$1 tree=$2
   shift 2
-  if [[ -n ${built[$tree $*]:-} ]]; then return; fi
-  if try_step "$log_dir/configure-$preset.log" "Configuring $tree" configure_preset "$preset" &&
-    try_step "$log_dir/build-$preset.log" "Building $tree" build_targets "$tree" "$@"; then
-    built[$tree $*]=yes
-    return
+  if ! try_step "$log_dir/configure-$preset.log" "Configuring $tree" configure_preset "$preset" ||
+    ! try_step "$log_dir/build-$preset.log" "Building $tree" build_targets "$tree" "$@"; then
+    give_up "building $tree"
+    return 1
   fi
-  give_up "building $tree"
-  return 1
+}
+
+# The tree that every suite but lint, the sanitizers and clang-tidy runs.
+built=no
+suite_build() {
+  local targets=(lossd_c lossd)
+  if wants unit || wants conformance || wants integration || wants bench || wants deploy || wants gpu; then targets=(); fi
+  local began=$SECONDS
+  build_tree release build "${targets[@]}" || return 0
+  built=yes
+  evidence+=(--check "Building what users run and its tests" $((SECONDS - began)) ok)
+}
+needs_build() {
+  if [[ $built == no ]]; then give_up "building it"; fi
+  [[ $built == yes ]]
 }
 
 # run_ctest SUITE TREE CTEST_ARGUMENT...: shows each test as it ends.
 run_ctest() {
   local report=$log_dir/check-$1.xml tree=$2
-  rm -rf "$report" "$tree/test-results"
+  rm -f "$report"
   evidence+=(--ctest "$report" "$tree/test-results")
   say "Running the tests of $tree: ${*:3}"
   ctest --test-dir "$tree" --output-on-failure --no-tests=error --output-junit "$report" "${@:3}" 2>&1 |
@@ -111,7 +122,7 @@ suite_lint() {
 }
 
 labelled_suite() {
-  build_tree release build || return 0
+  needs_build || return 0
   run_ctest "$1" build -L "^$1\$" -j "$2"
 }
 # Every test belongs to exactly one of the suites, or nobody would notice that it never runs.
@@ -127,15 +138,16 @@ check_labels() {
 
 suite_unit() {
   labelled_suite unit "$jobs"
-  if [[ -n ${built["build "]:-} ]]; then check "$log_dir/check-labels.log" "Every test is in one suite" check_labels; fi
+  if [[ $built == yes ]]; then check "$log_dir/check-labels.log" "Every test is in one suite" check_labels; fi
 }
 suite_conformance() { labelled_suite conformance "$jobs"; }
-suite_integration() { labelled_suite integration "$jobs"; }
+# Half of the time of these they wait.
+suite_integration() { labelled_suite integration $((2 * jobs)); }
 suite_bench() { labelled_suite bench 1; }
 
 suite_deploy() {
   await_environment deploy_tools || return 0
-  labelled_suite deploy "$jobs"
+  labelled_suite deploy $((2 * jobs))
 }
 
 # Python as the tests of the package want it: with what build/ has.
@@ -157,7 +169,7 @@ run_pytest() {
 suite_python() {
   local venv=$repo_root/build/venv without=()
   await_environment python_env || return 0
-  if [[ -z ${built["build "]:-} ]]; then build_tree release build lossd_c lossd || return 0; fi
+  needs_build || return 0
   check "$log_dir/check-ruff.log" "Style of the Python package" "$venv/bin/ruff" check client/python
   check "$log_dir/check-ruff-format.log" "Layout of the Python package" "$venv/bin/ruff" format --check client/python
   check "$log_dir/check-mypy.log" "Types of the Python package" env -C client/python "$venv/bin/mypy"
@@ -196,7 +208,7 @@ suite_gpu() {
     give_up "finding a GPU"
     return
   fi
-  build_tree release build || return 0
+  needs_build || return 0
   if [[ $(cuda_status) != toolkit* ]]; then
     printf 'the CUDA code was not compiled (%s), so there is nothing to run on the GPU\n' "$(cuda_status)" >&2
     give_up "compiling CUDA code"
@@ -229,11 +241,15 @@ cuda_status() { sed -n 's/^LOSSD_CUDA_STATUS:INTERNAL=//p' build/CMakeCache.txt 
 # What is downloaded for some suites is made while others are built. begin_environment NAME: by tools/NAME.sh
 declare -A environments=()
 begin_environment() {
-  "tools/$1.sh" >"$log_dir/$1.log" 2>&1 </dev/null &
+  rm -f "$log_dir/$1.made"
+  { "tools/$1.sh" >"$log_dir/$1.log" 2>&1 </dev/null && touch "$log_dir/$1.made"; } &
   environments[$1]=$!
 }
+# The suite that waits may be another process than the one that began, which `wait` does not allow.
 await_environment() {
-  if [[ -z ${environments[$1]:-} ]] || wait "${environments[$1]}"; then return; fi
+  if [[ -z ${environments[$1]:-} ]]; then return; fi
+  tail --pid="${environments[$1]}" -f /dev/null
+  if [[ -e $log_dir/$1.made ]]; then return; fi
   show_tail "$log_dir/$1.log"
   give_up "tools/$1.sh"
   return 1
@@ -249,20 +265,42 @@ elif [[ $cuda == yes ]]; then
   tools/cuda_toolkit.sh --always
 fi
 mkdir -p "$log_dir"
+rm -f "$log_dir"/check-*.json
 if wants python || wants gpu; then begin_environment python_env; fi
 if wants deploy; then begin_environment deploy_tools; fi
 if wants tidy; then begin_environment tidy_env; fi
 
+# run_suite NAME: leaves what it has shown in build/logs/check-NAME.json.
+run_suite() {
+  local suite_began=$SECONDS
+  evidence=()
+  "suite_$1"
+  tools/check_report.py suite "$log_dir/check-$1.json" "$1" $((SECONDS - suite_began)) "${evidence[@]}"
+}
+
+# What has passed and has not changed since: tests/test_main.cc.
+export LOSSD_UNCHANGED=pass
+if [[ " ${suites[*]} " =~ " "(unit|conformance|integration|bench|deploy|python|gpu)" " ]]; then suites=(build "${suites[@]}"); fi
+
+# The package's tests run beside others, which wait for half of their time; what they print is shown in their turn.
+python_beside=
 reports=()
 for suite in "${suites[@]}"; do
-  printf '\n=== %s\n' "$suite"
-  suite_began=$SECONDS evidence=()
-  "suite_$suite"
+  if [[ $suite == python && -n $python_beside ]]; then
+    wait "$python_beside" || true
+    cat "$log_dir/check-python.log"
+  else
+    printf '\n=== %s\n' "$suite"
+    run_suite "$suite"
+  fi
+  if [[ $suite == build && $built == yes && ${#suites[@]} -gt 2 ]] && wants python; then
+    { printf '\n=== python\n' && run_suite python; } >"$log_dir/check-python.log" 2>&1 </dev/null &
+    python_beside=$!
+  fi
   reports+=("$log_dir/check-$suite.json")
-  tools/check_report.py suite "$log_dir/check-$suite.json" "$suite" $((SECONDS - suite_began)) "${evidence[@]}"
 done
 
-if [[ -n ${built["build "]:-} ]]; then
+if [[ $built == yes ]]; then
   case $(cuda_status) in
     toolkit*) printf '\nCUDA code was compiled: %s\n' "$(cuda_status)" ;;
     *) printf '\nCUDA code was NOT compiled (%s); ./check.sh --cuda brings a toolkit\n' "$(cuda_status)" ;;

@@ -1,5 +1,5 @@
 # lossd_test(NAME <program> SOURCES <file>... [TESTS <test>...] [LIBRARIES <target>...] [LABELS <label>...] [TSAN <test>...]
-#            [TIMEOUT <seconds>] [COST <number>] [OPTIMIZED])
+#            [TIMEOUT <seconds>] [COST <number>] [OPTIMIZED] [HERMETIC])
 # One GoogleTest program, as a rule of all test files of a folder: every program that is linked takes seconds, and files that
 # are compiled together read their headers once. CTest knows each NAME_test.cc by itself, by its path below tests/
 # (unit/engine/step_test), and runs it in a process of its own (tests/test_main.cc); a program without such a file is run whole,
@@ -10,15 +10,16 @@
 #   TIMEOUT    a guard against hangs, never an assertion
 #   COST       what takes long is begun first, so that nothing is left to run alone in the end
 #   OPTIMIZED  the test files calculate so much that they have to be optimised; elsewhere that takes longer than it saves
+#   HERMETIC   the result depends on nothing but the program: ./check.sh need not run again what has passed and not changed
 set(lossd_tests_dir ${PROJECT_SOURCE_DIR}/tests)
 set(lossd_test_results ${PROJECT_BINARY_DIR}/test-results)  # of every test by itself, for ./check.sh
 add_custom_target(lossd_tsan_tests)
 
-add_library(lossd_test_main STATIC ${lossd_tests_dir}/test_main.cc)
-target_link_libraries(lossd_test_main PUBLIC GTest::gmock GTest::gtest PRIVATE lossd_warnings)
+add_library(lossd_test_main STATIC ${lossd_tests_dir}/test_main.cc ${lossd_tests_dir}/unchanged.cc)
+target_link_libraries(lossd_test_main PUBLIC GTest::gmock GTest::gtest PRIVATE PkgConfig::XXHASH lossd_warnings)
 
 function(lossd_test)
-  cmake_parse_arguments(arg "OPTIMIZED" "NAME;TIMEOUT;COST" "SOURCES;TESTS;LIBRARIES;LABELS;TSAN" ${ARGN})
+  cmake_parse_arguments(arg "OPTIMIZED;HERMETIC" "NAME;TIMEOUT;COST" "SOURCES;TESTS;LIBRARIES;LABELS;TSAN" ${ARGN})
   add_executable(${arg_NAME} ${arg_SOURCES})
   target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBRARIES} lossd_warnings lossd_test_main)
   if(NOT arg_OPTIMIZED)
@@ -60,6 +61,9 @@ macro(lossd_add_test name)
     LABELS "${arg_LABELS}"
     TIMEOUT ${arg_TIMEOUT}
     ENVIRONMENT "OMP_WAIT_POLICY=passive;GTEST_OUTPUT=xml:${lossd_test_results}/${name}.xml")
+  if(arg_HERMETIC)
+    set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT LOSSD_HERMETIC=1)
+  endif()
   if(arg_COST)
     set_tests_properties(${name} PROPERTIES COST ${arg_COST})
   endif()

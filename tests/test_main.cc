@@ -1,13 +1,21 @@
 // The main function of every test program. A program holds the tests of a folder; CTest runs them file by
 // file, each in a process of its own: PROGRAM --test_file=step_test runs those of step_test.cc, in whatever
 // folder that is.
+//
+// With LOSSD_UNCHANGED=pass in the environment (./check.sh sets it) what passed before is not run again while
+// the program, its libraries and the processor are the same: LOSSD_HERMETIC says that its result depends on
+// nothing else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "tests/unchanged.h"
 
 namespace lossd {
 namespace {
@@ -29,7 +37,15 @@ std::string FilterOf(std::string_view file) {
   return filter;
 }
 
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool AnyWasSkipped() { return testing::UnitTest::GetInstance()->skipped_test_count() > 0; }
+
 int Main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
   testing::InitGoogleMock(&argc, argv);
   if (argc > 1) {
     const std::string_view argument = argv[1];
@@ -42,7 +58,17 @@ int Main(int argc, char** argv) {
     }
     testing::GTEST_FLAG(filter) = filter;
   }
-  return RUN_ALL_TESTS();
+  const test_program::Unchanged unchanged(
+      Environment("GTEST_OUTPUT"), arguments,
+      Environment("LOSSD_HERMETIC").empty() ? test_program::Hermetic::kNo : test_program::Hermetic::kYes);
+  if (Environment("LOSSD_UNCHANGED") == "pass" && unchanged.PassedBefore()) {
+    std::cout << "unchanged since it passed\n";
+    return 0;
+  }
+  unchanged.Forget();
+  const int status = RUN_ALL_TESTS();
+  if (status == 0 && !AnyWasSkipped()) unchanged.NotePassed();
+  return status;
 }
 
 }  // namespace

@@ -8,8 +8,9 @@ usage: tools/check_report.py suite OUT NAME SECONDS [--check TITLE SECONDS ok|fa
 report of its own: its tests count one by one, other programs as one test. A test that was skipped, or a program that
 did not run, has shown nothing and counts as failed. A report that is not there counts as one failure.
 
-`table` joins such files to OUT ({"seconds", "suites": [{"name", "seconds", "passed", "failed", "slowest", "failures"}]}) and prints
-them as a table. Exit status 1 if anything failed.
+`table` joins such files to OUT ({"seconds", "suites": [{"name", "seconds", "passed", "unchanged", "failed", "slowest", "failures"}]})
+and prints them as a table; a file that is not there is a suite that failed. `unchanged`: how many of those that passed did so in an
+earlier run of the same program. Exit status 1 if anything failed.
 """
 import argparse
 import json
@@ -18,6 +19,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 SLOWEST = 10
+UNCHANGED = "unchanged since it passed"  # what tests/test_main.cc prints
 
 
 def why_not_passed(case):
@@ -35,6 +37,17 @@ def cases_of(path):
         owner, name = case.get("classname"), case.get("name")
         full = name if owner in (None, "", name) else f"{owner}.{name}"
         yield full, float(case.get("time") or 0), why_not_passed(case)
+
+
+def unchanged_programs(report):
+    """The programs that did not run, since they had passed before."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        if (case.findtext("system-out") or "").strip() == UNCHANGED:
+            yield case.get("name")
+
+
+def unchanged_count(report, results):
+    return sum(len(list(cases_of(os.path.join(results, name + ".xml")))) for name in unchanged_programs(report))
 
 
 def ctest_cases(report, results):
@@ -57,8 +70,10 @@ def read_or_complain(cases, *report):
 
 def suite(arguments):
     cases = [(title, float(seconds), None if verdict == "ok" else verdict) for title, seconds, verdict in arguments.check]
+    unchanged = 0
     for report, results in arguments.ctest:
         cases += read_or_complain(ctest_cases, report, results)
+        unchanged += unchanged_count(report, results) if os.path.exists(report) else 0
     for report in arguments.pytest:
         cases += read_or_complain(cases_of, report)
     failures = [[name, why] for name, _, why in cases if why is not None]
@@ -69,6 +84,7 @@ def suite(arguments):
         "name": arguments.name,
         "seconds": arguments.seconds,
         "passed": len(cases) - (len(failures) if cases else 0),
+        "unchanged": unchanged,
         "failed": len(failures),
         "slowest": [[name, round(seconds, 3)] for seconds, name in slowest],
         "failures": failures,
@@ -77,11 +93,19 @@ def suite(arguments):
         json.dump(content, file)
 
 
-def table(arguments):
-    suites = []
-    for path in arguments.suites:
+def shown(path):
+    """What `suite` has left there."""
+    try:
         with open(path, encoding="utf-8") as file:
-            suites.append(json.load(file))
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        name = os.path.basename(path).removeprefix("check-").removesuffix(".json")
+        return {"name": name, "seconds": 0, "passed": 0, "unchanged": 0, "failed": 1, "slowest": [],
+                "failures": [["the suite", f"ended without a result: {error}"]]}
+
+
+def table(arguments):
+    suites = [shown(path) for path in arguments.suites]
     with open(arguments.out, "w", encoding="utf-8") as file:
         json.dump({"seconds": arguments.seconds, "suites": suites}, file, indent=1)
         file.write("\n")
@@ -95,7 +119,8 @@ def table(arguments):
         print("\ndid not pass:", *failures, sep="\n  ")
     passed = sum(each["passed"] for each in suites)
     print(f"\n{arguments.seconds} s in all; {os.path.relpath(arguments.out)} has the slowest tests of each suite, logs are in build/logs/")
-    print(f"{passed} passed, {len(failures)} failed")
+    unchanged = sum(each["unchanged"] for each in suites)
+    print(f"{passed} passed{f' ({unchanged} of them earlier, and unchanged since)' if unchanged else ''}, {len(failures)} failed")
     return 1 if failures else 0
 
 

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <limits>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -263,12 +262,12 @@ class GrpcConnection final : public Connection {
     }
   }
 
-  // A new connection makes progress while a thread waits for it: between calls gRPC looks after it every five
-  // seconds only.
+  // Waits, and connects again whenever the connection is lost meanwhile: by itself gRPC would not before the
+  // next call, whose first attempts may be five seconds apart.
   void Pause(std::chrono::milliseconds delay) {
-    const auto end = std::chrono::steady_clock::now() + delay;
-    channel_->WaitForConnected(gpr_time_from_millis(delay.count(), GPR_TIMESPAN));
-    std::this_thread::sleep_until(end);
+    const gpr_timespec end =
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(delay.count(), GPR_TIMESPAN));
+    while (channel_->WaitForConnected(end) && channel_->WaitForStateChange(GRPC_CHANNEL_READY, end)) continue;
   }
 
   // A server that has been reached before may be in the middle of a change of certificates.

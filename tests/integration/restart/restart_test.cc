@@ -128,22 +128,18 @@ TEST_F(RestartTest, AWriteOfAllWeightsGoesOnAcrossADrain) {
       Client::Connect(server_.target(), {.reconnect_timeout = std::chrono::milliseconds(0)});
   ASSERT_TRUE(impatient.ok()) << impatient.status();
   std::thread restart;
-  std::chrono::steady_clock::time_point serving;
   const auto version =
       head_->WriteWeights(DataType::kFloat32, weights.data(), [&](int64_t done, int64_t total) {
         if (done < total || restart.joinable()) return;
-        restart = std::thread([this, &serving] {
+        restart = std::thread([this] {
           EXPECT_EQ(server_.Terminate(), 0);
           server_.Start();
-          serving = std::chrono::steady_clock::now();
         });
         while ((*impatient)->Status().ok()) continue;  // then it takes no commit any more
       });
-  const auto written = std::chrono::steady_clock::now();
   if (restart.joinable()) restart.join();
   ASSERT_TRUE(version.ok()) << version.status();
   EXPECT_EQ(*version, 2U);
-  EXPECT_LT(written - serving, std::chrono::seconds(4)) << "the server was back, and nobody looked";
   std::vector<float> read(weights.size());
   ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, read.data()).ok());
   EXPECT_TRUE(read == weights);

@@ -7,6 +7,7 @@
 #ifndef LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
 #define LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -68,6 +69,7 @@ class FakeServer {
     int commits = 0;  // calls of CommitFlush
     int aborts = 0;
     int gradient_calls = 0;
+    int refused_deletions = 0;
     std::vector<int64_t> gradient_first_rows;
     int weight_write_streams = 0;
     std::vector<v1::BeginWriteRequest> begun_writes;
@@ -95,8 +97,9 @@ class FakeServer {
   int lost_commits = 0;                  // CommitFlush is done, but its answer is lost, that many times
   int lost_steps = 0;                    // ApplyStep likewise
   int unreached_commits = 0;             // CommitFlush is not done, and not answered, that many times
-  int busy_deletions = 0;                // DeleteHead is RESOURCE_EXHAUSTED with a delay, that many times
-  int lost_deletions = 0;                // DeleteHead is done, but its answer is lost, that many times
+  int busy_deletions = 0;                // DeleteHead is RESOURCE_EXHAUSTED with this delay, that many times
+  std::chrono::milliseconds busy_delay{1};
+  int lost_deletions = 0;             // DeleteHead is done, but its answer is lost, that many times
   int slow_steps = 0;                 // ApplyStep is done, but answered only after a second, that many times
   bool restart_before_steps = false;  // the next ApplyStep meets another server, which has the same head
   // Calls for logits, of two rows at most, whose logits are all 1. The call numbered so, from 1, meets

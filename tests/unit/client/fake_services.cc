@@ -26,9 +26,10 @@ v1::DataType OrFloat32(v1::DataType type) {
 grpc::Status UnknownWrite() { return {StatusCode::NOT_FOUND, "no such write is under way"}; }
 
 // A server that has too much to do for now.
-grpc::Status Busy() {
+grpc::Status Busy(std::chrono::milliseconds delay) {
   v1::RetryInfo info;
-  info.mutable_retry_delay()->set_nanos(1000000);
+  info.mutable_retry_delay()->set_seconds(delay.count() / 1000);
+  info.mutable_retry_delay()->set_nanos(static_cast<int32_t>(delay.count() % 1000 * 1000000));
   v1::RichStatus rich;
   rich.add_details()->PackFrom(info);
   return {StatusCode::RESOURCE_EXHAUSTED, "try again later", rich.SerializeAsString()};
@@ -61,7 +62,8 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
     const std::lock_guard lock(fake_->mutex_);
     if (fake_->busy_deletions > 0) {
       --fake_->busy_deletions;
-      return Busy();
+      ++fake_->observed_.refused_deletions;
+      return Busy(fake_->busy_delay);
     }
     if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
     fake_->has_head_ = false;

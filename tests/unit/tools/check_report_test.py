@@ -46,7 +46,7 @@ class Report(unittest.TestCase):
 
     def test_tests_of_a_program_count_one_by_one_and_others_as_one(self):
         self.assertEqual(self.ctest(), {
-            "name": "unit", "seconds": 7, "passed": 3, "failed": 0, "failures": [],
+            "name": "unit", "seconds": 7, "passed": 3, "unchanged": 0, "failed": 0, "failures": [],
             "slowest": [["script_test", 1.0], ["unit/a_test: A.Second", 0.75], ["unit/a_test: A.Passes", 0.25]]})
 
     def test_a_test_that_failed_is_named_with_why(self):
@@ -63,6 +63,19 @@ class Report(unittest.TestCase):
             'time="2.5" status="run"/>', 'time="2.5" status="fail"><failure message="exit 66"/></testcase>'))
         content = self.suite("--ctest", report, os.path.join(self.folder, "results"))
         self.assertEqual(content["failures"], [["unit/a_test", "failure: exit 66"]])
+
+    def test_what_passed_earlier_and_did_not_run_is_told(self):
+        self.write("results/unit/a_test.xml", GTEST.format(result="completed", why=""))
+        report = self.write("ctest.xml", CTEST.format(script="run", why="").replace(
+            'time="2.5" status="run"/>', 'time="2.5" status="run"><system-out>unchanged since it passed\n</system-out></testcase>'))
+        content = self.suite("--ctest", report, os.path.join(self.folder, "results"))
+        self.assertEqual((content["passed"], content["unchanged"]), (3, 2))
+
+    def test_a_suite_that_left_nothing_has_failed(self):
+        done = subprocess.run([PROGRAM, "table", os.path.join(self.folder, "check.json"), "3", os.path.join(self.folder, "check-unit.json")],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("unit: the suite: ended without a result", done.stdout)
 
     def test_a_report_that_is_missing_or_broken_is_a_failure(self):
         self.assertEqual(self.suite("--pytest", os.path.join(self.folder, "none.xml"))["failed"], 1)

@@ -1,12 +1,7 @@
-"""What test_memory.py starts: trains a few steps, and prints what its process has needed for that, as JSON.
-
-python memory_trainer.py KIND TARGET HEAD, KIND one of KINDS.
-"""
+"""What test_memory.py starts: trains a few steps, and tells what its process has needed for that."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +72,8 @@ class Remote:
         self.head.step(0.1)
 
 
-def main() -> None:
-    kind, target, name = sys.argv[1:]
+def train(kind: str, target: str, name: str) -> dict[str, Any]:
+    """With a head of that name at `target`, or a local one. Run in a process of its own."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     with lossd.connect(target) as client:
@@ -98,8 +93,4 @@ def main() -> None:
                 head.step()
                 losses.append(loss.item())
         growth = status_bytes("VmHWM") - before
-    print(json.dumps({"growth": growth, "largest_tensor": largest.bytes, "losses": losses}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"growth": growth, "largest_tensor": largest.bytes, "losses": losses}

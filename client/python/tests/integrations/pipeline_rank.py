@@ -1,8 +1,6 @@
-"""One rank of test_pipelining.py's pipelines: python pipeline_rank.py RANK RENDEZVOUS TARGET HEAD OUTPUT"""
+"""One rank of test_pipelining.py's pipelines."""
 
 from __future__ import annotations
-
-import sys
 
 import torch
 import torch.distributed as dist
@@ -61,21 +59,18 @@ def run(rank: int, remote: RemoteHead | None, schedule_name: str, tail: str) -> 
     return record
 
 
-def main() -> None:
-    rank, rendezvous, target, head_name, output = sys.argv[1:]
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
+def run_all(rank: int, rendezvous: str, target: str, head_name: str) -> dict[str, dict[str, list]]:
+    """What this rank recorded of every schedule and tail. Run in a process of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     records = {}
     with lossd.connect(target) as client:
         for schedule_name in SCHEDULES:
             for tail in TAILS:
                 key = f"{schedule_name}-{tail}"
-                remote = RemoteHead(client.head(f"{head_name}-{key}")) if rank == "1" else None
-                records[key] = run(int(rank), remote, schedule_name, tail)
+                remote = RemoteHead(client.head(f"{head_name}-{key}")) if rank == 1 else None
+                records[key] = run(rank, remote, schedule_name, tail)
                 if remote:
                     records[key]["weights"] = torch.as_tensor(remote.head.read_weights())
-    torch.save(records, output)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return records

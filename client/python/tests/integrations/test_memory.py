@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import memory_trainer
 import pytest
+from forked import in_processes
 from memory_trainer import HIDDEN, LOGITS_BYTES, TOKENS, WEIGHT_BYTES
 
 import lossd
@@ -19,10 +17,7 @@ def outcomes(server: lossd.Server, client: lossd.Client) -> Iterator[dict[str, d
     """What each kind of trainer needed."""
     found = {}
     for kind in memory_trainer.KINDS:
-        command = [sys.executable, memory_trainer.__file__, kind, server.target, f"memory-{kind}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stderr
-        found[kind] = json.loads(done.stdout.splitlines()[-1])
+        (found[kind],) = in_processes(memory_trainer.train, [(kind, server.target, f"memory-{kind}")])
         if kind != "local":
             client.delete_head(f"memory-{kind}", discard_gradient=True)
     yield found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,20 +12,18 @@ import pipeline_rank as ranks
 import pytest
 import torch
 import torch.nn.functional as F
+from forked import in_processes
 
 import lossd
 from lossd.torch import RemoteHead
 from lossd.torch.pipelining import PipelineLoss
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "python" / "pipeline.py"
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "python"))
+
+import pipeline  # noqa: E402
+
 CASES = [f"{schedule}-{tail}" for schedule in ranks.SCHEDULES for tail in ranks.TAILS]
 WEIGHTS = np.random.default_rng(6).standard_normal((ranks.VOCABULARY, ranks.HIDDEN), np.float32)
-
-
-def outcome(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    return output
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +35,11 @@ def pipelines(server: lossd.Server, client: lossd.Client, tmp_path_factory: pyte
             f"pipeline-{case}", ranks.VOCABULARY, ranks.HIDDEN, "float32", optimizer=lossd.SGD(momentum=0.9)
         )
         head.write_weights(WEIGHTS)
-    outputs = [folder / f"{rank}.pt" for rank in range(2)]
-    shared = [str(folder / "rendezvous"), server.target, "pipeline"]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, ranks.__file__, str(rank), *shared, str(output)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank, output in enumerate(outputs)
-    ]  # fmt: skip
-    outputs_of = [process.communicate(timeout=120)[0] for process in processes]
-    # One that fails takes the other with it: both are told of.
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs_of)
+    shared = (str(folder / "rendezvous"), server.target, "pipeline")
+    records = in_processes(ranks.run_all, [(rank, *shared) for rank in range(2)])
     for case in CASES:
         client.delete_head(f"pipeline-{case}")
-    return [torch.load(output) for output in outputs]
+    return records
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,10 +82,11 @@ def test_losses_need_the_last_stage_and_the_count(client: lossd.Client, name: st
     assert loss.begin_step(torch.tensor([1, -100, 3]), SimpleNamespace(scale_grads=False)) == 2
 
 
-def test_example_learns(server: lossd.Server, tmp_path: Path) -> None:
+def test_example_learns(server: lossd.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "result.json"
-    command = [sys.executable, str(EXAMPLE), "--server", server.target, "--steps", "12", "--json", str(output)]
-    outcome(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    arguments = ["--server", server.target, "--steps", "12", "--json", str(output)]
+    monkeypatch.setattr(sys, "argv", [pipeline.__file__, *arguments])
+    assert pipeline.main() == 0
     result = json.loads(output.read_text())
     assert len(result["losses"]) == 12
     assert result["losses"][-1] < 0.8 * result["losses"][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import subprocess
 import traceback
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import context
 
 import lossd
 from lossd.server import find_program
@@ -37,13 +37,11 @@ class Ranks:
     """Processes with a gloo group of the first 2 and one of all 3, which run what they are given."""
 
     def __init__(self, size: int, store: Path) -> None:
-        # Forked from a process that has PyTorch already: to import it takes seconds a rank.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed"])
+        forkserver = context()
         self._processes, self._pipes = [], []
         for rank in range(size):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank, size, str(store)), daemon=True)
+            here, there = forkserver.Pipe()
+            process = forkserver.Process(target=_serve, args=(there, rank, size, str(store)), daemon=True)
             process.start()
             there.close()
             self._processes.append(process)

@@ -1,0 +1,65 @@
+#!/usr/bin/python3
+"""A hermetic test program that has passed is run again when, and only when, it has changed (tests/test_main.cc).
+
+usage: unchanged_test.py WIRE_TESTS
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = sys.argv.pop(1)
+FILTER = "--gtest_filter=Trace*"  # some that take no time
+
+
+class UnchangedTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.program = shutil.copy(PROGRAM, folder.name)
+        self.report = os.path.join(folder.name, "report.xml")
+
+    def runs(self, *arguments, **environment):
+        """Whether the tests were run, not only remembered."""
+        environment = {"LOSSD_HERMETIC": "1", "LOSSD_UNCHANGED": "pass", "GTEST_OUTPUT": f"xml:{self.report}", **environment}
+        done = subprocess.run([self.program, FILTER, *arguments], env={**os.environ, **environment}, check=False,
+                              capture_output=True, text=True)
+        self.status = done.returncode
+        if done.stdout == "unchanged since it passed\n":
+            self.assertTrue(os.path.exists(self.report))
+            return False
+        return True
+
+    def test_what_passed_is_not_run_again(self):
+        self.assertTrue(self.runs())
+        self.assertFalse(self.runs())
+        self.assertFalse(self.runs())
+
+    def test_it_is_where_nobody_said_that_it_may_be_left_out(self):
+        self.runs()
+        self.assertTrue(self.runs(LOSSD_UNCHANGED=""))
+        self.assertTrue(self.runs(LOSSD_HERMETIC=""))
+
+    def test_what_has_changed_is_run(self):
+        self.runs()
+        with open(self.program, "ab") as file:
+            file.write(b"another")
+        self.assertTrue(self.runs())
+        self.assertTrue(self.runs("--gtest_also_run_disabled_tests"))
+        os.remove(self.report)
+        self.assertTrue(self.runs())
+
+    def test_what_failed_is_run_again_and_leaves_no_report_of_before(self):
+        self.runs()
+        with open(self.program, "ab") as file:
+            file.write(b"another")
+        self.assertTrue(self.runs(GTEST_TOTAL_SHARDS="1", GTEST_SHARD_INDEX="1"))
+        self.assertNotEqual(self.status, 0)
+        self.assertFalse(os.path.exists(self.report))
+        self.assertTrue(self.runs())
+
+
+if __name__ == "__main__":
+    unittest.main()
