@@ -12,7 +12,7 @@
 namespace lossd::engine {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr int64_t kReadBytes = int64_t{4} << 20;
 
 struct FreeHash {
   void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
@@ -35,10 +35,10 @@ absl::Status CheckpointReader::VerifyFile(const std::string& name, const Checkpo
   }
   const std::unique_ptr<XXH3_state_t, FreeHash> hash(XXH3_createState());
   XXH3_64bits_reset(hash.get());
-  std::vector<std::byte> piece(static_cast<size_t>(std::min(kPieceBytes, expected.bytes)));
-  for (int64_t offset = 0; offset < expected.bytes; offset += kPieceBytes) {
+  std::vector<std::byte> piece(static_cast<size_t>(std::min(kReadBytes, expected.bytes)));
+  for (int64_t offset = 0; offset < expected.bytes; offset += kReadBytes) {
     const std::span<std::byte> bytes =
-        std::span(piece).first(static_cast<size_t>(std::min(kPieceBytes, expected.bytes - offset)));
+        std::span(piece).first(static_cast<size_t>(std::min(kReadBytes, expected.bytes - offset)));
     if (absl::Status read = DurableFiles::Read(file, path, offset, bytes); !read.ok()) return read;
     XXH3_64bits_update(hash.get(), bytes.data(), bytes.size());
   }

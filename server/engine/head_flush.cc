@@ -17,7 +17,7 @@ namespace lossd::engine {
 namespace {
 
 constexpr char kScale[] = "gradient_scale";
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr int64_t kSummedBytes = int64_t{4} << 20;
 
 absl::Status UnknownFlush(const std::string& flush_id, uint64_t generation) {
   return MakeError(
@@ -202,7 +202,7 @@ absl::Status Head::ReadScaledBias(const ScaledGradient& gradient, int64_t first_
 
 absl::Status Head::ForEachPiece(const ScaledGradient& gradient,
                                 absl::FunctionRef<void(std::span<const float> rows)> add) {
-  const int64_t rows_per_piece = std::max<int64_t>(1, kPieceBytes / 4 / config_.hidden_size);
+  const int64_t rows_per_piece = std::max<int64_t>(1, kSummedBytes / 4 / config_.hidden_size);
   const int64_t piece_bytes = std::min(rows_per_piece, config_.vocab_size) * config_.hidden_size * 4;
   // Where the device writes by itself, if it can. Two, since one piece is read while the one before is added.
   std::array<ResultBytes, 2> memory;

@@ -10,7 +10,7 @@ namespace lossd::rpc {
 namespace {
 
 // Below the 4 MiB that gRPC clients accept by default.
-constexpr int64_t kPieceBytes = int64_t{2} << 20;
+constexpr int64_t kStreamedBytes = int64_t{2} << 20;
 
 }  // namespace
 
@@ -25,7 +25,7 @@ RowStreamReactor::RowStreamReactor(const grpc::Status& status) { Finish(status);
 void RowStreamReactor::StartRead() {
   const int64_t end = source_.range.first_row + source_.range.rows;
   const int64_t row_bytes = source_.row_bytes + source_.bias_row_bytes;
-  const int64_t rows = std::min(std::max<int64_t>(1, kPieceBytes / row_bytes), end - row_);
+  const int64_t rows = std::min(std::max<int64_t>(1, kStreamedBytes / row_bytes), end - row_);
   data_ = engine::StagedResult(rows * source_.row_bytes, source_.device);
   bias_.resize(static_cast<size_t>(rows * source_.bias_row_bytes));
   auto* bias = bias_.empty() ? nullptr : reinterpret_cast<float*>(bias_.data());
