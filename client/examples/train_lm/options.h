@@ -31,7 +31,7 @@ struct Options {
   HeadPrecision precision = HeadPrecision::kBFloat16;
 
   TrainerOptions trainer;  // steps is filled in from `epochs` unless it is given
-  double epochs = 2.5;
+  double epochs = 1;
   int64_t evaluations = 6;
   int threads = 0;  // 0: all cores
 
