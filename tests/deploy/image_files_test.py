@@ -46,8 +46,20 @@ run 'lossctl checkpoint list'
 
 
 # By whom tests/deploy/as_in_image.py has to be run.
-ISOLATED = [] if os.geteuid() == 0 else ["sudo", "-n"]
-ISOLATED += ["unshare", "--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--kill-child"]
+UNSHARED = [] if os.geteuid() == 0 else ["sudo", "-n"]
+UNSHARED += ["unshare", "--net", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount"]
+
+
+def isolated() -> list[str]:
+    """As UNSHARED; where the root is not a mount, as in a chroot, it cannot be told to keep mounts to itself. Those of the test
+    are undone when it ends, so nothing is left of them there either."""
+    for command in (UNSHARED, [*UNSHARED, "--propagation", "unchanged"]):
+        if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+            return command
+    raise RuntimeError(
+        "this test runs the server as another user on a read-only root, which takes root (or sudo without a "
+        "password) and leave to make namespaces of mounts: in a container, CAP_SYS_ADMIN"
+    )
 
 
 def instruction(pattern: str) -> list[str]:
@@ -65,11 +77,7 @@ def developers_bundle() -> list[tuple[str, int, int]]:
 class ImageFiles(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        if subprocess.run([*ISOLATED, "true"], capture_output=True, check=False).returncode != 0:
-            raise RuntimeError(
-                "this test runs the server as another user on a read-only root, which takes root (or sudo without a "
-                "password) and leave to make namespaces of mounts: in a container, CAP_SYS_ADMIN"
-            )
+        cls.isolated = isolated()
         folder = tempfile.TemporaryDirectory(prefix="lossd-image-")
         cls.addClassCleanup(folder.cleanup)
         cls.out = Path(folder.name)
@@ -134,7 +142,7 @@ class ImageFiles(unittest.TestCase):
         health = " ".join(instruction("HEALTHCHECK .*CMD"))
         user, group = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE).groups()
         self.assertNotIn("0", (user, group))
-        command = [*ISOLATED, Path(__file__).with_name("as_in_image.py"), self.out, user, group]
+        command = [*self.isolated, Path(__file__).with_name("as_in_image.py"), self.out, user, group]
         command += ["sh", "-c", INSIDE.format(server=server, health=health)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)
