@@ -1,4 +1,5 @@
 """What the tests of lossctl share: one server, runs of the binaries, and a reader and writer of safetensors of their own."""
+import contextlib
 import json
 import os
 import struct
@@ -24,6 +25,16 @@ class Result:
 
     def __repr__(self):
         return f"exit {self.code}\nstdout: {self.out}\nstderr: {self.err}"
+
+
+def read_to_end(terminal):
+    """All that was written on the other side, until that is closed; it arrives in pieces. Closes this one."""
+    text = b""
+    with contextlib.suppress(OSError):  # EIO: there is no more
+        while piece := os.read(terminal, 65536):
+            text += piece
+    os.close(terminal)
+    return text
 
 
 class LossctlTest(unittest.TestCase):

@@ -15,7 +15,7 @@ import unittest
 import urllib.request
 
 from lossctl_harness import (EXHAUSTED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, SERVER_FLAGS, USAGE, LossctlTest,
-                             read_safetensors, to_bfloat16, write_safetensors)
+                             read_safetensors, read_to_end, to_bfloat16, write_safetensors)
 
 V, H = 257, 33
 TENSOR = "lm_head.weight"
@@ -68,8 +68,7 @@ class LoadOnServer(LossctlTest):
         subprocess.run([LOSSCTL, "head", "load", "watched", "in", "--on-server"], stdout=subprocess.DEVNULL, stderr=slave,
                        check=True, env=self.environment(TERM="xterm"))
         os.close(slave)
-        self.assertIn(b"100 %", os.read(master, 65536))
-        os.close(master)
+        self.assertIn(b"100 %", read_to_end(master))
 
     def test_what_cannot_be_loaded_is_said_and_changes_nothing(self):
         self.write("turned", {TENSOR: ("F32", [H, V], small_floats(1))})

@@ -16,7 +16,7 @@ import time
 import unittest
 
 from lossctl_harness import (EXHAUSTED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, LossctlTest, read_safetensors,
-                             to_bfloat16, to_float32, write_safetensors)
+                             read_to_end, to_bfloat16, to_float32, write_safetensors)
 
 V, H = 257, 33
 TENSOR = "lm_head.weight"
@@ -205,15 +205,8 @@ class LoadAndSave(LossctlTest):
         with subprocess.Popen([LOSSCTL, "head", "load", "watched", "in", "--create", "--json"], stderr=ours,
                               stdout=subprocess.PIPE, cwd=self.folder, env=self.environment(LC_ALL="C.UTF-8")) as process:
             os.close(ours)
-            drawn = b""
-            while True:
-                try:
-                    drawn += os.read(terminal, 4096)
-                except OSError:  # the other side is closed
-                    break
+            text = read_to_end(terminal).decode()
             result = process.stdout.read()
-        os.close(terminal)
-        text = drawn.decode()
         self.assertIn("loading watched  ", text)
         self.assertIn("100 %", text)
         self.assertIn("█", text)
