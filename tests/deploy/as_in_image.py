@@ -38,6 +38,7 @@ def bring_up_loopback() -> None:
 
 def lay_out(root: Path, image: Path) -> None:
     mount("--rbind", "/", root)
+    mount("--make-rprivate", root)  # what follows is seen nowhere else
     for folder, writable in (("opt/lossd", False), ("var/lib/lossd", True)):
         parent, place = (root / folder).parent, root / folder
         mount("-t", "tmpfs", "tmpfs", parent)
@@ -63,18 +64,24 @@ def main() -> int:
     image, user, group, *command = sys.argv[1:]
     volume = Path(image) / "var/lib/lossd"
     owner = volume.stat()
-    # A read-only root has no place to make a folder in; what is mounted there goes with the namespace.
-    with tempfile.TemporaryDirectory(prefix="lossd-root-") as root:
+    # The machine's own root lies there: whatever happens, this folder is unmounted and removed only if it is empty then,
+    # never emptied.
+    root = Path(tempfile.mkdtemp(prefix="lossd-root-"))
+    try:
         bring_up_loopback()
-        lay_out(Path(root), Path(image).resolve())
+        lay_out(root, Path(image).resolve())
         subprocess.run(["chown", "-R", f"{user}:{group}", volume], check=True)
         child = os.fork()
         if child == 0:
-            become(Path(root), int(user), int(group), command)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        subprocess.run(["chown", "-R", f"{owner.st_uid}:{owner.st_gid}", volume], check=True)
-        subprocess.run(["umount", "--recursive", "--lazy", root], check=True)
-    return status
+            try:
+                become(root, int(user), int(group), command)
+            finally:
+                os._exit(127)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        subprocess.run(["chown", "-R", f"{owner.st_uid}:{owner.st_gid}", volume], check=False)
+        subprocess.run(["umount", "--recursive", "--lazy", root], check=False)
+        root.rmdir()
 
 
 if __name__ == "__main__":

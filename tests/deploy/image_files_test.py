@@ -51,8 +51,8 @@ UNSHARED += ["unshare", "--net", "--ipc", "--uts", "--pid", "--fork", "--kill-ch
 
 
 def isolated() -> list[str]:
-    """As UNSHARED; where the root is not a mount, as in a chroot, it cannot be told to keep mounts to itself. Those of
-    the test are undone when it ends, so nothing is left of them there either."""
+    """As UNSHARED; where the root is not a mount, as in a chroot, it cannot be told to keep mounts to itself: one, which the
+    test undoes when it ends, may be seen outside of it meanwhile."""
     for command in (UNSHARED, [*UNSHARED, "--propagation", "unchanged"]):
         if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
             return command
