@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/rpc/compression.h"
 
 namespace lossd::rpc {
 namespace {
@@ -38,6 +39,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
   grpc::ServerBuilder builder;
   builder.SetOption(std::make_unique<NoPlugins>());
   builder.SetMaxReceiveMessageSize(kMostBytes);
+  RefuseCompression(builder);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMostBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);

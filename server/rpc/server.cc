@@ -12,6 +12,7 @@
 
 #include "absl/time/clock.h"
 #include "server/rpc/call_observer.h"
+#include "server/rpc/compression.h"
 #include "server/rpc/listen_address.h"
 
 namespace lossd::rpc {
@@ -117,6 +118,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::ServerBuilder builder;
   Configure(builder, engine->options());
   LimitConnections(builder, options.connections);
+  RefuseCompression(builder);
   Observe(builder, server->reports_.get());
   builder.RegisterService(&server->head_service_);
   builder.RegisterService(&server->loss_service_);
