@@ -109,7 +109,12 @@ run_ctest() {
   evidence+=(--ctest "$report" "$tree/test-results")
   say "Running the tests of $tree: ${*:3}"
   ctest --test-dir "$tree" --output-on-failure --no-tests=error --output-junit "$report" "${@:3}" 2>&1 |
-    tee "$log_dir/check-$1.log" | sed 's/^/    /' || true
+    tee "$log_dir/check-$1.log" | sed 's/^/    /' || tests_ended "CTest" "${PIPESTATUS[0]}" 8
+}
+
+# tests_ended TOOL STATUS FAILED: with another status than that for tests that failed, which the report has, it did not end as it should.
+tests_ended() {
+  if (($2 != 0 && $2 != $3)); then give_up "$1, which ended with status $2"; fi
 }
 
 suite_lint() {
@@ -130,7 +135,7 @@ check_labels() {
   local all labelled
   all=$(ctest --test-dir build -N | sed -n 's/^Total Tests: //p')
   labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|deploy|gpu)$' | sed -n 's/^Total Tests: //p')
-  if [[ $all != "$labelled" ]]; then
+  if [[ -z $all || $all != "$labelled" ]]; then
     printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench, deploy or gpu\n' "$all" "$labelled" >&2
     return 1
   fi
@@ -150,10 +155,10 @@ suite_deploy() {
   labelled_suite deploy $((2 * jobs))
 }
 
-# Python as the tests of the package want it: with what build/ has.
+# Python as the tests of the package want it: with what build/ has. The limit is a guard against hangs.
 in_venv() {
   env -C client/python OMP_NUM_THREADS=1 PYTHONPATH="$repo_root/client/python" LOSSD_SERVER="$repo_root/build/bin/lossd" \
-    LOSSD_LIBRARY="$repo_root/build/lib/liblossd_c.so" "$repo_root/build/venv/bin/python" "$@"
+    LOSSD_LIBRARY="$repo_root/build/lib/liblossd_c.so" timeout 1800 "$repo_root/build/venv/bin/python" "$@"
 }
 
 # run_pytest SUITE PYTEST_ARGUMENT...
@@ -162,7 +167,8 @@ run_pytest() {
   rm -f "$report"
   evidence+=(--pytest "$report")
   say "Running the tests of client/python"
-  in_venv -m pytest -q --dist=loadfile --junitxml="$report" "${@:2}" 2>&1 | tee "$log_dir/check-$1-python.log" | sed 's/^/    /' || true
+  in_venv -m pytest -q --dist=loadfile --junitxml="$report" "${@:2}" 2>&1 | tee "$log_dir/check-$1-python.log" | sed 's/^/    /' ||
+    tests_ended pytest "${PIPESTATUS[0]}" 1
 }
 
 # Two processes, each with a server of its own: more would be in each other's way.
@@ -241,19 +247,29 @@ cuda_status() { sed -n 's/^LOSSD_CUDA_STATUS:INTERNAL=//p' build/CMakeCache.txt 
 # What is downloaded for some suites is made while others are built. begin_environment NAME: by tools/NAME.sh
 declare -A environments=()
 begin_environment() {
-  rm -f "$log_dir/$1.made"
-  { "tools/$1.sh" >"$log_dir/$1.log" 2>&1 </dev/null && touch "$log_dir/$1.made"; } &
-  environments[$1]=$!
+  rm -f "$log_dir/$1.made" "$log_dir/$1.failed"
+  { if "tools/$1.sh" >"$log_dir/$1.log" 2>&1 </dev/null; then touch "$log_dir/$1.made"; else touch "$log_dir/$1.failed"; fi; } &
+  environments[$1]=begun
 }
 # The suite that waits may be another process than the one that began, which `wait` does not allow.
 await_environment() {
   if [[ -z ${environments[$1]:-} ]]; then return; fi
-  tail --pid="${environments[$1]}" -f /dev/null
+  until [[ -e $log_dir/$1.made || -e $log_dir/$1.failed ]]; do sleep 0.2; done
   if [[ -e $log_dir/$1.made ]]; then return; fi
   show_tail "$log_dir/$1.log"
   give_up "tools/$1.sh"
   return 1
 }
+
+# What runs beside ends with this script.
+end_tree() {
+  local child
+  for child in $(pgrep -P "$1" || true); do end_tree "$child"; done
+  if (($1 != $$)); then kill "$1" 2>/dev/null || true; fi
+}
+trap 'end_tree $$' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 groups=(build run test)
 if wants deploy; then groups+=(deploy); fi

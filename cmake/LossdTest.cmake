@@ -5,7 +5,7 @@
 # (unit/engine/step_test), and runs it in a process of its own (tests/test_main.cc); a program without such a file is run whole,
 # by the program's name. So that files can be compiled together, each has a namespace of its own: lossd::engine::step_test.
 #   TESTS      test files, without .cc, that come out of LIBRARIES
-#   LABELS     unit, conformance, integration, bench or gpu
+#   LABELS     unit, conformance, integration, bench, deploy or gpu
 #   TSAN       the test files, without .cc, that also run under ThreadSanitizer
 #   TIMEOUT    a guard against hangs, never an assertion
 #   COST       what takes long is begun first, so that nothing is left to run alone in the end
@@ -61,7 +61,7 @@ macro(lossd_add_test name)
     LABELS "${arg_LABELS}"
     TIMEOUT ${arg_TIMEOUT}
     ENVIRONMENT "OMP_WAIT_POLICY=passive;GTEST_OUTPUT=xml:${lossd_test_results}/${name}.xml")
-  if(arg_HERMETIC)
+  if(arg_HERMETIC AND NOT LOSSD_SANITIZER)  # whose reports come when the program ends, and depend on settings
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT LOSSD_HERMETIC=1)
   endif()
   if(arg_COST)

@@ -44,6 +44,10 @@ std::string Environment(const char* name) {
 
 bool AnyWasSkipped() { return testing::UnitTest::GetInstance()->skipped_test_count() > 0; }
 
+bool NothingWasRun() {
+  return !testing::GTEST_FLAG(list_tests) && testing::UnitTest::GetInstance()->test_to_run_count() == 0;
+}
+
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   testing::InitGoogleMock(&argc, argv);
@@ -61,13 +65,18 @@ int Main(int argc, char** argv) {
   const test_program::Unchanged unchanged(
       Environment("GTEST_OUTPUT"), arguments,
       Environment("LOSSD_HERMETIC").empty() ? test_program::Hermetic::kNo : test_program::Hermetic::kYes);
-  if (Environment("LOSSD_UNCHANGED") == "pass" && unchanged.PassedBefore()) {
+  const bool may_pass = Environment("LOSSD_UNCHANGED") == "pass";
+  if (may_pass && unchanged.PassedBefore()) {
     std::cout << "unchanged since it passed\n";
     return 0;
   }
   unchanged.Forget();
   const int status = RUN_ALL_TESTS();
-  if (status == 0 && !AnyWasSkipped()) unchanged.NotePassed();
+  if (NothingWasRun()) {
+    std::cerr << argv[0] << ": there was no test to run\n";
+    return 1;
+  }
+  if (may_pass && status == 0 && !AnyWasSkipped()) unchanged.NotePassed();
   return status;
 }
 

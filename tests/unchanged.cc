@@ -1,5 +1,8 @@
 #include "tests/unchanged.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -40,8 +43,22 @@ std::string ProcessorFlags() {
   return {};
 }
 
+// That this process may use, by which work is divided.
+int Processors() {
+  cpu_set_t processors;
+  return sched_getaffinity(0, sizeof(processors), &processors) == 0 ? CPU_COUNT(&processors) : 0;
+}
+
+bool ChangesArithmetic(std::string_view variable) {
+  return variable.starts_with("OMP_") || variable.starts_with("ONEDNN_") || variable.starts_with("DNNL_") ||
+         (variable.starts_with("GTEST_") && !variable.starts_with("GTEST_OUTPUT="));
+}
+
 std::string KeyOf(const std::vector<std::string>& arguments) {
-  std::string all = ProcessorFlags();
+  std::string all = ProcessorFlags() + '\n' + std::to_string(Processors());
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (ChangesArithmetic(*entry)) all += std::string("\n") + *entry;
+  }
   for (const std::string& argument : arguments) all += '\n' + argument;
   for (const std::string& file : MappedFiles()) {
     const std::string content = ContentOf(file);

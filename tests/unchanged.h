@@ -16,8 +16,8 @@ class Unchanged {
   // remembered.
   Unchanged(const std::string& output, const std::vector<std::string>& arguments, Hermetic hermetic);
 
-  // Whether this very program, its libraries, these arguments and this processor passed before, and the
-  // report of that is there.
+  // Whether this very program, its libraries, these arguments and settings and this processor passed before,
+  // and the report of that is there.
   bool PassedBefore() const;
   // Before the tests: a report that is there tells of another run.
   void Forget() const;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <limits>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -265,9 +266,16 @@ class GrpcConnection final : public Connection {
   // Waits, and connects again whenever the connection is lost meanwhile: by itself gRPC would not before the
   // next call, whose first attempts may be five seconds apart.
   void Pause(std::chrono::milliseconds delay) {
-    const gpr_timespec end =
+    const auto end = std::chrono::steady_clock::now() + delay;
+    const gpr_timespec deadline =
         gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(delay.count(), GPR_TIMESPAN));
-    while (channel_->WaitForConnected(end) && channel_->WaitForStateChange(GRPC_CHANNEL_READY, end)) continue;
+    while (channel_->WaitForConnected(deadline) &&
+           channel_->WaitForStateChange(GRPC_CHANNEL_READY, deadline)) {
+      // Whoever takes connections and drops them is not asked in a circle.
+      std::this_thread::sleep_until(
+          std::min(end, std::chrono::steady_clock::now() + std::chrono::milliseconds(100)));
+    }
+    std::this_thread::sleep_until(end);
   }
 
   // A server that has been reached before may be in the middle of a change of certificates.

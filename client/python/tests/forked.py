@@ -23,8 +23,8 @@ def _pickled(work: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
 
 
 def in_processes(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 300) -> list[Any]:
-    """work(*arguments) for each of `arguments`, at the same time and each in a new process; what they returned."""
-    with concurrent.futures.ProcessPoolExecutor(len(arguments), context(), max_tasks_per_child=1) as pool:
+    """work(*arguments) for each of `arguments`, at the same time in as many new processes; what they returned."""
+    with concurrent.futures.ProcessPoolExecutor(len(arguments), context()) as pool:
         futures = [pool.submit(_pickled, work, each) for each in arguments]
         concurrent.futures.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
         ended = [future for future in futures if future.done()]

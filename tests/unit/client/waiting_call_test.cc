@@ -29,10 +29,11 @@ bool SomebodyConnects(uint16_t port) {
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      listen(listener, 1) != 0) {
-    return false;
+  // Somebody else may have been given the port meanwhile, for a moment.
+  while (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    std::this_thread::yield();
   }
+  if (listen(listener, 1) != 0) return false;
   pollfd waited{.fd = listener, .events = POLLIN, .revents = 0};
   return poll(&waited, 1, 60'000) == 1;
 }
@@ -43,10 +44,13 @@ bool ServerIsLookedForMeanwhile() {
   fake->busy_deletions = 1;
   fake->busy_delay = std::chrono::hours(1);
   const std::string target = fake->target();
-  const auto client = Client::Connect(target, {.reconnect_timeout = std::chrono::hours(2)});
-  if (!client.ok()) return false;
-  std::thread([&client] { static_cast<void>((*client)->DeleteHead(FakeServer::kName)); }).detach();
+  auto connected = Client::Connect(target, {.reconnect_timeout = std::chrono::hours(2)});
+  if (!connected.ok()) return false;
+  Client* const client = connected->release();  // the call that waits outlives this function
+  std::thread([client] { static_cast<void>(client->DeleteHead(FakeServer::kName)); }).detach();
   while (fake->observed().refused_deletions == 0) std::this_thread::yield();
+  // The answer is on its way; cut off, it would be made again at once, and prove nothing.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   fake.reset();
   return SomebodyConnects(static_cast<uint16_t>(std::stoi(target.substr(target.rfind(':') + 1))));
 }

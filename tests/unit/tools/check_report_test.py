@@ -81,6 +81,16 @@ class Report(unittest.TestCase):
         self.assertEqual(self.suite("--pytest", os.path.join(self.folder, "none.xml"))["failed"], 1)
         self.assertEqual(self.suite("--pytest", self.write("broken.xml", "<testsuite>"))["failed"], 1)
 
+    def test_a_report_without_a_test_is_a_failure(self):
+        report = self.write("empty.xml", "<testsuites><testsuite tests='0'/></testsuites>")
+        for kind in (["--pytest", report], ["--ctest", report, self.folder]):
+            self.assertEqual(self.suite("--check", "style", "1", "ok", *kind)["failed"], 1)
+
+    def test_a_program_that_ended_badly_is_run_again(self):
+        note = self.write("results/unit/a_test.xml.passed", "key")
+        self.test_a_program_that_ends_badly_behind_its_last_test_has_failed()
+        self.assertFalse(os.path.exists(note))
+
     def test_nothing_at_all_is_a_failure(self):
         self.assertEqual((self.suite()["passed"], self.suite()["failed"]), (0, 1))
 

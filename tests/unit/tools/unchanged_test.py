@@ -47,9 +47,22 @@ class UnchangedTest(unittest.TestCase):
         with open(self.program, "ab") as file:
             file.write(b"another")
         self.assertTrue(self.runs())
-        self.assertTrue(self.runs("--gtest_also_run_disabled_tests"))
+        self.assertFalse(self.runs())
         os.remove(self.report)
         self.assertTrue(self.runs())
+        self.assertTrue(self.runs("--gtest_also_run_disabled_tests"))
+
+    def test_another_number_of_threads_is_another_test(self):
+        self.runs(OMP_NUM_THREADS="1")
+        self.assertTrue(self.runs(OMP_NUM_THREADS="2"))
+
+    def test_what_passed_when_run_by_hand_is_not_remembered(self):
+        self.assertTrue(self.runs(LOSSD_UNCHANGED=""))
+        self.assertTrue(self.runs())
+
+    def test_a_program_without_a_test_fails(self):
+        self.runs("--gtest_filter=Nothing*")
+        self.assertEqual(self.status, 1)
 
     def test_what_failed_is_run_again_and_leaves_no_report_of_before(self):
         self.runs()
