@@ -2,14 +2,12 @@
 """Who may call what: every method of every service, as every role, over every kind of connection."""
 import os
 import sys
-import tempfile
 import unittest
 
 import grpc
 from lossd_server import LossdServer
 
-from access_support import (HEALTH, REFLECTION, REFUSALS, ROLES, TOKENS, Certificates, bearer, call, methods,
-                            write_tokens)
+from access_support import (HEALTH, REFLECTION, REFUSALS, ROLES, TOKENS, SecuredTest, bearer, call, methods)
 
 BINARY = sys.argv.pop(1)
 
@@ -36,15 +34,7 @@ def least_roles():
     return table
 
 
-class Matrix(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        cls.certificates = Certificates(cls.folder.name)
-        cls.tokens = os.path.join(cls.folder.name, "tokens")
-        write_tokens(cls.tokens, TOKENS.items())
-
+class Matrix(SecuredTest):
     def check(self, flags, connect):
         """`connect` gives a channel to a server that was started with `flags`."""
         table = least_roles()
@@ -92,7 +82,7 @@ class Matrix(unittest.TestCase):
         self.check([], lambda server: grpc.insecure_channel(server.target))
 
     def test_a_socket_file(self):
-        path = os.path.join(self.folder.name, "socket")
+        path = os.path.join(self.folder, "socket")
         self.check([f"--listen=unix:{path}"], lambda _: grpc.insecure_channel(f"unix:{path}"))
 
     def test_tls(self):

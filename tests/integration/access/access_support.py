@@ -1,5 +1,7 @@
 """What the tests of access share: certificates, files of tokens, and calls of any method by its path."""
 import os
+import tempfile
+import unittest
 import urllib.request
 
 import grpc
@@ -83,3 +85,16 @@ class Certificates(Authority):
         """Channel credentials."""
         own = (self.key("client").read_bytes(), self.certificate("client").read_bytes()) if with_certificate else ()
         return grpc.ssl_channel_credentials(self.certificate("ca").read_bytes(), *own)
+
+
+class SecuredTest(unittest.TestCase):
+    """Has a `folder`, with `certificates` and the file `tokens`, which has a token of each role."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        cls.certificates = Certificates(cls.folder)
+        cls.tokens = os.path.join(cls.folder, "tokens")
+        write_tokens(cls.tokens, TOKENS.items())

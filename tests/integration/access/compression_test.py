@@ -1,15 +1,13 @@
 #!/usr/bin/python3
 """Compressed messages are refused before they are inflated: a few kilobytes would become gigabytes, and health asks for no token."""
-import os
 import re
 import sys
-import tempfile
 import unittest
 
 import grpc
 from lossd_server import LossdServer
 
-from access_support import HEALTH, REFLECTION, REFUSALS, TOKENS, Certificates, bearer, methods, write_tokens
+from access_support import HEALTH, REFLECTION, REFUSALS, TOKENS, SecuredTest, bearer, methods
 
 BINARY = sys.argv.pop(1)
 ALGORITHMS = (grpc.Compression.Gzip, grpc.Compression.Deflate)
@@ -39,15 +37,7 @@ def one_of_each_service():
     return list({path.rsplit("/", 1)[0]: path for path in [*methods(), HEALTH, REFLECTION] if path != DRAIN}.values())
 
 
-class Compression(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        cls.certificates = Certificates(cls.folder.name)
-        cls.tokens = os.path.join(cls.folder.name, "tokens")
-        write_tokens(cls.tokens, TOKENS.items())
-
+class Compression(SecuredTest):
     def check(self, flags, connect, tokens):
         """Every method, and messages that would be large with one of each service, from those who may call it and from strangers."""
         flags = [*flags, f"--tokens={self.tokens}"] if tokens else flags
