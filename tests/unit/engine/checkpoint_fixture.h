@@ -44,7 +44,8 @@ class CheckpointTest : public DeterministicTest {
     std::optional<DrainRecord> drain;
     if (start == Start::kDrained) drain = *store_->ReadDrain();
     if (drain.has_value()) options.incarnation = drain->incarnation;
-    engine_ = *Engine::Create(options, *CreateCpuDevice(1 << 20));
+    // One row of a bf16 head takes 4 MiB where the processor multiplies bf16 by itself.
+    engine_ = *Engine::Create(options, *CreateCpuDevice(8 << 20));
     if (start == Start::kEmpty) return;
     restored_ = engine_->RestoreAtStart(drain);
     if (const auto head = engine_->FindHead("h"); head.ok()) head_ = *head;
