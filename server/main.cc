@@ -38,6 +38,10 @@ namespace {
 using telemetry::Log;
 using telemetry::LogLevel;
 
+// Memory that is freed and kept for what comes next, and how often it is looked at.
+constexpr int64_t kFreedMemoryKept = int64_t{512} << 20;
+constexpr int64_t kSecondsToFreedMemory = 5;
+
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
@@ -76,7 +80,8 @@ void WarnOfExposure(const Exposure& exposure) {
 void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine,
                 rpc::Server& server, AccessWatch& access_watch) {
   const timespec tick{1, 0};
-  while (!device_failed) {
+  engine::FreedMemory freed(kFreedMemoryKept);
+  for (int64_t ticks = 1; !device_failed; ++ticks) {
     const int signal_number = sigtimedwait(&signals, nullptr, &tick);
     if (signal_number > 0) {
       Log(LogLevel::kInfo, "draining", {{"signal", signal_number}});
@@ -85,6 +90,7 @@ void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed,
     engine.ExpireSessions();
     server.Tick();
     access_watch.Poll(server);
+    if (ticks % kSecondsToFreedMemory == 0) freed.Look();
   }
 }
 

@@ -1,6 +1,8 @@
 #ifndef LOSSD_SERVER_ENGINE_PROCESS_MEMORY_H_
 #define LOSSD_SERVER_ENGINE_PROCESS_MEMORY_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace lossd::engine {
@@ -34,6 +36,26 @@ int64_t RaiseFileLimit();
 // for each: chunks, answers and gRPC's buffers come and go all the time. Once, before other threads start;
 // other allocators than glibc's are left as they are.
 void RaiseMallocThresholds();
+
+// Returns to the system what malloc has kept beyond `kept_bytes` for a while. malloc itself returns only what
+// lies at the end of one of its arenas, where a single block in use holds back everything before it:
+// gigabytes after a burst of calls. Not thread-safe; other allocators than glibc's are left as they are.
+class FreedMemory {
+ public:
+  // So many looks in a row find memory unused before it is returned: what is used again and again stays.
+  static constexpr size_t kLooks = 3;
+
+  explicit FreedMemory(int64_t kept_bytes) : kept_bytes_(kept_bytes) {}
+
+  // Every few seconds. Stops threads that allocate for some milliseconds if there is much to return.
+  void Look();
+
+ private:
+  const int64_t kept_bytes_;
+  std::array<int64_t, kLooks> unused_{};  // bytes, at the last looks
+  size_t next_ = 0;
+  int64_t resident_after_ = 0;  // bytes of the process, when memory was last returned
+};
 
 }  // namespace lossd::engine
 
