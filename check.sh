@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
 cd "$repo_root"
 
 functional=(lint unit conformance integration bench deploy python)
-more=(asan tsan tidy)
+more=(attack asan tsan tidy)
 
 usage() {
   cat <<END
@@ -25,6 +25,7 @@ said in the end.
   deploy       rules, dashboards and consoles of deploy/, with promtool and against a real Prometheus; manifests for Kubernetes
   python       the package in client/python: its types, its style and its tests, in build/venv (tools/python_env.sh)
 with 'all', or by name:
+  attack       hostile clients, for a bounded time: the server's memory stays within bounds and others are answered
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
   tidy         clang-tidy over every source file (those unchanged since they last passed are skipped)
@@ -91,7 +92,7 @@ build_tree() {
 built=no
 suite_build() {
   local targets=(lossd_c lossd)
-  if wants unit || wants conformance || wants integration || wants bench || wants deploy || wants gpu; then targets=(); fi
+  if wants attack || wants unit || wants conformance || wants integration || wants bench || wants deploy || wants gpu; then targets=(); fi
   local began=$SECONDS
   build_tree release build "${targets[@]}" || return 0
   built=yes
@@ -134,9 +135,9 @@ labelled_suite() {
 check_labels() {
   local all labelled
   all=$(ctest --test-dir build -N | sed -n 's/^Total Tests: //p')
-  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|deploy|gpu)$' | sed -n 's/^Total Tests: //p')
+  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|deploy|gpu|attack)$' | sed -n 's/^Total Tests: //p')
   if [[ -z $all || $all != "$labelled" ]]; then
-    printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench, deploy or gpu\n' "$all" "$labelled" >&2
+    printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench, deploy, gpu or attack\n' "$all" "$labelled" >&2
     return 1
   fi
 }
@@ -149,6 +150,7 @@ suite_conformance() { labelled_suite conformance "$jobs"; }
 # Half of the time of these they wait.
 suite_integration() { labelled_suite integration $((2 * jobs)); }
 suite_bench() { labelled_suite bench 1; }
+suite_attack() { labelled_suite attack 1; }
 
 suite_deploy() {
   await_environment deploy_tools || return 0
@@ -296,7 +298,7 @@ run_suite() {
 
 # What has passed and has not changed since: tests/test_main.cc.
 export LOSSD_UNCHANGED=pass
-if [[ " ${suites[*]} " =~ " "(unit|conformance|integration|bench|deploy|python|gpu)" " ]]; then suites=(build "${suites[@]}"); fi
+if [[ " ${suites[*]} " =~ " "(unit|conformance|integration|bench|deploy|python|gpu|attack)" " ]]; then suites=(build "${suites[@]}"); fi
 
 # The package's tests run beside others, which wait for half of their time; what they print is shown in their turn.
 python_beside=

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "server/telemetry/logging.h"
@@ -21,6 +23,12 @@ using ExternalConnections = grpc::ServerBuilder::experimental_type::ExternalConn
 
 // How long connections wait when there is no descriptor at all: nothing tells when there is one.
 constexpr int kPauseMs = 50;
+
+// HTTP/2's first frames and a call or two, or the first message of TLS.
+constexpr int kMostUnaskedBytes = 16 << 10;
+
+// Connections of one host that wait because of a flood from there; further ones are closed at once.
+constexpr int kMostWaiting = 16;
 
 // The system gives the lowest number that is free: from this one on, so many are in use.
 int64_t FirstKeptBack(Acceptor::For whom) {
@@ -34,6 +42,19 @@ int64_t FirstKeptBack(Acceptor::For whom) {
 // Of what may go wrong with accept, what is not of the one connection.
 bool IsShortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+// Whether a connection that has waited may be a client's: one that is still there, and has sent no more than
+// clients do before the server has said a word.
+bool MayBeClient(int socket) {
+  pollfd polled{socket, POLLRDHUP, 0};
+  if (poll(&polled, 1, 0) != 0) return false;
+  int waiting_bytes = 0;
+  return ioctl(socket, FIONREAD, &waiting_bytes) == 0 && waiting_bytes <= kMostUnaskedBytes;
+}
+
+void CountIn(engine::Counter* counter) {
+  if (counter != nullptr) ++*counter;
 }
 
 }  // namespace
@@ -68,6 +89,7 @@ void Acceptor::Stop() {
     (void)!write(stop_.get(), &one, sizeof(one));
     thread_.join();
   }
+  waiting_.clear();
   for (Place& place : places_) place.listener.reset();
 }
 
@@ -81,14 +103,20 @@ void Acceptor::Run() {
     }
   }
   for (;;) {
-    if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
+    if (poll(polled.data(), polled.size(), Patience()) < 0 && errno != EINTR) return;
     if (polled[0].revents != 0) return;
     bool room = true;
     for (size_t i = 1; i < polled.size(); ++i) {
       if (polled[i].revents != 0) room = TakeAll(polled[i].fd, *places[i]) && room;
     }
+    EndFloods();
+    ServeWaiting();
     if (!room) poll(polled.data(), 1, kPauseMs);
   }
+}
+
+int Acceptor::Patience() const {
+  return guarded_ ? static_cast<int>(ConnectionGuard::kInterval.count()) : -1;
 }
 
 bool Acceptor::TakeAll(int listener, Place& place) {
@@ -102,16 +130,66 @@ bool Acceptor::TakeAll(int listener, Place& place) {
       return false;
     }
     if (socket.get() >= FirstKeptBack(for_)) {
-      if (refused_ != nullptr) ++*refused_;
+      CountIn(counters_.refused);
       LogShortage("closed");
       continue;
     }
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
-    taken.listener_fd = listener;
-    taken.fd = socket.Release();
-    place.server->HandleNewConnection(&taken);
+    Take(listener, place, std::move(socket));
   }
   return true;
+}
+
+void Acceptor::Take(int listener, Place& place, FileDescriptor socket) {
+  const std::optional<PeerAddress> peer = PeerOf(socket.get());
+  const auto now = ConnectionGuard::Clock::now();
+  if (peer.has_value()) {
+    const auto waiting = std::count_if(waiting_.begin(), waiting_.end(),
+                                       [&](const Waiting& one) { return one.host == peer->host; });
+    if (waiting >= kMostWaiting) {
+      CountIn(counters_.flooding);
+      return;
+    }
+    if (const auto at = guard_.ServeAt(peer->host, now); at > now) {
+      waiting_.push_back({at, peer->host, listener, &place, std::move(socket)});
+      return;
+    }
+  }
+  Serve(listener, place, std::move(socket));
+}
+
+void Acceptor::Serve(int listener, Place& place, FileDescriptor socket) {
+  if (const std::optional<PeerAddress> peer = PeerOf(socket.get()); peer.has_value()) {
+    guard_.Watch(socket.get(), *peer, ConnectionGuard::Clock::now());
+    guarded_ = true;
+  }
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
+  taken.listener_fd = listener;
+  taken.fd = socket.Release();
+  place.server->HandleNewConnection(&taken);
+}
+
+void Acceptor::ServeWaiting() {
+  const auto now = ConnectionGuard::Clock::now();
+  for (auto one = waiting_.begin(); one != waiting_.end();) {
+    if (one->at > now) {
+      ++one;
+      continue;
+    }
+    if (MayBeClient(one->socket.get())) {
+      Serve(one->listener, *one->place, std::move(one->socket));
+    } else {
+      CountIn(counters_.flooding);
+    }
+    one = waiting_.erase(one);
+  }
+}
+
+void Acceptor::EndFloods() {
+  if (!guarded_) return;
+  for (const PeerAddress& peer : guard_.Look(ConnectionGuard::Clock::now())) {
+    CountIn(counters_.flooding);
+    LogFlood(peer);
+  }
 }
 
 void Acceptor::LogShortage(const char* connection) {
@@ -124,6 +202,17 @@ void Acceptor::LogShortage(const char* connection) {
                   {"remedy",
                    "raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or find out who "
                    "connects so often (ss -tnp)"}});
+}
+
+void Acceptor::LogFlood(const PeerAddress& peer) {
+  const std::optional<uint64_t> left_out = flood_lines_.Take(std::chrono::steady_clock::now());
+  if (!left_out.has_value()) return;
+  telemetry::Log(telemetry::LogLevel::kWarning,
+                 "a connection was ended: it opened calls faster than they can be cleared away",
+                 {{"peer", HostText(peer.host)},
+                  {"port", peer.port},
+                  {"lines_left_out", *left_out},
+                  {"remedy", "find out who connects from there; a network policy keeps strangers away"}});
 }
 
 }  // namespace lossd::rpc

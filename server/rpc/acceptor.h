@@ -4,12 +4,15 @@
 // connection: a crowd of connections, of anybody who reaches the port, would shut the server up until it is
 // started again. These go on. And a few descriptors are kept back, for checkpoints, certificates and probes:
 // a connection that would take one of those is closed at once, so that its client learns it and tries again.
+// Connections that flood the server with calls are ended (ConnectionGuard).
 #ifndef LOSSD_SERVER_RPC_ACCEPTOR_H_
 #define LOSSD_SERVER_RPC_ACCEPTOR_H_
 
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include <chrono>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,6 +20,8 @@
 
 #include "absl/status/status.h"
 #include "server/engine/counters.h"
+#include "server/rpc/call_counts.h"
+#include "server/rpc/connection_guard.h"
 #include "server/rpc/file_descriptor.h"
 #include "server/rpc/listener.h"
 #include "server/rpc/rate_limit.h"
@@ -29,9 +34,13 @@ class Acceptor {
   // Probes get at descriptors that clients do not.
   enum class For { kClients, kProbes };
 
-  // Connections that are closed for want of descriptors are counted in `refused`, which outlives it; null:
-  // they are not.
-  Acceptor(For whom, engine::Counter* refused) : for_(whom), refused_(refused) {}
+  // What became of connections beside being served. Outlives it; null: not counted.
+  struct Counters {
+    engine::Counter* refused = nullptr;  // closed at once, for want of descriptors
+    engine::Counter* flooding =
+        nullptr;  // ended by the guard, or closed at once since too many wait because of it
+  };
+  Acceptor(For whom, Counters counters) : for_(whom), counters_(counters) {}
   ~Acceptor() { Stop(); }
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
@@ -54,16 +63,39 @@ class Acceptor {
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server;
   };
 
+  // Of a host that has flooded the server: to be served later.
+  struct Waiting {
+    ConnectionGuard::Time at;
+    std::string host;
+    int listener;
+    Place* place;
+    FileDescriptor socket;
+  };
+
   void Run();
   // Until none waits. False: there is no descriptor for the next.
   bool TakeAll(int listener, Place& place);
+  void Take(int listener, Place& place, FileDescriptor socket);
+  void Serve(int listener, Place& place, FileDescriptor socket);
+  // Those whose time has come.
+  void ServeWaiting();
+  void EndFloods();
+  // Milliseconds until there is something to do, as poll takes them.
+  int Patience() const;
   void LogShortage(const char* connection);
+  void LogFlood(const PeerAddress& peer);
 
   const For for_;
-  engine::Counter* const refused_;
+  const Counters counters_;
   std::vector<Place> places_;
   FileDescriptor stop_;
-  RateLimit lines_{1, 0.1};  // of the thread
+  // Of the thread.
+  ChannelzCounts call_counts_;
+  ConnectionGuard guard_{&call_counts_};
+  bool guarded_ = false;  // there has been a connection
+  std::list<Waiting> waiting_;
+  RateLimit lines_{1, 0.1};
+  RateLimit flood_lines_{5, 0.1};
   std::thread thread_;
 };
 

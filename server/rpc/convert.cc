@@ -73,7 +73,7 @@ v1::RegionKind ToProto(engine::RegionKind kind) {
 
 namespace {
 
-absl::StatusOr<engine::OptimizerKind> ToEngine(v1::OptimizerKind kind) {
+absl::StatusOr<engine::OptimizerKind> OptimizerKindFrom(v1::OptimizerKind kind) {
   switch (kind) {
     case v1::OPTIMIZER_KIND_UNSPECIFIED:
       return engine::OptimizerKind::kNone;
@@ -91,7 +91,7 @@ absl::StatusOr<engine::OptimizerKind> ToEngine(v1::OptimizerKind kind) {
   }
 }
 
-v1::OptimizerKind ToProto(engine::OptimizerKind kind) {
+v1::OptimizerKind OptimizerKindTo(engine::OptimizerKind kind) {
   switch (kind) {
     case engine::OptimizerKind::kNone:
       return v1::OPTIMIZER_KIND_UNSPECIFIED;
@@ -105,8 +105,8 @@ v1::OptimizerKind ToProto(engine::OptimizerKind kind) {
   return v1::OPTIMIZER_KIND_UNSPECIFIED;
 }
 
-absl::StatusOr<engine::OptimizerConfig> ToEngine(const v1::Optimizer& optimizer) {
-  const absl::StatusOr<engine::OptimizerKind> kind = ToEngine(optimizer.kind());
+absl::StatusOr<engine::OptimizerConfig> OptimizerFrom(const v1::Optimizer& optimizer) {
+  const absl::StatusOr<engine::OptimizerKind> kind = OptimizerKindFrom(optimizer.kind());
   if (!kind.ok()) return kind.status();
   engine::OptimizerConfig config;
   config.kind = *kind;
@@ -123,8 +123,8 @@ absl::StatusOr<engine::OptimizerConfig> ToEngine(const v1::Optimizer& optimizer)
   return config;
 }
 
-void ToProto(const engine::OptimizerConfig& config, v1::Optimizer* optimizer) {
-  optimizer->set_kind(ToProto(config.kind));
+void WriteOptimizer(const engine::OptimizerConfig& config, v1::Optimizer* optimizer) {
+  optimizer->set_kind(OptimizerKindTo(config.kind));
   optimizer->set_weight_decay(config.weight_decay);
   optimizer->set_momentum(config.momentum);
   optimizer->set_dampening(config.dampening);
@@ -150,7 +150,7 @@ absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request
   head.bias = config.bias();
   if (config.frozen()) head.weight_gradients = engine::WeightGradients::kFrozen;
   head.deferred_bytes = config.deferred_bytes();
-  const absl::StatusOr<engine::OptimizerConfig> optimizer = ToEngine(config.optimizer());
+  const absl::StatusOr<engine::OptimizerConfig> optimizer = OptimizerFrom(config.optimizer());
   if (!optimizer.ok()) return optimizer.status();
   head.optimizer = *optimizer;
   head.master_weights = config.master_weights();
@@ -245,7 +245,7 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   config->set_deferred_bytes(info.config.deferred_bytes);
   config->set_bias(info.config.bias);
   if (info.config.optimizer.kind != engine::OptimizerKind::kNone) {
-    ToProto(info.config.optimizer, config->mutable_optimizer());
+    WriteOptimizer(info.config.optimizer, config->mutable_optimizer());
   }
   config->set_master_weights(info.config.master_weights);
   config->set_double_buffer(info.config.double_buffer);

@@ -33,7 +33,7 @@ class HealthServer {
 
   // Answers whatever is not health: UNIMPLEMENTED. gRPC starts no server without a service of one's own.
   grpc::CallbackGenericService nothing_else_;
-  Acceptor acceptor_{Acceptor::For::kProbes, nullptr};
+  Acceptor acceptor_{Acceptor::For::kProbes, {}};
   std::unique_ptr<grpc::Server> server_;
 };
 

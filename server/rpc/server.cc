@@ -92,6 +92,11 @@ void Observe(grpc::ServerBuilder& builder, CallReports* reports) {
   builder.experimental().SetInterceptorCreators(std::move(factories));
 }
 
+Acceptor::Counters CountersOf(telemetry::ServiceCounters* counters) {
+  if (counters == nullptr) return {};
+  return {.refused = &counters->connections_refused, .flooding = &counters->connections_flooding};
+}
+
 }  // namespace
 
 Server::Server(engine::Engine* engine, const ServerOptions& options)
@@ -102,8 +107,7 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
       gradient_service_(engine),
       status_service_(engine, options.on_drain),
       region_service_(engine),
-      acceptor_(Acceptor::For::kClients,
-                options.counters == nullptr ? nullptr : &options.counters->connections_refused) {}
+      acceptor_(Acceptor::For::kClients, CountersOf(options.counters)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
   std::unique_ptr<Server> server(new Server(engine, options));

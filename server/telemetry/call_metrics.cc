@@ -10,6 +10,9 @@ constexpr Metric kRpcSeconds{
 constexpr Metric kInFlight{"lossd_rpcs_in_flight", "Calls under way.", kGauge, {"method"}};
 constexpr Metric kRefused{"lossd_connections_refused_total",
                           "Connections closed at once because too few file descriptors were left.", kCounter};
+constexpr Metric kFlooding{
+    "lossd_connections_flooding_total",
+    "Connections ended because they opened calls faster than these can be cleared away.", kCounter};
 constexpr Metric kDenied{
     "lossd_access_denied_total", "Calls refused by --tokens, by reason.", kCounter, {"reason"}};
 constexpr Metric kTokenReloads{
@@ -32,6 +35,7 @@ void CollectCalls(const ServiceCounters& counters, Exposition& out) {
   out.Begin(kInFlight);
   for (const auto& method : counters.rpcs.methods()) out.Add({method->name}, method->in_flight);
   out.Only(kRefused, counters.connections_refused);
+  out.Only(kFlooding, counters.connections_flooding);
   const AccessCounters& access = counters.access;
   out.Begin(kDenied);
   out.Add({"no_token"}, access.no_token);

@@ -91,6 +91,8 @@ struct ServiceCounters {
   AccessCounters access;
   std::atomic<bool> serving = false;       // calls are taken: heads are there, and clients can connect
   engine::Counter connections_refused{0};  // closed at once: too few file descriptors were left
+  engine::Counter connections_flooding{
+      0};  // ended, or closed at once, for calls without end (ConnectionGuard)
 };
 
 }  // namespace lossd::telemetry

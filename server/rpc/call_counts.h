@@ -1,0 +1,37 @@
+// What gRPC has counted of calls, by connection (channelz).
+#ifndef LOSSD_SERVER_RPC_CALL_COUNTS_H_
+#define LOSSD_SERVER_RPC_CALL_COUNTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "server/rpc/peer_address.h"
+
+namespace lossd::rpc {
+
+struct ConnectionCalls {
+  PeerAddress peer;
+  int64_t unfinished =
+      0;              // begun, and still known to gRPC: also those that were reset and not yet cleared away
+  int64_t reset = 0;  // ended by the client before they were answered
+};
+
+class CallCounts {
+ public:
+  virtual ~CallCounts() = default;
+  // Since the start, of all connections. Takes microseconds.
+  virtual int64_t Begun() = 0;
+  // Every TCP connection that there is. Takes some 30 µs for each.
+  virtual std::vector<ConnectionCalls> ByConnection() = 0;
+};
+
+// Of every gRPC server of this process.
+class ChannelzCounts final : public CallCounts {
+ public:
+  int64_t Begun() override;
+  std::vector<ConnectionCalls> ByConnection() override;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_CALL_COUNTS_H_

@@ -1,0 +1,177 @@
+#!/usr/bin/python3
+"""Connections that open calls without end take neither the server's memory nor its answers to others.
+
+  call_flood_test.py LOSSD [--seconds S] [--connections N] [--json]
+
+Every connection resets its calls at once (CVE-2023-44487) or leaves them all open, and comes again when it is ended: in plain text
+with and without tokens, over TLS and over mTLS. The flood has a lower priority than the server, with which it shares processors.
+Fails if the server's memory grows by more than 512 MiB, or if it does not answer any more. How long others waited is printed and
+not judged.
+"""
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import ssl
+import sys
+import tempfile
+import threading
+import time
+
+import grpc
+from access_support import HEALTH, TOKENS, Certificates, bearer, write_tokens
+from http2 import CallFlood
+from lossd.v1 import status_pb2, status_pb2_grpc
+from lossd_server import LossdServer
+
+MOST_GROWTH = 512 << 20
+CALLS_AT_ONCE = 500
+QUIET_SECONDS = 2
+
+
+def flood_over_one(address, tls, reset, metadata, until, counts):
+    while time.monotonic() < until:
+        try:
+            flood = CallFlood(address, HEALTH, reset, tls, metadata)
+            counts["connections"] += 1
+            try:
+                while time.monotonic() < until:
+                    flood.open_calls(CALLS_AT_ONCE)
+                    counts["calls"] += CALLS_AT_ONCE
+            finally:
+                flood.close()
+        except OSError:
+            time.sleep(0.01)
+
+
+def flood(address, make_tls, reset, metadata, seconds, connections, result):
+    """In a process of its own: what it sent goes to `result`."""
+    os.nice(19)
+    tls = make_tls()
+    counts = [{"connections": 0, "calls": 0} for _ in range(connections)]
+    until = time.monotonic() + seconds
+    threads = [threading.Thread(target=flood_over_one, args=(address, tls, reset, metadata, until, count)) for count in counts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    result.put({key: sum(count[key] for count in counts) for key in counts[0]})
+
+
+class Client:
+    """Somebody else, who asks for the status all the time."""
+
+    def __init__(self, channel, metadata):
+        self._stub = status_pb2_grpc.StatusServiceStub(channel)
+        self._metadata = metadata
+
+    def ask(self):
+        began = time.monotonic()
+        self._stub.GetStatus(status_pb2.GetStatusRequest(), metadata=self._metadata, timeout=120)
+        return time.monotonic() - began
+
+    def ask_while(self, goes_on):
+        """Seconds that 99 of 100 answers took at most, and that the longest took."""
+        waits = []
+        while goes_on():
+            waits.append(self.ask())
+            time.sleep(0.005)
+        waits.sort()
+        return waits[len(waits) * 99 // 100], waits[-1]
+
+
+def resident_bytes(pid, field="VmRSS"):
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        return 1024 * int(re.search(rf"^{field}:\s+(\d+)", file.read(), re.MULTILINE)[1])
+
+
+class Way:
+    """One way in: how the server is started and how others and the flood connect."""
+
+    def __init__(self, certificates, tokens):
+        self.certificates, self.tokens = certificates, tokens
+
+    def flags(self, name):
+        flags = []
+        if name in ("TLS", "mTLS"):
+            flags += self.certificates.server_flags()
+        if name == "mTLS":
+            flags += [f"--tls_client_ca={self.certificates.certificate('ca')}"]
+        if name in ("tokens", "TLS"):
+            flags += [f"--tokens={self.tokens}"]
+        return flags
+
+    def metadata(self, name):
+        return bearer(TOKENS["admin"]) if name in ("tokens", "TLS") else None
+
+    def channel(self, name, target):
+        if name == "plain text":
+            return grpc.insecure_channel(target)
+        if name == "tokens":
+            return grpc.secure_channel(target, grpc.local_channel_credentials())
+        return grpc.secure_channel(target, self.certificates.client(with_certificate=name == "mTLS"))
+
+    def make_tls(self, name):
+        if name not in ("TLS", "mTLS"):
+            return None
+        context = ssl.create_default_context(cafile=self.certificates.certificate("ca"))
+        context.set_alpn_protocols(["h2"])
+        if name == "mTLS":
+            context.load_cert_chain(self.certificates.certificate("client"), self.certificates.key("client"))
+        return context
+
+
+def attack(args, way, name, reset):
+    with LossdServer(args.lossd, "--device=cpu", *way.flags(name)) as server, way.channel(name, server.target) as channel:
+        client = Client(channel, way.metadata(name))
+        until = time.monotonic() + QUIET_SECONDS
+        quiet, _ = client.ask_while(lambda: time.monotonic() < until)
+        before = resident_bytes(server.pid)
+        result = multiprocessing.Queue()
+        process = multiprocessing.Process(target=flood, args=(server.target, lambda: way.make_tls(name), reset, (), args.seconds,
+                                                              args.connections, result))
+        process.start()
+        attacked, longest = client.ask_while(process.is_alive)
+        sent = result.get()
+        process.join()
+        client.ask()
+        report = {"way": name, "calls": "reset" if reset else "left open", "sent": sent["calls"],
+                  "connections": sent["connections"], "quiet_p99_ms": 1e3 * quiet, "p99_ms": 1e3 * attacked,
+                  "longest_ms": 1e3 * longest, "growth_mib": (resident_bytes(server.pid, "VmHWM") - before) / 2**20}
+        if args.after > 0:
+            time.sleep(args.after)
+            report["held_mib"] = (resident_bytes(server.pid) - before) / 2**20
+        return report
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lossd")
+    parser.add_argument("--seconds", type=float, default=15, help="how long each flood lasts")
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--ways", nargs="+", default=["plain text", "tokens", "TLS", "mTLS"])
+    parser.add_argument("--after", type=float, default=0, help="then look so many seconds later how much memory is still held")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+
+    reports = []
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = os.path.join(folder, "tokens")
+        write_tokens(tokens, TOKENS.items())
+        way = Way(Certificates(folder), tokens)
+        for name in args.ways:
+            for reset in (True, False):
+                reports.append(attack(args, way, name, reset))
+                if not args.json:
+                    print("  ".join(f"{key} {value if isinstance(value, (int, str)) else format(value, '.1f')}"
+                                    for key, value in reports[-1].items()), flush=True)
+    if args.json:
+        print(json.dumps(reports))
+    if any(report["growth_mib"] * 2**20 > MOST_GROWTH for report in reports):
+        sys.exit(f"the server's memory grew by more than {MOST_GROWTH >> 20} MiB")
+
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")
+    main()
