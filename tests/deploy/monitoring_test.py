@@ -166,6 +166,8 @@ class Rules(TestCase):
         for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
             for rule in group["rules"]:
                 for selector in narrow_selectors(rule["expr"]):
+                    if selector.startswith("kube_"):  # what kube-state-metrics says, which is not here
+                        continue
                     with self.subTest(rule=rule.get("alert") or rule["record"], selector=selector):
                         values(selector)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import tempfile
 import time
@@ -28,20 +29,16 @@ def fetch(url: str) -> str:
 
 
 class Prometheus:
-    """Runs from __enter__ to __exit__; scrapes `target` (host:port) and evaluates the rules every second."""
+    """Runs from __enter__ to __exit__; scrapes `targets` (host:port) and evaluates the rules every second. `hasty`: alerts
+    wait as many seconds as the rules say minutes."""
 
-    def __init__(self, folder: Path, target: str) -> None:
-        self._source, self._target = folder, target
+    def __init__(self, folder: Path, *targets: str, hasty: bool = False) -> None:
+        self._source, self._targets, self._hasty = folder, targets, hasty
 
     def __enter__(self) -> Prometheus:
         self._folder = tempfile.TemporaryDirectory()
         here = Path(self._folder.name)
-        config = yaml.safe_load((self._source / "prometheus.yml").read_text(encoding="utf-8"))
-        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"}
-        config["rule_files"] = [str(self._source.absolute() / file) for file in config["rule_files"]]
-        for job in config["scrape_configs"]:
-            job["static_configs"] = [{"targets": [self._target]}]
-        (here / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        self._write_configuration()
         self._log = open(here / "log", "w+", encoding="utf-8")
         self._process = subprocess.Popen(
             [
@@ -57,6 +54,30 @@ class Prometheus:
         )
         self.url = self._wait_for_address()
         return self
+
+    def _write_configuration(self) -> None:
+        here = Path(self._folder.name)
+        config = yaml.safe_load((self._source / "prometheus.yml").read_text(encoding="utf-8"))
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"}
+        config["rule_files"] = [str(self._rules(self._source.absolute() / file)) for file in config["rule_files"]]
+        for job in config["scrape_configs"]:
+            job["static_configs"] = [{"targets": list(self._targets)}]
+        (here / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+    def _rules(self, file: Path) -> Path:
+        if not self._hasty:
+            return file
+        text, changed = re.subn(r"^( +for: \d+)m$", r"\1s", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert changed, file
+        copy = Path(self._folder.name, file.name)
+        copy.write_text(text, encoding="utf-8")
+        return copy
+
+    def scrape(self, *targets: str) -> None:
+        """These from now on, and no others: as an operator edits the configuration and has it read again."""
+        self._targets = targets
+        self._write_configuration()
+        self._process.send_signal(signal.SIGHUP)
 
     def _wait_for_address(self) -> str:
         while True:

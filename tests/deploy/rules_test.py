@@ -21,6 +21,8 @@ REPOSITORY = Path(sys.argv.pop(1))
 PROMETHEUS = REPOSITORY / "deploy/prometheus"
 RULES = PROMETHEUS / "rules/lossd.rules.yml"
 UNIT_TESTS = sorted((REPOSITORY / "tests/deploy/rules").glob("*.test.yml"))
+# What Prometheus itself says and what kube-state-metrics does.
+METRICS_OF_OTHERS = {"up", "kube_statefulset_replicas"}
 SEVERITIES = {"info", "warning", "critical"}
 
 
@@ -89,7 +91,7 @@ class Rules(unittest.TestCase):
 
     def test_recording_rules_are_named_level_metric_operations(self):
         for rule in rules("record"):
-            self.assertRegex(rule["record"], r"^instance(_\w+)?:(lossd|process)_\w+:\w+$")
+            self.assertRegex(rule["record"], r"^(instance(_\w+)?|statefulset):(lossd|process)_\w+:\w+$")
 
     def test_each_alert_says_how_bad_it_is_and_what_to_do(self):
         for rule in rules("alert"):
@@ -112,7 +114,7 @@ class Rules(unittest.TestCase):
         )
         recorded = {rule["record"] for rule in rules("record")}
         for rule in rules("record") + rules("alert"):
-            for name in metric_names(rule["expr"]) - recorded - {"up"}:
+            for name in metric_names(rule["expr"]) - recorded - METRICS_OF_OTHERS:
                 self.assertIn(re.sub(r"_(bucket|sum|count)$", "", name), documented, rule)
 
 
