@@ -29,6 +29,7 @@ RUN --mount=type=cache,id=lossd-ccache,target=/ccache /src/deploy/image_files.sh
 FROM ${BASE} AS image
 ARG VERSION=unknown
 ARG REVISION=unknown
+ARG SOURCE=unknown
 ARG CREATED=unknown
 ARG BASE
 LABEL org.opencontainers.image.title="lossd" \
@@ -36,6 +37,7 @@ LABEL org.opencontainers.image.title="lossd" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.created="${CREATED}" \
       org.opencontainers.image.base.name="${BASE}"
 ENV PATH=/opt/lossd/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \

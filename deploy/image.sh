@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../tools/common.sh"
 
 usage() {
   cat <<END
-usage: deploy/image.sh [--base IMAGE|DIR] [--tag NAME] [--sbom FILE] [--tool docker|podman|buildah] [cpu|cuda|trial] [-- TOOL_ARGUMENT...]
+usage: deploy/image.sh [--base IMAGE|DIR] [--tag NAME] [--sbom FILE] [--source URL] [--tool docker|podman|buildah] [cpu|cuda|trial] [-- TOOL_ARGUMENT...]
 
 Builds the target of the Dockerfile (default: cpu) and says how large the image is.
 
@@ -14,6 +14,8 @@ Builds the target of the Dockerfile (default: cpu) and says how large the image 
             or as a folder with a root file system, for instance of: debootstrap --variant=minbase bookworm DIR
   --tag     name of the image (default: lossd:VERSION-TARGET)
   --sbom    also write the list of its components there (CycloneDX, JSON)
+  --source  where its source is, for the label org.opencontainers.image.source (default: the URL of git's remote origin, without
+            what stands before its @; unknown, if that is a path)
   --tool    default: the first of docker, podman, buildah that is there
 
 Arguments after -- are passed on to the tool's build command. Without a kernel that lets containers have namespaces:
@@ -21,12 +23,13 @@ deploy/image.sh --tool buildah -- --isolation=chroot
 END
 }
 
-base=debian:bookworm tag='' sbom='' tool='' target=cpu
+base=debian:bookworm tag='' sbom='' source='' tool='' target=cpu
 while (($#)); do
   case $1 in
     --base) base=$2 && shift ;;
     --tag) tag=$2 && shift ;;
     --sbom) sbom=$2 && shift ;;
+    --source) source=$2 && shift ;;
     --tool) tool=$2 && shift ;;
     cpu | cuda | trial) target=$1 ;;
     -h | --help) usage && exit ;;
@@ -81,6 +84,17 @@ copy_out() {
   esac
 }
 
+# Whoever cloned with a password in the URL does not want it in a label.
+source_of_origin() {
+  local url
+  url=$(git -C "$repo_root" config --get remote.origin.url || true)
+  if [[ $url =~ ^(https?|ssh|git)://([^/@]*@)?(.+)$ ]]; then
+    printf '%s\n' "${BASH_REMATCH[1]}://${BASH_REMATCH[3]}"
+  else
+    echo unknown
+  fi
+}
+
 image_bytes() {
   case $tool in
     buildah) buildah images --format '{{.Size}}' "$tag" ;;
@@ -95,6 +109,7 @@ if [[ -d $base ]]; then base=$(import_base "$base"); fi
 revision=$(git -C "$repo_root" rev-parse HEAD 2>/dev/null || echo unknown)
 arguments=(--target "$target" --tag "$tag" --build-arg "BASE=$base" --build-arg "VERSION=$version" --build-arg "REVISION=$revision"
   --build-arg "CREATED=$(date -u +%Y-%m-%dT%H:%M:%SZ)")
+arguments+=(--build-arg "SOURCE=${source:-$(source_of_origin)}")
 # The format that has health checks.
 case $tool in
   docker) command=(docker build) ;;

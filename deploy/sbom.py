@@ -3,12 +3,14 @@
 
 Shared libraries are traced to the distribution's packages that they were copied from, with what dpkg knows of them
 here; those that only their headers were taken of are named below; lossd's own are what the list is about. The base's packages and wheels are added as given.
+Every component says under which licences it is, and what is a file of the image has its SHA-256.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import pathlib
@@ -24,6 +26,26 @@ DPKG_STATUS = "/var/lib/dpkg/status"
 HEADERS = ("nlohmann-json3-dev", "libcli11-dev", "libspdlog-dev", "libabsl-dev", "libgrpc++-dev", "libprotobuf-dev")
 # Copied as a file, no library.
 FILES = {"share/ca-certificates.crt": "ca-certificates"}
+
+# Short names of Debian's copyright files that SPDX calls otherwise. Others are ids of SPDX already, or names only.
+SPDX = {
+    "Apache-2": "Apache-2.0",
+    "BSD-2-clause": "BSD-2-Clause",
+    "BSD-3-clause": "BSD-3-Clause",
+    "BSL-1": "BSL-1.0",
+    "Expat": "MIT",
+    "GPL-2": "GPL-2.0-only",
+    "GPL-2+": "GPL-2.0-or-later",
+    "GPL-3": "GPL-3.0-only",
+    "GPL-3+": "GPL-3.0-or-later",
+    "LGPL-2": "LGPL-2.0-only",
+    "LGPL-2+": "LGPL-2.0-or-later",
+    "LGPL-2.1": "LGPL-2.1-only",
+    "LGPL-2.1+": "LGPL-2.1-or-later",
+    "LGPL-3": "LGPL-3.0-only",
+    "LGPL-3+": "LGPL-3.0-or-later",
+}
+SPDX_IDS = {"Apache-2.0", "BSL-1.0", "ISC", "MIT", "MPL-2.0", "Zlib", *SPDX.values()}
 
 Package = dict[str, str]
 
@@ -54,7 +76,25 @@ def licences_of(package: str) -> list[str]:
     return sorted(set(re.findall(r"^License: *(\S.*?) *$", text, re.MULTILINE)))
 
 
-def debian_component(package: Package, release: dict[str, str], scope: str, files: Iterable[str] = ()) -> dict:
+def licence_entries(names: Iterable[str], otherwise: str) -> list[dict]:
+    """`otherwise`: where to read it, if nothing names it."""
+    entries = {SPDX.get(name, name): None for name in names} or {otherwise: None}
+    return [{"license": {"id" if name in SPDX_IDS else "name": name}} for name in entries]
+
+
+def file_components(root: pathlib.Path, files: Iterable[str]) -> list[dict]:
+    return [
+        {
+            "type": "file",
+            "bom-ref": f"file:{file}",
+            "name": file,
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256((root / file).read_bytes()).hexdigest()}],
+        }
+        for file in sorted(files)
+    ]
+
+
+def debian_component(package: Package, release: dict[str, str], scope: str) -> dict:
     name, version = package["Package"], package["Version"]
     system, system_version = release["ID"], release.get("VERSION_ID", "")
     purl = (
@@ -62,12 +102,15 @@ def debian_component(package: Package, release: dict[str, str], scope: str, file
         f"?arch={package['Architecture']}&distro={system}-{system_version}"
     )
     component = {"type": "library", "bom-ref": f"{scope}:{name}", "name": name, "version": version, "purl": purl}
-    licences = licences_of(name) if scope != "base" else []
-    if licences:
-        component["licenses"] = [{"license": {"name": licence}} for licence in licences]
-    properties = [{"name": "lossd:part", "value": scope}]
-    properties += [{"name": "lossd:file", "value": file} for file in sorted(files)]
-    return component | {"properties": properties}
+    otherwise = f"see share/licences/{name}" if scope == "shipped" else f"see /usr/share/doc/{name}/copyright"
+    component["licenses"] = licence_entries(licences_of(name), otherwise)
+    return component | {"properties": [{"name": "lossd:part", "value": scope}]}
+
+
+def with_files(component: dict, root: pathlib.Path, files: Iterable[str]) -> dict:
+    found = file_components(root, files)
+    properties = component["properties"] + [{"name": "lossd:file", "value": file["name"]} for file in found]
+    return component | {"properties": properties} | ({"components": found} if found else {})
 
 
 def owners_of(libraries: list[str]) -> dict[str, str]:
@@ -95,7 +138,9 @@ def shipped_components(root: pathlib.Path, release: dict[str, str], foreign: set
     for file, package in FILES.items():
         if (root / file).exists():
             files.setdefault(package, []).append(file)
-    components = [debian_component(packages[name], release, "shipped", files[name]) for name in sorted(files)]
+    components = [
+        with_files(debian_component(packages[name], release, "shipped"), root, files[name]) for name in sorted(files)
+    ]
     return components + [
         debian_component(packages[name], release, "compiled-in") for name in HEADERS if name in packages
     ]
@@ -108,7 +153,7 @@ def wheel_component(folder: str, root: pathlib.Path) -> dict:
         )
     )
     name, version = fields["Name"], fields["Version"]
-    return {
+    component = {
         "type": "library",
         "bom-ref": f"wheel:{name}",
         "name": name,
@@ -117,9 +162,9 @@ def wheel_component(folder: str, root: pathlib.Path) -> dict:
         "licenses": [
             {"license": {"name": fields.get("License", fields.get("License-Expression", "see share/licences/nvidia"))}}
         ],
-        "properties": [{"name": "lossd:part", "value": "wheel"}]
-        + [{"name": "lossd:file", "value": f"lib/{file}"} for file in files_of_wheel(name, root)],
+        "properties": [{"name": "lossd:part", "value": "wheel"}],
     }
+    return with_files(component, root, [f"lib/{file}" for file in files_of_wheel(name, root)])
 
 
 def files_of_wheel(name: str, root: pathlib.Path) -> list[str]:
@@ -144,6 +189,9 @@ def bill(arguments: argparse.Namespace) -> dict:
         "name": "lossd",
         "version": arguments.version,
         "licenses": [{"license": {"id": "Apache-2.0"}}],
+        "components": file_components(
+            root, [str(path.relative_to(root)) for pattern in ("bin/*", "lib/liblossd_*") for path in root.glob(pattern)]
+        ),
     }
     return {
         "bomFormat": "CycloneDX",

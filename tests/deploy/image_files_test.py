@@ -7,6 +7,7 @@ usage: image_files_test.py REPOSITORY
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -136,6 +137,34 @@ class ImageFiles(unittest.TestCase):
             package = component["name"]
             self.assertTrue((self.root / "share/licences" / package).is_file() or package == "ca-certificates", package)
         self.assertGreater(len(self.components("base")), 50)
+        for component in self.bill["components"]:
+            self.assertTrue(component["licenses"], component["name"])
+        ids = {entry["license"].get("id") for component in self.components("shipped") for entry in component["licenses"]}
+        self.assertLessEqual({"Apache-2.0", "BSD-3-Clause", "MIT"}, ids, "by the names that SPDX has for them")
+
+    def test_every_file_has_its_hash(self) -> None:
+        holders = [self.bill["metadata"]["component"], *self.bill["components"]]
+        files = {file["name"]: file["hashes"] for holder in holders for file in holder.get("components", [])}
+        for folder in ("bin", "lib"):
+            for path in (self.root / folder).iterdir():
+                self.assertIn(f"{folder}/{path.name}", files)
+        for name, hashes in files.items():
+            digest = hashlib.sha256((self.root / name).read_bytes()).hexdigest()
+            self.assertEqual(hashes, [{"alg": "SHA-256", "content": digest}], name)
+
+    def test_the_image_says_where_its_source_is(self) -> None:
+        # A podman that only says what it was asked for.
+        with tempfile.TemporaryDirectory() as folder:
+            asked = Path(folder, "asked")
+            program = Path(folder, "podman")
+            program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >>{asked}\n', encoding="utf-8")
+            program.chmod(0o755)
+            environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+            command = [REPOSITORY / "deploy/image.sh", "--tool", "podman", "--source", "https://example.org/lossd"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn("SOURCE=https://example.org/lossd", asked.read_text(encoding="utf-8").splitlines())
+        self.assertIn('org.opencontainers.image.source="${SOURCE}"', DOCKERFILE)
 
     def test_it_runs_as_another_user_on_a_read_only_root(self) -> None:
         server = " ".join(instruction("ENTRYPOINT") + instruction("CMD") + ["--device=cpu"])
