@@ -60,6 +60,35 @@ class Oracle:
         return total
 
 
+# Numbers of which every sum is exact, whatever its order: hidden states are small integers in the first half of their
+# columns, weights in the second, so that all logits are 0, every token of the vocabulary has the probability 1 / vocab
+# (a power of two), and dX, dW and steps of it with a learning rate that is a power of two are multiples of a power of two. A
+# chunk that is missing or counted twice is in them to the last bit.
+
+
+def exact_weights(rng: np.random.Generator, vocab: int, hidden_size: int) -> np.ndarray:
+    weights = np.zeros((vocab, hidden_size), np.float32)
+    weights[:, hidden_size // 2:] = rng.integers(-4, 5, (vocab, hidden_size // 2))
+    return weights
+
+
+def exact_batch(rng: np.random.Generator, tokens: int, vocab: int, hidden_size: int, columns: slice) -> Batch:
+    """`columns`: of the first half, those that are not 0; the weights of these have to be."""
+    hidden = np.zeros((tokens, hidden_size), np.float32)
+    hidden[:, columns] = rng.integers(1, 9, hidden[:, columns].shape)
+    labels = rng.integers(0, vocab, tokens)
+    labels[rng.random(tokens) < 0.1] = -100
+    return Batch(hidden, labels)
+
+
+def check_exact(what: str, got: np.ndarray, expected: np.ndarray) -> None:
+    differ = np.asarray(got, np.float64) != expected
+    if differ.any():
+        at = tuple(int(index) for index in np.argwhere(differ)[0])
+        raise AssertionError(f"{what} is wrong at {int(differ.sum())} of {differ.size} places: at {at} it is {got[at]!r}; it "
+                             f"must be {expected[at]!r}")
+
+
 def check_close(what: str, got: np.ndarray, expected: np.ndarray) -> None:
     scale = max(float(np.abs(expected).max(initial=0)), 1e-6)
     off = float(np.abs(np.asarray(got, np.float64) - expected).max(initial=0))

@@ -69,9 +69,10 @@ class SoakServer:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def wait(self) -> int:
+    def wait(self, seconds: float | None = None) -> int:
+        """Its exit status; subprocess.TimeoutExpired if it goes on for longer than that."""
         assert self._process is not None
-        return self._process.wait()
+        return self._process.wait(seconds)
 
     def stop(self) -> int:
         """Drains it; returns its exit status."""

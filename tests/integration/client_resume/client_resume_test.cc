@@ -18,14 +18,15 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/client_resume/cutting_proxy.h"
 #include "tests/integration/client_resume/numbered_chunks.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/proxy/fault_proxy.h"
 
 namespace lossd::client_resume_test {
 namespace {
 
-using testing::CuttingProxy;
+using testing::CutAfter;
+using testing::FaultProxy;
 using testing::kChunkBytes;
 using testing::kChunks;
 using testing::kNumberedHidden;
@@ -177,9 +178,9 @@ TEST_P(ClientLanesResumeTest, CutConnectionsLeaveGradientLossesAndDxAsTheyWere) 
   for (int round = 0; round < 12; ++round) {
     std::uniform_int_distribution<int64_t> bytes(1, 2 * kChunks * kChunkBytes);
     const uint32_t seed = random();
-    CuttingProxy proxy(server_->port(), [&bytes, budgets = std::mt19937(seed)](int connection) mutable {
+    FaultProxy proxy(server_->target(), [&bytes, budgets = std::mt19937(seed)](int connection) mutable {
       // Every third connection lives as long as it likes, so that the run comes to an end.
-      return connection % 3 == 2 ? -1 : bytes(budgets);
+      return CutAfter(connection % 3 == 2 ? -1 : bytes(budgets));
     });
     const Connected through(proxy.target());
     Session session = through.Open("", lanes);
@@ -191,7 +192,7 @@ TEST_P(ClientLanesResumeTest, CutConnectionsLeaveGradientLossesAndDxAsTheyWere) 
     EXPECT_EQ(result->valid_tokens, static_cast<int64_t>(batch.labels.size()));
     ASSERT_TRUE(IsWhole(through.Flush(), lanes)) << "round " << round;
     EXPECT_TRUE(session.Close().ok());
-    cuts += proxy.cuts();
+    cuts += proxy.faults();
     reconnects += session.reconnects();
     repeated += result->repeated_chunks;
   }
@@ -202,7 +203,7 @@ TEST_P(ClientLanesResumeTest, CutConnectionsLeaveGradientLossesAndDxAsTheyWere) 
 }
 
 TEST_P(ClientLanesResumeTest, RestartedServerInTheMiddleOfAWindowIsAWindowLostAndTheReplayIsComplete) {
-  CuttingProxy proxy(server_->port());
+  FaultProxy proxy(server_->target());
   const Connected through(proxy.target());
   Session session = through.Open("trainer", GetParam());
   NumberedBatch batch(kChunks / 2);
@@ -211,7 +212,7 @@ TEST_P(ClientLanesResumeTest, RestartedServerInTheMiddleOfAWindowIsAWindowLostAn
   proxy.CutAll();
   direct_.reset();
   server_ = std::make_unique<TestServer>();
-  proxy.set_backend(server_->port());
+  proxy.set_backend(server_->target());
 
   // Without its head, and again with it: the window is gone either way.
   const absl::Status status = session.Compute(batch.batch(), batch.outputs()).status();
@@ -308,8 +309,8 @@ TEST_F(ClientResumeTest, CutConnectionsLeaveBatchesWithSoftTargetsAsTheyWere) {
   for (int round = 0; round < 6; ++round) {
     std::uniform_int_distribution<int64_t> bytes(1, 2 * kChunks * kChunkBytes);
     const uint32_t seed = random();
-    CuttingProxy proxy(server_->port(), [&bytes, budgets = std::mt19937(seed)](int connection) mutable {
-      return connection % 3 == 2 ? -1 : bytes(budgets);
+    FaultProxy proxy(server_->target(), [&bytes, budgets = std::mt19937(seed)](int connection) mutable {
+      return CutAfter(connection % 3 == 2 ? -1 : bytes(budgets));
     });
     const Connected through(proxy.target());
     Session session = through.Open();
@@ -320,7 +321,7 @@ TEST_F(ClientResumeTest, CutConnectionsLeaveBatchesWithSoftTargetsAsTheyWere) {
     EXPECT_TRUE(batch.dx == undisturbed.dx) << "round " << round;
     EXPECT_TRUE(through.Flush() == gradient) << "round " << round;
     EXPECT_TRUE(session.Close().ok());
-    cuts += proxy.cuts();
+    cuts += proxy.faults();
     repeated += result->repeated_chunks;
   }
   EXPECT_GE(cuts, 3);

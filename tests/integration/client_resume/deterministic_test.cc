@@ -12,13 +12,14 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/client_resume/cutting_proxy.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/proxy/fault_proxy.h"
 
 namespace lossd::deterministic_test {
 namespace {
 
-using testing::CuttingProxy;
+using testing::CutAfter;
+using testing::FaultProxy;
 using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::RandomLabels;
@@ -139,9 +140,9 @@ TEST_F(DeterministicClientTest, TheBitsAreTheSameInSixtyRandomSchedules) {
   for (int round = 0; round < 60; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const bool is_cut = round % 3 == 0;
-    CuttingProxy proxy(server_.port(), [&, budgets = std::mt19937(random())](int connection) mutable {
-      if (!is_cut || connection % 3 == 2) return int64_t{-1};
-      return static_cast<int64_t>(budgets() % (2 * kTokens * kRowBytes));
+    FaultProxy proxy(server_.target(), [&, budgets = std::mt19937(random())](int connection) mutable {
+      if (!is_cut || connection % 3 == 2) return CutAfter(-1);
+      return CutAfter(static_cast<int64_t>(budgets() % (2 * kTokens * kRowBytes)));
     });
     const Head head = HeadAt(proxy.target());
     auto session = head.OpenSession(Deterministically(static_cast<int32_t>(below(4) + 1), below(60) + 1));
@@ -165,7 +166,7 @@ TEST_F(DeterministicClientTest, TheBitsAreTheSameInSixtyRandomSchedules) {
     }
     ASSERT_TRUE(Flush(HeadAt(server_.target())) == expected);
     ASSERT_TRUE(session->Close().ok());
-    cuts += proxy.cuts();
+    cuts += proxy.faults();
   }
   EXPECT_GE(cuts, 10);
 }

@@ -11,13 +11,14 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "tests/integration/client_resume/cutting_proxy.h"
 #include "tests/integration/regions/region_fixture.h"
+#include "tests/proxy/fault_proxy.h"
 
 namespace lossd::regions_client_test {
 namespace {
 
-using testing::CuttingProxy;
+using testing::CutAfter;
+using testing::FaultProxy;
 using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::RandomLabels;
@@ -245,8 +246,8 @@ TEST(RegionsClientTest, ABatchInARegionSurvivesLostConnections) {
   const std::vector<float> gradient = direct.Flush();
 
   // The first connection is that of the calls; streams are cut ever later.
-  CuttingProxy proxy(server.port(), [](int connection) {
-    return connection == 0 || connection > 5 ? -1 : 600 + 900 * connection;
+  FaultProxy proxy(server.target(), [](int connection) {
+    return CutAfter(connection == 0 || connection > 5 ? -1 : 600 + 900 * connection);
   });
   const Connected connected(proxy.target(), shape.hidden);
   const Region region = connected.CreateRegion(data.HiddenBytes() + data.DxBytes());
@@ -255,7 +256,7 @@ TEST(RegionsClientTest, ABatchInARegionSurvivesLostConnections) {
   const auto result =
       session.Compute(data.BatchAt(region.data()), data.OutputsAt(At(region, data.HiddenBytes())));
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_GT(proxy.cuts(), 0);
+  EXPECT_GT(proxy.faults(), 0);
   EXPECT_EQ(std::memcmp(At(region, data.HiddenBytes()), data.dx.data(), data.dx.size()), 0);
   EXPECT_EQ(connected.Flush(), gradient);
 }

@@ -1,0 +1,483 @@
+"""A trainer that goes on whatever happens to its connections and its server, as a process of the fault soak (faults.py).
+
+What it knows to be in the window is what calls have answered. Every loss, dX, dW, weight, mark and count of tokens is
+compared with what must be there, to the last bit, and so is what the server has after it went back to a checkpoint.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lossd
+import numpy as np
+
+from clients import Client
+from fault_page import FaultPage
+from oracle import Batch, Oracle, check_close, check_equal, check_exact, exact_batch, exact_weights, valid_tokens
+
+VOCAB, HIDDEN, TOKENS = 256, 64, 120
+KEYS = HIDDEN // 2  # columns of hidden states that are not 0
+COLUMNS_OF_A_STEP = 2  # of them, where a step changes their weights
+LEARNING_RATE = 2.0**-4
+TRANSIENT = (lossd.UnavailableError, lossd.DeadlineExceededError)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a client works."""
+
+    dtype: str = "float32"
+    lanes: int = 1
+    sessions: int = 1
+    steps: bool = False
+    deterministic: bool = False
+    head: dict[str, Any] = field(default_factory=dict)
+    reconnect_timeout: float = 120
+    call_timeout: float = 60
+
+
+KINDS = {
+    "plain": Kind(),
+    "lanes": Kind(lanes=3, head={"bias": True}),
+    "impatient": Kind(lanes=2, reconnect_timeout=0.2, call_timeout=2),
+    "deterministic": Kind(dtype="bfloat16", lanes=2, deterministic=True),
+    "steps": Kind(lanes=2, steps=True),
+    "impatient_steps": Kind(steps=True, reconnect_timeout=0.1, call_timeout=1),
+    "pair": Kind(sessions=2, dtype="bfloat16", head={"double_buffer": True}),
+    "deferred": Kind(lanes=2, sessions=2, head={"deferred_bytes": 1 << 20}, reconnect_timeout=3),
+}
+
+
+@dataclass
+class Contribution:
+    """Of one session: what the server has accepted of each lane, and how many tokens it has placed in the window."""
+
+    accepted: list[int]
+    place: int = 0
+
+
+@dataclass
+class State:
+    """What a trainer would save beside a checkpoint of its head."""
+
+    weights: np.ndarray
+    contributions: list[Contribution] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)  # in the window
+    generation: int = 0
+    windows: int = 0
+    steps_since_write: int = 0
+
+
+class ServerWentBack(Exception):
+    """The server is another one than that which has what this trainer sent."""
+
+
+class FaultTrainer(Client):
+    def __init__(self, connect: Callable[[Kind], lossd.Client], kind: str, number: int, seed: int, page: FaultPage) -> None:
+        self.kind = kind
+        super().__init__(lambda: connect(KINDS[kind]), number)
+        self.work_as, self.page, self.way = KINDS[kind], page, number
+        self.rng = np.random.default_rng([seed, number])
+        self.seen: Counter[str] = Counter()
+        self.head_name = f"{kind}-{number}"
+        self.tag, self.saved = "", None
+        self.incarnation, self.kills_seen = "", 0
+        self.client: lossd.Client | None = None
+
+    # --- Calls -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        self.page.under_way[self.way] += 1
+        try:
+            yield
+        finally:
+            self.page.under_way[self.way] -= 1
+            self.page.progress[self.way] += 1
+
+    def once(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """An error that is not one of the network's is allowed if the server was killed meanwhile."""
+        try:
+            with self.under_way():
+                return function(*arguments, **options)
+        except (*TRANSIENT, lossd.WindowLostError):
+            raise
+        except lossd.LossdError as error:
+            if self.incarnation and self.again(self.client.status).incarnation != self.incarnation:
+                raise ServerWentBack from error
+            raise
+
+    def again(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """For calls that may be repeated as they are."""
+        while True:
+            try:
+                return self.once(function, *arguments, **options)
+            except TRANSIENT as error:
+                self.gave_up(error)
+
+    def gave_up(self, error: lossd.LossdError) -> None:
+        self.seen[f"gave up: {error.code}"] += 1
+        time.sleep(0.01)
+
+    # --- Beginning and end -----------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        self.client = self.again(self.connect)
+        self.prepare(self.client)
+        print(json.dumps({"ready": self.way}), flush=True)
+        while not self.page.stopping:
+            self.guarded(self.round)
+            self.rounds += 1
+        while not self.guarded(self.finish):
+            pass
+        self.client.close()
+
+    def guarded(self, part: Callable[[], None]) -> bool:
+        """Whether it came to its end; otherwise it has been undone, back to the checkpoint, as the server's part has."""
+        try:
+            part()
+            return True
+        except (lossd.WindowLostError, ServerWentBack) as error:
+            self.require_kill(error)
+        while True:
+            try:
+                self.go_back()
+                return False
+            except (lossd.WindowLostError, ServerWentBack) as error:
+                self.require_kill(error)
+
+    def require_kill(self, error: Exception) -> None:
+        kills = self.page.kills
+        if kills == self.kills_seen and kills % 2 == 0:
+            raise AssertionError(f"window lost, but nobody has killed the server: {error!r}") from error
+        self.seen["window lost"] += 1
+
+    def prepare(self, client: lossd.Client) -> None:
+        head_options = dict(self.work_as.head)
+        if self.work_as.steps:
+            head_options["optimizer"] = lossd.SGD()
+        self.head = self.again(client.create_head, self.head_name, VOCAB, HIDDEN, self.work_as.dtype, **head_options)
+        self.state = State(exact_weights(self.rng, VOCAB, HIDDEN))
+        self.write_weights()
+        self.sessions = [self.open_session(number) for number in range(self.work_as.sessions)]
+        self.state.contributions = [Contribution(accepted_of(session)) for session in self.sessions]
+        self.state.generation = self.again(self.head.info).generation
+        self.incarnation = self.again(client.status).incarnation
+        self.save()
+
+    def open_session(self, number: int) -> lossd.Session:
+        return self.again(self.head.open_session, client_key=f"{self.head_name}/{number}", rank=number,
+                          lanes=self.work_as.lanes, chunk_bytes=2048, deterministic=self.work_as.deterministic)
+
+    def finish(self) -> None:
+        self.consume()
+        check_equal("window_tokens in the end", self.again(self.head.info).window_tokens, 0)
+        check_exact("a weight in the end", self.read_weights(), self.state.weights)
+        for session in self.sessions:
+            try:
+                self.once(session.close)
+            except TRANSIENT:
+                pass  # its lease will end
+        self.again(self.client.delete_head, self.head_name)
+
+    # --- One window ------------------------------------------------------------------------------------------------
+
+    def round(self) -> None:
+        for _ in range(int(self.rng.integers(1, 4))):
+            self.compute()
+            if self.rng.random() < 0.08:
+                self.save()
+        if self.rng.random() < 0.03:
+            self.go_back()
+            self.seen["went back by itself"] += 1
+        self.consume()
+        if self.rng.random() < 0.2:
+            self.ask_for_logits()
+
+    def columns(self) -> slice:
+        """Of hidden states; none whose weights a step has changed."""
+        if not self.work_as.steps:
+            return slice(0, KEYS)
+        first = self.state.steps_since_write * COLUMNS_OF_A_STEP
+        return slice(first, first + COLUMNS_OF_A_STEP)
+
+    def new_batch(self) -> Batch:
+        return exact_batch(self.rng, int(self.rng.integers(1, TOKENS)), VOCAB, HIDDEN, self.columns())
+
+    def compute(self) -> None:
+        """A batch of each session, at the same time; of a deterministic one sometimes two, the second one first."""
+        places = [contribution.place for contribution in self.state.contributions]
+        if self.work_as.deterministic and self.rng.random() < 0.3:
+            first, second = self.new_batch(), self.new_batch()
+            self.send([second], [places[0] + len(first.labels)])
+            self.send([first], places)
+        else:
+            self.send([self.new_batch() for _ in self.sessions], places)
+
+    def send(self, batches: list[Batch], places: list[int]) -> None:
+        oracle = Oracle(self.state.weights)
+        options = [self.batch_options(place) for place in places]
+        with self.under_way():
+            futures = [session.compute_async(batch.hidden, batch.labels, **option)
+                       for session, batch, option in zip(self.sessions, batches, options)]
+            errors = [future.exception() for future in futures]
+        for number, (batch, future, error) in enumerate(zip(batches, futures, errors)):
+            result = self.once(self.result_of, number, batch, options[number], future, error)
+            losses, dx = oracle.losses_and_dx(batch)
+            check_close("a loss", result.losses, losses)
+            check_exact("dX", result.dx, dx)
+            self.seen["repeated chunks"] += result.repeated_chunks
+            contribution = self.state.contributions[number]
+            contribution.accepted = accepted_of(self.sessions[number])
+            contribution.place = max(contribution.place, places[number] + len(batch.labels))
+            self.state.batches.append(batch)
+            self.tokens += len(batch.labels)
+
+    def batch_options(self, place: int) -> dict[str, Any]:
+        where = {"window_token": place} if self.work_as.deterministic else {}
+        return {"weight_version": self.version, "dx_dtype": "float32", **where}
+
+    def result_of(self, number: int, batch: Batch, options: dict[str, Any], future: Any,
+                  error: BaseException | None) -> lossd.BatchResult:
+        """Of a batch whose session may be over: what of it counts is for the server to say."""
+        if error is None:
+            return future.result()
+        while isinstance(error, TRANSIENT):
+            self.gave_up(error)
+            self.sessions[number] = session = self.open_session(number)
+            self.require_same_server()
+            self.seen["sessions opened again"] += 1
+            session.resume_at([sequence + 1 for sequence in self.state.contributions[number].accepted])
+            try:
+                with self.under_way():
+                    return session.compute(batch.hidden, batch.labels, **options)
+            except lossd.LossdError as next_error:
+                error = next_error
+        raise error
+
+    def require_same_server(self) -> None:
+        """After a session was opened: that is true of whichever server there is."""
+        if self.again(self.client.status).incarnation != self.incarnation:
+            raise ServerWentBack
+
+    def consume(self) -> None:
+        if not self.state.batches:
+            return
+        gradient = Oracle(self.state.weights).weight_gradient(self.state.batches)
+        later: list[Batch] = []
+        if self.work_as.steps:
+            self.step(gradient)
+        elif self.head.config.double_buffer and not self.page.stopping:
+            later = self.flush_beside(gradient)
+        else:
+            self.flush(gradient)
+        self.state.batches = later
+        self.state.windows += 1
+        self.state.generation += 1
+        for contribution in self.state.contributions:
+            contribution.place = 0
+        self.seen["windows"] += 1
+
+    def step(self, gradient: np.ndarray) -> None:
+        stepped = self.again(self.head.step, LEARNING_RATE)
+        check_equal("window_tokens of a step", stepped.window_tokens, valid_tokens(self.state.batches))
+        self.version = stepped.weight_version
+        self.state.weights = self.state.weights - LEARNING_RATE * gradient
+        check_exact("a weight after a step", self.read_weights(), self.state.weights)
+        self.state.steps_since_write += 1
+        if self.state.steps_since_write * COLUMNS_OF_A_STEP >= KEYS:
+            self.state.weights = exact_weights(self.rng, VOCAB, HIDDEN)
+            self.state.steps_since_write = 0
+            self.write_weights()
+
+    def flush(self, gradient: np.ndarray) -> None:
+        """In one of the ways there are, until dW has been read and the window has ended."""
+        ways = (self.flush_at_once, self.flush_by_rows, self.flush_and_commit)
+        flushed, bias = ways[int(self.rng.integers(len(ways)))]()
+        check_exact("dW", flushed, gradient)
+        if bias is not None:
+            check_exact("db", bias, self.bias_gradient())
+
+    def bias_gradient(self) -> np.ndarray:
+        counts = np.zeros(VOCAB)
+        for batch in self.state.batches:
+            labels = batch.labels[batch.labels >= 0]
+            counts += len(labels) / VOCAB - np.bincount(labels, minlength=VOCAB)
+        return counts
+
+    def flush_at_once(self, **options: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        gradient = np.empty((VOCAB, HIDDEN), np.float32)
+        bias = np.empty(VOCAB, np.float32) if self.head.config.bias else None
+        while True:
+            try:
+                flushed = self.once(self.head.flush, gradient, bias_out=bias, **options)
+                break
+            except TRANSIENT as error:
+                self.gave_up(error)
+                if error.flush_id:  # all of dW was read
+                    return self.commit(error.flush_id, gradient, bias)
+        check_equal("window_tokens of a flush", flushed.window_tokens, valid_tokens(self.state.batches))
+        if options.get("commit", True):
+            return gradient, bias
+        return self.commit(flushed.flush_id, gradient, bias)
+
+    def commit(self, flush_id: str, gradient: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        self.again(self.head.commit_flush, flush_id)
+        return gradient, bias
+
+    def flush_by_rows(self) -> tuple[np.ndarray, np.ndarray | None]:
+        gradient = np.empty((VOCAB, HIDDEN), np.float32)
+        bias = np.empty(VOCAB, np.float32) if self.head.config.bias else None
+
+        def take(first: int, rows: np.ndarray, bias_rows: np.ndarray | None) -> None:
+            gradient[first:first + len(rows)] = rows
+            if bias is not None:
+                bias[first:first + len(rows)] = bias_rows
+
+        while True:
+            try:
+                self.once(self.head.flush, sink=take)
+                return gradient, bias
+            except TRANSIENT as error:
+                self.gave_up(error)
+                if error.flush_id:
+                    return self.settle(gradient, bias)
+
+    def settle(self, gradient: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """A flush whose commit had no answer: the next call says what became of it, and does nothing else."""
+        while True:
+            try:
+                self.once(self.head.flush)
+            except lossd.AlreadyExistsError:
+                return gradient, bias
+            except TRANSIENT as error:
+                self.gave_up(error)
+            else:
+                raise AssertionError("a flush behind one whose commit had no answer did not say that it is committed now")
+
+    def flush_beside(self, gradient: np.ndarray) -> list[Batch]:
+        """While the window is held, the next one begins; what is in that is returned."""
+        flushed = np.empty((VOCAB, HIDDEN), np.float32)
+        held = self.again(self.head.flush, flushed, commit=False)
+        check_exact("dW", flushed, gradient)
+        check_equal("window_tokens of a flush", held.window_tokens, valid_tokens(self.state.batches))
+        batches, self.state.batches = self.state.batches, []
+        self.compute()
+        later, self.state.batches = self.state.batches, batches
+        self.again(self.head.commit_flush, held.flush_id)
+        return later
+
+    def flush_and_commit(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """With a look at it in between; and sometimes with a second thought."""
+        if self.rng.random() < 0.5:
+            held = self.flush_held()
+            self.again(self.head.abort_flush, held)
+        return self.flush_at_once(commit=False)
+
+    def flush_held(self) -> str:
+        return str(self.again(self.head.flush, np.empty((VOCAB, HIDDEN), np.float32), commit=False).flush_id)
+
+    # --- Weights ---------------------------------------------------------------------------------------------------
+
+    def bias(self) -> np.ndarray | None:
+        return np.zeros(VOCAB, np.float32) if self.head.config.bias else None
+
+    def write_weights(self) -> None:
+        weights = self.state.weights.astype(np.float32)
+        if self.rng.random() < 0.5:
+            self.version = self.again(self.head.write_weights, weights, self.bias())
+        else:
+            self.version = self.write_in_parts(weights)
+        check_exact("a weight that was written", self.read_weights(), self.state.weights)
+
+    def write_in_parts(self, weights: np.ndarray) -> int:
+        while True:
+            try:
+                write = self.again(self.head.begin_write, f"{self.rng.integers(1 << 62)}")
+                for first in range(0, VOCAB, VOCAB // 4):
+                    rows = slice(first, first + VOCAB // 4)
+                    self.again(write.write_rows, first, weights[rows], None if self.bias() is None else self.bias()[rows])
+                return self.again(write.commit)
+            except (lossd.NotFoundError, lossd.FailedPreconditionError):  # a drain keeps nothing that is not published
+                self.seen["weights begun again"] += 1
+
+    def read_weights(self) -> np.ndarray:
+        return self.again(self.head.read_rows, 0, VOCAB, weight_version=self.version)
+
+    def ask_for_logits(self) -> None:
+        hidden = np.zeros((4, HIDDEN), np.float32)
+        hidden[:, KEYS:] = self.rng.integers(-3, 4, (4, KEYS))
+        logits = self.again(self.head.logits, hidden, weight_version=self.version)
+        check_exact("a logit", logits, Oracle(self.state.weights).logits(hidden))
+
+    # --- Checkpoints -----------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """What there was before stays the one to go back to until this one is known to be whole."""
+        tag = "b" if self.tag == "a" else "a"
+        state = deepcopy(self.state)
+        info = self.again(self.head.save_checkpoint, tag).info
+        check_equal("the generation of a checkpoint", info.generation, state.generation)
+        check_equal("window_tokens of a checkpoint", info.window_tokens, valid_tokens(state.batches))
+        self.tag, self.saved = tag, state
+        self.seen["checkpoints"] += 1
+
+    def go_back(self) -> None:
+        """To where the last checkpoint was saved, the server and this one."""
+        self.kills_seen, self.incarnation = self.page.kills, ""
+        self.incarnation = self.again(self.client.status).incarnation
+        self.again(self.client.restore_checkpoint, self.head_name, self.tag)
+        self.head = self.again(self.client.head, self.head_name)
+        self.sessions = [self.open_session(number) for number in range(len(self.sessions))]
+        info = self.again(self.head.info)
+        self.require_same_server()
+        self.state, self.version = deepcopy(self.saved), info.weight_version
+        self.seen["went back"] += 1
+        check_equal("the generation after a restore", info.generation, self.state.generation)
+        check_equal("window_tokens after a restore", info.window_tokens, valid_tokens(self.state.batches))
+        for session, contribution in zip(self.sessions, self.state.contributions):
+            check_equal("marks after a restore", accepted_of(session), contribution.accepted)
+        check_exact("a weight after a restore", self.read_weights(), self.state.weights)
+
+
+def accepted_of(session: lossd.Session) -> list[int]:
+    return [lane["accepted"] for lane in json.loads(session.marks())["lanes"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("target")
+    parser.add_argument("--ca", default="", help="TLS, with certificates of this authority")
+    parser.add_argument("--way", type=int, required=True)
+    parser.add_argument("--ways", type=int, required=True)
+    parser.add_argument("--page", type=Path, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    options = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    def connect(kind: Kind) -> lossd.Client:
+        tls = lossd.Tls(ca_certificates=options.ca, server_name="localhost") if options.ca else None
+        return lossd.connect(options.target, tls=tls, reconnect_timeout=kind.reconnect_timeout, call_timeout=kind.call_timeout)
+
+    trainer = FaultTrainer(connect, options.kind, options.way, options.seed, FaultPage(options.page, options.ways))
+    trainer.run()
+    if trainer.failure:
+        sys.exit(trainer.failure)
+    print(json.dumps({"client": trainer.head_name, "rounds": trainer.rounds, "tokens": trainer.tokens, **trainer.seen}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What the processes of the fault soak tell each other while calls are under way: numbers in a file that all of them map."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+
+class FaultPage:
+    """`under_way` and `progress` have a number for each client's way to the server; the first ones of the file are those
+    that the proxy looks at."""
+
+    def __init__(self, path: Path, ways: int) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(4 * (2 * ways + 2)))
+        numbers = np.memmap(path, np.uint32, "r+", shape=(2 * ways + 2,))
+        self.under_way, self.progress, self._rest = numbers[:ways], numbers[ways:2 * ways], numbers[2 * ways:]
+
+    @property
+    def kills(self) -> int:
+        """Odd from before the server is killed until it is dead."""
+        return int(self._rest[0])
+
+    def count_kill(self) -> None:
+        self._rest[0] += 1
+
+    @property
+    def stopping(self) -> bool:
+        """Clients finish what they are doing, and leave."""
+        return bool(self._rest[1])
+
+    def stop(self) -> None:
+        self._rest[1] = 1

@@ -1,0 +1,275 @@
+#!/usr/bin/python3
+"""Training through a network that fails and servers that end, for as many faults as are asked for.
+
+  faults.py [LOSSD] [--faults N] [--seed S] [--clients N] [--mean_bytes N] [--json FILE]
+
+Clients in processes of their own reach a server through proxies (tests/proxy) that cut, stall, delay, mirror, repeat and
+half close their connections at random bytes, half of them over TLS; the server is killed, or drained, and started again with
+--restore. A fault counts if it hit a client with a call under way, a kill or a drain if it ended a server that one was
+talking to. Whatever a client is told is compared with what it must be, to the last bit (fault_clients.py); the first
+divergence ends the run, as do an error that nothing explains, a client that stands still, and anything that is still held
+once all clients have left. The seed decides what happens to which connection behind how many bytes, and what clients do;
+when it happens does not repeat to the microsecond. Exit status: 0 without a divergence, 1 with one.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = [str(ROOT / "client/python"), str(ROOT / "tests/integration/python_client")]
+sys.path[:0] = PATHS
+
+from fault_page import FaultPage  # noqa: E402
+from server import SoakServer  # noqa: E402
+
+KINDS = ("plain", "lanes", "steps", "pair", "deterministic", "impatient", "impatient_steps", "deferred")
+HELD = ("lossd_live_streams", "lossd_queued_chunks", "lossd_credit_bytes")
+PATIENCE_SECONDS = 300  # a guard: a client that has not ended any call for so long never will
+
+
+class Proxies:
+    """The process of all of them; `ports`: one for each way. Its faults are counted in `seen`."""
+
+    def __init__(self, binary: Path, server: SoakServer, page_path: Path, options: argparse.Namespace, ways: int) -> None:
+        arguments = [str(binary), f"--under_way={page_path}", f"--seed={options.seed}", f"--mean_bytes={options.mean_bytes}"]
+        for way in range(ways):
+            arguments += ["--tls", server.target] if way < tls_ways(ways) else ["--plain", server.socket_target]
+        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.ports: list[int] = json.loads(self.process.stdout.readline())["ports"]
+        self.seen: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._count, daemon=True)
+        self._thread.start()
+
+    def _count(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.seen[json.loads(line)["fault"]] += 1
+
+    def weather(self, what: str) -> None:
+        """"storm": from now on there are faults; "calm": there are none."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def tls_ways(ways: int) -> int:
+    return (ways + 1) // 2
+
+
+class Clients:
+    """A process for each."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, server: SoakServer, ports: list[int], page: FaultPage) -> None:
+        self.page, self.ready, self.reports = page, set[int](), list[dict[str, object]]()
+        self.processes: list[subprocess.Popen[str]] = []
+        self.moved = [(0, time.monotonic())] * len(ports)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*PATHS, str(Path(__file__).parent)]),
+                       "LOSSD_LIBRARY": os.environ.get("LOSSD_LIBRARY", str(options.lossd.parent.parent / "lib/liblossd_c.so")),
+                       "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
+        assert server.certificates is not None
+        for way, port in enumerate(ports):
+            arguments = [sys.executable, str(Path(__file__).with_name("fault_clients.py")), KINDS[way % len(KINDS)],
+                         f"localhost:{port}", f"--way={way}", f"--ways={len(ports)}", f"--page={folder / 'page'}",
+                         f"--seed={options.seed}"]
+            if way < tls_ways(len(ports)):
+                arguments.append(f"--ca={server.certificates.certificate('ca')}")
+            process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.processes.append(process)
+            threading.Thread(target=self._read, args=(process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            told = json.loads(line)
+            if "ready" in told:
+                self.ready.add(told["ready"])
+            else:
+                self.reports.append(told)
+
+    def any_under_way(self) -> bool:
+        return bool(self.page.under_way.any())
+
+    def check(self) -> None:
+        now = time.monotonic()
+        for way, process in enumerate(self.processes):
+            if process.poll():
+                assert process.stderr is not None
+                raise AssertionError(process.stderr.read())
+            progress, since = int(self.page.progress[way]), self.moved[way][1]
+            if progress != self.moved[way][0] or process.poll() == 0:
+                self.moved[way] = (progress, now)
+            elif now - since > PATIENCE_SECONDS:
+                raise AssertionError(f"client {way} stands still:\n{self.stacks(process)}")
+
+    def stacks(self, process: subprocess.Popen[str]) -> str:
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        process.kill()
+        assert process.stderr is not None
+        return process.stderr.read()
+
+    def running(self) -> bool:
+        return any(process.poll() is None for process in self.processes)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+class Faults:
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options = options
+        self.random = random.Random(options.seed)
+        self.server = SoakServer(str(options.lossd), folder, "--workspace_bytes=16777216", "--drain_timeout=30s")
+        self.server.start()
+        self.page = FaultPage(folder / "page", options.clients)
+        self.proxies = Proxies(options.lossd.with_name("lossd-fault-proxy"), self.server, folder / "page", options, options.clients)
+        self.clients = Clients(options, folder, self.server, self.proxies.ports, self.page)
+        self.ends: Counter[str] = Counter()
+        self.slowest_drain, self.shown = 0.0, 0.0
+        self.began = time.monotonic()
+
+    def count(self) -> int:
+        return self.proxies.seen.total() + self.ends.total()
+
+    def run(self) -> dict[str, object]:
+        self.await_ready()
+        self.proxies.weather("storm")
+        next_end = self.count()
+        while self.count() < self.options.faults:
+            self.check()
+            self.show()
+            if self.count() >= next_end and self.clients.any_under_way():
+                self.end_server()
+                next_end = self.count() + self.random.expovariate(1 / self.options.faults_between_ends)
+            time.sleep(0.05)
+        self.proxies.weather("calm")
+        self.page.stop()
+        while self.clients.running():
+            self.check()
+            time.sleep(0.05)
+        self.check()
+        self.await_nothing_held()
+        if self.server.stop() != 0:
+            raise AssertionError(f"the server did not end in order:\n{self.server.log()[-4000:]}")
+        return self.report()
+
+    def await_ready(self) -> None:
+        """Before, a head may have no checkpoint that a killed server could go back to."""
+        while len(self.clients.ready) < self.options.clients:
+            self.check()
+            time.sleep(0.05)
+
+    def check(self) -> None:
+        self.clients.check()
+        if not self.server.running():
+            raise AssertionError(f"the server ended by itself:\n{self.server.log()[-4000:]}")
+        if self.proxies.process.poll() is not None:
+            raise AssertionError("the proxies have ended")
+
+    def end_server(self) -> None:
+        """Killed, drained, or killed while it drains; and started again after a moment."""
+        drains = self.random.random() < 0.5
+        patience = self.random.random() * 0.1 if drains and self.random.random() < 0.2 else None
+        if drains and self.drain(patience):
+            self.ends["drain"] += 1
+        else:
+            self.page.count_kill()
+            self.server.kill()
+            self.page.count_kill()
+            self.ends["kill"] += 1
+        time.sleep(self.random.random() * 0.2)
+        self.server.start()
+
+    def drain(self, patience: float | None) -> bool:
+        """Whether the server came to its end in that time."""
+        begun = time.monotonic()
+        self.server.signal(signal.SIGTERM)
+        try:
+            status = self.server.wait(patience)
+        except subprocess.TimeoutExpired:
+            return False
+        if status != 0:
+            raise AssertionError(f"the server ended with {status} when it was drained:\n{self.server.log()[-4000:]}")
+        self.slowest_drain = max(self.slowest_drain, time.monotonic() - begun)
+        return True
+
+    def await_nothing_held(self) -> None:
+        while any(value for name, value in self.server.metrics().items()
+                  if name in HELD or name.startswith("lossd_rpcs_in_flight")):
+            self.check()
+            time.sleep(0.2)
+
+    def show(self) -> None:
+        """A bar, or where nobody watches a line for every tenth."""
+        done = min(1.0, self.count() / self.options.faults)
+        bar = f"[{'#' * round(40 * done):40}] {self.count()} of {self.options.faults} faults, {time.monotonic() - self.began:.0f} s"
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{bar} ")
+        elif done >= self.shown + 0.1:
+            self.shown = done
+            print(bar, flush=True)
+
+    def report(self) -> dict[str, object]:
+        seconds = time.monotonic() - self.began
+        clients: Counter[str] = Counter()
+        for report in self.clients.reports:
+            clients.update({name: value for name, value in report.items() if isinstance(value, int)})
+        return {"seed": self.options.seed, "faults": self.count(), "divergences": 0, "seconds": round(seconds, 1),
+                "faults_per_second": round(self.count() / seconds, 1), "kinds": {**self.proxies.seen, **self.ends},
+                "slowest_drain_seconds": round(self.slowest_drain, 2), "clients": self.options.clients,
+                "all_clients": dict(sorted(clients.items()))}
+
+    def kill(self) -> None:
+        self.clients.kill()
+        self.proxies.process.kill()
+        self.proxies.process.wait()
+        self.server.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lossd", type=Path, nargs="?", default=ROOT / "build/bin/lossd", help="with lossd-fault-proxy beside it")
+    parser.add_argument("--faults", type=int, default=10000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--clients", type=int, default=len(KINDS))
+    parser.add_argument("--mean_bytes", type=int, default=40000, help="from one fault of a connection to the next")
+    parser.add_argument("--faults_between_ends", type=float, default=40, help="of connections, between two ends of the server")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(options, Path(folder))
+        try:
+            report = faults.run()
+        except AssertionError as error:
+            sys.exit(f"\nafter {faults.count()} faults of seed {options.seed}: {error}")
+        finally:
+            faults.kill()
+    text = json.dumps(report, indent=1)
+    print(f"\n{text}")
+    if options.json:
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
