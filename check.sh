@@ -25,7 +25,7 @@ said in the end.
   deploy       rules, dashboards and consoles of deploy/, with promtool and against a real Prometheus; manifests for Kubernetes
   python       the package in client/python: its types, its style and its tests, in build/venv (tools/python_env.sh)
 with 'all', or by name:
-  attack       hostile clients, for a bounded time: the server's memory stays within bounds and others are answered
+  attack       hostile clients and a network that fails, for a bounded time: memory stays within bounds, every bit is right
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
   tidy         clang-tidy over every source file (those unchanged since they last passed are skipped)
