@@ -1,8 +1,16 @@
 #include "client/tools/connection_options.h"
 
 #include <cstdlib>
+#include <initializer_list>
+#include <string>
+#include <utility>
 
 #include "CLI/Option.hpp"
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace lossd::tools {
 namespace {
@@ -57,6 +65,29 @@ void AddConnectionOptions(CLI::App& app, ConnectionOptions& connection, const st
   app.add_flag("--token_over_plain_text", connection.token_over_plain_text,
                "Send the token to another machine without TLS: something else encrypts it on the way")
       ->group(group);
+}
+
+absl::Status NameFlags(const absl::Status& status) {
+  // At the beginning alone: a file may be called tls.key.
+  absl::string_view rest = status.message();
+  std::string beginning;
+  for (const auto& [field, flag] : std::initializer_list<std::pair<absl::string_view, absl::string_view>>{
+           {"tls.ca_certificates:", "--tls_ca:"},
+           {"tls.certificate:", "--tls_certificate:"},
+           {"tls.key:", "--tls_key:"},
+           {"tls.certificate and tls.key ", "--tls_certificate and --tls_key "}}) {
+    if (absl::ConsumePrefix(&rest, field)) beginning = std::string(flag);
+  }
+  const std::string message = absl::StrReplaceAll(
+      absl::StrCat(beginning, rest), {{"ClientOptions::tls (--tls_ca of the tools)", "--tls_ca"},
+                                      {"TlsOptions::ca_certificates (--tls_ca)", "--tls_ca"},
+                                      {"TlsOptions::server_name (--tls_server_name)", "--tls_server_name"},
+                                      {"TlsOptions::certificate and key (--tls_certificate, --tls_key)",
+                                       "--tls_certificate and --tls_key"}});
+  absl::Status named(status.code(), message);
+  status.ForEachPayload(
+      [&named](absl::string_view type, const absl::Cord& payload) { named.SetPayload(type, payload); });
+  return named;
 }
 
 void SilenceGrpcLog() { (void)setenv("GRPC_VERBOSITY", "NONE", /*replace=*/0); }

@@ -23,6 +23,9 @@ struct ConnectionOptions {
   }
 };
 
+// The status of a connection with these options, where its message names fields of TlsOptions: flags instead.
+absl::Status NameFlags(const absl::Status& status);
+
 // --tls_ca, --tls_certificate, --tls_key and --tls_server_name, with any of which there is TLS; --token_file
 // and --token_over_plain_text. `connection` outlives the parsing.
 void AddConnectionOptions(CLI::App& app, ConnectionOptions& connection, const std::string& group);

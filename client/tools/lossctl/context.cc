@@ -33,14 +33,16 @@ absl::StatusOr<std::unique_ptr<Client>> Context::Connect() const {
   options.call_timeout = Milliseconds(timeout_seconds.value_or(kAnswerSeconds));
   connection.SetIn(options);
   auto client = Client::Connect(server, options);
-  const absl::Status& status = client.status();
+  if (client.ok()) return client;
+  const absl::Status status = NameFlags(client.status());
   const bool explained = absl::IsInvalidArgument(status) || absl::IsUnauthenticated(status) ||
-                         absl::IsPermissionDenied(status) || absl::StrContains(status.message(), "--tls_");
-  if (!client.ok() && !explained) {
-    return WithAdvice(client.status(), absl::StrCat("is lossd running at '", server,
-                                                    "'? name its address with --server or LOSSD_SERVER"));
+                         absl::IsPermissionDenied(status) || absl::IsUnimplemented(status) ||
+                         absl::StrContains(status.message(), "--tls_");
+  if (!explained) {
+    return WithAdvice(status, absl::StrCat("is lossd running at '", server,
+                                           "'? name its address with --server or LOSSD_SERVER"));
   }
-  return client;
+  return status;
 }
 
 void Context::Print(const nlohmann::ordered_json& json_result, const std::string& text) const {
@@ -66,6 +68,8 @@ void AddCommonOptions(CLI::App& app, Context& context) {
       ->check(Seconds())
       ->group(kGroup);
   AddConnectionOptions(app, context.connection, kGroup);
+  CLI::Option* token_file = app.get_option("--token_file");
+  token_file->description(absl::StrCat(token_file->get_description(), " (default: LOSSD_TOKEN_FILE)"));
   app.add_flag("--json", context.json, "Print JSON: results on standard output, errors on standard error")
       ->group(kGroup);
 }

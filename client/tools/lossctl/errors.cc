@@ -14,6 +14,10 @@ std::string GeneralAdvice(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kUnavailable:
       return "the connection was lost: see whether lossd is still running, then run the command again";
+    case absl::StatusCode::kUnimplemented:
+      return "name the address of lossd's --listen with --server; the port of --health_listen serves health "
+             "alone, and an "
+             "older lossd not every call";
     case absl::StatusCode::kDeadlineExceeded:
       return "the server is there but slow to answer: try again, or wait longer with --timeout";
     default:
@@ -24,6 +28,14 @@ std::string GeneralAdvice(absl::StatusCode code) {
 std::string AdviceOf(const absl::Status& status) {
   auto payload = status.GetPayload(kAdvicePayload);
   return payload ? std::string(*payload) : GeneralAdvice(status.code());
+}
+
+// gRPC says nothing where a server has no such service.
+std::string MessageOf(const absl::Status& status) {
+  if (!status.message().empty()) return std::string(status.message());
+  return absl::IsUnimplemented(status)
+             ? "the server does not serve this call"
+             : absl::StrCat("the call failed: ", absl::StatusCodeToString(status.code()));
 }
 
 std::string Format(absl::string_view code, ExitCode exit_code, absl::string_view message,
@@ -101,7 +113,7 @@ std::string NotFoundAdvice(const absl::Status& status) {
 }
 
 std::string FormatError(const absl::Status& status, bool json) {
-  return Format(absl::StatusCodeToString(status.code()), ExitCodeOf(status), status.message(),
+  return Format(absl::StatusCodeToString(status.code()), ExitCodeOf(status), MessageOf(status),
                 AdviceOf(status), json);
 }
 

@@ -32,10 +32,10 @@ absl::Status Create(const Context& context, const CreateOptions& options) {
   auto info = head->Info();
   if (!info.ok()) return info.status();
   const HeadConfig& config = info->config;
-  std::string text =
-      absl::StrCat("Head '", config.name,
-                   "' is there: ", DescribeShape(config.vocab_size, config.hidden_size, config.weight_type),
-                   DescribeLoss(config, ", "), ", ", FormatBytes(TotalBytes(info->memory)), " reserved.\n");
+  std::string text = absl::StrCat(
+      "Head '", config.name,
+      "' is there: ", DescribeShape(config.vocab_size, config.hidden_size, config.weight_type),
+      DescribeOptions(config, ", "), ", ", FormatBytes(TotalBytes(info->memory)), " reserved.\n");
   if (info->weight_version == 0) {
     absl::StrAppend(&text, "It has no weights yet: 'lossctl head load ", config.name,
                     " FILE.safetensors'.\n");

@@ -1,6 +1,9 @@
 #include "client/tools/lossctl/head_info.h"
 
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -19,6 +22,41 @@ std::string DescribeWeights(const HeadInfo& head) {
   }
   if (head.staged_rows == 0) return text;
   return absl::StrCat(text, ", next ", head.staged_rows * 100 / head.config.vocab_size, " %");
+}
+
+// What is not plain about each, for people.
+
+std::vector<std::string> LossParts(const HeadConfig& config) {
+  std::vector<std::string> parts;
+  if (config.logit_scale != 1) parts.push_back(absl::StrCat("logit scale ", config.logit_scale));
+  if (config.softcap != 0) parts.push_back(absl::StrCat("softcap ", config.softcap));
+  if (config.bias) parts.emplace_back("bias");
+  if (config.has_class_weights) parts.emplace_back("class weights");
+  return parts;
+}
+
+std::vector<std::string> GradientParts(const HeadConfig& config) {
+  std::vector<std::string> parts;
+  if (config.deferred_bytes > 0) {
+    parts.push_back(absl::StrCat("dW deferred up to ", FormatBytes(config.deferred_bytes)));
+  }
+  if (config.double_buffer) parts.emplace_back("two gradients");
+  return parts;
+}
+
+std::vector<std::string> OptimizerParts(const HeadConfig& config) {
+  std::vector<std::string> parts;
+  if (config.optimizer.kind != OptimizerKind::kNone) parts.push_back(DescribeOptimizer(config.optimizer));
+  if (config.master_weights) parts.emplace_back("fp32 master");
+  return parts;
+}
+
+std::string DescribeWindow(const HeadInfo& head) {
+  if (head.config.frozen) return "none (frozen)";
+  std::vector<std::string> parts = {std::string(Name(head.window_state)),
+                                    absl::StrCat("generation ", head.generation)};
+  for (std::string& part : GradientParts(head.config)) parts.push_back(std::move(part));
+  return absl::StrJoin(parts, ", ");
 }
 
 // Null without one.
@@ -98,32 +136,24 @@ std::string HeadsTable(const std::vector<HeadInfo>& heads) {
                {"TOKENS", Align::kRight},
                {"SESSIONS", Align::kRight},
                {"MEMORY", Align::kRight},
-               {"LOSS"}});
+               {"LOSS"},
+               {"OPTIMIZER"}});
   for (const HeadInfo& head : heads) {
     table.AddRow({head.config.name, WithCommas(head.config.vocab_size), WithCommas(head.config.hidden_size),
-                  Name(head.config.weight_type), DescribeWeights(head),
-                  head.config.frozen
-                      ? "none (frozen)"
-                      : absl::StrCat(Name(head.window_state), ", generation ", head.generation),
+                  Name(head.config.weight_type), DescribeWeights(head), DescribeWindow(head),
                   WithCommas(static_cast<int64_t>(head.window_tokens)), WithCommas(head.open_sessions),
-                  FormatBytes(TotalBytes(head.memory)), DescribeLoss(head.config, "")});
+                  FormatBytes(TotalBytes(head.memory)), absl::StrJoin(LossParts(head.config), ", "),
+                  absl::StrJoin(OptimizerParts(head.config), ", ")});
   }
   return table.Render();
 }
 
-std::string DescribeLoss(const HeadConfig& config, absl::string_view before) {
-  std::vector<std::string> parts;
-  if (config.logit_scale != 1) parts.push_back(absl::StrCat("logit scale ", config.logit_scale));
-  if (config.softcap != 0) parts.push_back(absl::StrCat("softcap ", config.softcap));
-  if (config.bias) parts.emplace_back("bias");
-  if (config.has_class_weights) parts.emplace_back("class weights");
-  if (config.frozen && !before.empty()) parts.emplace_back("frozen");
-  if (config.deferred_bytes > 0) {
-    parts.push_back(absl::StrCat("dW deferred up to ", FormatBytes(config.deferred_bytes)));
+std::string DescribeOptions(const HeadConfig& config, absl::string_view before) {
+  std::vector<std::string> parts = LossParts(config);
+  if (config.frozen) parts.emplace_back("frozen");
+  for (const auto& more : {OptimizerParts(config), GradientParts(config)}) {
+    parts.insert(parts.end(), more.begin(), more.end());
   }
-  if (config.optimizer.kind != OptimizerKind::kNone) parts.push_back(DescribeOptimizer(config.optimizer));
-  if (config.master_weights) parts.emplace_back("fp32 master");
-  if (config.double_buffer) parts.emplace_back("two gradients");
   return parts.empty() ? "" : absl::StrCat(before, absl::StrJoin(parts, ", "));
 }
 

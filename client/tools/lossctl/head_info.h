@@ -19,9 +19,8 @@ int64_t TotalBytes(const std::vector<MemoryItem>& items);
 // A table of all heads, or a sentence that says how to make one.
 std::string HeadsTable(const std::vector<HeadInfo>& heads);
 
-// ", softcap 30, frozen": what is not plain about it, behind `before`; nothing if all is plain. Without
-// anything before it, frozen, which the table says elsewhere, is left out.
-std::string DescribeLoss(const HeadConfig& config, absl::string_view before);
+// ", softcap 30, frozen": what is not plain about it, behind `before`; nothing if all is plain.
+std::string DescribeOptions(const HeadConfig& config, absl::string_view before);
 // "50,257 x 768 bfloat16"
 std::string DescribeShape(int64_t rows, int64_t columns, DataType type);
 

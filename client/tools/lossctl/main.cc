@@ -22,9 +22,9 @@
 namespace lossd::tools {
 namespace {
 
-std::string DefaultServer() {
-  const char* server = std::getenv("LOSSD_SERVER");
-  return server != nullptr && *server != '\0' ? server : "localhost:50051";
+std::string Environment(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : otherwise;
 }
 
 // Arguments are named for what they are; their types, which the completion needs, would only repeat it.
@@ -94,7 +94,8 @@ ExitCode Main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   SilenceGrpcLog();
   Context context;
-  context.server = DefaultServer();
+  context.server = Environment("LOSSD_SERVER", "localhost:50051");
+  context.connection.token_file = Environment("LOSSD_TOKEN_FILE", "");
   CLI::App app("Look after the heads of a lossd server.", "lossctl");
   AddCommands(app, context);
   try {

@@ -166,7 +166,7 @@ Outcome Run(const Settings& settings, ProgressBar::Style style, const std::atomi
   settings.connection.SetIn(options);
   if (server != nullptr) options.tls = server->tls();
   auto client = Client::Connect(findings.target, options);
-  if (!client.ok()) return Problem(ExitCode::kUnreachable, client.status());
+  if (!client.ok()) return Problem(ExitCode::kUnreachable, tools::NameFlags(client.status()));
   const auto status = (*client)->Status();
   if (!status.ok()) return Problem(ExitCode::kUnreachable, status.status());
   findings.server_version = status->version;

@@ -93,7 +93,7 @@ class Heads(LossctlTest):
         self.succeed("head", "delete", "capped")
         self.assertIn(", bias, ", self.succeed("head", "create", "biased", "--vocab", "10", "--hidden", "8", "--bias"))
         self.assertTrue(self.head("biased")["bias"])
-        self.assertRegex(self.succeed("head", "list"), r"(?m)^biased .*  bias$")
+        self.assertRegex(self.succeed("head", "list"), r"(?m)^biased .*  bias( |$)")
         self.assertIn("asked for [10, 8] bfloat16", self.error_of(REFUSED, "head", "create", "biased", "--vocab", "10", "--hidden", "8"))
         self.succeed("head", "delete", "biased")
 
@@ -106,6 +106,9 @@ class Heads(LossctlTest):
         self.assertEqual(head["optimizer"], {"kind": "adamw", "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
                                              "maximize": False})
         self.assertEqual([head[key] for key in ("optimizer_steps", "master_weights", "double_buffer")], [0, True, True])
+        listed = self.succeed("head", "list")
+        self.assertRegex(listed, r"(?m)^HEAD .*  LOSS  OPTIMIZER$")
+        self.assertRegex(listed, r"(?m)^adamed .*generation 1, two gradients  .*  AdamW \(.*\), fp32 master$")
         self.assertIn("AdamW (betas 0.9, 0.95", self.error_of(REFUSED, *command))
         self.succeed("head", "delete", "adamed")
         self.assertIn("SGD (weight decay 0, Nesterov's momentum 0.9)",

@@ -6,10 +6,14 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "CLI/App.hpp"
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
+#include "absl/status/status.h"
+#include "absl/strings/str_split.h"
+#include "client/tools/connection_options.h"
 #include "client/tools/lossctl/completion.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
@@ -42,6 +46,39 @@ TEST(HeadsTableTest, SaysHowMuchOfTheNextWeightsIsThere) {
   EXPECT_THAT(HeadsTable({head}), HasSubstr("version 3, next 42 %"));
   head.weight_version = 0;
   EXPECT_THAT(HeadsTable({head}), HasSubstr("none, next 42 %"));
+}
+
+TEST(HeadsTableTest, HasTheOptimizerInAColumnOfItsOwn) {
+  HeadInfo head;
+  head.config = {.name = "h", .vocab_size = 200, .hidden_size = 8};
+  head.config.softcap = 30;
+  head.config.optimizer.kind = OptimizerKind::kAdamW;
+  head.config.master_weights = true;
+  head.config.double_buffer = true;
+  const std::vector<std::string> lines = absl::StrSplit(HeadsTable({head}), '\n');
+  const size_t loss = lines[0].find("LOSS");
+  const size_t optimizer = lines[0].find("OPTIMIZER");
+  ASSERT_NE(optimizer, std::string::npos);
+  EXPECT_EQ(lines[1].substr(loss, optimizer - loss), "softcap 30  ");
+  EXPECT_THAT(lines[1].substr(optimizer), HasSubstr("AdamW"));
+  EXPECT_THAT(lines[1].substr(optimizer), HasSubstr("fp32 master"));
+  EXPECT_THAT(lines[1], HasSubstr(", two gradients  "));
+}
+
+TEST(FormatErrorTest, SaysSomethingWhereGrpcDoesNot) {
+  EXPECT_THAT(FormatError(absl::UnimplementedError(""), false), HasSubstr("--listen"));
+  EXPECT_THAT(FormatError(absl::UnimplementedError(""), false), HasSubstr("does not serve this call"));
+  EXPECT_THAT(FormatError(absl::InternalError(""), false), HasSubstr("INTERNAL"));
+}
+
+TEST(NameFlagsTest, NamesFlagsForFieldsAndLeavesFilesAlone) {
+  const auto named = [](absl::string_view message) {
+    return std::string(NameFlags(absl::InvalidArgumentError(message)).message());
+  };
+  EXPECT_EQ(named("tls.key: cannot read '/etc/tls.key: x'"), "--tls_key: cannot read '/etc/tls.key: x'");
+  EXPECT_EQ(named("tls.ca_certificates: 'x' holds no CERTIFICATE"), "--tls_ca: 'x' holds no CERTIFICATE");
+  EXPECT_EQ(named("name it in TlsOptions::ca_certificates (--tls_ca)"), "name it in --tls_ca");
+  EXPECT_EQ(named("anything else"), "anything else");
 }
 
 TEST(WithCommasTest, GroupsByThree) {
