@@ -37,7 +37,40 @@ POD_MONITOR = resource(
         podMetricsEndpoints={
             "type": "array",
             "minItems": 1,
-            "items": fields(["port", "path"], port=STRING, path=STRING, interval=DURATION, scrapeTimeout=DURATION),
+            "items": fields(
+                ["port", "path"],
+                port=STRING,
+                path=STRING,
+                interval=DURATION,
+                scrapeTimeout=DURATION,
+                relabelings={
+                    "type": "array",
+                    "items": fields(
+                        ["sourceLabels", "targetLabel"],
+                        sourceLabels={"type": "array", "items": STRING},
+                        targetLabel=STRING,
+                    ),
+                },
+            ),
+        },
+    ),
+)
+
+RULE: Schema = {
+    "oneOf": [
+        fields(["record", "expr"], record=STRING, expr=STRING, labels=LABELS),
+        fields(["alert", "expr"], alert=STRING, expr=STRING, labels=LABELS, annotations=LABELS, **{"for": DURATION}),
+    ]
+}
+PROMETHEUS_RULE = resource(
+    "monitoring.coreos.com/v1",
+    "PrometheusRule",
+    fields(
+        ["groups"],
+        groups={
+            "type": "array",
+            "minItems": 1,
+            "items": fields(["name", "rules"], name=STRING, rules={"type": "array", "minItems": 1, "items": RULE}),
         },
     ),
 )
@@ -76,6 +109,7 @@ CERTIFICATE = resource(
 
 SCHEMAS = {
     ("monitoring.coreos.com/v1", "PodMonitor"): POD_MONITOR,
+    ("monitoring.coreos.com/v1", "PrometheusRule"): PROMETHEUS_RULE,
     ("cert-manager.io/v1", "Issuer"): ISSUER,
     ("cert-manager.io/v1", "Certificate"): CERTIFICATE,
 }

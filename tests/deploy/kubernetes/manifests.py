@@ -15,8 +15,8 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[3]
 KUBERNETES = REPOSITORY / "deploy/kubernetes"
 OVERLAYS = ("cpu", "gpu", "multi-head")
-# Of custom resources, that some clusters have: a kustomization of one's own names them.
-COMPONENTS = ("cert-manager", "pod-monitor")
+# What a kustomization of one's own may name: custom resources that some clusters have, dashboards, a class of pods.
+COMPONENTS = ("cert-manager", "dashboards", "guaranteed", "pod-monitor", "prometheus-rule")
 # What rendering may take from PATH: nothing but this kubectl.
 KUBECTL = os.environ.get("LOSSD_KUBECTL", str(REPOSITORY / "build/deploy-tools/bin/kubectl"))
 
@@ -30,11 +30,16 @@ def render(folder: Path) -> tuple[Object, ...]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 or done.stderr:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}, {done.stderr}")
-    return tuple(yaml.safe_load_all(done.stdout))
+    return tuple(yaml.load_all(done.stdout, Loader=yaml.CSafeLoader))  # dashboards are long
 
 
 def overlay(name: str) -> tuple[Object, ...]:
     return render(KUBERNETES / "overlays" / name)
+
+
+def installed(name: str) -> tuple[Object, ...]:
+    """An overlay, and what is applied once before any of them."""
+    return render(KUBERNETES / "namespace") + overlay(name)
 
 
 @functools.cache

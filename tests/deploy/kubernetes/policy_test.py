@@ -5,8 +5,13 @@ fits together, and that nothing lets in or evicts more than it should. Each for 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 import unittest
 from collections.abc import Iterator
+from pathlib import Path
 
 import yaml
 from manifests import (
@@ -15,9 +20,11 @@ from manifests import (
     REPOSITORY,
     Object,
     container,
+    installed,
     matches,
     of_kind,
     overlay,
+    overlay_with_components,
     pod_labels,
     pod_spec,
     quantity,
@@ -36,11 +43,11 @@ class Policy(unittest.TestCase):
     where = ""
 
     def each(self) -> Iterator[tuple[tuple[Object, ...], Object]]:
-        """(objects, StatefulSet) of every overlay; what fails until the next names it."""
+        """(objects, StatefulSet) of every overlay and the namespace; what fails until the next names it."""
         for name in OVERLAYS:
             for stateful_set in of_kind(overlay(name), "StatefulSet"):
                 self.where = f"{stateful_set['metadata']['name']} of overlay {name}: "
-                yield overlay(name), stateful_set
+                yield installed(name), stateful_set
 
     def _formatMessage(self, msg: str | None, standardMsg: str) -> str:  # noqa: N802, N803
         return self.where + super()._formatMessage(msg, standardMsg)
@@ -70,14 +77,20 @@ class Policy(unittest.TestCase):
 
     def test_the_namespace_admits_nothing_else(self) -> None:
         for name in OVERLAYS:
-            (namespace,) = of_kind(overlay(name), "Namespace")
+            (namespace,) = of_kind(installed(name), "Namespace")
             self.assertEqual(namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"], "restricted")
 
     def test_everything_is_in_the_namespace(self) -> None:
         for name in OVERLAYS:
-            for manifest in overlay(name):
+            for manifest in installed(name):
                 if manifest["kind"] not in ("Namespace", "PriorityClass"):
                     self.assertEqual(manifest["metadata"].get("namespace"), "lossd", manifest["kind"])
+
+    def test_deleting_an_overlay_leaves_namespace_claims_and_what_others_use(self) -> None:
+        for name in OVERLAYS:
+            kinds = {manifest["kind"] for manifest in overlay(name) + overlay_with_components(name)}
+            shared = {"Namespace", "PersistentVolumeClaim", "PersistentVolume", "PriorityClass", "NetworkPolicy", "Secret"}
+            self.assertFalse(kinds & shared, name)
 
     def test_the_root_file_system_is_read_only_and_what_is_written_is_a_volume(self) -> None:
         for objects, stateful_set in self.each():
@@ -133,7 +146,15 @@ class Policy(unittest.TestCase):
         for objects, stateful_set in self.each():
             config = server_config(objects, stateful_set)
             for flag, port in (("listen", "grpc"), ("metrics_listen", "metrics"), ("health_listen", "health")):
-                self.assertEqual(config[flag], f"0.0.0.0:{self.port_of(stateful_set, port)}")
+                self.assertEqual(config[flag].split(",")[0], f"0.0.0.0:{self.port_of(stateful_set, port)}")
+
+    def test_lossctl_in_the_pod_finds_its_socket_and_a_token(self) -> None:
+        for objects, stateful_set in self.each():
+            given = {entry["name"]: entry.get("value") for entry in container(stateful_set)["env"]}
+            self.assertIn(given["LOSSD_SERVER"], server_config(objects, stateful_set)["listen"].split(",")[1:])
+            mounts = {mount["mountPath"]: mount["name"] for mount in container(stateful_set)["volumeMounts"]}
+            self.assertEqual(mounts[given["LOSSD_SERVER"].removeprefix("unix:").rpartition("/")[0]], "run")
+            self.assertEqual(mounts[given["LOSSD_TOKEN_FILE"].rpartition("/")[0]], "tokens")
 
     def test_a_drained_pod_goes_on_where_it_stopped(self) -> None:
         for objects, stateful_set in self.each():
@@ -202,7 +223,15 @@ class Policy(unittest.TestCase):
                 resources["requests"]["memory"], resources["limits"]["memory"], "else the node may run out first"
             )
             self.assertIn("cpu", resources["requests"])
-            self.assertNotIn("cpu", resources["limits"], "it would stall the device's thread")
+            self.assertNotIn("cpu", resources["limits"], "work that needs more for a moment would wait")
+
+    def test_pods_are_of_the_class_guaranteed_with_the_component_of_that_name(self) -> None:
+        for name in OVERLAYS:
+            for stateful_set in of_kind(overlay_with_components(name), "StatefulSet"):
+                resources = container(stateful_set)["resources"]
+                self.assertEqual(resources["requests"], resources["limits"])
+                self.assertLessEqual({"cpu", "memory"}, set(resources["limits"]))
+                self.assertTrue(resources["limits"]["cpu"].isdigit(), "cores of its own are whole ones")
 
     def test_a_gpu_each(self) -> None:
         for objects, stateful_set in self.each():
@@ -249,9 +278,6 @@ class Policy(unittest.TestCase):
             self.assertEqual(service["spec"]["clusterIP"], "None")
             self.assertIs(service["spec"]["publishNotReadyAddresses"], True)
             self.assertLessEqual(service["spec"]["selector"].items(), labels.items())
-            for other in of_kind(objects, "StatefulSet"):
-                selected = service["spec"]["selector"].items() <= pod_labels(other).items()
-                self.assertEqual(selected, other is stateful_set, "a service of one lossd, and of no other")
             ports = {p["name"]: (p["port"], p["targetPort"]) for p in service["spec"]["ports"]}
             self.assertEqual(ports["grpc"], (self.port_of(stateful_set, "grpc"), "grpc"))
 
@@ -282,6 +308,27 @@ class Policy(unittest.TestCase):
             self.assertEqual(peer["podSelector"], {"matchLabels": prometheus})
             self.assertEqual(peer["namespaceSelector"], {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}})
 
+    def test_an_instance_is_called_like_its_pod(self) -> None:
+        (monitor,) = of_kind(render(KUBERNETES / "components/pod-monitor"), "PodMonitor")
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        relabeling = {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "instance"}
+        self.assertIn(relabeling, endpoint["relabelings"])
+
+    def test_rules_and_dashboards_are_those_of_the_repository(self) -> None:
+        generator = KUBERNETES / "components/prometheus-rule/generate.py"
+        done = subprocess.run([sys.executable, "-B", generator, "--check"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (rule,) = of_kind(render(KUBERNETES / "components/prometheus-rule"), "PrometheusRule")
+        rules = (REPOSITORY / "deploy/prometheus/rules/lossd.rules.yml").read_text(encoding="utf-8")
+        self.assertEqual(rule["spec"], yaml.safe_load(rules))
+
+        files = {}
+        for config_map in of_kind(render(KUBERNETES / "components/dashboards"), "ConfigMap"):
+            self.assertEqual(config_map["metadata"]["labels"]["grafana_dashboard"], "1")
+            files |= config_map["data"]
+        dashboards = (REPOSITORY / "deploy/grafana/dashboards").glob("*.json")
+        self.assertEqual(files, {path.name: path.read_text(encoding="utf-8") for path in dashboards})
+
     def test_prometheus_finds_every_pod(self) -> None:
         for _, stateful_set in self.each():
             (monitor,) = of_kind(render(KUBERNETES / "components/pod-monitor"), "PodMonitor")
@@ -290,15 +337,24 @@ class Policy(unittest.TestCase):
                 monitor["spec"]["podMetricsEndpoints"][0]["port"], [p["name"] for p in container(stateful_set)["ports"]]
             )
 
-    def test_prometheus_finds_every_pod_by_the_names_of_the_documentation(self) -> None:
+    def test_the_job_of_the_documentation_finds_every_pod(self) -> None:
         page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
-        told = page[page.index("\n## Prometheus\n") :]
-        for objects, stateful_set in self.each():
-            name = stateful_set["spec"]["serviceName"]
-            (service,) = (s for s in of_kind(objects, "Service") if s["metadata"]["name"] == name)
-            (port,) = (p["port"] for p in service["spec"]["ports"] if p["name"] == "metrics")
-            self.assertRegex(told, rf"[\[`]{name}\.lossd\.svc[\]`]")
-            self.assertIn(f"port: {port}}}", told)
+        (text,) = re.findall(r"^    scrape_configs:\n(?:    .*\n)+", page, re.MULTILINE)
+        (job,) = yaml.safe_load(text)["scrape_configs"]
+        (discovery,) = job["kubernetes_sd_configs"]
+        self.assertEqual((discovery["role"], discovery["namespaces"]["names"]), ("pod", ["lossd"]))
+        (kept,) = (rule for rule in job["relabel_configs"] if rule.get("action") == "keep")
+        self.assertEqual(
+            kept["source_labels"],
+            ["__meta_kubernetes_pod_label_app_kubernetes_io_name", "__meta_kubernetes_pod_container_port_name"],
+        )
+        named = {rule["target_label"]: rule["source_labels"] for rule in job["relabel_configs"] if "target_label" in rule}
+        self.assertEqual(named["instance"], ["__meta_kubernetes_pod_name"])
+        self.assertLessEqual({"instance", "namespace", "pod"}, set(named), "what the rules count servers by")
+        for _, stateful_set in self.each():
+            for port in container(stateful_set)["ports"]:
+                found = f"{pod_labels(stateful_set)['app.kubernetes.io/name']};{port['name']}"
+                self.assertEqual(bool(re.fullmatch(kept["regex"], found)), port["name"] == "metrics")
 
     def test_certificates_are_for_every_pod(self) -> None:
         (certificate,) = (
@@ -310,10 +366,23 @@ class Policy(unittest.TestCase):
             if name.startswith("*."):
                 self.assertIn(".", name[2:], "a name that gRPC matches with nothing")
         for _, stateful_set in self.each():
-            for suffix in ("svc", "svc.cluster.local"):
-                self.assertIn(
-                    f"*.{stateful_set['spec']['serviceName']}.lossd.{suffix}", certificate["spec"]["dnsNames"]
-                )
+            for replica in (0, 1, 9):
+                pod = f"{stateful_set['metadata']['name']}-{replica}.{stateful_set['spec']['serviceName']}.lossd"
+                for suffix in ("svc", "svc.cluster.local"):
+                    wildcard = f"*.{pod.partition('.')[2]}.{suffix}"
+                    self.assertIn(wildcard, certificate["spec"]["dnsNames"], pod)
+
+    def test_a_further_lossd_needs_no_further_name(self) -> None:
+        # As the documentation says: a folder of multi-head is copied, and has another suffix.
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(KUBERNETES, Path(folder, "kubernetes"))
+            copied = Path(folder, "kubernetes/overlays/multi-head/second")
+            shutil.copytree(Path(folder, "kubernetes/overlays/multi-head/draft"), copied)
+            kustomization = copied / "kustomization.yaml"
+            kustomization.write_text(kustomization.read_text(encoding="utf-8").replace("draft", "second"), encoding="utf-8")
+            (stateful_set,) = of_kind(render(copied), "StatefulSet")
+        self.assertEqual(stateful_set["metadata"]["name"], "lossd-second")
+        self.assertEqual(stateful_set["spec"]["serviceName"], "lossd")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from manifests import (
     REPOSITORY,
     Object,
     container,
+    installed,
     of_kind,
     overlay,
     overlay_with_components,
@@ -57,7 +58,7 @@ class Schemas(unittest.TestCase):
     def test_overlays(self) -> None:
         for name in OVERLAYS:
             with self.subTest(overlay=name):
-                self.check(overlay(name))
+                self.check(installed(name))
 
     def test_overlays_with_every_component(self) -> None:
         for name in OVERLAYS:
@@ -68,7 +69,7 @@ class Schemas(unittest.TestCase):
 
     def test_overlays_need_nothing_that_a_cluster_may_not_have(self) -> None:
         for name in OVERLAYS:
-            self.assertEqual([name_of(manifest) for manifest in overlay(name) if is_custom(manifest)], [], name)
+            self.assertEqual([name_of(manifest) for manifest in installed(name) if is_custom(manifest)], [], name)
 
     def test_the_overlay_of_the_documentation(self) -> None:
         page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8").splitlines()
@@ -90,9 +91,10 @@ class Schemas(unittest.TestCase):
             self.assertEqual(errors_of(manifest, VERSIONS[-1]), [])
 
     def test_a_wrong_field_is_found(self) -> None:
-        for kind in ("StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "Namespace"):
+        for kind in ("StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Namespace"):
             with self.subTest(kind=kind):
-                manifest = copy.deepcopy(of_kind(overlay_with_components("cpu"), kind)[0])
+                objects = installed("cpu") + overlay_with_components("cpu")
+                manifest = copy.deepcopy(of_kind(objects, kind)[0])
                 manifest.setdefault("spec", {})["noSuchField"] = 1
                 for version in VERSIONS:
                     self.assertTrue(errors_of(manifest, version), version)

@@ -61,7 +61,9 @@ class Pod:
         make_certificates(self.inside("/etc/lossd-tls"))
         tokens = "".join(f"{role} {token} {role}-of-the-test\n" for role, token in TOKENS.items())
         self.inside("/etc/lossd-tokens/tokens").write_text(tokens, encoding="utf-8")
-        self.inside("/etc/lossd-tokens/tokens").chmod(0o440)
+        self.inside("/etc/lossd-tokens/operator").write_text(TOKENS["admin"], encoding="utf-8")
+        for file in ("tokens", "operator"):
+            self.inside(f"/etc/lossd-tokens/{file}").chmod(0o440)
         config = server_config(self.objects, self.stateful_set)
         if heads is not None:
             config["heads"] = heads
@@ -77,8 +79,15 @@ class Pod:
         for key, value in config.items():
             if isinstance(value, str) and value.startswith("/"):
                 value = str(self.inside(value))
-            moved[key] = FREE_PORT.sub("0", value) if key.endswith("listen") else value
+            if key.endswith("listen"):
+                value = ",".join(self._moved_address(address) for address in value.split(","))
+            moved[key] = value
         return moved
+
+    def _moved_address(self, address: str) -> str:
+        if address.startswith("unix:"):
+            return f"unix:{self.inside(address.removeprefix('unix:'))}"
+        return FREE_PORT.sub("0", address)
 
     def start(self) -> None:
         ports = self.root / "ports.json"
@@ -114,6 +123,18 @@ class Pod:
             command += ["--token_file", str(file)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
+    def execute(self, *arguments: str) -> subprocess.CompletedProcess:
+        """As kubectl exec does: what the container's environment says, and nothing else."""
+        environment = {}
+        for entry in container(self.stateful_set)["env"]:
+            value = entry.get("value", "")
+            environment[entry["name"]] = self._moved_address(value) if value.startswith("unix:") else value
+            if value.startswith("/"):
+                environment[entry["name"]] = str(self.inside(value))
+        return subprocess.run(
+            [LOSSCTL, *arguments], capture_output=True, text=True, check=False, env=environment
+        )
+
     def delete(self) -> int:
         """SIGTERM, and the exit status within the grace period."""
         self.process.send_signal(signal.SIGTERM)
@@ -147,7 +168,7 @@ class PodOfTheCpuOverlay(unittest.TestCase):
         self.assertNotEqual(self.pod.lossctl("head", "list", token="nobody-has-this-token-4").returncode, 0)
 
     def test_a_pod_is_who_it_says_by_each_of_its_names_and_by_no_other(self) -> None:
-        pods = ("lossd-0.lossd", "lossd-main-0.lossd-main", "lossd-draft-0.lossd-draft")
+        pods = ("lossd-0.lossd", "lossd-11.lossd", "lossd-main-0.lossd", "lossd-draft-1.lossd")
         for name in (
             "localhost",
             *(f"{pod}.lossd.{suffix}" for pod in pods for suffix in ("svc", "svc.cluster.local")),
@@ -156,6 +177,18 @@ class PodOfTheCpuOverlay(unittest.TestCase):
             self.assertEqual(told.returncode, 0, told.stderr)
         for name in ("lossd-0.another.lossd.svc", "lossd.svc", "lossd-0.lossd"):
             self.assertNotEqual(self.pod.lossctl("status", token=TOKENS["trainer"], name=name).returncode, 0, name)
+
+    def test_lossctl_in_the_pod_needs_no_options(self) -> None:
+        told = self.pod.execute("status", "--json")
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertEqual([head["name"] for head in json.loads(told.stdout)["heads"]], ["lm_head"])
+        checked = self.pod.execute("health", "--server", f"127.0.0.1:{self.pod.ports['health']}")
+        self.assertEqual(checked.returncode, 0, checked.stderr)
+
+    def test_lossctl_says_so_where_there_is_health_alone(self) -> None:
+        told = self.pod.execute("head", "list", "--server", f"127.0.0.1:{self.pod.ports['health']}")
+        self.assertNotEqual(told.returncode, 0)
+        self.assertIn("does not serve this call", told.stderr)
 
     def test_the_heads_of_the_configuration_are_there(self) -> None:
         listed = json.loads(self.pod.lossctl("head", "list", "--json", token=TOKENS["read-only"]).stdout)

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""deploy/kubernetes/lost_node.sh with a kubectl that plays a cluster: what it asks for, in which order, and what it
+leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from manifests import KUBERNETES
+
+SCRIPT = KUBERNETES / "lost_node.sh"
+
+# Answers from cluster.json, {"pod lossd-0": {jsonpath: text}}, and writes down what would change something. A pod that
+# is deleted is another one from then on.
+KUBECTL = """#!{python}
+import json, os, sys
+folder = os.path.dirname(os.path.abspath(__file__))
+cluster = json.load(open(folder + "/cluster.json"))
+words = [word for word in sys.argv[1:] if not word.startswith("-")]
+if words[0] == "lossd":
+    words = words[1:]
+if words[0] == "get":
+    path = sys.argv[-1].removeprefix("jsonpath=")
+    print(cluster.get(" ".join(words[1:3]), {{}}).get(path, ""), end="")
+    sys.exit()
+with open(folder + "/changes", "a") as changes:
+    print(" ".join(words[:3]), file=changes)
+if words[:2] == ["delete", "pod"]:
+    cluster["pod " + words[2]]["{{.metadata.uid}}"] = "new"
+    json.dump(cluster, open(folder + "/cluster.json", "w"))
+"""
+READY = '{.status.conditions[?(@.type=="Ready")].status}'
+AFFINITY = "{.spec.nodeAffinity.required.nodeSelectorTerms[*].matchExpressions[*].key}"
+
+
+class LostNode(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="lossd-lost-node-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        program = self.folder / "kubectl"
+        program.write_text(KUBECTL.format(python=sys.executable), encoding="utf-8")
+        program.chmod(0o755)
+        self.cluster = {
+            "pod lossd-0": {"{.metadata.uid}": "old", "{.spec.nodeName}": "node-7"},
+            "node node-7": {"{.metadata.name}": "node-7", READY: "Unknown"},
+            "pvc state-lossd-0": {"{.spec.volumeName}": "pv-1"},
+            "pv pv-1": {AFFINITY: "topology.kubernetes.io/zone"},
+        }
+
+    def run_script(self, *arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+        (self.folder / "cluster.json").write_text(json.dumps(self.cluster), encoding="utf-8")
+        environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "LOSSD_POLL_SECONDS": "0.1"}
+        command = [SCRIPT, *arguments]
+        return subprocess.run(command, input=answer, capture_output=True, text=True, check=False, env=environment)
+
+    def changes(self) -> list[str]:
+        file = self.folder / "changes"
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    def assert_left_alone(self, done: subprocess.CompletedProcess[str], why: str) -> None:
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn(why, done.stderr)
+        self.assertEqual(self.changes(), [])
+
+    def test_a_pod_of_a_lost_node_starts_on_another_one(self) -> None:
+        done = self.run_script("lossd-0", answer="node-7\n")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.changes(), ["taint node node-7", "delete pod lossd-0", "wait pod/lossd-0"])
+        self.assertIn("kubectl taint node node-7 node.kubernetes.io/out-of-service-", done.stderr)
+
+    def test_a_node_that_is_ready_is_left_alone(self) -> None:
+        self.cluster["node node-7"][READY] = "True"
+        self.assert_left_alone(self.run_script("--yes", "lossd-0"), "node-7 is ready")
+
+    def test_nothing_happens_without_the_nodes_name(self) -> None:
+        self.assert_left_alone(self.run_script("lossd-0", answer="yes\n"), "nothing was changed")
+        self.assert_left_alone(self.run_script("lossd-0"), "nothing was changed")
+
+    def test_a_pod_that_is_not_there(self) -> None:
+        self.assert_left_alone(self.run_script("--yes", "lossd-9"), "no pod lossd-9")
+
+    def test_a_volume_of_the_node_itself_is_given_up_only_if_told(self) -> None:
+        self.cluster["pv pv-1"][AFFINITY] = "kubernetes.io/hostname"
+        self.assert_left_alone(self.run_script("--yes", "lossd-0"), "--new-volume")
+        done = self.run_script("--yes", "--new-volume", "lossd-0")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(
+            self.changes(),
+            ["taint node node-7", "delete pvc state-lossd-0", "delete pod lossd-0", "wait pod/lossd-0"],
+        )
+
+    def test_a_node_that_was_deleted_takes_no_taint(self) -> None:
+        del self.cluster["node node-7"]
+        self.assertEqual(self.run_script("--yes", "lossd-0").returncode, 0)
+        self.assertEqual(self.changes(), ["delete pod lossd-0", "wait pod/lossd-0"])
+
+    def test_mistyped_arguments_change_nothing(self) -> None:
+        for arguments in ([], ["--force", "lossd-0"], ["lossd-0", "lossd-1"], ["--namespace"]):
+            self.assertEqual(self.run_script(*arguments).returncode, 2, arguments)
+        self.assertEqual(self.changes(), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
