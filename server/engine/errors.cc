@@ -16,11 +16,14 @@ constexpr absl::string_view kPositionUrl = "lossd/position";
 constexpr absl::string_view kRetryUrl = "lossd/retry";
 
 constexpr std::array<const char*, kRejectReasonCount> kNames = {
-    "malformed",       "shape",           "dtype",      "length",       "label",           "no_tokens",
-    "chunk_too_large", "non_finite",      "option",     "unknown_head", "unknown_session", "unknown_flush",
-    "unknown_write",   "unknown_region",  "gap",        "generation",   "incarnation",     "fenced",
-    "marks",           "flush_arguments", "no_weights", "weight_write", "weight_version",  "conflict",
-    "region",          "out_of_memory",   "overload",   "draining",     "checkpoint",      "internal"};
+    "malformed",       "shape",          "dtype",           "length",
+    "label",           "no_tokens",      "chunk_too_large", "non_finite",
+    "option",          "unknown_head",   "unknown_session", "unknown_flush",
+    "unknown_write",   "unknown_region", "unknown_field",   "gap",
+    "generation",      "incarnation",    "fenced",          "marks",
+    "flush_arguments", "no_weights",     "weight_write",    "weight_version",
+    "conflict",        "region",         "out_of_memory",   "overload",
+    "draining",        "checkpoint",     "internal"};
 
 std::optional<std::string> PayloadText(const absl::Status& status, absl::string_view url) {
   const auto payload = status.GetPayload(url);

@@ -30,6 +30,7 @@ enum class RejectReason {
   kUnknownFlush,
   kUnknownWrite,
   kUnknownRegion,
+  kUnknownField,
   kGap,
   kGeneration,
   kIncarnation,

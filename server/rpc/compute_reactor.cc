@@ -75,6 +75,7 @@ void ComputeReactor::OnReadDone(bool ok) {
 }
 
 void ComputeReactor::HandleMalformed(const absl::Status& status) {
+  request_.Clear();  // the stream may live on for a while, until its answers are written
   const Guard guard(this);
   submitting_ = false;
   EndLocked(status, Ending::kAfterAnswers);

@@ -4,18 +4,23 @@
 
 #include "lossd/v1/gradient.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/strict_service.h"
 
 namespace lossd::rpc {
 
-class GradientService final : public v1::GradientService::WithRawCallbackMethod_ReadGradient<
-                                  v1::GradientService::WithCallbackMethod_BeginFlush<
-                                      v1::GradientService::WithCallbackMethod_CommitFlush<
-                                          v1::GradientService::WithCallbackMethod_AbortFlush<
-                                              v1::GradientService::WithCallbackMethod_GradientStats<
-                                                  v1::GradientService::WithCallbackMethod_ApplyStep<
-                                                      v1::GradientService::Service>>>>>> {
+using GradientServiceCalls = v1::GradientService::WithRawCallbackMethod_ReadGradient<
+    v1::GradientService::WithCallbackMethod_BeginFlush<v1::GradientService::WithCallbackMethod_CommitFlush<
+        v1::GradientService::WithCallbackMethod_AbortFlush<
+            v1::GradientService::WithCallbackMethod_GradientStats<
+                v1::GradientService::WithCallbackMethod_ApplyStep<v1::GradientService::Service>>>>>>;
+
+class GradientService final : public StrictService<GradientServiceCalls> {
  public:
-  explicit GradientService(engine::Engine* engine) : engine_(engine) {}
+  explicit GradientService(engine::Engine* engine) : engine_(engine) {
+    TakeKnownRequestsOnly(&engine->counters(), &GradientService::BeginFlush, &GradientService::CommitFlush,
+                          &GradientService::AbortFlush, &GradientService::GradientStats,
+                          &GradientService::ApplyStep);
+  }
 
   grpc::ServerUnaryReactor* BeginFlush(grpc::CallbackServerContext* context,
                                        const v1::BeginFlushRequest* request,

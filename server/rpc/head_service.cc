@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -78,6 +79,14 @@ class LoadWeightsReactor final : public grpc::ServerUnaryReactor {
 };
 
 }  // namespace
+
+HeadService::HeadService(engine::Engine* engine, std::string weights_dir)
+    : engine_(engine), loader_(engine, std::move(weights_dir)) {
+  // ListHeads, GetHead and ListCheckpoints only ask what there is.
+  TakeKnownRequestsOnly(&engine->counters(), &HeadService::CreateHead, &HeadService::DeleteHead,
+                        &HeadService::BeginWrite, &HeadService::CommitWrite, &HeadService::LoadWeights,
+                        &HeadService::SaveCheckpoint, &HeadService::RestoreCheckpoint);
+}
 
 grpc::ServerUnaryReactor* HeadService::CreateHead(grpc::CallbackServerContext* context,
                                                   const v1::CreateHeadRequest* request, v1::Head* response) {

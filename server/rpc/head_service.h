@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "lossd/v1/head.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/strict_service.h"
 #include "server/rpc/weight_loader.h"
 #include "server/rpc/worker_pool.h"
 
@@ -25,11 +26,10 @@ using HeadServiceCalls = v1::HeadService::WithRawCallbackMethod_WriteWeights<
                                 v1::HeadService::WithCallbackMethod_ListCheckpoints<
                                     v1::HeadService::Service>>>>>>>>>>>>;
 
-class HeadService final : public HeadServiceCalls {
+class HeadService final : public StrictService<HeadServiceCalls> {
  public:
   // `weights_dir`: WeightLoader's folder.
-  HeadService(engine::Engine* engine, std::string weights_dir)
-      : engine_(engine), loader_(engine, std::move(weights_dir)) {}
+  HeadService(engine::Engine* engine, std::string weights_dir);
 
   grpc::ServerUnaryReactor* CreateHead(grpc::CallbackServerContext* context,
                                        const v1::CreateHeadRequest* request, v1::Head* response) override;

@@ -80,7 +80,9 @@ LossService::LossService(engine::Engine* engine, std::shared_ptr<const AccessCon
     : engine_(engine),
       access_(std::move(access)),
       reports_(reports),
-      writers_(std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8)) {}
+      writers_(std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8)) {
+  TakeKnownRequestsOnly(&engine->counters(), &LossService::OpenSession, &LossService::CloseSession);
+}
 
 grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* context,
                                                    const v1::OpenSessionRequest* request,

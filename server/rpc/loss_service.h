@@ -13,14 +13,16 @@
 #include "server/rpc/access.h"
 #include "server/rpc/call_reports.h"
 #include "server/rpc/compute_reactor.h"
+#include "server/rpc/strict_service.h"
 #include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
 
-class LossService final
-    : public v1::LossService::WithRawCallbackMethod_Compute<
-          v1::LossService::WithRawCallbackMethod_Logits<v1::LossService::WithCallbackMethod_OpenSession<
-              v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>>> {
+using LossServiceCalls = v1::LossService::WithRawCallbackMethod_Compute<
+    v1::LossService::WithRawCallbackMethod_Logits<v1::LossService::WithCallbackMethod_OpenSession<
+        v1::LossService::WithCallbackMethod_CloseSession<v1::LossService::Service>>>>;
+
+class LossService final : public StrictService<LossServiceCalls> {
  public:
   // `access` is null if no token is asked for. `reports`: where Compute streams are reported, which
   // CallObserver leaves out; outlives this, and may be null.

@@ -7,13 +7,16 @@
 
 #include "lossd/v1/region.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/strict_service.h"
 #include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
 
-class RegionService final : public v1::RegionService::CallbackService {
+class RegionService final : public StrictService<v1::RegionService::CallbackService> {
  public:
-  explicit RegionService(engine::Engine* engine) : engine_(engine), creator_(1) {}
+  explicit RegionService(engine::Engine* engine) : engine_(engine), creator_(1) {
+    TakeKnownRequestsOnly(&engine->counters(), &RegionService::CreateRegion, &RegionService::DeleteRegion);
+  }
 
   // Where clients attach. Before the first call.
   void set_socket_path(std::string path) { socket_path_ = std::move(path); }

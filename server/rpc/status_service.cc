@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 
 #include "absl/time/clock.h"
+#include "proto/wire/features.h"
 #include "server/engine/process_memory.h"
 #include "server/rpc/convert.h"
 #include "server/version.h"
@@ -26,6 +28,7 @@ grpc::ServerUnaryReactor* StatusService::GetStatus(grpc::CallbackServerContext* 
   for (const std::shared_ptr<engine::Head>& head : engine_->Heads()) {
     ToProto(head->Info(), response->add_heads());
   }
+  for (const std::string& feature : wire::KnownFeatures()) response->add_features(feature);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

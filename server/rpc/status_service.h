@@ -7,14 +7,17 @@
 
 #include "lossd/v1/status.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/strict_service.h"
 
 namespace lossd::rpc {
 
-class StatusService final : public v1::StatusService::CallbackService {
+class StatusService final : public StrictService<v1::StatusService::CallbackService> {
  public:
   // `on_drain` makes the process end as SIGTERM does, soon; it may be null.
   StatusService(engine::Engine* engine, std::function<void()> on_drain)
-      : engine_(engine), on_drain_(std::move(on_drain)) {}
+      : engine_(engine), on_drain_(std::move(on_drain)) {
+    TakeKnownRequestsOnly(&engine->counters(), &StatusService::Drain);  // the others only ask what there is
+  }
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest* request,

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/compute_wire.h"
 #include "server/engine/errors.h"
+#include "server/rpc/known_parts.h"
 
 namespace lossd::rpc {
 
@@ -23,19 +24,21 @@ absl::Status Malformed(size_t length) {
                                         std::string(Message::descriptor()->full_name())));
 }
 
-// Takes the bytes. INVALID_ARGUMENT if they are no `Message`, whose content is then unspecified.
+// Takes the bytes. INVALID_ARGUMENT if they are no `Message`, whose content is then unspecified, or hold what
+// this server does not know (CheckKnown).
 template <typename Message>
 absl::Status Parse(grpc::ByteBuffer* bytes, Message* message) {
   const size_t length = bytes->Length();
-  if (grpc::SerializationTraits<Message>::Deserialize(bytes, message).ok()) return absl::OkStatus();
-  return Malformed<Message>(length);
+  if (!grpc::SerializationTraits<Message>::Deserialize(bytes, message).ok())
+    return Malformed<Message>(length);
+  return CheckKnown(*message);
 }
 
 // The same of a message of a Compute stream, whose tensors stay where they are.
 template <typename Message>
 absl::Status Parse(grpc::ByteBuffer* bytes, wire::Received<Message>* received) {
   const size_t length = bytes->Length();
-  return wire::Decode(bytes, received) ? absl::OkStatus() : Malformed<Message>(length);
+  return wire::Decode(bytes, received) ? CheckKnown(received->message) : Malformed<Message>(length);
 }
 
 template <typename Message>

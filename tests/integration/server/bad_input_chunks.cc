@@ -52,12 +52,8 @@ std::vector<Case> ContentCases() {
   return {
       Content("wrong_shape", RejectReason::kLength, "hidden_states", {"576", "512", "[16, 8]"},
               [](v1::Chunk& chunk) { chunk.mutable_hidden_states()->resize(16 * 9 * 4); }),
-      Content("wrong_dtype", RejectReason::kDtype, "hidden_dtype", {"hidden_dtype is 9", "DATA_TYPE_FLOAT32"},
-              [](v1::Chunk& chunk) { chunk.set_hidden_dtype(static_cast<v1::DataType>(9)); }),
       Content("dtype_not_given", RejectReason::kDtype, "hidden_dtype", {"hidden_dtype is 0"},
               [](v1::Chunk& chunk) { chunk.set_hidden_dtype(v1::DATA_TYPE_UNSPECIFIED); }),
-      Content("wrong_dx_dtype", RejectReason::kDtype, "dx_dtype", {"dx_dtype is 77"},
-              [](v1::Chunk& chunk) { chunk.set_dx_dtype(static_cast<v1::DataType>(77)); }),
       Content("payload_of_another_dtype", RejectReason::kLength, "hidden_states", {"512", "256", "bfloat16"},
               [](v1::Chunk& chunk) { chunk.set_hidden_dtype(v1::DATA_TYPE_BFLOAT16); }),
       Content("label_too_large", RejectReason::kLabel, "labels", {"labels[3] is 64", "[0, 64)", "-100"},
@@ -166,8 +162,6 @@ std::vector<Case> ContentCases() {
       Content("divergence_not_given", RejectReason::kOption, "options.distillation.divergence",
               {"is 0", "DIVERGENCE_FORWARD_KL (1)"},
               [](v1::Chunk& chunk) { Teach(chunk).clear_divergence(); }),
-      Content("unknown_divergence", RejectReason::kOption, "options.distillation.divergence", {"is 7"},
-              [](v1::Chunk& chunk) { Teach(chunk).set_divergence(static_cast<v1::Divergence>(7)); }),
       Content("beta_of_zero", RejectReason::kOption, "options.distillation.beta",
               {"is 0", "above 0 and below 1"},
               [](v1::Chunk& chunk) { Teach(chunk).set_divergence(v1::DIVERGENCE_JENSEN_SHANNON); }),
@@ -182,8 +176,6 @@ std::vector<Case> ContentCases() {
                        {"is 0", "of version 1"},
                        [](v1::Chunk& chunk) { chunk.mutable_options()->set_weight_version(0); }),
                grpc::StatusCode::FAILED_PRECONDITION),
-      Content("unknown_mode", RejectReason::kOption, "mode", {"mode is 42"},
-              [](v1::Chunk& chunk) { chunk.set_mode(static_cast<v1::ComputeMode>(42)); }),
   };
 }
 

@@ -126,8 +126,8 @@ std::vector<Case> StepCases() {
          });
        },
        grpc::StatusCode::INVALID_ARGUMENT,
-       {"77"},
-       RejectReason::kOption},
+       {"config.optimizer.kind is 77"},
+       RejectReason::kUnknownField},
       {"head_with_a_beta_of_1",
        [](Environment& environment) {
          return CreateWith(environment, "odd", [](v1::Optimizer& optimizer) {

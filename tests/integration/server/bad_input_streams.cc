@@ -1,7 +1,10 @@
+#include <google/protobuf/unknown_field_set.h>
 #include <grpcpp/generic/generic_stub.h>
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/integration/server/bad_input.h"
@@ -49,10 +52,38 @@ std::string Truncated(const Message& message) {
   return bytes;
 }
 
+// A chunk with what this server does not know: it is not taken, not even as a rejected one.
+Case Newer(std::string name, std::vector<std::string> message, std::function<void(v1::Chunk&)> change) {
+  return {std::move(name),
+          [change = std::move(change)](Environment& environment) {
+            v1::Chunk chunk = environment.Good();
+            change(chunk);
+            return environment.Ending(chunk);
+          },
+          grpc::StatusCode::INVALID_ARGUMENT, std::move(message), RejectReason::kUnknownField};
+}
+
 }  // namespace
 
 std::vector<Case> StreamCases() {
   return {
+      Newer("unknown_dtype", {"hidden_dtype is 9", "field 5 of lossd.v1.Chunk", "DATA_TYPE_FLOAT32 (1)"},
+            [](v1::Chunk& chunk) { chunk.set_hidden_dtype(static_cast<v1::DataType>(9)); }),
+      Newer("unknown_dx_dtype", {"dx_dtype is 77"},
+            [](v1::Chunk& chunk) { chunk.set_dx_dtype(static_cast<v1::DataType>(77)); }),
+      Newer("unknown_divergence",
+            {"options.distillation.divergence is 7", "field 3 of lossd.v1.Distillation"},
+            [](v1::Chunk& chunk) {
+              chunk.mutable_options()->mutable_distillation()->set_divergence(static_cast<v1::Divergence>(7));
+            }),
+      Newer("unknown_mode", {"mode is 42"},
+            [](v1::Chunk& chunk) { chunk.set_mode(static_cast<v1::ComputeMode>(42)); }),
+      Newer("unknown_field_of_the_options",
+            {"field 11 of lossd.v1.LossOptions (chunk.options.11)", "lossd 0."},
+            [](v1::Chunk& chunk) {
+              v1::LossOptions* const options = chunk.mutable_options();
+              options->GetReflection()->MutableUnknownFields(options)->AddFixed32(11, 1);
+            }),
       {"gap_in_sequence",
        [](Environment& environment) {
          v1::Chunk chunk = environment.Good();
