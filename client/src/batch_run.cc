@@ -62,6 +62,11 @@ void BatchRun::GoTo(uint64_t generation) {
 }
 
 absl::StatusOr<BatchResult> BatchRun::Run() {
+  if (absl::Status supported = runs_.front().CheckSupported(); !supported.ok()) {
+    session_usable_ = true;  // nothing was sent, and its places are free
+    if (job_.window_token) lanes_->link().PlaceBatch(job_.generation, job_.window_token, 0);
+    return supported;
+  }
   Backoff backoff(lanes_->link().head().options().reconnect_timeout);
   size_t answered = 0;
   for (;;) {

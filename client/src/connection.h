@@ -3,6 +3,8 @@
 #ifndef LOSSD_CLIENT_SRC_CONNECTION_H_
 #define LOSSD_CLIENT_SRC_CONNECTION_H_
 
+#include <google/protobuf/message.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,6 +46,11 @@ class Connection {
   virtual ~Connection() = default;
   virtual const ClientOptions& options() const = 0;
   virtual Traffic traffic() const = 0;
+
+  // Whether the server can do all that `request` asks for: UNIMPLEMENTED names what it lacks. By what it said
+  // in the last answer of GetStatus, without a call. Every call below looks by itself; Compute's messages are
+  // its caller's.
+  virtual absl::Status CheckSupported(const google::protobuf::Message& request) const = 0;
 
   // Unary calls. All are safe to repeat, and are repeated with growing pauses while the server is UNAVAILABLE
   // or asks for patience, up to options().reconnect_timeout. Each attempt has options().call_timeout.

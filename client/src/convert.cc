@@ -192,7 +192,8 @@ absl::StatusOr<ServerStatus> FromProto(const v1::GetStatusResponse& response) {
                       .chunks_applied = response.chunks_applied(),
                       .tokens_applied = response.tokens_applied(),
                       .queued_chunks = response.queued_chunks(),
-                      .heads = {}};
+                      .heads = {},
+                      .features = {response.features().begin(), response.features().end()}};
   for (const auto& head : response.heads()) {
     auto info = FromProto(head);
     if (!info.ok()) return info.status();

@@ -15,6 +15,7 @@
 #include "client/src/grpc_compute_stream.h"
 #include "client/src/grpc_status.h"
 #include "client/src/message_stream.h"
+#include "client/src/server_features.h"
 #include "client/src/tls.h"
 #include "client/src/traffic_counter.h"
 #include "grpcpp/create_channel.h"
@@ -77,6 +78,7 @@ class GrpcConnection final : public Connection {
         options_(std::move(options)),
         credentials_(std::move(credentials)),
         metadata_(std::move(metadata)),
+        features_(target_),
         channel_(grpc::CreateCustomChannel(target_, credentials_, Arguments(options_, kReceiveBytes))),
         head_(v1::HeadService::NewStub(channel_)),
         loss_(v1::LossService::NewStub(channel_)),
@@ -86,6 +88,9 @@ class GrpcConnection final : public Connection {
 
   const ClientOptions& options() const override { return options_; }
   Traffic traffic() const override { return traffic_->Total(); }
+  absl::Status CheckSupported(const google::protobuf::Message& request) const override {
+    return features_.Check(request);
+  }
 
   absl::StatusOr<v1::Head> CreateHead(const v1::CreateHeadRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::CreateHead, request);
@@ -141,6 +146,7 @@ class GrpcConnection final : public Connection {
     return Call(*head_, &v1::HeadService::Stub::ListCheckpoints, request, Patient());
   }
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) override {
+    if (absl::Status supported = features_.Check(request); !supported.ok()) return supported;
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + options_.call_timeout);
     metadata_->AddTo(&context);
@@ -162,7 +168,9 @@ class GrpcConnection final : public Connection {
     return Call(*region_, &v1::RegionService::Stub::DeleteRegion, request, RepeatedNotFound::kIsDone);
   }
   absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request) override {
-    return Call(*status_, &v1::StatusService::Stub::GetStatus, request);
+    auto status = Call(*status_, &v1::StatusService::Stub::GetStatus, request);
+    if (status.ok()) features_.Note(*status);
+    return status;
   }
   absl::StatusOr<v1::GetMemoryResponse> GetMemory(const v1::GetMemoryRequest& request) override {
     return Call(*status_, &v1::StatusService::Stub::GetMemory, request);
@@ -189,10 +197,17 @@ class GrpcConnection final : public Connection {
     v1::WriteWeightsResponse response;
     auto writer = head_->WriteWeights(&context, &response);
     v1::WriteWeightsRequest request;
-    while (source(&request) && writer->Write(request)) traffic_->NoteSent(request.ByteSizeLong());
+    absl::Status supported;
+    while (source(&request)) {
+      supported = features_.Check(request);
+      if (!supported.ok() || !writer->Write(request)) break;
+      traffic_->NoteSent(request.ByteSizeLong());
+    }
+    if (!supported.ok()) context.TryCancel();
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
     traffic_->NoteReceived(response.ByteSizeLong());
+    if (!supported.ok()) return supported;
     if (!status.ok()) return metadata_->Judge(FromGrpcStatus(status), added);
     return response.rows_received();
   }
@@ -231,6 +246,7 @@ class GrpcConnection final : public Connection {
   absl::StatusOr<Response> Call(Stub& stub,
                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                 const Request& request, const CallOptions& call) {
+    if (absl::Status supported = features_.Check(request); !supported.ok()) return supported;
     Backoff backoff(options_.reconnect_timeout);
     const auto begin = std::chrono::steady_clock::now();
     for (bool maybe_done = false;;) {
@@ -288,6 +304,7 @@ class GrpcConnection final : public Connection {
   // `complete` moves into the piece what only its kind of message has.
   template <class Response, class Request, class Complete>
   absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete) {
+    if (absl::Status supported = features_.Check(request); !supported.ok()) return supported;
     const grpc::Slice slice(request.SerializeAsString());
     traffic_->NoteSent(slice.size());
     MessageStream stream(channel_, method, grpc::ByteBuffer(&slice, 1), metadata_);
@@ -315,6 +332,7 @@ class GrpcConnection final : public Connection {
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   const std::shared_ptr<CallMetadata> metadata_;
+  ServerFeatures features_;
   const std::shared_ptr<TrafficCounter> traffic_ = std::make_shared<TrafficCounter>();
   std::atomic<bool> connected_ = false;  // a server has answered
   const std::shared_ptr<grpc::Channel> channel_;

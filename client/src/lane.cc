@@ -53,6 +53,9 @@ absl::Status Lane::AwaitReady() {
   start.set_incarnation(link_->incarnation());
   start.set_lane(number_);
   start.set_report_timing(link_->options().timing == Timing::kReport);
+  if (absl::Status supported = link_->head().connection().CheckSupported(start); !supported.ok()) {
+    return supported;
+  }
   stream_->Write(EncodeStart(start));  // if the call is over, reading says why
   grpc::ByteBuffer message;
   switch (stream_->Read(&message, link_->head().options().call_timeout)) {
@@ -102,7 +105,7 @@ absl::StatusOr<Lane::Recovery> Lane::Recover(absl::Status cause) {
     if (!delay) return link_->GaveUp(cause);
     if (!interruption_->SleepFor(*delay)) return Recovery::kUnsettled;
     DropStream();
-    const auto response = link_->Reopen();
+    const auto response = link_->Reopen(cause);
     if (!response.ok()) return response.status();
     if (!link_->IsSame(*response)) {
       if (absl::Status status = link_->CheckReplaceable(*response); !status.ok()) return status;

@@ -66,6 +66,10 @@ LaneRun::End LaneRun::Run() {
   if (lane_->stream() == nullptr && answered_ < pieces_.size()) {
     if (absl::Status status = lane_->Attach(); !status.ok()) Resume(std::move(status), &end);
   }
+  // The server may be another one than when the batch was begun.
+  if (absl::Status supported = CheckSupported(); !supported.ok()) {
+    return {EndKind::kFailed, std::move(supported)};
+  }
   while (end.kind == EndKind::kDone && answered_ < pieces_.size()) {
     if (absl::Status status = Step(&end); !status.ok()) return {EndKind::kFailed, std::move(status)};
   }
@@ -113,15 +117,14 @@ bool LaneRun::SendNext() {
   return written;
 }
 
-grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
+v1::Chunk LaneRun::Header(const ChunkRange& range, uint64_t sequence, Runs runs) const {
   const Batch& batch = job_->batch;
-  const auto [first, tokens, payload_bytes] = piece.range;
-  const std::vector<SentTokens::Run> runs = job_->sent.Runs(first, tokens);
+  const int64_t first = range.first;
   v1::Chunk chunk;
   chunk.set_sequence(sequence);
   chunk.set_generation(job_->generation);
   chunk.set_first_token(batch.first_token + runs.front().first);
-  chunk.set_tokens(tokens);
+  chunk.set_tokens(range.tokens);
   if (job_->window_token) chunk.set_window_token(*job_->window_token + first);
   chunk.set_hidden_dtype(ToProto(batch.hidden_type));
   chunk.set_dx_dtype(ToProto(DxTypeOnWire(job_->outputs)));
@@ -136,30 +139,41 @@ grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
     SetRef(*places.dx, first * job_->head.hidden_size * SizeOf(job_->outputs.dx_type),
            chunk.mutable_dx_region());
   }
-  const int64_t row_bytes = job_->head.hidden_size * SizeOf(batch.hidden_type);
-  std::vector<std::span<const std::byte>> hidden_states;
   if (places.hidden_states) {
-    SetRef(*places.hidden_states, first * row_bytes, chunk.mutable_hidden_states_region());
-  } else {
-    hidden_states = Rows(static_cast<const std::byte*>(batch.hidden_states), row_bytes, runs);
+    SetRef(*places.hidden_states, first * job_->head.hidden_size * SizeOf(batch.hidden_type),
+           chunk.mutable_hidden_states_region());
   }
-  const std::vector<int64_t> labels = Gather(batch.labels, std::span(runs));
-  const std::vector<std::span<const std::byte>> teacher_hidden = TeacherHidden(first, runs, &chunk);
-  return EncodeChunk(chunk, std::as_bytes(std::span(labels)), hidden_states, job_->lent, teacher_hidden);
+  if (batch.distillation && places.teacher_hidden) {
+    SetRef(*places.teacher_hidden, first * TeacherRowBytes(batch),
+           chunk.mutable_options()->mutable_distillation()->mutable_hidden_states_region());
+  }
+  return chunk;
 }
 
-// What the chunk is to carry, unless a region has it.
-std::vector<std::span<const std::byte>> LaneRun::TeacherHidden(int64_t first,
-                                                               std::span<const SentTokens::Run> runs,
-                                                               v1::Chunk* chunk) const {
-  if (!job_->batch.distillation) return {};
-  const int64_t row_bytes = TeacherRowBytes(job_->batch);
-  if (job_->places.teacher_hidden) {
-    SetRef(*job_->places.teacher_hidden, first * row_bytes,
-           chunk->mutable_options()->mutable_distillation()->mutable_hidden_states_region());
-    return {};
+grpc::ByteBuffer LaneRun::Encode(const Piece& piece, uint64_t sequence) const {
+  const Batch& batch = job_->batch;
+  const std::vector<SentTokens::Run> runs = job_->sent.Runs(piece.range.first, piece.range.tokens);
+  // What no region has.
+  std::vector<std::span<const std::byte>> hidden;
+  std::vector<std::span<const std::byte>> teacher_hidden;
+  if (!job_->places.hidden_states) {
+    hidden = Rows(static_cast<const std::byte*>(batch.hidden_states),
+                  job_->head.hidden_size * SizeOf(batch.hidden_type), runs);
   }
-  return Rows(static_cast<const std::byte*>(job_->batch.distillation->hidden_states), row_bytes, runs);
+  if (batch.distillation && !job_->places.teacher_hidden) {
+    teacher_hidden =
+        Rows(static_cast<const std::byte*>(batch.distillation->hidden_states), TeacherRowBytes(batch), runs);
+  }
+  const std::vector<int64_t> labels = Gather(batch.labels, std::span(runs));
+  return EncodeChunk(Header(piece.range, sequence, runs), std::as_bytes(std::span(labels)), hidden,
+                     job_->lent, teacher_hidden);
+}
+
+absl::Status LaneRun::CheckSupported() const {
+  // Its chunks differ in numbers only: one token of the first has every field.
+  const ChunkRange range{.first = pieces_.front().range.first, .tokens = 1};
+  const v1::Chunk chunk = Header(range, first_sequence_, job_->sent.Runs(range.first, range.tokens));
+  return lane_->link().head().connection().CheckSupported(chunk);
 }
 
 absl::Status LaneRun::Handle(grpc::ByteBuffer* message) {
@@ -259,7 +273,9 @@ void LaneRun::Resume(absl::Status cause, End* end) {
     return;
   }
   if (*recovery == Lane::Recovery::kResumed) {
-    if (absl::Status status = Rewind(); !status.ok()) {
+    absl::Status status = Rewind();
+    status.Update(CheckSupported());  // of a server that has been set back
+    if (!status.ok()) {
       *end = {EndKind::kFailed, std::move(status)};
       return;
     }

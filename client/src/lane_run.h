@@ -81,6 +81,9 @@ class LaneRun {
   // and Rewind or Restart was called.
   End Run();
 
+  // UNIMPLEMENTED if its chunks need what the server lacks. Sends nothing.
+  absl::Status CheckSupported() const;
+
   // The lane was attached again: what is not answered is to be sent again, as its mark says. An error if the
   // mark covers chunks that were not sent here.
   absl::Status Rewind();
@@ -101,9 +104,9 @@ class LaneRun {
   absl::Status Step(End* end);
   bool CreditAllows(const Piece& piece) const;
   bool SendNext();
+  // The chunk without labels and hidden states; `runs` are those of its tokens.
+  v1::Chunk Header(const ChunkRange& range, uint64_t sequence, std::span<const SentTokens::Run> runs) const;
   grpc::ByteBuffer Encode(const Piece& piece, uint64_t sequence) const;
-  std::vector<std::span<const std::byte>> TeacherHidden(int64_t first, std::span<const SentTokens::Run> runs,
-                                                        v1::Chunk* chunk) const;
   absl::Status Handle(grpc::ByteBuffer* message);
   absl::Status TakeResult(const DecodedResponse& response);
   absl::Status CheckResult(const v1::ChunkResult& result, const DecodedResponse& response,

@@ -61,7 +61,7 @@ absl::StatusOr<LaneSet::Recovery> LaneSet::Reattach(absl::Status cause, size_t u
     const auto at_least = RetryDelayOf(cause).value_or(std::chrono::milliseconds(0));
     if (!backoff->Wait(at_least)) return link_.GaveUp(cause);
     for (size_t i = 0; i < used; ++i) lanes_[i]->DropStream();
-    const auto response = link_.Reopen();
+    const auto response = link_.Reopen(cause);
     if (!response.ok()) return response.status();
     if (!link_.IsSame(*response)) {
       if (absl::Status status = link_.CheckReplaceable(*response); !status.ok()) return status;

@@ -58,9 +58,15 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Open() {
   return Ask(lanes_, WhenFull::kWait);
 }
 
-absl::StatusOr<v1::OpenSessionResponse> SessionLink::Reopen() {
+absl::StatusOr<v1::OpenSessionResponse> SessionLink::Reopen(const absl::Status& cause) {
   auto response = Ask(lanes_, WhenFull::kWait);
   if (!response.ok()) return ExplainMissing(response.status());
+  if (!absl::IsAborted(cause) || response->incarnation() != incarnation_) {
+    // It may have been updated, or set back, and keeps its incarnation over a drain: what it can do is asked
+    // again.
+    const TraceScope scope(&trace_);
+    if (const auto status = head_->connection().GetStatus({}); !status.ok()) return status.status();
+  }
   if (absl::Status kept = CheckRestored(*response); !kept.ok()) return kept;
   return response;
 }

@@ -28,9 +28,10 @@ class SessionLink {
   // Opens the session, which fixes the number of its lanes: options.lanes or, if that is 0, a number that
   // suits the head's rows, or one if the server has no room for more.
   absl::StatusOr<v1::OpenSessionResponse> Open();
-  // OpenSession again, after a failure. Its own errors are final: the window is lost with the server it was
-  // at, or the head is gone.
-  absl::StatusOr<v1::OpenSessionResponse> Reopen();
+  // OpenSession again, after a stream ended with `cause`. Its own errors are final: the window is lost with
+  // the server it was at, or the head is gone. Asks anew what the server can do, unless the server itself
+  // ended the stream over a position.
+  absl::StatusOr<v1::OpenSessionResponse> Reopen(const absl::Status& cause);
   // Whether Reopen found the session that is known here.
   bool IsSame(const v1::OpenSessionResponse& response) const;
   // Ok if nothing of the known session can be in the present window, so that another one may take its place;

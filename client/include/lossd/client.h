@@ -146,6 +146,9 @@ struct ServerStatus {
   uint64_t tokens_applied = 0;
   int64_t queued_chunks = 0;
   std::vector<HeadInfo> heads;
+  // What it can do, by the names in docs/compatibility.md; empty: it is from before servers said so. What a
+  // call needs and the server lacks is not sent: UNIMPLEMENTED names it.
+  std::vector<std::string> features = {};
 };
 
 struct ServerMemory {

@@ -81,7 +81,7 @@ def require_same_version(server: str, client: str) -> None:
     if server.split(".")[:2] != client.split(".")[:2]:
         raise VersionMismatchError(
             f"the server is lossd {server}, this client {client}: install the same version on both sides, or connect "
-            f"with check_version=False at your own risk"
+            f"with check_version=False: what the server lacks is then refused call by call"
         )
 
 

@@ -108,7 +108,8 @@ class InternalError(LossdError):
 
 
 class UnimplementedError(LossdError):
-    """The server is older than this client and does not know the call."""
+    """The server is older than this client: it does not know the call, or lacks what the call needs, which the message
+    names. Nothing was sent then, and a session goes on."""
 
     code = "UNIMPLEMENTED"
 

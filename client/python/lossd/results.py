@@ -80,6 +80,8 @@ class ServerStatus:
     tokens_applied: int = 0
     queued_chunks: int = 0
     heads: tuple[HeadInfo, ...] = ()
+    features: tuple[str, ...] = ()
+    """What the server can do, by the names in docs/compatibility.md; empty: it is from before servers said so."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,8 @@ Json ToJson(const ServerStatus& status) {
           {"chunks_applied", status.chunks_applied},
           {"tokens_applied", status.tokens_applied},
           {"queued_chunks", status.queued_chunks},
-          {"heads", ToJson(status.heads)}};
+          {"heads", ToJson(status.heads)},
+          {"features", status.features}};
 }
 
 Json ToJson(const ServerMemory& memory) {

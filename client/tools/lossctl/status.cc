@@ -20,7 +20,8 @@ nlohmann::ordered_json ToJson(const std::string& server, const ServerStatus& sta
           {"chunks_applied", status.chunks_applied},
           {"tokens_applied", status.tokens_applied},
           {"queued_chunks", status.queued_chunks},
-          {"heads", heads}};
+          {"heads", heads},
+          {"features", status.features}};
 }
 
 std::string ToText(const std::string& server, const ServerStatus& status) {

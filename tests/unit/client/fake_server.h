@@ -106,8 +106,9 @@ class FakeServer {
   // another server, or weights that were restored, whose logits are all 2: of the same version.
   int restart_before_logits = 0;
   int restore_before_logits = 0;
-  int refused_aborts = 0;      // AbortFlush fails that many times
-  int unavailable_status = 0;  // GetStatus fails that many times
+  int refused_aborts = 0;             // AbortFlush fails that many times
+  int unavailable_status = 0;         // GetStatus fails that many times
+  std::vector<std::string> features;  // as GetStatus lists them, of lossd 0.0.7; none: an old server
   bool change_weights_on_cut = false;
   bool change_weights_between_chunks = false;
   int most_lanes = 16;  // of one session

@@ -390,6 +390,8 @@ class FakeServer::StatusService final : public v1::StatusService::Service {
     }
     response->set_incarnation(fake_->incarnation_);
     response->set_state(v1::SERVER_STATE_SERVING);
+    response->set_version("0.0.7");
+    for (const std::string& feature : fake_->features) response->add_features(feature);
     return grpc::Status::OK;
   }
 
