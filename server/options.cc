@@ -4,21 +4,19 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/flags/reflection.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/config_file.h"
 #include "server/engine/process_memory.h"
 #include "server/exposure.h"
 #include "server/head_entry.h"
@@ -126,8 +124,6 @@ ABSL_FLAG(std::string, config, "",
 namespace lossd {
 namespace {
 
-using nlohmann::json;
-
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 template <typename Enum>
@@ -152,48 +148,6 @@ absl::Status CheckPort(const char* flag, const std::string& address) {
   if (port >= 0 && port <= 65535) return absl::OkStatus();
   return Invalid(
       absl::StrCat("--", flag, " is '", address, "'; it must be host:port with a port from 0 to 65535"));
-}
-
-// --- The configuration file
-// -----------------------------------------------------------------------------------------
-
-absl::Status SetFlag(const std::string& name, const json& value) {
-  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
-  if (flag == nullptr || name == "config") {
-    return Invalid(absl::StrCat("--config: there is no flag '", name, "'"));
-  }
-  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-  std::string error;
-  if (!flag->ParseFrom(text, &error)) {
-    return Invalid(absl::StrCat("--config: '", text, "' is no value for ", name, ": ", error));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<HeadEntry>> ReadConfigFile(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return Invalid(absl::StrCat("--config: cannot read ", path));
-  json config;
-  try {
-    config = json::parse(file, nullptr, /*allow_exceptions=*/false);
-  } catch (
-      const std::ios_base::failure&) {  // the buffer's way to say that this is a folder, or that a disk fails
-    return Invalid(absl::StrCat("--config: cannot read ", path));
-  }
-  if (!config.is_object()) return Invalid(absl::StrCat("--config: ", path, " is not a JSON object"));
-  std::vector<HeadEntry> heads;
-  for (const auto& [name, value] : config.items()) {
-    if (name != "heads") {
-      if (absl::Status status = SetFlag(name, value); !status.ok()) return status;
-      continue;
-    }
-    for (const json& entry : value) {
-      absl::StatusOr<HeadEntry> head = ReadHeadEntry(entry);
-      if (!head.ok()) return head.status();
-      heads.push_back(*std::move(head));
-    }
-  }
-  return heads;
 }
 
 // --config has to be known before the command line is read over it.
