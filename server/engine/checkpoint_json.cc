@@ -43,6 +43,11 @@ int64_t ToCount(const json& value) {
   return static_cast<int64_t>(count);
 }
 
+int32_t ToInt32(const json& value) {
+  return static_cast<int32_t>(
+      ToInteger(value, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()));
+}
+
 template <typename Enum>
 Enum ToEnum(const json& value, Enum last) {
   const int64_t number = ToCount(value);
@@ -146,7 +151,7 @@ std::vector<SessionMarks> MarksFromJson(const json& from) {
     SessionMarks& entry = marks.emplace_back();
     entry.session_id = session.at("session").get<std::string>();
     for (const auto& lane : session.at("lanes")) {
-      entry.lanes.push_back({lane.at(0).get<int32_t>(), ToUnsigned(lane.at(1)), 0});
+      entry.lanes.push_back({ToInt32(lane.at(0)), ToUnsigned(lane.at(1)), 0});
     }
   }
   return marks;
@@ -193,7 +198,7 @@ SessionCheckpoint SessionFromJson(const json& from) {
   Session& session = checkpoint.session;
   session.number = ToUnsigned(from.at("number"));
   session.client_key = from.at("client_key").get<std::string>();
-  session.rank = from.at("rank").get<int32_t>();
+  session.rank = ToInt32(from.at("rank"));
   if (!from.at("open").get<bool>()) session.state = SessionState::kClosed;
   for (const auto& lane : from.at("lanes")) session.lanes.push_back(LaneFromJson(lane));
   if (session.lanes.empty() || session.lanes.size() > kMostLanes) {
@@ -349,6 +354,17 @@ void CheckSessions(const HeadCheckpoint& head) {
 }
 
 }  // namespace
+
+int64_t ToInteger(const json& value, int64_t least, int64_t most) {
+  const bool fits = value.is_number_unsigned()
+                        ? value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
+                        : value.is_number_integer();
+  const int64_t number = fits ? value.get<int64_t>() : 0;
+  if (!fits || number < least || number > most) {
+    Refuse(absl::StrCat(value.dump(), " is no integer from ", least, " to ", most));
+  }
+  return number;
+}
 
 json ToJson(const HeadCheckpoint& head) {
   json sessions = json::array();

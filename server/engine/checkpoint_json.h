@@ -3,11 +3,15 @@
 #ifndef LOSSD_SERVER_ENGINE_CHECKPOINT_JSON_H_
 #define LOSSD_SERVER_ENGINE_CHECKPOINT_JSON_H_
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 
 #include "server/engine/checkpoint.h"
 
 namespace lossd::engine {
+
+// An integer from `least` to `most`. The library would make one of 2.5, of true, and of what has more bits.
+int64_t ToInteger(const nlohmann::json& value, int64_t least, int64_t most);
 
 nlohmann::json ToJson(const HeadCheckpoint& head);
 // Chunks that tiles keep have their sizes, and no bytes yet. Whether the configuration is one that a head can

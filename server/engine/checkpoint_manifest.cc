@@ -40,10 +40,10 @@ CheckpointFiles FilesFromJson(const json& object) {
     // A name of ours, and not a way out of the folder.
     if (!IsName(name)) throw std::invalid_argument("a file has a name that no file of a checkpoint has");
     CheckpointFile& entry = files[name];
-    entry.bytes = file.at("bytes").get<int64_t>();
+    entry.bytes = ToInteger(file.at("bytes"), 0, std::numeric_limits<int64_t>::max());
     const auto checksum = file.at("xxh3").get<std::string>();
-    if (entry.bytes < 0 || !absl::SimpleHexAtoi(checksum, &entry.checksum)) {
-      throw std::invalid_argument("a file's size or checksum is none");
+    if (!absl::SimpleHexAtoi(checksum, &entry.checksum)) {
+      throw std::invalid_argument("a file's checksum is none");
     }
   }
   return files;
@@ -108,8 +108,15 @@ void CheckFiles(const Manifest& manifest) {
   }
 }
 
+json ContentOf(const Manifest& manifest) {
+  return {{"format", kFormat},
+          {"head", ToJson(manifest.head)},
+          {"class_weights", manifest.class_weights},
+          {"files", FilesToJson(manifest.files)}};
+}
+
 Manifest FromJson(const json& content) {
-  if (content.at("format").get<int>() != kFormat) {
+  if (content.at("format") != kFormat) {
     throw std::invalid_argument(
         absl::StrCat("its format is ", content.at("format").dump(), "; this lossd reads ", kFormat));
   }
@@ -121,6 +128,11 @@ Manifest FromJson(const json& content) {
     throw std::invalid_argument(std::string(valid.message()));
   }
   CheckFiles(manifest);
+  // Whatever else it says would be lost without a word: what a newer server knows, or a number that was
+  // rounded.
+  if (ContentOf(manifest) != content) {
+    throw std::invalid_argument("it says something that this lossd does not know, or would not say so");
+  }
   return manifest;
 }
 
@@ -168,10 +180,7 @@ absl::StatusOr<json> Unsealed(absl::string_view text, const std::string& path) {
 
 absl::StatusOr<std::string> ToText(const Manifest& manifest) {
   try {
-    return Sealed({{"format", kFormat},
-                   {"head", ToJson(manifest.head)},
-                   {"class_weights", manifest.class_weights},
-                   {"files", FilesToJson(manifest.files)}});
+    return Sealed(ContentOf(manifest));
   } catch (const json::exception& error) {
     return MakeError(absl::StatusCode::kInternal, RejectReason::kCheckpoint, "",
                      absl::StrCat("a checkpoint cannot be described: ", error.what()));
@@ -179,10 +188,14 @@ absl::StatusOr<std::string> ToText(const Manifest& manifest) {
 }
 
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text, const std::string& path) {
-  absl::StatusOr<json> content = Unsealed(text, path);
+  const absl::StatusOr<json> content = Unsealed(text, path);
   if (!content.ok()) return content.status();
+  return ManifestOf(*content, path);
+}
+
+absl::StatusOr<Manifest> ManifestOf(const json& content, const std::string& path) {
   try {
-    return FromJson(*content);
+    return FromJson(content);
   } catch (const std::exception& error) {  // the library's, and ours for values that cannot be
     return Damaged(path, error.what());
   }

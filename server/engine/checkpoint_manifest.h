@@ -30,6 +30,8 @@ absl::StatusOr<std::string> ToText(const Manifest& manifest);
 // DATA_LOSS naming `path` and what is wrong: damage, another format, values that no head can have, files that
 // do not belong to what it says.
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text, const std::string& path);
+// The same of what was unsealed.
+absl::StatusOr<Manifest> ManifestOf(const nlohmann::json& content, const std::string& path);
 
 CheckpointInfo InfoOf(const Manifest& manifest, const std::string& tag);
 

@@ -17,6 +17,8 @@ using TokenPairs = std::map<int64_t, int64_t>;
 
 constexpr int64_t kMostPlace = std::numeric_limits<int64_t>::max() / 2;
 constexpr int64_t kMostTileTokens = 4096;
+constexpr int64_t kLeastInteger = std::numeric_limits<int64_t>::min();
+constexpr int64_t kMostInteger = std::numeric_limits<int64_t>::max();
 
 [[noreturn]] void Refuse(const char* what) { throw std::invalid_argument(what); }
 
@@ -29,7 +31,8 @@ json PairsToJson(const TokenPairs& pairs) {
 TokenPairs PairsFromJson(const json& from) {
   TokenPairs pairs;
   for (const auto& pair : from) {
-    if (!pairs.emplace(pair.at(0).get<int64_t>(), pair.at(1).get<int64_t>()).second) {
+    const int64_t first = ToInteger(pair.at(0), kLeastInteger, kMostInteger);
+    if (!pairs.emplace(first, ToInteger(pair.at(1), kLeastInteger, kMostInteger)).second) {
       Refuse("a place is given twice");
     }
   }
@@ -74,15 +77,11 @@ json ChunkToJson(const Chunk& chunk) {
 
 Chunk ChunkFromJson(const json& from) {
   Chunk chunk;
-  chunk.window_token = from.at("place").get<int64_t>();
-  chunk.tokens = from.at("tokens").get<int64_t>();
-  const int type = from.at("hidden_dtype").get<int>();
-  if (*chunk.window_token < 0 || *chunk.window_token > kMostPlace || chunk.tokens < 1 ||
-      chunk.tokens > kMostTileTokens || type < 0 || type > static_cast<int>(kernels::DataType::kFloat16)) {
-    Refuse("a chunk of a tile is none that there can be");
-  }
-  chunk.hidden_type = static_cast<kernels::DataType>(type);
-  chunk.ignore_index = from.at("ignore_index").get<int64_t>();
+  chunk.window_token = ToInteger(from.at("place"), 0, kMostPlace);
+  chunk.tokens = ToInteger(from.at("tokens"), 1, kMostTileTokens);
+  constexpr auto kLastType = static_cast<int64_t>(kernels::DataType::kFloat16);
+  chunk.hidden_type = static_cast<kernels::DataType>(ToInteger(from.at("hidden_dtype"), 0, kLastType));
+  chunk.ignore_index = ToInteger(from.at("ignore_index"), kLeastInteger, kMostInteger);
   chunk.gradient_scale = from.at("gradient_scale").get<float>();
   const auto floats = static_cast<size_t>(chunk.tokens) * sizeof(float);
   chunk.labels.resize(2 * floats);
@@ -101,9 +100,6 @@ Chunk ChunkFromJson(const json& from) {
 
 void Check(const DeterministicTiles::Content& content) {
   const int64_t tile = content.tile_tokens;
-  if (tile < 1 || tile > kMostTileTokens || content.next_tile < 0 || content.next_tile > kMostPlace / tile) {
-    Refuse("tiles of a session have no size that there can be");
-  }
   int64_t end = -1;
   for (const auto& [begin, range_end] : content.taken) {
     if (begin <= end || range_end <= begin || range_end > kMostPlace) {
@@ -143,8 +139,8 @@ json ToJson(const DeterministicTiles::Content& tiles) {
 
 DeterministicTiles::Content TilesFromJson(const json& from) {
   DeterministicTiles::Content tiles;
-  tiles.tile_tokens = from.at("tile_tokens").get<int64_t>();
-  tiles.next_tile = from.at("next_tile").get<int64_t>();
+  tiles.tile_tokens = ToInteger(from.at("tile_tokens"), 1, kMostTileTokens);
+  tiles.next_tile = ToInteger(from.at("next_tile"), 0, kMostPlace / tiles.tile_tokens);
   tiles.taken = PairsFromJson(from.at("taken"));
   tiles.filled = PairsFromJson(from.at("filled"));
   for (const auto& chunk : from.at("kept")) tiles.kept.push_back(ChunkFromJson(chunk));
