@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "client/src/region_attachment.h"
 
 namespace lossd::internal {
 namespace {
@@ -87,12 +88,9 @@ absl::StatusOr<RegionLease> RegionLease::Attach(const std::string& socket_path, 
   (void)send(lease.socket_.get(), handle.data(), handle.size(), MSG_NOSIGNAL);
   const auto packet = Receive(lease.socket_.get(), &lease.memory_);
   if (!packet.ok()) return packet.status();
-  if (!lease.attachment_.ParseFromString(*packet)) {
-    return absl::InternalError("the server's answer on its socket is not a lossd.v1.RegionAttachment");
-  }
-  if (lease.attachment_.code() != 0) {
-    return absl::Status(static_cast<absl::StatusCode>(lease.attachment_.code()), lease.attachment_.message());
-  }
+  absl::StatusOr<v1::RegionAttachment> attachment = ParseRegionAttachment(*packet);
+  if (!attachment.ok()) return attachment.status();
+  lease.attachment_ = *std::move(attachment);
   return lease;
 }
 
