@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
 cd "$repo_root"
 
 functional=(lint unit conformance integration bench deploy python)
-more=(attack asan tsan tidy)
+more=(attack asan tsan fuzz tidy)
 
 usage() {
   cat <<END
@@ -14,7 +14,7 @@ usage: ./check.sh [--no-setup] [--cuda] [all] [SUITE...]
 
 Installs what is missing, builds what the suites need, runs them and sums up: as a table, and as build/check.json with the slowest
 tests of each. Without suites it runs every functional one; 'all' adds what takes longer and is run before code is handed on:
-sanitizers and clang-tidy. Logs are left in build/logs/. CUDA code is compiled where there is a CUDA toolkit; whether it was is
+sanitizers, fuzzers and clang-tidy. Logs are left in build/logs/. CUDA code is compiled where there is a CUDA toolkit; whether it was is
 said in the end.
 
   lint         layout (clang-format), include rules, file sizes and forbidden text, shell scripts
@@ -28,6 +28,7 @@ with 'all', or by name:
   attack       hostile clients and a network that fails, for a bounded time: memory stays within bounds, every bit is right
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
+  fuzz         parsers of bytes from outside, each over its corpus and some seconds of mutations (longer: tools/fuzz.sh)
   tidy         clang-tidy over every source file (those unchanged since they last passed are skipped)
 by name alone:
   gpu          the tests that need an NVIDIA GPU, the small ones under compute-sanitizer as well
@@ -203,6 +204,12 @@ suite_tsan() {
   unset OMP_NUM_THREADS TSAN_OPTIONS
 }
 
+# The mutations are the same each time: what is found by chance is found by tools/fuzz.sh.
+suite_fuzz() {
+  build_tree fuzz build-fuzz || return 0
+  run_ctest fuzz build-fuzz -L '^fuzz$' -j "$jobs"
+}
+
 # Every file by itself: a tree that is configured, of which nothing but the messages' headers is made.
 suite_tidy() {
   await_environment tidy_env || return 0
@@ -276,6 +283,7 @@ trap 'exit 143' TERM
 groups=(build run test)
 if wants deploy; then groups+=(deploy); fi
 if wants python || wants gpu; then groups+=(python); fi
+if wants fuzz; then groups+=(fuzz); fi
 if [[ $cuda == yes ]]; then groups+=(cuda); fi
 if [[ $setup == yes ]]; then
   tools/setup.sh "${groups[@]}"

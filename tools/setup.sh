@@ -7,7 +7,7 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [image] [plot] [deploy]
+usage: tools/setup.sh [build] [run] [test] [python] [cuda] [bundle] [image] [plot] [deploy] [fuzz]
 
 Installs the distribution's packages that lossd needs and that are missing (root or sudo).
   build   compiler, build tools and libraries; where there is an NVIDIA driver without a CUDA compiler, that as well
@@ -19,6 +19,7 @@ Installs the distribution's packages that lossd needs and that are missing (root
   image   what deploy/image_files.sh needs, which the Dockerfile runs
   plot    Python with matplotlib, for the plots of lossd-bench sweep
   deploy  Prometheus and Chromium, for the tests of what is in deploy/
+  fuzz    clang with its run time, for the fuzzers of tests/fuzz
 Without arguments: build, run and test.
 END
 }
@@ -123,6 +124,7 @@ for group in "${groups[@]}"; do
     image) wanted+=("${packages_image[@]}") ;;
     plot) wanted+=("${packages_plot[@]}") ;;
     deploy) wanted+=("${packages_deploy[@]}") ;;
+    fuzz) wanted+=("${packages_fuzz[@]}") ;;
     -h | --help) usage && exit ;;
     *) usage >&2 && exit 2 ;;
   esac
