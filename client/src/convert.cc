@@ -177,7 +177,9 @@ absl::StatusOr<HeadInfo> FromProto(const v1::Head& head) {
                 .open_sessions = head.open_sessions(),
                 .memory = FromProto(head.memory()),
                 .optimizer_steps = head.optimizer_steps(),
-                .staged_rows = head.staged_rows()};
+                .staged_rows = head.staged_rows(),
+                .flush_id = head.flush_id(),
+                .flush_seconds = head.flush_seconds()};
   for (const auto& session : head.sessions()) info.sessions.push_back(FromProto(session));
   return info;
 }

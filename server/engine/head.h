@@ -420,6 +420,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     float scale = 1.0f;
   };
   absl::StatusOr<ScaledGradient> GradientOf(const std::string& flush_id) const;
+  // When the flush that is under way was begun; none: no flush is, though a step may be.
+  std::optional<absl::Time> FlushSinceLocked() const;
   absl::Status ReadScaledRows(const ScaledGradient& gradient, int64_t first_row, int64_t rows, float* out);
   absl::Status ReadScaledBias(const ScaledGradient& gradient, int64_t first_row, int64_t rows, float* out);
   // Calls `add` with every row, in order, some at a time.

@@ -39,23 +39,28 @@ HeadInfo Head::Info() const {
   info.optimizer_steps = optimizer_steps_;
   info.max_logits_bytes = MostLogitsBytes(environment_.limits);
   info.max_logits_rows = environment_.limits.max_chunk_tokens;
+  info.flush_since = FlushSinceLocked();
+  if (info.flush_since.has_value() && window_.state == WindowState::kFrozen) {
+    info.flush_id = window_.flush.flush_id;
+  }
   return info;
+}
+
+std::optional<absl::Time> Head::FlushSinceLocked() const {
+  if (window_.state == WindowState::kOpen || window_.step.has_value()) return std::nullopt;
+  return window_.flush_begun;
 }
 
 HeadSnapshot Head::Snapshot() const {
   const std::lock_guard lock(mutex_);
-  HeadSnapshot snapshot{.weight_version = weight_version_,
-                        .generation = window_.generation,
-                        .optimizer_steps = optimizer_steps_,
-                        .window_state = window_.state,
-                        .window_tokens = window_.tokens,
-                        .window_since = window_.since,
-                        .flush_since = std::nullopt,
-                        .open_sessions = ledger_.open_sessions()};
-  if (window_.state != WindowState::kOpen && !window_.step.has_value()) {
-    snapshot.flush_since = window_.flush_begun;
-  }
-  return snapshot;
+  return HeadSnapshot{.weight_version = weight_version_,
+                      .generation = window_.generation,
+                      .optimizer_steps = optimizer_steps_,
+                      .window_state = window_.state,
+                      .window_tokens = window_.tokens,
+                      .window_since = window_.since,
+                      .flush_since = FlushSinceLocked(),
+                      .open_sessions = ledger_.open_sessions()};
 }
 
 std::vector<SessionSnapshot> Head::Sessions() const {

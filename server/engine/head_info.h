@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -28,6 +29,8 @@ struct HeadInfo {
   int64_t staged_rows = 0;       // that have arrived of a weight write which is not committed
   int64_t max_logits_bytes = 0;  // MostLogitsBytes
   int64_t max_logits_rows = 0;
+  std::string flush_id;                   // of the flush that holds the window; empty: none does
+  std::optional<absl::Time> flush_since;  // BeginFlush, until it is committed or aborted
 };
 
 // For those who look often: of one moment, and at little cost.

@@ -1,10 +1,12 @@
 #include "server/rpc/convert.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/engine/errors.h"
 
 namespace lossd::rpc {
@@ -275,6 +277,10 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   head->set_max_logits_rows(info.max_logits_rows);
   for (const engine::MemoryItem& item : info.memory) ToProto(item, head->add_memory());
   head->set_open_sessions(info.open_sessions);
+  head->set_flush_id(info.flush_id);
+  if (info.flush_since.has_value()) {
+    head->set_flush_seconds(std::max(0.0, absl::ToDoubleSeconds(absl::Now() - *info.flush_since)));
+  }
 }
 
 void ToProto(const engine::MemoryItem& item, v1::MemoryItem* proto) {

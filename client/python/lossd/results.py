@@ -66,6 +66,10 @@ class HeadInfo:
     memory: tuple[MemoryItem, ...] = ()
     optimizer_steps: int = 0
     staged_rows: int = 0
+    flush_id: str = ""
+    """Of the flush that holds the window, with which Head.abort_flush ends it, whoever began it; "": none does."""
+    flush_seconds: float = 0.0
+    """Since it was begun."""
 
 
 @dataclass(frozen=True)

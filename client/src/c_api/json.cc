@@ -88,11 +88,18 @@ Json ToJson(const SessionMarks& marks) {
 }
 
 Json ToJson(const HeadInfo& info) {
-  return {{"config", ToJson(info.config)},           {"weight_version", info.weight_version},
-          {"generation", info.generation},           {"window_state", Name(info.window_state)},
-          {"window_tokens", info.window_tokens},     {"sessions", ToJson(info.sessions)},
-          {"open_sessions", info.open_sessions},     {"memory", ToJson(info.memory)},
-          {"optimizer_steps", info.optimizer_steps}, {"staged_rows", info.staged_rows}};
+  return {{"config", ToJson(info.config)},
+          {"weight_version", info.weight_version},
+          {"generation", info.generation},
+          {"window_state", Name(info.window_state)},
+          {"window_tokens", info.window_tokens},
+          {"sessions", ToJson(info.sessions)},
+          {"open_sessions", info.open_sessions},
+          {"memory", ToJson(info.memory)},
+          {"optimizer_steps", info.optimizer_steps},
+          {"staged_rows", info.staged_rows},
+          {"flush_id", info.flush_id},
+          {"flush_seconds", info.flush_seconds}};
 }
 
 Json ToJson(const ServerStatus& status) {

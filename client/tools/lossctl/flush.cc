@@ -17,6 +17,8 @@ struct FlushCommandOptions {
   std::string name;
   std::string path;
   std::string dtype = "float32";
+  bool abort = false;
+  std::string flush_id;  // of the flush to abort; empty: whichever holds the window
 };
 
 std::string FlushAdvice(const absl::Status& status) {
@@ -89,6 +91,51 @@ absl::Status Flush(const Context& context, const FlushCommandOptions& options) {
   return absl::OkStatus();
 }
 
+// The flush that holds the window. FAILED_PRECONDITION if none does.
+absl::StatusOr<std::string> FlushThatHolds(const HeadInfo& head) {
+  if (!head.flush_id.empty()) return head.flush_id;
+  return WithAdvice(absl::FailedPreconditionError(
+                        absl::StrCat("no flush holds the window of head '", head.config.name, "': it is ",
+                                     Name(head.window_state), ", generation ", head.generation)),
+                    head.window_state == WindowState::kFreezing
+                        ? "a flush or a step waits for chunks that are under way; look again in a moment"
+                        : "");
+}
+
+absl::Status Abort(const Context& context, const FlushCommandOptions& options) {
+  auto client = context.Connect();
+  if (!client.ok()) return client.status();
+  auto head = (*client)->GetHead(options.name);
+  if (!head.ok()) return WithAdvice(head.status(), NotFoundAdvice(head.status()));
+  std::string flush_id = options.flush_id;
+  if (flush_id.empty()) {
+    const auto before = head->Info();
+    if (!before.ok()) return before.status();
+    auto holding = FlushThatHolds(*before);
+    if (!holding.ok()) return holding.status();
+    flush_id = *std::move(holding);
+  }
+  if (absl::Status aborted = head->AbortFlush(flush_id); !aborted.ok()) {
+    return WithAdvice(aborted,
+                      absl::IsAborted(aborted)
+                          ? "it was committed or aborted already; 'lossctl status' shows what there is"
+                          : "");
+  }
+  const auto info = head->Info();
+  if (!info.ok()) return info.status();
+  context.Print(
+      {{"head", options.name},
+       {"flush_id", flush_id},
+       {"aborted", true},
+       {"generation", info->generation},
+       {"window_tokens", info->window_tokens}},
+      absl::StrCat("Aborted flush ", flush_id, " of head '", options.name, "'.\n  Generation ",
+                   info->generation, " is open, with ", WithCommas(static_cast<int64_t>(info->window_tokens)),
+                   " tokens: nothing of it was dropped. Whoever began the flush is told, and has to "
+                   "begin another.\n"));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AddFlushCommand(CLI::App& app, Context& context) {
@@ -96,20 +143,34 @@ void AddFlushCommand(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("flush", "Write a head's accumulated gradient to a file and start anew");
   command->add_option("NAME", options->name, "Name of the head")->required()->type_name("HEAD");
-  command
-      ->add_option("--out", options->path, "File to write; it appears only when it is complete and on disk")
-      ->required()
-      ->type_name("FILE");
+  CLI::Option* out = command
+                         ->add_option("--out", options->path,
+                                      "File to write; it appears only when it is complete and on disk")
+                         ->type_name("FILE");
   AddDtypeOption(*command, options->dtype, "Element type in the file (default: float32)");
+  CLI::Option* abort = command->add_flag(
+      "--abort", options->abort, "Instead: end a flush that holds the window, and open the window again");
+  abort->excludes(out);
+  command->add_option("--flush-id", options->flush_id, "Abort this flush only (default: the one there is)")
+      ->needs(abort)
+      ->type_name("ID");
   AddCommonOptions(*command, context);
   command->footer(
       "Everything accepted so far is in the file, exactly once; the window ends only when the file is safe.\n"
       "If anything fails, or lossctl is killed, nothing is lost: run the command again.\n\n"
+      "--abort is for a flush whose client is gone: the window goes on as if it had not begun. A client "
+      "that\n"
+      "lives is told so when it commits, and must not use what it has read: flush again.\n\n"
       "Examples:\n"
       "  lossctl flush lm_head --out grad.safetensors\n"
-      "  lossctl flush lm_head --out grad.safetensors --dtype bfloat16 --json | jq .norm\n");
-  command->callback(
-      [&context, options] { context.run = [&context, options] { return Flush(context, *options); }; });
+      "  lossctl flush lm_head --out grad.safetensors --dtype bfloat16 --json | jq .norm\n"
+      "  lossctl flush lm_head --abort\n");
+  command->callback([&context, options] {
+    if (!options->abort && options->path.empty()) throw CLI::RequiredError("--out FILE or --abort");
+    context.run = [&context, options] {
+      return options->abort ? Abort(context, *options) : Flush(context, *options);
+    };
+  });
 }
 
 }  // namespace lossd::tools

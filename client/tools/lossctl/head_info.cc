@@ -77,6 +77,22 @@ nlohmann::ordered_json OptimizerToJson(const OptimizerConfig& optimizer) {
   return json;
 }
 
+nlohmann::ordered_json FlushIdOrNull(const HeadInfo& head) {
+  return head.flush_id.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(head.flush_id);
+}
+
+// Below the table, since an id would make it too wide: which flush holds which window, and what ends it.
+std::string DescribeFlushes(const std::vector<HeadInfo>& heads) {
+  std::string text;
+  for (const HeadInfo& head : heads) {
+    if (head.flush_id.empty()) continue;
+    absl::StrAppend(&text, "Flush ", head.flush_id, " has held the window of '", head.config.name, "' for ",
+                    FormatSeconds(head.flush_seconds), ". If its client is gone: lossctl flush ",
+                    head.config.name, " --abort\n");
+  }
+  return text.empty() ? "" : absl::StrCat("\n", text);
+}
+
 }  // namespace
 
 nlohmann::ordered_json MemoryToJson(const std::vector<MemoryItem>& items) {
@@ -118,6 +134,8 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"generation", head.generation},
           {"window_state", Name(head.window_state)},
           {"window_tokens", head.window_tokens},
+          {"flush_id", FlushIdOrNull(head)},
+          {"flush_seconds", head.flush_seconds},
           {"open_sessions", head.open_sessions},
           {"sessions", sessions},
           {"memory", MemoryToJson(head.memory)}};
@@ -145,7 +163,7 @@ std::string HeadsTable(const std::vector<HeadInfo>& heads) {
                   FormatBytes(TotalBytes(head.memory)), absl::StrJoin(LossParts(head.config), ", "),
                   absl::StrJoin(OptimizerParts(head.config), ", ")});
   }
-  return table.Render();
+  return absl::StrCat(table.Render(), DescribeFlushes(heads));
 }
 
 std::string DescribeOptions(const HeadConfig& config, absl::string_view before) {

@@ -16,7 +16,8 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head);
 nlohmann::ordered_json MemoryToJson(const std::vector<MemoryItem>& items);
 int64_t TotalBytes(const std::vector<MemoryItem>& items);
 
-// A table of all heads, or a sentence that says how to make one.
+// A table of all heads, with a line below it for each flush that holds a window; or a sentence that says how
+// to make one.
 std::string HeadsTable(const std::vector<HeadInfo>& heads);
 
 // ", softcap 30, frozen": what is not plain about it, behind `before`; nothing if all is plain.

@@ -15,7 +15,7 @@ import subprocess
 import time
 import unittest
 
-from lossctl_harness import (EXHAUSTED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, LossctlTest, read_safetensors,
+from lossctl_harness import (EXHAUSTED, INVALID, LOSSCTL, NOT_FOUND, REFUSED, USAGE, LossctlTest, read_safetensors,
                              read_to_end, to_bfloat16, to_float32, write_safetensors)
 
 V, H = 257, 33
@@ -311,6 +311,37 @@ class Flush(LossctlTest):
         self.assertEqual(self.head("frozen")["window_state"], "frozen")
         self.assertEqual(self.succeed_json("flush", "frozen", "--out", "out")["window_tokens"], tokens)
         self.assert_flushed("out", gradient)
+
+    def test_a_flush_whose_client_is_gone_is_aborted_and_nothing_is_lost(self):
+        gradient, tokens = self.filled("stuck")
+        self.assertIsNone(self.head("stuck")["flush_id"])
+        self.assertIn("open, generation 1", self.error_of(REFUSED, "flush", "stuck", "--abort"))
+        self.filler("stuck", "freeze")
+        head = self.head("stuck")
+        self.assertGreater(head["flush_seconds"], 0)
+        status, = (head for head in self.succeed_json("status")["heads"] if head["name"] == "stuck")
+        self.assertEqual(status["flush_id"], head["flush_id"])
+        for command in (["status"], ["head", "list"]):
+            self.assertIn(f"Flush {head['flush_id']} has held the window of 'stuck' for", self.succeed(*command))
+        # Another flush's name ends nothing.
+        error = self.error_of(REFUSED, "flush", "stuck", "--abort", "--flush-id", "0" * 32)
+        self.assertIn("committed or aborted already", error)
+        self.assertEqual(self.head("stuck")["window_state"], "frozen")
+        self.assertEqual(self.succeed_json("flush", "stuck", "--abort"), {
+            "head": "stuck", "flush_id": head["flush_id"], "aborted": True, "generation": 1, "window_tokens": tokens})
+        # Asked once more by its name, it answers the same; without a name there is none to abort.
+        again = self.succeed("flush", "stuck", "--abort", "--flush-id", head["flush_id"])
+        self.assertIn(f"Generation 1 is open, with {tokens} tokens", again)
+        self.error_of(REFUSED, "flush", "stuck", "--abort")
+        self.assertEqual(self.peek("stuck"), gradient)
+        self.succeed("flush", "stuck", "--out", "out")
+        self.assert_flushed("out", gradient)
+        self.error_of(REFUSED, "flush", "stuck", "--abort", "--flush-id", head["flush_id"])
+
+    def test_a_flush_goes_to_a_file_or_is_aborted_but_not_both(self):
+        self.assertIn("--out FILE or --abort", self.error_of(USAGE, "flush", "any"))
+        self.error_of(USAGE, "flush", "any", "--abort", "--out", "out")
+        self.error_of(USAGE, "flush", "any", "--out", "out", "--flush-id", "x")
 
     def test_killed_at_any_moment_it_can_be_run_again(self):
         gradient, _ = self.filled("killed")
