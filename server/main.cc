@@ -209,7 +209,8 @@ int End(const Options& options, Device device, engine::Engine& engine, rpc::Serv
   const absl::Duration patience = saves ? options.drain_timeout / 2 : options.drain_timeout;
   server.Drain(device == Device::kFailed ? absl::ZeroDuration() : patience);
   const bool saved = !saves || SaveForRestart(engine);
-  Log(LogLevel::kInfo, "stopped", {{"chunks", engine.counters().chunks_accumulated.load()}});
+  Log(saved ? LogLevel::kInfo : LogLevel::kError, saved ? "stopped" : "stopped after a drain that failed",
+      {{"chunks", engine.counters().chunks_accumulated.load()}});
   return device == Device::kFailed || !saved ? kExitFailure : 0;
 }
 

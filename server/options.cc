@@ -106,6 +106,10 @@ ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
 ABSL_FLAG(std::string, checkpoint_dir, "",
           "folder of checkpoints, made with mode 0700 if it is not there; with it, a drain saves every head");
 ABSL_FLAG(
+    int64_t, checkpoint_keep, 0,
+    "after a save with a tag PREFIX-NUMBER, keep the N of this prefix that were saved last and delete the "
+    "head's others; 0 keeps all");
+ABSL_FLAG(
     bool, restore, false,
     "start with what --checkpoint_dir has: go on where the last server was drained, or if it was killed, "
     "with every head's newest checkpoint");
@@ -404,6 +408,15 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   options.restore = absl::GetFlag(FLAGS_restore);
   if (options.restore && options.checkpoint_dir.empty()) {
     return Invalid("--restore is true; it needs --checkpoint_dir, the folder to restore from");
+  }
+  options.engine.checkpoint_keep = absl::GetFlag(FLAGS_checkpoint_keep);
+  if (absl::Status status = CheckAtLeast("checkpoint_keep", options.engine.checkpoint_keep, 0);
+      !status.ok()) {
+    return status;
+  }
+  if (options.engine.checkpoint_keep > 0 && options.checkpoint_dir.empty()) {
+    return Invalid(absl::StrCat("--checkpoint_keep is ", options.engine.checkpoint_keep,
+                                "; it needs --checkpoint_dir, the folder that the checkpoints are in"));
   }
   if (absl::Status status = ReadLogOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadEngineOptions(options); !status.ok()) return status;

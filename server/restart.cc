@@ -85,12 +85,16 @@ bool SaveForRestart(engine::Engine& engine) {
     bytes += head.info.bytes;
     written += head.bytes_written;
   }
-  Log(LogLevel::kInfo, "saved the heads for the next server",
+  const bool complete = heads->failed.empty();
+  Log(complete ? LogLevel::kInfo : LogLevel::kError,
+      complete ? "saved the heads for the next server"
+               : "the drain failed: the next server goes back with the heads named above",
       {{"heads", static_cast<int64_t>(heads->saved.size())},
+       {"heads_failed", static_cast<int64_t>(heads->failed.size())},
        {"bytes", bytes},
        {"bytes_written", written},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - begun)}});
-  return heads->failed.empty();
+  return complete;
 }
 
 }  // namespace lossd

@@ -98,6 +98,18 @@ absl::StatusOr<std::vector<CheckpointInfo>> Client::ListCheckpoints(const std::s
   return checkpoints;
 }
 
+absl::StatusOr<DeletedCheckpoint> Client::DeleteCheckpoint(const std::string& head, const std::string& tag) {
+  v1::DeleteCheckpointRequest request;
+  request.set_head(head);
+  request.set_tag(tag);
+  const auto deleted = impl_->connection->DeleteCheckpoint(request);
+  if (!deleted.ok()) return deleted.status();
+  DeletedCheckpoint result{internal::FromProto(deleted->checkpoint()), deleted->bytes_freed()};
+  result.info.head = head;
+  result.info.tag = tag;
+  return result;
+}
+
 absl::Status Client::Drain() { return impl_->connection->Drain({}).status(); }
 
 absl::StatusOr<Region> Client::CreateRegion(RegionKind kind, int64_t bytes) {

@@ -76,6 +76,8 @@ class Connection {
       const v1::RestoreCheckpointRequest& request) = 0;
   virtual absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
       const v1::ListCheckpointsRequest& request) = 0;
+  virtual absl::StatusOr<v1::DeleteCheckpointResponse> DeleteCheckpoint(
+      const v1::DeleteCheckpointRequest& request) = 0;
   // One attempt: a server that is gone was drained.
   virtual absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) = 0;
   virtual absl::StatusOr<v1::GradientStatsResponse> GradientStats(

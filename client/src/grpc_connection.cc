@@ -145,6 +145,12 @@ class GrpcConnection final : public Connection {
       const v1::ListCheckpointsRequest& request) override {
     return Call(*head_, &v1::HeadService::Stub::ListCheckpoints, request, Patient());
   }
+  absl::StatusOr<v1::DeleteCheckpointResponse> DeleteCheckpoint(
+      const v1::DeleteCheckpointRequest& request) override {
+    CallOptions options = Patient();
+    options.repeated_not_found = RepeatedNotFound::kIsDone;
+    return Call(*head_, &v1::HeadService::Stub::DeleteCheckpoint, request, options);
+  }
   absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) override {
     if (absl::Status supported = features_.Check(request); !supported.ok()) return supported;
     grpc::ClientContext context;

@@ -38,7 +38,9 @@ absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) con
                                      "the head was restored from a checkpoint");
   }
   if (!saved.ok()) return saved.status();
-  return SavedCheckpoint{internal::FromProto(saved->checkpoint()), saved->bytes_written()};
+  return SavedCheckpoint{internal::FromProto(saved->checkpoint()),
+                         saved->bytes_written(),
+                         {saved->deleted().begin(), saved->deleted().end()}};
 }
 
 absl::StatusOr<Session> Head::OpenSession(const SessionOptions& options) const {

@@ -276,6 +276,13 @@ STEPS = Row(
             width=6,
             limits=thresholds(3 * 3600, 6 * 3600),
         ),
+        graph(
+            "Disk of checkpoints",
+            "What checkpoints use of it, what is free, and all of it; 0 without --checkpoint_dir",
+            [Query(f"lossd_checkpoint_disk_bytes{{{I}}}", "{{kind}}")],
+            "bytes",
+            width=6,
+        ),
     ],
 )
 

@@ -29,6 +29,11 @@ struct CheckpointInfo {
   int64_t saved_at = 0;  // microseconds since the epoch; of one folder's checkpoints no two have the same
 };
 
+struct DeletedCheckpoint {
+  CheckpointInfo info;      // head and tag alone if the manifest could not be read
+  int64_t bytes_freed = 0;  // on the disk; the rest is shared with other checkpoints
+};
+
 // Everything in it is applied: a lane's `accepted` counts for its other marks.
 struct SessionCheckpoint {
   std::string id;

@@ -39,6 +39,14 @@ absl::Status NotThere(const std::string& head, const std::string& tag) {
                    " (ListCheckpoints shows those there are)"));
 }
 
+// Of a tag PREFIX-NUMBER.
+std::optional<std::string> PrefixOf(const std::string& tag) {
+  const size_t hyphen = tag.find_last_not_of("0123456789");
+  const bool numbered =
+      hyphen != std::string::npos && hyphen > 0 && tag[hyphen] == '-' && hyphen + 1 < tag.size();
+  return numbered && IsName(tag) ? std::optional(tag.substr(0, hyphen)) : std::nullopt;
+}
+
 absl::Status CheckNames(const std::string& head, const std::string& tag) {
   const auto refuse = [](absl::string_view field) {
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, field,
@@ -217,6 +225,50 @@ absl::StatusOr<std::vector<CheckpointInfo>> CheckpointStore::List(const std::str
   std::sort(all.begin(), all.end(),
             [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.saved_at > b.saved_at; });
   return all;
+}
+
+absl::StatusOr<DeletedCheckpoint> CheckpointStore::Delete(const std::string& head, const std::string& tag) {
+  if (absl::Status names = CheckNames(head, tag == kDrainTag ? "" : tag); !names.ok()) return names;
+  const std::string path = FolderOf(head, tag);
+  const absl::StatusOr<bool> there = files_.Exists(path);
+  if (!there.ok()) return there.status();
+  if (!*there) return NotThere(head, tag);
+  DeletedCheckpoint deleted;
+  if (const absl::StatusOr<Manifest> manifest = ReadManifest(head, tag); manifest.ok()) {
+    deleted.info = InfoOf(*manifest, tag);
+  } else {
+    deleted.info.head = head;
+    deleted.info.tag = tag;
+  }
+  if (const absl::StatusOr<FolderBytes> bytes = files_.Measure(path); bytes.ok()) {
+    deleted.bytes_freed = bytes->alone;
+  }
+  // Under this name nobody finds it, and the next start removes what is left of it.
+  const std::string temporary = FolderOf(head, absl::StrCat(kTemporaryBegin, tag));
+  if (absl::Status cleared = files_.Remove(temporary); !cleared.ok()) return cleared;
+  if (absl::Status hidden = files_.Rename(path, temporary); !hidden.ok()) return hidden;
+  if (absl::Status removed = files_.Remove(temporary); !removed.ok()) return removed;
+  return deleted;
+}
+
+absl::StatusOr<std::vector<std::string>> CheckpointStore::BeyondNewest(const std::string& head,
+                                                                       const std::string& tag,
+                                                                       int64_t keep) const {
+  const std::optional<std::string> prefix = PrefixOf(tag);
+  if (!prefix.has_value()) return std::vector<std::string>();
+  const absl::StatusOr<std::vector<std::string>> tags = Tags(head);
+  if (!tags.ok()) return tags.status();
+  std::vector<std::pair<int64_t, std::string>> row;  // by when they were saved
+  for (const std::string& other : *tags) {
+    if (PrefixOf(other) != prefix) continue;
+    if (const absl::StatusOr<Manifest> manifest = ReadManifest(head, other); manifest.ok()) {
+      row.emplace_back(manifest->head.saved_at, other);
+    }
+  }
+  std::sort(row.rbegin(), row.rend());
+  std::vector<std::string> beyond;
+  for (size_t i = static_cast<size_t>(keep); i < row.size(); ++i) beyond.push_back(row[i].second);
+  return beyond;
 }
 
 void CheckpointStore::Remember(const CheckpointReader& reader, const std::string& file,

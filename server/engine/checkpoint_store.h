@@ -57,6 +57,17 @@ class CheckpointStore {
   absl::StatusOr<CheckpointReader> Find(const std::string& head, const std::string& tag);
   // Newest first, of all heads if `head` is empty; without those whose manifests cannot be read.
   absl::StatusOr<std::vector<CheckpointInfo>> List(const std::string& head) const;
+  // Removes one for good, also one whose manifest cannot be read. Once it returns ok, no crash brings it
+  // back. NOT_FOUND if there is none of this tag; the drain's cannot be named.
+  absl::StatusOr<DeletedCheckpoint> Delete(const std::string& head, const std::string& tag);
+  // A tag PREFIX-NUMBER (NUMBER: decimal digits behind the last hyphen) belongs to the row of its prefix. Of
+  // the row that `tag` belongs to: all but the `keep` that were saved last, the newest first. Nothing if
+  // `tag` is in no row; what cannot be read is in none.
+  absl::StatusOr<std::vector<std::string>> BeyondNewest(const std::string& head, const std::string& tag,
+                                                        int64_t keep) const;
+  // Of everything in the folder. Thread-safe, as Space is.
+  absl::StatusOr<FolderBytes> Measure() const { return files_.Measure(""); }
+  absl::StatusOr<DiskSpace> Space() const { return files_.Space(); }
   // Heads that have any.
   absl::StatusOr<std::vector<std::string>> Heads() const;
   // The same without those that were deleted since.

@@ -102,6 +102,7 @@ struct Counters {
   OperationCounters checkpoint_saves;
   OperationCounters checkpoint_restores;
   Counter checkpoint_bytes{0};           // written; what is shared with an earlier checkpoint is not
+  Gauge checkpoint_used_bytes{0};        // of the disk, by all that is in --checkpoint_dir
   Gauge checkpoint_saved_at_seconds{0};  // when the last save ended well, since the epoch; 0: none yet
 
   Gauge queued_chunks{0};

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,7 @@ namespace {
 constexpr mode_t kFolderMode = 0700;
 constexpr mode_t kFileMode = 0600;
 constexpr char kTemporaryEnd[] = ".new";
+constexpr int64_t kBlock = 512;  // bytes that stat counts blocks in, whatever the file system's are
 
 absl::StatusCode CodeOf(int error) {
   switch (error) {
@@ -326,6 +328,50 @@ absl::StatusOr<bool> DurableFiles::Exists(const std::string& path) const {
   if (fstatat(place->folder.number(), place->name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return true;
   if (errno == ENOENT) return false;
   return Failed("look at", path, errno);
+}
+
+absl::Status DurableFiles::AddInodes(const std::string& path, Inodes* inodes) const {
+  const absl::StatusOr<FileDescriptor> folder = OpenFolder(path);
+  const absl::StatusOr<std::vector<std::string>> names = folder.ok() ? List(path) : folder.status();
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  if (!names.ok()) return names.status();
+  for (const std::string& name : *names) {
+    const std::string below = path.empty() ? name : absl::StrCat(path, "/", name);
+    struct stat status {};
+    if (fstatat(folder->number(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;
+      return Failed("look at", below, errno);
+    }
+    if (S_ISDIR(status.st_mode)) {
+      if (absl::Status added = AddInodes(below, inodes); !added.ok()) return added;
+    } else {
+      Inode& inode = (*inodes)[{status.st_dev, status.st_ino}];
+      inode = {.names = status.st_nlink, .seen = inode.seen + 1, .bytes = status.st_blocks * kBlock};
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FolderBytes> DurableFiles::Measure(const std::string& path) const {
+  Inodes inodes;
+  if (absl::Status added = AddInodes(path, &inodes); !added.ok()) return added;
+  FolderBytes bytes;
+  for (const auto& [id, inode] : inodes) {
+    bytes.all += inode.bytes;
+    if (inode.seen >= inode.names) bytes.alone += inode.bytes;
+  }
+  return bytes;
+}
+
+absl::StatusOr<DiskSpace> DurableFiles::Space() const {
+  struct statvfs status {};
+  if (fstatvfs(held_.number(), &status) != 0) return Failed("look at", ".", errno);
+  const auto bytes = [&status](fsblkcnt_t blocks) {
+    return static_cast<int64_t>(blocks) * static_cast<int64_t>(status.f_frsize);
+  };
+  // What is kept for root is neither used nor free.
+  return DiskSpace{.total = bytes(status.f_blocks - status.f_bfree + status.f_bavail),
+                   .free = bytes(status.f_bavail)};
 }
 
 }  // namespace lossd::engine

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -43,6 +44,18 @@ struct FileIdentity {
   int64_t modified_ns = 0;
 
   bool operator==(const FileIdentity&) const = default;
+};
+
+// Bytes on the disk of the files below a folder, each counted once however many names it has.
+struct FolderBytes {
+  int64_t all = 0;
+  int64_t alone = 0;  // of files that have no name anywhere else: what removing the folder gives back
+};
+
+// Bytes of a file system, as far as this process may use it.
+struct DiskSpace {
+  int64_t total = 0;
+  int64_t free = 0;
 };
 
 // Thread-safe: it has no state but the folder. Move-only.
@@ -91,7 +104,20 @@ class DurableFiles {
   absl::StatusOr<std::vector<std::string>> List(const std::string& path) const;
   absl::StatusOr<bool> Exists(const std::string& path) const;
 
+  // Of a folder, or of all of it if `path` is empty. What goes away meanwhile is left out.
+  absl::StatusOr<FolderBytes> Measure(const std::string& path) const;
+  // Of the file system that the folder is on.
+  absl::StatusOr<DiskSpace> Space() const;
+
  private:
+  struct Inode {
+    uint64_t names = 0;  // that it has
+    uint64_t seen = 0;   // of these
+    int64_t bytes = 0;
+  };
+  using Inodes = std::map<std::pair<uint64_t, uint64_t>, Inode>;  // by device and number
+  absl::Status AddInodes(const std::string& path, Inodes* inodes) const;
+
   DurableFiles(std::string root, FileDescriptor held, Fault fault)
       : root_(std::move(root)), held_(std::move(held)), fault_(std::move(fault)) {}
 

@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options,
   auto reservation = engine->budget_->Reserve("", "the device", engine->device_->SharedMemory());
   if (!reservation.ok()) return reservation.status();
   engine->device_reservation_ = *std::move(reservation);
+  engine->MeasureCheckpoints();
   return engine;
 }
 

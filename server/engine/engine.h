@@ -58,6 +58,9 @@ struct EngineOptions {
   DeviceLoop device_loop = DeviceLoop::kOwnThread;  // otherwise StepDevice runs it
   // Where checkpoints are kept; null: nowhere.
   std::shared_ptr<CheckpointStore> checkpoints = {};
+  // After a save with a tag PREFIX-NUMBER: so many of the head's tags with this prefix, those saved last, are
+  // kept (CheckpointStore::BeyondNewest), and the others deleted. 0: all are kept.
+  int64_t checkpoint_keep = 0;
   // Of the server that this one goes on from; empty: a new one.
   std::string incarnation = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
@@ -85,6 +88,15 @@ struct CheckpointPast {
 struct SavedCheckpoint {
   CheckpointInfo info;
   int64_t bytes_written = 0;
+  std::vector<std::string> deleted = {};  // tags, for EngineOptions::checkpoint_keep
+  absl::Status not_deleted = {};          // why more of them could not be; the save is good all the same
+};
+
+// Bytes of --checkpoint_dir and of the file system that it is on; zeros without one.
+struct CheckpointDisk {
+  int64_t used = 0;  // by everything in the folder, as of the last call about checkpoints
+  int64_t free = 0;
+  int64_t total = 0;
 };
 
 struct DrainedHeads {
@@ -149,6 +161,10 @@ class Engine {
   // (DATA_LOSS of a restore that broke off), nothing has changed.
   absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag);
   absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head);
+  // For good. Of heads that are not there, too.
+  absl::StatusOr<DeletedCheckpoint> DeleteCheckpoint(const std::string& head, const std::string& tag);
+  // Does not wait for what is being saved.
+  CheckpointDisk ReadCheckpointDisk() const;
   // Of every head, when nothing comes any more: another engine with this incarnation and what this leaves
   // behind in the folder goes on as if nothing had happened. Heads that cannot be saved keep no other from
   // it.
@@ -181,6 +197,8 @@ class Engine {
   // With checkpoint_mutex_ held.
   absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as);
   absl::StatusOr<SavedCheckpoint> SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as);
+  void DeleteBeyondKept(SavedCheckpoint* saved);
+  void MeasureCheckpoints();
   absl::StatusOr<CheckpointInfo> Restore(CheckpointReader reader, Head::RestoreAs as);
   absl::StatusOr<CheckpointInfo> RestoreUncounted(CheckpointReader reader, Head::RestoreAs as);
   absl::StatusOr<std::vector<SessionMemory>> MissingMemory(const Head& head,

@@ -50,7 +50,54 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
     AttachPosition(&status, Position{incarnation_, (*found)->Info().generation, {}});
     return status;
   }
-  return Save(**found, tag, Head::SaveAs::kTagged);
+  absl::StatusOr<SavedCheckpoint> saved = Save(**found, tag, Head::SaveAs::kTagged);
+  if (saved.ok()) DeleteBeyondKept(&*saved);
+  MeasureCheckpoints();
+  return saved;
+}
+
+void Engine::DeleteBeyondKept(SavedCheckpoint* saved) {
+  if (options_.checkpoint_keep == 0) return;
+  CheckpointStore& store = *options_.checkpoints;
+  const absl::StatusOr<std::vector<std::string>> beyond =
+      store.BeyondNewest(saved->info.head, saved->info.tag, options_.checkpoint_keep);
+  if (!beyond.ok()) {
+    saved->not_deleted = beyond.status();
+    return;
+  }
+  // One that cannot be deleted keeps the others, which are older, from nothing.
+  for (const std::string& tag : *beyond) {
+    const absl::Status deleted = store.Delete(saved->info.head, tag).status();
+    if (deleted.ok()) {
+      saved->deleted.push_back(tag);
+    } else {
+      saved->not_deleted.Update(deleted);
+    }
+  }
+}
+
+absl::StatusOr<DeletedCheckpoint> Engine::DeleteCheckpoint(const std::string& head, const std::string& tag) {
+  if (options_.checkpoints == nullptr) return NoFolder();
+  if (absl::Status named = CheckTag(tag); !named.ok()) return named;
+  const std::lock_guard deleting(checkpoint_mutex_);  // none is being saved or restored
+  absl::StatusOr<DeletedCheckpoint> deleted = options_.checkpoints->Delete(head, tag);
+  MeasureCheckpoints();
+  return deleted;
+}
+
+void Engine::MeasureCheckpoints() {
+  if (options_.checkpoints == nullptr) return;
+  // The figure is for graphs and an alert: one that cannot be had now is had the next time.
+  if (const auto bytes = options_.checkpoints->Measure(); bytes.ok()) {
+    counters_.checkpoint_used_bytes = bytes->all;
+  }
+}
+
+CheckpointDisk Engine::ReadCheckpointDisk() const {
+  if (options_.checkpoints == nullptr) return {};
+  const absl::StatusOr<DiskSpace> space = options_.checkpoints->Space();
+  if (!space.ok()) return {.used = counters_.checkpoint_used_bytes};
+  return {.used = counters_.checkpoint_used_bytes, .free = space->free, .total = space->total};
 }
 
 absl::StatusOr<SavedCheckpoint> Engine::Save(Head& head, const std::string& tag, Head::SaveAs as) {
@@ -91,7 +138,9 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head
     if (!absl::IsNotFound(reader.status())) Count(false, begun, &counters_.checkpoint_restores);
     return reader.status();
   }
-  return Restore(*std::move(reader), Head::RestoreAs::kTagged);
+  absl::StatusOr<CheckpointInfo> restored = Restore(*std::move(reader), Head::RestoreAs::kTagged);
+  MeasureCheckpoints();
+  return restored;
 }
 
 absl::StatusOr<CheckpointInfo> Engine::Restore(CheckpointReader found, Head::RestoreAs as) {
@@ -207,6 +256,7 @@ absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
     record.heads.emplace(saved->info.head, saved->info.saved_at);
     all.saved.push_back(*std::move(saved));
   }
+  MeasureCheckpoints();
   // A record of no heads would have the next server restore none.
   if (all.saved.empty()) return all;
   if (absl::Status written = options_.checkpoints->WriteDrain(record); !written.ok()) return written;

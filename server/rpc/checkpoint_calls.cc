@@ -1,11 +1,29 @@
 // HeadService's calls about checkpoints.
+#include <chrono>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "server/engine/errors.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/head_service.h"
+#include "server/telemetry/logging.h"
 
 namespace lossd::rpc {
+
+namespace {
+
+using telemetry::Log;
+using telemetry::LogLevel;
+
+// Not of a caller's mistake: the disk is full, broken, or not to be written to.
+bool IsOfDisk(const absl::Status& status) {
+  return engine::ReasonOf(status) == engine::RejectReason::kCheckpoint && !absl::IsInvalidArgument(status);
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* HeadService::Later(grpc::CallbackServerContext* context,
                                              std::function<absl::Status()> work) {
@@ -24,11 +42,36 @@ grpc::ServerUnaryReactor* HeadService::SaveCheckpoint(grpc::CallbackServerContex
     if (request->has_restores()) expected.restores = request->restores();
     const absl::StatusOr<engine::SavedCheckpoint> saved =
         engine_->SaveCheckpoint(request->head(), request->tag(), expected);
+    LogSave(*request, saved);
     if (!saved.ok()) return saved.status();
     ToProto(saved->info, response->mutable_checkpoint());
     response->set_bytes_written(saved->bytes_written);
+    for (const std::string& tag : saved->deleted) response->add_deleted(tag);
     return absl::OkStatus();
   });
+}
+
+void HeadService::LogSave(const v1::SaveCheckpointRequest& request,
+                          const absl::StatusOr<engine::SavedCheckpoint>& saved) {
+  if (!saved.ok()) {
+    if (!IsOfDisk(saved.status()) || engine_->options().checkpoints == nullptr) return;
+    const std::optional<uint64_t> left_out = save_failures_.Take(std::chrono::steady_clock::now());
+    if (!left_out.has_value()) return;
+    std::vector<telemetry::LogField> fields = {{"head", request.head()},
+                                               {"tag", request.tag()},
+                                               {"reason", std::string(saved.status().message())}};
+    if (*left_out > 0) fields.emplace_back("lines_left_out", *left_out);
+    Log(LogLevel::kError, "a checkpoint could not be saved: the one before stays", fields);
+    return;
+  }
+  if (!saved->deleted.empty()) {
+    Log(LogLevel::kInfo, "deleted checkpoints beyond --checkpoint_keep",
+        {{"head", request.head()}, {"tags", saved->deleted}, {"because_of", request.tag()}});
+  }
+  if (!saved->not_deleted.ok()) {
+    Log(LogLevel::kWarning, "a checkpoint beyond --checkpoint_keep could not be deleted",
+        {{"head", request.head()}, {"reason", std::string(saved->not_deleted.message())}});
+  }
 }
 
 grpc::ServerUnaryReactor* HeadService::RestoreCheckpoint(grpc::CallbackServerContext* context,
@@ -49,6 +92,19 @@ grpc::ServerUnaryReactor* HeadService::ListCheckpoints(grpc::CallbackServerConte
     const absl::StatusOr<std::vector<engine::CheckpointInfo>> all = engine_->ListCheckpoints(request->head());
     if (!all.ok()) return all.status();
     for (const engine::CheckpointInfo& info : *all) ToProto(info, response->add_checkpoints());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* HeadService::DeleteCheckpoint(grpc::CallbackServerContext* context,
+                                                        const v1::DeleteCheckpointRequest* request,
+                                                        v1::DeleteCheckpointResponse* response) {
+  return Later(context, [this, request, response] {
+    const absl::StatusOr<engine::DeletedCheckpoint> deleted =
+        engine_->DeleteCheckpoint(request->head(), request->tag());
+    if (!deleted.ok()) return deleted.status();
+    ToProto(deleted->info, response->mutable_checkpoint());
+    response->set_bytes_freed(deleted->bytes_freed);
     return absl::OkStatus();
   });
 }

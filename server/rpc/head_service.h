@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "lossd/v1/head.grpc.pb.h"
 #include "server/engine/engine.h"
+#include "server/rpc/rate_limit.h"
 #include "server/rpc/strict_service.h"
 #include "server/rpc/weight_loader.h"
 #include "server/rpc/worker_pool.h"
@@ -24,7 +25,8 @@ using HeadServiceCalls = v1::HeadService::WithRawCallbackMethod_WriteWeights<
                         v1::HeadService::WithCallbackMethod_SaveCheckpoint<
                             v1::HeadService::WithCallbackMethod_RestoreCheckpoint<
                                 v1::HeadService::WithCallbackMethod_ListCheckpoints<
-                                    v1::HeadService::Service>>>>>>>>>>>>;
+                                    v1::HeadService::WithCallbackMethod_DeleteCheckpoint<
+                                        v1::HeadService::Service>>>>>>>>>>>>>;
 
 class HeadService final : public StrictService<HeadServiceCalls> {
  public:
@@ -64,15 +66,22 @@ class HeadService final : public StrictService<HeadServiceCalls> {
   grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext* context,
                                             const v1::ListCheckpointsRequest* request,
                                             v1::ListCheckpointsResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteCheckpoint(grpc::CallbackServerContext* context,
+                                             const v1::DeleteCheckpointRequest* request,
+                                             v1::DeleteCheckpointResponse* response) override;
 
  private:
   static constexpr int kLoadingThreads = 2;
 
   // On a thread that may wait for the disk; the call ends with what `work` says.
   grpc::ServerUnaryReactor* Later(grpc::CallbackServerContext* context, std::function<absl::Status()> work);
+  // What somebody has to look after: a disk that took no checkpoint, and what became of older ones.
+  void LogSave(const v1::SaveCheckpointRequest& request,
+               const absl::StatusOr<engine::SavedCheckpoint>& saved);
 
   engine::Engine* const engine_;
   const WeightLoader loader_;
+  RateLimit save_failures_{10, 1};     // lines about them; of disk_'s one thread
   WorkerPool disk_{1};                 // checkpoints are made, and heads deleted, one at a time
   WorkerPool loads_{kLoadingThreads};  // which read files
 };

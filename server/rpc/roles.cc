@@ -45,6 +45,7 @@ constexpr Entry kMethods[] = {
     {"RegionService/DeleteRegion", Role::kTrainer},
 
     {"HeadService/DeleteHead", Role::kAdmin},
+    {"HeadService/DeleteCheckpoint", Role::kAdmin},
     {"HeadService/LoadWeights", Role::kAdmin},  // whatever lies in --weights_dir
     {"StatusService/Drain", Role::kAdmin},
 };

@@ -31,6 +31,11 @@ constexpr Metric kCheckpointBytes{"lossd_checkpoint_bytes_total",
 constexpr Metric kLastSave{"lossd_checkpoint_last_success_timestamp_seconds",
                            "When the last save ended well, seconds since the epoch; 0: none since the start.",
                            kGauge};
+constexpr Metric kCheckpointDisk{
+    "lossd_checkpoint_disk_bytes",
+    "The disk of --checkpoint_dir: used (by what is in it), free and total (of its file system); 0 without.",
+    kGauge,
+    {"kind"}};
 
 }  // namespace
 
@@ -59,6 +64,11 @@ void CollectWindows(const engine::Engine& engine, Exposition& out) {
   out.Add({"restore"}, counters.checkpoint_restores.seconds);
   out.Only(kCheckpointBytes, counters.checkpoint_bytes);
   out.Only(kLastSave, counters.checkpoint_saved_at_seconds);
+  const engine::CheckpointDisk disk = engine.ReadCheckpointDisk();
+  out.Begin(kCheckpointDisk);
+  out.Add({"used"}, disk.used);
+  out.Add({"free"}, disk.free);
+  out.Add({"total"}, disk.total);
 }
 
 }  // namespace lossd::telemetry

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace lossd {
 
@@ -22,7 +23,13 @@ struct CheckpointInfo {
 
 struct SavedCheckpoint {
   CheckpointInfo info;
-  int64_t bytes_written = 0;  // the rest is shared with earlier checkpoints
+  int64_t bytes_written = 0;              // the rest is shared with earlier checkpoints
+  std::vector<std::string> deleted = {};  // older tags that went because of the server's --checkpoint_keep
+};
+
+struct DeletedCheckpoint {
+  CheckpointInfo info;      // of a damaged one head and tag alone
+  int64_t bytes_freed = 0;  // on the server's disk; the rest is shared with other checkpoints
 };
 
 }  // namespace lossd

@@ -466,6 +466,9 @@ class Client {
   absl::StatusOr<CheckpointInfo> RestoreCheckpoint(const std::string& head, const std::string& tag = {});
   // Newest first; of all heads, also those that are not there, if `head` is empty.
   absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(const std::string& head = {});
+  // For good, also a damaged one, or one of a head that is not there. NOT_FOUND if there is none of this tag.
+  // If the answer of an attempt was lost and the next one finds it gone, `info` has head and tag alone.
+  absl::StatusOr<DeletedCheckpoint> DeleteCheckpoint(const std::string& head, const std::string& tag);
   // Ends the server as SIGTERM does.
   absl::Status Drain();
 

@@ -132,6 +132,8 @@ class CheckpointInfo:
 class SavedCheckpoint:
     info: CheckpointInfo = field(default_factory=CheckpointInfo)
     bytes_written: int = 0
+    deleted: tuple[str, ...] = ()
+    """Older tags that went because of the server's --checkpoint_keep."""
 
 
 @dataclass(frozen=True)

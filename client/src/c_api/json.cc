@@ -148,7 +148,7 @@ Json ToJson(const CheckpointInfo& info) {
 }
 
 Json ToJson(const SavedCheckpoint& saved) {
-  return {{"info", ToJson(saved.info)}, {"bytes_written", saved.bytes_written}};
+  return {{"info", ToJson(saved.info)}, {"bytes_written", saved.bytes_written}, {"deleted", saved.deleted}};
 }
 
 Json ToJson(const LoadedWeights& loaded) {

@@ -1,8 +1,9 @@
-// lossctl checkpoint save | restore | list
+// lossctl checkpoint save | restore | list | delete
 #include <memory>
 
 #include "CLI/Option.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
@@ -60,9 +61,30 @@ absl::Status Save(const Context& context, const CheckpointOptions& options) {
   if (!saved.ok()) return WithAdvice(saved.status(), CheckpointAdvice(saved.status()));
   nlohmann::ordered_json json = ToJson(saved->info);
   json["bytes_written"] = saved->bytes_written;
-  context.Print(
-      json, absl::StrCat("Saved head '", options.head, "' as '", options.tag, "': ", Describe(saved->info),
-                         ", ", FormatBytes(saved->bytes_written), " written.\n"));
+  json["deleted"] = saved->deleted;
+  std::string text =
+      absl::StrCat("Saved head '", options.head, "' as '", options.tag, "': ", Describe(saved->info), ", ",
+                   FormatBytes(saved->bytes_written), " written.\n");
+  if (!saved->deleted.empty()) {
+    absl::StrAppend(&text, "  The server keeps no more of this prefix: deleted ",
+                    absl::StrJoin(saved->deleted, ", "), ".\n");
+  }
+  context.Print(json, text);
+  return absl::OkStatus();
+}
+
+absl::Status Delete(const Context& context, const CheckpointOptions& options) {
+  auto client = context.Connect();
+  if (!client.ok()) return client.status();
+  const auto deleted = (*client)->DeleteCheckpoint(options.head, options.tag);
+  if (!deleted.ok()) {
+    return WithAdvice(deleted.status(), absl::IsNotFound(deleted.status())
+                                            ? "'lossctl checkpoint list' shows what there is"
+                                            : "");
+  }
+  context.Print({{"head", options.head}, {"tag", options.tag}, {"bytes_freed", deleted->bytes_freed}},
+                absl::StrCat("Deleted checkpoint '", options.tag, "' of head '", options.head, "': ",
+                             FormatBytes(deleted->bytes_freed), " of the server's disk are free again.\n"));
   return absl::OkStatus();
 }
 
@@ -147,20 +169,40 @@ void AddListCommand(CLI::App& checkpoint, Context& context) {
   command->callback([&context, head] { context.run = [&context, head] { return List(context, *head); }; });
 }
 
+void AddDeleteCommand(CLI::App& checkpoint, Context& context) {
+  auto options = std::make_shared<CheckpointOptions>();
+  CLI::App* command = checkpoint.add_subcommand("delete", "Delete a checkpoint for good");
+  command->add_option("NAME", options->head, "Name of the head")->required()->type_name("HEAD");
+  command->add_option("TAG", options->tag, "Name of the checkpoint")->required()->type_name("TAG");
+  AddCommonOptions(*command, context);
+  command->footer(
+      "What other checkpoints share with it stays, and so does what is being saved or restored: the server\n"
+      "waits for that first. It may be a damaged one, or of a head that is not there. lossd "
+      "--checkpoint_keep\n"
+      "does it by itself.\n\n"
+      "Examples:\n"
+      "  lossctl checkpoint delete lm_head step-1000\n");
+  command->callback(
+      [&context, options] { context.run = [&context, options] { return Delete(context, *options); }; });
+}
+
 }  // namespace
 
 void AddCheckpointCommand(CLI::App& app, Context& context) {
-  CLI::App* checkpoint = app.add_subcommand("checkpoint", "Save, restore and list checkpoints of heads");
+  CLI::App* checkpoint =
+      app.add_subcommand("checkpoint", "Save, restore, list and delete checkpoints of heads");
   checkpoint->require_subcommand(1);
   AddCommonOptions(*checkpoint, context);
   AddSaveCommand(*checkpoint, context);
   AddRestoreCommand(*checkpoint, context);
   AddListCommand(*checkpoint, context);
+  AddDeleteCommand(*checkpoint, context);
   checkpoint->footer(
       "Examples:\n"
       "  lossctl checkpoint save lm_head step-1000\n"
       "  lossctl checkpoint list lm_head\n"
-      "  lossctl checkpoint restore lm_head step-1000\n");
+      "  lossctl checkpoint restore lm_head step-1000\n"
+      "  lossctl checkpoint delete lm_head step-1000\n");
 }
 
 }  // namespace lossd::tools

@@ -19,7 +19,7 @@ LEAST = {
                "LossService: OpenSession CloseSession Compute Logits; "
                "GradientService: BeginFlush ReadGradient CommitFlush AbortFlush GradientStats ApplyStep; "
                "RegionService: CreateRegion DeleteRegion",
-    "admin": "HeadService: DeleteHead LoadWeights; StatusService: Drain",
+    "admin": "HeadService: DeleteHead DeleteCheckpoint LoadWeights; StatusService: Drain",
 }
 DRAIN = "/lossd.v1.StatusService/Drain"
 

@@ -37,7 +37,7 @@ CASES = [
     ("lossctl head delete offered-1 --dis", ["--discard-gradient"]),
     ("lossctl head create ", []),
     ("lossctl flush offered-1 ", []),
-    ("lossctl checkpoint ", ["list", "restore", "save"]),
+    ("lossctl checkpoint ", ["delete", "list", "restore", "save"]),
     ("lossctl checkpoint restore offered-", ["offered-1", "offered-2"]),
     ("lossctl step offered-", ["offered-1", "offered-2"]),
     ("lossctl head create new --optimizer ad", ["adam", "adamw"]),

@@ -321,12 +321,20 @@ class Checkpoints(WhatIsDone):
             'lossd_checkpoint_seconds_count{operation="save"}': 1, "lossd_checkpoint_bytes_total": saved.bytes_written})
         at = after["lossd_checkpoint_last_success_timestamp_seconds"]
         self.assertLess(abs(at - begun), 600)
+        disk = {kind: after[f'lossd_checkpoint_disk_bytes{{kind="{kind}"}}'] for kind in ("used", "free", "total")}
+        self.assertGreaterEqual(disk["used"], saved.bytes_written)
+        self.assertTrue(0 < disk["free"] <= disk["total"], disk)
         again = self.heads.SaveCheckpoint(head_pb2.SaveCheckpointRequest(head="h", tag="two"))
         self.assertLess(again.bytes_written, saved.bytes_written)
         self.assertEqual(self.scrape()["lossd_checkpoint_bytes_total"], saved.bytes_written + again.bytes_written)
         self.heads.RestoreCheckpoint(head_pb2.RestoreCheckpointRequest(head="h", tag="one"))
         after = self.scrape()
         self.assertEqual(after['lossd_checkpoints_total{operation="restore",outcome="ok"}'], 1)
+        two = after['lossd_checkpoint_disk_bytes{kind="used"}']
+        self.assertGreater(two, disk["used"])
+        freed = self.heads.DeleteCheckpoint(head_pb2.DeleteCheckpointRequest(head="h", tag="two")).bytes_freed
+        self.assertGreater(freed, 0)
+        self.assertEqual(self.scrape()['lossd_checkpoint_disk_bytes{kind="used"}'], two - freed)
         self.assertEqual(after['lossd_head_window_tokens{head="h"}'], 2)
         self.assertGreater(after['lossd_head_window_age_seconds{head="h"}'], 0)
         self.assertLess(after['lossd_head_window_age_seconds{head="h"}'], 600)

@@ -8,7 +8,7 @@ from collections import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 # Times and sizes that nobody can say beforehand.
-UNSTEADY = re.compile(r"process_|lossd_process_|lossd_device_memory_bytes|lossd_rpc|\w+_(sum|bucket)\b|\w+_age_seconds|"
+UNSTEADY = re.compile(r"process_|lossd_process_|lossd_device_memory_bytes|lossd_checkpoint_disk_bytes|lossd_rpc|\w+_(sum|bucket)\b|\w+_age_seconds|"
                       r"\w+_timestamp_seconds")
 
 

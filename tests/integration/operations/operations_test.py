@@ -114,7 +114,7 @@ class Operations(Servers):
             trainer.round()
             trainer.head.save_checkpoint("kept")
             trainer.compute(trainer.sessions[0])
-            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (32768, resource.RLIM_INFINITY))
             self.assertEqual(server.stop(), 1)
         errors = [line for line in server.log_lines() if line["level"] == "error"]
         self.assertTrue(errors, server.log()[-2000:])
@@ -127,7 +127,7 @@ class Operations(Servers):
     def test_a_disk_that_fills_up_disturbs_no_training(self) -> None:
         server = self.server()
         trainers = self.begin(self.connection(server), Trainer, Stepper)
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (32768, resource.RLIM_INFINITY))
         with lossd.connect(server.target) as client, self.assertRaises(lossd.ResourceExhaustedError):
             save_between_flushes(client.head(trainers[0].name), "full")
         self.await_rounds(trainers, 2)

@@ -120,13 +120,85 @@ class Checkpoints(unittest.TestCase):
             create_head(channel, "h", VOCAB, HIDDEN)
             self.save(channel, "a")
             before = self.files()
-            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (12000, resource.RLIM_INFINITY))
             create_head(channel, "h", VOCAB, HIDDEN, seed=2)
             self.assertFails(grpc.StatusCode.RESOURCE_EXHAUSTED, "heads/h/.tmp-a/tensor.weight", self.save, channel, "a")
             self.assertEqual(self.files(), before)
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             self.assertEqual(self.restore(channel, "a").checkpoint.weight_version, 1)
             self.save(channel, "b")
+            line, = (line for line in server.log().splitlines() if "a checkpoint could not be saved" in line)
+            self.assertRegex(line, r'^\S+ E .* head="h" tag="a" reason=".*heads/h/.tmp-a/tensor.weight')
+
+    def test_a_drain_that_fails_does_not_say_that_it_saved(self):
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            limit = VOCAB * HIDDEN * 4 - 1  # one byte less than the weights: room for the log
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            server.signal(15)
+            self.assertEqual(server.wait(), 1)
+            lines = [line for line in server.log().splitlines() if " E " in line]
+            self.assertEqual(len(lines), 3, server.log())
+            self.assertIn("a head could not be saved", lines[0])
+            self.assertIn("the drain failed", lines[1])
+            self.assertIn("heads=0 heads_failed=1", lines[1])
+            self.assertIn("stopped after a drain that failed", lines[2])
+            self.assertNotRegex(server.log(), r"(?m) I .*saved")
+        self.assertNotIn("drain.json", self.files())
+
+    def test_the_newest_of_each_prefix_are_kept(self):
+        with self.server("--checkpoint_keep=2") as server, connect(server) as channel:
+            for head in ("h", "other"):
+                create_head(channel, head, VOCAB, HIDDEN)
+            self.save(channel, "step-1", "other")
+            # Those saved last are kept, whatever their numbers.
+            for tag, deleted in (("step-1", []), ("best", []), ("step-30", []), ("best-1", []), ("step-2", ["step-1"]),
+                                 ("step-3", ["step-30"]), ("step-30", ["step-2"])):
+                self.assertEqual(list(self.save(channel, tag).deleted), deleted, tag)
+            self.assertEqual(self.tags(channel, "h"), {"best", "best-1", "step-3", "step-30"})
+            self.assertEqual(self.tags(channel, "other"), {"step-1"})
+            self.assertIn('head="h" tags=["step-2"] because_of="step-30"', server.log())
+            server.stop()
+        # The drain's own is neither counted nor deleted.
+        with self.server("--checkpoint_keep=1", "--restore") as server, connect(server) as channel:
+            self.assertEqual(list(self.save(channel, "step-40").deleted), ["step-30", "step-3"])
+            self.assertEqual(self.tags(channel, "h"), {".drain", "best", "best-1", "step-40"})
+            self.assertEqual(self.restore(channel, "step-40").checkpoint.tag, "step-40")
+        for flags, words in ((["--checkpoint_keep=-1", f"--checkpoint_dir={self.folder}"], "--checkpoint_keep is -1"),
+                             (["--checkpoint_keep=3"], "--checkpoint_dir")):
+            result = run(*flags)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(words, result.stderr)
+
+    def tags(self, channel, head):
+        listed = head_pb2_grpc.HeadServiceStub(channel).ListCheckpoints(head_pb2.ListCheckpointsRequest(head=head))
+        return {checkpoint.tag for checkpoint in listed.checkpoints}
+
+    def delete(self, channel, tag, head="h"):
+        return head_pb2_grpc.HeadServiceStub(channel).DeleteCheckpoint(
+            head_pb2.DeleteCheckpointRequest(head=head, tag=tag))
+
+    def test_a_checkpoint_is_deleted_for_good_and_no_other(self):
+        with self.server() as server, connect(server) as channel:
+            create_head(channel, "h", VOCAB, HIDDEN)
+            self.save(channel, "a")
+            self.save(channel, "b")  # shares the weights with it
+            deleted = self.delete(channel, "a")
+            self.assertEqual((deleted.checkpoint.tag, deleted.checkpoint.weight_version), ("a", 1))
+            self.assertGreater(deleted.bytes_freed, 0)
+            self.assertFails(grpc.StatusCode.NOT_FOUND, "'a'", self.restore, channel, "a")
+            self.assertFails(grpc.StatusCode.NOT_FOUND, "'a'", self.delete, channel, "a")
+            for tag in ("", "..", ".drain", "a/b"):
+                self.assertFails(grpc.StatusCode.INVALID_ARGUMENT, "tag", self.delete, channel, tag)
+            self.assertFails(grpc.StatusCode.INVALID_ARGUMENT, "head", self.delete, channel, "a", "../heads")
+            self.assertEqual(self.restore(channel, "b").checkpoint.tag, "b")
+            # A damaged one, too.
+            os.truncate(os.path.join(self.folder, "heads/h/b/manifest.json"), 10)
+            self.assertFails(grpc.StatusCode.DATA_LOSS, "manifest.json", self.restore, channel, "b")
+            self.delete(channel, "b")
+            self.assertEqual(self.tags(channel, "h"), set())
+        with LossdServer(LOSSD, *FLAGS) as server, connect(server) as channel:
+            self.assertFails(grpc.StatusCode.FAILED_PRECONDITION, "--checkpoint_dir", self.delete, channel, "a")
 
     def test_damage_is_found_at_start_and_by_calls_and_changes_nothing(self):
         with self.server() as server, connect(server) as channel:
@@ -284,6 +356,10 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual([entry["tag"] for entry in listed], ["b", "a"])
             self.assertRegex(lossctl("checkpoint", "list").stdout, r"(?m)^h +a +\d{4}-\d\d-\d\dT.* +1 +0 +0 ")
             self.assertIn("Head 'h' is what 'b' is", lossctl("checkpoint", "restore", "h").stdout)
+            self.assertIn("Deleted checkpoint 'a' of head 'h': ", lossctl("checkpoint", "delete", "h", "a").stdout)
+            deleted = json.loads(lossctl("checkpoint", "delete", "h", "b", "--json").stdout)
+            self.assertEqual((deleted["head"], deleted["tag"], deleted["bytes_freed"] > 0), ("h", "b", True))
+            self.assertEqual(lossctl("checkpoint", "delete", "h", "b").returncode, 3)
             missing = lossctl("checkpoint", "restore", "h", "c")
             self.assertEqual(missing.returncode, 3)
             self.assertIn("checkpoint list", missing.stderr)
