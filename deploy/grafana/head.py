@@ -143,6 +143,13 @@ LOAD = Row(
             width=6,
             stacked=True,
         ),
+        graph(
+            "Rejected chunks",
+            "Answered with an error inside their streams; the log and the status page say why",
+            [Query(rate("lossd_head_chunks_rejected_total"), NAME)],
+            "cps",
+            width=24,
+        ),
     ],
 )
 

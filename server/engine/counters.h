@@ -68,6 +68,7 @@ struct HeadCounters {
   std::atomic<double> loss{0};  // mean of the valid tokens of the last batch that had any; may be NaN
   std::atomic<double> gradient_norm{0};  // as the last call that looked was told
   Gauge queued_chunks{0};
+  Counter chunks_rejected{0};  // answered with an error inside their streams
 };
 
 struct Counters {

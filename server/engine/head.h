@@ -58,6 +58,8 @@ struct LaneAttachment {
   uint64_t epoch = 0;  // goes up with every stream of the lane
   LaneMarks marks;
   uint64_t generation = 0;
+  uint64_t session_number = 0;  // of the head's: what may be told of the session to anybody
+  int32_t rank = 0;             // the session's
 };
 
 class Head;

@@ -229,6 +229,7 @@ void Head::AnswerNext(Batch& batch) {
     answer.error = item.rejection;
     environment_.counters->Reject(ReasonOf(item.rejection));
     ++environment_.counters->chunks_rejected;
+    ++counters_.chunks_rejected;
     if (IsOfHiddenStates(item.rejection)) ++environment_.counters->non_finite_hidden_states;
   } else {
     if (item.chunk.timing == Timing::kReport) answer.times = TimesOf(batch, item);

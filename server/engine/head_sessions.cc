@@ -122,7 +122,9 @@ bool Head::IsIdleLocked(const std::string& session_id, const AccumulationLedger:
 absl::StatusOr<LaneAttachment> Head::AttachLane(const std::string& session_id, int32_t lane,
                                                 std::shared_ptr<LaneListener> listener) {
   std::shared_ptr<LaneListener> fenced;
-  LaneAttachment attachment{session_id, lane, 0, {}, 0};
+  LaneAttachment attachment;
+  attachment.session_id = session_id;
+  attachment.lane = lane;
   {
     const std::lock_guard lock(mutex_);
     if (!ended_.ok()) return ended_;
@@ -153,6 +155,8 @@ absl::StatusOr<LaneAttachment> Head::AttachLane(const std::string& session_id, i
     attachment.epoch = runtime.epoch;
     attachment.marks = {lane, marks.accepted, marks.applied};
     attachment.generation = window_.generation;
+    attachment.session_number = session->number;
+    attachment.rank = session->rank;
   }
   if (fenced != nullptr) {
     fenced->OnEnd(MakeError(absl::StatusCode::kAborted, RejectReason::kFenced, "lane",

@@ -53,6 +53,14 @@ std::optional<TokenHash> AccessControl::TokenOf(const CallMetadata& metadata) {
   return HashToken(value.substr(kScheme.size()));
 }
 
+std::string AccessControl::NameOf(const CallMetadata& metadata) const {
+  const std::optional<TokenHash> hash = TokenOf(metadata);
+  if (!hash.has_value()) return {};
+  const std::shared_ptr<const Tokens> tokens = Current();
+  const Token* const token = tokens->Find(*hash);
+  return token == nullptr ? std::string() : token->name;
+}
+
 std::shared_ptr<const Tokens> AccessControl::Current() const {
   const std::lock_guard lock(mutex_);
   return tokens_;
@@ -104,9 +112,10 @@ void AccessControl::Report(const grpc::Status& refusal, const CallMetadata& meta
   }
   const auto path = metadata.find(":path");
   if (path == metadata.end()) return;
-  reports_->Refuse(
-      View(path->second),
-      {.code = refusal.error_code(), .message = refusal.error_message(), .trace_id = TraceIdOf(metadata)});
+  reports_->Refuse(View(path->second), {.code = refusal.error_code(),
+                                        .message = refusal.error_message(),
+                                        .trace_id = TraceIdOf(metadata),
+                                        .token = NameOf(metadata)});
 }
 
 std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll() {

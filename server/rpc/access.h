@@ -42,6 +42,8 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
 
   // Of a call that was let in; none of one that needed no token.
   static std::optional<TokenHash> TokenOf(const CallMetadata& metadata);
+  // What the log calls it: its name, or empty if it is none of the server's.
+  std::string NameOf(const CallMetadata& metadata) const;
   // Whether that token is still let in.
   grpc::Status Check(const TokenHash& token, std::string_view method) const;
 

@@ -18,6 +18,12 @@ class ObservedCall final : public grpc::experimental::Interceptor {
       : context_(context), record_(reports, method, context) {}
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* batch) override {
+    if (batch->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_MESSAGE)) {
+      record_.NoteRequest(batch->GetRecvMessage());
+    }
+    if (batch->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_MESSAGE)) {
+      record_.NoteResponse(batch->GetSendMessage());
+    }
     if (batch->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
       record_.NoteStatus(batch->GetSendStatus());
     }

@@ -34,7 +34,9 @@ CallRecord::CallRecord(CallReports* reports, telemetry::RpcMethod* method,
     : reports_(reports),
       method_(method),
       context_(context),
+      audited_(FindAudited(method->name)),
       trace_id_(TraceIdOf(context.client_metadata())),
+      token_(audited_ == nullptr ? std::string() : reports->TokenNameOf(context.client_metadata())),
       patience_(context.deadline() - std::chrono::system_clock::now()) {
   reports_->Begin(method_);
 }
@@ -46,6 +48,18 @@ CallRecord::~CallRecord() {
     call = HowItEndedLocked();
   }
   reports_->End(method_, call);
+}
+
+void CallRecord::NoteRequest(const void* message) {
+  if (audited_ == nullptr || message == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  AddFacts(audited_->request(message), &facts_);
+}
+
+void CallRecord::NoteResponse(const void* message) {
+  if (audited_ == nullptr || message == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  AddFacts(audited_->response(message), &facts_);
 }
 
 void CallRecord::NoteStatus(const grpc::Status& status) {
@@ -69,13 +83,17 @@ void CallRecord::NoteCancelled() {
 // While the call is there to be asked, and if it is going to be told.
 void CallRecord::NotePeerLocked(int code) {
   if (!peer_.empty()) return;
-  if (code != grpc::StatusCode::OK || telemetry::Logs(telemetry::LogLevel::kDebug)) peer_ = context_.peer();
+  const bool told = audited_ != nullptr || telemetry::Logs(telemetry::LogLevel::kDebug);
+  if (code != grpc::StatusCode::OK || told) peer_ = context_.peer();
 }
 
 // As the client sees it.
 EndedCall CallRecord::HowItEndedLocked() {
-  EndedCall call{
-      .time = cancelled_.value_or(Clock::now()) - begun_, .peer = std::move(peer_), .trace_id = trace_id_};
+  EndedCall call{.time = cancelled_.value_or(Clock::now()) - begun_,
+                 .peer = std::move(peer_),
+                 .trace_id = trace_id_,
+                 .token = token_,
+                 .facts = std::move(facts_)};
   if (status_.has_value() && !cancelled_.has_value()) {
     call.code = status_->error_code();
     call.message = status_->error_message();

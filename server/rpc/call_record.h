@@ -6,7 +6,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,12 +13,11 @@
 #include <string_view>
 #include <vector>
 
+#include "server/rpc/audit.h"
 #include "server/rpc/call_reports.h"
 #include "server/telemetry/logging.h"
 
 namespace lossd::rpc {
-
-using CallMetadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 
 // The id of the trace that a call belongs to; empty if its client sent none, or one that is malformed.
 std::string TraceIdOf(const CallMetadata& metadata);
@@ -40,6 +38,10 @@ class CallRecord {
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
+  // Messages of a call that is audited, as gRPC's interceptors have them; null: there is none. Of other calls
+  // they are not looked at.
+  void NoteRequest(const void* message);
+  void NoteResponse(const void* message);
   // The server's last word, which a client that has gone no longer hears.
   void NoteStatus(const grpc::Status& status);
   // The server is about to cancel the call.
@@ -57,13 +59,16 @@ class CallRecord {
   CallReports* const reports_;
   telemetry::RpcMethod* const method_;
   const grpc::ServerContextBase& context_;
+  const AuditedMethod* const audited_;  // null: it is not
   const std::string trace_id_;
+  const std::string token_;  // its name, of a call that is audited
   const Clock::time_point begun_ = Clock::now();
   // Until the client's deadline: by a clock that nobody sets.
   const std::chrono::system_clock::duration patience_;
 
   std::mutex mutex_;
   std::string peer_;
+  std::vector<telemetry::LogField> facts_;
   std::optional<grpc::Status> status_;
   std::optional<Clock::time_point> cancelled_;
   bool cancelled_here_ = false;

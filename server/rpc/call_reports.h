@@ -2,18 +2,26 @@
 #ifndef LOSSD_SERVER_RPC_CALL_REPORTS_H_
 #define LOSSD_SERVER_RPC_CALL_REPORTS_H_
 
+#include <grpcpp/support/string_ref.h>
+
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "server/rpc/rate_limit.h"
 #include "server/telemetry/logging.h"
 #include "server/telemetry/service_counters.h"
 
 namespace lossd::rpc {
+
+using CallMetadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 
 struct EndedCall {
   // Whether its client ended it: nobody was told an error then.
@@ -25,6 +33,23 @@ struct EndedCall {
   std::chrono::steady_clock::duration time = {};
   std::string peer = {};      // empty: unknown, as of refused calls, of which gRPC tells no address
   std::string trace_id = {};  // empty: the client sent none
+  // Of calls that are audited (audit.h).
+  std::string token = {};                       // the name of its token; empty: none was needed
+  std::vector<telemetry::LogField> facts = {};  // what its messages say of what was done
+};
+
+// A chunk that was answered with an error inside its stream, which goes on.
+struct RejectedChunk {
+  std::string head;
+  uint64_t session = 0;  // its number among the head's sessions
+  int32_t rank = 0;
+  int32_t lane = 0;
+  uint64_t sequence = 0;
+  std::string field;  // of the chunk, that is at fault
+  int code = 0;
+  std::string message;  // as the client got it
+  std::string peer = {};
+  std::string trace_id = {};
 };
 
 class CallReports {
@@ -33,8 +58,20 @@ class CallReports {
   static constexpr double kBurst = 100;
   static constexpr double kPerSecond = 20;
 
+  // Lines about rejected chunks, of each head.
+  static constexpr double kChunkBurst = 5;
+  static constexpr double kChunksPerSecond = 0.2;
+
+  // What the log calls the token of a call; null: none is asked for.
+  using TokenNames = std::function<std::string(const CallMetadata&)>;
+
   // `counters` outlives it.
-  explicit CallReports(telemetry::ServiceCounters* counters) : counters_(counters) {}
+  explicit CallReports(telemetry::ServiceCounters* counters, TokenNames token_names = nullptr)
+      : counters_(counters), token_names_(std::move(token_names)) {}
+
+  std::string TokenNameOf(const CallMetadata& metadata) const {
+    return token_names_ == nullptr ? std::string() : token_names_(metadata);
+  }
 
   // Of a path as it is on the wire; null: it is none of lossd's methods, and nothing is told of the call.
   telemetry::RpcMethod* Find(std::string_view path) const;
@@ -47,14 +84,25 @@ class CallReports {
   // errors: strangers would push out all others.
   void Refuse(std::string_view path, const EndedCall& call);
 
+  // A warning and one of the recent errors, of some of them: a trainer that sends nothing else fills neither.
+  void Reject(const RejectedChunk& chunk);
+
  private:
   void LogEnd(const std::string& method, const EndedCall& call);
+  // None: no line is to be written.
   std::optional<uint64_t> TakeLine(telemetry::LogLevel level);
+  std::optional<uint64_t> TakeAuditLine(int code);
+  std::optional<uint64_t> TakeLineOf(const std::string& head);
 
   telemetry::ServiceCounters* const counters_;
+  const TokenNames token_names_;
   std::mutex mutex_;
   RateLimit warnings_{kBurst, kPerSecond};
   RateLimit others_{kBurst, kPerSecond};
+  // Of their own, so that calls which are not audited, or fail, leave none out that says what was done.
+  RateLimit audited_{kBurst, kPerSecond};
+  RateLimit audited_failures_{kBurst, kPerSecond};
+  std::map<std::string, RateLimit> rejected_chunks_;  // by head
 };
 
 }  // namespace lossd::rpc

@@ -22,12 +22,14 @@ absl::Status Malformed(const std::string& message) {
 
 }  // namespace
 
-ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers,
+ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers, CallReports* reports,
                                grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
                                DoneCallback on_done)
     : engine_(engine),
       writers_(writers),
+      reports_(reports),
       context_(context),
+      peer_(context->peer()),
       record_(std::move(record)),
       trace_id_(TraceIdOf(context->client_metadata())),
       on_done_(std::move(on_done)) {
@@ -226,12 +228,30 @@ void ComputeReactor::Take(engine::ChunkAnswer answer) {
   engine_->counters().payload_bytes_out +=
       answer.losses.size() + static_cast<uint64_t>(answer.returns.bytes() + answer.dx.size());
   Response response{{}, true};
-  if (answer.error.ok()) response.ready = answer.ready;
+  if (answer.error.ok()) {
+    response.ready = answer.ready;
+  } else {
+    ReportRejected(answer);
+  }
   response.bytes = ToWire(std::move(answer));
   const Guard guard(this);
   if (at_once_) return;
   answers_.push_back(std::move(response));
   PumpLocked();
+}
+
+void ComputeReactor::ReportRejected(const engine::ChunkAnswer& answer) const {
+  if (reports_ == nullptr) return;
+  reports_->Reject({.head = head_->config().name,
+                    .session = attachment_.session_number,
+                    .rank = attachment_.rank,
+                    .lane = attachment_.lane,
+                    .sequence = answer.sequence,
+                    .field = engine::FieldOf(answer.error),
+                    .code = static_cast<int>(answer.error.code()),
+                    .message = std::string(answer.error.message()),
+                    .peer = peer_,
+                    .trace_id = trace_id_});
 }
 
 void ComputeReactor::Take(uint64_t applied) {

@@ -30,6 +30,7 @@
 #include "server/engine/head.h"
 #include "server/engine/session_credit.h"
 #include "server/rpc/call_record.h"
+#include "server/rpc/call_reports.h"
 #include "server/rpc/worker_pool.h"
 
 namespace lossd::rpc {
@@ -40,10 +41,11 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  public:
   using DoneCallback = std::function<void(ComputeReactor*)>;
 
-  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` outlives it;
-  // `record` may be null.
-  ComputeReactor(engine::Engine* engine, WorkerPool* writers, grpc::CallbackServerContext* context,
-                 std::unique_ptr<CallRecord> record, DoneCallback on_done);
+  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` and
+  // `reports` outlive it; `reports` and `record` may be null.
+  ComputeReactor(engine::Engine* engine, WorkerPool* writers, CallReports* reports,
+                 grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
+                 DoneCallback on_done);
   ~ComputeReactor() override;
 
   // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
@@ -96,6 +98,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void TakeNews();
   void Take(engine::ChunkAnswer answer);
   void Take(uint64_t applied);
+  void ReportRejected(const engine::ChunkAnswer& answer) const;
   void HandleMalformed(const absl::Status& status);
   void HandleStart();
   void HandleChunk();
@@ -115,7 +118,9 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   engine::Engine* const engine_;
   WorkerPool* const writers_;
+  CallReports* const reports_;  // null: nobody asks
   grpc::CallbackServerContext* const context_;
+  const std::string peer_;
   std::unique_ptr<CallRecord> record_;  // until OnDone
   const std::string trace_id_;
   const DoneCallback on_done_;

@@ -142,8 +142,9 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Comput
     return new RefusedStream(std::move(record), ToGrpc(status, engine_->counters()));
   }
   // Held here until it is registered: a stream may be over before Start returns.
-  const std::shared_ptr<ComputeReactor> reactor = std::make_shared<ComputeReactor>(
-      engine_, &writers_, context, std::move(record), [this](ComputeReactor* done) { Forget(done); });
+  const std::shared_ptr<ComputeReactor> reactor =
+      std::make_shared<ComputeReactor>(engine_, &writers_, reports_, context, std::move(record),
+                                       [this](ComputeReactor* done) { Forget(done); });
   const std::optional<TokenHash> token =
       access_ == nullptr ? std::nullopt : AccessControl::TokenOf(context->client_metadata());
   {

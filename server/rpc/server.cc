@@ -97,11 +97,18 @@ Acceptor::Counters CountersOf(telemetry::ServiceCounters* counters) {
   return {.refused = &counters->connections_refused, .flooding = &counters->connections_flooding};
 }
 
+CallReports::TokenNames TokenNamesOf(const std::shared_ptr<const AccessControl>& access) {
+  if (access == nullptr) return nullptr;
+  return [access](const CallMetadata& metadata) { return access->NameOf(metadata); };
+}
+
 }  // namespace
 
 Server::Server(engine::Engine* engine, const ServerOptions& options)
     : engine_(engine),
-      reports_(options.counters == nullptr ? nullptr : std::make_unique<CallReports>(options.counters)),
+      reports_(options.counters == nullptr
+                   ? nullptr
+                   : std::make_unique<CallReports>(options.counters, TokenNamesOf(options.access))),
       head_service_(engine, options.weights_dir),
       loss_service_(engine, options.access, reports_.get()),
       gradient_service_(engine),

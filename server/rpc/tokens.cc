@@ -69,7 +69,9 @@ absl::StatusOr<Token> ParseLine(size_t line, const std::vector<absl::string_view
   if (words.size() == 3 && !IsName(words[2])) {
     return Bad(line, absl::StrCat("its name must have at most ", kLongestName, " visible ASCII characters"));
   }
-  return Token{.hash = HashToken({token.data(), token.size()}), .role = *role};
+  return Token{.hash = HashToken({token.data(), token.size()}),
+               .role = *role,
+               .name = words.size() == 3 ? std::string(words[2]) : absl::StrCat("line ", line)};
 }
 
 }  // namespace

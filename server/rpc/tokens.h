@@ -24,6 +24,7 @@ TokenHash HashToken(std::string_view token);
 struct Token {
   TokenHash hash;
   Role role;
+  std::string name;  // as the file has it; without one "line N"
 };
 
 class Tokens {

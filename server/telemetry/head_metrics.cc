@@ -40,6 +40,10 @@ constexpr Metric kFlushAge{
 constexpr Metric kSessions{"lossd_head_sessions", "Open sessions.", kGauge, {"head"}};
 constexpr Metric kQueuedChunks{
     "lossd_head_queued_chunks", "Chunks accepted and not yet started.", kGauge, {"head"}};
+constexpr Metric kRejectedChunks{"lossd_head_chunks_rejected_total",
+                                 "Chunks answered with an error inside their streams.",
+                                 kCounter,
+                                 {"head"}};
 constexpr Metric kMemory{"lossd_head_memory_reserved_bytes",
                          "The part of lossd_memory_reserved_bytes that is a head's.",
                          kGauge,
@@ -69,6 +73,8 @@ void CollectCounters(const std::vector<HeadAtOnce>& heads, Exposition& out) {
           [](const HeadAtOnce& each) { return each.head->counters().gradient_norm.load(); });
   AddEach(kQueuedChunks, heads, out,
           [](const HeadAtOnce& each) { return each.head->counters().queued_chunks.load(); });
+  AddEach(kRejectedChunks, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().chunks_rejected.load(); });
 }
 
 void CollectWindowsOf(const std::vector<HeadAtOnce>& heads, Exposition& out) {

@@ -42,7 +42,7 @@ class Log:
 
     def _lines(self) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.server.log().splitlines() if line.startswith("{")]
-        return [line for line in lines if line["event"] == "a call failed"]
+        return [line for line in lines if line["event"] in ("a call failed", "audit") and line["code"] != "OK"]
 
     def trace_of(self, call: Callable[[], None]) -> str | None:
         """That of a call which fails. Two lines need not be in the order of their calls: each is waited for."""

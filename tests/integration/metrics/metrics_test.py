@@ -173,6 +173,7 @@ class Work(WhatIsDone):
             'lossd_chunks_total{outcome="rejected"}': 2,
             'lossd_payload_bytes_total{direction="in"}': 2 * (8 + 4 * HIDDEN),
             'lossd_rejected_total{reason="label"}': 1, 'lossd_rejected_total{reason="non_finite"}': 1,
+            'lossd_head_chunks_rejected_total{head="h"}': 2,
             'lossd_non_finite_total{kind="hidden_states"}': 1})
 
     def test_a_place_that_is_refused(self):
@@ -391,6 +392,20 @@ class StatusPage(WhatIsDone):
             self.assertNotIn(session.session_id, text)
             self.assertNotIn(session.incarnation, text)
             self.assertNotIn("a-client-key", text, "who knows it can speak for the session")
+
+    def test_shows_chunks_that_were_rejected_some_of_many(self):
+        create_head(self.channel, "english", VOCAB, HIDDEN)
+        session = open_session(self.channel, "english", "a-client-key")
+        self.compute(session, *(self.chunk(session, sequence, [VOCAB]) for sequence in range(1, 101)))
+        self.assertEqual(self.scrape()['lossd_head_chunks_rejected_total{head="english"}'], 100)
+        status = json.loads(self.get("/status.json")[1])
+        error = status["recent_errors"][-1]
+        self.assertEqual((error["method"], error["code"]), ("LossService/Compute", "INVALID_ARGUMENT"))
+        self.assertIn("a chunk of head english was rejected (session 1, lane 0): labels[0]", error["message"])
+        self.assertNotIn(session.session_id, json.dumps(status))
+        # A trainer that sends nothing else leaves room for others' errors.
+        self.assertLess(len(status["recent_errors"]), 50)
+        self.assertIn("a chunk of head english was rejected", self.get("/")[1])
 
     def test_throughput_is_seen(self):
         create_head(self.channel, "h", VOCAB, HIDDEN)
