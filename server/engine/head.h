@@ -207,7 +207,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   absl::StatusOr<std::shared_ptr<StagedWrite>> FindWrite(const std::string& write_id) const;
   // Gives up a write that is not being published; its buffer goes. Nothing if there is no such write.
   void DropWrite(const std::string& write_id);
-  void CommitWrite(const std::string& write_id, std::function<void(absl::StatusOr<uint64_t>)> done);
+  // FAILED_PRECONDITION while rows are missing, NOT_FOUND of no such write, ABORTED if a restore undid it.
+  using CommitCallback = std::function<void(absl::StatusOr<uint64_t>)>;
+  void CommitWrite(const std::string& write_id, CommitCallback done);
   // Copies rows into `out`, which must live until `done`, and reports the version they are of.
   void ReadWeights(int64_t first_row, int64_t rows, kernels::DataType type, RowsOut out,
                    std::function<void(absl::StatusOr<uint64_t>)> done);
@@ -367,7 +369,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void CountGradient(double norm, int64_t non_finite);
   void Finish(const ChunkItem& item);
   void Freeze();
-  void Publish();
+  void Publish(const std::shared_ptr<StagedWrite>& staged);
+  absl::Status NoWriteLocked(const std::string& write_id) const;
+  void NoteUndoneLocked(const std::string& write_id);
   // Runs `task` on the device thread once everything that was accepted before is in the gradients; what tiles
   // hold is only taken out for it if `marks`, where there are any, match then.
   void PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::function<void()> task);
@@ -483,10 +487,10 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   int64_t optimizer_steps_ = 0;
   std::shared_ptr<StagedWrite> staged_;
   bool publishing_ = false;
-  std::vector<std::function<void(absl::StatusOr<uint64_t>)>> publish_waiters_;
-  // For repeated commits.
-  std::string last_committed_write_;
+  std::vector<CommitCallback> publish_waiters_;
+  std::string last_committed_write_;  // for repeated commits
   uint64_t last_committed_version_ = 0;
+  std::deque<std::string> undone_writes_;  // by restores, the last ones: their writers are told so
 
   const int64_t logits_rows_;  // of a job
   LogitsRoom logits_room_;

@@ -393,8 +393,12 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const RestoreNumbers& number
                                 const HeadCheckpoint& checkpoint, RestoredSessions sessions) {
   std::vector<std::shared_ptr<LaneListener>> listeners;
   absl::Status restored;
+  UndoneWrite undone;
+  // The next write's buffer comes after this one's has gone: the reservation covers one.
+  std::unique_lock making(head_.begin_write_mutex_);
   {
     const std::lock_guard lock(head_.mutex_);
+    if (as == Head::RestoreAs::kTagged) undone = UndoWritesLocked();
     uint64_t version = checkpoint.weight_version;
     // One may have been published since the numbers were given.
     if (as == Head::RestoreAs::kTagged && version > 0) {
@@ -435,9 +439,26 @@ void HeadCheckpointer::TakeOver(Head::RestoreAs as, const RestoreNumbers& number
                   absl::StrCat("head ", head_.config_.name, " was restored from a checkpoint of generation ",
                                head_.window_.generation, "; open the session again"));
   }
+  if (undone.staged != nullptr) undone.staged->Take();
+  making.unlock();
+  for (const auto& waiter : undone.waiters) waiter(undone.status);
   for (const auto& listener : listeners) {
     if (listener != nullptr) listener->OnEnd(restored);
   }
+}
+
+// A write that began before must not put weights of a later time over those of the checkpoint, whether its
+// commit is still to come or only waits for its turn.
+HeadCheckpointer::UndoneWrite HeadCheckpointer::UndoWritesLocked() {
+  UndoneWrite undone;
+  head_.NoteUndoneLocked(head_.last_committed_write_);
+  undone.staged = std::exchange(head_.staged_, nullptr);
+  if (undone.staged == nullptr) return undone;
+  head_.NoteUndoneLocked(undone.staged->id());
+  undone.status = head_.NoWriteLocked(undone.staged->id());
+  undone.waiters = std::exchange(head_.publish_waiters_, {});
+  head_.publishing_ = false;
+  return undone;
 }
 
 // The device has a part of the checkpoint, and the disk does not give the rest.

@@ -30,6 +30,12 @@ class HeadCheckpointer {
  private:
   using GradientFiles = std::vector<std::pair<std::string, const Gradient*>>;
   using RestoredSessions = std::map<std::string, std::shared_ptr<DeterministicSession>>;
+  // The staged write that a restore drops, and those who wait for its publishing, to be told `status`.
+  struct UndoneWrite {
+    std::shared_ptr<StagedWrite> staged;  // null: there was none
+    std::vector<Head::CommitCallback> waiters;
+    absl::Status status;
+  };
 
   absl::Status DescribeLocked(Head::SaveAs as, HeadCheckpoint* checkpoint, GradientFiles* gradients) const;
   absl::Status DescribeSessionLocked(SessionCheckpoint* entry) const;
@@ -52,6 +58,7 @@ class HeadCheckpointer {
                                RestoredSessions* sessions);
   void TakeOver(Head::RestoreAs as, const RestoreNumbers& numbers, const HeadCheckpoint& checkpoint,
                 RestoredSessions sessions);
+  UndoneWrite UndoWritesLocked();
   void EndInPieces(const absl::Status& status);
   // What the device says to a restore, remembered.
   absl::Status OfDevice(absl::Status status);

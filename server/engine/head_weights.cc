@@ -1,4 +1,5 @@
 // Weights of a head in and out: staged writes, published between batches, and reads.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,12 +9,32 @@
 namespace lossd::engine {
 namespace {
 
+// Ids of undone writes that a head can still tell from unknown ones: a restore undoes two at most.
+constexpr size_t kMostUndoneWrites = 16;
+
 absl::Status UnknownWrite(const std::string& write_id) {
   return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownWrite, "write_id",
                    absl::StrCat("write_id is '", write_id, "'; no such write is under way, call BeginWrite"));
 }
 
 }  // namespace
+
+// Why a write is not under way: it never was, or a restore has undone it.
+absl::Status Head::NoWriteLocked(const std::string& write_id) const {
+  if (std::find(undone_writes_.begin(), undone_writes_.end(), write_id) == undone_writes_.end()) {
+    return UnknownWrite(write_id);
+  }
+  return MakeError(absl::StatusCode::kAborted, RejectReason::kWeightWrite, "write_id",
+                   absl::StrCat("write ", write_id, " was undone: head ", config_.name,
+                                " was restored from a checkpoint since it began; if these weights are still "
+                                "wanted, begin another write or load, of every row"));
+}
+
+void Head::NoteUndoneLocked(const std::string& write_id) {
+  if (write_id.empty()) return;
+  undone_writes_.push_back(write_id);
+  if (undone_writes_.size() > kMostUndoneWrites) undone_writes_.pop_front();
+}
 
 uint64_t Head::weight_version() const {
   const std::lock_guard lock(mutex_);
@@ -60,7 +81,7 @@ absl::StatusOr<std::string> Head::BeginWrite(const std::string& write_key, Repla
 absl::StatusOr<std::shared_ptr<StagedWrite>> Head::FindWrite(const std::string& write_id) const {
   const std::lock_guard lock(mutex_);
   if (!ended_.ok()) return ended_;
-  if (staged_ == nullptr || staged_->id() != write_id) return UnknownWrite(write_id);
+  if (staged_ == nullptr || staged_->id() != write_id) return NoWriteLocked(write_id);
   return staged_;
 }
 
@@ -76,7 +97,7 @@ void Head::DropWrite(const std::string& write_id) {
   dropped->Take();
 }
 
-void Head::CommitWrite(const std::string& write_id, std::function<void(absl::StatusOr<uint64_t>)> done) {
+void Head::CommitWrite(const std::string& write_id, CommitCallback done) {
   absl::StatusOr<uint64_t> answer = uint64_t{0};
   {
     const std::lock_guard lock(mutex_);
@@ -85,7 +106,7 @@ void Head::CommitWrite(const std::string& write_id, std::function<void(absl::Sta
     } else if (!write_id.empty() && write_id == last_committed_write_) {
       answer = last_committed_version_;
     } else if (staged_ == nullptr || staged_->id() != write_id) {
-      answer = UnknownWrite(write_id);
+      answer = NoWriteLocked(write_id);
     } else if (publishing_) {
       publish_waiters_.push_back(std::move(done));
       return;
@@ -94,27 +115,31 @@ void Head::CommitWrite(const std::string& write_id, std::function<void(absl::Sta
     } else {
       publishing_ = true;
       publish_waiters_.push_back(std::move(done));
-      PostLastLocked(std::nullopt, [self = shared_from_this()] { self->Publish(); });
+      PostLastLocked(std::nullopt, [self = shared_from_this(), staged = staged_] { self->Publish(staged); });
       return;
     }
   }
   done(std::move(answer));
 }
 
-void Head::Publish() {
-  std::shared_ptr<StagedWrite> staged;
-  {
-    const std::lock_guard lock(mutex_);
-    staged = staged_;
-  }
-  const absl::Status published = backend_->PublishWeights(staged->Take());
-  if (!published.ok()) EndByFailure(published);
+void Head::Publish(const std::shared_ptr<StagedWrite>& staged) {
   absl::StatusOr<uint64_t> answer = uint64_t{0};
-  if (!published.ok()) answer = published;
-  std::vector<std::function<void(absl::StatusOr<uint64_t>)>> waiters;
   {
     const std::lock_guard lock(mutex_);
-    if (published.ok()) {
+    if (staged_ != staged) return;  // a restore came first: it has dropped the write and told who waited
+    if (!ended_.ok()) answer = ended_;
+  }
+  if (answer.ok()) {
+    const absl::Status published = backend_->PublishWeights(staged->Take());
+    if (!published.ok()) {
+      EndByFailure(published);
+      answer = published;
+    }
+  }
+  std::vector<CommitCallback> waiters;
+  {
+    const std::lock_guard lock(mutex_);
+    if (answer.ok()) {
       answer = ++weight_version_;
       last_committed_write_ = staged->id();
       last_committed_version_ = weight_version_;

@@ -56,8 +56,9 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
   if (absl::Status status = CheckBias(rows, bias); !status.ok()) return status;
   const std::lock_guard lock(mutex_);
   if (taken_) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
-                     absl::StrCat("write ", id_, " was committed or replaced; begin a new one"));
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
+        absl::StrCat("write ", id_, " was committed, replaced, or undone by a restore; begin a new one"));
   }
   const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.master_type());
   kernels::Convert(type, data.data(), config_.master_type(), buffers_.weights.data() + first_row * row_bytes,

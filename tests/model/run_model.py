@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Has spin verify exactly_once.pml exhaustively, and refute it once it is broken.
+"""Has spin verify exactly_once.pml and weights.pml exhaustively, and refute them once they are broken.
 
-Every configuration must be searched to its end without an error, every line of the model must be reached by one of them, and
+Every configuration must be searched to its end without an error, every line of a model must be reached by one of them, and
 every BUG_ switch must lead to a violation. Needs spin and gcc (tools/setup.sh test).
 
 usage: run_model.py [--large] [--only NAME] [--keep FOLDER] [--stamp FILE]
@@ -9,7 +9,7 @@ usage: run_model.py [--large] [--only NAME] [--keep FOLDER] [--stamp FILE]
   --large  larger configurations too: minutes each, up to 8 GiB
   --only   configurations and mutants whose names contain this
   --stamp  where to note what was verified; a model that has not changed since is not searched again
-  --keep   leaves generated verifiers and trails there: spin -k FILE.trail -p -g exactly_once.pml shows how a violation comes about
+  --keep   leaves generated verifiers and trails there: spin -k FILE.trail -p -g MODEL.pml shows how a violation comes about
 """
 import argparse
 import hashlib
@@ -22,7 +22,8 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-MODEL = "exactly_once.pml"
+PROTOCOL = "exactly_once.pml"
+WEIGHTS = "weights.pml"
 DEPTH = 100000
 
 # Lanes, chunks of a lane in a step, steps, faults; then whether kills are among the faults, and the second gradient.
@@ -42,6 +43,10 @@ LARGE = {
 }
 # Searched for cycles, of which there must be none: every run ends.
 CYCLES = {"cycles": "LANES=2 CHUNKS=1 STEPS=2 FAULTS=1 KILL=1 DOUBLE=1"}
+
+WEIGHTS_CONFIGURATIONS = {"weights": "WRITERS=2 WRITES=3 FAULTS=3"}
+WEIGHTS_LARGE = {"weights, four writes": "WRITERS=2 WRITES=4 FAULTS=4"}
+WEIGHTS_CYCLES = {"weights, cycles": "WRITERS=2 WRITES=2 FAULTS=2"}
 
 MUTANTS = {
     "REAPPLY": "a repeated chunk is added again",
@@ -63,6 +68,14 @@ MUTANT_CONFIGURATIONS = (
     "LANES=2 CHUNKS=1 STEPS=2 FAULTS=2 KILL=1 DOUBLE=1",
     "LANES=2 CHUNKS=2 STEPS=2 FAULTS=2 KILL=0 DOUBLE=1",
 )
+WEIGHTS_MUTANTS = {
+    "STAGED_SURVIVES": "a restore leaves a write that is under way",
+    "PUBLISHING_SURVIVES": "a restore leaves a write whose commit waits for the device",
+    "PUBLISH_WHATEVER_IS_STAGED": "a commit that was undone publishes the next write",
+    "UNDONE_FORGOTTEN": "a write that was undone is as unknown as one that never was",
+    "COMMIT_FORGOTTEN": "a repeated commit is not known",
+    "DRAIN_FORGETS": "a drain checkpoint does not have the last commit",
+}
 
 
 class Failure(Exception):
@@ -73,12 +86,12 @@ def run(command, folder):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def build(folder, definitions, options):
+def build(folder, model, definitions, options):
     """The verifier of the model with these definitions."""
     for part in os.listdir(HERE):
         if part.endswith(".pml"):
             shutil.copy(os.path.join(HERE, part), folder)
-    spin = run(["spin", *[f"-D{definition}" for definition in definitions], "-a", MODEL], folder)
+    spin = run(["spin", *[f"-D{definition}" for definition in definitions], "-a", model], folder)
     if spin.returncode or "rror" in spin.stdout:
         raise Failure(f"spin: {spin.stdout}{spin.stderr}")
     gcc = run(["gcc", "-w", "-DVECTORSZ=2048", *options, "-o", "pan", "pan.c"], folder)
@@ -91,11 +104,11 @@ def number(pattern, text):
     return int(float(found.group(1))) if found else None
 
 
-def search(name, definitions, folder, gib, cycles=False):
+def search(name, model, definitions, folder, gib, cycles=False):
     """A report of the whole search: states, depth, errors, MiB, seconds and lines that were not reached."""
     began = time.monotonic()
     optimisation = "-O0" if any(definition.startswith("BUG_") for definition in definitions) else "-O2"  # found at once
-    build(folder, definitions, [optimisation, f"-DMEMLIM={gib * 1024}", "-DNP" if cycles else "-DSAFETY"])
+    build(folder, model, definitions, [optimisation, f"-DMEMLIM={gib * 1024}", "-DNP" if cycles else "-DSAFETY"])
     pan = run(["./pan", f"-m{DEPTH}", "-w22", *(["-l"] if cycles else [])], folder)
     errors = number(r"errors: (\d+)", pan.stdout)
     if errors is None:
@@ -128,15 +141,15 @@ def identity():
     return digest.hexdigest()
 
 
-def verify(arguments, workspace):
+def verify(arguments, workspace, model, small, large, cycles):
+    """Problems of the search of one model."""
     problems, unreached = [], None
-    chosen = dict(CONFIGURATIONS, **(LARGE if arguments.large else {}), **CYCLES)
-    for name, definitions in chosen.items():
+    for name, definitions in dict(small, **(large if arguments.large else {}), **cycles).items():
         if arguments.only and arguments.only not in name:
             continue
         folder = tempfile.mkdtemp(dir=workspace)
-        gib = 8 if name in LARGE else 2
-        report = search(name, definitions.split(), folder, gib, cycles=name in CYCLES)
+        gib = 8 if name in large else 2
+        report = search(name, model, definitions.split(), folder, gib, cycles=name in cycles)
         show(name, report)
         if report["errors"]:
             problems.append(f"{name}: {report['what']} ({folder})")
@@ -148,21 +161,31 @@ def verify(arguments, workspace):
     return problems
 
 
-def refute(arguments, workspace):
+def refute(arguments, workspace, model, mutants, configurations):
+    """Problems of the broken versions of one model."""
     problems = []
-    for mutant, meaning in MUTANTS.items():
+    for mutant, meaning in mutants.items():
         if arguments.only and arguments.only not in mutant:
             continue
-        for definitions in MUTANT_CONFIGURATIONS:
+        for definitions in configurations:
             folder = tempfile.mkdtemp(dir=workspace)
-            report = search(mutant, [*definitions.split(), f"BUG_{mutant}"], folder, 2)
+            report = search(mutant, model, [*definitions.split(), f"BUG_{mutant}"], folder, 2)
             if report["errors"]:
                 break
         if report["errors"]:
-            print(f"{mutant:18} refuted: {meaning}: {report['what']}", flush=True)
+            print(f"{mutant:26} refuted: {meaning}: {report['what']}", flush=True)
         else:
-            problems.append(f"BUG_{mutant} is not refuted: {meaning}")
+            problems.append(f"BUG_{mutant} of {model} is not refuted: {meaning}")
     return problems
+
+
+def check(arguments, workspace):
+    return [
+        *verify(arguments, workspace, PROTOCOL, CONFIGURATIONS, LARGE, CYCLES),
+        *refute(arguments, workspace, PROTOCOL, MUTANTS, MUTANT_CONFIGURATIONS),
+        *verify(arguments, workspace, WEIGHTS, WEIGHTS_CONFIGURATIONS, WEIGHTS_LARGE, WEIGHTS_CYCLES),
+        *refute(arguments, workspace, WEIGHTS, WEIGHTS_MUTANTS, WEIGHTS_CONFIGURATIONS.values()),
+    ]
 
 
 def main():
@@ -184,7 +207,7 @@ def main():
         os.makedirs(arguments.keep, exist_ok=True)
     workspace = arguments.keep or tempfile.mkdtemp(prefix="lossd-model-")
     try:
-        problems = verify(arguments, workspace) + refute(arguments, workspace)
+        problems = check(arguments, workspace)
     except Failure as failure:
         problems = [str(failure)]
     finally:

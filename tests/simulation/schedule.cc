@@ -132,7 +132,7 @@ void Schedule::Disturb() {
   const auto lane = static_cast<size_t>(random_.Below(client.lanes));
   LaneState* state = client.session == nullptr ? nullptr : &client.session->lanes[lane];
   SimStream* stream = state == nullptr ? nullptr : state->stream.get();
-  switch (random_.Below(18)) {
+  switch (random_.Below(20)) {
     case 0:
     case 1:
     case 2:
@@ -180,6 +180,9 @@ void Schedule::Disturb() {
       return CallAsRival();
     case 16:
       return ReadStats();
+    case 17:
+    case 18:
+      return StageWrite();
     default:
       Count("stream fenced");  // by the same client, which does not wait for the end of the old one
       if (stream != nullptr) {

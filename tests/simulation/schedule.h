@@ -175,6 +175,15 @@ class Schedule {
   void DeleteHead();
   void WriteWeights();
   void KillStreams();
+
+  // --- sim_writes.cc ---
+  // Begins a write with half of its rows, or ends the one that was begun.
+  void StageWrite();
+  void EndWrite();
+  // The same in the middle of a restore that is about to begin.
+  void CommitDuringRestore();
+  void ForgetWrite();
+  void CheckUndone(absl::string_view what, const absl::Status& status);
   // Everything since the trainer's progress that the server goes on from is done again.
   void Replay(const Progress& progress);
   bool LostServer();
@@ -211,6 +220,14 @@ class Schedule {
     uint64_t restores = 0;
   };
   std::optional<OldCall> old_call_;
+  // Weights on their way in, of which the server has half the rows.
+  struct HalfWrite {
+    enum class Fate { kUnderWay, kUndone, kForgotten };
+    std::string id;
+    Values weights;
+    Fate fate = Fate::kUnderWay;  // kUndone: by a restore; kForgotten: the server has heard of no such write
+  };
+  std::optional<HalfWrite> half_write_;
 };
 
 }  // namespace lossd::simulation

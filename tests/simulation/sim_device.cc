@@ -139,6 +139,7 @@ class SimBackend : public engine::HeadBackend {
     return absl::OkStatus();
   }
   absl::Status WriteState(const std::string& tensor, int64_t first, int64_t rows, const void* in) override {
+    if (gate_->on_write_state) std::exchange(gate_->on_write_state, nullptr)();
     const auto [values, columns] = Tensor(tensor);
     std::copy_n(static_cast<const float*>(in), rows * columns, values->data() + first * columns);
     return absl::OkStatus();

@@ -4,6 +4,7 @@
 #define LOSSD_TESTS_SIMULATION_SIM_DEVICE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "server/engine/head_backend.h"
@@ -22,9 +23,10 @@ enum class Sabotage {
 
 // How far batches may go. Shared by a schedule and its devices, one after the other. One thread's.
 struct SimGate {
-  bool free = false;  // at once to their end
-  int answers = 0;    // so many chunks more may be answered,
-  int ends = 0;       // and so many answered batches end
+  bool free = false;                     // at once to their end
+  int answers = 0;                       // so many chunks more may be answered,
+  int ends = 0;                          // and so many answered batches end
+  std::function<void()> on_write_state;  // called once, in the middle of a restore
   Sabotage sabotage = Sabotage::kNone;
   int64_t sabotaged = 0;  // how often
 

@@ -91,15 +91,19 @@ void Schedule::RestoreInPlace() {
   if (!saved_.has_value() || server_->head() == nullptr || LostServer()) return;
   Count("restore");
   Say("RestoreCheckpoint");
+  const bool under_way = half_write_.has_value() && half_write_->fate == HalfWrite::Fate::kUnderWay;
+  if (under_way && random_.OneIn(2)) CommitDuringRestore();
   absl::Status status;
   server_->Run([&] { status = server_->engine().RestoreCheckpoint(kHead, "").status(); });
   if (!status.ok()) Diverge(absl::StrCat("RestoreCheckpoint: ", Text(status)));
+  if (under_way && half_write_.has_value()) half_write_->fate = HalfWrite::Fate::kUndone;
 }
 
 void Schedule::Drain() {
   if (LostServer() || server_->head() == nullptr) return;
   Count("drain");
   Say("SIGTERM");
+  ForgetWrite();
   ending_.begun = nullptr;
   ending_.stepped = nullptr;
   // A step that waits for its turn takes it before the server goes.
@@ -116,6 +120,7 @@ void Schedule::Kill() {
   if (!saved_.has_value() && outcome_.events.contains("drain")) return;
   Count("kill");
   Say("kill -9");
+  ForgetWrite();
   KillStreams();
   ending_.begun = nullptr;
   ending_.stepped = nullptr;
@@ -134,6 +139,7 @@ void Schedule::DeleteHead() {
   if (kept.ok() == holds) return Diverge(absl::StrCat("DeleteHead without discarding: ", Text(kept)));
   if (holds && !engine.DeleteHead(kHead, engine::Head::DiscardGradient::kYes).ok()) Diverge("DeleteHead");
   saved_.reset();
+  ForgetWrite();
   version_ = server_->Create(progress_.weights);
   versions_.clear();
   versions_[version_] = progress_.weights;
@@ -147,6 +153,8 @@ void Schedule::WriteWeights() {
   if (phase_ != Phase::kIdle || LostServer() || server_->head() == nullptr) return;
   Count("weights written");
   for (float& value : progress_.weights.matrix) value += static_cast<float>(random_.Below(3) - 1);
+  // This takes the place of another write that is under way.
+  if (half_write_.has_value() && half_write_->fate == HalfWrite::Fate::kUnderWay) ForgetWrite();
   const uint64_t version = server_->Create(progress_.weights);
   if (version != version_ + 1) Diverge(absl::StrCat("weights ", version, " after ", version_));
   version_ = version;

@@ -72,19 +72,26 @@ void SimServer::Run(const std::function<void()>& call) {
 
 uint64_t SimServer::Create(const Values& weights) {
   const std::shared_ptr<engine::Head> head = *engine_->CreateHead(options_.head);
-  const auto bytes = [](const std::vector<float>& values) {
-    return absl::string_view(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-  };
   const std::string write = *head->BeginWrite("create", engine::Head::Replace::kYes, engine::RandomId());
-  (*head->FindWrite(write))
-      ->Write(0, kVocab, kernels::DataType::kFloat32, bytes(weights.matrix), bytes(weights.bias))
-      .IgnoreError();
+  WriteRows(write, weights, 0, kVocab).IgnoreError();
   uint64_t version = 0;
   head->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& published) { version = *published; });
   gate_.free = true;
   engine_->WaitIdle();
   gate_.free = false;
   return version;
+}
+
+absl::Status SimServer::WriteRows(const std::string& write, const Values& weights, int64_t first,
+                                  int64_t rows) {
+  const absl::StatusOr<std::shared_ptr<engine::StagedWrite>> staged = head()->FindWrite(write);
+  if (!staged.ok()) return staged.status();
+  const auto bytes = [first, rows](const std::vector<float>& values, int64_t columns) {
+    return absl::string_view(reinterpret_cast<const char*>(values.data() + first * columns),
+                             static_cast<size_t>(rows * columns) * sizeof(float));
+  };
+  return (*staged)->Write(first, rows, kernels::DataType::kFloat32, bytes(weights.matrix, kHidden),
+                          bytes(weights.bias, 1));
 }
 
 Values SimServer::Weights() {

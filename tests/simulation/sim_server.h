@@ -39,6 +39,8 @@ class SimServer {
   // Creates the head, with these weights; their version.
   uint64_t Create(const Values& weights);
   Values Weights();
+  // Rows [first, first + rows) of `weights` as a part of this write.
+  absl::Status WriteRows(const std::string& write, const Values& weights, int64_t first, int64_t rows);
 
   // SIGTERM, and the next start. Everything accepted is finished; `streams_end` is called between.
   absl::Status Drain(const std::function<void()>& streams_end);

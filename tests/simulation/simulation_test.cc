@@ -50,6 +50,10 @@ TEST(SimulationTest, NoScheduleDiverges) {
                             "weights written",
                             "window",
                             "window lost",
+                            "write begun",
+                            "write ended",
+                            "write forgotten",
+                            "write undone",
                             "wrong generation",
                             "wrong marks"}) {
     const auto found = summary.events.find(event);

@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "proto/safetensors/safetensors.h"
+#include "server/engine/checkpoint_store.h"
 #include "server/rpc/weight_loader.h"
 #include "tests/integration/server/test_server.h"
+#include "tests/unit/engine/checkpoint_folder.h"
 
 namespace lossd::testing::load_weights_test {
 namespace {
@@ -406,6 +408,35 @@ TEST_F(LoadUnderWay, ADeletedHeadEndsIt) {
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("was deleted"));
+}
+
+TEST_F(LoadUnderWay, ARestoreUndoesIt) {
+  engine::CheckpointFolder checkpoints;
+  TestServerOptions options;
+  options.server.weights_dir = folder_;
+  options.engine.checkpoints = *engine::CheckpointStore::Open(checkpoints.path());
+  Start(options);
+  CreateHead(*stubs_, "head", kRows, kColumns);
+  v1::SaveCheckpointRequest save;
+  save.set_head("head");
+  save.set_tag("a");
+  v1::SaveCheckpointResponse saved;
+  grpc::ClientContext save_context;
+  ASSERT_TRUE(stubs_->heads->SaveCheckpoint(&save_context, save, &saved).ok());
+  const std::vector<float> before = Read("head");
+  const absl::Status status = LoadWith([this] {
+    v1::RestoreCheckpointRequest request;
+    request.set_head("head");
+    v1::RestoreCheckpointResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(stubs_->heads->RestoreCheckpoint(&context, request, &response).ok());
+    return false;
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("restored from a checkpoint since it began"));
+  EXPECT_EQ(Read("head"), before);
+  EXPECT_TRUE(BeginWrite("head", "free").ok()) << "it is still in the way";
+  server_.reset();  // before its folder goes
 }
 
 TEST_F(LoadUnderWay, ADrainEndsIt) {

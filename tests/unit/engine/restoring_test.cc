@@ -108,6 +108,63 @@ TEST_F(RestoringTest, ADeterministicSessionThatIsClosedMeanwhileComesBack) {
   EXPECT_TRUE(fixture_.engine->CloseSession(session).ok());
 }
 
+// A write of every row, and what became of its commit.
+class RestoredWriteTest : public RestoringTest {
+ protected:
+  std::string BeginWhole(const std::string& key) {
+    const absl::StatusOr<std::string> id = fixture_.head->BeginWrite(key, Head::Replace::kNo, "id of " + key);
+    EXPECT_TRUE(id.ok()) << id.status();
+    const std::vector<float> ones(EngineFixture::kVocab * EngineFixture::kHidden, 1);
+    const absl::string_view bytes(reinterpret_cast<const char*>(ones.data()), ones.size() * sizeof(float));
+    EXPECT_TRUE((*fixture_.head->FindWrite(*id))
+                    ->Write(0, EngineFixture::kVocab, kernels::DataType::kFloat32, bytes)
+                    .ok());
+    return *id;
+  }
+  void Commit(const std::string& id) {
+    fixture_.head->CommitWrite(id, [this](const absl::StatusOr<uint64_t>& version) { version_ = version; });
+  }
+  absl::StatusOr<uint64_t> version_ = absl::UnknownError("no answer");
+};
+
+// The commit was accepted, and only waited for the device, which was busy with the restore.
+TEST_F(RestoredWriteTest, ACommitThatWaitsForTheRestoreIsAborted) {
+  const std::string id = BeginWhole("w");
+  Restore([&] { Commit(id); });
+  EXPECT_EQ(version_.status().code(), absl::StatusCode::kAborted) << version_.status();
+  const std::string next = BeginWhole("next");
+  Commit(next);
+  fixture_.engine->WaitIdle();
+  EXPECT_TRUE(version_.ok()) << version_.status();
+  EXPECT_EQ(fixture_.Weight(), 1);
+}
+
+TEST_F(RestoredWriteTest, AWriteThatIsBegunMeanwhileIsUndone) {
+  std::string id;
+  Restore([&] { id = BeginWhole("w"); });
+  Commit(id);
+  EXPECT_EQ(version_.status().code(), absl::StatusCode::kAborted) << version_.status();
+  EXPECT_EQ(fixture_.Weight(), -5) << "the step behind the restore";
+}
+
+TEST_F(RestoredWriteTest, ARepeatedCommitOfWhatTheRestoreUndidIsAborted) {
+  const std::string id = BeginWhole("w");
+  Commit(id);
+  fixture_.engine->WaitIdle();
+  ASSERT_TRUE(version_.ok()) << version_.status();
+  Restore([] {});
+  Commit(id);
+  EXPECT_EQ(version_.status().code(), absl::StatusCode::kAborted) << version_.status();
+}
+
+TEST_F(RestoredWriteTest, AWriteSurvivesARestoreThatChangesNothing) {
+  const std::string id = BeginWhole("w");
+  EXPECT_FALSE(fixture_.engine->RestoreCheckpoint("h", "nowhere").ok());
+  Commit(id);
+  fixture_.engine->WaitIdle();
+  EXPECT_TRUE(version_.ok()) << version_.status();
+}
+
 TEST_F(RestoringTest, ADeviceThatFailsMeanwhileEndsTheServer) {
   fixture_.gate.OnWriteState([this] { fixture_.gate.Fail(); });
   const absl::Status restored = fixture_.engine->RestoreCheckpoint("h", "a").status();
