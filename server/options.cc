@@ -76,10 +76,11 @@ ABSL_FLAG(int64_t, session_credit_bytes, 0,
           "the same for all lanes of one session together; 0 takes that of four lanes");
 ABSL_FLAG(
     int64_t, staging_bytes, 0,
-    "credits of all sessions together; a session that does not fit is refused with a time to try again; 0 "
-    "takes a quarter of the memory that is available at start, from 2 GiB to 64 GiB");
+    "credits of all sessions, and what streams of rows hold, together; a session or stream that does not fit "
+    "is refused with a time to try again; 0 takes a quarter of the memory that is available at start, from 2 "
+    "GiB to 64 GiB");
 ABSL_FLAG(int64_t, head_staging_bytes, 0,
-          "credits of the sessions of one head together; 0 takes --staging_bytes");
+          "the same for the sessions and streams of one head; 0 takes --staging_bytes");
 ABSL_FLAG(
     int64_t, pinned_bytes, int64_t{512} << 20,
     "page-locked memory that a GPU copies payloads and results from and to by itself; beyond it they are "
@@ -98,7 +99,7 @@ ABSL_FLAG(absl::Duration, batching_window, absl::ZeroDuration(),
 ABSL_FLAG(int64_t, max_heads, 64, "most heads");
 ABSL_FLAG(int64_t, max_sessions, 1024, "most open sessions");
 ABSL_FLAG(int32_t, max_lanes, 16, "most lanes of one session");
-ABSL_FLAG(int64_t, max_streams, 4096, "most Compute streams");
+ABSL_FLAG(int64_t, max_streams, 4096, "most streams: Compute, ReadWeights and ReadGradient together");
 ABSL_FLAG(absl::Duration, session_lease, absl::Minutes(10),
           "a session without a stream and without a call this long is closed");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),

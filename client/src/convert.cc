@@ -213,9 +213,16 @@ ServerMemory FromProto(const v1::GetMemoryResponse& response) {
                       .shared = FromProto(response.shared()),
                       .device_total_bytes = response.device_total_bytes(),
                       .device_free_bytes = response.device_free_bytes(),
-                      .head_quota_bytes = response.head_quota_bytes()};
+                      .head_quota_bytes = response.head_quota_bytes(),
+                      .staging_limit_bytes = response.staging_limit_bytes(),
+                      .staging_reserved_bytes = response.staging_reserved_bytes(),
+                      .row_streams = response.row_streams(),
+                      .row_stream_bytes = response.row_stream_bytes()};
   for (const auto& head : response.heads()) {
-    memory.heads.push_back({.name = head.head(), .items = FromProto(head.items())});
+    memory.heads.push_back({.name = head.head(),
+                            .items = FromProto(head.items()),
+                            .row_streams = head.row_streams(),
+                            .row_stream_bytes = head.row_stream_bytes()});
   }
   return memory;
 }

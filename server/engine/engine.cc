@@ -16,6 +16,17 @@ namespace {
 constexpr size_t kMaxClientKey = 256;
 constexpr int64_t kLanesOfCredit = 4;  // that a session has by default
 
+// What streams of rows have on top of a limit that sessions may fill: this part of it.
+int64_t OnlyForRows(int64_t limit) { return limit / 8; }
+
+// What is left of `limit` for sessions, and for streams of rows, when these have taken so much.
+int64_t LeftForSessions(int64_t limit, int64_t credits, int64_t rows) {
+  return std::max<int64_t>(0, limit - credits - std::max<int64_t>(0, rows - OnlyForRows(limit)));
+}
+int64_t LeftForRows(int64_t limit, int64_t credits, int64_t rows) {
+  return limit + OnlyForRows(limit) - credits - rows;
+}
+
 absl::Status UnknownHead(absl::string_view name) {
   return MakeError(
       absl::StatusCode::kNotFound, RejectReason::kUnknownHead, "head",
@@ -218,8 +229,10 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
 
   // A new session: admitted only if its credit fits what is set aside for staging.
   const int64_t credit = CreditOf(lanes);
-  const int64_t free = options_.staging_bytes - staging_reserved_;
   const int64_t share = options_.head_staging_bytes;
+  const int64_t free = LeftForSessions(options_.staging_bytes, staging_reserved_, row_streams_.Total().bytes);
+  const int64_t credits = share > 0 ? StagingOfLocked(head.get()) : 0;
+  const int64_t rows = row_streams_.Of(head_name).bytes;
   absl::Status admission;
   if (static_cast<int64_t>(sessions_.size()) >= options_.max_sessions) {
     admission = Overload("client_key", absl::StrCat("there are ", sessions_.size(),
@@ -229,10 +242,10 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
                                                " bytes; ", free, " of ", options_.staging_bytes,
                                                " are free (--staging_bytes, --lane_credit_bytes): "
                                                "close a session, or take fewer lanes"));
-  } else if (share > 0 && credit > share - StagingOfLocked(head.get())) {
+  } else if (share > 0 && credit > LeftForSessions(share, credits, rows)) {
     admission = Overload("lanes", absl::StrCat("lanes is ", lanes, ", which takes a credit of ", credit,
-                                               " bytes; sessions of head ", head_name, " have ",
-                                               StagingOfLocked(head.get()), " of the ", share,
+                                               " bytes; sessions of head ", head_name, " have ", credits,
+                                               ", and streams of its rows ", rows, ", of the ", share,
                                                " that are a head's share (--head_staging_bytes): "
                                                "close one of them, or take fewer lanes"));
   }
@@ -334,6 +347,39 @@ std::map<std::string, int64_t> Engine::StagingByHead() const {
     staging[session.head->config().name] += session.credit->limit();
   }
   return staging;
+}
+
+absl::Status Engine::CheckStreams(absl::string_view field) {
+  const int64_t rows = row_streams_.Total().streams;
+  if (counters_.live_streams + rows < options_.max_streams) return absl::OkStatus();
+  return Overload(field, absl::StrCat("there are ", counters_.live_streams.load(), " Compute streams and ",
+                                      rows, " streams of rows; the limit of both together is ",
+                                      options_.max_streams, " (--max_streams)"));
+}
+
+absl::StatusOr<std::shared_ptr<const void>> Engine::TakeRowStream(const Head& head, int64_t bytes) {
+  const std::string& name = head.config().name;
+  const std::lock_guard lock(mutex_);  // nobody else looks for room meanwhile
+  const RowStreamUsage of_head = row_streams_.Of(name);
+  if (of_head.streams == 0) return row_streams_.Take(name, bytes);
+  if (absl::Status streams = CheckStreams("head"); !streams.ok()) return streams;
+  const int64_t rows = row_streams_.Total().bytes;
+  if (bytes > LeftForRows(options_.staging_bytes, staging_reserved_, rows)) {
+    return Overload("head", absl::StrCat("another stream of rows may hold ", bytes,
+                                         " bytes; those under way, ", rows, ", and the credits of sessions, ",
+                                         staging_reserved_, ", leave too little of ", options_.staging_bytes,
+                                         " (--staging_bytes): read those that were begun to their ends"));
+  }
+  const int64_t share = options_.head_staging_bytes;
+  const int64_t credits = share > 0 ? StagingOfLocked(&head) : 0;
+  if (share > 0 && bytes > LeftForRows(share, credits, of_head.bytes)) {
+    return Overload("head", absl::StrCat("another stream of rows may hold ", bytes, " bytes; those of head ",
+                                         name, ", ", of_head.bytes, ", and the credits of its sessions, ",
+                                         credits, ", leave too little of the ", share,
+                                         " that are a head's share (--head_staging_bytes): read those that "
+                                         "were begun to their ends"));
+  }
+  return row_streams_.Take(name, bytes);
 }
 
 int64_t Engine::staging_reserved() const {

@@ -29,6 +29,7 @@
 #include "server/engine/memory_budget.h"
 #include "server/engine/region_table.h"
 #include "server/engine/retry_slots.h"
+#include "server/engine/row_streams.h"
 #include "server/engine/session_credit.h"
 #include "server/engine/staging.h"
 
@@ -44,12 +45,14 @@ struct EngineOptions {
   ChunkLimits chunk_limits;
   int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
   int64_t session_credit_bytes = 0;               // that all lanes of a session may; 0: four lanes' worth
-  int64_t staging_bytes = int64_t{2} << 30;       // of all sessions' credits together
-  int64_t head_staging_bytes = 0;                 // of that, those of one head's; 0: all of it
-  int32_t max_lanes = 16;                         // of one session
+  // Of all sessions' credits and streams of rows together; the latter have an eighth on top, so that full
+  // sessions never keep a window from being read.
+  int64_t staging_bytes = int64_t{2} << 30;
+  int64_t head_staging_bytes = 0;  // of that, and likewise, what one head's may have; 0: all of it
+  int32_t max_lanes = 16;          // of one session
   int64_t max_heads = 64;
   int64_t max_sessions = 1024;
-  int64_t max_streams = 4096;
+  int64_t max_streams = 4096;  // of chunks and of rows
   absl::Duration session_lease = absl::Minutes(10);
   absl::Duration place_timeout = absl::Seconds(10);  // HeadEnvironment's
   RegionLimits regions;
@@ -149,6 +152,12 @@ class Engine {
   // What open sessions hold of options().staging_bytes.
   int64_t staging_reserved() const;
   std::map<std::string, int64_t> StagingByHead() const;  // the same, of every head there is
+  // RESOURCE_EXHAUSTED, with a delay, while there are as many streams as there may be.
+  absl::Status CheckStreams(absl::string_view field);
+  // Room for one more stream of this head's rows, which may hold `bytes` until the answer is dropped.
+  // RESOURCE_EXHAUSTED, with a delay, if streams or staging are used up; a head's only one is never refused.
+  absl::StatusOr<std::shared_ptr<const void>> TakeRowStream(const Head& head, int64_t bytes);
+  const RowStreams& row_streams() const { return row_streams_; }
   // Closes sessions whose lease has ended, and ends waits for places (Head::ResumeStalled).
   void ExpireSessions();
 
@@ -235,6 +244,7 @@ class Engine {
   std::map<std::string, std::shared_ptr<Head>> heads_;
   std::map<std::string, SessionEntry> sessions_;
   int64_t staging_reserved_ = 0;  // credits of all sessions
+  RowStreams row_streams_;
   RetrySlots retry_slots_;
 
   BatchScheduler scheduler_;  // last: its thread stops before anything else goes

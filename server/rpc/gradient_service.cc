@@ -110,6 +110,10 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GradientService::ReadGradient(
     return wire::Encode(header, data);
   };
   source.translate = [this](const absl::Status& status) { return ToGrpc(status, engine_->counters()); };
+  absl::StatusOr<std::shared_ptr<const void>> room =
+      engine_->TakeRowStream(*head, RowStreamReactor::MostBytes(source));
+  if (!room.ok()) return fail(room.status());
+  source.room = *std::move(room);
   return new RowStreamReactor(std::move(source));  // deletes itself when gRPC is done with it
 }
 

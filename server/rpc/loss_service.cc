@@ -135,10 +135,7 @@ grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext*
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Compute(
     grpc::CallbackServerContext* context) {
   auto record = CallRecord::Begin(reports_, kComputePath, *context);
-  const int64_t most = engine_->options().max_streams;
-  if (engine_->counters().live_streams >= most) {
-    const absl::Status status = engine_->Overload(
-        "start", absl::StrCat("there are ", most, " Compute streams, which is the limit (--max_streams)"));
+  if (const absl::Status status = engine_->CheckStreams("start"); !status.ok()) {
     return new RefusedStream(std::move(record), ToGrpc(status, engine_->counters()));
   }
   // Held here until it is registered: a stream may be over before Start returns.

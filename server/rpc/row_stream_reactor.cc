@@ -11,8 +11,19 @@ namespace {
 
 // Below the 4 MiB that gRPC clients accept by default.
 constexpr int64_t kStreamedBytes = int64_t{2} << 20;
+constexpr int64_t kMostPieces = 3;  // sent, read, and being read
+
+int64_t RowBytes(const RowStreamReactor::Source& source) { return source.row_bytes + source.bias_row_bytes; }
+
+int64_t RowsOfPiece(const RowStreamReactor::Source& source) {
+  return std::max<int64_t>(1, kStreamedBytes / RowBytes(source));
+}
 
 }  // namespace
+
+int64_t RowStreamReactor::MostBytes(const Source& source) {
+  return std::min(source.range.rows, kMostPieces * RowsOfPiece(source)) * RowBytes(source);
+}
 
 RowStreamReactor::RowStreamReactor(Source source)
     : source_(std::move(source)), row_(source_.range.first_row) {
@@ -24,8 +35,7 @@ RowStreamReactor::RowStreamReactor(const grpc::Status& status) { Finish(status);
 
 void RowStreamReactor::StartRead() {
   const int64_t end = source_.range.first_row + source_.range.rows;
-  const int64_t row_bytes = source_.row_bytes + source_.bias_row_bytes;
-  const int64_t rows = std::min(std::max<int64_t>(1, kStreamedBytes / row_bytes), end - row_);
+  const int64_t rows = std::min(RowsOfPiece(source_), end - row_);
   data_ = engine::StagedResult(rows * source_.row_bytes, source_.device);
   bias_.resize(static_cast<size_t>(rows * source_.bias_row_bytes));
   auto* bias = bias_.empty() ? nullptr : reinterpret_cast<float*>(bias_.data());

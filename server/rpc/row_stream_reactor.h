@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -41,7 +42,12 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
                                    std::string bias)>
         encode;
     std::function<grpc::Status(const absl::Status&)> translate;
+    // Engine::TakeRowStream's, for MostBytes; given back when gRPC is done with the call.
+    std::shared_ptr<const void> room = nullptr;
   };
+
+  // What a stream of `source` may hold while its client does not read: two pieces, and the one that gRPC has.
+  static int64_t MostBytes(const Source& source);
 
   explicit RowStreamReactor(Source source);
   // Ends at once.

@@ -45,9 +45,17 @@ grpc::ServerUnaryReactor* StatusService::GetMemory(grpc::CallbackServerContext* 
   response->set_head_quota_bytes(engine_->budget().head_quota());
   response->set_process_resident_bytes(process.resident_bytes);
   response->set_process_peak_bytes(process.peak_bytes);
+  const engine::RowStreamUsage rows = engine_->row_streams().Total();
+  response->set_staging_limit_bytes(engine_->options().staging_bytes);
+  response->set_staging_reserved_bytes(engine_->staging_reserved());
+  response->set_row_streams(rows.streams);
+  response->set_row_stream_bytes(rows.bytes);
   for (const auto& [head, items] : usage.heads) {
     v1::HeadMemory* memory = response->add_heads();
     memory->set_head(head);
+    const engine::RowStreamUsage of_head = engine_->row_streams().Of(head);
+    memory->set_row_streams(of_head.streams);
+    memory->set_row_stream_bytes(of_head.bytes);
     for (const engine::MemoryItem& item : items) ToProto(item, memory->add_items());
   }
   const auto is_regions = [](const engine::MemoryItem& item) { return item.purpose == "regions"; };

@@ -12,6 +12,9 @@ constexpr Metric kAllStaging{"lossd_staging_reserved_bytes", "Credits of all ope
 constexpr Metric kStagingLimit{"lossd_staging_limit_bytes", "What the credits of all sessions may come to.",
                                kGauge};
 constexpr Metric kStreams{"lossd_live_streams", "Compute streams.", kGauge};
+constexpr Metric kRowStreams{"lossd_row_streams", "Calls of ReadWeights and ReadGradient.", kGauge};
+constexpr Metric kRowStreamBytes{"lossd_row_stream_bytes",
+                                 "What these may hold until their clients have read it.", kGauge};
 constexpr Metric kAllSessions{"lossd_sessions", "Open sessions.", kGauge};
 constexpr Metric kHeads{"lossd_heads", "Heads.", kGauge};
 constexpr Metric kDraining{"lossd_draining", "1 while the server is shutting down.", kGauge};
@@ -54,6 +57,9 @@ void CollectMemory(const engine::Engine& engine, Exposition& out) {
   out.Only(kAllStaging, engine.staging_reserved());
   out.Only(kStagingLimit, engine.options().staging_bytes);
   out.Only(kStreams, counters.live_streams);
+  const engine::RowStreamUsage rows = engine.row_streams().Total();
+  out.Only(kRowStreams, rows.streams);
+  out.Only(kRowStreamBytes, rows.bytes);
   out.Only(kAllSessions, engine.sessions());
   out.Only(kHeads, engine.Heads().size());
   out.Only(kDraining, engine.draining() ? 1 : 0);

@@ -162,6 +162,8 @@ struct ServerMemory {
   struct Head {
     std::string name;
     std::vector<MemoryItem> items;
+    int64_t row_streams = 0;  // of those below
+    int64_t row_stream_bytes = 0;
   };
   std::vector<Head> heads;
   std::vector<MemoryItem> shared;
@@ -169,6 +171,12 @@ struct ServerMemory {
   int64_t device_total_bytes = 0;
   int64_t device_free_bytes = 0;
   int64_t head_quota_bytes = 0;  // what one head may reserve with all its sessions; 0: no quota
+  // What is under way comes on top: credits of sessions, and streams of rows (ReadWeights, ReadGradient) with
+  // what they may hold until they are read. 0 of a server that does not tell.
+  int64_t staging_limit_bytes = 0;
+  int64_t staging_reserved_bytes = 0;
+  int64_t row_streams = 0;
+  int64_t row_stream_bytes = 0;
 };
 
 // Bytes of messages, repeated ones too, without what gRPC and the network add; not what lies in regions.

@@ -92,6 +92,8 @@ class ServerStatus:
 class HeadMemory:
     name: str = ""
     items: tuple[MemoryItem, ...] = ()
+    row_streams: int = 0
+    row_stream_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,10 @@ class ServerMemory:
     device_total_bytes: int = 0
     device_free_bytes: int = 0
     head_quota_bytes: int = 0
+    staging_limit_bytes: int = 0
+    staging_reserved_bytes: int = 0
+    row_streams: int = 0
+    row_stream_bytes: int = 0
 
 
 @dataclass(frozen=True)

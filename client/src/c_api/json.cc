@@ -119,7 +119,10 @@ Json ToJson(const ServerStatus& status) {
 Json ToJson(const ServerMemory& memory) {
   Json heads = Json::array();
   for (const ServerMemory::Head& head : memory.heads) {
-    heads.push_back({{"name", head.name}, {"items", ToJson(head.items)}});
+    heads.push_back({{"name", head.name},
+                     {"items", ToJson(head.items)},
+                     {"row_streams", head.row_streams},
+                     {"row_stream_bytes", head.row_stream_bytes}});
   }
   return {{"limit_bytes", memory.limit_bytes},
           {"reserved_bytes", memory.reserved_bytes},
@@ -129,7 +132,11 @@ Json ToJson(const ServerMemory& memory) {
           {"shared", ToJson(memory.shared)},
           {"device_total_bytes", memory.device_total_bytes},
           {"device_free_bytes", memory.device_free_bytes},
-          {"head_quota_bytes", memory.head_quota_bytes}};
+          {"head_quota_bytes", memory.head_quota_bytes},
+          {"staging_limit_bytes", memory.staging_limit_bytes},
+          {"staging_reserved_bytes", memory.staging_reserved_bytes},
+          {"row_streams", memory.row_streams},
+          {"row_stream_bytes", memory.row_stream_bytes}};
 }
 
 Json ToJson(const Traffic& traffic) {

@@ -25,6 +25,10 @@ nlohmann::ordered_json ToJson(const ServerMemory& memory) {
           {"head_quota_bytes", memory.head_quota_bytes},
           {"device_total_bytes", memory.device_total_bytes},
           {"device_free_bytes", memory.device_free_bytes},
+          {"staging_limit_bytes", memory.staging_limit_bytes},
+          {"staging_reserved_bytes", memory.staging_reserved_bytes},
+          {"row_streams", memory.row_streams},
+          {"row_stream_bytes", memory.row_stream_bytes},
           {"process_resident_bytes", memory.process_resident_bytes},
           {"process_peak_bytes", memory.process_peak_bytes},
           {"heads", heads},
@@ -71,6 +75,12 @@ std::string ToText(const ServerMemory& memory) {
   if (memory.head_quota_bytes > 0) {
     absl::StrAppend(&text, "quota     ", FormatBytes(memory.head_quota_bytes), " a head\n");
   }
+  if (memory.staging_limit_bytes > 0) {
+    const int64_t taken = memory.staging_reserved_bytes + memory.row_stream_bytes;
+    absl::StrAppend(&text, SummaryLine("staging   ", taken, memory.staging_limit_bytes),
+                    "          sessions ", FormatBytes(memory.staging_reserved_bytes), ", streams of rows ",
+                    FormatBytes(memory.row_stream_bytes), " (", memory.row_streams, ")\n");
+  }
   return absl::StrCat(text, "process   ", FormatBytes(memory.process_resident_bytes), " resident, ",
                       FormatBytes(memory.process_peak_bytes), " at most since the start\n\n",
                       ItemsTable(memory));
@@ -91,7 +101,8 @@ void AddMemoryCommand(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("memory", "Show what memory is reserved, by head and by purpose");
   AddCommonOptions(*command, context);
   command->footer(
-      "What is reserved is the sum of the table. The device's line counts everybody who uses it.\n\n"
+      "What is reserved is the sum of the table. The device's line counts everybody who uses it. Staging, "
+      "which comes on top, is what sessions and streams of rows may have under way.\n\n"
       "Examples:\n"
       "  lossctl memory\n"
       "  lossctl memory --json | jq '.limit_bytes - .reserved_bytes'   # free for new heads\n");
