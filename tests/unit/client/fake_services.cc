@@ -341,7 +341,7 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status ApplyStep(grpc::ServerContext*, const v1::ApplyStepRequest* request,
+  grpc::Status ApplyStep(grpc::ServerContext* context, const v1::ApplyStepRequest* request,
                          v1::ApplyStepResponse* response) override {
     std::unique_lock lock(fake_->mutex_);
     if (std::exchange(fake_->restart_before_steps, false)) fake_->Restart(/*keep_head=*/true);
@@ -368,7 +368,7 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
     if (fake_->slow_steps > 0) {
       --fake_->slow_steps;
       lock.unlock();
-      std::this_thread::sleep_for(std::chrono::seconds(1));
+      while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     return grpc::Status::OK;
   }

@@ -86,7 +86,7 @@ TEST_F(ClientStepTest, AnAnswerThatIsLostIsAskedForAgainAndTheStepIsTakenOnce) {
 }
 
 TEST_F(ClientStepTest, AStepThatIsLeftOpenIsTheOneThatTheNextCallIsAbout) {
-  auto client = Client::Connect(fake_.target(), {.call_timeout = std::chrono::milliseconds(100),
+  auto client = Client::Connect(fake_.target(), {.call_timeout = std::chrono::seconds(2),
                                                  .reconnect_timeout = std::chrono::seconds(20)});
   ASSERT_TRUE(client.ok()) << client.status();
   client_ = *std::move(client);
@@ -103,7 +103,7 @@ TEST_F(ClientStepTest, AStepThatIsLeftOpenIsTheOneThatTheNextCallIsAbout) {
 }
 
 TEST_F(ClientStepTest, AStepThatIsGivenUpByEndingTheWindowIsNotAskedForAgain) {
-  auto client = Client::Connect(fake_.target(), {.call_timeout = std::chrono::milliseconds(100),
+  auto client = Client::Connect(fake_.target(), {.call_timeout = std::chrono::seconds(2),
                                                  .reconnect_timeout = std::chrono::seconds(20)});
   ASSERT_TRUE(client.ok()) << client.status();
   client_ = *std::move(client);
@@ -119,7 +119,7 @@ TEST_F(ClientStepTest, AStepThatIsGivenUpByEndingTheWindowIsNotAskedForAgain) {
 }
 
 TEST_F(ClientStepTest, TheSameCallAfterATimeoutAnswersAsTheFirstWouldHave) {
-  auto client = Client::Connect(fake_.target(), {.call_timeout = std::chrono::milliseconds(100),
+  auto client = Client::Connect(fake_.target(), {.call_timeout = std::chrono::seconds(2),
                                                  .reconnect_timeout = std::chrono::seconds(20)});
   ASSERT_TRUE(client.ok()) << client.status();
   client_ = *std::move(client);
