@@ -58,10 +58,10 @@ ABSL_FLAG(int64_t, workspace_bytes, 0,
           "ceiling of the memory for rows of logits; more rows are worked on at once, up to a point; 0 takes "
           "512 MiB "
           "on the CPU and 1.25 GiB on a GPU");
-ABSL_FLAG(int64_t, memory_limit_bytes, 0,
-          "what heads and the workspace may reserve in all; 0 takes 80 % of the memory that is available at "
-          "start, 90 % of a "
-          "GPU's");
+ABSL_FLAG(
+    int64_t, memory_limit_bytes, 0,
+    "what heads and the workspace may reserve in all; 0 takes 90 % of a GPU's free memory; on the CPU what "
+    "--staging_bytes leaves of the memory that is available at start, but for a tenth and 1 GiB at least");
 ABSL_FLAG(int64_t, head_quota_bytes, 0,
           "what one head may reserve with all its sessions; 0 takes --memory_limit_bytes");
 ABSL_FLAG(std::string, weights_dir, "",
@@ -77,8 +77,8 @@ ABSL_FLAG(int64_t, session_credit_bytes, 0,
 ABSL_FLAG(
     int64_t, staging_bytes, 0,
     "credits of all sessions, and what streams of rows hold, together; a session or stream that does not fit "
-    "is refused with a time to try again; 0 takes a quarter of the memory that is available at start, from 2 "
-    "GiB to 64 GiB");
+    "is refused with a time to try again; 0 takes a quarter of the memory that is available at start, at most "
+    "64 GiB, and at least 2 GiB or half of it");
 ABSL_FLAG(int64_t, head_staging_bytes, 0,
           "the same for the sessions and streams of one head; 0 takes --staging_bytes");
 ABSL_FLAG(
@@ -177,7 +177,9 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.lane_credit_bytes = absl::GetFlag(FLAGS_lane_credit_bytes);
   engine.session_credit_bytes = absl::GetFlag(FLAGS_session_credit_bytes);
   engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes);
-  if (engine.staging_bytes == 0) engine.staging_bytes = engine::DefaultStagingBytes();
+  if (engine.staging_bytes == 0) {
+    engine.staging_bytes = engine::DefaultStagingBytes(engine::AvailableMemory());
+  }
   engine.head_staging_bytes = absl::GetFlag(FLAGS_head_staging_bytes);
   engine.head_quota_bytes = absl::GetFlag(FLAGS_head_quota_bytes);
   engine.max_streams = absl::GetFlag(FLAGS_max_streams);
@@ -188,6 +190,7 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.batching_window = absl::GetFlag(FLAGS_batching_window);
   engine.memory_limit_bytes = absl::GetFlag(FLAGS_memory_limit_bytes);
   options.device.workspace_bytes = absl::GetFlag(FLAGS_workspace_bytes);
+  options.device.staging_bytes = engine.staging_bytes;
   options.device.pinned_bytes = absl::GetFlag(FLAGS_pinned_bytes);
   options.device.name = absl::GetFlag(FLAGS_device);
   options.device.chunk_limits = engine.chunk_limits;

@@ -15,14 +15,17 @@ namespace {
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(HostBuffer workspace) : workspace_(std::move(workspace)) {}
+  CpuDevice(HostBuffer workspace, int64_t staging_bytes)
+      : workspace_(std::move(workspace)), staging_bytes_(staging_bytes) {}
 
   std::string name() const override { return "cpu"; }
   std::string description() const override {
     return absl::StrCat("CPU, ", std::max(1U, std::thread::hardware_concurrency()), " hardware threads");
   }
 
-  int64_t AvailableMemory() const override { return engine::AvailableMemory() / 10 * 8; }
+  int64_t AvailableMemory() const override {
+    return DefaultHeadBytes(engine::AvailableMemory(), staging_bytes_);
+  }
   DeviceTotals Totals() const override { return {TotalMemory(), engine::AvailableMemory()}; }
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
@@ -65,14 +68,19 @@ class CpuDevice : public Device {
 
  private:
   HostBuffer workspace_;
+  const int64_t staging_bytes_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int64_t workspace_bytes) {
+  return CreateCpuDevice(workspace_bytes, 0);
+}
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int64_t workspace_bytes, int64_t staging_bytes) {
   absl::StatusOr<HostBuffer> workspace = HostBuffer::Create(workspace_bytes, Commit::kOnUse);
   if (!workspace.ok()) return workspace.status();
-  return std::make_unique<CpuDevice>(*std::move(workspace));
+  return std::make_unique<CpuDevice>(*std::move(workspace), staging_bytes);
 }
 
 }  // namespace lossd::engine

@@ -15,6 +15,10 @@ namespace lossd::engine {
 // taken page by page as it is first used. The device must outlive its heads.
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int64_t workspace_bytes);
 
+// The same, where sessions may have `staging_bytes` of the same memory under way: AvailableMemory() leaves
+// them out.
+absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int64_t workspace_bytes, int64_t staging_bytes);
+
 }  // namespace lossd::engine
 
 #endif  // LOSSD_SERVER_ENGINE_CPU_BACKEND_H_

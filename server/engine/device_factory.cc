@@ -53,7 +53,8 @@ absl::StatusOr<ChosenDevice> CreateDevice(const DeviceOptions& options) {
     chosen.why_cpu = std::string(cuda.status().message());
   }
   absl::StatusOr<std::unique_ptr<Device>> cpu = CreateCpuDevice(
-      options.workspace_bytes == 0 ? kernels::kDefaultCpuWorkspaceBytes : options.workspace_bytes);
+      options.workspace_bytes == 0 ? kernels::kDefaultCpuWorkspaceBytes : options.workspace_bytes,
+      options.staging_bytes);
   if (!cpu.ok()) return cpu.status();
   chosen.device = *std::move(cpu);
   return chosen;

@@ -16,6 +16,7 @@ namespace lossd::engine {
 struct DeviceOptions {
   std::string name = "auto";    // auto, cpu, or cuda:N
   int64_t workspace_bytes = 0;  // 0: what suits the device
+  int64_t staging_bytes = 0;    // of the host's memory that heads on the CPU leave to sessions
   int64_t pinned_bytes = 0;     // of a GPU: see CudaOptions
   ChunkLimits chunk_limits;
 };

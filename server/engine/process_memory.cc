@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
-#include <limits>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -14,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
+#include "server/engine/control_group.h"
 
 namespace lossd::engine {
 namespace {
@@ -50,15 +50,6 @@ int64_t KilobyteField(const char* path, absl::string_view name) {
   return field.value;
 }
 
-// A control group's file of one number; the largest there is if it says "max" or is not there.
-int64_t ControlGroupValue(const char* path) {
-  std::ifstream file(path);
-  std::string text;
-  int64_t value = 0;
-  if (std::getline(file, text) && absl::SimpleAtoi(text, &value)) return value;
-  return std::numeric_limits<int64_t>::max();
-}
-
 }  // namespace
 
 ProcessMemory ReadProcessMemory() {
@@ -81,22 +72,21 @@ int64_t RaiseFileLimit() {
   return static_cast<int64_t>(std::min<rlim_t>(files.rlim_cur, 1 << 30));
 }
 
-int64_t DefaultStagingBytes() {
-  return std::clamp(AvailableMemory() / 4, int64_t{2} << 30, int64_t{64} << 30);
+int64_t DefaultStagingBytes(int64_t available) {
+  return std::clamp(available / 4, std::min(int64_t{2} << 30, available / 2), int64_t{64} << 30);
+}
+
+int64_t DefaultHeadBytes(int64_t available, int64_t staging_bytes) {
+  const int64_t left = std::max<int64_t>(available - staging_bytes, 0);
+  return left - std::max(left / 10, std::min(int64_t{1} << 30, left / 4));
 }
 
 int64_t AvailableMemory() {
-  int64_t available = KilobyteField("/proc/meminfo", "MemAvailable");
-  const int64_t limit = ControlGroupValue("/sys/fs/cgroup/memory.max");
-  const int64_t used = ControlGroupValue("/sys/fs/cgroup/memory.current");
-  if (limit != std::numeric_limits<int64_t>::max() && used <= limit) {
-    available = std::min(available, limit - used);
-  }
-  return available;
+  return std::min(KilobyteField("/proc/meminfo", "MemAvailable"), ReadControlGroupMemory().available_bytes);
 }
 
 int64_t TotalMemory() {
-  return std::min(KilobyteField("/proc/meminfo", "MemTotal"), ControlGroupValue("/sys/fs/cgroup/memory.max"));
+  return std::min(KilobyteField("/proc/meminfo", "MemTotal"), ReadControlGroupMemory().limit_bytes);
 }
 
 void RaiseMallocThresholds() {

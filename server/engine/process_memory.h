@@ -17,16 +17,21 @@ struct ProcessMemory {
 // As the kernel counts them for this process; zeros where it does not say.
 ProcessMemory ReadProcessMemory();
 
-// What this process may still take: the smaller of the system's available memory and the room left in its
-// control group.
+// What this process may still take, in bytes: the smaller of the system's available memory and the room left
+// in its control groups.
 int64_t AvailableMemory();
 
-// All that there is: the smaller of the system's memory and the limit of this process's control group.
+// All that there is: the smaller of the system's memory and the limit of this process's control groups.
 int64_t TotalMemory();
 
-// What clients may have under way in all, if nobody says: a quarter of what this process may still take, from
-// 2 GiB to 64 GiB.
-int64_t DefaultStagingBytes();
+// What clients may have under way in all, if nobody says: a quarter of `available`, at most 64 GiB, and 2 GiB
+// or half of `available` at least.
+int64_t DefaultStagingBytes(int64_t available);
+
+// What heads and the workspace may reserve of the host's memory, if nobody says: what `staging_bytes` leave
+// of `available`, but for a tenth of that and 1 GiB (or a quarter) at least, which the process has for
+// itself.
+int64_t DefaultHeadBytes(int64_t available, int64_t staging_bytes);
 
 // Raises the limit of open files to the most that the system allows, and returns it: gRPC 1.51 never accepts
 // a connection again once there was none left for it.
