@@ -56,14 +56,12 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::Open(const std::string& 
   // Long enough for a server that is just starting; a mistyped address should not look like a hang.
   absl::StatusOr<std::unique_ptr<Client>> client =
       Client::Connect(target, Patient(connection, std::chrono::seconds(20)));
-  if (!client.ok()) return client.status();
+  if (!client.ok()) return tools::NameFlags(client.status());
   absl::StatusOr<Head> head = (*client)->CreateHead(ConfigOf(name, shape, precision, adam));
   if (!head.ok()) return head.status();
   if (absl::Status untouched = CheckUntouched(*head); !untouched.ok()) return untouched;
-  absl::StatusOr<Session> session = head->OpenSession({});
-  if (!session.ok()) return session.status();
   return std::unique_ptr<RemoteHead>(
-      new RemoteHead(*std::move(client), *std::move(head), *std::move(session), lifetime));
+      new RemoteHead(*std::move(client), *std::move(head), SessionOptions{}, lifetime));
 }
 
 absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::OpenResumable(
@@ -73,7 +71,7 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::OpenResumable(
   // A server that is started again may have much to read.
   absl::StatusOr<std::unique_ptr<Client>> client =
       Client::Connect(target, Patient(connection, std::chrono::seconds(120)));
-  if (!client.ok()) return client.status();
+  if (!client.ok()) return tools::NameFlags(client.status());
   if (tag.has_value()) {
     const absl::StatusOr<CheckpointInfo> restored = (*client)->RestoreCheckpoint(name, *tag);
     if (!restored.ok()) return restored.status();
@@ -83,19 +81,29 @@ absl::StatusOr<std::unique_ptr<RemoteHead>> RemoteHead::OpenResumable(
   if (!tag.has_value()) {
     if (absl::Status untouched = CheckUntouched(*head); !untouched.ok()) return untouched;
   }
-  // The one that the checkpoint has, if it has one.
-  absl::StatusOr<Session> session =
-      head->OpenSession({.client_key = "train_lm", .deterministic = Deterministic::kYes});
-  if (!session.ok()) return session.status();
-  return std::unique_ptr<RemoteHead>(
-      new RemoteHead(*std::move(client), *std::move(head), *std::move(session), HeadLifetime::kKept));
+  // The session is the one that the checkpoint has, if it has one.
+  return std::unique_ptr<RemoteHead>(new RemoteHead(
+      *std::move(client), *std::move(head),
+      SessionOptions{.client_key = "train_lm", .deterministic = Deterministic::kYes}, HeadLifetime::kKept));
 }
 
-RemoteHead::RemoteHead(std::unique_ptr<Client> client, Head head, Session session, HeadLifetime lifetime)
-    : client_(std::move(client)), head_(std::move(head)), session_(std::move(session)), lifetime_(lifetime) {}
+RemoteHead::RemoteHead(std::unique_ptr<Client> client, Head head, SessionOptions session_options,
+                       HeadLifetime lifetime)
+    : client_(std::move(client)),
+      head_(std::move(head)),
+      session_options_(std::move(session_options)),
+      lifetime_(lifetime) {}
+
+absl::Status RemoteHead::EnsureSession() {
+  if (session_.has_value()) return absl::OkStatus();
+  absl::StatusOr<Session> session = head_.OpenSession(session_options_);
+  if (!session.ok()) return session.status();
+  session_.emplace(*std::move(session));
+  return absl::OkStatus();
+}
 
 RemoteHead::~RemoteHead() {
-  session_.Close().IgnoreError();  // best effort: it has a lease
+  if (session_.has_value()) session_->Close().IgnoreError();  // best effort: it has a lease
   if (lifetime_ == HeadLifetime::kUntilClosed) {
     tools::DeleteOwnHead(*client_, head_.config().name, "train_lm");
   }
@@ -108,22 +116,25 @@ absl::Status RemoteHead::WriteWeights(std::span<const float> weights) {
 absl::StatusOr<double> RemoteHead::LossAndGradients(std::span<const int64_t> labels,
                                                     std::span<const float> hidden, float gradient_scale,
                                                     std::span<float> dx) {
+  if (absl::Status status = EnsureSession(); !status.ok()) return status;
   const Batch batch = {.labels = labels, .hidden_states = hidden.data(), .gradient_scale = gradient_scale};
   const BatchOutputs outputs = {.losses = {}, .dx = dx.data()};
-  absl::StatusOr<BatchResult> result = session_.Compute(batch, outputs);
+  absl::StatusOr<BatchResult> result = session_->Compute(batch, outputs);
   if (!result.ok()) return result.status();
   return result->loss_sum;
 }
 
 absl::StatusOr<double> RemoteHead::Loss(std::span<const int64_t> labels, std::span<const float> hidden) {
+  if (absl::Status status = EnsureSession(); !status.ok()) return status;
   const Batch batch = {.labels = labels, .hidden_states = hidden.data(), .mode = ComputeMode::kLossOnly};
-  absl::StatusOr<BatchResult> result = session_.Compute(batch, {});
+  absl::StatusOr<BatchResult> result = session_->Compute(batch, {});
   if (!result.ok()) return result.status();
   return result->loss_sum;
 }
 
 absl::Status RemoteHead::Step(double learning_rate) {
-  const SessionMarks marks = session_.marks();
+  if (absl::Status status = EnsureSession(); !status.ok()) return status;
+  const SessionMarks marks = session_->marks();
   return head_.ApplyStep({.learning_rate = learning_rate}, std::span(&marks, 1)).status();
 }
 

@@ -46,11 +46,16 @@ class RemoteHead final : public LossHead {
   HeadTraffic Traffic() const override;
 
  private:
-  RemoteHead(std::unique_ptr<Client> client, Head head, Session session, HeadLifetime lifetime);
+  RemoteHead(std::unique_ptr<Client> client, Head head, SessionOptions session_options,
+             HeadLifetime lifetime);
+
+  // Opens it with the first batch: before there are weights the server refuses its streams.
+  absl::Status EnsureSession();
 
   const std::unique_ptr<Client> client_;
   const Head head_;
-  Session session_;
+  const SessionOptions session_options_;
+  std::optional<Session> session_;
   const HeadLifetime lifetime_;
 };
 
