@@ -37,6 +37,7 @@ void AccessWatch::PollTls() {
   const auto changed = tls_.Poll();
   if (!changed.has_value()) return;
   ++(changed->ok() ? counters_.tls_reloads : counters_.tls_reloads_failed);
+  counters_.tls_unusable = changed->ok() ? 0 : 1;
   if (changed->ok()) return TakeTls(**changed, "reloaded the TLS certificate");
   // An expired one is shown to clients all the same.
   if (const auto read = rpc::ReadTls(options_.tls); read.ok()) {
@@ -50,6 +51,7 @@ void AccessWatch::PollTokens(rpc::Server& server) {
   const auto changed = options_.access->Poll();
   if (!changed.has_value()) return;
   ++(changed->ok() ? counters_.token_reloads : counters_.token_reloads_failed);
+  counters_.tokens_unusable = changed->ok() ? 0 : 1;
   if (!changed->ok()) {
     Log(LogLevel::kError, "the file of tokens has changed and cannot be used: those from before go on",
         {{"reason", std::string(changed->status().message())}});

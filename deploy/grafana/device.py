@@ -349,8 +349,30 @@ CALLS = Row(
                     f"sum by (outcome) (increase(lossd_tls_reloads_total{{{I}}}[{RATE}]))", "certificate, {{outcome}}"
                 ),
                 Query(f"sum by (outcome) (increase(lossd_token_reloads_total{{{I}}}[{RATE}]))", "tokens, {{outcome}}"),
+                Query(f"lossd_reload_failing{{{I}}}", "{{files}} cannot be used"),
             ],
             width=12,
+        ),
+    ],
+)
+
+GPU = Row(
+    "GPU",
+    [
+        graph(
+            "GPU utilisation",
+            "Share of time in which a kernel ran, whoever's; without a GPU there is nothing",
+            [Query(f"lossd_gpu_utilization_ratio{{{I}}}", "busy")],
+            "percentunit",
+            width=8,
+        ),
+        graph("GPU power", "Drawn by the whole GPU", [Query(f"lossd_gpu_power_watts{{{I}}}", "power")], "watt", width=8),
+        graph(
+            "GPU temperature",
+            "GPUs slow down when they are too hot",
+            [Query(f"lossd_gpu_temperature_celsius{{{I}}}", "temperature")],
+            "celsius",
+            width=8,
         ),
     ],
 )
@@ -401,5 +423,5 @@ DASHBOARD = dashboard(
     "lossd: device",
     "One lossd server: batches, memory, steps, checkpoints, calls and the process.",
     [variable("instance", "Server", "label_values(lossd_build_info, instance)", multi=False)],
-    [NOW, BATCHES, MEMORY, STEPS, CALLS, PROCESS],
+    [NOW, BATCHES, MEMORY, GPU, STEPS, CALLS, PROCESS],
 )

@@ -55,8 +55,15 @@ TRAINING = Row(
     [
         graph(
             "Mean loss of a token",
-            "In nats, from the sums of losses and of tokens",
-            [Query(f"{rate('lossd_head_loss_nats_total')} / {rate('lossd_head_loss_tokens_total')}", NAME)],
+            "In nats, from the sums of losses and of tokens; evaluation is what wants losses alone",
+            [
+                Query(f"{rate('lossd_head_loss_nats_total')} / {rate('lossd_head_loss_tokens_total')}", NAME),
+                Query(
+                    f"{rate('lossd_head_evaluation_loss_nats_total')} / "
+                    f"{rate('lossd_head_evaluation_loss_tokens_total')}",
+                    NAME + ", evaluation",
+                ),
+            ],
             bottom=None,
         ),
         graph("Loss of the last batch", "In nats", [Query(f"lossd_head_loss{{{H}}}", NAME)], bottom=None),

@@ -61,11 +61,14 @@ struct OperationCounters {
 // What a head counts by itself.
 struct HeadCounters {
   Counter tokens{0};  // valid; of new chunks, as tokens_valid
-  // Of these the ones whose loss is finite, and the sum of these losses; not of chunks with weights of
-  // tokens.
+  // The ones among these whose loss is finite, and the sum of these losses. Chunks with weights of tokens do
+  // not count; those that want losses alone (evaluation) are counted apart.
   Counter loss_tokens{0};
   std::atomic<double> loss_nats{0};
-  std::atomic<double> loss{0};  // mean of the valid tokens of the last batch that had any; may be NaN
+  Counter evaluation_tokens{0};
+  std::atomic<double> evaluation_nats{0};
+  // Mean of the valid tokens of the last batch that trained with any; may be NaN.
+  std::atomic<double> loss{0};
   std::atomic<double> gradient_norm{0};  // as the last call that looked was told
   Gauge queued_chunks{0};
   Counter chunks_rejected{0};  // answered with an error inside their streams

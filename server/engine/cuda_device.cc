@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/cuda/optimizer.h"
 #include "kernels/linear_cross_entropy.h"
@@ -70,6 +71,10 @@ class CudaDevice : public Device {
   std::string description() const override {
     return absl::StrCat(properties_.name, ", ", properties_.totalGlobalMem >> 20, " MiB, compute capability ",
                         properties_.major, ".", properties_.minor);
+  }
+  std::string pci_bus_id() const override {
+    return absl::StrFormat("%08x:%02x:%02x.0", properties_.pciDomainID, properties_.pciBusID,
+                           properties_.pciDeviceID);
   }
   int64_t AvailableMemory() const override { return available_; }
   DeviceTotals Totals() const override {

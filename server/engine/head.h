@@ -295,7 +295,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     size_t answered = 0;  // so many of them, from the first one
     absl::Time started;
     std::optional<DeviceTimes> device_times;
-    double loss_sum = 0;  // of new chunks that are answered, and their valid tokens
+    double loss_sum = 0;  // of new chunks that train and are answered, and their valid tokens
     int64_t valid_tokens = 0;
     std::vector<std::function<void()>> on_ended;
     std::shared_ptr<Head> teacher;  // of all of them; may not be released before the device is done

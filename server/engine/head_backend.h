@@ -244,6 +244,8 @@ class Device {
 
   virtual std::string name() const = 0;         // "cpu"
   virtual std::string description() const = 0;  // for people
+  // Where a GPU is, "00000000:1b:00.0", as the driver's tools name it; empty for what is none.
+  virtual std::string pci_bus_id() const { return ""; }
   // What heads and the device's own buffers may take together.
   virtual int64_t AvailableMemory() const = 0;
   // What a head would need, before anything is taken. INVALID_ARGUMENT if the device can never hold it.

@@ -322,12 +322,19 @@ void Head::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& a
   counters_.tokens += static_cast<uint64_t>(answer.valid_tokens);
   // Weights of tokens may be anything, negative or a gradient, and what they are multiplied with is no loss.
   if (!item.chunk.token_weights.empty()) return;
+  const auto finite_tokens = static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
+  // One that is not finite would stay in the sum for good.
+  const double finite_nats =
+      answer.non_finite_losses == 0 ? answer.loss_sum : SumOfFiniteLosses(item.chunk, answer);
+  if (item.kind == ItemKind::kLossOnly) {
+    counters_.evaluation_tokens += finite_tokens;
+    counters_.evaluation_nats += finite_nats;
+    return;
+  }
   batch.loss_sum += answer.loss_sum;
   batch.valid_tokens += answer.valid_tokens;
-  counters_.loss_tokens += static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
-  // One that is not finite would stay in the sum for good.
-  counters_.loss_nats +=
-      answer.non_finite_losses == 0 ? answer.loss_sum : SumOfFiniteLosses(item.chunk, answer);
+  counters_.loss_tokens += finite_tokens;
+  counters_.loss_nats += finite_nats;
 }
 
 void Head::CountGradient(double norm, int64_t non_finite) {

@@ -18,6 +18,10 @@ constexpr Metric kDenied{
 constexpr Metric kTokenReloads{
     "lossd_token_reloads_total", "Changes of the file of --tokens.", kCounter, {"outcome"}};
 constexpr Metric kTlsReloads{"lossd_tls_reloads_total", "Changes of the TLS files.", kCounter, {"outcome"}};
+constexpr Metric kUnusable{"lossd_reload_failing",
+                           "1 while files that have changed cannot be used and those from before go on.",
+                           kGauge,
+                           {"files"}};
 constexpr Metric kTlsExpiry{"lossd_tls_certificate_expiry_timestamp_seconds",
                             "When the certificate ends, seconds since the epoch; 0: no TLS.", kGauge};
 
@@ -47,6 +51,9 @@ void CollectCalls(const ServiceCounters& counters, Exposition& out) {
   out.Begin(kTlsReloads);
   out.Add({"ok"}, access.tls_reloads);
   out.Add({"failed"}, access.tls_reloads_failed);
+  out.Begin(kUnusable);
+  out.Add({"tokens"}, access.tokens_unusable);
+  out.Add({"tls"}, access.tls_unusable);
   out.Only(kTlsExpiry, access.tls_not_after_seconds);
 }
 

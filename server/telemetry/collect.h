@@ -5,6 +5,7 @@
 
 #include "server/engine/engine.h"
 #include "server/telemetry/exposition.h"
+#include "server/telemetry/gpu_sensors.h"
 #include "server/telemetry/service_counters.h"
 
 namespace lossd::telemetry {
@@ -16,10 +17,12 @@ void CollectHeads(const engine::Engine& engine, Exposition& out);  // head_metri
 void CollectMemory(const engine::Engine& engine,
                    Exposition& out);  // memory_metrics.cc: queue, credits, memory
 void CollectCalls(const ServiceCounters& counters, Exposition& out);  // call_metrics.cc: calls and access
+void CollectGpu(const GpuReadings& gpu, Exposition& out);             // gpu_metrics.cc
 void CollectProcess(const engine::Engine& engine, Exposition& out);   // process_metrics.cc
 
-// All of them, in Prometheus' text format.
-std::string MetricsText(const engine::Engine& engine, const ServiceCounters& counters);
+// All of them, in Prometheus' text format. `gpu` may be null.
+std::string MetricsText(const engine::Engine& engine, const ServiceCounters& counters,
+                        const GpuSensors* gpu = nullptr);
 
 }  // namespace lossd::telemetry
 

@@ -10,13 +10,19 @@ namespace lossd::telemetry {
 namespace {
 
 constexpr Metric kLoss{"lossd_head_loss",
-                       "Mean loss per valid token of the last batch that was answered, in nats; 0: none yet.",
+                       "Mean loss per valid token of the last batch that trained, in nats; 0: none yet.",
                        kGauge,
                        {"head"}};
 constexpr Metric kLossNats{
-    "lossd_head_loss_nats_total", "Sum of the finite losses of valid tokens.", kCounter, {"head"}};
+    "lossd_head_loss_nats_total", "Sum of the finite losses of valid tokens that train.", kCounter, {"head"}};
 constexpr Metric kLossTokens{
     "lossd_head_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}};
+constexpr Metric kEvaluationNats{"lossd_head_evaluation_loss_nats_total",
+                                 "Sum of the finite losses of valid tokens whose losses alone were wanted.",
+                                 kCounter,
+                                 {"head"}};
+constexpr Metric kEvaluationTokens{
+    "lossd_head_evaluation_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}};
 constexpr Metric kTokens{"lossd_head_tokens_total", "Valid tokens.", kCounter, {"head"}};
 constexpr Metric kGradientNorm{
     "lossd_head_gradient_norm",
@@ -68,6 +74,10 @@ void CollectCounters(const std::vector<HeadAtOnce>& heads, Exposition& out) {
           [](const HeadAtOnce& each) { return each.head->counters().loss_nats.load(); });
   AddEach(kLossTokens, heads, out,
           [](const HeadAtOnce& each) { return each.head->counters().loss_tokens.load(); });
+  AddEach(kEvaluationNats, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().evaluation_nats.load(); });
+  AddEach(kEvaluationTokens, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().evaluation_tokens.load(); });
   AddEach(kTokens, heads, out, [](const HeadAtOnce& each) { return each.head->counters().tokens.load(); });
   AddEach(kGradientNorm, heads, out,
           [](const HeadAtOnce& each) { return each.head->counters().gradient_norm.load(); });

@@ -19,8 +19,10 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
                                                                     const ServiceCounters* counters) {
   std::unique_ptr<MetricsServer> server(new MetricsServer(&engine->counters()));
   const Throughput* const throughput = &server->throughput_;
+  server->gpu_ = GpuSensors::Open(engine->device().pci_bus_id());
+  const GpuSensors* const gpu = server->gpu_.get();
   HttpServer::Pages pages;
-  pages.emplace("/metrics", [=] { return HttpPage{kMetricsType, MetricsText(*engine, *counters)}; });
+  pages.emplace("/metrics", [=] { return HttpPage{kMetricsType, MetricsText(*engine, *counters, gpu)}; });
   pages.emplace("/", [=] { return StatusPage(ReadStatus(*engine, *counters, *throughput)); });
   pages.emplace("/status.json", [=] {
     return HttpPage{"application/json", StatusJson(ReadStatus(*engine, *counters, *throughput))};

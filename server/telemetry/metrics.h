@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/engine/engine.h"
+#include "server/telemetry/gpu_sensors.h"
 #include "server/telemetry/http_server.h"
 #include "server/telemetry/service_counters.h"
 #include "server/telemetry/throughput.h"
@@ -30,6 +31,7 @@ class MetricsServer {
   explicit MetricsServer(const engine::Counters* counters) : throughput_(counters) {}
 
   const Throughput throughput_;
+  std::unique_ptr<GpuSensors> gpu_;   // null: there is none
   std::unique_ptr<HttpServer> http_;  // reads the above
 };
 

@@ -80,6 +80,9 @@ struct AccessCounters {
   engine::Counter token_reloads_failed{0};
   engine::Counter tls_reloads{0};
   engine::Counter tls_reloads_failed{0};
+  // 1 while the files as they are now cannot be used, so that those from before go on.
+  engine::Gauge tokens_unusable{0};
+  engine::Gauge tls_unusable{0};
   engine::Gauge tls_not_after_seconds{0};  // seconds since the epoch; 0: no TLS
 };
 

@@ -53,7 +53,9 @@ std::string Table(const std::vector<Column>& columns, const std::vector<std::vec
   for (const std::vector<std::string>& row : rows) {
     table += "<tr>";
     for (size_t i = 0; i < row.size(); ++i) {
-      absl::StrAppend(&table, "<td class=\"", columns[i].of_cell, "\">", row[i], "</td>");
+      // On a narrow screen a row is a list, where each cell says what it is.
+      absl::StrAppend(&table, "<td class=\"", columns[i].of_cell, "\" data-name=\"", Escape(columns[i].name),
+                      "\">", row[i], "</td>");
     }
     table += "</tr>\n";
   }

@@ -30,6 +30,16 @@ th, td { padding: .4rem .75rem; text-align: right; border-top: 1px solid var(--l
 thead th { border-top: 0; font-weight: 500; color: var(--soft); }
 th:first-child, td:first-child, .text { text-align: left; }
 td.wrap { white-space: normal; overflow-wrap: anywhere; }
+@media (max-width: 900px) {
+  body { padding: .75rem; }
+  thead { display: none; }
+  table, tbody { display: block; }
+  tr { display: block; padding: .4rem 0; border-top: 1px solid var(--line); }
+  tr:first-child { border-top: 0; }
+  td, td:first-child, td.text { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem .75rem; border-top: 0;
+    text-align: right; white-space: normal; overflow-wrap: anywhere; }
+  td::before { content: attr(data-name); color: var(--soft); white-space: nowrap; }
+}
 .bar { display: block; width: 100%; height: 14px; border-radius: 4px; background: var(--rest); }
 .memory { padding: .9rem; display: grid; grid-template-columns: max-content 1fr max-content; gap: .6rem 1rem; align-items: center; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; padding: 0 .9rem .8rem; }

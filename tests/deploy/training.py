@@ -35,14 +35,21 @@ class Trainer:
         self._requests.put(start_request(self.session))
         self._answers = self.losses.Compute(iter(self._requests.get, None))
 
-    def chunk(self, labels: np.ndarray | None = None, hidden: np.ndarray | None = None) -> loss_pb2.ChunkResult:
+    def chunk(
+        self,
+        labels: np.ndarray | None = None,
+        hidden: np.ndarray | None = None,
+        mode: loss_pb2.ComputeMode = loss_pb2.COMPUTE_MODE_UNSPECIFIED,
+    ) -> loss_pb2.ChunkResult:
         self.sequence += 1
         if labels is None:
             labels = self._rng.integers(0, VOCAB, TOKENS)
             labels[0] = -100
         if hidden is None:
             hidden = self._rng.standard_normal((len(labels), HIDDEN), np.float32)
-        self._requests.put(chunk_request(self.session, self.sequence, labels, hidden))
+        request = chunk_request(self.session, self.sequence, labels, hidden)
+        request.chunk.mode = mode
+        self._requests.put(request)
         return next(answer.result for answer in self._answers if answer.HasField("result"))
 
     def mistakes(self) -> None:
@@ -115,6 +122,8 @@ class Training:
             for trainer in (stepped, stepped, stepped, flushed):
                 trainer.chunk()
                 time.sleep(PAUSE)
+            for trainer in (stepped, flushed):
+                trainer.chunk(mode=loss_pb2.COMPUTE_MODE_LOSS_ONLY)
             stepped.logits()
             if number % 20 == 1:
                 stepped.mistakes()

@@ -18,6 +18,7 @@ from streaming import chunk_request, create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
 STATUS = "/lossd.v1.StatusService/GetStatus"
+FAILING = 'lossd_reload_failing{files="%s"}'
 SECOND = "second-token-0123456789abcdef"
 
 
@@ -141,6 +142,10 @@ class Rotation(unittest.TestCase):
         write_tokens(self.path, [])
         until(lambda: metric(self.server, reloads % "failed") == 1)
         self.assertEqual(metric(self.server, reloads % "ok"), 1)
+        until(lambda: metric(self.server, FAILING % "tokens") == 1)
+        self.assertEqual(metric(self.server, FAILING % "tls"), 0)
+        write_tokens(self.path, [("read-only", SECOND)])
+        until(lambda: metric(self.server, FAILING % "tokens") == 0)
 
     def test_streams_of_a_token_that_became_less_end(self):
         _, _, stream = self.open_stream(TOKENS["trainer"])
@@ -178,8 +183,10 @@ class Tls(unittest.TestCase):
                 renewed = Certificates(other, days=60)
                 os.replace(renewed.path("server.pem"), certificates.path("server.pem"))
                 until(lambda: metric(server, reloads % "failed") == 1)  # it is of another key
+                until(lambda: metric(server, FAILING % "tls") == 1)
                 os.replace(renewed.path("server.key"), certificates.path("server.key"))
                 until(lambda: metric(server, reloads % "ok") == 1)
+                until(lambda: metric(server, FAILING % "tls") == 0)
                 self.assertGreater(metric(server, expiry), first)
                 renewed.expire("server")
                 os.replace(renewed.path("server.pem"), certificates.path("server.pem"))

@@ -163,6 +163,13 @@ TEST(StatusPage, EachPurposeOfMemoryHasAColorThatNothingElseHas) {
   }
 }
 
+TEST(StatusPage, OnANarrowScreenEachCellSaysWhatItIs) {
+  const std::string page = StatusPage(Example()).body;
+  EXPECT_THAT(page, HasSubstr("data-name=\"loss\""));
+  EXPECT_THAT(page, HasSubstr("data-name=\"‖dW‖\""));
+  EXPECT_THAT(page, HasSubstr("content: attr(data-name)"));
+}
+
 TEST(StatusPage, ALossThatIsNotANumberIsShownFromTheFirstChunkOn) {
   ServerStatus status = Example();
   status.heads[0].loss_tokens = 0;  // none of them had a finite one
