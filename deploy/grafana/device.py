@@ -132,9 +132,11 @@ BATCHES = Row(
         ),
         graph(
             "Under way",
-            "Bytes read and not yet answered, and what sessions may have",
+            "Bytes read and not yet answered, what sessions may have, and calls that read rows",
             [
                 Query(f"lossd_credit_bytes{{{I}}}", "under way"),
+                Query(f"lossd_row_stream_bytes{{{I}}}", "rows to be read"),
+                Query(f"lossd_row_streams{{{I}}}", "calls that read rows", "short"),
                 Query(f"lossd_staging_reserved_bytes{{{I}}}", "promised"),
                 Query(f"lossd_staging_limit_bytes{{{I}}}", "limit"),
             ],
@@ -400,11 +402,12 @@ PROCESS = Row(
         ),
         graph(
             "Open files",
-            "Each lane is one; connections that find too few left are closed",
+            "Each lane is one; connections that find too few left are closed, those that flood the server with calls cut off",
             [
                 Query(f"process_open_fds{{{I}}}", "open"),
                 Query(f"process_max_fds{{{I}}}", "limit"),
                 Query(rate("lossd_connections_refused_total"), "connections closed", "cps"),
+                Query(rate("lossd_connections_flooding_total"), "connections cut off", "cps"),
             ],
             width=6,
             log=True,
