@@ -85,7 +85,8 @@ HeadService::HeadService(engine::Engine* engine, std::string weights_dir)
   // ListHeads, GetHead and ListCheckpoints only ask what there is.
   TakeKnownRequestsOnly(&engine->counters(), &HeadService::CreateHead, &HeadService::DeleteHead,
                         &HeadService::BeginWrite, &HeadService::CommitWrite, &HeadService::LoadWeights,
-                        &HeadService::SaveCheckpoint, &HeadService::RestoreCheckpoint);
+                        &HeadService::SaveCheckpoint, &HeadService::RestoreCheckpoint,
+                        &HeadService::DeleteCheckpoint);
 }
 
 grpc::ServerUnaryReactor* HeadService::CreateHead(grpc::CallbackServerContext* context,
