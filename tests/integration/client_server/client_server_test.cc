@@ -225,6 +225,36 @@ TEST_F(ClientServerTest, BatchDuringAnAbortedFlushIsInTheSameWindow) {
   EXPECT_EQ(flushed->window_tokens, 60U);
 }
 
+TEST_F(ClientServerTest, AFlushThatAnOperatorAbortsIsNoLongerCommittedAndTheNextHasAllOfIt) {
+  StartWithWeights();
+  Session session = Open();
+  Data data(30);
+  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+  std::vector<float> gradient(kVocab * kHidden);
+  const SessionMarks marks = session.marks();
+  const auto frozen = head_->Flush({.commit = false}, {&marks, 1}, gradient.data());
+  ASSERT_TRUE(frozen.ok()) << frozen.status();
+
+  const auto other = Client::Connect(server_->target(), {});
+  ASSERT_TRUE(other.ok()) << other.status();
+  const auto operators = (*other)->GetHead("head");
+  ASSERT_TRUE(operators.ok()) << operators.status();
+  const auto seen = operators->Info();
+  ASSERT_TRUE(seen.ok()) << seen.status();
+  EXPECT_EQ(seen->flush_id, frozen->flush_id);
+  EXPECT_TRUE(operators->AbortFlush(seen->flush_id).ok());
+  EXPECT_TRUE(operators->Info()->flush_id.empty());
+
+  // What was read is in the window still, and must not count twice.
+  EXPECT_TRUE(absl::IsAborted(head_->CommitFlush(frozen->flush_id)));
+  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
+  const SessionMarks both = session.marks();
+  const auto flushed = head_->Flush({}, {&both, 1}, gradient.data());
+  ASSERT_TRUE(flushed.ok()) << flushed.status();
+  EXPECT_EQ(flushed->generation, 1U);
+  EXPECT_EQ(flushed->window_tokens, 60U);
+}
+
 TEST_F(ClientServerTest, FlushToFileHoldsTheSameGradientInEachType) {
   StartWithWeights();
   Session session = Open();

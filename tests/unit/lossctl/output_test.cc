@@ -81,6 +81,19 @@ TEST(NameFlagsTest, NamesFlagsForFieldsAndLeavesFilesAlone) {
   EXPECT_EQ(named("anything else"), "anything else");
 }
 
+TEST(HeadsTableTest, SaysWhichFlushHoldsAWindowAndWhatEndsIt) {
+  HeadInfo head;
+  head.config = {.name = "h", .vocab_size = 200, .hidden_size = 8};
+  EXPECT_THAT(HeadsTable({head}), Not(HasSubstr("Flush")));
+  EXPECT_TRUE(HeadToJson(head)["flush_id"].is_null());
+  head.window_state = WindowState::kFrozen;
+  head.flush_id = "f1";
+  head.flush_seconds = 90;
+  EXPECT_THAT(HeadsTable({head}), HasSubstr("\nFlush f1 has held the window of 'h' for 1 min 30 s."));
+  EXPECT_THAT(HeadsTable({head}), HasSubstr("lossctl flush h --abort\n"));
+  EXPECT_EQ(HeadToJson(head)["flush_id"], "f1");
+}
+
 TEST(WithCommasTest, GroupsByThree) {
   EXPECT_EQ(WithCommas(0), "0");
   EXPECT_EQ(WithCommas(999), "999");
