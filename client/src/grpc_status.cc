@@ -11,6 +11,10 @@
 namespace lossd {
 namespace {
 constexpr char kWindowLostUrl[] = "type.lossd/WindowLost";
+
+// What gRPC says, with UNKNOWN for a code, of a call whose connection broke in a way that it has no status
+// for: bytes that TLS or HTTP/2 cannot read, for instance. No server says it.
+constexpr char kConnectionBroke[] = "Stream removed";
 }  // namespace
 
 bool IsWindowLost(const absl::Status& status) { return status.GetPayload(kWindowLostUrl).has_value(); }
@@ -35,6 +39,9 @@ std::optional<Message> FindDetail(const absl::Status& status) {
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
+  if (status.error_code() == grpc::StatusCode::UNKNOWN && status.error_message() == kConnectionBroke) {
+    return absl::UnavailableError("the connection broke");
+  }
   // The codes of both are the canonical ones.
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   v1::RichStatus rich;

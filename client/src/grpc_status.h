@@ -13,6 +13,7 @@
 
 namespace lossd::internal {
 
+// A connection that broke is UNAVAILABLE, whatever gRPC calls it.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // Where the server says it stands, if it said so.

@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--clients", type=int, default=len(KINDS))
     parser.add_argument("--mean_bytes", type=int, default=40000, help="from one fault of a connection to the next")
-    parser.add_argument("--faults_between_ends", type=float, default=40, help="of connections, between two ends of the server")
+    parser.add_argument("--faults_between_ends", type=float, default=60, help="of connections, between two ends of the server")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)

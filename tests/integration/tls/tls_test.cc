@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "lossd/client.h"
 #include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
+#include "tests/proxy/fault_proxy.h"
 
 namespace lossd::tls_test {
 namespace {
@@ -103,6 +105,33 @@ TEST_F(TlsTest, EveryOperationWorksOverTls) {
   const auto client = Connect(*server, {.ca_certificates = files_.Certificate("ca")});
   ASSERT_NE(client, nullptr);
   DoEverything(*server, *client);
+}
+
+// A record that TLS cannot read ends the connection as surely as a reset does, but gRPC has another status
+// for that.
+TEST_F(TlsTest, CallsWhoseBytesAreDamagedOnTheWayAreMadeAgain) {
+  const auto server = Serve();
+  std::mt19937 random(20261123);
+  testing::FaultProxy proxy(server->target(), [&random](int connection) -> std::vector<testing::Fault> {
+    return {{.kind = connection % 2 == 0 ? testing::FaultKind::kRepeat : testing::FaultKind::kMirror,
+             .after_bytes = 2500 + static_cast<int64_t>(random() % 20000)}};
+  });
+  ClientOptions options;
+  options.tls = TlsOptions{.ca_certificates = files_.Certificate("ca"), .server_name = "localhost"};
+  auto client = Client::Connect(proxy.target(), options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto head = (*client)->CreateHead(
+      {.name = "head", .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = DataType::kFloat32});
+  ASSERT_TRUE(head.ok()) << head.status();
+  const std::vector<float> weights = RandomFloats(kVocab * kHidden, 1);
+  std::vector<float> read(weights.size());
+  while (proxy.faults() < 12) {
+    const auto written = head->WriteWeights(DataType::kFloat32, weights.data());
+    ASSERT_TRUE(written.ok()) << written.status();
+    const auto version = head->ReadWeights(DataType::kFloat32, read.data());
+    ASSERT_TRUE(version.ok()) << version.status();
+    ASSERT_EQ(read, weights);
+  }
 }
 
 TEST_F(TlsTest, EveryOperationWorksWithClientCertificates) {
