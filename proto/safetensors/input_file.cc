@@ -21,8 +21,10 @@ namespace {
 constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;  // a FIFO must not hang us
 
 absl::Status ErrnoStatus(const std::string& path, int error_number) {
-  return absl::Status(absl::ErrnoToStatusCode(error_number),
-                      absl::StrCat("cannot open '", path, "': ", std::strerror(error_number)));
+  // Links that lead in a circle are no state that passes.
+  const absl::StatusCode code =
+      error_number == ELOOP ? absl::StatusCode::kInvalidArgument : absl::ErrnoToStatusCode(error_number);
+  return absl::Status(code, absl::StrCat("cannot open '", path, "': ", std::strerror(error_number)));
 }
 
 // Where an open file is, as the kernel knows it: without links.

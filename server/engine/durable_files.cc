@@ -37,6 +37,10 @@ absl::StatusCode CodeOf(int error) {
       return absl::StatusCode::kResourceExhausted;
     case ENOENT:
       return absl::StatusCode::kNotFound;
+    case EROFS:
+    case EACCES:
+    case EPERM:
+      return absl::StatusCode::kFailedPrecondition;
     default:
       return absl::StatusCode::kInternal;
   }
@@ -45,6 +49,9 @@ absl::StatusCode CodeOf(int error) {
 absl::Status Failed(absl::string_view what, const std::string& path, int error) {
   std::string advice;
   if (error == ENOSPC || error == EDQUOT) advice = " (make room in --checkpoint_dir, or remove checkpoints)";
+  if (CodeOf(error) == absl::StatusCode::kFailedPrecondition) {
+    advice = " (this server has to be able to write there)";
+  }
   return MakeError(
       CodeOf(error), RejectReason::kCheckpoint, "",
       absl::StrCat("cannot ", what, " '", path, "' of --checkpoint_dir: ", strerror(error), advice));

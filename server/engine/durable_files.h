@@ -2,7 +2,8 @@
 // nothing that a crash could leave half done unnoticed.
 //
 // Every path is relative to one folder, and no symbolic link below it is followed. Errors name the path and
-// what the system says: RESOURCE_EXHAUSTED where there is no room, NOT_FOUND, INTERNAL otherwise.
+// what the system says: RESOURCE_EXHAUSTED where there is no room, FAILED_PRECONDITION where
+// nothing may be written, NOT_FOUND, INTERNAL otherwise.
 #ifndef LOSSD_SERVER_ENGINE_DURABLE_FILES_H_
 #define LOSSD_SERVER_ENGINE_DURABLE_FILES_H_
 

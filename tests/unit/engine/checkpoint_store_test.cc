@@ -171,6 +171,18 @@ TEST_F(CheckpointStoreTest, TagsAndHeadsThatAreNoNamesAreRefused) {
   EXPECT_TRUE(absl::IsNotFound(store_->Find("h", "").status()));
 }
 
+TEST_F(CheckpointStoreTest, AFolderThatCannotBeWrittenToIsAPreconditionAndNoFault) {
+  for (const int error : {EROFS, EACCES, EPERM}) {
+    steps_ = 0;
+    failing_step_ = 1;
+    fails_for_good_ = true;
+    error_ = error;
+    const absl::Status status = Save("a", 1, 'x').status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--checkpoint_dir"));
+  }
+}
+
 TEST_F(CheckpointStoreTest, TheNewestIsFoundAndListsAreNewestFirst) {
   ASSERT_TRUE(Save("b", 1, 'x').ok());
   ASSERT_TRUE(Save("a", 2, 'x').ok());

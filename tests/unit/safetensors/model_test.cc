@@ -187,6 +187,19 @@ TEST_F(BelowTest, LinksThatLeaveTheFolderAreRefusedAndNothingOfThePlaceIsTold) {
   EXPECT_THAT(std::string(Open("absent").message()), ::testing::Not(HasSubstr(directory_.string())));
 }
 
+TEST_F(BelowTest, LinksThatLeadInACircleAreRefused) {
+  const fs::path root = directory_ / "root";
+  fs::create_symlink("circle", root / "circle");
+  fs::create_symlink("there", root / "back");
+  fs::create_symlink("back", root / "there");
+  fs::create_symlink("model.safetensors.index.json", root / "model" / "model.safetensors.index.json");
+  for (const char* path : {"circle", "circle/blob", "there", "model"}) {
+    const absl::Status status = Open(path);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << path << ": " << status;
+    EXPECT_THAT(std::string(status.message()), ::testing::Not(HasSubstr(directory_.string()))) << path;
+  }
+}
+
 TEST_F(BelowTest, ShardsThatLeaveTheFolderAreRefused) {
   fs::create_symlink("../../secret", directory_ / "root" / "model" / "shard");
   WriteRaw("root/model/model.safetensors.index.json", R"({"weight_map":{"t":"shard"}})");
