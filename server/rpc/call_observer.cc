@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "server/rpc/call_record.h"
+#include "server/rpc/open_calls.h"
 
 namespace lossd::rpc {
 namespace {
@@ -42,12 +43,28 @@ class ObservedCall final : public grpc::experimental::Interceptor {
   CallRecord record_;
 };
 
+// Of a call of gRPC's own service: it hears from it when the client was told something.
+class ObservedWatch final : public grpc::experimental::Interceptor {
+ public:
+  explicit ObservedWatch(OpenCalls* calls) : watch_(calls) {}
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* batch) override {
+    if (batch->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_MESSAGE)) watch_.NoteSend();
+    if (batch->QueryInterceptionHookPoint(InterceptionHookPoints::POST_SEND_MESSAGE)) watch_.NoteSent();
+    batch->Proceed();
+  }
+
+ private:
+  OpenCalls::Watch watch_;
+};
+
 }  // namespace
 
 grpc::experimental::Interceptor* CallObserver::CreateServerInterceptor(
     grpc::experimental::ServerRpcInfo* info) {
   const std::string_view path = info->method();
   if (path == kComputePath) return nullptr;
+  if (path == kWatchPath) return new ObservedWatch(&reports_->open_calls());
   telemetry::RpcMethod* const method = reports_->Find(path);
   return method == nullptr ? nullptr : new ObservedCall(reports_, method, *info->server_context());
 }

@@ -11,13 +11,15 @@
 namespace lossd::rpc {
 
 inline constexpr char kComputePath[] = "/lossd.v1.LossService/Compute";
+inline constexpr char kWatchPath[] = "/grpc.health.v1.Health/Watch";
 
 class CallObserver final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
   // `reports` outlives the server.
   explicit CallObserver(CallReports* reports) : reports_(reports) {}
 
-  // Null for services that are not lossd's too: gRPC's own health and reflection.
+  // Null for services that are not lossd's too, gRPC's own health and reflection, but for those who watch
+  // the server's health: a drain tells them.
   grpc::experimental::Interceptor* CreateServerInterceptor(grpc::experimental::ServerRpcInfo* info) override;
 
  private:

@@ -52,6 +52,7 @@ void CallReports::End(telemetry::RpcMethod* method, const EndedCall& call) {
   }
   LogEnd(method->name, call);
   --method->in_flight;  // last: who sees that nothing is under way finds all that is told of it
+  open_calls_.End();
 }
 
 void CallReports::Refuse(std::string_view path, const EndedCall& call) {

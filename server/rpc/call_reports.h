@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/rpc/open_calls.h"
 #include "server/rpc/rate_limit.h"
 #include "server/telemetry/logging.h"
 #include "server/telemetry/service_counters.h"
@@ -77,8 +78,14 @@ class CallReports {
   telemetry::RpcMethod* Find(std::string_view path) const;
 
   // Each call once, in this order.
-  void Begin(telemetry::RpcMethod* method) { ++method->in_flight; }
+  void Begin(telemetry::RpcMethod* method) {
+    ++method->in_flight;
+    open_calls_.Begin();
+  }
   void End(telemetry::RpcMethod* method, const EndedCall& call);
+
+  // Those that have begun and not ended.
+  OpenCalls& open_calls() { return open_calls_; }
 
   // Instead of both, of a call that no service saw. It is counted and logged, and is none of the recent
   // errors: strangers would push out all others.
@@ -96,6 +103,7 @@ class CallReports {
 
   telemetry::ServiceCounters* const counters_;
   const TokenNames token_names_;
+  OpenCalls open_calls_;
   std::mutex mutex_;
   RateLimit warnings_{kBurst, kPerSecond};
   RateLimit others_{kBurst, kPerSecond};

@@ -1,12 +1,16 @@
 #include "server/rpc/server.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,6 +18,9 @@
 #include "server/rpc/call_observer.h"
 #include "server/rpc/compression.h"
 #include "server/rpc/listen_address.h"
+#include "server/rpc/methods.h"
+#include "server/rpc/open_calls.h"
+#include "server/telemetry/logging.h"
 
 namespace lossd::rpc {
 namespace {
@@ -23,6 +30,11 @@ constexpr int64_t kMaxWeightsMessage = int64_t{8} << 20;
 
 // Calls of one connection at a time; the client's gRPC lets further ones wait.
 constexpr int kMostStreams = 256;
+
+// How long a drain waits for those who watch health and do not read that it has begun.
+constexpr std::chrono::milliseconds kTellWatches(2000);
+// How long clients that have had their answers may take to close their connections by themselves.
+constexpr std::chrono::milliseconds kFarewell(100);
 
 // A chunk a little over its limits still arrives, so that it gets an answer that says so; far above, gRPC
 // resets the call.
@@ -86,7 +98,6 @@ class Credentials {
 };
 
 void Observe(grpc::ServerBuilder& builder, CallReports* reports) {
-  if (reports == nullptr) return;
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
   factories.push_back(std::make_unique<CallObserver>(reports));
   builder.experimental().SetInterceptorCreators(std::move(factories));
@@ -106,17 +117,25 @@ CallReports::TokenNames TokenNamesOf(const std::shared_ptr<const AccessControl>&
 
 Server::Server(engine::Engine* engine, const ServerOptions& options)
     : engine_(engine),
-      reports_(options.counters == nullptr
-                   ? nullptr
-                   : std::make_unique<CallReports>(options.counters, TokenNamesOf(options.access))),
+      own_counters_(options.counters == nullptr ? std::make_unique<telemetry::ServiceCounters>(MethodNames())
+                                                : nullptr),
+      counters_(own_counters_ == nullptr ? options.counters : own_counters_.get()),
+      reports_(counters_, TokenNamesOf(options.access)),
       head_service_(engine, options.weights_dir),
-      loss_service_(engine, options.access, reports_.get()),
+      loss_service_(engine, options.access, &reports_),
       gradient_service_(engine),
       status_service_(engine, options.on_drain),
       region_service_(engine),
-      acceptor_(Acceptor::For::kClients, CountersOf(options.counters)) {}
+      acceptor_(Acceptor::For::kClients, CountersOf(counters_)) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
+  absl::StatusOr<std::unique_ptr<Server>> server = Open(options, engine);
+  if (!server.ok()) return server;
+  if (absl::Status serving = (*server)->Serve(); !serving.ok()) return serving;
+  return server;
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& options, engine::Engine* engine) {
   std::unique_ptr<Server> server(new Server(engine, options));
   if (engine->regions().enabled()) {
     auto socket = RegionSocket::Start(options.region_socket_dir, &engine->regions());
@@ -130,16 +149,21 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   Configure(builder, engine->options());
   LimitConnections(builder, options.connections);
   RefuseCompression(builder);
-  Observe(builder, server->reports_.get());
+  Observe(builder, &server->reports_);
   builder.RegisterService(&server->head_service_);
   builder.RegisterService(&server->loss_service_);
   builder.RegisterService(&server->gradient_service_);
   builder.RegisterService(&server->status_service_);
   builder.RegisterService(&server->region_service_);
   if (absl::Status status = server->Listen(options, builder); !status.ok()) return status;
-  server->server_->GetHealthCheckService()->SetServingStatus(true);
-  if (options.counters != nullptr) options.counters->serving = true;
   return server;
+}
+
+absl::Status Server::Serve() {
+  server_->GetHealthCheckService()->SetServingStatus(true);
+  if (absl::Status started = acceptor_.Start(); !started.ok()) return started;
+  counters_->serving = true;
+  return absl::OkStatus();
 }
 
 absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& builder) {
@@ -154,7 +178,7 @@ absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& b
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("the gRPC server does not start");
-  return acceptor_.Start();
+  return absl::OkStatus();
 }
 
 Server::~Server() {
@@ -164,14 +188,33 @@ Server::~Server() {
 void Server::Drain(absl::Duration timeout) {
   drained_ = true;
   const auto deadline = absl::ToChronoTime(absl::Now() + timeout);
+  reports_.open_calls().BeginDrain();
   server_->GetHealthCheckService()->SetServingStatus(false);
   engine_->BeginDrain();
   loss_service_.Drain();
+  acceptor_.Stop();
+  std::thread closing;
+  try {
+    closing = std::thread([this] { CloseStrangers(); });
+  } catch (const std::system_error& error) {
+    telemetry::Log(telemetry::LogLevel::kDebug, "the drain waits for every connection",
+                   {{"reason", error.what()}});
+  }
   // Streams that are cancelled at the deadline take with them what they had queued; what is on the device by
   // then is finished.
-  acceptor_.Stop();
   server_->Shutdown(deadline);
+  reports_.open_calls().Stop();
+  if (closing.joinable()) closing.join();
   engine_->WaitIdle();
+}
+
+// gRPC's Shutdown waits until every client has answered a ping and closed its connection, whether it ever
+// said anything or not. Again and again: what was in the middle of its handshake is a connection later.
+void Server::CloseStrangers() {
+  OpenCalls& calls = reports_.open_calls();
+  while (calls.AwaitEnd(kTellWatches) && !calls.AwaitStop(kFarewell)) {
+    grpc_server_cancel_all_calls(server_->c_server());
+  }
 }
 
 }  // namespace lossd::rpc

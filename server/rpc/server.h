@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
@@ -46,8 +47,13 @@ struct ServerOptions {
 
 class Server {
  public:
-  // Serves when it returns. `engine` outlives the server. UNAVAILABLE if an address cannot be listened on,
+  // Takes the addresses. Whoever connects waits until Serve(), so that nothing has happened yet if the start
+  // fails in between. `engine` outlives the server. UNAVAILABLE if an address cannot be listened on,
   // ALREADY_EXISTS if a socket file is in use, INVALID_ARGUMENT if addresses or TLS files are not acceptable.
+  static absl::StatusOr<std::unique_ptr<Server>> Open(const ServerOptions& options, engine::Engine* engine);
+  // Calls are taken from now on. Once. UNAVAILABLE without a file descriptor; then nobody was served.
+  absl::Status Serve();
+  // Both.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, engine::Engine* engine);
   // Drains without patience if Drain was not called.
   ~Server();
@@ -63,15 +69,20 @@ class Server {
   void EndRevokedStreams() { loss_service_.EndRevokedStreams(); }
 
   // Health says NOT_SERVING, new work is refused, what was accepted is finished and answered, streams end
-  // with UNAVAILABLE; after `timeout` whatever is left is cancelled. Once.
+  // with UNAVAILABLE; after `timeout` whatever is left is cancelled. Connections without a call of lossd's
+  // are waited for by nobody: who watches health is told, and then they are closed. Once.
   void Drain(absl::Duration timeout);
 
  private:
   Server(engine::Engine* engine, const ServerOptions& options);
   absl::Status Listen(const ServerOptions& options, grpc::ServerBuilder& builder);
+  // Until the drain is over: closes connections as soon as no call is under way.
+  void CloseStrangers();
 
   engine::Engine* const engine_;
-  std::unique_ptr<CallReports> reports_;  // null if nobody counts
+  const std::unique_ptr<telemetry::ServiceCounters> own_counters_;  // null: the caller has some
+  telemetry::ServiceCounters* const counters_;
+  CallReports reports_;
   HeadService head_service_;
   LossService loss_service_;
   GradientService gradient_service_;
