@@ -173,13 +173,12 @@ absl::Status StartAccess(const std::string& tokens, rpc::ServerOptions& options)
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<rpc::Server>> StartServer(const rpc::ServerOptions& options, Restart& restart,
-                                                         engine::Engine& engine) {
+absl::Status StartServing(Restart& restart, rpc::Server& server) {
   // Whoever starts after this one must not go on from where this one went on.
   if (absl::Status taken = restart.Take(); !taken.ok()) return taken;
-  absl::StatusOr<std::unique_ptr<rpc::Server>> server = rpc::Server::Start(options, &engine);
-  if (!server.ok()) restart.GiveBack();
-  return server;
+  absl::Status serving = server.Serve();
+  if (!serving.ok()) restart.GiveBack();  // nobody was served
+  return serving;
 }
 
 void LogServing(const Options& options, const Ports& ports, const engine::Engine& engine,
@@ -243,22 +242,28 @@ int Serve(Options options) {
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
   if (!heads.ok()) return Fail(heads);
-  const auto server = StartServer(options.server, *restart, **engine);
+  const auto server = rpc::Server::Open(options.server, engine->get());
   if (!server.ok()) return Fail(server.status());
   const Ports ports{.grpc = (*server)->port(),
                     .metrics = *metrics == nullptr ? 0 : (*metrics)->port(),
                     .health = *health == nullptr ? 0 : (*health)->port()};
+  // What may fail does so before the drain is taken: a start that fails leaves it to the next.
+  absl::StatusOr<PortFile> port_file = PortFile::Write(options.port_file, ports);
+  if (!port_file.ok()) return Fail(port_file.status());
+  if (absl::Status serving = StartServing(*restart, **server); !serving.ok()) return Fail(serving);
   if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kYes);
-  if (absl::Status written = WritePortFile(options.port_file, ports); !written.ok()) return Fail(written);
-  LogServing(options, ports, **engine, **server);
-  access_watch.LogStart();
-  WarnOfExposure(options.exposure);
-
-  WaitForEnd(signals, device_failed, **engine, **server, access_watch);
+  const absl::Status published = port_file->Publish();
+  if (published.ok()) {
+    LogServing(options, ports, **engine, **server);
+    access_watch.LogStart();
+    WarnOfExposure(options.exposure);
+    WaitForEnd(signals, device_failed, **engine, **server, access_watch);
+  }
   if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kNo);
   sigdelset(&signals, SIGRTMIN);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
-  return End(options, device_failed ? Device::kFailed : Device::kWorks, **engine, **server);
+  const int status = End(options, device_failed ? Device::kFailed : Device::kWorks, **engine, **server);
+  return published.ok() ? status : Fail(published);  // by then, clients may have been served: it has saved
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -15,7 +16,8 @@ namespace {
 
 absl::Status CannotWrite(const std::string& path) {
   return absl::UnavailableError(
-      absl::StrCat("cannot write --port_file ", path, "; it must be a regular file in a writable folder"));
+      absl::StrCat("cannot write --port_file ", path,
+                   "; it must be a regular file in a writable folder, and the disk must have room for it"));
 }
 
 }  // namespace
@@ -30,17 +32,31 @@ absl::Status CheckPortFile(const std::string& path) {
   return writable ? absl::OkStatus() : CannotWrite(path);
 }
 
-absl::Status WritePortFile(const std::string& path, const Ports& ports) {
-  if (path.empty()) return absl::OkStatus();
+absl::StatusOr<PortFile> PortFile::Write(const std::string& path, const Ports& ports) {
+  if (path.empty()) return PortFile("", "");
   // Once more: it may have come while the heads were restored.
   if (absl::Status can = CheckPortFile(path); !can.ok()) return can;
-  const std::string temporary = absl::StrCat(path, ".tmp", getpid());
-  std::ofstream file(temporary);
+  PortFile written(path, absl::StrCat(path, ".tmp", getpid()));
+  std::ofstream file(written.written_);
   file << nlohmann::json{{"grpc", ports.grpc}, {"metrics", ports.metrics}, {"health", ports.health}} << "\n";
   file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  unlink(temporary.c_str());
-  return CannotWrite(path);
+  if (!file) return CannotWrite(path);
+  return written;
+}
+
+PortFile::PortFile(PortFile&& other) noexcept
+    : path_(std::move(other.path_)), written_(std::exchange(other.written_, {})) {}
+
+PortFile::~PortFile() {
+  if (!written_.empty()) unlink(written_.c_str());
+}
+
+absl::Status PortFile::Publish() {
+  if (written_.empty()) return absl::OkStatus();
+  if (absl::Status can = CheckPortFile(path_); !can.ok()) return can;
+  if (std::rename(written_.c_str(), path_.c_str()) != 0) return CannotWrite(path_);
+  written_.clear();
+  return absl::OkStatus();
 }
 
 }  // namespace lossd

@@ -61,10 +61,22 @@ absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
   return absl::OkStatus();
 }
 
-absl::Status Restart::Take() { return drain_.has_value() ? store_->ConsumeDrain() : absl::OkStatus(); }
+absl::Status Restart::Take() {
+  if (!drain_.has_value()) return absl::OkStatus();
+  absl::Status taken = store_->ConsumeDrain();
+  // It may have failed after the record had its other name.
+  if (!taken.ok()) GiveBack();
+  return taken;
+}
 
 void Restart::GiveBack() {
-  if (drain_.has_value()) store_->ReturnDrain().IgnoreError();
+  if (!drain_.has_value()) return;
+  const absl::Status returned = store_->ReturnDrain();
+  if (returned.ok() || absl::IsNotFound(returned)) return;  // not found: it was not taken
+  Log(LogLevel::kError,
+      "drain.json could not be put back: the next server begins from the newest checkpoints, with another "
+      "incarnation",
+      {{"reason", std::string(returned.message())}});
 }
 
 bool SaveForRestart(engine::Engine& engine) {

@@ -25,8 +25,8 @@ class Restart {
   // Of the drained server that is continued; empty for a new one.
   std::string incarnation() const;
   absl::Status RestoreHeads(engine::Engine& engine) const;
-  // The drain is continued now, by this server alone; before it has taken anything. If it does not come to
-  // that, the next one may.
+  // The drain is continued now, by this server alone: the last thing before it serves anybody. On an error,
+  // and after GiveBack(), it is the next server's to continue.
   absl::Status Take();
   void GiveBack();
 

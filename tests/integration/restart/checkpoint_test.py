@@ -321,6 +321,26 @@ class Checkpoints(unittest.TestCase):
             self.assertIn("--port_file", result.stderr)
             self.assertIn("drain.json", self.files(), path)
 
+    def test_a_port_file_on_a_full_disk_leaves_the_drain_to_the_next(self):
+        """A limit on the size of files stands in for the disk."""
+        session = self.drained(lambda server, _: server.signal(15))
+        folder = os.path.dirname(self.folder)
+        before = sorted(os.listdir(folder))
+        result = subprocess.run(
+            [LOSSD, "--listen=127.0.0.1:0", "--metrics_listen=", *FLAGS, "--restore", f"--checkpoint_dir={self.folder}",
+             f"--port_file={folder}/ports"], capture_output=True, text=True, timeout=60, check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("--port_file", result.stderr)
+        self.assertNotIn("serving", result.stderr)
+        self.assertEqual(sorted(os.listdir(folder)), before)
+        with self.server("--restore") as server, connect(server) as channel:
+            again = open_session(channel, "h", "k")
+            self.assertEqual((again.session_id, again.incarnation, again.restores),
+                             (session.session_id, session.incarnation, 0))
+            self.assertEqual([(mark.accepted, mark.applied) for mark in again.lanes], [(3, 3)])
+            self.assertEqual(add_chunks(channel, session, range(2, 6)), 5)
+
     def test_flushes_and_steps_are_refused_while_the_server_drains(self):
         with self.server() as server, connect(server) as channel:
             create_head(channel, "h", VOCAB, HIDDEN)
