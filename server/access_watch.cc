@@ -1,7 +1,10 @@
 #include "server/access_watch.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "server/telemetry/logging.h"
 
@@ -11,9 +14,12 @@ namespace {
 using telemetry::Log;
 using telemetry::LogLevel;
 
-void TakeTokens(const rpc::AccessControl::Loaded& loaded, const char* event) {
-  Log(LogLevel::kInfo, event, {{"count", loaded.tokens}});
-  for (const std::string& warning : loaded.warnings) Log(LogLevel::kWarning, warning);
+void Warn(const std::vector<std::string>& warnings) {
+  for (const std::string& warning : warnings) Log(LogLevel::kWarning, warning);
+}
+
+std::string OrNothing(const std::vector<std::string>& names) {
+  return names.empty() ? "nothing" : absl::StrJoin(names, ",");
 }
 
 }  // namespace
@@ -23,22 +29,31 @@ AccessWatch::AccessWatch(const rpc::ServerOptions& options, telemetry::ServiceCo
 
 void AccessWatch::LogStart() {
   if (options_.tls.enabled()) {
-    if (const auto check = rpc::CheckTls(options_.tls); check.ok()) TakeTls(*check, "TLS is on");
+    if (auto check = rpc::CheckTls(options_.tls); check.ok()) TakeTls(*std::move(check), "TLS is on");
   }
-  if (options_.access != nullptr) TakeTokens(options_.access->loaded(), "tokens are asked for");
+  if (options_.access == nullptr) return;
+  Log(LogLevel::kInfo, "tokens are asked for", {{"count", options_.access->loaded().tokens}});
+  Warn(options_.access->loaded().warnings);
 }
 
 void AccessWatch::Poll(rpc::Server& server) {
-  PollTls();
-  if (options_.access != nullptr) PollTokens(server);
+  PollTls(rpc::Look::kIfChanged);
+  if (options_.access != nullptr) PollTokens(rpc::Look::kIfChanged, server);
 }
 
-void AccessWatch::PollTls() {
-  const auto changed = tls_.Poll();
+void AccessWatch::Reload(rpc::Server& server) {
+  Log(LogLevel::kInfo, "told to read files again",
+      {{"tls", options_.tls.enabled()}, {"tokens", options_.access != nullptr}});
+  PollTls(rpc::Look::kAnyway);
+  if (options_.access != nullptr) PollTokens(rpc::Look::kAnyway, server);
+}
+
+void AccessWatch::PollTls(rpc::Look look) {
+  auto changed = tls_.Poll(look);
   if (!changed.has_value()) return;
   ++(changed->ok() ? counters_.tls_reloads : counters_.tls_reloads_failed);
   counters_.tls_unusable = changed->ok() ? 0 : 1;
-  if (changed->ok()) return TakeTls(**changed, "reloaded the TLS certificate");
+  if (changed->ok()) return TakeTls(**std::move(changed), "reloaded the TLS certificate");
   // An expired one is shown to clients all the same.
   if (const auto read = rpc::ReadTls(options_.tls); read.ok()) {
     counters_.tls_not_after_seconds = absl::ToUnixSeconds(read->not_after);
@@ -47,8 +62,8 @@ void AccessWatch::PollTls() {
       {{"reason", std::string(changed->status().message())}});
 }
 
-void AccessWatch::PollTokens(rpc::Server& server) {
-  const auto changed = options_.access->Poll();
+void AccessWatch::PollTokens(rpc::Look look, rpc::Server& server) {
+  const auto changed = options_.access->Poll(look);
   if (!changed.has_value()) return;
   ++(changed->ok() ? counters_.token_reloads : counters_.token_reloads_failed);
   counters_.tokens_unusable = changed->ok() ? 0 : 1;
@@ -57,14 +72,26 @@ void AccessWatch::PollTokens(rpc::Server& server) {
         {{"reason", std::string(changed->status().message())}});
     return;
   }
-  TakeTokens(**changed, "reloaded the tokens");
+  const rpc::AccessControl::Loaded& loaded = **changed;
+  Log(LogLevel::kInfo, "reloaded the tokens",
+      {{"count", loaded.tokens},
+       {"added", loaded.change.added},
+       {"removed", loaded.change.removed},
+       {"other_role", loaded.change.other_role}});
+  Warn(loaded.warnings);
   server.EndRevokedStreams();
 }
 
-void AccessWatch::TakeTls(const rpc::TlsCheck& check, const char* event) {
+void AccessWatch::TakeTls(rpc::TlsCheck check, const char* event) {
   counters_.tls_not_after_seconds = absl::ToUnixSeconds(check.not_after);
-  Log(LogLevel::kInfo, event, {{"expires", absl::FormatTime(check.not_after, absl::UTCTimeZone())}});
-  for (const std::string& warning : check.warnings) Log(LogLevel::kWarning, warning);
+  std::vector<telemetry::LogField> fields = {
+      {"expires", absl::FormatTime(check.not_after, absl::UTCTimeZone())}};
+  if (last_tls_.has_value()) {
+    fields.emplace_back("changed", OrNothing(rpc::DifferencesOf(*last_tls_, check)));
+  }
+  Log(LogLevel::kInfo, event, fields);
+  Warn(check.warnings);
+  last_tls_ = std::move(check);
 }
 
 }  // namespace lossd

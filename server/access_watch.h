@@ -2,6 +2,9 @@
 #ifndef LOSSD_SERVER_ACCESS_WATCH_H_
 #define LOSSD_SERVER_ACCESS_WATCH_H_
 
+#include <optional>
+
+#include "server/rpc/file_watch.h"
 #include "server/rpc/server.h"
 #include "server/rpc/tls.h"
 #include "server/telemetry/service_counters.h"
@@ -15,17 +18,20 @@ class AccessWatch {
   AccessWatch(const rpc::ServerOptions& options, telemetry::ServiceCounters* counters);
 
   void LogStart();
-  // Once a second or so. Streams whose token is gone end.
+  // Once a second or so: reads what has changed. Streams whose token is gone end.
   void Poll(rpc::Server& server);
+  // Somebody asks for it: reads everything, and logs what it found, changed or not.
+  void Reload(rpc::Server& server);
 
  private:
-  void PollTls();
-  void PollTokens(rpc::Server& server);
-  void TakeTls(const rpc::TlsCheck& check, const char* event);
+  void PollTls(rpc::Look look);
+  void PollTokens(rpc::Look look, rpc::Server& server);
+  void TakeTls(rpc::TlsCheck check, const char* event);
 
   const rpc::ServerOptions& options_;
   telemetry::AccessCounters& counters_;
   rpc::TlsWatch tls_;
+  std::optional<rpc::TlsCheck> last_tls_;  // the last that was good
 };
 
 }  // namespace lossd

@@ -45,10 +45,21 @@ constexpr int64_t kSecondsToFreedMemory = 5;
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
+// SIGHUP never ends the process. Before anything else, since it may come at any time: it waits until there
+// are files to be read again. Also where whoever started the process (nohup) had it ignored.
+void BlockHangUp() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGHUP);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGHUP, SIG_DFL);
+}
+
 // Signals are waited for by the main thread alone; every other thread inherits the block.
 sigset_t BlockSignals() {
   sigset_t signals;
   sigemptyset(&signals);
+  sigaddset(&signals, SIGHUP);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGRTMIN);  // of Drain
@@ -83,7 +94,9 @@ void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed,
   engine::FreedMemory freed(kFreedMemoryKept);
   for (int64_t ticks = 1; !device_failed; ++ticks) {
     const int signal_number = sigtimedwait(&signals, nullptr, &tick);
-    if (signal_number > 0) {
+    if (signal_number == SIGHUP) {
+      access_watch.Reload(server);
+    } else if (signal_number > 0) {
       Log(LogLevel::kInfo, "draining", {{"signal", signal_number}});
       return;
     }
@@ -261,6 +274,7 @@ int Serve(Options options) {
   }
   if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kNo);
   sigdelset(&signals, SIGRTMIN);
+  sigdelset(&signals, SIGHUP);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
   const int status = End(options, device_failed ? Device::kFailed : Device::kWorks, **engine, **server);
   return published.ok() ? status : Fail(published);  // by then, clients may have been served: it has saved
@@ -270,6 +284,7 @@ int Serve(Options options) {
 }  // namespace lossd
 
 int main(int argc, char** argv) {
+  lossd::BlockHangUp();
   lossd::WaitPassively(argv);
   lossd::engine::RaiseMallocThresholds();
   absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);

@@ -118,12 +118,15 @@ void AccessControl::Report(const grpc::Status& refusal, const CallMetadata& meta
                                         .token = NameOf(metadata)});
 }
 
-std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll() {
-  std::optional<absl::StatusOr<TokensRead>> changed = watch_.Reread([this] { return ReadTokens(path_); });
+std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll(Look look) {
+  std::optional<absl::StatusOr<TokensRead>> changed =
+      watch_.Reread(look, [this] { return ReadTokens(path_); });
   if (!changed.has_value()) return std::nullopt;
   absl::StatusOr<TokensRead>& read = *changed;
   if (!read.ok()) return read.status();
-  Loaded loaded{.tokens = read->tokens.size(), .warnings = std::move(read->warnings)};
+  Loaded loaded{.tokens = read->tokens.size(),
+                .change = read->tokens.ChangeFrom(*Current()),
+                .warnings = std::move(read->warnings)};
   auto tokens = std::make_shared<const Tokens>(std::move(read->tokens));
   const std::lock_guard lock(mutex_);
   tokens_ = std::move(tokens);

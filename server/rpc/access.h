@@ -27,7 +27,8 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
  public:
   struct Loaded {
     size_t tokens = 0;
-    std::vector<std::string> warnings;
+    TokensChange change = {};  // from those before
+    std::vector<std::string> warnings = {};
   };
 
   // ReadTokens' errors. `counters` may be null, and outlives this.
@@ -50,8 +51,9 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
   // What was read at the start.
   const Loaded& loaded() const { return loaded_; }
   // Reads the file again if it has changed since the last call. One that is no good changes nothing and is
-  // read again by each call, but told of only once as long as the reason is the same.
-  std::optional<absl::StatusOr<Loaded>> Poll();
+  // read again by each call, but told of only once as long as the reason is the same. With kAnyway it is read
+  // and told of in any case.
+  std::optional<absl::StatusOr<Loaded>> Poll(Look look = Look::kIfChanged);
 
  private:
   AccessControl(std::string path, FileWatch watch, TokensRead read, telemetry::ServiceCounters* counters);

@@ -10,6 +10,9 @@
 
 namespace lossd::rpc {
 
+// Whether files are read again although they look as they did.
+enum class Look { kIfChanged, kAnyway };
+
 // Not thread-safe.
 class FileWatch {
  public:
@@ -18,16 +21,16 @@ class FileWatch {
   bool Changed();
   // What `read`, which gives an absl::StatusOr, finds in files that have changed since the last call. What is
   // no good is read again by each call, since it may be good another time, but told of only once as long as
-  // the reason is the same.
+  // the reason is the same. With kAnyway they are read and told of in any case.
   template <typename Read>
-  std::optional<std::invoke_result_t<Read>> Reread(Read read) {
-    if (!Changed()) return std::nullopt;
+  std::optional<std::invoke_result_t<Read>> Reread(Look look, Read read) {
+    if (!Changed() && look == Look::kIfChanged) return std::nullopt;
     std::invoke_result_t<Read> found = read();
     std::string failure(found.status().message());
     if (!found.ok()) state_.clear();
     const bool repeated = !found.ok() && failure == failure_;
     failure_ = std::move(failure);
-    if (repeated) return std::nullopt;
+    if (repeated && look == Look::kIfChanged) return std::nullopt;
     return found;
   }
 

@@ -4,12 +4,15 @@
 #include <grpcpp/security/tls_credentials_options.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
+#include <openssl/sha.h>
 #include <openssl/x509.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <ctime>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -72,6 +75,17 @@ absl::Time TimeOf(const ASN1_TIME* time) {
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
+// Empty of no file, and of one that cannot be read.
+std::string DigestOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (path.empty() || !file) return {};
+  const std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string digest(SHA256_DIGEST_LENGTH, '\0');
+  SHA256(reinterpret_cast<const unsigned char*>(content.data()), content.size(),
+         reinterpret_cast<unsigned char*>(digest.data()));
+  return digest;
+}
+
 absl::Status CheckFlags(const TlsFiles& files) {
   if (files.certificate.empty() != files.key.empty()) {
     const bool key_missing = files.key.empty();
@@ -89,7 +103,7 @@ absl::Status CheckFlags(const TlsFiles& files) {
 
 absl::StatusOr<TlsCheck> ReadTls(const TlsFiles& files) {
   if (absl::Status status = CheckFlags(files); !status.ok()) return status;
-  TlsCheck check{.not_after = absl::InfiniteFuture(), .warnings = {}};
+  TlsCheck check{.not_after = absl::InfiniteFuture()};
   if (!files.enabled()) return check;
   const absl::StatusOr<Certificate> certificate = ReadCertificate("tls_certificate", files.certificate);
   if (!certificate.ok()) return certificate.status();
@@ -107,6 +121,7 @@ absl::StatusOr<TlsCheck> ReadTls(const TlsFiles& files) {
     const absl::StatusOr<Certificate> authority = ReadCertificate("tls_client_ca", files.client_ca);
     if (!authority.ok()) return authority.status();
   }
+  check.digests = {DigestOf(files.certificate), DigestOf(files.key), DigestOf(files.client_ca)};
   check.not_after = TimeOf(X509_get0_notAfter(certificate->get()));
   if (check.not_after - absl::Now() < kExpiresSoon) {
     check.warnings.emplace_back("the TLS certificate expires within a week");
@@ -125,6 +140,15 @@ absl::StatusOr<TlsCheck> CheckTls(const TlsFiles& files) {
                               absl::FormatTime(check->not_after, absl::UTCTimeZone()), "; renew it"));
 }
 
+std::vector<std::string> DifferencesOf(const TlsCheck& one, const TlsCheck& other) {
+  constexpr std::array<const char*, 3> kNames = {"certificate", "key", "client_ca"};
+  std::vector<std::string> differences;
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (one.digests[i] != other.digests[i]) differences.emplace_back(kNames[i]);
+  }
+  return differences;
+}
+
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& files) {
   namespace tls = grpc::experimental;
   tls::TlsServerCredentialsOptions options(std::make_shared<tls::FileWatcherCertificateProvider>(
@@ -140,9 +164,9 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& f
 TlsWatch::TlsWatch(TlsFiles files)
     : files_(std::move(files)), watch_({files_.certificate, files_.key, files_.client_ca}) {}
 
-std::optional<absl::StatusOr<TlsCheck>> TlsWatch::Poll() {
+std::optional<absl::StatusOr<TlsCheck>> TlsWatch::Poll(Look look) {
   if (!files_.enabled()) return std::nullopt;
-  return watch_.Reread([this] { return CheckTls(files_); });
+  return watch_.Reread(look, [this] { return CheckTls(files_); });
 }
 
 }  // namespace lossd::rpc

@@ -4,6 +4,7 @@
 
 #include <grpcpp/security/server_credentials.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,9 +28,14 @@ struct TlsFiles {
 };
 
 struct TlsCheck {
-  absl::Time not_after;               // when the certificate expires
-  std::vector<std::string> warnings;  // what is unwise, though it works
+  absl::Time not_after;                    // when the certificate expires
+  std::vector<std::string> warnings = {};  // what is unwise, though it works
+  // SHA-256 of the files, in the order certificate, key, client_ca; empty of what there is none of.
+  std::array<std::string, 3> digests = {};
 };
+
+// Names of the files that differ: "certificate", "key", "client_ca".
+std::vector<std::string> DifferencesOf(const TlsCheck& one, const TlsCheck& other);
 
 // Reads the files. INVALID_ARGUMENT naming the flag, the file and what to do: a file that is missing or
 // unreadable, not PEM, a key that is not the certificate's, a certificate that has expired.
@@ -48,7 +54,8 @@ class TlsWatch {
   explicit TlsWatch(TlsFiles files);
   // What they are now, if they were changed since the last call. Files that are no good are read again by
   // each call, but told of only once as long as the reason is the same.
-  std::optional<absl::StatusOr<TlsCheck>> Poll();
+  // With kAnyway they are read and told of in any case.
+  std::optional<absl::StatusOr<TlsCheck>> Poll(Look look = Look::kIfChanged);
 
  private:
   const TlsFiles files_;

@@ -113,6 +113,19 @@ const Token* Tokens::Find(const TokenHash& hash) const {
   return found;
 }
 
+TokensChange Tokens::ChangeFrom(const Tokens& before) const {
+  TokensChange change;
+  for (const Token& token : tokens_) {
+    const Token* const old = before.Find(token.hash);
+    if (old == nullptr) ++change.added;
+    if (old != nullptr && old->role != token.role) ++change.other_role;
+  }
+  for (const Token& token : before.tokens_) {
+    if (Find(token.hash) == nullptr) ++change.removed;
+  }
+  return change;
+}
+
 absl::StatusOr<TokensRead> ReadTokens(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) {

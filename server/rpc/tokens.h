@@ -27,6 +27,13 @@ struct Token {
   std::string name;  // as the file has it; without one "line N"
 };
 
+// What became of the tokens of a file.
+struct TokensChange {
+  int64_t added = 0;
+  int64_t removed = 0;
+  int64_t other_role = 0;
+};
+
 class Tokens {
  public:
   // INVALID_ARGUMENT naming the line and what is wrong with it, never a token: fewer or more words than there
@@ -37,6 +44,7 @@ class Tokens {
   // Null if there is none of that hash. Takes as long whichever it is.
   const Token* Find(const TokenHash& hash) const;
   size_t size() const { return tokens_.size(); }
+  TokensChange ChangeFrom(const Tokens& before) const;
 
  private:
   std::vector<Token> tokens_;

@@ -83,6 +83,8 @@ class Unit(unittest.TestCase):
         self.assertTrue(all(await_ports(server, ports, self.folder / "log").values()))
         socket = self.folder / "socket"
         self.assertEqual(os.stat(socket).st_mode & 0o777, 0o660)
+        self.assertEqual(self.service["ExecReload"], "/bin/kill -HUP $MAINPID")
+        server.send_signal(signal.SIGHUP)
         server.send_signal(signal.SIGTERM)
         self.assertEqual(server.wait(timeout=120), 0)
 

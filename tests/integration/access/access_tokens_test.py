@@ -2,6 +2,7 @@
 """The file of tokens: what the server does not start with, and what becomes of calls and streams when it changes."""
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,6 +115,24 @@ class Rotation(unittest.TestCase):
         self.assertEqual(self.code(TOKENS["trainer"]), grpc.StatusCode.OK)
         write_tokens(self.path, [("read-only", SECOND)])
         until(lambda: self.code(TOKENS["trainer"]) == grpc.StatusCode.UNAUTHENTICATED)
+        self.assertEqual(self.code(SECOND), grpc.StatusCode.OK)
+
+    def test_sighup_reads_the_file_again_and_says_what_has_changed(self):
+        until(lambda: "tokens are asked for" in self.server.log())
+        self.server.signal(signal.SIGHUP)
+        until(lambda: "told to read files again tls=false tokens=true" in self.server.log())
+        self.reloaded()
+        self.assertIn("reloaded the tokens count=3 added=0 removed=0 other_role=0", self.server.log())
+        write_tokens(self.path, [("admin", TOKENS["admin"]), ("admin", TOKENS["trainer"]), ("trainer", SECOND)])
+        self.server.signal(signal.SIGHUP)  # whether or not the second's look came first
+        until(lambda: "reloaded the tokens count=3 added=1 removed=1 other_role=1" in self.server.log())
+        self.assertEqual(self.code(SECOND), grpc.StatusCode.OK)
+        with open(self.path, "w", encoding="utf-8") as file:
+            file.write("nonsense")
+        for times in (1, 2):  # each time it is asked for
+            self.server.signal(signal.SIGHUP)
+            until(lambda: self.server.log().count("told to read files again") == 2 + times)
+            until(lambda: self.server.log().count("those from before go on") >= times)
         self.assertEqual(self.code(SECOND), grpc.StatusCode.OK)
 
     def test_streams_of_a_removed_token_end_and_others_go_on(self):

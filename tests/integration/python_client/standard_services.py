@@ -44,6 +44,15 @@ def health(channel, service=""):
     return call(_HEALTH["HealthCheckRequest"](service=service)).status
 
 
+def watch_health(channel):
+    """The answers of the health service to whoever watches the server as a whole."""
+    call = channel.unary_stream(
+        "/grpc.health.v1.Health/Watch",
+        request_serializer=_HEALTH["HealthCheckRequest"].SerializeToString,
+        response_deserializer=_HEALTH["HealthCheckResponse"].FromString)
+    return call(_HEALTH["HealthCheckRequest"]())
+
+
 def services(channel):
     """Names of the services that reflection lists."""
     call = channel.stream_stream(

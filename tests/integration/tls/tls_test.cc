@@ -220,11 +220,14 @@ TEST_F(TlsTest, AWatchTellsOfChangedFilesAndOfThoseThatDoNotFit) {
   rpc::TlsWatch watch(
       {.certificate = files_.Certificate("server"), .key = files_.Key("server"), .client_ca = {}});
   EXPECT_FALSE(watch.Poll().has_value());
+  const auto before = watch.Poll(rpc::Look::kAnyway);
+  ASSERT_TRUE(before.has_value() && before->ok());
   files_.Make("new_server", "ca", kLoopback);
   files_.Replace("server", "new_server");
   const auto renewed = watch.Poll();
   ASSERT_TRUE(renewed.has_value());
-  EXPECT_TRUE(renewed->ok()) << renewed->status();
+  ASSERT_TRUE(renewed->ok()) << renewed->status();
+  EXPECT_EQ(rpc::DifferencesOf(**before, **renewed), (std::vector<std::string>{"certificate", "key"}));
   EXPECT_FALSE(watch.Poll().has_value());
   std::filesystem::copy_file(files_.Key("ca"), files_.Key("server"),
                              std::filesystem::copy_options::overwrite_existing);

@@ -113,6 +113,22 @@ TEST_F(AccessTest, AChangedFileIsReadOnceAndABadOneChangesNothing) {
   EXPECT_TRUE(access_->Poll().has_value()) << "for another reason";
 }
 
+TEST_F(AccessTest, WhoAsksForItIsToldOfAFileThatHasNotChanged) {
+  for (int i = 0; i < 2; ++i) {
+    const auto read = access_->Poll(Look::kAnyway);
+    ASSERT_TRUE(read.has_value());
+    ASSERT_TRUE(read->ok()) << read->status();
+    EXPECT_EQ((*read)->change.added + (*read)->change.removed + (*read)->change.other_role, 0);
+  }
+  Write("admin short\n");
+  for (int i = 0; i < 2; ++i) {
+    const auto bad = access_->Poll(Look::kAnyway);
+    ASSERT_TRUE(bad.has_value()) << "each time it is asked for";
+    EXPECT_TRUE(absl::IsInvalidArgument(bad->status())) << bad->status();
+  }
+  EXPECT_EQ(Code(kDelete, std::string("Bearer ") + kAdmin), grpc::StatusCode::OK);
+}
+
 TEST_F(AccessTest, AFileThatCouldNotBeReadIsReadAgainThoughItStaysAsItIs) {
   Write(std::string("admin ") + kTrainer + "\n");
   {

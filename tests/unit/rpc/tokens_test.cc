@@ -77,6 +77,20 @@ TEST(TokensTest, AFileWithoutATokenIsRefused) {
   EXPECT_THAT(Refusal("# nothing\n \t\n"), HasSubstr("has no token"));
 }
 
+TEST(TokensTest, AChangeIsCountedByWhatBecameOfEachToken) {
+  const std::string stays = "0123456789abcdef-stays";
+  const std::string promoted = "0123456789abcdef-promoted";
+  const auto before =
+      Tokens::Parse("admin " + stays + "\ntrainer " + promoted + "\nread-only " + Secret() + "\n");
+  const auto after = Tokens::Parse("admin " + promoted + " name\nadmin " + stays + "\nadmin " + Secret() +
+                                   "1\nadmin " + Secret() + "2\n");
+  ASSERT_TRUE(before.ok() && after.ok());
+  const TokensChange change = after->ChangeFrom(*before);
+  EXPECT_EQ(change.added, 2);
+  EXPECT_EQ(change.removed, 1);
+  EXPECT_EQ(change.other_role, 1);
+}
+
 TEST(TokensTest, WhatIsNoFileIsRefused) {
   for (const char* path : {"/", "/dev/null", "/nonexistent/tokens"}) {
     const auto read = ReadTokens(path);
