@@ -11,8 +11,10 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/access_watch.h"
 #include "server/engine/engine.h"
@@ -22,8 +24,10 @@
 #include "server/port_file.h"
 #include "server/restart.h"
 #include "server/rpc/access.h"
+#include "server/rpc/file_descriptor.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/health_server.h"
+#include "server/rpc/listener.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/server.h"
 #include "server/start_heads.h"
@@ -43,7 +47,6 @@ constexpr int64_t kFreedMemoryKept = int64_t{512} << 20;
 constexpr int64_t kSecondsToFreedMemory = 5;
 
 constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
 
 // SIGHUP never ends the process. Before anything else, since it may come at any time: it waits until there
 // are files to be read again. Also where whoever started the process (nohup) had it ignored.
@@ -171,10 +174,21 @@ absl::StatusOr<std::unique_ptr<engine::Engine>> StartEngine(Options& options) {
   return engine::Engine::Create(options.engine, std::move(chosen->device));
 }
 
-absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
-    const std::string& listen, const engine::Engine& engine, const telemetry::ServiceCounters& counters) {
+absl::StatusOr<std::unique_ptr<rpc::Listener>> ListenForMetrics(const std::string& listen) {
   if (listen.empty()) return nullptr;
-  return telemetry::MetricsServer::Start(listen, &engine, &counters);
+  absl::StatusOr<std::unique_ptr<rpc::Listener>> listener = rpc::Listener::Open(listen);
+  if (listener.ok()) return listener;
+  return absl::Status(listener.status().code(),
+                      absl::StrCat("--metrics_listen: ", listener.status().message()));
+}
+
+absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
+    const rpc::Listener* listener, const telemetry::HttpHosts& hosts, const engine::Engine& engine,
+    const telemetry::ServiceCounters& counters) {
+  if (listener == nullptr) return nullptr;
+  std::vector<int> sockets;
+  for (const rpc::FileDescriptor& socket : listener->sockets()) sockets.push_back(socket.get());
+  return telemetry::MetricsServer::Start(std::move(sockets), hosts, &engine, &counters);
 }
 
 absl::Status StartAccess(const std::string& tokens, rpc::ServerOptions& options) {
@@ -247,7 +261,9 @@ int Serve(Options options) {
   if (!engine.ok()) return Fail(engine.status());
   // Before the heads, whose weights may take long: until then nobody could tell the server from one that is
   // down.
-  const auto metrics = StartMetrics(options.metrics_listen, **engine, counters);
+  const auto listener = ListenForMetrics(options.metrics_listen);
+  if (!listener.ok()) return Fail(listener.status());
+  const auto metrics = StartMetrics(listener->get(), options.metrics_hosts, **engine, counters);
   if (!metrics.ok()) return Fail(metrics.status());
   if (absl::Status access = StartAccess(options.tokens, options.server); !access.ok()) return Fail(access);
   AccessWatch access_watch(options.server, &counters);
@@ -258,7 +274,7 @@ int Serve(Options options) {
   const auto server = rpc::Server::Open(options.server, engine->get());
   if (!server.ok()) return Fail(server.status());
   const Ports ports{.grpc = (*server)->port(),
-                    .metrics = *metrics == nullptr ? 0 : (*metrics)->port(),
+                    .metrics = *listener == nullptr ? 0 : (*listener)->port(),
                     .health = *health == nullptr ? 0 : (*health)->port()};
   // What may fail does so before the drain is taken: a start that fails leaves it to the next.
   absl::StatusOr<PortFile> port_file = PortFile::Write(options.port_file, ports);
@@ -290,7 +306,7 @@ int main(int argc, char** argv) {
   absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);
   if (!options.ok()) {
     std::cerr << "lossd: " << options.status().message() << "\n";
-    return lossd::kExitUsage;
+    return lossd::kUsageError;
   }
   lossd::telemetry::InitLogging(options->log_format, options->log_level);
   lossd::rpc::LogWhatGrpcSays();

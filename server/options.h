@@ -13,16 +13,21 @@
 #include "server/exposure.h"
 #include "server/head_entry.h"
 #include "server/rpc/server.h"
+#include "server/telemetry/http_hosts.h"
 #include "server/telemetry/logging.h"
 
 namespace lossd {
 
+// The exit status after a mistake in the command line or the configuration file.
+inline constexpr int kUsageError = 2;
+
 struct Options {
   rpc::ServerOptions server;
   std::string metrics_listen;  // empty: no metrics
-  std::string health_listen;   // empty: no port for health alone
-  std::string tokens;          // file of tokens; empty: none is asked for
-  Exposure exposure;           // of server.listen; checked
+  telemetry::HttpHosts metrics_hosts;
+  std::string health_listen;  // empty: no port for health alone
+  std::string tokens;         // file of tokens; empty: none is asked for
+  Exposure exposure;          // of server.listen; checked
   std::string port_file;
   engine::DeviceOptions device;
   engine::EngineOptions engine;
@@ -35,8 +40,8 @@ struct Options {
 };
 
 // Reads the command line, and the file of --config beneath it: what the command line says wins. Prints help
-// and exits for
-// --help and --version. INVALID_ARGUMENT naming the flag, its value and what it may be.
+// and exits for --help and --version, and exits with kUsageError where a value is none for its flag.
+// INVALID_ARGUMENT naming the flag, its value and what it may be.
 absl::StatusOr<Options> ReadOptions(int argc, char** argv);
 
 }  // namespace lossd

@@ -1,5 +1,9 @@
 // A small HTTP server for pages that are made when they are asked for: GET and HEAD, nothing of the disk, no
 // state.
+//
+// One thread waits for all connections at once, and makes one page at a time: a client that is slow to ask or
+// to read holds a connection and nothing else. There are few of those, each has to be done in time, and where
+// one more comes the oldest makes room.
 #ifndef LOSSD_SERVER_TELEMETRY_HTTP_SERVER_H_
 #define LOSSD_SERVER_TELEMETRY_HTTP_SERVER_H_
 
@@ -11,9 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-
-struct mg_connection;
-struct mg_context;
+#include "server/telemetry/http_hosts.h"
 
 namespace lossd::telemetry {
 
@@ -25,33 +27,30 @@ struct HttpPage {
 
 class HttpServer {
  public:
-  // Pages by path. Called by several threads at once; one that throws is answered with 500.
+  // Pages by path. Called by one thread, the server's; one that throws is answered with 500.
   using Pages = std::map<std::string, std::function<HttpPage()>, std::less<>>;
 
-  // So many requests are answered at once: a client that is slow to ask or to read holds one of them, for
-  // kTimeoutMs at most.
-  static constexpr int kThreads = 16;
-  static constexpr int kTimeoutMs = 2000;
+  static constexpr int kMostConnections = 64;
+  static constexpr int kRequestMs = 2000;         // within which a request has come
+  static constexpr int kTotalMs = 10'000;         // within which its answer has been taken, too
   static constexpr int kMostRequestBytes = 8192;  // request line and headers
 
-  // `listen` is host:port; port 0 takes a free one. UNAVAILABLE if the address cannot be used.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& listen, Pages pages);
-  // Waits for requests under way.
+  // Connections come from `listeners`: non-blocking sockets that listen, which outlive it. Requests by names
+  // that `hosts` does not include are answered with 421. UNAVAILABLE without a file descriptor or a thread.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(std::vector<int> listeners, HttpHosts hosts,
+                                                           Pages pages);
+  // A page that is being made is finished; connections are closed.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  int port() const { return port_; }
-
  private:
-  explicit HttpServer(Pages pages) : pages_(std::move(pages)) {}
-  static int Answer(mg_connection* connection);
-  static int AnswerPage(mg_connection* connection);
+  class Connection;
+  class Loop;
 
-  const Pages pages_;
-  mg_context* context_ = nullptr;
-  std::string host_;
-  int port_ = 0;
+  explicit HttpServer(std::unique_ptr<Loop> loop);
+
+  const std::unique_ptr<Loop> loop_;
 };
 
 }  // namespace lossd::telemetry

@@ -14,7 +14,8 @@ constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& listen,
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(std::vector<int> listeners,
+                                                                    HttpHosts hosts,
                                                                     const engine::Engine* engine,
                                                                     const ServiceCounters* counters) {
   std::unique_ptr<MetricsServer> server(new MetricsServer(&engine->counters()));
@@ -27,7 +28,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   pages.emplace("/status.json", [=] {
     return HttpPage{"application/json", StatusJson(ReadStatus(*engine, *counters, *throughput))};
   });
-  absl::StatusOr<std::unique_ptr<HttpServer>> http = HttpServer::Start(listen, std::move(pages));
+  absl::StatusOr<std::unique_ptr<HttpServer>> http =
+      HttpServer::Start(std::move(listeners), std::move(hosts), std::move(pages));
   if (!http.ok()) return http.status();
   server->http_ = *std::move(http);
   return server;

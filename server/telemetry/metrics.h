@@ -4,11 +4,12 @@
 #define LOSSD_SERVER_TELEMETRY_METRICS_H_
 
 #include <memory>
-#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/engine/engine.h"
 #include "server/telemetry/gpu_sensors.h"
+#include "server/telemetry/http_hosts.h"
 #include "server/telemetry/http_server.h"
 #include "server/telemetry/service_counters.h"
 #include "server/telemetry/throughput.h"
@@ -19,13 +20,11 @@ namespace lossd::telemetry {
 // asked for.
 class MetricsServer {
  public:
-  // `listen` is host:port; port 0 takes a free one. `engine` and `counters` outlive it. UNAVAILABLE if the
-  // address cannot be used.
-  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& listen,
+  // `listeners` and `hosts` are HttpServer's. They, `engine` and `counters` outlive it. UNAVAILABLE, as
+  // HttpServer.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(std::vector<int> listeners, HttpHosts hosts,
                                                               const engine::Engine* engine,
                                                               const ServiceCounters* counters);
-
-  int port() const { return http_->port(); }
 
  private:
   explicit MetricsServer(const engine::Counters* counters) : throughput_(counters) {}

@@ -192,7 +192,7 @@ def launch(
     program: str | os.PathLike[str] | None = None,
     args: Sequence[str] = (),
     regions: bool = True,
-    memory_limit_bytes: int | None = None,
+    memory_limit_bytes: int | str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     weights_dir: str | os.PathLike[str] | None = None,
     start_timeout: float = 60.0,

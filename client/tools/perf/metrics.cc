@@ -100,7 +100,7 @@ absl::StatusOr<Metrics> ReadMetrics(const std::string& address) {
     return absl::ErrnoToStatus(reason, absl::StrCat("cannot connect to ", address));
   }
   // HTTP/1.0: the answer comes in one piece and ends with the connection.
-  const auto answer = Get(connection, absl::StrCat("GET /metrics HTTP/1.0\r\nHost: ", address, "\r\n\r\n"));
+  const auto answer = Get(connection, "GET /metrics HTTP/1.0\r\n\r\n");
   if (!answer.ok()) return answer.status();
   const size_t head = answer->find("\r\n\r\n");
   const std::string first = answer->substr(0, answer->find("\r\n"));

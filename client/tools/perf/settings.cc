@@ -74,7 +74,7 @@ void AddServerOptions(CLI::App& app, Settings& settings) {
     app.get_option(name)->needs(target);
   }
   app.add_option("--server_flag", settings.server_flags,
-                 "A flag for a server of its own, as in --server_flag=--staging_bytes=4294967296; repeatable")
+                 "A flag for a server of its own, as in --server_flag=--staging_bytes=4G; repeatable")
       ->excludes(target)
       ->group(kGroup);
   app.add_option("--timeout", settings.timeout, "Seconds to wait for a server that does not answer")
@@ -115,8 +115,10 @@ void AddSizeOptions(CLI::App& app, Settings& settings) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->group("Load");
-  app.add_option("--chunk_bytes", settings.chunk_bytes,
-                 "Hidden-state bytes of the largest chunks; 0: what suits the server's device")
+  app.add_option(
+         "--chunk_bytes", settings.chunk_bytes,
+         "Hidden-state bytes of the largest chunks, as 4194304 or 4M; 0: what suits the server's device")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::Range(int64_t{0}, kMost))
       ->capture_default_str()
       ->group("Load");

@@ -117,9 +117,9 @@ ExitCode Sweep(const SweepOptions& options, const std::string& command_line,
   return exit_code;
 }
 
-void AddList(CLI::App& app, const std::string& name, std::vector<int64_t>& values, int64_t least,
-             const std::string& help) {
-  app.add_option(name, values, help)
+CLI::Option* AddList(CLI::App& app, const std::string& name, std::vector<int64_t>& values, int64_t least,
+                     const std::string& help) {
+  return app.add_option(name, values, help)
       ->delimiter(',')
       ->check(CLI::Range(least, int64_t{1} << 40))
       ->capture_default_str()
@@ -147,7 +147,8 @@ CLI::App& AddSweepCommand(CLI::App& app, const std::atomic<bool>& interrupted, E
   AddList(command, "--clients", options->clients, 1, "Numbers of clients");
   AddList(command, "--tokens", options->tokens, 1, "Tokens of a batch");
   AddList(command, "--chunk_bytes", options->chunk_bytes, 0,
-          "Hidden-state bytes of the largest chunks; 0: what suits the server's device");
+          "Hidden-state bytes of the largest chunks, as 4194304 or 4M; 0: what suits the server's device")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
   AddList(command, "--lanes", options->lanes, 0, "Connections of each client; 0: the client's choice");
   AddServerOptions(command, options->settings);
   AddTransportOption(command, options->transports, *command.get_option("--target"))
@@ -162,7 +163,7 @@ CLI::App& AddSweepCommand(CLI::App& app, const std::atomic<bool>& interrupted, E
       "Examples:\n"
       "  lossd-perf sweep --clients=1,2,4,8 --tokens=256,1024,4096 --duration=5 --out=sweep\n"
       "  lossd-perf sweep --transport=tcp,uds,tls --duration=5 --out=sweep\n"
-      "  lossd-perf sweep --target=trainer-7:50051 --chunk_bytes=1048576,4194304,16777216 --out=sweep\n\n"
+      "  lossd-perf sweep --target=trainer-7:50051 --chunk_bytes=1M,4M,16M --out=sweep\n\n"
       "In the folder: sweep.json (each case as lossd-perf --json gives it), sweep.csv, sweep.md, and "
       "sweep.svg\n"
       "and sweep.png (by plot_perf.py, which needs Python with matplotlib).\n\n",

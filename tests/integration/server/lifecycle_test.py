@@ -51,7 +51,8 @@ class Usage(unittest.TestCase):
             done = run(flag)
             self.assertEqual((done.returncode, done.stderr), (0, ""), flag)
             self.assertEqual(done.stdout, run("--help").stdout)
-        self.assertEqual(run("--nonsense", "--help").returncode, 1)
+        self.assertEqual(run("--nonsense", "--help").returncode, 2)
+        self.assertEqual(run("--version").returncode, 0)
 
     def test_a_wrong_flag_is_named_with_what_it_may_be_and_exits_with_2(self):
         for flag, words in [("--device=gpu9", ("--device", "'gpu9'", "cpu")),
@@ -65,6 +66,24 @@ class Usage(unittest.TestCase):
                             ("--log_format=xml", ("--log_format", "'xml'", "json")),
                             ("--listen=127.0.0.1:99999", ("--listen", "99999", "65535")),
                             ("--metrics_listen=localhost", ("--metrics_listen", "'localhost'", "host:port")),
+                            ("--tokens=", ("tokens", "name a file")),
+                            ("--tls_client_ca=", ("tls_client_ca", "name a file")),
+                            ("--config=", ("config", "name a file")),
+                            ("--metrics_listen=127.0.0.1:1,127.0.0.1:2", ("--metrics_listen", "127.0.0.1:2'", "one address")),
+                            ("--health_listen=127.0.0.1:1,127.0.0.1:2", ("--health_listen", "127.0.0.1:2'", "one address")),
+                            ("--metrics_listen=a:b:1", ("--metrics_listen", "'a:b:1'", "one address")),
+                            ("--metrics_hosts=a.example:9464", ("--metrics_hosts", "a.example:9464", "without a port")),
+                            ("--drain_timeout=-1s", ("--drain_timeout", "-1s", "at least 0")),
+                            ("--session_lease=-1m", ("--session_lease", "-1m", "1s")),
+                            ("--batching_window=-1ms", ("--batching_window", "-1ms", "0 to 1s")),
+                            ("--region_attach_timeout=-1s", ("--region_attach_timeout", "-1s", "1s")),
+                            ("--max_connection_age=-1s", ("--max_connection_age", "-1s", "1s")),
+                            ("--drain_timeout=30", ("drain_timeout", "'30'")),
+                            ("--max_heads=many", ("max_heads", "'many'")),
+                            ("--staging_bytes=2X", ("staging_bytes", "'2X'", "2G")),
+                            ("--staging_bytes=-2G", ("--staging_bytes", "-2147483648")),
+                            ("--staging_bytes=99999999T", ("staging_bytes", "'99999999T'")),
+                            ("--no_such_flag=1", ("no_such_flag",)),
                             ("--config=/nonexistent.json", ("--config", "/nonexistent.json"))]:
             result = run(flag)
             self.assertEqual(result.returncode, 2, flag)
@@ -243,6 +262,7 @@ class Configuration(unittest.TestCase):
                             ({"optimizer": {"kind": "sgd", "nesterov": True}}, ("optimizer.nesterov",)),
                             ({"double_buffer": 1}, ("double_buffer", "true or false")),
                             ({"deferred_bytes": 1.5}, ("deferred_bytes", "1.5", "integer")),
+                            ({"deferred_bytes": "2X"}, ("deferred_bytes", "2X", "2G")),
                             ({"weight_type": "float32"}, ("'weight_type'", "weight_dtype"))]:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 json.dump({"heads": [{"name": "a", "vocab_size": 4, "hidden_size": 4} | head]}, file)
@@ -252,13 +272,37 @@ class Configuration(unittest.TestCase):
             for word in words:
                 self.assertIn(word, result.stderr)
 
-    def test_a_flag_that_does_not_exist_is_an_error(self):
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            file.write('{"no_such_flag": 1}')
-            file.flush()
-            result = run(f"--config={file.name}")
-        self.assertEqual(result.returncode, 2)
-        self.assertIn("no_such_flag", result.stderr)
+    def test_sizes_have_units_in_flags_and_in_the_file(self):
+        heads, limits, _ = self.start({"max_chunk_bytes": "64k", "staging_bytes": "2GiB", "heads": [
+            {"name": "a", "vocab_size": 100, "hidden_size": 8, "deferred_bytes": "1M"}]}, "--lane_credit_bytes=2M")
+        self.assertEqual((limits.max_chunk_bytes, limits.byte_credit), (64 << 10, 2 << 20))
+        self.assertEqual(heads[0].config.deferred_bytes, 1 << 20)
+
+    def test_a_file_that_is_not_what_was_meant_is_an_error(self):
+        head = '{"name": "a", "vocab_size": 4, "hidden_size": 4}'
+        for text, words in [('{"no_such_flag": 1}', ("no_such_flag",)),
+                            ('{"max_heads": 1, "max_heads": 2}', ("'max_heads'", "twice")),
+                            ('{"heads": [%s], "heads": []}' % head, ("'heads'", "twice")),
+                            ('{"heads": [{"name": "a", "vocab_size": 4, "hidden_size": 4, "frozen": true, "frozen": false}]}',
+                             ("'frozen'", "twice")),
+                            ('{"heads": [%s, %s]}' % (head, head), ("'a'", "twice")),
+                            ('{"heads": {"a": %s}}' % head, ("heads", "an object", "a list")),
+                            ('{"heads": 3}', ("heads is 3", "a list")), ('{"heads": null}', ("heads is null", "a list")),
+                            ('{"heads": ["a"]}', ("a head needs name",)),
+                            ('{"listen": ["127.0.0.1:0"]}', ("listen", '["127.0.0.1:0"]', "text")),
+                            ('{"max_heads": {"a": 1}}', ("max_heads", '{"a":1}', "one value")),
+                            ('{"checkpoint_dir": true}', ("checkpoint_dir", "true", "text")),
+                            ('{"port_file": null}', ("port_file", "null", "text")), ('{"tokens": ""}', ("tokens", "name a file")),
+                            ('{"staging_bytes": 2.5}', ("staging_bytes", "'2.5'")),
+                            ('{"drain_timeout": "-1s"}', ("--drain_timeout", "-1s")),
+                            ('[]', ("not a JSON object",)), ('{"max_heads": 1', ("not a JSON object",))]:
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                file.write(text)
+                file.flush()
+                result = run(f"--config={file.name}")
+            self.assertEqual(result.returncode, 2, text)
+            for word in words:
+                self.assertIn(word, result.stderr)
 
 
 class Drain(unittest.TestCase):
