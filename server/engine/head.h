@@ -413,8 +413,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
                                            const LaneAttachment& attachment) const;
   static absl::Status EarlierRejection(const Lane& lane, const Chunk& chunk);
   const Lane& LaneLocked(const LaneAttachment& attachment) const;
-  // As a teacher: the weights' version; NOT_FOUND if the head was deleted, FAILED_PRECONDITION without
-  // weights.
+  // As a teacher: the weights' version; NOT_FOUND if it was deleted, FAILED_PRECONDITION without weights.
   absl::StatusOr<uint64_t> TeacherVersion() const;
   // Between these the backend stays, though the head may be deleted. On the device thread.
   void BeginTeaching() { ++teaching_; }
@@ -426,8 +425,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     float scale = 1.0f;
   };
   absl::StatusOr<ScaledGradient> GradientOf(const std::string& flush_id) const;
-  // When the flush that is under way was begun; none: no flush is, though a step may be.
-  std::optional<absl::Time> FlushSinceLocked() const;
+  std::optional<absl::Time> FlushSinceLocked() const;  // of BeginFlush; none: no flush is under way
   absl::Status ReadScaledRows(const ScaledGradient& gradient, int64_t first_row, int64_t rows, float* out);
   absl::Status ReadScaledBias(const ScaledGradient& gradient, int64_t first_row, int64_t rows, float* out);
   // Calls `add` with every row, in order, some at a time.

@@ -57,9 +57,8 @@ void HeadService::LogSave(const v1::SaveCheckpointRequest& request,
     if (!IsOfDisk(saved.status()) || engine_->options().checkpoints == nullptr) return;
     const std::optional<uint64_t> left_out = save_failures_.Take(std::chrono::steady_clock::now());
     if (!left_out.has_value()) return;
-    std::vector<telemetry::LogField> fields = {{"head", request.head()},
-                                               {"tag", request.tag()},
-                                               {"reason", std::string(saved.status().message())}};
+    std::vector<telemetry::LogField> fields = {
+        {"head", request.head()}, {"tag", request.tag()}, {"reason", std::string(saved.status().message())}};
     if (*left_out > 0) fields.emplace_back("lines_left_out", *left_out);
     Log(LogLevel::kError, "a checkpoint could not be saved: the one before stays", fields);
     return;

@@ -12,7 +12,7 @@
 #include <set>
 
 #include "server/engine/checkpoint_manifest.h"
-#include "tests/unit/engine/checkpoint_folder.h"
+#include "tests/unit/engine/checkpoint_store_fixture.h"
 
 namespace lossd::engine::checkpoint_store_test {
 namespace {
@@ -20,111 +20,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
-
-constexpr int64_t kVocab = 8;
-constexpr int64_t kHidden = 4;
-
-HeadCheckpoint MakeCheckpoint(uint64_t generation) {
-  HeadCheckpoint head;
-  head.config.name = "h";
-  head.config.vocab_size = kVocab;
-  head.config.hidden_size = kHidden;
-  head.config.weight_type = kernels::DataType::kFloat32;
-  head.config.class_weights = std::make_shared<const std::vector<float>>(kVocab, 0.5f);
-  head.incarnation = "i";
-  head.weight_version = 3;
-  head.window.generation = generation;
-  head.window.tokens = 17;
-  head.window.last_step.result.stats.norm = std::numeric_limits<double>::infinity();
-  head.last_session_number = 4;
-  SessionCheckpoint session{"s", {}, DeterministicTiles::Content{4, 0, {}, {}, {}}};
-  session.session.number = 4;
-  session.session.client_key = "key";
-  session.session.rank = -1;
-  session.session.lanes.resize(2);
-  session.session.lanes[1].accepted = session.session.lanes[1].started = session.session.lanes[1].applied = 9;
-  session.session.lanes[1].rejected = {2, 5};
-  Chunk chunk;
-  chunk.window_token = 1;
-  chunk.tokens = 2;
-  chunk.gradient_scale = 0.1f;
-  chunk.options.softcap = 30.0f;
-  chunk.labels = std::string(16, '\1');
-  chunk.lse_gradients = std::string(8, '\2');
-  chunk.hidden_states = Payload::Of(std::string(2 * kHidden * 4, '\3'));
-  session.tiles->taken = {{1, 3}};
-  session.tiles->filled = {{0, 2}};
-  session.tiles->kept.push_back(std::move(chunk));
-  head.sessions.push_back(std::move(session));
-  head.tensors = {{"weight", kernels::DataType::kFloat32, kVocab, kHidden}};
-  head.gradients = {SessionGradient(4)};
-  return head;
-}
-
-std::string Labels(int64_t first, int64_t second) {
-  std::string bytes(16, '\0');
-  std::memcpy(bytes.data(), &first, sizeof(first));
-  std::memcpy(bytes.data() + 8, &second, sizeof(second));
-  return bytes;
-}
-
-class CheckpointStoreTest : public ::testing::Test {
- protected:
-  CheckpointStoreTest() { Open(); }
-  void Open() {
-    store_ = nullptr;  // it has the folder for itself
-    auto store = CheckpointStore::Open(folder_.path(), [this](absl::string_view step, const std::string&) {
-      ++steps_;
-      if (steps_ == failing_step_) failed_step_ = std::string(step);
-      return failing_step_ != 0 && steps_ >= failing_step_ && (fails_for_good_ || steps_ == failing_step_)
-                 ? error_
-                 : 0;
-    });
-    ASSERT_TRUE(store.ok()) << store.status();
-    store_ = *std::move(store);
-  }
-  // The weights are `fill` everywhere.
-  absl::StatusOr<CheckpointInfo> Save(const std::string& tag, uint64_t generation, char fill,
-                                      const std::string& key = "") {
-    absl::StatusOr<std::unique_ptr<CheckpointWriter>> writer = store_->Begin("h", tag);
-    if (!writer.ok()) return writer.status();
-    const auto add = [&](const std::string& name, size_t bytes, const std::string& with_key) {
-      return (*writer)->Add(name, with_key, [&](const CheckpointWriter::Append& append) {
-        std::string content(bytes, fill);
-        if (name == TilesFile(4)) content.replace(0, labels_.size(), labels_);
-        return append(std::as_bytes(std::span(content)));
-      });
-    };
-    absl::Status status = add(TensorFile("weight"), kVocab * kHidden * 4, key);
-    if (status.ok()) status = add(SessionGradient(4), kVocab * kHidden * 4, "");
-    if (status.ok()) status = add(TilesFile(4), 2 * 8 + 2 * 4 + 2 * kHidden * 4, "");
-    if (!status.ok()) return status;
-    absl::StatusOr<CheckpointInfo> info = store_->Commit(**writer, MakeCheckpoint(generation));
-    bytes_written_ = (*writer)->bytes_written();
-    return info;
-  }
-  absl::StatusOr<CheckpointReader> Find(const std::string& tag) {
-    absl::StatusOr<CheckpointReader> reader = store_->Find("h", tag);
-    if (!reader.ok()) return reader.status();
-    if (absl::Status verified = reader->Verify(); !verified.ok()) return verified;
-    return reader;
-  }
-  static char FirstByte(const CheckpointReader& reader) {
-    std::byte byte{};
-    EXPECT_TRUE(reader.Read(TensorFile("weight"), 0, {&byte, 1}).ok());
-    return static_cast<char>(byte);
-  }
-
-  CheckpointFolder folder_;
-  std::unique_ptr<CheckpointStore> store_;
-  std::string labels_ = Labels(1, -100);  // of the chunk that a tile holds
-  int64_t bytes_written_ = 0;
-  int steps_ = 0;
-  int failing_step_ = 0;  // 0: none
-  bool fails_for_good_ = false;
-  int error_ = ENOSPC;
-  std::string failed_step_;
-};
 
 TEST_F(CheckpointStoreTest, WhatWasSavedIsFoundAsItWas) {
   const absl::StatusOr<CheckpointInfo> saved = Save("a", 5, 'x');
@@ -273,98 +168,6 @@ TEST_F(CheckpointStoreTest, ASaveWhoseOldFolderCannotBeRemovedIsNoFailure) {
   Open();
   EXPECT_EQ(Find("a")->info().generation, 3U);
   EXPECT_FALSE(fs::exists(folder_ / "heads/h/.tmp-a")) << "opening tidies up";
-}
-
-TEST_F(CheckpointStoreTest, ADeletedCheckpointIsGoneAndOthersKeepWhatTheyShareWithIt) {
-  ASSERT_TRUE(Save("a", 1, 'x', "version 1").ok());
-  ASSERT_TRUE(Save("b", 2, 'x', "version 1").ok());
-  const auto before = store_->Measure();
-  ASSERT_TRUE(before.ok()) << before.status();
-  EXPECT_EQ(before->all, before->alone);
-  const absl::StatusOr<DeletedCheckpoint> deleted = store_->Delete("h", "b");
-  ASSERT_TRUE(deleted.ok()) << deleted.status();
-  EXPECT_EQ(deleted->info.generation, 2U);
-  EXPECT_GT(deleted->bytes_freed, 0);
-  EXPECT_EQ(store_->Measure()->all, before->all - deleted->bytes_freed);
-  EXPECT_TRUE(Find("a").ok());
-  EXPECT_TRUE(absl::IsNotFound(Find("b").status()));
-  for (const std::string& tag : {std::string("b"), std::string("c")}) {
-    EXPECT_TRUE(absl::IsNotFound(store_->Delete("h", tag).status())) << tag;
-  }
-  EXPECT_TRUE(absl::IsNotFound(store_->Delete("other", "a").status()));
-  for (const std::string& name :
-       {std::string(), std::string(".."), std::string(kDrainTag), std::string("a/b")}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(store_->Delete("h", name).status())) << name;
-    EXPECT_TRUE(absl::IsInvalidArgument(store_->Delete(name, "a").status())) << name;
-  }
-  // The file that the next one would share is written once more.
-  ASSERT_TRUE(Save("c", 3, 'x', "version 1").ok());
-  EXPECT_TRUE(Find("c").ok());
-  EXPECT_TRUE(Find("a").ok());
-}
-
-TEST_F(CheckpointStoreTest, ADamagedCheckpointCanBeDeleted) {
-  ASSERT_TRUE(Save("a", 1, 'x').ok());
-  CheckpointFolder::Write(folder_ / "heads/h/a/manifest.json", "{}");
-  const absl::StatusOr<DeletedCheckpoint> deleted = store_->Delete("h", "a");
-  ASSERT_TRUE(deleted.ok()) << deleted.status();
-  EXPECT_EQ(deleted->info.tag, "a");
-  EXPECT_FALSE(fs::exists(folder_ / "heads/h/a"));
-}
-
-// Every step of a deletion fails once: the checkpoint is there whole, or not at all and for good.
-TEST_F(CheckpointStoreTest, WhateverStepOfADeletionFailsItIsThereWholeOrNotAtAll) {
-  ASSERT_TRUE(Save("a", 1, 'x').ok());
-  steps_ = 0;
-  ASSERT_TRUE(store_->Delete("h", "a").ok());
-  const int steps = steps_;
-  ASSERT_GT(steps, 5);
-  for (int step = 1; step <= steps; ++step) {
-    SCOPED_TRACE(step);
-    ASSERT_TRUE(Save("a", 1, 'x').ok());
-    steps_ = 0;
-    failing_step_ = step;
-    const absl::Status deleted = store_->Delete("h", "a").status();
-    failing_step_ = 0;
-    EXPECT_FALSE(deleted.ok());
-    Open();  // as after a crash
-    const absl::Status found = Find("a").status();
-    EXPECT_TRUE(found.ok() || absl::IsNotFound(found)) << found;
-    EXPECT_EQ(store_->List("")->size(), found.ok() ? 1U : 0U);
-    EXPECT_FALSE(fs::exists(folder_ / "heads/h/.tmp-a"));
-  }
-}
-
-TEST_F(CheckpointStoreTest, ARowIsThoseOfOnePrefixAndTheNewestAreThoseSavedLast) {
-  for (const std::string& tag :
-       {std::string("step-9"), std::string("step-10"), std::string("step-8"), std::string("best-1"),
-        std::string("best"), std::string("step-9-1"), std::string("step-x"), std::string("step9"),
-        std::string("step-"), std::string(kDrainTag)}) {
-    ASSERT_TRUE(Save(tag, 1, 'x').ok()) << tag;
-  }
-  using Tags = std::vector<std::string>;
-  EXPECT_EQ(*store_->BeyondNewest("h", "step-8", 1), (Tags{"step-10", "step-9"}));
-  EXPECT_EQ(*store_->BeyondNewest("h", "step-8", 2), (Tags{"step-9"}));
-  EXPECT_EQ(*store_->BeyondNewest("h", "step-77", 3), Tags{});
-  for (const std::string& tag : {std::string("best-1"), std::string("best"), std::string("step-x"),
-                                 std::string("step9"), std::string("step-"), std::string("step-9-1"),
-                                 std::string(kDrainTag), std::string("7"), std::string()}) {
-    EXPECT_EQ(*store_->BeyondNewest("h", tag, 1), Tags{}) << tag;
-  }
-  // Saved again it is the newest, whatever its number.
-  ASSERT_TRUE(Save("step-9", 2, 'x').ok());
-  EXPECT_EQ(*store_->BeyondNewest("h", "step-9", 1), (Tags{"step-8", "step-10"}));
-  // One that cannot be read is neither counted nor deleted.
-  CheckpointFolder::Write(folder_ / "heads/h/step-8/manifest.json", "{}");
-  EXPECT_EQ(*store_->BeyondNewest("h", "step-9", 1), (Tags{"step-10"}));
-}
-
-TEST_F(CheckpointStoreTest, TheDiskSaysHowMuchIsFreeAndInAll) {
-  const auto space = store_->Space();
-  ASSERT_TRUE(space.ok()) << space.status();
-  EXPECT_GT(space->total, 0);
-  EXPECT_GE(space->free, 0);
-  EXPECT_LE(space->free, space->total);
 }
 
 TEST_F(CheckpointStoreTest, AReplacementThatBrokeOffBetweenTwoNamesIsUndone) {
