@@ -36,8 +36,7 @@ namespace lossd {
 
 // Paths of PEM files, read again when they change, for connections that are made from then on.
 struct TlsOptions {
-  std::string ca_certificates =
-      {};  // who may have signed the server's certificate; empty: the system's roots
+  std::string ca_certificates = {};  // of whoever may have signed the server's; empty: the system's roots
   // For servers that let in known clients only (mTLS); both or neither. The key has no passphrase.
   std::string certificate = {};
   std::string key = {};
