@@ -20,7 +20,8 @@ SERVER_COMMANDS = [
 ]
 ALL_COMMANDS = [[], ["status"], ["health"], ["memory"], ["head"], ["head", "create"], ["head", "list"],
                 ["head", "delete"], ["head", "load"], ["head", "save"], ["flush"], ["step"], ["gradient-stats"], ["checkpoint"],
-                ["checkpoint", "save"], ["checkpoint", "restore"], ["checkpoint", "list"], ["completion"]]
+                ["checkpoint", "save"], ["checkpoint", "restore"], ["checkpoint", "list"], ["checkpoint", "delete"],
+                ["completion"]]
 
 
 class StatusAndMemory(LossctlTest):
@@ -29,7 +30,7 @@ class StatusAndMemory(LossctlTest):
         status = self.succeed_json("status")
         self.assertEqual(set(status), {
             "server", "version", "incarnation", "state", "device", "device_description", "uptime_seconds",
-            "chunks_applied", "tokens_applied", "queued_chunks", "heads"})
+            "chunks_applied", "tokens_applied", "queued_chunks", "features", "heads"})
         self.assertEqual(f"lossctl {status['version']}\n", self.succeed("--version"))
         self.assertEqual(status["server"], self.server.target)
         self.assertEqual(status["state"], "serving")
