@@ -57,8 +57,9 @@ bool AbslParseFlag(absl::string_view text, Bytes* bytes, std::string* error) {
 std::string AbslUnparseFlag(Bytes bytes) {
   for (const auto& [unit, bits] : kUnits) {
     const int64_t one = int64_t{1} << bits;
-    if (bytes.value != 0 && bytes.value % one == 0)
+    if (bytes.value != 0 && bytes.value % one == 0) {
       return absl::StrCat(bytes.value / one, std::string(1, unit));
+    }
   }
   return absl::StrCat(bytes.value);
 }

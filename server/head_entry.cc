@@ -42,8 +42,9 @@ absl::Status ReadSize(const json& entry, const char* key, int64_t* size) {
 absl::Status ReadBytes(const json& entry, const char* key, int64_t* bytes) {
   if (!entry.contains(key)) return absl::OkStatus();
   if (!entry.at(key).is_string()) {
-    if (!entry.at(key).is_number_integer())
+    if (!entry.at(key).is_number_integer()) {
       return Invalid(entry, key, "an integer, or a text such as \"2G\"");
+    }
     return ReadSize(entry, key, bytes);
   }
   const absl::StatusOr<int64_t> read = ParseBytes(entry.at(key).get<std::string>());

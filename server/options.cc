@@ -194,8 +194,9 @@ absl::Status ReadEngineOptions(Options& options) {
   engine.lane_credit_bytes = absl::GetFlag(FLAGS_lane_credit_bytes).value;
   engine.session_credit_bytes = absl::GetFlag(FLAGS_session_credit_bytes).value;
   engine.staging_bytes = absl::GetFlag(FLAGS_staging_bytes).value;
-  if (engine.staging_bytes == 0)
+  if (engine.staging_bytes == 0) {
     engine.staging_bytes = engine::DefaultStagingBytes(engine::AvailableMemory());
+  }
   engine.head_staging_bytes = absl::GetFlag(FLAGS_head_staging_bytes).value;
   engine.head_quota_bytes = absl::GetFlag(FLAGS_head_quota_bytes).value;
   engine.max_streams = absl::GetFlag(FLAGS_max_streams);
@@ -274,8 +275,9 @@ absl::Status ReadAccessOptions(Options& options) {
     if (const auto read = rpc::ReadTokens(options.tokens); !read.ok()) return read.status();
   }
   if (!options.health_listen.empty()) {
-    if (absl::Status status = CheckAddress("health_listen", options.health_listen); !status.ok())
+    if (absl::Status status = CheckAddress("health_listen", options.health_listen); !status.ok()) {
       return status;
+    }
   }
   rpc::ConnectionLimits& limits = options.server.connections;
   limits.max_metadata_bytes = absl::GetFlag(FLAGS_max_metadata_bytes).value;

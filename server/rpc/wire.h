@@ -29,8 +29,9 @@ absl::Status Malformed(size_t length) {
 template <typename Message>
 absl::Status Parse(grpc::ByteBuffer* bytes, Message* message) {
   const size_t length = bytes->Length();
-  if (!grpc::SerializationTraits<Message>::Deserialize(bytes, message).ok())
+  if (!grpc::SerializationTraits<Message>::Deserialize(bytes, message).ok()) {
     return Malformed<Message>(length);
+  }
   return CheckKnown(*message);
 }
 

@@ -8,7 +8,6 @@
 namespace lossd::fuzz {
 namespace {
 
-using telemetry::EndOfHead;
 using telemetry::HttpRequest;
 using telemetry::ParseRequest;
 
