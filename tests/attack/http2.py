@@ -37,7 +37,8 @@ class CallFlood:
         host, port = address.rsplit(":", 1)
         self._reset = reset
         self._stream = 1
-        self._socket = socket.create_connection((host, int(port)))
+        # One that is kept waiting is given up for another.
+        self._socket = socket.create_connection((host, int(port)), timeout=1)
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         fields = call_headers(path, address, metadata)
