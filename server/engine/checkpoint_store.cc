@@ -39,7 +39,7 @@ absl::Status NotThere(const std::string& head, const std::string& tag) {
                    " (ListCheckpoints shows those there are)"));
 }
 
-// Of a tag PREFIX-NUMBER.
+// What stands before the number in a tag PREFIX-NUMBER.
 std::optional<std::string> PrefixOf(const std::string& tag) {
   const size_t hyphen = tag.find_last_not_of("0123456789");
   const bool numbered =

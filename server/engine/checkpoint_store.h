@@ -65,7 +65,7 @@ class CheckpointStore {
   // `tag` is in no row; what cannot be read is in none.
   absl::StatusOr<std::vector<std::string>> BeyondNewest(const std::string& head, const std::string& tag,
                                                         int64_t keep) const;
-  // Of everything in the folder. Thread-safe, as Space is.
+  // Everything in the folder counts. Thread-safe, as Space is.
   absl::StatusOr<FolderBytes> Measure() const { return files_.Measure(""); }
   absl::StatusOr<DiskSpace> Space() const { return files_.Space(); }
   // Heads that have any.

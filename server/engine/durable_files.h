@@ -105,9 +105,9 @@ class DurableFiles {
   absl::StatusOr<std::vector<std::string>> List(const std::string& path) const;
   absl::StatusOr<bool> Exists(const std::string& path) const;
 
-  // Of a folder, or of all of it if `path` is empty. What goes away meanwhile is left out.
+  // What lies in a folder, or in all of them if `path` is empty. What goes away meanwhile is left out.
   absl::StatusOr<FolderBytes> Measure(const std::string& path) const;
-  // Of the file system that the folder is on.
+  // Space on the file system that the folder is on.
   absl::StatusOr<DiskSpace> Space() const;
 
  private:

@@ -45,7 +45,7 @@ struct EngineOptions {
   ChunkLimits chunk_limits;
   int64_t lane_credit_bytes = int64_t{32} << 20;  // payload in and out that one lane may have under way
   int64_t session_credit_bytes = 0;               // that all lanes of a session may; 0: four lanes' worth
-  // Of all sessions' credits and streams of rows together; the latter have an eighth on top, so that full
+  // All sessions' credits and streams of rows together; the latter have an eighth on top, so that full
   // sessions never keep a window from being read.
   int64_t staging_bytes = int64_t{2} << 30;
   int64_t head_staging_bytes = 0;  // of that, and likewise, what one head's may have; 0: all of it

@@ -63,7 +63,7 @@ class Acceptor {
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server;
   };
 
-  // Of a host that has flooded the server: to be served later.
+  // A connection of a host that has flooded the server: it is served later.
   struct Waiting {
     ConnectionGuard::Time at;
     std::string host;
@@ -89,7 +89,7 @@ class Acceptor {
   const Counters counters_;
   std::vector<Place> places_;
   FileDescriptor stop_;
-  // Of the thread.
+  // What follows belongs to the thread.
   ChannelzCounts call_counts_;
   ConnectionGuard guard_{&call_counts_};
   bool guarded_ = false;  // there has been a connection

@@ -25,7 +25,7 @@ class CallCounts {
   virtual std::vector<ConnectionCalls> ByConnection() = 0;
 };
 
-// Of every gRPC server of this process.
+// Counts the calls of every gRPC server of this process.
 class ChannelzCounts final : public CallCounts {
  public:
   int64_t Begun() override;

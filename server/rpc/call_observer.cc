@@ -43,7 +43,7 @@ class ObservedCall final : public grpc::experimental::Interceptor {
   CallRecord record_;
 };
 
-// Of a call of gRPC's own service: it hears from it when the client was told something.
+// Watches a call of gRPC's own service: it hears from it when the client was told something.
 class ObservedWatch final : public grpc::experimental::Interceptor {
  public:
   explicit ObservedWatch(OpenCalls* calls) : watch_(calls) {}

@@ -30,7 +30,7 @@ LogLevel LevelOf(int code) {
   }
 }
 
-// Of heads that are remembered; names that were used once are forgotten with all others.
+// The most heads that are remembered; names that were used once are forgotten with all others.
 constexpr size_t kMostHeads = 256;
 
 // There is a place for each of gRPC's codes; a code that is none of them is sent, and read, as UNKNOWN.

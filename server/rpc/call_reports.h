@@ -34,7 +34,7 @@ struct EndedCall {
   std::chrono::steady_clock::duration time = {};
   std::string peer = {};      // empty: unknown, as of refused calls, of which gRPC tells no address
   std::string trace_id = {};  // empty: the client sent none
-  // Of calls that are audited (audit.h).
+  // What calls that are audited say (audit.h).
   std::string token = {};                       // the name of its token; empty: none was needed
   std::vector<telemetry::LogField> facts = {};  // what its messages say of what was done
 };
@@ -107,7 +107,7 @@ class CallReports {
   std::mutex mutex_;
   RateLimit warnings_{kBurst, kPerSecond};
   RateLimit others_{kBurst, kPerSecond};
-  // Of their own, so that calls which are not audited, or fail, leave none out that says what was done.
+  // Limits of their own: calls that are not audited, or fail, leave none out that says what was done.
   RateLimit audited_{kBurst, kPerSecond};
   RateLimit audited_failures_{kBurst, kPerSecond};
   std::map<std::string, RateLimit> rejected_chunks_;  // by head

@@ -45,7 +45,7 @@ class StrictService : public Generated {
                                  }));
   }
 
-  // Of the method that takes this; every request is of one method. gRPC counts methods as the file does.
+  // The number of the method that takes this; each has its own request. gRPC counts methods as the file does.
   static int IndexOf(const google::protobuf::Descriptor* request) {
     const google::protobuf::ServiceDescriptor* const service = request->file()->service(0);
     int index = 0;

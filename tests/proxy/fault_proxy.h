@@ -25,7 +25,7 @@ enum class FaultKind {
   kHalfClose,  // one end is told that nothing more comes; the other one is not heard for a time
 };
 
-// Of a fault whose turn comes while nobody would be hit.
+// What becomes of a fault whose turn comes while nobody would be hit.
 enum class IfNobody { kWait, kSkip };
 
 // "cut", "stall", ...
@@ -63,7 +63,7 @@ class FaultProxy {
 
   int port() const { return port_; }
   std::string target() const { return "127.0.0.1:" + std::to_string(port_); }
-  // Of connections made from now on.
+  // Connections that are made from now on go there.
   void set_backend(const std::string& backend);
   void CutAll();
   int faults() const { return faults_; }  // of plans, so far

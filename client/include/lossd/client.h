@@ -132,7 +132,7 @@ struct HeadInfo {
   std::vector<MemoryItem> memory;
   int64_t optimizer_steps = 0;
   int64_t staged_rows = 0;  // that have arrived of a weight write which is not committed yet
-  // Of the flush that holds the window, with which AbortFlush ends it, whoever began it; empty: none does.
+  // The id of the flush that holds the window, for AbortFlush, whoever began it; empty: none does.
   std::string flush_id;
   double flush_seconds = 0;  // since it was begun
 };

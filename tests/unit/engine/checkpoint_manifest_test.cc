@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr char kPath[] = "heads/h/a/manifest.json";
 
-// Of a head with a session that has two lanes, and tiles with a chunk.
+// A manifest of a head with a session that has two lanes, and tiles with a chunk.
 Manifest Written() {
   Manifest manifest;
   HeadCheckpoint& head = manifest.head;
