@@ -5,7 +5,6 @@ import struct
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-LAST_STREAM = (1 << 31) - 1
 CANCEL = 8
 
 

@@ -11,25 +11,15 @@ import unittest
 import urllib.request
 
 import grpc
-from lossd.v1 import head_pb2, head_pb2_grpc, region_pb2, region_pb2_grpc, status_pb2, status_pb2_grpc
+from lossd.v1 import head_pb2, region_pb2, region_pb2_grpc, status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
 
 from access_support import TOKENS, bearer, call, methods, with_token, write_tokens
+from http2 import ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, frame, literal
 
 BINARY = sys.argv.pop(1)
 DRAIN = "/lossd.v1.StatusService/Drain"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
-END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 SMALL_FRAMES = 60_000
-
-
-def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
-
-def literal(name, value):
-    """A header field of HPACK, neither indexed nor compressed."""
-    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
 def varint(number):
@@ -64,7 +54,7 @@ class Parsing(unittest.TestCase):
                 headers = b"".join(literal(*field) for field in (
                     (":method", "POST"), (":scheme", "http"), (":path", "/lossd.v1.HeadService/GetHead"),
                     (":authority", server.target), ("content-type", "application/grpc"), ("te", "trailers")))
-                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0) +
+                connection.sendall(PREFACE + frame(SETTINGS, 0, 0) +
                                    frame(HEADERS, END_HEADERS, 1, headers))
                 connection.sendall(b"".join(frame(DATA, 0, 1, bytes([byte])) for byte in message[:-1]))
                 connection.sendall(frame(DATA, END_STREAM, 1, message[-1:]))
