@@ -21,6 +21,7 @@
 #include "server/engine/process_memory.h"
 #include "server/exposure.h"
 #include "server/options.h"
+#include "server/out_of_memory.h"
 #include "server/port_file.h"
 #include "server/restart.h"
 #include "server/rpc/access.h"
@@ -301,6 +302,7 @@ int Serve(Options options) {
 
 int main(int argc, char** argv) {
   lossd::BlockHangUp();
+  lossd::ExitWhenOutOfMemory();
   lossd::WaitPassively(argv);
   lossd::engine::RaiseMallocThresholds();
   absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);

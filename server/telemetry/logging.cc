@@ -44,6 +44,8 @@ void InitLogging(LogFormat format, LogLevel level) {
   spdlog::set_default_logger(std::move(logger));
 }
 
+LogFormat Format() { return log_format; }
+
 void Log(LogLevel level, const std::string& event, std::initializer_list<LogField> fields) {
   Log(level, event, std::vector<LogField>(fields));
 }

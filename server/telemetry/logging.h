@@ -16,6 +16,9 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 // Once, before the first line.
 void InitLogging(LogFormat format, LogLevel level);
 
+// What InitLogging was told; text before.
+LogFormat Format();
+
 using LogField = std::pair<const char*, nlohmann::json>;
 
 // Thread-safe. `event` is a constant sentence without values in it; values are fields.

@@ -58,6 +58,10 @@ class LossdServer:
         self.signal(signal.SIGTERM)
         return self.wait()
 
+    def poll(self):
+        """The exit status, or None while it runs."""
+        return self._process.poll()
+
     def wait(self):
         """For its own end; returns the exit status."""
         return self._process.wait()
