@@ -12,8 +12,11 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/telemetry/logging.h"
 
 namespace lossd::rpc {
@@ -64,6 +67,8 @@ absl::Status Acceptor::Listen(const std::string& address,
                               grpc::ServerBuilder& builder) {
   absl::StatusOr<std::unique_ptr<Listener>> listener = Listener::Open(address);
   if (!listener.ok()) return listener.status();
+  if (!stop_.valid()) stop_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop_.valid()) return absl::UnavailableError("no file descriptor is left to take connections with");
   places_.push_back({*std::move(listener), builder.experimental().AddExternalConnectionAcceptor(
                                                ExternalConnections::FROM_FD, credentials)});
   return absl::OkStatus();
@@ -77,9 +82,12 @@ int Acceptor::port() const {
 }
 
 absl::Status Acceptor::Start() {
-  stop_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!stop_.valid()) return absl::UnavailableError("no file descriptor is left to take connections with");
-  thread_ = std::thread([this] { Run(); });
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& error) {
+    return absl::UnavailableError(
+        absl::StrCat("no thread can be started to take connections: ", error.what()));
+  }
   return absl::OkStatus();
 }
 
@@ -140,17 +148,18 @@ bool Acceptor::TakeAll(int listener, Place& place) {
 }
 
 void Acceptor::Take(int listener, Place& place, FileDescriptor socket) {
-  const std::optional<PeerAddress> peer = PeerOf(socket.get());
+  const std::optional<TcpConnection> connection = ConnectionOf(socket.get());
   const auto now = ConnectionGuard::Clock::now();
-  if (peer.has_value()) {
-    const auto waiting = std::count_if(waiting_.begin(), waiting_.end(),
-                                       [&](const Waiting& one) { return one.host == peer->host; });
+  if (connection.has_value()) {
+    const std::string& host = connection->peer.host;
+    const auto waiting =
+        std::count_if(waiting_.begin(), waiting_.end(), [&](const Waiting& one) { return one.host == host; });
     if (waiting >= kMostWaiting) {
       CountIn(counters_.flooding);
       return;
     }
-    if (const auto at = guard_.ServeAt(peer->host, now); at > now) {
-      waiting_.push_back({at, peer->host, listener, &place, std::move(socket)});
+    if (const auto at = guard_.ServeAt(host, now); at > now) {
+      waiting_.push_back({at, host, listener, &place, std::move(socket)});
       return;
     }
   }
@@ -158,8 +167,8 @@ void Acceptor::Take(int listener, Place& place, FileDescriptor socket) {
 }
 
 void Acceptor::Serve(int listener, Place& place, FileDescriptor socket) {
-  if (const std::optional<PeerAddress> peer = PeerOf(socket.get()); peer.has_value()) {
-    guard_.Watch(socket.get(), *peer, ConnectionGuard::Clock::now());
+  if (const auto connection = ConnectionOf(socket.get()); connection.has_value()) {
+    guard_.Watch(socket.get(), *connection, ConnectionGuard::Clock::now());
     guarded_ = true;
   }
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
@@ -186,7 +195,7 @@ void Acceptor::ServeWaiting() {
 
 void Acceptor::EndFloods() {
   if (!guarded_) return;
-  for (const PeerAddress& peer : guard_.Look(ConnectionGuard::Clock::now())) {
+  for (const TcpAddress& peer : guard_.Look(ConnectionGuard::Clock::now())) {
     CountIn(counters_.flooding);
     LogFlood(peer);
   }
@@ -204,7 +213,7 @@ void Acceptor::LogShortage(const char* connection) {
                    "connects so often (ss -tnp)"}});
 }
 
-void Acceptor::LogFlood(const PeerAddress& peer) {
+void Acceptor::LogFlood(const TcpAddress& peer) {
   const std::optional<uint64_t> left_out = flood_lines_.Take(std::chrono::steady_clock::now());
   if (!left_out.has_value()) return;
   telemetry::Log(telemetry::LogLevel::kWarning,

@@ -25,6 +25,7 @@
 #include "server/rpc/file_descriptor.h"
 #include "server/rpc/listener.h"
 #include "server/rpc/rate_limit.h"
+#include "server/rpc/tcp_address.h"
 
 namespace lossd::rpc {
 
@@ -46,10 +47,10 @@ class Acceptor {
   Acceptor& operator=(const Acceptor&) = delete;
 
   // Connections to `address` (Listener::Open) wait from now on, to be served with `credentials`. Before the
-  // server is built.
+  // server is built. UNAVAILABLE without a descriptor.
   absl::Status Listen(const std::string& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
                       grpc::ServerBuilder& builder);
-  // After the server was built. UNAVAILABLE without a descriptor.
+  // After the server was built and Listen was called. UNAVAILABLE if no thread can be started.
   absl::Status Start();
   // Addresses are free when it returns, and connections that nobody took closed. Before the server shuts
   // down.
@@ -83,7 +84,7 @@ class Acceptor {
   // Milliseconds until there is something to do, as poll takes them.
   int Patience() const;
   void LogShortage(const char* connection);
-  void LogFlood(const PeerAddress& peer);
+  void LogFlood(const TcpAddress& peer);
 
   const For for_;
   const Counters counters_;

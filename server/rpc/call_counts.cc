@@ -42,21 +42,30 @@ json Parse(char* text) {
 // There are two at most: --listen's and --health_listen's.
 json Servers() { return Part(Parse(grpc_channelz_get_servers(0)), "server"); }
 
-std::optional<ConnectionCalls> ReadSocket(int64_t id) {
-  const json answer = Parse(grpc_channelz_get_socket(id));
-  const json& socket = Part(answer, "socket");
-  const json& address = Part(Part(socket, "remote"), "tcpip_address");
+// None of a socket file.
+std::optional<TcpAddress> ReadAddress(const json& end) {
+  const json& address = Part(end, "tcpip_address");
   std::string bytes;
   if (!address.contains("ip_address") || !address.contains("port") ||
       !absl::Base64Unescape(address["ip_address"].get<std::string>(), &bytes)) {
-    return std::nullopt;  // a socket file's
+    return std::nullopt;
   }
   const std::optional<std::string> host = PlainHost(bytes);
   if (!host.has_value()) return std::nullopt;
+  return TcpAddress{*host, address["port"].get<int>()};
+}
+
+std::optional<ConnectionCalls> ReadSocket(int64_t id) {
+  const json answer = Parse(grpc_channelz_get_socket(id));
+  const json& socket = Part(answer, "socket");
+  const std::optional<TcpAddress> peer = ReadAddress(Part(socket, "remote"));
+  const std::optional<TcpAddress> local = ReadAddress(Part(socket, "local"));
+  if (!peer.has_value() || !local.has_value()) return std::nullopt;
   const json& data = Part(socket, "data");
   const int64_t reset = Number(data, "streamsFailed");
   return ConnectionCalls{
-      .peer = {*host, address["port"].get<int>()},
+      .id = id,
+      .connection = {.peer = *peer, .local = *local},
       .unfinished = Number(data, "streamsStarted") - Number(data, "streamsSucceeded") - reset,
       .reset = reset};
 }

@@ -5,14 +5,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "server/rpc/peer_address.h"
+#include "server/rpc/tcp_address.h"
 
 namespace lossd::rpc {
 
 struct ConnectionCalls {
-  PeerAddress peer;
-  int64_t unfinished =
-      0;              // begun, and still known to gRPC: also those that were reset and not yet cleared away
+  int64_t id = 0;  // gRPC's number of it; later ones are larger
+  TcpConnection connection;
+  // Begun, and still known to gRPC: also those that were reset and not yet cleared away.
+  int64_t unfinished = 0;
   int64_t reset = 0;  // ended by the client before they were answered
 };
 
@@ -21,7 +22,8 @@ class CallCounts {
   virtual ~CallCounts() = default;
   // Since the start, of all connections. Takes microseconds.
   virtual int64_t Begun() = 0;
-  // Every TCP connection that there is. Takes some 30 µs for each.
+  // Every TCP connection that there is, by number; one that was closed stays as long as gRPC has calls of it.
+  // Takes some 30 µs for each.
   virtual std::vector<ConnectionCalls> ByConnection() = 0;
 };
 

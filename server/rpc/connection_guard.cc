@@ -3,6 +3,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <ranges>
+#include <unordered_set>
 #include <utility>
 
 namespace lossd::rpc {
@@ -22,16 +24,24 @@ void CutOff(int socket) {
   (void)connect(socket, &nobody, sizeof(nobody));
 }
 
+// What no other socket of this system has; zero if the number stands for none.
+uint64_t CookieOf(int socket) {
+  uint64_t cookie = 0;
+  socklen_t size = sizeof(cookie);
+  if (getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return 0;
+  return cookie;
+}
+
 }  // namespace
 
-void ConnectionGuard::Watch(int socket, const PeerAddress& peer, Time now) {
-  const auto [entry, is_new] = peers_.try_emplace(socket, peer);
-  if (!is_new) {
-    const auto before = connections_.find(entry->second);
-    if (before != connections_.end() && before->second.socket == socket) connections_.erase(before);
-    entry->second = peer;
+void ConnectionGuard::Watch(int socket, const TcpConnection& connection, Time now) {
+  if (const auto before = watched_sockets_.find(socket); before != watched_sockets_.end()) {
+    const auto watched = watched_.find(before->second);
+    if (watched != watched_.end() && watched->second.socket.number == socket) watched_.erase(watched);
   }
-  connections_[peer] = {.socket = socket, .at = now};
+  ports_.insert(connection.local.port);
+  watched_sockets_[socket] = connection;
+  watched_[connection] = {.socket = {.number = socket, .cookie = CookieOf(socket)}, .since = now};
 }
 
 ConnectionGuard::Time ConnectionGuard::ServeAt(const std::string& host, Time now) {
@@ -48,25 +58,45 @@ ConnectionGuard::Time ConnectionGuard::ServeAt(const std::string& host, Time now
   return offender.next;
 }
 
-std::vector<PeerAddress> ConnectionGuard::Look(Time now) {
+std::vector<TcpAddress> ConnectionGuard::Look(Time now) {
   const int64_t begun = counts_->Begun();
   if (begun - begun_ < kCallsToLook || now - looked_ < kPauseToLook * look_took_) return {};
   begun_ = begun;
   const Time began = Clock::now();
-  std::vector<PeerAddress> ended;
-  for (const ConnectionCalls& calls : counts_->ByConnection()) {
-    const auto found = connections_.find(calls.peer);
-    if (found == connections_.end() || !IsFlood(calls, now, found->second)) continue;
-    // The number may be another file's by now.
-    const int socket = found->second.socket;
-    if (PeerOf(socket) != calls.peer) continue;
-    CutOff(socket);
-    NoteOffence(calls.peer.host, now);
-    ended.push_back(calls.peer);
+  std::vector<TcpAddress> ended;
+  std::unordered_set<int64_t> known;
+  // The newest first: of two with the same ends, the other was closed.
+  const std::vector<ConnectionCalls> all = counts_->ByConnection();
+  for (const ConnectionCalls& calls : std::views::reverse(all)) {
+    if (!ports_.contains(calls.connection.local.port)) continue;
+    known.insert(calls.id);
+    Connection& connection = Find(calls);
+    if (connection.ended || !IsFlood(calls, now, connection)) continue;
+    connection.ended = true;
+    NoteOffence(calls.connection.peer.host, now);
+    ended.push_back(calls.connection.peer);
+    // The number may be another file's by now. That it becomes one between these two calls is left to chance.
+    const Socket& socket = connection.socket;
+    if (socket.number >= 0 && CookieOf(socket.number) == socket.cookie) CutOff(socket.number);
   }
+  std::erase_if(connections_, [&known](const auto& entry) { return !known.contains(entry.first); });
   looked_ = now;
   look_took_ = Clock::now() - began;
   return ended;
+}
+
+ConnectionGuard::Connection& ConnectionGuard::Find(const ConnectionCalls& calls) {
+  const auto [entry, is_new] = connections_.try_emplace(calls.id);
+  Connection& connection = entry->second;
+  if (!is_new) return connection;
+  connection.at = looked_;
+  const auto watched = watched_.find(calls.connection);
+  if (watched == watched_.end()) return connection;
+  connection.socket = watched->second.socket;
+  connection.at = watched->second.since;
+  watched_sockets_.erase(connection.socket.number);
+  watched_.erase(watched);
+  return connection;
 }
 
 bool ConnectionGuard::IsFlood(const ConnectionCalls& calls, Time now, Connection& connection) {

@@ -12,12 +12,13 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "server/rpc/call_counts.h"
-#include "server/rpc/peer_address.h"
+#include "server/rpc/tcp_address.h"
 
 namespace lossd::rpc {
 
@@ -44,19 +45,31 @@ class ConnectionGuard {
   // `counts` outlives it.
   explicit ConnectionGuard(CallCounts* counts) : counts_(counts) {}
 
-  // `socket`, of `peer`, is about to be gRPC's, which closes it some time.
-  void Watch(int socket, const PeerAddress& peer, Time now);
+  // `socket`, which is `connection`, is about to be gRPC's, which closes it some time.
+  void Watch(int socket, const TcpConnection& connection, Time now);
 
   // When the next connection of this host may be served: `now`, unless one was ended. Each call takes a
   // place.
   Time ServeAt(const std::string& host, Time now);
 
-  // Ends connections that are over the limits, and says whose.
-  std::vector<PeerAddress> Look(Time now);
+  // Ends connections that are over the limits, and says whose. Those that their clients have closed since are
+  // held against their hosts just the same.
+  std::vector<TcpAddress> Look(Time now);
 
  private:
+  // A file descriptor, and what tells whether it still stands for the same socket.
+  struct Socket {
+    int number = -1;
+    uint64_t cookie = 0;
+  };
+  // A connection that gRPC has not yet been seen to count.
+  struct Watched {
+    Socket socket;
+    Time since{};
+  };
   struct Connection {
-    int socket = -1;
+    Socket socket;  // number -1: it was closed before it was seen
+    bool ended = false;
     int64_t resets = 0;  // when it was last looked at
     double room = kResetsAtOnce;
     Time at{};
@@ -67,6 +80,8 @@ class ConnectionGuard {
     Time next{};          // place for the next connection
   };
 
+  // What is known of the connection of `calls`.
+  Connection& Find(const ConnectionCalls& calls);
   static bool IsFlood(const ConnectionCalls& calls, Time now, Connection& connection);
   void NoteOffence(const std::string& host, Time now);
 
@@ -74,10 +89,12 @@ class ConnectionGuard {
   int64_t begun_ = 0;  // calls, when it last asked for every connection
   Time looked_{};      // when that was, and how long it took
   Clock::duration look_took_{};
-  // Those of connections that gRPC has closed stay until the number of their socket is used again.
-  std::map<PeerAddress, Connection> connections_;
-  std::unordered_map<int, PeerAddress> peers_;           // by socket
-  std::unordered_map<std::string, Offender> offenders_;  // by host
+  std::set<int> ports_;  // of connections that were watched; gRPC counts those of other servers here, too
+  // Those that gRPC has closed before they were seen stay until the number of their socket is used again.
+  std::map<TcpConnection, Watched> watched_;
+  std::unordered_map<int, TcpConnection> watched_sockets_;  // by number
+  std::unordered_map<int64_t, Connection> connections_;     // by gRPC's number; those that it still knows
+  std::unordered_map<std::string, Offender> offenders_;     // by host
 };
 
 }  // namespace lossd::rpc

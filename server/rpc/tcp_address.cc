@@ -1,4 +1,4 @@
-#include "server/rpc/peer_address.h"
+#include "server/rpc/tcp_address.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -14,12 +14,11 @@ constexpr size_t kBytesOfIpv6 = 16;
 
 std::string BytesOf(const void* address, size_t size) { return {static_cast<const char*>(address), size}; }
 
-}  // namespace
-
-std::optional<PeerAddress> PeerOf(int socket) {
+// `ask`: getpeername or getsockname.
+std::optional<TcpAddress> AddressBy(int (*ask)(int, sockaddr*, socklen_t*), int socket) {
   sockaddr_storage storage{};
   socklen_t size = sizeof(storage);
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&storage), &size) != 0) return std::nullopt;
+  if (ask(socket, reinterpret_cast<sockaddr*>(&storage), &size) != 0) return std::nullopt;
   std::string host;
   int port = 0;
   if (storage.ss_family == AF_INET) {
@@ -33,7 +32,16 @@ std::optional<PeerAddress> PeerOf(int socket) {
   }
   const std::optional<std::string> plain = PlainHost(host);
   if (!plain.has_value()) return std::nullopt;
-  return PeerAddress{*plain, port};
+  return TcpAddress{*plain, port};
+}
+
+}  // namespace
+
+std::optional<TcpConnection> ConnectionOf(int socket) {
+  const std::optional<TcpAddress> peer = AddressBy(getpeername, socket);
+  const std::optional<TcpAddress> local = AddressBy(getsockname, socket);
+  if (!peer.has_value() || !local.has_value()) return std::nullopt;
+  return TcpConnection{*peer, *local};
 }
 
 std::optional<std::string> PlainHost(const std::string& host) {
