@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -94,20 +95,31 @@ void WarnOfExposure(const Exposure& exposure) {
 // Until a signal to stop, or until the device failed.
 void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine,
                 rpc::Server& server, AccessWatch& access_watch) {
-  const timespec tick{1, 0};
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kTick(1);
+  constexpr timespec kSoon{0, 100'000'000};
+  constexpr timespec kAtOnce{0, 0};
+  sigset_t signals_to_end = signals;
+  sigdelset(&signals_to_end, SIGHUP);
   engine::FreedMemory freed(kFreedMemoryKept);
-  for (int64_t ticks = 1; !device_failed; ++ticks) {
-    const int signal_number = sigtimedwait(&signals, nullptr, &tick);
+  Clock::time_point next_tick = Clock::now() + kTick;
+  int64_t ticks = 0;
+  while (!device_failed) {
+    int signal_number = sigtimedwait(&signals, nullptr, &kSoon);
     if (signal_number == SIGHUP) {
       access_watch.Reload(server);
-    } else if (signal_number > 0) {
+      signal_number = sigtimedwait(&signals_to_end, nullptr, &kAtOnce);  // which many of SIGHUP would hide
+    }
+    if (signal_number > 0) {
       Log(LogLevel::kInfo, "draining", {{"signal", signal_number}});
       return;
     }
+    if (Clock::now() < next_tick) continue;
+    next_tick = Clock::now() + kTick;
     engine.ExpireSessions();
     server.Tick();
     access_watch.Poll(server);
-    if (ticks % kSecondsToFreedMemory == 0) freed.Look();
+    if (++ticks % kSecondsToFreedMemory == 0) freed.Look();
   }
 }
 

@@ -164,6 +164,13 @@ class HangUp(unittest.TestCase):
             server.send_signal(signal.SIGTERM)
             self.assertEqual(server.wait(), 0)
 
+    def test_many_of_it_do_not_hide_the_signal_to_end(self):
+        with LossdServer(BINARY, *FLAGS) as server:
+            server.signal(signal.SIGTERM)
+            while server.poll() is None:
+                server.signal(signal.SIGHUP)
+            self.assertEqual(server.wait(), 0)
+
     def test_nohup_does_not_keep_it_from_being_heard(self):
         with tempfile.NamedTemporaryFile() as log:
             server = subprocess.Popen(["nohup", BINARY, *FLAGS, "--listen=127.0.0.1:0", "--metrics_listen="],
