@@ -1,5 +1,7 @@
 #include "server/rpc/open_calls.h"
 
+#include <algorithm>
+
 namespace lossd::rpc {
 
 OpenCalls::Watch::Watch(OpenCalls* calls) : calls_(calls) {
@@ -30,10 +32,12 @@ void OpenCalls::Watch::NoteSent() {
 void OpenCalls::Begin() {
   const std::lock_guard lock(mutex_);
   ++calls_;
+  if (draining_) changed_.notify_all();
 }
 
 void OpenCalls::End() {
   const std::lock_guard lock(mutex_);
+  last_end_ = std::chrono::steady_clock::now();
   if (--calls_ == 0) changed_.notify_all();
 }
 
@@ -49,9 +53,10 @@ bool OpenCalls::AwaitEnd(std::chrono::milliseconds patience) {
   return !stopped_;
 }
 
-bool OpenCalls::AwaitStop(std::chrono::milliseconds most) {
+bool OpenCalls::AwaitFarewell(std::chrono::milliseconds shortest, std::chrono::milliseconds after_last) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, most, [this] { return stopped_; });
+  const auto until = std::max(std::chrono::steady_clock::now() + shortest, last_end_ + after_last);
+  return !changed_.wait_until(lock, until, [this] { return stopped_ || calls_ > 0; });
 }
 
 void OpenCalls::Stop() {

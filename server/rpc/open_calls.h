@@ -42,8 +42,9 @@ class OpenCalls {
   // Until no call is under way, and then until every watch was told, but for that at most `patience`. False:
   // Stop() came first.
   bool AwaitEnd(std::chrono::milliseconds patience);
-  // Until Stop() comes, at most so long. Whether it has come.
-  bool AwaitStop(std::chrono::milliseconds most);
+  // Leaves clients time to close their connections by themselves: `shortest`, and until `after_last` after
+  // the end of the last call, whose answer may still be on its way. False: Stop() or another call came first.
+  bool AwaitFarewell(std::chrono::milliseconds shortest, std::chrono::milliseconds after_last);
   // Ends the waiting of both.
   void Stop();
 
@@ -51,6 +52,7 @@ class OpenCalls {
   std::mutex mutex_;
   std::condition_variable changed_;
   int64_t calls_ = 0;
+  std::chrono::steady_clock::time_point last_end_{};
   int64_t watches_ = 0;
   int64_t told_ = 0;  // of watches_
   bool draining_ = false;

@@ -35,6 +35,8 @@ constexpr int kMostStreams = 256;
 constexpr std::chrono::milliseconds kTellWatches(2000);
 // How long clients that have had their answers may take to close their connections by themselves.
 constexpr std::chrono::milliseconds kFarewell(100);
+// How long their last answers may be on their way.
+constexpr std::chrono::milliseconds kLastAnswers(1000);
 
 // A chunk a little over its limits still arrives, so that it gets an answer that says so; far above, gRPC
 // resets the call.
@@ -212,8 +214,8 @@ void Server::Drain(absl::Duration timeout) {
 // said anything or not. Again and again: what was in the middle of its handshake is a connection later.
 void Server::CloseStrangers() {
   OpenCalls& calls = reports_.open_calls();
-  while (calls.AwaitEnd(kTellWatches) && !calls.AwaitStop(kFarewell)) {
-    grpc_server_cancel_all_calls(server_->c_server());
+  while (calls.AwaitEnd(kTellWatches)) {
+    if (calls.AwaitFarewell(kFarewell, kLastAnswers)) grpc_server_cancel_all_calls(server_->c_server());
   }
 }
 

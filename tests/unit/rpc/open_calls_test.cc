@@ -55,13 +55,32 @@ TEST(OpenCalls, AWatchThatDoesNotReadIsNotWaitedForLong) {
   EXPECT_TRUE(calls.AwaitEnd(kNotAtAll));
 }
 
+TEST(OpenCalls, AFarewellEndsWithoutACutWhenSomebodyCallsAgain) {
+  OpenCalls calls;
+  calls.BeginDrain();
+  EXPECT_TRUE(calls.AwaitFarewell(kNotAtAll, kNotAtAll));
+  std::thread waiting([&] { EXPECT_FALSE(calls.AwaitFarewell(kForEver, kNotAtAll)); });
+  calls.Begin();
+  waiting.join();
+  EXPECT_FALSE(calls.AwaitFarewell(kNotAtAll, kNotAtAll));
+}
+
+TEST(OpenCalls, AFarewellLeavesTheLastAnswerTimeToArrive) {
+  OpenCalls calls;
+  calls.BeginDrain();
+  calls.Begin();
+  calls.End();
+  std::thread waiting([&] { EXPECT_FALSE(calls.AwaitFarewell(kNotAtAll, kForEver)); });
+  calls.Begin();
+  waiting.join();
+}
+
 TEST(OpenCalls, StopEndsEveryWaiting) {
   OpenCalls calls;
   calls.Begin();
-  EXPECT_FALSE(calls.AwaitStop(kNotAtAll));
   std::thread waiting([&] {
     EXPECT_FALSE(calls.AwaitEnd(kForEver));
-    EXPECT_TRUE(calls.AwaitStop(kForEver));
+    EXPECT_FALSE(calls.AwaitFarewell(kForEver, kForEver));
   });
   calls.Stop();
   waiting.join();
