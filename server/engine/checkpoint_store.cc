@@ -247,7 +247,8 @@ absl::StatusOr<DeletedCheckpoint> CheckpointStore::Delete(const std::string& hea
   const std::string temporary = FolderOf(head, absl::StrCat(kTemporaryBegin, tag));
   if (absl::Status cleared = files_.Remove(temporary); !cleared.ok()) return cleared;
   if (absl::Status hidden = files_.Rename(path, temporary); !hidden.ok()) return hidden;
-  if (absl::Status removed = files_.Remove(temporary); !removed.ok()) return removed;
+  // It is gone, whatever becomes of its files.
+  if (!files_.Remove(temporary).ok()) deleted.bytes_freed = 0;
   return deleted;
 }
 
@@ -328,7 +329,10 @@ absl::StatusOr<RestoreNumbers> CheckpointStore::LastRestore(const std::string& h
 absl::Status CheckpointStore::WriteDrain(const DrainRecord& record) {
   const absl::StatusOr<std::string> text =
       Sealed({{"format", 1}, {"incarnation", record.incarnation}, {"heads", record.heads}});
-  return text.ok() ? files_.WriteFile(kDrainFile, *text) : text.status();
+  if (!text.ok()) return text.status();
+  // The record of an earlier drain must not be taken for this one when it is given back.
+  if (absl::Status removed = files_.Remove(kConsumedFile); !removed.ok()) return removed;
+  return files_.WriteFile(kDrainFile, *text);
 }
 
 absl::StatusOr<std::optional<DrainRecord>> CheckpointStore::ReadDrain() const {
@@ -352,6 +356,10 @@ absl::StatusOr<std::optional<DrainRecord>> CheckpointStore::ReadDrain() const {
 
 absl::Status CheckpointStore::ConsumeDrain() { return files_.Rename(kDrainFile, kConsumedFile); }
 
-absl::Status CheckpointStore::ReturnDrain() { return files_.Rename(kConsumedFile, kDrainFile); }
+absl::Status CheckpointStore::ReturnDrain() {
+  const absl::StatusOr<bool> there = files_.Exists(kDrainFile);
+  if (!there.ok()) return there.status();
+  return *there ? absl::OkStatus() : files_.Rename(kConsumedFile, kDrainFile);
+}
 
 }  // namespace lossd::engine

@@ -340,7 +340,8 @@ absl::StatusOr<bool> DurableFiles::Exists(const std::string& path) const {
 absl::Status DurableFiles::AddInodes(const std::string& path, Inodes* inodes) const {
   const absl::StatusOr<FileDescriptor> folder = OpenFolder(path);
   const absl::StatusOr<std::vector<std::string>> names = folder.ok() ? List(path) : folder.status();
-  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  // It was removed meanwhile, or is none of lossd's (the lost+found of a volume, which only root may read).
+  if (absl::IsNotFound(names.status()) || absl::IsFailedPrecondition(names.status())) return absl::OkStatus();
   if (!names.ok()) return names.status();
   for (const std::string& name : *names) {
     const std::string below = path.empty() ? name : absl::StrCat(path, "/", name);

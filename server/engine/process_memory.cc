@@ -101,6 +101,7 @@ void FreedMemory::Look() {
   const int64_t unused = *std::min_element(unused_.begin(), unused_.end());
   // What has been returned still counts as unused: only more of it than then is worth the time.
   const int64_t resident = ReadProcessMemory().resident_bytes;
+  resident_after_ = std::min(resident_after_, resident);  // heads that went are no room for malloc
   if (unused <= kept_bytes_ || resident - resident_after_ <= kept_bytes_) return;
   malloc_trim(0);
   resident_after_ = ReadProcessMemory().resident_bytes;

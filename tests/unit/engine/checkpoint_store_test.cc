@@ -348,6 +348,18 @@ TEST_F(CheckpointStoreTest, ADrainIsTakenOnceAndCanBeGivenBackUntouched) {
   }
 }
 
+TEST_F(CheckpointStoreTest, NoDrainButTheLastIsGivenBack) {
+  ASSERT_TRUE(store_->WriteDrain({"first", {{"h", 1}}}).ok());
+  ASSERT_TRUE(store_->ConsumeDrain().ok());
+  ASSERT_TRUE(store_->WriteDrain({"second", {{"h", 2}}}).ok());
+  ASSERT_TRUE(store_->ReturnDrain().ok()) << "it was not taken, so that there is nothing to do";
+  EXPECT_EQ((*store_->ReadDrain())->incarnation, "second");
+  fs::remove(folder_ / "drain.json");  // an operator's decision
+  EXPECT_FALSE(store_->ConsumeDrain().ok());
+  EXPECT_FALSE(store_->ReturnDrain().ok());
+  EXPECT_EQ(store_->ReadDrain()->has_value(), false);
+}
+
 TEST_F(CheckpointStoreTest, NumbersOfRestoresOnlyGoUp) {
   ASSERT_TRUE(Save("a", 1, 'x').ok());
   const uint64_t many = uint64_t{1} << 20;
