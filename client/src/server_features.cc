@@ -25,7 +25,7 @@ absl::Status ServerFeatures::Check(const google::protobuf::Message& request) con
   return absl::UnimplementedError(
       absl::StrCat("lossd ", version_, " at ", target_, " does not have the feature '", missing->name,
                    "', which ", missing->path.empty() ? type : absl::StrCat(missing->path, " of ", type),
-                   " needs; nothing was sent. Update the server, or do without it"));
+                   " needs; nothing was sent. Update the server (and connect anew), or do without it"));
 }
 
 }  // namespace lossd::internal

@@ -26,7 +26,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-
 #if defined(__GNUC__)
 #define LOSSD_API __attribute__((visibility("default")))
 #else
@@ -41,7 +40,7 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 2
+#define LOSSD_C_API_VERSION 3
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
@@ -98,7 +97,6 @@ typedef struct lossd_trace_context { /* the headers of W3C's Trace Context */
 } lossd_trace_context;
 /* Fills in `context`, which is empty, or leaves it so. Must not call lossd functions. */
 typedef void (*lossd_trace)(void* user, lossd_trace_context* context);
-
 typedef struct lossd_client_options {
   size_t struct_size;
   double call_timeout_seconds;      /* unary calls fail with DEADLINE_EXCEEDED after this long; 60 */
@@ -133,13 +131,15 @@ LOSSD_API lossd_status* lossd_client_memory(lossd_client* client, char** json);
 LOSSD_API lossd_status* lossd_client_heads(lossd_client* client, char** json);
 LOSSD_API lossd_status* lossd_client_traffic(lossd_client* client, char** json);
 LOSSD_API lossd_status* lossd_client_drain(lossd_client* client);
-
 LOSSD_API lossd_status* lossd_client_delete_head(lossd_client* client, const char* name,
                                                  int32_t discard_gradient);
-/* CheckpointInfo as JSON, and an array of them. An empty `tag` is the newest, an empty `head` all. */
+/* CheckpointInfo, an array of them, DeletedCheckpoint as JSON. An empty `head` is all of them; what is to be
+ * restored is the newest with an empty `tag`, and `json` may be NULL where something is done. */
 LOSSD_API lossd_status* lossd_client_restore_checkpoint(lossd_client* client, const char* head,
                                                         const char* tag, char** json);
 LOSSD_API lossd_status* lossd_client_checkpoints(lossd_client* client, const char* head, char** json);
+LOSSD_API lossd_status* lossd_client_delete_checkpoint(lossd_client* client, const char* head,
+                                                       const char* tag, char** json);
 
 /* --- Regions ----------------------------------------------------------------------------------------- */
 

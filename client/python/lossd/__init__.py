@@ -45,6 +45,7 @@ from lossd.regions import Region
 from lossd.results import (
     BatchResult,
     CheckpointInfo,
+    DeletedCheckpoint,
     FlushResult,
     GradientStats,
     HeadConfig,
@@ -80,6 +81,7 @@ __all__ = [
     "Client",
     "DataLossError",
     "DeadlineExceededError",
+    "DeletedCheckpoint",
     "Distillation",
     "FailedPreconditionError",
     "FlushResult",

@@ -17,7 +17,7 @@ from lossd import _structs as s
 from lossd.errors import LibraryError, VersionMismatchError, error_of
 
 NAME = "liblossd_c.so"
-API_VERSION = 2  # of lossd/c_api.h, as this package was written against it
+API_VERSION = 3  # of lossd/c_api.h, as this package was written against it
 
 _P = c.c_void_p
 _PP = c.POINTER(c.c_void_p)
@@ -36,6 +36,7 @@ _FALLIBLE: dict[str, tuple[Any, ...]] = {
     "lossd_client_delete_head": (_P, _S, _I32),
     "lossd_client_restore_checkpoint": (_P, _S, _S, _PP),
     "lossd_client_checkpoints": (_P, _S, _PP),
+    "lossd_client_delete_checkpoint": (_P, _S, _S, _PP),
     "lossd_client_create_region": (_P, _I32, _I64, _PP),
     "lossd_region_copy_in": (_P, _I64, _P, _I64),
     "lossd_region_copy_out": (_P, _I64, _P, _I64),

@@ -163,6 +163,7 @@ class AsyncClient(_Wrapper[Client]):
     drain = _lifted(Client.drain)
     restore_checkpoint = _lifted(Client.restore_checkpoint)
     checkpoints = _lifted(Client.checkpoints)
+    delete_checkpoint = _lifted(Client.delete_checkpoint)
     create_region = _lifted(Client.create_region)
 
     async def create_head(self, name: str, vocab_size: int, hidden_size: int, *args: Any, **options: Any) -> AsyncHead:

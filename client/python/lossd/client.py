@@ -22,7 +22,7 @@ from lossd.errors import VersionMismatchError
 from lossd.head import Head
 from lossd.optimizers import Optimizer, struct_of
 from lossd.regions import Region
-from lossd.results import CheckpointInfo, HeadInfo, ServerMemory, ServerStatus, Traffic, from_json
+from lossd.results import CheckpointInfo, DeletedCheckpoint, HeadInfo, ServerMemory, ServerStatus, Traffic, from_json
 
 REGION_KINDS = {"system": 0, "device": 1}
 
@@ -232,6 +232,12 @@ class Client:
         with self._handle as client:
             data = library().json("lossd_client_checkpoints", client, encoded(head, "head"))
         return [from_json(CheckpointInfo, one) for one in data]
+
+    def delete_checkpoint(self, head: str, tag: str) -> DeletedCheckpoint:
+        """For good. A NotFoundError if there is none of that tag; the head itself goes on as it is."""
+        with self._handle as client:
+            data = library().json("lossd_client_delete_checkpoint", client, encoded(head, "head"), encoded(tag, "tag"))
+        return from_json(DeletedCheckpoint, data)
 
     def create_region(self, kind: str, nbytes: int) -> Region:
         """Memory shared with a server on this host (--same_host_regions): "system", or "device" for that of its GPU."""

@@ -143,6 +143,14 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True)
+class DeletedCheckpoint:
+    info: CheckpointInfo = field(default_factory=CheckpointInfo)
+    """Of a damaged one, head and tag alone."""
+    bytes_freed: int = 0
+    """On the server's disk; the rest is shared with other checkpoints."""
+
+
+@dataclass(frozen=True)
 class LoadedWeights:
     weight_version: int = 0
     tensor: str = ""

@@ -143,3 +143,8 @@ def test_checkpoints(tmp_path: Path) -> None:
             assert head.flush().window_tokens == 6
         assert [one.tag for one in client.checkpoints("a")] == ["first"]
         assert client.checkpoints("b") == []
+        deleted = client.delete_checkpoint("a", "first")
+        assert deleted.info.tag == "first" and deleted.bytes_freed > 0
+        assert client.checkpoints("a") == []
+        with pytest.raises(lossd.NotFoundError):
+            client.delete_checkpoint("a", "first")

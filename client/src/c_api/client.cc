@@ -143,6 +143,17 @@ lossd_status* lossd_client_restore_checkpoint(lossd_client* client, const char* 
   });
 }
 
+lossd_status* lossd_client_delete_checkpoint(lossd_client* client, const char* head, const char* tag,
+                                             char** json) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(client, "client"); !status.ok()) return status;
+    if (absl::Status status = NotNull(head, "head"); !status.ok()) return status;
+    if (absl::Status status = NotNull(tag, "tag"); !status.ok()) return status;
+    const auto deleted = client->client->DeleteCheckpoint(head, tag);
+    return json == nullptr ? deleted.status() : PutJson(deleted, json);
+  });
+}
+
 lossd_status* lossd_client_checkpoints(lossd_client* client, const char* head, char** json) {
   return TellJson(client, json, [&](lossd::Client& of) { return of.ListCheckpoints(TextOf(head)); });
 }

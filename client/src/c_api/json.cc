@@ -158,6 +158,10 @@ Json ToJson(const SavedCheckpoint& saved) {
   return {{"info", ToJson(saved.info)}, {"bytes_written", saved.bytes_written}, {"deleted", saved.deleted}};
 }
 
+Json ToJson(const DeletedCheckpoint& deleted) {
+  return {{"info", ToJson(deleted.info)}, {"bytes_freed", deleted.bytes_freed}};
+}
+
 Json ToJson(const LoadedWeights& loaded) {
   return {{"weight_version", loaded.weight_version}, {"tensor", loaded.tensor}};
 }

@@ -21,6 +21,7 @@ Json ToJson(const ServerMemory& memory);
 Json ToJson(const Traffic& traffic);
 Json ToJson(const CheckpointInfo& info);
 Json ToJson(const SavedCheckpoint& saved);
+Json ToJson(const DeletedCheckpoint& deleted);
 Json ToJson(const LoadedWeights& loaded);
 template <typename T>
 Json ToJson(const std::vector<T>& items) {

@@ -44,6 +44,9 @@ static void CheckClientNulls(const char* target, lossd_client* client) {
   IS_NULL(lossd_client_restore_checkpoint(NULL, "h", "t", &json), "client");
   IS_NULL(lossd_client_restore_checkpoint(client, NULL, "t", &json), "head");
   IS_NULL(lossd_client_checkpoints(client, "h", NULL), "json");
+  IS_NULL(lossd_client_delete_checkpoint(NULL, "h", "t", &json), "client");
+  IS_NULL(lossd_client_delete_checkpoint(client, NULL, "t", &json), "head");
+  IS_NULL(lossd_client_delete_checkpoint(client, "h", NULL, &json), "tag");
   IS_NULL(lossd_client_create_region(NULL, LOSSD_REGION_SYSTEM, 1, &region), "client");
   IS_NULL(lossd_client_create_region(client, LOSSD_REGION_SYSTEM, 1, NULL), "region");
   IS_NULL(lossd_region_copy_in(NULL, 0, target, 1), "region");

@@ -64,6 +64,11 @@ void TestCheckpoints(const char* target, int count, char** arguments) {
   CHECK(row[0] != 5 && version != 0);
   OK(lossd_client_restore_checkpoint(client, "saved", NULL, NULL));
   FAILS(lossd_client_restore_checkpoint(client, "saved", "third", &json), LOSSD_NOT_FOUND, "third");
+  OK(lossd_client_delete_checkpoint(client, "saved", "first", &json));
+  CHECK(strstr(json, "\"tag\":\"first\"") != NULL);
+  CHECK(Holds(json, "\"bytes_freed\":"));
+  OK(lossd_client_delete_checkpoint(client, "saved", "second", NULL));
+  FAILS(lossd_client_delete_checkpoint(client, "saved", "first", &json), LOSSD_NOT_FOUND, "first");
   lossd_head_free(head);
   lossd_client_free(client);
 }
