@@ -177,7 +177,7 @@ void Schedule::Disturb() {
     case 14:
       return random_.OneIn(6) ? DeleteHead() : void();
     case 15:
-      return CallAsRival();
+      return random_.OneIn(3) ? AbortAsOperator() : CallAsRival();
     case 16:
       return ReadStats();
     case 17:

@@ -114,6 +114,7 @@ class Schedule {
     std::shared_ptr<std::optional<absl::StatusOr<engine::StepResult>>> stepped;
     Values read;
     int64_t rows_read = 0;
+    std::string aborted_by_operator;  // a flush: the trainer has not heard of it
   };
 
   // --- schedule.cc ---
@@ -164,6 +165,9 @@ class Schedule {
   Values ContentOf(const std::vector<SessionMarks>& marks) const;
   void RepeatOldCall();
   void CallAsRival();
+  void AbortAsOperator();
+  // Whether an operator's abort is the reason why the trainer is told that its flush is not known.
+  bool HearsOfAbort(const absl::Status& status);
   void ReadStats();
   std::optional<Values> WeightsOf(uint64_t version) const;
 

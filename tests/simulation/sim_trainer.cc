@@ -137,6 +137,7 @@ void Schedule::TakeBegun() {
   }
   Say(absl::StrCat("BeginFlush: ", Text(answer.status())));
   if (absl::IsUnavailable(answer.status())) return;  // called again
+  if (HearsOfAbort(answer.status())) return;
   if (engine::ReasonOf(answer.status()) != RejectReason::kMarks) {
     Diverge(absl::StrCat("BeginFlush: ", Text(answer.status())));
   }
@@ -188,6 +189,7 @@ void Schedule::ReadRows() {
   server_->gate().free = true;
   server_->engine().WaitIdle();
   server_->gate().free = false;
+  if (HearsOfAbort(status)) return;
   if (!status.ok()) {
     Diverge(absl::StrCat("ReadGradient: ", Text(status)));
     return;
@@ -208,6 +210,7 @@ void Schedule::CommitFlush() {
   const absl::StatusOr<uint64_t> generation = server_->head()->CommitFlush(ending_.flush->flush_id);
   Count("CommitFlush");
   Say(absl::StrCat("CommitFlush: ", generation.ok() ? "done" : Text(generation.status())));
+  if (HearsOfAbort(generation.status())) return;
   if (!generation.ok() || *generation != ending_.generation + 1) {
     return Diverge(absl::StrCat("CommitFlush: ", Text(generation.status())));
   }
@@ -264,6 +267,7 @@ void Schedule::Consume() {
 void Schedule::CallAsRival() {
   const bool under_way = (ending_.begun != nullptr && !ending_.begun->has_value()) ||
                          (ending_.stepped != nullptr && !ending_.stepped->has_value());
+  if (!ending_.aborted_by_operator.empty()) return;  // the window is open again
   if ((!under_way && phase_ != Phase::kReading) || LostServer()) return;
   Count("rival call");
   const auto refused = std::make_shared<int>(0);
@@ -278,6 +282,30 @@ void Schedule::CallAsRival() {
       ending_.generation, ending_.marks, {.learning_rate = 3},
       [check](const absl::StatusOr<engine::StepResult>& result) { check(result.status()); });
   if (*refused != 2) Diverge("a rival's call is taken");
+}
+
+// Whatever flush holds the window is ended by its id, which the server tells, as `lossctl flush --abort`
+// does.
+void Schedule::AbortAsOperator() {
+  if (LostServer() || server_->head() == nullptr) return;
+  const engine::HeadInfo info = server_->head()->Info();
+  if (info.flush_id.empty()) return;
+  Count("aborted by an operator");
+  const absl::StatusOr<uint64_t> generation = server_->head()->AbortFlush(info.flush_id);
+  Say(absl::StrCat("an operator aborts ", info.flush_id, ": ", Text(generation.status())));
+  if (!generation.ok() || *generation != info.generation) {
+    Diverge(absl::StrCat("AbortFlush of an operator: ", Text(generation.status())));
+  }
+  ending_.aborted_by_operator = info.flush_id;
+}
+
+bool Schedule::HearsOfAbort(const absl::Status& status) {
+  if (engine::ReasonOf(status) != RejectReason::kUnknownFlush || ending_.aborted_by_operator.empty())
+    return false;
+  if (ending_.flush.has_value() && ending_.flush->flush_id != ending_.aborted_by_operator) return false;
+  Count("abort heard of");
+  BackToIdle();
+  return true;
 }
 
 // GradientStats, of marks that the server has just told.

@@ -22,6 +22,8 @@ TEST(SimulationTest, NoScheduleDiverges) {
   EXPECT_EQ(summary.schedules, 500);
   // All of it happens, and not once in a while.
   for (const char* event : {"AbortFlush",
+                            "abort heard of",
+                            "aborted by an operator",
                             "ApplyStep",
                             "CommitFlush",
                             "answer lost",
