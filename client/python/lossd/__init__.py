@@ -37,6 +37,7 @@ from lossd.errors import (
     UnimplementedError,
     UnknownError,
     VersionMismatchError,
+    VersionMismatchWarning,
     WindowLostError,
 )
 from lossd.head import Head
@@ -115,6 +116,7 @@ __all__ = [
     "UnimplementedError",
     "UnknownError",
     "VersionMismatchError",
+    "VersionMismatchWarning",
     "WeightWrite",
     "WindowLostError",
     "connect",

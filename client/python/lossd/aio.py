@@ -218,7 +218,7 @@ def connect(
     call_timeout: float = 60.0,
     reconnect_timeout: float = 60.0,
     transfer_bytes: int = 4 << 20,
-    check_version: bool = True,
+    check_version: bool | None = None,
     trace_parent: TraceParent = None,
 ) -> _Connecting:
     """As lossd.connect; `await` it or `async with` it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as c
 import os
 import threading
+import warnings
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,7 +19,7 @@ from lossd._handles import Handle
 from lossd._library import encoded, library
 from lossd._trace import TraceParent
 from lossd._window import Window
-from lossd.errors import VersionMismatchError
+from lossd.errors import VersionMismatchError, VersionMismatchWarning
 from lossd.head import Head
 from lossd.optimizers import Optimizer, struct_of
 from lossd.regions import Region
@@ -48,7 +49,7 @@ def connect(
     call_timeout: float = 60.0,
     reconnect_timeout: float = 60.0,
     transfer_bytes: int = 4 << 20,
-    check_version: bool = True,
+    check_version: bool | None = None,
     trace_parent: TraceParent = None,
 ) -> Client:
     """Connects to "host:port", "dns:///name:port" or "unix:/path"; waits until the server answers.
@@ -57,8 +58,9 @@ def connect(
     again when it changes. It is not sent in plain text to another machine unless token_over_plain_text says that
     something else encrypts it. call_timeout: seconds after which a call without tensors fails with
     DeadlineExceededError. reconnect_timeout: seconds that a call goes on trying before it fails with UnavailableError.
-    transfer_bytes: of one message of weights or gradient rows. check_version: VersionMismatchError unless the server is
-    of this library's version.
+    transfer_bytes: of one message of weights or gradient rows. check_version: what happens if the server's version is
+    not this library's: None warns once a server (VersionMismatchWarning), since what the server lacks is refused call
+    by call; True raises VersionMismatchError; False does not ask.
     trace_parent: the trace that calls belong to, which the server names in its log: a W3C traceparent, or what is asked
     for one (or for a pair of traceparent and tracestate, or None) before each call; None: OpenTelemetry's current span,
     if opentelemetry-api is installed; "": none. A session's streams belong to the trace in which it was opened.
@@ -76,13 +78,14 @@ def connect(
     )
 
 
-def require_same_version(server: str, client: str) -> None:
-    """Versions work together if they differ in the last number alone."""
-    if server.split(".")[:2] != client.split(".")[:2]:
-        raise VersionMismatchError(
-            f"the server is lossd {server}, this client {client}: install the same version on both sides, or connect "
-            f"with check_version=False: what the server lacks is then refused call by call"
-        )
+_warned: set[str] = set()  # messages of VersionMismatchWarning, so that each server is warned of once
+
+
+def difference_of_versions(target: str, server: str, client: str) -> str:
+    """What to tell of them; empty if they differ in the last number at most, which is no difference."""
+    if server.split(".")[:2] == client.split(".")[:2]:
+        return ""
+    return f"the server {target} is lossd {server}, this client {client}"
 
 
 class Client:
@@ -98,7 +101,7 @@ class Client:
         call_timeout: float = 60.0,
         reconnect_timeout: float = 60.0,
         transfer_bytes: int = 4 << 20,
-        check_version: bool = True,
+        check_version: bool | None = None,
         trace_parent: TraceParent = None,
     ) -> None:
         options = library().make(s.ClientOptions)
@@ -121,12 +124,26 @@ class Client:
         self._handle = Handle(pointer.value, "lossd_client_free", "this client")
         self._windows: dict[str, Window] = {}
         self._lock = threading.Lock()
-        if check_version:
+        if check_version or check_version is None:
             try:
-                require_same_version(self.status().version, library().version)
+                self._check_version(raises=bool(check_version))
             except BaseException:
                 self.close()
                 raise
+
+    def _check_version(self, *, raises: bool) -> None:
+        difference = difference_of_versions(self._target, self.status().version, library().version)
+        if not difference:
+            return
+        if raises:
+            raise VersionMismatchError(
+                f"{difference}: install the same version on both sides, or connect without check_version=True"
+            )
+        if difference not in _warned:
+            warnings.warn(
+                f"{difference}: what the server lacks is refused call by call", VersionMismatchWarning, stacklevel=4
+            )
+            _warned.add(difference)  # not if the warning was raised as an error
 
     @property
     def target(self) -> str:

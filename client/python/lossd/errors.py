@@ -9,6 +9,7 @@
       AbortedError, CancelledError, DataLossError, InternalError, UnimplementedError, UnknownError
       WindowLostError
       VersionMismatchError, LibraryError, LaunchError
+    VersionMismatchWarning   (a UserWarning)
 
 Arguments of a wrong Python type, dtype or shape are a TypeError or a ValueError before anything is sent. Every
 other error comes from the server or the way to it, with its message, and leaves the process able to go on.
@@ -134,6 +135,10 @@ class VersionMismatchError(LossdError):
     """Client and server, or package and library, are of versions that do not work together."""
 
     code = "FAILED_PRECONDITION"
+
+
+class VersionMismatchWarning(UserWarning):
+    """Client and server differ in more than the last number of their versions, and go on together (connect)."""
 
 
 class LibraryError(LossdError, ImportError):

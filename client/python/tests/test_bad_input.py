@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -244,15 +245,34 @@ def test_the_wrong_tls_files(server: lossd.Server, tmp_path: Any) -> None:
         lossd.connect(server.target, tls=lossd.Tls(ca_certificates=tmp_path / "ca.pem"), reconnect_timeout=0.5)
 
 
-@pytest.mark.parametrize("version, works", [("0.1.7", True), ("0.2.0", False), ("1.1.0", False)])
-def test_versions(server: lossd.Server, monkeypatch: pytest.MonkeyPatch, version: str, works: bool) -> None:
+@pytest.mark.parametrize("version, same", [("0.1.7", True), ("0.2.0", False), ("1.1.0", False)])
+def test_versions(server: lossd.Server, monkeypatch: pytest.MonkeyPatch, version: str, same: bool) -> None:
     monkeypatch.setattr(client_module.library(), "version", version)
-    if works:
-        server.client().close()
+    monkeypatch.setattr(client_module, "_warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for check_version in (None, None, False):
+            with server.client(check_version=check_version) as client:
+                assert client.status().version == "0.1.0"
+    told = [str(warning.message) for warning in caught if issubclass(warning.category, lossd.VersionMismatchWarning)]
+    if same:
+        assert told == []
+        server.client(check_version=True).close()
         return
-    with pytest.raises(lossd.VersionMismatchError, match=f"server is lossd 0.1.0, this client {version}"):
-        server.client()
-    server.client(check_version=False).close()
+    assert len(told) == 1, "once a server"
+    assert f"{server.target} is lossd 0.1.0, this client {version}" in told[0]
+    with pytest.raises(lossd.VersionMismatchError, match=f"is lossd 0.1.0, this client {version}"):
+        server.client(check_version=True)
+
+
+def test_a_warning_of_versions_may_be_made_an_error(server: lossd.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module.library(), "version", "0.2.0")
+    monkeypatch.setattr(client_module, "_warned", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", lossd.VersionMismatchWarning)
+        for _ in range(2):
+            with pytest.raises(lossd.VersionMismatchWarning):
+                server.client()
 
 
 def test_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
