@@ -5,8 +5,8 @@
 
 Every connection resets its calls at once (CVE-2023-44487) or leaves them all open, and comes again when it is ended: in plain text
 with and without tokens, over TLS and over mTLS. The flood has a lower priority than the server, with which it shares processors.
-Fails if the server's memory grows by more than 512 MiB, or if it does not answer any more. How long others waited is printed and
-not judged.
+Fails if the server's memory grows by more than 512 MiB, if it does not answer any more, if it cut off no connection, or if there was
+no flood: fewer than 2000 calls were sent. How long others waited is printed and not judged.
 """
 import argparse
 import json
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 import grpc
 from access_support import HEALTH, TOKENS, Certificates, bearer, write_tokens
@@ -26,6 +27,7 @@ from lossd.v1 import status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
 
 MOST_GROWTH = 512 << 20
+LEAST_CALLS = 2000
 CALLS_AT_ONCE = 500
 QUIET_SECONDS = 2
 
@@ -73,10 +75,10 @@ class Client:
 
     def ask_while(self, goes_on):
         """Seconds that 99 of 100 answers took at most, and that the longest took."""
-        waits = []
+        waits = [self.ask()]
         while goes_on():
-            waits.append(self.ask())
             time.sleep(0.005)
+            waits.append(self.ask())
         waits.sort()
         return waits[len(waits) * 99 // 100], waits[-1]
 
@@ -84,6 +86,12 @@ class Client:
 def resident_bytes(pid, field="VmRSS"):
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         return 1024 * int(re.search(rf"^{field}:\s+(\d+)", file.read(), re.MULTILINE)[1])
+
+
+def connections_cut_off(server):
+    with urllib.request.urlopen(server.metrics_url, timeout=60) as answer:
+        text = answer.read().decode()
+    return int(re.search(r"^lossd_connections_flooding_total (\d+)$", text, re.MULTILINE)[1])
 
 
 class Way:
@@ -133,12 +141,15 @@ def attack(args, way, name, reset):
                                                               args.connections, result))
         process.start()
         attacked, longest = client.ask_while(process.is_alive)
-        sent = result.get()
         process.join()
+        if process.exitcode != 0:
+            sys.exit(f"{name}: the process of the flood ended with {process.exitcode}")
+        sent = result.get()
         client.ask()
         report = {"way": name, "calls": "reset" if reset else "left open", "sent": sent["calls"],
-                  "connections": sent["connections"], "quiet_p99_ms": 1e3 * quiet, "p99_ms": 1e3 * attacked,
-                  "longest_ms": 1e3 * longest, "growth_mib": (resident_bytes(server.pid, "VmHWM") - before) / 2**20}
+                  "connections": sent["connections"], "cut_off": connections_cut_off(server),
+                  "quiet_p99_ms": 1e3 * quiet, "p99_ms": 1e3 * attacked, "longest_ms": 1e3 * longest,
+                  "growth_mib": (resident_bytes(server.pid, "VmHWM") - before) / 2**20}
         if args.after > 0:
             time.sleep(args.after)
             report["held_mib"] = (resident_bytes(server.pid) - before) / 2**20
@@ -168,8 +179,17 @@ def main():
                                     for key, value in reports[-1].items()), flush=True)
     if args.json:
         print(json.dumps(reports))
-    if any(report["growth_mib"] * 2**20 > MOST_GROWTH for report in reports):
-        sys.exit(f"the server's memory grew by more than {MOST_GROWTH >> 20} MiB")
+    wrong = []
+    for report in reports:
+        which = f"{report['way']}, calls {report['calls']}"
+        if report["growth_mib"] * 2**20 > MOST_GROWTH:
+            wrong.append(f"{which}: the server's memory grew by more than {MOST_GROWTH >> 20} MiB")
+        if report["sent"] < LEAST_CALLS:
+            wrong.append(f"{which}: only {report['sent']} calls were sent, which is no flood")
+        if report["cut_off"] == 0:
+            wrong.append(f"{which}: the server cut off no connection")
+    if wrong:
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":
