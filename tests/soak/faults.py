@@ -214,10 +214,16 @@ class Faults:
         return True
 
     def await_nothing_held(self) -> None:
-        while any(value for name, value in self.server.metrics().items()
-                  if name in HELD or name.startswith("lossd_rpcs_in_flight")):
+        end = time.monotonic() + PATIENCE_SECONDS
+        while held := self.held():
             self.check()
+            if time.monotonic() > end:
+                raise AssertionError(f"still held {PATIENCE_SECONDS} s after all clients have left: {held}")
             time.sleep(0.2)
+
+    def held(self) -> dict[str, float]:
+        return {name: value for name, value in self.server.metrics().items()
+                if value and (name in HELD or name.startswith("lossd_rpcs_in_flight"))}
 
     def show(self) -> None:
         """A bar, or where nobody watches a line for every tenth."""
