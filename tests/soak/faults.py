@@ -14,6 +14,7 @@ when it happens does not repeat to the microsecond. Exit status: 0 without a div
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -41,11 +42,13 @@ PATIENCE_SECONDS = 300  # a guard: a client that has not ended any call for so l
 class Proxies:
     """The process of all of them; `ports`: one for each way. Its faults are counted in `seen`."""
 
-    def __init__(self, binary: Path, server: SoakServer, page_path: Path, options: argparse.Namespace, ways: int) -> None:
+    def __init__(self, binary: Path, server: SoakServer, page_path: Path, options: argparse.Namespace, ways: int,
+                 at_end: contextlib.ExitStack) -> None:
         arguments = [str(binary), f"--under_way={page_path}", f"--seed={options.seed}", f"--mean_bytes={options.mean_bytes}"]
         for way in range(ways):
             arguments += ["--tls", server.target] if way < tls_ways(ways) else ["--plain", server.socket_target]
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        at_end.callback(self.kill)
         assert self.process.stdout is not None
         self.ports: list[int] = json.loads(self.process.stdout.readline())["ports"]
         self.seen: Counter[str] = Counter()
@@ -63,9 +66,8 @@ class Proxies:
         self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
 
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+    def kill(self) -> None:
+        self.process.kill()
         self.process.wait()
 
 
@@ -76,9 +78,11 @@ def tls_ways(ways: int) -> int:
 class Clients:
     """A process for each."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, server: SoakServer, ports: list[int], page: FaultPage) -> None:
+    def __init__(self, options: argparse.Namespace, folder: Path, server: SoakServer, ports: list[int], page: FaultPage,
+                 at_end: contextlib.ExitStack) -> None:
         self.page, self.ready, self.reports = page, set[int](), list[dict[str, object]]()
         self.processes: list[subprocess.Popen[str]] = []
+        at_end.callback(self.kill)
         self.moved = [(0, time.monotonic())] * len(ports)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*PATHS, str(Path(__file__).parent)]),
                        "LOSSD_LIBRARY": os.environ.get("LOSSD_LIBRARY", str(options.lossd.parent.parent / "lib/liblossd_c.so")),
@@ -136,14 +140,18 @@ class Clients:
 
 
 class Faults:
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+    """`at_end` ends every process that was started, however far it came."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, at_end: contextlib.ExitStack) -> None:
         self.options = options
         self.random = random.Random(options.seed)
         self.server = SoakServer(str(options.lossd), folder, "--workspace_bytes=16777216", "--drain_timeout=30s")
+        at_end.callback(self.server.kill)
         self.server.start()
         self.page = FaultPage(folder / "page", options.clients)
-        self.proxies = Proxies(options.lossd.with_name("lossd-fault-proxy"), self.server, folder / "page", options, options.clients)
-        self.clients = Clients(options, folder, self.server, self.proxies.ports, self.page)
+        self.proxies = Proxies(options.lossd.with_name("lossd-fault-proxy"), self.server, folder / "page", options, options.clients,
+                               at_end)
+        self.clients = Clients(options, folder, self.server, self.proxies.ports, self.page, at_end)
         self.ends: Counter[str] = Counter()
         self.slowest_drain, self.shown = 0.0, 0.0
         self.began = time.monotonic()
@@ -245,12 +253,6 @@ class Faults:
                 "slowest_drain_seconds": round(self.slowest_drain, 2), "clients": self.options.clients,
                 "all_clients": dict(sorted(clients.items()))}
 
-    def kill(self) -> None:
-        self.clients.kill()
-        self.proxies.process.kill()
-        self.proxies.process.wait()
-        self.server.kill()
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -263,14 +265,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the figures")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        faults = Faults(options, Path(folder))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as at_end:
+        faults = Faults(options, Path(folder), at_end)
         try:
             report = faults.run()
         except AssertionError as error:
             sys.exit(f"\nafter {faults.count()} faults of seed {options.seed}: {error}")
-        finally:
-            faults.kill()
     text = json.dumps(report, indent=1)
     print(f"\n{text}")
     if options.json:
