@@ -6,6 +6,7 @@ usage: call_log_test.py LOSSD
 import json
 import sys
 import tempfile
+import time
 import unittest
 
 import grpc
@@ -47,7 +48,7 @@ class CallLog(unittest.TestCase):
 
     def await_lines(self, server, count):
         while len(lines(server)) < count:
-            pass
+            time.sleep(0.02)
         return lines(server)
 
     def test_a_failed_call_has_a_line_with_all_that_is_needed_to_find_it(self):
@@ -104,7 +105,7 @@ class CallLog(unittest.TestCase):
 
     def await_audit(self, server, count):
         while len(audit(server)) < count:
-            pass
+            time.sleep(0.02)
         return audit(server)
 
     def test_what_changes_heads_is_audited_whatever_becomes_of_it(self):
@@ -188,7 +189,7 @@ class CallLog(unittest.TestCase):
                     call.code()
             create_head(channel, "h", 16, 4)
             while not any(line["method"] == "HeadService/CommitWrite" for line in audit(server)):
-                pass
+                time.sleep(0.02)
             self.assertEqual([line["code"] for line in audit(server) if line.get("head") == "h"], ["OK", "OK"])
 
     def test_rejected_chunks_are_told_and_many_of_them_by_their_number(self):
