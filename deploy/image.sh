@@ -15,7 +15,7 @@ Builds the target of the Dockerfile (default: cpu) and says how large the image 
   --tag     name of the image (default: lossd:VERSION-TARGET)
   --sbom    also write the list of its components there (CycloneDX, JSON)
   --source  where its source is, for the label org.opencontainers.image.source (default: the URL of git's remote origin, without
-            what stands before its @; unknown, if that is a path)
+            what stands before its @; unknown, if that is a path or has another @)
   --tool    default: the first of docker, podman, buildah that is there
 
 Arguments after -- are passed on to the tool's build command. Without a kernel that lets containers have namespaces:
@@ -84,11 +84,11 @@ copy_out() {
   esac
 }
 
-# Whoever cloned with a password in the URL does not want it in a label.
+# Whoever cloned with a password in the URL does not want it in a label. With an unescaped / or @ in it nobody can tell where it ends.
 source_of_origin() {
   local url
   url=$(git -C "$repo_root" config --get remote.origin.url || true)
-  if [[ $url =~ ^(https?|ssh|git)://([^/@]*@)?(.+)$ ]]; then
+  if [[ $url =~ ^(https?|ssh|git)://([^/@]*@)?([^@]+)$ ]]; then
     printf '%s\n' "${BASH_REMATCH[1]}://${BASH_REMATCH[3]}"
   else
     echo unknown
