@@ -74,6 +74,15 @@ def read_or_complain(cases, *report):
         return [(report[0], 0.0, f"no report: {error}")]
 
 
+def write(path, content, **options):
+    """Whole or not at all: who reads it meanwhile has the old one."""
+    beside = f"{path}.{os.getpid()}"
+    with open(beside, "w", encoding="utf-8") as file:
+        json.dump(content, file, **options)
+        file.write("\n")
+    os.replace(beside, path)
+
+
 def suite(arguments):
     cases = [(title, float(seconds), None if verdict == "ok" else verdict) for title, seconds, verdict in arguments.check]
     unchanged = 0
@@ -95,8 +104,7 @@ def suite(arguments):
         "slowest": [[name, round(seconds, 3)] for seconds, name in slowest],
         "failures": failures,
     }
-    with open(arguments.out, "w", encoding="utf-8") as file:
-        json.dump(content, file)
+    write(arguments.out, content)
 
 
 def shown(path):
@@ -112,9 +120,7 @@ def shown(path):
 
 def table(arguments):
     suites = [shown(path) for path in arguments.suites]
-    with open(arguments.out, "w", encoding="utf-8") as file:
-        json.dump({"seconds": arguments.seconds, "suites": suites}, file, indent=1)
-        file.write("\n")
+    write(arguments.out, {"seconds": arguments.seconds, "suites": suites}, indent=1)
     print(f"\n{'suite':12} {'result':7} {'passed':>6} {'failed':>6} {'time':>7}  slowest test")
     for each in suites:
         slowest = f"{each['slowest'][0][1]:.1f} s {each['slowest'][0][0]}" if each["slowest"] else ""

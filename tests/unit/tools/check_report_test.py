@@ -86,6 +86,18 @@ class Report(unittest.TestCase):
         for kind in (["--pytest", report], ["--ctest", report, self.folder]):
             self.assertEqual(self.suite("--check", "style", "1", "ok", *kind)["failed"], 1)
 
+    def test_who_reads_a_report_meanwhile_has_the_old_one_or_the_new_one(self):
+        for name, arguments in (("suite.json", ["suite", None, "lint", "1", "--check", "layout", "1", "ok"]),
+                                ("check.json", ["table", None, "3", "none"])):
+            out, opened = self.write(name, "old"), os.path.join(self.folder, f"{name}-opened")
+            os.link(out, opened)
+            subprocess.run([PROGRAM, *(word or out for word in arguments)], check=False, capture_output=True)
+            with open(opened, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "old")
+            with open(out, encoding="utf-8") as file:
+                json.load(file)
+            self.assertEqual({file for file in os.listdir(self.folder) if file.startswith(name)}, {name, f"{name}-opened"})
+
     def test_a_program_that_ended_badly_is_run_again(self):
         note = self.write("results/unit/a_test.xml.passed", "key")
         self.test_a_program_that_ends_badly_behind_its_last_test_has_failed()
