@@ -38,7 +38,7 @@ How to run one test, and how long everything takes: CONTRIBUTING.md.
   --no-setup   leave the installed packages as they are
   --cuda       bring a CUDA toolkit first, without a GPU too (tools/cuda_toolkit.sh: 0.5 GB to download, no root)
   --gpu        the same as the suite gpu
-Exit status: 0 if everything passed, 1 if not, 2 for arguments that it does not know.
+Exit status: 0 if everything passed, 1 if not, 2 for arguments that it does not know, and if another one runs in this clone.
 END
 }
 
@@ -270,12 +270,15 @@ await_environment() {
   return 1
 }
 
+# Two at a time would build one tree, and write one folder of logs. What this one starts holds the lock as well, until it has ended.
+mkdir -p "$log_dir"
+exec {lock}<"$log_dir"
+if ! flock --nonblock "$lock"; then
+  printf 'another ./check.sh runs in this clone; wait for it, or take a clone of your own\n' >&2
+  exit 2
+fi
+
 # What runs beside ends with this script.
-end_tree() {
-  local child
-  for child in $(pgrep -P "$1" || true); do end_tree "$child"; done
-  if (($1 != $$)); then kill "$1" 2>/dev/null || true; fi
-}
 trap 'end_tree $$' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -290,7 +293,6 @@ if [[ $setup == yes ]]; then
 elif [[ $cuda == yes ]]; then
   tools/cuda_toolkit.sh --always
 fi
-mkdir -p "$log_dir"
 rm -f "$log_dir"/check-*.json
 if wants python || wants gpu; then begin_environment python_env; fi
 if wants deploy; then begin_environment deploy_tools; fi

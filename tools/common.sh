@@ -72,6 +72,14 @@ build_targets() {
   NINJA_STATUS='[%f/%t, %e s] ' ninja -C "$repo_root/$tree" "$@"
 }
 
+# end_tree PID: ends it and all that it has started, but not this script itself. Parents first, or they would tell of children that failed.
+end_tree() {
+  local child children
+  children=$(pgrep -P "$1") || true
+  if (($1 != $$)); then kill "$1" 2>/dev/null || true; fi
+  for child in $children; do end_tree "$child"; done
+}
+
 # make_venv DIR WHEEL...: a new virtual environment, of wheels alone, in the place of what is there.
 make_venv() {
   local venv=$1

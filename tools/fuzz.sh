@@ -73,6 +73,11 @@ try_step "$log_dir/build-fuzz.log" "Building build-fuzz" build_targets build-fuz
   fail "the fuzzers could not be built"
 mkdir -p build-fuzz/found
 
+trap 'end_tree $$' EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
 say "Running ${#chosen[@]} fuzzers, $runs executions each"
 failed=0
 for parser in "${chosen[@]}"; do

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# check.sh runs once at a time in a clone, and a signal leaves nothing of tools/fuzz.sh behind.
+set -uo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+expect() {  # expect WHAT ACTUAL WANTED
+  if [[ $2 != "$3" ]]; then
+    printf '%s is "%s", not "%s"\n' "$1" "$2" "$3"
+    cat "$scratch"/output*
+    failures=$((failures + 1))
+  fi
+}
+program() {  # program FILE LINE...
+  mkdir -p "$(dirname "$1")"
+  printf '%s\n' '#!/bin/bash' "${@:2}" >"$1"
+  chmod +x "$1"
+}
+await() { until [[ -s $1 ]]; do sleep 0.05; done; }
+left_of() {  # left_of PID: "running" if it does not end within five seconds
+  for _ in {1..100}; do
+    if ! kill -0 "$1" 2>/dev/null; then return; fi
+    sleep 0.05
+  done
+  kill -KILL "$1"
+  echo running
+}
+
+# A clone whose set-up and fuzzer do nothing but wait.
+mkdir -p "$scratch/clone/tools"
+cd "$scratch/clone" || exit 1
+cp "$root/check.sh" .
+cp "$root/tools/common.sh" "$root/tools/fuzz.sh" "$root/tools/check_report.py" tools
+# shellcheck disable=SC2016
+program tools/setup.sh "sleep 600 & echo \$! >'$scratch/setup'" 'wait $!'
+# shellcheck disable=SC2016
+program build-fuzz/bin/a_fuzz "echo \$\$ >'$scratch/fuzzer'" 'exec sleep 600'
+program bin/cmake
+program bin/ninja
+mkdir -p tests/fuzz/corpus/a
+touch tests/fuzz/a_fuzz.cc
+
+for _ in 1 2; do  # the second time says that the first gave back what it held
+  rm -f "$scratch/setup"
+  ./check.sh lint >"$scratch/output" 2>&1 &
+  first=$!
+  await "$scratch/setup"
+  status=0
+  timeout 20 ./check.sh lint >"$scratch/output-second" 2>&1 || status=$?
+  expect "status of a second check.sh" "$status" 2
+  expect "what it says" "$(grep -c 'another ./check.sh runs in this clone' "$scratch/output-second")" 1
+  kill "$(<"$scratch/setup")"
+  wait "$first"
+done
+
+PATH=$scratch/clone/bin:$PATH tools/fuzz.sh a >"$scratch/output" 2>&1 &
+fuzz=$!
+await "$scratch/fuzzer"
+kill -TERM "$fuzz"
+status=0
+wait "$fuzz" || status=$?
+expect "status of fuzz.sh after SIGTERM" "$status" 143
+expect "the fuzzer" "$(left_of "$(<"$scratch/fuzzer")")" ''
+expect "failures that it tells of" "$(grep -c FAILED "$scratch/output")" 0
+
+if ((failures)); then exit 1; fi
+echo "ended in order"
