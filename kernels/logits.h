@@ -16,7 +16,8 @@ struct LogitOutputs {
   DataType type = DataType::kFloat32;
   void* logits = nullptr;  // [N, V] of `type`: rounded to nearest, infinite where it does not fit
 
-  // Of the largest, above 0 all three arrays, of rows that overflow -1 and NaN. Ties go to the lower token.
+  // How many of the largest are wanted: above 0 all three arrays are, with -1 and NaN in rows that overflow.
+  // Ties go to the lower token.
   int32_t top_k = 0;              // 0 to kMostTopK and V
   int32_t* top_tokens = nullptr;  // [N, top_k], best first
   float* top_logits = nullptr;    // [N, top_k]

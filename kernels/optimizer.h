@@ -50,7 +50,7 @@ struct OptimizerCoefficients {
 };
 OptimizerCoefficients CoefficientsOf(const OptimizerArguments& arguments);
 
-// Of a gradient times a factor.
+// What a gradient times a factor adds up to.
 struct GradientTally {
   double squares = 0;  // their sum, in fp64 in a fixed order; NaN or infinite if an element is
   float largest = 0;   // finite magnitude

@@ -13,7 +13,7 @@ struct ReferenceDivergence {
   std::vector<double> slopes;  // ∂D/∂s
 };
 
-// Of a row's logits and its teacher's, before the temperature.
+// `logits` are a row's, `teacher_logits` its teacher's, before the temperature.
 ReferenceDivergence DivergenceOf(const Distillation& options, const std::vector<double>& logits,
                                  const std::vector<double>& teacher_logits);
 

@@ -22,7 +22,7 @@ class Restart {
   static absl::StatusOr<Restart> Open(const std::string& folder, Restore restore);
 
   std::shared_ptr<engine::CheckpointStore> store() const { return store_; }
-  // Of the drained server that is continued; empty for a new one.
+  // That of the drained server which is continued; empty for a new one.
   std::string incarnation() const;
   absl::Status RestoreHeads(engine::Engine& engine) const;
   // The drain is continued now, by this server alone: the last thing before it serves anybody. On an error,

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What no compiler sees: sizes of files, paths of one machine, left-over notes, stray white space.
+"""What no compiler sees: sizes of files, paths of one machine, left-over notes, stray white space, comments without a subject.
 
 Exit status 1 and one line per violation.
 
@@ -18,6 +18,9 @@ CODE = SIZED + (".json", ".yaml", ".yml", ".supp")
 # Written so that this file does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:work|root|home|Users|mnt)/\w")
 NOTE = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
+# A comment is a sentence that names what it speaks of.
+NO_SUBJECT = re.compile(r'(?:(?<!\S)(?://+|#|/\*+) *|^ *""")' r"Of\b")
+FROZEN = "tests/integration/skew/previous_proto/"
 
 
 def violations_of(path, text):
@@ -35,6 +38,8 @@ def violations_of(path, text):
             yield f"{path}:{number}: absolute path of one machine"
         if NOTE.search(line):
             yield f"{path}:{number}: note of unfinished work"
+        if path.endswith(CODE) and not path.startswith(FROZEN) and NO_SUBJECT.search(line):
+            yield f"{path}:{number}: a comment that begins with 'Of'; name what it speaks of"
 
 
 def check(root):

@@ -178,7 +178,7 @@ struct Counts {
   double z_loss = 0;
 };
 
-// Of a mean.
+// What a mean divides by.
 Counts CountsOf(const Batch& batch) {
   const double all = batch.normalizer ? *batch.normalizer
                                       : static_cast<double>(CountValid(batch.labels, batch.ignore_index));

@@ -28,7 +28,7 @@ void SetLossOptions(const Batch& batch, const GradientScales& scales, const Toke
 
 // By the sums of `result`, which are those of all of the batch's chunks.
 double ReducedLoss(const Batch& batch, const BatchResult& result);
-// Of a batch of which nothing is sent.
+// The result of a batch of which nothing is sent.
 BatchResult ResultOfIgnored(const Batch& batch);
 
 }  // namespace lossd::internal

@@ -20,7 +20,7 @@ constexpr int64_t kLabelBytes = sizeof(int64_t);
 constexpr int64_t kLossBytes = sizeof(float);
 constexpr int64_t kWeightBytes = sizeof(float);  // also of an upstream gradient
 
-// Of what goes and comes for each token beside the tensors.
+// What goes and comes for each token beside the tensors.
 int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs) {
   int64_t bytes = kLabelBytes + kLossBytes + BytesOnWire(outputs.returns);
   if (!batch.token_weights.empty()) bytes += kWeightBytes;
@@ -58,7 +58,7 @@ std::vector<int64_t> TaperedSizes(int64_t tokens, int64_t most) {
   return sizes;
 }
 
-// Of a chunk.
+// The most tokens of a chunk.
 absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, int64_t chunk_bytes,
                                    const v1::SessionLimits& limits) {
   int64_t most_bytes = kMostChunkBytes;
@@ -78,7 +78,7 @@ absl::StatusOr<int64_t> MostTokens(int64_t hidden_bytes, int64_t payload_bytes, 
 
 enum class Taper { kYes, kNo };
 
-// Of a batch in chunks of at most `most_tokens` and whole steps of tokens, in steps.
+// Steps in each chunk of a batch that is cut into chunks of at most `most_tokens` and whole steps of tokens.
 std::vector<int64_t> SizesInSteps(int64_t tokens, int64_t most_tokens, int64_t step, Taper taper) {
   if (tokens <= most_tokens && step > most_tokens) return {1};
   const int64_t steps = (tokens + step - 1) / step;

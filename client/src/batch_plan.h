@@ -45,7 +45,7 @@ struct BatchPlan {
 // is nothing to wait for on the way: chunks are as large as the limits allow, of nearly equal size, on one
 // lane.
 //
-// Of the batch's tokens `sent_tokens` are sent, at least one.
+// `sent_tokens` of the batch's tokens are sent, at least one.
 //
 // The same for the same arguments. RESOURCE_EXHAUSTED if one token is above the server's chunk limit.
 absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs,

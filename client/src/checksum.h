@@ -9,7 +9,7 @@
 
 namespace lossd::internal {
 
-// Of all bytes added, whatever pieces they came in. Not thread-safe.
+// The checksum of all bytes added, whatever pieces they came in. Not thread-safe.
 class Checksum {
  public:
   Checksum();

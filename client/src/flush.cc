@@ -30,7 +30,7 @@ using RowTarget = std::function<std::span<std::byte>(int64_t first_row, int64_t 
 constexpr char kGradientTensor[] = "lm_head.weight.grad";
 constexpr char kBiasGradientTensor[] = "lm_head.bias.grad";
 
-// Of a transfer from its first row to its last.
+// Compares the checksums of a transfer from its first row to its last.
 absl::Status CheckSum(absl::string_view what, const internal::Checksum& arrived, uint64_t expected) {
   if (arrived.Value() == expected) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(what, "'s checksum is ", absl::Hex(arrived.Value()),
@@ -173,7 +173,7 @@ class FlushRun {
         {"norm", absl::StrCat(frozen_.norm())},
         {"window_tokens", absl::StrCat(frozen_.window_tokens())},
         {"non_finite", absl::StrCat(frozen_.non_finite())},
-        // Of the fp32 gradient, so of this file's tensor only if that is fp32.
+        // The checksum of the fp32 gradient, so of this file's tensor only if that is fp32.
         {"xxh3_64_float32", absl::StrCat(absl::Hex(frozen_.checksum(), absl::kZeroPad16))},
     };
     if (!head_.config().bias) return metadata;

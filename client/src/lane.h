@@ -64,7 +64,7 @@ class Lane {
   uint64_t applied() const { return applied_; }
   int64_t reconnects() const { return reconnects_; }
 
-  // Of the next chunk.
+  // The next chunk's sequence.
   uint64_t next_sequence() const { return next_sequence_; }
   void set_next_sequence(uint64_t sequence) { next_sequence_ = sequence; }
 

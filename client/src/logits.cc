@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kMostTopK = 64;   // the server's limit
 constexpr int64_t kValueBytes = 4;  // of a token, and of a logit in fp32
-// Of one call, whatever the server would take: there is a copy of both beside the caller's memory.
+// Bytes of hidden states, and of the answer, in one call, whatever the server would take: there is a copy of
+// both beside the caller's memory.
 constexpr int64_t kMostCallBytes = int64_t{32} << 20;
 constexpr int kMostRestarts = 8;
 

@@ -35,8 +35,8 @@ class RegionMap {
   void Add(const void* data, Entry entry);
   void Remove(const void* data);
 
-  // Of `bytes` bytes at `data`; none if they do not begin in a region. INVALID_ARGUMENT, calling them `name`,
-  // if they end beyond it, FAILED_PRECONDITION if the server has lost it.
+  // Where `bytes` bytes at `data` are; none if they do not begin in a region. INVALID_ARGUMENT, calling them
+  // `name`, if they end beyond it, FAILED_PRECONDITION if the server has lost it.
   absl::StatusOr<std::optional<RegionPlace>> Find(const void* data, int64_t bytes, const char* name) const;
 
  private:

@@ -46,7 +46,7 @@ class SessionLink {
   void FollowPosition(const v1::PositionInfo& position);
   // `ready` named this generation.
   void NoteGeneration(uint64_t generation);
-  // Of the next chunk.
+  // The generation that the next chunk names.
   uint64_t generation();
   // Chunks name this one from now on: what an ABORTED is about.
   void NoteNamed(uint64_t generation);
@@ -86,7 +86,7 @@ class SessionLink {
  private:
   absl::StatusOr<v1::OpenSessionResponse> Ask(int32_t lanes, WhenFull when_full);
   absl::Status ExplainMissing(const absl::Status& status);
-  // Of a session that is known: whether what was done since is still there, after a restore.
+  // Ok unless a restore took away what was done since in the session that is known.
   absl::Status CheckRestored(const v1::OpenSessionResponse& response);
   uint64_t GenerationLocked();
   bool ContributedLocked();

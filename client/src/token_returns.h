@@ -18,7 +18,7 @@ absl::Status ValidateReturns(const HeadConfig& head, const TokenReturns& returns
 
 bool AnyWanted(const TokenReturns& returns);
 v1::WantedReturns WantedOnWire(const TokenReturns& returns);
-// Of one token, in an answer.
+// Bytes for one token in an answer.
 int64_t BytesOnWire(const TokenReturns& returns);
 
 // Whether `received`, of a chunk of so many tokens, is exactly as long as what was asked for; INTERNAL naming

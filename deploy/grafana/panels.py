@@ -161,7 +161,7 @@ def graph(
 
 
 def heatmap(title: str, description: str, expr: str, unit: str, width: int = 12) -> Panel:
-    """Of a histogram: `expr` gives the growth of its buckets, by le."""
+    """A histogram over time: `expr` gives the growth of its buckets, by le."""
     return panel(
         "heatmap",
         title,
@@ -200,7 +200,7 @@ def heatmap(title: str, description: str, expr: str, unit: str, width: int = 12)
 
 @dataclass
 class Column:
-    """Of a table: a query whose values are the column, and how it is shown."""
+    """A column of a table: a query whose values it shows, and how."""
 
     title: str
     expr: str

@@ -93,7 +93,7 @@ double RowFinish::RowWeight(int64_t index) const {
   return params_.token_weights == nullptr ? 1.0 : params_.token_weights[index];
 }
 
-// Of the cross-entropy.
+// The cross-entropy's weight.
 double RowFinish::LabelWeight() const { return soft_ == nullptr ? 1.0 : soft_->options().label_weight; }
 
 float RowFinish::ClassWeight(int64_t label) const {
@@ -173,7 +173,7 @@ bool RowFinish::SetFactors(int64_t r, double log_sum_exp) const {
   double label = -beta * ((row.sum - own) / row.sum);
   if (excess != 0) label += excess * (own / row.sum);
   double factor = options.logit_scale;
-  // Of the divergence's slopes times T.
+  // The factor of the divergence's slopes times T.
   double soft = 0;
   double soft_reach = 0;
   if (soft_ != nullptr) {

@@ -7,7 +7,7 @@
 namespace lossd::kernels::cpu {
 namespace {
 
-// Of one row's list; held for a few insertions.
+// Locks one row's list; held for a few insertions.
 class RowLock {
  public:
   explicit RowLock(int32_t& lock) : lock_(lock) {

@@ -14,7 +14,7 @@ namespace lossd::kernels::cpu {
 
 class SoftTargets {
  public:
-  // Of params.teacher, which there is. All references outlive it.
+  // params.teacher is there. All references outlive it.
   SoftTargets(const LinearCrossEntropyParams& params, const SimdKernels& kernels, const Workspace& tile,
               const SoftTile& soft);
 

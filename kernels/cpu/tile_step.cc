@@ -277,7 +277,7 @@ void TileStep::ComputeBiasGradient(Store store) {
   });
 }
 
-// Of a block's logits, over the tile's rows in their order.
+// Sums the gradients of a block's logits, over the tile's rows in their order.
 void TileStep::SumGradients(int64_t block, float* scratch, double* sums) const {
   const int64_t first = block * tile_.block_columns;
   const int64_t columns = std::min(tile_.block_columns, params_.vocab - first);

@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kMaxThreads = 256;
 
-// Of the machine, not of the caller: the number of rows in a tile decides the order of additions into dW,
-// which must not change with the number of threads a caller may use.
+// The machine's processors, not the caller's: the number of rows in a tile decides the order of additions
+// into dW, which must not change with the number of threads a caller may use.
 int64_t ScratchThreads() { return std::clamp<int64_t>(sysconf(_SC_NPROCESSORS_CONF), 1, kMaxThreads); }
 
 class Layout {

@@ -163,7 +163,7 @@ int64_t LinearCrossEntropy::RowsPerTile(int64_t rows, const TeacherShape* teache
     const int64_t whole = rows / tile;
     return static_cast<double>(whole) * TileCost(tile) + TileCost(rows % tile);
   };
-  // Of soft targets, logits come so many at a time.
+  // With soft targets, logits come so many at a time.
   const int64_t step = teacher == nullptr ? kWholeRows : DistillationStep::kLogitRows;
   for (int64_t tile = best / step * step; tile > most / 4; tile -= step) {
     if (cost(tile) < cost(best)) best = tile;
@@ -371,7 +371,7 @@ Result LinearCrossEntropy::MultiplyLogits(int64_t rows, const void* weight, cuda
   return sm90::StoreLogits(tile, reinterpret_cast<float*>(b.exponentials), b.stride, stream);
 }
 
-// Of x: products of the portable path always have all rows.
+// Clears the rows of x from `rows` on: products of the portable path always have all rows.
 Result LinearCrossEntropy::ClearRowsBehind(int64_t rows, const Buffers& b, cudaStream_t stream) const {
   const int64_t row_bytes = PaddedHidden(shape_.hidden) * SizeOf(shape_.weight_type);
   LOSSD_CUDA_TRY(cudaMemsetAsync(b.x + rows * row_bytes, 0,

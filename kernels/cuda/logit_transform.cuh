@@ -59,7 +59,7 @@ __device__ inline CappedLogit<double> CapLogit(double z, double cap) {
   return {cap * tanh(u), 4.0 * w * (1.0 - w)};
 }
 
-// Of a product's sum, or of its label's exact value.
+// `sum` is a product's, or its label's exact value.
 template <class Real>
 __device__ CappedLogit<Real> TransformLogit(Real sum, const LossOptions& options) {
   const Real z = sum * static_cast<Real>(options.logit_scale);

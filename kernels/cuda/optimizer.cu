@@ -71,7 +71,7 @@ class Walker {
     }
   }
 
-  // Of this block.
+  // The passes of this block.
   __device__ int64_t Passes() const {
     const int64_t left = walk_.passes - blockIdx.x * walk_.per_block;
     return left < walk_.per_block ? left : walk_.per_block;

@@ -225,7 +225,7 @@ struct Grid {
   unsigned threads = kThreads;
 };
 
-// Of a kernel that begins with AwaitPreviousKernel.
+// `kernel` begins with AwaitPreviousKernel.
 template <class... Parameters, class... Arguments>
 Result LaunchRows(const char* what, Grid grid, const TileRows& tile, cudaStream_t stream,
                   void (*kernel)(TileRows, Parameters...), Arguments... arguments) {

@@ -75,8 +75,8 @@ struct TileRows {
   int32_t* exponents = nullptr;
   float* scales = nullptr;            // v; NaN if overflowed
   float* target_gradients = nullptr;  // c; NaN if overflowed
-  // Of smoothing only, and 0 if overflowed: of kRankOne, τ γ; of kElementwise, what C and E are multiplied by
-  // in the entries of the logits' gradient, which v then has no α / S in.
+  // For smoothing only, and 0 if overflowed. kRankOne: τ γ; kElementwise: what C and E are multiplied by in
+  // the entries of the logits' gradient, which v then has no α / S in.
   float* smoothing_factors = nullptr;
   float* gradient_factors = nullptr;
   int32_t* redo_rows = nullptr;

@@ -119,7 +119,7 @@ struct RunningSums {
 template <Divergence kDivergence, bool kExact>
 __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float inverse, float own_logit,
                                    float teacher_logit) {
-  // Of the own head: at temperature 1, at T, and of differences; of the teacher: at T.
+  // The own head's sums are at temperature 1, at T, and of differences; the teacher's at T.
   const double rates[3] = {1.0, inverse, inverse};
   const double teacher_rates[3] = {inverse, inverse, inverse};
   const float slack = 16.0f * fminf(1.0f, 1.0f / inverse);

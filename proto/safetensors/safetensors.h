@@ -119,7 +119,7 @@ class SafetensorsFile {
 class SafetensorsModel {
  public:
   static absl::StatusOr<SafetensorsModel> Open(const std::string& path);
-  // Of a path relative to `root`. Nothing outside that folder is opened: neither "..", nor a link, nor a
+  // Opens a path relative to `root`. Nothing outside that folder is opened: neither "..", nor a link, nor a
   // shard leads there (InputFile::Open says with which errors).
   static absl::StatusOr<SafetensorsModel> OpenBelow(const std::string& root, const std::string& path);
 

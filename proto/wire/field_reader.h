@@ -32,7 +32,7 @@ class FieldReader {
   Mark mark() const { return at_; }
 
   bool ReadTag(uint32_t* tag);
-  // Of a length-delimited field: no more than remaining().
+  // The size of a length-delimited field: no more than remaining().
   bool ReadSize(int64_t* size);
   // The value that follows `tag`.
   bool SkipValue(uint32_t tag);

@@ -46,7 +46,7 @@ class BatchSource {
   virtual ~BatchSource() = default;
   // HeadBackend's.
   virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
-  // Of the device's time, in any unit that all sources have in common; at least 1.
+  // The device's time for a row, in any unit that all sources have in common; at least 1.
   virtual int64_t CostPerRow() const = 0;
   // Starts those chunks that still count, in order. `on_ended` is called once, when no answer and no applied
   // mark of them is to come any more; perhaps before this returns.
@@ -75,7 +75,7 @@ class BatchQueue {
   void AddTask(const BatchSource* source, Task task);
   // A task before which everything unfinished is finished: `source` is asked for it, until there is none.
   void AddLastTask(std::shared_ptr<BatchSource> source, Task task);
-  // Of chunks that were started and whose batch has not ended, or was the last thing that happened.
+  // `chunk` was started, and its batch has not ended, or was the last thing that happened.
   void AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk, FollowUp when,
                    Clock::time_point arrival);
   // What waits for idle times goes in its turn.

@@ -38,7 +38,7 @@ struct DeletedCheckpoint {
 struct SessionCheckpoint {
   std::string id;
   AccumulationLedger::Session session;
-  // Of a deterministic one; their tensors are in the file TilesFile(id).
+  // Set for a deterministic session; the tensors of its tiles are in the file TilesFile(id).
   std::optional<DeterministicTiles::Content> tiles;
 };
 
@@ -55,7 +55,7 @@ struct HeadCheckpoint {
   Window window;
   uint64_t last_session_number = 0;
   std::vector<SessionCheckpoint> sessions;
-  // Of the backend, a file each; none before there are weights.
+  // The backend's, a file each; none before there are weights.
   std::vector<StateTensor> tensors;
   // Files of gradients, [V, H] and of a bias [V] fp32, by their names; what is not there is zero.
   std::vector<std::string> gradients;

@@ -71,7 +71,7 @@ CheckpointFiles ExpectedFiles(const Manifest& manifest) {
   CheckpointFiles expected;
   if (manifest.class_weights) Expect(kClassWeightsFile, head.config.vocab_size * 4, &expected);
   for (const StateTensor& tensor : head.tensors) {
-    // Of a head that there can be: no product of these overflows.
+    // The head is one that there can be: no product of these overflows.
     if (tensor.rows != head.config.vocab_size ||
         (tensor.columns != head.config.hidden_size && tensor.columns != 1)) {
       throw std::invalid_argument(absl::StrCat("tensor ", tensor.name, " has another shape than the head"));

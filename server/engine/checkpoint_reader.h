@@ -25,7 +25,7 @@ class CheckpointReader {
   // Reads everything once: DATA_LOSS naming the file whose size or checksum is another one. After it,
   // checkpoint() is complete: with class weights, and the chunks that tiles keep.
   absl::Status Verify();
-  // Of a file that was verified.
+  // The file must have been verified.
   absl::Status Read(const std::string& name, int64_t offset, std::span<std::byte> out) const;
 
   const HeadCheckpoint& checkpoint() const { return manifest_.head; }

@@ -75,7 +75,7 @@ class CheckpointStore {
   // A checkpoint that is committed makes its head live.
   absl::Status MarkDeleted(const std::string& head) const;
   absl::Status MarkLive(const std::string& head) const;
-  // Of the next restore of a checkpoint with `saved` to a head with `now`: numbers that none before had, of
+  // Numbers for the next restore of a checkpoint with `saved` to a head with `now`: none before had them, of
   // whichever server, deleted heads of this name included. On the disk when it returns.
   absl::StatusOr<RestoreNumbers> NextRestore(const std::string& head, const RestoreNumbers& saved,
                                              const RestoreNumbers& now) const;

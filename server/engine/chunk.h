@@ -124,7 +124,7 @@ struct Chunk {
   int64_t kept_bytes() const {
     return token_bytes() + hidden_states.kept_bytes() + teacher_hidden.kept_bytes();
   }
-  // Of a rejected chunk, which may be kept for as long as a batch takes after its bytes were credited back.
+  // For a rejected chunk, which may be kept for as long as a batch takes after its bytes were credited back.
   void DropPayload() {
     labels = token_weights = lse_gradients = {};
     hidden_states = teacher_hidden = {};
@@ -186,7 +186,7 @@ absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const Ch
 absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                              const HeadConfig* teacher = nullptr);
 
-// Of a chunk that was taken once and is read again: what an index or a factor is made of.
+// Checks a chunk that was taken once and is read again: what an index or a factor is made of.
 absl::Status ValidateKept(const Chunk& chunk, const HeadConfig& head);
 
 // Bytes the answer to this chunk will hold.

@@ -22,8 +22,9 @@ inline constexpr char kTeacherField[] = "options.distillation.teacher";
 absl::Status ValidateLogitScale(float logit_scale, absl::string_view field);
 absl::Status ValidateSoftcap(float softcap, absl::string_view field);
 
-// Of a chunk whose number of tokens is sane: numbers, what is wanted, and the arrays by token, which must be
-// finite even where the label is ignored. INVALID_ARGUMENT naming the field, what it is and what it must be.
+// Checks a chunk whose number of tokens is sane: numbers, what is wanted, and the arrays by token, which must
+// be finite even where the label is ignored. INVALID_ARGUMENT naming the field, what it is and what it must
+// be.
 absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head);
 // INVALID_ARGUMENT if `teacher` cannot be the teacher of `head`.
 absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head);
@@ -31,8 +32,8 @@ absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head);
 // INVALID_ARGUMENT for a workspace of `workspace_bytes`, where one row with soft targets takes `row_bytes`.
 absl::Status NoRoomForTeacher(const HeadConfig& head, int64_t row_bytes, int64_t workspace_bytes);
 
-// Of a chunk that ValidateContent accepts: chunks of another kind are computed in another batch. `teacher`
-// and its backend: of the chunk's distillation, null without one.
+// The kind of a chunk that ValidateContent accepts: chunks of another kind are computed in another batch.
+// `teacher` and its backend: of the chunk's distillation, null without one.
 RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher = nullptr,
                const HeadBackend* teacher_backend = nullptr);
 
@@ -48,7 +49,7 @@ kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenR
 // Fills in the sums of `answer`, whose losses and returns are there. `class_weights`: null if none count.
 void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answer);
 
-// Of the losses of `answer`, those of valid tokens that are finite.
+// The sum of those losses of `answer` that are finite and of valid tokens.
 double SumOfFiniteLosses(const Chunk& chunk, const ChunkAnswer& answer);
 
 // FAILED_PRECONDITION if the chunk demands other weights than those of this version.

@@ -64,7 +64,7 @@ absl::Status CheckUse(const Chunk& chunk) {
   return absl::OkStatus();
 }
 
-// Of each tensor that is in a region.
+// The range of each tensor that is in a region.
 struct ChunkRanges {
   Range hidden;
   Range teacher_hidden;

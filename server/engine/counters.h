@@ -116,7 +116,7 @@ struct Counters {
   // Everything refused, chunk or call, by reason.
   std::array<Counter, kRejectReasonCount> rejected{};
 
-  // Of batches started.
+  // Sizes of the batches that were started.
   SizeHistogram batch_chunks;
   SizeHistogram batch_rows;
 

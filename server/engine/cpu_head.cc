@@ -99,7 +99,7 @@ kernels::Status CpuBackend::Process(const RowKind& kind, const ChunkRows& rows, 
   return status;
 }
 
-// Of a batch that `kind` says has one.
+// The teacher of a batch that `kind` says has one.
 kernels::Teacher CpuBackend::TeacherOf(const TeacherKind& kind, const ChunkRows& rows) {
   const auto& backend = static_cast<const CpuBackend&>(*kind.backend);  // of the same device
   kernels::Teacher teacher;
@@ -151,7 +151,7 @@ kernels::LinearCrossEntropyParams CpuBackend::ToParams(const RowKind& kind, cons
     params.weight_gradient =
         gradient.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
     params.dw = Floats(gradient.dw);
-    // Of rows without the bias too: what they overwrite, they clear.
+    // Rows without the bias have it too: what they overwrite, they clear.
     if (config_.bias) params.db = Floats(gradient.db);
   }
   params.workspace = workspace_->data();

@@ -215,7 +215,7 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
     step.weight_gradient =
         gradient.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;
     step.dw = static_cast<float*>(gradient.dw.data());
-    // Of rows without the bias too: what they overwrite, they clear.
+    // Rows without the bias have it too: what they overwrite, they clear.
     step.db = static_cast<float*>(gradient.db.data());
     step.smoothing_store =
         smoothing.empty ? kernels::WeightGradient::kOverwrite : kernels::WeightGradient::kAccumulate;

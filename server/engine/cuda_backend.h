@@ -20,7 +20,7 @@
 
 namespace lossd::engine {
 
-// Of dW and of db.
+// The tally of dW and that of db.
 using CudaTallies = std::array<kernels::GradientTally, 2>;
 // What making them takes of the device, with room for them.
 int64_t TallyBytes();

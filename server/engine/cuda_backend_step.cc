@@ -111,7 +111,7 @@ Result CudaBackend::Tally(const CudaGradient& gradient, float scale) const {
   return kernels::cuda::TallyGradient(BiasShape(), RowsOfBias(gradient), scale, scratch, tallies + 1, stream);
 }
 
-// Of heads without a bias the second stays as it is.
+// The second stays as it is if the head has no bias.
 Result CudaBackend::ReadTallies(CudaTallies* tallies) const {
   const size_t count = config_.bias ? 2 : 1;
   cudaStream_t stream = device_->pipeline.computing();

@@ -106,7 +106,7 @@ DeterministicTiles::Room DeterministicTiles::RoomFor(const Chunk& chunk) const {
   const int64_t most = near ? most_bytes_ : most_far_bytes_;
   if (Bytes(chunk) <= most - kept_bytes_) return Room::kFree;
   if (claimed_ > 0 || handed_out_ > 0) return Room::kLater;
-  // Of chunks with places in this tile there cannot be more.
+  // There cannot be more chunks with places in this tile.
   return near ? Room::kFree : Room::kNone;
 }
 

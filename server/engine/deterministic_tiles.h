@@ -79,7 +79,7 @@ class DeterministicTiles {
   Content content(const std::map<int64_t, int64_t>& claimed) const;
   // FAILED_PRECONDITION if tiles have another size here, and the window is not empty.
   absl::Status CheckContent(const Content& content) const;
-  // Of a new one, for a content that was checked. `kind_of`: as in Fill.
+  // Called on a new object, with a content that was checked. `kind_of`: as in Fill.
   void Restore(Content content, const std::function<RowKind(const Chunk&)>& kind_of);
 
  private:

@@ -91,7 +91,7 @@ class DurableFiles {
 
   // A regular file for reading.
   absl::StatusOr<FileDescriptor> OpenFile(const std::string& path) const;
-  // Of a regular file of at most `most` bytes.
+  // The content of a regular file of at most `most` bytes.
   absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t most) const;
   static absl::Status Read(const FileDescriptor& file, const std::string& path, int64_t offset,
                            std::span<std::byte> out);
@@ -101,7 +101,7 @@ class DurableFiles {
   absl::Status Rename(const std::string& from, const std::string& to) const;
   // A folder with its files, or a file. What is not there is no error.
   absl::Status Remove(const std::string& path) const;
-  // Of the entries of a folder, sorted, without "." and "..".
+  // The names of a folder's entries, sorted, without "." and "..".
   absl::StatusOr<std::vector<std::string>> List(const std::string& path) const;
   absl::StatusOr<bool> Exists(const std::string& path) const;
 

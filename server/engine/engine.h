@@ -64,7 +64,7 @@ struct EngineOptions {
   // After a save with a tag PREFIX-NUMBER: so many of the head's tags with this prefix, those saved last, are
   // kept (CheckpointStore::BeyondNewest), and the others deleted. 0: all are kept.
   int64_t checkpoint_keep = 0;
-  // Of the server that this one goes on from; empty: a new one.
+  // That of the server which this one goes on from; empty: a new one.
   std::string incarnation = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
@@ -82,7 +82,7 @@ struct OpenedSession {
   bool is_new = false;  // made by this call
 };
 
-// Of a head: what it went through.
+// What a head went through.
 struct CheckpointPast {
   std::string incarnation = {};  // of the server; empty: any
   std::optional<uint64_t> restores = {};
@@ -174,7 +174,7 @@ class Engine {
   absl::StatusOr<DeletedCheckpoint> DeleteCheckpoint(const std::string& head, const std::string& tag);
   // Does not wait for what is being saved.
   CheckpointDisk ReadCheckpointDisk() const;
-  // Of every head, when nothing comes any more: another engine with this incarnation and what this leaves
+  // Saves every head, when nothing comes any more: another engine with this incarnation and what this leaves
   // behind in the folder goes on as if nothing had happened. Heads that cannot be saved keep no other from
   // it.
   absl::StatusOr<DrainedHeads> SaveForDrain();

@@ -172,7 +172,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
   return reader->info();
 }
 
-// Of the checkpoint's deterministic sessions, beyond that which those of the head have.
+// Memory for the checkpoint's deterministic sessions, beyond that which those of the head have.
 absl::StatusOr<std::vector<SessionMemory>> Engine::MissingMemory(const Head& head,
                                                                  const HeadCheckpoint& checkpoint) {
   const std::lock_guard creating(create_mutex_);  // as everything that takes memory of the device

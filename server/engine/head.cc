@@ -213,7 +213,7 @@ absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) co
   return status;
 }
 
-// Of chunks whose answer, lost and asked for again, would later be another one.
+// Not ok for chunks whose answer, lost and asked for again, would later be another one.
 absl::Status Head::RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
                                  bool remembered, const LaneAttachment& attachment) const {
   const std::string& session_id = attachment.session_id;

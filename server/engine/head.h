@@ -66,7 +66,7 @@ class Head;
 class CheckpointReader;
 class CheckpointWriter;
 
-// Of files of a checkpoint: keys under which the head would save the same content again.
+// Files of a checkpoint, and keys under which the head would save the same content again.
 using FileKeys = std::vector<std::pair<std::string, std::string>>;
 
 // What a head shares with the rest of the engine; all of it outlives the head.
@@ -75,7 +75,7 @@ struct HeadEnvironment {
   Device* device = nullptr;
   Counters* counters = nullptr;
   const RegionTable* regions = nullptr;
-  // Of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
+  // Heads of the same device, by name; NOT_FOUND if there is none. Called without any lock of a head held.
   std::function<absl::StatusOr<std::shared_ptr<Head>>(const std::string&)> find_head;
   ChunkLimits limits;
   // How long chunks of a deterministic session wait for others to bring what is missing before them.
@@ -85,9 +85,9 @@ struct HeadEnvironment {
   std::function<void(const absl::Status&)> on_device_failure;
   // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
   std::shared_ptr<std::optional<absl::Time>> device_done = {};
-  // Of a head that defers dW; the head gives it back with the rest of its memory.
+  // Not null if the head defers dW; the head gives it back with the rest of its memory.
   std::shared_ptr<DeferredOperands> deferred_operands = {};
-  // Of a head with double_buffer; likewise.
+  // Not null if the head has double_buffer; likewise.
   std::shared_ptr<Gradient> second_gradient = {};
 };
 
@@ -184,9 +184,9 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   // --- The optimizer (head_step.cc) ---
 
-  // Of the gradient times a factor, and of how many tokens. With `marks`, as of BeginFlush: once they are
-  // applied, and of exactly that. Without: of what is there when its turn comes; tiles of deterministic
-  // sessions that are not complete are left alone, and are not in it.
+  // Statistics of the gradient times a factor, and of how many tokens it is. With `marks`, as of BeginFlush:
+  // once they are applied, and of exactly that. Without: of what is there when its turn comes; tiles of
+  // deterministic sessions that are not complete are left alone, and are not in it.
   struct WindowStats {
     GradientStats gradient;
     uint64_t window_tokens = 0;
@@ -217,8 +217,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
 
   // --- Logits (head_logits.cc) ---
 
-  // Of rows, with the weights there are when their turn comes; `done` is called on the device thread, or at
-  // once. RESOURCE_EXHAUSTED while too many calls wait.
+  // Computes logits with the weights there are when their turn comes; `done` is called on the device thread,
+  // or at once. RESOURCE_EXHAUSTED while too many calls wait.
   void Logits(LogitsRequest request, LogitsCallback done);
 
   // --- Checkpoints (head_checkpoint.cc) ---
@@ -269,7 +269,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
     std::shared_ptr<Head> teacher;  // of a distillation; does not change once it is queued
     absl::Time accepted;
     int64_t valid_tokens = 0;  // once answered
-    // Of chunks that are kPlaced, with what they count in its tiles, and of pieces of these.
+    // For chunks that are kPlaced, with what they count in its tiles, and for pieces of these.
     std::shared_ptr<DeterministicSession> deterministic;
     int64_t kept_bytes = 0;
     DeterministicTiles::Piece piece;
@@ -337,7 +337,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   static RowKind TileKind(RowKind of_chunk, Gradient* gradient);
   void FillTiles(StartedChunk& chunk);
   void FinishPiece(ChunkItem& item);
-  // Of a window: its gradient, null for the head's own, and those of the sessions.
+  // These add up a window's gradient, `of` (null for the head's own), and those of the sessions.
   absl::Status ReadGradientSum(const Gradient* of, int64_t first_row, int64_t rows, float* out);
   absl::Status ReadBiasGradientSum(const Gradient* of, int64_t first_row, int64_t rows, float* out);
   absl::Status SumOverGradients(
@@ -419,7 +419,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   void BeginTeaching() { ++teaching_; }
   void EndTeaching();
 
-  // Of a flush, if it can be read now; ABORTED if it is over.
+  // The gradient of a flush, if it can be read now; ABORTED if it is over.
   struct ScaledGradient {
     const Gradient* of = nullptr;  // the window's
     float scale = 1.0f;
@@ -474,7 +474,7 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   int64_t window_work_ = 0;  // tasks of PostWindowWorkLocked that have not run
   uint64_t restores_ = 0;
   Gradient* window_gradient_ = nullptr;  // where the window accumulates: null for the head's own
-  // Of the tasks that PostLastLocked posted, in order: what has to match.
+  // What has to match for each of the tasks that PostLastLocked posted, in order.
   std::deque<std::optional<std::vector<SessionMarks>>> last_tasks_;
   absl::Status draining_;   // not ok after BeginDrain
   absl::Status restoring_;  // not ok while a checkpoint takes the place of everything: no window ends then

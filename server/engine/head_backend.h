@@ -42,8 +42,8 @@ class Gradient {
 
 // Soft targets: none without a backend.
 struct TeacherKind {
-  // Of the same device. Gone with its head while a chunk waits, so only to be told from others until a batch
-  // is started, for which it is there.
+  // A backend of the same device. Gone with its head while a chunk waits, so for comparison only until a
+  // batch is started, for which it is there.
   const HeadBackend* backend = nullptr;
   uint64_t head_number = 0;  // of the teacher's head: its backend's address may once have been another's
   int64_t hidden_size = 0;
@@ -105,7 +105,7 @@ struct BatchReport {
   int64_t rows_redone = 0;
 };
 
-// Of a gradient times a factor.
+// Statistics of a gradient times a factor.
 struct GradientStats {
   double norm = 0;       // of dW, summed in fp64 in a fixed order
   double bias_norm = 0;  // of db
@@ -204,7 +204,7 @@ class HeadBackend {
 
   // Gradients in one place: adds `from` to `to` (null: the head's own), elementwise, and resets it.
   virtual absl::Status Fold(Gradient* from, Gradient* to);
-  // Of a gradient, null for the head's own.
+  // Statistics of a gradient, null for the head's own.
   virtual absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale);
   // Updates the weights, the master if there is one and the optimizer's state by this gradient, null for the
   // head's own; everything made of the weights is then that of the new ones. Bitwise repeatable. Tells what
@@ -270,9 +270,9 @@ class Device {
   // device.
   virtual std::optional<ResultBytes> RegisteredBytes(int64_t /*bytes*/) { return std::nullopt; }
 
-  // Of that memory, by now; zeros where there is none. Any thread's.
+  // How much of that memory is used by now; zeros where there is none. Any thread's.
   virtual PoolUsage RegisteredUsage() const { return {}; }
-  // Of what CreateRegionMemory makes of RegionKind::kSystem.
+  // Where the memory is that CreateRegionMemory makes of RegionKind::kSystem.
   virtual MemoryPlace SystemMemoryPlace() const { return MemoryPlace::kHost; }
 
   // Memory to be shared with a client. CreateRegionMemory takes it, of RegionBytes bytes, from any thread and

@@ -26,7 +26,7 @@ bool IsOfHiddenStates(const absl::Status& rejection) {
          absl::EndsWith(FieldOf(rejection), "hidden_states");
 }
 
-// Of what ends a stream: NOT_FOUND would say that its session is gone.
+// An error that ends a stream: NOT_FOUND would say that its session is gone.
 absl::Status AsPrecondition(absl::Status status) {
   if (absl::IsFailedPrecondition(status)) return status;
   return MakeError(absl::StatusCode::kFailedPrecondition, ReasonOf(status), FieldOf(status),
@@ -197,7 +197,7 @@ ChunkRows Head::Describe(StartedChunk& started) const {
   return rows;
 }
 
-// Of a chunk whose results are there.
+// The times of a chunk whose results are there.
 ChunkTimes Head::TimesOf(const Batch& batch, const ChunkItem& item) const {
   const absl::Time now = absl::Now();
   ChunkTimes times{.received = item.chunk.received,

@@ -12,13 +12,13 @@
 
 namespace lossd::engine {
 
-// Of a head whose weights are frozen there is no dW: no memory for it, no product. Chunks are taken as ever.
+// A head whose weights are frozen has no dW: no memory for it, no product. Chunks are taken as ever.
 enum class WeightGradients { kAccumulated, kFrozen };
 
 enum class OptimizerKind { kNone, kSgd, kAdam, kAdamW };
 
-// Of torch.optim's optimizer of that name: its arguments and their defaults, but for the learning rate, which
-// comes with each step.
+// The arguments of torch.optim's optimizer of that name, with their defaults, but for the learning rate,
+// which comes with each step.
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kNone;
   double weight_decay = 0;  // AdamW's default is 0.01
@@ -63,7 +63,7 @@ struct HeadConfig {
   int64_t elements() const { return vocab_size * hidden_size; }
   int64_t weight_bytes() const { return elements() * kernels::SizeOf(weight_type); }
   int64_t bias_bytes() const { return bias ? vocab_size * 4 : 0; }
-  // Of dW, and of db.
+  // Bytes of dW, and of db.
   int64_t gradient_bytes() const { return weight_gradients == WeightGradients::kFrozen ? 0 : elements() * 4; }
   int64_t bias_gradient_bytes() const {
     return weight_gradients == WeightGradients::kFrozen ? 0 : bias_bytes();
@@ -75,7 +75,7 @@ struct HeadConfig {
   kernels::DataType master_type() const { return master_weights ? kernels::DataType::kFloat32 : weight_type; }
   int64_t staged_bytes() const { return elements() * kernels::SizeOf(master_type()); }
   int64_t master_bytes() const { return master_weights ? elements() * 4 : 0; }
-  // Of the weights' and the bias's state together.
+  // Bytes of the weights' and the bias's state together.
   int64_t optimizer_bytes() const { return optimizer.moments() * (elements() * 4 + bias_bytes()); }
   bool defers() const { return deferred_bytes > 0 && weight_gradients == WeightGradients::kAccumulated; }
 };

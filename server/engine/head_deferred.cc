@@ -15,13 +15,13 @@ void Head::PlaceOperands(Chunk& chunk, bool is_new, const std::string& session_i
     const std::lock_guard lock(mutex_);
     deterministic = TilesOfLocked(session_id) != nullptr;
   }
-  // Of a region: the client may write to it once it has the answer.
+  // A region is not kept: the client may write to it once it has the answer.
   const bool in_region = chunk.hidden_states.size() > 0 && chunk.hidden_states.kept_bytes() == 0;
   const bool of_host = chunk.hidden_states.place() != MemoryPlace::kDevice;
   if (deterministic && in_region && of_host) chunk.hidden_states = chunk.hidden_states.Gathered();
   if (!config_.defers()) return;
   std::shared_ptr<DeferredOperands> operands;
-  // Of soft targets the teacher's operands and weights would have to stay too.
+  // With soft targets the teacher's operands and weights would have to stay too.
   const bool can_wait = of_host && !chunk.options.distillation.has_value();
   if (is_new && !deterministic && can_wait && chunk.mode == ComputeMode::kLossAndGradients) {
     const std::lock_guard lock(mutex_);

@@ -56,7 +56,7 @@ absl::StatusOr<uint64_t> Head::PrepareTeacherOf(const std::vector<std::shared_pt
   return 0;
 }
 
-// Of a chunk that would be rejected: whether the stream ends instead.
+// Not ok if the stream ends instead of the chunk being rejected.
 absl::Status Head::TeacherRefusalLocked(Admission admission, const Chunk& chunk,
                                         const absl::Status& rejection,
                                         const LaneAttachment& attachment) const {
@@ -71,7 +71,7 @@ absl::Status Head::TeacherRefusalLocked(Admission admission, const Chunk& chunk,
   return absl::OkStatus();
 }
 
-// Of a chunk that would have to be remembered if it were rejected, now or when it is started.
+// Not ok if there is no room to remember the chunk, were it rejected, now or when it is started.
 absl::Status Head::CheckRoomForRejectionLocked(const Chunk& chunk, const absl::Status& rejection,
                                                const LaneAttachment& attachment) const {
   const size_t remembered = LaneLocked(attachment).rejected.size();
@@ -85,7 +85,7 @@ absl::Status Head::CheckRoomForRejectionLocked(const Chunk& chunk, const absl::S
       attachment.session_id);
 }
 
-// Of a repeat that could be computed now.
+// Not ok for a repeat that could be computed now but was rejected before.
 absl::Status Head::EarlierRejection(const Lane& lane, const Chunk& chunk) {
   if (!AccumulationLedger::WasRejected(lane, chunk.sequence)) return absl::OkStatus();
   const bool distilled = chunk.options.distillation.has_value();

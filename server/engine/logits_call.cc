@@ -17,7 +17,7 @@ namespace {
 using kernels::DataType;
 using kernels::SizeOf;
 
-// Of one message with its header, as gRPC counts them.
+// The most bytes of one message with its header, as gRPC counts them.
 constexpr int64_t kMostAnswerBytes = std::numeric_limits<int32_t>::max() - (int64_t{1} << 20);
 
 int64_t HiddenRowBytes(const LogitsRequest& request, const HeadConfig& head) {

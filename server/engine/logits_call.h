@@ -26,7 +26,7 @@ struct LogitsRequest {
   int64_t rows = 0;
   kernels::DataType hidden_type = kernels::DataType::kFloat32;
   kernels::DataType logits_type = kernels::DataType::kFloat32;
-  // Of those that are not set, the head's.
+  // Where these are not set, the head's count.
   std::optional<float> logit_scale = {};
   std::optional<float> softcap = {};
   std::optional<Bias> bias = {};

@@ -29,7 +29,7 @@ struct StateEntry {
   StateOf of = StateOf::kMatrix;
 };
 
-// Of 16-bit weights with a master the master alone: the weights follow from it.
+// The master alone stands for 16-bit weights that have one: the weights follow from it.
 std::vector<StateEntry> StateEntriesOf(const HeadConfig& config);
 std::vector<StateTensor> StateTensorsOf(const HeadConfig& config);
 // INVALID_ARGUMENT if the head has none of that name.

@@ -21,7 +21,7 @@ namespace {
 // Each keeps up to 64 MiB at its end. glibc would make eight for each processor.
 constexpr int kMostArenas = 16;
 
-// Of a line such as "VmRSS:     1234 kB" or "Threads: 5".
+// A line such as "VmRSS:     1234 kB" or "Threads: 5".
 struct Field {
   absl::string_view name;
   absl::string_view unit = " kB";

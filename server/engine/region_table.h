@@ -70,7 +70,7 @@ class RegionTable {
   // Once for each region, by the process `client`: chunks may name it from now on. NOT_FOUND;
   // RESOURCE_EXHAUSTED if the client would have too much.
   absl::StatusOr<std::shared_ptr<const Region>> Attach(const RegionHandle& handle, int64_t client);
-  // Of those that are attached. NOT_FOUND, naming `field`.
+  // Finds those that are attached. NOT_FOUND, naming `field`.
   absl::StatusOr<std::shared_ptr<const Region>> Find(const RegionHandle& handle,
                                                      absl::string_view field) const;
   // No chunk can name it from now on. NOT_FOUND.

@@ -12,7 +12,7 @@ namespace lossd::engine {
 // One form for equal arguments: sorted, and only what the end of a window looks at.
 std::vector<SessionMarks> Canonical(std::vector<SessionMarks> marks);
 
-// Of two in this form.
+// Whether two in this form are equal.
 bool Same(const std::vector<SessionMarks>& a, const std::vector<SessionMarks>& b);
 
 // The first few of them: a message is no place for thousands.

@@ -89,7 +89,7 @@ class SessionQueues {
   void TakeFirst(Session& session);
   // Where sessions of this kind stand.
   Order& OrderOf(const RowKind& kind);
-  // Of the kind of the session whose turn it is; null if none waits.
+  // The order of the kind of the session whose turn it is; null if none waits.
   Order* Earliest();
   void AdvanceTime();
 

@@ -49,7 +49,7 @@ struct Window {
   std::optional<absl::Time> since;
   std::optional<absl::Time> next_since;
 
-  // Of a window that is open again: what is in the next one is in this one.
+  // For a window that is open again: what is in the next one is in this one.
   void TakeBackNext() {
     tokens += std::exchange(next_tokens, 0);
     const std::optional<absl::Time> next = std::exchange(next_since, std::nullopt);
@@ -58,7 +58,7 @@ struct Window {
 
   // While freezing or frozen: the marks that whatever ends the window was begun with, in canonical form.
   std::vector<SessionMarks> marks;
-  // Of a flush, its other argument and its answer.
+  // A flush's other argument, and its answer.
   float flush_scale = 1.0f;
   FlushInfo flush;
   std::vector<FlushCallback> flush_waiters;

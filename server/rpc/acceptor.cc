@@ -42,7 +42,7 @@ int64_t FirstKeptBack(Acceptor::For whom) {
   return limit - (whom == Acceptor::For::kClients ? kept_back : kept_back / 2);
 }
 
-// Of what may go wrong with accept, what is not of the one connection.
+// Whether what went wrong with accept has nothing to do with the one connection.
 bool IsShortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }

@@ -46,7 +46,7 @@ absl::StatusOr<std::shared_ptr<AccessControl>> AccessControl::Create(const std::
 }
 
 std::optional<TokenHash> AccessControl::TokenOf(const CallMetadata& metadata) {
-  // Of two it would not be clear whose word counts.
+  // With two it would not be clear whose word counts.
   if (metadata.count(kHeader) != 1) return std::nullopt;
   const std::string_view value = View(metadata.find(kHeader)->second);
   if (!absl::StartsWithIgnoreCase({value.data(), value.size()}, kScheme)) return std::nullopt;
@@ -102,7 +102,7 @@ grpc::Status AccessControl::Process(const InputMetadata& metadata, grpc::AuthCon
   return status;
 }
 
-// Of calls that no service ever sees.
+// Tells of calls that no service ever sees.
 void AccessControl::Report(const grpc::Status& refusal, const CallMetadata& metadata) {
   if (counters_ == nullptr) return;
   if (refusal.error_code() == grpc::StatusCode::UNAUTHENTICATED) {

@@ -41,7 +41,7 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata* consumed,
                        OutputMetadata* response) override;
 
-  // Of a call that was let in; none of one that needed no token.
+  // The token of a call that was let in; none if it needed no token.
   static std::optional<TokenHash> TokenOf(const CallMetadata& metadata);
   // What the log calls it: its name, or empty if it is none of the server's.
   std::string NameOf(const CallMetadata& metadata) const;

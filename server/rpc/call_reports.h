@@ -74,7 +74,7 @@ class CallReports {
     return token_names_ == nullptr ? std::string() : token_names_(metadata);
   }
 
-  // Of a path as it is on the wire; null: it is none of lossd's methods, and nothing is told of the call.
+  // The method of a path as it is on the wire; null: it is none of lossd's, and nothing is told of the call.
   telemetry::RpcMethod* Find(std::string_view path) const;
 
   // Each call once, in this order.

@@ -37,7 +37,7 @@ void TakePayloads(wire::ReceivedRequest& received, engine::Chunk* chunk) {
   received.owner.reset();
 }
 
-// Of the places that the chunk names instead of payloads.
+// Takes the places that the chunk names instead of payloads.
 absl::Status TakeRefs(const v1::Chunk& proto, engine::Chunk* chunk) {
   using Field = std::optional<engine::TensorRef>;
   const auto take = [](const v1::TensorRef& ref, absl::string_view field, Field* out) {

@@ -35,7 +35,7 @@ class FileWatch {
   }
 
  private:
-  // Of each file: which one it is, and when it was written or its owner or mode changed.
+  // Which file each of them is, and when it was written or its owner or mode changed.
   std::string State() const;
 
   const std::vector<std::string> paths_;

@@ -36,7 +36,7 @@ absl::StatusOr<std::shared_ptr<engine::Head>> FindMarked(const engine::Engine& e
   return head;
 }
 
-// Of the bias's gradient, beside what was said of the weights'.
+// Adds the bias's gradient to what was said of the weights'.
 void TellOfBias(const engine::GradientSummary& bias, v1::BeginFlushResponse* response) {
   response->set_bias_norm(bias.norm);
   response->set_bias_checksum(bias.checksum);

@@ -14,7 +14,7 @@ namespace lossd::rpc {
 namespace {
 
 constexpr char kLiveness[] = "liveness";
-// Of a message of health, and of its headers.
+// The limit of a message of health, and of its headers.
 constexpr int kMostBytes = 4096;
 constexpr int kMostStreams = 16;
 constexpr int kIdleMs = 120'000;

@@ -27,7 +27,7 @@ HostPort SplitHostPort(const std::string& address);
 
 // Not to be reached from other machines.
 bool IsLoopback(const std::string& address);
-// Of those, what gRPC itself takes for local: tokens need such an address, or TLS.
+// Whether gRPC itself takes it for local, which it does with fewer: tokens need such an address, or TLS.
 bool IsPlainLoopback(const std::string& address);
 
 // Before listening on "unix:PATH": removes the socket file of a server that is no more. ALREADY_EXISTS if a

@@ -34,7 +34,7 @@ struct SocketAddress {
 
   const sockaddr* generic() const { return reinterpret_cast<const sockaddr*>(&storage); }
   int family() const { return storage.ss_family; }
-  // Of IPv4 and IPv6 it is at one place.
+  // IPv4 and IPv6 have it at one place.
   int port() const { return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port); }
   void set_port(int port) {
     reinterpret_cast<sockaddr_in*>(&storage)->sin_port = htons(static_cast<uint16_t>(port));

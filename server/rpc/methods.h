@@ -11,9 +11,9 @@ namespace lossd::rpc {
 // "HeadService/CreateHead" and so on, of every service of the package lossd.v1.
 std::vector<std::string> MethodNames();
 
-// Of a path as it is on the wire: "/lossd.v1.HeadService/CreateHead" is "HeadService/CreateHead". Those of
-// gRPC's own services, "/grpc.NAME", lose the first slash; all others stay as they are, and are no method's
-// name. What does not begin with a slash is no path: "".
+// The method of a path as it is on the wire: "/lossd.v1.HeadService/CreateHead" is "HeadService/CreateHead".
+// Those of gRPC's own services, "/grpc.NAME", lose the first slash; all others stay as they are, and are no
+// method's name. What does not begin with a slash is no path: "".
 std::string_view MethodOfPath(std::string_view path);
 
 }  // namespace lossd::rpc

@@ -74,7 +74,7 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
 
   const Source source_;
   int64_t row_ = 0;  // the first one that is not read yet
-  // Of the piece that is read; the reading thread's until OnReadDone.
+  // The content of the piece that is read; the reading thread's until OnReadDone.
   engine::ResultBytes data_;
   std::string bias_;
   grpc::ByteBuffer sent_;

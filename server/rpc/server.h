@@ -58,7 +58,7 @@ class Server {
   // Drains without patience if Drain was not called.
   ~Server();
 
-  // Of the first host:port; 0 if there is none.
+  // The port of the first host:port; 0 if there is none.
   int port() const { return acceptor_.port(); }
   // Where clients attach their regions; empty if there are none.
   std::string region_socket_path() const { return region_socket_ == nullptr ? "" : region_socket_->path(); }

@@ -148,7 +148,7 @@ absl::StatusOr<TokensRead> ReadTokens(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat("--tokens: ", path, ": ", tokens.status().message()));
   }
   TokensRead read{.tokens = *std::move(tokens), .warnings = {}};
-  // Of a file that is another user's, the group is how this one reads it.
+  // If the file is another user's, the group is how this one reads it.
   const bool group_reads = (status.st_mode & S_IRGRP) != 0 && status.st_uid == geteuid();
   if (group_reads || (status.st_mode & S_IROTH) != 0) {
     read.warnings.emplace_back("the file of tokens can be read by others than its owner; chmod go-r it");

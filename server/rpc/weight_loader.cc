@@ -36,7 +36,7 @@ absl::Status Error(absl::StatusCode code, absl::string_view field, absl::string_
   return engine::MakeError(code, RejectReason::kWeightWrite, field, message);
 }
 
-// Of a file's error, which knows nothing of requests.
+// A file's error, which knows nothing of requests, as one of `field`.
 absl::Status OfFile(const absl::Status& status, absl::string_view field) {
   return Error(status.code(), field, status.message());
 }

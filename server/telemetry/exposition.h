@@ -38,7 +38,7 @@ class Exposition {
   // What is added next is of this metric.
   void Begin(const Metric& metric);
 
-  // Of a counter or a gauge.
+  // A counter's or a gauge's value.
   template <typename Number>
   requires std::integral<Number> || std::floating_point<Number>
   void Add(LabelValues labels, Number value) { AddValue(labels, static_cast<double>(value)); }

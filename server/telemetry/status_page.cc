@@ -167,7 +167,7 @@ std::string Heads(const ServerStatus& status) {
                                     rows);
 }
 
-// Of what has no purpose that the engine names: after theirs.
+// The colour of what has no purpose that the engine names: after theirs.
 constexpr int kOtherColor = static_cast<int>(engine::kMemoryPurposes.size());
 
 // Colours by purpose, so that they stay where they are.

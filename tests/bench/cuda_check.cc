@@ -72,7 +72,7 @@ class Check {
     for (int64_t h = 0; h < case_.teacher_hidden; ++h) sum += static_cast<double>(x[h]) * w[h];
     return sum;
   }
-  // Of a row whose logits these are; nothing without a teacher.
+  // The divergence of a row whose logits these are; nothing without a teacher.
   kernels::ReferenceDivergence DivergenceOfRow(int64_t token, const std::vector<double>& logits) const {
     kernels::ReferenceDivergence none;
     none.slopes.assign(logits.size(), 0.0);

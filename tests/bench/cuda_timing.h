@@ -48,7 +48,7 @@ class Marks {
   std::vector<kernels::cuda::Event> events_;
 };
 
-// Of what `work` enqueues on the default stream; waits for it.
+// Times what `work` enqueues on the default stream; waits for it.
 inline kernels::cuda::Result TimeOnDevice(const std::function<kernels::cuda::Result()>& work,
                                           double* milliseconds) {
   Marks marks;

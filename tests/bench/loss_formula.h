@@ -14,7 +14,7 @@ struct LossFormula {
   int64_t vocab = 0;
   double gradient_scale = 1.0;
 
-  // Of x·W_v.
+  // The logit that x·W_v gives.
   double Logit(double product) const {
     const double z = options.logit_scale * product;
     return options.softcap > 0 ? options.softcap * std::tanh(z / options.softcap) : z;

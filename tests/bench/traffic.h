@@ -45,11 +45,11 @@ struct StepShape {
   enum class Holds { kExponentials, kLogits } holds = Holds::kExponentials;
 };
 
-// Of one stage, by the name that the step reports; nothing for a name that is not known.
+// The work of one stage, by the name that the step reports; nothing for a name that is not known.
 Work StageWork(const std::string& stage, const StepShape& shape);
-// Of all stages of a step that gives losses, dX and dW +=.
+// The work of all stages of a step that gives losses, dX and dW +=.
 Work StepWork(const StepShape& shape);
-// Of one that gives losses only: on Hopper E is not stored.
+// The work of one that gives losses only: on Hopper E is not stored.
 Work ForwardWork(const StepShape& shape);
 
 }  // namespace lossd::bench

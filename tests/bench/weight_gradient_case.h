@@ -31,7 +31,7 @@ struct ChunkSpeed {
   double library_speed = 0;
 };
 
-// Of a fused step over one chunk of memory_rows rows; bytes.
+// Bytes that a fused step over one chunk of memory_rows rows takes.
 struct ChunkMemory {
   int64_t product_taken = 0;  // that the adding product alone takes from the device
   int64_t step_taken = 0;     // that the whole step takes above inputs and outputs, E included

@@ -17,7 +17,7 @@ std::vector<float> Widened(DataType type, const void* values, int64_t count) {
   return wide;
 }
 
-// Of an array of all rows, or none.
+// A part of an array that has all rows, or none.
 std::vector<float> Slice(const std::vector<float>& values, int64_t first, int64_t count) {
   if (values.empty()) return {};
   return {values.begin() + first, values.begin() + first + count};

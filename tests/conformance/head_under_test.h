@@ -114,7 +114,7 @@ class HeadUnderTest {
   std::unique_ptr<HeadBackend> backend_;
 };
 
-// Of a problem's teacher.
+// The configuration of a problem's teacher.
 HeadConfig TeacherConfigOf(const Problem& problem);
 
 // What kind of batch a problem's hidden states make.

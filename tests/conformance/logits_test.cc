@@ -34,7 +34,7 @@ struct TopLogits {
   std::vector<float> log_sum_exp;
 };
 
-// Of rows [first, first + rows) of a problem whose hidden states are of the head's type.
+// Rows [first, first + rows) of a problem whose hidden states are of the head's type.
 LogitRows RowsWanted(const Problem& problem, int64_t first, int64_t rows) {
   const int64_t row_bytes = problem.shape.hidden * SizeOf(problem.hidden_type);
   return {.rows = rows,

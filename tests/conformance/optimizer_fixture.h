@@ -37,7 +37,7 @@ class OptimizerTest : public HeadTest {
 
   HeadConfig ConfigOf(const kernels::OptimizerArguments& arguments, MasterWeights master,
                       HeadBias bias) const;
-  // Of 16-bit heads both, of others that which there is.
+  // Both for 16-bit heads, for others the one that there is.
   std::vector<MasterWeights> Masters() const;
   // What the head's optimizer is told.
   static StepArguments ArgumentsOf(const kernels::OptimizerArguments& arguments);

@@ -334,7 +334,7 @@ TEST_P(OptionProperties, ShardsOfTheVocabularySumToTheWhole) {
   EXPECT_LT(Difference(db, bias_gradient), 2 * GradientError());
 }
 
-// Of a head with a bias: chunks that do without are as on a head that has none, whichever comes first.
+// On a head with a bias, chunks that do without are as on a head that has none, whichever comes first.
 TEST_P(OptionProperties, ChunksWithoutTheBiasAddNothingToItsGradient) {
   Problem with = ManyRows();
   with.options.softcap = 0;

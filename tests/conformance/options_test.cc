@@ -27,8 +27,8 @@ constexpr uint64_t kSeeds = 60;
 constexpr uint64_t kSeeds = 800;  // of each type of head: 2400 for a device
 #endif
 
-// Of losses and of what is told of a row, relative to the sizes that it is made of: fp32's, some operations
-// on.
+// The error of losses and of what is told of a row, relative to the sizes that it is made of: fp32's, some
+// operations on.
 constexpr double kRowError = 2e-5;
 
 // What the head computes with: hidden states as the products see them.
@@ -59,7 +59,7 @@ struct Sizes {
   double db = 0;
 };
 
-// Of a label's own part, as if its p were 0.
+// The sizes of a label's own part, as if its p were 0.
 Sizes SizesOfLabels(const Problem& problem) {
   const auto hidden = static_cast<size_t>(problem.shape.hidden);
   const std::vector<float> weight = problem.Weight();

@@ -8,7 +8,7 @@ namespace {
 
 using kernels::testing::GuardedBytes;
 
-// Of 4-byte elements, aligned to no more than that, and filled with what no result is.
+// Room for 4-byte elements, aligned to no more than that, and filled with what no result is.
 GuardedBytes Array(int64_t elements) {
   GuardedBytes array(elements * 4, 64, 4);
   std::memset(array.data(), 0xee, static_cast<size_t>(array.size()));

@@ -21,7 +21,8 @@ using kernels::testing::SameBits;
 using kernels::testing::SoftProblem;
 using kernels::testing::UseWithSoftTargets;
 
-// Of losses and divergences, relatively: fp32's, some operations on, with the cancellation in a divergence.
+// The relative error of losses and divergences: fp32's, some operations on, with the cancellation in a
+// divergence.
 constexpr double kRowError = 1e-4;
 
 Problem Taught(DataType type, Divergence divergence) {

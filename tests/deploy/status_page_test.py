@@ -128,7 +128,7 @@ class StatusPage(unittest.TestCase):
         with Image.open(file) as picture:
             colors = picture.convert("RGB").getcolors(maxcolors=1 << 24)
         seen = {color for _, color in colors}
-        # Of the bars: weights and gradients.
+        # The bars' colours: weights and gradients.
         self.assertTrue({(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= seen, sorted(seen)[:20])
 
 

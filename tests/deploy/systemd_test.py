@@ -35,7 +35,7 @@ class Unit(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
-        # Of the program that was built, since none is installed.
+        # The unit starts the program that was built, since none is installed.
         text = (FOLDER / "lossd.service").read_text(encoding="utf-8")
         self.assertIn("ExecStart=/usr/local/bin/lossd ", text)
         self.unit = self.folder / "lossd.service"

@@ -25,7 +25,7 @@ struct CudaOptions {
   std::vector<float> initial_db{};  // the same; of problems with a bias
   bool whole_rows = false;          // whether all is to be told that takes whole logits
   int32_t top_k = 0;                // with whole_rows
-  // Of the problem's teacher; unset: the best that the device has, or kPortable where `path` is.
+  // The path of the problem's teacher; unset: the best that the device has, or kPortable where `path` is.
   std::optional<cuda::Path> teacher_path{};
 };
 
@@ -33,7 +33,7 @@ struct CudaOutcome {
   std::string error;    // empty, or what failed
   std::string touched;  // empty, or the buffer whose guard area was written to
   int64_t rows_redone = 0;
-  // Of ignored rows all of these are 0, tokens and ranks -1.
+  // Ignored rows have 0 in all of these, -1 as tokens and ranks.
   std::vector<float> losses;
   std::vector<float> log_sum_exps;
   std::vector<float> z_losses;

@@ -264,7 +264,7 @@ TEST_P(CudaSoftTargets, SmallLossesAloneAndWholeRowsAreTheSame) {
   }
 }
 
-// Of the student or of the teacher.
+// The student's rows overflow, or the teacher's.
 TEST_P(CudaSoftTargets, SmallRowsThatOverflowAreNaNAloneAndNeverReachDw) {
   for (const Divergence divergence : kDivergences) {
     SCOPED_TRACE(NameOf(divergence));

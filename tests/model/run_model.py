@@ -132,7 +132,7 @@ def show(name, report):
 
 
 def identity():
-    """Of the model, of what is searched for and of what searches."""
+    """A digest of the model, of what is searched for and of what searches."""
     digest = hashlib.sha256(run(["spin", "-V"], HERE).stdout.encode())
     for name in sorted(os.listdir(HERE)):
         if name.endswith((".pml", ".py")):

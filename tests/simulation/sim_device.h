@@ -42,8 +42,9 @@ struct SimDeviceOptions {
   int64_t rows_per_batch = 1;
 };
 
-// Of a valid token with label l and hidden state x: its loss is W[l]·x + b[l], dX is W[l] times the chunk's
-// scale, and dW[l] += scale * x, db[l] += scale. A step is W -= learning_rate * scale * dW, likewise b.
+// A device for which a valid token with label l and hidden state x has the loss W[l]·x + b[l], dX is W[l]
+// times the chunk's scale, and dW[l] += scale * x, db[l] += scale. A step is W -= learning_rate * scale * dW,
+// likewise b.
 std::unique_ptr<engine::Device> MakeSimDevice(SimGate* gate, SimDeviceOptions options);
 
 }  // namespace lossd::simulation

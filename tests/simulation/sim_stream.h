@@ -34,7 +34,7 @@ class SimStream : public engine::LaneListener, public std::enable_shared_from_th
   // --- The network ---
   bool CanDeliver() const { return !over() && !held_.has_value() && !to_server_.empty(); }
   void Deliver();
-  // Of the message that comes next.
+  // The sequence of the message that comes next.
   uint64_t NextSequence() const { return to_server_.front().sequence; }
   // The first message is delivered and stays.
   void DeliverTwice();

@@ -50,7 +50,7 @@ struct Item {
   int64_t tokens() const { return static_cast<int64_t>(labels.size()); }
   // What it adds to the gradient: nothing if it is refused, or of losses only.
   void AddTo(Values* gradient) const;
-  // Of these weights.
+  // What it answers with these weights.
   std::vector<float> Losses(const Values& weights) const;
   std::vector<float> InputGradients(const Values& weights) const;
 };

@@ -62,7 +62,7 @@ KINDS = {
 
 @dataclass
 class Contribution:
-    """Of one session: what the server has accepted of each lane, and how many tokens it has placed in the window."""
+    """What the server has accepted of each lane of one session, and how many tokens it has placed in the window."""
 
     accepted: list[int]
     place: int = 0
@@ -207,7 +207,7 @@ class FaultTrainer(Client):
             self.ask_for_logits()
 
     def columns(self) -> slice:
-        """Of hidden states; none whose weights a step has changed."""
+        """The columns of hidden states that are not 0; none whose weights a step has changed."""
         if not self.work_as.steps:
             return slice(0, KEYS)
         first = self.state.steps_since_write * COLUMNS_OF_A_STEP
@@ -251,7 +251,7 @@ class FaultTrainer(Client):
 
     def result_of(self, number: int, batch: Batch, options: dict[str, Any], future: Any,
                   error: BaseException | None) -> lossd.BatchResult:
-        """Of a batch whose session may be over: what of it counts is for the server to say."""
+        """The result of a batch whose session may be over: what of it counts is for the server to say."""
         if error is None:
             return future.result()
         while isinstance(error, TRANSIENT):

@@ -30,7 +30,7 @@ HELD = ("lossd_sessions", "lossd_live_streams", "lossd_queued_chunks", "lossd_cr
 
 @dataclass
 class Life:
-    """Of one process of the server: its resident memory over time."""
+    """The resident memory of one process of the server, over time."""
 
     began: float
     samples: list[tuple[float, int]] = field(default_factory=list)

@@ -267,7 +267,7 @@ double CpuSeconds(pid_t other) {
          static_cast<double>(own.tv_nsec + theirs.tv_nsec) * 1e-9;
 }
 
-// Of each round, seconds a batch.
+// Seconds a batch, for each round.
 struct Times {
   std::vector<double> wall;
   std::vector<double> cpu;  // of this process and the server
@@ -288,7 +288,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Of neighbouring rounds: what else the machine does is much the same for both.
+// The median ratio of neighbouring rounds: what else the machine does is much the same for both.
 double Ratio(const std::vector<double>& remote, const std::vector<double>& local) {
   std::vector<double> ratios;
   for (size_t i = 0; i < remote.size(); ++i) ratios.push_back(remote[i] / local[i]);

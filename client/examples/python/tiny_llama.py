@@ -89,7 +89,7 @@ def client_of(options: argparse.Namespace) -> Iterator[lossd.Client]:
 
 
 def difference(one: list[float], other: list[float]) -> list[float]:
-    """Of each step: (one - other) / other."""
+    """(one - other) / other at each step."""
     return [(a - b) / b for a, b in zip(one, other)]
 
 

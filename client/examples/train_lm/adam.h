@@ -33,7 +33,7 @@ class Adam {
             ThreadPool* pool);
 
   AdamState state() const { return {steps_, first_, second_}; }
-  // Of the same number of parameters.
+  // `state` has as many parameters.
   void Restore(const AdamState& state);
 
  private:

@@ -134,7 +134,8 @@ absl::Status Evaluate(Trainer* trainer, LossHead* head, Display* display, Result
   return absl::OkStatus();
 }
 
-// Of what has to be the same for a saved run to go on. Not of how often it is evaluated or saved.
+// The settings that have to be the same for a saved run to go on. How often it is evaluated or saved is not
+// among them.
 std::string SettingsOf(const Options& options, const TextData& data) {
   const TrainerOptions& trainer = options.trainer;
   const TrunkConfig& trunk = trainer.trunk;

@@ -19,7 +19,7 @@ struct SavedRun {
   std::string settings;  // what must be the same for the run to be the same
   std::string head_tag;
   TrainerState trainer;
-  // Of the results so far.
+  // The results so far.
   int64_t tokens = 0;
   double training_seconds = 0;
   std::vector<double> losses;

@@ -27,7 +27,7 @@ struct TrainerOptions {
   uint64_t seed = 1;
   TrunkConfig trunk;  // vocabulary and seed are filled in by the trainer
 
-  // Of the trunk and of the head.
+  // The options of both, the trunk and the head.
   AdamOptions adam() const { return {.weight_decay = weight_decay}; }
 };
 
@@ -39,7 +39,7 @@ class Sampler {
 
   uint64_t epoch() const { return epoch_; }
   uint64_t next() const { return next_; }
-  // Of a new one: goes to that place.
+  // Takes a new sampler to that place.
   void SkipTo(uint64_t epoch, uint64_t next);
 
  private:
@@ -73,8 +73,8 @@ class Trainer {
   absl::StatusOr<double> HeldOutPerplexity();
 
   TrainerState state() const { return {steps_, sampler_.epoch(), sampler_.next(), trunk_.state()}; }
-  // Of a new trainer, instead of Start; the head is to be what it was then. INVALID_ARGUMENT if the trunk has
-  // another size.
+  // A new trainer is resumed instead of started; the head is to be what it was then. INVALID_ARGUMENT if the
+  // trunk has another size.
   absl::Status Resume(const TrainerState& state);
 
   int64_t trunk_parameters() { return static_cast<int64_t>(trunk_.parameters().size()); }

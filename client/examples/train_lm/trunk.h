@@ -60,7 +60,7 @@ class Trunk {
   std::span<const float> gradients() const { return gradients_; }
 
   TrunkState state() const { return {parameters_, adam_.state(), forwards_}; }
-  // Of a trunk with as many parameters.
+  // `state` is that of a trunk with as many parameters.
   void Restore(const TrunkState& state);
 
  private:

@@ -9,7 +9,7 @@
 
 namespace lossd {
 
-// Of a head as it was at one moment: weights, optimizer, gradient window, and what of which session is in it.
+// A head as it was at one moment: weights, optimizer, gradient window, and what of which session is in it.
 struct CheckpointInfo {
   std::string head;
   std::string tag;

@@ -229,7 +229,7 @@ struct Batch {
   int64_t first_token = 0;      // offset of the batch in the trainer's step
   LossOptions loss = {};
   std::optional<Distillation> distillation = {};  // soft targets
-  // Of each token, [N] and finite, or empty. Weights multiply its loss and its gradients. An upstream
+  // Values for each token, [N] and finite, or empty. Weights multiply its loss and its gradients. An upstream
   // gradient of its log-sum-exp adds to its gradients, which gradient_scale multiplies as a whole.
   std::span<const float> token_weights = {};
   std::span<const float> lse_gradients = {};
@@ -251,7 +251,7 @@ struct Batch {
   //   1. kLossOnly with `returns`: losses l, log-sum-exps e, weight_version.
   //   2. The same tokens with token_weights = ∂L/∂l, lse_gradients = ∂L/∂e and that weight_version.
   std::optional<uint64_t> weight_version = {};
-  // Of a deterministic session: the place of the first token among the session's tokens since the last flush.
+  // Deterministic sessions: the place of the first token among the session's tokens since the last flush.
   // Unset: behind those of the batch before. For batches that may come in any order, and for a process that
   // was restarted in the middle of a window, which cannot know. Every place is taken once: others are
   // rejected with INVALID_ARGUMENT. One that is too far ahead of the first that is missing waits until a lane
@@ -428,7 +428,7 @@ class Head {
   // changed. Says that the window is lost (IsWindowLost), and saves nothing, if the head was restored since
   // this process opened a session of it.
   absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& tag) const;
-  // Of the window's gradient times `gradient_scale`, once `marks` are applied (of every session that
+  // Tells of the window's gradient times `gradient_scale`, once `marks` are applied (of every session that
   // contributed; none: of what is applied, without deterministic sessions' unfinished tiles). Nothing moves.
   absl::StatusOr<lossd::GradientStats> GradientStats(std::span<const SessionMarks> marks,
                                                      double gradient_scale = 1) const;
@@ -486,7 +486,7 @@ class Client {
 
   absl::StatusOr<ServerStatus> Status();
   absl::StatusOr<ServerMemory> Memory();
-  // Of this client, its heads and their sessions so far.
+  // What this client, its heads and their sessions have sent and received so far.
   Traffic TrafficSoFar() const;
 
  private:

@@ -28,7 +28,7 @@ struct LogitsBatch {
 };
 
 // Either all logits of each row, or with top_k above 0 only so many of the largest, which is little to send.
-// Of rows whose logits overflow these are -1 and NaN. Of equal logits the lower token comes first.
+// Rows whose logits overflow have -1 and NaN there. Of equal logits the lower token comes first.
 struct LogitsOutputs {
   DataType type = DataType::kFloat32;  // the server rounds to it; what does not fit is infinite
   void* logits = nullptr;              // [N, V] of `type`

@@ -25,7 +25,7 @@ struct OptimizerConfig {
   bool maximize = false;
 };
 
-// Of a gradient times the factor that was asked for.
+// Statistics of a gradient times the factor that was asked for.
 struct GradientStats {
   double norm = 0;         // Frobenius norm of dW
   double bias_norm = 0;    // of db; 0 of a head without a bias

@@ -67,7 +67,7 @@ __version__ = "0.1.0"
 
 
 def library_version() -> str:
-    """Of the library that is loaded."""
+    """The version of the library that is loaded."""
     return _load().version
 
 

@@ -92,7 +92,7 @@ class CudaLayer:
 
 
 def layer_of(value: object) -> Layer | None:
-    """Of a tensor on a GPU; None of everything else."""
+    """The layer of a tensor on a GPU; None for everything else."""
     torch = t.torch_of(value)
     return CudaLayer(torch) if torch is not None and t.is_on_device(value) else None
 

@@ -49,7 +49,7 @@ c.pythonapi.Py_IncRef(c.py_object(_callback))
 
 
 def _current_span() -> Trace:
-    """Of OpenTelemetry, if the program has imported it."""
+    """OpenTelemetry's current span, if the program has imported OpenTelemetry."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

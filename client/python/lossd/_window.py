@@ -87,7 +87,7 @@ class Window:
             self._contributors = [one for one in self._contributors if one is not contributor]
 
     def marks(self) -> dict[Contributor, str]:
-        """Of those that have added to the window."""
+        """The marks of those that have added to the window."""
         with self._lock:
             contributors = list(self._contributors)
         return {one: one.marks() for one in contributors if one.contributed()}
@@ -125,7 +125,7 @@ class Window:
             self._frozen = marks
 
     def left_open(self, marks: dict[Contributor, str], flush_id: str) -> None:
-        """Of a flush whose commit has no answer; told again, with marks that may have moved, when there is none yet."""
+        """The commit of a flush has no answer; told again, with marks that may have moved, when there is none yet."""
         with self._lock:
             if flush_id != self._open_flush:
                 self._frozen, self._open_flush = marks, flush_id

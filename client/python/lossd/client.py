@@ -229,7 +229,7 @@ class Client:
         return from_json(ServerMemory, self._json("lossd_client_memory"))
 
     def traffic(self) -> Traffic:
-        """Of this client, its heads and their sessions so far."""
+        """What this client, its heads and their sessions have sent and received so far."""
         return from_json(Traffic, self._json("lossd_client_traffic"))
 
     def drain(self) -> None:

@@ -76,7 +76,7 @@ class Head:
 
     @property
     def dtype(self) -> str:
-        """Of the weights: "float32", "bfloat16" or "float16"."""
+        """The weights' dtype: "float32", "bfloat16" or "float16"."""
         return self._config.weight_type
 
     def info(self) -> HeadInfo:
@@ -271,7 +271,7 @@ class Head:
         self._window.open_commit = ""
 
     def gradient_stats(self, *, gradient_scale: float = 1.0, marks: Sequence[str] | None = None) -> GradientStats:
-        """Of the window's gradient times gradient_scale: norm, largest magnitude, what is not finite."""
+        """Statistics of the window's gradient times gradient_scale: norm, largest magnitude, what is not finite."""
         scale = number(gradient_scale, "gradient_scale")
         stats = library().make(s.GradientStatsStruct)
 

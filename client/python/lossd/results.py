@@ -67,7 +67,7 @@ class HeadInfo:
     optimizer_steps: int = 0
     staged_rows: int = 0
     flush_id: str = ""
-    """Of the flush that holds the window, with which Head.abort_flush ends it, whoever began it; "": none does."""
+    """The flush that holds the window, with which Head.abort_flush ends it, whoever began it; "": none does."""
     flush_seconds: float = 0.0
     """Since it was begun."""
 
@@ -145,7 +145,7 @@ class SavedCheckpoint:
 @dataclass(frozen=True)
 class DeletedCheckpoint:
     info: CheckpointInfo = field(default_factory=CheckpointInfo)
-    """Of a damaged one, head and tag alone."""
+    """A damaged checkpoint has only head and tag here."""
     bytes_freed: int = 0
     """On the server's disk; the rest is shared with other checkpoints."""
 
@@ -158,8 +158,8 @@ class LoadedWeights:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Of Session.compute. Arrays are of the kind of `hidden` (NumPy, or PyTorch on its device) and have its leading
-    shape [...]; what was not wanted is None."""
+    """What Session.compute returns. Arrays are of the kind of `hidden` (NumPy, or PyTorch on its device) and have its
+    leading shape [...]; what was not wanted is None."""
 
     loss: float
     """As `reduction` says; 0 of a batch without valid tokens (NaN with torch_compat)."""
@@ -197,7 +197,8 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class TopLogits:
-    """Of Head.logits with top_k: the largest logits of each row, best first. Arrays are of the kind of `hidden`."""
+    """The largest logits of each row, best first, as Head.logits returns them with top_k. Arrays are of the kind of
+    `hidden`."""
 
     tokens: Any = field(repr=False)
     """[..., top_k], int32; -1 of rows whose logits overflow."""
@@ -242,14 +243,14 @@ class StepResult:
     """Steps that the optimizer has taken, this one included."""
     skipped: bool
     norm: float
-    """Of the scaled gradient."""
+    """The norm of the scaled gradient."""
     bias_norm: float
     non_finite: int
     window_tokens: int
 
     @classmethod
     def skipped_at(cls, head: HeadInfo, window_tokens: int = 0) -> StepResult:
-        """Of a step that nobody had to ask the server for."""
+        """The result of a step that nobody had to ask the server for."""
         versions = (head.generation, head.weight_version, head.optimizer_steps)
         return cls(*versions, True, math.nan, 0.0, 0, window_tokens)
 

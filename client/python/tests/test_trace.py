@@ -51,7 +51,7 @@ class Log:
         return trace
 
     def next_traces(self, count: int) -> list[str | None]:
-        """Of that many calls, in any order."""
+        """The traces of that many calls, in any order."""
         while len(lines := self._lines()[self.seen :]) < count:
             time.sleep(0.01)
         self.seen += count

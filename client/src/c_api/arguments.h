@@ -34,7 +34,7 @@ std::optional<Number> OptionalOf(Number given) {
 // Empty of NULL.
 inline std::string TextOf(const char* given) { return given == nullptr ? std::string() : given; }
 
-// Of a pointer that may be NULL; `count` is at least 0.
+// `given` may be NULL; `count` is at least 0.
 template <typename T>
 std::span<T> SpanOf(T* given, int64_t count) {
   return given == nullptr ? std::span<T>() : std::span<T>(given, static_cast<size_t>(count));

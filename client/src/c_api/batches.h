@@ -9,7 +9,7 @@
 namespace lossd::c_api {
 
 absl::StatusOr<Batch> BatchOf(const lossd_batch* given);
-// Of a batch of so many tokens; nothing is wanted of NULL.
+// The outputs that are wanted of a batch of so many tokens; none if `given` is NULL.
 absl::StatusOr<BatchOutputs> OutputsOf(const lossd_outputs* given, int64_t tokens);
 lossd_result ToC(const BatchResult& result);
 

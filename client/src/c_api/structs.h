@@ -74,7 +74,7 @@ absl::StatusOr<Struct> Read(const Struct* given, absl::string_view name) {
   return copy;
 }
 
-// Of a struct that is to be written, before the work is done. It may be NULL.
+// Checks a struct that is to be written, before the work is done. It may be NULL.
 template <typename Struct>
 absl::Status CheckResult(const Struct* target, absl::string_view name) {
   return target == nullptr ? absl::OkStatus() : CheckSize(name, target->struct_size, sizeof(Struct));

@@ -32,7 +32,7 @@ struct LoadOptions {
   std::string bias;    // tensor of the head's bias; empty: kBiasTensor
   bool on_server = false;
   bool create = false;
-  // Of a head that is created.
+  // The options of a head that is created.
   std::string dtype;  // empty: as in the file
   HeadOptions head;
 };
@@ -127,7 +127,7 @@ std::vector<float> Widen(const SafetensorsView& view) {
   return values;
 }
 
-// Of what becomes of the file's bias.
+// What becomes of the file's bias.
 std::string BiasNote(const LoadOptions& options, const HeadConfig& head, bool in_file) {
   if (head.bias) return absl::StrCat("With the bias '", BiasTensor(options), "'.\n");
   return in_file ? absl::StrCat("The head has no bias: '", BiasTensor(options), "' was left out.\n") : "";

@@ -59,7 +59,7 @@ absl::Status Step(const Context& context, const std::string& name, StepOptions o
   const Window named = options.generation.has_value() ? Window::kNamed : Window::kOpenOne;
   // The window that the marks are of, whatever happens meanwhile.
   if (!options.generation.has_value()) options.generation = window->info.generation;
-  // Of a step that was taken the marks are not known any more, and need not be.
+  // The marks of a step that was taken are not known any more, and need not be.
   if (*options.generation < window->info.generation) window->info.sessions.clear();
   const auto step = window->head.ApplyStep(options, window->info.sessions);
   if (!step.ok()) return WithAdvice(step.status(), StepAdvice(step.status(), named));

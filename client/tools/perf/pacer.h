@@ -36,7 +36,7 @@ class Pacer {
   void Stop() { stopped_ = true; }
 
   Clock::time_point start() const { return start_; }
-  // Of the whole run, 0..1, as far as it can be told.
+  // How much of the whole run is over, 0..1, as far as it can be told.
   double Progress(Clock::time_point now) const;
   // Open loop: arrivals that no client took although they were due, because the end came first. The end comes
   // when the last arrival has waited for as long again as arrivals came, at least ten seconds.

@@ -30,7 +30,7 @@ def lines_of(cases):
 
 
 def label(transport, tokens, chunk_bytes, lanes):
-    """Of a line."""
+    """The label of a line."""
     chunks = f", chunks of {chunk_bytes / 1048576:g} MiB" if chunk_bytes else ""
     return f"{transport}, {tokens} tokens{chunks}" + (f", {lanes} lanes" if lanes else "")
 

@@ -92,7 +92,7 @@ absl::StatusOr<Check> FirstAnswer(const Settings& settings, Client& client, cons
   return CheckAnswer(settings, weights, inputs, outputs);
 }
 
-// Of the server's processor time and metrics, before and after.
+// Reads processor times and the server's metrics, before and after.
 class Readings {
  public:
   Readings(const ServerProcess* server, std::string metrics)

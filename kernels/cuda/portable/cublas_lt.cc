@@ -8,7 +8,7 @@
 namespace lossd::kernels::cuda {
 namespace {
 
-// Of the toolkit's major version that this was compiled with; the interface changes with it.
+// The library has the toolkit's major version that this was compiled with; the interface changes with it.
 constexpr char kLibrary[] = "libcublasLt.so.13";
 
 cudaDataType_t LibraryType(DataType type) {

@@ -209,8 +209,8 @@ struct alignas(4 * sizeof(T)) Four {
   T values[4];
 };
 
-// Of sums at columns 2 q, 2 q + 1 of two neighbouring blocks of 8 columns, q being the lane of four, those at
-// four columns in a row: of the first block in even lanes, of the second in odd ones.
+// Turns sums at columns 2 q, 2 q + 1 of two neighbouring blocks of 8 columns, q being the lane of four, into
+// those at four columns in a row: of the first block in even lanes, of the second in odd ones.
 __device__ inline Four<float> FourInARow(const float* first, const float* second) {
   const bool odd = (threadIdx.x & 1) != 0;
   const float x = __shfl_xor_sync(0xFFFFFFFF, odd ? first[0] : second[0], 1);

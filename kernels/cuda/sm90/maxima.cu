@@ -24,7 +24,7 @@ Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, i
   MaximumEpilogue epilogue{};
   epilogue.maxima = maxima;
   epilogue.stride = stride;
-  // Of the vocabulary every `step`-th entry is a column.
+  // Every `step`-th entry of the vocabulary is a column.
   const int64_t sampled = maximum == Maximum::kOfSample ? SampledRows(tile.vocab) : tile.vocab;
   const int64_t step = tile.vocab / sampled;
   epilogue.bias = tile.bias;

@@ -27,7 +27,7 @@ Result MultiplyLogits(const TileRows& tile, Which which, const Exponentials& out
 Result MultiplyTransformedLogits(const TileRows& tile, Which which, const Exponentials& out,
                                  cudaStream_t stream);
 
-// Of Smoothing::kElementwise: sums of E and of C s, without the label's, in the same pieces; and then, when
+// Smoothing::kElementwise has sums of E and of C s, without the label's, in the same pieces; and then, when
 // each row's factors are known, the entries of the logits' gradient [rows, stride].
 struct SmoothedSums {
   float* exponentials = nullptr;

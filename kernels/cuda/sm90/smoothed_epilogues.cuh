@@ -7,8 +7,8 @@
 
 namespace lossd::kernels::cuda::sm90 {
 
-// Of label smoothing with softcap: first what the losses need, then, when each row's factors are known, the
-// entries of the logits' gradient.
+// The passes of label smoothing with softcap: first what the losses need, then, when each row's factors are
+// known, the entries of the logits' gradient.
 enum class SmoothedPass { kSums, kGradient };
 
 template <class T, SmoothedPass kPass>

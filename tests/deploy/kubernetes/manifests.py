@@ -97,5 +97,5 @@ def quantity(text: str) -> int:
 
 
 def seconds(text: str) -> int:
-    """Of "300s" or "5m"."""
+    """The seconds of "300s" or "5m"."""
     return int(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]

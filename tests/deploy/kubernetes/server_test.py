@@ -30,7 +30,7 @@ TOKENS = {
     "trainer": "sends-hidden-states-2",
     "admin": "deletes-and-drains-3",
 }
-# Of ports: any that is free.
+# A port, in whose place comes any that is free.
 FREE_PORT = re.compile(r"(?<=:)\d+$")
 
 
@@ -199,7 +199,7 @@ class PodOfTheCpuOverlay(unittest.TestCase):
 
 class DeletedPod(unittest.TestCase):
     def test_the_next_pod_goes_on_where_it_stopped(self) -> None:
-        # Of a size that is quickly on the disk.
+        # A head of a size that is quickly on the disk.
         pod = Pod("cpu", heads=[{"name": "lm_head", "vocab_size": 64, "hidden_size": 16}])
         self.addCleanup(pod.close)
         write_weights(pod.root / "weights.safetensors", 64, 16)

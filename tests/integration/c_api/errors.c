@@ -203,7 +203,7 @@ void TestValues(const char* target, int count, char** arguments) {
   connect.token_file = "/nonexistent/token";
   FAILS(lossd_connect(target, &connect, &other), LOSSD_INVALID_ARGUMENT, "/nonexistent/token");
   FAILS(lossd_connect("lossd.invalid:1", &connect, &other), LOSSD_INVALID_ARGUMENT, "plain text");
-  /* Of a program that was compiled before there were tokens: not looked at. */
+  /* A program that was compiled before there were tokens: they are not looked at. */
   connect.struct_size = offsetof(lossd_client_options, token_file);
   OK(lossd_connect(target, &connect, &other));
   lossd_client_free(other);

@@ -24,7 +24,7 @@ PARENT = (("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01"),)
 
 
 def lines(server):
-    """Of calls, without what else the server says."""
+    """The lines of calls, without what else the server says."""
     found = [json.loads(line) for line in server.log().splitlines()]
     return [line for line in found if "method" in line and line["event"] != "audit"]
 

@@ -39,7 +39,7 @@ class CallObserverTest : public ::testing::Test {
     }
   }
 
-  // Of all that ended of this method, so many did so with this code, and no others with another.
+  // All calls of this method that ended are so many, and ended with this code.
   void ExpectEnded(const std::string& name, grpc::StatusCode code, uint64_t count = 1) {
     AwaitIdle();
     const auto& ended = Method(name).ended;

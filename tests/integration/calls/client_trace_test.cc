@@ -36,7 +36,7 @@ class ClientTraceTest : public ::testing::Test {
     trace_ = {std::move(parent), std::move(state)};
   }
 
-  // Of the last error, once there are so many.
+  // The last error, once there are so many.
   telemetry::RecentError AwaitError(size_t count) {
     for (;;) {
       const std::vector<telemetry::RecentError> errors = server_.counters().errors.Read();

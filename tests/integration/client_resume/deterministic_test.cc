@@ -111,7 +111,7 @@ class DeterministicClientTest : public ::testing::Test {
     EXPECT_EQ(result->window_tokens, static_cast<uint64_t>(kTokens / 5 * 4));
     return gradient;
   }
-  // Of the tokens as they are, in batches that are as large as can be.
+  // The gradient of the tokens as they are, in batches that are as large as can be.
   std::vector<float> Expected() {
     const Head head = HeadAt(server_.target());
     auto session = head.OpenSession(Deterministically());

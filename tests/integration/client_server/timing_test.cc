@@ -46,7 +46,7 @@ class TimingTest : public ::testing::Test {
     return result;
   }
 
-  // Of the batch's tokens in their order, each once.
+  // The timings are of the batch's tokens in their order, each once.
   static void ExpectAllTokens(const std::vector<ChunkTiming>& timings) {
     int64_t next_token = 0;
     for (const ChunkTiming& chunk : timings) {

@@ -26,7 +26,7 @@ struct Shard {
   int64_t first_row = 0;
   int64_t rows = 0;
 };
-// Of kVocab rows: unequal, and one rank has none.
+// Shards of kVocab rows: unequal, and one rank has none.
 constexpr std::array<Shard, 4> kShards = {{{0, 1}, {1, 37}, {38, 0}, {38, 23}}};
 
 class WeightShardsTest : public ClientServerTest {

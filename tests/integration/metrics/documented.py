@@ -18,7 +18,7 @@ def _list_after(text: str, words: str) -> set[str]:
 
 
 def _labels(cell: str) -> dict[str, set[str]]:
-    """Of "`a`: one, two (a remark); `b`, `c`: three"."""
+    """The labels and their values in "`a`: one, two (a remark); `b`, `c`: three"."""
     labels: dict[str, set[str]] = {}
     for part in re.sub(r"\([^)]*\)", "", cell).split(";"):
         names, _, values = part.partition(":")

@@ -122,7 +122,7 @@ class EveryMethod(unittest.TestCase):
 
 
 class Chunks(unittest.TestCase):
-    """Of a session that has its lane attached: the reader that does not copy."""
+    """A session has its lane attached, so the reader that does not copy takes its chunks."""
 
     def test_a_chunk_of_a_newer_client_is_not_taken(self):
         rng = np.random.default_rng(3)

@@ -196,7 +196,7 @@ TEST(PlanBatchTest, HonoursTheServersLimits) {
 TEST(PlanBatchTest, TakesTheChunksTheServerPrefersUnlessOthersAreAskedFor) {
   Cutter cutter;
   cutter.limits.set_preferred_chunk_bytes(2 * kMiB);
-  // Of the largest chunk, rounded up: as few as can be share the rest equally.
+  // The size of the largest chunk, rounded up: as few as can be share the rest equally.
   const auto mebibytes = [&cutter](int64_t chunk_bytes) {
     const int64_t largest = std::ranges::max(Sizes(cutter.Cut(64 * kMiBTokens, chunk_bytes)));
     return (largest + kMiBTokens - 1) / kMiBTokens;

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 class LogitsTest : public SessionTest {
  protected:
-  // Of five rows.
+  // Reads the logits of five rows.
   absl::StatusOr<uint64_t> Read(uint64_t weight_version = 0) {
     if (head_ == nullptr) Connect();
     const std::vector<float> hidden(5 * kHidden, 1.0F);

@@ -100,7 +100,7 @@ class BatchQueueTest : public ::testing::Test {
     queue_.AddChunk(source == nullptr ? a_ : std::move(source), chunk, now_);
     return chunk;
   }
-  // Of head a.
+  // Adds a chunk of head a.
   std::shared_ptr<QueuedChunk> AddOf(uint64_t session, const std::string& name, int64_t rows,
                                      RowKind kind = {}) {
     return Add(name, rows, nullptr, kind, session);

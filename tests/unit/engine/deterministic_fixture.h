@@ -126,7 +126,7 @@ class DeterministicTest : public ::testing::Test {
     read.get_future().wait();
     return rows;
   }
-  // Of the window, which ends with it.
+  // The gradient of the window, which ends with it.
   std::vector<float> Flush() {
     const absl::StatusOr<FlushInfo> flush = BeginFlush();
     EXPECT_TRUE(flush.ok()) << flush.status();

@@ -36,7 +36,7 @@ class DoubleBufferTest : public ::testing::Test, protected EngineFixture {
     EXPECT_TRUE(status.ok()) << status;
     return row[0];
   }
-  // Of the window with everything that it has accepted.
+  // Begins a flush of the window with everything that it has accepted.
   FlushInfo Freeze(uint64_t generation) {
     const absl::StatusOr<FlushInfo> flush = BeginFlush(generation, Marks());
     EXPECT_TRUE(flush.ok()) << flush.status();

@@ -311,7 +311,7 @@ class FakeBackend : public HeadBackend {
     return {nullptr, 0};
   }
 
-  // Of a gradient all of whose elements are this, and twice this those of the bias's.
+  // The statistics of a gradient all of whose elements are this, and twice this those of the bias's.
   GradientStats StatsOf(float value) const {
     const auto elements = static_cast<double>(config_.elements());
     const double biases = config_.bias ? static_cast<double>(config_.vocab_size) : 0;

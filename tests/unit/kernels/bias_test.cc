@@ -80,7 +80,7 @@ TEST(Bias, TheGradientOfTheBiasIsOverwrittenAddedToOrLeftAlone) {
   EXPECT_TRUE(SameBits(RunStep(problem, adding).db, before));
 }
 
-// Of rows that do without the head's bias: the first of a window may be one.
+// The rows do without the head's bias: the first of a window may be such.
 TEST(Bias, WithoutABiasItsGradientIsZeroOrLeftAlone) {
   Problem problem = RandomProblem({.shape = {6, 300, 40}});
   for (const WeightGradient gradient : {WeightGradient::kOverwrite, WeightGradient::kAccumulate}) {

@@ -132,7 +132,7 @@ struct StepResult {
   std::vector<float> dx;  // widened
   std::vector<float> dw;
   std::vector<float> db;  // empty without a bias
-  // Of StepOptions::top_k.
+  // These are there with StepOptions::top_k.
   std::vector<float> z_loss;
   std::vector<float> log_probability;
   std::vector<float> entropy;

@@ -33,6 +33,16 @@ class TextRules(unittest.TestCase):
         for note in ("TO" "DO", "FIX" "ME", "X" "XX"):
             self.assertEqual(len(messages("kernels/a.cc", f"// {note}: later\n")), 1, note)
 
+    def test_comments_that_name_no_subject_are_found(self):
+        for path, line in (("a.cc", "// {}"), ("a.h", "  int a;  // {}"), ("a.c", "/* {} */"), ("a.py", "# {}"), ("a.py", '    """{}"""'),
+                           ("a.sh", "run  # {}"), ("a.proto", "  // {}"), ("a.yml", "    # {}"), ("CMakeLists.txt", "# {}")):
+            self.assertEqual(len(messages(path, line.format("O" "f the next chunk.") + "\n")), 1, line)
+            self.assertEqual(messages(path, line.format("The next chunk's.") + "\n"), [], line)
+            self.assertEqual(messages(path, line.format("Often.") + "\n"), [], line)
+        self.assertEqual(messages("docs/a.md", "# O" "f heads\n"), [])
+        self.assertEqual(messages("a.cc", 'Say("# O" "f");\n'), [])
+        self.assertEqual(messages("tests/integration/skew/previous_proto/a.proto", "// O" "f heads.\n"), [], "never changes")
+
     def test_stray_white_space_is_found(self):
         self.assertEqual(len(messages("kernels/a.cc", "int a; \n")), 1)
         self.assertEqual(len(messages("kernels/a.cc", "int a;")), 1)

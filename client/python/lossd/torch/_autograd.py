@@ -67,7 +67,7 @@ class LossCall:
 
 
 def arrived(tensor: Tensor) -> Tensor:
-    """Of a collective that is still under way, its result."""
+    """The result of a collective that may still be under way."""
     return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
 
 

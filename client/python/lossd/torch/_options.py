@@ -11,7 +11,7 @@ REDUCTIONS = ("none", "mean", "sum")
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Of one loss. What is None is as the head has it; formulas: docs/numerics.md."""
+    """The options of one loss. What is None is as the head has it; formulas: docs/numerics.md."""
 
     ignore_index: int = -100
     label_smoothing: float = 0.0
@@ -52,7 +52,7 @@ class LossOptions:
             raise ValueError(f"{name} is {count}; want a finite number above 0")
 
     def compute_arguments(self) -> dict[str, Any]:
-        """Of Session.compute; without the reduction, which is made here."""
+        """The arguments for Session.compute, without the reduction, which is made here."""
         return {
             "ignore_index": self.ignore_index,
             "label_smoothing": self.label_smoothing,

@@ -203,5 +203,5 @@ def gradient_pass(
 
 
 def minus(coefficients: Coefficients, other: Coefficients) -> Coefficients:
-    """Of two that are not by token."""
+    """The difference of two that are not by token."""
     return replace(coefficients, scale=coefficients.scale - other.scale, z_scale=coefficients.z_scale - other.z_scale)

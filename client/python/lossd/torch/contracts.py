@@ -25,7 +25,7 @@ class Landing:
 
     address: int
     version: int
-    """Of the tensor, as this flush left it."""
+    """The tensor's version, as this flush left it."""
     contributions: object
     overwrite: bool
     overwrite_bias: bool
@@ -203,9 +203,9 @@ class LocalWeight:
     The zeros are for trainers that reduce `main_grad` in a hook which expects a `.grad`. They are a new tensor each
     time.
 
-    Of a head with a group each backward pass, or wgrad(), is collective: the first rank gets the gradient of all ranks
-    and the others zeros, so that a reduction which sums them is right, and one which averages them averages; leave
-    RemoteHead's `average` off. gradient_scale multiplies what lands."""
+    If the head has a group, each backward pass, or wgrad(), is collective: the first rank gets the gradient of all
+    ranks and the others zeros, so that a reduction which sums them is right, and one which averages them averages;
+    leave RemoteHead's `average` off. gradient_scale multiplies what lands."""
 
     def __init__(
         self,

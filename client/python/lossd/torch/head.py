@@ -140,7 +140,7 @@ class RemoteHead:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights at the server."""
+        """The dtype of the weights at the server."""
         return dtype_of(self.head.dtype)
 
     @property
@@ -153,7 +153,7 @@ class RemoteHead:
 
     @property
     def weight_version(self) -> int:
-        """Of the weights as this process knows them: written, stepped or asked for by it. 0: there are none yet."""
+        """The weights' version as this process knows it: written, stepped or asked for by it. 0: there are none yet."""
         if self._weight_version == 0:
             self._weight_version = self.head.info().weight_version
         return self._weight_version
@@ -231,8 +231,8 @@ class RemoteHead:
         return self.contributions() != self._consumed
 
     def marks(self) -> list[str]:
-        """Of the sessions of this head that its client opened: what a flush or step in another process has to name.
-        Waits for batches under way."""
+        """The marks of the sessions of this head that its client opened: what a flush or step in another process has to
+        name. Waits for batches under way."""
         self.wait()
         return self.head.marks()
 
@@ -248,7 +248,8 @@ class RemoteHead:
         all_do(lambda: self._require_finite(gradient_scale * self.scale), self.group)
 
     def gradient_stats(self, *, gradient_scale: float = 1.0) -> GradientStats:
-        """Of the gradient that waits at the server, as the next step would take it. Collective with a group."""
+        """Statistics of the gradient that waits at the server, as the next step would take it. Collective with a
+        group."""
         factor = gradient_scale * self.scale
         stats: GradientStats = self._collectively(
             lambda marks: self.head.gradient_stats(gradient_scale=factor, marks=marks)
@@ -406,7 +407,7 @@ class RemoteHead:
         return first_rank_does(lambda: ask(marks), self.group, tell)
 
     def _losses_finite(self, factor: float = 1.0) -> bool:
-        """Of all ranks: whether every loss since the window began had a finite gradient, which the anchor's own says,
+        """Whether on all ranks every loss since the window began had a finite gradient, which the anchor's own says,
         and `factor` is finite."""
         grad = self.anchor.grad
         own = math.isfinite(factor) and (grad is None or bool(torch.isfinite(grad).all()))

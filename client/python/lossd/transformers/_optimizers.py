@@ -26,7 +26,7 @@ class JointOptimizer(Optimizer):
         self.optimizers = optimizers
         self._in_order = sorted(optimizers, key=lambda one: not isinstance(one, RemoteOptimizer))
         self._left: list[Optimizer] | None = None
-        """Of a step that an error ended: who has not stepped yet."""
+        """Those that have not stepped yet, if an error ended a step."""
         self._loss: Any = None
         super().__init__(self._groups(), {})
 

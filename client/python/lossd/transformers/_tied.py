@@ -68,7 +68,7 @@ class TiedWeight:
 
 
 def _digest(weight: torch.Tensor) -> int:
-    """Of the bits of `weight` [V, H], modulo 2**64: their sum with random factors of rows and columns."""
+    """A digest of the bits of `weight` [V, H], modulo 2**64: their sum with random factors of rows and columns."""
     bits = _bits(weight.detach())
     rows, columns = (_factors(size, bits.device) for size in bits.shape)
     total = torch.zeros((), dtype=torch.int64, device=bits.device)

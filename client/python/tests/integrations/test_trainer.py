@@ -243,7 +243,7 @@ def test_a_head_that_cannot_step_leaves_the_local_parameters(client: lossd.Clien
 
 
 class Saves(transformers.TrainerCallback):
-    """Of docs/transformers.md."""
+    """The callback of docs/transformers.md."""
 
     def __init__(self, head: RemoteHead) -> None:
         self._head = head

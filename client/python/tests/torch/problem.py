@@ -14,7 +14,7 @@ import lossd
 from lossd.torch import RemoteHead, linear_cross_entropy
 
 VOCABULARY, HIDDEN = 61, 24
-# Of one rounding to nearest, relative.
+# The relative error of one rounding to nearest.
 ROUNDING = {torch.float64: 0.0, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 
 
@@ -151,8 +151,8 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 
 def tolerance(head: TestHead, hidden: Tensor) -> float:
-    """Of a gradient that leaves as `hidden`'s dtype, from a head that may compute in bf16, on a GPU in fp16, too
-    (docs/numerics.md)."""
+    """How far off a gradient may be that leaves as `hidden`'s dtype, from a head that may compute in bf16, on a GPU in
+    fp16, too (docs/numerics.md)."""
     rounded = head.spec.dtype is torch.bfloat16 or (head.spec.dtype is torch.float16 and head.on_gpu)
     arithmetic = 4 * ROUNDING[head.spec.dtype] if rounded else 3e-6
     return arithmetic + 1.5 * ROUNDING[hidden.dtype]

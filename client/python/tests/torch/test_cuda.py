@@ -24,7 +24,7 @@ HEADS = {
 
 @pytest.fixture(scope="module", params=["cuda:0", "cpu"])
 def remote_heads(request: pytest.FixtureRequest) -> Iterator[dict[str, TestHead]]:
-    """Of a server on the GPU, which shares its memory with this process, and of one on the CPU."""
+    """Heads of a server on the GPU, which shares its memory with this process, and of one on the CPU."""
     with lossd.launch(request.param) as server, server.client() as client:
         yield {name: TestHead(client, name, spec) for name, spec in HEADS.items()}
 

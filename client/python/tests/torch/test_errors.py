@@ -154,7 +154,7 @@ def test_class_weights_and_z_loss_have_two_counts(heads: Any) -> None:
 
 @pytest.fixture
 def own_head() -> Any:
-    """Of a server that a test may kill, with a connection that soon gives up."""
+    """A server that a test may kill and its head, with a connection that soon gives up."""
     with lossd.launch("cpu", memory_limit_bytes=1 << 30) as server:
         client = server.client(reconnect_timeout=1.0)
         yield server, TestHead(client, "mortal", HeadSpec())

@@ -186,7 +186,7 @@ def test_full_graphs_are_refused_with_a_reason(heads: Any) -> None:
 @pytest.mark.parametrize("head_dtype", [torch.float32, torch.bfloat16], ids=["fp32_head", "bf16_head"])
 @DECLARED
 def test_autocast(heads: Any, dtype: torch.dtype, head_dtype: torch.dtype, grad_scale: float | None) -> None:
-    """Of a trunk with fp32 weights: the loss is fp32, and so are the gradients of the weights."""
+    """Weights of the trunk are fp32: so are the loss and the gradients of the weights."""
     head, trunk = heads(dtype=head_dtype), Trunk()
 
     def run(inputs: Tensor, target: Tensor) -> Tensor:
