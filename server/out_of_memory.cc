@@ -26,17 +26,12 @@ constexpr std::string_view kJson =
 
 std::terminate_handler terminate_otherwise = nullptr;
 
-[[noreturn]] void End() {
-  const std::string_view line = telemetry::Format() == telemetry::LogFormat::kJson ? kJson : kText;
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-  _exit(kOutOfMemory);
-}
-
 // Nobody catches what was thrown. With a handler for `new`, std::bad_alloc comes from libraries that throw it
 // themselves; std::system_error from a thread that could not be started.
 [[noreturn]] void Terminate() {
   const std::type_info* thrown = abi::__cxa_current_exception_type();
-  if (thrown != nullptr && (*thrown == typeid(std::bad_alloc) || *thrown == typeid(std::system_error))) End();
+  if (thrown != nullptr && (*thrown == typeid(std::bad_alloc) || *thrown == typeid(std::system_error)))
+    EndOutOfMemory();
   terminate_otherwise();
   abort();
 }
@@ -44,11 +39,11 @@ std::terminate_handler terminate_otherwise = nullptr;
 // More than any thread's stack or any buffer of gRPC's takes.
 constexpr size_t kSome = size_t{16} << 20;
 
-// gRPC's C core aborts when malloc or the start of a thread fails, or writes to where nothing is. Whether
+// gRPC's C core aborts when malloc fails, or writes to where nothing is. Whether
 // memory was the reason is seen by asking for some; anything else goes its way, core dump included.
 void OnFatalSignal(int number) {
   void* some = mmap(nullptr, kSome, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (some == MAP_FAILED) End();
+  if (some == MAP_FAILED) EndOutOfMemory();
   munmap(some, kSome);
   signal(number, SIG_DFL);  // what raised it comes again
 }
@@ -62,8 +57,14 @@ void HandleIfNobodyDoes(int number) {
 
 }  // namespace
 
+void EndOutOfMemory() {
+  const std::string_view line = telemetry::Format() == telemetry::LogFormat::kJson ? kJson : kText;
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  _exit(kOutOfMemory);
+}
+
 void ExitWhenOutOfMemory() {
-  std::set_new_handler(End);
+  std::set_new_handler(EndOutOfMemory);
   terminate_otherwise = std::set_terminate(Terminate);
   HandleIfNobodyDoes(SIGABRT);
   HandleIfNobodyDoes(SIGSEGV);

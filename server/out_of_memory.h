@@ -17,6 +17,9 @@ constexpr int kOutOfMemory = 3;
 // any other: what was in a checkpoint is safe, and the rest is sent again. Once, before other threads start.
 void ExitWhenOutOfMemory();
 
+// What they all do.
+[[noreturn]] void EndOutOfMemory();
+
 }  // namespace lossd
 
 #endif  // LOSSD_SERVER_OUT_OF_MEMORY_H_

@@ -23,7 +23,7 @@ from lossd_server import LossdServer
 
 from streaming import F32, OPTIONS, chunk_request, create_head, open_session, start_request
 
-PATIENCE = 120  # against hangs, in seconds
+PATIENCE = 60  # against hangs, in seconds
 REFUSED, OUT_OF_MEMORY = 1, 3
 HEADS, STREAMS, CHUNKS = 12, 8, 12
 VOCAB, HIDDEN, TOKENS = 2048, 1024, 512
@@ -56,7 +56,7 @@ def stream(target, key, codes):
             rng = np.random.default_rng(1)
             rows = rng.standard_normal((TOKENS, HIDDEN), dtype=np.float32)
             labels = np.zeros(TOKENS, np.int64)
-            requests = [start_request(session)] + [chunk_request(session, i, labels, rows) for i in range(CHUNKS)]
+            requests = [start_request(session)] + [chunk_request(session, i, labels, rows) for i in range(1, CHUNKS + 1)]
             for _ in loss_pb2_grpc.LossServiceStub(channel).Compute(iter(requests), timeout=PATIENCE):
                 pass
             codes["OK"] += 1
