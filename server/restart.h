@@ -25,12 +25,13 @@ class Restart {
   // That of the drained server which is continued; empty for a new one.
   std::string incarnation() const;
   absl::Status RestoreHeads(engine::Engine& engine) const;
-  // The drain is continued now, by this server alone: the last thing before it serves anybody. On an error,
-  // and after GiveBack(), it is the next server's to continue.
+  // The drain is continued now, by this server alone: the last thing before it serves anybody. On an error it
+  // is the next server's to continue.
   absl::Status Take();
-  void GiveBack();
 
  private:
+  void GiveBack();
+
   std::shared_ptr<engine::CheckpointStore> store_;
   Restore restore_ = Restore::kNo;
   std::optional<engine::DrainRecord> drain_;

@@ -81,9 +81,12 @@ int Acceptor::port() const {
   return 0;
 }
 
-absl::Status Acceptor::Start() {
+absl::Status Acceptor::Prepare() {
   try {
-    thread_ = std::thread([this] { Run(); });
+    thread_ = std::thread([this] {
+      begin_.acquire();
+      Run();
+    });
   } catch (const std::system_error& error) {
     return absl::UnavailableError(
         absl::StrCat("no thread can be started to take connections: ", error.what()));
@@ -95,6 +98,7 @@ void Acceptor::Stop() {
   if (thread_.joinable()) {
     const uint64_t one = 1;
     (void)!write(stop_.get(), &one, sizeof(one));
+    begin_.release();
     thread_.join();
   }
   waiting_.clear();

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <list>
 #include <memory>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,8 +51,10 @@ class Acceptor {
   // server is built. UNAVAILABLE without a descriptor.
   absl::Status Listen(const std::string& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
                       grpc::ServerBuilder& builder);
-  // After the server was built and Listen was called. UNAVAILABLE if no thread can be started.
-  absl::Status Start();
+  // After the server was built: all that it takes to serve. UNAVAILABLE if no thread can be started.
+  absl::Status Prepare();
+  // Connections are taken from now on. Once, after Prepare.
+  void Start() { begin_.release(); }
   // Addresses are free when it returns, and connections that nobody took closed. Before the server shuts
   // down.
   void Stop();
@@ -97,6 +100,7 @@ class Acceptor {
   std::list<Waiting> waiting_;
   RateLimit lines_{1, 0.1};
   RateLimit flood_lines_{5, 0.1};
+  std::counting_semaphore<2> begin_{0};  // Start() or Stop() has come
   std::thread thread_;
 };
 

@@ -53,7 +53,8 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
   health->Set(Ready::kNo);
   health->server_->GetHealthCheckService()->SetServingStatus(kLiveness, true);
   // Not before: gRPC's service says that everything is served as long as nobody has told it otherwise.
-  if (absl::Status started = health->acceptor_.Start(); !started.ok()) return started;
+  if (absl::Status prepared = health->acceptor_.Prepare(); !prepared.ok()) return prepared;
+  health->acceptor_.Start();
   return health;
 }
 

@@ -133,7 +133,7 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
   absl::StatusOr<std::unique_ptr<Server>> server = Open(options, engine);
   if (!server.ok()) return server;
-  if (absl::Status serving = (*server)->Serve(); !serving.ok()) return serving;
+  (*server)->Serve();
   return server;
 }
 
@@ -161,11 +161,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& option
   return server;
 }
 
-absl::Status Server::Serve() {
+void Server::Serve() {
   server_->GetHealthCheckService()->SetServingStatus(true);
-  if (absl::Status started = acceptor_.Start(); !started.ok()) return started;
+  acceptor_.Start();
   counters_->serving = true;
-  return absl::OkStatus();
 }
 
 absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& builder) {
@@ -180,7 +179,7 @@ absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& b
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("the gRPC server does not start");
-  return absl::OkStatus();
+  return acceptor_.Prepare();
 }
 
 Server::~Server() {

@@ -48,11 +48,12 @@ struct ServerOptions {
 class Server {
  public:
   // Takes the addresses. Whoever connects waits until Serve(), so that nothing has happened yet if the start
-  // fails in between. `engine` outlives the server. UNAVAILABLE if an address cannot be listened on,
-  // ALREADY_EXISTS if a socket file is in use, INVALID_ARGUMENT if addresses or TLS files are not acceptable.
+  // fails in between. `engine` outlives the server. UNAVAILABLE if an address cannot be listened on or no
+  // thread can be started, ALREADY_EXISTS if a socket file is in use, INVALID_ARGUMENT if addresses or TLS
+  // files are not acceptable.
   static absl::StatusOr<std::unique_ptr<Server>> Open(const ServerOptions& options, engine::Engine* engine);
-  // Calls are taken from now on. Once. UNAVAILABLE without a file descriptor; then nobody was served.
-  absl::Status Serve();
+  // Calls are taken from now on. Once; it cannot fail.
+  void Serve();
   // Both.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, engine::Engine* engine);
   // Drains without patience if Drain was not called.
