@@ -3,8 +3,8 @@
 
   call_flood_test.py LOSSD [--seconds S] [--connections N] [--json]
 
-Every connection resets its calls at once (CVE-2023-44487) or leaves them all open, and comes again when it is ended: in plain text
-with and without tokens, over TLS and over mTLS. The flood has a lower priority than the server, with which it shares processors.
+Every connection resets its calls at once (CVE-2023-44487) or leaves them all open, and comes again when it is ended, or resets some
+thousand and hangs up before anybody can end it: in plain text with and without tokens, over TLS and over mTLS. The flood has a lower priority than the server, with which it shares processors.
 Fails if the server's memory grows by more than 512 MiB, if it does not answer any more, if it cut off no connection, or if there was
 no flood: fewer than 2000 calls were sent. How long others waited is printed and not judged.
 """
@@ -29,31 +29,38 @@ from lossd_server import LossdServer
 MOST_GROWTH = 512 << 20
 LEAST_CALLS = 2000
 CALLS_AT_ONCE = 500
+CALLS_BEFORE_HANGING_UP = 2500
+FLOODS = ("reset", "left open", "reset, and hung up")
 QUIET_SECONDS = 2
 
 
-def flood_over_one(address, tls, reset, metadata, until, counts):
+def flood_over_one(address, tls, calls, metadata, until, counts):
+    most = CALLS_BEFORE_HANGING_UP if calls == "reset, and hung up" else sys.maxsize
     while time.monotonic() < until:
         try:
-            flood = CallFlood(address, HEALTH, reset, tls, metadata)
+            flood = CallFlood(address, HEALTH, calls != "left open", tls, metadata)
+            sent = 0
             counts["connections"] += 1
             try:
-                while time.monotonic() < until:
+                while time.monotonic() < until and sent < most:
                     flood.open_calls(CALLS_AT_ONCE)
+                    sent += CALLS_AT_ONCE
                     counts["calls"] += CALLS_AT_ONCE
+                if sent >= most:
+                    flood.hang_up()
             finally:
                 flood.close()
         except OSError:
             time.sleep(0.01)
 
 
-def flood(address, make_tls, reset, metadata, seconds, connections, result):
+def flood(address, make_tls, calls, metadata, seconds, connections, result):
     """In a process of its own: what it sent goes to `result`."""
     os.nice(19)
     tls = make_tls()
     counts = [{"connections": 0, "calls": 0} for _ in range(connections)]
     until = time.monotonic() + seconds
-    threads = [threading.Thread(target=flood_over_one, args=(address, tls, reset, metadata, until, count)) for count in counts]
+    threads = [threading.Thread(target=flood_over_one, args=(address, tls, calls, metadata, until, count)) for count in counts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -130,14 +137,14 @@ class Way:
         return context
 
 
-def attack(args, way, name, reset):
+def attack(args, way, name, calls):
     with LossdServer(args.lossd, "--device=cpu", *way.flags(name)) as server, way.channel(name, server.target) as channel:
         client = Client(channel, way.metadata(name))
         until = time.monotonic() + QUIET_SECONDS
         quiet, _ = client.ask_while(lambda: time.monotonic() < until)
         before = resident_bytes(server.pid)
         result = multiprocessing.Queue()
-        process = multiprocessing.Process(target=flood, args=(server.target, lambda: way.make_tls(name), reset, (), args.seconds,
+        process = multiprocessing.Process(target=flood, args=(server.target, lambda: way.make_tls(name), calls, (), args.seconds,
                                                               args.connections, result))
         process.start()
         attacked, longest = client.ask_while(process.is_alive)
@@ -146,7 +153,7 @@ def attack(args, way, name, reset):
             sys.exit(f"{name}: the process of the flood ended with {process.exitcode}")
         sent = result.get()
         client.ask()
-        report = {"way": name, "calls": "reset" if reset else "left open", "sent": sent["calls"],
+        report = {"way": name, "calls": calls, "sent": sent["calls"],
                   "connections": sent["connections"], "cut_off": connections_cut_off(server),
                   "quiet_p99_ms": 1e3 * quiet, "p99_ms": 1e3 * attacked, "longest_ms": 1e3 * longest,
                   "growth_mib": (resident_bytes(server.pid, "VmHWM") - before) / 2**20}
@@ -162,6 +169,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=15, help="how long each flood lasts")
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--ways", nargs="+", default=["plain text", "tokens", "TLS", "mTLS"])
+    parser.add_argument("--floods", nargs="+", default=FLOODS, choices=FLOODS, help="what becomes of its calls; default: each in turn")
     parser.add_argument("--after", type=float, default=0, help="then look so many seconds later how much memory is still held")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -172,8 +180,8 @@ def main():
         write_tokens(tokens, TOKENS.items())
         way = Way(Certificates(folder), tokens)
         for name in args.ways:
-            for reset in (True, False):
-                reports.append(attack(args, way, name, reset))
+            for calls in args.floods:
+                reports.append(attack(args, way, name, calls))
                 if not args.json:
                     print("  ".join(f"{key} {value if isinstance(value, (int, str)) else format(value, '.1f')}"
                                     for key, value in reports[-1].items()), flush=True)
