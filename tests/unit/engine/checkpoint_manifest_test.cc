@@ -65,6 +65,7 @@ TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
                                                  {"/head/more", 1},
                                                  {"/head/config/optimizer/eps", false},
                                                  {"/head/config/softcap", "0"},
+                                                 {"/head/config/softcap", 0},  // written as 0.0
                                                  {"/head/sessions/0/rank", 1e300},
                                                  {"/head/sessions/0/rank", 0.5},
                                                  {"/head/sessions/0/rank", beyond},
