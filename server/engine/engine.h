@@ -212,6 +212,8 @@ class Engine {
   absl::StatusOr<CheckpointInfo> RestoreUncounted(CheckpointReader reader, Head::RestoreAs as);
   absl::StatusOr<std::vector<SessionMemory>> MissingMemory(const Head& head,
                                                            const HeadCheckpoint& checkpoint);
+  absl::StatusOr<FileKeys> TryToRestore(Head& head, Head::RestoreAs as, const RestoreNumbers& numbers,
+                                        const std::shared_ptr<const CheckpointReader>& reader);
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
                          Head::RestoreAs as);
   void AdoptSessions(const Head& head);

@@ -31,6 +31,9 @@ absl::Status CheckTag(const std::string& tag) {
                    "a digit"));
 }
 
+// How often a restore is tried that found less memory than when it was begun.
+constexpr int kTriesToRestore = 8;
+
 }  // namespace
 
 absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, const std::string& tag,
@@ -189,21 +192,30 @@ absl::StatusOr<std::vector<SessionMemory>> Engine::MissingMemory(const Head& hea
   return memory;
 }
 
+absl::StatusOr<FileKeys> Engine::TryToRestore(Head& head, Head::RestoreAs as, const RestoreNumbers& numbers,
+                                              const std::shared_ptr<const CheckpointReader>& reader) {
+  absl::StatusOr<std::vector<SessionMemory>> memory = MissingMemory(head, reader->checkpoint());
+  if (!memory.ok()) return memory.status();
+  std::promise<absl::StatusOr<FileKeys>> done;
+  head.Restore(as, numbers, reader, *std::move(memory),
+               [&done](absl::StatusOr<FileKeys> keys) { done.set_value(std::move(keys)); });
+  return done.get_future().get();
+}
+
 absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
                                Head::RestoreAs as) {
   const HeadCheckpoint& checkpoint = reader->checkpoint();
-  absl::StatusOr<std::vector<SessionMemory>> memory = MissingMemory(head, checkpoint);
-  if (!memory.ok()) return memory.status();
   absl::StatusOr<RestoreNumbers> numbers = RestoreNumbers{checkpoint.restores, checkpoint.weight_version};
   if (as == Head::RestoreAs::kTagged) {
     numbers = options_.checkpoints->NextRestore(head.config().name, *numbers,
                                                 {head.restores(), head.weight_version()});
   }
   if (!numbers.ok()) return numbers.status();
-  std::promise<absl::StatusOr<FileKeys>> done;
-  head.Restore(as, *numbers, reader, *std::move(memory),
-               [&done](absl::StatusOr<FileKeys> keys) { done.set_value(std::move(keys)); });
-  const absl::StatusOr<FileKeys> keys = done.get_future().get();
+  absl::StatusOr<FileKeys> keys = TryToRestore(head, as, *numbers, reader);
+  // Sessions of the head may go, with their memory, between the look at what is missing and the restore.
+  for (int again = 1; again < kTriesToRestore && absl::IsUnavailable(keys.status()); ++again) {
+    keys = TryToRestore(head, as, *numbers, reader);
+  }
   if (!keys.ok()) return keys.status();
   for (const auto& [file, key] : *keys) options_.checkpoints->Remember(*reader, file, key);
   AdoptSessions(head);

@@ -299,7 +299,10 @@ absl::Status HeadCheckpointer::CheckRestorableLocked(const HeadCheckpoint& check
     if (absl::Status right = tiles.CheckContent(*session.tiles); !right.ok()) return right;
   }
   if (needed <= static_cast<int64_t>(head_.deterministic_.size()) + more_memory) return absl::OkStatus();
-  return refuse("a deterministic session whose memory it needs was closed a moment ago; try again");
+  return MakeError(
+      absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+      absl::StrCat("the checkpoint cannot be restored to head ", head_.config_.name,
+                   ": a deterministic session whose memory it needs was closed a moment ago; try again"));
 }
 
 absl::Status HeadCheckpointer::RestoreTensors(const CheckpointReader& reader) {
