@@ -145,7 +145,7 @@ class Faults:
     def __init__(self, options: argparse.Namespace, folder: Path, at_end: contextlib.ExitStack) -> None:
         self.options = options
         self.random = random.Random(options.seed)
-        self.server = SoakServer(str(options.lossd), folder, "--workspace_bytes=16777216", "--drain_timeout=30s")
+        self.server = SoakServer(str(options.lossd), folder, "--workspace_bytes=128M", "--drain_timeout=30s")
         at_end.callback(self.server.kill)
         self.server.start()
         self.page = FaultPage(folder / "page", options.clients)

@@ -63,7 +63,7 @@ class Life:
 class Soak:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
-        self.server = SoakServer(options.lossd, folder, f"--session_lease={LEASE}", "--workspace_bytes=16777216",
+        self.server = SoakServer(options.lossd, folder, f"--session_lease={LEASE}", "--workspace_bytes=128M",
                                  "--drain_timeout=30s", "--same_host_regions", f"--region_socket_dir={folder}")
         self.lives: list[Life] = []
         self.rotations, self.drains, self.slowest_drain = 0, 0, 0.0
