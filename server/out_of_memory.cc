@@ -30,8 +30,9 @@ std::terminate_handler terminate_otherwise = nullptr;
 // themselves; std::system_error from a thread that could not be started.
 [[noreturn]] void Terminate() {
   const std::type_info* thrown = abi::__cxa_current_exception_type();
-  if (thrown != nullptr && (*thrown == typeid(std::bad_alloc) || *thrown == typeid(std::system_error)))
+  if (thrown != nullptr && (*thrown == typeid(std::bad_alloc) || *thrown == typeid(std::system_error))) {
     EndOutOfMemory();
+  }
   terminate_otherwise();
   abort();
 }

@@ -300,8 +300,8 @@ void Schedule::AbortAsOperator() {
 }
 
 bool Schedule::HearsOfAbort(const absl::Status& status) {
-  if (engine::ReasonOf(status) != RejectReason::kUnknownFlush || ending_.aborted_by_operator.empty())
-    return false;
+  if (ending_.aborted_by_operator.empty()) return false;
+  if (engine::ReasonOf(status) != RejectReason::kUnknownFlush) return false;
   if (ending_.flush.has_value() && ending_.flush->flush_id != ending_.aborted_by_operator) return false;
   Count("abort heard of");
   BackToIdle();
