@@ -92,12 +92,20 @@ void WarnOfExposure(const Exposure& exposure) {
   }
 }
 
+timespec TimeUntil(std::chrono::steady_clock::time_point when) {
+  using std::chrono::nanoseconds;
+  constexpr int64_t kSecond = 1'000'000'000;
+  const int64_t left =
+      std::chrono::duration_cast<nanoseconds>(when - std::chrono::steady_clock::now()).count();
+  const int64_t wait = std::max<int64_t>(left, 0);
+  return {.tv_sec = wait / kSecond, .tv_nsec = wait % kSecond};
+}
+
 // Until a signal to stop, or until the device failed.
 void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine,
                 rpc::Server& server, AccessWatch& access_watch) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kTick(1);
-  constexpr timespec kSoon{0, 100'000'000};
   constexpr timespec kAtOnce{0, 0};
   sigset_t signals_to_end = signals;
   sigdelset(&signals_to_end, SIGHUP);
@@ -105,7 +113,8 @@ void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed,
   Clock::time_point next_tick = Clock::now() + kTick;
   int64_t ticks = 0;
   while (!device_failed) {
-    int signal_number = sigtimedwait(&signals, nullptr, &kSoon);
+    const timespec wait = TimeUntil(next_tick);
+    int signal_number = sigtimedwait(&signals, nullptr, &wait);
     if (signal_number == SIGHUP) {
       access_watch.Reload(server);
       signal_number = sigtimedwait(&signals_to_end, nullptr, &kAtOnce);  // which many of SIGHUP would hide

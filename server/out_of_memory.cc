@@ -40,8 +40,8 @@ std::terminate_handler terminate_otherwise = nullptr;
 // More than any thread's stack or any buffer of gRPC's takes.
 constexpr size_t kSome = size_t{16} << 20;
 
-// gRPC's C core aborts when malloc fails, or writes to where nothing is. Whether
-// memory was the reason is seen by asking for some; anything else goes its way, core dump included.
+// gRPC's C core aborts when malloc fails, or writes to where nothing is. Whether memory was the reason is
+// seen by asking for some; anything else goes its way, core dump included.
 void OnFatalSignal(int number) {
   void* some = mmap(nullptr, kSome, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (some == MAP_FAILED) EndOutOfMemory();
