@@ -88,7 +88,9 @@ class SoakServer:
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def log_lines(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+        """Those that are complete: who reads a file that is being written may see the beginning of one."""
+        complete = self.log().rpartition("\n")[0]
+        return [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
 
     def metrics(self) -> dict[str, float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as response:

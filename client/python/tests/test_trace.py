@@ -41,7 +41,8 @@ class Log:
         self.seen = len(self._lines())
 
     def _lines(self) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.server.log().splitlines() if line.startswith("{")]
+        complete = self.server.log().rpartition("\n")[0]  # the last line may be in the middle of being written
+        lines = [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] in ("a call failed", "audit") and line["code"] != "OK"]
 
     def trace_of(self, call: Callable[[], None]) -> str | None:

@@ -41,9 +41,11 @@ class LossdServer:
         return self
 
     def log(self):
+        """The lines that are complete: who reads a file that is being written may see the beginning of one."""
         self._log.flush()
         with open(self._log.name, encoding="utf-8") as file:
-            return file.read()
+            text = file.read()
+        return text[:text.rfind("\n") + 1]
 
     @property
     def pid(self):
