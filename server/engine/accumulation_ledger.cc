@@ -63,28 +63,6 @@ bool AccumulationLedger::WasRejected(const Lane& lane, uint64_t sequence) {
   return std::binary_search(lane.rejected.begin(), lane.rejected.end(), sequence);
 }
 
-void AccumulationLedger::Apply(Lane& lane, uint64_t sequence) {
-  auto& apart = lane.applied_apart;
-  if (sequence == lane.applied + 1) {
-    lane.applied = sequence;
-    if (!apart.empty() && apart.begin()->first == sequence + 1) {
-      lane.applied = apart.begin()->second;
-      apart.erase(apart.begin());
-    }
-    return;
-  }
-  uint64_t last = sequence;
-  const auto next = apart.upper_bound(sequence);
-  if (next != apart.end() && next->first == sequence + 1) last = next->second;
-  const auto before = next == apart.begin() ? apart.end() : std::prev(next);
-  if (last != sequence) apart.erase(next);
-  if (before != apart.end() && before->second + 1 == sequence) {
-    before->second = last;
-  } else {
-    apart.emplace(sequence, last);
-  }
-}
-
 void AccumulationLedger::ForgetApplied(absl::string_view session_id) {
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return;

@@ -8,8 +8,7 @@
 //   base      accepted at the start of the window: above it lies what the window holds
 // While the window is frozen there is a fifth, next_base: what is accepted above it belongs to the next
 // window. The record is O(lanes) per session, whatever the number of chunks, but for the sequences that were
-// rejected for what may change (Reject): of these only so many are taken; and where dW is deferred, and
-// chunks behind one are done before it, for those whose dW is yet to be made.
+// rejected for what may change (Reject): only so many of these are taken.
 //
 // Not thread-safe: Head guards it with its mutex.
 #ifndef LOSSD_SERVER_ENGINE_ACCUMULATION_LEDGER_H_
@@ -47,8 +46,6 @@ class AccumulationLedger {
     uint64_t base = 0;
     uint64_t next_base = 0;          // while frozen: what was accepted when that began
     std::vector<uint64_t> rejected;  // ascending
-    // Runs of sequences that are applied above one that is not: the last of each, by its first. No two touch.
-    std::map<uint64_t, uint64_t> applied_apart = {};
 
     bool contributed() const { return accepted > base; }
   };
@@ -84,8 +81,8 @@ class AccumulationLedger {
   // must not pass for one that is.
   static void Reject(Lane& lane) { lane.rejected.push_back(lane.started); }
   static bool WasRejected(const Lane& lane, uint64_t sequence);
-  // `sequence` was started and is applied now. The mark moves over it once all before it are.
-  static void Apply(Lane& lane, uint64_t sequence);
+  // The first sequence that was started and not applied is applied now.
+  static void Apply(Lane& lane) { ++lane.applied; }
   // Where there is no window: what is applied belongs to none, and a closed session that has nothing more to
   // come is forgotten.
   void ForgetApplied(absl::string_view session_id);

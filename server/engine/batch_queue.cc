@@ -40,20 +40,9 @@ void BatchQueue::AddJob(const std::shared_ptr<BatchSource>& source, int64_t rows
 }
 
 void BatchQueue::AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
-                             FollowUp when, Clock::time_point arrival) {
+                             Clock::time_point arrival) {
   Line& line = lines_[source.get()];
-  Entry entry{std::move(source), std::move(chunk), next_number_++, arrival, nullptr};
-  if (when == FollowUp::kWhenIdle) {
-    line.for_idle.push_back(std::move(entry));
-  } else {
-    TakeUp(line, std::move(entry));
-  }
-}
-
-void BatchQueue::HurryFollowUps(const BatchSource* source) {
-  const auto it = lines_.find(source);
-  if (it == lines_.end()) return;
-  while (!it->second.for_idle.empty()) TakeUpFollowUp(it->second);
+  TakeUp(line, {std::move(source), std::move(chunk), next_number_++, arrival, nullptr});
 }
 
 void BatchQueue::AddFence(Task task) {
@@ -100,19 +89,12 @@ void BatchQueue::TakeUp(Line& line, Entry entry) {
   line.chunks.Add(std::move(entry.chunk), entry.number, entry.arrival);
 }
 
-void BatchQueue::TakeUpFollowUp(Line& line) {
-  Entry entry = std::move(line.for_idle.front());
-  line.for_idle.pop_front();
-  TakeUp(line, std::move(entry));
-}
-
 BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
   Settle();
   // In turns, so that neither can keep the other waiting.
   if (!task_was_last_ && RunReadyTask()) return {true, now};
   const Step step = StartReady(now);
   if (!step.progress && task_was_last_ && RunReadyTask()) return {true, now};
-  if (!step.progress && UseIdleTime()) return {true, now};
   return step;
 }
 
@@ -139,36 +121,12 @@ bool BatchQueue::RunReadyTask() {
 }
 
 bool BatchQueue::TakeUpUnfinished(Line& line) {
-  while (!line.for_idle.empty()) TakeUpFollowUp(line);
-  if (!line.chunks.Empty()) return true;
   const std::shared_ptr<BatchSource> source = line.held.front().source;
   if (source == nullptr) return false;
   for (std::shared_ptr<QueuedChunk>& chunk : source->TakeUnfinished()) {
     TakeUp(line, {source, std::move(chunk), next_number_++, {}, nullptr});
   }
   return !line.chunks.Empty();
-}
-
-bool BatchQueue::UseIdleTime() {
-  if (device_->BatchesUnderWay() > 0) return false;
-  Line* first = nullptr;
-  for (auto& [source, line] : lines_) {
-    if (line.waits()) return false;
-    if (line.for_idle.empty()) continue;
-    const auto turn = [](const Line& of) { return std::pair(of.lead, of.for_idle.front().number); };
-    if (first == nullptr || turn(line) < turn(*first)) first = &line;
-  }
-  if (first == nullptr) return false;
-  const RowKind kind = first->for_idle.front().chunk->row_kind;
-  int64_t rows_left = first->for_idle.front().source->RowsPerBatch(kind);
-  do {
-    Entry& entry = first->for_idle.front();
-    entry.arrival = {};  // no batching window for what has waited long enough
-    rows_left -= entry.chunk->rows;
-    TakeUpFollowUp(*first);
-  } while (!first->for_idle.empty() && first->for_idle.front().chunk->row_kind == kind &&
-           first->for_idle.front().chunk->rows <= rows_left);
-  return true;
 }
 
 BatchQueue::Step BatchQueue::StartReady(Clock::time_point now) {

@@ -19,9 +19,8 @@
 //   - else, if it has more: it waits and grows until one of them is done
 //   - else, the device being idle: once its oldest chunk has waited for the batching window
 //
-// Chunks may have follow-ups: work that is left of them when they were answered (dW that was deferred, tiles
-// that are complete). Tasks wait for those of all chunks before them too. One that is for idle times waits
-// until no line has anything else, in whatever order its line's are; then so many go as make one batch.
+// Chunks may have follow-ups: work that is left of them when they were answered (tiles that are complete).
+// Tasks wait for the follow-ups of all chunks before them, too.
 //
 // Belongs to the device's owner thread.
 #ifndef LOSSD_SERVER_ENGINE_BATCH_QUEUE_H_
@@ -57,9 +56,6 @@ class BatchSource {
   virtual std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() { return {}; }
 };
 
-// When a follow-up is to go.
-enum class FollowUp { kInTurn, kWhenIdle };
-
 class BatchQueue {
  public:
   using Clock = SessionQueues::Clock;
@@ -76,10 +72,8 @@ class BatchQueue {
   // A task before which everything unfinished is finished: `source` is asked for it, until there is none.
   void AddLastTask(std::shared_ptr<BatchSource> source, Task task);
   // `chunk` was started, and its batch has not ended, or was the last thing that happened.
-  void AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk, FollowUp when,
+  void AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
                    Clock::time_point arrival);
-  // What waits for idle times goes in its turn.
-  void HurryFollowUps(const BatchSource* source);
   // A product with the weights of so many rows, which is a third of what a batch does.
   void AddJob(const std::shared_ptr<BatchSource>& source, int64_t rows, Task task);
   // `task` runs after everything that is there, in whatever line.
@@ -112,26 +106,20 @@ class BatchQueue {
   struct Line {
     std::shared_ptr<BatchSource> source;  // null while no chunk waits
     SessionQueues chunks;
-    std::deque<Entry> held;      // a task, and what was given after it
-    std::deque<Entry> for_idle;  // follow-ups
+    std::deque<Entry> held;  // a task, and what was given after it
     std::deque<Job> jobs;
     SessionQueues::Batch next;
     int64_t under_way = 0;  // batches
     // What its batches and jobs have cost more than those of the line whose turn it was last had before.
     int64_t lead = 0;
 
-    bool waits() const { return under_way > 0 || !held.empty() || !chunks.Empty() || !jobs.empty(); }
-    bool busy() const { return waits() || !for_idle.empty(); }
+    bool busy() const { return under_way > 0 || !held.empty() || !chunks.Empty() || !jobs.empty(); }
   };
 
   static void Release(Line& line);
   static void TakeUp(Line& line, Entry entry);
-  // The first of its follow-ups for idle times.
-  static void TakeUpFollowUp(Line& line);
   // What a task that is next in this line has to wait for all the same.
   bool TakeUpUnfinished(Line& line);
-  // If nothing else waits anywhere.
-  bool UseIdleTime();
   // Forgets lines that have nothing and are ahead of nobody.
   void Settle();
   bool RunReadyTask();

@@ -58,14 +58,10 @@ void BatchScheduler::PostLast(std::shared_ptr<BatchSource> source, Task task) {
   });
 }
 
-void BatchScheduler::FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
-                                  FollowUp when) {
-  Add([source = std::move(source), chunk = std::move(chunk), when, now = Clock::now()](
-          BatchQueue& queue) mutable { queue.AddFollowUp(std::move(source), std::move(chunk), when, now); });
-}
-
-void BatchScheduler::HurryFollowUps(const BatchSource* source) {
-  Add([source](BatchQueue& queue) { queue.HurryFollowUps(source); });
+void BatchScheduler::FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk) {
+  Add([source = std::move(source), chunk = std::move(chunk), now = Clock::now()](BatchQueue& queue) mutable {
+    queue.AddFollowUp(std::move(source), std::move(chunk), now);
+  });
 }
 
 void BatchScheduler::Flush() {

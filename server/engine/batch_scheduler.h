@@ -55,9 +55,7 @@ class BatchScheduler {
 
   // Queues what is left of a chunk of `source` that was answered: no later task passes it. Any thread, but
   // before the chunk's batch has ended.
-  void FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk, FollowUp when);
-  // What waits for idle times goes now.
-  void HurryFollowUps(const BatchSource* source);
+  void FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk);
 
   // Waits until everything that anybody gave so far is done. Not from the device thread.
   void Flush();

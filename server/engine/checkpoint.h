@@ -27,6 +27,7 @@ struct CheckpointInfo {
   uint64_t window_tokens = 0;
   int64_t bytes = 0;     // of all its files
   int64_t saved_at = 0;  // microseconds since the epoch; of one folder's checkpoints no two have the same
+  int64_t ignored_deferred_bytes = 0;  // see HeadCheckpoint
 };
 
 struct DeletedCheckpoint {
@@ -44,6 +45,9 @@ struct SessionCheckpoint {
 
 struct HeadCheckpoint {
   HeadConfig config;
+  // An option of heads that earlier releases wrote into every manifest. It decided when dW was computed and
+  // changed no bit of it: it is read, so that their checkpoints can be restored, and never written.
+  std::optional<int64_t> ignored_deferred_bytes = {};
   std::string incarnation;  // of the server that saved it
   int64_t saved_at = 0;
   uint64_t restores = 0;

@@ -110,7 +110,6 @@ json ToJson(const HeadConfig& config) {
           {"softcap", config.softcap},
           {"frozen", config.weight_gradients == WeightGradients::kFrozen},
           {"bias", config.bias},
-          {"deferred_bytes", config.deferred_bytes},
           {"optimizer", ToJson(config.optimizer)},
           {"master_weights", config.master_weights},
           {"double_buffer", config.double_buffer}};
@@ -126,7 +125,6 @@ HeadConfig ConfigFromJson(const json& from) {
   config.softcap = ToFloat(from.at("softcap"));
   if (from.at("frozen").get<bool>()) config.weight_gradients = WeightGradients::kFrozen;
   config.bias = from.at("bias").get<bool>();
-  config.deferred_bytes = ToCount(from.at("deferred_bytes"));
   config.optimizer = OptimizerFromJson(from.at("optimizer"));
   config.master_weights = from.at("master_weights").get<bool>();
   config.double_buffer = from.at("double_buffer").get<bool>();
@@ -388,7 +386,11 @@ json ToJson(const HeadCheckpoint& head) {
 
 HeadCheckpoint HeadFromJson(const json& from) {
   HeadCheckpoint head;
-  head.config = ConfigFromJson(from.at("config"));
+  const json& config = from.at("config");
+  head.config = ConfigFromJson(config);
+  if (const auto ignored = config.find("deferred_bytes"); ignored != config.end()) {
+    head.ignored_deferred_bytes = ToCount(*ignored);
+  }
   head.incarnation = from.at("incarnation").get<std::string>();
   head.saved_at = ToCount(from.at("saved_at"));
   head.restores = ToUnsigned(from.at("restores"));

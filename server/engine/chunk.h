@@ -112,7 +112,6 @@ struct Chunk {
   std::optional<TensorRef> dx_region;
   OutputRange dx;                       // of a region; null: dX goes into the answer
   std::optional<int64_t> window_token;  // of a deterministic session: the place of the first token
-  bool kept = false;                    // hidden_states are in the head's memory for deferred dW
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
   Timing timing = Timing::kNone;

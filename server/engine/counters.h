@@ -77,7 +77,6 @@ struct HeadCounters {
 struct Counters {
   // Chunks by what became of them. Every chunk read from a stream ends in exactly one of these.
   Counter chunks_accumulated{0};
-  Counter chunks_deferred{0};        // of these
   Counter chunks_input_gradient{0};  // of frozen heads
   Counter chunks_loss_only{0};
   Counter chunks_repeated{0};

@@ -134,7 +134,6 @@ class CudaDevice : public Device {
 
   std::optional<ResultBytes> RegisteredBytes(int64_t bytes) override { return pinned_->Take(bytes); }
   PoolUsage RegisteredUsage() const override { return pinned_->usage(); }
-  MemoryPlace SystemMemoryPlace() const override { return MemoryPlace::kRegisteredHost; }
   int64_t RegionBytes(RegionKind kind, int64_t asked) const override {
     return kind == RegionKind::kSystem ? WholePages(asked) : kernels::RoundUp(asked, kDeviceRegionBytes);
   }

@@ -90,10 +90,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   }
   absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
   if (!plan.ok()) return plan.status();
-  // What the head has in the host's memory, on any device.
-  if (config.defers()) {
-    plan->push_back({"deferred", config.deferred_bytes, device_->SystemMemoryPlace()});
-  }
+  // The host's memory, on any device.
   if (config.class_weights != nullptr) plan->push_back({"class_weights", config.class_weight_bytes()});
   auto reservation = budget_->Reserve(config.name, absl::StrCat("head ", config.name), *std::move(plan));
   if (!reservation.ok()) return reservation.status();
@@ -110,11 +107,6 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.place_timeout = options_.place_timeout;
   environment.incarnation = incarnation_;
   environment.device_done = device_done_;
-  if (config.defers()) {
-    auto operands = DeferredOperands::Create(device_.get(), config.deferred_bytes);
-    if (!operands.ok()) return operands.status();
-    environment.deferred_operands = *std::move(operands);
-  }
   if (config.double_buffer) {
     absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
     if (!gradient.ok()) return gradient.status();

@@ -20,7 +20,6 @@ std::atomic<uint64_t> heads_made = 0;
 Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadBackend> backend,
            std::unique_ptr<MemoryReservation> reservation)
     : config_(std::move(config)),
-      deferred_operands_(std::move(environment.deferred_operands)),
       second_gradient_(std::move(environment.second_gradient)),
       environment_(std::move(environment)),
       reservation_(std::move(reservation)),
@@ -77,7 +76,6 @@ void Head::EndStreams() {
 void Head::Release() {
   std::shared_ptr<StagedWrite> staged;
   std::unique_ptr<MemoryReservation> reservation;
-  std::shared_ptr<DeferredOperands> operands;
   std::shared_ptr<Gradient> second;
   const std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
   std::map<std::string, std::shared_ptr<DeterministicSession>> sessions;
@@ -85,7 +83,6 @@ void Head::Release() {
   staged = std::move(staged_);
   sessions = std::exchange(deterministic_, {});
   for (const auto& [id, session] : sessions) Drop(session->memory);
-  operands = std::move(deferred_operands_);
   second = std::move(second_gradient_);
   reservation = std::move(reservation_);
 }
@@ -119,8 +116,7 @@ std::vector<std::function<void()>> Head::TakeWaitersLocked(const std::string& se
 
 absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
                                               std::function<void()> resume) {
-  bool is_new = false;
-  bool is_kept = false;
+  bool deterministic = false;
   {
     const std::lock_guard lock(mutex_);
     const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -129,15 +125,14 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
       lanes_.at({lane.session_id, lane.lane}).resume = std::move(resume);
       return Submission::kWait;
     }
-    is_new = *admission == Admission::kTake;
-    is_kept = config_.defers() || TilesOfLocked(lane.session_id) != nullptr;
+    deterministic = TilesOfLocked(lane.session_id) != nullptr;
   }
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
   std::shared_ptr<Head> teacher;
   absl::Status rejection = CheckContent(chunk, &teacher);
-  if (rejection.ok() && is_kept) PlaceOperands(chunk, is_new, lane.session_id);
+  if (rejection.ok() && deterministic) KeepOperands(chunk);
 
   const std::lock_guard lock(mutex_);
   const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
@@ -178,8 +173,6 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     item->kept_bytes = DeterministicTiles::Bytes(chunk);
     tiles->Claim(chunk);
     item->deterministic->waiting_since = absl::InfiniteFuture();
-  } else if (chunk.kept) {
-    item->kind = ItemKind::kDeferred;
   }
   if (item->kind != ItemKind::kRejected) {
     item->row_kind = teacher == nullptr

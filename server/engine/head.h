@@ -26,7 +26,6 @@
 #include "server/engine/checkpoint.h"
 #include "server/engine/chunk.h"
 #include "server/engine/counters.h"
-#include "server/engine/deferred_operands.h"
 #include "server/engine/deterministic_session.h"
 #include "server/engine/head_backend.h"
 #include "server/engine/head_config.h"
@@ -85,9 +84,7 @@ struct HeadEnvironment {
   std::function<void(const absl::Status&)> on_device_failure;
   // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
   std::shared_ptr<std::optional<absl::Time>> device_done = {};
-  // Not null if the head defers dW; the head gives it back with the rest of its memory.
-  std::shared_ptr<DeferredOperands> deferred_operands = {};
-  // Not null if the head has double_buffer; likewise.
+  // Not null if the head has double_buffer; the head gives it back with the rest of its memory.
   std::shared_ptr<Gradient> second_gradient = {};
 };
 
@@ -248,9 +245,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   enum class ItemKind {
     kAccumulate,
     kInputGradient,   // of a frozen head: losses and dX
-    kDeferred,        // the same, and then kWeightGradient
-    kPlaced,          // the same, of a deterministic session: its rows go into tiles
-    kWeightGradient,  // dW of a chunk, or of a piece of a tile, that was answered
+    kPlaced,          // losses and dX, of a deterministic session: its rows go into tiles
+    kWeightGradient,  // dW of a piece of a tile, whose chunk was answered
     kLossOnly,
     kRepeat,
     kRejected,
@@ -318,6 +314,8 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // Null: the session is none.
   DeterministicTiles* TilesOfLocked(const std::string& session_id);
   static absl::Status CheckPlaceLocked(const DeterministicTiles& tiles, const Chunk& chunk);
+  // Any thread's: what tiles are to keep of a chunk must not change when its client has the answer.
+  static void KeepOperands(Chunk& chunk);
   bool MustWaitForRoomLocked(const LaneAttachment& attachment, const Chunk& chunk);
   void GiveUpPlaceLocked(ChunkItem& item);
   void DropGradientsLocked();
@@ -346,11 +344,6 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
   static bool IsFollowUp(const ChunkItem& item) { return item.kind == ItemKind::kWeightGradient; }
-  // Deferred dW: head_deferred.cc. The first is any thread's: puts the operands of a chunk whose dW is to be
-  // deferred where they can stay, if there is room, and others where the device wants them.
-  void PlaceOperands(Chunk& chunk, bool is_new, const std::string& session_id);
-  static void JoinWeightGradients(std::deque<StartedChunk>& chunks);
-  void FollowUp(StartedChunk& chunk);
   std::deque<StartedChunk> Start(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   absl::StatusOr<uint64_t> PrepareTeacherOf(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
   void StartInLedgerLocked(const ChunkItem& item);
@@ -450,7 +443,6 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   std::vector<std::function<void()>> TakeWaitersLocked(const std::string& session_id);
 
   const HeadConfig config_;
-  std::shared_ptr<DeferredOperands> deferred_operands_;  // guarded by mutex_; null: nothing is deferred
   std::shared_ptr<Gradient> second_gradient_;  // null without double_buffer; dropped with the lock held
   const HeadEnvironment environment_;
   HeadCounters counters_;

@@ -272,8 +272,6 @@ class Device {
 
   // How much of that memory is used by now; zeros where there is none. Any thread's.
   virtual PoolUsage RegisteredUsage() const { return {}; }
-  // Where the memory is that CreateRegionMemory makes of RegionKind::kSystem.
-  virtual MemoryPlace SystemMemoryPlace() const { return MemoryPlace::kHost; }
 
   // Memory to be shared with a client. CreateRegionMemory takes it, of RegionBytes bytes, from any thread and
   // beside other calls: FAILED_PRECONDITION if the device has no memory of this kind, RESOURCE_EXHAUSTED if

@@ -107,7 +107,6 @@ std::deque<Head::StartedChunk> Head::Start(const std::vector<std::shared_ptr<Que
   for (const auto& [listener, status] : ended) {
     if (listener != nullptr) listener->OnEnd(status);
   }
-  JoinWeightGradients(started);
   return started;
 }
 
@@ -264,11 +263,7 @@ void Head::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report) {
     if (batch.valid_tokens > 0) counters_.loss = batch.loss_sum / static_cast<double>(batch.valid_tokens);
     for (StartedChunk& chunk : batch.chunks) {
       Count(batch, chunk);
-      if (chunk.item->kind == ItemKind::kDeferred) {
-        FollowUp(chunk);
-      } else {
-        Finish(*chunk.item);
-      }
+      Finish(*chunk.item);
       if (chunk.item->kind == ItemKind::kPlaced) FillTiles(chunk);
       if (!chunk.item->piece.rows.empty()) FinishPiece(*chunk.item);
     }
@@ -302,9 +297,6 @@ void Head::Count(const Batch& batch, const StartedChunk& chunk) {
   } else if (kind == ItemKind::kAccumulate) {
     counters.weight_gradient_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - chunk.answered));
     ++counters.chunks_accumulated;
-  } else if (kind == ItemKind::kDeferred) {
-    ++counters.chunks_accumulated;
-    ++counters.chunks_deferred;
   } else if (kind == ItemKind::kInputGradient) {
     ++counters.chunks_input_gradient;
   } else if (kind == ItemKind::kLossOnly) {
@@ -351,20 +343,18 @@ void Head::Finish(const ChunkItem& item) {
     // A started sequence keeps its session in the ledger until the window ends, and the window cannot end
     // before it; that of a frozen head until it is applied.
     Lane& lane = ledger_.Find(item.session_id)->lanes[static_cast<size_t>(item.lane)];
-    const uint64_t before = lane.applied;
-    AccumulationLedger::Apply(lane, item.chunk.sequence);
+    AccumulationLedger::Apply(lane);
     applied = lane.applied;
     // What is in a tile can get lost no more.
-    if (item.kind == ItemKind::kAccumulate || item.kind == ItemKind::kPlaced || IsFollowUp(item)) {
+    if (item.kind == ItemKind::kAccumulate || item.kind == ItemKind::kPlaced) {
       const bool next = InNextWindowLocked(item.chunk.generation);
       (next ? window_.next_tokens : window_.tokens) += static_cast<uint64_t>(item.valid_tokens);
       std::optional<absl::Time>& since = next ? window_.next_since : window_.since;
       if (!since.has_value()) since = item.accepted;
     }
     if (frozen()) ledger_.ForgetApplied(item.session_id);
-    if (const auto it = lanes_.find({item.session_id, item.lane}); it != lanes_.end() && applied > before) {
-      listener = it->second.listener;
-    }
+    const auto it = lanes_.find({item.session_id, item.lane});
+    if (it != lanes_.end()) listener = it->second.listener;
   }
   if (listener != nullptr) listener->OnApplied(applied);
 }

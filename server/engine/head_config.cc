@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t kMaxVocab = int64_t{1} << 30;  // numbers of tiles are 32 bits wide
 constexpr int64_t kMaxHidden = int64_t{1} << 20;
-constexpr int64_t kMaxDeferredBytes = int64_t{1} << 46;
 constexpr size_t kMaxName = 128;
 
 absl::Status ValidateOption(bool right, absl::string_view field, double value, absl::string_view must) {
@@ -115,8 +114,7 @@ int OptimizerConfig::moments() const {
 bool HeadConfig::operator==(const HeadConfig& other) const {
   const auto properties = [](const HeadConfig& c) {
     return std::tie(c.name, c.vocab_size, c.hidden_size, c.weight_type, c.logit_scale, c.softcap,
-                    c.weight_gradients, c.deferred_bytes, c.bias, c.optimizer, c.master_weights,
-                    c.double_buffer);
+                    c.weight_gradients, c.bias, c.optimizer, c.master_weights, c.double_buffer);
   };
   const bool both = class_weights != nullptr && other.class_weights != nullptr;
   return properties(*this) == properties(other) &&
@@ -154,7 +152,6 @@ std::string Describe(const HeadConfig& config) {
   if (config.bias) absl::StrAppend(&text, ", with a bias");
   if (config.class_weights != nullptr) absl::StrAppend(&text, ", with class weights");
   if (config.weight_gradients == WeightGradients::kFrozen) absl::StrAppend(&text, ", frozen");
-  if (config.deferred_bytes != 0) absl::StrAppend(&text, ", deferred_bytes ", config.deferred_bytes);
   absl::StrAppend(&text, Describe(config.optimizer));
   if (config.master_weights) absl::StrAppend(&text, ", master_weights");
   if (config.double_buffer) absl::StrAppend(&text, ", double_buffer");
@@ -179,11 +176,6 @@ absl::Status Validate(const HeadConfig& config) {
     return status;
   }
   if (absl::Status status = ValidateSoftcap(config.softcap, "softcap"); !status.ok()) return status;
-  if (config.deferred_bytes < 0 || config.deferred_bytes > kMaxDeferredBytes) {
-    return Invalid(RejectReason::kOption, "deferred_bytes",
-                   absl::StrCat("deferred_bytes is ", config.deferred_bytes, "; it must be in [0, ",
-                                kMaxDeferredBytes, "]"));
-  }
   if (config.master_weights && config.weight_type == kernels::DataType::kFloat32) {
     return Invalid(RejectReason::kOption, "master_weights",
                    "master_weights is true; fp32 weights are their own master");

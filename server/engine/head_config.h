@@ -51,8 +51,6 @@ struct HeadConfig {
   WeightGradients weight_gradients = WeightGradients::kAccumulated;
   // b, fp32 [V], which belongs to the weights: written, read and published with them.
   bool bias = false;
-  // Above 0: dW is deferred, with so much host memory for the operands. Frozen heads take none.
-  int64_t deferred_bytes = 0;
   OptimizerConfig optimizer = {};  // ApplyStep's; kNone for frozen heads
   // An fp32 copy of 16-bit weights, which writes, fp32 reads and the optimizer work on.
   bool master_weights = false;
@@ -77,7 +75,6 @@ struct HeadConfig {
   int64_t master_bytes() const { return master_weights ? elements() * 4 : 0; }
   // Bytes of the weights' and the bias's state together.
   int64_t optimizer_bytes() const { return optimizer.moments() * (elements() * 4 + bias_bytes()); }
-  bool defers() const { return deferred_bytes > 0 && weight_gradients == WeightGradients::kAccumulated; }
 };
 
 // For messages: everything but the name, so that two that differ look different (but for class weights).

@@ -82,6 +82,15 @@ absl::Status Head::CheckPlaceLocked(const DeterministicTiles& tiles, const Chunk
   }
 }
 
+// A tile may outlive its chunks' answers, after which a client may write to its region again.
+void Head::KeepOperands(Chunk& chunk) {
+  const Payload& hidden_states = chunk.hidden_states;
+  const bool in_region = hidden_states.size() > 0 && hidden_states.kept_bytes() == 0;
+  if (in_region && hidden_states.place() != MemoryPlace::kDevice) {
+    chunk.hidden_states = hidden_states.Gathered();
+  }
+}
+
 bool Head::MustWaitForRoomLocked(const LaneAttachment& attachment, const Chunk& chunk) {
   const DeterministicTiles* tiles = TilesOfLocked(attachment.session_id);
   if (tiles == nullptr || chunk.mode != ComputeMode::kLossAndGradients) return false;
@@ -157,7 +166,7 @@ void Head::FillTiles(StartedChunk& chunk) {
     waiters = TakeWaitersLocked(item.session_id);
   }
   for (std::shared_ptr<ChunkItem>& piece : pieces) {
-    environment_.scheduler->FollowUpWith(shared_from_this(), std::move(piece), engine::FollowUp::kInTurn);
+    environment_.scheduler->FollowUpWith(shared_from_this(), std::move(piece));
   }
   for (const auto& waiter : waiters) waiter();
 }

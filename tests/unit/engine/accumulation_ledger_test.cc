@@ -16,7 +16,7 @@ void AcceptMany(Lane& lane, int count) {
 void ApplyMany(Lane& lane, int count) {
   for (int i = 0; i < count; ++i) {
     AccumulationLedger::Start(lane);
-    AccumulationLedger::Apply(lane, lane.started);
+    AccumulationLedger::Apply(lane);
   }
 }
 
@@ -38,29 +38,8 @@ TEST(AccumulationLedger, WithdrawingGoesBackToTheLastStartedOne) {
   EXPECT_EQ(AccumulationLedger::Withdraw(lane), 3U);
   EXPECT_EQ(lane.accepted, 2U);  // 1 is applied, 2 is started and will finish
   EXPECT_EQ(AccumulationLedger::Classify(lane, 3), Place::kNext);
-  AccumulationLedger::Apply(lane, 2);
+  AccumulationLedger::Apply(lane);
   EXPECT_EQ(lane.applied, lane.accepted);
-}
-
-TEST(AccumulationLedger, TheAppliedMarkMovesOverWhatIsAppliedOnlyOnceNothingBeforeItIsMissing) {
-  Lane lane;
-  AcceptMany(lane, 9);
-  for (int i = 0; i < 9; ++i) AccumulationLedger::Start(lane);
-  const auto after = [&lane](uint64_t sequence) {
-    AccumulationLedger::Apply(lane, sequence);
-    return lane.applied;
-  };
-  EXPECT_EQ(after(4), 0U);
-  EXPECT_EQ(after(2), 0U);
-  EXPECT_EQ(after(3), 0U);
-  EXPECT_EQ(after(8), 0U);
-  EXPECT_EQ(after(6), 0U);
-  EXPECT_EQ(after(7), 0U);
-  EXPECT_EQ(lane.applied_apart, (std::map<uint64_t, uint64_t>{{2, 4}, {6, 8}})) << "runs, not sequences";
-  EXPECT_EQ(after(1), 4U);
-  EXPECT_EQ(after(9), 4U);
-  EXPECT_EQ(after(5), 9U);
-  EXPECT_TRUE(lane.applied_apart.empty());
 }
 
 TEST(AccumulationLedger, AFlushMustNameEveryContributionExactly) {
@@ -115,7 +94,7 @@ TEST(AccumulationLedger, SequencesThatWereRejectedForWhatMayChangeAreKnown) {
   for (const bool rejected : {false, true, false, true, false}) {
     AccumulationLedger::Start(lane);
     if (rejected) AccumulationLedger::Reject(lane);
-    AccumulationLedger::Apply(lane, lane.started);
+    AccumulationLedger::Apply(lane);
   }
   ledger.BeginWindow();  // it may still be sent again
   for (uint64_t sequence = 1; sequence <= 6; ++sequence) {
@@ -138,7 +117,7 @@ TEST(AccumulationLedger, WhileAWindowIsFrozenTheNextOneCountsFromThere) {
     AccumulationLedger::Lane& lane = ledger.Find(session)->lanes[0];
     AccumulationLedger::Accept(lane);
     AccumulationLedger::Start(lane);
-    AccumulationLedger::Apply(lane, lane.accepted);
+    AccumulationLedger::Apply(lane);
   };
   ledger.Add("a", "a", 0, 1);
   ledger.Add("b", "b", 1, 1);

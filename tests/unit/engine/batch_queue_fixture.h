@@ -111,9 +111,8 @@ class BatchQueueTest : public ::testing::Test {
   void AddJob(const std::string& name, int64_t rows, const std::shared_ptr<BatchSource>& source) {
     queue_.AddJob(source, rows, [this, name] { events_.push_back(name); });
   }
-  void AddFollowUp(const std::string& name, int64_t rows, FollowUp when,
-                   std::shared_ptr<BatchSource> source = nullptr, RowKind kind = {}) {
-    queue_.AddFollowUp(source == nullptr ? a_ : std::move(source), Make(name, rows, kind), when, now_);
+  void AddFollowUp(const std::string& name, int64_t rows, std::shared_ptr<BatchSource> source = nullptr) {
+    queue_.AddFollowUp(source == nullptr ? a_ : std::move(source), Make(name, rows), now_);
   }
   // Advances as far as it goes, and returns what happened meanwhile.
   std::vector<std::string> Run() {

@@ -51,6 +51,19 @@ TEST(CheckpointManifestTest, WhatIsWrittenIsReadAgain) {
   EXPECT_EQ(*ToText(*manifest), text);
 }
 
+// Manifests of earlier releases say how many bytes a head had for deferred dW.
+TEST(CheckpointManifestTest, TheBytesOfDeferredGradientsAreReadAndNotWrittenAgain) {
+  const std::string text = *ToText(Written());
+  for (const int64_t bytes : {int64_t{0}, int64_t{4096}}) {
+    json content = Content();
+    content["head"]["config"]["deferred_bytes"] = bytes;
+    const auto manifest = ParseManifest(*Sealed(content), kPath);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_EQ(InfoOf(*manifest, "a").ignored_deferred_bytes, bytes);
+    EXPECT_EQ(*ToText(*manifest), text);
+  }
+}
+
 // Under a right checksum. What is not taken as it stands would be lost, or be another value.
 TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
   const int64_t beyond = int64_t{1} << 32;
@@ -63,6 +76,8 @@ TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
                                                  {"/files/tiles.1/xxh3", "0x7"},
                                                  {"/files/tiles.1/more", 1},
                                                  {"/head/more", 1},
+                                                 {"/head/config/deferred_bytes", -1},
+                                                 {"/head/config/deferred_bytes", 0.5},
                                                  {"/head/config/optimizer/eps", false},
                                                  {"/head/config/softcap", "0"},
                                                  {"/head/config/softcap", 0},  // written as 0.0

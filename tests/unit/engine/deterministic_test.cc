@@ -374,19 +374,6 @@ TEST_F(DeterministicTest, AFrozenHeadTakesItForGranted) {
   EXPECT_TRUE(AnswerOf(lane, std::move(chunk)).error.ok());
 }
 
-TEST_F(DeterministicTest, AHeadThatDefersAddsTheSameBits) {
-  SendInOrder(Attach(Open("c", 0)));
-  engine_->WaitIdle();
-  const std::vector<float> gradient = Flush();
-  HeadConfig deferring;
-  deferring.deferred_bytes = 1 << 20;
-  Create(deferring);
-  SendInOrder(Attach(Open("c", 0)));
-  engine_->WaitIdle();
-  EXPECT_TRUE(SameBits(Flush(), gradient));
-  EXPECT_EQ(engine_->counters().chunks_deferred, 0U);
-}
-
 TEST_F(DeterministicTest, ADeletedHeadGivesEverythingBack) {
   SendInOrder(Attach(Open("c", 0)));
   std::promise<void> released;

@@ -269,34 +269,5 @@ TEST_F(OneBufferTest, WithoutASecondGradientChunksWait) {
   EXPECT_TRUE(head->CommitFlush(flush.flush_id).ok());
 }
 
-class DeferredDoubleBufferTest : public DoubleBufferTest {
- protected:
-  static HeadConfig Config() {
-    HeadConfig config = WithTwoGradients();
-    config.deferred_bytes = 1 << 20;
-    return config;
-  }
-  DeferredDoubleBufferTest() : DoubleBufferTest(Config()) {}
-};
-
-TEST_F(DeferredDoubleBufferTest, DeferredGradientsGoWhereTheirChunksDid) {
-  const LaneAttachment lane = Attach(Open("c"), listener_);
-  Submit(lane, MakeChunk(1, 10));
-  const FlushInfo first = Freeze(1);
-  gate.Hold();
-  gate.LetThrough(1);
-  Submit(lane, MakeChunk(2, 3, 2));
-  gate.AwaitStarted(4);  // 1, its dW, 2, and now the dW of 2, which is held
-  EXPECT_EQ(*head->CommitFlush(first.flush_id), 2U);
-  gate.LetThrough();
-  engine->WaitIdle();
-  EXPECT_EQ(head->Info().window_tokens, 1U);
-  const FlushInfo second = Freeze(2);
-  EXPECT_EQ(Read(second.flush_id), 3);
-  Submit(lane, MakeChunk(3, 4, 3));
-  EXPECT_EQ(*head->AbortFlush(second.flush_id), 2U);
-  EXPECT_EQ(GradientSum(), 7);
-}
-
 }  // namespace
 }  // namespace lossd::engine::double_buffer_test

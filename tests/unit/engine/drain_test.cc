@@ -67,21 +67,6 @@ TEST_F(DrainTest, DrainedAtAnyPointItEndsAsIfItNeverWas) {
   for (int drain_at = 1; drain_at <= 10; ++drain_at) EXPECT_EQ(run(drain_at), undisturbed) << drain_at;
 }
 
-TEST_F(DrainTest, WhatIsDeferredIsInTheCheckpoint) {
-  StartEngine(Start::kEmpty);
-  HeadConfig config = WithEverything();
-  config.deferred_bytes = 1 << 20;
-  CreateHead(config);
-  WriteWeights(1);
-  const std::string session = engine_->OpenSession("h", "c", 0, 1)->info.session_id;
-  const LaneAttachment lane = Attach(session);
-  for (uint64_t sequence = 1; sequence <= 5; ++sequence) Send(lane, sequence, 0, 1);
-  const Content before = Look();
-  DrainAndGoOn();
-  EXPECT_EQ(Look(), before);
-  EXPECT_EQ(Attach(session).marks.applied, 5U);
-}
-
 TEST_F(DrainTest, AFlushGoesOnWhereverItStood) {
   StartEngine(Start::kEmpty);
   CreateHead(WithEverything());

@@ -136,12 +136,10 @@ TEST(MemoryBudget, MergedKeepsTheOrder) {
 constexpr int64_t kVocab = 4096;
 constexpr int64_t kHidden = 256;
 constexpr int64_t kRegion = 8 << 20;
-constexpr int64_t kDeferred = 4 << 20;
 
 HeadConfig FullHead(const std::string& name) {
   HeadConfig config{name, kVocab, kHidden, kernels::DataType::kFloat32};
   config.bias = true;
-  config.deferred_bytes = kDeferred;
   config.class_weights = std::make_shared<std::vector<float>>(kVocab, 1.0F);
   return config;
 }
@@ -204,7 +202,6 @@ TEST(EngineMemory, EveryPurposeIsThereAndThePartsAddUp) {
   EXPECT_EQ(BytesOf(a, "weight_staging"), weights);
   EXPECT_EQ(BytesOf(a, "gradient"), 3 * weights) << "the head's and two sessions'";
   EXPECT_GT(BytesOf(a, "tiles"), 0);
-  EXPECT_EQ(BytesOf(a, "deferred"), kDeferred);
   EXPECT_EQ(BytesOf(a, "class_weights"), kVocab * 4);
   EXPECT_EQ(TotalBytes(usage.heads["b"]), 100 * 16 * (2 + 4 + 2));
   EXPECT_EQ(BytesOf(usage.shared, "workspace"), 8 << 20);

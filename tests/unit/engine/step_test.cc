@@ -474,23 +474,5 @@ TEST_F(NoOptimizerTest, AFrozenHeadHasNoGradient) {
   ExpectError(ReadStats(1, {}).status(), absl::StatusCode::kFailedPrecondition, "it has no gradient");
 }
 
-class DeferredStepTest : public StepTest {
- protected:
-  static HeadConfig Config() {
-    HeadConfig config = WithOptimizer();
-    config.deferred_bytes = 1 << 20;
-    return config;
-  }
-  DeferredStepTest() : StepTest(Config()) {}
-};
-
-TEST_F(DeferredStepTest, DeferredGradientsAreInIt) {
-  const LaneAttachment lane = Attach(Open("c"), listener_);
-  Submit(lane, MakeChunk(1, 4));
-  Submit(lane, MakeChunk(2, 5));
-  ASSERT_TRUE(ApplyStep(1, Marks(), Rate(1)).ok());
-  EXPECT_EQ(Weight(), -9);
-}
-
 }  // namespace
 }  // namespace lossd::engine::step_test
