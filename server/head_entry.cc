@@ -9,7 +9,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/flag_types.h"
 
 namespace lossd {
 namespace {
@@ -19,10 +18,10 @@ using engine::OptimizerKind;
 using kernels::DataType;
 using nlohmann::json;
 
-constexpr std::array<const char*, 15> kKeys = {
-    "name",          "vocab_size",     "hidden_size", "weight_dtype",   "logit_scale",
-    "softcap",       "frozen",         "bias",        "optimizer",      "master_weights",
-    "double_buffer", "deferred_bytes", "weights",     "weights_tensor", "weights_bias_tensor"};
+constexpr std::array<const char*, 14> kKeys = {
+    "name",          "vocab_size", "hidden_size",    "weight_dtype",       "logit_scale",
+    "softcap",       "frozen",     "bias",           "optimizer",          "master_weights",
+    "double_buffer", "weights",    "weights_tensor", "weights_bias_tensor"};
 constexpr std::array<const char*, 9> kOptimizerKeys = {
     "kind", "weight_decay", "momentum", "dampening", "nesterov", "beta1", "beta2", "eps", "maximize"};
 
@@ -35,21 +34,6 @@ absl::Status Invalid(const json& entry, const char* key, const char* what_it_mus
 absl::Status ReadSize(const json& entry, const char* key, int64_t* size) {
   if (!entry.at(key).is_number_integer()) return Invalid(entry, key, "an integer");
   *size = entry.at(key).get<int64_t>();
-  return absl::OkStatus();
-}
-
-// Or a text such as "2G".
-absl::Status ReadBytes(const json& entry, const char* key, int64_t* bytes) {
-  if (!entry.contains(key)) return absl::OkStatus();
-  if (!entry.at(key).is_string()) {
-    if (!entry.at(key).is_number_integer()) {
-      return Invalid(entry, key, "an integer, or a text such as \"2G\"");
-    }
-    return ReadSize(entry, key, bytes);
-  }
-  const absl::StatusOr<int64_t> read = ParseBytes(entry.at(key).get<std::string>());
-  if (!read.ok()) return Invalid(entry, key, "a number of bytes such as 1073741824, \"512M\" or \"2G\"");
-  *bytes = *read;
   return absl::OkStatus();
 }
 
@@ -162,7 +146,6 @@ absl::Status Read(const json& entry, HeadConfig* head) {
   status.Update(ReadOptimizer(entry, &head->optimizer));
   status.Update(ReadFlag(entry, "master_weights", &head->master_weights));
   status.Update(ReadFlag(entry, "double_buffer", &head->double_buffer));
-  status.Update(ReadBytes(entry, "deferred_bytes", &head->deferred_bytes));
   return status;
 }
 

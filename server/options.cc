@@ -128,10 +128,8 @@ ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(lossd::GuardFile, config, {},
           "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
           "\"weight_dtype\", \"logit_scale\", \"softcap\", \"frozen\", \"bias\", \"optimizer\", "
-          "\"master_weights\", \"double_buffer\", \"deferred_bytes\", \"weights\", \"weights_tensor\", "
-          "\"weights_bias_tensor\"}] to create at start; the "
-          "command line "
-          "wins over it");
+          "\"master_weights\", \"double_buffer\", \"weights\", \"weights_tensor\", "
+          "\"weights_bias_tensor\"}] to create at start; the command line wins over it");
 
 namespace lossd {
 namespace {

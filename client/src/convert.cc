@@ -119,7 +119,6 @@ v1::HeadConfig ToProto(const HeadConfig& config) {
   result.set_logit_scale(config.logit_scale);
   result.set_softcap(config.softcap);
   result.set_frozen(config.frozen);
-  result.set_deferred_bytes(config.deferred_bytes);
   result.set_bias(config.bias);
   if (config.optimizer.kind != OptimizerKind::kNone) ToProto(config.optimizer, result.mutable_optimizer());
   result.set_master_weights(config.master_weights);
@@ -145,7 +144,6 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
                     .logit_scale = config.logit_scale() == 0 ? 1 : config.logit_scale(),
                     .softcap = config.softcap(),
                     .frozen = config.frozen(),
-                    .deferred_bytes = config.deferred_bytes(),
                     .bias = config.bias(),
                     .optimizer = FromProto(config.optimizer()),
                     .master_weights = config.master_weights(),

@@ -71,10 +71,7 @@ BATCHES = Row(
         graph(
             "Chunks by outcome",
             "rejected: something is wrong with it; refused: not now; withdrawn: its stream ended first",
-            [
-                Query(rate("lossd_chunks_total", "outcome"), "{{outcome}}"),
-                Query(rate("lossd_chunks_deferred_total"), "dW deferred"),
-            ],
+            [Query(rate("lossd_chunks_total", "outcome"), "{{outcome}}")],
             "cps",
             width=8,
         ),

@@ -96,10 +96,10 @@ const Features& KnownFeatures() {
 
 const Features& FeaturesWithoutList() {
   static const Features* const features = new Features{
-      "bias",           "checkpoints",   "class_weights", "deferred_gradients", "deterministic_sessions",
-      "distillation",   "double_buffer", "drain",         "flush_scale",        "frozen_heads",
-      "gradient_stats", "load_weights",  "logits",        "loss_options",       "master_weights",
-      "optimizer",      "regions",       "timing",        "token_inputs",       "token_returns"};
+      "bias",          "checkpoints", "class_weights", "deterministic_sessions", "distillation",
+      "double_buffer", "drain",       "flush_scale",   "frozen_heads",           "gradient_stats",
+      "load_weights",  "logits",      "loss_options",  "master_weights",         "optimizer",
+      "regions",       "timing",      "token_inputs",  "token_returns"};
   return *features;
 }
 

@@ -16,8 +16,8 @@ using Features = std::set<std::string>;
 // Every name in this program's .proto files.
 const Features& KnownFeatures();
 
-// What servers can do that list nothing: those from before there was a list. A name that is added to the
-// .proto files later is never added here.
+// What servers can do that list nothing: those from before there was a list, as far as this program has a use
+// for it. A name that is added to the .proto files later is never added here.
 const Features& FeaturesWithoutList();
 
 struct MissingFeature {

@@ -79,8 +79,15 @@ grpc::ServerUnaryReactor* HeadService::RestoreCheckpoint(grpc::CallbackServerCon
   return Later(context, [this, request, response] {
     const absl::StatusOr<engine::CheckpointInfo> restored =
         engine_->RestoreCheckpoint(request->head(), request->tag());
-    if (restored.ok()) ToProto(*restored, response->mutable_checkpoint());
-    return restored.status();
+    if (!restored.ok()) return restored.status();
+    ToProto(*restored, response->mutable_checkpoint());
+    if (restored->ignored_deferred_bytes > 0) {
+      Log(LogLevel::kInfo, "deferred_bytes of a checkpoint is ignored: it is no longer supported",
+          {{"head", restored->head},
+           {"checkpoint", restored->tag},
+           {"deferred_bytes", restored->ignored_deferred_bytes}});
+    }
+    return absl::OkStatus();
   });
 }
 

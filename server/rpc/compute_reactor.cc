@@ -148,8 +148,7 @@ void ComputeReactor::HandleChunk() {
     EndLocked(Malformed("the first message must be start, not chunk"), Ending::kAfterAnswers);
     return;
   }
-  // A head that defers dW says where.
-  if (!head_->config().defers()) held_.hidden_states = engine_->Staged(std::move(held_.hidden_states));
+  held_.hidden_states = engine_->Staged(std::move(held_.hidden_states));
   held_.teacher_hidden = engine_->Staged(std::move(held_.teacher_hidden));
   {
     const Guard guard(this);

@@ -151,7 +151,6 @@ absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request
   head.softcap = config.softcap();
   head.bias = config.bias();
   if (config.frozen()) head.weight_gradients = engine::WeightGradients::kFrozen;
-  head.deferred_bytes = config.deferred_bytes();
   const absl::StatusOr<engine::OptimizerConfig> optimizer = OptimizerFrom(config.optimizer());
   if (!optimizer.ok()) return optimizer.status();
   head.optimizer = *optimizer;
@@ -244,7 +243,6 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
   config->set_logit_scale(info.config.logit_scale);
   config->set_softcap(info.config.softcap);
   config->set_frozen(info.config.weight_gradients == engine::WeightGradients::kFrozen);
-  config->set_deferred_bytes(info.config.deferred_bytes);
   config->set_bias(info.config.bias);
   if (info.config.optimizer.kind != engine::OptimizerKind::kNone) {
     WriteOptimizer(info.config.optimizer, config->mutable_optimizer());

@@ -7,8 +7,6 @@ namespace {
 
 constexpr Metric kChunks{
     "lossd_chunks_total", "Chunks read from streams, by what became of them.", kCounter, {"outcome"}};
-constexpr Metric kDeferred{"lossd_chunks_deferred_total",
-                           "Accumulated chunks that were answered before dW was made.", kCounter};
 constexpr Metric kTokens{"lossd_tokens_total", "Tokens of chunks that were computed.", kCounter, {"kind"}};
 constexpr Metric kPayloadBytes{
     "lossd_payload_bytes_total", "Tensor bytes of chunks and their answers.", kCounter, {"direction"}};
@@ -48,7 +46,6 @@ void CollectWork(const engine::Engine& engine, Exposition& out) {
   out.Add({"rejected"}, counters.chunks_rejected);
   out.Add({"refused"}, counters.chunks_refused);
   out.Add({"withdrawn"}, counters.chunks_withdrawn);
-  out.Only(kDeferred, counters.chunks_deferred);
   out.Begin(kTokens);
   out.Add({"valid"}, counters.tokens_valid);
   out.Add({"ignored"}, counters.tokens_ignored);

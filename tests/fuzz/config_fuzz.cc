@@ -39,8 +39,7 @@ json ToJson(const HeadEntry& head) {
                 {"frozen", config.weight_gradients == engine::WeightGradients::kFrozen},
                 {"bias", config.bias},
                 {"master_weights", config.master_weights},
-                {"double_buffer", config.double_buffer},
-                {"deferred_bytes", config.deferred_bytes}};
+                {"double_buffer", config.double_buffer}};
   if (config.optimizer.kind != OptimizerKind::kNone) entry["optimizer"] = ToJson(config.optimizer);
   if (!head.weights.empty()) {
     entry["weights"] = head.weights;

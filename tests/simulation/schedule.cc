@@ -28,7 +28,6 @@ Schedule::Schedule(const ScheduleOptions& options) : random_(options.seed), opti
   if (random_.OneIn(2)) head.optimizer.kind = engine::OptimizerKind::kSgd;
   head.double_buffer = random_.OneIn(2);
   slow_device_ = random_.OneIn(3);
-  if (random_.OneIn(4)) head.deferred_bytes = 4096;
   server_options_.device = {.most_batches = 1 + random_.Below(3), .rows_per_batch = 1 + random_.Below(4)};
   server_options_.checkpoint_folder = options.folder;
   const int clients = 1 + random_.Below(kMostClients);
@@ -41,7 +40,7 @@ Schedule::Schedule(const ScheduleOptions& options) : random_(options.seed), opti
   left_to_make_ = 20 + random_.Below(60);
   outcome_.configuration = absl::StrCat(
       clients, " clients, ", head.optimizer.kind == engine::OptimizerKind::kNone ? "flushes" : "steps",
-      head.double_buffer ? ", double buffer" : "", head.deferred_bytes > 0 ? ", deferred" : "");
+      head.double_buffer ? ", double buffer" : "");
 }
 
 void Schedule::Say(absl::string_view text) {

@@ -56,7 +56,6 @@ KINDS = {
     "steps": Kind(lanes=2, steps=True),
     "impatient_steps": Kind(steps=True, reconnect_timeout=0.1, call_timeout=1),
     "pair": Kind(sessions=2, dtype="bfloat16", head={"double_buffer": True}),
-    "deferred": Kind(lanes=2, sessions=2, head={"deferred_bytes": 1 << 20}, reconnect_timeout=3),
 }
 
 

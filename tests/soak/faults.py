@@ -34,7 +34,7 @@ sys.path[:0] = PATHS
 from fault_page import FaultPage  # noqa: E402
 from server import SoakServer  # noqa: E402
 
-KINDS = ("plain", "lanes", "steps", "pair", "deterministic", "impatient", "impatient_steps", "deferred")
+KINDS = ("plain", "lanes", "steps", "pair", "deterministic", "impatient", "impatient_steps")
 HELD = ("lossd_live_streams", "lossd_queued_chunks", "lossd_credit_bytes")
 PATIENCE_SECONDS = 300  # a guard: a client that has not ended any call for so long never will
 

@@ -190,9 +190,9 @@ typedef struct lossd_head_config {
   int32_t bias;
   int32_t master_weights;
   int32_t double_buffer;
-  float logit_scale; /* 1 */
-  float softcap;     /* 0: none */
-  int64_t deferred_bytes;
+  float logit_scale;                       /* 1 */
+  float softcap;                           /* 0: none */
+  int64_t reserved;                        /* 0; this was deferred_bytes, which is no longer supported */
   const lossd_optimizer_config* optimizer; /* NULL: none */
   const float* class_weights;              /* [vocab_size], or NULL */
 } lossd_head_config;

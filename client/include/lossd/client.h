@@ -85,10 +85,6 @@ struct HeadConfig {
   float softcap = 0.0F;      // c in c·tanh(logit / c); finite, above 0; 0: none
   // The weights are not trained: the server keeps no dW for them, and refuses to flush. dX is as ever.
   bool frozen = false;
-  // Above 0: dW is deferred. Batches are answered before it is made, and their hidden states wait on the
-  // server, in up to so many bytes of its memory, until its device is idle or the window is flushed. It costs
-  // a product more, while nobody waits.
-  int64_t deferred_bytes = 0;
   // Logits are logit_scale·(x·Wᵀ + b), b in fp32 [V]. It is written, read and flushed with the weights.
   bool bias = false;
   // What ApplyStep runs at the server, so that no gradient crosses the network. Not for frozen heads.

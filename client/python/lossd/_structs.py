@@ -71,7 +71,7 @@ class HeadConfig(c.Structure):
         ("double_buffer", c.c_int32),
         ("logit_scale", c.c_float),
         ("softcap", c.c_float),
-        ("deferred_bytes", c.c_int64),
+        ("reserved", c.c_int64),
         ("optimizer", c.POINTER(OptimizerConfig)),
         ("class_weights", c.c_void_p),
     ]

@@ -169,7 +169,6 @@ class Client:
         optimizer: Optimizer | None = None,
         master_weights: bool = False,
         double_buffer: bool = False,
-        deferred_bytes: int = 0,
         class_weights: Any = None,
     ) -> Head:
         """Creates the head, or returns it if it is there with the same configuration.
@@ -177,8 +176,8 @@ class Client:
         dtype: of the weights. logit_scale, softcap: logits are softcap·tanh(logit_scale·(x·Wᵀ + b)/softcap); 0: no
         cap. frozen: the weights are not trained, dX is as ever. bias: b [V] in fp32. optimizer: lossd.SGD, Adam or
         AdamW, which Head.step runs at the server. master_weights: an fp32 copy of 16-bit weights there.
-        double_buffer: batches of the next window are taken while a flush holds this one. deferred_bytes: docs of
-        lossd/client.h. class_weights: [V], each finite and at least 0.
+        double_buffer: batches of the next window are taken while a flush holds this one. class_weights: [V], each finite
+        and at least 0.
         """
         config = library().make(s.HeadConfig)
         config.name = encoded(name, "name")
@@ -192,7 +191,6 @@ class Client:
             ("double_buffer", double_buffer),
         ):
             setattr(config, field, bool(value))
-        config.deferred_bytes = integer(deferred_bytes, "deferred_bytes")
         if optimizer is not None:
             config.optimizer = c.pointer(struct_of(optimizer))
         if class_weights is not None:

@@ -44,7 +44,6 @@ class HeadConfig:
     logit_scale: float = 1.0
     softcap: float = 0.0
     frozen: bool = False
-    deferred_bytes: int = 0
     bias: bool = False
     optimizer: SGD | Adam | AdamW | None = None
     master_weights: bool = False

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/src/c_api/arguments.h"
 #include "client/src/c_api/handles.h"
 #include "client/src/c_api/output.h"
@@ -36,6 +37,11 @@ absl::StatusOr<HeadConfig> ConfigOf(const lossd_head_config* given) {
   const auto read = Read(given, "config");
   if (!read.ok()) return read.status();
   if (read->name == nullptr) return NullArgument("config.name");
+  if (read->reserved != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("config.reserved is ", read->reserved,
+                     "; it must be 0: it was deferred_bytes, which is no longer supported"));
+  }
   const auto type = DataTypeOf(read->weight_dtype, "config.weight_dtype");
   if (!type.ok()) return type.status();
   const auto optimizer = OptimizerOf(read->optimizer);
@@ -47,7 +53,6 @@ absl::StatusOr<HeadConfig> ConfigOf(const lossd_head_config* given) {
                     .logit_scale = read->logit_scale,
                     .softcap = read->softcap,
                     .frozen = read->frozen != 0,
-                    .deferred_bytes = read->deferred_bytes,
                     .bias = read->bias != 0,
                     .optimizer = *optimizer,
                     .master_weights = read->master_weights != 0,

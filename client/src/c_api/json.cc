@@ -35,7 +35,6 @@ Json ToJson(const HeadConfig& config) {
           {"logit_scale", config.logit_scale},
           {"softcap", config.softcap},
           {"frozen", config.frozen},
-          {"deferred_bytes", config.deferred_bytes},
           {"bias", config.bias},
           {"optimizer", ToJson(config.optimizer)},
           {"master_weights", config.master_weights},

@@ -37,9 +37,6 @@ std::vector<std::string> LossParts(const HeadConfig& config) {
 
 std::vector<std::string> GradientParts(const HeadConfig& config) {
   std::vector<std::string> parts;
-  if (config.deferred_bytes > 0) {
-    parts.push_back(absl::StrCat("dW deferred up to ", FormatBytes(config.deferred_bytes)));
-  }
   if (config.double_buffer) parts.emplace_back("two gradients");
   return parts;
 }
@@ -122,7 +119,6 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"logit_scale", head.config.logit_scale},
           {"softcap", head.config.softcap},
           {"frozen", head.config.frozen},
-          {"deferred_bytes", head.config.deferred_bytes},
           {"bias", head.config.bias},
           {"class_weights", head.config.has_class_weights},
           {"optimizer", OptimizerToJson(head.config.optimizer)},

@@ -53,12 +53,6 @@ std::vector<CLI::Option*> AddHeadOptions(CLI::App& command, HeadOptions& options
                        "The weight is not trained: no memory for its gradient, and no flush"),
       command.add_flag("--bias", options.bias,
                        "Beside the weight there is a bias, loaded and flushed with it"),
-      command
-          .add_option("--deferred-bytes", options.deferred_bytes,
-                      "Answer before dW is made, and keep so many bytes of hidden states for it: 512M, 2G "
-                      "(default: 0)")
-          ->type_name("BYTES")
-          ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false)),
       command.add_flag("--double-buffer", options.double_buffer,
                        "Take the next window's batches into a second gradient while a flush reads this one")};
   const std::vector<CLI::Option*> optimizer = AddOptimizerOptions(command, options);
@@ -71,7 +65,6 @@ HeadConfig WithOptions(HeadConfig config, const HeadOptions& options) {
   config.softcap = options.softcap;
   config.frozen = options.frozen;
   config.bias = options.bias;
-  config.deferred_bytes = options.deferred_bytes;
   config.master_weights = options.master_weights;
   config.double_buffer = options.double_buffer;
   for (const OptimizerKind kind : kKinds) {

@@ -17,7 +17,6 @@ struct HeadOptions {
   float softcap = 0.0F;
   bool frozen = false;
   bool bias = false;
-  int64_t deferred_bytes = 0;
   std::string optimizer = "none";
   std::optional<double> weight_decay = {};  // the optimizer's default
   double momentum = 0;

@@ -17,7 +17,6 @@ ADAMW = ["--optimizer", "adamw"]
 # Options that are not in the table: value, what they need beside them, and the bytes that they cost on the CPU.
 OTHERS = {
     "--bias": ([], [], 3 * 4 * VOCAB),
-    "--deferred-bytes": (["1M"], [], 1 << 20),
     "--logit_scale": (["2"], [], 0),
     "--softcap": (["30"], [], 0),
     "--weight-decay": (["0.1"], ADAMW, 0),

@@ -232,12 +232,12 @@ class Configuration(unittest.TestCase):
 
     def test_a_head_from_the_file_has_the_optimizer_that_the_file_says(self):
         config = {"heads": [{"name": "a", "vocab_size": 100, "hidden_size": 8, "bias": True, "master_weights": True,
-                             "double_buffer": True, "deferred_bytes": 65536,
+                             "double_buffer": True,
                              "optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}},
                             {"name": "b", "vocab_size": 100, "hidden_size": 8, "optimizer": {"kind": "adamw", "beta2": 0.95}}]}
         heads, _, _ = self.start(config)
         sgd, adamw = (head.config for head in heads)
-        self.assertEqual((sgd.bias, sgd.master_weights, sgd.double_buffer, sgd.deferred_bytes), (True, True, True, 65536))
+        self.assertEqual((sgd.bias, sgd.master_weights, sgd.double_buffer), (True, True, True))
         self.assertEqual((sgd.optimizer.kind, sgd.optimizer.momentum, sgd.optimizer.nesterov, sgd.optimizer.weight_decay),
                          (head_pb2.OPTIMIZER_KIND_SGD, 0.9, True, 0.1))
         self.assertEqual((adamw.optimizer.kind, adamw.optimizer.weight_decay, adamw.optimizer.beta1, adamw.optimizer.beta2,
@@ -261,8 +261,7 @@ class Configuration(unittest.TestCase):
                             ({"optimizer": {"kind": "sgd", "lr": 1}}, ("'lr'", "momentum")),
                             ({"optimizer": {"kind": "sgd", "nesterov": True}}, ("optimizer.nesterov",)),
                             ({"double_buffer": 1}, ("double_buffer", "true or false")),
-                            ({"deferred_bytes": 1.5}, ("deferred_bytes", "1.5", "integer")),
-                            ({"deferred_bytes": "2X"}, ("deferred_bytes", "2X", "2G")),
+                            ({"deferred_bytes": "2G"}, ("no 'deferred_bytes'", "it has name")),
                             ({"weight_type": "float32"}, ("'weight_type'", "weight_dtype"))]:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 json.dump({"heads": [{"name": "a", "vocab_size": 4, "hidden_size": 4} | head]}, file)
@@ -273,10 +272,9 @@ class Configuration(unittest.TestCase):
                 self.assertIn(word, result.stderr)
 
     def test_sizes_have_units_in_flags_and_in_the_file(self):
-        heads, limits, _ = self.start({"max_chunk_bytes": "64k", "staging_bytes": "2GiB", "heads": [
-            {"name": "a", "vocab_size": 100, "hidden_size": 8, "deferred_bytes": "1M"}]}, "--lane_credit_bytes=2M")
+        _, limits, _ = self.start({"max_chunk_bytes": "64k", "staging_bytes": "2GiB", "heads": [
+            {"name": "a", "vocab_size": 100, "hidden_size": 8}]}, "--lane_credit_bytes=2M")
         self.assertEqual((limits.max_chunk_bytes, limits.byte_credit), (64 << 10, 2 << 20))
-        self.assertEqual(heads[0].config.deferred_bytes, 1 << 20)
 
     def test_a_file_that_is_not_what_was_meant_is_an_error(self):
         head = '{"name": "a", "vocab_size": 4, "hidden_size": 4}'

@@ -118,12 +118,14 @@ class Features(unittest.TestCase):
                             self.check_added(f"{field.enum_type.full_name}.{value.name}", value_feature(value))
 
     def test_nothing_of_the_previous_release_is_gone_or_means_something_else(self):
-        previous, messages, enums, methods = Previous(), {}, {}, {}
+        previous, messages, enums, methods, reserved = Previous(), {}, {}, {}, {}
         for module in MODULES:
             proto = descriptor_pb2.FileDescriptorProto()
             module.DESCRIPTOR.CopyToProto(proto)
             for message in proto.message_type:
                 messages[f"{proto.package}.{message.name}"] = {field.number: field for field in message.field}
+                numbers = {number for one in message.reserved_range for number in range(one.start, one.end)}
+                reserved[f"{proto.package}.{message.name}"] = (numbers, set(message.reserved_name))
             for enum in proto.enum_type:
                 enums[f"{proto.package}.{enum.name}"] = {value.number: value.name for value in enum.value}
             for service in proto.service:
@@ -134,8 +136,13 @@ class Features(unittest.TestCase):
             self.assertLessEqual(values.items(), enums[name].items(), name)
         for name, fields in previous.messages.items():
             for number, field in fields.items():
-                now = messages[name][number]
+                now = messages[name].get(number)
                 with self.subTest(message=name, field=field.name):
+                    if now is None:  # it was retired: no other field may take its place
+                        numbers, names = reserved[name]
+                        self.assertIn(number, numbers)
+                        self.assertIn(field.name, names)
+                        continue
                     for what in ("name", "type", "type_name", "label", "proto3_optional"):
                         self.assertEqual(getattr(now, what), getattr(field, what))
 

@@ -113,6 +113,19 @@ class PreviousClient(unittest.TestCase):
         gradient = reference(self.weights, self.hidden, self.labels, 1 / 32)[2]
         self.close_to(weights, self.weights - 0.5 * gradient)
 
+    def test_a_field_that_there_is_no_more_is_refused_by_its_name(self):
+        config = head_pb2.HeadConfig(name="h", vocab_size=VOCAB, hidden_size=HIDDEN, weight_dtype=F32)
+        config.deferred_bytes = 1 << 20
+        with self.assertRaises(grpc.RpcError) as refused:
+            self.heads.CreateHead(head_pb2.CreateHeadRequest(config=config))
+        self.assertEqual(refused.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        for words in ("config.deferred_bytes", "field 9 of lossd.v1.HeadConfig", "no longer supported", "Leave it out"):
+            self.assertIn(words, refused.exception.details())
+        self.assertFalse(self.heads.ListHeads(head_pb2.ListHeadsRequest()).heads)
+        config.deferred_bytes = 0
+        created = self.heads.CreateHead(head_pb2.CreateHeadRequest(config=config))
+        self.assertEqual(created.config.deferred_bytes, 0)
+
 
 if __name__ == "__main__":
     unittest.main()

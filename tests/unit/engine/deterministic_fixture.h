@@ -33,6 +33,7 @@ class DeterministicTest : public ::testing::Test {
     options.memory_limit_bytes = limit_bytes;
     options.place_timeout = place_timeout;
     options.chunk_limits = {.max_chunk_bytes = max_chunk_bytes, .max_chunk_tokens = kMostTokens};
+    options.regions.total_bytes = options.regions.client_bytes = 1 << 20;
     head_ = nullptr;
     engine_ = *Engine::Create(options, *CreateCpuDevice(1 << 20));
     config.name = "h";

@@ -374,6 +374,24 @@ TEST_F(DeterministicTest, AFrozenHeadTakesItForGranted) {
   EXPECT_TRUE(AnswerOf(lane, std::move(chunk)).error.ok());
 }
 
+TEST_F(DeterministicTest, AClientMayOverwriteItsRegionOnceItHasTheAnswer) {
+  Submit(Attach(Open("c", 0)), MakeChunk(1, 0, 10));
+  const std::vector<float> expected = Flush();
+
+  Create({});
+  const auto region = engine_->regions().Create(RegionKind::kSystem, 1 << 16);
+  ASSERT_TRUE(region.ok()) << region.status();
+  Chunk chunk = MakeChunk(1, 0, 10);
+  std::byte* const memory = (*region)->memory().data();
+  Gather(chunk.hidden_states.parts(), memory);
+  chunk.hidden_states = {};
+  chunk.hidden_region = TensorRef{(*region)->handle(), 0};
+  ASSERT_TRUE(engine_->regions().Attach((*region)->handle(), 1).ok());
+  ASSERT_TRUE(AnswerOf(Attach(Open("c", 0)), std::move(chunk)).error.ok());
+  std::memset(memory, 0x3C, 1 << 16);  // the chunk does not fill its tile, so that its dW is yet to be made
+  EXPECT_TRUE(SameBits(Flush(), expected));
+}
+
 TEST_F(DeterministicTest, ADeletedHeadGivesEverythingBack) {
   SendInOrder(Attach(Open("c", 0)));
   std::promise<void> released;
