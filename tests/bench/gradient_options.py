@@ -1,28 +1,21 @@
 #!/usr/bin/env python3
-"""Times a trainer's step with and without two options of a head, each in the case that it was made for.
+"""Times a trainer's step with and without HeadConfig.double_buffer, in the case that it was made for.
 
-deferred       HeadConfig.deferred_bytes: chunks are answered after losses and dX, dW is made once the device is idle, at the price of
-               one product more. The case: the last stage of a pipeline, 1F1B, with --under_way micro-batches between the start of
-               their forward and the end of their backward pass. For each: forward pass, loss and dX at the server, backward pass,
-               which waits for dX. Earlier stages keep up; while they fill at a step's begin, and drain at its end, this one has nothing
-               to do. The step ends when the server's optimizer has consumed the window (SGD, lr=0) and the pipeline has drained.
-double_buffer  HeadConfig.double_buffer: the next window accumulates while a flush holds the last one. The case: a flush of dW in fp32
-               into host memory of the trainer, who goes on with the micro-batches of its next step as soon as the window is frozen,
-               one after the other, without a pipeline's fill and drain. The step lasts from the begin of one flush until the next one
-               could begin. Without the option the trainer does the same: its first forward pass overlaps the flush, then its batch
-               waits for the commit. It is a trainer whose next step can do without what this one will change of the weights. upload:
-               once the window is read, the weights are written while the next step goes on, and a step ends with both.
+With it the next window accumulates while a flush holds the last one. The case: a flush of dW in fp32 into host memory of the trainer,
+who goes on with the micro-batches of its next step as soon as the window is frozen, one after the other. The step lasts from the begin
+of one flush until the next one could begin. Without the option the trainer does the same: its first forward pass overlaps the flush,
+then its batch waits for the commit. It is a trainer whose next step can do without what this one will change of the weights. upload:
+once the window is read, the weights are written while the next step goes on, and a step ends with both.
 
 The trainer's own passes are --ratio times the FLOP of the head's three products, a third of them forward, two thirds backward:
-  other  on another GPU: it sleeps for as long as these take at --trainer_tflops. Hidden states and dX are in host memory: sent over
-         gRPC (socket), or in a region shared with the server (region)
-  same   on the server's device: bf16 products of torch. Hidden states and dX are in a region of the device (ipc), but where dW is
-         deferred in one of the host, between which and the device they are copied, since chunks in a region of the device are never
-         deferred. What a head without that option does with ipc is told beside it
+  other  on another GPU: it sleeps for as long as these take at --trainer_tflops. Hidden states and dX are in host memory, sent over
+         gRPC (socket)
+  same   on the server's device: bf16 products of torch. Hidden states and dX are in a region of the device (ipc), on a CPU in one
+         that is shared with the server (region)
 
 Losses, dX and dW of both are compared before anything is timed, norm and tokens of each window that is. That the option took part is
-asserted, and that it did not without it: by the server's count of deferred chunks, by micro-batches that were answered before
-the flush had been read. Rounds alternate, and so does who goes first. `saved` is 1 - median with / median without.
+asserted, and that it did not without it: by micro-batches that were answered before the flush had been read. Rounds alternate, and so
+does who goes first. `saved` is 1 - median with / median without.
 
 Exit codes: 0 done, 1 results differ, or the option never took part, or a case marked * was not measured in time, 2 bad arguments, 3 out of time.
 
@@ -53,7 +46,6 @@ import lossd
 BAR = 0.10  # of a step's time: what saves less is not worth its code
 MOST = {"losses": 1e-5, "dx": 4e-3, "dw": 1e-4}  # relative, of Frobenius norms; between the head with the option and that without
 MOST_NORM = 1e-3  # of a timed window's gradient, relative
-PIPELINE_STAGES = 4
 SLACK = 20.0  # seconds beyond the limit after which the process ends whatever it is doing
 
 
@@ -65,16 +57,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--device", default="cuda:0" if cuda else "cpu", help="of server and `same` (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="sizes for trying it out on a CPU: times mean nothing")
-    parser.add_argument("--cases", default="deferred,double_buffer", help="with commas (default: %(default)s)")
     parser.add_argument("--trainers", default="other,same", help="with commas (default: %(default)s)")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--tokens", type=int, help="of a micro-batch (4096; small: 16)")
     parser.add_argument("--vocab", type=int, help="(131072; small: 65536)")
     parser.add_argument("--hidden", type=int, help="(4096; small: 256)")
-    parser.add_argument("--micro_batches", type=int, help=f"of a pipeline's step, rounded up to a multiple of {DISTINCT} (12; small: 4)")
-    parser.add_argument("--flush_micro_batches", type=int, help="of a step that ends with a flush, likewise (32; small: 8)")
-    parser.add_argument("--under_way", type=int, default=4, help="micro-batches (default: %(default)s)")
-    parser.add_argument("--ratio", type=float, help="of the trainer's FLOP to the head's; half and twice of it, too (1; small: 0.2)")
+    parser.add_argument("--micro_batches", type=int, help=f"of a step, rounded up to a multiple of {DISTINCT} (32; small: 8)")
+    parser.add_argument("--under_way", type=int, default=4, help="micro-batches, where there is more than one (default: %(default)s)")
+    parser.add_argument("--ratio", type=float, help="of the trainer's FLOP to the head's (1; small: 0.2)")
     parser.add_argument("--trainer_tflops", type=float, help="of the trainer that sleeps (600; small: 0.1)")
     parser.add_argument("--repeats", type=int, default=7, help="timed rounds of each case; at least 7 but with --small (default: %(default)s)")
     parser.add_argument("--limit_seconds", type=float, default=240, help="of everything; cases that would not fit are left out")
@@ -82,20 +72,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--program", help="the lossd to start (default: as lossd.launch finds it)")
     parser.add_argument("--out", help="file for all numbers, as JSON")
     options = parser.parse_args()
-    usual = (16, 65536, 256, 4, 8, 0.2, 0.1) if options.small else (4096, 131072, 4096, 12, 32, 1.0, 600.0)
-    names = ("tokens", "vocab", "hidden", "micro_batches", "flush_micro_batches", "ratio", "trainer_tflops")
+    usual = (16, 65536, 256, 8, 0.2, 0.1) if options.small else (4096, 131072, 4096, 32, 1.0, 600.0)
+    names = ("tokens", "vocab", "hidden", "micro_batches", "ratio", "trainer_tflops")
     for name, value in zip(names, usual, strict=True):
         if getattr(options, name) is None:
             setattr(options, name, value)
         if getattr(options, name) <= 0:
             parser.error(f"--{name} must be above 0")
-    for name in ("micro_batches", "flush_micro_batches"):
-        setattr(options, name, rounded(getattr(options, name), DISTINCT))
-    for name, known in (("cases", {"deferred", "double_buffer"}), ("trainers", {"other", "same"})):
-        values = getattr(options, name).split(",")
-        if not known.issuperset(values):
-            parser.error(f"--{name} is {getattr(options, name)!r}; it takes {', '.join(sorted(known))}")
-        setattr(options, name, values)
+    options.micro_batches = rounded(options.micro_batches, DISTINCT)
+    options.trainers = options.trainers.split(",")
+    if not {"other", "same"}.issuperset(options.trainers):
+        parser.error(f"--trainers is {','.join(options.trainers)!r}; it takes other, same")
     if options.repeats < (1 if options.small else 7) or options.under_way < 1:
         parser.error("--repeats must be at least 7, --under_way at least 1")
     return options
@@ -125,23 +112,22 @@ class Round:
     counts: dict[str, float]
 
 
-def in_turns(variants: dict[str, Callable[[bool], Round]], repeats: int,
-             deadline: Deadline) -> tuple[dict[str, list[Round]], dict[str, Round]]:
-    """`repeats` rounds of each, after one that is not counted, and that one."""
+def in_turns(variants: dict[str, Callable[[], Round]], repeats: int, deadline: Deadline) -> dict[str, list[Round]]:
+    """`repeats` rounds of each, after one that is not counted."""
     began = time.monotonic()
-    warm_ups = {name: run(True) for name, run in variants.items()}
+    for run in variants.values():
+        run()
     if (time.monotonic() - began) * 1.1 * repeats > deadline.left():
         raise Left
     rounds: dict[str, list[Round]] = {name: [] for name in variants}
     for turn in range(repeats):
         for name in list(variants) if turn % 2 == 0 else list(reversed(variants)):
-            rounds[name].append(variants[name](False))
-    return rounds, warm_ups
+            rounds[name].append(variants[name]())
+    return rounds
 
 
 @dataclass(frozen=True)
 class Case:
-    feature: str
     trainer: str
     ratio: float
     under_way: int
@@ -153,81 +139,33 @@ class Case:
     def name(self) -> str:
         sessions = "1 session" if self.sessions == 1 else f"{self.sessions} sessions"
         upload = " upload" if self.upload else ""
-        return f"{self.feature} {self.trainer} ratio={self.ratio:g} under_way={self.under_way} {sessions} {self.path}{upload}"
+        return f"{self.trainer} ratio={self.ratio:g} under_way={self.under_way} {sessions} {self.path}{upload}"
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
     many = options.under_way
     cases = [
-        Case("deferred", "other", options.ratio, many, many, "socket", True),
-        Case("deferred", "same", options.ratio, many, many, "region", True),
-        Case("double_buffer", "other", options.ratio, 1, 1, "socket", True),
-        Case("double_buffer", "same", options.ratio, 1, 1, "ipc" if options.device.startswith("cuda") else "region", True),
-        Case("deferred", "other", options.ratio / 2, many, many, "socket", True),
-        Case("deferred", "other", options.ratio * 2, many, many, "socket", True),
-        Case("deferred", "other", options.ratio, many, many, "region", True),
-        Case("deferred", "other", options.ratio, many, 1, "socket", False),
-        Case("deferred", "other", options.ratio, 1, 1, "socket", False),
-        Case("double_buffer", "other", options.ratio, 1, 1, "socket", False, upload=True),
-        Case("double_buffer", "other", options.ratio, many, many, "socket", False),
+        Case("other", options.ratio, 1, 1, "socket", True),
+        Case("same", options.ratio, 1, 1, "ipc" if options.device.startswith("cuda") else "region", True),
+        Case("other", options.ratio, 1, 1, "socket", False, upload=True),
+        Case("other", options.ratio, many, many, "socket", False),
     ]
-    chosen = [case for case in cases if case.feature in options.cases and case.trainer in options.trainers and options.only in case.name()]
-    return list(dict.fromkeys(chosen))
+    return [case for case in cases if case.trainer in options.trainers and options.only in case.name()]
 
 
-def deferred_rounds(world: World, case: Case, trainer: Trainer, stack: ExitStack) -> dict[str, Callable[[bool], Round]]:
+def rounds_of(world: World, case: Case, trainer: Trainer, stack: ExitStack) -> dict[str, Callable[[], Round]]:
     count = world.options.micro_batches
-    scale = 1.0 / (count * world.size.tokens)
-    thread = stack.enter_context(ThreadPoolExecutor(1))
-    fill, drain = ((PIPELINE_STAGES - 1) * seconds for seconds in (trainer.forward_seconds, trainer.backward_seconds))
-    here = isinstance(trainer, Here)
-
-    def variant(head_name: str, path: str) -> Callable[[bool], Round]:
-        head = world.heads[head_name]
-        lanes = world.lanes(head_name, path, case.sessions, case.under_way, scale, from_device=here, stack=stack)
-        batches = world.batches(0, count, path)
-
-        def run(warm_up: bool) -> Round:
-            before = world.metrics()
-            began = time.perf_counter()
-            time.sleep(fill)
-            run_window(trainer, lanes, batches, case.under_way)
-            counts = {}
-            if warm_up:
-                marks = [lane for session in head.info().sessions for lane in session.lanes]
-                counts["applied_at_step"] = sum(lane.applied for lane in marks) / max(1, sum(lane.accepted for lane in marks))
-            drained = time.perf_counter() + drain
-            stepped = thread.submit(head.step, 0.0)
-            time.sleep(max(0.0, drained - time.perf_counter()))
-            result = stepped.result()
-            seconds = time.perf_counter() - began
-            after = world.metrics()
-            for name, key in (("deferred", "lossd_chunks_deferred_total"), ("accumulated", 'lossd_chunks_total{outcome="accumulated"}'),
-                              ("batches", "lossd_batch_rows_count"), ("rows", "lossd_batch_rows_sum")):
-                counts[name] = after[key] - before[key]
-            return Round(seconds, result.window_tokens, result.norm, 0, counts)
-
-        return run
-
-    variants = {"without": variant("plain", case.path), "with": variant("deferred", case.path)}
-    if case.trainer == "same" and world.device.type == "cuda":
-        variants["ipc"] = variant("plain", "ipc")
-    return variants
-
-
-def double_buffer_rounds(world: World, case: Case, trainer: Trainer, stack: ExitStack) -> dict[str, Callable[[bool], Round]]:
-    count = world.options.flush_micro_batches
     scale = 1.0 / (count * world.size.tokens)
     thread = stack.enter_context(ThreadPoolExecutor(1))
     out = torch.zeros(world.size.vocab, world.size.hidden)  # of the trainer; touched before it is timed
     here = isinstance(trainer, Here)
 
-    def variant(head_name: str) -> Callable[[bool], Round]:
+    def variant(head_name: str) -> Callable[[], Round]:
         head = world.heads[head_name]
         lanes = world.lanes(head_name, case.path, case.sessions, case.under_way, scale, from_device=here, stack=stack)
         windows = 0
 
-        def run(_warm_up: bool) -> Round:
+        def run() -> Round:
             nonlocal windows
             if windows == 0:
                 run_window(None, lanes, world.batches(0, count, case.path), case.under_way)
@@ -250,16 +188,16 @@ def double_buffer_rounds(world: World, case: Case, trainer: Trainer, stack: Exit
     return {"without": variant("plain"), "with": variant("double_buffer")}
 
 
-def took_part(case: Case, name: str, rounds: list[Round]) -> str:
+def took_part(name: str, rounds: list[Round]) -> str:
     """What is wrong, or nothing."""
-    key = "deferred" if case.feature == "deferred" else "answered_before_read"
+    key = "answered_before_read"
     counted = [one.counts[key] for one in rounds]
     if name != "with":
         return f"without the option, {key} is {counted}; want 0" if any(counted) else ""
     return "" if statistics.median(counted) > 0 else f"with the option, {key} is {counted}: it did not take part"
 
 
-def same_windows(case: Case, rounds: dict[str, list[Round]], tokens: int) -> str:
+def same_windows(rounds: dict[str, list[Round]], tokens: int) -> str:
     """What is wrong, or nothing."""
     wanted: dict[int, float] = {}
     for name, of_variant in rounds.items():
@@ -282,26 +220,22 @@ def measure(world: World, case: Case, deadline: Deadline) -> dict[str, Any]:
                 trainer = Here(world.size, case.ratio, world.device)
             else:
                 trainer = Elsewhere(world.size, case.ratio, options.trainer_tflops)
-            make = deferred_rounds if case.feature == "deferred" else double_buffer_rounds
-            variants = make(world, case, trainer, stack)
-            rounds, warm_ups = in_turns(variants, options.repeats, deadline)
+            rounds = in_turns(rounds_of(world, case, trainer, stack), options.repeats, deadline)
     finally:
         world.used = used
-    count = options.micro_batches if case.feature == "deferred" else options.flush_micro_batches
-    problems = [took_part(case, name, of_variant) for name, of_variant in rounds.items()]
-    problems.append(same_windows(case, rounds, count * world.size.tokens))
+    count = options.micro_batches
+    problems = [took_part(name, of_variant) for name, of_variant in rounds.items()]
+    problems.append(same_windows(rounds, count * world.size.tokens))
     report: dict[str, Any] = {
-        "case": case.name(), "feature": case.feature, "counts": case.counts, "micro_batches": count, "trainer_flop": trainer.flop,
+        "case": case.name(), "counts": case.counts, "micro_batches": count, "trainer_flop": trainer.flop,
         "forward_ms": 1e3 * trainer.forward_seconds, "backward_ms": 1e3 * trainer.backward_seconds,
         "problems": [problem for problem in problems if problem],
-        "variants": {name: {**_summary(of_variant), "warm_up": warm_ups[name].counts} for name, of_variant in rounds.items()}}
+        "variants": {name: _summary(of_variant) for name, of_variant in rounds.items()}}
     medians = {name: report["variants"][name]["median_ms"] for name in rounds}
     report["ratio"] = medians["with"] / medians["without"]
     report["saved"] = 1 - report["ratio"]
     pairs = zip(rounds["with"], rounds["without"], strict=True)
     report["pair_ratios"] = sorted(one.seconds / other.seconds for one, other in pairs)
-    if "ipc" in medians:
-        report["saved_to_ipc"] = 1 - medians["with"] / medians["ipc"]
     return report
 
 
@@ -321,27 +255,23 @@ def _show(report: dict[str, Any]) -> None:
     print(f"\n{star} {report['case']}: {report['micro_batches']} micro-batches, trainer {report['trainer_flop'] / 1e12:.3g} TFLOP each, "
           f"{report['forward_ms']:.1f} + {report['backward_ms']:.1f} ms")
     for name, one in report["variants"].items():
-        shown = {**one["counts"], **{key: value for key, value in one["warm_up"].items() if key not in one["counts"]}}
-        counts = ", ".join(f"{key} {value:.4g}" for key, value in shown.items())
+        counts = ", ".join(f"{key} {value:.4g}" for key, value in one["counts"].items())
         print(f"    {name:8} {one['median_ms']:9.2f} ms a step, {one['least_ms']:.2f} to {one['most_ms']:.2f}, "
               f"middle half within {one['spread_ms']:.2f}; {counts}")
     pairs = report["pair_ratios"]
-    to_ipc = f"; of ipc {100 * report['saved_to_ipc']:+.1f} %" if "saved_to_ipc" in report else ""
-    print(f"    with / without {report['ratio']:.3f} (rounds {pairs[0]:.3f} to {pairs[-1]:.3f}): saved {100 * report['saved']:+.1f} %{to_ipc}")
+    print(f"    with / without {report['ratio']:.3f} (rounds {pairs[0]:.3f} to {pairs[-1]:.3f}): saved {100 * report['saved']:+.1f} %")
     for problem in report["problems"]:
         print(f"    WRONG: {problem}")
     sys.stdout.flush()
 
 
-def _verdicts(reports: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    verdicts = {}
-    for feature in dict.fromkeys(report["feature"] for report in reports):
-        measured = {report["case"]: report["saved"] for report in reports if report["feature"] == feature and report["counts"]}
-        if not measured:
-            continue
-        best = max(measured, key=lambda name: measured[name])
-        verdicts[feature] = {"best_saved": measured[best], "best_case": best, "reaches_bar": measured[best] >= BAR}
-    return verdicts
+def _verdict(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Nothing if no case that counts was measured."""
+    measured = {report["case"]: report["saved"] for report in reports if report["counts"]}
+    if not measured:
+        return {}
+    best = max(measured, key=lambda name: measured[name])
+    return {"best_saved": measured[best], "best_case": best, "reaches_bar": measured[best] >= BAR}
 
 
 # --- All of it -----------------------------------------------------------------------------------------------------------------
@@ -353,7 +283,7 @@ def run_all(options: argparse.Namespace, server: lossd.Server, deadline: Deadlin
     target = f"127.0.0.1:{ports['grpc']}" if options.transport == "tcp" else server.target
     size = Size(options.tokens, options.vocab, options.hidden)
     with lossd.connect(target) as client:
-        world = World(options, size, torch.device(options.device), client, f"http://127.0.0.1:{ports['metrics']}/metrics", notes=report["notes"])
+        world = World(options, size, torch.device(options.device), client, notes=report["notes"])
         create_heads(world)
         fill(world)
         report["server"] = client.status().device_description
@@ -391,19 +321,19 @@ def main() -> int:
     report: dict[str, Any] = {
         "options": {name: value for name, value in vars(options).items() if name not in ("out", "program")}, "torch": torch.__version__,
         "device": torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else "CPU",
-        "head_flop": 6.0 * options.tokens * options.vocab * options.hidden, "pipeline_stages": PIPELINE_STAGES, "bar": BAR, "most": MOST,
+        "head_flop": 6.0 * options.tokens * options.vocab * options.hidden, "bar": BAR, "most": MOST,
         "notes": [], "cases": [], "left_out": []}
-    flags = ["--metrics_listen=127.0.0.1:0", *(["--listen=127.0.0.1:0"] if options.transport == "tcp" else [])]
+    flags = ["--listen=127.0.0.1:0"] if options.transport == "tcp" else []
     with lossd.launch(device=options.device, program=options.program, args=flags) as server:
         right = run_all(options, server, deadline, report)
-    report["verdicts"] = _verdicts(report["cases"])
+    report["verdict"] = verdict = _verdict(report["cases"])
     report["right"] = right
     report["seconds"] = time.monotonic() - began
     print()
     for note in report["notes"]:
         print(f"note: {note}")
-    for feature, verdict in report["verdicts"].items():
-        print(f"{feature}: saves {100 * verdict['best_saved']:+.1f} % at best ({verdict['best_case']}); "
+    if verdict:
+        print(f"double_buffer: saves {100 * verdict['best_saved']:+.1f} % at best ({verdict['best_case']}); "
               f"the bar of {100 * BAR:.0f} % is {'reached' if verdict['reaches_bar'] else 'missed'}")
     print(f"{report['seconds']:.0f} s in all; {'right' if right else 'NOT RIGHT'}")
     if options.out:
