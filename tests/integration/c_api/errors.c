@@ -218,6 +218,9 @@ void TestValues(const char* target, int count, char** arguments) {
   config.vocab_size = -5;
   config.class_weights = problem.weights;
   FAILS(lossd_client_create_head(client, &config, &head), LOSSD_INVALID_ARGUMENT, "vocab_size");
+  config.reserved = 4096;
+  FAILS(lossd_client_create_head(client, &config, &head), LOSSD_INVALID_ARGUMENT, "it was deferred_bytes");
+  config.reserved = 0;
   config.weight_dtype = 77;
   FAILS(lossd_client_create_head(client, &config, &head), LOSSD_INVALID_ARGUMENT, "weight_dtype is 77");
   config.weight_dtype = LOSSD_FLOAT32;
