@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -13,17 +14,22 @@
 namespace lossd {
 namespace {
 
-using engine::HeadConfig;
+using engine::OptimizerConfig;
 using engine::OptimizerKind;
 using kernels::DataType;
 using nlohmann::json;
 
-constexpr std::array<const char*, 14> kKeys = {
-    "name",          "vocab_size", "hidden_size",    "weight_dtype",       "logit_scale",
-    "softcap",       "frozen",     "bias",           "optimizer",          "master_weights",
-    "double_buffer", "weights",    "weights_tensor", "weights_bias_tensor"};
-constexpr std::array<const char*, 9> kOptimizerKeys = {
-    "kind", "weight_decay", "momentum", "dampening", "nesterov", "beta1", "beta2", "eps", "maximize"};
+// Keys of a head beside those of its configuration.
+constexpr char kWeights[] = "weights";
+constexpr char kWeightsTensor[] = "weights_tensor";
+constexpr char kWeightsBiasTensor[] = "weights_bias_tensor";
+
+template <typename Fields>
+std::vector<std::string> NamesOf(const Fields& fields) {
+  std::vector<std::string> names;
+  engine::ForEachField(fields, [&names](const auto& field) { names.emplace_back(field.name); });
+  return names;
+}
 
 // The library would make an integer of 2.5 and of true, and a number of true.
 absl::Status Invalid(const json& entry, const char* key, const char* what_it_must_be) {
@@ -31,7 +37,12 @@ absl::Status Invalid(const json& entry, const char* key, const char* what_it_mus
                                                  "; it must be ", what_it_must_be));
 }
 
-absl::Status ReadSize(const json& entry, const char* key, int64_t* size) {
+absl::Status Read(const json& entry, const char* key, std::string* text) {
+  *text = entry.at(key).get<std::string>();
+  return absl::OkStatus();
+}
+
+absl::Status Read(const json& entry, const char* key, int64_t* size) {
   if (!entry.at(key).is_number_integer()) return Invalid(entry, key, "an integer");
   *size = entry.at(key).get<int64_t>();
   return absl::OkStatus();
@@ -45,22 +56,28 @@ absl::Status ReadNumber(const json& entry, const char* key, Number* number) {
   return absl::OkStatus();
 }
 
-absl::Status ReadFlag(const json& entry, const char* key, bool* flag) {
+absl::Status Read(const json& entry, const char* key, float* number) {
+  return ReadNumber(entry, key, number);
+}
+absl::Status Read(const json& entry, const char* key, double* number) {
+  return ReadNumber(entry, key, number);
+}
+
+absl::Status Read(const json& entry, const char* key, bool* flag) {
   if (!entry.contains(key)) return absl::OkStatus();
   if (!entry.at(key).is_boolean()) return Invalid(entry, key, "true or false");
   *flag = entry.at(key).get<bool>();
   return absl::OkStatus();
 }
 
-absl::Status ReadFrozen(const json& entry, HeadConfig* head) {
+absl::Status Read(const json& entry, const char* key, engine::WeightGradients* gradients) {
   bool frozen = false;
-  absl::Status status = ReadFlag(entry, "frozen", &frozen);
-  if (frozen) head->weight_gradients = engine::WeightGradients::kFrozen;
+  absl::Status status = Read(entry, key, &frozen);
+  if (frozen) *gradients = engine::WeightGradients::kFrozen;
   return status;
 }
 
-template <size_t kCount>
-absl::Status CheckKeys(const json& entry, const std::array<const char*, kCount>& keys, const char* what) {
+absl::Status CheckKeys(const json& entry, const std::vector<std::string>& keys, const char* what) {
   // A misspelt key must not be a default in disguise.
   for (const auto& [key, value] : entry.items()) {
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
@@ -78,11 +95,11 @@ absl::Status ReadText(const json& entry, const char* key, std::string* text) {
 }
 
 absl::Status ReadWeights(const json& entry, HeadEntry* head) {
-  absl::Status status = ReadText(entry, "weights", &head->weights);
-  status.Update(ReadText(entry, "weights_tensor", &head->weights_tensor));
-  status.Update(ReadText(entry, "weights_bias_tensor", &head->weights_bias_tensor));
+  absl::Status status = ReadText(entry, kWeights, &head->weights);
+  status.Update(ReadText(entry, kWeightsTensor, &head->weights_tensor));
+  status.Update(ReadText(entry, kWeightsBiasTensor, &head->weights_bias_tensor));
   if (!status.ok() || !head->weights.empty()) return status;
-  for (const char* key : {"weights", "weights_tensor", "weights_bias_tensor"}) {
+  for (const char* key : {kWeights, kWeightsTensor, kWeightsBiasTensor}) {
     if (entry.contains(key)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--config: a head has '", key, "' and no file; 'weights' names one below --weights_dir"));
@@ -91,70 +108,64 @@ absl::Status ReadWeights(const json& entry, HeadEntry* head) {
   return absl::OkStatus();
 }
 
-absl::Status ReadKind(const json& optimizer, engine::OptimizerConfig* config) {
+absl::Status Read(const json& optimizer, const char* key, OptimizerKind* kind) {
   constexpr std::array<std::pair<const char*, OptimizerKind>, 3> kKinds = {
       {{"sgd", OptimizerKind::kSgd}, {"adam", OptimizerKind::kAdam}, {"adamw", OptimizerKind::kAdamW}}};
-  for (const auto& [name, kind] : kKinds) {
-    if (optimizer.at("kind") != name) continue;
-    config->kind = kind;
-    if (kind == OptimizerKind::kAdamW) config->weight_decay = 0.01;
+  for (const auto& [name, known] : kKinds) {
+    if (optimizer.at(key) != name) continue;
+    *kind = known;
     return absl::OkStatus();
   }
-  return Invalid(optimizer, "kind", "one of: sgd, adam, adamw");
+  return Invalid(optimizer, key, "one of: sgd, adam, adamw");
 }
 
-absl::Status ReadOptimizer(const json& entry, engine::OptimizerConfig* config) {
-  if (!entry.contains("optimizer")) return absl::OkStatus();
-  const json& optimizer = entry.at("optimizer");
-  if (!optimizer.is_object() || !optimizer.contains("kind")) {
-    return Invalid(entry, "optimizer", "an object with a kind: {\"kind\": \"adamw\"}");
-  }
-  absl::Status status = CheckKeys(optimizer, kOptimizerKeys, "an optimizer");
-  status.Update(ReadKind(optimizer, config));
-  status.Update(ReadNumber(optimizer, "weight_decay", &config->weight_decay));
-  status.Update(ReadNumber(optimizer, "momentum", &config->momentum));
-  status.Update(ReadNumber(optimizer, "dampening", &config->dampening));
-  status.Update(ReadFlag(optimizer, "nesterov", &config->nesterov));
-  status.Update(ReadNumber(optimizer, "beta1", &config->beta1));
-  status.Update(ReadNumber(optimizer, "beta2", &config->beta2));
-  status.Update(ReadNumber(optimizer, "eps", &config->eps));
-  status.Update(ReadFlag(optimizer, "maximize", &config->maximize));
-  return status;
-}
-
-absl::Status ReadType(const json& entry, DataType* type) {
-  if (!entry.contains("weight_dtype")) return absl::OkStatus();
+absl::Status Read(const json& entry, const char* key, DataType* type) {
+  if (!entry.contains(key)) return absl::OkStatus();
   for (const DataType known : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32}) {
-    if (entry.at("weight_dtype") != kernels::Name(known)) continue;
+    if (entry.at(key) != kernels::Name(known)) continue;
     *type = known;
     return absl::OkStatus();
   }
-  return Invalid(entry, "weight_dtype", "one of: bfloat16, float16, float32");
+  return Invalid(entry, key, "one of: bfloat16, float16, float32");
 }
 
-absl::Status Read(const json& entry, HeadConfig* head) {
-  head->name = entry.at("name").get<std::string>();
+template <typename Fields, typename Config>
+absl::Status ReadFields(const json& entry, const Fields& fields, Config* config);
+
+absl::Status Read(const json& entry, const char* key, OptimizerConfig* config) {
+  if (!entry.contains(key)) return absl::OkStatus();
+  const json& optimizer = entry.at(key);
+  if (!optimizer.is_object() || !optimizer.contains("kind")) {
+    return Invalid(entry, key, "an object with a kind: {\"kind\": \"adamw\"}");
+  }
+  if (optimizer.at("kind") == "adamw") config->weight_decay = 0.01;  // unless the file says otherwise
+  absl::Status status = CheckKeys(optimizer, NamesOf(engine::kOptimizerFields), "an optimizer");
+  status.Update(ReadFields(optimizer, engine::kOptimizerFields, config));
+  return status;
+}
+
+// Fields that are left out keep their values, where they may be.
+template <typename Fields, typename Config>
+absl::Status ReadFields(const json& entry, const Fields& fields, Config* config) {
   absl::Status status;
-  status.Update(ReadSize(entry, "vocab_size", &head->vocab_size));
-  status.Update(ReadSize(entry, "hidden_size", &head->hidden_size));
-  status.Update(CheckKeys(entry, kKeys, "a head"));
-  status.Update(ReadType(entry, &head->weight_type));
-  status.Update(ReadNumber(entry, "logit_scale", &head->logit_scale));
-  status.Update(ReadNumber(entry, "softcap", &head->softcap));
-  status.Update(ReadFrozen(entry, head));
-  status.Update(ReadFlag(entry, "bias", &head->bias));
-  status.Update(ReadOptimizer(entry, &head->optimizer));
-  status.Update(ReadFlag(entry, "master_weights", &head->master_weights));
-  status.Update(ReadFlag(entry, "double_buffer", &head->double_buffer));
+  engine::ForEachField(
+      fields, [&](const auto& field) { status.Update(Read(entry, field.name, &(config->*field.value))); });
   return status;
 }
 
 }  // namespace
 
+std::vector<std::string> HeadKeys() {
+  std::vector<std::string> keys = NamesOf(engine::kHeadFields);
+  keys.insert(keys.end(), {kWeights, kWeightsTensor, kWeightsBiasTensor});
+  return keys;
+}
+
 absl::StatusOr<HeadEntry> ReadHeadEntry(const json& entry) {
   HeadEntry head;
   try {
-    absl::Status status = Read(entry, &head.config);
+    absl::Status status = ReadFields(entry, engine::kHeadFields, &head.config);
+    status.Update(CheckKeys(entry, HeadKeys(), "a head"));
     status.Update(ReadWeights(entry, &head));
     if (!status.ok()) return status;
   } catch (const json::exception& error) {

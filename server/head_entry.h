@@ -4,6 +4,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/engine/head_config.h"
@@ -17,6 +18,9 @@ struct HeadEntry {
   std::string weights_tensor;
   std::string weights_bias_tensor;
 };
+
+// All keys that an entry may have.
+std::vector<std::string> HeadKeys();
 
 // name, vocab_size and hidden_size are needed. INVALID_ARGUMENT naming the key and its value for what is
 // missing, misspelt, of another JSON type or out of range.

@@ -15,6 +15,7 @@
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "server/config_file.h"
 #include "server/engine/process_memory.h"
@@ -126,10 +127,9 @@ ABSL_FLAG(std::string, port_file, "",
 ABSL_FLAG(std::string, log_format, "text", "text or json; one line an event, on standard error");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(lossd::GuardFile, config, {},
-          "JSON file: any flag by its name, and \"heads\": [{\"name\", \"vocab_size\", \"hidden_size\", "
-          "\"weight_dtype\", \"logit_scale\", \"softcap\", \"frozen\", \"bias\", \"optimizer\", "
-          "\"master_weights\", \"double_buffer\", \"weights\", \"weights_tensor\", "
-          "\"weights_bias_tensor\"}] to create at start; the command line wins over it");
+          absl::StrCat("JSON file: any flag by its name, and \"heads\": [{\"",
+                       absl::StrJoin(lossd::HeadKeys(), "\", \""),
+                       "\"}] to create at start; the command line wins over it"));
 
 namespace lossd {
 namespace {

@@ -75,61 +75,43 @@ kernels::DataType ToType(const json& value) {
   Refuse(absl::StrCat(value.dump(), " is no dtype"));
 }
 
-json ToJson(const OptimizerConfig& optimizer) {
-  return {{"kind", static_cast<int>(optimizer.kind)},
-          {"weight_decay", optimizer.weight_decay},
-          {"momentum", optimizer.momentum},
-          {"dampening", optimizer.dampening},
-          {"nesterov", optimizer.nesterov},
-          {"beta1", optimizer.beta1},
-          {"beta2", optimizer.beta2},
-          {"eps", optimizer.eps},
-          {"maximize", optimizer.maximize}};
+json FromValue(const OptimizerConfig& optimizer);
+json FromValue(kernels::DataType type) { return kernels::Name(type); }
+json FromValue(WeightGradients gradients) { return gradients == WeightGradients::kFrozen; }
+json FromValue(OptimizerKind kind) { return static_cast<int>(kind); }
+template <typename Value>
+json FromValue(const Value& value) {
+  return value;
 }
 
-OptimizerConfig OptimizerFromJson(const json& from) {
-  OptimizerConfig optimizer;
-  optimizer.kind = ToEnum(from.at("kind"), OptimizerKind::kAdamW);
-  optimizer.weight_decay = from.at("weight_decay").get<double>();
-  optimizer.momentum = from.at("momentum").get<double>();
-  optimizer.dampening = from.at("dampening").get<double>();
-  optimizer.nesterov = from.at("nesterov").get<bool>();
-  optimizer.beta1 = from.at("beta1").get<double>();
-  optimizer.beta2 = from.at("beta2").get<double>();
-  optimizer.eps = from.at("eps").get<double>();
-  optimizer.maximize = from.at("maximize").get<bool>();
-  return optimizer;
+template <typename Fields, typename Config>
+json FromFields(const Fields& fields, const Config& config) {
+  json object = json::object();
+  ForEachField(fields, [&](const auto& field) { object[field.name] = FromValue(config.*field.value); });
+  return object;
 }
 
-json ToJson(const HeadConfig& config) {
-  return {{"name", config.name},
-          {"vocab_size", config.vocab_size},
-          {"hidden_size", config.hidden_size},
-          {"weight_dtype", kernels::Name(config.weight_type)},
-          {"logit_scale", config.logit_scale},
-          {"softcap", config.softcap},
-          {"frozen", config.weight_gradients == WeightGradients::kFrozen},
-          {"bias", config.bias},
-          {"optimizer", ToJson(config.optimizer)},
-          {"master_weights", config.master_weights},
-          {"double_buffer", config.double_buffer}};
+json FromValue(const OptimizerConfig& optimizer) { return FromFields(kOptimizerFields, optimizer); }
+json ToJson(const HeadConfig& config) { return FromFields(kHeadFields, config); }
+
+void Read(const json& from, OptimizerConfig* optimizer);
+void Read(const json& from, std::string* text) { *text = from.get<std::string>(); }
+void Read(const json& from, int64_t* count) { *count = ToCount(from); }
+void Read(const json& from, float* number) { *number = ToFloat(from); }
+void Read(const json& from, double* number) { *number = from.get<double>(); }
+void Read(const json& from, bool* flag) { *flag = from.get<bool>(); }
+void Read(const json& from, kernels::DataType* type) { *type = ToType(from); }
+void Read(const json& from, OptimizerKind* kind) { *kind = ToEnum(from, OptimizerKind::kAdamW); }
+void Read(const json& from, WeightGradients* gradients) {
+  *gradients = from.get<bool>() ? WeightGradients::kFrozen : WeightGradients::kAccumulated;
 }
 
-HeadConfig ConfigFromJson(const json& from) {
-  HeadConfig config;
-  config.name = from.at("name").get<std::string>();
-  config.vocab_size = ToCount(from.at("vocab_size"));
-  config.hidden_size = ToCount(from.at("hidden_size"));
-  config.weight_type = ToType(from.at("weight_dtype"));
-  config.logit_scale = ToFloat(from.at("logit_scale"));
-  config.softcap = ToFloat(from.at("softcap"));
-  if (from.at("frozen").get<bool>()) config.weight_gradients = WeightGradients::kFrozen;
-  config.bias = from.at("bias").get<bool>();
-  config.optimizer = OptimizerFromJson(from.at("optimizer"));
-  config.master_weights = from.at("master_weights").get<bool>();
-  config.double_buffer = from.at("double_buffer").get<bool>();
-  return config;
+template <typename Fields, typename Config>
+void ReadFields(const json& from, const Fields& fields, Config* config) {
+  ForEachField(fields, [&](const auto& field) { Read(from.at(field.name), &(config->*field.value)); });
 }
+
+void Read(const json& from, OptimizerConfig* optimizer) { ReadFields(from, kOptimizerFields, optimizer); }
 
 // --- Ledger
 
@@ -387,7 +369,7 @@ json ToJson(const HeadCheckpoint& head) {
 HeadCheckpoint HeadFromJson(const json& from) {
   HeadCheckpoint head;
   const json& config = from.at("config");
-  head.config = ConfigFromJson(config);
+  ReadFields(config, kHeadFields, &head.config);
   if (const auto ignored = config.find("deferred_bytes"); ignored != config.end()) {
     head.ignored_deferred_bytes = ToCount(*ignored);
   }

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <tuple>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -112,13 +111,11 @@ int OptimizerConfig::moments() const {
 }
 
 bool HeadConfig::operator==(const HeadConfig& other) const {
-  const auto properties = [](const HeadConfig& c) {
-    return std::tie(c.name, c.vocab_size, c.hidden_size, c.weight_type, c.logit_scale, c.softcap,
-                    c.weight_gradients, c.bias, c.optimizer, c.master_weights, c.double_buffer);
-  };
   const bool both = class_weights != nullptr && other.class_weights != nullptr;
-  return properties(*this) == properties(other) &&
-         (both ? *class_weights == *other.class_weights : class_weights == other.class_weights);
+  bool equal = both ? *class_weights == *other.class_weights : class_weights == other.class_weights;
+  ForEachField(kHeadFields,
+               [&](const auto& field) { equal = equal && this->*field.value == other.*field.value; });
+  return equal;
 }
 
 namespace {

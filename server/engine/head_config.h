@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -76,6 +77,45 @@ struct HeadConfig {
   // Bytes of the weights' and the bias's state together.
   int64_t optimizer_bytes() const { return optimizer.moments() * (elements() * 4 + bias_bytes()); }
 };
+
+// A field of a configuration: the name that it has in files, and where it is.
+template <typename Config, typename Value>
+struct ConfigField {
+  const char* name;
+  Value Config::*value;
+};
+template <typename Config, typename Value>
+ConfigField(const char*, Value Config::*) -> ConfigField<Config, Value>;
+
+// Every field, listed once for whatever treats all of them alike: equality, manifests, the configuration
+// file. The kind comes first: a default may depend on it.
+inline constexpr std::tuple kOptimizerFields(ConfigField{"kind", &OptimizerConfig::kind},
+                                             ConfigField{"weight_decay", &OptimizerConfig::weight_decay},
+                                             ConfigField{"momentum", &OptimizerConfig::momentum},
+                                             ConfigField{"dampening", &OptimizerConfig::dampening},
+                                             ConfigField{"nesterov", &OptimizerConfig::nesterov},
+                                             ConfigField{"beta1", &OptimizerConfig::beta1},
+                                             ConfigField{"beta2", &OptimizerConfig::beta2},
+                                             ConfigField{"eps", &OptimizerConfig::eps},
+                                             ConfigField{"maximize", &OptimizerConfig::maximize});
+// Without class weights: files have them apart, as an array.
+inline constexpr std::tuple kHeadFields(ConfigField{"name", &HeadConfig::name},
+                                        ConfigField{"vocab_size", &HeadConfig::vocab_size},
+                                        ConfigField{"hidden_size", &HeadConfig::hidden_size},
+                                        ConfigField{"weight_dtype", &HeadConfig::weight_type},
+                                        ConfigField{"logit_scale", &HeadConfig::logit_scale},
+                                        ConfigField{"softcap", &HeadConfig::softcap},
+                                        ConfigField{"frozen", &HeadConfig::weight_gradients},
+                                        ConfigField{"bias", &HeadConfig::bias},
+                                        ConfigField{"optimizer", &HeadConfig::optimizer},
+                                        ConfigField{"master_weights", &HeadConfig::master_weights},
+                                        ConfigField{"double_buffer", &HeadConfig::double_buffer});
+
+// Calls visit(field) with one after the other.
+template <typename Fields, typename Visit>
+void ForEachField(const Fields& fields, const Visit& visit) {
+  std::apply([&visit](const auto&... field) { (visit(field), ...); }, fields);
+}
 
 // For messages: everything but the name, so that two that differ look different (but for class weights).
 std::string Describe(const HeadConfig& config);
