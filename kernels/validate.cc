@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
+
+#include "kernels/loss_option_list.h"
 
 namespace lossd::kernels {
 namespace {
@@ -19,9 +22,9 @@ bool IsWorkspace(const void* workspace, int64_t bytes) {
 }
 
 bool InRange(const LossOptions& options) {
-  return std::isfinite(options.logit_scale) && options.logit_scale > 0 && std::isfinite(options.softcap) &&
-         options.softcap >= 0 && options.label_smoothing >= 0 && options.label_smoothing <= 1 &&
-         std::isfinite(options.lse_square_scale) && options.lse_square_scale >= 0;
+  return std::all_of(std::begin(kLossOptions), std::end(kLossOptions), [&options](const LossOption& option) {
+    return IsIn(option.range, options.*option.value);
+  });
 }
 
 bool InRange(const Distillation& distillation) {
@@ -54,6 +57,34 @@ bool AreUsable(const RowReturns& returns, int64_t vocab) {
 }
 
 }  // namespace
+
+bool IsIn(LossRange range, float value) {
+  if (!std::isfinite(value)) return false;
+  switch (range) {
+    case LossRange::kAboveZero:
+      return value > 0;
+    case LossRange::kAboveZeroOrNone:
+    case LossRange::kAtLeastZero:
+      return value >= 0;
+    case LossRange::kShare:
+      return value >= 0 && value <= 1;
+  }
+  return false;
+}
+
+const char* Name(LossRange range) {
+  switch (range) {
+    case LossRange::kAboveZero:
+      return "finite and above 0";
+    case LossRange::kAboveZeroOrNone:
+      return "finite and above 0, or 0 for none";
+    case LossRange::kAtLeastZero:
+      return "finite and at least 0";
+    case LossRange::kShare:
+      return "in [0, 1]";
+  }
+  return "";
+}
 
 const char* StatusName(Status status) {
   switch (status) {

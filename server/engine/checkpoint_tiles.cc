@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/loss_option_list.h"
 #include "server/engine/checkpoint_json.h"
 
 namespace lossd::engine {
@@ -59,20 +60,21 @@ std::optional<Enum> EnumOf(const json& value) {
 
 json ChunkToJson(const Chunk& chunk) {
   const ChunkOptions& options = chunk.options;
-  return {{"place", *chunk.window_token},
-          {"tokens", chunk.tokens},
-          {"hidden_dtype", static_cast<int>(chunk.hidden_type)},
-          {"ignore_index", chunk.ignore_index},
-          {"gradient_scale", chunk.gradient_scale},
-          {"token_weights", !chunk.token_weights.empty()},
-          {"lse_gradients", !chunk.lse_gradients.empty()},
-          {"label_smoothing", options.label_smoothing},
-          {"lse_square_scale", options.lse_square_scale},
-          {"logit_scale", FromOptional(options.logit_scale)},
-          {"softcap", FromOptional(options.softcap)},
-          {"class_weights", FromEnum(options.class_weights)},
-          {"bias", FromEnum(options.bias)},
-          {"z_gradient_scale", FromOptional(options.z_gradient_scale)}};
+  json object = {{"place", *chunk.window_token},
+                 {"tokens", chunk.tokens},
+                 {"hidden_dtype", static_cast<int>(chunk.hidden_type)},
+                 {"ignore_index", chunk.ignore_index},
+                 {"gradient_scale", chunk.gradient_scale},
+                 {"token_weights", !chunk.token_weights.empty()},
+                 {"lse_gradients", !chunk.lse_gradients.empty()},
+                 {"class_weights", FromEnum(options.class_weights)},
+                 {"bias", FromEnum(options.bias)},
+                 {"z_gradient_scale", FromOptional(options.z_gradient_scale)}};
+  for (const kernels::LossOption& option : kernels::kLossOptions) {
+    const bool is_set = options.IsSet(option.value);
+    object[option.name] = is_set ? json(options.loss.*option.value) : json(nullptr);
+  }
+  return object;
 }
 
 Chunk ChunkFromJson(const json& from) {
@@ -88,10 +90,9 @@ Chunk ChunkFromJson(const json& from) {
   if (from.at("token_weights").get<bool>()) chunk.token_weights.resize(floats);
   if (from.at("lse_gradients").get<bool>()) chunk.lse_gradients.resize(floats);
   ChunkOptions& options = chunk.options;
-  options.label_smoothing = from.at("label_smoothing").get<float>();
-  options.lse_square_scale = from.at("lse_square_scale").get<float>();
-  options.logit_scale = FloatOf(from.at("logit_scale"));
-  options.softcap = FloatOf(from.at("softcap"));
+  for (const kernels::LossOption& option : kernels::kLossOptions) {
+    if (const auto value = FloatOf(from.at(option.name))) options.Set(option.value, *value);
+  }
   options.class_weights = EnumOf<ClassWeights>(from.at("class_weights"));
   options.bias = EnumOf<Bias>(from.at("bias"));
   options.z_gradient_scale = FloatOf(from.at("z_gradient_scale"));

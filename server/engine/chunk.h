@@ -64,16 +64,27 @@ struct ChunkDistillation {
 // What the loss of a chunk is beyond plain cross-entropy; what is not set is the head's. Where that is looked
 // up and checked: chunk_options.h.
 struct ChunkOptions {
-  float label_smoothing = 0.0f;
-  float lse_square_scale = 0.0f;
-  std::optional<float> logit_scale = {};
-  std::optional<float> softcap = {};
+  kernels::LossOptions loss = {};
+  // Whether these two of `loss` are the chunk's: Set.
+  bool sets_logit_scale = false;
+  bool sets_softcap = false;
   std::optional<ClassWeights> class_weights = {};
   std::optional<Bias> bias = {};
   std::optional<float> z_gradient_scale = {};   // none: the chunk's gradient_scale
   std::optional<uint64_t> weight_version = {};  // that the weights must have when the chunk is started
   WantedReturns returns = {};
   std::optional<ChunkDistillation> distillation = {};
+
+  void Set(float kernels::LossOptions::*option, float value) {
+    loss.*option = value;
+    if (option == &kernels::LossOptions::logit_scale) sets_logit_scale = true;
+    if (option == &kernels::LossOptions::softcap) sets_softcap = true;
+  }
+  // Whether that option of `loss` counts, and not the head's.
+  bool IsSet(float kernels::LossOptions::*option) const {
+    if (option == &kernels::LossOptions::logit_scale) return sets_logit_scale;
+    return option != &kernels::LossOptions::softcap || sets_softcap;
+  }
 };
 
 struct ChunkLimits {

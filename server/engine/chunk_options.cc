@@ -7,15 +7,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/loss_option_list.h"
 #include "server/engine/errors.h"
 
 namespace lossd::engine {
 namespace {
 
-constexpr char kLabelSmoothing[] = "options.label_smoothing";
-constexpr char kLseSquareScale[] = "options.lse_square_scale";
-constexpr char kLogitScale[] = "options.logit_scale";
-constexpr char kSoftcap[] = "options.softcap";
 constexpr char kClassWeights[] = "options.class_weights";
 constexpr char kBias[] = "options.bias";
 constexpr char kZGradientScale[] = "options.z_gradient_scale";
@@ -56,20 +53,11 @@ absl::Status ValidateTokenArray(const std::string& array, int64_t tokens, absl::
 }
 
 absl::Status ValidateNumbers(const ChunkOptions& options) {
-  // Written so that NaN is refused.
-  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
-    return InvalidOption(kLabelSmoothing, options.label_smoothing, "in [0, 1]");
-  }
-  if (!std::isfinite(options.lse_square_scale) || options.lse_square_scale < 0) {
-    return InvalidOption(kLseSquareScale, options.lse_square_scale, "finite and at least 0");
-  }
-  if (options.logit_scale.has_value()) {
-    if (absl::Status status = ValidateLogitScale(*options.logit_scale, kLogitScale); !status.ok()) {
-      return status;
+  for (const kernels::LossOption& option : kernels::kLossOptions) {
+    const float value = options.loss.*option.value;
+    if (options.IsSet(option.value) && !kernels::IsIn(option.range, value)) {
+      return InvalidOption(absl::StrCat("options.", option.name), value, kernels::Name(option.range));
     }
-  }
-  if (options.softcap.has_value()) {
-    if (absl::Status status = ValidateSoftcap(*options.softcap, kSoftcap); !status.ok()) return status;
   }
   if (options.z_gradient_scale.has_value() && !std::isfinite(*options.z_gradient_scale)) {
     return InvalidOption(kZGradientScale, *options.z_gradient_scale, "finite");
@@ -99,13 +87,15 @@ ClassWeights ClassWeightsOf(const Chunk& chunk, const HeadConfig& head) {
 }  // namespace
 
 absl::Status ValidateLogitScale(float logit_scale, absl::string_view field) {
-  if (std::isfinite(logit_scale) && logit_scale > 0) return absl::OkStatus();
-  return InvalidOption(field, logit_scale, "finite and above 0");
+  constexpr auto kRange = kernels::LossRange::kAboveZero;
+  if (kernels::IsIn(kRange, logit_scale)) return absl::OkStatus();
+  return InvalidOption(field, logit_scale, kernels::Name(kRange));
 }
 
 absl::Status ValidateSoftcap(float softcap, absl::string_view field) {
-  if (std::isfinite(softcap) && softcap >= 0) return absl::OkStatus();
-  return InvalidOption(field, softcap, "finite and above 0, or 0 for none");
+  constexpr auto kRange = kernels::LossRange::kAboveZeroOrNone;
+  if (kernels::IsIn(kRange, softcap)) return absl::OkStatus();
+  return InvalidOption(field, softcap, kernels::Name(kRange));
 }
 
 absl::Status ValidateOptions(const Chunk& chunk, const HeadConfig& head) {
@@ -159,10 +149,9 @@ RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* tea
   kind.hidden_type = chunk.hidden_type;
   if (chunk.mode == ComputeMode::kLossAndGradients) kind.dx_type = chunk.dx_type;
   kind.mode = chunk.mode;
-  kind.options = {.logit_scale = options.logit_scale.value_or(head.logit_scale),
-                  .softcap = options.softcap.value_or(head.softcap),
-                  .label_smoothing = options.label_smoothing,
-                  .lse_square_scale = options.lse_square_scale};
+  kind.options = options.loss;
+  if (!options.sets_logit_scale) kind.options.logit_scale = head.logit_scale;
+  if (!options.sets_softcap) kind.options.softcap = head.softcap;
   kind.class_weights = ClassWeightsOf(chunk, head);
   kind.bias = options.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
   kind.returns = ReturnsOf(chunk);
@@ -182,7 +171,7 @@ RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* tea
 
 WantedReturns ReturnsOf(const Chunk& chunk) {
   WantedReturns returns = chunk.options.returns;
-  returns.z_loss = returns.z_loss || chunk.options.lse_square_scale > 0;
+  returns.z_loss = returns.z_loss || chunk.options.loss.lse_square_scale > 0;
   returns.divergence = returns.divergence || chunk.options.distillation.has_value();
   return returns;
 }

@@ -65,10 +65,10 @@ std::optional<T> If(bool is_set, T value) {
 
 engine::ChunkOptions OptionsToEngine(const v1::LossOptions& proto) {
   engine::ChunkOptions options;
-  options.label_smoothing = proto.label_smoothing();
-  options.lse_square_scale = proto.lse_square_scale();
-  options.logit_scale = If(proto.has_logit_scale(), proto.logit_scale());
-  options.softcap = If(proto.has_softcap(), proto.softcap());
+  options.loss.label_smoothing = proto.label_smoothing();
+  options.loss.lse_square_scale = proto.lse_square_scale();
+  if (proto.has_logit_scale()) options.Set(&kernels::LossOptions::logit_scale, proto.logit_scale());
+  if (proto.has_softcap()) options.Set(&kernels::LossOptions::softcap, proto.softcap());
   options.class_weights =
       If(proto.has_class_weights(),
          proto.class_weights() ? engine::ClassWeights::kUse : engine::ClassWeights::kIgnore);

@@ -179,7 +179,7 @@ TEST_P(CudaTeaching, TheLargestChunkWithEveryReturnFitsItsSlot) {
   if (cuda_ == nullptr) GTEST_SKIP() << "there is no GPU";
   const Stream stream = cuda_->Open("largest");
   Chunk chunk = Cut(1, 0, kTokens, Place::kPieces, Place::kPieces);
-  chunk.options.lse_square_scale = 1e-4f;
+  chunk.options.loss.lse_square_scale = 1e-4f;
   chunk.options.returns = {.log_sum_exp = true,
                            .z_loss = true,
                            .log_probability = true,

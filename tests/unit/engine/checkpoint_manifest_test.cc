@@ -37,7 +37,7 @@ Manifest Written() {
   chunk.window_token = 0;
   chunk.tokens = 2;
   chunk.hidden_type = kernels::DataType::kBFloat16;
-  chunk.options.softcap = 2.5f;
+  chunk.options.Set(&kernels::LossOptions::softcap, 2.5f);
   manifest.files[TilesFile(1)] = {2 * (8 + 4), 7};
   return manifest;
 }

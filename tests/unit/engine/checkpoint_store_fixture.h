@@ -47,7 +47,7 @@ inline HeadCheckpoint MakeCheckpoint(uint64_t generation) {
   chunk.window_token = 1;
   chunk.tokens = 2;
   chunk.gradient_scale = 0.1f;
-  chunk.options.softcap = 30.0f;
+  chunk.options.Set(&kernels::LossOptions::softcap, 30.0f);
   chunk.labels = std::string(16, '\1');
   chunk.lse_gradients = std::string(8, '\2');
   chunk.hidden_states = Payload::Of(std::string(2 * kHidden * 4, '\3'));

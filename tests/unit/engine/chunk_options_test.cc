@@ -50,19 +50,20 @@ TEST(ChunkOptions, WhatCannotBeComputedIsRefusedByNameAndValue) {
     std::string message;
   };
   const std::vector<Case> cases = {
-      {[](Chunk& c) { c.options.label_smoothing = 1.5f; }, "options.label_smoothing",
+      {[](Chunk& c) { c.options.loss.label_smoothing = 1.5f; }, "options.label_smoothing",
        "is 1.5; it must be in [0, 1]"},
-      {[](Chunk& c) { c.options.label_smoothing = -0.1f; }, "options.label_smoothing", "is -0.1"},
-      {[](Chunk& c) { c.options.label_smoothing = kNaN; }, "options.label_smoothing", "is nan"},
-      {[](Chunk& c) { c.options.lse_square_scale = -1; }, "options.lse_square_scale",
+      {[](Chunk& c) { c.options.loss.label_smoothing = -0.1f; }, "options.label_smoothing", "is -0.1"},
+      {[](Chunk& c) { c.options.loss.label_smoothing = kNaN; }, "options.label_smoothing", "is nan"},
+      {[](Chunk& c) { c.options.loss.lse_square_scale = -1; }, "options.lse_square_scale",
        "is -1; it must be finite and at least 0"},
-      {[](Chunk& c) { c.options.lse_square_scale = kInfinity; }, "options.lse_square_scale", "is inf"},
-      {[](Chunk& c) { c.options.softcap = -2.0f; }, "options.softcap",
+      {[](Chunk& c) { c.options.loss.lse_square_scale = kInfinity; }, "options.lse_square_scale", "is inf"},
+      {[](Chunk& c) { c.options.Set(&kernels::LossOptions::softcap, -2.0f); }, "options.softcap",
        "is -2; it must be finite and above 0, or 0 for none"},
-      {[](Chunk& c) { c.options.softcap = kNaN; }, "options.softcap", "is nan"},
-      {[](Chunk& c) { c.options.logit_scale = 0.0f; }, "options.logit_scale",
+      {[](Chunk& c) { c.options.Set(&kernels::LossOptions::softcap, kNaN); }, "options.softcap", "is nan"},
+      {[](Chunk& c) { c.options.Set(&kernels::LossOptions::logit_scale, 0.0f); }, "options.logit_scale",
        "is 0; it must be finite and above 0"},
-      {[](Chunk& c) { c.options.logit_scale = kInfinity; }, "options.logit_scale", "is inf"},
+      {[](Chunk& c) { c.options.Set(&kernels::LossOptions::logit_scale, kInfinity); }, "options.logit_scale",
+       "is inf"},
       {[](Chunk& c) { c.options.z_gradient_scale = kNaN; }, "options.z_gradient_scale",
        "is nan; it must be finite"},
       {[](Chunk& c) { c.options.returns.top_k = -1; }, "options.returns.top_k",
@@ -133,10 +134,10 @@ TEST(ChunkOptions, NumbersOfTheHeadHoldUnlessTheChunkHasItsOwn) {
   head.softcap = 30;
   Chunk chunk = TwoTokens();
   EXPECT_EQ(KindOf(chunk, head).options, (kernels::LossOptions{.logit_scale = 0.5f, .softcap = 30}));
-  chunk.options.logit_scale = 2.0f;
-  chunk.options.softcap = 0.0f;
-  chunk.options.label_smoothing = 0.1f;
-  chunk.options.lse_square_scale = 1e-4f;
+  chunk.options.Set(&kernels::LossOptions::logit_scale, 2.0f);
+  chunk.options.Set(&kernels::LossOptions::softcap, 0.0f);
+  chunk.options.loss.label_smoothing = 0.1f;
+  chunk.options.loss.lse_square_scale = 1e-4f;
   EXPECT_EQ(KindOf(chunk, head).options,
             (kernels::LossOptions{.logit_scale = 2, .label_smoothing = 0.1f, .lse_square_scale = 1e-4f}));
 }

@@ -62,9 +62,9 @@ class DeterministicTest : public ::testing::Test {
     chunk.generation = generation;
     chunk.tokens = tokens;
     chunk.window_token = place;
-    if (place >= 43 && place < 100) chunk.options.label_smoothing = 0.1f;
+    if (place >= 43 && place < 100) chunk.options.loss.label_smoothing = 0.1f;
     if (place >= 100) chunk.gradient_scale = 0.3f;
-    if (place >= 100) chunk.options.lse_square_scale = 1e-3f;
+    if (place >= 100) chunk.options.loss.lse_square_scale = 1e-3f;
     std::vector<float> hidden;
     for (int64_t token = place; token < place + tokens; ++token) {
       const int64_t label = token % 7 == 3 ? -100 : (token * 13) % kVocab;

@@ -37,8 +37,8 @@ TEST_F(HeadOptionsTest, InputsReachTheDeviceAndReturnsTheAnswerAlsoOfARepeat) {
   Chunk chunk = MakeChunk(1, 3);
   chunk.token_weights = Bytes<float>({2});
   chunk.lse_gradients = Bytes<float>({0.5f});
-  chunk.options.softcap = 30.0f;
-  chunk.options.lse_square_scale = 0.25f;
+  chunk.options.Set(&kernels::LossOptions::softcap, 30.0f);
+  chunk.options.loss.lse_square_scale = 0.25f;
   chunk.options.returns = {.log_sum_exp = true, .target_rank = true, .top_k = 2};
   Submit(lane, chunk);
   Submit(lane, chunk);
@@ -83,7 +83,7 @@ TEST_F(HeadOptionsTest, LossesTimesWeightsOfTokensAreNotCountedAsLosses) {
 TEST_F(HeadOptionsTest, AChunkThatIsRefusedForAnOptionAddsNothing) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
   Chunk bad = MakeChunk(1, 3);
-  bad.options.label_smoothing = 2;
+  bad.options.loss.label_smoothing = 2;
   Submit(lane, std::move(bad));
   Submit(lane, MakeChunk(2, 5));
   const std::vector<ChunkAnswer> answers = listener_->AwaitAnswers(2);
