@@ -392,18 +392,18 @@ LOSSD_API lossd_status* lossd_session_compute(lossd_session* session, const loss
  * what it was given is what the server had (DATA_LOSS if not) is known when the flush returns. */
 typedef int32_t (*lossd_row_sink)(void* user, int64_t first_row, int64_t rows, const void* gradient,
                                   const float* bias_gradient);
+typedef void (*lossd_on_frozen)(void* user);
 
 typedef struct lossd_flush_options {
   size_t struct_size;
   int32_t dtype;
-  int32_t
-      leave_frozen; /* 1: the caller ends the window with lossd_head_commit_flush or lossd_head_abort_flush */
-  float gradient_scale;          /* 1 */
-  void* gradient;                /* [V, H] of dtype; or NULL, and */
-  lossd_row_sink sink;           /* is given the rows as they arrive; called with `user` */
-  float* bias_gradient;          /* [V] beside `gradient`, of a head with a bias; not beside `sink` */
-  lossd_progress progress;       /* or NULL; called with `user` */
-  void (*on_frozen)(void* user); /* or NULL: once the window is frozen */
+  int32_t leave_frozen;      /* 1: the caller ends the window (lossd_head_commit_flush, ..._abort_flush) */
+  float gradient_scale;      /* 1 */
+  void* gradient;            /* [V, H] of dtype; or NULL, and */
+  lossd_row_sink sink;       /* is given the rows as they arrive; called with `user` */
+  float* bias_gradient;      /* [V] beside `gradient`, of a head with a bias; not beside `sink` */
+  lossd_progress progress;   /* or NULL; called with `user` */
+  lossd_on_frozen on_frozen; /* or NULL: called with `user` once the window is frozen */
   void* user;
 } lossd_flush_options;
 

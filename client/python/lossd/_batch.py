@@ -13,10 +13,14 @@ from lossd._arguments import choice, integer, number, optional_number
 from lossd._library import encoded, library
 from lossd.results import BatchResult
 
-MODES = {"gradients": 0, "loss": 1}
-REDUCTIONS = {"sum": 0, "mean": 1, "late_mean": 2}
-PARTS = {"head": 0, "ignore": 1, "use": 2}
-DIVERGENCES = {"forward_kl": 0, "reverse_kl": 1, "jensen_shannon": 2}
+MODES = {"gradients": s.LOSSD_LOSS_AND_GRADIENTS, "loss": s.LOSSD_LOSS_ONLY}
+REDUCTIONS = {"sum": s.LOSSD_SUM, "mean": s.LOSSD_MEAN, "late_mean": s.LOSSD_LATE_MEAN}
+PARTS = {"head": s.LOSSD_OF_HEAD, "ignore": s.LOSSD_IGNORE, "use": s.LOSSD_USE}
+DIVERGENCES = {
+    "forward_kl": s.LOSSD_FORWARD_KL,
+    "reverse_kl": s.LOSSD_REVERSE_KL,
+    "jensen_shannon": s.LOSSD_JENSEN_SHANNON,
+}
 # What can be had of each token besides its loss.
 RETURNS = {
     "log_sum_exp": "float32",
@@ -128,7 +132,7 @@ def _distillation(wanted: Distillation, leading: tuple[int, ...], keep: list[Any
         raise ValueError(
             f"distillation.hidden has shape {hidden.shape}; want {(*leading, 'the hidden size of the teacher')}"
         )
-    struct = library().make(s.DistillationStruct)
+    struct = library().make(s.Distillation)
     struct.teacher = encoded(wanted.teacher, "distillation.teacher")
     struct.hidden_size, struct.hidden_dtype, struct.hidden_states = hidden.shape[-1], hidden.number, hidden.pointer
     struct.divergence = choice(wanted.divergence, "distillation.divergence", DIVERGENCES)

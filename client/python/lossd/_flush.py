@@ -132,7 +132,7 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
         sink is not None or request.progress is not None or request.on_frozen is not None
     )
     options.leave_frozen = commits_here or not request.commit
-    result = library().make(s.FlushResultStruct)
+    result = library().make(s.FlushResult)
     settle(head)
     read = False
     try:
@@ -198,7 +198,7 @@ def settle(head: Head) -> None:
 
 
 def discard(head: Head, marks: list[str]) -> FlushResult:
-    result = library().make(s.FlushResultStruct)
+    result = library().make(s.FlushResult)
     settle(head)
     try:
         with head._handle as pointer:

@@ -1,4 +1,4 @@
-"""Finds and loads liblossd_c.so, and declares its functions.
+"""Finds and loads liblossd_c.so.
 
 It is looked for in this order: the file that LOSSD_LIBRARY names; beside this package, where a wheel has it; in the
 build folder of the repository that this file lies in. ctypes releases the GIL during every call.
@@ -11,76 +11,14 @@ import functools
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lossd import _structs as s
 from lossd.errors import LibraryError, VersionMismatchError, error_of
 
 NAME = "liblossd_c.so"
-API_VERSION = 3  # of lossd/c_api.h, as this package was written against it
 
-_P = c.c_void_p
-_PP = c.POINTER(c.c_void_p)
-_S = c.c_char_p
-_I32, _I64, _U64 = c.c_int32, c.c_int64, c.c_uint64
-_MARKS = (c.POINTER(c.c_char_p), c.c_size_t)
-
-# Functions that return a status, with their arguments.
-_FALLIBLE: dict[str, tuple[Any, ...]] = {
-    "lossd_connect": (_S, c.POINTER(s.ClientOptions), _PP),
-    "lossd_client_status": (_P, _PP),
-    "lossd_client_memory": (_P, _PP),
-    "lossd_client_heads": (_P, _PP),
-    "lossd_client_traffic": (_P, _PP),
-    "lossd_client_drain": (_P,),
-    "lossd_client_delete_head": (_P, _S, _I32),
-    "lossd_client_restore_checkpoint": (_P, _S, _S, _PP),
-    "lossd_client_checkpoints": (_P, _S, _PP),
-    "lossd_client_delete_checkpoint": (_P, _S, _S, _PP),
-    "lossd_client_create_region": (_P, _I32, _I64, _PP),
-    "lossd_region_copy_in": (_P, _I64, _P, _I64),
-    "lossd_region_copy_out": (_P, _I64, _P, _I64),
-    "lossd_client_create_head": (_P, c.POINTER(s.HeadConfig), _PP),
-    "lossd_client_get_head": (_P, _S, _PP),
-    "lossd_head_info": (_P, _PP),
-    "lossd_head_write_weights": (_P, _I32, _P, _P, s.Progress, _P, c.POINTER(_U64)),
-    "lossd_head_read_weights": (_P, _I64, _I64, _I32, _P, _P, s.Progress, _P, c.POINTER(_U64)),
-    "lossd_head_load_weights": (_P, _S, _S, _S, s.Progress, _P, _PP),
-    "lossd_head_begin_write": (_P, _S, _I32, _PP),
-    "lossd_weight_write_rows": (_P, _I64, _I64, _I32, _P, _P, s.Progress, _P),
-    "lossd_weight_write_commit": (_P, c.POINTER(_U64)),
-    "lossd_head_logits": (_P, c.POINTER(s.Logits), c.POINTER(_U64)),
-    "lossd_head_save_checkpoint": (_P, _S, _PP),
-    "lossd_head_open_session": (_P, c.POINTER(s.SessionOptions), _PP),
-    "lossd_session_close": (_P,),
-    "lossd_session_marks": (_P, _PP),
-    "lossd_session_resume_at": (_P, c.POINTER(_U64), c.c_size_t),
-    "lossd_session_compute": (_P, c.POINTER(s.Batch), c.POINTER(s.Outputs), c.POINTER(s.Result)),
-    "lossd_head_flush": (_P, c.POINTER(s.FlushOptions), *_MARKS, c.POINTER(s.FlushResultStruct)),
-    "lossd_head_discard": (_P, *_MARKS, c.POINTER(s.FlushResultStruct)),
-    "lossd_head_commit_flush": (_P, _S),
-    "lossd_head_abort_flush": (_P, _S),
-    "lossd_head_gradient_stats": (_P, *_MARKS, c.c_double, c.POINTER(s.GradientStatsStruct)),
-    "lossd_head_apply_step": (_P, c.POINTER(s.StepOptions), *_MARKS, c.POINTER(s.StepResultStruct)),
-}
-# The others: result and arguments.
-_PLAIN: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "lossd_api_version": (c.c_uint32, ()),
-    "lossd_version": (_S, ()),
-    "lossd_status_code": (_I32, (_P,)),
-    "lossd_status_message": (_S, (_P,)),
-    "lossd_status_free": (None, (_P,)),
-    "lossd_string_free": (None, (_P,)),
-    "lossd_client_free": (None, (_P,)),
-    "lossd_head_free": (None, (_P,)),
-    "lossd_session_free": (None, (_P,)),
-    "lossd_weight_write_free": (None, (_P,)),
-    "lossd_region_free": (None, (_P,)),
-    "lossd_region_data": (_P, (_P,)),
-    "lossd_region_size": (_I64, (_P,)),
-    "lossd_session_client_key": (_S, (_P,)),
-    "lossd_session_reconnects": (_I64, (_P,)),
-}
+Struct = TypeVar("Struct", bound=c.Structure)
 
 
 def candidates() -> list[Path]:
@@ -105,25 +43,17 @@ class Library:
         except OSError as error:
             raise LibraryError(f"{path} could not be loaded: {error}") from error
         try:
-            for name, (result, arguments) in _PLAIN.items():
-                self._declare(name, result, arguments)
-            found = int(self._dll.lossd_api_version())
-            if found < API_VERSION:
+            found, needed = int(self._dll.lossd_api_version()), s.LOSSD_C_API_VERSION
+            if found < needed:
                 raise VersionMismatchError(
-                    f"{path} has C interface {found}, this package needs {API_VERSION}: they are of different builds"
+                    f"{path} has C interface {found}, this package needs {needed}: they are of different builds"
                 )
-            for name, arguments in _FALLIBLE.items():
-                self._declare(name, _P, arguments)
-            for struct, name in s.INITIALIZERS.items():
-                self._declare(name, None, (c.POINTER(struct), c.c_size_t))
+            for name, (result, arguments) in s.FUNCTIONS.items():
+                function = getattr(self._dll, name)
+                function.restype, function.argtypes = result, arguments
         except AttributeError as error:
             raise VersionMismatchError(f"{path} is not a liblossd_c.so of this package: {error}") from error
         self.version = bytes(self._dll.lossd_version()).decode()
-
-    def _declare(self, name: str, result: Any, arguments: tuple[Any, ...]) -> None:
-        function = getattr(self._dll, name)
-        function.restype = result
-        function.argtypes = arguments
 
     def function(self, name: str) -> Any:
         """A function that cannot fail."""
@@ -150,7 +80,7 @@ class Library:
     def json(self, name: str, *arguments: Any) -> Any:
         return json.loads(self.text(name, *arguments))
 
-    def make(self, struct: type[s.Struct]) -> s.Struct:
+    def make(self, struct: type[Struct]) -> Struct:
         """A struct with the library's defaults."""
         made = struct()
         getattr(self._dll, s.INITIALIZERS[struct])(c.byref(made), c.sizeof(struct))

@@ -1,16 +1,69 @@
-"""The structs of lossd/c_api.h, field by field."""
+"""lossd/c_api.h for ctypes. tools/c_api_tables.py writes this file: change the header and run it."""
 
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-MOST_LANES = 64
+LOSSD_C_API_VERSION = 3
+LOSSD_MOST_LANES = 64
+
+# lossd_code
+LOSSD_OK = 0
+LOSSD_CANCELLED = 1
+LOSSD_UNKNOWN = 2
+LOSSD_INVALID_ARGUMENT = 3
+LOSSD_DEADLINE_EXCEEDED = 4
+LOSSD_NOT_FOUND = 5
+LOSSD_ALREADY_EXISTS = 6
+LOSSD_PERMISSION_DENIED = 7
+LOSSD_RESOURCE_EXHAUSTED = 8
+LOSSD_FAILED_PRECONDITION = 9
+LOSSD_ABORTED = 10
+LOSSD_OUT_OF_RANGE = 11
+LOSSD_UNIMPLEMENTED = 12
+LOSSD_INTERNAL = 13
+LOSSD_UNAVAILABLE = 14
+LOSSD_DATA_LOSS = 15
+LOSSD_UNAUTHENTICATED = 16
+LOSSD_WINDOW_LOST = 100
+
+# lossd_dtype
+LOSSD_FLOAT32 = 0
+LOSSD_BFLOAT16 = 1
+LOSSD_FLOAT16 = 2
+
+# lossd_region_kind
+LOSSD_REGION_SYSTEM = 0
+LOSSD_REGION_DEVICE = 1
+
+# lossd_optimizer_kind
+LOSSD_OPTIMIZER_NONE = 0
+LOSSD_OPTIMIZER_SGD = 1
+LOSSD_OPTIMIZER_ADAM = 2
+LOSSD_OPTIMIZER_ADAMW = 3
+
+# lossd_mode
+LOSSD_LOSS_AND_GRADIENTS = 0
+LOSSD_LOSS_ONLY = 1
+
+# lossd_reduction
+LOSSD_SUM = 0
+LOSSD_MEAN = 1
+LOSSD_LATE_MEAN = 2
+
+# lossd_part
+LOSSD_OF_HEAD = 0
+LOSSD_IGNORE = 1
+LOSSD_USE = 2
+
+# lossd_divergence
+LOSSD_FORWARD_KL = 0
+LOSSD_REVERSE_KL = 1
+LOSSD_JENSEN_SHANNON = 2
+
 
 Progress = c.CFUNCTYPE(None, c.c_void_p, c.c_int64, c.c_int64)
-RowSink = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64, c.c_int64, c.c_void_p, c.c_void_p)
-OnFrozen = c.CFUNCTYPE(None, c.c_void_p)
 
 
 class TraceContext(c.Structure):
@@ -77,6 +130,25 @@ class HeadConfig(c.Structure):
     ]
 
 
+class Logits(c.Structure):
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("rows", c.c_int64),
+        ("hidden_states", c.c_void_p),
+        ("hidden_dtype", c.c_int32),
+        ("bias", c.c_int32),
+        ("logit_scale", c.c_float),
+        ("softcap", c.c_float),
+        ("weight_version", c.c_uint64),
+        ("logits", c.c_void_p),
+        ("dtype", c.c_int32),
+        ("top_k", c.c_int32),
+        ("top_tokens", c.c_void_p),
+        ("top_logits", c.c_void_p),
+        ("log_sum_exp", c.c_void_p),
+    ]
+
+
 class SessionOptions(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
@@ -88,7 +160,7 @@ class SessionOptions(c.Structure):
     ]
 
 
-class DistillationStruct(c.Structure):
+class Distillation(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
         ("teacher", c.c_char_p),
@@ -127,7 +199,7 @@ class Batch(c.Structure):
         ("z_normalizer", c.c_double),
         ("token_weights", c.c_void_p),
         ("lse_gradients", c.c_void_p),
-        ("distillation", c.POINTER(DistillationStruct)),
+        ("distillation", c.POINTER(Distillation)),
         ("weight_version", c.c_uint64),
         ("window_token", c.c_int64),
     ]
@@ -167,8 +239,14 @@ class Result(c.Structure):
         ("chunks", c.c_int64),
         ("repeated_chunks", c.c_int64),
         ("lanes", c.c_int64),
-        ("first_sequences", c.c_uint64 * MOST_LANES),
+        ("first_sequences", c.c_uint64 * 64),
     ]
+
+
+RowSink = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64, c.c_int64, c.c_void_p, c.c_void_p)
+
+
+OnFrozen = c.CFUNCTYPE(None, c.c_void_p)
 
 
 class FlushOptions(c.Structure):
@@ -186,7 +264,7 @@ class FlushOptions(c.Structure):
     ]
 
 
-class FlushResultStruct(c.Structure):
+class FlushResult(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
         ("flush_id", c.c_char * 64),
@@ -200,7 +278,7 @@ class FlushResultStruct(c.Structure):
     ]
 
 
-class GradientStatsStruct(c.Structure):
+class GradientStats(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
         ("norm", c.c_double),
@@ -226,7 +304,7 @@ class StepOptions(c.Structure):
     ]
 
 
-class StepResultStruct(c.Structure):
+class StepResult(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
         ("generation", c.c_uint64),
@@ -241,42 +319,109 @@ class StepResultStruct(c.Structure):
     ]
 
 
-class Logits(c.Structure):
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("rows", c.c_int64),
-        ("hidden_states", c.c_void_p),
-        ("hidden_dtype", c.c_int32),
-        ("bias", c.c_int32),
-        ("logit_scale", c.c_float),
-        ("softcap", c.c_float),
-        ("weight_version", c.c_uint64),
-        ("logits", c.c_void_p),
-        ("dtype", c.c_int32),
-        ("top_k", c.c_int32),
-        ("top_tokens", c.c_void_p),
-        ("top_logits", c.c_void_p),
-        ("log_sum_exp", c.c_void_p),
-    ]
-
-
 # Which function of the library fills in the defaults of which struct.
 INITIALIZERS: dict[type[c.Structure], str] = {
     ClientOptions: "lossd_client_options_init",
     OptimizerConfig: "lossd_optimizer_config_init",
     HeadConfig: "lossd_head_config_init",
+    Logits: "lossd_logits_init",
     SessionOptions: "lossd_session_options_init",
-    DistillationStruct: "lossd_distillation_init",
+    Distillation: "lossd_distillation_init",
     Batch: "lossd_batch_init",
     Outputs: "lossd_outputs_init",
     Result: "lossd_result_init",
     FlushOptions: "lossd_flush_options_init",
-    FlushResultStruct: "lossd_flush_result_init",
-    GradientStatsStruct: "lossd_gradient_stats_init",
+    FlushResult: "lossd_flush_result_init",
+    GradientStats: "lossd_gradient_stats_init",
     StepOptions: "lossd_step_options_init",
-    StepResultStruct: "lossd_step_result_init",
-    Logits: "lossd_logits_init",
+    StepResult: "lossd_step_result_init",
 }
 
-Struct = TypeVar("Struct", bound=c.Structure)
-Callback = Callable[..., Any]
+# The result and the arguments of each function.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "lossd_api_version": (c.c_uint32, []),
+    "lossd_version": (c.c_char_p, []),
+    "lossd_status_code": (c.c_int32, [c.c_void_p]),
+    "lossd_status_message": (c.c_char_p, [c.c_void_p]),
+    "lossd_status_free": (None, [c.c_void_p]),
+    "lossd_string_free": (None, [c.c_void_p]),
+    "lossd_client_options_init": (None, [c.POINTER(ClientOptions), c.c_size_t]),
+    "lossd_connect": (c.c_void_p, [c.c_char_p, c.POINTER(ClientOptions), c.POINTER(c.c_void_p)]),
+    "lossd_client_free": (None, [c.c_void_p]),
+    "lossd_client_status": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "lossd_client_memory": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "lossd_client_heads": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "lossd_client_traffic": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "lossd_client_drain": (c.c_void_p, [c.c_void_p]),
+    "lossd_client_delete_head": (c.c_void_p, [c.c_void_p, c.c_char_p, c.c_int32]),
+    "lossd_client_restore_checkpoint": (c.c_void_p, [c.c_void_p, c.c_char_p, c.c_char_p, c.POINTER(c.c_void_p)]),
+    "lossd_client_checkpoints": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),
+    "lossd_client_delete_checkpoint": (c.c_void_p, [c.c_void_p, c.c_char_p, c.c_char_p, c.POINTER(c.c_void_p)]),
+    "lossd_client_create_region": (c.c_void_p, [c.c_void_p, c.c_int32, c.c_int64, c.POINTER(c.c_void_p)]),
+    "lossd_region_data": (c.c_void_p, [c.c_void_p]),
+    "lossd_region_size": (c.c_int64, [c.c_void_p]),
+    "lossd_region_copy_in": (c.c_void_p, [c.c_void_p, c.c_int64, c.c_void_p, c.c_int64]),
+    "lossd_region_copy_out": (c.c_void_p, [c.c_void_p, c.c_int64, c.c_void_p, c.c_int64]),
+    "lossd_region_free": (None, [c.c_void_p]),
+    "lossd_optimizer_config_init": (None, [c.POINTER(OptimizerConfig), c.c_size_t]),
+    "lossd_head_config_init": (None, [c.POINTER(HeadConfig), c.c_size_t]),
+    "lossd_client_create_head": (c.c_void_p, [c.c_void_p, c.POINTER(HeadConfig), c.POINTER(c.c_void_p)]),
+    "lossd_client_get_head": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),
+    "lossd_head_free": (None, [c.c_void_p]),
+    "lossd_head_info": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "lossd_head_write_weights": (
+        c.c_void_p,
+        [c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p, Progress, c.c_void_p, c.c_void_p],
+    ),
+    "lossd_head_read_weights": (
+        c.c_void_p,
+        [c.c_void_p, c.c_int64, c.c_int64, c.c_int32, c.c_void_p, c.c_void_p, Progress, c.c_void_p, c.c_void_p],
+    ),
+    "lossd_head_load_weights": (
+        c.c_void_p,
+        [c.c_void_p, c.c_char_p, c.c_char_p, c.c_char_p, Progress, c.c_void_p, c.POINTER(c.c_void_p)],
+    ),
+    "lossd_head_begin_write": (c.c_void_p, [c.c_void_p, c.c_char_p, c.c_int32, c.POINTER(c.c_void_p)]),
+    "lossd_weight_write_rows": (
+        c.c_void_p,
+        [c.c_void_p, c.c_int64, c.c_int64, c.c_int32, c.c_void_p, c.c_void_p, Progress, c.c_void_p],
+    ),
+    "lossd_weight_write_commit": (c.c_void_p, [c.c_void_p, c.c_void_p]),
+    "lossd_weight_write_free": (None, [c.c_void_p]),
+    "lossd_logits_init": (None, [c.POINTER(Logits), c.c_size_t]),
+    "lossd_head_logits": (c.c_void_p, [c.c_void_p, c.POINTER(Logits), c.c_void_p]),
+    "lossd_head_save_checkpoint": (c.c_void_p, [c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p)]),
+    "lossd_session_options_init": (None, [c.POINTER(SessionOptions), c.c_size_t]),
+    "lossd_head_open_session": (c.c_void_p, [c.c_void_p, c.POINTER(SessionOptions), c.POINTER(c.c_void_p)]),
+    "lossd_session_free": (None, [c.c_void_p]),
+    "lossd_session_close": (c.c_void_p, [c.c_void_p]),
+    "lossd_session_client_key": (c.c_char_p, [c.c_void_p]),
+    "lossd_session_reconnects": (c.c_int64, [c.c_void_p]),
+    "lossd_session_marks": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "lossd_session_resume_at": (c.c_void_p, [c.c_void_p, c.c_void_p, c.c_size_t]),
+    "lossd_distillation_init": (None, [c.POINTER(Distillation), c.c_size_t]),
+    "lossd_batch_init": (None, [c.POINTER(Batch), c.c_size_t]),
+    "lossd_outputs_init": (None, [c.POINTER(Outputs), c.c_size_t]),
+    "lossd_result_init": (None, [c.POINTER(Result), c.c_size_t]),
+    "lossd_session_compute": (c.c_void_p, [c.c_void_p, c.POINTER(Batch), c.POINTER(Outputs), c.POINTER(Result)]),
+    "lossd_flush_options_init": (None, [c.POINTER(FlushOptions), c.c_size_t]),
+    "lossd_flush_result_init": (None, [c.POINTER(FlushResult), c.c_size_t]),
+    "lossd_head_flush": (
+        c.c_void_p,
+        [c.c_void_p, c.POINTER(FlushOptions), c.POINTER(c.c_char_p), c.c_size_t, c.POINTER(FlushResult)],
+    ),
+    "lossd_head_discard": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_char_p), c.c_size_t, c.POINTER(FlushResult)]),
+    "lossd_head_commit_flush": (c.c_void_p, [c.c_void_p, c.c_char_p]),
+    "lossd_head_abort_flush": (c.c_void_p, [c.c_void_p, c.c_char_p]),
+    "lossd_gradient_stats_init": (None, [c.POINTER(GradientStats), c.c_size_t]),
+    "lossd_head_gradient_stats": (
+        c.c_void_p,
+        [c.c_void_p, c.POINTER(c.c_char_p), c.c_size_t, c.c_double, c.POINTER(GradientStats)],
+    ),
+    "lossd_step_options_init": (None, [c.POINTER(StepOptions), c.c_size_t]),
+    "lossd_step_result_init": (None, [c.POINTER(StepResult), c.c_size_t]),
+    "lossd_head_apply_step": (
+        c.c_void_p,
+        [c.c_void_p, c.POINTER(StepOptions), c.POINTER(c.c_char_p), c.c_size_t, c.POINTER(StepResult)],
+    ),
+}

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+from lossd import _structs as s
+
+DTYPES = {"float32": s.LOSSD_FLOAT32, "bfloat16": s.LOSSD_BFLOAT16, "float16": s.LOSSD_FLOAT16}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int32": np.int32, "int64": np.int64}
 

@@ -25,7 +25,7 @@ from lossd.optimizers import Optimizer, struct_of
 from lossd.regions import Region
 from lossd.results import CheckpointInfo, DeletedCheckpoint, HeadInfo, ServerMemory, ServerStatus, Traffic, from_json
 
-REGION_KINDS = {"system": 0, "device": 1}
+REGION_KINDS = {"system": s.LOSSD_REGION_SYSTEM, "device": s.LOSSD_REGION_DEVICE}
 
 
 @dataclass(frozen=True)

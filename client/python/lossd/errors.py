@@ -17,6 +17,8 @@ other error comes from the server or the way to it, with its message, and leaves
 
 from __future__ import annotations
 
+from lossd import _structs as s
+
 
 class LossdError(Exception):
     """Base of all. `code`: the name of the status, such as "NOT_FOUND"; `message`: what the server said. `flush_id`: of
@@ -153,25 +155,24 @@ class LaunchError(LossdError):
     code = "UNAVAILABLE"
 
 
-WINDOW_LOST = 100
 _BY_NUMBER: dict[int, type[LossdError]] = {
-    1: CancelledError,
-    2: UnknownError,
-    3: InvalidArgumentError,
-    4: DeadlineExceededError,
-    5: NotFoundError,
-    6: AlreadyExistsError,
-    7: PermissionDeniedError,
-    8: ResourceExhaustedError,
-    9: FailedPreconditionError,
-    10: AbortedError,
-    11: OutOfRangeError,
-    12: UnimplementedError,
-    13: InternalError,
-    14: UnavailableError,
-    15: DataLossError,
-    16: UnauthenticatedError,
-    WINDOW_LOST: WindowLostError,
+    s.LOSSD_CANCELLED: CancelledError,
+    s.LOSSD_UNKNOWN: UnknownError,
+    s.LOSSD_INVALID_ARGUMENT: InvalidArgumentError,
+    s.LOSSD_DEADLINE_EXCEEDED: DeadlineExceededError,
+    s.LOSSD_NOT_FOUND: NotFoundError,
+    s.LOSSD_ALREADY_EXISTS: AlreadyExistsError,
+    s.LOSSD_PERMISSION_DENIED: PermissionDeniedError,
+    s.LOSSD_RESOURCE_EXHAUSTED: ResourceExhaustedError,
+    s.LOSSD_FAILED_PRECONDITION: FailedPreconditionError,
+    s.LOSSD_ABORTED: AbortedError,
+    s.LOSSD_OUT_OF_RANGE: OutOfRangeError,
+    s.LOSSD_UNIMPLEMENTED: UnimplementedError,
+    s.LOSSD_INTERNAL: InternalError,
+    s.LOSSD_UNAVAILABLE: UnavailableError,
+    s.LOSSD_DATA_LOSS: DataLossError,
+    s.LOSSD_UNAUTHENTICATED: UnauthenticatedError,
+    s.LOSSD_WINDOW_LOST: WindowLostError,
 }
 
 

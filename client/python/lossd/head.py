@@ -201,7 +201,7 @@ class Head:
         options = library().make(s.SessionOptions)
         options.client_key = encoded(client_key, "client_key") or None
         options.rank = integer(rank, "rank", most=(1 << 31) - 1)
-        options.lanes = integer(lanes, "lanes", most=s.MOST_LANES)
+        options.lanes = integer(lanes, "lanes", most=s.LOSSD_MOST_LANES)
         options.chunk_bytes = integer(chunk_bytes, "chunk_bytes")
         options.deterministic = bool(deterministic)
         pointer = c.c_void_p()
@@ -273,7 +273,7 @@ class Head:
     def gradient_stats(self, *, gradient_scale: float = 1.0, marks: Sequence[str] | None = None) -> GradientStats:
         """Statistics of the window's gradient times gradient_scale: norm, largest magnitude, what is not finite."""
         scale = number(gradient_scale, "gradient_scale")
-        stats = library().make(s.GradientStatsStruct)
+        stats = library().make(s.GradientStats)
 
         def ask(given: list[str]) -> None:
             with self._handle as head:
@@ -316,7 +316,7 @@ class Head:
         options.beta1, options.beta2 = optional_number(beta1, "betas[0]"), optional_number(beta2, "betas[1]")
         if generation is not None:
             options.has_generation, options.generation = 1, integer(generation, "generation", most=(1 << 64) - 1)
-        result = library().make(s.StepResultStruct)
+        result = library().make(s.StepResult)
 
         def apply(given: list[str]) -> None:
             _flush.settle(self)

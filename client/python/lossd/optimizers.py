@@ -58,11 +58,11 @@ def struct_of(optimizer: Optimizer) -> s.OptimizerConfig:
     config.weight_decay = optimizer.weight_decay
     config.maximize = optimizer.maximize
     if isinstance(optimizer, SGD):
-        config.kind = 1
+        config.kind = s.LOSSD_OPTIMIZER_SGD
         config.momentum, config.dampening = optimizer.momentum, optimizer.dampening
         config.nesterov = optimizer.nesterov
     else:
-        config.kind = 2 if isinstance(optimizer, Adam) else 3
+        config.kind = s.LOSSD_OPTIMIZER_ADAM if isinstance(optimizer, Adam) else s.LOSSD_OPTIMIZER_ADAMW
         config.beta1, config.beta2 = optimizer.betas
         config.eps = optimizer.eps
     return config

@@ -276,7 +276,7 @@ def test_a_warning_of_versions_may_be_made_an_error(server: lossd.Server, monkey
 
 
 def test_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from lossd import _library
+    from lossd import _library, _structs
 
     path = str(_library.library().path)
     monkeypatch.setenv("LOSSD_LIBRARY", str(tmp_path / "none.so"))
@@ -285,7 +285,7 @@ def test_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "none.so").write_text("no library")
     with pytest.raises(lossd.LibraryError, match="could not be loaded"):
         _library.library.__wrapped__()
-    monkeypatch.setattr(_library, "API_VERSION", 99)
+    monkeypatch.setattr(_structs, "LOSSD_C_API_VERSION", 99)
     monkeypatch.setenv("LOSSD_LIBRARY", path)
     with pytest.raises(lossd.VersionMismatchError, match=r"C interface \d+, this package needs 99"):
         _library.library.__wrapped__()
