@@ -160,6 +160,9 @@ class FlushRun {
   // options say.
   absl::StatusOr<FlushResult> End(const absl::Status& read) {
     if (!read.ok()) return Abort(read);
+    if (options_.confirm && !options_.confirm()) {
+      return Abort(absl::CancelledError("the gradient was read whole, but confirm did not agree to it"));
+    }
     if (options_.commit) return Commit("the gradient was read whole");
     holds_window_ = false;
     return Result();

@@ -40,7 +40,7 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 3
+#define LOSSD_C_API_VERSION 4
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
@@ -71,7 +71,8 @@ typedef enum lossd_code {
 
 typedef struct lossd_status lossd_status; /* NULL: success */
 LOSSD_API int32_t lossd_status_code(const lossd_status* status);
-LOSSD_API const char* lossd_status_message(const lossd_status* status); /* "" of NULL */
+LOSSD_API const char* lossd_status_message(const lossd_status* status);  /* "" of NULL */
+LOSSD_API const char* lossd_status_flush_id(const lossd_status* status); /* see lossd_head_flush; or "" */
 LOSSD_API void lossd_status_free(lossd_status* status);
 LOSSD_API void lossd_string_free(char* text);
 
@@ -116,7 +117,6 @@ typedef struct lossd_client_options {
   lossd_trace trace; /* NULL: none */
   void* trace_user;
 } lossd_client_options;
-
 LOSSD_API void lossd_client_options_init(lossd_client_options* options, size_t struct_size);
 /* `target`: "host:port", "dns:///name:port" or "unix:/path". `options` may be NULL. Waits until the server
  * answers, up to reconnect_timeout_seconds. */
@@ -268,7 +268,6 @@ typedef struct lossd_session_options {
   int64_t chunk_bytes; /* 0: chosen by device */
   int32_t deterministic;
 } lossd_session_options;
-
 LOSSD_API void lossd_session_options_init(lossd_session_options* options, size_t struct_size);
 LOSSD_API lossd_status* lossd_head_open_session(const lossd_head* head, const lossd_session_options* options,
                                                 lossd_session** session);
@@ -374,7 +373,6 @@ typedef struct lossd_result {
   int64_t lanes; /* how many first_sequences there are; 0 if nothing was sent */
   uint64_t first_sequences[LOSSD_MOST_LANES];
 } lossd_result;
-
 LOSSD_API void lossd_distillation_init(lossd_distillation* distillation, size_t struct_size);
 LOSSD_API void lossd_batch_init(lossd_batch* batch, size_t struct_size);
 LOSSD_API void lossd_outputs_init(lossd_outputs* outputs, size_t struct_size);
@@ -393,6 +391,9 @@ LOSSD_API lossd_status* lossd_session_compute(lossd_session* session, const loss
 typedef int32_t (*lossd_row_sink)(void* user, int64_t first_row, int64_t rows, const void* gradient,
                                   const float* bias_gradient);
 typedef void (*lossd_on_frozen)(void* user);
+/* Called once all of dW was taken. 1: the flush goes on to its end; anything else ends it with CANCELLED and
+ * leaves the window whole. */
+typedef int32_t (*lossd_confirm)(void* user);
 
 typedef struct lossd_flush_options {
   size_t struct_size;
@@ -405,6 +406,7 @@ typedef struct lossd_flush_options {
   lossd_progress progress;   /* or NULL; called with `user` */
   lossd_on_frozen on_frozen; /* or NULL: called with `user` once the window is frozen */
   void* user;
+  lossd_confirm confirm; /* From version 4 on: or NULL; called with `user` */
 } lossd_flush_options;
 
 typedef struct lossd_flush_result {
@@ -418,18 +420,16 @@ typedef struct lossd_flush_result {
   uint64_t window_tokens;
   int64_t non_finite;
 } lossd_flush_result;
-
 LOSSD_API void lossd_flush_options_init(lossd_flush_options* options, size_t struct_size);
 LOSSD_API void lossd_flush_result_init(lossd_flush_result* result, size_t struct_size);
 /* Head::Flush. `marks`: texts of lossd_session_marks, of every session that contributed. `result` may be
  * NULL, but not with leave_frozen, which takes its flush_id to end. After an error `gradient`, or what the
- * sink was given, holds a part of dW; the window is whole, and reading begins again at the first row. With
- * two exceptions (lossd::FlushOf), of which `result` tells the flush, as it does of lossd_head_discard:
+ * sink was given, holds a part of dW; the window is whole, and reading begins again at the first row. Errors
+ * with a lossd_status_flush_id are the two exceptions (lossd::FlushOf); `result` tells their flush, too:
  *
- * LOSSD_UNAVAILABLE, LOSSD_DEADLINE_EXCEEDED and the like with a flush_id in `result`, which had none before:
- * the gradient was read whole, and the commit has no answer. Repeat lossd_head_commit_flush with the
- * flush_id, or this call, or go on: the next flush, discard or step of the same lossd_head begins by
- * repeating the commit.
+ * LOSSD_UNAVAILABLE, LOSSD_DEADLINE_EXCEEDED and the like: the gradient was read whole, and the commit has no
+ * answer. Repeat lossd_head_commit_flush with the flush_id, or this call, or go on: the next flush, discard
+ * or step of the same lossd_head begins by repeating the commit.
  *
  * LOSSD_ALREADY_EXISTS, of such a next call: the commit is done now, and what the call before read is the
  * gradient. Nothing was read or dropped of the window behind it; make the call again if it is meant for that

@@ -36,6 +36,9 @@ struct FlushOptions {
   // which returns it as CANCELLED, and leaves the window whole. Checksums are of the whole gradient: whether
   // what was given is what the server had (DATA_LOSS if not) is known when Flush returns.
   GradientSink sink = {};
+  // Asked once the gradient was taken whole, before the window is ended or left frozen, by the thread that
+  // flushes. If it returns false the flush fails with CANCELLED and leaves the window whole.
+  std::function<bool()> confirm = {};
 };
 
 struct FlushResult {

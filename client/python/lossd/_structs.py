@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-LOSSD_C_API_VERSION = 3
+LOSSD_C_API_VERSION = 4
 LOSSD_MOST_LANES = 64
 
 # lossd_code
@@ -249,6 +249,9 @@ RowSink = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64, c.c_int64, c.c_void_p, c
 OnFrozen = c.CFUNCTYPE(None, c.c_void_p)
 
 
+Confirm = c.CFUNCTYPE(c.c_int32, c.c_void_p)
+
+
 class FlushOptions(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
@@ -261,6 +264,7 @@ class FlushOptions(c.Structure):
         ("progress", Progress),
         ("on_frozen", OnFrozen),
         ("user", c.c_void_p),
+        ("confirm", Confirm),
     ]
 
 
@@ -343,6 +347,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "lossd_version": (c.c_char_p, []),
     "lossd_status_code": (c.c_int32, [c.c_void_p]),
     "lossd_status_message": (c.c_char_p, [c.c_void_p]),
+    "lossd_status_flush_id": (c.c_char_p, [c.c_void_p]),
     "lossd_status_free": (None, [c.c_void_p]),
     "lossd_string_free": (None, [c.c_void_p]),
     "lossd_client_options_init": (None, [c.POINTER(ClientOptions), c.c_size_t]),

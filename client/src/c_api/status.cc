@@ -21,7 +21,10 @@ lossd_status* ToC(const absl::Status& status) noexcept {
   try {
     // absl's codes are gRPC's, and so are ours.
     const int32_t code = IsWindowLost(status) ? LOSSD_WINDOW_LOST : static_cast<int32_t>(status.code());
-    return new lossd_status{.code = code, .message = std::string(status.message())};
+    const auto flush = FlushOf(status);
+    return new lossd_status{.code = code,
+                            .message = std::string(status.message()),
+                            .flush_id = flush.has_value() ? flush->flush_id : std::string()};
   } catch (...) {
     return OutOfMemory();
   }
@@ -55,6 +58,10 @@ int32_t lossd_status_code(const lossd_status* status) { return status == nullptr
 
 const char* lossd_status_message(const lossd_status* status) {
   return status == nullptr ? "" : status->message.c_str();
+}
+
+const char* lossd_status_flush_id(const lossd_status* status) {
+  return status == nullptr ? "" : status->flush_id.c_str();
 }
 
 void lossd_status_free(lossd_status* status) {

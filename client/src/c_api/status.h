@@ -14,6 +14,7 @@
 struct lossd_status {
   int32_t code = LOSSD_OK;
   std::string message;
+  std::string flush_id = {};  // that lossd::FlushOf tells of the status, or empty
 };
 
 namespace lossd::c_api {

@@ -34,6 +34,9 @@ absl::StatusOr<FlushOptions> OptionsOf(const lossd_flush_options& given) {
   if (given.on_frozen != nullptr) {
     options.on_frozen = [on_frozen = given.on_frozen, user = given.user] { on_frozen(user); };
   }
+  if (given.confirm != nullptr) {
+    options.confirm = [confirm = given.confirm, user = given.user] { return confirm(user) == 1; };
+  }
   return options;
 }
 

@@ -120,6 +120,16 @@ static int32_t Land(void* user, int64_t first_row, int64_t rows, const void* gra
   return 0;
 }
 
+static int32_t Confirm(void* user) {
+  const Landing* landing = user;
+  return landing->next_row == kManyRows ? 1 : 0;
+}
+
+static int32_t Refuse(void* user) {
+  (void)user;
+  return 0;
+}
+
 /* A head of zeros: every class is as probable as any other. */
 static void OpenMany(Window* window, const char* target) {
   lossd_head_config config;
@@ -195,6 +205,19 @@ void TestSink(const char* target, int count, char** arguments) {
   OK(Flush(&window, &options, &result));
   CHECK(landing.next_row == kManyRows && landing.calls > 1);
   CheckMany(&landing);
+
+  ComputeMany(&window);
+  memset(&landing, 0, sizeof landing);
+  landing.refused_call = -1;
+  options.confirm = Refuse;
+  FAILS(Flush(&window, &options, &result), LOSSD_CANCELLED, "confirm");
+  CHECK(landing.next_row == kManyRows);
+  memset(&landing, 0, sizeof landing);
+  landing.refused_call = -1;
+  options.confirm = Confirm;
+  OK(Flush(&window, &options, &result));
+  CHECK(result.window_tokens == 3);
+  options.confirm = NULL;
 
   options.gradient = landing.dw;
   FAILS(Flush(&window, &options, &result), LOSSD_INVALID_ARGUMENT, "sink");

@@ -8,6 +8,7 @@
 
 #include "client/src/c_api/status.h"
 #include "client/src/grpc_status.h"
+#include "client/src/open_commit.h"
 
 namespace {
 bool no_memory = false;
@@ -52,6 +53,18 @@ TEST(CApiBorderTest, CodesAreThoseOfGrpc) {
 TEST(CApiBorderTest, ALostWindowHasACodeOfItsOwn) {
   ExpectStatus(Guarded([] { return internal::WindowLostError("the head", 7, "gone"); }), LOSSD_WINDOW_LOST,
                "the head");
+}
+
+TEST(CApiBorderTest, AStatusTellsWhichFlushItIsAbout) {
+  const absl::Status lost_answer = absl::UnavailableError("no answer");
+  lossd_status* of_flush =
+      Guarded([&] { return internal::WithFlush(lost_answer, {.flush_id = "flush-7", .generation = 3}); });
+  EXPECT_STREQ(lossd_status_flush_id(of_flush), "flush-7");
+  lossd_status_free(of_flush);
+  lossd_status* of_others = Guarded([&] { return lost_answer; });
+  EXPECT_STREQ(lossd_status_flush_id(of_others), "");
+  lossd_status_free(of_others);
+  EXPECT_STREQ(lossd_status_flush_id(nullptr), "");
 }
 
 TEST(CApiBorderTest, ExceptionsBecomeStatuses) {

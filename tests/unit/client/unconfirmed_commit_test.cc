@@ -180,6 +180,25 @@ INSTANTIATE_TEST_SUITE_P(DoneOrNot, UnconfirmedCommitTest,
                          ::testing::Values(Fate::kDone, Fate::kNeverArrived));
 INSTANTIATE_TEST_SUITE_P(Done, CommitDoneTest, ::testing::Values(Fate::kDone));
 
+// --- What is not confirmed by the caller
+
+TEST_P(CommitDoneTest, AFlushThatIsNotConfirmedLeavesTheWindowWhole) {
+  const std::vector<float> window = fake_.window();
+  for (const bool commit : {true, false}) {
+    const int aborts = fake_.observed().aborts;
+    const auto refused =
+        head_->Flush({.commit = commit, .confirm = [] { return false; }}, marks_, gradient_.data());
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kCancelled) << refused.status();
+    EXPECT_FALSE(FlushOf(refused.status()).has_value());
+    EXPECT_EQ(fake_.observed().aborts, aborts + 1);
+    EXPECT_EQ(fake_.window_state(), v1::WINDOW_STATE_OPEN);
+    EXPECT_EQ(fake_.window(), window);
+  }
+  const auto confirmed = head_->Flush({.confirm = [] { return true; }}, marks_, gradient_.data());
+  ASSERT_TRUE(confirmed.ok()) << confirmed.status();
+  EXPECT_EQ(fake_.generation(), 2U);
+}
+
 // --- Exceptions
 
 class FlushExceptionTest : public UnconfirmedCommitTest {
@@ -208,6 +227,10 @@ TEST_P(FlushExceptionTest, OfOnFrozenReopensTheWindow) {
 TEST_P(FlushExceptionTest, OfProgressReopensTheWindow) {
   ExpectReopenedAfter(
       {.progress = [](int64_t /*done*/, int64_t /*total*/) { throw std::runtime_error("of progress"); }});
+}
+
+TEST_P(FlushExceptionTest, OfConfirmReopensTheWindow) {
+  ExpectReopenedAfter({.confirm = []() -> bool { throw std::runtime_error("of confirm"); }});
 }
 
 INSTANTIATE_TEST_SUITE_P(Exceptions, FlushExceptionTest, ::testing::Values(Fate::kDone));
