@@ -11,7 +11,7 @@ from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, number
 from lossd._library import library, marks_array
-from lossd.errors import AbortedError, AlreadyExistsError, CancelledError, LossdError, NotFoundError, WindowLostError
+from lossd.errors import CancelledError, LossdError
 from lossd.results import FlushResult
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _block(pointer: int, shape: tuple[int, ...], dtype: str) -> Any:
 
 class _Callbacks:
     """What a flush calls, and how far it got. A signal's error that is raised at the very first instruction of a
-    callback is ctypes' to report, and C is told that all is well: what counts is what was noted here."""
+    callback is ctypes' to report, and C gets a 0: what counts is what was noted here."""
 
     def __init__(self, frozen: bool) -> None:
         self.raised = Raised()
@@ -68,9 +68,13 @@ class _Callbacks:
 
         return s.OnFrozen(lambda _user: self.raised.run(run) and None)
 
+    def confirm(self, rows: int) -> Any:
+        """Lets the library commit only a flush whose callbacks have all come to their end. One that is cut itself
+        answers 0, which is no."""
+        return s.Confirm(lambda _user: int(self.raised.run(self.check, rows)))
+
     def check(self, rows: int) -> None:
-        """Raises what was raised, or CancelledError if something was cut short without a trace."""
-        self.raised.again()
+        """CancelledError if something was cut short without a trace."""
         if self.rows not in (None, rows):
             raise CancelledError(
                 f"a signal ended the sink at row {self.rows} of {rows}: the window is whole, flush it again"
@@ -127,36 +131,25 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
     else:
         bias = _bias(head, request) if request.sink is None else None
         options.sink = callbacks.row_sink(_with_bias(sink, bias), head.hidden_size, dtype)
-    # With callbacks it is committed here, once it is known that each of them has come to its end.
-    commits_here = request.commit and (
-        sink is not None or request.progress is not None or request.on_frozen is not None
-    )
-    options.leave_frozen = commits_here or not request.commit
+    options.leave_frozen = not request.commit
+    if sink is not None or request.progress is not None or request.on_frozen is not None:
+        options.confirm = callbacks.confirm(head.vocab_size)
     result = library().make(s.FlushResult)
-    settle(head)
-    read = False
     try:
         with head._handle as pointer:
             library().call("lossd_head_flush", pointer, c.byref(options), *marks_array(marks), c.byref(result))
-        read = True
-        callbacks.check(head.vocab_size)
     except BaseException as error:
-        # After an error of its own the library has reopened the window, or tells of the flush before, which is whole.
-        unfinished = read or not isinstance(error, LossdError)
-        if options.leave_frozen and unfinished and not head._window.is_open_flush(result.flush_id.decode()):
+        # A signal that came when the library had left the window frozen: nobody gets to know the flush_id.
+        if not isinstance(error, LossdError) and not request.commit:
             _abort(head, result.flush_id)
         callbacks.raised.again()
-        if not read:
-            _name_flush(error, result)
         raise
-    if commits_here:
-        _commit(head, result.flush_id.decode())
     return _result_of(result, gradient, bias)
 
 
 def _abort(head: Head, flush_id: bytes) -> None:
-    """Reopens the window of a flush that the library has not reopened itself."""
-    if not flush_id:
+    """Reopens the window, unless it is that of an earlier flush, which is whole and waits for its commit."""
+    if not flush_id or head._window.is_open_flush(flush_id.decode()):
         return
     try:
         with head._handle as pointer:
@@ -165,54 +158,11 @@ def _abort(head: Head, flush_id: bytes) -> None:
         pass
 
 
-def _commit(head: Head, flush_id: str) -> None:
-    """As the library does it for flushes without callbacks: what has no answer is remembered."""
-    window = head._window
-    window.open_commit = flush_id
-    try:
-        with head._handle as pointer:
-            library().call("lossd_head_commit_flush", pointer, flush_id.encode())
-    except (WindowLostError, AbortedError, NotFoundError):
-        window.open_commit = ""
-        raise
-    except LossdError as error:
-        done = f"the gradient was read whole, but the commit of flush {flush_id} is not confirmed"
-        again = type(error)(f"{done}; repeat the call, or commit_flush: {error.message}")
-        again.flush_id = flush_id
-        raise again from error
-    window.open_commit = ""
-
-
-def settle(head: Head) -> None:
-    """Before another window ends: repeats the commit of a flush, if it had no answer, and says so."""
-    flush_id = head._window.open_commit
-    if not flush_id:
-        return
-    _commit(head, flush_id)
-    error = AlreadyExistsError(
-        f"flush {flush_id}, whose commit had no answer, is committed now: what the call before read of it is the "
-        f"gradient. Nothing was done to the window behind it; make this call again if it is meant"
-    )
-    error.flush_id = flush_id
-    raise error
-
-
 def discard(head: Head, marks: list[str]) -> FlushResult:
     result = library().make(s.FlushResult)
-    settle(head)
-    try:
-        with head._handle as pointer:
-            library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
-    except LossdError as error:
-        _name_flush(error, result)
-        raise
+    with head._handle as pointer:
+        library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
     return _result_of(result, None, None)
-
-
-def _name_flush(error: BaseException, result: Any) -> None:
-    """The library tells of a flush that is whole, and whose commit it does not know the end of."""
-    if isinstance(error, LossdError):
-        error.flush_id = result.flush_id.decode()
 
 
 def _result_of(result: Any, gradient: Any, bias: Any) -> FlushResult:

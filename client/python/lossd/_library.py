@@ -65,8 +65,11 @@ class Library:
         if status:
             number = int(self._dll.lossd_status_code(status))
             message = bytes(self._dll.lossd_status_message(status)).decode(errors="replace")
+            flush_id = bytes(self._dll.lossd_status_flush_id(status)).decode()
             self._dll.lossd_status_free(status)
-            raise error_of(number, message)
+            error = error_of(number, message)
+            error.flush_id = flush_id
+            raise error
 
     def text(self, name: str, *arguments: Any) -> str:
         """Calls a function whose last argument is a char** that it fills."""

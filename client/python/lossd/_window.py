@@ -71,9 +71,7 @@ class Window:
         self._contributors: list[Contributor] = []
         self._frozen: dict[Contributor, str] = {}  # by a flush that was not committed yet
         self._unsure: dict[Contributor, str] = {}  # by a step that may have been taken, or not
-        self._open_flush = ""
-        self.open_commit = ""
-        """The flush whose commit has no answer, if it was made here and not by the library, which keeps its own."""
+        self._open_flush = ""  # whose commit has no answer
         self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def add(self, contributor: Contributor) -> None:
@@ -131,13 +129,13 @@ class Window:
                 self._frozen, self._open_flush = marks, flush_id
 
     def is_open_flush(self, flush_id: str) -> bool:
-        return flush_id in (self._open_flush, self.open_commit)
+        return flush_id == self._open_flush
 
     def committed(self) -> None:
         """The window that froze() or left_open() told of has ended."""
         with self._lock:
             frozen, self._frozen = self._frozen, {}
-            self._open_flush = self.open_commit = ""
+            self._open_flush = ""
         self.consumed(frozen)
 
     def consumed(self, marks: dict[Contributor, str]) -> None:

@@ -268,7 +268,6 @@ class Head:
         """Reopens the window whole."""
         with self._handle as head:
             library().call("lossd_head_abort_flush", head, encoded(flush_id, "flush_id"))
-        self._window.open_commit = ""
 
     def gradient_stats(self, *, gradient_scale: float = 1.0, marks: Sequence[str] | None = None) -> GradientStats:
         """Statistics of the window's gradient times gradient_scale: norm, largest magnitude, what is not finite."""
@@ -319,7 +318,6 @@ class Head:
         result = library().make(s.StepResult)
 
         def apply(given: list[str]) -> None:
-            _flush.settle(self)
             with self._handle as head:
                 library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
 

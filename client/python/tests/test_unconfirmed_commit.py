@@ -128,6 +128,14 @@ def test_a_flush_that_meets_it_does_not_reopen_it(stalled: Stalled) -> None:
         stalled.head.flush(progress=lambda *_: None, commit=False)
     assert caught.value.flush_id == error.flush_id
     stalled.go_on()
-    with pytest.raises(lossd.AlreadyExistsError, match=error.flush_id):
-        stalled.head.discard()
+    assert stalled.head.discard().flush_id == error.flush_id  # whose marks are the same
     assert stalled.head.info().window_state == "open" and stalled.head.marks() == []
+
+
+def test_a_discard_of_the_window_behind_it_drops_nothing_at_first(stalled: Stalled) -> None:
+    stalled.compute()
+    error = stalled.flush_unanswered()
+    stalled.go_on()
+    with pytest.raises(lossd.AlreadyExistsError, match=error.flush_id):
+        stalled.head.discard(marks=[])
+    assert stalled.head.info().generation == 2 and stalled.head.marks() == []
