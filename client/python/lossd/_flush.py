@@ -5,17 +5,15 @@ from __future__ import annotations
 import ctypes as c
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import ProgressCallback, Raised, number
+from lossd._core import HeadCore
 from lossd._library import library, marks_array
 from lossd.errors import CancelledError, LossdError
 from lossd.results import FlushResult
-
-if TYPE_CHECKING:
-    from lossd.head import Head
 
 Sink = Callable[[int, Any, Any], None]
 
@@ -94,9 +92,9 @@ def device_sink(out: Any, dtype: str) -> Sink:
     return copy
 
 
-def _destination(head: Head, request: Request) -> tuple[Any, str, Sink | None]:
+def _destination(core: HeadCore, request: Request) -> tuple[Any, str, Sink | None]:
     """Where dW goes, its dtype, and the sink that takes it, if one does."""
-    shape = (head.vocab_size, head.hidden_size)
+    shape = core.shape
     if request.sink is not None:
         if request.out is not None or request.bias_out is not None:
             raise ValueError("flush takes a sink, or out and bias_out, and not both")
@@ -113,8 +111,8 @@ def _destination(head: Head, request: Request) -> tuple[Any, str, Sink | None]:
     return request.out, dtype, None
 
 
-def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
-    gradient, dtype, sink = _destination(head, request)
+def run(core: HeadCore, request: Request, marks: list[str]) -> FlushResult:
+    gradient, dtype, sink = _destination(core, request)
     callbacks = _Callbacks(frozen=request.on_frozen is None)
     options = library().make(s.FlushOptions)
     options.dtype = t.DTYPES[dtype]
@@ -124,43 +122,43 @@ def run(head: Head, request: Request, marks: list[str]) -> FlushResult:
         options.on_frozen = callbacks.on_frozen(request.on_frozen)
     bias = None
     if sink is None:
-        options.gradient = t.output_view(gradient, "out", (head.vocab_size, head.hidden_size), dtype).pointer
-        bias = _bias(head, request)
+        options.gradient = t.output_view(gradient, "out", core.shape, dtype).pointer
+        bias = _bias(core, request)
         if bias is not None:
-            options.bias_gradient = t.output_view(bias, "bias_out", (head.vocab_size,), "float32").pointer
+            options.bias_gradient = t.output_view(bias, "bias_out", (core.vocab_size,), "float32").pointer
     else:
-        bias = _bias(head, request) if request.sink is None else None
-        options.sink = callbacks.row_sink(_with_bias(sink, bias), head.hidden_size, dtype)
+        bias = _bias(core, request) if request.sink is None else None
+        options.sink = callbacks.row_sink(_with_bias(sink, bias), core.hidden_size, dtype)
     options.leave_frozen = not request.commit
     if sink is not None or request.progress is not None or request.on_frozen is not None:
-        options.confirm = callbacks.confirm(head.vocab_size)
+        options.confirm = callbacks.confirm(core.vocab_size)
     result = library().make(s.FlushResult)
     try:
-        with head._handle as pointer:
+        with core.handle as pointer:
             library().call("lossd_head_flush", pointer, c.byref(options), *marks_array(marks), c.byref(result))
     except BaseException as error:
         # A signal that came when the library had left the window frozen: nobody gets to know the flush_id.
         if not isinstance(error, LossdError) and not request.commit:
-            _abort(head, result.flush_id)
+            _abort(core, result.flush_id)
         callbacks.raised.again()
         raise
     return _result_of(result, gradient, bias)
 
 
-def _abort(head: Head, flush_id: bytes) -> None:
+def _abort(core: HeadCore, flush_id: bytes) -> None:
     """Reopens the window, unless it is that of an earlier flush, which is whole and waits for its commit."""
-    if not flush_id or head._window.is_open_flush(flush_id.decode()):
+    if not flush_id or core.window.is_open_flush(flush_id.decode()):
         return
     try:
-        with head._handle as pointer:
+        with core.handle as pointer:
             library().call("lossd_head_abort_flush", pointer, flush_id)
     except LossdError:  # the caller is told what went wrong first
         pass
 
 
-def discard(head: Head, marks: list[str]) -> FlushResult:
+def discard(core: HeadCore, marks: list[str]) -> FlushResult:
     result = library().make(s.FlushResult)
-    with head._handle as pointer:
+    with core.handle as pointer:
         library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
     return _result_of(result, None, None)
 
@@ -180,10 +178,10 @@ def _result_of(result: Any, gradient: Any, bias: Any) -> FlushResult:
     )
 
 
-def _bias(head: Head, request: Request) -> Any:
+def _bias(core: HeadCore, request: Request) -> Any:
     if request.bias_out is not None:
         return request.bias_out
-    return t.Kind().empty((head.vocab_size,), "float32") if head.config.bias else None
+    return t.Kind().empty((core.vocab_size,), "float32") if core.config.bias else None
 
 
 def _with_bias(sink: Sink, bias: Any) -> Sink:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import ctypes as c
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import choice, integer, optional_number
 from lossd._batch import PARTS
+from lossd._core import HeadCore
 from lossd._library import library
 from lossd.results import TopLogits
-
-if TYPE_CHECKING:
-    from lossd.head import Head
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,13 @@ class Request:
     weight_version: int
 
 
-def run(head: Head, given: Any, request: Request) -> Any:
+def run(core: HeadCore, given: Any, request: Request) -> Any:
     kind = t.kind_of(given)
     # A tensor on a GPU is copied in its stream's turn.
     on_host = given.detach().to("cpu") if t.is_on_device(given) else given
     hidden = t.float_view(on_host, "hidden", request.hidden_dtype)
-    if not hidden.shape or hidden.shape[-1] != head.hidden_size:
-        raise ValueError(f"hidden has shape {hidden.shape}; want [..., {head.hidden_size}] for {head.name!r}")
+    if not hidden.shape or hidden.shape[-1] != core.hidden_size:
+        raise ValueError(f"hidden has shape {hidden.shape}; want [..., {core.hidden_size}] for {core.name!r}")
     leading = hidden.shape[:-1]
     struct = library().make(s.Logits)
     struct.rows = t.token_count(leading)
@@ -49,10 +47,10 @@ def run(head: Head, given: Any, request: Request) -> Any:
     made = dataclasses.replace(kind, device=None)  # on the CPU first
     if request.top_k is None:
         dtype = t.dtype_name(request.dtype, "dtype")
-        logits = made.empty((*leading, head.vocab_size), dtype)
+        logits = made.empty((*leading, core.vocab_size), dtype)
         struct.dtype = t.DTYPES[dtype]
         struct.logits = t.output_view(logits, "logits", tuple(logits.shape), dtype).pointer
-        _call(head, struct)
+        _call(core, struct)
         return _as(kind, logits)
     struct.top_k = integer(request.top_k, "top_k", least=1, most=64)
     if t.dtype_name(request.dtype, "dtype") != "float32":
@@ -63,13 +61,13 @@ def run(head: Head, given: Any, request: Request) -> Any:
     struct.top_tokens = t.output_view(tokens, "tokens", tuple(tokens.shape), "int32").pointer
     struct.top_logits = t.output_view(logits, "logits", tuple(logits.shape), "float32").pointer
     struct.log_sum_exp = t.output_view(log_sum_exp, "log_sum_exp", leading, "float32").pointer
-    version = _call(head, struct)
+    version = _call(core, struct)
     return TopLogits(_as(kind, tokens), _as(kind, logits), _as(kind, log_sum_exp), version)
 
 
-def _call(head: Head, struct: s.Logits) -> int:
+def _call(core: HeadCore, struct: s.Logits) -> int:
     version = c.c_uint64()
-    with head._handle as pointer:
+    with core.handle as pointer:
         library().call("lossd_head_logits", pointer, c.byref(struct), c.byref(version))
     return version.value
 

@@ -64,6 +64,22 @@ class Contributor:
             self._read = None
 
 
+class Windows:
+    """The windows of the heads of one client, by their names. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, Window] = {}
+        self._lock = threading.Lock()
+
+    def of(self, name: str) -> Window:
+        with self._lock:
+            return self._windows.setdefault(name, Window())
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._windows.pop(name, None)
+
+
 class Window:
     """The contributors of one head, as far as one client knows them. Thread-safe."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-import threading
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from lossd import _structs as s
 from lossd import _tensors as t
 from lossd import _trace
 from lossd._arguments import choice, integer, number
+from lossd._core import HeadCore
 from lossd._handles import Handle
 from lossd._library import encoded, library
 from lossd._trace import TraceParent
-from lossd._window import Window
+from lossd._window import Windows
 from lossd.errors import VersionMismatchError, VersionMismatchWarning
 from lossd.head import Head
 from lossd.optimizers import Optimizer, struct_of
@@ -122,8 +122,7 @@ class Client:
         library().call("lossd_connect", encoded(target, "target"), c.byref(options), c.byref(pointer))
         self._target = target
         self._handle = Handle(pointer.value, "lossd_client_free", "this client")
-        self._windows: dict[str, Window] = {}
-        self._lock = threading.Lock()
+        self._windows = Windows()
         if check_version or check_version is None:
             try:
                 self._check_version(raises=bool(check_version))
@@ -148,10 +147,6 @@ class Client:
     @property
     def target(self) -> str:
         return self._target
-
-    def _window_of(self, name: str) -> Window:
-        with self._lock:
-            return self._windows.setdefault(name, Window())
 
     # --- Heads -----------------------------------------------------------------------------------------------------
 
@@ -199,14 +194,14 @@ class Client:
         pointer = c.c_void_p()
         with self._handle as client:
             library().call("lossd_client_create_head", client, c.byref(config), c.byref(pointer))
-        return Head(self, pointer.value)
+        return Head(self, HeadCore.of(pointer.value, self._windows))
 
     def head(self, name: str) -> Head:
         """The head of that name; NotFoundError if there is none."""
         pointer = c.c_void_p()
         with self._handle as client:
             library().call("lossd_client_get_head", client, encoded(name, "name"), c.byref(pointer))
-        return Head(self, pointer.value)
+        return Head(self, HeadCore.of(pointer.value, self._windows))
 
     def heads(self) -> list[HeadInfo]:
         return [from_json(HeadInfo, one) for one in self._json("lossd_client_heads")]
@@ -215,8 +210,7 @@ class Client:
         """discard_gradient is needed while its window is not empty."""
         with self._handle as client:
             library().call("lossd_client_delete_head", client, encoded(name, "name"), bool(discard_gradient))
-        with self._lock:
-            self._windows.pop(name, None)
+        self._windows.forget(name)
 
     # --- The server ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lossd import _flush, _logits
 from lossd import _structs as s
 from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number, real
-from lossd._handles import Handle
+from lossd._core import HeadCore
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
 from lossd.errors import (
@@ -32,7 +32,7 @@ from lossd.results import (
     from_json,
 )
 from lossd.session import Session
-from lossd.weights import WeightWrite, read_rows, write_weights
+from lossd.weights import WeightWrite, begin_write, read_rows, write_weights
 
 if TYPE_CHECKING:
     from lossd.client import Client
@@ -46,13 +46,10 @@ class Head:
     then this process's own have to be among them.
     """
 
-    def __init__(self, client: Client, pointer: int | None) -> None:
+    def __init__(self, client: Client, core: HeadCore) -> None:
         self._client = client
-        self._handle = Handle(pointer, "lossd_head_free", "this head")
-        info = self.info()
-        self._config = info.config
-        self._window = client._window_of(self._config.name)
-        self._forget_lost(self._window.marks())  # the head may be another server's, or another one of this name
+        self._core = core
+        self._forget_lost(core.window.marks())  # the head may be another server's, or another one of this name
 
     @property
     def client(self) -> Client:
@@ -60,29 +57,28 @@ class Head:
 
     @property
     def config(self) -> HeadConfig:
-        return self._config
+        return self._core.config
 
     @property
     def name(self) -> str:
-        return self._config.name
+        return self._core.name
 
     @property
     def vocab_size(self) -> int:
-        return self._config.vocab_size
+        return self._core.vocab_size
 
     @property
     def hidden_size(self) -> int:
-        return self._config.hidden_size
+        return self._core.hidden_size
 
     @property
     def dtype(self) -> str:
         """The weights' dtype: "float32", "bfloat16" or "float16"."""
-        return self._config.weight_type
+        return self._core.config.weight_type
 
     def info(self) -> HeadInfo:
         """What the server knows of it now."""
-        with self._handle as head:
-            return from_json(HeadInfo, library().json("lossd_head_info", head))
+        return self._core.info()
 
     # --- Weights ---------------------------------------------------------------------------------------------------
 
@@ -94,7 +90,7 @@ class Head:
         float32, bfloat16 or float16; rounded to the head's dtype before they are sent, unless the server keeps an
         fp32 master. dtype: "bfloat16" of an array of uint16. A tensor on a GPU is read in pieces.
         """
-        return write_weights(self, weights, bias, dtype, progress)
+        return write_weights(self._core, weights, bias, dtype, progress)
 
     def read_weights(
         self,
@@ -106,7 +102,7 @@ class Head:
     ) -> Any:
         """All rows, of one version, into `out` [V, H] (whose dtype counts then) or a new NumPy array, which is
         returned; bfloat16 in NumPy is uint16. bias_out [V] fp32: of a head with a bias."""
-        return read_rows(self, 0, self.vocab_size, out, dtype, 0, bias_out, progress)
+        return read_rows(self._core, 0, self.vocab_size, out, dtype, 0, bias_out, progress)
 
     def read_rows(
         self,
@@ -121,17 +117,12 @@ class Head:
     ) -> Any:
         """Rows [first_row, first_row + rows), [rows, H]; FailedPreconditionError if they are not of weight_version
         (0: any)."""
-        return read_rows(self, first_row, rows, out, dtype, weight_version, bias_out, progress)
+        return read_rows(self._core, first_row, rows, out, dtype, weight_version, bias_out, progress)
 
     def begin_write(self, write_key: str, *, replace: bool = True) -> WeightWrite:
         """A version that several processes write together, under the same key, each its own rows. replace: drop an
         unfinished write of another key."""
-        pointer = c.c_void_p()
-        with self._handle as head:
-            library().call(
-                "lossd_head_begin_write", head, encoded(write_key, "write_key"), bool(replace), c.byref(pointer)
-            )
-        return WeightWrite(self, pointer.value)
+        return begin_write(self._core, write_key, replace=replace)
 
     def load_weights(
         self, path: str, tensor: str = "", bias_tensor: str = "", *, progress: ProgressCallback | None = None
@@ -139,7 +130,7 @@ class Head:
         """The server reads them from a safetensors file below its --weights_dir. tensor: "" takes "lm_head.weight",
         or else the only one of the head's shape."""
         raised = Raised()
-        with self._handle as head:
+        with self._core.handle as head:
             data = library().json(
                 "lossd_head_load_weights",
                 head,
@@ -176,11 +167,11 @@ class Head:
         weight_version: what the weights must be of (FailedPreconditionError if not); 0: whatever they are.
         """
         request = _logits.Request(hidden_dtype, dtype, top_k, logit_scale, softcap, bias, weight_version)
-        return _logits.run(self, hidden, request)
+        return _logits.run(self._core, hidden, request)
 
     def save_checkpoint(self, tag: str) -> SavedCheckpoint:
         """Everything the server has of the head, as of one moment, in its --checkpoint_dir."""
-        with self._handle as head:
+        with self._core.handle as head:
             data = library().json("lossd_head_save_checkpoint", head, encoded(tag, "tag"))
         return from_json(SavedCheckpoint, data)
 
@@ -205,18 +196,18 @@ class Head:
         options.chunk_bytes = integer(chunk_bytes, "chunk_bytes")
         options.deterministic = bool(deterministic)
         pointer = c.c_void_p()
-        with self._handle as head:
+        with self._core.handle as head:
             library().call("lossd_head_open_session", head, c.byref(options), c.byref(pointer))
-        return Session(self, pointer.value, deterministic=deterministic)
+        return Session(self, self._core, pointer.value, deterministic=deterministic)
 
     def marks(self) -> list[str]:
         """What None stands for where marks are asked for."""
         return list(self._named().values())
 
     def _named(self) -> dict[Contributor, str]:
-        if self._window.has_ended():
-            self._window.forget_consumed(self.info())
-        return self._window.marks()
+        if self._core.window.has_ended():
+            self._core.window.forget_consumed(self.info())
+        return self._core.window.marks()
 
     # --- The gradient window ---------------------------------------------------------------------------------------
 
@@ -247,26 +238,26 @@ class Head:
         having read and dropped nothing of the window behind it (a discard with the same marks returns).
         """
         request = _flush.Request(out, dtype, gradient_scale, bias_out, sink, on_frozen, progress, commit)
-        mine = {} if commit else self._window.marks()
-        result: FlushResult = self._consuming(marks, commit, lambda given: _flush.run(self, request, given))
+        mine = {} if commit else self._core.window.marks()
+        result: FlushResult = self._consuming(marks, commit, lambda given: _flush.run(self._core, request, given))
         if not commit:
-            self._window.froze(mine)
+            self._core.window.froze(mine)
         return result
 
     def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
         """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
-        result: FlushResult = self._consuming(marks, True, lambda given: _flush.discard(self, given))
+        result: FlushResult = self._consuming(marks, True, lambda given: _flush.discard(self._core, given))
         return result
 
     def commit_flush(self, flush_id: str) -> None:
         """Ends the window that a flush with commit=False left frozen."""
-        with self._handle as head:
+        with self._core.handle as head:
             library().call("lossd_head_commit_flush", head, encoded(flush_id, "flush_id"))
-        self._window.committed()
+        self._core.window.committed()
 
     def abort_flush(self, flush_id: str) -> None:
         """Reopens the window whole."""
-        with self._handle as head:
+        with self._core.handle as head:
             library().call("lossd_head_abort_flush", head, encoded(flush_id, "flush_id"))
 
     def gradient_stats(self, *, gradient_scale: float = 1.0, marks: Sequence[str] | None = None) -> GradientStats:
@@ -275,7 +266,7 @@ class Head:
         stats = library().make(s.GradientStats)
 
         def ask(given: list[str]) -> None:
-            with self._handle as head:
+            with self._core.handle as head:
                 library().call("lossd_head_gradient_stats", head, *marks_array(given), scale, c.byref(stats))
 
         self._consuming(marks, False, ask)
@@ -318,7 +309,7 @@ class Head:
         result = library().make(s.StepResult)
 
         def apply(given: list[str]) -> None:
-            with self._handle as head:
+            with self._core.handle as head:
                 library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
 
         self._consuming(marks, True, apply, steps=True)
@@ -343,22 +334,23 @@ class Head:
         """Runs `call` with the marks, and keeps book of whose are still to be named."""
         if isinstance(marks, str):
             raise TypeError("marks is a str; want a list of them, one of each session")
-        mine = (steps and self._window.open_step()) or (self._named() if marks is None else self._window.marks())
+        window = self._core.window
+        mine = (steps and window.open_step()) or (self._named() if marks is None else window.marks())
         try:
             answer = call(list(mine.values()) if marks is None else list(marks))
         except LossdError as error:
             if steps:
                 open_again = isinstance(error, (UnavailableError, DeadlineExceededError)) and not error.flush_id
-                self._window.named_by(mine if open_again else {})
+                window.named_by(mine if open_again else {})
             if isinstance(error, AlreadyExistsError):
-                self._window.committed()
+                window.committed()
             elif error.flush_id:
-                self._window.left_open(mine, error.flush_id)
+                window.left_open(mine, error.flush_id)
             elif isinstance(error, (WindowLostError, NotFoundError)):
                 self._forget_lost(mine)
             raise
         if ends:
-            self._window.consumed(mine)
+            window.consumed(mine)
         return answer
 
     def _forget_lost(self, marks: dict[Contributor, str]) -> None:
@@ -366,15 +358,15 @@ class Head:
         if not marks:
             return
         try:
-            self._window.drop_lost(marks, self.info())
+            self._core.window.drop_lost(marks, self.info())
         except NotFoundError:
-            self._window.drop_lost(marks, HeadInfo())
+            self._core.window.drop_lost(marks, HeadInfo())
         except LossdError:  # the caller is told what matters; the next call comes here again
             pass
 
     def close(self) -> None:
         """Lets go of the handle; the head stays at the server. Needed by nobody who closes the client."""
-        self._handle.close()
+        self._core.handle.close()
 
     def __repr__(self) -> str:
         return f"<lossd.Head {self.name!r} [{self.vocab_size}, {self.hidden_size}] {self.dtype}>"

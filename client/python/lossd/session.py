@@ -15,6 +15,7 @@ from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import integer
 from lossd._batch import BatchOptions, Distillation, prepare, result_of
+from lossd._core import HeadCore
 from lossd._handles import Handle
 from lossd._library import library
 from lossd._staging import Staged, Staging, stage
@@ -34,8 +35,9 @@ class Session:
     with the same client_key, or after WindowLostError a new one. A context manager, which closes it.
     """
 
-    def __init__(self, head: Head, pointer: int | None, *, deterministic: bool = False) -> None:
+    def __init__(self, head: Head, core: HeadCore, pointer: int | None, *, deterministic: bool = False) -> None:
         self._head = head
+        self._core = core
         self._deterministic = deterministic
         self._stagings: dict[Any, Staging] = {}
         self._handle = Handle(pointer, "lossd_session_free", "this session")
@@ -46,8 +48,8 @@ class Session:
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         if self._contributor.contributed():  # an earlier process with this client_key did, perhaps in another window
-            self._contributor.resume(head.info().sessions)
-        head._window.add(self._contributor)
+            self._contributor.resume(core.info().sessions)
+        core.window.add(self._contributor)
 
     @staticmethod
     def _marks_of(handle: Handle) -> Any:
@@ -186,7 +188,7 @@ class Session:
                 library().call("lossd_session_compute", session, c.byref(batch), c.byref(outputs), c.byref(result))
         except WindowLostError:
             # What it had added is gone, so that nobody can name it any more.
-            self._head._window.drop(self._contributor)
+            self._core.window.drop(self._contributor)
             raise
         return result
 
@@ -235,7 +237,7 @@ class Session:
             with self._handle as session:
                 self._contributor.end()
                 library().call("lossd_session_close", session)
-            self._head._window.forget_ended()
+            self._core.window.forget_ended()
         finally:
             self._handle.close()
             for staging in self._stagings.values():
@@ -246,7 +248,7 @@ class Session:
         contributor, handle = getattr(self, "_contributor", None), getattr(self, "_handle", None)
         if contributor is not None and handle is not None and not handle.closed and handle.is_ours:
             contributor.end()
-            self._head._window.forget_ended()
+            self._core.window.forget_ended()
 
     def _finish_thread(self) -> None:
         with self._lock:
