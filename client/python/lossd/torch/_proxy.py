@@ -41,11 +41,13 @@ class GradientProxy(torch.nn.Parameter):
         self._read = 0.0
         self._seen: object = None
 
-    def put(self, norm: float, seen: object) -> None:
-        """`norm` as read while the head's contributions were `seen`; NaN if an element is not finite."""
+    def put(self, norm: float, seen: object) -> torch.Tensor:
+        """`norm` as read while the head's contributions were `seen`; NaN if an element is not finite. Returns what is
+        `.grad` now."""
         self._grad = torch.full((1,), norm, device=self.data.device)
         self._read = float(self._grad)
         self._seen = seen
+        return self._grad
 
     @property
     def factor(self) -> float:
@@ -64,7 +66,7 @@ class GradientProxy(torch.nn.Parameter):
     @property
     def grad(self) -> torch.Tensor | None:
         if self._grad is None or self._seen != self.head.contributions():
-            self.head._refresh_proxy()
+            self._refresh()
         return self._grad
 
     @grad.setter
@@ -72,6 +74,18 @@ class GradientProxy(torch.nn.Parameter):
         if value is not None:
             raise ValueError("a head's gradient is at the server: multiply .grad in place, or set it to None")
         self.forget()
+
+    def _refresh(self) -> None:
+        head = self.head
+        if head.frozen or (head.group is None and not head.dirty and head.anchor.grad is None):
+            self.forget()
+        elif head.group is None:
+            head.refresh_gradient()
+        elif head.dirty:  # and nothing is known of it, or not of all of it
+            raise RuntimeError(
+                f"the gradient of head '{head.name}' is that of all ranks: have every rank call refresh_gradient() "
+                f"before anything looks at the proxy's .grad"
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GradientProxy:
         return self

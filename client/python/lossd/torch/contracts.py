@@ -60,7 +60,7 @@ def flush_into(
     result = first_rank_does(lambda: _land(head, param, to, overwrite, bias, gradient_scale, marks), head.group)
     if head.rank_in_group != 0:
         _nothing_lands(param, bias, to, overwrite)
-        head._end_window()
+        head.end_window()
     return result
 
 
@@ -94,7 +94,7 @@ def _land(
     if landing is None:
         begin_over = [overwrite or fresh for _, fresh in targets]
         landing = Landing(0, 0, head.contributions(), begin_over[0], begin_over[-1])
-    head._landing = landing
+    head.landing = landing
     if landing.read is None:
         try:
             landing.read = head.head.flush(
@@ -105,22 +105,22 @@ def _land(
                 marks=marks,
             )
         except (WindowLostError, DataLossError):
-            head._landing = None
+            head.landing = None
             raise
         finally:
             landing.address, landing.version = weight_target.data_ptr(), weight_target._version
             if landing.rows == 0 and landing.read is None:
-                head._landing = None  # nothing of it is anywhere
+                head.landing = None  # nothing of it is anywhere
     result = landing.read
     head.head.commit_flush(result.flush_id)
-    head._end_window()
+    head.end_window()
     return result
 
 
 def _landing_of(head: RemoteHead, target: torch.Tensor, to: str) -> Landing | None:
     """The landing that this flush goes on with, if there is one. RuntimeError if it cannot be told what the tensor
     holds."""
-    landing: Landing | None = head._landing
+    landing: Landing | None = head.landing
     if landing is None or landing.address != target.data_ptr():
         return None
     if landing.version == target._version and (

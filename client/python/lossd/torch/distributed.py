@@ -135,8 +135,8 @@ def write_shard(
     # Every rank holds its own handle, and the answers are not wanted: handles do not travel.
     handle: list[Any] = []
     all_do(lambda: handle.append(send()), group)
-    head._weight_version = all_do(lambda: handle[0].commit(), group)[0]
-    return head._weight_version
+    head.weight_version = all_do(lambda: handle[0].commit(), group)[0]
+    return head.weight_version
 
 
 def read_shard(

@@ -67,8 +67,10 @@ class RemoteHead:
         self._consumed: object = None if session is None else _accepted(session.marks())
         self._closed_at: object = None
         self._weight_version = 0
-        self._landing: Landing | None = None
-        self._windows_ended = 0
+        self.landing: Landing | None = None
+        """A flush_into that an error ended, with the rows that have landed."""
+        self.windows_ended = 0
+        """How many windows this process has seen end."""
 
     # --- Making one ---------------------------------------------------------------------------------------------------
 
@@ -157,6 +159,10 @@ class RemoteHead:
         if self._weight_version == 0:
             self._weight_version = self.head.info().weight_version
         return self._weight_version
+
+    @weight_version.setter
+    def weight_version(self, version: int) -> None:
+        self._weight_version = version
 
     @property
     def session(self) -> lossd.Session:
@@ -264,20 +270,7 @@ class RemoteHead:
         stats = self.gradient_stats()
         finite = stats.non_finite == 0 and self._losses_finite()
         norm = math.hypot(stats.norm, stats.bias_norm) if finite else math.nan
-        self.proxy.put(norm, self.contributions())
-        assert self.proxy._grad is not None
-        return self.proxy._grad
-
-    def _refresh_proxy(self) -> None:
-        if self.frozen or (self.group is None and not self.dirty and self.anchor.grad is None):
-            self.proxy.forget()
-        elif self.group is None:
-            self.refresh_gradient()
-        elif self.dirty:  # and nothing is known of it, or not of all of it
-            raise RuntimeError(
-                f"the gradient of head '{self.name}' is that of all ranks: have every rank call refresh_gradient() "
-                f"before anything looks at the proxy's .grad"
-            )
+        return self.proxy.put(norm, self.contributions())
 
     def step(
         self,
@@ -314,7 +307,7 @@ class RemoteHead:
 
         result: StepResult = self._collectively(ask, check=lambda: self._require_finite(factor))
         self._weight_version = result.weight_version
-        self._end_window()
+        self.end_window()
         return result
 
     def flush(self, out: torch.Tensor | None = None, *, gradient_scale: float = 1.0, **options: Any) -> FlushResult:
@@ -330,7 +323,7 @@ class RemoteHead:
             lambda marks: self.head.flush(out, gradient_scale=factor, marks=marks, **options), _without_gradient
         )
         if options.get("commit", True):
-            self._end_window()
+            self.end_window()
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -345,7 +338,15 @@ class RemoteHead:
             dirty = any(gather_objects(dirty, self.group))
         if dirty:
             first_rank_does(self._drop_window, self.group)
-        self._end_window()
+        self.end_window()
+
+    def end_window(self) -> None:
+        """The window was ended: what this process has of it is forgotten."""
+        self.windows_ended += 1
+        self._consumed = self.contributions()
+        self.landing = None
+        self.proxy.forget()
+        self.anchor.grad = None
 
     def reopen(self) -> None:
         """For after an error of a batch, which ends its session: opens the session again, under its client_key, and
@@ -446,13 +447,6 @@ class RemoteHead:
             drop()
         except AlreadyExistsError:  # a flush before, whose commit had no answer, is over now; this window is not
             drop()
-
-    def _end_window(self) -> None:
-        self._windows_ended += 1
-        self._consumed = self.contributions()
-        self._landing = None
-        self.proxy.forget()
-        self.anchor.grad = None
 
     def _check_weights(self, weights: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))

@@ -97,7 +97,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         try:
             for proxy, group in waiting:
                 self._step_head(proxy.head, group, gradient_scale)
-                self._stepped[proxy] = proxy.head._windows_ended
+                self._stepped[proxy] = proxy.head.windows_ended
         except (UnavailableError, DeadlineExceededError):
             raise  # the same step may be tried again
         except BaseException:
@@ -108,7 +108,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _took(self, proxy: GradientProxy) -> bool:
         """Whether the head has taken the step that is tried again, and nothing happened to its window since."""
-        if self._stepped.get(proxy) != proxy.head._windows_ended:
+        if self._stepped.get(proxy) != proxy.head.windows_ended:
             return False
         return not any(gather_objects(proxy.head.dirty, proxy.head.group))
 
