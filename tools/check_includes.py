@@ -4,8 +4,12 @@
     client ──> proto <── server/rpc ──> server/engine ──> kernels
                                    └──> server/telemetry
 
+The modules of the Python package must not import each other in a circle.
+
 usage: tools/check_includes.py [ROOT]
 """
+import ast
+import graphlib
 import os
 import re
 import sys
@@ -89,7 +93,41 @@ def check(root):
     return problems
 
 
+def imports_of(source, modules):
+    """Those of `modules` that a Python module imports, inside functions too, but not for the sake of types alone."""
+    tree = ast.parse(source)
+    for_types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    skipped = {inner for node in for_types for inner in ast.walk(node)}
+    for node in set(ast.walk(tree)) - skipped:
+        if isinstance(node, ast.Import):
+            yield from modules & {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            submodules = modules & {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from submodules or modules & {node.module}
+
+
+def circles_of(sources):
+    """A message if the modules, given as {name: source}, import each other in a circle."""
+    graph = {name: set(imports_of(source, set(sources))) for name, source in sources.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return ["a circle of imports: " + " imports ".join(reversed(error.args[1]))]
+    return []
+
+
+def check_python(root, folder="client/python/"):
+    sources = {}
+    for path in source_files((".py",), root):
+        if path.startswith(folder + "lossd/"):
+            with open(os.path.join(root, path), encoding="utf-8") as file:
+                module = path.removeprefix(folder).removesuffix(".py").removesuffix("/__init__")
+                sources[module.replace("/", ".")] = file.read()
+    return circles_of(sources)
+
+
 if __name__ == "__main__":
-    found = check(sys.argv[1] if len(sys.argv) > 1 else ROOT)
+    root = sys.argv[1] if len(sys.argv) > 1 else ROOT
+    found = check(root) + check_python(root)
     print("\n".join(found) if found else "include rules: no violation")
     sys.exit(1 if found else 0)

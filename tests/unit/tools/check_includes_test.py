@@ -92,5 +92,19 @@ class AllowedArrows(unittest.TestCase):
                 self.assertEqual(messages(path, *includes), [])
 
 
+class PythonCircles(unittest.TestCase):
+    def test_a_circle_is_reported_with_its_modules(self):
+        for line in ("import p.a", "from p import a", "from p.a import name", "def f():\n    from p.a import name"):
+            with self.subTest(line=line):
+                found = check_includes.circles_of({"p": "", "p.a": "from p import b", "p.b": line})
+                self.assertEqual(len(found), 1, found)
+                self.assertRegex(found[0], r"p\.a imports p\.b|p\.b imports p\.a")
+
+    def test_what_is_none_is_let_through(self):
+        types_alone = "if TYPE_CHECKING:\n    from p.a import Name"
+        sources = {"p": "from p.a import name", "p.a": "from p import b\nimport os", "p.b": types_alone}
+        self.assertEqual(check_includes.circles_of(sources), [])
+
+
 if __name__ == "__main__":
     unittest.main()
