@@ -1,9 +1,10 @@
 # lossd_test(NAME <program> SOURCES <file>... [TESTS <test>...] [LIBRARIES <target>...] [LABELS <label>...] [TSAN <test>...]
 #            [TIMEOUT <seconds>] [COST <number>] [OPTIMIZED] [HERMETIC])
-# One GoogleTest program, as a rule of all test files of a folder: every program that is linked takes seconds, and files that
-# are compiled together read their headers once. CTest knows each NAME_test.cc by itself, by its path below tests/
-# (unit/engine/step_test), and runs it in a process of its own (tests/test_main.cc); a program without such a file is run whole,
-# by the program's name. So that files can be compiled together, each has a namespace of its own: lossd::engine::step_test.
+# One GoogleTest program, as a rule of all test files of a folder and those below it: every program that is linked takes
+# seconds, and files that are compiled together read their headers once. CTest knows each NAME_test.cc by itself, by its path
+# below tests/ (unit/engine/head/step_test), and runs it in a process of its own (tests/test_main.cc); a program without such a
+# file is run whole, by the program's name. So that files can be compiled together, each has a namespace of its own:
+# lossd::engine::step_test.
 #   TESTS      test files, without .cc, that come out of LIBRARIES
 #   LABELS     unit, conformance, integration, bench, deploy or gpu
 #   TSAN       the test files, without .cc, that also run under ThreadSanitizer

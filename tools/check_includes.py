@@ -4,6 +4,8 @@
     client ──> proto <── server/rpc ──> server/engine ──> kernels
                                    └──> server/telemetry
 
+and within each of them the folders, from top to bottom: arrows go down the lists of RULES, never up.
+
 The modules of the Python package must not import each other in a circle.
 
 usage: tools/check_includes.py [ROOT]
@@ -24,20 +26,75 @@ DEVICE = r"cuda|cublas|nccl|nvml|dnnl|oneapi/dnnl|omp\.h"
 OWN = r"kernels/|server/|client/|lossd/|tests/|proto/"
 THREADS = r"(thread|jthread|future|pthread\.h)$"
 
+
+def layers(root, rows, also, must_not):
+    """One rule for each folder of `rows`, from top to bottom: its files may include each other, files of the rows below, and what
+    `also` names. Folders in one row, which is a tuple, do not include each other. "" is the folder `root` itself; a name that
+    does not end in a slash is that of a file."""
+
+    def pattern(folder):
+        return root + folder + (r"[^/]+$" if folder == "" or folder.endswith("/") else r"\.")
+
+    rows = [row if isinstance(row, tuple) else (row,) for row in rows]
+    rules = []
+    for number, row in enumerate(rows):
+        below = [pattern(folder) for lower in rows[number + 1 :] for folder in lower]
+        rules += [(root + folder, "|".join([pattern(folder), *below, also]), must_not) for folder in row]
+    # The first that fits decides: files before their folders, folders before those that they are in.
+    return sorted(rules, key=lambda rule: -len(rule[0]))
+
+
+# One constant, made by CMake from the project's version.
+VERSION = r"server/version\.h$"
+# The element types' sizes and names are one enum for the whole server.
+TYPES = r"kernels/data_type\.h$"
+
 # (folder or file prefix, what of the project it may include, what of the outside it must not). The first prefix that fits
 # decides; a file that none fits is itself a violation.
 RULES = [
-    ("kernels/", r"kernels/", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
+    *layers(
+        "kernels/cuda/",
+        ["", ("losses/", "optimizer/", "portable/", "sm90/"), "rows/", "memory/"],
+        r"kernels/[^/]+$",
+        rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}",
+    ),
+    ("kernels/cpu/", r"kernels/cpu/|kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
+    ("kernels/", r"kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
     # Files that both ends read: no message, but absl::Status, as everywhere above the kernels.
     ("proto/safetensors/", r"proto/safetensors/", rf"{RPC}|prometheus/|spdlog/|{DEVICE}|{THREADS}"),
     ("proto/", r"proto/|lossd/v1/", rf"absl/|prometheus/|spdlog/|{DEVICE}|{THREADS}"),
-    ("server/engine/", r"kernels/|server/engine/", rf"{RPC}|prometheus/"),
-    ("server/telemetry/", r"server/telemetry/|server/engine/", rf"{RPC}"),
-    ("server/rpc/", r"server/rpc/|server/engine/|server/telemetry/|proto/|lossd/v1/", rf"{DEVICE}|prometheus/"),
-    ("server/", r"server/", rf"{DEVICE}"),
+    # What a checkpoint says of a head is the head's to define: so checkpoint/ is above head/, which only knows where tensors go.
+    *layers(
+        "server/engine/",
+        ["", "checkpoint/", "head/", "schedule/", "device/device_factory", ("device/cpu/", "device/cuda/"), "device/", "regions/",
+         "chunk/", "memory/", "common/"],
+        r"kernels/",
+        rf"{RPC}|prometheus/",
+    ),
+    *layers(
+        "server/telemetry/",
+        ["", ("metrics/", "status_page/"), "http/", "common/"],
+        rf"server/engine/|{VERSION}",
+        rf"{RPC}",
+    ),
+    *layers(
+        "server/rpc/",
+        ["", "services/", "compute/", "connections/", "transport/", "calls/", "convert/"],
+        rf"server/engine/|server/telemetry/|proto/|lossd/v1/|{VERSION}|{TYPES}",
+        rf"{DEVICE}|prometheus/",
+    ),
+    *layers("server/", ["", "startup/"], rf"server/rpc/|server/telemetry/|server/engine/|{VERSION}", rf"{DEVICE}"),
     ("client/include/", r"lossd/(?!v1/)", rf"{RPC}|{DEVICE}|spdlog/|prometheus/"),
     # The example's local twin computes its head in process, by the kernels' reference.
     ("client/examples/", r"client/examples/|lossd/(?!v1/)|kernels/", r"prometheus/"),
+    # What C sees is made of what every program sees.
+    ("client/src/c_api/", r"client/src/c_api/|lossd/(?!v1/)", rf"{RPC}|{DEVICE}|prometheus/"),
+    *layers(
+        "client/src/",
+        ["", "session/", "batch/", "gradient/", "weights/", "common/", "regions/", "connection/"],
+        r"lossd/|proto/",
+        rf"{DEVICE}|prometheus/",
+    ),
     ("client/", r"client/|lossd/|proto/", rf"{DEVICE}|prometheus/"),
     # A user's program: it sees what is installed, as <lossd/...>.
     ("tests/integration/package/outside/", r"lossd/(?!v1/)", r"$^"),
@@ -46,14 +103,18 @@ RULES = [
 OUTSIDE = "tests/integration/package/outside/"
 # Exceptions, each with its reason.
 ALLOWED = {
-    # One constant, made by CMake from the project's version.
-    ("server/rpc/", "server/version.h"),
-    ("server/telemetry/", "server/version.h"),
     # How they connect, and how they clear away what they made, is the same in every program.
     ("client/examples/", "client/tools/connection_options.h"),
     ("client/examples/", "client/tools/own_head.h"),
-    # The element types' sizes and names are one enum for the whole server.
-    ("server/rpc/", "kernels/data_type.h"),
+    # Arrows that still point up.
+    ("server/engine/head/", "server/engine/checkpoint/checkpoint.h"),
+    ("server/engine/head/", "server/engine/checkpoint/checkpoint_reader.h"),
+    ("server/engine/head/", "server/engine/checkpoint/checkpoint_writer.h"),
+    ("server/engine/regions/", "server/engine/device/head_backend.h"),
+    ("server/engine/chunk/", "server/engine/device/head_backend.h"),
+    ("server/engine/chunk/", "server/engine/head/accumulation_ledger.h"),
+    ("client/src/common/", "client/src/gradient/open_commit.h"),
+    ("kernels/cuda/memory/", "kernels/cuda/portable/cublas_lt.h"),
 }
 
 

@@ -3,12 +3,12 @@
 #include <memory>
 #include <utility>
 
-#include "client/src/connection.h"
-#include "client/src/convert.h"
-#include "client/src/grpc_connection.h"
-#include "client/src/head_context.h"
-#include "client/src/head_impl.h"
-#include "client/src/region.h"
+#include "client/src/common/convert.h"
+#include "client/src/common/head_context.h"
+#include "client/src/common/head_impl.h"
+#include "client/src/connection/connection.h"
+#include "client/src/connection/grpc_connection.h"
+#include "client/src/regions/region.h"
 
 namespace lossd {
 

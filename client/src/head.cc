@@ -2,11 +2,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/src/convert.h"
-#include "client/src/grpc_status.h"
-#include "client/src/head_impl.h"
-#include "client/src/random_key.h"
-#include "client/src/session.h"
+#include "client/src/common/convert.h"
+#include "client/src/common/head_impl.h"
+#include "client/src/common/random_key.h"
+#include "client/src/connection/grpc_status.h"
+#include "client/src/session/session.h"
 #include "lossd/client.h"
 
 namespace lossd {

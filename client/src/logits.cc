@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/src/convert.h"
-#include "client/src/head_impl.h"
+#include "client/src/common/convert.h"
+#include "client/src/common/head_impl.h"
 #include "lossd/client.h"
 
 namespace lossd {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "client/src/data_type.h"
+#include "client/src/common/data_type.h"
 
 namespace lossd {
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/bias.h"
+#include "kernels/cuda/losses/soft_targets.h"
 #include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
-#include "kernels/cuda/row_returns.h"
+#include "kernels/cuda/rows/bias.h"
+#include "kernels/cuda/rows/row_returns.h"
 #include "kernels/cuda/sm90/products.h"
-#include "kernels/cuda/soft_targets.h"
 
 namespace lossd::kernels::cuda {
 namespace {

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/heads.h"
 #include "kernels/cuda/linear_cross_entropy.h"
-#include "kernels/cuda/result.h"
-#include "kernels/cuda/tile_buffers.h"
+#include "kernels/cuda/memory/heads.h"
+#include "kernels/cuda/memory/result.h"
+#include "kernels/cuda/rows/tile_buffers.h"
 
 namespace lossd::kernels::cuda {
 

@@ -2,16 +2,16 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/bias.h"
 #include "kernels/cuda/distillation.h"
-#include "kernels/cuda/logit_outputs.h"
+#include "kernels/cuda/losses/smoothing.h"
+#include "kernels/cuda/losses/soft_targets.h"
 #include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
-#include "kernels/cuda/row_returns.h"
+#include "kernels/cuda/rows/bias.h"
+#include "kernels/cuda/rows/logit_outputs.h"
+#include "kernels/cuda/rows/row_returns.h"
+#include "kernels/cuda/rows/tile_buffers.h"
 #include "kernels/cuda/sm90/products.h"
-#include "kernels/cuda/smoothing.h"
-#include "kernels/cuda/soft_targets.h"
-#include "kernels/cuda/tile_buffers.h"
 
 namespace lossd::kernels::cuda {
 namespace {

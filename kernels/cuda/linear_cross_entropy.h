@@ -10,12 +10,12 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/cuda/batch_rows.h"
-#include "kernels/cuda/heads.h"
-#include "kernels/cuda/owners.h"
+#include "kernels/cuda/memory/heads.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/memory/result.h"
 #include "kernels/cuda/portable/cublas_lt.h"
-#include "kernels/cuda/result.h"
-#include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/rows/batch_rows.h"
+#include "kernels/cuda/rows/row_kernels.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
 

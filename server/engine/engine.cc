@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/engine/checkpoint_store.h"
-#include "server/engine/errors.h"
-#include "server/engine/monotonic_clock.h"
-#include "server/engine/random_id.h"
+#include "server/engine/checkpoint/checkpoint_store.h"
+#include "server/engine/common/errors.h"
+#include "server/engine/common/monotonic_clock.h"
+#include "server/engine/common/random_id.h"
 
 namespace lossd::engine {
 namespace {

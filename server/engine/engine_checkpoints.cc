@@ -4,9 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/engine/checkpoint_store.h"
+#include "server/engine/checkpoint/checkpoint_store.h"
+#include "server/engine/common/errors.h"
 #include "server/engine/engine.h"
-#include "server/engine/errors.h"
 
 namespace lossd::engine {
 namespace {

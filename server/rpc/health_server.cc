@@ -16,7 +16,7 @@ namespace {
 constexpr char kLiveness[] = "liveness";
 // The limit of a message of health, and of its headers.
 constexpr int kMostBytes = 4096;
-constexpr int kMostStreams = 16;
+constexpr int kMostHealthStreams = 16;
 constexpr int kIdleMs = 120'000;
 // Whoever watches for longer connects again.
 constexpr int kOldestMs = 300'000;
@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::str
   builder.SetMaxReceiveMessageSize(kMostBytes);
   RefuseCompression(builder);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMostBytes);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostHealthStreams);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kOldestMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kGraceMs);

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/rpc/acceptor.h"
+#include "server/rpc/connections/acceptor.h"
 
 namespace lossd::rpc {
 

@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "server/rpc/call_observer.h"
+#include "server/rpc/calls/call_observer.h"
+#include "server/rpc/calls/methods.h"
+#include "server/rpc/calls/open_calls.h"
 #include "server/rpc/compression.h"
-#include "server/rpc/listen_address.h"
-#include "server/rpc/methods.h"
-#include "server/rpc/open_calls.h"
-#include "server/telemetry/logging.h"
+#include "server/rpc/transport/listen_address.h"
+#include "server/telemetry/common/logging.h"
 
 namespace lossd::rpc {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "server/telemetry/collect.h"
-#include "server/telemetry/server_status.h"
-#include "server/telemetry/status_page.h"
+#include "server/telemetry/metrics/collect.h"
+#include "server/telemetry/status_page/server_status.h"
+#include "server/telemetry/status_page/status_page.h"
 
 namespace lossd::telemetry {
 namespace {

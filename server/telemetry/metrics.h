@@ -8,11 +8,11 @@
 
 #include "absl/status/statusor.h"
 #include "server/engine/engine.h"
-#include "server/telemetry/gpu_sensors.h"
-#include "server/telemetry/http_hosts.h"
-#include "server/telemetry/http_server.h"
-#include "server/telemetry/service_counters.h"
-#include "server/telemetry/throughput.h"
+#include "server/telemetry/common/service_counters.h"
+#include "server/telemetry/http/http_hosts.h"
+#include "server/telemetry/http/http_server.h"
+#include "server/telemetry/metrics/gpu_sensors.h"
+#include "server/telemetry/status_page/throughput.h"
 
 namespace lossd::telemetry {
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/cuda/owners.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/memory/result.h"
 #include "kernels/cuda/portable/cublas_lt.h"
-#include "kernels/cuda/result.h"
 #include "kernels/data_type.h"
 
 namespace lossd::bench {

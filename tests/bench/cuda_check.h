@@ -2,7 +2,7 @@
 #ifndef LOSSD_TESTS_BENCH_CUDA_CHECK_H_
 #define LOSSD_TESTS_BENCH_CUDA_CHECK_H_
 
-#include "kernels/cuda/result.h"
+#include "kernels/cuda/memory/result.h"
 #include "tests/bench/cuda_step.h"
 #include "tests/bench/kernel_case.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "kernels/cuda/optimizer.h"
-#include "kernels/cuda/owners.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/rounding.h"
 #include "tests/bench/cuda_random.h"
 #include "tests/bench/cuda_timing.h"

@@ -2,8 +2,8 @@
 #ifndef LOSSD_TESTS_BENCH_CUDA_PRODUCTS_H_
 #define LOSSD_TESTS_BENCH_CUDA_PRODUCTS_H_
 
-#include "kernels/cuda/owners.h"
-#include "kernels/cuda/result.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/memory/result.h"
 #include "tests/bench/cuda_step.h"
 #include "tests/bench/traffic.h"
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/result.h"
+#include "kernels/cuda/memory/result.h"
 #include "kernels/data_type.h"
 
 namespace lossd::bench {

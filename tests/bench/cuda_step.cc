@@ -5,7 +5,7 @@
 #include <fstream>
 #include <random>
 
-#include "kernels/cuda/smoothing.h"
+#include "kernels/cuda/losses/smoothing.h"
 #include "tests/bench/cuda_random.h"
 
 namespace lossd::bench {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/linear_cross_entropy.h"
-#include "kernels/cuda/owners.h"
+#include "kernels/cuda/memory/owners.h"
 #include "kernels/cuda/portable/cublas_lt.h"
 #include "tests/bench/kernel_case.h"
 #include "tests/bench/traffic.h"

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/owners.h"
-#include "kernels/cuda/result.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/memory/result.h"
 
 namespace lossd::bench {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/head_backend.h"
+#include "server/engine/device/head_backend.h"
 #include "tests/unit/kernels/problem.h"
 
 namespace lossd::engine::testing {

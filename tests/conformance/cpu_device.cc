@@ -1,5 +1,5 @@
 #include "kernels/cpu/arithmetic.h"
-#include "server/engine/cpu_backend.h"
+#include "server/engine/device/cpu/cpu_backend.h"
 #include "tests/conformance/device_under_test.h"
 
 namespace lossd::engine::testing {

@@ -1,4 +1,4 @@
-#include "server/engine/cuda_device.h"
+#include "server/engine/device/cuda/cuda_device.h"
 
 #include "tests/conformance/device_under_test.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/engine/head_backend.h"
+#include "server/engine/device/head_backend.h"
 
 namespace lossd::engine::testing {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/head_backend.h"
+#include "server/engine/device/head_backend.h"
 #include "tests/conformance/device_under_test.h"
 #include "tests/conformance/row_return_values.h"
 #include "tests/unit/kernels/problem.h"

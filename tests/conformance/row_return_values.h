@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/linear_cross_entropy.h"
-#include "server/engine/chunk.h"
+#include "server/engine/chunk/chunk.h"
 #include "tests/unit/kernels/problem.h"
 
 namespace lossd::engine::testing {

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "server/engine/checkpoint_manifest.h"
+#include "server/engine/checkpoint/checkpoint_manifest.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lossd::fuzz {

@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "server/config_file.h"
+#include "server/startup/config_file.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lossd::fuzz {

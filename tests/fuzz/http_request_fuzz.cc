@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <string>
 
-#include "server/telemetry/http_request.h"
+#include "server/telemetry/http/http_request.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lossd::fuzz {

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "client/src/region_attachment.h"
-#include "server/engine/region_handle.h"
+#include "client/src/regions/region_attachment.h"
+#include "server/engine/common/region_handle.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lossd::fuzz {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "proto/wire/token.h"
-#include "server/rpc/tokens.h"
+#include "server/rpc/transport/tokens.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lossd::fuzz {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "server/engine/cuda_device.h"
+#include "server/engine/device/cuda/cuda_device.h"
 #include "tests/gpu/cuda_engine.h"
 
 namespace lossd::engine::cuda_backend_test {

@@ -6,7 +6,7 @@
 #include <future>
 #include <utility>
 
-#include "server/engine/cuda_device.h"
+#include "server/engine/device/cuda/cuda_device.h"
 
 namespace lossd::engine {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/owners.h"
+#include "kernels/cuda/memory/owners.h"
 #include "tests/conformance/head_under_test.h"
 
 namespace lossd::engine::testing::cuda_memory_test {

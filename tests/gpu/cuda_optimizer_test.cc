@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/optimizer.h"
-#include "kernels/cuda/owners.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/optimizer.h"
 #include "tests/unit/kernels/optimizer_reference.h"
 #include "tests/unit/kernels/problem.h"

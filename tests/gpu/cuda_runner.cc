@@ -5,9 +5,9 @@
 #include <limits>
 #include <memory>
 
-#include "kernels/cuda/bias.h"
-#include "kernels/cuda/owners.h"
-#include "kernels/cuda/smoothing.h"
+#include "kernels/cuda/losses/smoothing.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/rows/bias.h"
 
 namespace lossd::kernels::testing {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/engine/cuda_pipeline.h"
+#include "server/engine/device/cuda/cuda_pipeline.h"
 #include "tests/gpu/cuda_engine.h"
 
 namespace lossd::engine::cuda_teaching_test {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "server/engine/head_backend.h"
+#include "server/engine/device/head_backend.h"
 
 namespace lossd::simulation {
 

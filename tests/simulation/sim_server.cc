@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/random_id.h"
+#include "server/engine/common/random_id.h"
 
 namespace lossd::engine {
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "server/engine/checkpoint_store.h"
+#include "server/engine/checkpoint/checkpoint_store.h"
 #include "server/engine/engine.h"
 #include "tests/simulation/sim_device.h"
 #include "tests/simulation/workload.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <variant>
 
-#include "server/engine/head.h"
+#include "server/engine/head/head.h"
 
 namespace lossd::simulation {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/errors.h"
+#include "server/engine/common/errors.h"
 #include "tests/simulation/schedule.h"
 
 namespace lossd::simulation {

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/errors.h"
-#include "server/engine/random_id.h"
+#include "server/engine/common/errors.h"
+#include "server/engine/common/random_id.h"
 #include "tests/simulation/schedule.h"
 
 namespace lossd::simulation {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/chunk.h"
+#include "server/engine/chunk/chunk.h"
 
 namespace lossd::simulation {
 

@@ -30,8 +30,8 @@
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
 #include "lossd/client.h"
-#include "server/engine/cpu_backend.h"
-#include "server/engine/process_memory.h"
+#include "server/engine/device/cpu/cpu_backend.h"
+#include "server/engine/memory/process_memory.h"
 
 namespace lossd::transport {
 namespace {

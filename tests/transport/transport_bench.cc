@@ -18,12 +18,12 @@
 #include <thread>
 #include <vector>
 
-#include "client/src/call_metadata.h"
-#include "client/src/chunk_codec.h"
-#include "client/src/grpc_compute_stream.h"
-#include "client/src/tls.h"
-#include "server/engine/process_memory.h"
-#include "server/rpc/tls.h"
+#include "client/src/batch/chunk_codec.h"
+#include "client/src/connection/call_metadata.h"
+#include "client/src/connection/grpc_compute_stream.h"
+#include "client/src/connection/tls.h"
+#include "server/engine/memory/process_memory.h"
+#include "server/rpc/transport/tls.h"
 #include "tests/integration/tls/certificates.h"
 #include "tests/transport/transport_server.h"
 

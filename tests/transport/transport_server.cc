@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "proto/wire/compute_wire.h"
-#include "server/engine/payload.h"
+#include "server/engine/memory/payload.h"
 
 namespace lossd::transport {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "CLI/Option.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/src/safetensors_type.h"
+#include "client/src/common/safetensors_type.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/lossctl/errors.h"
 #include "client/tools/lossctl/head_info.h"

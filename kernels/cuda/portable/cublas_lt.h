@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/cuda/result.h"
+#include "kernels/cuda/memory/result.h"
 #include "kernels/data_type.h"
 
 namespace lossd::kernels::cuda {

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/heads.h"
+#include "kernels/cuda/memory/heads.h"
+#include "kernels/cuda/memory/result.h"
 #include "kernels/cuda/portable/cublas_lt.h"
-#include "kernels/cuda/result.h"
 #include "kernels/linear_cross_entropy.h"
 
 namespace lossd::kernels::cuda {

@@ -1,5 +1,5 @@
 #include "kernels/cuda/portable/softmax_rows.h"
-#include "kernels/cuda/row_kernels.cuh"
+#include "kernels/cuda/rows/row_kernels.cuh"
 
 namespace lossd::kernels::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #ifndef LOSSD_KERNELS_CUDA_PORTABLE_SOFTMAX_ROWS_H_
 #define LOSSD_KERNELS_CUDA_PORTABLE_SOFTMAX_ROWS_H_
 
-#include "kernels/cuda/result.h"
-#include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/memory/result.h"
+#include "kernels/cuda/rows/row_kernels.h"
 #include "kernels/data_type.h"
 
 namespace lossd::kernels::cuda {

@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/exponential.cuh"
-#include "kernels/cuda/logit_transform.cuh"
+#include "kernels/cuda/rows/exponential.cuh"
+#include "kernels/cuda/rows/logit_transform.cuh"
 #include "kernels/data_type.h"
 
 namespace lossd::kernels::cuda::sm90 {

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/dependent_launch.cuh"
-#include "kernels/cuda/result.h"
+#include "kernels/cuda/memory/result.h"
+#include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/cuda/rows/dependent_launch.cuh"
 #include "kernels/cuda/sm90/epilogues.cuh"
 #include "kernels/cuda/sm90/product.cuh"
-#include "kernels/cuda/tensor_map.h"
 #include "kernels/rounding.h"
 
 namespace lossd::kernels::cuda::sm90 {

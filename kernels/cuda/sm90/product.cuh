@@ -10,7 +10,7 @@
 #ifndef LOSSD_KERNELS_CUDA_SM90_PRODUCT_CUH_
 #define LOSSD_KERNELS_CUDA_SM90_PRODUCT_CUH_
 
-#include "kernels/cuda/dependent_launch.cuh"
+#include "kernels/cuda/rows/dependent_launch.cuh"
 #include "kernels/cuda/sm90/ptx.cuh"
 #include "kernels/cuda/sm90/wgmma.cuh"
 

@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/result.h"
-#include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/memory/result.h"
+#include "kernels/cuda/rows/row_kernels.h"
 
 namespace lossd::kernels::cuda::sm90 {
 

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/src/call_metadata.h"
+#include "client/src/connection/call_metadata.h"
 #include "lossd/client.h"
-#include "server/rpc/access.h"
+#include "server/rpc/transport/access.h"
 #include "tests/integration/server/test_server.h"
 #include "tests/unit/rpc/no_files.h"
 

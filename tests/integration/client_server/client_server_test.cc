@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/src/safetensors_type.h"
+#include "client/src/common/safetensors_type.h"
 #include "lossd/client.h"
 #include "tests/integration/client_server/client_server_fixture.h"
 #include "tests/integration/server/test_server.h"

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "client/src/region_lease.h"
+#include "client/src/regions/region_lease.h"
 #include "tests/integration/server/test_server.h"
 
 namespace lossd::testing {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/errors.h"
+#include "server/engine/common/errors.h"
 #include "tests/integration/server/test_server.h"
 
 namespace lossd::testing {

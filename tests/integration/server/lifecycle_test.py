@@ -44,7 +44,7 @@ class Usage(unittest.TestCase):
         for flag in ("listen", "metrics_listen", "device", "workspace_bytes", "max_chunk_bytes", "config"):
             self.assertIn(f"--{flag} ", text)
         self.assertNotIn(os.getcwd(), text)
-        self.assertIn("from server/options.cc", text)
+        self.assertIn("from server/startup/options.cc", text)
 
     def test_who_asks_for_help_gets_it_and_made_no_mistake(self):
         for flag in ("--help", "-h"):

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "proto/safetensors/safetensors.h"
-#include "server/engine/checkpoint_store.h"
-#include "server/rpc/weight_loader.h"
+#include "server/engine/checkpoint/checkpoint_store.h"
+#include "server/rpc/services/weight_loader.h"
 #include "tests/integration/server/test_server.h"
-#include "tests/unit/engine/checkpoint_folder.h"
+#include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 
 namespace lossd::testing::load_weights_test {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/checkpoint_store.h"
+#include "server/engine/checkpoint/checkpoint_store.h"
 #include "tests/integration/server/test_server.h"
-#include "tests/unit/engine/checkpoint_folder.h"
+#include "tests/unit/engine/checkpoint/checkpoint_folder.h"
 
 namespace lossd::testing::restored_writes_test {
 namespace {

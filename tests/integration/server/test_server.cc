@@ -6,8 +6,8 @@
 #include <random>
 #include <utility>
 
-#include "server/engine/cpu_backend.h"
-#include "server/rpc/methods.h"
+#include "server/engine/device/cpu/cpu_backend.h"
+#include "server/rpc/calls/methods.h"
 
 namespace lossd::testing {
 namespace {

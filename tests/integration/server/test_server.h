@@ -20,7 +20,7 @@
 #include "lossd/v1/status.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/server.h"
-#include "server/telemetry/service_counters.h"
+#include "server/telemetry/common/service_counters.h"
 
 namespace lossd::testing {
 

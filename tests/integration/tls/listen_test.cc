@@ -13,7 +13,7 @@
 #include <string>
 
 #include "lossd/client.h"
-#include "server/rpc/listen_address.h"
+#include "server/rpc/transport/listen_address.h"
 #include "tests/integration/server/test_server.h"
 
 namespace lossd::listen_test {

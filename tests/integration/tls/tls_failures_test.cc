@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lossd/client.h"
-#include "server/rpc/tls.h"
+#include "server/rpc/transport/tls.h"
 #include "tests/integration/server/test_server.h"
 #include "tests/integration/tls/certificates.h"
 

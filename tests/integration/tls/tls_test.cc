@@ -1,5 +1,5 @@
 // Whatever a client does, it does over TLS as well.
-#include "server/rpc/tls.h"
+#include "server/rpc/transport/tls.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

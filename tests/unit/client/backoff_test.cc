@@ -1,5 +1,5 @@
 // How long the client waits between two tries.
-#include "client/src/backoff.h"
+#include "client/src/connection/backoff.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // How batches are cut into chunks.
-#include "client/src/batch_plan.h"
+#include "client/src/batch/batch_plan.h"
 
 #include <gtest/gtest.h>
 

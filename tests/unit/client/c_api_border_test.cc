@@ -7,8 +7,8 @@
 #include <stdexcept>
 
 #include "client/src/c_api/status.h"
-#include "client/src/grpc_status.h"
-#include "client/src/open_commit.h"
+#include "client/src/connection/grpc_status.h"
+#include "client/src/gradient/open_commit.h"
 
 namespace {
 bool no_memory = false;

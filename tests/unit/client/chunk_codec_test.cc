@@ -1,5 +1,5 @@
 // The hand-made bytes of chunks and results against the generated classes.
-#include "client/src/chunk_codec.h"
+#include "client/src/batch/chunk_codec.h"
 
 #include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "client/src/clock_offset.h"
+#include "client/src/session/clock_offset.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Conversions between element types.
-#include "client/src/data_type.h"
+#include "client/src/common/data_type.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "client/src/convert.h"
-#include "client/src/data_type.h"
+#include "client/src/common/convert.h"
+#include "client/src/common/data_type.h"
 #include "grpcpp/support/status.h"
 #include "lossd/v1/types.pb.h"
 

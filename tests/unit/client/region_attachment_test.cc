@@ -1,4 +1,4 @@
-#include "client/src/region_attachment.h"
+#include "client/src/regions/region_attachment.h"
 
 #include <gtest/gtest.h>
 

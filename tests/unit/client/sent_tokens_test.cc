@@ -1,5 +1,5 @@
 // Which tokens of a batch travel, and where their results belong.
-#include "client/src/sent_tokens.h"
+#include "client/src/batch/sent_tokens.h"
 
 #include <gtest/gtest.h>
 

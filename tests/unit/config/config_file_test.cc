@@ -1,4 +1,4 @@
-#include "server/config_file.h"
+#include "server/startup/config_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

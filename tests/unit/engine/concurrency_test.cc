@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/engine/errors.h"
+#include "server/engine/common/errors.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::engine::concurrency_test {

@@ -5,7 +5,7 @@
 #include <future>
 #include <utility>
 
-#include "server/engine/random_id.h"
+#include "server/engine/common/random_id.h"
 
 namespace lossd::engine {
 

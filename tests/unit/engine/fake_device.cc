@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "server/engine/errors.h"
+#include "server/engine/common/errors.h"
 
 namespace lossd::engine {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/head_backend.h"
+#include "server/engine/device/head_backend.h"
 
 namespace lossd::engine {
 

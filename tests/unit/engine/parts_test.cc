@@ -7,15 +7,15 @@
 #include <limits>
 #include <set>
 
-#include "server/engine/batch_scheduler.h"
-#include "server/engine/counters.h"
-#include "server/engine/cpu_backend.h"
+#include "server/engine/common/counters.h"
+#include "server/engine/common/errors.h"
+#include "server/engine/common/random_id.h"
+#include "server/engine/common/retry_slots.h"
+#include "server/engine/device/cpu/cpu_backend.h"
+#include "server/engine/device/gradient_summary.h"
 #include "server/engine/engine.h"
-#include "server/engine/errors.h"
-#include "server/engine/gradient_summary.h"
-#include "server/engine/random_id.h"
-#include "server/engine/retry_slots.h"
-#include "server/engine/session_credit.h"
+#include "server/engine/schedule/batch_scheduler.h"
+#include "server/engine/schedule/session_credit.h"
 #include "tests/unit/engine/fake_device.h"
 
 namespace lossd::engine::parts_test {

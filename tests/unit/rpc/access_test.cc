@@ -1,4 +1,4 @@
-#include "server/rpc/access.h"
+#include "server/rpc/transport/access.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <memory>
 #include <string>
 
-#include "server/rpc/methods.h"
-#include "server/telemetry/service_counters.h"
+#include "server/rpc/calls/methods.h"
+#include "server/telemetry/common/service_counters.h"
 #include "tests/unit/rpc/no_files.h"
 
 namespace lossd::rpc::access_test {

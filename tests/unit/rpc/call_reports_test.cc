@@ -1,4 +1,4 @@
-#include "server/rpc/call_reports.h"
+#include "server/rpc/calls/call_reports.h"
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "server/rpc/call_record.h"
-#include "server/rpc/methods.h"
+#include "server/rpc/calls/call_record.h"
+#include "server/rpc/calls/methods.h"
 
 namespace lossd::rpc::call_reports_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/rpc/connection_guard.h"
+#include "server/rpc/connections/connection_guard.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/rpc/file_descriptor.h"
+#include "server/rpc/transport/file_descriptor.h"
 
 namespace lossd::rpc::connection_guard_test {
 namespace {

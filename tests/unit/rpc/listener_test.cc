@@ -1,4 +1,4 @@
-#include "server/rpc/listener.h"
+#include "server/rpc/transport/listener.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-#include "server/rpc/open_calls.h"
+#include "server/rpc/calls/open_calls.h"
 
 #include <gtest/gtest.h>
 

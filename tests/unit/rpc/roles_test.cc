@@ -1,4 +1,4 @@
-#include "server/rpc/roles.h"
+#include "server/rpc/transport/roles.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "server/rpc/methods.h"
+#include "server/rpc/calls/methods.h"
 
 namespace lossd::rpc::roles_test {
 namespace {
@@ -16,7 +16,7 @@ using ::testing::Contains;
 TEST(RolesTest, EveryMethodOfEveryServiceHasALeastRoleThatATokenCanHave) {
   for (const std::string& method : MethodNames()) {
     const std::optional<Role> role = LeastRole(method);
-    ASSERT_TRUE(role.has_value()) << method << " has no line in server/rpc/roles.cc";
+    ASSERT_TRUE(role.has_value()) << method << " has no line in server/rpc/transport/roles.cc";
     EXPECT_NE(*role, Role::kAnybody) << method;
   }
   EXPECT_THAT(MethodNames(), Contains("HeadService/CreateHead"));

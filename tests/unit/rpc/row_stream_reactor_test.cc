@@ -1,5 +1,5 @@
 // RowStreamReactor between the device's threads and gRPC's, over a real connection.
-#include "server/rpc/row_stream_reactor.h"
+#include "server/rpc/services/row_stream_reactor.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

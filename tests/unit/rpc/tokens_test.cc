@@ -1,4 +1,4 @@
-#include "server/rpc/tokens.h"
+#include "server/rpc/transport/tokens.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

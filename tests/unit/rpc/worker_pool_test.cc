@@ -1,11 +1,11 @@
-#include "server/rpc/worker_pool.h"
+#include "server/rpc/compute/worker_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <future>
 
-#include "server/engine/errors.h"
+#include "server/engine/common/errors.h"
 
 namespace lossd::rpc::worker_pool_test {
 namespace {

@@ -1,5 +1,5 @@
 // What the metrics say of an engine on a fake device; tests/integration/metrics has a real one.
-#include "server/telemetry/collect.h"
+#include "server/telemetry/metrics/collect.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "server/telemetry/exposition.h"
+#include "server/telemetry/metrics/exposition.h"
 
 #include <gtest/gtest.h>
 #include <prometheus/text_serializer.h>

@@ -1,5 +1,5 @@
 // With a libnvidia-ml of the test's own, fake_nvml.cc.
-#include "server/telemetry/gpu_sensors.h"
+#include "server/telemetry/metrics/gpu_sensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "server/telemetry/collect.h"
+#include "server/telemetry/metrics/collect.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace lossd::telemetry::gpu_sensors_test {

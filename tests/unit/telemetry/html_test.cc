@@ -1,4 +1,4 @@
-#include "server/telemetry/html.h"
+#include "server/telemetry/status_page/html.h"
 
 #include <gtest/gtest.h>
 

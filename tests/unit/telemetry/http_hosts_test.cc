@@ -1,4 +1,4 @@
-#include "server/telemetry/http_hosts.h"
+#include "server/telemetry/http/http_hosts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

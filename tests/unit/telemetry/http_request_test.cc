@@ -1,4 +1,4 @@
-#include "server/telemetry/http_request.h"
+#include "server/telemetry/http/http_request.h"
 
 #include <gtest/gtest.h>
 

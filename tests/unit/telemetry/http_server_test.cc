@@ -1,4 +1,4 @@
-#include "server/telemetry/http_server.h"
+#include "server/telemetry/http/http_server.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "server/rpc/listener.h"
+#include "server/rpc/transport/listener.h"
 
 namespace lossd::telemetry::http_server_test {
 namespace {

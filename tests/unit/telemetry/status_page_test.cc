@@ -1,4 +1,4 @@
-#include "server/telemetry/status_page.h"
+#include "server/telemetry/status_page/status_page.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/time/clock.h"
-#include "server/engine/random_id.h"
+#include "server/engine/common/random_id.h"
 
 namespace lossd::telemetry::status_page_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/telemetry/throughput.h"
+#include "server/telemetry/status_page/throughput.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,138 @@
+// What all copies of a head handle, and the sessions opened from it, share.
+#ifndef LOSSD_CLIENT_SRC_COMMON_HEAD_CONTEXT_H_
+#define LOSSD_CLIENT_SRC_COMMON_HEAD_CONTEXT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "client/src/connection/connection.h"
+#include "client/src/gradient/open_commit.h"
+#include "client/src/regions/region_map.h"
+
+namespace lossd::internal {
+
+struct LogitsLimits {
+  int64_t bytes = 0;
+  int64_t rows = 0;
+};
+
+// Thread-safe.
+class HeadContext {
+ public:
+  // `most_logits`: what the server takes, and answers, in one call for logits.
+  HeadContext(std::shared_ptr<Connection> connection, HeadConfig config, LogitsLimits most_logits,
+              std::shared_ptr<RegionMap> regions)
+      : connection_(std::move(connection)),
+        config_(std::move(config)),
+        most_logits_(most_logits),
+        regions_(std::move(regions)) {}
+
+  Connection& connection() const { return *connection_; }
+  const ClientOptions& options() const { return connection_->options(); }
+  const HeadConfig& config() const { return config_; }
+  const LogitsLimits& most_logits() const { return most_logits_; }
+  const RegionMap& regions() const { return *regions_; }
+
+  // The generation that a commit of this process opened, so that its sessions need not find out by being
+  // refused; 0 before the first. Only of `incarnation`: a restarted server counts anew.
+  uint64_t CommittedGeneration(const std::string& incarnation) const {
+    std::lock_guard lock(mutex_);
+    return incarnation == incarnation_ ? generation_ : 0;
+  }
+  // A step that was left open is of a window that is over now, or was its end: nobody asks for it any more.
+  void NoteCommit(uint64_t generation) {
+    std::lock_guard lock(mutex_);
+    generation_ = generation;
+    next_generation_ = 0;
+    open_step_ = std::nullopt;
+  }
+
+  // Likewise the one whose chunks the server takes while a flush of this process holds the window before; 0
+  // if none does. Only of a head with two gradients: others refuse chunks until they are told that they wait.
+  uint64_t NextGeneration(const std::string& incarnation) const {
+    std::lock_guard lock(mutex_);
+    return incarnation == incarnation_ ? next_generation_ : 0;
+  }
+  void NoteFrozen(uint64_t next_generation) {
+    std::lock_guard lock(mutex_);
+    if (config_.double_buffer) next_generation_ = next_generation;
+  }
+  // The server is at this generation again.
+  void NoteSetBack(uint64_t generation) {
+    std::lock_guard lock(mutex_);
+    generation_ = std::min(generation_, generation);
+    next_generation_ = 0;
+  }
+  void NoteReopened() {
+    std::lock_guard lock(mutex_);
+    next_generation_ = 0;
+  }
+
+  // The generation of a step whose answer never came, if there is one.
+  std::optional<uint64_t> open_step() const {
+    std::lock_guard lock(mutex_);
+    return open_step_;
+  }
+  void NoteOpenStep(std::optional<uint64_t> generation) {
+    std::lock_guard lock(mutex_);
+    open_step_ = generation;
+  }
+
+  // The flush whose commit has no answer yet, if there is one.
+  std::optional<OpenCommit> open_commit() const {
+    std::lock_guard lock(mutex_);
+    return open_commit_;
+  }
+  void NoteOpenCommit(OpenCommit commit) {
+    std::lock_guard lock(mutex_);
+    open_commit_ = std::move(commit);
+  }
+  void ForgetOpenCommit(const std::string& flush_id) {
+    std::lock_guard lock(mutex_);
+    if (open_commit_ && open_commit_->flush.flush_id == flush_id) open_commit_ = std::nullopt;
+  }
+
+  uint64_t restores() const {
+    std::lock_guard lock(mutex_);
+    return restores_;
+  }
+
+  // The server that sessions of this process were opened at; empty before the first.
+  std::string incarnation() const {
+    std::lock_guard lock(mutex_);
+    return incarnation_;
+  }
+  // How often the head had been restored then: like a restarted server, a restored head counts anew.
+  void NoteIncarnation(const std::string& incarnation, uint64_t restores) {
+    std::lock_guard lock(mutex_);
+    if (incarnation_ != incarnation || restores_ != restores) {
+      generation_ = next_generation_ = 0;
+      open_step_ = std::nullopt;
+      open_commit_ = std::nullopt;
+    }
+    incarnation_ = incarnation;
+    restores_ = restores;
+  }
+
+ private:
+  const std::shared_ptr<Connection> connection_;
+  const HeadConfig config_;
+  const LogitsLimits most_logits_;
+  const std::shared_ptr<RegionMap> regions_;
+  mutable std::mutex mutex_;
+  std::string incarnation_;
+  uint64_t restores_ = 0;
+  uint64_t generation_ = 0;
+  uint64_t next_generation_ = 0;
+  std::optional<uint64_t> open_step_;
+  std::optional<OpenCommit> open_commit_;
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_COMMON_HEAD_CONTEXT_H_

@@ -1,0 +1,160 @@
+#include "client/src/connection/tls.h"
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_credentials_options.h"
+
+namespace lossd::internal {
+namespace {
+
+namespace tls = grpc::experimental;
+
+constexpr unsigned int kLookAgainSeconds = 1;
+
+absl::Status CheckPem(const char* field, const std::string& path, const char* kind) {
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file || text.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("tls.", field, ": cannot read '", path,
+                                                   "'; it must be a PEM file that this user may read"));
+  }
+  if (absl::StrContains(text, "-----BEGIN ") && absl::StrContains(text, absl::StrCat(kind, "-----"))) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("tls.", field, ": '", path, "' holds no ", kind, "; it must be a PEM file with one"));
+}
+
+template <typename T>
+T* Read(const std::string& path, T* (*read)(BIO*, T**, pem_password_cb*, void*)) {
+  BIO* const file = BIO_new_file(path.c_str(), "r");
+  if (file == nullptr) return nullptr;
+  T* const result = read(
+      file, nullptr, [](char*, int, int, void*) { return -1; }, nullptr);
+  BIO_free(file);
+  return result;
+}
+
+// gRPC would try for ever, without a word.
+absl::Status CheckPair(const TlsOptions& options) {
+  X509* const certificate = Read(options.certificate, PEM_read_bio_X509);
+  EVP_PKEY* const key = Read(options.key, PEM_read_bio_PrivateKey);
+  const bool match =
+      certificate != nullptr && key != nullptr && X509_check_private_key(certificate, key) == 1;
+  EVP_PKEY_free(key);
+  X509_free(certificate);
+  ERR_clear_error();
+  if (match) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tls.key: '", options.key, "' is not the key, without a passphrase, of the first certificate in '",
+      options.certificate, "'"));
+}
+
+absl::Status Check(const TlsOptions& options) {
+  if (options.certificate.empty() != options.key.empty()) {
+    return absl::InvalidArgumentError(
+        "tls.certificate and tls.key go together: give both for a server that wants to see a certificate, or "
+        "neither");
+  }
+  if (!options.ca_certificates.empty()) {
+    if (absl::Status status = CheckPem("ca_certificates", options.ca_certificates, "CERTIFICATE");
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (options.certificate.empty()) return absl::OkStatus();
+  if (absl::Status status = CheckPem("certificate", options.certificate, "CERTIFICATE"); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckPem("key", options.key, "PRIVATE KEY"); !status.ok()) return status;
+  return CheckPair(options);
+}
+
+std::string Authorities(const TlsOptions& options) {
+  return options.ca_certificates.empty() ? "the system's authorities"
+                                         : absl::StrCat("'", options.ca_certificates, "'");
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(
+    const ClientOptions& options) {
+  if (!options.tls.has_value()) return grpc::InsecureChannelCredentials();
+  const TlsOptions& files = *options.tls;
+  if (absl::Status status = Check(files); !status.ok()) return status;
+  tls::TlsChannelCredentialsOptions credentials;
+  if (!files.ca_certificates.empty() || !files.certificate.empty()) {
+    credentials.set_certificate_provider(std::make_shared<tls::FileWatcherCertificateProvider>(
+        files.key, files.certificate, files.ca_certificates, kLookAgainSeconds));
+  }
+  if (!files.ca_certificates.empty()) credentials.watch_root_certs();
+  if (!files.certificate.empty()) credentials.watch_identity_key_cert_pairs();
+  return tls::TlsCredentials(credentials);
+}
+
+void AddTlsArguments(const ClientOptions& options, grpc::ChannelArguments* arguments) {
+  if (options.tls.has_value() && !options.tls->server_name.empty()) {
+    arguments->SetSslTargetNameOverride(options.tls->server_name);
+  }
+}
+
+// By the texts of gRPC and OpenSSL: neither gives codes to those above.
+HandshakeDiagnosis Diagnose(const absl::Status& status, const std::string& target,
+                            const ClientOptions& options) {
+  if (!absl::IsUnavailable(status)) return {};
+  const auto says = [&status](const char* text) { return absl::StrContains(status.message(), text); };
+  if (!options.tls.has_value()) {
+    if (!says("failed to connect") || !says("Socket closed")) return {};
+    return {.failure = HandshakeFailure::kProbable,
+            .advice = absl::StrCat(target,
+                                   " closes connections that begin without TLS: if it wants TLS, give "
+                                   "ClientOptions::tls (--tls_ca of the tools)")};
+  }
+  const TlsOptions& files = *options.tls;
+  if (says("wrong version number") || says("packet length too long") || says("record layer failure")) {
+    return {.failure = HandshakeFailure::kCertain,
+            .advice = absl::StrCat(
+                target,
+                " does not speak TLS: start lossd with --tls_certificate and --tls_key, or connect "
+                "without TLS")};
+  }
+  if (says("certificate verify failed")) {
+    return {.failure = HandshakeFailure::kCertain,
+            .advice = absl::StrCat("the certificate of ", target, " is not signed by ", Authorities(files),
+                                   ", or has expired: name the file of the authority that signed it in "
+                                   "TlsOptions::ca_certificates (--tls_ca)")};
+  }
+  if (says("Hostname Verification Check failed") || says("is not in peer certificate")) {
+    return {.failure = HandshakeFailure::kCertain,
+            .advice = absl::StrCat(
+                "the certificate of ", target, " is not for the name ",
+                files.server_name.empty() ? "of that address" : absl::StrCat("'", files.server_name, "'"),
+                ": connect by a name that it has, or give one of its names as TlsOptions::server_name "
+                "(--tls_server_name)")};
+  }
+  if (says("failed to connect") && says("Socket closed")) {
+    return {
+        .failure = HandshakeFailure::kProbable,
+        .advice =
+            files.certificate.empty()
+                ? absl::StrCat(target,
+                               " closes the connection after the handshake: if it wants to see a client "
+                               "certificate, give TlsOptions::certificate and key (--tls_certificate, "
+                               "--tls_key)")
+                : absl::StrCat(target, " closes the connection after the handshake: the client certificate '",
+                               files.certificate,
+                               "' is probably not signed by an authority of lossd's --tls_client_ca, or has "
+                               "expired")};
+  }
+  return {};
+}
+
+}  // namespace lossd::internal

@@ -1,0 +1,42 @@
+// The commit of a flush that may have been done although no answer came: no other window of the head is ended
+// before it is known what became of it.
+#ifndef LOSSD_CLIENT_SRC_GRADIENT_OPEN_COMMIT_H_
+#define LOSSD_CLIENT_SRC_GRADIENT_OPEN_COMMIT_H_
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "lossd/client.h"
+
+namespace lossd::internal {
+
+class HeadContext;
+
+struct OpenCommit {
+  FlushResult flush;
+  std::string incarnation;  // of the server that has, or had, the flush
+  std::string marks;        // KeyOf those that it named
+};
+
+// Equal for marks that name the same chunks.
+std::string KeyOf(std::span<const SessionMarks> marks);
+
+// Whether an error of CommitFlush says what became of the flush, so that to repeat it is of no use.
+bool SaysWhatBecameOfIt(const absl::Status& commit);
+
+// Repeats the commit that is open, if there is one, and returns it if it is done now. An error: there is
+// still no answer, or there is none to be had any more.
+absl::StatusOr<std::optional<OpenCommit>> SettleCommit(HeadContext& head);
+
+// ALREADY_EXISTS: what a call says that has settled this one, and did nothing else.
+absl::Status SettledError(const OpenCommit& commit);
+
+// The error, of which FlushOf is `flush`.
+absl::Status WithFlush(absl::Status status, const FlushResult& flush);
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_GRADIENT_OPEN_COMMIT_H_

@@ -1,0 +1,58 @@
+// Head::GradientStats and Head::ApplyStep: the window that a server's own optimizer consumes.
+#include <utility>
+
+#include "client/src/common/convert.h"
+#include "client/src/common/head_impl.h"
+#include "client/src/gradient/open_commit.h"
+#include "client/src/gradient/window_call.h"
+#include "lossd/client.h"
+
+namespace lossd {
+namespace {
+
+// Whether the server may have done what it was asked for although there is no answer.
+bool LeavesOpen(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) ||
+         absl::IsUnknown(status);
+}
+
+}  // namespace
+
+absl::StatusOr<lossd::GradientStats> Head::GradientStats(std::span<const SessionMarks> marks,
+                                                         double gradient_scale) const {
+  internal::HeadContext& head = *impl_->context;
+  internal::WindowCall window(head);
+  if (absl::Status begun = window.Begin(); !begun.ok()) return begun;
+  v1::GradientStatsRequest request;
+  request.set_head(config().name);
+  request.set_generation(window.generation());
+  request.set_gradient_scale(gradient_scale);
+  for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
+  const auto stats = head.connection().GradientStats(request);
+  if (!stats.ok()) return window.Explain(stats.status());
+  return internal::FromProto(*stats);
+}
+
+absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
+                                           std::span<const SessionMarks> marks) const {
+  internal::HeadContext& head = *impl_->context;
+  // Nor is it of the window behind a flush that the caller does not know the end of, unless it says so.
+  const auto settled = internal::SettleCommit(head);
+  if (!settled.ok()) return settled.status();
+  if (settled->has_value() && !options.generation) return internal::SettledError(**settled);
+  internal::WindowCall window(head);
+  // A step that is left open is found out about before there is another.
+  const std::optional<uint64_t> named = options.generation ? options.generation : head.open_step();
+  if (absl::Status begun = window.Begin(named); !begun.ok()) return begun;
+  v1::ApplyStepRequest request = internal::ToProto(options);
+  request.set_head(config().name);
+  request.set_generation(window.generation());
+  for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
+  const auto step = head.connection().ApplyStep(request);
+  head.NoteOpenStep(LeavesOpen(step.status()) ? std::make_optional(window.generation()) : std::nullopt);
+  if (!step.ok()) return window.Explain(step.status());
+  head.NoteCommit(step->generation());
+  return internal::FromProto(*step);
+}
+
+}  // namespace lossd

@@ -1,0 +1,35 @@
+#include "client/src/gradient/window_call.h"
+
+#include "client/src/connection/grpc_status.h"
+
+namespace lossd::internal {
+
+absl::Status WindowCall::Begin(std::optional<uint64_t> generation) {
+  // A server that was restarted since answers with heads, sessions or generations that are not ours.
+  incarnation_ = head_.incarnation();
+  if (incarnation_.empty()) {
+    const auto server = head_.connection().GetStatus({});
+    if (!server.ok()) return server.status();
+    incarnation_ = server->incarnation();
+  }
+  generation_ = generation.value_or(0);
+  if (generation.has_value()) return absl::OkStatus();
+  v1::GetHeadRequest get;
+  get.set_name(head_.config().name);
+  const auto head = head_.connection().GetHead(get);
+  if (!head.ok()) return Explain(head.status());
+  generation_ = head->generation();
+  return absl::OkStatus();
+}
+
+absl::Status WindowCall::Explain(const absl::Status& status) const {
+  if (!absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsFailedPrecondition(status)) {
+    return status;
+  }
+  const auto server = head_.connection().GetStatus({});
+  if (!server.ok() || server->incarnation() == incarnation_) return status;
+  return WindowLostError(head_.config().name, generation_,
+                         "the server was restarted before the window ended");
+}
+
+}  // namespace lossd::internal

@@ -1,0 +1,41 @@
+// What the calls that end a head's window have in common: which window it is, and whether an error means that
+// it went with a server that was restarted.
+#ifndef LOSSD_CLIENT_SRC_GRADIENT_WINDOW_CALL_H_
+#define LOSSD_CLIENT_SRC_GRADIENT_WINDOW_CALL_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/src/common/head_context.h"
+
+namespace lossd::internal {
+
+// Used by one thread. The head must outlive it.
+class WindowCall {
+ public:
+  explicit WindowCall(HeadContext& head) : head_(head) {}
+
+  // Before anything else: finds out about the server and, unless one is named, about the window.
+  absl::Status Begin(std::optional<uint64_t> generation = std::nullopt);
+  // Instead of Begin: about a window that an earlier call began.
+  void Resume(const std::string& incarnation, uint64_t generation) {
+    incarnation_ = incarnation;
+    generation_ = generation;
+  }
+  uint64_t generation() const { return generation_; }
+  const std::string& incarnation() const { return incarnation_; }
+
+  // The status as it is, or "window lost" if its cause is that the server was restarted.
+  absl::Status Explain(const absl::Status& status) const;
+
+ private:
+  HeadContext& head_;
+  std::string incarnation_;
+  uint64_t generation_ = 0;
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_GRADIENT_WINDOW_CALL_H_

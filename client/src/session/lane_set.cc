@@ -1,0 +1,123 @@
+#include "client/src/session/lane_set.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "client/src/connection/grpc_status.h"
+
+namespace lossd::internal {
+namespace {
+
+constexpr std::chrono::milliseconds kCloseTimeout(2000);  // of all lanes together
+
+}  // namespace
+
+LaneSet::LaneSet(std::shared_ptr<HeadContext> head, SessionOptions options)
+    : link_(std::move(head), std::move(options)) {}
+
+absl::Status LaneSet::Open() {
+  const auto response = link_.Open();
+  if (!response.ok()) return response.status();
+  for (int32_t i = 0; i < link_.lanes(); ++i) {
+    lanes_.push_back(std::make_unique<Lane>(&link_, &interruption_, i));
+  }
+  Adopt(*response);
+  const size_t used = response->is_new() ? 1 : lanes_.size();
+  absl::Status status = AttachFirst(used);
+  // A head without weights takes no stream yet, and has accepted nothing: Compute tries again.
+  if (!status.ok() && !absl::IsFailedPrecondition(status)) {
+    Backoff backoff(link_.head().options().reconnect_timeout);
+    const auto recovery = Reattach(std::move(status), used, &backoff);
+    if (!recovery.ok()) return recovery.status();
+  }
+  Begin();
+  reconnects_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status LaneSet::EnsureReady() {
+  Lane& first = *lanes_[0];
+  absl::Status cause;
+  if (first.stream() == nullptr) {
+    cause = first.Attach();
+    if (cause.ok() || absl::IsFailedPrecondition(cause)) return cause;
+  } else if (first.stream()->Ended()) {
+    // Before further lanes are attached: if another process has taken this one, they are no longer ours
+    // either.
+    cause = first.stream()->EndStatus();
+  } else {
+    return absl::OkStatus();
+  }
+  Backoff backoff(link_.head().options().reconnect_timeout);
+  return Reattach(std::move(cause), 1, &backoff).status();
+}
+
+absl::StatusOr<LaneSet::Recovery> LaneSet::Reattach(absl::Status cause, size_t used, Backoff* backoff) {
+  Recovery recovery = Recovery::kResumed;
+  for (;;) {
+    if (absl::Status status = link_.CheckRecoverable(cause); !status.ok()) return status;
+    if (const auto position = PositionOf(cause)) link_.FollowPosition(*position);
+    const auto at_least = RetryDelayOf(cause).value_or(std::chrono::milliseconds(0));
+    if (!backoff->Wait(at_least)) return link_.GaveUp(cause);
+    for (size_t i = 0; i < used; ++i) lanes_[i]->DropStream();
+    const auto response = link_.Reopen(cause);
+    if (!response.ok()) return response.status();
+    if (!link_.IsSame(*response)) {
+      if (absl::Status status = link_.CheckReplaceable(*response); !status.ok()) return status;
+      Adopt(*response);
+      recovery = Recovery::kNewSession;
+    }
+    cause = AttachFirst(used);
+    if (!cause.ok()) continue;
+    if (recovery == Recovery::kNewSession) Begin();
+    ++reconnects_;
+    return recovery;
+  }
+}
+
+absl::Status LaneSet::AttachFirst(size_t used) {
+  for (size_t i = 0; i < used; ++i) {
+    if (absl::Status status = lanes_[i]->Attach(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+void LaneSet::Adopt(const v1::OpenSessionResponse& response) {
+  for (const auto& lane : lanes_) lane->Adopt(response);
+  link_.Adopt(response);
+}
+
+void LaneSet::Begin() {
+  for (const auto& lane : lanes_) {
+    lane->Begin();
+    // What an earlier process of the same client_key had accepted may be in the window that is open now.
+    if (lane->accepted() > 0 && !link_.head().config().frozen) link_.NoteContribution(link_.generation());
+  }
+}
+
+void LaneSet::Interrupt(size_t used) {
+  interruption_.Raise();
+  for (size_t i = 0; i < used; ++i) lanes_[i]->CancelStream();
+}
+
+void LaneSet::Abandon() {
+  for (const auto& lane : lanes_) lane->DropStream();
+}
+
+void LaneSet::Close() {
+  const auto deadline = std::chrono::steady_clock::now() + kCloseTimeout;
+  for (const auto& lane : lanes_) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    lane->Close(std::max(left, std::chrono::milliseconds(0)));
+  }
+}
+
+int64_t LaneSet::reconnects() const {
+  int64_t reconnects = reconnects_;
+  for (const auto& lane : lanes_) reconnects += lane->reconnects();
+  return reconnects;
+}
+
+}  // namespace lossd::internal

@@ -1,0 +1,149 @@
+#include "client/src/session/session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/batch/batch_loss.h"
+#include "client/src/batch/batch_plan.h"
+#include "client/src/batch/sent_tokens.h"
+#include "client/src/connection/grpc_status.h"
+#include "client/src/session/batch_run.h"
+
+namespace lossd {
+namespace {
+
+// What lies in a region costs nothing to send, and a chunk of it is in one piece; the places of a
+// deterministic session's tokens are those of all.
+internal::SentTokens SentTokensOf(const Batch& batch, const internal::BatchPlaces& places,
+                                  Deterministic deterministic) {
+  if (deterministic == Deterministic::kYes || places.hidden_states || places.teacher_hidden || places.dx) {
+    return internal::SentTokens::All(static_cast<int64_t>(batch.labels.size()));
+  }
+  return internal::SentTokens::Labelled(batch.labels, batch.ignore_index);
+}
+
+}  // namespace
+
+Session::Impl::Impl(std::shared_ptr<internal::HeadContext> head, const SessionOptions& options)
+    : head_(std::move(head)), lanes_(head_, options) {}
+
+Session::Impl::~Impl() {
+  if (!closed_ && failure_.ok()) lanes_.Close();
+}
+
+absl::StatusOr<std::unique_ptr<Session::Impl>> Session::Impl::Open(
+    std::shared_ptr<internal::HeadContext> head, const SessionOptions& options) {
+  std::unique_ptr<Impl> impl(new Impl(std::move(head), options));
+  if (absl::Status status = impl->lanes_.Open(); !status.ok()) {
+    impl->failure_ = status;
+    return status;
+  }
+  return impl;
+}
+
+absl::Status Session::Impl::CheckAlive() const {
+  if (closed_) {
+    return absl::FailedPreconditionError(absl::StrCat("session ", lanes_.link().session_id(), " is closed"));
+  }
+  if (failure_.ok()) return absl::OkStatus();
+  return internal::Annotate(failure_, "this session ended with an earlier error");
+}
+
+absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const BatchOutputs& outputs) {
+  std::lock_guard lock(mutex_);
+  if (absl::Status status = CheckAlive(); !status.ok()) return status;
+  const HeadConfig& config = head_->config();
+  if (absl::Status status = internal::ValidateBatch(config, batch, outputs); !status.ok()) return status;
+  if (batch.distillation && lanes_.link().options().deterministic == Deterministic::kYes) {
+    return absl::InvalidArgumentError("distillation is set, but a deterministic session has no soft targets");
+  }
+  if (batch.labels.empty()) return internal::ResultOfIgnored(batch);
+  const auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
+  if (!places.ok()) return places.status();
+  const internal::SentTokens sent = SentTokensOf(batch, *places, lanes_.link().options().deterministic);
+  if (sent.count() == 0) {
+    internal::FillIgnored(config, batch, outputs);
+    return internal::ResultOfIgnored(batch);
+  }
+  const internal::SessionLink& link = lanes_.link();
+  if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
+
+  const auto plan = internal::PlanBatch(config, batch, outputs, *places, sent.count(),
+                                        link.options().chunk_bytes, link.limits(), link.lanes());
+  if (!plan.ok()) return plan.status();
+  if (link.session_id() != resumed_session_) expected_repeats_.clear();
+  internal::BatchRun run(&lanes_, config, batch, outputs, *places, sent, *plan, expected_repeats_);
+  auto result = run.Run();
+  if (result.ok() && sent.count() < static_cast<int64_t>(batch.labels.size())) {
+    internal::FillIgnored(config, batch, outputs);
+  }
+  if (!run.session_usable()) {
+    failure_ = result.status();
+    lanes_.Abandon();
+  }
+  return result;
+}
+
+absl::Status Session::Impl::ResumeAt(const std::vector<uint64_t>& sequences) {
+  std::lock_guard lock(mutex_);
+  if (absl::Status status = CheckAlive(); !status.ok()) return status;
+  if (sequences.size() != lanes_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("sequences has ", sequences.size(),
+                                                   " entries; the session has ", lanes_.size(), " lanes"));
+  }
+  std::vector<uint64_t> accepted;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    accepted.push_back(lanes_[i].accepted());
+    if (sequences[i] < 1 || sequences[i] > accepted[i] + 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sequences[", i, "] is ", sequences[i], "; it must be in [1, ", accepted[i] + 1,
+                       "], since the server has accepted ", accepted[i], " on that lane"));
+    }
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].set_next_sequence(sequences[i]);
+  expected_repeats_ = std::move(accepted);
+  resumed_session_ = lanes_.link().session_id();
+  return absl::OkStatus();
+}
+
+SessionMarks Session::Impl::marks() const {
+  std::lock_guard lock(mutex_);
+  SessionMarks marks{.session_id = lanes_.link().session_id(), .lanes = {}};
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    marks.lanes.push_back(
+        {.lane = lanes_[i].number(), .accepted = lanes_[i].accepted(), .applied = lanes_[i].applied()});
+  }
+  return marks;
+}
+
+int64_t Session::Impl::reconnects() const {
+  std::lock_guard lock(mutex_);
+  return lanes_.reconnects();
+}
+
+absl::Status Session::Impl::Close() {
+  std::lock_guard lock(mutex_);
+  if (closed_) return absl::OkStatus();
+  closed_ = true;
+  lanes_.Close();
+  v1::CloseSessionRequest request;
+  request.set_session_id(lanes_.link().session_id());
+  return head_->connection().CloseSession(request).status();
+}
+
+Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Session::~Session() = default;
+Session::Session(Session&&) noexcept = default;
+Session& Session::operator=(Session&&) noexcept = default;
+
+absl::StatusOr<BatchResult> Session::Compute(const Batch& batch, const BatchOutputs& outputs) {
+  return impl_->Compute(batch, outputs);
+}
+absl::Status Session::ResumeAt(const std::vector<uint64_t>& sequences) { return impl_->ResumeAt(sequences); }
+SessionMarks Session::marks() const { return impl_->marks(); }
+const std::string& Session::id() const { return impl_->id(); }
+const std::string& Session::client_key() const { return impl_->client_key(); }
+int64_t Session::reconnects() const { return impl_->reconnects(); }
+absl::Status Session::Close() { return impl_->Close(); }
+
+}  // namespace lossd

@@ -1,0 +1,258 @@
+// What the kernels on rows have in common: blocks' reductions, the end of a row, and how they are launched.
+#ifndef LOSSD_KERNELS_CUDA_ROWS_ROW_KERNELS_CUH_
+#define LOSSD_KERNELS_CUDA_ROWS_ROW_KERNELS_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/rows/dependent_launch.cuh"
+#include "kernels/cuda/rows/exponential.cuh"
+#include "kernels/cuda/rows/logit_transform.cuh"
+#include "kernels/cuda/rows/row_kernels.h"
+#include "kernels/rounding.h"
+#include "kernels/row_range.h"
+
+namespace lossd::kernels::cuda {
+
+inline constexpr int kThreads = 256;
+
+__device__ inline float NaN() { return __int_as_float(0x7FFFFFFF); }
+
+template <class T>
+__device__ float Widen(T value) {
+  return static_cast<float>(value);
+}
+
+__device__ inline float MaximumOfWarp(float value) {
+  for (int i = 16; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, i));
+  return value;
+}
+__device__ inline double SumOfWarp(double value) {
+  for (int i = 16; i > 0; i /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, i);
+  return value;
+}
+
+// Over all threads of a block of kThreads, for all of them.
+__device__ inline float MaximumOfBlock(float value) {
+  __shared__ float parts[kThreads / 32];
+  __syncthreads();
+  value = MaximumOfWarp(value);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (float part : parts) value = fmaxf(value, part);
+  return value;
+}
+__device__ inline double SumOfBlock(double value) {
+  __shared__ double parts[kThreads / 32];
+  __syncthreads();
+  value = SumOfWarp(value);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+  __syncthreads();
+  double sum = 0;
+  for (double part : parts) sum += part;
+  return sum;
+}
+
+// Eight elements, which fill whole memory transactions. Rows of padded matrices begin at multiples of eight.
+template <class T>
+struct alignas(16) Eight {
+  T values[8];
+};
+
+// How much of a row counts in dW.
+__device__ inline float ShareOf(const TileRows& tile, int32_t row) {
+  if (tile.overflowed[row] != 0) return 0.0f;
+  return tile.shares == nullptr ? 1.0f : tile.shares[row];
+}
+
+__device__ inline float ClassWeight(const TileRows& tile, int64_t entry) {
+  return tile.classes.weights == nullptr ? 1.0f : tile.classes.weights[entry];
+}
+
+// --- The end of a row
+
+// Sums over the vocabulary without the label's entry, and that entry.
+struct RowSums {
+  double others = 0;         // E
+  double own = 0;            // 0 below the range
+  double smoothing_sum = 0;  // Σ C s over all entries; of smoothing only
+};
+
+struct RowOutcome {
+  float loss;
+  float log_sum_exp;
+  float z_loss;
+  float log_probability;
+  float scale;
+  float target_gradient;
+  float smoothing_factor;
+  float gradient_factor;
+  bool overflowed;
+};
+
+// α, β and γ of docs/numerics.md, and α - β, which is not their difference: that would be noise where the two
+// are nearly equal.
+struct GradientTerms {
+  double alpha;
+  double beta;
+  double gamma;
+  double rest;
+};
+
+__device__ inline GradientTerms GradientTermsOf(const TileRows& tile, int32_t row, double token_weight,
+                                                double label_weight, double log_sum_exp) {
+  const LossOptions& options = tile.options;
+  const double g = tile.gradient_scales[row];
+  GradientTerms terms{};
+  terms.beta = token_weight * g * (1.0 - options.label_smoothing) * label_weight;
+  if (options.label_smoothing != 0) {
+    terms.gamma = token_weight * g * options.label_smoothing / static_cast<double>(tile.vocab);
+    terms.rest = terms.gamma * tile.classes.sum;
+  }
+  if (options.lse_square_scale != 0) {
+    const double z_scale = tile.z_gradient_scales == nullptr ? g : tile.z_gradient_scales[row];
+    terms.rest += token_weight * 2.0 * options.lse_square_scale * log_sum_exp * z_scale;
+  }
+  if (tile.lse_gradients != nullptr) terms.rest += g * tile.lse_gradients[row];
+  terms.alpha = terms.beta + terms.rest;
+  return terms;
+}
+
+// The entries (α e^s / S - γ C) f of the logits' gradient are stored over a power of two that keeps them in
+// every type's range; v has it instead. A row that they are all 0 of has no say in what is common to rows.
+__device__ inline void FormElementwise(const TileRows& tile, const GradientTerms& terms, double sum,
+                                       RowOutcome* out) {
+  const double reach =
+      fmax(fabs(terms.alpha / sum), fabs(terms.gamma) * static_cast<double>(tile.classes.largest));
+  const int exponent = reach > 0 && isfinite(reach) ? ilogb(reach) + 1 : 0;
+  const double tau = reach > 0 ? static_cast<double>(tile.options.logit_scale) : 0.0;
+  out->scale = static_cast<float>(ldexp(tau, exponent));
+  out->gradient_factor = static_cast<float>(ldexp(terms.alpha / sum, -exponent));
+  out->smoothing_factor = static_cast<float>(ldexp(terms.gamma, -exponent));
+}
+
+__device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const RowSums& sums) {
+  constexpr double kLn2 = 0.693147180559945309417;
+  const LossOptions& options = tile.options;
+  const double own = sums.own;
+  const double others = sums.others;
+  const double sum = others + own;
+  const double log_sum_exp = log(sum) + tile.exponents[row] * kLn2 + tile.offsets[row];
+  double surprise = log_sum_exp - tile.target_logits[row];  // where the label's own E is below the range
+  if (own > 0) surprise = own > others ? log1p(others / own) : log(sum / own);
+
+  const double label_weight = ClassWeight(tile, tile.labels[row]);
+  const double token_weight = tile.token_weights == nullptr ? 1.0 : tile.token_weights[row];
+  double loss = (1.0 - options.label_smoothing) * label_weight * surprise;
+  if (options.label_smoothing != 0) {
+    loss += options.label_smoothing / static_cast<double>(tile.vocab) *
+            (log_sum_exp * tile.classes.sum - sums.smoothing_sum);
+  }
+  double z_loss = 0;
+  if (options.lse_square_scale != 0) z_loss = options.lse_square_scale * log_sum_exp * log_sum_exp;
+
+  const GradientTerms terms = GradientTermsOf(tile, row, token_weight, label_weight, log_sum_exp);
+  double target = -terms.beta * (others / sum);
+  if (terms.rest != 0) target += terms.rest * (own / sum);
+  if (tile.smoothing == Smoothing::kElementwise) target -= terms.gamma * label_weight;
+  if (options.softcap != 0) target *= tile.target_slopes[row];
+  const double tau = options.logit_scale;
+  RowOutcome out{static_cast<float>(token_weight * (loss + z_loss)),
+                 static_cast<float>(log_sum_exp),
+                 static_cast<float>(token_weight * z_loss),
+                 static_cast<float>(-surprise),
+                 static_cast<float>(tau * terms.alpha / sum),
+                 static_cast<float>(tau * target),
+                 static_cast<float>(tau * terms.gamma),
+                 0.0f,
+                 tile.overflowed[row] != 0};
+  if (tile.smoothing == Smoothing::kElementwise) FormElementwise(tile, terms, sum, &out);
+  // A bias is as if each row of X ended in a 1.
+  const double largest = tile.bias == nullptr ? tile.largest[row] : fmaxf(tile.largest[row], 1.0f);
+  const double contribution =
+      tau * fmax(fmax(fabs(terms.alpha), fabs(terms.beta)), fabs(terms.gamma) * fmax(tile.classes.sum, 1.0));
+  // Factors that are infinite meet zeros in a row of zeros too.
+  const bool in_range = isfinite(out.target_gradient) && isfinite(out.smoothing_factor) &&
+                        contribution * largest < kLargestContribution &&
+                        fabs(static_cast<double>(out.scale)) * largest < kLargestScaledRow;
+  out.overflowed = out.overflowed || (tile.gradient_wanted && !in_range);
+  // Σ C_v W_v may leave fp32 where no logit does.
+  out.overflowed = out.overflowed || !isfinite(sums.smoothing_sum);
+  if (out.overflowed) out = {NaN(), NaN(), NaN(), NaN(), NaN(), NaN(), 0.0f, 0.0f, true};
+  return out;
+}
+
+// The label's own E; 0 below the range.
+__device__ inline double OwnExponential(const ScaledExponential& exponential, float target_logit) {
+  return exponential.IsBelow(target_logit) ? 0.0 : exponential(target_logit);
+}
+
+__device__ inline void WriteRow(const TileRows& tile, int32_t row, const RowOutcome& out) {
+  const int32_t place = tile.batch_rows[row];
+  tile.losses[place] = out.loss;
+  if (tile.returns.log_sum_exp != nullptr) tile.returns.log_sum_exp[place] = out.log_sum_exp;
+  if (tile.returns.z_loss != nullptr) tile.returns.z_loss[place] = out.z_loss;
+  if (tile.returns.log_probability != nullptr) tile.returns.log_probability[place] = out.log_probability;
+  tile.scales[row] = out.scale;
+  tile.target_gradients[row] = out.target_gradient;
+  tile.overflowed[row] = out.overflowed ? 1 : 0;
+  if (tile.options.label_smoothing == 0) return;
+  tile.smoothing_factors[row] = out.smoothing_factor;
+  tile.gradient_factors[row] = out.gradient_factor;
+}
+
+// --- Dispatch
+
+// Calls `function` with a value of the type that `type` stands for.
+template <class Function>
+void WithType(DataType type, Function function) {
+  switch (type) {
+    case DataType::kFloat32:
+      return function(float());
+    case DataType::kBFloat16:
+      return function(__nv_bfloat16());
+    case DataType::kFloat16:
+      return function(__half());
+  }
+}
+
+inline unsigned Blocks(int64_t count, int64_t per_block) {
+  return static_cast<unsigned>(CeilDivide(count, per_block));
+}
+
+struct Grid {
+  unsigned blocks = 0;
+  unsigned threads = kThreads;
+};
+
+// `kernel` begins with AwaitPreviousKernel.
+template <class... Parameters, class... Arguments>
+Result LaunchRows(const char* what, Grid grid, const TileRows& tile, cudaStream_t stream,
+                  void (*kernel)(TileRows, Parameters...), Arguments... arguments) {
+  cudaLaunchAttribute attribute = DependentLaunch();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid.blocks);
+  config.blockDim = dim3(grid.threads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = tile.dependent_launches ? 1 : 0;
+  return {cudaLaunchKernelEx(&config, kernel, tile, Parameters(arguments)...), what};
+}
+
+// Loads kernels: left to itself, the driver does that at the first launch, when there may be no memory left.
+class KernelLoader {
+ public:
+  template <class Kernel>
+  void Add(Kernel* kernel) {
+    cudaFuncAttributes attributes{};
+    if (result_.ok()) result_ = {cudaFuncGetAttributes(&attributes, kernel), "loading a kernel of rows"};
+  }
+  const Result& result() const { return result_; }
+
+ private:
+  Result result_;
+};
+
+}  // namespace lossd::kernels::cuda
+
+#endif  // LOSSD_KERNELS_CUDA_ROWS_ROW_KERNELS_CUH_

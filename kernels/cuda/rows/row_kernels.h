@@ -1,0 +1,138 @@
+// What happens to rows between the matrix products: everything here works on [n] or [n, H], never on [n, V].
+// Formulas and names as in docs/numerics.md.
+//
+// All pointers are device memory. Functions enqueue on `stream` and return at once; an error is the launch's.
+#ifndef LOSSD_KERNELS_CUDA_ROWS_ROW_KERNELS_H_
+#define LOSSD_KERNELS_CUDA_ROWS_ROW_KERNELS_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/memory/result.h"
+#include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
+
+namespace lossd::kernels::cuda {
+
+// How label smoothing reaches the gradients.
+enum class Smoothing {
+  kNone,
+  kRankOne,      // through Σ C_v W_v and Σ γ_r x_r
+  kElementwise,  // with softcap: each entry of the logits' gradient has its own part
+};
+constexpr Smoothing SmoothingOf(const LossOptions& options) {
+  if (options.label_smoothing == 0) return Smoothing::kNone;
+  return options.softcap == 0 ? Smoothing::kRankOne : Smoothing::kElementwise;
+}
+
+// The head's class weights, and what is made of them. Without any, C is 1.
+struct ClassWeightTerms {
+  const float* weights = nullptr;  // w [V]; null: none
+  double sum = 0;                  // Σ C
+  float largest = 1.0f;            // C
+  // For Smoothing::kRankOne only:
+  const float* vocabulary_sum = nullptr;  // Σ C_v W_v [padded_hidden]
+  const double* bias_sum = nullptr;       // Σ C_v b_v, one value; with a bias only
+};
+
+// The valid rows of one tile. Arrays have one element a row.
+struct TileRows {
+  int32_t rows = 0;
+  int64_t vocab = 0;
+  int64_t hidden = 0;
+  int64_t padded_hidden = 0;            // stride of weight, x and scaled_x; a multiple of 8
+  DataType type = DataType::kBFloat16;  // of weight, x and scaled_x
+
+  // Given.
+  const void* weight = nullptr;  // W [V, padded_hidden]
+  const float* bias = nullptr;   // b [V], 16-byte aligned; null: none
+  const float* weight_largest =
+      nullptr;  // one value: the largest magnitude in W, not finite if one of W is not
+  const float* bias_largest = nullptr;  // the same of b
+  const int32_t* batch_rows = nullptr;  // where a row is in the batch's own arrays
+  const int32_t* labels = nullptr;
+  const float* gradient_scales = nullptr;    // g
+  const float* z_gradient_scales = nullptr;  // g_z; null: g
+  const float* token_weights = nullptr;      // a; null: 1
+  const float* lse_gradients = nullptr;      // u; null: 0
+  const float* shares = nullptr;             // 1: counts in dW, 0: does not; null: all count
+  const int32_t* by_label = nullptr;         // the tile's rows ordered by label, rows of one label in order
+  bool gradient_wanted = false;  // dX or dW: then rows whose gradient would overflow count as overflowed
+  LossOptions options;
+  Smoothing smoothing = Smoothing::kNone;  // SmoothingOf(options)
+  ClassWeightTerms classes;
+  int32_t exponent_bias = 0;        // even; added to every k, for tests
+  bool dependent_launches = false;  // compute capability 9.0: see dependent_launch.cuh
+
+  // Made.
+  void* x = nullptr;                   // [rows, padded_hidden]
+  void* scaled_x = nullptr;            // [rows, padded_hidden]
+  float* target_logits = nullptr;      // s
+  float* target_slopes = nullptr;      // f; of softcap only
+  double* smoothing_logits = nullptr;  // Σ C_v x W_v; of Smoothing::kRankOne only
+  float* largest = nullptr;            // magnitude in x
+  int32_t* overflowed = nullptr;       // 0 or 1
+  float* offsets = nullptr;            // E = e^(z - offset) 2^-exponent
+  int32_t* exponents = nullptr;
+  float* scales = nullptr;            // v; NaN if overflowed
+  float* target_gradients = nullptr;  // c; NaN if overflowed
+  // For smoothing only, and 0 if overflowed. kRankOne: τ γ; kElementwise: what C and E are multiplied by in
+  // the entries of the logits' gradient, which v then has no α / S in.
+  float* smoothing_factors = nullptr;
+  float* gradient_factors = nullptr;
+  int32_t* redo_rows = nullptr;
+  int32_t* redo_count = nullptr;  // one value
+  float* factors = nullptr;       // of fp16: what scaled_x is multiplied by, the reciprocal, 0 and 1
+
+  // The batch's own.
+  float* losses = nullptr;
+  RowReturns returns;
+  int32_t* rows_redone = nullptr;  // or null; one value, added to
+};
+
+// Which rows a function works on: all, or those of redo_rows (as many as redo_count says, on the device).
+enum class Which { kAll, kRedo };
+
+// Gathers and rounds hidden states [*, hidden] of `hidden_type` into x, and computes target logits,
+// magnitudes and overflows: a row is one if it is not finite in the weight's type or if a logit could leave
+// fp32. Its x is zero. Empties redo_rows.
+Result PrepareRows(const TileRows& tile, DataType hidden_type, const void* hidden_states,
+                   cudaStream_t stream);
+
+// From the largest logits [tiles, stride] of a sample of the vocabulary: exponents that put a row's sum near
+// 2^-40 or above. From those of the whole vocabulary (kRedo, or exact): the row's true maximum as its offset.
+enum class Maximum { kOfSample, kOfAll };
+Result ChooseExponents(const TileRows& tile, Which which, Maximum maximum, const float* maxima, int32_t tiles,
+                       int64_t stride, cudaStream_t stream);
+
+// Sums over pieces of the vocabulary without the label's entry, [tiles, stride] each.
+struct SumPieces {
+  const float* exponentials = nullptr;  // E
+  const float* logits = nullptr;        // C s; null but for Smoothing::kElementwise
+  int32_t tiles = 0;
+  int64_t stride = 0;
+};
+// Losses and what is a function of the log-sum-exp, v, c and the factors. Rows out of range go to redo_rows
+// (kAll); what is out of range still (kRedo) has overflowed, and redo_count is added to rows_redone.
+Result FinishRows(const TileRows& tile, Which which, const SumPieces& sums, cudaStream_t stream);
+
+// scaled_x[i] = x[redo_rows[i]].
+Result GatherRedoRows(const TileRows& tile, cudaStream_t stream);
+
+// scaled_x = v x, rounded to the weight's type; zero for rows that overflowed or do not count. For fp16 with
+// a power of two, the same for all rows, that fits its range.
+Result ScaleRows(const TileRows& tile, cudaStream_t stream);
+
+// dW[y] += c x, rows of one label summed in fp32 in their order.
+Result AddTargets(const TileRows& tile, float* gradient, cudaStream_t stream);
+
+// The largest magnitude of `count` values of `type` into *largest; infinite if one is not finite.
+Result LargestMagnitude(DataType type, const void* values, int64_t count, float* largest,
+                        cudaStream_t stream);
+
+// Loads every kernel that the functions above may launch for heads of this type: left to itself, the driver
+// does that at the first launch, when there may be no memory left for it.
+Result LoadRowKernels(DataType weight_type);
+
+}  // namespace lossd::kernels::cuda
+
+#endif  // LOSSD_KERNELS_CUDA_ROWS_ROW_KERNELS_H_

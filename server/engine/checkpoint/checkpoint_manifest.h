@@ -1,0 +1,40 @@
+// The manifest of a checkpoint: JSON with a checksum over all of it. It may come from anywhere, so everything
+// in it is checked before it is used.
+#ifndef LOSSD_SERVER_ENGINE_CHECKPOINT_CHECKPOINT_MANIFEST_H_
+#define LOSSD_SERVER_ENGINE_CHECKPOINT_CHECKPOINT_MANIFEST_H_
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/engine/checkpoint/checkpoint.h"
+
+namespace lossd::engine {
+
+struct Manifest {
+  HeadCheckpoint head;  // class weights are in a file of their own
+  bool class_weights = false;
+  CheckpointFiles files;
+};
+
+// DATA_LOSS: `path`, relative to the checkpoint folder, is not as it was written.
+absl::Status Damaged(const std::string& path, absl::string_view what);
+
+// Text that tells of any change to it.
+absl::StatusOr<std::string> Sealed(const nlohmann::json& content);
+// DATA_LOSS naming `path` if it is not as it was sealed.
+absl::StatusOr<nlohmann::json> Unsealed(absl::string_view text, const std::string& path);
+
+absl::StatusOr<std::string> ToText(const Manifest& manifest);
+// DATA_LOSS naming `path` and what is wrong: damage, another format, values that no head can have, files that
+// do not belong to what it says.
+absl::StatusOr<Manifest> ParseManifest(absl::string_view text, const std::string& path);
+// The same of what was unsealed.
+absl::StatusOr<Manifest> ManifestOf(const nlohmann::json& content, const std::string& path);
+
+CheckpointInfo InfoOf(const Manifest& manifest, const std::string& tag);
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_CHECKPOINT_CHECKPOINT_MANIFEST_H_

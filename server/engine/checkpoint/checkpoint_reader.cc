@@ -1,0 +1,103 @@
+#include "server/engine/checkpoint/checkpoint_reader.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/common/errors.h"
+
+namespace lossd::engine {
+namespace {
+
+constexpr int64_t kReadBytes = int64_t{4} << 20;
+
+struct FreeHash {
+  void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+};
+
+}  // namespace
+
+std::string CheckpointReader::Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
+
+absl::Status CheckpointReader::VerifyFile(const std::string& name, const CheckpointFile& expected) {
+  const std::string path = Path(name);
+  absl::StatusOr<FileDescriptor> opened = files_->OpenFile(path);
+  if (absl::IsNotFound(opened.status())) return Damaged(path, "it is missing");
+  if (!opened.ok()) return opened.status();
+  const FileDescriptor& file = open_.insert_or_assign(name, *std::move(opened)).first->second;
+  const absl::StatusOr<FileIdentity> identity = files_->Identify(file, path);
+  if (!identity.ok()) return identity.status();
+  if (identity->bytes != expected.bytes) {
+    return Damaged(path, absl::StrCat("it has ", identity->bytes, " bytes, not ", expected.bytes));
+  }
+  const std::unique_ptr<XXH3_state_t, FreeHash> hash(XXH3_createState());
+  XXH3_64bits_reset(hash.get());
+  std::vector<std::byte> piece(static_cast<size_t>(std::min(kReadBytes, expected.bytes)));
+  for (int64_t offset = 0; offset < expected.bytes; offset += kReadBytes) {
+    const std::span<std::byte> bytes =
+        std::span(piece).first(static_cast<size_t>(std::min(kReadBytes, expected.bytes - offset)));
+    if (absl::Status read = DurableFiles::Read(file, path, offset, bytes); !read.ok()) return read;
+    XXH3_64bits_update(hash.get(), bytes.data(), bytes.size());
+  }
+  if (XXH3_64bits_digest(hash.get()) == expected.checksum) return absl::OkStatus();
+  return Damaged(path, "its checksum is another one");
+}
+
+absl::Status CheckpointReader::Verify() {
+  for (const auto& [name, file] : manifest_.files) {
+    if (absl::Status verified = VerifyFile(name, file); !verified.ok()) return verified;
+  }
+  if (manifest_.class_weights) {
+    if (absl::Status loaded = LoadClassWeights(); !loaded.ok()) return loaded;
+  }
+  for (SessionCheckpoint& session : manifest_.head.sessions) {
+    if (!session.tiles.has_value()) continue;
+    absl::Status loaded = LoadTiles(session.session.number, &*session.tiles);
+    if (!loaded.ok()) return loaded;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::Read(const std::string& name, int64_t offset, std::span<std::byte> out) const {
+  return DurableFiles::Read(open_.at(name), Path(name), offset, out);
+}
+
+absl::Status CheckpointReader::LoadClassWeights() {
+  HeadConfig& config = manifest_.head.config;
+  auto weights = std::make_shared<std::vector<float>>(static_cast<size_t>(config.vocab_size));
+  absl::Status read = Read(kClassWeightsFile, 0, std::as_writable_bytes(std::span(*weights)));
+  if (!read.ok()) return read;
+  config.class_weights = std::move(weights);
+  const absl::Status valid = Validate(config);
+  return valid.ok() ? valid : Damaged(Path(kClassWeightsFile), valid.message());
+}
+
+absl::Status CheckpointReader::LoadTiles(uint64_t session_number, DeterministicTiles::Content* tiles) const {
+  const std::string name = TilesFile(session_number);
+  int64_t offset = 0;
+  absl::Status status;
+  const auto load = [&](char* data, size_t bytes) {
+    if (status.ok()) status = Read(name, offset, std::as_writable_bytes(std::span(data, bytes)));
+    offset += static_cast<int64_t>(bytes);
+  };
+  for (Chunk& chunk : tiles->kept) {
+    for (std::string* values : {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients}) {
+      load(values->data(), values->size());
+    }
+    std::string rows(static_cast<size_t>(chunk.tokens * manifest_.head.config.hidden_size *
+                                         kernels::SizeOf(chunk.hidden_type)),
+                     '\0');
+    load(rows.data(), rows.size());
+    chunk.hidden_states = Payload::Of(std::move(rows));
+    if (!status.ok()) return status;
+    if (absl::Status valid = ValidateKept(chunk, manifest_.head.config); !valid.ok()) {
+      return Damaged(Path(name), valid.message());
+    }
+  }
+  return status;
+}
+
+}  // namespace lossd::engine

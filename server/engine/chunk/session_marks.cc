@@ -1,0 +1,43 @@
+#include "server/engine/chunk/session_marks.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace lossd::engine {
+
+std::vector<SessionMarks> Canonical(std::vector<SessionMarks> marks) {
+  std::sort(marks.begin(), marks.end(),
+            [](const SessionMarks& a, const SessionMarks& b) { return a.session_id < b.session_id; });
+  for (SessionMarks& session : marks) {
+    std::sort(session.lanes.begin(), session.lanes.end(),
+              [](const LaneMarks& a, const LaneMarks& b) { return a.lane < b.lane; });
+    for (LaneMarks& lane : session.lanes) lane.applied = 0;
+  }
+  return marks;
+}
+
+bool Same(const std::vector<SessionMarks>& a, const std::vector<SessionMarks>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const SessionMarks& x, const SessionMarks& y) {
+    return x.session_id == y.session_id &&
+           std::equal(x.lanes.begin(), x.lanes.end(), y.lanes.begin(), y.lanes.end(),
+                      [](const LaneMarks& l, const LaneMarks& m) {
+                        return l.lane == m.lane && l.accepted == m.accepted;
+                      });
+  });
+}
+
+std::string ToText(const std::vector<SessionMarks>& marks) {
+  constexpr size_t kMostText = 1024;
+  std::string text;
+  for (const SessionMarks& session : marks) {
+    for (const LaneMarks& lane : session.lanes) {
+      if (text.size() > kMostText) return absl::StrCat(text, ", ...");
+      absl::StrAppend(&text, text.empty() ? "" : ", ", session.session_id, "/", lane.lane, "=",
+                      lane.accepted);
+    }
+  }
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace lossd::engine

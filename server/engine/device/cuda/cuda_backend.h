@@ -1,0 +1,190 @@
+// One head on a CUDA device: weights and gradient in its memory, kernels/cuda for the arithmetic.
+#ifndef LOSSD_SERVER_ENGINE_DEVICE_CUDA_CUDA_BACKEND_H_
+#define LOSSD_SERVER_ENGINE_DEVICE_CUDA_CUDA_BACKEND_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/linear_cross_entropy.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/portable/cublas_lt.h"
+#include "server/engine/device/cuda/cuda_pipeline.h"
+#include "server/engine/device/head_backend.h"
+#include "server/engine/device/optimizer_state.h"
+
+namespace lossd::engine {
+
+// The tally of dW and that of db.
+using CudaTallies = std::array<kernels::GradientTally, 2>;
+// What making them takes of the device, with room for them.
+int64_t TallyBytes();
+
+// What heads of one device share; it outlives them.
+struct SharedCuda {
+  int index = 0;
+  int64_t workspace_bytes = 0;
+  kernels::cuda::DeviceBuffer workspace;  // the computing stream's
+  kernels::cuda::DeviceBuffer tallies;    // the same; TallyBytes
+  // Held while a user of the workspace puts its work on that stream: a batch, and a head that is created by
+  // another thread, must not come between each other's.
+  std::mutex workspace_turn;
+  CudaPipeline pipeline;
+  std::unique_ptr<kernels::cuda::CublasLt> library;  // null if it is not there
+  std::string why_no_library;
+};
+
+struct CudaGradient : Gradient {
+  // What label smoothing adds, for one C: dw lacks -C_v t_h.
+  struct Smoothing {
+    kernels::cuda::DeviceBuffer t;
+    bool empty = true;  // once everything that was enqueued has run
+  };
+
+  kernels::cuda::DeviceBuffer dw;  // fp32 [V, padded H]
+  kernels::cuda::DeviceBuffer db;  // fp32 [V]; empty without a bias
+  bool empty = true;               // the same
+  std::array<Smoothing, 2> smoothings;
+
+  static kernels::cuda::Result Create(const HeadConfig& config, CudaGradient* gradient);
+  static int64_t PlanBytes(const HeadConfig& config);
+  int64_t bytes() const;
+};
+
+class CudaBackend : public HeadBackend {
+ public:
+  CudaBackend(HeadConfig config, SharedCuda* device, kernels::cuda::Path path);
+
+  // Takes the memory, and has everything loaded that batches will run, so that none of them needs more;
+  // before anything else. Any thread's.
+  kernels::cuda::Result Allocate();
+
+  absl::Status PublishWeights(WeightBuffers staged) override;
+  absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) override;
+  absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status Logits(const LogitRows& rows) override;
+  int64_t RowsOfLogits() const override;
+  absl::Status PrepareTeacher(const HeadBackend& teacher) override;
+  int64_t RowsPerBatch(const RowKind& kind) const override;
+  void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
+  absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows, float* out) override;
+  absl::Status ReadBiasGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
+                                float* out) override;
+  void Reset(Gradient* gradient) override;
+  absl::Status Fold(Gradient* from, Gradient* to) override;
+  absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale) override;
+  absl::StatusOr<GradientStats> ApplyStep(const Gradient* gradient, const StepArguments& arguments) override;
+  std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(config_); }
+  absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;
+  absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
+                          const void* in) override;
+  absl::Status RestoreState() override;
+  absl::Status WriteGradient(Gradient* gradient, int64_t first_row, int64_t rows, const float* dw,
+                             const float* bias) override;
+  MemoryPlan MemoryReport() const override;
+  // What a head takes, as MemoryReport says it: what is made of its class weights and of its bias is among
+  // weights and gradient.
+  static MemoryPlan PlanMemory(const HeadConfig& config);
+
+ private:
+  // For which C there is what label smoothing needs: the same for all entries, or the head's class weights.
+  static constexpr size_t kUniform = 0;
+  static constexpr size_t kWeighted = 1;
+
+  bool frozen() const { return config_.weight_gradients == WeightGradients::kFrozen; }
+  bool UsesClassWeights(const RowKind& kind) const {
+    return kind.class_weights == ClassWeights::kUse && config_.class_weights != nullptr;
+  }
+  bool UsesBias(const RowKind& kind) const { return kind.bias == Bias::kUse && config_.bias; }
+  kernels::cuda::Result AllocateBias();
+  kernels::cuda::Result AllocateSmoothing();
+  kernels::cuda::Result AllocateOptimizer();
+  CudaGradient& Find(Gradient* gradient) {
+    return gradient == nullptr ? own_ : *static_cast<CudaGradient*>(gradient);
+  }
+  const CudaGradient& Find(const Gradient* gradient) const {
+    return gradient == nullptr ? own_ : *static_cast<const CudaGradient*>(gradient);
+  }
+  static float* Floats(const kernels::cuda::DeviceBuffer& buffer) {
+    return static_cast<float*>(buffer.data());
+  }
+  kernels::cuda::Result SubtractSmoothing(const CudaGradient& gradient, int64_t first_row, int64_t rows,
+                                          float* out) const;
+  int64_t WeightRowBytes() const;
+  int64_t GradientRowBytes() const;
+  kernels::cuda::Result Publish(const WeightBuffers& staged);
+  // Everything that is made of master or weights and of the bias, once they have changed.
+  kernels::cuda::Result DeriveFromWeights();
+  // Makes what label smoothing takes of the weights, if batches of this kind do and it is of older ones.
+  kernels::cuda::Result RefreshSums(const RowKind& kind);
+  kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
+                                 int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
+  kernels::cuda::Result ReadFloats(const kernels::cuda::DeviceBuffer& buffer, int64_t first, int64_t count,
+                                   float* out) const;
+  // From the host, which must leave `in` alone until the computing stream has been waited for.
+  kernels::cuda::Result WriteRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
+                                  int64_t first_row, int64_t rows, int64_t row_bytes, const void* in) const;
+  kernels::cuda::Result WriteFloats(const kernels::cuda::DeviceBuffer& buffer, int64_t first, int64_t count,
+                                    const void* in) const;
+  kernels::cuda::Result WriteGradientRows(const CudaGradient& gradient, int64_t first_row, int64_t rows,
+                                          const float* dw) const;
+  // Waits for the computing stream if `result` is ok.
+  absl::Status Finished(kernels::cuda::Result result) const;
+  const kernels::cuda::DeviceBuffer& BufferOf(const StateEntry& entry) const;
+
+  kernels::cuda::PaddedRows MatrixShape() const;
+  kernels::cuda::PaddedRows BiasShape() const;
+  kernels::cuda::GradientRows RowsOfMatrix(const CudaGradient& gradient) const;
+  static kernels::cuda::GradientRows RowsOfBias(const CudaGradient& gradient);
+  kernels::cuda::Result AddTo(const CudaGradient& from, CudaGradient& to) const;
+  // Leaves tallies on the device.
+  kernels::cuda::Result Tally(const CudaGradient& gradient, float scale) const;
+  kernels::cuda::Result Step(const CudaGradient& gradient,
+                             const kernels::OptimizerCoefficients& coefficients);
+  kernels::cuda::Result ReadTallies(CudaTallies* tallies) const;
+
+  kernels::cuda::Result Enqueue(const RowKind& kind, const CudaSlot& slot);
+  // Some of the rows, up to their way back.
+  kernels::cuda::Result EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const;
+  // As a teacher, with no hidden states yet.
+  kernels::cuda::TeacherHead AsTeacher() const;
+  // As it will be, as far as the kind says it.
+  kernels::cuda::TeacherShape ShapeOf(const TeacherKind& teacher) const;
+  kernels::cuda::BatchRows FillPinned(const CudaSlot& slot, const kernels::cuda::TeacherShape* teacher) const;
+  kernels::cuda::LinearCrossEntropy::Batch Describe(const RowKind& kind, const CudaSlot& slot,
+                                                    const kernels::cuda::BatchRows& rows);
+  void DescribeLoss(const RowKind& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
+                    kernels::cuda::LinearCrossEntropy::Batch* step) const;
+  void NoteAdded(const RowKind& kind);
+
+  const HeadConfig config_;
+  SharedCuda* const device_;
+  const kernels::cuda::Path path_;
+  const int64_t padded_hidden_;
+  const kernels::cuda::LinearCrossEntropy::Shape shape_;
+  kernels::cuda::LinearCrossEntropy step_;
+  std::vector<kernels::cuda::TeacherShape> prepared_;  // teachers
+  kernels::cuda::DeviceBuffer weights_;
+  kernels::cuda::DeviceBuffer master_;  // fp32 [V, padded H]; empty without one
+  kernels::cuda::DeviceBuffer bias_;    // empty without one, as is what is made of it
+  kernels::cuda::DeviceBuffer bias_largest_;
+  CudaGradient own_;
+  std::array<kernels::cuda::DeviceBuffer, 2> moments_;  // fp32 [V, padded H], those that the optimizer has
+  std::array<kernels::cuda::DeviceBuffer, 2> bias_moments_;
+  kernels::cuda::DeviceBuffer weight_largest_;
+  kernels::cuda::DeviceBuffer class_weights_;
+  double class_weight_sum_ = 0;
+  float class_weight_largest_ = 1.0f;
+  std::array<kernels::cuda::DeviceBuffer, 2> vocabulary_sums_;  // Σ C_v W_v
+  std::array<kernels::cuda::DeviceBuffer, 2> bias_sums_;        // Σ C_v b_v
+  std::array<bool, 2> sums_stale_ = {true, true};               // of other weights than there are
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_DEVICE_CUDA_CUDA_BACKEND_H_

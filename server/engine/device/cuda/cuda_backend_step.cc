@@ -1,0 +1,180 @@
+// The steps of a head's optimizer on a CUDA device, and what else is done to whole gradients there.
+#include "kernels/cuda/losses/smoothing.h"
+#include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/rows/bias.h"
+#include "server/engine/device/cuda/cuda_backend.h"
+#include "server/engine/device/cuda/cuda_status.h"
+
+namespace lossd::engine {
+
+using kernels::DataType;
+using kernels::GradientTally;
+using kernels::OptimizerCoefficients;
+using kernels::WeightGradient;
+using kernels::cuda::DeviceBuffer;
+using kernels::cuda::GradientRows;
+using kernels::cuda::PaddedRows;
+using kernels::cuda::Result;
+using kernels::cuda::StepTensor;
+
+namespace {
+
+// A device's tallies: of dW and of db, behind the scratch memory that they are made in.
+GradientTally* TalliesIn(const DeviceBuffer& buffer) {
+  return reinterpret_cast<GradientTally*>(static_cast<char*>(buffer.data()) +
+                                          kernels::cuda::TallyScratchBytes());
+}
+
+}  // namespace
+
+int64_t TallyBytes() {
+  return kernels::cuda::TallyScratchBytes() + static_cast<int64_t>(sizeof(CudaTallies));
+}
+
+PaddedRows CudaBackend::MatrixShape() const {
+  return {config_.vocab_size, config_.hidden_size, padded_hidden_};
+}
+PaddedRows CudaBackend::BiasShape() const { return {1, config_.vocab_size, config_.vocab_size}; }
+
+GradientRows CudaBackend::RowsOfMatrix(const CudaGradient& gradient) const {
+  if (gradient.empty) return {};
+  GradientRows rows;
+  rows.values = Floats(gradient.dw);
+  const CudaGradient::Smoothing& uniform = gradient.smoothings[kUniform];
+  const CudaGradient::Smoothing& weighted = gradient.smoothings[kWeighted];
+  if (!uniform.empty) rows.uniform_smoothing = Floats(uniform.t);
+  if (!weighted.empty) rows.weighted_smoothing = Floats(weighted.t);
+  rows.class_weights = Floats(class_weights_);
+  return rows;
+}
+
+GradientRows CudaBackend::RowsOfBias(const CudaGradient& gradient) {
+  GradientRows rows;
+  if (!gradient.empty) rows.values = Floats(gradient.db);
+  return rows;
+}
+
+// --- Fold
+
+absl::Status CudaBackend::Fold(Gradient* from, Gradient* to) {
+  CudaGradient& source = Find(from);
+  if (source.empty) return absl::OkStatus();
+  const Result result = AddTo(source, Find(to));
+  Reset(from);
+  return DeviceFailed(result);
+}
+
+Result CudaBackend::AddTo(const CudaGradient& from, CudaGradient& to) const {
+  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  cudaStream_t stream = device_->pipeline.computing();
+  const auto store = [](bool empty) {
+    return empty ? WeightGradient::kOverwrite : WeightGradient::kAccumulate;
+  };
+  const int64_t elements = config_.vocab_size * padded_hidden_;
+  LOSSD_CUDA_PASS_ON(
+      kernels::cuda::AddGradient(Floats(from.dw), elements, store(to.empty), Floats(to.dw), stream));
+  if (config_.bias) {
+    LOSSD_CUDA_PASS_ON(kernels::cuda::AddGradient(Floats(from.db), config_.vocab_size, store(to.empty),
+                                                  Floats(to.db), stream));
+  }
+  to.empty = false;
+  for (size_t i = 0; i < to.smoothings.size(); ++i) {
+    if (from.smoothings[i].empty) continue;
+    CudaGradient::Smoothing& sum = to.smoothings[i];
+    LOSSD_CUDA_PASS_ON(kernels::cuda::AddGradient(Floats(from.smoothings[i].t), padded_hidden_,
+                                                  store(sum.empty), Floats(sum.t), stream));
+    sum.empty = false;
+  }
+  return {};
+}
+
+// --- Tallies and steps
+
+absl::StatusOr<GradientStats> CudaBackend::Summarize(const Gradient* of, double scale) {
+  const CudaGradient& gradient = Find(of);
+  if (gradient.empty) return GradientStats{};
+  CudaTallies tallies;
+  Result result = Tally(gradient, static_cast<float>(scale));
+  if (result.ok()) result = ReadTallies(&tallies);
+  if (!result.ok()) return DeviceFailed(result);
+  return StatsOf(tallies[0], tallies[1]);
+}
+
+Result CudaBackend::Tally(const CudaGradient& gradient, float scale) const {
+  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  cudaStream_t stream = device_->pipeline.computing();
+  void* scratch = device_->tallies.data();
+  GradientTally* tallies = TalliesIn(device_->tallies);
+  LOSSD_CUDA_PASS_ON(
+      kernels::cuda::TallyGradient(MatrixShape(), RowsOfMatrix(gradient), scale, scratch, tallies, stream));
+  if (!config_.bias) return {};
+  return kernels::cuda::TallyGradient(BiasShape(), RowsOfBias(gradient), scale, scratch, tallies + 1, stream);
+}
+
+// The second stays as it is if the head has no bias.
+Result CudaBackend::ReadTallies(CudaTallies* tallies) const {
+  const size_t count = config_.bias ? 2 : 1;
+  cudaStream_t stream = device_->pipeline.computing();
+  LOSSD_CUDA_TRY(cudaMemcpyAsync(tallies->data(), TalliesIn(device_->tallies), count * sizeof(GradientTally),
+                                 cudaMemcpyDeviceToHost, stream));
+  LOSSD_CUDA_TRY(cudaStreamSynchronize(stream));
+  return {};
+}
+
+absl::StatusOr<GradientStats> CudaBackend::ApplyStep(const Gradient* of, const StepArguments& arguments) {
+  const absl::StatusOr<OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
+  if (!coefficients.ok()) return coefficients.status();
+  CudaTallies tallies;
+  Result result = Step(Find(of), *coefficients);
+  if (result.ok()) result = ReadTallies(&tallies);
+  if (!result.ok()) return DeviceFailed(result);
+  return StatsOf(tallies[0], tallies[1]);
+}
+
+Result CudaBackend::Step(const CudaGradient& gradient, const OptimizerCoefficients& coefficients) {
+  LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
+  cudaStream_t stream = device_->pipeline.computing();
+  void* scratch = device_->tallies.data();
+  GradientTally* tallies = TalliesIn(device_->tallies);
+  sums_stale_.fill(true);
+  const StepTensor matrix{.shape = MatrixShape(),
+                          .gradient = RowsOfMatrix(gradient),
+                          .weight_type = config_.weight_type,
+                          .weight = weights_.data(),
+                          .master = Floats(master_),
+                          .first_moment = Floats(moments_[0]),
+                          .second_moment = Floats(moments_[1]),
+                          .largest_weight = Floats(weight_largest_)};
+  LOSSD_CUDA_PASS_ON(kernels::cuda::ApplyOptimizer(matrix, coefficients, scratch, tallies, stream));
+  if (!config_.bias) return {};
+  const StepTensor bias{.shape = BiasShape(),
+                        .gradient = RowsOfBias(gradient),
+                        .weight_type = DataType::kFloat32,
+                        .weight = bias_.data(),
+                        .first_moment = Floats(bias_moments_[0]),
+                        .second_moment = Floats(bias_moments_[1]),
+                        .largest_weight = Floats(bias_largest_)};
+  return kernels::cuda::ApplyOptimizer(bias, coefficients, scratch, tallies + 1, stream);
+}
+
+// --- What label smoothing needs of weights
+
+Result CudaBackend::RefreshSums(const RowKind& kind) {
+  if (kind.teacher.backend != nullptr) return {};
+  if (kernels::cuda::SmoothingOf(kind.options) != kernels::cuda::Smoothing::kRankOne) return {};
+  const size_t which = UsesClassWeights(kind) ? kWeighted : kUniform;
+  if (!sums_stale_[which]) return {};
+  cudaStream_t stream = device_->pipeline.computing();
+  const float* weights = which == kWeighted ? Floats(class_weights_) : nullptr;
+  LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(config_.weight_type, weights_.data(), config_.vocab_size,
+                                                  padded_hidden_, weights, Floats(vocabulary_sums_[which]),
+                                                  stream));
+  if (config_.bias) {
+    LOSSD_CUDA_PASS_ON(kernels::cuda::SumBias(Floats(bias_), config_.vocab_size, weights,
+                                              static_cast<double*>(bias_sums_[which].data()), stream));
+  }
+  sums_stale_[which] = false;
+  return {};
+}
+
+}  // namespace lossd::engine

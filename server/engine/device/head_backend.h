@@ -1,0 +1,295 @@
+// What a device does for one head. Narrow on purpose: everything about sessions, windows and versions stays
+// above it.
+//
+// All calls come from the device's one owner thread (BatchScheduler), and so do all calls back, so an
+// implementation needs no locks.
+#ifndef LOSSD_SERVER_ENGINE_DEVICE_HEAD_BACKEND_H_
+#define LOSSD_SERVER_ENGINE_DEVICE_HEAD_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/data_type.h"
+#include "kernels/linear_cross_entropy.h"
+#include "kernels/logits.h"
+#include "server/engine/chunk/chunk.h"
+#include "server/engine/chunk/head_config.h"
+#include "server/engine/device/weight_buffers.h"
+#include "server/engine/memory/arena.h"
+#include "server/engine/memory/host_buffer.h"
+#include "server/engine/memory/memory_budget.h"
+#include "server/engine/memory/payload.h"
+#include "server/engine/regions/region_memory.h"
+
+namespace lossd::engine {
+
+class HeadBackend;
+
+// A gradient of a head: dW, and what a device keeps beside it. Made by Device::CreateGradient.
+class Gradient {
+ public:
+  virtual ~Gradient() = default;
+};
+
+// Soft targets: none without a backend.
+struct TeacherKind {
+  // A backend of the same device. Gone with its head while a chunk waits, so for comparison only until a
+  // batch is started, for which it is there.
+  const HeadBackend* backend = nullptr;
+  uint64_t head_number = 0;  // of the teacher's head: its backend's address may once have been another's
+  int64_t hidden_size = 0;
+  kernels::DataType weight_type = kernels::DataType::kFloat32;
+  kernels::DataType hidden_type = kernels::DataType::kFloat32;
+  kernels::Distillation distillation = {};
+
+  bool operator==(const TeacherKind&) const = default;
+};
+
+// What the chunks of one batch have in common.
+struct RowKind {
+  kernels::DataType hidden_type = kernels::DataType::kFloat32;
+  kernels::DataType dx_type = kernels::DataType::kFloat32;  // of loss only: as it is by default
+  ComputeMode mode = ComputeMode::kLossAndGradients;
+  kernels::LossOptions options = {};
+  ClassWeights class_weights = ClassWeights::kIgnore;
+  Bias bias = Bias::kIgnore;  // kUse only if the head has one
+  WantedReturns returns = {};
+  TeacherKind teacher = {};
+  Gradient* gradient = nullptr;  // what dW is added to; null: the head's own
+
+  bool operator==(const RowKind&) const = default;
+};
+
+// Hidden states as they arrived: in one piece, perhaps unaligned, or null and in several, which may end
+// anywhere.
+struct HiddenRows {
+  const void* data = nullptr;
+  std::span<const ByteSpan> parts = {};
+  MemoryPlace place = MemoryPlace::kHost;  // other than that: in one piece, aligned to 16 bytes
+};
+HiddenRows RowsIn(const Payload& payload);
+
+// The rows of one chunk, checked by the caller. Nothing that is pointed to is owned; it lives until the batch
+// is done. Hidden states in a region may change at any time, be it while they are read: only what was read
+// may be relied on, and a row that turns out not to be finite must leave dW alone.
+struct ChunkRows {
+  enum class Accumulate { kYes, kNo };
+
+  int64_t tokens = 0;               // at least 1
+  HiddenRows hidden_states = {};    // [tokens, H] of the kind's hidden_type
+  HiddenRows teacher_hidden = {};   // with a teacher: [tokens, its H] of its hidden_type
+  const int64_t* labels = nullptr;  // [tokens]
+  int64_t ignore_index = -100;
+  float gradient_scale = 1.0f;
+  std::optional<float> z_gradient_scale = {};  // none: gradient_scale
+  const float* token_weights = nullptr;        // [tokens]; null: 1
+  const float* lse_gradients = nullptr;        // [tokens]; null: 0
+  Accumulate accumulate = Accumulate::kYes;    // whether the rows count in dW; kNo if loss only
+
+  float* losses = nullptr;                    // [tokens]; null if dW only
+  kernels::RowReturns returns = {};           // in host memory; exactly what the kind's `returns` names
+  void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss or dW only
+  MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
+};
+
+struct BatchReport {
+  int64_t rows_redone = 0;
+};
+
+// Statistics of a gradient times a factor.
+struct GradientStats {
+  double norm = 0;       // of dW, summed in fp64 in a fixed order
+  double bias_norm = 0;  // of db
+  float largest = 0;     // largest finite magnitude of both
+  int64_t non_finite = 0;
+};
+
+// One step of a head's optimizer, everything resolved. Formulas: docs/numerics.md.
+struct StepArguments {
+  double learning_rate = 0;
+  double gradient_scale = 1;  // multiplies the gradient first
+  OptimizerConfig optimizer;  // with what this step says otherwise; kind and moments are the head's
+  int64_t step = 1;           // of the optimizer, this one included
+};
+
+// One tensor of what a head is: for checkpoints. Rows are the vocabulary's; of the bias's, columns is 1.
+struct StateTensor {
+  std::string name;  // "weight", "master_weight", "bias", "exp_avg", "bias.exp_avg", "momentum_buffer", ...
+  kernels::DataType type = kernels::DataType::kFloat32;
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+
+// When a batch was where, as far as the device can tell: it may have looked a little later.
+struct DeviceTimes {
+  absl::Time input_ready;  // on the device
+  absl::Time computed;     // losses and dX, on the device
+};
+
+// Rows whose logits are wanted, checked by the caller. Nothing that is pointed to is owned; all of it is in
+// the host's memory.
+struct LogitRows {
+  int64_t rows = 0;                     // at least 1
+  const void* hidden_states = nullptr;  // [rows, H] of the head's weight_type
+  float logit_scale = 1.0f;
+  float softcap = 0.0f;
+  Bias bias = Bias::kIgnore;  // kUse only if the head has one
+  kernels::LogitOutputs outputs;
+};
+
+// What a batch tells. Both may be called before StartBatch returns.
+struct BatchCallbacks {
+  // The losses and dX of the chunk of this number are in its arrays and final. Once for each chunk, in order,
+  // and as early as can be: dW may still be added to.
+  std::function<void(size_t chunk)> on_input_gradients;
+  // Once, after everything else. Ok: dW holds the whole batch. An error means that the device can no longer
+  // be trusted: dW may hold part of the batch, and chunks that were not told of have no results.
+  std::function<void(absl::StatusOr<BatchReport>)> on_done;
+  // If it is set, once before the first on_input_gradients; never by a device that works in host memory,
+  // which copies nothing.
+  std::function<void(const DeviceTimes&)> on_times = {};
+};
+
+// Destroyed only when none of its batches is under way. What is not StartBatch sees what batches that were
+// started before have done, and waits for them if need be. An error of any call means that the device can no
+// longer be trusted.
+class HeadBackend {
+ public:
+  virtual ~HeadBackend() = default;
+
+  // Replaces weights and bias.
+  virtual absl::Status PublishWeights(WeightBuffers staged) = 0;
+  // Rows [first_row, first_row + rows) converted to `type` into `out`.
+  virtual absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) = 0;
+  // The same rows of the bias. Only of heads that have one.
+  virtual absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) = 0;
+
+  // With the weights there are, in the head's workspace, as many rows at a time as fit: a row's bits do not
+  // depend on those beside it. Returns when the outputs are there.
+  virtual absl::Status Logits(const LogitRows& rows);
+  // As many as others should wait for at a time, at least 1.
+  virtual int64_t RowsOfLogits() const { return 256; }
+
+  // Has everything loaded that batches with this teacher's soft targets take; before the first of them, and
+  // again at no cost. INVALID_ARGUMENT if the device has no room to compute them.
+  virtual absl::Status PrepareTeacher(const HeadBackend& /*teacher*/) { return absl::OkStatus(); }
+
+  // Most rows of this kind that are worth putting into one batch, at least 1. A single chunk may always have
+  // more.
+  virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
+  // `kind.teacher.backend` stays, and with it the weights that it has now, until the batch is done. Starts
+  // loss, dX and, for chunks that accumulate, dW and db += of at least one chunk; or the last of these alone.
+  // A row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of rows.
+  // Only while the device has fewer batches under way than it may have.
+  virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
+                          BatchCallbacks callbacks) = 0;
+
+  // Rows of a gradient, null for the head's own, in fp32 (zeros if nothing was added since the last reset).
+  virtual absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
+                                    float* out) = 0;
+  // The same rows of the bias's. Only of heads that have one.
+  virtual absl::Status ReadBiasGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
+                                        float* out) = 0;
+  // The next contribution overwrites instead of adding: no memset, no read of the old value.
+  virtual void Reset(Gradient* gradient) = 0;
+
+  // Gradients in one place: adds `from` to `to` (null: the head's own), elementwise, and resets it.
+  virtual absl::Status Fold(Gradient* from, Gradient* to);
+  // Statistics of a gradient, null for the head's own.
+  virtual absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale);
+  // Updates the weights, the master if there is one and the optimizer's state by this gradient, null for the
+  // head's own; everything made of the weights is then that of the new ones. Bitwise repeatable. Tells what
+  // Summarize with gradient_scale would have. Only of heads with an optimizer.
+  virtual absl::StatusOr<GradientStats> ApplyStep(const Gradient* gradient, const StepArguments& arguments);
+
+  // Checkpoints: what there is beside gradients, and rows of it as they are. What was written counts from
+  // RestoreState on, which comes last.
+  virtual std::vector<StateTensor> StateTensors() const { return {}; }
+  virtual absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out);
+  virtual absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows, const void* in);
+  virtual absl::Status RestoreState() { return absl::OkStatus(); }
+  // Replaces rows of a gradient, of db too where `bias` is not null. All rows are written, in order, before
+  // anything else is done with it.
+  virtual absl::Status WriteGradient(Gradient* gradient, int64_t first_row, int64_t rows, const float* dw,
+                                     const float* bias);
+
+  absl::Status ReadGradientRows(int64_t first_row, int64_t rows, float* out) {
+    return ReadGradient(nullptr, first_row, rows, out);
+  }
+  void ResetGradient() { Reset(nullptr); }
+
+  // What the head holds on the device.
+  virtual MemoryPlan MemoryReport() const = 0;
+};
+
+struct DeviceTotals {
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+};
+
+// A device that heads are created on. CreateHead, CreateGradient, and what tells of sizes, may be called by
+// any thread, one at a time; the rest belongs to the owner thread.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual std::string name() const = 0;         // "cpu"
+  virtual std::string description() const = 0;  // for people
+  // Where a GPU is, "00000000:1b:00.0", as the driver's tools name it; empty for what is none.
+  virtual std::string pci_bus_id() const { return ""; }
+  // What heads and the device's own buffers may take together.
+  virtual int64_t AvailableMemory() const = 0;
+  // What a head would need, before anything is taken. INVALID_ARGUMENT if the device can never hold it.
+  virtual absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const = 0;
+  // Takes the memory. RESOURCE_EXHAUSTED if the system does not give it.
+  virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
+  // A gradient for a head of this configuration, beside its own, and what it takes. Used with that head
+  // alone, and destroyed while none of its batches is under way, before the device. RESOURCE_EXHAUSTED if the
+  // system does not give the memory.
+  virtual MemoryPlan PlanGradient(const HeadConfig& config) const {
+    return {{"gradient", config.gradient_bytes() + config.bias_gradient_bytes()}};
+  }
+  virtual absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config);
+  // Hidden-state bytes of the chunks that it would rather have; 0: no opinion.
+  virtual int64_t PreferredChunkBytes() const { return 0; }
+  // All of its memory, whoever uses it; zeros if it does not tell. Any thread's, beside every other call.
+  virtual DeviceTotals Totals() const { return {}; }
+  // Memory that belongs to the device rather than to a head.
+  virtual MemoryPlan SharedMemory() const = 0;
+  // Memory of the host that the device copies from and to by itself, for payloads and results; nothing if it
+  // has none, or none left: then any memory does. Any thread's, beside every other call; it may outlive the
+  // device.
+  virtual std::optional<ResultBytes> RegisteredBytes(int64_t /*bytes*/) { return std::nullopt; }
+
+  // How much of that memory is used by now; zeros where there is none. Any thread's.
+  virtual PoolUsage RegisteredUsage() const { return {}; }
+
+  // Memory to be shared with a client. CreateRegionMemory takes it, of RegionBytes bytes, from any thread and
+  // beside other calls: FAILED_PRECONDITION if the device has no memory of this kind, RESOURCE_EXHAUSTED if
+  // the system does not give it. The device outlives it.
+  virtual int64_t RegionBytes(RegionKind /*kind*/, int64_t asked) const { return WholePages(asked); }
+  // What of it counts against AvailableMemory.
+  virtual MemoryPlan PlanRegion(RegionKind /*kind*/, int64_t bytes) const { return {{"regions", bytes}}; }
+  virtual absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind, int64_t bytes);
+
+  // Most batches, of all heads, that may be under way at once: started and not done.
+  virtual int64_t MostBatches() const { return 1; }
+  // None, always, on a device that is done with a batch before StartBatch returns.
+  virtual int64_t BatchesUnderWay() const { return 0; }
+  // Calls back for everything that has become final since the last call, in the order in which batches were
+  // started. Never blocks. To be called again and again while anything is under way.
+  virtual void Poll() {}
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_DEVICE_HEAD_BACKEND_H_

@@ -1,0 +1,197 @@
+#include "server/engine/schedule/batch_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lossd::engine {
+namespace {
+
+// One batch computes, the next is there when it ends. More of them only keep small chunks from being
+// gathered.
+constexpr int64_t kEnoughUnderWay = 2;
+
+// A batch costs at least as much as one of so many rows: it reads the weights and writes dW for however few.
+constexpr int64_t kCheapestRows = 128;
+
+// A time to start that something else than the clock decides.
+constexpr BatchQueue::Clock::time_point kWhenOneIsDone = BatchQueue::Clock::time_point::max();
+
+}  // namespace
+
+void BatchQueue::AddChunk(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
+                          Clock::time_point arrival) {
+  Line& line = lines_[source.get()];
+  line.held.push_back({std::move(source), std::move(chunk), next_number_++, arrival, nullptr});
+  Release(line);
+}
+
+void BatchQueue::AddTask(const BatchSource* source, Task task) {
+  lines_[source].held.push_back({nullptr, nullptr, next_number_++, {}, std::move(task)});
+}
+
+void BatchQueue::AddLastTask(std::shared_ptr<BatchSource> source, Task task) {
+  Line& line = lines_[source.get()];
+  line.held.push_back({std::move(source), nullptr, next_number_++, {}, std::move(task)});
+}
+
+void BatchQueue::AddJob(const std::shared_ptr<BatchSource>& source, int64_t rows, Task task) {
+  const int64_t cost = std::max<int64_t>(1, std::max(rows, kCheapestRows) * source->CostPerRow() / 3);
+  lines_[source.get()].jobs.push_back({next_number_++, cost, std::move(task)});
+}
+
+void BatchQueue::AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk,
+                             Clock::time_point arrival) {
+  Line& line = lines_[source.get()];
+  TakeUp(line, {std::move(source), std::move(chunk), next_number_++, arrival, nullptr});
+}
+
+void BatchQueue::AddFence(Task task) {
+  if (lines_.empty()) {
+    AddTask(nullptr, std::move(task));
+    return;
+  }
+  // The last line to get there, and be done with its jobs, runs it.
+  const auto missing = std::make_shared<size_t>(0);
+  const Task arrive = [missing, task = std::move(task)] {
+    if (--*missing == 0) task();
+  };
+  for (auto& [source, line] : lines_) {
+    ++*missing;
+    AddTask(source, arrive);
+    if (line.jobs.empty()) continue;
+    ++*missing;
+    line.jobs.push_back({next_number_++, 0, arrive});
+  }
+}
+
+void BatchQueue::Withdraw(const BatchSource* source,
+                          const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
+  const auto it = lines_.find(source);
+  if (it == lines_.end()) return;
+  Line& line = it->second;
+  line.chunks.Withdraw(chunks);
+  std::erase_if(line.held, [&](const Entry& entry) {
+    return entry.chunk != nullptr && std::find(chunks.begin(), chunks.end(), entry.chunk) != chunks.end();
+  });
+  if (line.chunks.Empty()) line.source = nullptr;
+}
+
+// What no task holds back any more.
+void BatchQueue::Release(Line& line) {
+  while (!line.held.empty() && line.held.front().chunk != nullptr) {
+    TakeUp(line, std::move(line.held.front()));
+    line.held.pop_front();
+  }
+}
+
+void BatchQueue::TakeUp(Line& line, Entry entry) {
+  line.source = std::move(entry.source);
+  line.chunks.Add(std::move(entry.chunk), entry.number, entry.arrival);
+}
+
+BatchQueue::Step BatchQueue::Advance(Clock::time_point now) {
+  Settle();
+  // In turns, so that neither can keep the other waiting.
+  if (!task_was_last_ && RunReadyTask()) return {true, now};
+  const Step step = StartReady(now);
+  if (!step.progress && task_was_last_ && RunReadyTask()) return {true, now};
+  return step;
+}
+
+void BatchQueue::Settle() {
+  const auto busy = [](const auto& line) { return line.second.busy(); };
+  if (std::none_of(lines_.begin(), lines_.end(), busy)) lines_.clear();
+  std::erase_if(lines_, [&](const auto& line) { return line.second.lead == 0 && !busy(line); });
+}
+
+bool BatchQueue::RunReadyTask() {
+  Line* oldest = nullptr;
+  for (auto& [source, line] : lines_) {
+    if (line.held.empty() || !line.chunks.Empty() || line.under_way > 0) continue;
+    if (oldest == nullptr || line.held.front().number < oldest->held.front().number) oldest = &line;
+  }
+  if (oldest == nullptr) return false;
+  if (TakeUpUnfinished(*oldest)) return true;
+  const Task task = std::move(oldest->held.front().task);
+  oldest->held.pop_front();
+  Release(*oldest);
+  task_was_last_ = true;
+  task();
+  return true;
+}
+
+bool BatchQueue::TakeUpUnfinished(Line& line) {
+  const std::shared_ptr<BatchSource> source = line.held.front().source;
+  if (source == nullptr) return false;
+  for (std::shared_ptr<QueuedChunk>& chunk : source->TakeUnfinished()) {
+    TakeUp(line, {source, std::move(chunk), next_number_++, {}, nullptr});
+  }
+  return !line.chunks.Empty();
+}
+
+BatchQueue::Step BatchQueue::StartReady(Clock::time_point now) {
+  std::vector<Candidate> in_order;
+  for (auto& [source, line] : lines_) {
+    if (!line.jobs.empty()) in_order.push_back({line.lead, line.jobs.front().number, Kind::kJob, &line});
+    if (line.chunks.Empty()) continue;
+    const BatchSource& of_line = *line.source;
+    line.next = line.chunks.Gather([&of_line](const RowKind& kind) { return of_line.RowsPerBatch(kind); });
+    if (line.next.rows == 0) {
+      StartBatch(line);
+      return {true, now};
+    }
+    in_order.push_back({line.lead, line.next.number, Kind::kBatch, &line});
+  }
+  std::sort(in_order.begin(), in_order.end(), [](const Candidate& a, const Candidate& b) {
+    return std::pair(a.lead, a.number) < std::pair(b.lead, b.number);
+  });
+  Step step;
+  for (const Candidate& candidate : in_order) {
+    const Clock::time_point start = StartTime(candidate);
+    if (start <= now) {
+      for (auto& [source, other] : lines_) other.lead = std::max<int64_t>(0, other.lead - candidate.lead);
+      task_was_last_ = false;
+      if (candidate.kind == Kind::kJob) {
+        RunJob(*candidate.line);
+      } else {
+        StartBatch(*candidate.line);
+      }
+      return {true, now};
+    }
+    if (start == kWhenOneIsDone) break;
+    step.look_again = std::min(step.look_again, start);
+  }
+  return step;
+}
+
+BatchQueue::Clock::time_point BatchQueue::StartTime(const Candidate& candidate) const {
+  constexpr Clock::time_point kAtOnce = Clock::time_point::min();
+  const Line& line = *candidate.line;
+  const int64_t under_way = device_->BatchesUnderWay();
+  if (candidate.kind == Kind::kJob) return under_way == 0 ? kAtOnce : kWhenOneIsDone;
+  if (under_way >= device_->MostBatches()) return kWhenOneIsDone;
+  if (line.next.complete || !line.held.empty()) return kAtOnce;
+  if (under_way >= kEnoughUnderWay) return kWhenOneIsDone;
+  return under_way > 0 ? kAtOnce : line.next.arrival + window_;
+}
+
+void BatchQueue::RunJob(Line& line) {
+  const Job job = std::move(line.jobs.front());
+  line.jobs.pop_front();
+  line.lead += job.cost;
+  job.task();
+}
+
+void BatchQueue::StartBatch(Line& line) {
+  const std::shared_ptr<BatchSource> source = line.source;
+  const int64_t rows = std::exchange(line.next, {}).rows;
+  if (rows > 0) line.lead += std::max(rows, kCheapestRows) * source->CostPerRow();
+  std::vector<std::shared_ptr<QueuedChunk>> batch = line.chunks.Take();
+  if (line.chunks.Empty()) line.source = nullptr;
+  task_was_last_ = false;
+  ++line.under_way;
+  // A line stays where it is while anything of it is under way.
+  source->StartBatch(std::move(batch), [&line] { --line.under_way; });
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,161 @@
+#include "server/engine/schedule/session_queues.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+namespace lossd::engine {
+namespace {
+
+// So many sessions whose first chunk is too large for what is left of a batch are passed over for smaller
+// ones of others. More would fill batches a little better, and be looked at for every chunk that comes.
+constexpr int kMostPassedOver = 8;
+
+}  // namespace
+
+void SessionQueues::Add(Chunk chunk, uint64_t number, Clock::time_point arrival) {
+  Session& session = sessions_[chunk->session];
+  session.id = chunk->session;
+  session.chunks.push_back({std::move(chunk), number, arrival});
+  ++waiting_;
+  if (session.chunks.size() > 1) return;
+  Unplace(session);
+  session.tag = std::max(session.tag, time_);
+  Place(session);
+}
+
+void SessionQueues::Join(Waiting waiting) {
+  if (joined_.empty() || waiting.number < next_.number) {
+    next_.number = waiting.number;
+    next_.arrival = waiting.arrival;
+  }
+  ++next_.chunks;
+  next_.rows += waiting.chunk->rows;
+  joined_.push_back(std::move(waiting));
+}
+
+// After its first chunk or its tag has changed. May forget the session.
+void SessionQueues::Place(Session& session) {
+  while (!session.chunks.empty() && session.chunks.front().chunk->rows == 0) {
+    Join(std::move(session.chunks.front()));
+    session.chunks.pop_front();
+  }
+  if (session.chunks.empty() && session.tag <= time_) {
+    sessions_.erase(session.id);
+    return;
+  }
+  const bool idle = session.chunks.empty();
+  session.order = idle ? &idle_ : &OrderOf(session.chunks.front().chunk->row_kind);
+  const uint64_t age = idle ? session.id : session.chunks.front().number;
+  session.place = session.order->emplace(std::make_pair(session.tag, age), &session).first;
+}
+
+void SessionQueues::Unplace(Session& session) {
+  if (session.order != nullptr) session.order->erase(session.place);
+  session.order = nullptr;
+}
+
+SessionQueues::Order& SessionQueues::OrderOf(const RowKind& kind) {
+  const auto it = std::find_if(waiting_by_kind_.begin(), waiting_by_kind_.end(),
+                               [&kind](const auto& entry) { return entry.first == kind; });
+  if (it != waiting_by_kind_.end()) return it->second;
+  return waiting_by_kind_.emplace_back(kind, Order()).second;
+}
+
+SessionQueues::Order* SessionQueues::Earliest() {
+  Order* earliest = nullptr;
+  for (auto& [kind, order] : waiting_by_kind_) {
+    if (order.empty()) continue;
+    if (earliest == nullptr || order.begin()->first < earliest->begin()->first) earliest = &order;
+  }
+  return earliest;
+}
+
+// Only when a chunk is taken: a session that has none for a moment must not find the time moved on to where
+// another one has got to.
+void SessionQueues::AdvanceTime() {
+  time_ = std::max(time_, Earliest()->begin()->first.first);
+  while (!idle_.empty() && idle_.begin()->first.first <= time_) {
+    const uint64_t id = idle_.begin()->second->id;
+    idle_.erase(idle_.begin());
+    sessions_.erase(id);
+  }
+}
+
+SessionQueues::Batch SessionQueues::Gather(const RowsPerBatch& rows_per_batch) {
+  // Clients may think of any number of kinds.
+  std::erase_if(waiting_by_kind_, [](const auto& entry) { return entry.second.empty(); });
+  Order* order = next_kind_.has_value() ? &OrderOf(*next_kind_) : Earliest();
+  if (!next_kind_.has_value() && order != nullptr) {
+    next_kind_ = order->begin()->second->chunks.front().chunk->row_kind;
+    next_most_ = rows_per_batch(*next_kind_);
+  }
+  int passed_over = 0;
+  for (auto it = order == nullptr ? Order::iterator() : order->begin();
+       order != nullptr && it != order->end() && passed_over < kMostPassedOver &&
+       (next_.rows == 0 || next_.rows < next_most_);) {
+    Session& session = *it->second;
+    if (next_.rows > 0 && session.chunks.front().chunk->rows > next_most_ - next_.rows) {
+      ++passed_over;
+      ++it;
+      continue;
+    }
+    const auto place = it->first;
+    TakeFirst(session);
+    it = order->upper_bound(place);  // perhaps the same session again, at its new place
+  }
+  next_.complete = (next_.rows > 0 && next_.rows >= next_most_) || Earliest() != nullptr;
+  return next_;
+}
+
+void SessionQueues::TakeFirst(Session& session) {
+  AdvanceTime();
+  Unplace(session);
+  session.tag += session.chunks.front().chunk->rows;
+  Join(std::move(session.chunks.front()));
+  session.chunks.pop_front();
+  Place(session);
+}
+
+std::vector<SessionQueues::Chunk> SessionQueues::Take() {
+  std::vector<Chunk> chunks;
+  chunks.reserve(joined_.size());
+  for (Waiting& waiting : joined_) chunks.push_back(std::move(waiting.chunk));
+  waiting_ -= next_.chunks;
+  joined_.clear();
+  next_ = {};
+  next_kind_.reset();
+  return chunks;
+}
+
+void SessionQueues::Withdraw(const std::vector<Chunk>& chunks) {
+  std::unordered_set<const QueuedChunk*> gone;
+  std::unordered_set<uint64_t> sessions;
+  for (const Chunk& chunk : chunks) {
+    gone.insert(chunk.get());
+    sessions.insert(chunk->session);
+  }
+  const auto withdrawn = [&](const Waiting& waiting) { return gone.contains(waiting.chunk.get()); };
+  std::unordered_map<uint64_t, int64_t> given_back;  // rows of the next batch
+  next_ = {};
+  for (Waiting& waiting : std::exchange(joined_, {})) {
+    if (withdrawn(waiting)) {
+      given_back[waiting.chunk->session] += waiting.chunk->rows;
+      --waiting_;
+    } else {
+      Join(std::move(waiting));
+    }
+  }
+  if (next_.rows == 0) next_kind_.reset();
+  for (const uint64_t id : sessions) {
+    const auto it = sessions_.find(id);
+    if (it == sessions_.end()) continue;
+    Session& session = it->second;
+    Unplace(session);
+    session.tag = std::max(session.tag - given_back[id], time_);
+    waiting_ -= static_cast<int64_t>(std::erase_if(session.chunks, withdrawn));
+    Place(session);
+  }
+}
+
+}  // namespace lossd::engine

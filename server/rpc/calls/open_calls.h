@@ -1,0 +1,64 @@
+// Which calls are under way, so that a drain can wait for them, and for nobody else who is connected.
+#ifndef LOSSD_SERVER_RPC_CALLS_OPEN_CALLS_H_
+#define LOSSD_SERVER_RPC_CALLS_OPEN_CALLS_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+namespace lossd::rpc {
+
+// Thread-safe.
+class OpenCalls {
+ public:
+  // One call that watches the health of the server. It is no work, so that nobody waits for its end, but it
+  // is to be told that the server goes away.
+  class Watch {
+   public:
+    // `calls` outlives it.
+    explicit Watch(OpenCalls* calls);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+    // A message is on its way to the client; it has been written. Alternately.
+    void NoteSend();
+    void NoteSent();
+
+   private:
+    enum class Told { kNothing, kSending, kYes };
+
+    OpenCalls* const calls_;
+    Told told_ = Told::kNothing;  // of the drain; guarded by the mutex of calls_
+  };
+
+  // A call of one of lossd's methods, from the moment gRPC takes it until gRPC is done with it.
+  void Begin();
+  void End();
+
+  // Before health says NOT_SERVING: what watches are sent from now on tells them of the drain. Once.
+  void BeginDrain();
+  // Until no call is under way, and then until every watch was told, but for that at most `patience`. False:
+  // Stop() came first.
+  bool AwaitEnd(std::chrono::milliseconds patience);
+  // Leaves clients time to close their connections by themselves: `shortest`, and until `after_last` after
+  // the end of the last call, whose answer may still be on its way. False: Stop() or another call came first.
+  bool AwaitFarewell(std::chrono::milliseconds shortest, std::chrono::milliseconds after_last);
+  // Ends the waiting of both.
+  void Stop();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t calls_ = 0;
+  std::chrono::steady_clock::time_point last_end_{};
+  int64_t watches_ = 0;
+  int64_t told_ = 0;  // of watches_
+  bool draining_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_CALLS_OPEN_CALLS_H_

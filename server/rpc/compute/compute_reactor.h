@@ -1,0 +1,169 @@
+// One live Compute stream: one lane of a session.
+//
+// Reads one message at a time, hands each chunk to its head, and writes answers and applied marks back, one
+// at a time. It reads on only while neither the lane's byte credit (payloads, with all that they keep in
+// memory, and answers under way) nor that of the session, which its lanes share, is used up, so HTTP/2 holds
+// back a fast sender, and a client that does not read its answers stops being read from. A lane that has
+// nothing under way always reads, so that none depends on another's answers being read. It finishes exactly
+// once: when the client is done and everything is answered, on an error of position, when fenced, on drain,
+// and on cancellation.
+//
+// Owns itself from creation until gRPC is done with it; the engine's references may outlive that.
+#ifndef LOSSD_SERVER_RPC_COMPUTE_COMPUTE_REACTOR_H_
+#define LOSSD_SERVER_RPC_COMPUTE_COMPUTE_REACTOR_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "lossd/v1/loss.pb.h"
+#include "proto/wire/compute_wire.h"
+#include "server/engine/engine.h"
+#include "server/engine/head/head.h"
+#include "server/engine/schedule/session_credit.h"
+#include "server/rpc/calls/call_record.h"
+#include "server/rpc/calls/call_reports.h"
+#include "server/rpc/compute/worker_pool.h"
+
+namespace lossd::rpc {
+
+class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                             public engine::LaneListener,
+                             public std::enable_shared_from_this<ComputeReactor> {
+ public:
+  using DoneCallback = std::function<void(ComputeReactor*)>;
+
+  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` and
+  // `reports` outlive it; `reports` and `record` may be null.
+  ComputeReactor(engine::Engine* engine, WorkerPool* writers, CallReports* reports,
+                 grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
+                 DoneCallback on_done);
+  ~ComputeReactor() override;
+
+  // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
+  void Start();
+  // Reads no more, answers what was accepted, then ends with UNAVAILABLE.
+  void Drain();
+  // Takes and answers nothing more and ends with `status`.
+  void Revoke(const grpc::Status& status);
+  // To be called now and then: a stream that is over, but whose client has not read the last message from one
+  // call to the next, is cancelled. Until then it keeps that message.
+  void CancelIfStuck();
+
+  // gRPC's events.
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  // The engine's. Answers and marks are taken here and written by other threads: to start a write of gRPC's
+  // may mean to copy all of it into a socket.
+  void OnAnswer(engine::ChunkAnswer answer) override;
+  void OnApplied(uint64_t applied) override;
+  void OnEnd(absl::Status status) override;
+
+ private:
+  // Whether answers under way are still delivered before the stream ends.
+  enum class Ending { kAfterAnswers, kAtOnce };
+  struct Response {
+    grpc::ByteBuffer bytes;
+    bool is_result = false;
+    std::optional<absl::Time> ready = {};  // of a result with losses: since when it has been there
+  };
+  // Holds the stream's lock, and then, without it, wakes other streams of the session that wait for credit.
+  class Guard {
+   public:
+    explicit Guard(ComputeReactor* reactor) : reactor_(reactor), lock_(reactor->mutex_) {}
+    ~Guard();
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+   private:
+    ComputeReactor* const reactor_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
+  // What the engine told: an answer, or how far dW has come.
+  using News = std::variant<engine::ChunkAnswer, uint64_t>;
+
+  void Post(News news);
+  void TakeNews();
+  void Take(engine::ChunkAnswer answer);
+  void Take(uint64_t applied);
+  void ReportRejected(const engine::ChunkAnswer& answer) const;
+  void HandleMalformed(const absl::Status& status);
+  void HandleStart();
+  void HandleChunk();
+  void SubmitHeld();
+  void EndLocked(const absl::Status& status, Ending ending);
+  void FinishLocked(const grpc::Status& status);
+  // Starts whatever can be started now: a write, a read, or the end.
+  void PumpLocked();
+  bool SettledLocked() const;
+  void WriteLocked(Response response);
+  void ForgetAnswersLocked();
+  bool MayReadLocked();
+  void ReturnCreditLocked(int64_t bytes);
+  // The session's credit may suffice again.
+  void Resume();
+  void Detach();
+
+  engine::Engine* const engine_;
+  WorkerPool* const writers_;
+  CallReports* const reports_;  // null: nobody asks
+  grpc::CallbackServerContext* const context_;
+  const std::string peer_;
+  std::unique_ptr<CallRecord> record_;  // until OnDone
+  const std::string trace_id_;
+  const DoneCallback on_done_;
+  std::shared_ptr<ComputeReactor> self_;  // until OnDone
+
+  // Touched by the reading side alone (one read at a time), set before the first chunk.
+  grpc::ByteBuffer request_bytes_;
+  wire::ReceivedRequest request_;
+  std::shared_ptr<engine::Head> head_;
+  engine::LaneAttachment attachment_;
+  engine::Timing timing_ = engine::Timing::kNone;
+  engine::Chunk held_;  // being submitted, perhaps waiting for the window
+
+  std::mutex news_mutex_;  // held for moments; never with the other one
+  std::deque<News> news_;
+  bool taking_news_ = false;  // somebody does
+
+  std::mutex mutex_;
+  std::shared_ptr<engine::SessionCredit> credit_;           // null until attached
+  std::vector<engine::SessionCredit::Waiter> to_be_woken_;  // by the guard
+  bool awaiting_credit_ = false;
+  bool attached_ = false;
+  bool detached_ = false;
+  bool reading_ = false;
+  bool submitting_ = false;
+  bool half_closed_ = false;
+  bool writing_ = false;
+  bool finished_ = false;
+  bool stuck_ = false;  // when it was last looked at
+  std::optional<grpc::Status> ending_;
+  bool at_once_ = false;  // ends without waiting for answers
+
+  grpc::ByteBuffer response_bytes_;  // being written
+  bool response_is_result_ = false;
+  std::optional<absl::Time> response_ready_;
+  std::deque<Response> answers_;  // to be written
+  std::deque<int64_t> costs_;     // of chunks taken and not yet answered on the wire, in order
+  int64_t outstanding_bytes_ = 0;
+  uint64_t last_taken_ = 0;  // highest numbered sequence this stream had taken
+  uint64_t applied_ = 0;
+  uint64_t applied_written_ = 0;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_COMPUTE_COMPUTE_REACTOR_H_

@@ -1,0 +1,48 @@
+// A few threads for work that its caller must not do itself.
+#ifndef LOSSD_SERVER_RPC_COMPUTE_WORKER_POOL_H_
+#define LOSSD_SERVER_RPC_COMPUTE_WORKER_POOL_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/engine/common/retry_slots.h"
+
+namespace lossd::rpc {
+
+// Thread-safe.
+class WorkerPool {
+ public:
+  // At least one thread.
+  explicit WorkerPool(int threads);
+  // Runs what was given, then ends.
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // Never block. Tasks are begun in order, and run side by side. Run takes whatever comes: its caller bounds
+  // how many there can be. TryRun, for calls of clients, is RESOURCE_EXHAUSTED while kMostWaiting
+  // wait, with a delay that is another one for each of those that are sent away together.
+  static constexpr size_t kMostWaiting = 64;
+  void Run(std::function<void()> task);
+  absl::Status TryRun(std::function<void()> task);
+
+ private:
+  void Work();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> tasks_;
+  bool stopping_ = false;
+  engine::RetrySlots retry_slots_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_COMPUTE_WORKER_POOL_H_

@@ -1,0 +1,109 @@
+// Takes connections for a gRPC server.
+//
+// gRPC's own sockets (1.51) stop listening for good the first time that no file descriptor is left for a
+// connection: a crowd of connections, of anybody who reaches the port, would shut the server up until it is
+// started again. These go on. And a few descriptors are kept back, for checkpoints, certificates and probes:
+// a connection that would take one of those is closed at once, so that its client learns it and tries again.
+// Connections that flood the server with calls are ended (ConnectionGuard).
+#ifndef LOSSD_SERVER_RPC_CONNECTIONS_ACCEPTOR_H_
+#define LOSSD_SERVER_RPC_CONNECTIONS_ACCEPTOR_H_
+
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+
+#include <chrono>
+#include <list>
+#include <memory>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/engine/common/counters.h"
+#include "server/rpc/calls/rate_limit.h"
+#include "server/rpc/connections/call_counts.h"
+#include "server/rpc/connections/connection_guard.h"
+#include "server/rpc/connections/tcp_address.h"
+#include "server/rpc/transport/file_descriptor.h"
+#include "server/rpc/transport/listener.h"
+
+namespace lossd::rpc {
+
+// Not thread-safe; has a thread of its own.
+class Acceptor {
+ public:
+  // Probes get at descriptors that clients do not.
+  enum class For { kClients, kProbes };
+
+  // What became of connections beside being served. Outlives it; null: not counted.
+  struct Counters {
+    engine::Counter* refused = nullptr;  // closed at once, for want of descriptors
+    engine::Counter* flooding =
+        nullptr;  // ended by the guard, or closed at once since too many wait because of it
+  };
+  Acceptor(For whom, Counters counters) : for_(whom), counters_(counters) {}
+  ~Acceptor() { Stop(); }
+  Acceptor(const Acceptor&) = delete;
+  Acceptor& operator=(const Acceptor&) = delete;
+
+  // Connections to `address` (Listener::Open) wait from now on, to be served with `credentials`. Before the
+  // server is built. UNAVAILABLE without a descriptor.
+  absl::Status Listen(const std::string& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                      grpc::ServerBuilder& builder);
+  // After the server was built: all that it takes to serve. UNAVAILABLE if no thread can be started.
+  absl::Status Prepare();
+  // Connections are taken from now on. Once, after Prepare.
+  void Start() { begin_.release(); }
+  // Addresses are free when it returns, and connections that nobody took closed. Before the server shuts
+  // down.
+  void Stop();
+
+  int port() const;  // of the first address that has one; 0: none has
+
+ private:
+  struct Place {
+    std::unique_ptr<Listener> listener;
+    std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server;
+  };
+
+  // A connection of a host that has flooded the server: it is served later.
+  struct Waiting {
+    ConnectionGuard::Time at;
+    std::string host;
+    int listener;
+    Place* place;
+    FileDescriptor socket;
+  };
+
+  void Run();
+  // Until none waits. False: there is no descriptor for the next.
+  bool TakeAll(int listener, Place& place);
+  void Take(int listener, Place& place, FileDescriptor socket);
+  void Serve(int listener, Place& place, FileDescriptor socket);
+  // Those whose time has come.
+  void ServeWaiting();
+  void EndFloods();
+  // Milliseconds until there is something to do, as poll takes them.
+  int Patience() const;
+  void LogShortage(const char* connection);
+  void LogFlood(const TcpAddress& peer);
+
+  const For for_;
+  const Counters counters_;
+  std::vector<Place> places_;
+  FileDescriptor stop_;
+  // What follows belongs to the thread.
+  ChannelzCounts call_counts_;
+  ConnectionGuard guard_{&call_counts_};
+  bool guarded_ = false;  // there has been a connection
+  std::list<Waiting> waiting_;
+  RateLimit lines_{1, 0.1};
+  RateLimit flood_lines_{5, 0.1};
+  std::counting_semaphore<2> begin_{0};  // Start() or Stop() has come
+  std::thread thread_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_CONNECTIONS_ACCEPTOR_H_

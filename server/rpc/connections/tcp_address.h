@@ -1,0 +1,38 @@
+// The two ends of a TCP connection.
+#ifndef LOSSD_SERVER_RPC_CONNECTIONS_TCP_ADDRESS_H_
+#define LOSSD_SERVER_RPC_CONNECTIONS_TCP_ADDRESS_H_
+
+#include <compare>
+#include <optional>
+#include <string>
+
+namespace lossd::rpc {
+
+struct TcpAddress {
+  std::string host;  // four bytes of IPv4, also where a socket of IPv6 took it, or sixteen
+  int port = 0;
+
+  friend auto operator<=>(const TcpAddress&, const TcpAddress&) = default;
+};
+
+// The same two ends never have two connections at a time; one peer may have several, to several of our
+// addresses, from one port.
+struct TcpConnection {
+  TcpAddress peer;
+  TcpAddress local;
+
+  friend auto operator<=>(const TcpConnection&, const TcpConnection&) = default;
+};
+
+// None: the socket is not connected, or is not one of TCP.
+std::optional<TcpConnection> ConnectionOf(int socket);
+
+// `host` from four or sixteen bytes; none if it has another size.
+std::optional<std::string> PlainHost(const std::string& host);
+
+// As people write it, without the port.
+std::string HostText(const std::string& host);
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_CONNECTIONS_TCP_ADDRESS_H_

@@ -1,0 +1,91 @@
+// HeadService: life of heads, weights in and out, checkpoints.
+#ifndef LOSSD_SERVER_RPC_SERVICES_HEAD_SERVICE_H_
+#define LOSSD_SERVER_RPC_SERVICES_HEAD_SERVICE_H_
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "lossd/v1/head.grpc.pb.h"
+#include "server/engine/engine.h"
+#include "server/rpc/calls/rate_limit.h"
+#include "server/rpc/compute/worker_pool.h"
+#include "server/rpc/services/strict_service.h"
+#include "server/rpc/services/weight_loader.h"
+
+namespace lossd::rpc {
+
+using HeadServiceCalls = v1::HeadService::WithRawCallbackMethod_WriteWeights<
+    v1::HeadService::WithCallbackMethod_CreateHead<v1::HeadService::WithCallbackMethod_DeleteHead<
+        v1::HeadService::WithCallbackMethod_ListHeads<v1::HeadService::WithCallbackMethod_GetHead<
+            v1::HeadService::WithCallbackMethod_BeginWrite<v1::HeadService::WithCallbackMethod_CommitWrite<
+                v1::HeadService::WithRawCallbackMethod_ReadWeights<
+                    v1::HeadService::WithCallbackMethod_LoadWeights<
+                        v1::HeadService::WithCallbackMethod_SaveCheckpoint<
+                            v1::HeadService::WithCallbackMethod_RestoreCheckpoint<
+                                v1::HeadService::WithCallbackMethod_ListCheckpoints<
+                                    v1::HeadService::WithCallbackMethod_DeleteCheckpoint<
+                                        v1::HeadService::Service>>>>>>>>>>>>>;
+
+class HeadService final : public StrictService<HeadServiceCalls> {
+ public:
+  // `weights_dir`: WeightLoader's folder.
+  HeadService(engine::Engine* engine, std::string weights_dir);
+
+  grpc::ServerUnaryReactor* CreateHead(grpc::CallbackServerContext* context,
+                                       const v1::CreateHeadRequest* request, v1::Head* response) override;
+  grpc::ServerUnaryReactor* DeleteHead(grpc::CallbackServerContext* context,
+                                       const v1::DeleteHeadRequest* request,
+                                       v1::DeleteHeadResponse* response) override;
+  grpc::ServerUnaryReactor* ListHeads(grpc::CallbackServerContext* context,
+                                      const v1::ListHeadsRequest* request,
+                                      v1::ListHeadsResponse* response) override;
+  grpc::ServerUnaryReactor* GetHead(grpc::CallbackServerContext* context, const v1::GetHeadRequest* request,
+                                    v1::Head* response) override;
+  grpc::ServerUnaryReactor* BeginWrite(grpc::CallbackServerContext* context,
+                                       const v1::BeginWriteRequest* request,
+                                       v1::BeginWriteResponse* response) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* WriteWeights(grpc::CallbackServerContext* context,
+                                                          grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* CommitWrite(grpc::CallbackServerContext* context,
+                                        const v1::CommitWriteRequest* request,
+                                        v1::CommitWriteResponse* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* ReadWeights(grpc::CallbackServerContext* context,
+                                                          const grpc::ByteBuffer* bytes) override;
+  grpc::ServerUnaryReactor* LoadWeights(grpc::CallbackServerContext* context,
+                                        const v1::LoadWeightsRequest* request,
+                                        v1::LoadWeightsResponse* response) override;
+
+  grpc::ServerUnaryReactor* SaveCheckpoint(grpc::CallbackServerContext* context,
+                                           const v1::SaveCheckpointRequest* request,
+                                           v1::SaveCheckpointResponse* response) override;
+  grpc::ServerUnaryReactor* RestoreCheckpoint(grpc::CallbackServerContext* context,
+                                              const v1::RestoreCheckpointRequest* request,
+                                              v1::RestoreCheckpointResponse* response) override;
+  grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext* context,
+                                            const v1::ListCheckpointsRequest* request,
+                                            v1::ListCheckpointsResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteCheckpoint(grpc::CallbackServerContext* context,
+                                             const v1::DeleteCheckpointRequest* request,
+                                             v1::DeleteCheckpointResponse* response) override;
+
+ private:
+  static constexpr int kLoadingThreads = 2;
+
+  // On a thread that may wait for the disk; the call ends with what `work` says.
+  grpc::ServerUnaryReactor* Later(grpc::CallbackServerContext* context, std::function<absl::Status()> work);
+  // What somebody has to look after: a disk that took no checkpoint, and what became of older ones.
+  void LogSave(const v1::SaveCheckpointRequest& request,
+               const absl::StatusOr<engine::SavedCheckpoint>& saved);
+
+  engine::Engine* const engine_;
+  const WeightLoader loader_;
+  RateLimit save_failures_{10, 1};     // lines about them; of disk_'s one thread
+  WorkerPool disk_{1};                 // checkpoints are made, and heads deleted, one at a time
+  WorkerPool loads_{kLoadingThreads};  // which read files
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_SERVICES_HEAD_SERVICE_H_

@@ -1,0 +1,116 @@
+#include "server/startup/restart.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "server/telemetry/common/logging.h"
+
+namespace lossd {
+
+using telemetry::Log;
+using telemetry::LogLevel;
+
+absl::StatusOr<Restart> Restart::Open(const std::string& folder, Restore restore) {
+  Restart restart;
+  if (folder.empty()) return restart;
+  absl::StatusOr<std::unique_ptr<engine::CheckpointStore>> store = engine::CheckpointStore::Open(folder);
+  if (!store.ok()) return store.status();
+  restart.store_ = *std::move(store);
+  restart.restore_ = restore;
+  absl::StatusOr<std::optional<engine::DrainRecord>> drain = restart.store_->ReadDrain();
+  if (!drain.ok()) return drain.status();
+  restart.drain_ = *std::move(drain);
+  if (restore == Restore::kNo && restart.drain_.has_value()) {
+    // Its own drain would take the place of what is there.
+    return absl::FailedPreconditionError(
+        "--checkpoint_dir holds the state of a server that was drained: add --restore to go on from it, or "
+        "remove drain.json from that folder to start without (tagged checkpoints stay either way)");
+  }
+  return restart;
+}
+
+std::string Restart::incarnation() const {
+  return restore_ == Restore::kYes && drain_.has_value() ? drain_->incarnation : "";
+}
+
+absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
+  if (restore_ == Restore::kNo) return absl::OkStatus();
+  const absl::Time begun = absl::Now();
+  const absl::StatusOr<std::vector<engine::CheckpointInfo>> heads = engine.RestoreAtStart(drain_);
+  if (!heads.ok()) return heads.status();
+  if (heads->empty() && !drain_.has_value()) {
+    Log(LogLevel::kInfo, "there are no checkpoints to restore");
+    return absl::OkStatus();
+  }
+  for (const engine::CheckpointInfo& head : *heads) {
+    Log(LogLevel::kInfo, "restored a head",
+        {{"head", head.head},
+         {"checkpoint", head.tag},
+         {"generation", head.generation},
+         {"window_tokens", head.window_tokens},
+         {"weight_version", head.weight_version},
+         {"optimizer_steps", head.optimizer_steps},
+         {"bytes", head.bytes}});
+    if (head.ignored_deferred_bytes > 0) {
+      Log(LogLevel::kInfo, "deferred_bytes of a checkpoint is ignored: it is no longer supported",
+          {{"head", head.head}, {"checkpoint", head.tag}, {"deferred_bytes", head.ignored_deferred_bytes}});
+    }
+  }
+  Log(LogLevel::kInfo,
+      drain_.has_value() ? "going on where the last server was drained"
+                         : "restored the newest checkpoints: what came after them is lost",
+      {{"heads", static_cast<int64_t>(heads->size())},
+       {"seconds", absl::ToDoubleSeconds(absl::Now() - begun)}});
+  return absl::OkStatus();
+}
+
+absl::Status Restart::Take() {
+  if (!drain_.has_value()) return absl::OkStatus();
+  absl::Status taken = store_->ConsumeDrain();
+  // It may have failed after the record had its other name.
+  if (!taken.ok()) GiveBack();
+  return taken;
+}
+
+void Restart::GiveBack() {
+  if (!drain_.has_value()) return;
+  const absl::Status returned = store_->ReturnDrain();
+  if (returned.ok() || absl::IsNotFound(returned)) return;  // not found: it was not taken
+  Log(LogLevel::kError,
+      "drain.json could not be put back: the next server begins from the newest checkpoints, with another "
+      "incarnation",
+      {{"reason", std::string(returned.message())}});
+}
+
+bool SaveForRestart(engine::Engine& engine) {
+  const absl::Time begun = absl::Now();
+  const absl::StatusOr<engine::DrainedHeads> heads = engine.SaveForDrain();
+  if (!heads.ok()) {
+    Log(LogLevel::kError, "the heads could not be saved: --restore will find older checkpoints",
+        {{"reason", std::string(heads.status().message())}});
+    return false;
+  }
+  for (const auto& [head, status] : heads->failed) {
+    Log(LogLevel::kError, "a head could not be saved: what came after its newest checkpoint is lost",
+        {{"head", head}, {"reason", std::string(status.message())}});
+  }
+  int64_t bytes = 0;
+  int64_t written = 0;
+  for (const engine::SavedCheckpoint& head : heads->saved) {
+    bytes += head.info.bytes;
+    written += head.bytes_written;
+  }
+  const bool complete = heads->failed.empty();
+  Log(complete ? LogLevel::kInfo : LogLevel::kError,
+      complete ? "saved the heads for the next server"
+               : "the drain failed: the next server goes back with the heads named above",
+      {{"heads", static_cast<int64_t>(heads->saved.size())},
+       {"heads_failed", static_cast<int64_t>(heads->failed.size())},
+       {"bytes", bytes},
+       {"bytes_written", written},
+       {"seconds", absl::ToDoubleSeconds(absl::Now() - begun)}});
+  return complete;
+}
+
+}  // namespace lossd

@@ -1,0 +1,33 @@
+// Structured log lines on standard error: one event a line, with named fields.
+#ifndef LOSSD_SERVER_TELEMETRY_COMMON_LOGGING_H_
+#define LOSSD_SERVER_TELEMETRY_COMMON_LOGGING_H_
+
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lossd::telemetry {
+
+enum class LogFormat { kText, kJson };  // text: event key=value ...
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+// Once, before the first line.
+void InitLogging(LogFormat format, LogLevel level);
+
+// What InitLogging was told; text before.
+LogFormat Format();
+
+using LogField = std::pair<const char*, nlohmann::json>;
+
+// Thread-safe. `event` is a constant sentence without values in it; values are fields.
+void Log(LogLevel level, const std::string& event, std::initializer_list<LogField> fields = {});
+void Log(LogLevel level, const std::string& event, const std::vector<LogField>& fields);
+
+// Whether lines of this level are written at all.
+bool Logs(LogLevel level);
+
+}  // namespace lossd::telemetry
+
+#endif  // LOSSD_SERVER_TELEMETRY_COMMON_LOGGING_H_

@@ -1,0 +1,130 @@
+// What each head is like. At most --max_heads of each series, and those of heads that are being deleted.
+#include <memory>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "server/telemetry/common/age.h"
+#include "server/telemetry/metrics/collect.h"
+
+namespace lossd::telemetry {
+namespace {
+
+constexpr Metric kLoss{"lossd_head_loss",
+                       "Mean loss per valid token of the last batch that trained, in nats; 0: none yet.",
+                       kGauge,
+                       {"head"}};
+constexpr Metric kLossNats{
+    "lossd_head_loss_nats_total", "Sum of the finite losses of valid tokens that train.", kCounter, {"head"}};
+constexpr Metric kLossTokens{
+    "lossd_head_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}};
+constexpr Metric kEvaluationNats{"lossd_head_evaluation_loss_nats_total",
+                                 "Sum of the finite losses of valid tokens whose losses alone were wanted.",
+                                 kCounter,
+                                 {"head"}};
+constexpr Metric kEvaluationTokens{
+    "lossd_head_evaluation_loss_tokens_total", "Valid tokens whose losses that sum has.", kCounter, {"head"}};
+constexpr Metric kHeadTokens{"lossd_head_tokens_total", "Valid tokens.", kCounter, {"head"}};
+constexpr Metric kGradientNorm{
+    "lossd_head_gradient_norm",
+    "Frobenius norm of dW as a step, a flush or GradientStats last told it; 0: none yet.",
+    kGauge,
+    {"head"}};
+constexpr Metric kGeneration{"lossd_head_generation", "Generation of the open window.", kGauge, {"head"}};
+constexpr Metric kWeightVersion{
+    "lossd_head_weight_version", "Version of the weights; 0: none yet.", kGauge, {"head"}};
+constexpr Metric kWindowTokens{"lossd_head_window_tokens", "Valid tokens in the window.", kGauge, {"head"}};
+constexpr Metric kWindowAge{"lossd_head_window_age_seconds",
+                            "Time since the window took its first chunk; 0: it is empty.",
+                            kGauge,
+                            {"head"}};
+constexpr Metric kFlushPhase{"lossd_head_flush_phase",
+                             "1 for the phase the window is in, 0 for the others.",
+                             kGauge,
+                             {"head", "phase"}};
+constexpr Metric kFlushAge{
+    "lossd_head_flush_age_seconds", "Time since BeginFlush; 0: no flush is under way.", kGauge, {"head"}};
+constexpr Metric kSessions{"lossd_head_sessions", "Open sessions.", kGauge, {"head"}};
+constexpr Metric kQueuedChunks{
+    "lossd_head_queued_chunks", "Chunks accepted and not yet started.", kGauge, {"head"}};
+constexpr Metric kRejectedChunks{"lossd_head_chunks_rejected_total",
+                                 "Chunks answered with an error inside their streams.",
+                                 kCounter,
+                                 {"head"}};
+constexpr Metric kMemory{"lossd_head_memory_reserved_bytes",
+                         "The part of lossd_memory_reserved_bytes that is a head's.",
+                         kGauge,
+                         {"head", "purpose", "place"}};
+constexpr Metric kStaging{
+    "lossd_head_staging_reserved_bytes", "Credits of a head's open sessions.", kGauge, {"head"}};
+
+struct HeadAtOnce {
+  std::shared_ptr<engine::Head> head;
+  engine::HeadSnapshot snapshot;
+};
+
+// One value of every head.
+void AddEach(const Metric& metric, const std::vector<HeadAtOnce>& heads, Exposition& out, auto value) {
+  out.Begin(metric);
+  for (const HeadAtOnce& each : heads) out.Add({each.head->config().name}, value(each));
+}
+
+void CollectCounters(const std::vector<HeadAtOnce>& heads, Exposition& out) {
+  AddEach(kLoss, heads, out, [](const HeadAtOnce& each) { return each.head->counters().loss.load(); });
+  AddEach(kLossNats, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().loss_nats.load(); });
+  AddEach(kLossTokens, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().loss_tokens.load(); });
+  AddEach(kEvaluationNats, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().evaluation_nats.load(); });
+  AddEach(kEvaluationTokens, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().evaluation_tokens.load(); });
+  AddEach(kHeadTokens, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().tokens.load(); });
+  AddEach(kGradientNorm, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().gradient_norm.load(); });
+  AddEach(kQueuedChunks, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().queued_chunks.load(); });
+  AddEach(kRejectedChunks, heads, out,
+          [](const HeadAtOnce& each) { return each.head->counters().chunks_rejected.load(); });
+}
+
+void CollectWindowsOf(const std::vector<HeadAtOnce>& heads, Exposition& out) {
+  const absl::Time now = absl::Now();
+  const auto age = [now](const std::optional<absl::Time>& since) {
+    return since.has_value() ? AgeAt(now, *since) : 0;
+  };
+  AddEach(kGeneration, heads, out, [](const HeadAtOnce& each) { return each.snapshot.generation; });
+  AddEach(kWeightVersion, heads, out, [](const HeadAtOnce& each) { return each.snapshot.weight_version; });
+  AddEach(kWindowTokens, heads, out, [](const HeadAtOnce& each) { return each.snapshot.window_tokens; });
+  AddEach(kWindowAge, heads, out, [&](const HeadAtOnce& each) { return age(each.snapshot.window_since); });
+  AddEach(kFlushAge, heads, out, [&](const HeadAtOnce& each) { return age(each.snapshot.flush_since); });
+  AddEach(kSessions, heads, out, [](const HeadAtOnce& each) { return each.snapshot.open_sessions; });
+  out.Begin(kFlushPhase);
+  for (const auto& [head, snapshot] : heads) {
+    for (const engine::WindowState state : engine::kWindowStates) {
+      out.Add({head->config().name, engine::Name(state)}, snapshot.window_state == state ? 1 : 0);
+    }
+  }
+}
+
+}  // namespace
+
+void CollectHeads(const engine::Engine& engine, Exposition& out) {
+  std::vector<HeadAtOnce> heads;
+  for (std::shared_ptr<engine::Head>& head : engine.Heads()) {
+    const engine::HeadSnapshot snapshot = head->Snapshot();
+    heads.push_back({std::move(head), snapshot});
+  }
+  CollectCounters(heads, out);
+  CollectWindowsOf(heads, out);
+  out.Begin(kMemory);
+  for (const auto& [head, items] : engine.budget().Usage().heads) {
+    for (const engine::MemoryItem& item : items) {
+      out.Add({head, item.purpose, engine::Name(item.place)}, item.bytes);
+    }
+  }
+  out.Begin(kStaging);
+  for (const auto& [head, bytes] : engine.StagingByHead()) out.Add({head}, bytes);
+}
+
+}  // namespace lossd::telemetry

@@ -1,0 +1,89 @@
+// The queue, credits, sessions and memory.
+#include "server/engine/memory/process_memory.h"
+#include "server/telemetry/metrics/collect.h"
+
+namespace lossd::telemetry {
+namespace {
+
+constexpr Metric kAllQueuedChunks{"lossd_queued_chunks", "Chunks accepted and not yet started.", kGauge};
+constexpr Metric kCreditBytes{
+    "lossd_credit_bytes", "Payloads and answers under way: read, and not yet answered on the wire.", kGauge};
+constexpr Metric kAllStaging{"lossd_staging_reserved_bytes", "Credits of all open sessions.", kGauge};
+constexpr Metric kStagingLimit{"lossd_staging_limit_bytes", "What the credits of all sessions may come to.",
+                               kGauge};
+constexpr Metric kStreams{"lossd_live_streams", "Compute streams.", kGauge};
+constexpr Metric kRowStreams{"lossd_row_streams", "Calls of ReadWeights and ReadGradient.", kGauge};
+constexpr Metric kRowStreamBytes{"lossd_row_stream_bytes",
+                                 "What these may hold until their clients have read it.", kGauge};
+constexpr Metric kAllSessions{"lossd_sessions", "Open sessions.", kGauge};
+constexpr Metric kHeads{"lossd_heads", "Heads.", kGauge};
+constexpr Metric kDraining{"lossd_draining", "1 while the server is shutting down.", kGauge};
+constexpr Metric kReserved{"lossd_memory_reserved_bytes", "Memory reserved.", kGauge, {"purpose", "place"}};
+constexpr Metric kReservedPeak{"lossd_memory_reserved_peak_bytes",
+                               "Most memory that was reserved at once since the start.", kGauge};
+constexpr Metric kLimit{"lossd_memory_limit_bytes", "What heads and the device may reserve in all.", kGauge};
+constexpr Metric kFree{"lossd_memory_free_bytes", "What is left of that.", kGauge};
+constexpr Metric kQuota{"lossd_head_quota_bytes", "What one head may reserve with its sessions; 0: no quota.",
+                        kGauge};
+constexpr Metric kDevice{
+    "lossd_device_memory_bytes",
+    "Memory of the device, whoever uses it: all of it, and what is free. 0: it does not tell.",
+    kGauge,
+    {"kind"}};
+constexpr Metric kPinnedPool{"lossd_pinned_pool_bytes",
+                             "Page-locked memory that payloads and results come from; 0 on the CPU.",
+                             kGauge,
+                             {"kind"}};
+constexpr Metric kRegions{
+    "lossd_regions", "Regions of memory shared with clients on this host.", kGauge, {"kind"}};
+constexpr Metric kRegionBytes{"lossd_region_bytes", "Their memory.", kGauge, {"kind"}};
+constexpr Metric kProcessPeak{"lossd_process_peak_memory_bytes",
+                              "Largest resident memory of the process since its start.", kGauge};
+
+void CollectRegions(const engine::RegionTable& regions, Exposition& out) {
+  constexpr std::array kKinds = {engine::RegionKind::kSystem, engine::RegionKind::kDevice};
+  out.Begin(kRegions);
+  for (const engine::RegionKind kind : kKinds) out.Add({engine::Name(kind)}, regions.usage(kind).regions);
+  out.Begin(kRegionBytes);
+  for (const engine::RegionKind kind : kKinds) out.Add({engine::Name(kind)}, regions.usage(kind).bytes);
+}
+
+}  // namespace
+
+void CollectMemory(const engine::Engine& engine, Exposition& out) {
+  const engine::Counters& counters = engine.counters();
+  out.Only(kAllQueuedChunks, counters.queued_chunks);
+  out.Only(kCreditBytes, counters.credit_bytes);
+  out.Only(kAllStaging, engine.staging_reserved());
+  out.Only(kStagingLimit, engine.options().staging_bytes);
+  out.Only(kStreams, counters.live_streams);
+  const engine::RowStreamUsage rows = engine.row_streams().Total();
+  out.Only(kRowStreams, rows.streams);
+  out.Only(kRowStreamBytes, rows.bytes);
+  out.Only(kAllSessions, engine.sessions());
+  out.Only(kHeads, engine.Heads().size());
+  out.Only(kDraining, engine.draining() ? 1 : 0);
+  const engine::MemoryPlan reserved = engine.ReservedMemory();
+  out.Begin(kReserved);
+  for (const engine::MemoryItem& item : reserved) {
+    out.Add({item.purpose, engine::Name(item.place)}, item.bytes);
+  }
+  out.Only(kReservedPeak, engine.budget().peak());
+  out.Only(kLimit, engine.budget().limit());
+  out.Only(kFree, engine.budget().limit() - engine::TotalBytes(reserved));
+  out.Only(kQuota, engine.budget().head_quota());
+  const engine::DeviceTotals totals = engine.device().Totals();
+  out.Begin(kDevice);
+  out.Add({"total"}, totals.total_bytes);
+  out.Add({"free"}, totals.free_bytes);
+  const engine::PoolUsage pinned = engine.device().RegisteredUsage();
+  out.Begin(kPinnedPool);
+  out.Add({"capacity"}, pinned.capacity);
+  out.Add({"used"}, pinned.used);
+  out.Add({"peak"}, pinned.peak);
+  CollectRegions(engine.regions(), out);
+  const int64_t process_peak = engine::ReadProcessMemory().peak_bytes;  // 0: cannot be read
+  if (process_peak > 0) out.Only(kProcessPeak, process_peak);
+}
+
+}  // namespace lossd::telemetry

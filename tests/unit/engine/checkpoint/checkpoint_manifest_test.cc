@@ -1,0 +1,107 @@
+#include "server/engine/checkpoint/checkpoint_manifest.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace lossd::engine::checkpoint_manifest_test {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kPath[] = "heads/h/a/manifest.json";
+
+// A manifest of a head with a session that has two lanes, and tiles with a chunk.
+Manifest Written() {
+  Manifest manifest;
+  HeadCheckpoint& head = manifest.head;
+  head.config.name = "h";
+  head.config.vocab_size = 4;
+  head.config.hidden_size = 2;
+  head.window.last_step.result.stats.largest = 0.1f;
+  head.last_session_number = 1;
+  SessionCheckpoint& session = head.sessions.emplace_back();
+  session.id = "s";
+  session.session.number = 1;
+  session.session.lanes.resize(2);
+  session.tiles.emplace();
+  session.tiles->tile_tokens = 4;
+  session.tiles->taken = {{0, 2}};
+  session.tiles->filled = {{0, 2}};
+  Chunk& chunk = session.tiles->kept.emplace_back();
+  chunk.window_token = 0;
+  chunk.tokens = 2;
+  chunk.hidden_type = kernels::DataType::kBFloat16;
+  chunk.options.Set(&kernels::LossOptions::softcap, 2.5f);
+  manifest.files[TilesFile(1)] = {2 * (8 + 4), 7};
+  return manifest;
+}
+
+json Content() { return *Unsealed(*ToText(Written()), kPath); }
+
+TEST(CheckpointManifestTest, WhatIsWrittenIsReadAgain) {
+  const std::string text = *ToText(Written());
+  const auto manifest = ParseManifest(text, kPath);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(*ToText(*manifest), text);
+}
+
+// Manifests of earlier releases say how many bytes a head had for deferred dW.
+TEST(CheckpointManifestTest, TheBytesOfDeferredGradientsAreReadAndNotWrittenAgain) {
+  const std::string text = *ToText(Written());
+  for (const int64_t bytes : {int64_t{0}, int64_t{4096}}) {
+    json content = Content();
+    content["head"]["config"]["deferred_bytes"] = bytes;
+    const auto manifest = ParseManifest(*Sealed(content), kPath);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_EQ(InfoOf(*manifest, "a").ignored_deferred_bytes, bytes);
+    EXPECT_EQ(*ToText(*manifest), text);
+  }
+}
+
+// Under a right checksum. What is not taken as it stands would be lost, or be another value.
+TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
+  const int64_t beyond = int64_t{1} << 32;
+  for (const auto& [pointer, value] :
+       std::vector<std::pair<std::string, json>>{{"/format", 1.5},
+                                                 {"/format", true},
+                                                 {"/format", beyond + 1},
+                                                 {"/files/tiles.1/bytes", 24.5},
+                                                 {"/files/tiles.1/bytes", 1e300},
+                                                 {"/files/tiles.1/xxh3", "0x7"},
+                                                 {"/files/tiles.1/more", 1},
+                                                 {"/head/more", 1},
+                                                 {"/head/config/deferred_bytes", -1},
+                                                 {"/head/config/deferred_bytes", 0.5},
+                                                 {"/head/config/optimizer/eps", false},
+                                                 {"/head/config/softcap", "0"},
+                                                 {"/head/config/softcap", 0},  // written as 0.0
+                                                 {"/head/sessions/0/rank", 1e300},
+                                                 {"/head/sessions/0/rank", 0.5},
+                                                 {"/head/sessions/0/rank", beyond},
+                                                 {"/head/sessions/0/lanes/1/more", 0},
+                                                 {"/head/sessions/0/tiles/tile_tokens", 4.5},
+                                                 {"/head/sessions/0/tiles/next_tile", 1e300},
+                                                 {"/head/sessions/0/tiles/taken/0/1", 1e300},
+                                                 {"/head/sessions/0/tiles/filled/0/1", 2.5},
+                                                 {"/head/sessions/0/tiles/kept/0/place", 1e300},
+                                                 {"/head/sessions/0/tiles/kept/0/tokens", 2.5},
+                                                 {"/head/sessions/0/tiles/kept/0/hidden_dtype", 4e9},
+                                                 {"/head/sessions/0/tiles/kept/0/ignore_index", 1e300},
+                                                 {"/head/sessions/0/tiles/kept/0/ignore_index", ~uint64_t{0}},
+                                                 {"/head/sessions/0/tiles/kept/0/gradient_scale", 0.1},
+                                                 {"/head/sessions/0/tiles/kept/0/softcap", true}}) {
+    json content = Content();
+    content[json::json_pointer(pointer)] = value;
+    const absl::Status status = ParseManifest(*Sealed(content), kPath).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << pointer << " " << value << ": " << status;
+  }
+}
+
+}  // namespace
+}  // namespace lossd::engine::checkpoint_manifest_test
