@@ -1,13 +1,23 @@
-// Marks as calls name them that end a window: two that say the same are to be told from two that differ.
+// How far the lanes of a session have come: what calls that end a window name.
 #ifndef LOSSD_SERVER_ENGINE_CHUNK_SESSION_MARKS_H_
 #define LOSSD_SERVER_ENGINE_CHUNK_SESSION_MARKS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "server/engine/head/accumulation_ledger.h"
-
 namespace lossd::engine {
+
+struct LaneMarks {
+  int32_t lane = 0;
+  uint64_t accepted = 0;
+  uint64_t applied = 0;
+};
+
+struct SessionMarks {
+  std::string session_id;
+  std::vector<LaneMarks> lanes;
+};
 
 // One form for equal arguments: sorted, and only what the end of a window looks at.
 std::vector<SessionMarks> Canonical(std::vector<SessionMarks> marks);

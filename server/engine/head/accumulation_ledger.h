@@ -23,19 +23,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/engine/chunk/session_marks.h"
 
 namespace lossd::engine {
-
-struct LaneMarks {
-  int32_t lane = 0;
-  uint64_t accepted = 0;
-  uint64_t applied = 0;
-};
-
-struct SessionMarks {
-  std::string session_id;
-  std::vector<LaneMarks> lanes;
-};
 
 class AccumulationLedger {
  public:
