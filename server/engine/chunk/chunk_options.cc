@@ -79,11 +79,6 @@ absl::Status ValidateDistillation(const kernels::Distillation& loss) {
   return absl::OkStatus();
 }
 
-ClassWeights ClassWeightsOf(const Chunk& chunk, const HeadConfig& head) {
-  return chunk.options.class_weights.value_or(head.class_weights == nullptr ? ClassWeights::kIgnore
-                                                                            : ClassWeights::kUse);
-}
-
 }  // namespace
 
 absl::Status ValidateLogitScale(float logit_scale, absl::string_view field) {
@@ -140,33 +135,6 @@ absl::Status NoRoomForTeacher(const HeadConfig& head, int64_t row_bytes, int64_t
                  absl::StrCat(kTeacherField, ": with soft targets, one row of vocab_size ", head.vocab_size,
                               " needs a workspace of ", row_bytes, " bytes, the server has ", workspace_bytes,
                               "; raise --workspace_bytes"));
-}
-
-RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher,
-               const HeadBackend* teacher_backend) {
-  const ChunkOptions& options = chunk.options;
-  RowKind kind;
-  kind.hidden_type = chunk.hidden_type;
-  if (chunk.mode == ComputeMode::kLossAndGradients) kind.dx_type = chunk.dx_type;
-  kind.mode = chunk.mode;
-  kind.options = options.loss;
-  if (!options.sets_logit_scale) kind.options.logit_scale = head.logit_scale;
-  if (!options.sets_softcap) kind.options.softcap = head.softcap;
-  kind.class_weights = ClassWeightsOf(chunk, head);
-  kind.bias = options.bias.value_or(head.bias ? Bias::kUse : Bias::kIgnore);
-  kind.returns = ReturnsOf(chunk);
-  if (teacher != nullptr) {
-    kind.teacher = {.backend = teacher_backend,
-                    .hidden_size = teacher->hidden_size,
-                    .weight_type = teacher->weight_type,
-                    .hidden_type = options.distillation->hidden_type,
-                    .distillation = options.distillation->loss};
-    // What means nothing keeps no chunks apart.
-    if (kind.teacher.distillation.divergence != kernels::Divergence::kJensenShannon) {
-      kind.teacher.distillation.beta = kernels::Distillation().beta;
-    }
-  }
-  return kind;
 }
 
 WantedReturns ReturnsOf(const Chunk& chunk) {

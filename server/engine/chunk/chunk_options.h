@@ -11,7 +11,6 @@
 #include "kernels/linear_cross_entropy.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
-#include "server/engine/device/head_backend.h"
 
 namespace lossd::engine {
 
@@ -31,11 +30,6 @@ absl::Status ValidateTeacher(const HeadConfig& teacher, const HeadConfig& head);
 
 // INVALID_ARGUMENT for a workspace of `workspace_bytes`, where one row with soft targets takes `row_bytes`.
 absl::Status NoRoomForTeacher(const HeadConfig& head, int64_t row_bytes, int64_t workspace_bytes);
-
-// The kind of a chunk that ValidateContent accepts: chunks of another kind are computed in another batch.
-// `teacher` and its backend: of the chunk's distillation, null without one.
-RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher = nullptr,
-               const HeadBackend* teacher_backend = nullptr);
 
 // What has to be computed of each token: what is wanted, and z-losses and divergences wherever there are any,
 // for their sum.

@@ -23,6 +23,7 @@
 #include "kernels/logits.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
+#include "server/engine/device/batch_key.h"
 #include "server/engine/device/weight_buffers.h"
 #include "server/engine/memory/arena.h"
 #include "server/engine/memory/host_buffer.h"
@@ -32,41 +33,10 @@
 
 namespace lossd::engine {
 
-class HeadBackend;
-
 // A gradient of a head: dW, and what a device keeps beside it. Made by Device::CreateGradient.
 class Gradient {
  public:
   virtual ~Gradient() = default;
-};
-
-// Soft targets: none without a backend.
-struct TeacherKind {
-  // A backend of the same device. Gone with its head while a chunk waits, so for comparison only until a
-  // batch is started, for which it is there.
-  const HeadBackend* backend = nullptr;
-  uint64_t head_number = 0;  // of the teacher's head: its backend's address may once have been another's
-  int64_t hidden_size = 0;
-  kernels::DataType weight_type = kernels::DataType::kFloat32;
-  kernels::DataType hidden_type = kernels::DataType::kFloat32;
-  kernels::Distillation distillation = {};
-
-  bool operator==(const TeacherKind&) const = default;
-};
-
-// What the chunks of one batch have in common.
-struct RowKind {
-  kernels::DataType hidden_type = kernels::DataType::kFloat32;
-  kernels::DataType dx_type = kernels::DataType::kFloat32;  // of loss only: as it is by default
-  ComputeMode mode = ComputeMode::kLossAndGradients;
-  kernels::LossOptions options = {};
-  ClassWeights class_weights = ClassWeights::kIgnore;
-  Bias bias = Bias::kIgnore;  // kUse only if the head has one
-  WantedReturns returns = {};
-  TeacherKind teacher = {};
-  Gradient* gradient = nullptr;  // what dW is added to; null: the head's own
-
-  bool operator==(const RowKind&) const = default;
 };
 
 // Hidden states as they arrived: in one piece, perhaps unaligned, or null and in several, which may end

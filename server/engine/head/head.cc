@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/engine/chunk/chunk_options.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
+#include "server/engine/device/batch_key.h"
 #include "server/engine/regions/chunk_regions.h"
 
 namespace lossd::engine {

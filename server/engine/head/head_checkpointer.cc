@@ -9,9 +9,9 @@
 #include "absl/time/clock.h"
 #include "server/engine/checkpoint/checkpoint_reader.h"
 #include "server/engine/checkpoint/checkpoint_writer.h"
-#include "server/engine/chunk/chunk_options.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
+#include "server/engine/device/batch_key.h"
 
 namespace lossd::engine {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "server/engine/chunk/chunk_options.h"
 #include "server/engine/common/errors.h"
+#include "server/engine/device/batch_key.h"
 
 namespace lossd::engine::chunk_distillation_test {
 namespace {

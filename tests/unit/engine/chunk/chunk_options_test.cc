@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "server/engine/common/errors.h"
+#include "server/engine/device/batch_key.h"
 
 namespace lossd::engine::chunk_options_test {
 namespace {
