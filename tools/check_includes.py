@@ -110,7 +110,6 @@ ALLOWED = {
     ("server/engine/head/", "server/engine/checkpoint/checkpoint.h"),
     ("server/engine/head/", "server/engine/checkpoint/checkpoint_reader.h"),
     ("server/engine/head/", "server/engine/checkpoint/checkpoint_writer.h"),
-    ("server/engine/regions/", "server/engine/device/head_backend.h"),
     ("client/src/common/", "client/src/gradient/open_commit.h"),
     ("kernels/cuda/memory/", "kernels/cuda/portable/cublas_lt.h"),
 }

@@ -208,9 +208,9 @@ struct DeviceTotals {
 
 // A device that heads are created on. CreateHead, CreateGradient, and what tells of sizes, may be called by
 // any thread, one at a time; the rest belongs to the owner thread.
-class Device {
+class Device : public RegionSource {
  public:
-  virtual ~Device() = default;
+  ~Device() override = default;
 
   virtual std::string name() const = 0;         // "cpu"
   virtual std::string description() const = 0;  // for people
@@ -243,13 +243,11 @@ class Device {
   // How much of that memory is used by now; zeros where there is none. Any thread's.
   virtual PoolUsage RegisteredUsage() const { return {}; }
 
-  // Memory to be shared with a client. CreateRegionMemory takes it, of RegionBytes bytes, from any thread and
-  // beside other calls: FAILED_PRECONDITION if the device has no memory of this kind, RESOURCE_EXHAUSTED if
-  // the system does not give it. The device outlives it.
-  virtual int64_t RegionBytes(RegionKind /*kind*/, int64_t asked) const { return WholePages(asked); }
-  // What of it counts against AvailableMemory.
-  virtual MemoryPlan PlanRegion(RegionKind /*kind*/, int64_t bytes) const { return {{"regions", bytes}}; }
-  virtual absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind, int64_t bytes);
+  // Memory to be shared with a client. A device that has none of its own gives whole pages of
+  // RegionKind::kSystem, all of which count against AvailableMemory.
+  int64_t RegionBytes(RegionKind /*kind*/, int64_t asked) const override { return WholePages(asked); }
+  MemoryPlan PlanRegion(RegionKind /*kind*/, int64_t bytes) const override { return {{"regions", bytes}}; }
+  absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind, int64_t bytes) override;
 
   // Most batches, of all heads, that may be under way at once: started and not done.
   virtual int64_t MostBatches() const { return 1; }

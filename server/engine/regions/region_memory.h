@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/engine/memory/memory_budget.h"
 #include "server/engine/memory/payload.h"
 
 namespace lossd::engine {
@@ -39,6 +40,21 @@ class RegionMemory {
   // Device memory: cudaIpcMemHandle_t, and the PCI bus id of its device; else empty.
   virtual std::string device_handle() const { return ""; }
   virtual std::string device_bus_id() const { return ""; }
+};
+
+// Makes memory that is to be shared with a client: a device.
+class RegionSource {
+ public:
+  virtual ~RegionSource() = default;
+
+  // What a region of `asked` bytes is rounded up to.
+  virtual int64_t RegionBytes(RegionKind kind, int64_t asked) const = 0;
+  // What of it counts against the memory budget.
+  virtual MemoryPlan PlanRegion(RegionKind kind, int64_t bytes) const = 0;
+  // Takes the memory, of RegionBytes bytes, from any thread and beside other calls: FAILED_PRECONDITION if
+  // there is no memory of this kind, RESOURCE_EXHAUSTED if the system does not give it. Outlives the memory.
+  virtual absl::StatusOr<std::shared_ptr<RegionMemory>> CreateRegionMemory(RegionKind kind,
+                                                                           int64_t bytes) = 0;
 };
 
 // `bytes` rounded up to whole pages.

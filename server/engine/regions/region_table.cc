@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
-#include "server/engine/device/head_backend.h"
 
 namespace lossd::engine {
 namespace {
@@ -131,9 +130,9 @@ Region::~Region() {
 // --- The table
 // ----------------------------------------------------------------------------------------------------
 
-RegionTable::RegionTable(RegionLimits limits, Device* device, std::shared_ptr<MemoryBudget> budget)
+RegionTable::RegionTable(RegionLimits limits, RegionSource* source, std::shared_ptr<MemoryBudget> budget)
     : limits_(limits),
-      device_(device),
+      source_(source),
       budget_(std::move(budget)),
       account_(std::make_shared<RegionAccount>(limits)),
       regions_(0, RegionHandle::Hash::Random()) {}
@@ -150,15 +149,15 @@ absl::StatusOr<std::shared_ptr<const Region>> RegionTable::Create(RegionKind kin
   if (bytes > limits_.total_bytes) {  // before it is rounded up
     return TooMuch("--region_bytes", bytes, limits_.total_bytes, limits_.total_bytes, "use a smaller region");
   }
-  bytes = device_->RegionBytes(kind, bytes);
+  bytes = source_->RegionBytes(kind, bytes);
   if (absl::Status status = account_->Take(kind, bytes); !status.ok()) return status;
   const auto give_back = [&](const absl::Status& status) {
     account_->Release(kind, kNobody, bytes);
     return status;
   };
-  auto reservation = budget_->Reserve("", "a region", device_->PlanRegion(kind, bytes));
+  auto reservation = budget_->Reserve("", "a region", source_->PlanRegion(kind, bytes));
   if (!reservation.ok()) return give_back(reservation.status());
-  absl::StatusOr<std::shared_ptr<RegionMemory>> memory = device_->CreateRegionMemory(kind, bytes);
+  absl::StatusOr<std::shared_ptr<RegionMemory>> memory = source_->CreateRegionMemory(kind, bytes);
   if (!memory.ok()) return give_back(memory.status());
   auto region = std::make_shared<Region>(RegionHandle::Random(), kind, *std::move(memory),
                                          *std::move(reservation), account_);
@@ -222,7 +221,7 @@ RegionTable::Usage RegionTable::usage(RegionKind kind) const { return account_->
 int64_t RegionTable::reserved_bytes() const {
   int64_t bytes = 0;
   for (const RegionKind kind : {RegionKind::kSystem, RegionKind::kDevice}) {
-    bytes += TotalBytes(device_->PlanRegion(kind, usage(kind).bytes));
+    bytes += TotalBytes(source_->PlanRegion(kind, usage(kind).bytes));
   }
   return bytes;
 }

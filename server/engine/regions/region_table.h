@@ -27,7 +27,6 @@ struct RegionLimits {
   int64_t most = 1024;  // regions; each has a mapping, a file and a connection
 };
 
-class Device;
 // Who holds how many bytes.
 class RegionAccount;
 
@@ -58,8 +57,8 @@ class Region {
 
 class RegionTable {
  public:
-  // The device outlives the table.
-  RegionTable(RegionLimits limits, Device* device, std::shared_ptr<MemoryBudget> budget);
+  // `source` outlives the table.
+  RegionTable(RegionLimits limits, RegionSource* source, std::shared_ptr<MemoryBudget> budget);
 
   const RegionLimits& limits() const { return limits_; }
   bool enabled() const { return limits_.total_bytes > 0; }
@@ -95,7 +94,7 @@ class RegionTable {
   };
 
   const RegionLimits limits_;
-  Device* const device_;
+  RegionSource* const source_;
   const std::shared_ptr<MemoryBudget> budget_;
   const std::shared_ptr<RegionAccount> account_;
 
