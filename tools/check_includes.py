@@ -107,9 +107,6 @@ ALLOWED = {
     ("client/examples/", "client/tools/connection_options.h"),
     ("client/examples/", "client/tools/own_head.h"),
     # Arrows that still point up.
-    ("server/engine/head/", "server/engine/checkpoint/checkpoint.h"),
-    ("server/engine/head/", "server/engine/checkpoint/checkpoint_reader.h"),
-    ("server/engine/head/", "server/engine/checkpoint/checkpoint_writer.h"),
     ("client/src/common/", "client/src/gradient/open_commit.h"),
     ("kernels/cuda/memory/", "kernels/cuda/portable/cublas_lt.h"),
 }

@@ -27,6 +27,7 @@
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/staging.h"
 #include "server/engine/head/head.h"
+#include "server/engine/head/head_state.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
 #include "server/engine/schedule/batch_scheduler.h"

@@ -220,9 +220,4 @@ CheckpointInfo InfoOf(const Manifest& manifest, const std::string& tag) {
   return info;
 }
 
-std::string TensorFile(const std::string& tensor) { return absl::StrCat("tensor.", tensor); }
-std::string SessionGradient(uint64_t session_number) { return absl::StrCat("gradient.", session_number); }
-std::string BiasOf(const std::string& gradient) { return absl::StrCat(gradient, ".bias"); }
-std::string TilesFile(uint64_t session_number) { return absl::StrCat("tiles.", session_number); }
-
 }  // namespace lossd::engine

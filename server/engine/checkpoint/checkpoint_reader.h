@@ -13,11 +13,12 @@
 #include "absl/status/status.h"
 #include "server/engine/checkpoint/checkpoint_manifest.h"
 #include "server/engine/checkpoint/durable_files.h"
+#include "server/engine/head/head_state.h"
 
 namespace lossd::engine {
 
 // Move-only; outlived by its store.
-class CheckpointReader {
+class CheckpointReader : public StateSource {
  public:
   CheckpointReader(const DurableFiles* files, std::string folder, std::string tag, Manifest manifest)
       : files_(files), folder_(std::move(folder)), tag_(std::move(tag)), manifest_(std::move(manifest)) {}
@@ -26,9 +27,9 @@ class CheckpointReader {
   // checkpoint() is complete: with class weights, and the chunks that tiles keep.
   absl::Status Verify();
   // The file must have been verified.
-  absl::Status Read(const std::string& name, int64_t offset, std::span<std::byte> out) const;
+  absl::Status Read(const std::string& name, int64_t offset, std::span<std::byte> out) const override;
 
-  const HeadCheckpoint& checkpoint() const { return manifest_.head; }
+  const HeadCheckpoint& checkpoint() const override { return manifest_.head; }
   bool has(const std::string& name) const { return manifest_.files.contains(name); }
   const std::string& tag() const { return tag_; }
   CheckpointInfo info() const { return InfoOf(manifest_, tag_); }

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "server/engine/checkpoint/checkpoint.h"
 #include "server/engine/checkpoint/durable_files.h"
+#include "server/engine/head/head_state.h"
 
 namespace lossd::engine {
 
@@ -28,18 +29,16 @@ struct KnownFile {
 using KnownFiles = std::map<std::pair<std::string, std::string>, KnownFile>;  // by head and name
 
 // One that is not committed removes what it wrote.
-class CheckpointWriter {
+class CheckpointWriter : public StateSink {
  public:
-  using Append = std::function<absl::Status(std::span<const std::byte> bytes)>;
-
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
-  ~CheckpointWriter();
+  ~CheckpointWriter() override;
 
   // A file: shared with an earlier checkpoint if that has one of this key, otherwise what `fill` appends. An
   // empty key is never shared.
   absl::Status Add(const std::string& name, const std::string& key,
-                   absl::FunctionRef<absl::Status(const Append& append)> fill);
+                   absl::FunctionRef<absl::Status(const Append& append)> fill) override;
 
   const std::string& head() const { return head_; }
   const std::string& tag() const { return tag_; }

@@ -20,7 +20,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/engine/checkpoint/checkpoint.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
 #include "server/engine/common/counters.h"
@@ -28,6 +27,7 @@
 #include "server/engine/head/accumulation_ledger.h"
 #include "server/engine/head/deterministic_session.h"
 #include "server/engine/head/head_info.h"
+#include "server/engine/head/head_state.h"
 #include "server/engine/head/logits_call.h"
 #include "server/engine/head/staged_write.h"
 #include "server/engine/head/window.h"
@@ -62,8 +62,6 @@ struct LaneAttachment {
 };
 
 class Head;
-class CheckpointReader;
-class CheckpointWriter;
 
 // Files of a checkpoint, and keys under which the head would save the same content again.
 using FileKeys = std::vector<std::pair<std::string, std::string>>;
@@ -223,14 +221,14 @@ class Head : public BatchSource, public std::enable_shared_from_this<Head> {
   // Only a server that goes away saves a window that a flush holds.
   enum class SaveAs { kTagged, kDrained };
   // Writes every file but the manifest, of one moment between two batches; `done` gets what that has to say.
-  void Save(SaveAs as, CheckpointWriter* writer, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
+  void Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
   // kDrained: nothing happened since it was saved, so sessions go on. kTagged: what happened since is undone;
   // streams end, and weights get a version that none had before.
   enum class RestoreAs { kTagged, kDrained };
   // The head becomes what it was, if an error does not say that nothing has changed. `numbers`: of a tagged
-  // one, CheckpointStore::NextRestore. `reader`: verified, of this configuration. `memory`: of deterministic
+  // one, CheckpointStore::NextRestore. `source`: of this configuration. `memory`: of deterministic
   // sessions beyond those there are.
-  void Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const CheckpointReader> reader,
+  void Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
                std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done);
   // Goes up whenever more than a drain lies between the head and what it was.
   uint64_t restores() const;

@@ -2,8 +2,6 @@
 #include <optional>
 #include <utility>
 
-#include "server/engine/checkpoint/checkpoint_reader.h"
-#include "server/engine/checkpoint/checkpoint_writer.h"
 #include "server/engine/head/head.h"
 #include "server/engine/head/head_checkpointer.h"
 
@@ -23,24 +21,21 @@ void Head::PostSettled(std::function<void()> task) {
 
 // --- Saving
 
-void Head::Save(SaveAs as, CheckpointWriter* writer,
-                std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
+void Head::Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
   // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
-  environment_.scheduler->Post(
-      this, [self = shared_from_this(), as, writer, done = std::move(done)]() mutable {
-        std::optional<absl::StatusOr<HeadCheckpoint>> saved = HeadCheckpointer(self.get()).Save(as, writer);
-        if (saved.has_value()) return done(*std::move(saved));
-        self->Save(as, writer, std::move(done));  // behind the work that came while this waited
-      });
+  environment_.scheduler->Post(this, [self = shared_from_this(), as, sink, done = std::move(done)]() mutable {
+    std::optional<absl::StatusOr<HeadCheckpoint>> saved = HeadCheckpointer(self.get()).Save(as, sink);
+    if (saved.has_value()) return done(*std::move(saved));
+    self->Save(as, sink, std::move(done));  // behind the work that came while this waited
+  });
 }
 
-void Head::Restore(RestoreAs as, const RestoreNumbers& numbers,
-                   std::shared_ptr<const CheckpointReader> reader, std::vector<SessionMemory> memory,
-                   std::function<void(absl::StatusOr<FileKeys>)> done) {
+void Head::Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
+                   std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {
   auto shared = std::make_shared<std::vector<SessionMemory>>(std::move(memory));
   PostSettled(
-      [self = shared_from_this(), as, numbers, reader = std::move(reader), shared, done = std::move(done)] {
-        done(HeadCheckpointer(self.get()).Restore(as, numbers, *reader, std::move(*shared)));
+      [self = shared_from_this(), as, numbers, source = std::move(source), shared, done = std::move(done)] {
+        done(HeadCheckpointer(self.get()).Restore(as, numbers, *source, std::move(*shared)));
       });
 }
 

@@ -7,8 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/engine/checkpoint/checkpoint_reader.h"
-#include "server/engine/checkpoint/checkpoint_writer.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/device/batch_key.h"
@@ -46,7 +44,7 @@ bool IsWeight(const std::string& tensor) {
 }
 
 // All of `tiles.kept`, one chunk behind the other.
-absl::Status AppendTiles(const DeterministicTiles::Content& tiles, const CheckpointWriter::Append& append) {
+absl::Status AppendTiles(const DeterministicTiles::Content& tiles, const StateSink::Append& append) {
   for (const Chunk& chunk : tiles.kept) {
     for (const std::string* values : {&chunk.labels, &chunk.token_weights, &chunk.lse_gradients}) {
       if (absl::Status status = append(std::as_bytes(std::span(*values))); !status.ok()) return status;
@@ -63,8 +61,7 @@ absl::Status AppendTiles(const DeterministicTiles::Content& tiles, const Checkpo
 // --- Saving
 // ------------------------------------------------------------------------------------------------------------
 
-std::optional<absl::StatusOr<HeadCheckpoint>> HeadCheckpointer::Save(Head::SaveAs as,
-                                                                     CheckpointWriter* writer) {
+std::optional<absl::StatusOr<HeadCheckpoint>> HeadCheckpointer::Save(Head::SaveAs as, StateSink* sink) {
   HeadCheckpoint checkpoint;
   GradientFiles gradients;
   {
@@ -78,16 +75,16 @@ std::optional<absl::StatusOr<HeadCheckpoint>> HeadCheckpointer::Save(Head::SaveA
   absl::Status device;  // a failure of it is none of the disk's
   absl::Status status;
   for (const StateTensor& tensor : checkpoint.tensors) {
-    status.Update(SaveTensor(tensor, writer, &device));
+    status.Update(SaveTensor(tensor, sink, &device));
   }
   for (const auto& [name, gradient] : gradients) {
     checkpoint.gradients.push_back(name);
-    if (status.ok()) status = SaveGradient(name, gradient, writer, &device);
+    if (status.ok()) status = SaveGradient(name, gradient, sink, &device);
   }
   for (const SessionCheckpoint& session : checkpoint.sessions) {
     if (!status.ok() || !session.tiles.has_value() || session.tiles->kept.empty()) continue;
-    status = writer->Add(TilesFile(session.session.number), "",
-                         [&session](const auto& append) { return AppendTiles(*session.tiles, append); });
+    status = sink->Add(TilesFile(session.session.number), "",
+                       [&session](const auto& append) { return AppendTiles(*session.tiles, append); });
   }
   if (!device.ok()) head_.EndByFailure(device);
   if (!status.ok()) return status;
@@ -191,10 +188,9 @@ std::string HeadCheckpointer::KeyOfGradients() const {
                       head_.gradient_changes_);
 }
 
-absl::Status HeadCheckpointer::SaveTensor(const StateTensor& tensor, CheckpointWriter* writer,
-                                          absl::Status* device) {
+absl::Status HeadCheckpointer::SaveTensor(const StateTensor& tensor, StateSink* sink, absl::Status* device) {
   const int64_t row_bytes = tensor.columns * kernels::SizeOf(tensor.type);
-  return writer->Add(TensorFile(tensor.name), KeyOf(tensor), [&](const CheckpointWriter::Append& append) {
+  return sink->Add(TensorFile(tensor.name), KeyOf(tensor), [&](const StateSink::Append& append) {
     std::vector<std::byte> piece(PieceRows(tensor.rows, row_bytes) * static_cast<size_t>(row_bytes));
     return ForPieces(tensor.rows, row_bytes, [&](int64_t first, int64_t count) {
       *device = head_.backend_->ReadState(tensor.name, first, count, piece.data());
@@ -204,10 +200,10 @@ absl::Status HeadCheckpointer::SaveTensor(const StateTensor& tensor, CheckpointW
 }
 
 absl::Status HeadCheckpointer::SaveGradient(const std::string& name, const Gradient* gradient,
-                                            CheckpointWriter* writer, absl::Status* device) {
+                                            StateSink* sink, absl::Status* device) {
   const auto save = [&](const std::string& file, int64_t columns, auto read) {
     const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(float));
-    return writer->Add(file, KeyOfGradients(), [&](const CheckpointWriter::Append& append) {
+    return sink->Add(file, KeyOfGradients(), [&](const StateSink::Append& append) {
       std::vector<float> piece(PieceRows(head_.config_.vocab_size, row_bytes) * static_cast<size_t>(columns));
       return ForPieces(head_.config_.vocab_size, row_bytes, [&](int64_t first, int64_t count) {
         *device = read(first, count, piece.data());
@@ -228,16 +224,16 @@ absl::Status HeadCheckpointer::SaveGradient(const std::string& name, const Gradi
 // ---------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<FileKeys> HeadCheckpointer::Restore(Head::RestoreAs as, const RestoreNumbers& numbers,
-                                                   const CheckpointReader& reader,
+                                                   const StateSource& source,
                                                    std::vector<SessionMemory> memory) {
-  const HeadCheckpoint& checkpoint = reader.checkpoint();
+  const HeadCheckpoint& checkpoint = source.checkpoint();
   absl::Status status = BeginRestore(checkpoint, &memory);
   // From here on there is no way back.
   if (status.ok()) {
-    status = RestoreTensors(reader);
+    status = RestoreTensors(source);
     RestoredSessions sessions;
-    if (status.ok()) status = RestoreSessions(reader, std::move(memory), &sessions);
-    if (status.ok()) status = RestoreWindowGradients(as, reader);
+    if (status.ok()) status = RestoreSessions(source, std::move(memory), &sessions);
+    if (status.ok()) status = RestoreWindowGradients(as, source);
     if (!status.ok()) {
       if (device_.ok()) {
         EndInPieces(status);
@@ -305,18 +301,18 @@ absl::Status HeadCheckpointer::CheckRestorableLocked(const HeadCheckpoint& check
                    ": a deterministic session whose memory it needs was closed a moment ago; try again"));
 }
 
-absl::Status HeadCheckpointer::RestoreTensors(const CheckpointReader& reader) {
-  for (const StateTensor& tensor : reader.checkpoint().tensors) {
+absl::Status HeadCheckpointer::RestoreTensors(const StateSource& source) {
+  for (const StateTensor& tensor : source.checkpoint().tensors) {
     const int64_t row_bytes = tensor.columns * kernels::SizeOf(tensor.type);
     std::vector<std::byte> piece(PieceRows(tensor.rows, row_bytes) * static_cast<size_t>(row_bytes));
     absl::Status status = ForPieces(tensor.rows, row_bytes, [&](int64_t first, int64_t count) {
       const std::span<std::byte> rows = std::span(piece).first(static_cast<size_t>(count * row_bytes));
-      absl::Status read = reader.Read(TensorFile(tensor.name), first * row_bytes, rows);
+      absl::Status read = source.Read(TensorFile(tensor.name), first * row_bytes, rows);
       return read.ok() ? OfDevice(head_.backend_->WriteState(tensor.name, first, count, rows.data())) : read;
     });
     if (!status.ok()) return status;
   }
-  return reader.checkpoint().tensors.empty() ? absl::OkStatus() : OfDevice(head_.backend_->RestoreState());
+  return source.checkpoint().tensors.empty() ? absl::OkStatus() : OfDevice(head_.backend_->RestoreState());
 }
 
 absl::Status HeadCheckpointer::OfDevice(absl::Status status) {
@@ -324,9 +320,9 @@ absl::Status HeadCheckpointer::OfDevice(absl::Status status) {
   return status;
 }
 
-absl::Status HeadCheckpointer::RestoreGradient(const CheckpointReader& reader, const std::string& name,
+absl::Status HeadCheckpointer::RestoreGradient(const StateSource& source, const std::string& name,
                                                Gradient* gradient) {
-  const std::vector<std::string>& there = reader.checkpoint().gradients;
+  const std::vector<std::string>& there = source.checkpoint().gradients;
   if (std::find(there.begin(), there.end(), name) == there.end()) {
     head_.backend_->Reset(gradient);
     return absl::OkStatus();
@@ -339,9 +335,9 @@ absl::Status HeadCheckpointer::RestoreGradient(const CheckpointReader& reader, c
     const auto part = [count](std::vector<float>& values, int64_t columns) {
       return std::as_writable_bytes(std::span(values).first(static_cast<size_t>(count * columns)));
     };
-    absl::Status read = reader.Read(name, first * row_bytes, part(piece, head_.config_.hidden_size));
+    absl::Status read = source.Read(name, first * row_bytes, part(piece, head_.config_.hidden_size));
     if (read.ok() && head_.config_.bias) {
-      read = reader.Read(BiasOf(name), first * static_cast<int64_t>(sizeof(float)), part(bias, 1));
+      read = source.Read(BiasOf(name), first * static_cast<int64_t>(sizeof(float)), part(bias, 1));
     }
     if (!read.ok()) return read;
     return OfDevice(head_.backend_->WriteGradient(gradient, first, count, piece.data(),
@@ -349,12 +345,12 @@ absl::Status HeadCheckpointer::RestoreGradient(const CheckpointReader& reader, c
   });
 }
 
-absl::Status HeadCheckpointer::RestoreWindowGradients(Head::RestoreAs as, const CheckpointReader& reader) {
+absl::Status HeadCheckpointer::RestoreWindowGradients(Head::RestoreAs as, const StateSource& source) {
   if (head_.frozen()) return absl::OkStatus();
-  absl::Status status = RestoreGradient(reader, kOwnGradient, nullptr);
+  absl::Status status = RestoreGradient(source, kOwnGradient, nullptr);
   if (!status.ok() || head_.second_gradient_ == nullptr) return status;
-  status = RestoreGradient(reader, kNextGradient, head_.second_gradient_.get());
-  if (!status.ok() || !Reopens(as, reader.checkpoint())) return status;
+  status = RestoreGradient(source, kNextGradient, head_.second_gradient_.get());
+  if (!status.ok() || !Reopens(as, source.checkpoint())) return status;
   return OfDevice(head_.backend_->Fold(head_.second_gradient_.get(), nullptr));
 }
 
@@ -364,10 +360,9 @@ bool HeadCheckpointer::Reopens(Head::RestoreAs as, const HeadCheckpoint& checkpo
 }
 
 // Deterministic sessions get of `memory` what they need.
-absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader,
-                                               std::vector<SessionMemory> memory,
+absl::Status HeadCheckpointer::RestoreSessions(const StateSource& source, std::vector<SessionMemory> memory,
                                                RestoredSessions* sessions) {
-  for (const SessionCheckpoint& entry : reader.checkpoint().sessions) {
+  for (const SessionCheckpoint& entry : source.checkpoint().sessions) {
     if (!entry.tiles.has_value()) continue;
     // BeginRestore has counted them.
     if (memory.empty()) return absl::InternalError("there is no memory for a deterministic session");
@@ -375,7 +370,7 @@ absl::Status HeadCheckpointer::RestoreSessions(const CheckpointReader& reader,
     memory.pop_back();
     Gradient* const gradient = own.gradient.get();
     const uint64_t number = entry.session.number;
-    if (absl::Status status = RestoreGradient(reader, SessionGradient(number), gradient); !status.ok()) {
+    if (absl::Status status = RestoreGradient(source, SessionGradient(number), gradient); !status.ok()) {
       return status;
     }
     const MemoryPlan plan = own.reservation->plan();

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/engine/checkpoint/checkpoint.h"
 #include "server/engine/head/head.h"
+#include "server/engine/head/head_state.h"
 
 namespace lossd::engine {
 
@@ -23,9 +23,9 @@ class HeadCheckpointer {
 
   // As Head::Save and Head::Restore. Nothing is saved, and none returned, while the gradients are not yet
   // what the window says: to be called again behind the work that was posted for it.
-  std::optional<absl::StatusOr<HeadCheckpoint>> Save(Head::SaveAs as, CheckpointWriter* writer);
+  std::optional<absl::StatusOr<HeadCheckpoint>> Save(Head::SaveAs as, StateSink* sink);
   absl::StatusOr<FileKeys> Restore(Head::RestoreAs as, const RestoreNumbers& numbers,
-                                   const CheckpointReader& reader, std::vector<SessionMemory> memory);
+                                   const StateSource& source, std::vector<SessionMemory> memory);
 
  private:
   using GradientFiles = std::vector<std::pair<std::string, const Gradient*>>;
@@ -42,19 +42,19 @@ class HeadCheckpointer {
   void NameGradientsLocked(const HeadCheckpoint& checkpoint, GradientFiles* gradients) const;
   std::string KeyOf(const StateTensor& tensor) const;
   std::string KeyOfGradients() const;
-  absl::Status SaveTensor(const StateTensor& tensor, CheckpointWriter* writer, absl::Status* device);
-  absl::Status SaveGradient(const std::string& name, const Gradient* gradient, CheckpointWriter* writer,
+  absl::Status SaveTensor(const StateTensor& tensor, StateSink* sink, absl::Status* device);
+  absl::Status SaveGradient(const std::string& name, const Gradient* gradient, StateSink* sink,
                             absl::Status* device);
 
   // From now on no window ends, until the checkpoint has taken the place of everything, and `memory` has also
   // what deterministic sessions had.
   absl::Status BeginRestore(const HeadCheckpoint& checkpoint, std::vector<SessionMemory>* memory);
   absl::Status CheckRestorableLocked(const HeadCheckpoint& checkpoint, int64_t more_memory) const;
-  absl::Status RestoreTensors(const CheckpointReader& reader);
-  absl::Status RestoreGradient(const CheckpointReader& reader, const std::string& name, Gradient* gradient);
-  absl::Status RestoreWindowGradients(Head::RestoreAs as, const CheckpointReader& reader);
+  absl::Status RestoreTensors(const StateSource& source);
+  absl::Status RestoreGradient(const StateSource& source, const std::string& name, Gradient* gradient);
+  absl::Status RestoreWindowGradients(Head::RestoreAs as, const StateSource& source);
   static bool Reopens(Head::RestoreAs as, const HeadCheckpoint& checkpoint);
-  absl::Status RestoreSessions(const CheckpointReader& reader, std::vector<SessionMemory> memory,
+  absl::Status RestoreSessions(const StateSource& source, std::vector<SessionMemory> memory,
                                RestoredSessions* sessions);
   void TakeOver(Head::RestoreAs as, const RestoreNumbers& numbers, const HeadCheckpoint& checkpoint,
                 RestoredSessions sessions);

@@ -14,6 +14,7 @@
 #include "lossd/v1/region.pb.h"
 #include "lossd/v1/types.pb.h"
 #include "proto/wire/compute_wire.h"
+#include "server/engine/checkpoint/checkpoint.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/head/head.h"
 #include "server/engine/regions/region_memory.h"
