@@ -107,7 +107,6 @@ ALLOWED = {
     ("client/examples/", "client/tools/connection_options.h"),
     ("client/examples/", "client/tools/own_head.h"),
     # Arrows that still point up.
-    ("client/src/common/", "client/src/gradient/open_commit.h"),
     ("kernels/cuda/memory/", "kernels/cuda/portable/cublas_lt.h"),
 }
 

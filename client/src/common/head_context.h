@@ -11,14 +11,21 @@
 #include <utility>
 
 #include "client/src/connection/connection.h"
-#include "client/src/gradient/open_commit.h"
 #include "client/src/regions/region_map.h"
+#include "lossd/client.h"
 
 namespace lossd::internal {
 
 struct LogitsLimits {
   int64_t bytes = 0;
   int64_t rows = 0;
+};
+
+// The commit of a flush that may have been done although no answer came: gradient/open_commit.h.
+struct OpenCommit {
+  FlushResult flush;
+  std::string incarnation;  // of the server that has, or had, the flush
+  std::string marks;        // KeyOf those that it named
 };
 
 // Thread-safe.

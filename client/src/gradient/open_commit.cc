@@ -5,7 +5,6 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "client/src/common/head_context.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/gradient/window_call.h"
 #include "lossd/v1/gradient.pb.h"

@@ -9,17 +9,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/src/common/head_context.h"
 #include "lossd/client.h"
 
 namespace lossd::internal {
-
-class HeadContext;
-
-struct OpenCommit {
-  FlushResult flush;
-  std::string incarnation;  // of the server that has, or had, the flush
-  std::string marks;        // KeyOf those that it named
-};
 
 // Equal for marks that name the same chunks.
 std::string KeyOf(std::span<const SessionMarks> marks);
