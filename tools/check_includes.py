@@ -106,8 +106,6 @@ ALLOWED = {
     # How they connect, and how they clear away what they made, is the same in every program.
     ("client/examples/", "client/tools/connection_options.h"),
     ("client/examples/", "client/tools/own_head.h"),
-    # Arrows that still point up.
-    ("kernels/cuda/memory/", "kernels/cuda/portable/cublas_lt.h"),
 }
 
 

@@ -5,12 +5,13 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/portable/cublas_lt.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/rounding.h"
 
 namespace lossd::kernels::cuda {
+
+class CublasLt;
 
 // Two paths compute the same formulas: see linear_cross_entropy.h.
 enum class Path { kHopper, kPortable };
