@@ -66,20 +66,6 @@ absl::StatusOr<FileIdentity> IdentityOf(int file, const std::string& path) {
 
 }  // namespace
 
-FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    if (number_ >= 0) close(number_);
-    number_ = std::exchange(other.number_, -1);
-  }
-  return *this;
-}
-
-FileDescriptor::~FileDescriptor() {
-  if (number_ >= 0) close(number_);
-}
-
 absl::StatusOr<DurableFiles> DurableFiles::Open(const std::string& folder, Fault fault) {
   const auto refuse = [](absl::string_view what) {
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "checkpoint_dir",

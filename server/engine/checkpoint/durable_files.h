@@ -19,23 +19,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/engine/common/file_descriptor.h"
 
 namespace lossd::engine {
-
-// An open file; closed with its owner. Move-only.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int number) : number_(number) {}
-  FileDescriptor(FileDescriptor&& other) noexcept;
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor();
-
-  int number() const { return number_; }
-
- private:
-  int number_ = -1;
-};
 
 // Tells one file from another that has taken its name since.
 struct FileIdentity {

@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "server/engine/checkpoint/durable_files.h"
+#include "server/engine/common/file_descriptor.h"
 #include "server/telemetry/common/logging.h"
 #include "server/telemetry/http/http_request.h"
 
