@@ -26,7 +26,8 @@ struct DeletedCheckpoint {
   int64_t bytes_freed = 0;  // on the disk; the rest is shared with other checkpoints
 };
 
-// The name of a file; those that belong to the head's state are in head_state.h.
+// Names of files; those that belong to the head's state are in head_state.h.
+inline constexpr char kManifestFile[] = "manifest.json";
 inline constexpr char kClassWeightsFile[] = "class_weights";
 
 struct CheckpointFile {

@@ -15,7 +15,6 @@ namespace {
 using nlohmann::json;
 
 constexpr char kHeads[] = "heads";
-constexpr char kManifestFile[] = "manifest.json";
 constexpr char kDrainFile[] = "drain.json";
 constexpr char kConsumedFile[] = "drain.consumed.json";
 constexpr char kDeletedFile[] = ".deleted";

@@ -9,8 +9,6 @@
 namespace lossd::engine {
 namespace {
 
-constexpr char kManifestName[] = "manifest.json";
-
 struct FreeFileHash {
   void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
 };
@@ -70,7 +68,7 @@ absl::Status CheckpointWriter::Add(const std::string& name, const std::string& k
 }
 
 absl::Status CheckpointWriter::Finish(const std::string& manifest, KnownFiles* known) {
-  absl::Status status = Add(kManifestName, "", [&manifest](const Append& append) {
+  absl::Status status = Add(kManifestFile, "", [&manifest](const Append& append) {
     return append(std::as_bytes(std::span(manifest)));
   });
   for (const auto& [name, file] : written_) {
