@@ -1,22 +1,36 @@
-// Checkpoints of a head, as other threads ask for them.
-#include <optional>
+// Checkpoints of a head: captured between two batches, and put in the place of everything it was.
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/common/errors.h"
 #include "server/engine/head/head.h"
-#include "server/engine/head/head_checkpointer.h"
 
 namespace lossd::engine {
+namespace {
 
-void Head::PostSettled(std::function<void()> task) {
-  environment_.scheduler->Post(this, [self = shared_from_this(), task = std::move(task)]() mutable {
-    bool settled = false;
-    {
-      const std::lock_guard lock(self->mutex_);
-      settled = self->window_work_ == 0;
-    }
-    if (settled) return task();
-    self->PostSettled(std::move(task));  // behind the work that came while this waited
-  });
+absl::Status Refused(absl::StatusCode code, absl::string_view message) {
+  return MakeError(code, RejectReason::kCheckpoint, "head", message);
+}
+
+// Nobody is left who could end the flush that held a tagged checkpoint's window: it is whole again, as after
+// an abort.
+bool Reopens(Head::RestoreAs as, const HeadCheckpoint& state) {
+  return as == Head::RestoreAs::kTagged && state.window.state == WindowState::kFrozen;
+}
+
+Window Reopened(Window window) {
+  window.state = WindowState::kOpen;
+  window.tokens += std::exchange(window.next_tokens, 0);
+  return window;
+}
+
+}  // namespace
+
+uint64_t Head::restores() const {
+  const MutexLock lock(mutex_);
+  return lifecycle_.restores();
 }
 
 // --- Saving
@@ -24,40 +38,248 @@ void Head::PostSettled(std::function<void()> task) {
 void Head::Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
   // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
   environment_.scheduler->Post(this, [self = shared_from_this(), as, sink, done = std::move(done)]() mutable {
-    std::optional<absl::StatusOr<HeadCheckpoint>> saved = HeadCheckpointer(self.get()).Save(as, sink);
-    if (saved.has_value()) return done(*std::move(saved));
-    self->Save(as, sink, std::move(done));  // behind the work that came while this waited
+    self->SaveNow(as, sink, std::move(done));
   });
 }
+
+void Head::SaveNow(SaveAs as, StateSink* sink, SavedCallback done) {
+  absl::StatusOr<CapturedHead> captured = CapturedHead{};
+  bool settled = false;
+  {
+    const MutexLock lock(mutex_);
+    // With the same lock as what follows: an abort between the two would have the window say more than its
+    // gradient holds.
+    settled = window_work_ == 0;
+    if (settled) captured = CaptureLocked(as);
+  }
+  if (!settled) return Save(as, sink, std::move(done));  // behind the work that came while this waited
+  if (!captured.ok()) return done(captured.status());
+  HeadStateWriter writer(&config_, backend_.get(), sink);
+  const absl::Status written = writer.Write(&*captured);
+  if (!writer.device().ok()) OnDeviceFailure(writer.device());
+  if (!written.ok()) return done(written);
+  done(std::move(captured->state));
+}
+
+absl::StatusOr<CapturedHead> Head::CaptureLocked(SaveAs as) const {
+  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  if (window_.state() == WindowState::kFrozen && as == SaveAs::kTagged) {
+    return Refused(absl::StatusCode::kFailedPrecondition,
+                   absl::StrCat("the window of head ", config_.name, " is frozen by flush ",
+                                window_.flush_id(), ": commit or abort it first"));
+  }
+  CapturedHead captured;
+  HeadCheckpoint& state = captured.state;
+  state.config = config_;
+  state.incarnation = environment_.incarnation;
+  state.restores = lifecycle_.restores();
+  WeightStore::State weights = weights_.state();
+  state.weight_version = weights.version;
+  state.optimizer_steps = weights.optimizer_steps;
+  state.last_committed_write = std::move(weights.last_committed_write);
+  state.last_committed_version = weights.last_committed_version;
+  state.window = window_.Capture();
+  if (absl::Status sessions = sessions_.Capture(&state); !sessions.ok()) return sessions;
+  if (!frozen()) captured.gradients = GradientFilesLocked(state);
+  captured.keys = KeysLocked();
+  return captured;
+}
+
+std::vector<GradientFile> Head::GradientFilesLocked(const HeadCheckpoint& state) const {
+  std::vector<GradientFile> files;
+  bool window = false;
+  bool next = false;
+  const bool sealed = state.window.state == WindowState::kFrozen;
+  for (const SessionCheckpoint& entry : state.sessions) {
+    bool contributed = false;
+    for (const Lane& lane : entry.session.lanes) {
+      contributed = contributed || (sealed ? lane.next_base : lane.accepted) > lane.base;
+      next = next || (sealed && lane.accepted > lane.next_base);
+    }
+    if (!sessions_.IsDeterministic(entry.id)) {
+      window = window || contributed;
+    } else if (contributed) {
+      files.push_back({SessionGradient(entry.session.number), sessions_.GradientOf(entry.id)});
+    }
+  }
+  if (window) files.push_back({kOwnGradient, gradients_.Of(window_.in_second())});
+  if (next && gradients_.has_second()) files.push_back({kNextGradient, gradients_.Of(!window_.in_second())});
+  return files;
+}
+
+StateKeys Head::KeysLocked() const {
+  const std::string head = absl::StrCat(number_, ".", lifecycle_.restores(), ".");
+  return {.weights = absl::StrCat(head, weights_.version()),
+          .optimizer = absl::StrCat(head, weights_.optimizer_steps()),
+          .gradients = absl::StrCat(head, window_.generation(), ".", gradient_changes_)};
+}
+
+// --- Restoring
 
 void Head::Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
                    std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {
   auto shared = std::make_shared<std::vector<SessionMemory>>(std::move(memory));
-  PostSettled(
-      [self = shared_from_this(), as, numbers, source = std::move(source), shared, done = std::move(done)] {
-        done(HeadCheckpointer(self.get()).Restore(as, numbers, *source, std::move(*shared)));
-      });
+  PostSettled([self = shared_from_this(), as, numbers, source = std::move(source), shared,
+               done = std::move(done)] { done(self->RestoreNow(as, numbers, *source, std::move(*shared))); });
 }
 
-std::map<std::string, int32_t> Head::OpenSessions() const {
-  std::map<std::string, int32_t> open;
-  const std::lock_guard lock(mutex_);
-  for (const auto& [id, session] : ledger_.sessions()) {
-    if (session.state == AccumulationLedger::SessionState::kOpen) {
-      open.emplace(id, static_cast<int32_t>(session.lanes.size()));
-    }
+void Head::PostSettled(std::function<void()> task) {
+  environment_.scheduler->Post(this, [self = shared_from_this(), task = std::move(task)]() mutable {
+    if (self->Settled()) return task();
+    self->PostSettled(std::move(task));  // behind the work that came while this waited
+  });
+}
+
+bool Head::Settled() const {
+  const MutexLock lock(mutex_);
+  return window_work_ == 0;
+}
+
+absl::StatusOr<FileKeys> Head::RestoreNow(RestoreAs as, const RestoreNumbers& numbers,
+                                          const StateSource& source, std::vector<SessionMemory> memory) {
+  const HeadCheckpoint& state = source.checkpoint();
+  if (absl::Status begun = BeginRestore(state, &memory); !begun.ok()) return begun;
+  // From here on there is no way back.
+  HeadStateReader reader(&config_, backend_.get(), &source);
+  absl::StatusOr<SessionTable::DeterministicSessions> sessions = SessionTable::DeterministicSessions{};
+  absl::Status status = reader.ReadTensors();
+  if (status.ok()) {
+    sessions = RestoreSessions(reader, std::move(memory));
+    status = sessions.status();
   }
-  return open;
+  if (status.ok()) status = RestoreWindow(as, reader);
+  if (!status.ok()) {
+    if (reader.device().ok()) {
+      EndInPieces(status);
+    } else {
+      OnDeviceFailure(reader.device());
+    }
+    return status;
+  }
+  Install(as, numbers, state, *std::move(sessions));
+  FileKeys keys;
+  const MutexLock lock(mutex_);
+  for (const StateTensor& tensor : state.tensors) {
+    keys.emplace_back(TensorFile(tensor.name), KeyOf(KeysLocked(), tensor));
+  }
+  return keys;
 }
 
-uint64_t Head::restores() const {
-  const std::lock_guard lock(mutex_);
-  return restores_;
+// From now on no window ends, until the checkpoint has taken the place of everything, and `memory` has also
+// what deterministic sessions had.
+absl::Status Head::BeginRestore(const HeadCheckpoint& state, std::vector<SessionMemory>* memory) {
+  const MutexLock lock(mutex_);
+  absl::Status status = CheckRestorableLocked(state, static_cast<int64_t>(memory->size()));
+  if (!status.ok()) return status;
+  // Now: sessions may be closed meanwhile, and take with them what they have.
+  sessions_.TakeMemory(memory);
+  lifecycle_.BeginRestore(MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+                                    absl::StrCat("head ", config_.name, " is being restored")));
+  return absl::OkStatus();
 }
 
-int64_t Head::deterministic_sessions() const {
-  const std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(deterministic_.size());
+absl::Status Head::CheckRestorableLocked(const HeadCheckpoint& state, int64_t more_memory) const {
+  const auto refuse = [this](auto... why) {
+    return Refused(absl::StatusCode::kFailedPrecondition,
+                   absl::StrCat("the checkpoint cannot be restored to head ", config_.name, ": ", why...));
+  };
+  const auto same = [](const StateTensor& a, const StateTensor& b) {
+    return a.name == b.name && a.type == b.type && a.rows == b.rows && a.columns == b.columns;
+  };
+  if (!lifecycle_.admits().ok()) return lifecycle_.admits();
+  if (window_.state() == WindowState::kFreezing || window_work_ > 0) {
+    return refuse("a call that ends its window is under way; try again");
+  }
+  if (state.weight_version == 0 && weights_.version() > 0) return refuse("it is of a time without weights");
+  const std::vector<StateTensor> tensors = backend_->StateTensors();
+  if (state.weight_version > 0 &&
+      !std::equal(tensors.begin(), tensors.end(), state.tensors.begin(), state.tensors.end(), same)) {
+    return refuse("it has other tensors than the head has here");
+  }
+  int64_t needed = 0;
+  if (absl::Status tiles = sessions_.CheckTiles(state, &needed); !tiles.ok()) return tiles;
+  if (needed <= sessions_.deterministic_count() + more_memory) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+      absl::StrCat("the checkpoint cannot be restored to head ", config_.name,
+                   ": a deterministic session whose memory it needs was closed a moment ago; try again"));
+}
+
+// Deterministic sessions get of `memory` what they need.
+absl::StatusOr<SessionTable::DeterministicSessions> Head::RestoreSessions(HeadStateReader& reader,
+                                                                          std::vector<SessionMemory> memory) {
+  SessionTable::DeterministicSessions sessions;
+  for (const SessionCheckpoint& entry : reader.state().sessions) {
+    if (!entry.tiles.has_value()) continue;
+    // BeginRestore has counted them.
+    if (memory.empty()) return absl::InternalError("there is no memory for a deterministic session");
+    SessionMemory own = std::move(memory.back());
+    memory.pop_back();
+    absl::Status read = reader.ReadGradient(SessionGradient(entry.session.number), own.gradient.get());
+    if (!read.ok()) return read;
+    const MutexLock lock(mutex_);
+    sessions.emplace(entry.id, sessions_.Restore(entry, std::move(own), config_));
+  }
+  for (SessionMemory& unused : memory) Drop(unused);
+  return sessions;
+}
+
+absl::Status Head::RestoreWindow(RestoreAs as, HeadStateReader& reader) {
+  if (frozen()) return absl::OkStatus();
+  Gradient* const first = gradients_.Of(false);
+  absl::Status status = reader.ReadGradient(kOwnGradient, first);
+  if (!status.ok() || !gradients_.has_second()) return status;
+  Gradient* const second = gradients_.Of(true);
+  status = reader.ReadGradient(kNextGradient, second);
+  if (!status.ok() || !Reopens(as, reader.state())) return status;
+  return reader.Fold(second, first);
+}
+
+// All at once, as every other thread sees it.
+void Head::Install(RestoreAs as, const RestoreNumbers& numbers, HeadCheckpoint state,
+                   SessionTable::DeterministicSessions sessions) {
+  const bool tagged = as == RestoreAs::kTagged;
+  if (Reopens(as, state)) state.window = Reopened(std::move(state.window));
+  SessionTable::Cut cut;
+  WeightStore::Undone undone;
+  absl::Status restored;
+  {
+    // The next write's buffer comes after this one's has gone: the reservation covers one.
+    const MutexLock making(begin_write_mutex_);
+    {
+      const MutexLock lock(mutex_);
+      if (tagged) undone = weights_.UndoWrites();
+      uint64_t version = state.weight_version;
+      // One may have been published since the numbers were given.
+      if (tagged && version > 0) version = std::max(numbers.weight_version, weights_.version() + 1);
+      StepResult& step = state.window.last_step.result;
+      if (step.weight_version == state.weight_version) step.weight_version = version;
+      sessions_.Install(state, std::move(sessions), &cut);
+      FinishCutLocked(cut);
+      window_.Install(state.window, absl::Now());
+      weights_.Install({version, state.optimizer_steps, tagged ? "" : state.last_committed_write,
+                        state.last_committed_version});
+      lifecycle_.EndRestore(tagged ? numbers.restores : state.restores);
+      restored =
+          MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
+                    absl::StrCat("head ", config_.name, " was restored from a checkpoint of generation ",
+                                 window_.generation(), "; open the session again"));
+    }
+    if (undone.staged != nullptr) undone.staged->Take();
+  }
+  for (const auto& waiter : undone.waiters) waiter(undone.status);
+  TellEnd(cut, restored);
+}
+
+// The device has a part of the checkpoint, and the disk does not give the rest.
+void Head::EndInPieces(const absl::Status& status) {
+  {
+    const MutexLock lock(mutex_);
+    lifecycle_.End(Refused(absl::StatusCode::kDataLoss,
+                           absl::StrCat("a restore of head ", config_.name, " broke off (", status.message(),
+                                        "): delete the head and restore it again")));
+  }
+  EndStreams();
 }
 
 }  // namespace lossd::engine

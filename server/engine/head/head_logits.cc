@@ -13,49 +13,23 @@
 namespace lossd::engine {
 namespace {
 
-// Calls whose hidden states or answers a head may hold: so many of the largest.
-constexpr int64_t kLargestCalls = 8;
-constexpr size_t kMostWaiting = 64;
-
 // A call whose rows the weights outran so often gets all of them at once.
 constexpr int32_t kMostRestarts = 4;
-
-absl::Status TooMany(absl::string_view message) {
-  return MakeError(absl::StatusCode::kResourceExhausted, RejectReason::kOverload, "rows",
-                   absl::StrCat(message, ": try again when they are answered"));
-}
 
 }  // namespace
 
 void Head::Logits(LogitsRequest request, LogitsCallback done) {
-  if (absl::Status valid = ValidateLogits(request, config_, environment_.limits); !valid.ok()) {
-    done(std::move(valid));
-    return;
-  }
-  const int64_t bytes = LogitsBytes(request, config_);
-  const int64_t limit = kLargestCalls * MostLogitsBytes(environment_.limits);
-  LogitsCall call;
-  call.answer.room = logits_room_.Take(bytes, limit);
-  if (call.answer.room == nullptr) {
-    done(TooMany(absl::StrCat("rows is ", request.rows, ", which takes ", bytes, " bytes; calls for logits ",
-                              "of head ", config_.name, " hold ", logits_room_.taken(), " of ", limit,
-                              " bytes")));
-    return;
-  }
-  call.request = std::move(request);
-  call.taken = absl::Now();
-  absl::Status refused;
-  {
-    const std::lock_guard lock(mutex_);
-    refused = ended_.ok() ? draining_ : ended_;
-    if (refused.ok() && logits_calls_.size() >= kMostWaiting) {
-      refused = TooMany(absl::StrCat(logits_calls_.size(), " calls for logits of head ", config_.name,
-                                     " wait, which is the limit"));
-    }
+  absl::Status refused = ValidateLogits(request, config_, environment_.limits);
+  if (refused.ok()) {
+    const int64_t bytes = LogitsBytes(request, config_);
+    LogitsCall call;
+    call.request = std::move(request);
+    call.taken = absl::Now();
+    call.done = done;
+    const MutexLock lock(mutex_);
+    refused = lifecycle_.admits().ok() ? logits_.Add(call, bytes) : lifecycle_.admits();
     if (refused.ok()) {
-      call.done = std::move(done);
-      logits_calls_.push_back(std::move(call));
-      if (logits_calls_.size() == 1) PostLogitsLocked();
+      if (logits_.size() == 1) PostLogitsLocked();
       return;
     }
   }
@@ -63,7 +37,7 @@ void Head::Logits(LogitsRequest request, LogitsCallback done) {
 }
 
 void Head::PostLogitsLocked() {
-  const LogitsCall& call = logits_calls_.front();
+  const LogitsCall& call = logits_.front();
   const int64_t rows = std::min(logits_rows_, call.request.rows - call.rows_done);
   environment_.scheduler->PostJob(shared_from_this(), rows,
                                   [self = shared_from_this()] { self->AnswerLogits(); });
@@ -74,26 +48,20 @@ void Head::AnswerLogits() {
   LogitsCall* call = nullptr;
   absl::Status status;
   {
-    const std::lock_guard lock(mutex_);
-    call = &logits_calls_.front();  // stays where it is until it is taken out below
-    status = CheckLogitsLocked(call->request);
-    const bool others = call->answer.weight_version != weight_version_ || call->answer.restores != restores_;
-    if (others && call->rows_done > 0) ++call->restarts;
-    if (others) call->rows_done = 0;
-    call->answer.weight_version = weight_version_;
-    call->answer.restores = restores_;
+    const MutexLock lock(mutex_);
+    call = &logits_.front();  // stays where it is until it is taken out below
+    status = BeginLogitsLocked(*call);
   }
   if (status.ok()) status = ComputeLogits(*call);
   LogitsCall answered;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (status.ok() && call->rows_done < call->request.rows) {
       PostLogitsLocked();
       return;
     }
-    answered = std::move(logits_calls_.front());
-    logits_calls_.pop_front();
-    if (!logits_calls_.empty()) PostLogitsLocked();
+    answered = logits_.TakeFront();
+    if (!logits_.empty()) PostLogitsLocked();
   }
   if (!status.ok()) {
     answered.done(std::move(status));
@@ -106,6 +74,25 @@ void Head::AnswerLogits() {
   answered.done(std::move(answered.answer));
 }
 
+// Whether rows of the call can be computed now. It begins again if the weights are others than those of the
+// rows before.
+absl::Status Head::BeginLogitsLocked(LogitsCall& call) const {
+  const uint64_t version = weights_.version();
+  const bool others = call.answer.weight_version != version || call.answer.restores != lifecycle_.restores();
+  if (others && call.rows_done > 0) ++call.restarts;
+  if (others) call.rows_done = 0;
+  call.answer.weight_version = version;
+  call.answer.restores = lifecycle_.restores();
+  const LogitsRequest& request = call.request;
+  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  if (request.cancelled && request.cancelled()) return absl::CancelledError("the client went away");
+  if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
+  if (request.weight_version.value_or(version) == version) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, RejectReason::kWeightVersion, "weight_version",
+      absl::StrCat("weight_version is ", *request.weight_version, "; the weights are of version ", version));
+}
+
 absl::Status Head::ComputeLogits(LogitsCall& call) {
   const LogitsRequest& request = call.request;
   if (call.rows_done == 0 && call.restarts == 0) MakeRoom(request, config_, &call.answer);
@@ -113,25 +100,12 @@ absl::Status Head::ComputeLogits(LogitsCall& call) {
   const int64_t rows = call.restarts < kMostRestarts ? std::min(logits_rows_, left) : left;
   LogitsTile tile(request, config_, call.rows_done, rows, environment_.device, &call.answer);
   if (absl::Status status = backend_->Logits(tile.rows()); !status.ok()) {
-    EndByFailure(status);
+    OnDeviceFailure(status);
     return status;
   }
   tile.TakeResults();
   call.rows_done += rows;
   return absl::OkStatus();
-}
-
-absl::Status Head::CheckLogitsLocked(const LogitsRequest& request) const {
-  if (!ended_.ok()) return ended_;
-  if (request.cancelled && request.cancelled()) return absl::CancelledError("the client went away");
-  if (weight_version_ == 0) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kNoWeights, "head",
-                     absl::StrCat("head ", config_.name, " has no weights yet"));
-  }
-  if (request.weight_version.value_or(weight_version_) == weight_version_) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightVersion, "weight_version",
-                   absl::StrCat("weight_version is ", *request.weight_version,
-                                "; the weights are of version ", weight_version_));
 }
 
 }  // namespace lossd::engine

@@ -30,12 +30,12 @@ absl::StatusOr<std::shared_ptr<Head>> Head::FindTeacher(const ChunkDistillation&
 }
 
 absl::StatusOr<uint64_t> Head::TeacherVersion() const {
-  const std::lock_guard lock(mutex_);
-  if (!ended_.ok()) {
-    return MakeError(ended_.code(), ReasonOf(ended_), kTeacherField,
-                     absl::StrCat(kTeacherField, ": ", ended_.message()));
+  const MutexLock lock(mutex_);
+  if (const absl::Status& ended = lifecycle_.alive(); !ended.ok()) {
+    return MakeError(ended.code(), ReasonOf(ended), kTeacherField,
+                     absl::StrCat(kTeacherField, ": ", ended.message()));
   }
-  if (weight_version_ > 0) return weight_version_;
+  if (weights_.version() > 0) return weights_.version();
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kNoWeights, kTeacherField,
                    absl::StrCat(kTeacherField, " is ", config_.name, ", which has no weights yet"));
 }
@@ -50,7 +50,7 @@ absl::StatusOr<uint64_t> Head::PrepareTeacherOf(const std::vector<std::shared_pt
     if (!version.ok()) return version;
     absl::Status prepared = backend_->PrepareTeacher(*item.teacher->backend_);
     if (prepared.ok()) return version;
-    if (!absl::IsInvalidArgument(prepared)) EndByFailure(prepared);
+    if (!absl::IsInvalidArgument(prepared)) OnDeviceFailure(prepared);
     return prepared;
   }
   return 0;
@@ -60,7 +60,7 @@ absl::StatusOr<uint64_t> Head::PrepareTeacherOf(const std::vector<std::shared_pt
 absl::Status Head::TeacherRefusalLocked(Admission admission, const Chunk& chunk,
                                         const absl::Status& rejection,
                                         const LaneAttachment& attachment) const {
-  const Lane& lane = LaneLocked(attachment);
+  const Lane& lane = sessions_.LaneOf(attachment.session_id, attachment.lane);
   if (admission == Admission::kRepeat && !AccumulationLedger::WasRejected(lane, chunk.sequence)) {
     return PositionErrorLocked(
         absl::StatusCode::kFailedPrecondition, ReasonOf(rejection), FieldOf(rejection),
@@ -74,7 +74,7 @@ absl::Status Head::TeacherRefusalLocked(Admission admission, const Chunk& chunk,
 // Not ok if there is no room to remember the chunk, were it rejected, now or when it is started.
 absl::Status Head::CheckRoomForRejectionLocked(const Chunk& chunk, const absl::Status& rejection,
                                                const LaneAttachment& attachment) const {
-  const size_t remembered = LaneLocked(attachment).rejected.size();
+  const size_t remembered = sessions_.LaneOf(attachment.session_id, attachment.lane).rejected.size();
   if (remembered < kMostRemembered) return absl::OkStatus();
   const std::string why = rejection.ok() ? "" : absl::StrCat(std::string(rejection.message()), " (and ");
   return PositionErrorLocked(
@@ -83,35 +83,6 @@ absl::Status Head::CheckRoomForRejectionLocked(const Chunk& chunk, const absl::S
       absl::StrCat(why, "sequence ", chunk.sequence, " was not taken: ", remembered,
                    " chunks of this lane were rejected before; open another session", why.empty() ? "" : ")"),
       attachment.session_id);
-}
-
-// Not ok for a repeat that could be computed now but was rejected before.
-absl::Status Head::EarlierRejection(const Lane& lane, const Chunk& chunk) {
-  if (!AccumulationLedger::WasRejected(lane, chunk.sequence)) return absl::OkStatus();
-  const bool distilled = chunk.options.distillation.has_value();
-  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict,
-                   distilled ? kTeacherField : "window_token",
-                   absl::StrCat("sequence ", chunk.sequence, " was rejected before, when ",
-                                distilled ? "it could not be computed with the teacher that there was"
-                                          : "there was no place for it",
-                                ", and is in no window; send its tokens as another chunk"));
-}
-
-const Head::Lane& Head::LaneLocked(const LaneAttachment& attachment) const {
-  return ledger_.sessions().find(attachment.session_id)->second.lanes[static_cast<size_t>(attachment.lane)];
-}
-
-// Called by the last batch of others, or when the head itself is done.
-void Head::Retire(std::function<void()> released) {
-  on_unused_ = [this, released = std::move(released)] {
-    Release();
-    released();
-  };
-  if (teaching_ == 0) std::exchange(on_unused_, nullptr)();
-}
-
-void Head::EndTeaching() {
-  if (--teaching_ == 0 && on_unused_) std::exchange(on_unused_, nullptr)();
 }
 
 }  // namespace lossd::engine

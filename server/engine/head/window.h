@@ -1,4 +1,5 @@
-// The gradient window of a head: what accumulates between two flushes or steps of the optimizer.
+// The gradient window of a head as plain data: what accumulates between two flushes or steps of the
+// optimizer.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_WINDOW_H_
 #define LOSSD_SERVER_ENGINE_HEAD_WINDOW_H_
 
@@ -7,11 +8,9 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "server/engine/device/gradient_summary.h"
 #include "server/engine/head/accumulation_ledger.h"
 #include "server/engine/head/optimizer_step.h"
@@ -38,43 +37,25 @@ struct FlushInfo {
 
 using FlushCallback = std::function<void(absl::StatusOr<FlushInfo>)>;
 
-// Plain state; Head guards it with its mutex.
+// What a window is between two calls: GradientWindow works with it, and a checkpoint keeps it.
 struct Window {
   uint64_t generation = 1;
   WindowState state = WindowState::kOpen;
   uint64_t tokens = 0;  // valid tokens in dW
   // While frozen, of a head with a second gradient: those of the next window that are in that one.
   uint64_t next_tokens = 0;
-  // When the first chunk in it, or in the next one, was taken; none: there is none.
-  std::optional<absl::Time> since;
-  std::optional<absl::Time> next_since;
-
-  // For a window that is open again: what is in the next one is in this one.
-  void TakeBackNext() {
-    tokens += std::exchange(next_tokens, 0);
-    const std::optional<absl::Time> next = std::exchange(next_since, std::nullopt);
-    if (!since.has_value()) since = next;
-  }
 
   // While freezing or frozen: the marks that whatever ends the window was begun with, in canonical form.
   std::vector<SessionMarks> marks;
   // A flush's other argument, and its answer.
   float flush_scale = 1.0f;
   FlushInfo flush;
-  std::vector<FlushCallback> flush_waiters;
-  absl::Time flush_begun;
-  absl::Time flush_frozen;
 
   // For repeated calls.
   std::string last_committed_flush;
   uint64_t last_committed_generation = 0;
   std::string last_aborted_flush;
   uint64_t last_aborted_generation = 0;
-
-  // While freezing for a step. Those who asked for the same one again wait with the first.
-  std::optional<StepRequest> step;
-  std::vector<StepCallback> step_waiters;
-  absl::Time step_begun;
   StepRecord last_step;
 };
 

@@ -1,0 +1,194 @@
+// Chunks of a head as streams submit them: whether they are taken, and as what.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/chunk/chunk_options.h"
+#include "server/engine/common/errors.h"
+#include "server/engine/device/batch_key.h"
+#include "server/engine/head/head.h"
+#include "server/engine/regions/chunk_regions.h"
+
+namespace lossd::engine {
+namespace {
+
+// A tile may outlive its chunks' answers, after which a client may write to its region again.
+void KeepOperands(Chunk& chunk) {
+  const Payload& hidden_states = chunk.hidden_states;
+  const bool in_region = hidden_states.size() > 0 && hidden_states.kept_bytes() == 0;
+  if (in_region && hidden_states.place() != MemoryPlace::kDevice) {
+    chunk.hidden_states = hidden_states.Gathered();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
+                                              std::function<void()> resume) {
+  bool deterministic = false;
+  {
+    const MutexLock lock(mutex_);
+    const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
+    if (!admission.ok()) return admission.status();
+    if (*admission == Admission::kWait) {
+      sessions_.Wait(lane, std::move(resume));
+      return Submission::kWait;
+    }
+    deterministic = sessions_.IsDeterministic(lane.session_id);
+  }
+  // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
+  // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
+  // again.
+  std::shared_ptr<Head> teacher;
+  absl::Status rejection = CheckContent(chunk, &teacher);
+  if (rejection.ok() && deterministic) KeepOperands(chunk);
+
+  const MutexLock lock(mutex_);
+  const absl::StatusOr<Admission> admission = AdmitLocked(lane, chunk);
+  if (!admission.ok()) return admission.status();
+  if (*admission == Admission::kWait) {
+    sessions_.Wait(lane, std::move(resume));
+    return Submission::kWait;
+  }
+  // Whether a repeat could be computed though the first one was not: then it must not pass for one that was.
+  bool remembered = chunk.options.distillation.has_value();
+  const bool placed = *admission == Admission::kTake && chunk.mode == ComputeMode::kLossAndGradients &&
+                      sessions_.IsDeterministic(lane.session_id);
+  if (placed && rejection.ok()) {
+    rejection = sessions_.CheckPlace(lane.session_id, chunk);
+    remembered = remembered || !rejection.ok();
+  }
+  if (absl::Status refusal = RefusalLocked(*admission, chunk, rejection, remembered, lane); !refusal.ok()) {
+    return refusal;
+  }
+  if (*admission == Admission::kRepeat && rejection.ok()) {
+    rejection = sessions_.EarlierRejection(lane.session_id, lane.lane, chunk);
+  }
+  std::shared_ptr<ChunkItem> item =
+      MakeItemLocked(lane, *admission, chunk, std::move(rejection), std::move(teacher));
+  item->remembered = remembered;
+  sessions_.Enqueue(item);
+  environment_.scheduler->Submit(shared_from_this(), std::move(item));
+  return Submission::kTaken;
+}
+
+// A chunk that was taken, and where its dW goes.
+std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admission admission, Chunk& chunk,
+                                                absl::Status rejection, std::shared_ptr<Head> teacher) {
+  auto item = std::make_shared<ChunkItem>();
+  item->session_id = lane.session_id;
+  item->lane = lane.lane;
+  item->repeat = admission == Admission::kRepeat;
+  if (!rejection.ok()) {
+    item->chunk = std::move(chunk);
+    item->Reject(std::move(rejection));
+    return item;
+  }
+  const bool adds = !item->repeat && !frozen() && chunk.mode == ComputeMode::kLossAndGradients;
+  if (adds && sessions_.IsDeterministic(lane.session_id)) {
+    sessions_.ClaimPlace(chunk, item.get());
+  } else if (adds) {
+    item->weight_gradient = ChunkItem::WeightGradient::kWithBatch;
+  }
+  item->row_kind = teacher == nullptr ? KindOf(chunk, config_)
+                                      : KindOf(chunk, config_, &teacher->config_, teacher->backend_address_);
+  item->row_kind.gradient = gradients_.Of(window_.InSecond(chunk.generation));
+  item->rows = chunk.tokens;
+  if (teacher != nullptr) item->row_kind.teacher.head_number = teacher->number_;
+  item->teacher = std::move(teacher);
+  item->chunk = std::move(chunk);
+  return item;
+}
+
+// Everything but the chunk's place; finds what it names.
+absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const {
+  const HeadConfig* teacher_config = nullptr;
+  if (chunk.decode_status.ok() && chunk.options.distillation.has_value()) {
+    absl::StatusOr<std::shared_ptr<Head>> found = FindTeacher(*chunk.options.distillation);
+    if (!found.ok()) return found.status();
+    *teacher = *std::move(found);
+    teacher_config = &(*teacher)->config_;
+  }
+  absl::Status status =
+      ResolveRegions(chunk, config_, environment_.limits, *environment_.regions, teacher_config);
+  if (status.ok()) status = ValidateContent(chunk, config_, environment_.limits, teacher_config);
+  return status;
+}
+
+// Not ok for chunks whose answer, lost and asked for again, would later be another one.
+absl::Status Head::RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
+                                 bool remembered, const LaneAttachment& attachment) const {
+  const std::string& session_id = attachment.session_id;
+  if (admission == Admission::kTake && remembered) {
+    absl::Status room = CheckRoomForRejectionLocked(chunk, rejection, attachment);
+    if (!room.ok()) return room;
+  }
+  if (chunk.options.distillation.has_value() && !rejection.ok()) {
+    return TeacherRefusalLocked(admission, chunk, rejection, attachment);
+  }
+  if (admission == Admission::kRepeat && !rejection.ok() &&
+      ReasonOf(rejection) == RejectReason::kUnknownRegion) {
+    // Not rejected: that would say that it is in no window.
+    return PositionErrorLocked(absl::StatusCode::kFailedPrecondition, RejectReason::kUnknownRegion,
+                               FieldOf(rejection),
+                               absl::StrCat("sequence ", chunk.sequence,
+                                            " was taken before and cannot be computed again: its region is "
+                                            "gone"),
+                               session_id);
+  }
+  const uint64_t demanded = chunk.options.weight_version.value_or(0);
+  if (admission == Admission::kTake && rejection.ok() && demanded > weights_.version()) {
+    // Not rejected: once the weights are of that version, a repeat would look as if it had been taken.
+    return PositionErrorLocked(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kWeightVersion, "options.weight_version",
+        absl::StrCat("options.weight_version is ", demanded, "; the weights are of version ",
+                     weights_.version(), " yet, and sequence ", chunk.sequence, " was not taken"),
+        session_id);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachment, const Chunk& chunk) {
+  if (!lifecycle_.admits().ok()) return lifecycle_.admits();
+  const absl::StatusOr<const Lane*> lane = sessions_.Held(attachment);
+  if (!lane.ok()) return lane.status();
+  const AccumulationLedger::Place place = AccumulationLedger::Classify(**lane, chunk.sequence);
+  if (chunk.sequence == 0 || place == AccumulationLedger::Place::kGap) {
+    return PositionErrorLocked(absl::StatusCode::kFailedPrecondition, RejectReason::kGap, "sequence",
+                               absl::StrCat("sequence is ", chunk.sequence, "; lane ", attachment.lane,
+                                            " expects ", (*lane)->accepted + 1),
+                               attachment.session_id);
+  }
+  if (place == AccumulationLedger::Place::kRepeat) return Admission::kRepeat;
+  switch (window_.TurnOf(chunk.generation)) {
+    case GradientWindow::Turn::kNow:
+      return sessions_.MustWaitForRoom(attachment, chunk) ? Admission::kWait : Admission::kTake;
+    case GradientWindow::Turn::kNext:
+      // A deterministic session has one gradient of its own, which the frozen window needs.
+      return sessions_.IsDeterministic(attachment.session_id) ? Admission::kWait : Admission::kTake;
+    case GradientWindow::Turn::kWait:
+      return Admission::kWait;
+    case GradientWindow::Turn::kNever:
+      break;
+  }
+  return GenerationErrorLocked(attachment, chunk.generation);
+}
+
+absl::Status Head::GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const {
+  const uint64_t current = window_.generation();
+  std::string message = absl::StrCat("generation is ", named, "; the server is at ", current);
+  if (window_.state() == WindowState::kFrozen) {
+    absl::StrAppend(&message, ", which is frozen by a flush (chunks of ", current + 1,
+                    gradients_.has_second() ? " are taken)" : " wait for its commit)");
+  }
+  return PositionErrorLocked(absl::StatusCode::kAborted, RejectReason::kGeneration, "generation", message,
+                             attachment.session_id);
+}
+
+absl::Status Head::PositionErrorLocked(absl::StatusCode code, RejectReason reason, absl::string_view field,
+                                       absl::string_view message, const std::string& session_id) const {
+  absl::Status status = MakeError(code, reason, field, message);
+  AttachPosition(&status, {environment_.incarnation, window_.generation(), sessions_.Replay(session_id)});
+  return status;
+}
+
+}  // namespace lossd::engine
