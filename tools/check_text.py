@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""What no compiler sees: sizes of files, paths of one machine, left-over notes, stray white space, comments without a subject.
+"""What no compiler sees: sizes of files, paths of one machine, left-over notes, stray white space, comments without a subject, lines
+of prose that are too long to be read.
 
 Exit status 1 and one line per violation.
 
@@ -12,6 +13,7 @@ import sys
 from source_files import ROOT, source_files
 
 MAX_LINES = 500
+MAX_COLUMNS = 120  # a line of prose
 SIZED = (".h", ".c", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", "CMakeLists.txt")
 TEXT = SIZED + (".md", ".json", ".svg", ".yaml", ".yml", ".supp", ".clang-format", ".clang-tidy", ".ci/run")
 CODE = SIZED + (".json", ".yaml", ".yml", ".supp")
@@ -20,7 +22,36 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:work|root|home|Users|mnt)/\w")
 NOTE = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
 # A comment is a sentence that names what it speaks of.
 NO_SUBJECT = re.compile(r'(?:(?<!\S)(?://+|#|/\*+) *|^ *""")' r"Of\b")
+# What cannot be wrapped: a row of a table, a quotation (of a licence), a picture, one word (an address, a code span).
+UNWRAPPED = re.compile(r"\s*(?:\||>|!\[|(?:[-*] )?\S+$)")
+FENCE = re.compile(r" *(?:```|~~~)")
 FROZEN = "tests/integration/skew/previous_proto/"
+
+
+def prose_of(lines):
+    """Numbers and lines of a page that are not code: neither between fences nor set off by four columns behind an empty line."""
+    fenced = False
+    code_from = None  # columns by which the present block of code is set off
+    text_from = 0  # columns at which the text of the present list item begins
+    before = ""
+    for number, line in enumerate(lines, 1):
+        indent = len(line) - len(line.lstrip(" "))
+        if line.strip():
+            if code_from is not None and indent < code_from:
+                code_from = None
+            if not fenced and code_from is None and not before.strip():
+                if indent < text_from:
+                    text_from = 0
+                if indent >= text_from + 4:
+                    code_from = text_from + 4
+            fence = code_from is None and FENCE.match(line)
+            if not fenced and not fence and code_from is None:
+                item = re.match(r" *(?:[-*+]|\d+[.)]) +", line)
+                if item:
+                    text_from = len(item.group(0))
+                yield number, line
+            fenced = fenced != bool(fence)
+        before = line
 
 
 def violations_of(path, text):
@@ -42,12 +73,21 @@ def violations_of(path, text):
             yield f"{path}:{number}: a comment that begins with 'Of'; name what it speaks of"
 
 
+def long_prose_of(path, text):
+    for number, line in prose_of(text.split("\n")):
+        if len(line) > MAX_COLUMNS and not UNWRAPPED.match(line):
+            yield f"{path}:{number}: {len(line)} columns; prose has at most {MAX_COLUMNS}"
+
+
 def check(root):
     problems = []
     for path in source_files(TEXT, root):
         try:
             with open(os.path.join(root, path), encoding="utf-8", newline="") as file:
-                problems += violations_of(path, file.read())
+                text = file.read()
+            problems += violations_of(path, text)
+            if path.endswith(".md"):
+                problems += long_prose_of(path, text)
         except UnicodeDecodeError:
             problems.append(f"{path}: not UTF-8")
     return problems

@@ -43,6 +43,21 @@ class TextRules(unittest.TestCase):
         self.assertEqual(messages("a.cc", 'Say("# O" "f");\n'), [])
         self.assertEqual(messages("tests/integration/skew/previous_proto/a.proto", "// O" "f heads.\n"), [], "never changes")
 
+    def test_long_lines_of_prose_are_found(self):
+        long = "word " * 25
+        for text in (long, f"- {long}", f"# {long}", f"  {long}", f"- a\n  {long}", f"- a\n\n  {long}", f"1. a\n\n   {long}",
+                     f"a\n    {long}", f"```\na\n```\n{long}", f"    a\n\n{long}", f"- a\n\n      a\n\n  {long}"):
+            self.assertEqual(len(list(check_text.long_prose_of("a.md", text + "\n"))), 1, text)
+            shorter = text.replace(long, "word " * 20)
+            self.assertEqual(list(check_text.long_prose_of("a.md", shorter + "\n")), [], shorter)
+
+    def test_what_cannot_be_wrapped_may_be_longer(self):
+        long = "word " * 25
+        for text in (f"| {long} |", f"> {long}", f"![{long}](a.png)", "https://example.com/" + "a" * 120, "- `" + "a" * 120 + "`",
+                     f"    {long}", f"a\n\n    {long}", f"```\n{long}\n```", f"- a\n\n      {long}", f"    a\n\n    {long}",
+                     f"1. a\n\n       {long}"):
+            self.assertEqual(list(check_text.long_prose_of("a.md", text + "\n")), [], text)
+
     def test_stray_white_space_is_found(self):
         self.assertEqual(len(messages("kernels/a.cc", "int a; \n")), 1)
         self.assertEqual(len(messages("kernels/a.cc", "int a;")), 1)
