@@ -12,7 +12,7 @@ import sys
 
 from source_files import ROOT, source_files
 
-MAX_LINES = 500
+MAX_LINES = 800
 MAX_COLUMNS = 120  # a line of prose
 SIZED = (".h", ".c", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", "CMakeLists.txt")
 TEXT = SIZED + (".md", ".json", ".svg", ".yaml", ".yml", ".supp", ".clang-format", ".clang-tidy", ".ci/run")
