@@ -1,5 +1,5 @@
-// Every option of LossOptions, listed once: for checks, and for what is written down of them. Code of the device
-// needs none of it.
+// Every option of LossOptions, listed once: for checks, and for what is written down of them. Code of the
+// device needs none of it.
 #ifndef LOSSD_KERNELS_LOSS_OPTION_LIST_H_
 #define LOSSD_KERNELS_LOSS_OPTION_LIST_H_
 

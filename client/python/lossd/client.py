@@ -171,8 +171,8 @@ class Client:
         dtype: of the weights. logit_scale, softcap: logits are softcap·tanh(logit_scale·(x·Wᵀ + b)/softcap); 0: no
         cap. frozen: the weights are not trained, dX is as ever. bias: b [V] in fp32. optimizer: lossd.SGD, Adam or
         AdamW, which Head.step runs at the server. master_weights: an fp32 copy of 16-bit weights there.
-        double_buffer: batches of the next window are taken while a flush holds this one. class_weights: [V], each finite
-        and at least 0.
+        double_buffer: batches of the next window are taken while a flush holds this one. class_weights: [V], each
+        finite and at least 0.
         """
         config = library().make(s.HeadConfig)
         config.name = encoded(name, "name")

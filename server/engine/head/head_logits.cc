@@ -19,13 +19,13 @@ constexpr int32_t kMostRestarts = 4;
 }  // namespace
 
 void Head::Logits(LogitsRequest request, LogitsCallback done) {
+  LogitsCall call;
+  call.done = std::move(done);
   absl::Status refused = ValidateLogits(request, config_, environment_.limits);
   if (refused.ok()) {
     const int64_t bytes = LogitsBytes(request, config_);
-    LogitsCall call;
     call.request = std::move(request);
     call.taken = absl::Now();
-    call.done = done;
     const MutexLock lock(mutex_);
     refused = lifecycle_.admits().ok() ? logits_.Add(call, bytes) : lifecycle_.admits();
     if (refused.ok()) {
@@ -33,7 +33,7 @@ void Head::Logits(LogitsRequest request, LogitsCallback done) {
       return;
     }
   }
-  done(std::move(refused));
+  call.done(std::move(refused));
 }
 
 void Head::PostLogitsLocked() {
