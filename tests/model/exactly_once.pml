@@ -1,5 +1,5 @@
-/* Exactly-once accumulation, flush, step, drain and restore: what the engine does (server/engine: accumulation_ledger,
- * head_sessions, head_flush, head_step, checkpoints) and how a trainer with several lanes uses it (client/src: lane_run,
+/* Exactly-once accumulation, flush, step, drain and restore: what the engine does (server/engine: head/accumulation_ledger,
+ * head/session_table, head/head_chunks, head/gradient_window, head/head_window, head/head_checkpoint) and how a trainer with several lanes uses it (client/src: lane_run,
  * session_link, flush, step). run_model.py has spin verify it, and refute it once a BUG_ switch breaks it.
  *
  * A lane is one stream of numbered chunks, of a session of its own. A chunk carries one item, a piece of the trainer's batch;

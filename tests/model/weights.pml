@@ -1,4 +1,4 @@
-/* Weights on their way in while a head is restored: what the engine does (server/engine: head_weights, head_checkpointer) and how
+/* Weights on their way in while a head is restored: what the engine does (server/engine: head/weight_store, head/head_checkpoint) and how
  * writers use it. A write is begun, sent in two halves and committed; the device publishes it once it comes to that, and is busy
  * with nothing else while it restores. Whoever begins a write drops another's that is not being published. Checkpoints, restores,
  * drains, kills and lost answers may come at any moment.

@@ -95,18 +95,20 @@ void Head::EndStreams() {
   TellEnd(cut, status);
 }
 
+// Everything is freed without the lock.
 void Head::Release() {
   std::unique_ptr<MemoryReservation> reservation;
-  std::shared_ptr<Gradient> second;
-  const std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
+  std::shared_ptr<Gradient> second = gradients_.Release();
+  std::unique_ptr<HeadBackend> backend = std::move(backend_);  // goes before its reservation
   std::shared_ptr<StagedWrite> staged;
   SessionTable::DeterministicSessions sessions;
-  const MutexLock lock(mutex_);
-  staged = weights_.Release();
-  sessions = sessions_.TakeDeterministic();
+  {
+    const MutexLock lock(mutex_);
+    staged = weights_.Release();
+    sessions = sessions_.TakeDeterministic();
+    reservation = std::move(reservation_);
+  }
   for (const auto& [id, session] : sessions) Drop(session->memory);
-  second = gradients_.Release();
-  reservation = std::move(reservation_);
 }
 
 void Head::BeginDrain(const absl::Status& status) {
