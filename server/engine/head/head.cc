@@ -35,6 +35,7 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
     : config_(std::move(config)),
       environment_(Shared(environment)),
       number_(++heads_made),
+      reservation_(std::move(reservation)),
       backend_(std::move(backend)),
       backend_address_(backend_.get()),
       gradients_(config_, backend_address_, environment_.device, std::move(environment.second_gradient)),
@@ -48,7 +49,6 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       window_(gradients_.has_second() ? Gradients::kTwo : Gradients::kOne),
       weights_(config_.name),
       logits_(config_.name, kLargestLogitsCalls * MostLogitsBytes(environment_.limits)),
-      reservation_(std::move(reservation)),
       logits_rows_(backend_->RowsOfLogits()) {}
 
 Head::~Head() = default;

@@ -359,6 +359,10 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   const uint64_t number_;  // among all heads that there ever were
   HeadCounters counters_;
 
+  mutable Mutex mutex_;
+  // Null once released. Declared before what it covers, which goes first.
+  std::unique_ptr<MemoryReservation> reservation_ ABSL_GUARDED_BY(mutex_);
+
   // The device thread's. The backend is null once released: everything posted before that finds it there, and
   // everything after is turned away by lifecycle_.
   std::unique_ptr<HeadBackend> backend_;
@@ -368,13 +372,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   TeacherLease teaching_;
   uint64_t gradient_changes_ = 0;  // counted: two equal numbers are equal gradients
 
-  mutable Mutex mutex_;
   Lifecycle lifecycle_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);
   WeightStore weights_ ABSL_GUARDED_BY(mutex_);
   LogitsQueue logits_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<MemoryReservation> reservation_ ABSL_GUARDED_BY(mutex_);  // null once released
   int64_t window_work_ ABSL_GUARDED_BY(mutex_) = 0;  // tasks of PostWindowWorkLocked that have not run
   // What has to match for each of the tasks that PostLastLocked posted, in order.
   std::deque<std::optional<std::vector<SessionMarks>>> last_tasks_ ABSL_GUARDED_BY(mutex_);

@@ -108,11 +108,12 @@ void Head::OnChunkDone(ChunkItem& item) {
   }
   if (applied.has_value() && applied->listener != nullptr) applied->listener->OnApplied(applied->applied);
   if (item.is_piece() && !item.piece.rows.empty()) {
+    Resumes waiting;
     {
       const MutexLock lock(mutex_);
-      SessionTable::FinishPiece(item);
+      waiting = sessions_.FinishPiece(item);
     }
-    ResumeSession(item.session_id);
+    Call(waiting);
   } else if (!item.rejected() && item.weight_gradient == ChunkItem::WeightGradient::kIntoTiles) {
     FillTiles(item);
   }
@@ -120,15 +121,16 @@ void Head::OnChunkDone(ChunkItem& item) {
 
 // A chunk that was answered, and the tiles that it completes.
 void Head::FillTiles(ChunkItem& item) {
-  std::vector<std::shared_ptr<ChunkItem>> pieces;
+  item.chunk.dx = {};  // perhaps the last hold on a region
+  SessionTable::Filled filled;
   {
     const MutexLock lock(mutex_);
-    pieces = sessions_.FillPlace(item);
+    filled = sessions_.FillPlace(item);
   }
-  for (std::shared_ptr<ChunkItem>& piece : pieces) {
+  for (std::shared_ptr<ChunkItem>& piece : filled.pieces) {
     environment_.scheduler->FollowUpWith(shared_from_this(), std::move(piece));
   }
-  ResumeSession(item.session_id);
+  Call(filled.resumes);
 }
 
 // Before the window ends, or is looked at as a whole, or new weights come.

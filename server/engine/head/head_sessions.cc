@@ -15,7 +15,7 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
   const MutexLock lock(mutex_);
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
   absl::StatusOr<SessionTable::Opened> opened =
-      sessions_.Open(client_key, rank, lanes, new_session_id, deterministic, std::move(memory));
+      sessions_.Open(client_key, rank, lanes, new_session_id, deterministic, memory);
   if (!opened.ok()) return opened.status();
   return SessionInfo{std::move(opened->session_id), window_.generation(), std::move(opened->lanes),
                      lifecycle_.restores()};

@@ -31,7 +31,7 @@ size_t Index(int32_t lane) { return static_cast<size_t>(lane); }
 
 absl::StatusOr<SessionTable::Opened> SessionTable::Open(const std::string& client_key, int32_t rank,
                                                         int32_t lanes, const std::string& new_session_id,
-                                                        Deterministic deterministic, SessionMemory memory) {
+                                                        Deterministic deterministic, SessionMemory& memory) {
   Opened opened{new_session_id, {}};
   AccumulationLedger::Session* session = ledger_.FindByKey(client_key, &opened.session_id);
   if (session == nullptr) {
@@ -468,12 +468,16 @@ RowKind SessionTable::TileKind(RowKind of_chunk, Gradient* gradient) {
   return of_chunk;
 }
 
-std::vector<std::shared_ptr<ChunkItem>> SessionTable::FillPlace(ChunkItem& item) {
+SessionTable::Filled SessionTable::FillPlace(ChunkItem& item) {
   const RowKind kind = TileKind(item.row_kind, item.deterministic->memory.gradient.get());
-  item.chunk.dx = {};
   DeterministicTiles& tiles = item.deterministic->tiles;
   tiles.Fill(std::move(item.chunk), kind, item.kept_bytes);
-  return ItemsOf(item.deterministic, tiles.TakeComplete());
+  return {ItemsOf(item.deterministic, tiles.TakeComplete()), TakeWaiting(item.session_id)};
+}
+
+std::vector<Resume> SessionTable::FinishPiece(ChunkItem& item) {
+  item.deterministic->tiles.Done(item.piece);
+  return TakeWaiting(item.session_id);
 }
 
 std::vector<std::shared_ptr<ChunkItem>> SessionTable::TakeUnfinished() {

@@ -70,10 +70,10 @@ class SessionTable {
     std::string session_id;
     std::vector<LaneMarks> lanes;
   };
-  // See Head::OpenSession.
+  // See Head::OpenSession. `memory` is moved from only if the session is new.
   absl::StatusOr<Opened> Open(const std::string& client_key, int32_t rank, int32_t lanes,
                               const std::string& new_session_id, Deterministic deterministic,
-                              SessionMemory memory);
+                              SessionMemory& memory);
   // See Head::NeedsGradient.
   absl::StatusOr<bool> NeedsGradient(const std::string& client_key, int32_t rank);
   // See Head::CloseSession.
@@ -150,11 +150,18 @@ class SessionTable {
   void ClaimPlace(const Chunk& chunk, ChunkItem* item);
   // It does not come after all. Ok for any item.
   void GiveUpPlace(ChunkItem& item, Cut* cut);
-  // It was answered: its rows go into tiles. Returns what is complete by it, to follow it to the device.
-  std::vector<std::shared_ptr<ChunkItem>> FillPlace(ChunkItem& item);
+  // It was answered: its rows go into tiles. What is complete by it is to follow it to the device, and those
+  // who wait for room look again. They leave the table in the same moment as the room is made: whoever still
+  // waits has seen that there is none, which MustWaitForRoom relies on.
+  struct Filled {
+    std::vector<std::shared_ptr<ChunkItem>> pieces;
+    std::vector<Resume> resumes;
+  };
+  Filled FillPlace(ChunkItem& item);
+  // A piece is in dW: likewise.
+  std::vector<Resume> FinishPiece(ChunkItem& item);
   // What tiles hold that are not complete, before the window ends or new weights come.
   std::vector<std::shared_ptr<ChunkItem>> TakeUnfinished();
-  static void FinishPiece(ChunkItem& item) { item.deterministic->tiles.Done(item.piece); }
   // Sessions that the ledger forgot, whose gradients are to be freed on the device thread.
   std::vector<std::shared_ptr<DeterministicSession>> TakeForgotten();
   // All of them, at the end of the head.

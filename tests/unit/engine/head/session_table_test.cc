@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <utility>
+
+#include "server/engine/memory/memory_budget.h"
 
 namespace lossd::engine::session_table_test {
 namespace {
@@ -24,7 +27,7 @@ class Listener : public LaneListener {
 class SessionTableTest : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(table_.Open("client", 0, 2, "s", Deterministic::kNo, {}).ok());
+    ASSERT_TRUE(table_.Open("client", 0, 2, "s", Deterministic::kNo, none_).ok());
     lane_ = table_.Attach("s", 0, listener_, &cut_);
   }
 
@@ -43,6 +46,7 @@ class SessionTableTest : public testing::Test {
     table_.NoteStarted(item);
   }
 
+  SessionMemory none_;
   Counters counters_;
   HeadCounters head_counters_;
   SessionTable table_{{.head = "h", .frozen = false, .hidden_size = 4, .limits = {}, .place_timeout = {}},
@@ -55,7 +59,7 @@ class SessionTableTest : public testing::Test {
 
 TEST_F(SessionTableTest, AClientThatOpensItsSessionAgainFindsItsMarks) {
   Start(*Enqueue(1));
-  const auto again = table_.Open("client", 0, 2, "unused", Deterministic::kNo, {});
+  const auto again = table_.Open("client", 0, 2, "unused", Deterministic::kNo, none_);
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->session_id, "s");
   EXPECT_THAT(again->lanes, ElementsAre(Field(&LaneMarks::accepted, 1U), Field(&LaneMarks::accepted, 0U)));
@@ -153,6 +157,32 @@ TEST_F(SessionTableTest, ACheckpointLeavesOutWhatIsQueuedAndRefusesWhatIsUnderWa
   EXPECT_TRUE(absl::IsAborted(table_.Held(lane_).status())) << "streams of before are cut off";
   EXPECT_THAT(table_.Replay("s"),
               ElementsAre(Field(&LaneReplay::next_sequence, 2U), Field(&LaneReplay::next_sequence, 1U)));
+}
+
+// Between two moments a chunk that is far ahead could find nobody left who brings what is missing.
+TEST_F(SessionTableTest, RoomThatIsMadeAndThoseWhoWaitForItLeaveTogether) {
+  const auto budget = std::make_shared<MemoryBudget>(1 << 20);
+  SessionMemory memory;
+  memory.reservation = *budget->Reserve("h", "a session", {{"gradient", 64}});
+  memory.gradient = std::make_unique<Gradient>();
+  ASSERT_TRUE(table_.Open("placed", 1, 1, "d", Deterministic::kYes, memory).ok());
+  const LaneAttachment lane = table_.Attach("d", 0, listener_, &cut_);
+  auto item = std::make_shared<ChunkItem>();
+  item->session_id = "d";
+  item->chunk.sequence = 1;
+  item->chunk.tokens = 1;
+  item->chunk.window_token = 0;
+  item->chunk.labels = std::string(8, '\0');
+  table_.ClaimPlace(item->chunk, item.get());
+  table_.Enqueue(item);
+  Start(*item);
+  table_.Wait(lane, [] {});
+  EXPECT_THAT(table_.FillPlace(*item).resumes, SizeIs(1));
+  table_.Wait(lane, [] {});
+  const auto pieces = table_.TakeUnfinished();
+  ASSERT_THAT(pieces, SizeIs(1));
+  EXPECT_THAT(table_.FinishPiece(*pieces[0]), SizeIs(1));
+  EXPECT_THAT(table_.TakeWaiting(), IsEmpty());
 }
 
 }  // namespace
