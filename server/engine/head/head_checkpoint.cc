@@ -159,8 +159,9 @@ absl::StatusOr<FileKeys> Head::RestoreNow(RestoreAs as, const RestoreNumbers& nu
   Install(as, numbers, state, *std::move(sessions));
   FileKeys keys;
   const MutexLock lock(mutex_);
+  const StateKeys now = KeysLocked();
   for (const StateTensor& tensor : state.tensors) {
-    keys.emplace_back(TensorFile(tensor.name), KeyOf(KeysLocked(), tensor));
+    keys.emplace_back(TensorFile(tensor.name), KeyOf(now, tensor));
   }
   return keys;
 }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/engine/chunk/chunk_options.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/device/batch_key.h"
@@ -284,7 +285,7 @@ absl::Status SessionTable::EarlierRejection(const std::string& session_id, int32
   if (!AccumulationLedger::WasRejected(LaneOf(session_id, lane), chunk.sequence)) return absl::OkStatus();
   const bool distilled = chunk.options.distillation.has_value();
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict,
-                   distilled ? "options.distillation.teacher" : kWindowToken,
+                   distilled ? kTeacherField : kWindowToken,
                    absl::StrCat("sequence ", chunk.sequence, " was rejected before, when ",
                                 distilled ? "it could not be computed with the teacher that there was"
                                           : "there was no place for it",
