@@ -302,13 +302,12 @@ int Serve(Options options) {
   if (!port_file.ok()) return Fail(port_file.status());
   if (absl::Status serving = StartServing(*restart, **server); !serving.ok()) return Fail(serving);
   if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kYes);
+  LogServing(options, ports, **engine, **server);
+  access_watch.LogStart();
+  WarnOfExposure(options.exposure);
+  // Last, so that whoever waits for the file finds the whole start in the log.
   const absl::Status published = port_file->Publish();
-  if (published.ok()) {
-    LogServing(options, ports, **engine, **server);
-    access_watch.LogStart();
-    WarnOfExposure(options.exposure);
-    WaitForEnd(signals, device_failed, **engine, **server, access_watch);
-  }
+  if (published.ok()) WaitForEnd(signals, device_failed, **engine, **server, access_watch);
   if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kNo);
   sigdelset(&signals, SIGRTMIN);
   sigdelset(&signals, SIGHUP);

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """The server as a process: flags, configuration, signals, exit statuses, log lines."""
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -105,6 +107,26 @@ class Usage(unittest.TestCase):
             self.assertIn("must be a regular file", result.stderr)
             self.assertEqual(os.listdir(folder), ["pipe"])
             self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+
+    def test_whoever_finds_the_port_file_finds_the_start_in_the_log(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as held:
+            address = f"127.0.0.1:{free_port()}"
+            ports = os.path.join(folder, "ports.json")
+            log, full = os.pipe()
+            held.callback(os.close, log)
+            filling = os.write(full, b"\n" * fcntl.fcntl(full, fcntl.F_GETPIPE_SZ))  # its first line has to wait
+            process = subprocess.Popen(
+                [BINARY, "--device=cpu", f"--listen={address}", "--metrics_listen=", f"--port_file={ports}"], stderr=full)
+            held.callback(process.wait)
+            held.callback(process.kill)
+            os.close(full)
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=60)
+            time.sleep(0.2)  # in which a file that does not wait for the line would appear
+            self.assertFalse(os.path.exists(ports))
+            while filling > 0:
+                filling -= len(os.read(log, filling))
+            self.assertIn(b" serving ", os.read(log, 1 << 16))
 
     @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "there is a GPU")
     def test_a_gpu_that_is_not_there_is_an_error_that_says_so_and_auto_takes_the_cpu(self):
