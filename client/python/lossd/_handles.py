@@ -27,7 +27,8 @@ class Handle:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        # The garbage collector may end a handle before the objects around it that ask for this.
+        return self._closed or self._pointer is None
 
     @property
     def is_ours(self) -> bool:
