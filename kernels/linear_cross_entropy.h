@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "kernels/data_type.h"
+#include "kernels/loss_options.h"
 
 namespace lossd::kernels {
 
@@ -29,16 +30,6 @@ enum class WeightGradient {
   kNone,        // loss (and dX, if asked for) only; dw may be null
   kOverwrite,   // the first contribution of a window: dw's old content is never read
   kAccumulate,  // dw += contribution
-};
-
-// What a row's loss is beyond plain cross-entropy. Notation and formulas: docs/numerics.md.
-struct LossOptions {
-  float logit_scale = 1.0f;       // τ, finite and above 0
-  float softcap = 0.0f;           // c, finite and above 0; 0: none
-  float label_smoothing = 0.0f;   // ε, in [0, 1]
-  float lse_square_scale = 0.0f;  // λ of the z-loss λ ℓ², finite and at least 0
-
-  bool operator==(const LossOptions&) const = default;
 };
 
 inline constexpr int32_t kMostTopK = 64;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <iterator>
 
-#include "kernels/loss_option_list.h"
+#include "kernels/loss_options.h"
 
 namespace lossd::kernels {
 namespace {

@@ -55,8 +55,8 @@ class Gradients : public HeadTest {
     }
     return problem;
   }
-  static RowKind OnlyDw(const Problem& problem, Gradient* gradient = nullptr) {
-    RowKind kind = KindOf(problem);
+  static BatchKey OnlyDw(const Problem& problem, Gradient* gradient = nullptr) {
+    BatchKey kind = KindOf(problem);
     kind.mode = ComputeMode::kWeightGradientOnly;
     kind.dx_type = {};
     kind.gradient = gradient;

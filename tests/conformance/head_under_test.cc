@@ -55,7 +55,7 @@ ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count) {
   return chunk;
 }
 
-RowKind KindOf(const Problem& problem, DataType dx_type) {
+BatchKey KindOf(const Problem& problem, DataType dx_type) {
   return {.hidden_type = problem.hidden_type,
           .dx_type = dx_type,
           .options = problem.options,
@@ -74,7 +74,7 @@ HeadConfig TeacherConfigOf(const Problem& problem) {
           .weight_gradients = WeightGradients::kFrozen};
 }
 
-BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const RowKind& kind,
+BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const BatchKey& kind,
                              std::vector<ChunkInput> chunks)
     : device_(device), hidden_(hidden), kind_(kind), chunks_(std::move(chunks)), outputs_(chunks_.size()) {
   const bool loss_only = kind_.mode == ComputeMode::kLossOnly;
@@ -167,17 +167,17 @@ void HeadUnderTest::Publish(const std::vector<unsigned char>& weights, const std
   EXPECT_TRUE(published.ok()) << published;
 }
 
-std::unique_ptr<BatchUnderWay> HeadUnderTest::Start(const RowKind& kind, std::vector<ChunkInput> chunks) {
+std::unique_ptr<BatchUnderWay> HeadUnderTest::Start(const BatchKey& kind, std::vector<ChunkInput> chunks) {
   return std::make_unique<BatchUnderWay>(device_, backend_.get(), config_.hidden_size, kind,
                                          std::move(chunks));
 }
 
-std::vector<ChunkOutput> HeadUnderTest::Run(const RowKind& kind, std::vector<ChunkInput> chunks) {
+std::vector<ChunkOutput> HeadUnderTest::Run(const BatchKey& kind, std::vector<ChunkInput> chunks) {
   return Start(kind, std::move(chunks))->Await();
 }
 
 ChunkOutput HeadUnderTest::Run(const Problem& problem, const WantedReturns& returns) {
-  RowKind kind = KindOf(problem);
+  BatchKey kind = KindOf(problem);
   kind.returns = returns;
   return Run(kind, {RowsOf(problem, 0, problem.shape.tokens)}).front();
 }

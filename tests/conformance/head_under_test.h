@@ -51,7 +51,7 @@ ChunkInput RowsOf(const Problem& problem, int64_t first, int64_t count);
 // A batch from its start to its end. Must be awaited.
 class BatchUnderWay {
  public:
-  BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const RowKind& kind,
+  BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidden, const BatchKey& kind,
                 std::vector<ChunkInput> chunks);
   BatchUnderWay(const BatchUnderWay&) = delete;
   BatchUnderWay& operator=(const BatchUnderWay&) = delete;
@@ -64,7 +64,7 @@ class BatchUnderWay {
  private:
   Device* const device_;
   const int64_t hidden_;
-  const RowKind kind_;
+  const BatchKey kind_;
   const std::vector<ChunkInput> chunks_;
   std::deque<GuardedBytes> losses_;
   std::deque<GuardedBytes> dx_;
@@ -85,8 +85,8 @@ class HeadUnderTest {
 
   // Weights of the head's master_type.
   void Publish(const std::vector<unsigned char>& weights, const std::vector<float>& bias = {});
-  std::unique_ptr<BatchUnderWay> Start(const RowKind& kind, std::vector<ChunkInput> chunks);
-  std::vector<ChunkOutput> Run(const RowKind& kind, std::vector<ChunkInput> chunks);
+  std::unique_ptr<BatchUnderWay> Start(const BatchKey& kind, std::vector<ChunkInput> chunks);
+  std::vector<ChunkOutput> Run(const BatchKey& kind, std::vector<ChunkInput> chunks);
   // One chunk of everything, with dX in fp32.
   ChunkOutput Run(const Problem& problem, const WantedReturns& returns = {});
   // Beside the head's own.
@@ -118,7 +118,7 @@ class HeadUnderTest {
 HeadConfig TeacherConfigOf(const Problem& problem);
 
 // What kind of batch a problem's hidden states make.
-RowKind KindOf(const Problem& problem, DataType dx_type = DataType::kFloat32);
+BatchKey KindOf(const Problem& problem, DataType dx_type = DataType::kFloat32);
 
 class OnDevice {
  protected:

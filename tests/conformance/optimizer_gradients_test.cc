@@ -97,7 +97,7 @@ TEST_P(WholeGradients, WithLabelSmoothingAreAdded) {
   const std::unique_ptr<engine::Gradient> other = head_->CreateGradient();
   const std::vector<Problem> problems = {MakeProblem(0.2f, 1), MakeProblem(0.0f, 2), MakeProblem(0.1f, 3)};
   const auto add = [&](const Problem& problem, engine::Gradient* to) {
-    RowKind kind = KindOf(problem);
+    BatchKey kind = KindOf(problem);
     kind.gradient = to;
     head_->Run(kind, {RowsOf(problem, 0, problem.shape.tokens)});
   };

@@ -123,7 +123,7 @@ TEST_P(OptionProperties, RowsHaveTheSameBitsInChunksOfAnySize) {
   for (const Problem& problem : Problems()) {
     SCOPED_TRACE(DescribeOptions(problem));
     const int64_t tokens = problem.shape.tokens;
-    RowKind kind = KindOf(problem);
+    BatchKey kind = KindOf(problem);
     kind.returns = Wanted(problem);
     HeadUnderTest head(device_.get(), problem);
     const ChunkOutput whole = head.Run(problem, kind.returns);
@@ -208,7 +208,7 @@ TEST_P(OptionProperties, TheSameRowsAgainDoubleTheWeightGradient) {
 TEST_P(OptionProperties, LossOnlyTellsTheSameAndAddsNothing) {
   for (const Problem& problem : Problems()) {
     SCOPED_TRACE(DescribeOptions(problem));
-    RowKind kind = KindOf(problem);
+    BatchKey kind = KindOf(problem);
     kind.returns = Wanted(problem);
     HeadUnderTest head(device_.get(), problem);
     const std::vector<ChunkInput> rows = {RowsOf(problem, 0, problem.shape.tokens)};

@@ -56,7 +56,7 @@ class Teaching : public HeadTest {
     const Problem problem;
     HeadUnderTest teacher;
     HeadUnderTest student;
-    RowKind kind;
+    BatchKey kind;
   };
 
   // The gradient's own relative error, of terms that may be a little larger than their sum.

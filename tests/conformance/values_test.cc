@@ -171,7 +171,7 @@ TEST_P(Values, EqualLogitsCostTheLogarithmOfTheVocabulary) {
 TEST_P(Values, OfLossOnlyAreTheSameLossesAndNoGradient) {
   const Problem problem = RandomProblem({.shape = {70, 500, 72}, .type = type(), .logit_deviation = 2.0});
   HeadUnderTest head(device_.get(), problem);
-  RowKind kind = KindOf(problem);
+  BatchKey kind = KindOf(problem);
   kind.mode = ComputeMode::kLossOnly;
   const ChunkOutput forward = head.Run(kind, {RowsOf(problem, 0, 70)}).front();
   EXPECT_TRUE(forward.dx.empty());

@@ -308,7 +308,7 @@ TEST(CudaPipeline, HasThreeBatchesUnderWayAndAnswersBeforeTheGradientIsComplete)
   const HeadConfig config{"h", LargeBatch::kEntries, LargeBatch::kWidth, DataType::kBFloat16};
   const std::unique_ptr<HeadBackend> head = *(*device)->CreateHead(config);
   ASSERT_TRUE(head->PublishWeights({*HostBuffer::Create(config.weight_bytes(), Commit::kNow)}).ok());
-  const RowKind kind{DataType::kBFloat16, DataType::kBFloat16, ComputeMode::kLossAndGradients};
+  const BatchKey kind{DataType::kBFloat16, DataType::kBFloat16, ComputeMode::kLossAndGradients};
   int polls = 0;
   std::vector<LargeBatch> batches(6);
   size_t started = 0;

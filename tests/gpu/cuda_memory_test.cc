@@ -79,7 +79,7 @@ class CudaMemory : public HeadTest {
     smoothed.options.label_smoothing = 0.1f;
     HeadBackend& backend = head.backend();
     for (int64_t step = 1; step <= 2; ++step) {
-      RowKind kind = KindOf(smoothed);
+      BatchKey kind = KindOf(smoothed);
       for (Gradient* to : {static_cast<Gradient*>(nullptr), second}) {
         kind.gradient = to;
         head.Run(kind, {RowsOf(smoothed, 0, 300)});
@@ -140,7 +140,7 @@ class CudaMemory : public HeadTest {
         for (const DataType dx_type : kTypes) {
           for (const int64_t rows : {64, 128, 1025, 8192}) {
             head.backend().ResetGradient();
-            RowKind kind = KindOf(problem, dx_type);
+            BatchKey kind = KindOf(problem, dx_type);
             head.Run(kind, {RowsOf(problem, 0, rows)});
             kind.returns = {.entropy = true, .top_k = kernels::kMostTopK};
             head.Run(kind, {RowsOf(problem, 0, rows)});
@@ -209,7 +209,7 @@ TEST_P(CudaMemory, IsNotTakenBySoftTargetsOnceTheirTeacherWasNamed) {
     HeadUnderTest teacher(device_.get(), TeacherConfigOf(problem));
     teacher.Publish(problem.teacher->weight);
     HeadUnderTest head(device_.get(), problem);
-    RowKind kind = KindOf(problem);
+    BatchKey kind = KindOf(problem);
     kind.teacher = teacher.AsTeacher(problem, head);
     head.Gradient();
     const std::vector<DeviceBuffer> everything = TakeAllMemory();

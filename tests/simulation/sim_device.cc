@@ -33,7 +33,7 @@ struct SimGradient : Gradient {
 };
 
 struct Underway {
-  engine::RowKind kind;
+  engine::BatchKey kind;
   std::vector<ChunkRows> chunks;
   engine::BatchCallbacks callbacks;
   SimGradient* gradient = nullptr;
@@ -77,8 +77,8 @@ class SimBackend : public engine::HeadBackend {
   absl::Status ReadBias(int64_t first, int64_t rows, float* out) override {
     return ReadState("bias", first, rows, out);
   }
-  int64_t RowsPerBatch(const engine::RowKind& /*kind*/) const override { return rows_per_batch_; }
-  void StartBatch(const engine::RowKind& kind, std::span<const ChunkRows> chunks,
+  int64_t RowsPerBatch(const engine::BatchKey& /*kind*/) const override { return rows_per_batch_; }
+  void StartBatch(const engine::BatchKey& kind, std::span<const ChunkRows> chunks,
                   engine::BatchCallbacks callbacks) override {
     ring_->push_back({kind,
                       {chunks.begin(), chunks.end()},

@@ -128,7 +128,7 @@ void Schedule::TakeBegun() {
   if (answer.ok()) {
     ending_.flush = *answer;
     phase_ = Phase::kReading;
-    Say(absl::StrCat("frozen as ", answer->flush_id));
+    Say(absl::StrCat("sealed as ", answer->flush_id));
     const int64_t tokens = ContentOf(ending_.marks).tokens;
     if (static_cast<int64_t>(answer->window_tokens) != tokens) {
       Diverge(absl::StrCat("the window has ", answer->window_tokens, " tokens; expected ", tokens));

@@ -178,7 +178,7 @@ class InProcess {
     rows.dx = gradients ? answers_.dx.data() : nullptr;
     const kernels::DataType type = KernelType(options_.type);
     absl::Status done = absl::UnknownError("not done");
-    backend_->StartBatch({type, gradients ? type : engine::RowKind().dx_type, mode}, {&rows, 1},
+    backend_->StartBatch({type, gradients ? type : engine::BatchKey().dx_type, mode}, {&rows, 1},
                          {[](size_t) {}, [&done](const auto& report) { done = report.status(); }});
     Require(done, "the batch");
   }

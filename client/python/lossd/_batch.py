@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict, TypeVar
 
 from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import choice, integer, number, optional_number
 from lossd._library import encoded, library
 from lossd.results import BatchResult
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 MODES = {"gradients": s.LOSSD_LOSS_AND_GRADIENTS, "loss": s.LOSSD_LOSS_ONLY}
 REDUCTIONS = {"sum": s.LOSSD_SUM, "mean": s.LOSSD_MEAN, "late_mean": s.LOSSD_LATE_MEAN}
@@ -53,8 +57,67 @@ class Distillation:
     hidden_dtype: Any = None
 
 
+class LossKeywords(TypedDict, total=False):
+    """The keywords that say what the loss is beyond plain cross-entropy, for type checkers: LossNumbers."""
+
+    label_smoothing: float
+    lse_square_scale: float
+    logit_scale: float | None
+    softcap: float | None
+
+
 @dataclass(frozen=True)
-class BatchOptions:
+class LossNumbers:
+    """What the loss is beyond plain cross-entropy. What is None is as the head has it; formulas: docs/numerics.md."""
+
+    label_smoothing: float = 0.0  # in [0, 1]
+    lse_square_scale: float = 0.0  # lambda of the z-loss lambda * lse**2; at least 0
+    logit_scale: float | None = None  # above 0
+    softcap: float | None = None  # above 0, or 0 for none
+
+    def check(self) -> None:
+        """Raises ValueError for what the server would reject."""
+        if not 0 <= self.label_smoothing <= 1:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}; want a number in [0, 1]")
+        if not (math.isfinite(self.lse_square_scale) and self.lse_square_scale >= 0):
+            raise ValueError(f"lse_square_scale is {self.lse_square_scale}; want a finite number of at least 0")
+        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap >= 0):
+            raise ValueError(f"softcap is {self.softcap}; want a finite number above 0, or 0 for none")
+        if self.logit_scale is not None and not (math.isfinite(self.logit_scale) and self.logit_scale > 0):
+            raise ValueError(f"logit_scale is {self.logit_scale}; want a finite number above 0")
+
+    def numbers(self) -> dict[str, Any]:
+        """Those above by name, as keywords of Session.compute."""
+        return {one.name: getattr(self, one.name) for one in fields(LossNumbers)}
+
+    def write_to(self, batch: s.Batch) -> None:
+        for name, value in self.numbers().items():
+            optional = getattr(LossNumbers, name) is None
+            setattr(batch, name, optional_number(value, name) if optional else number(value, name))
+
+
+def known_numbers(numbers: LossKeywords, function: str) -> LossKeywords:
+    """`numbers`, if they are. TypeError names what else `function` was given, as Python would."""
+    for name in numbers:
+        if name not in LossKeywords.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    return numbers
+
+
+def takes_loss_numbers(method: _Method) -> _Method:
+    """For a method with **numbers: Unpack[LossKeywords], which its signature then shows one by one."""
+    signature = inspect.signature(method)
+    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    numbers = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        for one in fields(LossNumbers)
+    ]
+    method.__signature__ = signature.replace(parameters=[*own, *numbers])  # type: ignore[attr-defined]
+    return method
+
+
+@dataclass(frozen=True)
+class BatchOptions(LossNumbers):
     """The keywords of Session.compute."""
 
     mode: str = "gradients"
@@ -68,10 +131,6 @@ class BatchOptions:
     ignore_index: int = -100
     gradient_scale: Any = 1.0
     z_gradient_scale: Any = None
-    label_smoothing: float = 0.0
-    lse_square_scale: float = 0.0
-    logit_scale: float | None = None
-    softcap: float | None = None
     class_weights: str = "head"
     bias: str = "head"
     token_weights: Any = None
@@ -118,9 +177,9 @@ def _batch_numbers(batch: s.Batch, options: BatchOptions) -> None:
     batch.first_token = integer(options.first_token, "first_token")
     batch.weight_version = integer(options.weight_version, "weight_version", most=(1 << 64) - 1)
     batch.window_token = -1 if options.window_token is None else integer(options.window_token, "window_token")
-    for name in ("gradient_scale", "label_smoothing", "lse_square_scale"):
-        setattr(batch, name, number(getattr(options, name), name))
-    for name in ("logit_scale", "softcap", "z_gradient_scale", "normalizer", "z_normalizer"):
+    options.write_to(batch)
+    batch.gradient_scale = number(options.gradient_scale, "gradient_scale")
+    for name in ("z_gradient_scale", "normalizer", "z_normalizer"):
         setattr(batch, name, optional_number(getattr(options, name), name))
 
 

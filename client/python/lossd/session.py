@@ -14,7 +14,15 @@ from lossd import _device
 from lossd import _structs as s
 from lossd import _tensors as t
 from lossd._arguments import integer
-from lossd._batch import BatchOptions, Distillation, prepare, result_of
+from lossd._batch import (
+    BatchOptions,
+    Distillation,
+    LossKeywords,
+    known_numbers,
+    prepare,
+    result_of,
+    takes_loss_numbers,
+)
 from lossd._core import HeadCore
 from lossd._handles import Handle
 from lossd._library import library
@@ -24,6 +32,8 @@ from lossd.errors import WindowLostError
 from lossd.results import BatchResult
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from lossd.head import Head
 
 
@@ -79,6 +89,7 @@ class Session:
         with self._handle as session:
             return int(library().function("lossd_session_reconnects")(session))
 
+    @takes_loss_numbers
     def compute(
         self,
         hidden: Any,
@@ -95,10 +106,6 @@ class Session:
         ignore_index: int = -100,
         gradient_scale: float = 1.0,
         z_gradient_scale: float | None = None,
-        label_smoothing: float = 0.0,
-        lse_square_scale: float = 0.0,
-        logit_scale: float | None = None,
-        softcap: float | None = None,
         class_weights: str = "head",
         bias: str = "head",
         token_weights: Any = None,
@@ -111,6 +118,7 @@ class Session:
         returns: Collection[str] = (),
         top_k: int = 0,
         out: Mapping[str, Any] | None = None,
+        **numbers: Unpack[LossKeywords],
     ) -> BatchResult:
         """Sends the batch and returns when all that is wanted has arrived; the GIL is released meanwhile.
 
@@ -138,8 +146,10 @@ class Session:
         Raises TypeError or ValueError for arguments that cannot be right, InvalidArgumentError for what the server
         rejects, WindowLostError, UnavailableError and the others of lossd.errors.
         """
+        others = ("self", "hidden", "labels", "out", "numbers")
         options = BatchOptions(
-            **{name: value for name, value in locals().items() if name not in ("self", "hidden", "labels", "out")},
+            **{name: value for name, value in locals().items() if name not in (*others, "others")},
+            **known_numbers(numbers, "compute"),
             out={} if out is None else out,
         )
         return self._compute(hidden, labels, options)

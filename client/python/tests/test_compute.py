@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -354,3 +355,16 @@ def test_regions(client: lossd.Client, make_head: MakeHead) -> None:
         region.copy_out(back, offset=0)
         assert np.array_equal(back, hidden.numpy())
         del x, dx
+
+
+def test_the_signature_names_every_number_of_the_loss() -> None:
+    shown = inspect.signature(lossd.Session.compute).parameters
+    for name, default in {"label_smoothing": 0.0, "lse_square_scale": 0.0, "logit_scale": None, "softcap": None}.items():
+        assert shown[name].default == default
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown.values())
+
+
+def test_a_keyword_that_does_not_exist_is_named(make_head: MakeHead) -> None:
+    with make_head(V, H, "float32").open_session() as session:
+        with pytest.raises(TypeError, match=r"compute\(\) got an unexpected keyword argument 'smoothing'"):
+            session.compute(*batch(3), smoothing=0.1)  # type: ignore[call-arg]

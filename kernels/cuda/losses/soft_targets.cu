@@ -59,27 +59,6 @@ __device__ double TotalReach(const RowStatistics& sums, double inverse, double b
   return 0.8 - 4.0 * log(1.0 - beta);
 }
 
-// α, β and γ of docs/numerics.md with the label's weight.
-__device__ inline GradientTerms SoftGradientTerms(const TileRows& tile, int32_t row,
-                                                  const Distillation& options, double token_weight,
-                                                  double class_weight, double log_sum_exp) {
-  const double g = tile.gradient_scales[row];
-  const double labelled = token_weight * g * static_cast<double>(options.label_weight);
-  GradientTerms terms{};
-  terms.beta = labelled * (1.0 - tile.options.label_smoothing) * class_weight;
-  if (tile.options.label_smoothing != 0) {
-    terms.gamma = labelled * tile.options.label_smoothing / static_cast<double>(tile.vocab);
-    terms.rest = terms.gamma * tile.classes.sum;
-  }
-  if (tile.options.lse_square_scale != 0) {
-    const double z_scale = tile.z_gradient_scales == nullptr ? g : tile.z_gradient_scales[row];
-    terms.rest += token_weight * 2.0 * tile.options.lse_square_scale * log_sum_exp * z_scale;
-  }
-  if (tile.lse_gradients != nullptr) terms.rest += g * tile.lse_gradients[row];
-  terms.alpha = terms.beta + terms.rest;
-  return terms;
-}
-
 __device__ inline double TokenWeight(const TileRows& tile, int32_t row) {
   return tile.token_weights == nullptr ? 1.0 : tile.token_weights[row];
 }
@@ -110,8 +89,8 @@ __device__ void SetFactors(const TileRows& tile, const SoftTargets& targets, int
   }
   const double token_weight = TokenWeight(tile, row);
   const double class_weight = ClassWeight(tile, tile.labels[row]);
-  const GradientTerms terms =
-      SoftGradientTerms(tile, row, options, token_weight, class_weight, end->log_sum_exp);
+  const GradientTerms terms = GradientTermsOf(
+      tile, row, token_weight, static_cast<double>(options.label_weight), class_weight, end->log_sum_exp);
   end->target = -terms.beta * (sums.others / sum) - terms.gamma * class_weight;
   if (terms.rest != 0) end->target += terms.rest * (own / sum);
   end->soft_factor = token_weight * tile.gradient_scales[row] * static_cast<double>(options.weight) * inverse;
@@ -245,10 +224,7 @@ __device__ void FinishSoftRow(const TileRows& tile, const Distillation& options,
     cost += loss_options.label_smoothing / static_cast<double>(tile.vocab) *
             (end.log_sum * tile.classes.sum + smoothing);
   }
-  double z_loss = 0;
-  if (loss_options.lse_square_scale != 0) {
-    z_loss = loss_options.lse_square_scale * end.log_sum_exp * end.log_sum_exp;
-  }
+  const double z_loss = ZLossOf(loss_options, end.log_sum_exp);
   const double loss = static_cast<double>(options.label_weight) * cost + z_loss +
                       static_cast<double>(options.weight) * divergence;
   const double tau = loss_options.logit_scale;

@@ -90,6 +90,11 @@ struct RowOutcome {
   bool overflowed;
 };
 
+// The z-loss of a row, before its weight.
+__device__ inline double ZLossOf(const LossOptions& options, double log_sum_exp) {
+  return options.lse_square_scale == 0 ? 0.0 : options.lse_square_scale * log_sum_exp * log_sum_exp;
+}
+
 // α, β and γ of docs/numerics.md, and α - β, which is not their difference: that would be noise where the two
 // are nearly equal.
 struct GradientTerms {
@@ -99,14 +104,17 @@ struct GradientTerms {
   double rest;
 };
 
+// `label_weight` is the cross-entropy's: 1 without soft targets.
 __device__ inline GradientTerms GradientTermsOf(const TileRows& tile, int32_t row, double token_weight,
-                                                double label_weight, double log_sum_exp) {
+                                                double label_weight, double class_weight,
+                                                double log_sum_exp) {
   const LossOptions& options = tile.options;
   const double g = tile.gradient_scales[row];
+  const double labelled = token_weight * g * label_weight;
   GradientTerms terms{};
-  terms.beta = token_weight * g * (1.0 - options.label_smoothing) * label_weight;
+  terms.beta = labelled * (1.0 - options.label_smoothing) * class_weight;
   if (options.label_smoothing != 0) {
-    terms.gamma = token_weight * g * options.label_smoothing / static_cast<double>(tile.vocab);
+    terms.gamma = labelled * options.label_smoothing / static_cast<double>(tile.vocab);
     terms.rest = terms.gamma * tile.classes.sum;
   }
   if (options.lse_square_scale != 0) {
@@ -141,20 +149,19 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   double surprise = log_sum_exp - tile.target_logits[row];  // where the label's own E is below the range
   if (own > 0) surprise = own > others ? log1p(others / own) : log(sum / own);
 
-  const double label_weight = ClassWeight(tile, tile.labels[row]);
+  const double class_weight = ClassWeight(tile, tile.labels[row]);
   const double token_weight = tile.token_weights == nullptr ? 1.0 : tile.token_weights[row];
-  double loss = (1.0 - options.label_smoothing) * label_weight * surprise;
+  double loss = (1.0 - options.label_smoothing) * class_weight * surprise;
   if (options.label_smoothing != 0) {
     loss += options.label_smoothing / static_cast<double>(tile.vocab) *
             (log_sum_exp * tile.classes.sum - sums.smoothing_sum);
   }
-  double z_loss = 0;
-  if (options.lse_square_scale != 0) z_loss = options.lse_square_scale * log_sum_exp * log_sum_exp;
+  const double z_loss = ZLossOf(options, log_sum_exp);
 
-  const GradientTerms terms = GradientTermsOf(tile, row, token_weight, label_weight, log_sum_exp);
+  const GradientTerms terms = GradientTermsOf(tile, row, token_weight, 1.0, class_weight, log_sum_exp);
   double target = -terms.beta * (others / sum);
   if (terms.rest != 0) target += terms.rest * (own / sum);
-  if (tile.smoothing == Smoothing::kElementwise) target -= terms.gamma * label_weight;
+  if (tile.smoothing == Smoothing::kElementwise) target -= terms.gamma * class_weight;
   if (options.softcap != 0) target *= tile.target_slopes[row];
   const double tau = options.logit_scale;
   RowOutcome out{static_cast<float>(token_weight * (loss + z_loss)),

@@ -279,7 +279,7 @@ json ToJson(const Window& window) {
                  {"last_aborted_flush", window.last_aborted_flush},
                  {"last_aborted_generation", window.last_aborted_generation},
                  {"last_step", ToJson(window.last_step)}};
-  if (window.state == WindowState::kFrozen) {
+  if (window.state == WindowState::kSealed) {
     result["flush"] = ToJson(window.flush);
     result["flush_marks"] = ToJson(window.marks);
     result["flush_scale"] = window.flush_scale;
@@ -298,7 +298,7 @@ Window WindowFromJson(const json& from) {
   window.last_aborted_generation = ToUnsigned(from.at("last_aborted_generation"));
   window.last_step = StepFromJson(from.at("last_step"));
   if (!from.contains("flush")) return window;
-  window.state = WindowState::kFrozen;
+  window.state = WindowState::kSealed;
   window.flush = FlushFromJson(from.at("flush"));
   window.marks = MarksFromJson(from.at("flush_marks"));
   window.flush_scale = ToFloat(from.at("flush_scale"));

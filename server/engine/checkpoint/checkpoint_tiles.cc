@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/loss_option_list.h"
+#include "kernels/loss_options.h"
 #include "server/engine/checkpoint/checkpoint_json.h"
 
 namespace lossd::engine {

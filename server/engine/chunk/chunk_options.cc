@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/loss_option_list.h"
+#include "kernels/loss_options.h"
 #include "server/engine/common/errors.h"
 
 namespace lossd::engine {

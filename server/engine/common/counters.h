@@ -124,8 +124,8 @@ struct Counters {
   DurationHistogram forward_seconds;          // started until loss and dX are ready
   DurationHistogram weight_gradient_seconds;  // the rest, until dW holds the chunk
   DurationHistogram answer_seconds;           // loss and dX are ready until the answer is on the wire
-  DurationHistogram flush_freeze_seconds;     // BeginFlush until frozen
-  DurationHistogram flush_read_seconds;       // frozen until committed or aborted
+  DurationHistogram flush_freeze_seconds;     // BeginFlush until sealed
+  DurationHistogram flush_read_seconds;       // sealed until committed or aborted
   DurationHistogram flush_commit_seconds;     // the call
   DurationHistogram step_seconds;             // ApplyStep until the next window is open
   DurationHistogram logits_seconds;           // Logits taken until computed

@@ -12,10 +12,10 @@ ClassWeights ClassWeightsOf(const Chunk& chunk, const HeadConfig& head) {
 
 }  // namespace
 
-RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher,
-               const HeadBackend* teacher_backend) {
+BatchKey KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher,
+                const HeadBackend* teacher_backend) {
   const ChunkOptions& options = chunk.options;
-  RowKind kind;
+  BatchKey kind;
   kind.hidden_type = chunk.hidden_type;
   if (chunk.mode == ComputeMode::kLossAndGradients) kind.dx_type = chunk.dx_type;
   kind.mode = chunk.mode;

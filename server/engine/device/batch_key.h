@@ -29,7 +29,7 @@ struct TeacherKind {
 };
 
 // What the chunks of one batch have in common.
-struct RowKind {
+struct BatchKey {
   kernels::DataType hidden_type = kernels::DataType::kFloat32;
   kernels::DataType dx_type = kernels::DataType::kFloat32;  // of loss only: as it is by default
   ComputeMode mode = ComputeMode::kLossAndGradients;
@@ -40,13 +40,13 @@ struct RowKind {
   TeacherKind teacher = {};
   Gradient* gradient = nullptr;  // what dW is added to; null: the head's own
 
-  bool operator==(const RowKind&) const = default;
+  bool operator==(const BatchKey&) const = default;
 };
 
 // The kind of a chunk that ValidateContent accepts: chunks of another kind are computed in another batch.
 // `teacher` and its backend: of the chunk's distillation, null without one.
-RowKind KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher = nullptr,
-               const HeadBackend* teacher_backend = nullptr);
+BatchKey KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* teacher = nullptr,
+                const HeadBackend* teacher_backend = nullptr);
 
 }  // namespace lossd::engine
 

@@ -1,63 +1,50 @@
 #include "server/engine/device/device_factory.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
-#include "kernels/linear_cross_entropy.h"
-#include "server/engine/device/cpu/cpu_backend.h"
-#ifdef LOSSD_CUDA
-#include "server/engine/device/cuda/cuda_device.h"
-#endif
 #include "server/engine/common/errors.h"
 
 namespace lossd::engine {
 namespace {
 
-// The number of "cuda:N"; negative if it is none.
-int CudaIndex(absl::string_view name) {
-  int index = -1;
-  if (!absl::ConsumePrefix(&name, "cuda:") || name.size() > 3 || !absl::SimpleAtoi(name, &index)) return -1;
-  return index;
-}
+constexpr absl::string_view kAuto = "auto";
 
-absl::StatusOr<std::unique_ptr<Device>> CreateCuda(int index, const DeviceOptions& options) {
-#ifdef LOSSD_CUDA
-  return CreateCudaDevice(index, {.workspace_bytes = options.workspace_bytes,
-                                  .pinned_bytes = options.pinned_bytes,
-                                  .chunk_limits = options.chunk_limits});
-#else
-  (void)options;
-  return MakeError(
-      absl::StatusCode::kFailedPrecondition, RejectReason::kInternal, "device",
-      absl::StrCat("cuda:", index, ": this lossd was built without CUDA (no CUDA toolkit was found)"));
-#endif
+absl::StatusOr<ChosenDevice> CreateFirst(DeviceOptions options) {
+  ChosenDevice chosen;
+  absl::Status failed;
+  for (const DeviceKind& kind : DeviceKinds()) {
+    options.name = kind.automatic;
+    absl::StatusOr<std::unique_ptr<Device>> device = kind.create(options);
+    if (device.ok()) {
+      chosen.device = *std::move(device);
+      return chosen;
+    }
+    failed = device.status();
+    if (chosen.why_cpu.empty()) chosen.why_cpu = std::string(failed.message());
+  }
+  return failed;
 }
 
 }  // namespace
 
-bool IsDeviceName(absl::string_view name) { return name == "auto" || name == "cpu" || CudaIndex(name) >= 0; }
+bool IsDeviceName(absl::string_view name) {
+  const auto kinds = DeviceKinds();
+  return name == kAuto ||
+         std::any_of(kinds.begin(), kinds.end(), [name](const DeviceKind& kind) { return kind.knows(name); });
+}
 
 absl::StatusOr<ChosenDevice> CreateDevice(const DeviceOptions& options) {
-  ChosenDevice chosen;
-  if (options.name != "cpu") {
-    const bool automatic = options.name == "auto";
-    absl::StatusOr<std::unique_ptr<Device>> cuda =
-        CreateCuda(automatic ? 0 : CudaIndex(options.name), options);
-    if (cuda.ok()) {
-      chosen.device = *std::move(cuda);
-      return chosen;
-    }
-    if (!automatic) return cuda.status();
-    chosen.why_cpu = std::string(cuda.status().message());
+  if (options.name == kAuto) return CreateFirst(options);
+  for (const DeviceKind& kind : DeviceKinds()) {
+    if (!kind.knows(options.name)) continue;
+    absl::StatusOr<std::unique_ptr<Device>> device = kind.create(options);
+    if (!device.ok()) return device.status();
+    return ChosenDevice{.device = *std::move(device), .why_cpu = {}};
   }
-  absl::StatusOr<std::unique_ptr<Device>> cpu = CreateCpuDevice(
-      options.workspace_bytes == 0 ? kernels::kDefaultCpuWorkspaceBytes : options.workspace_bytes,
-      options.staging_bytes);
-  if (!cpu.ok()) return cpu.status();
-  chosen.device = *std::move(cpu);
-  return chosen;
+  return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kInternal, "device",
+                   absl::StrCat("there is no device called ", options.name));
 }
 
 }  // namespace lossd::engine

@@ -155,12 +155,12 @@ class HeadBackend {
 
   // Most rows of this kind that are worth putting into one batch, at least 1. A single chunk may always have
   // more.
-  virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
+  virtual int64_t RowsPerBatch(const BatchKey& kind) const = 0;
   // `kind.teacher.backend` stays, and with it the weights that it has now, until the batch is done. Starts
   // loss, dX and, for chunks that accumulate, dW and db += of at least one chunk; or the last of these alone.
   // A row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of rows.
   // Only while the device has fewer batches under way than it may have.
-  virtual void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
+  virtual void StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks,
                           BatchCallbacks callbacks) = 0;
 
   // Rows of a gradient, null for the head's own, in fp32 (zeros if nothing was added since the last reset).

@@ -84,7 +84,7 @@ std::vector<SessionMarks> AccumulationLedger::WindowMarks() const {
     bool contributed = false;
     for (size_t i = 0; i < session.lanes.size(); ++i) {
       const Lane& lane = session.lanes[i];
-      const uint64_t accepted = frozen_ ? lane.next_base : lane.accepted;
+      const uint64_t accepted = sealed_ ? lane.next_base : lane.accepted;
       contributed = contributed || accepted > lane.base;
       marks.lanes.push_back({static_cast<int32_t>(i), accepted, std::min(accepted, lane.applied)});
     }
@@ -145,30 +145,30 @@ bool AccumulationLedger::WindowEmpty() const {
                       [](const auto& entry) { return entry.second.contributed(); });
 }
 
-void AccumulationLedger::Freeze() {
-  frozen_ = true;
+void AccumulationLedger::Seal() {
+  sealed_ = true;
   for (auto& [id, session] : sessions_) {
     for (Lane& lane : session.lanes) lane.next_base = lane.accepted;
   }
 }
 
-void AccumulationLedger::Reopen() { frozen_ = false; }
+void AccumulationLedger::Reopen() { sealed_ = false; }
 
 void AccumulationLedger::BeginWindow() {
   for (auto it = sessions_.begin(); it != sessions_.end();) {
     Session& session = it->second;
-    for (Lane& lane : session.lanes) lane.base = frozen_ ? lane.next_base : lane.accepted;
+    for (Lane& lane : session.lanes) lane.base = sealed_ ? lane.next_base : lane.accepted;
     const bool forgotten = session.state == SessionState::kClosed && !session.contributed();
     it = forgotten ? sessions_.erase(it) : std::next(it);
   }
-  frozen_ = false;
+  sealed_ = false;
 }
 
 void AccumulationLedger::Replace(std::map<std::string, Session, std::less<>> sessions, uint64_t last_number,
                                  WindowPhase phase) {
   sessions_ = std::move(sessions);
   last_number_ = std::max(last_number_, last_number);
-  frozen_ = phase == WindowPhase::kFrozen;
+  sealed_ = phase == WindowPhase::kSealed;
 }
 
 int64_t AccumulationLedger::open_sessions() const {

@@ -6,7 +6,7 @@
 //   started   last sequence handed to the device; from here on it always finishes
 //   applied   last sequence that is in dW (rejected ones count as applied: they are recorded as empty)
 //   base      accepted at the start of the window: above it lies what the window holds
-// While the window is frozen there is a fifth, next_base: what is accepted above it belongs to the next
+// While the window is sealed there is a fifth, next_base: what is accepted above it belongs to the next
 // window. The record is O(lanes) per session, whatever the number of chunks, but for the sequences that were
 // rejected for what may change (Reject): only so many of these are taken.
 //
@@ -34,7 +34,7 @@ class AccumulationLedger {
     uint64_t started = 0;
     uint64_t applied = 0;
     uint64_t base = 0;
-    uint64_t next_base = 0;          // while frozen: what was accepted when that began
+    uint64_t next_base = 0;          // while sealed: what was accepted when that began
     std::vector<uint64_t> rejected;  // ascending
 
     bool contributed() const { return accepted > base; }
@@ -80,7 +80,7 @@ class AccumulationLedger {
   static uint64_t Withdraw(Lane& lane);
 
   // What a flush has to name: the marks of every session that accepted a chunk in this window; of one that is
-  // frozen, as they were then.
+  // sealed, as they were then.
   std::vector<SessionMarks> WindowMarks() const;
   // Ok if `named` gives exactly the accepted mark of every lane that contributed (and of any other lane it
   // names). Otherwise FAILED_PRECONDITION naming the first difference.
@@ -89,7 +89,7 @@ class AccumulationLedger {
   bool Settled() const;
   bool WindowEmpty() const;
   // The window is complete, and everything in it is applied: what is accepted from now on is the next one's.
-  void Freeze();
+  void Seal();
   // It is not: what was accepted since is part of it.
   void Reopen();
   // A new window: bases move up, and closed sessions are forgotten unless it holds something of them.
@@ -97,7 +97,7 @@ class AccumulationLedger {
 
   // For checkpoints: the last number that a session was given; and everything, as it was then.
   uint64_t last_number() const { return last_number_; }
-  enum class WindowPhase { kOpen, kFrozen };
+  enum class WindowPhase { kOpen, kSealed };
   void Replace(std::map<std::string, Session, std::less<>> sessions, uint64_t last_number, WindowPhase phase);
 
   int64_t open_sessions() const;
@@ -106,7 +106,7 @@ class AccumulationLedger {
  private:
   std::map<std::string, Session, std::less<>> sessions_;
   uint64_t last_number_ = 0;
-  bool frozen_ = false;
+  bool sealed_ = false;
 };
 
 }  // namespace lossd::engine

@@ -47,7 +47,7 @@ void BatchRunner::Run(std::shared_ptr<BatchOwner> owner, std::deque<StartedChunk
 }
 
 void BatchRunner::Compute(const std::shared_ptr<Batch>& batch) {
-  RowKind kind;
+  BatchKey kind;
   std::vector<ChunkRows> rows;
   int64_t tokens = 0;
   bool timed = false;

@@ -29,7 +29,7 @@ int64_t NearBytes(const ChunkLimits& limits, int64_t hidden_size) {
   return tokens * (hidden_size * kWidest + kTokenBytes + kChunkBytes) + 2 * LargestChunk(limits);
 }
 
-bool SameProduct(const DeterministicTiles::Piece& piece, const RowKind& kind, const Chunk& chunk) {
+bool SameProduct(const DeterministicTiles::Piece& piece, const BatchKey& kind, const Chunk& chunk) {
   return piece.kind == kind && piece.chunk.gradient_scale == chunk.gradient_scale &&
          piece.chunk.options.z_gradient_scale == chunk.options.z_gradient_scale;
 }
@@ -73,7 +73,7 @@ void AppendParts(const Payload& payload, int64_t offset, int64_t bytes, std::vec
 
 struct DeterministicTiles::Stored {
   Chunk chunk;
-  RowKind kind;
+  BatchKey kind;
   int64_t bytes = 0;
   int64_t segments = 0;  // that are not in dW
 };
@@ -141,7 +141,7 @@ void DeterministicTiles::GiveUp(int64_t place, int64_t tokens, int64_t bytes) {
   --claimed_;
 }
 
-void DeterministicTiles::Fill(Chunk chunk, const RowKind& kind, int64_t bytes) {
+void DeterministicTiles::Fill(Chunk chunk, const BatchKey& kind, int64_t bytes) {
   int64_t place = *chunk.window_token;
   const int64_t end = place + chunk.tokens;
   auto stored = std::make_shared<Stored>(Stored{std::move(chunk), kind, bytes, 0});
@@ -265,12 +265,12 @@ absl::Status DeterministicTiles::CheckContent(const Content& content) const {
                    " here: start the server with the --max_chunk_bytes and --max_chunk_tokens it had"));
 }
 
-void DeterministicTiles::Restore(Content content, const std::function<RowKind(const Chunk&)>& kind_of) {
+void DeterministicTiles::Restore(Content content, const std::function<BatchKey(const Chunk&)>& kind_of) {
   if (content.taken.empty()) return;
   taken_ = std::move(content.taken);
   next_ = content.next_tile;
   for (Chunk& chunk : content.kept) {
-    const RowKind kind = kind_of(chunk);
+    const BatchKey kind = kind_of(chunk);
     const int64_t bytes = Bytes(chunk);
     kept_bytes_ += bytes;
     ++claimed_;

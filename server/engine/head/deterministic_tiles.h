@@ -48,11 +48,11 @@ class DeterministicTiles {
   static int64_t Bytes(const Chunk& chunk);
 
   // A chunk that was claimed and answered; `kind` is what its rows are in dW's product.
-  void Fill(Chunk chunk, const RowKind& kind, int64_t bytes);
+  void Fill(Chunk chunk, const BatchKey& kind, int64_t bytes);
 
   // One product: a chunk of rows as they come, and what is to be given back once it is done.
   struct Piece {
-    RowKind kind;
+    BatchKey kind;
     Chunk chunk;
     std::vector<std::shared_ptr<Stored>> rows;  // whose they are
   };
@@ -80,7 +80,7 @@ class DeterministicTiles {
   // FAILED_PRECONDITION if tiles have another size here, and the window is not empty.
   absl::Status CheckContent(const Content& content) const;
   // Called on a new object, with a content that was checked. `kind_of`: as in Fill.
-  void Restore(Content content, const std::function<RowKind(const Chunk&)>& kind_of);
+  void Restore(Content content, const std::function<BatchKey(const Chunk&)>& kind_of);
 
  private:
   // Rows of one chunk in one tile.

@@ -24,9 +24,9 @@ const char* Name(WindowState state) {
   switch (state) {
     case WindowState::kOpen:
       return "open";
-    case WindowState::kFreezing:
+    case WindowState::kSealing:
       return "freezing";
-    case WindowState::kFrozen:
+    case WindowState::kSealed:
       return "frozen";
   }
   return "open";
@@ -38,11 +38,11 @@ std::optional<absl::Time> GradientWindow::flush_since() const {
 }
 
 std::string GradientWindow::flush_id() const {
-  return window_.state == WindowState::kFrozen ? window_.flush.flush_id : "";
+  return window_.state == WindowState::kSealed ? window_.flush.flush_id : "";
 }
 
-bool GradientWindow::IsFrozenBy(const std::string& flush_id) const {
-  return window_.state == WindowState::kFrozen && window_.flush.flush_id == flush_id;
+bool GradientWindow::IsSealedBy(const std::string& flush_id) const {
+  return window_.state == WindowState::kSealed && window_.flush.flush_id == flush_id;
 }
 
 GradientWindow::Turn GradientWindow::TurnOf(uint64_t generation) const {
@@ -52,8 +52,8 @@ GradientWindow::Turn GradientWindow::TurnOf(uint64_t generation) const {
   if (generation == window_.generation + 1) {
     return IsNext(generation) && gradients_ == Gradients::kTwo ? Turn::kNext : Turn::kWait;
   }
-  // While freezing it is not yet known whether the window stays open.
-  const bool may_open = generation == window_.generation && window_.state == WindowState::kFreezing;
+  // While it is being sealed, it is not yet known whether the window stays open.
+  const bool may_open = generation == window_.generation && window_.state == WindowState::kSealing;
   return may_open ? Turn::kWait : Turn::kNever;
 }
 
@@ -69,16 +69,16 @@ absl::Status GradientWindow::CheckOpen() const {
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "generation",
                    absl::StrCat("generation ", window_.generation,
                                 stepping() ? " is being consumed by a step"
-                                : window_.state == WindowState::kFrozen
-                                    ? " is frozen by a flush (commit or abort it first)"
-                                    : " is about to be frozen by a flush"));
+                                : window_.state == WindowState::kSealed
+                                    ? " is sealed by a flush (commit or abort it first)"
+                                    : " is about to be sealed by a flush"));
 }
 
 absl::Status GradientWindow::CheckNotBehindFlush(uint64_t generation) const {
   if (gradients_ == Gradients::kOne || !IsNext(generation)) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kFailedPrecondition, RejectReason::kGeneration, "generation",
-      absl::StrCat("generation is ", generation, "; generation ", window_.generation, " is frozen by flush ",
+      absl::StrCat("generation is ", generation, "; generation ", window_.generation, " is sealed by flush ",
                    window_.flush.flush_id, " (commit or abort that first)"));
 }
 
@@ -91,7 +91,7 @@ std::optional<absl::StatusOr<FlushInfo>> GradientWindow::JoinFlush(const std::ve
   if (scale != window_.flush_scale) {
     return OtherArguments(kScale, window_.generation, absl::StrCat(window_.flush_scale), absl::StrCat(scale));
   }
-  if (window_.state == WindowState::kFrozen) return window_.flush;
+  if (window_.state == WindowState::kSealed) return window_.flush;
   flush_waiters_.push_back(std::move(done));
   return std::nullopt;
 }
@@ -118,7 +118,7 @@ std::optional<absl::StatusOr<StepResult>> GradientWindow::RepeatedStep(uint64_t 
 }
 
 void GradientWindow::Seal(std::vector<SessionMarks> marks) {
-  window_.state = WindowState::kFreezing;
+  window_.state = WindowState::kSealing;
   window_.marks = std::move(marks);
   begun_ = absl::Now();
 }
@@ -136,12 +136,12 @@ void GradientWindow::BeginStep(std::vector<SessionMarks> marks, const StepReques
   step_waiters_.push_back(std::move(done));
 }
 
-std::vector<FlushCallback> GradientWindow::Freeze(absl::StatusOr<FlushInfo>* answer) {
-  window_.state = answer->ok() ? WindowState::kFrozen : WindowState::kOpen;
+std::vector<FlushCallback> GradientWindow::Seal(absl::StatusOr<FlushInfo>* answer) {
+  window_.state = answer->ok() ? WindowState::kSealed : WindowState::kOpen;
   if (answer->ok()) {
     (*answer)->window_tokens = window_.tokens;
     window_.flush = **answer;
-    frozen_at_ = absl::Now();
+    sealed_at_ = absl::Now();
   }
   return std::exchange(flush_waiters_, {});
 }
@@ -163,13 +163,13 @@ absl::StatusOr<std::optional<uint64_t>> GradientWindow::CheckCommit(const std::s
   if (!flush_id.empty() && flush_id == window_.last_committed_flush) {
     return window_.last_committed_generation;
   }
-  if (!IsFrozenBy(flush_id)) return UnknownFlush(flush_id);
+  if (!IsSealedBy(flush_id)) return UnknownFlush(flush_id);
   return std::nullopt;
 }
 
 absl::StatusOr<std::optional<uint64_t>> GradientWindow::CheckAbort(const std::string& flush_id) const {
   if (!flush_id.empty() && flush_id == window_.last_aborted_flush) return window_.last_aborted_generation;
-  if (!IsFrozenBy(flush_id)) return UnknownFlush(flush_id);
+  if (!IsSealedBy(flush_id)) return UnknownFlush(flush_id);
   return std::nullopt;
 }
 
@@ -209,14 +209,14 @@ absl::Status GradientWindow::UnknownFlush(const std::string& flush_id) const {
 
 Window GradientWindow::Capture() const {
   Window captured = window_;
-  if (captured.state != WindowState::kFrozen) captured.state = WindowState::kOpen;
+  if (captured.state != WindowState::kSealed) captured.state = WindowState::kOpen;
   return captured;
 }
 
 void GradientWindow::Install(Window window, absl::Time now) {
   window_ = std::move(window);
   in_second_ = false;
-  begun_ = frozen_at_ = now;
+  begun_ = sealed_at_ = now;
   since_ = window_.tokens > 0 ? std::optional(now) : std::nullopt;
   next_since_ = window_.next_tokens > 0 ? std::optional(now) : std::nullopt;
 }

@@ -1,7 +1,7 @@
 // The state machine of a head's gradient window: which chunks belong to it, and which call ends it.
 //
 // A flush and a step of the optimizer end a window in the same way. The call seals it (Begin), the device
-// finishes what was accepted before, and then the window is frozen until its flush is committed or aborted,
+// finishes what was accepted before, and then the window is sealed until its flush is committed or aborted,
 // or consumed by the step. A call that is repeated meanwhile joins the first, and one that is repeated
 // afterwards gets the same answer.
 //
@@ -41,7 +41,7 @@ class GradientWindow {
   std::optional<absl::Time> flush_since() const;
   // The flush that holds the window; its id is empty if none does.
   std::string flush_id() const;
-  bool IsFrozenBy(const std::string& flush_id) const;
+  bool IsSealedBy(const std::string& flush_id) const;
 
   // --- Chunks ---
 
@@ -84,11 +84,11 @@ class GradientWindow {
   const StepRequest& step() const { return *step_; }
   float flush_scale() const { return window_.flush_scale; }
   absl::Time begun() const { return begun_; }
-  absl::Time frozen_at() const { return frozen_at_; }
+  absl::Time sealed_at() const { return sealed_at_; }
 
-  // What BeginFlush sealed is frozen if `answer` is ok, whose window_tokens are filled in, and open again if
-  // not. Returns who waits for the answer.
-  std::vector<FlushCallback> Freeze(absl::StatusOr<FlushInfo>* answer);
+  // What BeginFlush began to seal is sealed if `answer` is ok, whose window_tokens are filled in, and open
+  // again if not. Returns who waits for the answer.
+  std::vector<FlushCallback> Seal(absl::StatusOr<FlushInfo>* answer);
   // The step of BeginStep was taken if `answer` is ok: the next window begins, and the record is kept. Else
   // the window is open again.
   std::vector<StepCallback> EndStep(absl::StatusOr<StepResult>* answer);
@@ -97,7 +97,7 @@ class GradientWindow {
   // if this flush does not hold the window.
   absl::StatusOr<std::optional<uint64_t>> CheckCommit(const std::string& flush_id) const;
   absl::StatusOr<std::optional<uint64_t>> CheckAbort(const std::string& flush_id) const;
-  // The frozen window is gone, and the next one begins; or it is open again, with what came since.
+  // The sealed window is gone, and the next one begins; or it is open again, with what came since.
   void Commit();
   void Abort();
   absl::Status UnknownFlush(const std::string& flush_id) const;
@@ -111,7 +111,7 @@ class GradientWindow {
 
  private:
   bool IsNext(uint64_t generation) const {
-    return window_.state == WindowState::kFrozen && generation == window_.generation + 1;
+    return window_.state == WindowState::kSealed && generation == window_.generation + 1;
   }
   void Seal(std::vector<SessionMarks> marks);
   void BeginNext();
@@ -125,7 +125,7 @@ class GradientWindow {
 
   // While sealed by a flush or a step; those who asked for the same again wait with the first.
   absl::Time begun_;
-  absl::Time frozen_at_;
+  absl::Time sealed_at_;
   std::vector<FlushCallback> flush_waiters_;
   std::optional<StepRequest> step_;
   std::vector<StepCallback> step_waiters_;

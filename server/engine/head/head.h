@@ -145,7 +145,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // frozen.
   void BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, float gradient_scale,
                   FlushCallback done);
-  // Copies rows of the frozen window into `out` (rows * H * SizeOf(type) bytes and fp32 [rows], which must
+  // Copies rows of the sealed window into `out` (rows * H * SizeOf(type) bytes and fp32 [rows], which must
   // live until `done`).
   void ReadGradient(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
                     RowsOut out, std::function<void(absl::Status)> done);
@@ -221,7 +221,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   bool frozen() const { return config_.weight_gradients == WeightGradients::kFrozen; }
 
   // What BatchSource and BatchOwner want, on the device thread (head_batches.cc).
-  int64_t RowsPerBatch(const RowKind& kind) const override;
+  int64_t RowsPerBatch(const BatchKey& kind) const override;
   int64_t CostPerRow() const override { return config_.vocab_size * config_.hidden_size; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override;
   std::vector<std::shared_ptr<QueuedChunk>> TakeUnfinished() override;
@@ -291,7 +291,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Once everything accepted before is in the gradients: whether that is still what the call has named.
   absl::Status CheckSealedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Freeze();
+  void Seal();
   void Step();
   absl::StatusOr<StepResult> TakeStep(const StepRequest& request, const WindowGradient& gradient,
                                       int64_t steps);

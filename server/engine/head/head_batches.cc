@@ -22,7 +22,7 @@ absl::Status AsPrecondition(absl::Status status) {
 
 }  // namespace
 
-int64_t Head::RowsPerBatch(const RowKind& kind) const {
+int64_t Head::RowsPerBatch(const BatchKey& kind) const {
   // Pieces of tiles keep to themselves.
   return gradients_.IsWindows(kind.gradient) ? backend_->RowsPerBatch(kind) : 1;
 }

@@ -17,7 +17,7 @@ absl::Status Refused(absl::StatusCode code, absl::string_view message) {
 // Nobody is left who could end the flush that held a tagged checkpoint's window: it is whole again, as after
 // an abort.
 bool Reopens(Head::RestoreAs as, const HeadCheckpoint& state) {
-  return as == Head::RestoreAs::kTagged && state.window.state == WindowState::kFrozen;
+  return as == Head::RestoreAs::kTagged && state.window.state == WindowState::kSealed;
 }
 
 Window Reopened(Window window) {
@@ -63,9 +63,9 @@ void Head::SaveNow(SaveAs as, StateSink* sink, SavedCallback done) {
 
 absl::StatusOr<CapturedHead> Head::CaptureLocked(SaveAs as) const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  if (window_.state() == WindowState::kFrozen && as == SaveAs::kTagged) {
+  if (window_.state() == WindowState::kSealed && as == SaveAs::kTagged) {
     return Refused(absl::StatusCode::kFailedPrecondition,
-                   absl::StrCat("the window of head ", config_.name, " is frozen by flush ",
+                   absl::StrCat("the window of head ", config_.name, " is sealed by flush ",
                                 window_.flush_id(), ": commit or abort it first"));
   }
   CapturedHead captured;
@@ -89,7 +89,7 @@ std::vector<GradientFile> Head::GradientFilesLocked(const HeadCheckpoint& state)
   std::vector<GradientFile> files;
   bool window = false;
   bool next = false;
-  const bool sealed = state.window.state == WindowState::kFrozen;
+  const bool sealed = state.window.state == WindowState::kSealed;
   for (const SessionCheckpoint& entry : state.sessions) {
     bool contributed = false;
     for (const Lane& lane : entry.session.lanes) {
@@ -188,7 +188,7 @@ absl::Status Head::CheckRestorableLocked(const HeadCheckpoint& state, int64_t mo
     return a.name == b.name && a.type == b.type && a.rows == b.rows && a.columns == b.columns;
   };
   if (!lifecycle_.admits().ok()) return lifecycle_.admits();
-  if (window_.state() == WindowState::kFreezing || window_work_ > 0) {
+  if (window_.state() == WindowState::kSealing || window_work_ > 0) {
     return refuse("a call that ends its window is under way; try again");
   }
   if (state.weight_version == 0 && weights_.version() > 0) return refuse("it is of a time without weights");

@@ -163,7 +163,7 @@ absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachme
     case GradientWindow::Turn::kNow:
       return sessions_.MustWaitForRoom(attachment, chunk) ? Admission::kWait : Admission::kTake;
     case GradientWindow::Turn::kNext:
-      // A deterministic session has one gradient of its own, which the frozen window needs.
+      // A deterministic session has one gradient of its own, which the sealed window needs.
       return sessions_.IsDeterministic(attachment.session_id) ? Admission::kWait : Admission::kTake;
     case GradientWindow::Turn::kWait:
       return Admission::kWait;
@@ -176,8 +176,8 @@ absl::StatusOr<Head::Admission> Head::AdmitLocked(const LaneAttachment& attachme
 absl::Status Head::GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const {
   const uint64_t current = window_.generation();
   std::string message = absl::StrCat("generation is ", named, "; the server is at ", current);
-  if (window_.state() == WindowState::kFrozen) {
-    absl::StrAppend(&message, ", which is frozen by a flush (chunks of ", current + 1,
+  if (window_.state() == WindowState::kSealed) {
+    absl::StrAppend(&message, ", which is sealed by a flush (chunks of ", current + 1,
                     gradients_.has_second() ? " are taken)" : " wait for its commit)");
   }
   return PositionErrorLocked(absl::StatusCode::kAborted, RejectReason::kGeneration, "generation", message,

@@ -59,7 +59,7 @@ struct RestoreNumbers {
 
 // Names of files.
 inline constexpr char kOwnGradient[] = "gradient";        // of the window
-inline constexpr char kNextGradient[] = "next_gradient";  // of the window after a frozen one
+inline constexpr char kNextGradient[] = "next_gradient";  // of the window after a sealed one
 inline std::string TensorFile(const std::string& tensor) { return absl::StrCat("tensor.", tensor); }
 inline std::string SessionGradient(uint64_t session_number) {
   return absl::StrCat("gradient.", session_number);

@@ -107,12 +107,12 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
   if (window_.state() != WindowState::kOpen) return window_.JoinFlush(marks, gradient_scale, done);
   if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;
   window_.BeginFlush(marks, gradient_scale, std::move(done));
-  PostLastLocked(marks, [self = shared_from_this()] { self->Freeze(); });
+  PostLastLocked(marks, [self = shared_from_this()] { self->Seal(); });
   return std::nullopt;
 }
 
 // Everything accepted before the flush has been processed by now.
-void Head::Freeze() {
+void Head::Seal() {
   absl::StatusOr<FlushInfo> answer = FlushInfo{};
   WindowGradient gradient;
   float scale = 1.0f;
@@ -139,12 +139,12 @@ void Head::Freeze() {
   Resumes waiting;
   {
     const MutexLock lock(mutex_);
-    flush_waiters = window_.Freeze(&answer);
+    flush_waiters = window_.Seal(&answer);
     if (answer.ok()) {
-      sessions_.Freeze();
+      sessions_.Seal();
       ++environment_.counters->flushes_begun;
       environment_.counters->flush_freeze_seconds.Observe(
-          absl::ToDoubleSeconds(window_.frozen_at() - window_.begun()));
+          absl::ToDoubleSeconds(window_.sealed_at() - window_.begun()));
     }
     waiting = sessions_.TakeWaiting();
   }
@@ -157,7 +157,7 @@ absl::Status Head::CheckFlush(const std::string& flush_id) const { return Gradie
 absl::StatusOr<std::pair<WindowGradient, float>> Head::GradientOf(const std::string& flush_id) const {
   const MutexLock lock(mutex_);
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  if (!window_.IsFrozenBy(flush_id)) return window_.UnknownFlush(flush_id);
+  if (!window_.IsSealedBy(flush_id)) return window_.UnknownFlush(flush_id);
   return std::pair(WindowGradientLocked(), window_.flush_scale());
 }
 
@@ -171,9 +171,9 @@ void Head::ReadGradient(const std::string& flush_id, int64_t first_row, int64_t 
 
 absl::Status Head::ReadRows(const std::string& flush_id, int64_t first_row, int64_t rows,
                             kernels::DataType type, RowsOut out) {
-  const absl::StatusOr<std::pair<WindowGradient, float>> frozen = GradientOf(flush_id);
-  if (!frozen.ok()) return frozen.status();
-  const auto& [gradient, scale] = *frozen;
+  const absl::StatusOr<std::pair<WindowGradient, float>> read = GradientOf(flush_id);
+  if (!read.ok()) return read.status();
+  const auto& [gradient, scale] = *read;
   const bool wanted_wide = type == kernels::DataType::kFloat32;
   const int64_t count = rows * config_.hidden_size;
   ResultBytes memory = wanted_wide ? ResultBytes() : StagedResult(count * 4, environment_.device);
@@ -207,7 +207,7 @@ absl::StatusOr<uint64_t> Head::CommitFlush(const std::string& flush_id) {
     waiting = BeginWindowLocked();
     generation = window_.generation();
     ++environment_.counters->flushes_committed;
-    environment_.counters->flush_read_seconds.Observe(absl::ToDoubleSeconds(begun - window_.frozen_at()));
+    environment_.counters->flush_read_seconds.Observe(absl::ToDoubleSeconds(begun - window_.sealed_at()));
   }
   Call(waiting);
   environment_.counters->flush_commit_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - begun));
@@ -235,7 +235,7 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
     generation = window_.generation();
     ++environment_.counters->flushes_aborted;
     environment_.counters->flush_read_seconds.Observe(
-        absl::ToDoubleSeconds(absl::Now() - window_.frozen_at()));
+        absl::ToDoubleSeconds(absl::Now() - window_.sealed_at()));
     waiting = sessions_.TakeWaiting();
   }
   Call(waiting);
@@ -375,7 +375,7 @@ absl::Status Head::CheckStatsLocked(uint64_t generation, const std::vector<Sessi
   }
   if (absl::Status place = CheckGenerationLocked(generation); !place.ok()) return place;
   // What a flush holds it has told of.
-  if (window_.state() == WindowState::kFrozen) return window_.CheckOpen();
+  if (window_.state() == WindowState::kSealed) return window_.CheckOpen();
   return marks.empty() ? absl::OkStatus() : sessions_.Match(marks);
 }
 

@@ -461,7 +461,7 @@ void SessionTable::GiveUpPlace(ChunkItem& item, Cut* cut) {
   cut->made_room.push_back(item.session_id);
 }
 
-RowKind SessionTable::TileKind(RowKind of_chunk, Gradient* gradient) {
+BatchKey SessionTable::TileKind(BatchKey of_chunk, Gradient* gradient) {
   of_chunk.mode = ComputeMode::kWeightGradientOnly;
   of_chunk.dx_type = {};
   of_chunk.returns = {};
@@ -470,7 +470,7 @@ RowKind SessionTable::TileKind(RowKind of_chunk, Gradient* gradient) {
 }
 
 SessionTable::Filled SessionTable::FillPlace(ChunkItem& item) {
-  const RowKind kind = TileKind(item.row_kind, item.deterministic->memory.gradient.get());
+  const BatchKey kind = TileKind(item.row_kind, item.deterministic->memory.gradient.get());
   DeterministicTiles& tiles = item.deterministic->tiles;
   tiles.Fill(std::move(item.chunk), kind, item.kept_bytes);
   return {ItemsOf(item.deterministic, tiles.TakeComplete()), TakeWaiting(item.session_id)};
@@ -592,7 +592,7 @@ void SessionTable::Install(const HeadCheckpoint& state, DeterministicSessions de
     sessions.emplace(entry.id, entry.session).first->second.last_active = MonotonicNow();
   }
   ledger_.Replace(std::move(sessions), state.last_session_number,
-                  state.window.state == WindowState::kFrozen ? AccumulationLedger::WindowPhase::kFrozen
+                  state.window.state == WindowState::kSealed ? AccumulationLedger::WindowPhase::kSealed
                                                              : AccumulationLedger::WindowPhase::kOpen);
   deterministic_ = std::move(deterministic);
 }

@@ -130,7 +130,7 @@ class SessionTable {
   absl::Status Match(std::span<const SessionMarks> named) const { return ledger_.Match(named); }
   std::vector<SessionMarks> WindowMarks() const { return ledger_.WindowMarks(); }
   bool WindowEmpty() const { return ledger_.WindowEmpty(); }
-  void Freeze() { ledger_.Freeze(); }
+  void Seal() { ledger_.Seal(); }
   void Reopen() { ledger_.Reopen(); }
   void BeginWindow();
 
@@ -169,7 +169,7 @@ class SessionTable {
   // Their gradients and reservations, for a restore to use.
   void TakeMemory(std::vector<SessionMemory>* memory);
   // The product that rows of such a chunk are part of.
-  static RowKind TileKind(RowKind of_chunk, Gradient* gradient);
+  static BatchKey TileKind(BatchKey of_chunk, Gradient* gradient);
 
   // --- Checkpoints ---
 

@@ -17,13 +17,12 @@
 
 namespace lossd::engine {
 
-//   open ──BeginFlush──▶ freezing ──everything applied──▶ frozen ──CommitFlush──▶ open (generation + 1)
+//   open ──BeginFlush──▶ sealing ──everything applied──▶ sealed ──CommitFlush──▶ open (generation + 1)
 //                           └──marks no longer true──▶ open        └──AbortFlush──▶ open (same generation)
-//   open ──ApplyStep───▶ freezing ──everything applied, the step taken──▶ open (generation + 1)
+//   open ──ApplyStep───▶ sealing ──everything applied, the step taken──▶ open (generation + 1)
 //                           └──marks no longer true──▶ open
-enum class WindowState { kOpen, kFreezing, kFrozen };
-inline constexpr std::array kWindowStates = {WindowState::kOpen, WindowState::kFreezing,
-                                             WindowState::kFrozen};
+enum class WindowState { kOpen, kSealing, kSealed };
+inline constexpr std::array kWindowStates = {WindowState::kOpen, WindowState::kSealing, WindowState::kSealed};
 const char* Name(WindowState state);  // "open", "freezing", "frozen"
 
 struct FlushInfo {
@@ -42,10 +41,10 @@ struct Window {
   uint64_t generation = 1;
   WindowState state = WindowState::kOpen;
   uint64_t tokens = 0;  // valid tokens in dW
-  // While frozen, of a head with a second gradient: those of the next window that are in that one.
+  // While sealed, of a head with a second gradient: those of the next window that are in that one.
   uint64_t next_tokens = 0;
 
-  // While freezing or frozen: the marks that whatever ends the window was begun with, in canonical form.
+  // While sealing or sealed: the marks that whatever ends the window was begun with, in canonical form.
   std::vector<SessionMarks> marks;
   // A flush's other argument, and its answer.
   float flush_scale = 1.0f;

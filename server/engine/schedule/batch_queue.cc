@@ -135,7 +135,7 @@ BatchQueue::Step BatchQueue::StartReady(Clock::time_point now) {
     if (!line.jobs.empty()) in_order.push_back({line.lead, line.jobs.front().number, Kind::kJob, &line});
     if (line.chunks.Empty()) continue;
     const BatchSource& of_line = *line.source;
-    line.next = line.chunks.Gather([&of_line](const RowKind& kind) { return of_line.RowsPerBatch(kind); });
+    line.next = line.chunks.Gather([&of_line](const BatchKey& kind) { return of_line.RowsPerBatch(kind); });
     if (line.next.rows == 0) {
       StartBatch(line);
       return {true, now};

@@ -44,7 +44,7 @@ class BatchSource {
  public:
   virtual ~BatchSource() = default;
   // HeadBackend's.
-  virtual int64_t RowsPerBatch(const RowKind& kind) const = 0;
+  virtual int64_t RowsPerBatch(const BatchKey& kind) const = 0;
   // The device's time for a row, in any unit that all sources have in common; at least 1.
   virtual int64_t CostPerRow() const = 0;
   // Starts those chunks that still count, in order. `on_ended` is called once, when no answer and no applied

@@ -55,7 +55,7 @@ void SessionQueues::Unplace(Session& session) {
   session.order = nullptr;
 }
 
-SessionQueues::Order& SessionQueues::OrderOf(const RowKind& kind) {
+SessionQueues::Order& SessionQueues::OrderOf(const BatchKey& kind) {
   const auto it = std::find_if(waiting_by_kind_.begin(), waiting_by_kind_.end(),
                                [&kind](const auto& entry) { return entry.first == kind; });
   if (it != waiting_by_kind_.end()) return it->second;

@@ -35,7 +35,7 @@ namespace lossd::engine {
 
 // A chunk as the queue sees it. What stands here does not change once it is queued.
 struct QueuedChunk {
-  RowKind row_kind;
+  BatchKey row_kind;
   int64_t rows = 0;      // none: costs the device nothing, and may be part of any batch
   uint64_t session = 0;  // whose chunk it is, among those of its head
 };
@@ -45,7 +45,7 @@ class SessionQueues {
   using Clock = std::chrono::steady_clock;
   using Chunk = std::shared_ptr<QueuedChunk>;
   // HeadBackend's.
-  using RowsPerBatch = std::function<int64_t(const RowKind&)>;
+  using RowsPerBatch = std::function<int64_t(const BatchKey&)>;
 
   // `number` goes up with every chunk.
   void Add(Chunk chunk, uint64_t number, Clock::time_point arrival);
@@ -88,21 +88,21 @@ class SessionQueues {
   static void Unplace(Session& session);
   void TakeFirst(Session& session);
   // Where sessions of this kind stand.
-  Order& OrderOf(const RowKind& kind);
+  Order& OrderOf(const BatchKey& kind);
   // The order of the kind of the session whose turn it is; null if none waits.
   Order* Earliest();
   void AdvanceTime();
 
-  std::unordered_map<uint64_t, Session> sessions_;        // those with chunks, and those ahead of the others
-  std::list<std::pair<RowKind, Order>> waiting_by_kind_;  // by the kind of the session's first chunk
+  std::unordered_map<uint64_t, Session> sessions_;         // those with chunks, and those ahead of the others
+  std::list<std::pair<BatchKey, Order>> waiting_by_kind_;  // by the kind of the session's first chunk
   Order idle_;
   int64_t time_ = 0;     // the lowest tag when the last chunk was taken; never goes back
   int64_t waiting_ = 0;  // chunks, with those of the next batch
 
   std::vector<Waiting> joined_;  // the next batch, in order
   Batch next_;
-  int64_t next_most_ = 0;             // rows
-  std::optional<RowKind> next_kind_;  // of those that have rows
+  int64_t next_most_ = 0;              // rows
+  std::optional<BatchKey> next_kind_;  // of those that have rows
 };
 
 }  // namespace lossd::engine

@@ -257,10 +257,10 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
     case engine::WindowState::kOpen:
       head->set_window_state(v1::WINDOW_STATE_OPEN);
       break;
-    case engine::WindowState::kFreezing:
+    case engine::WindowState::kSealing:
       head->set_window_state(v1::WINDOW_STATE_FREEZING);
       break;
-    case engine::WindowState::kFrozen:
+    case engine::WindowState::kSealed:
       head->set_window_state(v1::WINDOW_STATE_FROZEN);
       break;
   }

@@ -1,5 +1,10 @@
 // Chunks and their answers: between Compute messages and the engine.
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,12 +68,31 @@ std::optional<T> If(bool is_set, T value) {
   return is_set ? std::optional<T>(value) : std::nullopt;
 }
 
+using LossFields = std::array<const google::protobuf::FieldDescriptor*, std::size(kernels::kLossOptions)>;
+
+LossFields FindLossFields() {
+  LossFields fields{};
+  std::transform(std::begin(kernels::kLossOptions), std::end(kernels::kLossOptions), fields.begin(),
+                 [](const kernels::LossOption& option) {
+                   return v1::LossOptions::descriptor()->FindFieldByName(option.name);
+                 });
+  return fields;
+}
+
+// The numbers that kernels::kLossOptions lists, by their names. An optional one that is not set stays the
+// head's.
+void TakeNumbers(const v1::LossOptions& proto, engine::ChunkOptions* options) {
+  static const LossFields fields = FindLossFields();  // convert_chunk_test looks that all are there
+  const google::protobuf::Reflection& reflection = *proto.GetReflection();
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (fields[i]->has_presence() && !reflection.HasField(proto, fields[i])) continue;
+    options->Set(kernels::kLossOptions[i].value, reflection.GetFloat(proto, fields[i]));
+  }
+}
+
 engine::ChunkOptions OptionsToEngine(const v1::LossOptions& proto) {
   engine::ChunkOptions options;
-  options.loss.label_smoothing = proto.label_smoothing();
-  options.loss.lse_square_scale = proto.lse_square_scale();
-  if (proto.has_logit_scale()) options.Set(&kernels::LossOptions::logit_scale, proto.logit_scale());
-  if (proto.has_softcap()) options.Set(&kernels::LossOptions::softcap, proto.softcap());
+  TakeNumbers(proto, &options);
   options.class_weights =
       If(proto.has_class_weights(),
          proto.class_weights() ? engine::ClassWeights::kUse : engine::ClassWeights::kIgnore);

@@ -53,12 +53,12 @@ std::vector<FakeBatch> FakeGate::batches() {
   return batches_;
 }
 
-std::vector<RowKind> FakeGate::kinds() {
+std::vector<BatchKey> FakeGate::kinds() {
   const std::lock_guard lock(mutex_);
   return kinds_;
 }
 
-size_t FakeGate::Arrive(FakeBatch batch, const RowKind& kind) {
+size_t FakeGate::Arrive(FakeBatch batch, const BatchKey& kind) {
   const std::lock_guard lock(mutex_);
   kinds_.push_back(kind);
   batches_.push_back(std::move(batch));
@@ -133,7 +133,7 @@ namespace {
 // The owner thread's, like a device's.
 struct BatchUnderWay {
   size_t number = 0;
-  RowKind kind;
+  BatchKey kind;
   std::vector<ChunkRows> chunks;
   BatchCallbacks callbacks;
   float* sum = nullptr;
@@ -204,8 +204,9 @@ class FakeBackend : public HeadBackend {
     return absl::OkStatus();
   }
   int64_t RowsOfLogits() const override { return options_.rows_of_logits; }
-  int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return options_.rows_per_batch; }
-  void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override {
+  int64_t RowsPerBatch(const BatchKey& /*kind*/) const override { return options_.rows_per_batch; }
+  void StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks,
+                  BatchCallbacks callbacks) override {
     FakeBatch scales;
     for (const ChunkRows& chunk : chunks) scales.push_back(chunk.gradient_scale);
     ring_->push_back({gate_->Arrive(std::move(scales), kind),
@@ -340,7 +341,7 @@ class FakeBackend : public HeadBackend {
   FakeGradient own_;
 };
 
-void Fill(const RowKind& kind, const ChunkRows& rows) {
+void Fill(const BatchKey& kind, const ChunkRows& rows) {
   if (kind.mode == ComputeMode::kWeightGradientOnly) return;
   const auto fill = [&rows](auto* values, auto value) {
     if (values != nullptr) std::fill_n(values, rows.tokens, value);

@@ -38,7 +38,7 @@ class FakeGate {
   void AwaitArrival();
   void AwaitStarted(size_t batches);
   std::vector<FakeBatch> batches();
-  std::vector<RowKind> kinds();  // of these
+  std::vector<BatchKey> kinds();  // of these
 
   // How many batches had been started when logits were computed, each time.
   std::vector<size_t> logits_after();
@@ -53,7 +53,7 @@ class FakeGate {
   void OnWriteState(std::function<void()> hook);
 
   // Called by the device. Batches are numbered from 0.
-  size_t Arrive(FakeBatch batch, const RowKind& kind);
+  size_t Arrive(FakeBatch batch, const BatchKey& kind);
   bool MayAnswer(size_t number);
   bool MayEnd(size_t number);
   bool failing();
@@ -65,7 +65,7 @@ class FakeGate {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<FakeBatch> batches_;
-  std::vector<RowKind> kinds_;
+  std::vector<BatchKey> kinds_;
   std::vector<size_t> logits_after_;
   const std::shared_ptr<std::atomic<int64_t>> registered_ = std::make_shared<std::atomic<int64_t>>(0);
   std::atomic<int64_t> most_registered_ = 0;

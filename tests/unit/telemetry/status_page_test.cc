@@ -35,7 +35,7 @@ ServerStatus Example() {
   head.weight_type = "bfloat16";
   head.snapshot.generation = 17;
   head.snapshot.weight_version = 5;
-  head.snapshot.window_state = engine::WindowState::kFrozen;
+  head.snapshot.window_state = engine::WindowState::kSealed;
   head.snapshot.window_tokens = 4321;
   head.snapshot.window_since = now - absl::Seconds(90);
   head.snapshot.flush_since = now - absl::Seconds(7);

@@ -98,7 +98,7 @@ class AllowedArrows(unittest.TestCase):
         ("server/main.cc", '"server/rpc/convert/convert.h"', '"server/telemetry/metrics.h"', '"server/startup/options.h"'),
         ("server/telemetry/metrics.cc", '"server/version.h"'),
         ("server/engine/engine.cc", '"server/engine/head/head.h"', '"server/engine/chunk/chunk.h"'),
-        ("server/engine/device/device_factory.cc", '"server/engine/device/cpu/cpu_backend.h"'),
+        ("server/engine/device/cpu/cpu_backend.cc", '"server/engine/device/head_backend.h"'),
         ("kernels/cuda/rows/bias.cu", '"kernels/data_type.h"', '"kernels/cuda/memory/result.h"'),
         ("tests/integration/package/outside/main.cc", "<lossd/client.h>"),
         ("client/src/session/session.cc", '"lossd/client.h"', '"lossd/v1/loss.pb.h"', '"client/src/connection/connection.h"', "<grpcpp/grpcpp.h>"),

@@ -6,19 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from lossd._batch import LossNumbers
+
 REDUCTIONS = ("none", "mean", "sum")
 
 
 @dataclass(frozen=True)
-class LossOptions:
-    """The options of one loss. What is None is as the head has it; formulas: docs/numerics.md."""
+class LossOptions(LossNumbers):
+    """The options of one loss."""
 
     ignore_index: int = -100
-    label_smoothing: float = 0.0
     reduction: str = "mean"
-    softcap: float | None = None  # 0: none
-    lse_square_scale: float = 0.0
-    logit_scale: float | None = None
     class_weights: str = "head"  # or "ignore", "use"
     bias: str = "head"  # or "ignore", "use"
     normalizer: float | None = None
@@ -28,14 +26,7 @@ class LossOptions:
     def __post_init__(self) -> None:
         if self.reduction not in REDUCTIONS:
             raise ValueError(f"reduction is {self.reduction!r}; want one of {', '.join(map(repr, REDUCTIONS))}")
-        if not 0 <= self.label_smoothing <= 1:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}; want a number in [0, 1]")
-        if not (math.isfinite(self.lse_square_scale) and self.lse_square_scale >= 0):
-            raise ValueError(f"lse_square_scale is {self.lse_square_scale}; want a finite number of at least 0")
-        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap >= 0):
-            raise ValueError(f"softcap is {self.softcap}; want a finite number above 0, or 0 for none")
-        if self.logit_scale is not None and not (math.isfinite(self.logit_scale) and self.logit_scale > 0):
-            raise ValueError(f"logit_scale is {self.logit_scale}; want a finite number above 0")
+        self.check()
         for name in ("normalizer", "z_normalizer"):
             self._check_count(name, getattr(self, name))
         if self.z_normalizer is not None and self.normalizer is None:
@@ -54,11 +45,8 @@ class LossOptions:
     def compute_arguments(self) -> dict[str, Any]:
         """The arguments for Session.compute, without the reduction, which is made here."""
         return {
+            **self.numbers(),
             "ignore_index": self.ignore_index,
-            "label_smoothing": self.label_smoothing,
-            "lse_square_scale": self.lse_square_scale,
-            "logit_scale": self.logit_scale,
-            "softcap": self.softcap,
             "class_weights": self.class_weights,
             "bias": self.bias,
         }

@@ -66,7 +66,7 @@ absl::Status CpuBackend::PrepareTeacher(const HeadBackend& backend) {
   return row > workspace_->size() ? NoRoomForTeacher(config_, row, workspace_->size()) : absl::OkStatus();
 }
 
-void CpuBackend::StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
+void CpuBackend::StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks,
                             BatchCallbacks callbacks) {
   BatchReport report;
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -79,7 +79,7 @@ void CpuBackend::StartBatch(const RowKind& kind, std::span<const ChunkRows> chun
   callbacks.on_done(report);
 }
 
-kernels::Status CpuBackend::Process(const RowKind& kind, const ChunkRows& rows, size_t number,
+kernels::Status CpuBackend::Process(const BatchKey& kind, const ChunkRows& rows, size_t number,
                                     const BatchCallbacks& callbacks, BatchReport* report) {
   std::function<void()> tell = [&callbacks, number] { callbacks.on_input_gradients(number); };
   kernels::LinearCrossEntropyParams params = ToParams(kind, rows);
@@ -121,7 +121,7 @@ float* CpuBackend::UnusedLosses(int64_t tokens) {
   return unused_losses_.data();
 }
 
-kernels::LinearCrossEntropyParams CpuBackend::ToParams(const RowKind& kind, const ChunkRows& rows) {
+kernels::LinearCrossEntropyParams CpuBackend::ToParams(const BatchKey& kind, const ChunkRows& rows) {
   kernels::LinearCrossEntropyParams params;
   params.tokens = rows.tokens;
   params.vocab = config_.vocab_size;

@@ -42,8 +42,8 @@ class CpuBackend : public HeadBackend {
   absl::Status PrepareTeacher(const HeadBackend& backend) override;
   // Chunks are not gathered: the products gain little by it, and with one client the order of dW's sums stays
   // that of its sequences.
-  int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return 1; }
-  void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
+  int64_t RowsPerBatch(const BatchKey& /*kind*/) const override { return 1; }
+  void StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
   absl::Status ReadGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) override;
   absl::Status ReadBiasGradient(const Gradient* of, int64_t first_row, int64_t rows, float* out) override;
   void Reset(Gradient* gradient) override { Find(gradient).empty = true; }
@@ -77,10 +77,10 @@ class CpuBackend : public HeadBackend {
   }
   static float* Floats(HostBuffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
 
-  kernels::Status Process(const RowKind& kind, const ChunkRows& rows, size_t number,
+  kernels::Status Process(const BatchKey& kind, const ChunkRows& rows, size_t number,
                           const BatchCallbacks& callbacks, BatchReport* report);
   kernels::Teacher TeacherOf(const TeacherKind& kind, const ChunkRows& rows);
-  kernels::LinearCrossEntropyParams ToParams(const RowKind& kind, const ChunkRows& rows);
+  kernels::LinearCrossEntropyParams ToParams(const BatchKey& kind, const ChunkRows& rows);
   float* UnusedLosses(int64_t tokens);
 
   void NarrowMaster();

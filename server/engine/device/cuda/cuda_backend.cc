@@ -41,7 +41,7 @@ void Stage(const HiddenRows& rows, int64_t bytes, char** to) {
 // --- Batches
 // ----------------------------------------------------------------------------------------------------
 
-int64_t CudaBackend::RowsPerBatch(const RowKind& kind) const {
+int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
   const CudaPipeline::Capacity& capacity = device_->pipeline.capacity();
   // Tile by tile, the step gains nothing by more rows.
   const bool taught = kind.teacher.backend != nullptr;
@@ -100,7 +100,7 @@ absl::Status CudaBackend::PrepareTeacher(const HeadBackend& backend) {
   return absl::OkStatus();
 }
 
-void CudaBackend::StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks,
+void CudaBackend::StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks,
                              BatchCallbacks callbacks) {
   CudaPipeline& pipeline = device_->pipeline;
   const CudaSlot& slot = pipeline.Begin(kind, chunks, config_.hidden_size, std::move(callbacks));
@@ -108,7 +108,7 @@ void CudaBackend::StartBatch(const RowKind& kind, std::span<const ChunkRows> chu
   if (const Result result = Enqueue(kind, slot); !result.ok()) pipeline.Fail(result);
 }
 
-Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
+Result CudaBackend::Enqueue(const BatchKey& kind, const CudaSlot& slot) {
   CudaPipeline& pipeline = device_->pipeline;
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
   TeacherHead teacher;
@@ -137,7 +137,7 @@ Result CudaBackend::Enqueue(const RowKind& kind, const CudaSlot& slot) {
   return pipeline.CopyOut(slot);
 }
 
-void CudaBackend::NoteAdded(const RowKind& kind) {
+void CudaBackend::NoteAdded(const BatchKey& kind) {
   CudaGradient& gradient = Find(kind.gradient);
   gradient.empty = false;
   if (kind.teacher.backend != nullptr) return;  // such batches leave nothing of smoothing beside dW
@@ -184,7 +184,7 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const TeacherShape* teac
   return rows;
 }
 
-LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaSlot& slot,
+LinearCrossEntropy::Batch CudaBackend::Describe(const BatchKey& kind, const CudaSlot& slot,
                                                 const BatchRows& rows) {
   const auto* in = static_cast<const char*>(slot.in.data());
   auto* out = static_cast<char*>(slot.out.data());
@@ -224,7 +224,7 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const RowKind& kind, const CudaS
   return step;
 }
 
-void CudaBackend::DescribeLoss(const RowKind& kind, const CudaSlot& slot, const BatchRows& rows,
+void CudaBackend::DescribeLoss(const BatchKey& kind, const CudaSlot& slot, const BatchRows& rows,
                                LinearCrossEntropy::Batch* step) const {
   const auto* in = static_cast<const char*>(slot.in.data());
   const SlotLayout& layout = slot.layout;

@@ -70,8 +70,8 @@ class CudaBackend : public HeadBackend {
   absl::Status Logits(const LogitRows& rows) override;
   int64_t RowsOfLogits() const override;
   absl::Status PrepareTeacher(const HeadBackend& teacher) override;
-  int64_t RowsPerBatch(const RowKind& kind) const override;
-  void StartBatch(const RowKind& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
+  int64_t RowsPerBatch(const BatchKey& kind) const override;
+  void StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks, BatchCallbacks callbacks) override;
   absl::Status ReadGradient(const Gradient* gradient, int64_t first_row, int64_t rows, float* out) override;
   absl::Status ReadBiasGradient(const Gradient* gradient, int64_t first_row, int64_t rows,
                                 float* out) override;
@@ -97,10 +97,10 @@ class CudaBackend : public HeadBackend {
   static constexpr size_t kWeighted = 1;
 
   bool frozen() const { return config_.weight_gradients == WeightGradients::kFrozen; }
-  bool UsesClassWeights(const RowKind& kind) const {
+  bool UsesClassWeights(const BatchKey& kind) const {
     return kind.class_weights == ClassWeights::kUse && config_.class_weights != nullptr;
   }
-  bool UsesBias(const RowKind& kind) const { return kind.bias == Bias::kUse && config_.bias; }
+  bool UsesBias(const BatchKey& kind) const { return kind.bias == Bias::kUse && config_.bias; }
   kernels::cuda::Result AllocateBias();
   kernels::cuda::Result AllocateSmoothing();
   kernels::cuda::Result AllocateOptimizer();
@@ -121,7 +121,7 @@ class CudaBackend : public HeadBackend {
   // Everything that is made of master or weights and of the bias, once they have changed.
   kernels::cuda::Result DeriveFromWeights();
   // Makes what label smoothing takes of the weights, if batches of this kind do and it is of older ones.
-  kernels::cuda::Result RefreshSums(const RowKind& kind);
+  kernels::cuda::Result RefreshSums(const BatchKey& kind);
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
                                  int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
   kernels::cuda::Result ReadFloats(const kernels::cuda::DeviceBuffer& buffer, int64_t first, int64_t count,
@@ -148,7 +148,7 @@ class CudaBackend : public HeadBackend {
                              const kernels::OptimizerCoefficients& coefficients);
   kernels::cuda::Result ReadTallies(CudaTallies* tallies) const;
 
-  kernels::cuda::Result Enqueue(const RowKind& kind, const CudaSlot& slot);
+  kernels::cuda::Result Enqueue(const BatchKey& kind, const CudaSlot& slot);
   // Some of the rows, up to their way back.
   kernels::cuda::Result EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const;
   // As a teacher, with no hidden states yet.
@@ -156,11 +156,11 @@ class CudaBackend : public HeadBackend {
   // As it will be, as far as the kind says it.
   kernels::cuda::TeacherShape ShapeOf(const TeacherKind& teacher) const;
   kernels::cuda::BatchRows FillPinned(const CudaSlot& slot, const kernels::cuda::TeacherShape* teacher) const;
-  kernels::cuda::LinearCrossEntropy::Batch Describe(const RowKind& kind, const CudaSlot& slot,
+  kernels::cuda::LinearCrossEntropy::Batch Describe(const BatchKey& kind, const CudaSlot& slot,
                                                     const kernels::cuda::BatchRows& rows);
-  void DescribeLoss(const RowKind& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
+  void DescribeLoss(const BatchKey& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
                     kernels::cuda::LinearCrossEntropy::Batch* step) const;
-  void NoteAdded(const RowKind& kind);
+  void NoteAdded(const BatchKey& kind);
 
   const HeadConfig config_;
   SharedCuda* const device_;

@@ -159,7 +159,7 @@ Result CudaBackend::Step(const CudaGradient& gradient, const OptimizerCoefficien
 
 // --- What label smoothing needs of weights
 
-Result CudaBackend::RefreshSums(const RowKind& kind) {
+Result CudaBackend::RefreshSums(const BatchKey& kind) {
   if (kind.teacher.backend != nullptr) return {};
   if (kernels::cuda::SmoothingOf(kind.options) != kernels::cuda::Smoothing::kRankOne) return {};
   const size_t which = UsesClassWeights(kind) ? kWeighted : kUniform;

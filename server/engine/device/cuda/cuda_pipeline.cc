@@ -96,7 +96,7 @@ void HandOut(const CudaSlot& slot) {
 
 }  // namespace
 
-SlotExtras SlotExtras::Of(const RowKind& kind, std::span<const ChunkRows> chunks) {
+SlotExtras SlotExtras::Of(const BatchKey& kind, std::span<const ChunkRows> chunks) {
   SlotExtras extras;
   extras.returns = kind.returns;
   for (const ChunkRows& chunk : chunks) {
@@ -206,7 +206,7 @@ int64_t CudaPipeline::device_bytes() const {
   return bytes;
 }
 
-CudaSlot& CudaPipeline::Begin(const RowKind& kind, std::span<const ChunkRows> chunks, int64_t hidden_size,
+CudaSlot& CudaPipeline::Begin(const BatchKey& kind, std::span<const ChunkRows> chunks, int64_t hidden_size,
                               BatchCallbacks callbacks) {
   CudaSlot& slot = slots_[(oldest_ + under_way_++) % kSlots];
   int64_t tokens = 0;

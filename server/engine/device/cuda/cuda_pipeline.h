@@ -32,7 +32,7 @@ struct SlotExtras {
   bool lse_gradients = false;
   WantedReturns returns;
 
-  static SlotExtras Of(const RowKind& kind, std::span<const ChunkRows> chunks);
+  static SlotExtras Of(const BatchKey& kind, std::span<const ChunkRows> chunks);
   static SlotExtras Most();
 };
 
@@ -123,7 +123,7 @@ class CudaPipeline {
   // Takes the next slot: the batch is under way from now on, and its callbacks will be called by Poll
   // whatever happens. To be followed by CopyIn, work on computing() that records `ready`, and CopyOut; or by
   // Fail. Fewer than kSlots batches are under way.
-  CudaSlot& Begin(const RowKind& kind, std::span<const ChunkRows> chunks, int64_t hidden_size,
+  CudaSlot& Begin(const BatchKey& kind, std::span<const ChunkRows> chunks, int64_t hidden_size,
                   BatchCallbacks callbacks);
   // Whether pinned_in has no part in these hidden states.
   static bool CopiesItself(const HiddenRows& rows, int64_t bytes);

@@ -77,7 +77,7 @@ TEST_F(DrainTest, AFlushGoesOnWhereverItStood) {
   ASSERT_TRUE(flush.ok());
   const std::vector<float> gradient = Read(*flush);
   DrainAndGoOn();
-  EXPECT_EQ(head_->Info().window_state, WindowState::kFrozen);
+  EXPECT_EQ(head_->Info().window_state, WindowState::kSealed);
   EXPECT_EQ(Read(*flush), gradient);
   const absl::StatusOr<FlushInfo> again = BeginFlush();
   ASSERT_TRUE(again.ok()) << again.status();
@@ -89,7 +89,7 @@ TEST_F(DrainTest, AFlushGoesOnWhereverItStood) {
   Send(Attach(session), 2, 0, 2);
 }
 
-TEST_F(DrainTest, BothGradientsOfAFrozenWindowAreKept) {
+TEST_F(DrainTest, BothGradientsOfASealedWindowAreKept) {
   enum class End { kCommitted, kAborted, kKilled };
   const auto run = [this](End end, bool drains) {
     StartEngine(Start::kEmpty);

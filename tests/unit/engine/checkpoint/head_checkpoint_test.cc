@@ -235,7 +235,7 @@ TEST_F(HeadCheckpointTest, AHeadThatIsNotDeletedAfterAllStaysLive) {
   EXPECT_EQ(restored_->size(), 1U);
 }
 
-TEST_F(HeadCheckpointTest, AFrozenWindowIsNotSavedUnderATagAndARestoreReopensIt) {
+TEST_F(HeadCheckpointTest, ASealedWindowIsNotSavedUnderATagAndARestoreReopensIt) {
   Send(OpenPlain("c"), 1, 0, 1);
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
   const Content before = Look();

@@ -157,7 +157,7 @@ TEST(ChunkDistillation, AKindIsOfATeacherAndOfTheNumbersThatMeanSomething) {
     set(chunk.options.distillation->loss);
     return KindOf(chunk, Student(), &teacher, backend);
   };
-  const RowKind plain = kind([](auto&) {});
+  const BatchKey plain = kind([](auto&) {});
   EXPECT_EQ(plain.teacher.hidden_size, 3);
   EXPECT_EQ(plain.teacher.weight_type, DataType::kFloat32);
   EXPECT_EQ(plain, kind([](auto& l) { l.beta = 0.25f; })) << "of Jensen and Shannon's alone";

@@ -52,7 +52,7 @@ class CpuTeachingTest : public ::testing::Test {
     rows.labels = labels.data();
     rows.losses = results.data();
     rows.dx = results.data() + kTokens;
-    RowKind kind;
+    BatchKey kind;
     kind.teacher = {.backend = teacher_.get(), .hidden_size = kTeacherHidden};
     student_->StartBatch(
         kind, {&rows, 1},

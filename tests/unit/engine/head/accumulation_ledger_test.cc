@@ -111,7 +111,7 @@ TEST(AccumulationLedger, MemoryDoesNotGrowWithTheNumberOfChunks) {
   EXPECT_EQ(lane.applied, 100000U);
 }
 
-TEST(AccumulationLedger, WhileAWindowIsFrozenTheNextOneCountsFromThere) {
+TEST(AccumulationLedger, WhileAWindowIsSealedTheNextOneCountsFromThere) {
   AccumulationLedger ledger;
   const auto take = [&ledger](const char* session) {
     AccumulationLedger::Lane& lane = ledger.Find(session)->lanes[0];
@@ -122,7 +122,7 @@ TEST(AccumulationLedger, WhileAWindowIsFrozenTheNextOneCountsFromThere) {
   ledger.Add("a", "a", 0, 1);
   ledger.Add("b", "b", 1, 1);
   take("a");
-  ledger.Freeze();
+  ledger.Seal();
   take("a");
   take("b");
   ledger.Add("c", "c", 2, 1);

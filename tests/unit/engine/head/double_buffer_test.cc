@@ -37,7 +37,7 @@ class DoubleBufferTest : public ::testing::Test, protected EngineFixture {
     return row[0];
   }
   // Begins a flush of the window with everything that it has accepted.
-  FlushInfo Freeze(uint64_t generation) {
+  FlushInfo Seal(uint64_t generation) {
     const absl::StatusOr<FlushInfo> flush = BeginFlush(generation, Marks());
     EXPECT_TRUE(flush.ok()) << flush.status();
     return *flush;
@@ -49,17 +49,17 @@ class DoubleBufferTest : public ::testing::Test, protected EngineFixture {
 TEST_F(DoubleBufferTest, ChunksOfTheNextWindowGoToTheOtherGradient) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
   Submit(lane, MakeChunk(1, 10));
-  const FlushInfo first = Freeze(1);
+  const FlushInfo first = Seal(1);
   Submit(lane, MakeChunk(2, 3, 2));
   Submit(lane, MakeChunk(3, 4, 2));
   engine->WaitIdle();
   EXPECT_EQ(listener_->applied(), 3U);
-  EXPECT_EQ(Read(first.flush_id), 10) << "what is frozen stays as it is";
+  EXPECT_EQ(Read(first.flush_id), 10) << "what is sealed stays as it is";
   EXPECT_EQ(head->Info().window_tokens, 1U);
   EXPECT_EQ(*head->CommitFlush(first.flush_id), 2U);
   EXPECT_EQ(head->Info().window_tokens, 2U);
 
-  const FlushInfo second = Freeze(2);
+  const FlushInfo second = Seal(2);
   EXPECT_EQ(second.window_tokens, 2U);
   EXPECT_EQ(Read(second.flush_id), 7);
   Submit(lane, MakeChunk(4, 100, 3));
@@ -72,7 +72,7 @@ TEST_F(DoubleBufferTest, ChunksOfTheNextWindowGoToTheOtherGradient) {
 TEST_F(DoubleBufferTest, ACommitWhileChunksAreUnderWayLosesNothing) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
   Submit(lane, MakeChunk(1, 10));
-  const FlushInfo first = Freeze(1);
+  const FlushInfo first = Seal(1);
   gate.Hold();
   Submit(lane, MakeChunk(2, 3, 2));
   Submit(lane, MakeChunk(3, 4, 2));
@@ -88,7 +88,7 @@ TEST_F(DoubleBufferTest, ACommitWhileChunksAreUnderWayLosesNothing) {
 TEST_F(DoubleBufferTest, AnAbortAddsTheSecondGradientAndTheMarksSaySo) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
   Submit(lane, MakeChunk(1, 10));
-  const FlushInfo flush = Freeze(1);
+  const FlushInfo flush = Seal(1);
   Submit(lane, MakeChunk(2, 3, 2));
   engine->WaitIdle();
   gate.Hold();
@@ -100,7 +100,7 @@ TEST_F(DoubleBufferTest, AnAbortAddsTheSecondGradientAndTheMarksSaySo) {
   gate.LetThrough();
   engine->WaitIdle();
   EXPECT_EQ(head->Info().window_tokens, 4U);
-  const FlushInfo again = Freeze(1);
+  const FlushInfo again = Seal(1);
   EXPECT_EQ(Read(again.flush_id), 117);
   EXPECT_EQ(again.window_tokens, 4U);
   // And the second one began anew.
@@ -111,7 +111,7 @@ TEST_F(DoubleBufferTest, AnAbortAddsTheSecondGradientAndTheMarksSaySo) {
 
 TEST_F(DoubleBufferTest, AfterAnAbortTheNextGenerationIsRefusedAndARepeatIsNotAddedAgain) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
-  const FlushInfo flush = Freeze(1);
+  const FlushInfo flush = Seal(1);
   Submit(lane, MakeChunk(1, 3, 2));
   EXPECT_EQ(*head->AbortFlush(flush.flush_id), 1U);
   Submit(lane, MakeChunk(1, 3, 2));  // the answer was lost
@@ -125,30 +125,30 @@ TEST_F(DoubleBufferTest, AfterAnAbortTheNextGenerationIsRefusedAndARepeatIsNotAd
   EXPECT_EQ(GradientSum(), 3);
 }
 
-TEST_F(DoubleBufferTest, MarksOfEachWindowCountFromTheFreeze) {
+TEST_F(DoubleBufferTest, MarksOfEachWindowCountFromTheSealing) {
   const std::string session = Open("c");
   const LaneAttachment lane = Attach(session, listener_);
   Submit(lane, MakeChunk(1, 1));
   Submit(lane, MakeChunk(2, 1));
-  const FlushInfo flush = Freeze(1);
+  const FlushInfo flush = Seal(1);
   Submit(lane, MakeChunk(3, 1, 2));
   engine->WaitIdle();
   const std::vector<SessionMarks> frozen = Marks();
   ASSERT_EQ(frozen.size(), 1U);
-  EXPECT_EQ(frozen[0].lanes[0].accepted, 2U) << "a repeated BeginFlush has to name what was frozen";
+  EXPECT_EQ(frozen[0].lanes[0].accepted, 2U) << "a repeated BeginFlush has to name what was sealed";
   EXPECT_EQ(frozen[0].lanes[0].applied, 2U);
   EXPECT_EQ(BeginFlush(1, frozen)->flush_id, flush.flush_id);
   ASSERT_TRUE(head->CommitFlush(flush.flush_id).ok());
   ASSERT_EQ(Marks().size(), 1U);
   EXPECT_EQ(Marks()[0].lanes[0].accepted, 3U);
-  ASSERT_TRUE(head->CommitFlush(Freeze(2).flush_id).ok());
+  ASSERT_TRUE(head->CommitFlush(Seal(2).flush_id).ok());
   EXPECT_TRUE(Marks().empty());
 }
 
 TEST_F(DoubleBufferTest, SessionsThatCloseAreRememberedAsLongAsAWindowHoldsSomethingOfThem) {
   const std::string before = Open("before");
   Submit(Attach(before, listener_), MakeChunk(1, 1));
-  const FlushInfo flush = Freeze(1);
+  const FlushInfo flush = Seal(1);
   const std::string during = Open("during");
   Submit(Attach(during, std::make_shared<RecordingListener>()), MakeChunk(1, 20, 2));
   engine->WaitIdle();
@@ -166,7 +166,7 @@ TEST_F(DoubleBufferTest, ACutStreamWithdrawsWhatWasTakenForTheNextWindowOnly) {
   const std::string session = Open("c");
   const LaneAttachment lane = Attach(session, listener_);
   Submit(lane, MakeChunk(1, 10));
-  const FlushInfo flush = Freeze(1);
+  const FlushInfo flush = Seal(1);
   gate.Hold();
   Submit(lane, MakeChunk(2, 3, 2));
   Submit(lane, MakeChunk(3, 4, 2));
@@ -183,9 +183,9 @@ TEST_F(DoubleBufferTest, ACutStreamWithdrawsWhatWasTakenForTheNextWindowOnly) {
 TEST_F(DoubleBufferTest, OneWindowEndsAfterTheOther) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
   Submit(lane, MakeChunk(1, 10));
-  const FlushInfo flush = Freeze(1);
+  const FlushInfo flush = Seal(1);
   Submit(lane, MakeChunk(2, 3, 2));
-  const std::string text = "generation is 2; generation 1 is frozen by flush " + flush.flush_id;
+  const std::string text = "generation is 2; generation 1 is sealed by flush " + flush.flush_id;
   const auto expect_refused = [&text](const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
@@ -202,7 +202,7 @@ TEST_F(DoubleBufferTest, OneWindowEndsAfterTheOther) {
   EXPECT_EQ(Weight(), -8);
 }
 
-TEST_F(DoubleBufferTest, ChunksOfTheNextWindowWaitWhileThisOneFreezes) {
+TEST_F(DoubleBufferTest, ChunksOfTheNextWindowWaitWhileThisOneIsSealed) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
   gate.Hold();
   Submit(lane, MakeChunk(1, 1));
@@ -231,7 +231,7 @@ TEST_F(DoubleBufferTest, ChunksOfDeterministicSessionsWaitForTheCommit) {
   Chunk first = MakeChunk(1, 8);
   first.window_token = 0;
   Submit(lane, std::move(first));
-  const FlushInfo flush = Freeze(1);
+  const FlushInfo flush = Seal(1);
   Chunk next = MakeChunk(2, 5, 2);
   next.window_token = 0;
   std::promise<void> resumed;
@@ -246,7 +246,7 @@ TEST_F(DoubleBufferTest, ChunksOfDeterministicSessionsWaitForTheCommit) {
 
 TEST_F(DoubleBufferTest, WhatTheNextWindowHoldsKeepsAHeadFromBeingDeletedUnasked) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
-  Freeze(1);
+  Seal(1);
   Submit(lane, MakeChunk(1, 1, 2));
   EXPECT_EQ(engine->DeleteHead("h", Engine::DiscardGradient::kNo).code(),
             absl::StatusCode::kFailedPrecondition);
@@ -262,7 +262,7 @@ class OneBufferTest : public DoubleBufferTest {
 
 TEST_F(OneBufferTest, WithoutASecondGradientChunksWait) {
   const LaneAttachment lane = Attach(Open("c"), listener_);
-  const FlushInfo flush = Freeze(1);
+  const FlushInfo flush = Seal(1);
   Chunk chunk = MakeChunk(1, 2, 2);
   EXPECT_EQ(*head->Submit(lane, chunk, [] {}), Head::Submission::kWait);
   EXPECT_EQ(BeginFlush(2, {}).status().code(), absl::StatusCode::kAborted);

@@ -26,8 +26,8 @@ class Backend : public HeadBackend {
   absl::Status ReadBias(int64_t /*first*/, int64_t /*rows*/, float* /*out*/) override {
     return absl::OkStatus();
   }
-  int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return 1; }
-  void StartBatch(const RowKind& /*kind*/, std::span<const ChunkRows> /*chunks*/,
+  int64_t RowsPerBatch(const BatchKey& /*kind*/) const override { return 1; }
+  void StartBatch(const BatchKey& /*kind*/, std::span<const ChunkRows> /*chunks*/,
                   BatchCallbacks /*callbacks*/) override {}
   absl::Status ReadGradient(const Gradient* gradient, int64_t /*first*/, int64_t rows, float* out) override {
     if (gradient == lost) return absl::InternalError("lost");

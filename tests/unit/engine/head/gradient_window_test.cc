@@ -20,11 +20,11 @@ FlushInfo Flush(const std::string& id) {
   return info;
 }
 
-// Seals the window by a flush of this id and freezes it.
-void FreezeBy(GradientWindow& window, const std::string& id) {
+// Seals the window by a flush of this id.
+void SealBy(GradientWindow& window, const std::string& id) {
   window.BeginFlush(kMarks, 1.0f, [](const auto&) {});
   absl::StatusOr<FlushInfo> answer = Flush(id);
-  (void)window.Freeze(&answer);
+  (void)window.Seal(&answer);
 }
 
 TEST(GradientWindow, AnOpenWindowTakesItsOwnGenerationAlone) {
@@ -42,10 +42,10 @@ TEST(GradientWindow, WhileItIsSealedChunksOfThisAndTheNextWait) {
   EXPECT_EQ(window.TurnOf(3), Turn::kNever);
 }
 
-TEST(GradientWindow, AFrozenWindowLetsTheNextBeginOnlyIfThereIsASecondGradient) {
+TEST(GradientWindow, ASealedWindowLetsTheNextBeginOnlyIfThereIsASecondGradient) {
   for (const Gradients gradients : {Gradients::kOne, Gradients::kTwo}) {
     GradientWindow window(gradients);
-    FreezeBy(window, "f");
+    SealBy(window, "f");
     EXPECT_EQ(window.TurnOf(1), Turn::kNever);
     EXPECT_EQ(window.TurnOf(2), gradients == Gradients::kTwo ? Turn::kNext : Turn::kWait);
   }
@@ -54,7 +54,7 @@ TEST(GradientWindow, AFrozenWindowLetsTheNextBeginOnlyIfThereIsASecondGradient) 
 TEST(GradientWindow, ACommitChangesTheGradientAndKeepsWhatTheNextWindowHasTaken) {
   GradientWindow window(Gradients::kTwo);
   window.Count(1, 5, absl::UnixEpoch());
-  FreezeBy(window, "f");
+  SealBy(window, "f");
   window.Count(2, 7, absl::UnixEpoch() + absl::Seconds(1));
   EXPECT_EQ(window.tokens(), 5U);
   EXPECT_FALSE(window.InSecond(1));
@@ -69,7 +69,7 @@ TEST(GradientWindow, ACommitChangesTheGradientAndKeepsWhatTheNextWindowHasTaken)
 TEST(GradientWindow, AnAbortTakesBackWhatTheNextWindowHasTaken) {
   GradientWindow window(Gradients::kTwo);
   window.Count(1, 5, absl::UnixEpoch());
-  FreezeBy(window, "f");
+  SealBy(window, "f");
   window.Count(2, 7, absl::UnixEpoch() + absl::Seconds(1));
   window.Abort();
   EXPECT_EQ(window.generation(), 1U);
@@ -86,7 +86,7 @@ TEST(GradientWindow, TheSameFlushAgainWaitsWithTheFirstAndGetsItsAnswer) {
   FlushCallback again = done;
   EXPECT_FALSE(window.JoinFlush(kMarks, 2.0f, again).has_value());
   absl::StatusOr<FlushInfo> answer = Flush("f");
-  for (const FlushCallback& waiter : window.Freeze(&answer)) waiter(answer);
+  for (const FlushCallback& waiter : window.Seal(&answer)) waiter(answer);
   EXPECT_EQ(answered, 2);
   const auto later = window.JoinFlush(kMarks, 2.0f, done);
   ASSERT_TRUE(later.has_value() && later->ok());
@@ -108,10 +108,10 @@ TEST(GradientWindow, AStepAndAFlushDoNotJoinEachOther) {
   FlushCallback flush;
   EXPECT_THAT(stepped.JoinFlush(kMarks, 1.0f, flush)->status().message(), HasSubstr("consumed by a step"));
   GradientWindow flushed(Gradients::kOne);
-  FreezeBy(flushed, "f");
+  SealBy(flushed, "f");
   StepCallback step;
   EXPECT_THAT(flushed.JoinStep(kMarks, StepRequest{}, step)->status().message(),
-              HasSubstr("frozen by a flush"));
+              HasSubstr("sealed by a flush"));
 }
 
 TEST(GradientWindow, AStepThatWasTakenIsRememberedAndOneThatFailedIsNot) {
@@ -137,12 +137,12 @@ TEST(GradientWindow, AStepThatWasTakenIsRememberedAndOneThatFailedIsNot) {
 
 TEST(GradientWindow, CommitsAndAbortsThatAreRepeatedAreAnsweredAlike) {
   GradientWindow window(Gradients::kOne);
-  FreezeBy(window, "a");
+  SealBy(window, "a");
   EXPECT_TRUE(absl::IsAborted(window.CheckCommit("other").status()));
   ASSERT_EQ(*window.CheckAbort("a"), std::nullopt);
   window.Abort();
   EXPECT_EQ(*window.CheckAbort("a"), 1U);
-  FreezeBy(window, "b");
+  SealBy(window, "b");
   ASSERT_EQ(*window.CheckCommit("b"), std::nullopt);
   window.Commit();
   EXPECT_EQ(*window.CheckCommit("b"), 2U);
@@ -154,10 +154,10 @@ TEST(GradientWindow, ACheckpointOfASealedWindowHasItOpen) {
   window.BeginFlush(kMarks, 1.0f, [](const auto&) {});
   EXPECT_EQ(window.Capture().state, WindowState::kOpen);
   absl::StatusOr<FlushInfo> answer = Flush("f");
-  (void)window.Freeze(&answer);
+  (void)window.Seal(&answer);
   GradientWindow restored(Gradients::kOne);
   restored.Install(window.Capture(), absl::UnixEpoch());
-  EXPECT_TRUE(restored.IsFrozenBy("f"));
+  EXPECT_TRUE(restored.IsSealedBy("f"));
   EXPECT_EQ(restored.flush_since(), absl::UnixEpoch());
 }
 

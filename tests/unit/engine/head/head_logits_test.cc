@@ -163,7 +163,7 @@ TEST_F(HeadLogitsTest, LeaveTheWindowAlone) {
   ASSERT_TRUE(Logits(*head, Request()).ok());
   EXPECT_EQ(head->Info().window_tokens, 1U);
   EXPECT_EQ(GradientSum(), 3);
-  // A window that is frozen keeps nobody from them.
+  // A window that is sealed keeps nobody from them.
   const absl::StatusOr<FlushInfo> flush = BeginFlush(1, Marks());
   ASSERT_TRUE(flush.ok()) << flush.status();
   EXPECT_TRUE(Logits(*head, Request()).ok());

@@ -43,7 +43,7 @@ TEST_F(StepTest, WaitsForWhatIsQueuedUpdatesTheWeightsAndEndsTheWindow) {
   std::promise<absl::StatusOr<StepResult>> answer;
   head->ApplyStep(1, Marks(), {.learning_rate = 0.5, .gradient_scale = 2},
                   [&](absl::StatusOr<StepResult> step) { answer.set_value(std::move(step)); });
-  EXPECT_EQ(head->Info().window_state, WindowState::kFreezing);
+  EXPECT_EQ(head->Info().window_state, WindowState::kSealing);
   gate.LetThrough();
   const absl::StatusOr<StepResult> step = answer.get_future().get();
   ASSERT_TRUE(step.ok()) << step.status();
@@ -241,12 +241,12 @@ TEST_F(StepTest, AFlushAndAStepExcludeEachOther) {
   std::promise<absl::StatusOr<FlushInfo>> begun;
   head->BeginFlush(2, Marks(), 1, [&](const absl::StatusOr<FlushInfo>& flush) { begun.set_value(flush); });
   ExpectError(ApplyStep(2, Marks(), Rate(1)).status(), absl::StatusCode::kFailedPrecondition,
-              "about to be frozen by a flush");
+              "about to be sealed by a flush");
   gate.LetThrough();
   const absl::StatusOr<FlushInfo> flush = begun.get_future().get();
   ASSERT_TRUE(flush.ok()) << flush.status();
   ExpectError(ApplyStep(2, Marks(), Rate(1)).status(), absl::StatusCode::kFailedPrecondition,
-              "is frozen by a flush");
+              "is sealed by a flush");
   EXPECT_TRUE(head->AbortFlush(flush->flush_id).ok());
   ASSERT_TRUE(ApplyStep(2, Marks(), Rate(1)).ok());
   EXPECT_EQ(Weight(), -8);
@@ -385,7 +385,7 @@ TEST_F(StepTest, StatsAreRefusedLikeStepsAre) {
   EXPECT_EQ(ReadStats(2, {}).status().code(), absl::StatusCode::kAborted);
   ExpectError(ReadStats(1, {}, std::nan("")).status(), absl::StatusCode::kInvalidArgument, "gradient_scale");
   const absl::StatusOr<FlushInfo> flush = BeginFlush(1, Marks());
-  ExpectError(ReadStats(1, {}).status(), absl::StatusCode::kFailedPrecondition, "frozen by a flush");
+  ExpectError(ReadStats(1, {}).status(), absl::StatusCode::kFailedPrecondition, "sealed by a flush");
 }
 
 TEST_F(StepTest, StatsBehindAStepAreOfNoWindowThatThereIs) {

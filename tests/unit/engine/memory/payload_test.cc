@@ -119,7 +119,7 @@ std::vector<float> ComputeOnCpu(ChunkRows rows) {
   rows.losses = results.data();
   rows.dx = results.data() + kTokens;
   backend->StartBatch(
-      RowKind(), std::span(&rows, 1),
+      BatchKey(), std::span(&rows, 1),
       {[](size_t) {},
        [](const absl::StatusOr<BatchReport>& report) { EXPECT_TRUE(report.ok()) << report.status(); }});
   return results;

@@ -45,7 +45,7 @@ class RecordingSource : public BatchSource {
   RecordingSource(CountingDevice* device, std::vector<std::string>* events)
       : device_(device), events_(events) {}
 
-  int64_t RowsPerBatch(const RowKind& /*kind*/) const override { return rows_per_batch; }
+  int64_t RowsPerBatch(const BatchKey& /*kind*/) const override { return rows_per_batch; }
   int64_t CostPerRow() const override { return cost_per_row; }
   void StartBatch(std::vector<std::shared_ptr<QueuedChunk>> chunks, std::function<void()> on_ended) override {
     std::string event;
@@ -84,7 +84,7 @@ class RecordingSource : public BatchSource {
 
 class BatchQueueTest : public ::testing::Test {
  protected:
-  static std::shared_ptr<QueuedChunk> Make(const std::string& name, int64_t rows, RowKind kind = {},
+  static std::shared_ptr<QueuedChunk> Make(const std::string& name, int64_t rows, BatchKey kind = {},
                                            uint64_t session = 1) {
     auto chunk = std::make_shared<NamedChunk>();
     chunk->name = name;
@@ -94,7 +94,7 @@ class BatchQueueTest : public ::testing::Test {
     return chunk;
   }
   std::shared_ptr<QueuedChunk> Add(const std::string& name, int64_t rows,
-                                   std::shared_ptr<BatchSource> source = nullptr, RowKind kind = {},
+                                   std::shared_ptr<BatchSource> source = nullptr, BatchKey kind = {},
                                    uint64_t session = 1) {
     std::shared_ptr<QueuedChunk> chunk = Make(name, rows, kind, session);
     queue_.AddChunk(source == nullptr ? a_ : std::move(source), chunk, now_);
@@ -102,7 +102,7 @@ class BatchQueueTest : public ::testing::Test {
   }
   // Adds a chunk of head a.
   std::shared_ptr<QueuedChunk> AddOf(uint64_t session, const std::string& name, int64_t rows,
-                                     RowKind kind = {}) {
+                                     BatchKey kind = {}) {
     return Add(name, rows, nullptr, kind, session);
   }
   void AddTask(const std::string& name, const BatchSource* source = nullptr) {

@@ -46,8 +46,8 @@ TEST_F(BatchQueueTest, AChunkThatFillsABatchOrMoreGoesAlone) {
 }
 
 TEST_F(BatchQueueTest, OnlyNeighboursOfOneKindAreGathered) {
-  const RowKind other{kernels::DataType::kBFloat16, kernels::DataType::kFloat32,
-                      ComputeMode::kLossAndGradients};
+  const BatchKey other{kernels::DataType::kBFloat16, kernels::DataType::kFloat32,
+                       ComputeMode::kLossAndGradients};
   device_.under_way = 1;
   Add("1", 1);
   Add("2", 1);
@@ -59,7 +59,7 @@ TEST_F(BatchQueueTest, OnlyNeighboursOfOneKindAreGathered) {
 }
 
 TEST_F(BatchQueueTest, ChunksThatDifferInAnyLossOptionOrReturnAreNotGathered) {
-  std::vector<RowKind> kinds(11);
+  std::vector<BatchKey> kinds(11);
   kinds[1].options.logit_scale = 2;
   kinds[2].options.softcap = 30;
   kinds[3].options.label_smoothing = 0.1f;
@@ -146,7 +146,7 @@ TEST_F(BatchQueueTest, ABatchThatWaitsHoldsBackNoTaskAndNoChunkWithoutRows) {
 
 TEST_F(BatchQueueTest, ChunksWithoutRowsFitEverywhereAndNeedNoSlot) {
   device_.under_way = 1;
-  const RowKind other{kernels::DataType::kFloat16, kernels::DataType::kFloat16, ComputeMode::kLossOnly};
+  const BatchKey other{kernels::DataType::kFloat16, kernels::DataType::kFloat16, ComputeMode::kLossOnly};
   Add("1", 1);
   Add("bad", 0, nullptr, other);
   Add("2", 1);

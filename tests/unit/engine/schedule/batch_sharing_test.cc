@@ -15,15 +15,15 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-constexpr RowKind kOtherKind{kernels::DataType::kBFloat16, kernels::DataType::kFloat32,
-                             ComputeMode::kLossAndGradients};
+constexpr BatchKey kOtherKind{kernels::DataType::kBFloat16, kernels::DataType::kFloat32,
+                              ComputeMode::kLossAndGradients};
 
 // Sessions that always have chunks waiting, and what they were given.
 class BatchSharingTest : public BatchQueueTest {
  protected:
   struct Client {
     int64_t rows = 0;  // of a chunk
-    RowKind kind = {};
+    BatchKey kind = {};
     int64_t waiting = 2;  // chunks, kept up
     int64_t given = 0;    // rows
   };
@@ -285,7 +285,7 @@ TEST_F(BatchSharingTest, AHeadWithOneLargeChunkAtATimeLeavesTheOtherItsShare) {
 TEST_F(BatchSharingTest, SmallBatchesCostMoreThanTheirRows) {
   a_->rows_per_batch = b_->rows_per_batch = 128;
   for (int i = 0; i < 100; ++i) {
-    Add("b", 1, b_, i % 2 == 0 ? RowKind() : kOtherKind);
+    Add("b", 1, b_, i % 2 == 0 ? BatchKey() : kOtherKind);
     Add("a", 128);
     device_.under_way = 2;
     Run();

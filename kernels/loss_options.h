@@ -1,11 +1,18 @@
-// Every option of LossOptions, listed once: for checks, and for what is written down of them. Code of the
-// device needs none of it.
-#ifndef LOSSD_KERNELS_LOSS_OPTION_LIST_H_
-#define LOSSD_KERNELS_LOSS_OPTION_LIST_H_
-
-#include "kernels/linear_cross_entropy.h"
+// The options of a loss, and the list of them that checks, messages and checkpoints go over.
+#ifndef LOSSD_KERNELS_LOSS_OPTIONS_H_
+#define LOSSD_KERNELS_LOSS_OPTIONS_H_
 
 namespace lossd::kernels {
+
+// What a row's loss is beyond plain cross-entropy. Notation and formulas: docs/numerics.md.
+struct LossOptions {
+  float logit_scale = 1.0f;       // τ, finite and above 0
+  float softcap = 0.0f;           // c, finite and above 0; 0: none
+  float label_smoothing = 0.0f;   // ε, in [0, 1]
+  float lse_square_scale = 0.0f;  // λ of the z-loss λ ℓ², finite and at least 0
+
+  bool operator==(const LossOptions&) const = default;
+};
 
 // The values that an option may have; all of them are finite.
 enum class LossRange { kAboveZero, kAboveZeroOrNone, kAtLeastZero, kShare };  // kShare: [0, 1]
@@ -13,7 +20,7 @@ bool IsIn(LossRange range, float value);
 const char* Name(LossRange range);  // "finite and above 0"
 
 struct LossOption {
-  const char* name;
+  const char* name;  // that of the field of lossd.v1.LossOptions too
   float LossOptions::*value;
   LossRange range;
 };
@@ -26,4 +33,4 @@ inline constexpr LossOption kLossOptions[] = {
 
 }  // namespace lossd::kernels
 
-#endif  // LOSSD_KERNELS_LOSS_OPTION_LIST_H_
+#endif  // LOSSD_KERNELS_LOSS_OPTIONS_H_

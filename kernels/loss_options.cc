@@ -1,4 +1,4 @@
-#include "kernels/loss_option_list.h"
+#include "kernels/loss_options.h"
 
 #include <cmath>
 

@@ -1,0 +1,20 @@
+#include "kernels/linear_cross_entropy.h"
+#include "server/engine/device/cpu/cpu_backend.h"
+#include "server/engine/device/device_kind.h"
+
+namespace lossd::engine::cpu {
+namespace {
+
+bool Knows(absl::string_view name) { return name == "cpu"; }
+
+absl::StatusOr<std::unique_ptr<Device>> Create(const DeviceOptions& options) {
+  return CreateCpuDevice(
+      options.workspace_bytes == 0 ? kernels::kDefaultCpuWorkspaceBytes : options.workspace_bytes,
+      options.staging_bytes);
+}
+
+}  // namespace
+
+DeviceKind Kind() { return {&Knows, "cpu", &Create}; }
+
+}  // namespace lossd::engine::cpu
