@@ -42,7 +42,8 @@ install(
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT lossd_client)
 
-configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/lossdConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/lossdConfig.cmake
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/lossdConfig.cmake.in
+  ${CMAKE_CURRENT_BINARY_DIR}/lossdConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/lossdConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(

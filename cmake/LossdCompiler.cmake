@@ -38,14 +38,16 @@ elseif(NOT LOSSD_SANITIZER STREQUAL "")
   message(FATAL_ERROR "LOSSD_SANITIZER is '${LOSSD_SANITIZER}'; it must be empty, 'address' or 'thread'")
 endif()
 
-# Sources of a target are compiled several at a time, so that they read their headers once: two thirds less to do. What a file
-# calls its own in a namespace without a name must therefore differ from what its neighbours do. clang-tidy sees every file by
-# itself (the preset tidy), and so does -DCMAKE_UNITY_BUILD=OFF, with which a single edit is compiled sooner.
+# Sources of a target are compiled several at a time, so that they read their headers once: two thirds less to do. What
+# a file calls its own in a namespace without a name must therefore differ from what its neighbours do. clang-tidy sees
+# every file by itself (the preset tidy), and so does -DCMAKE_UNITY_BUILD=OFF, with which a single edit is compiled
+# sooner.
 if(NOT DEFINED CMAKE_UNITY_BUILD)
   set(CMAKE_UNITY_BUILD ON)
 endif()
 
-# Programs find the project's own libraries beside their folder, in the build tree, in a wheel and where they are installed.
+# Programs find the project's own libraries beside their folder, in the build tree, in a wheel and where they are
+# installed.
 list(APPEND CMAKE_BUILD_RPATH "$ORIGIN/../lib")
 list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 

@@ -9,8 +9,8 @@ set(lossd_cuda_architectures 80 90a-real)
 # Where tools/cuda_toolkit.sh puts a toolkit of wheels.
 set(lossd_cuda_wheels ${PROJECT_SOURCE_DIR}/build/cuda-toolkit)
 
-# Sets `result` to nvcc's version if it compiles and links what lossd needs, with this project's host compiler; else to "".
-# An nvcc is tried once, unless it changes.
+# Sets `result` to nvcc's version if it compiles and links what lossd needs, with this project's host compiler; else to
+# "". An nvcc is tried once, unless it changes.
 function(lossd_try_nvcc nvcc result)
   file(TIMESTAMP ${nvcc} changed)
   set(key "${nvcc} ${changed} ${CMAKE_CXX_COMPILER}")
@@ -106,9 +106,11 @@ if(LOSSD_CUDA)
   # -lineinfo names source lines in profilers and in compute-sanitizer, at no cost at run time.
   set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -lineinfo -Xcompiler=-g1 -DNDEBUG")
 
-  # By hand rather than by FindCUDAToolkit, which insists on libraries that are not linked here and that wheels name otherwise.
+  # By hand rather than by FindCUDAToolkit, which insists on libraries that are not linked here and that wheels name
+  # otherwise.
   find_package(Threads REQUIRED)
-  find_library(LOSSD_CUDART cudart_static PATHS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED NO_CACHE NO_DEFAULT_PATH)
+  find_library(LOSSD_CUDART cudart_static PATHS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED NO_CACHE
+    NO_DEFAULT_PATH)
   cmake_path(GET LOSSD_CUDART PARENT_PATH lossd_cuda_libraries)
   add_library(lossd::cudart INTERFACE IMPORTED)
   foreach(folder IN LISTS CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES)

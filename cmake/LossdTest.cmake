@@ -1,18 +1,25 @@
-# lossd_test(NAME <program> SOURCES <file>... [TESTS <test>...] [LIBRARIES <target>...] [LABELS <label>...] [TSAN <test>...]
-#            [TIMEOUT <seconds>] [COST <number>] [OPTIMIZED] [HERMETIC])
+# lossd_test(NAME <program> SOURCES <file>... [TESTS <test>...] [LIBRARIES <target>...] [LABELS <label>...]
+#            [TSAN <test>...] [TIMEOUT <seconds>] [COST <number>] [OPTIMIZED] [HERMETIC])
 # One GoogleTest program, as a rule of all test files of a folder and those below it: every program that is linked takes
-# seconds, and files that are compiled together read their headers once. CTest knows each NAME_test.cc by itself, by its path
-# below tests/ (unit/engine/head/step_test), and runs it in a process of its own (tests/test_main.cc); a program without such a
-# file is run whole, by the program's name. So that files can be compiled together, each has a namespace of its own:
-# lossd::engine::step_test.
+# seconds, and files that are compiled together read their headers once. CTest knows each NAME_test.cc by itself, by its
+# path below tests/ (unit/engine/head/step_test), and runs it in a process of its own (tests/test_main.cc); a program
+# without such a file is run whole, by the program's name. So that files can be compiled together, each has a namespace
+# of its own: lossd::engine::step_test.
 #   TESTS      test files, without .cc, that come out of LIBRARIES
 #   LABELS     unit, conformance, integration, bench, deploy or gpu
 #   TSAN       the test files, without .cc, that also run under ThreadSanitizer
 #   TIMEOUT    a guard against hangs, never an assertion
 #   COST       what takes long is begun first, so that nothing is left to run alone in the end
-#   OPTIMIZED  the test files calculate so much that they have to be optimised; elsewhere that takes longer than it saves
-#   HERMETIC   the result depends on nothing but the program: ./check.sh need not run again what has passed and not changed
+#   OPTIMIZED  the test files calculate so much that they have to be optimised; elsewhere that takes longer than it
+#              saves
+#   HERMETIC   the result depends on nothing but the program: ./check.sh need not run again what has passed and not
+#              changed
 set(lossd_tests_dir ${PROJECT_SOURCE_DIR}/tests)
+# For PYTHONPATH: messages and calls as Python has them, and what scripts of several folders share.
+string(CONCAT lossd_test_modules
+  ${PROJECT_BINARY_DIR}/tests/integration/python_client/stubs
+  :${lossd_tests_dir}/integration/python_client
+  :${lossd_tests_dir}/integration/server)
 set(lossd_test_results ${PROJECT_BINARY_DIR}/test-results)  # of every test by itself, for ./check.sh
 add_custom_target(lossd_tsan_tests)
 
@@ -57,7 +64,8 @@ endfunction()
 # Adds one entry of lossd_test() to CTest; reads its arguments.
 macro(lossd_add_test name)
   add_test(NAME ${name} COMMAND ${ARGN})
-  # OpenMP's threads spin for each other while they wait: beside another test that takes many times the time of the work.
+  # OpenMP's threads spin for each other while they wait: beside another test that takes many times the time of the
+  # work.
   set_tests_properties(${name} PROPERTIES
     LABELS "${arg_LABELS}"
     TIMEOUT ${arg_TIMEOUT}
@@ -70,10 +78,10 @@ macro(lossd_add_test name)
   endif()
 endmacro()
 
-# lossd_script_test(NAME <name> COMMAND <program> [<argument>...] [LABELS <label>...] [TIMEOUT <seconds>] [COST <number>]
-#                   [PROCESSORS <number that it keeps busy>])
-# A test that is a script. LOSSD_PYTHON is the distribution's interpreter, which has gRPC and NumPy; another one in PATH may
-# not. Where there is none (a machine set up only to build and run) such tests are left out.
+# lossd_script_test(NAME <name> COMMAND <program> [<argument>...] [LABELS <label>...] [TIMEOUT <seconds>]
+#                   [COST <number>] [PROCESSORS <number that it keeps busy>])
+# A test that is a script. LOSSD_PYTHON is the distribution's interpreter, which has gRPC and NumPy; another one in PATH
+# may not. Where there is none (a machine set up only to build and run) such tests are left out.
 find_program(LOSSD_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH)
 if(NOT LOSSD_PYTHON)
   message(STATUS "No /usr/bin/python3: tests written as scripts are left out (tools/setup.sh test installs it)")

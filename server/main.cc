@@ -170,7 +170,7 @@ void WarnOfLostWindows(const engine::Engine& engine) {
   }
 }
 
-// --- What a server consists of, in the order in which it starts. Null if none is wanted.
+// What a server consists of, in the order in which it starts. Null if none is wanted.
 
 absl::StatusOr<std::unique_ptr<rpc::HealthServer>> StartHealth(const std::string& listen) {
   if (listen.empty()) return nullptr;

@@ -72,7 +72,7 @@ RULES = [
     # What a checkpoint says of a head is the head's to define: so checkpoint/ is above head/, which only knows where tensors go.
     *layers(
         "server/engine/",
-        ["", "checkpoint/", "head/", "schedule/", folders_in("server/engine/device/"), "device/", "regions/", "chunk/", "memory/",
+        ["", "checkpoint/", "head/", "head/parts/", "schedule/", folders_in("server/engine/device/"), "device/", "regions/", "chunk/", "memory/",
          "common/"],
         r"kernels/",
         rf"{RPC}|prometheus/",

@@ -1,11 +1,12 @@
 #!/usr/bin/python3
-"""What no compiler sees: sizes of files, paths of one machine, left-over notes, stray white space, comments without a subject, lines
-of prose that are too long to be read.
+"""What no compiler sees: sizes of files and folders, paths of one machine, left-over notes, stray white space, comments without a
+subject, rulers, lines of prose and of CMake that are too long to be read.
 
 Exit status 1 and one line per violation.
 
 usage: tools/check_text.py [ROOT]
 """
+import collections
 import os
 import re
 import sys
@@ -13,8 +14,10 @@ import sys
 from source_files import ROOT, source_files
 
 MAX_LINES = 800
-MAX_COLUMNS = 120  # a line of prose
+MAX_COLUMNS = 120  # a line of prose, or of CMake, which no formatter lays out
+MAX_FILES = 40  # in a folder
 SIZED = (".h", ".c", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", "CMakeLists.txt")
+CMAKE = (".cmake", "CMakeLists.txt")
 TEXT = SIZED + (".md", ".json", ".svg", ".yaml", ".yml", ".supp", ".clang-format", ".clang-tidy", ".ci/run")
 CODE = SIZED + (".json", ".yaml", ".yml", ".supp")
 # Written so that this file does not match itself.
@@ -22,6 +25,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:work|root|home|Users|mnt)/\w")
 NOTE = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
 # A comment is a sentence that names what it speaks of.
 NO_SUBJECT = re.compile(r'(?:(?<!\S)(?://+|#|/\*+) *|^ *""")' r"Of\b")
+# A row of dashes, with or without a title: a file that needs some holds several things.
+RULER = re.compile(r"\s*(?://|#)\s*[-=]{3,}")
 # What cannot be wrapped: a row of a table, a quotation (of a licence), a picture, one word (an address, a code span).
 UNWRAPPED = re.compile(r"\s*(?:\||>|!\[|(?:[-*] )?\S+$)")
 FENCE = re.compile(r" *(?:```|~~~)")
@@ -67,6 +72,10 @@ def violations_of(path, text):
             yield f"{path}:{number}: white space at the end of the line"
         if MACHINE_PATH.search(line):
             yield f"{path}:{number}: absolute path of one machine"
+        if path.endswith(CODE) and not path.startswith(FROZEN) and RULER.match(line):
+            yield f"{path}:{number}: a ruler; say in words what follows, or give it a file of its own"
+        if path.endswith(CMAKE) and len(line) > MAX_COLUMNS:
+            yield f"{path}:{number}: {len(line)} columns; CMake has at most {MAX_COLUMNS}"
         if NOTE.search(line):
             yield f"{path}:{number}: note of unfinished work"
         if path.endswith(CODE) and not path.startswith(FROZEN) and NO_SUBJECT.search(line):
@@ -79,8 +88,15 @@ def long_prose_of(path, text):
             yield f"{path}:{number}: {len(line)} columns; prose has at most {MAX_COLUMNS}"
 
 
+def full_folders_of(paths):
+    counts = collections.Counter(os.path.dirname(path) for path in paths)
+    for folder, count in sorted(counts.items()):
+        if count > MAX_FILES:
+            yield f"{folder}: {count} files; past {MAX_FILES} a folder no longer shows what is in it"
+
+
 def check(root):
-    problems = []
+    problems = list(full_folders_of(source_files((), root)))
     for path in source_files(TEXT, root):
         try:
             with open(os.path.join(root, path), encoding="utf-8", newline="") as file:

@@ -79,8 +79,7 @@ const char* Name(SafetensorsType type) {
   return "";
 }
 
-// --- Files
-// --------------------------------------------------------------------------------------------------------
+// Files
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   auto file = InputFile::Open("", path);
@@ -159,8 +158,7 @@ absl::Status SafetensorsFile::Read(const SafetensorsView& view, int64_t offset,
   return file_.Read(view.data.data() - mapping_.data() + offset, out);
 }
 
-// --- Models
-// -------------------------------------------------------------------------------------------------------
+// Models
 
 absl::StatusOr<SafetensorsModel> SafetensorsModel::Open(const std::string& path) {
   SafetensorsModel model("", path);

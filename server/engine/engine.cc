@@ -69,8 +69,7 @@ MemoryPlan Engine::ReservedMemory() const {
   return Merged(plan);
 }
 
-// --- Heads
-// --------------------------------------------------------------------------------------------------------
+// Heads
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
   if (absl::Status status = CheckServing(); !status.ok()) return status;
@@ -177,8 +176,7 @@ std::vector<std::shared_ptr<Head>> Engine::Heads() const {
   return heads;
 }
 
-// --- Sessions
-// -----------------------------------------------------------------------------------------------------
+// Sessions
 
 absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, const std::string& client_key,
                                                   int32_t rank, int32_t lanes, Deterministic deterministic) {

@@ -27,7 +27,7 @@
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/staging.h"
 #include "server/engine/head/head.h"
-#include "server/engine/head/head_state.h"
+#include "server/engine/head/parts/head_state.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
 #include "server/engine/schedule/batch_scheduler.h"
@@ -162,7 +162,7 @@ class Engine {
   // Closes sessions whose lease has ended, and ends waits for places (Head::ResumeStalled).
   void ExpireSessions();
 
-  // --- Checkpoints (engine_checkpoints.cc). They wait for the disk, and are made one at a time.
+  // Checkpoints (engine_checkpoints.cc). They wait for the disk, and are made one at a time.
 
   // `expected`: what the caller knows of the head; ABORTED if it is another one's past by now.
   absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& head, const std::string& tag,

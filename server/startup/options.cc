@@ -181,8 +181,7 @@ std::string FindConfig(int argc, char** argv) {
   return "";
 }
 
-// --- Checks
-// -----------------------------------------------------------------------------------------------------------
+// Checks
 
 absl::Status ReadEngineOptions(Options& options) {
   engine::EngineOptions& engine = options.engine;

@@ -6,8 +6,8 @@
 #include "kernels/cuda/linear_cross_entropy.h"
 #include "kernels/cuda/sm90/products.h"
 #include "kernels/rounding.h"
-#include "tests/bench/cuda_random.h"
-#include "tests/bench/cuda_step.h"
+#include "tests/bench/cuda/cuda_random.h"
+#include "tests/bench/cuda/cuda_step.h"
 #include "tests/bench/measure.h"
 
 namespace lossd::bench {

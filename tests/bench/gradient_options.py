@@ -49,7 +49,7 @@ MOST_NORM = 1e-3  # of a timed window's gradient, relative
 SLACK = 20.0  # seconds beyond the limit after which the process ends whatever it is doing
 
 
-# --- Arguments -----------------------------------------------------------------------------------------------------------------
+# Arguments
 
 
 def _arguments() -> argparse.Namespace:
@@ -88,7 +88,7 @@ def _arguments() -> argparse.Namespace:
     return options
 
 
-# --- Rounds --------------------------------------------------------------------------------------------------------------------
+# Rounds
 
 
 class Left(Exception):
@@ -247,7 +247,7 @@ def _summary(rounds: list[Round]) -> dict[str, Any]:
             "times_ms": times, "counts": counts}
 
 
-# --- What is printed -----------------------------------------------------------------------------------------------------------
+# What is printed
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ def _verdict(reports: list[dict[str, Any]]) -> dict[str, Any]:
     return {"best_saved": measured[best], "best_case": best, "reaches_bar": measured[best] >= BAR}
 
 
-# --- All of it -----------------------------------------------------------------------------------------------------------------
+# All of it
 
 
 def run_all(options: argparse.Namespace, server: lossd.Server, deadline: Deadline, report: dict[str, Any]) -> bool:

@@ -27,7 +27,7 @@ def rounded(number: int, to: int) -> int:
     return -(-number // to) * to
 
 
-# --- The trainer ---------------------------------------------------------------------------------------------------------------
+# The trainer
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def run_window(trainer: Trainer | None, lanes: list[Lane], batches: list[MicroBa
     return answered
 
 
-# --- The server ----------------------------------------------------------------------------------------------------------------
+# The server
 
 
 @dataclass
@@ -290,7 +290,7 @@ def create_heads(world: World) -> None:
         world.heads[name] = world.client.create_head(name, size.vocab, size.hidden, double_buffer=double_buffer, **common)
 
 
-# --- Are the results the same? -------------------------------------------------------------------------------------------------
+# Are the results the same?
 
 
 def _difference(got: torch.Tensor, wanted: torch.Tensor, device: torch.device) -> float:

@@ -2,11 +2,11 @@
 #include <CLI/CLI.hpp>
 
 #include "tests/bench/command_line.h"
-#include "tests/bench/kernels_command.h"
-#include "tests/bench/optimizer_command.h"
-#include "tests/bench/passes_command.h"
-#include "tests/bench/sweep_command.h"
-#include "tests/bench/weight_gradient_command.h"
+#include "tests/bench/commands/kernels_command.h"
+#include "tests/bench/commands/optimizer_command.h"
+#include "tests/bench/commands/passes_command.h"
+#include "tests/bench/commands/sweep_command.h"
+#include "tests/bench/commands/weight_gradient_command.h"
 
 namespace lossd::bench {
 namespace {

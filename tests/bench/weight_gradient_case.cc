@@ -5,9 +5,9 @@
 #include "kernels/cuda/linear_cross_entropy.h"
 #include "kernels/rounding.h"
 #include "tests/bench/chunk_products.h"
-#include "tests/bench/cuda_check.h"
-#include "tests/bench/cuda_step.h"
-#include "tests/bench/cuda_timing.h"
+#include "tests/bench/cuda/cuda_check.h"
+#include "tests/bench/cuda/cuda_step.h"
+#include "tests/bench/cuda/cuda_timing.h"
 #include "tests/bench/measure.h"
 
 namespace lossd::bench {

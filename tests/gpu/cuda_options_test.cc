@@ -324,7 +324,7 @@ TEST_P(CudaLossOptions, SmallBatchWithAHugeGradientScaleNeverMakesDwNaN) {
   }
 }
 
-// --- What takes whole rows
+// What takes whole rows
 
 // Tokens and ranks are judged by the reference's logits, up to what the product may be off.
 void ExpectWholeRows(const CudaOutcome& outcome, const Problem& problem, const Reference& reference,

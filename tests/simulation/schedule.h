@@ -117,7 +117,7 @@ class Schedule {
     std::string aborted_by_operator;  // a flush: the trainer has not heard of it
   };
 
-  // --- schedule.cc ---
+  // schedule.cc
   void Count(absl::string_view event) { ++outcome_.events[std::string(event)]; }
   void Say(absl::string_view text);
   void Diverge(absl::string_view what);
@@ -129,7 +129,7 @@ class Schedule {
   bool Finished() const;
   void CheckEnd();
 
-  // --- sim_clients.cc ---
+  // sim_clients.cc
   std::string NameOf(const SessionState& session, size_t lane) const;
   void Connect(ClientState& client, size_t lane);
   bool OpenSession(ClientState& client);
@@ -149,7 +149,7 @@ class Schedule {
   void ForgetAbove(SessionState& session, size_t lane, uint64_t mark);
   bool AllAnswered() const;
 
-  // --- sim_trainer.cc ---
+  // sim_trainer.cc
   void Tick();
   void BeginEnding();
   std::vector<SessionMarks> KnownMarks() const;
@@ -171,7 +171,7 @@ class Schedule {
   void ReadStats();
   std::optional<Values> WeightsOf(uint64_t version) const;
 
-  // --- sim_failures.cc ---
+  // sim_failures.cc
   void SaveCheckpoint();
   void RestoreInPlace();
   void Drain();
@@ -180,7 +180,7 @@ class Schedule {
   void WriteWeights();
   void KillStreams();
 
-  // --- sim_writes.cc ---
+  // sim_writes.cc
   // Begins a write with half of its rows, or ends the one that was begun.
   void StageWrite();
   void EndWrite();

@@ -22,7 +22,7 @@ class SimStream : public engine::LaneListener, public std::enable_shared_from_th
   absl::Status Attach(const std::string& session_id, int32_t lane);
   const engine::LaneAttachment& attachment() const { return attachment_; }
 
-  // --- The client's end ---
+  // The client's end
   void Send(engine::Chunk chunk) { to_server_.push_back(std::move(chunk)); }
   size_t under_way() const { return to_server_.size(); }
   using Message = std::variant<engine::ChunkAnswer, uint64_t>;  // or an applied mark
@@ -31,7 +31,7 @@ class SimStream : public engine::LaneListener, public std::enable_shared_from_th
   // How the stream ended, once everything before that was received.
   std::optional<absl::Status> end() const;
 
-  // --- The network ---
+  // The network
   bool CanDeliver() const { return !over() && !held_.has_value() && !to_server_.empty(); }
   void Deliver();
   // The sequence of the message that comes next.
@@ -41,7 +41,7 @@ class SimStream : public engine::LaneListener, public std::enable_shared_from_th
   // The first two change places.
   void Swap();
 
-  // --- The server's end ---
+  // The server's end
   // The connection is gone, as the server sees at last.
   void Detach() { head_->DetachLane(attachment_); }
   // With the server's process.

@@ -95,7 +95,7 @@ class FaultTrainer(Client):
         self.incarnation, self.kills_seen = "", 0
         self.client: lossd.Client | None = None
 
-    # --- Calls -----------------------------------------------------------------------------------------------------
+    # Calls
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
@@ -130,7 +130,7 @@ class FaultTrainer(Client):
         self.seen[f"gave up: {error.code}"] += 1
         time.sleep(0.01)
 
-    # --- Beginning and end -----------------------------------------------------------------------------------------
+    # Beginning and end
 
     def work(self) -> None:
         self.client = self.again(self.connect)
@@ -191,7 +191,7 @@ class FaultTrainer(Client):
                 pass  # its lease will end
         self.again(self.client.delete_head, self.head_name)
 
-    # --- One window ------------------------------------------------------------------------------------------------
+    # One window
 
     def round(self) -> None:
         for _ in range(int(self.rng.integers(1, 4))):
@@ -388,7 +388,7 @@ class FaultTrainer(Client):
     def flush_held(self) -> str:
         return str(self.again(self.head.flush, np.empty((VOCAB, HIDDEN), np.float32), commit=False).flush_id)
 
-    # --- Weights ---------------------------------------------------------------------------------------------------
+    # Weights
 
     def bias(self) -> np.ndarray | None:
         return np.zeros(VOCAB, np.float32) if self.head.config.bias else None
@@ -421,7 +421,7 @@ class FaultTrainer(Client):
         logits = self.again(self.head.logits, hidden, weight_version=self.version)
         check_exact("a logit", logits, Oracle(self.state.weights).logits(hidden))
 
-    # --- Checkpoints -----------------------------------------------------------------------------------------------
+    # Checkpoints
 
     def save(self) -> None:
         """What there was before stays the one to go back to until this one is known to be whole."""

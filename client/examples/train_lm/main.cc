@@ -20,7 +20,7 @@
 #include "client/examples/train_lm/remote_head.h"
 #include "client/examples/train_lm/results.h"
 #include "client/examples/train_lm/saved_run.h"
-#include "client/examples/train_lm/text_data.h"
+#include "client/examples/train_lm/text/text_data.h"
 #include "client/examples/train_lm/trainer.h"
 #include "client/tools/connection_options.h"
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "client/examples/train_lm/adam.h"
 #include "client/examples/train_lm/head.h"
-#include "client/examples/train_lm/text_data.h"
+#include "client/examples/train_lm/text/text_data.h"
 #include "client/examples/train_lm/thread_pool.h"
 #include "client/examples/train_lm/trunk.h"
 

@@ -180,8 +180,7 @@ struct Traffic {
   int64_t bytes_received = 0;
 };
 
-// --- Sessions
-// -----------------------------------------------------------------------------------------------------------
+// Sessions
 
 enum class Timing { kNone, kReport };
 enum class Deterministic { kNo, kYes };
@@ -360,8 +359,7 @@ class Session {
   std::unique_ptr<Impl> impl_;
 };
 
-// --- Heads
-// --------------------------------------------------------------------------------------------------------------
+// Heads
 
 // A handle to a head; cheap to copy, thread-safe.
 class Head {
@@ -441,8 +439,7 @@ class Head {
   std::shared_ptr<const Impl> impl_;
 };
 
-// --- Client
-// -------------------------------------------------------------------------------------------------------------
+// Client
 
 // A connection to one server. Thread-safe.
 class Client {

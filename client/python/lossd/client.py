@@ -148,7 +148,7 @@ class Client:
     def target(self) -> str:
         return self._target
 
-    # --- Heads -----------------------------------------------------------------------------------------------------
+    # Heads
 
     def create_head(
         self,
@@ -212,7 +212,7 @@ class Client:
             library().call("lossd_client_delete_head", client, encoded(name, "name"), bool(discard_gradient))
         self._windows.forget(name)
 
-    # --- The server ------------------------------------------------------------------------------------------------
+    # The server
 
     def status(self) -> ServerStatus:
         return from_json(ServerStatus, self._json("lossd_client_status"))

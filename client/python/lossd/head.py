@@ -80,7 +80,7 @@ class Head:
         """What the server knows of it now."""
         return self._core.info()
 
-    # --- Weights ---------------------------------------------------------------------------------------------------
+    # Weights
 
     def write_weights(
         self, weights: Any, bias: Any = None, *, dtype: Any = None, progress: ProgressCallback | None = None
@@ -175,7 +175,7 @@ class Head:
             data = library().json("lossd_head_save_checkpoint", head, encoded(tag, "tag"))
         return from_json(SavedCheckpoint, data)
 
-    # --- Sessions --------------------------------------------------------------------------------------------------
+    # Sessions
 
     def open_session(
         self,
@@ -209,7 +209,7 @@ class Head:
             self._core.window.forget_consumed(self.info())
         return self._core.window.marks()
 
-    # --- The gradient window ---------------------------------------------------------------------------------------
+    # The gradient window
 
     def flush(
         self,

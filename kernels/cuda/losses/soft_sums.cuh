@@ -9,7 +9,7 @@ namespace lossd::kernels::cuda {
 inline constexpr int kGroup = 8;  // entries that a thread works on at once
 inline constexpr float kInfinity = __builtin_huge_valf();
 
-// --- Logits
+// Logits
 
 // What makes one head's logits out of sums. kExact: of fp32 heads; otherwise the device's own exponential.
 template <bool kExact>
@@ -81,7 +81,7 @@ struct RowLogits {
   __device__ bool Counts(int64_t first, int i, int count) const { return i < count && first + i != label; }
 };
 
-// --- Sums
+// Sums
 
 // Sums over the entries but the label's, of exponentials of what is above a maximum; the maxima are those of
 // all entries.

@@ -9,7 +9,7 @@ namespace {
 // Entries are at most 1 in magnitude, but for roundings: more than that is none.
 constexpr float kLargestEntry = 8.0f;
 
-// --- What the row's sums make of it
+// What the row's sums make of it
 
 // For all threads of the row.
 struct EntryFactors {
@@ -128,7 +128,7 @@ __device__ void SetFactors(const TileRows& tile, const SoftTargets& targets, int
                     (tile.gradient_wanted && !in_range);
 }
 
-// --- Entries
+// Entries
 
 __device__ inline EntryPair<float> PairOf(const EntryFactors& factors, float s, float t) {
   const float q = Times(PlainExponential((s - factors.largest) * factors.inverse), factors.student);
@@ -206,7 +206,7 @@ __device__ bool VisitEntries(const TileRows& tile, const RowLogits<kExact>& logi
   return bad;
 }
 
-// --- The end
+// The end
 
 __device__ inline void WriteOverflow(const TileRows& tile, int32_t row) {
   WriteRow(tile, row, {NaN(), NaN(), NaN(), NaN(), NaN(), NaN(), 0.0f, 0.0f, true});

@@ -353,7 +353,7 @@ unsigned GridOver(int64_t count) {
   return std::min(Blocks(count, kStep), static_cast<unsigned>(kMostBlocks));
 }
 
-// --- Dispatch
+// Dispatch
 
 using StepFunction = void(StepTensor, OptimizerCoefficients, Walk, Partial*);
 

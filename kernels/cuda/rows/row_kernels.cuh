@@ -69,7 +69,7 @@ __device__ inline float ClassWeight(const TileRows& tile, int64_t entry) {
   return tile.classes.weights == nullptr ? 1.0f : tile.classes.weights[entry];
 }
 
-// --- The end of a row
+// The end of a row
 
 // Sums over the vocabulary without the label's entry, and that entry.
 struct RowSums {
@@ -208,7 +208,7 @@ __device__ inline void WriteRow(const TileRows& tile, int32_t row, const RowOutc
   tile.gradient_factors[row] = out.gradient_factor;
 }
 
-// --- Dispatch
+// Dispatch
 
 // Calls `function` with a value of the type that `type` stands for.
 template <class Function>

@@ -14,7 +14,7 @@ __device__ inline uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// --- Barriers in shared memory; addresses are SharedAddress()es
+// Barriers in shared memory; addresses are SharedAddress()es
 
 __device__ inline void InitBarrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -77,7 +77,7 @@ __device__ inline uint32_t BlockInCluster() {
   return rank;
 }
 
-// --- The tensor copy engine
+// The tensor copy engine
 
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -103,7 +103,7 @@ __device__ inline void CopyBox(uint32_t to, const CUtensorMap* map, int32_t x, i
   }
 }
 
-// --- Matrix products of a warpgroup
+// Matrix products of a warpgroup
 
 __device__ inline void WarpgroupFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void WarpgroupCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

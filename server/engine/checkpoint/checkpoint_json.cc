@@ -65,7 +65,7 @@ std::optional<T> ToOptional(const json& value, T (*to)(const json&)) {
   return to(value);
 }
 
-// --- Configuration
+// Configuration
 
 kernels::DataType ToType(const json& value) {
   for (const kernels::DataType type :
@@ -113,7 +113,7 @@ void ReadFields(const json& from, const Fields& fields, Config* config) {
 
 void Read(const json& from, OptimizerConfig* optimizer) { ReadFields(from, kOptimizerFields, optimizer); }
 
-// --- Ledger
+// Ledger
 
 json ToJson(const std::vector<SessionMarks>& marks) {
   json all = json::array();
@@ -188,7 +188,7 @@ SessionCheckpoint SessionFromJson(const json& from) {
   return checkpoint;
 }
 
-// --- Window
+// Window
 
 json ToJson(const std::optional<GradientSummary>& summary) {
   return FromOptional(summary, [](const GradientSummary& of) -> json {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 
-#include "server/engine/head/head_state.h"
+#include "server/engine/head/parts/head_state.h"
 
 namespace lossd::engine {
 

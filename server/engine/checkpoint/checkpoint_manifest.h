@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/engine/checkpoint/checkpoint.h"
-#include "server/engine/head/head_state.h"
+#include "server/engine/head/parts/head_state.h"
 
 namespace lossd::engine {
 

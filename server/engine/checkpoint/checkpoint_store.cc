@@ -280,8 +280,7 @@ void CheckpointStore::Remember(const CheckpointReader& reader, const std::string
                           KnownFile{key, path, *identity, reader.manifest_.files.at(file)});
 }
 
-// --- Restores
-// ----------------------------------------------------------------------------------------------------------
+// Restores
 
 absl::StatusOr<RestoreNumbers> CheckpointStore::NextRestore(const std::string& head,
                                                             const RestoreNumbers& saved,
@@ -322,8 +321,7 @@ absl::StatusOr<RestoreNumbers> CheckpointStore::LastRestore(const std::string& h
                                 "a version of weights may come twice"));
 }
 
-// --- Drains
-// ------------------------------------------------------------------------------------------------------------
+// Drains
 
 absl::Status CheckpointStore::WriteDrain(const DrainRecord& record) {
   const absl::StatusOr<std::string> text =

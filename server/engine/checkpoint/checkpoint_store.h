@@ -29,7 +29,7 @@
 #include "server/engine/checkpoint/checkpoint_reader.h"
 #include "server/engine/checkpoint/checkpoint_writer.h"
 #include "server/engine/checkpoint/durable_files.h"
-#include "server/engine/head/head_state.h"
+#include "server/engine/head/parts/head_state.h"
 
 namespace lossd::engine {
 

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "server/engine/checkpoint/checkpoint.h"
 #include "server/engine/checkpoint/durable_files.h"
-#include "server/engine/head/head_state.h"
+#include "server/engine/head/parts/head_state.h"
 
 namespace lossd::engine {
 

@@ -25,20 +25,20 @@
 #include "server/engine/common/counters.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/device/head_backend.h"
-#include "server/engine/head/batch_runner.h"
-#include "server/engine/head/gradient_set.h"
-#include "server/engine/head/gradient_window.h"
-#include "server/engine/head/head_info.h"
-#include "server/engine/head/head_state.h"
-#include "server/engine/head/head_state_io.h"
-#include "server/engine/head/lane.h"
-#include "server/engine/head/lifecycle.h"
-#include "server/engine/head/logits_call.h"
-#include "server/engine/head/logits_queue.h"
-#include "server/engine/head/session_table.h"
-#include "server/engine/head/staged_write.h"
-#include "server/engine/head/teacher_lease.h"
-#include "server/engine/head/weight_store.h"
+#include "server/engine/head/parts/batch_runner.h"
+#include "server/engine/head/parts/gradient_set.h"
+#include "server/engine/head/parts/gradient_window.h"
+#include "server/engine/head/parts/head_info.h"
+#include "server/engine/head/parts/head_state.h"
+#include "server/engine/head/parts/head_state_io.h"
+#include "server/engine/head/parts/lane.h"
+#include "server/engine/head/parts/lifecycle.h"
+#include "server/engine/head/parts/logits_call.h"
+#include "server/engine/head/parts/logits_queue.h"
+#include "server/engine/head/parts/session_table.h"
+#include "server/engine/head/parts/staged_write.h"
+#include "server/engine/head/parts/teacher_lease.h"
+#include "server/engine/head/parts/weight_store.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
 #include "server/engine/schedule/batch_queue.h"
@@ -81,7 +81,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   std::vector<SessionSnapshot> Sessions() const;
   const HeadCounters& counters() const { return counters_; }
 
-  // --- Sessions and streams (head_sessions.cc) ---
+  // Sessions and streams (head_sessions.cc)
 
   struct SessionInfo {
     std::string session_id;
@@ -116,7 +116,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // then.
   void ResumeStalled();
 
-  // --- Chunks (head_chunks.cc; on the device: head_batches.cc), and the end of the head (head.cc) ---
+  // Chunks (head_chunks.cc; on the device: head_batches.cc), and the end of the head (head.cc)
 
   enum class Submission { kTaken, kWait };
   // Takes the chunk (moved from), to be answered through the lane's listener, even if its content is refused;
@@ -139,7 +139,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // `released` is called then, on the device thread.
   void Shutdown(std::function<void()> released);
 
-  // --- Ending the window: flushes and steps (head_window.cc) ---
+  // Ending the window: flushes and steps (head_window.cc)
 
   // `gradient_scale` multiplies what is read and what the summary is of. FAILED_PRECONDITION if the head is
   // frozen.
@@ -171,7 +171,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request,
                  StepCallback done);
 
-  // --- Weights (head_weights.cc) ---
+  // Weights (head_weights.cc)
 
   using Replace = engine::Replace;
   absl::StatusOr<std::string> BeginWrite(const std::string& write_key, Replace replace,
@@ -187,13 +187,13 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                    std::function<void(absl::StatusOr<uint64_t>)> done);
   uint64_t weight_version() const;
 
-  // --- Logits (head_logits.cc) ---
+  // Logits (head_logits.cc)
 
   // Computes logits with the weights there are when their turn comes; `done` is called on the device thread,
   // or at once. RESOURCE_EXHAUSTED while too many calls wait.
   void Logits(LogitsRequest request, LogitsCallback done);
 
-  // --- Checkpoints (head_checkpoint.cc) ---
+  // Checkpoints (head_checkpoint.cc)
 
   // Only a server that goes away saves a window that a flush holds.
   enum class SaveAs { kTagged, kDrained };

@@ -33,7 +33,7 @@ uint64_t Head::restores() const {
   return lifecycle_.restores();
 }
 
-// --- Saving
+// Saving
 
 void Head::Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done) {
   // Not PostLast: what tiles hold stays there, so that the sum is that of an undisturbed run.
@@ -114,7 +114,7 @@ StateKeys Head::KeysLocked() const {
           .gradients = absl::StrCat(head, window_.generation(), ".", gradient_changes_)};
 }
 
-// --- Restoring
+// Restoring
 
 void Head::Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
                    std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done) {

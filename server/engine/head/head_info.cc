@@ -1,4 +1,4 @@
-#include "server/engine/head/head_info.h"
+#include "server/engine/head/parts/head_info.h"
 
 #include <algorithm>
 

@@ -26,7 +26,7 @@ absl::Status CheckFlushArguments(const HeadConfig& head, float gradient_scale) {
 
 }  // namespace
 
-// --- What flushes and steps have in common
+// What flushes and steps have in common
 
 // ABORTED with the server's position; FAILED_PRECONDITION for the window behind one that a flush still holds.
 absl::Status Head::CheckGenerationLocked(uint64_t generation) const {
@@ -85,7 +85,7 @@ void Head::EndWindowWork() {
   --window_work_;
 }
 
-// --- Flush
+// Flush
 
 void Head::BeginFlush(uint64_t generation, std::vector<SessionMarks> marks, float gradient_scale,
                       FlushCallback done) {
@@ -242,7 +242,7 @@ absl::StatusOr<uint64_t> Head::AbortFlush(const std::string& flush_id) {
   return generation;
 }
 
-// --- Steps
+// Steps
 
 void Head::ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request,
                      StepCallback done) {
@@ -340,7 +340,7 @@ void Head::CountStepLocked(StepResult* result) {
   result->step = weights_.optimizer_steps();
 }
 
-// --- What the window is like
+// What the window is like
 
 void Head::ReadStats(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
                      std::function<void(absl::StatusOr<WindowStats>)> done) {

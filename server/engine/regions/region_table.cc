@@ -30,8 +30,7 @@ absl::Status TooMuch(absl::string_view what, int64_t asked, int64_t free, int64_
 
 }  // namespace
 
-// --- Who holds what
-// -----------------------------------------------------------------------------------------------
+// Who holds what
 
 class RegionAccount {
  public:
@@ -108,8 +107,7 @@ class RegionAccount {
   std::map<int64_t, int64_t> by_client_;
 };
 
-// --- Regions
-// ------------------------------------------------------------------------------------------
+// Regions
 
 Region::Region(RegionHandle handle, RegionKind kind, std::shared_ptr<RegionMemory> memory,
                std::unique_ptr<MemoryReservation> reservation, std::shared_ptr<RegionAccount> account)
@@ -127,8 +125,7 @@ Region::~Region() {
   account_->Release(kind_, client_, size_);
 }
 
-// --- The table
-// ----------------------------------------------------------------------------------------------------
+// The table
 
 RegionTable::RegionTable(RegionLimits limits, RegionSource* source, std::shared_ptr<MemoryBudget> budget)
     : limits_(limits),

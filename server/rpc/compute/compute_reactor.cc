@@ -51,8 +51,7 @@ void ComputeReactor::Start() {
   StartRead(&request_bytes_);
 }
 
-// --- Reading
-// ------------------------------------------------------------------------------------------------------
+// Reading
 
 void ComputeReactor::OnReadDone(bool ok) {
   const absl::Status parsed = ok ? Parse(&request_bytes_, &request_) : absl::OkStatus();
@@ -190,8 +189,7 @@ void ComputeReactor::SubmitHeld() {
   PumpLocked();
 }
 
-// --- Writing
-// ------------------------------------------------------------------------------------------------------
+// Writing
 
 void ComputeReactor::OnAnswer(engine::ChunkAnswer answer) { Post(std::move(answer)); }
 
@@ -338,8 +336,7 @@ void ComputeReactor::Resume() {
   PumpLocked();
 }
 
-// --- The end
-// ------------------------------------------------------------------------------------------------------
+// The end
 
 void ComputeReactor::EndLocked(const absl::Status& status, Ending ending) {
   if (finished_) return;

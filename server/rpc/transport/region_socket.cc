@@ -93,8 +93,7 @@ absl::StatusOr<int64_t> PeerProcess(int socket) {
 
 }  // namespace
 
-// --- Start and end
-// ------------------------------------------------------------------------------------------------
+// Start and end
 
 absl::StatusOr<std::unique_ptr<RegionSocket>> RegionSocket::Start(const std::string& directory,
                                                                   engine::RegionTable* regions) {
@@ -161,8 +160,7 @@ RegionSocket::~RegionSocket() {
   if (!own_directory_.empty()) rmdir(own_directory_.c_str());
 }
 
-// --- The thread
-// ---------------------------------------------------------------------------------------------------
+// The thread
 
 void RegionSocket::Run() {
   absl::Time next_tick = engine::MonotonicNow();

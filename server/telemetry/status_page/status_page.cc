@@ -33,7 +33,7 @@ std::string AgeText(absl::Time now, const std::optional<absl::Time>& since) {
   return since.has_value() ? DurationText(AgeAt(now, *since)) : "–";
 }
 
-// --- Pieces. What they are given is text, and is escaped here; rows are made of cells that are markup.
+// Pieces. What they are given is text, and is escaped here; rows are made of cells that are markup.
 
 std::string Badge(std::string_view text, const char* of_class) {
   return absl::StrCat("<span class=\"badge ", of_class, "\">", Escape(text), "</span>");
@@ -83,7 +83,7 @@ std::string MemoryRow(std::string_view name, const std::vector<Part>& parts, dou
                       BytesText(whole), "</span>\n");
 }
 
-// --- Sections
+// Sections
 
 std::string StateBadge(const ServerStatus& status) {
   if (status.draining) return Badge("draining", "warn");

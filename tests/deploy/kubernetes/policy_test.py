@@ -59,7 +59,7 @@ class Policy(unittest.TestCase):
         (port,) = (p["containerPort"] for p in container(stateful_set)["ports"] if p["name"] == name)
         return port
 
-    # --- The restricted profile
+    # The restricted profile
 
     def test_pods_are_of_the_restricted_profile(self) -> None:
         for _, stateful_set in self.each():
@@ -120,7 +120,7 @@ class Policy(unittest.TestCase):
         for name in OVERLAYS:
             self.assertEqual(of_kind(overlay(name), "Secret"), [])
 
-    # --- The server's configuration
+    # The server's configuration
 
     def test_everything_that_leaves_the_pod_is_guarded(self) -> None:
         for objects, stateful_set in self.each():
@@ -200,7 +200,7 @@ class Policy(unittest.TestCase):
         self.assertGreater(len(names), 1)
         self.assertEqual(len(names), len(set(names)))
 
-    # --- Probes, resources, disruption
+    # Probes, resources, disruption
 
     def test_probes_ask_the_health_port(self) -> None:
         for _, stateful_set in self.each():
@@ -272,7 +272,7 @@ class Policy(unittest.TestCase):
             names = [p["metadata"]["name"] for p in of_kind(objects, "PriorityClass")]
             self.assertEqual(names, [pod_spec(stateful_set)["priorityClassName"]])
 
-    # --- Names and networks
+    # Names and networks
 
     def test_every_pod_has_a_name_of_its_own(self) -> None:
         for objects, stateful_set in self.each():
@@ -375,7 +375,7 @@ class Policy(unittest.TestCase):
                     wildcard = f"*.{pod.partition('.')[2]}.{suffix}"
                     self.assertIn(wildcard, certificate["spec"]["dnsNames"], pod)
 
-    # --- From earlier manifests
+    # From earlier manifests
 
     def test_certificates_keep_the_names_that_pods_have_until_they_are_deleted(self) -> None:
         (certificate,) = (

@@ -140,7 +140,7 @@ TEST_F(ClientServerStepTest, ADrainingServerTakesNoFlushAndNoStepAndLosesNothing
   EXPECT_EQ(head.window_tokens(), 10U);
 }
 
-// --- Two gradients
+// Two gradients
 
 TEST_F(ClientServerStepTest, ATrainerGoesOnWhileItsWindowIsRead) {
   StartWithWeights();

@@ -215,8 +215,7 @@ TEST_F(WeightShardsTest, NoReaderSeesTwoVersionsAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// --- Ranks that are processes
-// -------------------------------------------------------------------------------------
+// Ranks that are processes
 
 constexpr int64_t kLargeVocab = 24 * 1024;
 constexpr int64_t kLargeHidden = 512;  // 48 MiB in fp32
@@ -263,8 +262,7 @@ TEST_F(WeightShardsTest, ProcessesWriteTheirShardsThoughOneDiesAndNoneNeedsMemor
   }
 }
 
-// --- Tied embeddings, as docs/weights.md has them
-// -----------------------------------------------------------------
+// Tied embeddings, as docs/weights.md has them
 
 // The trainer's embedding is the head's weight: it takes the head's gradient, adds its own, makes its step
 // and writes the weight back.

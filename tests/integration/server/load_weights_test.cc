@@ -223,8 +223,7 @@ TEST_F(LoadWeightsTest, WithoutANameTheOnlyTensorOfTheShapeIsTaken) {
   EXPECT_EQ(Load("head", "two", "b").response.weight_version(), 2U);
 }
 
-// --- Bad input: nothing changes
-// -----------------------------------------------------------------------------------
+// Bad input: nothing changes
 
 TEST_F(LoadWeightsTest, WhatCannotBeLoadedIsRefusedAndTheWeightsStay) {
   CreateHead(*stubs_, "head", kVocab, kHidden);
@@ -315,8 +314,7 @@ TEST_F(LoadWeightsTest, AnotherWriteThatIsUnderWayRefusesIt) {
   EXPECT_TRUE(BeginWrite("head", "mine").ok()) << "the other write is no longer there";
 }
 
-// --- What happens in the middle of a load
-// -------------------------------------------------------------------------
+// What happens in the middle of a load
 
 class LoadUnderWay : public LoadWeightsTest {
  protected:

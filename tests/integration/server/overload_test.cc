@@ -87,7 +87,7 @@ class OverloadTest : public ::testing::Test {
   Stubs stubs_;
 };
 
-// --- What a stream leaves behind
+// What a stream leaves behind
 
 class AbandonedWorkTest : public OverloadTest {
  protected:
@@ -151,7 +151,7 @@ TEST_F(AbandonedWorkTest, ADrainEndsStreamsInTimeThoughTheDeviceIsNotDone) {
   EXPECT_EQ(counters().queued_chunks, 0);
 }
 
-// --- Shares
+// Shares
 
 class OneByOneTest : public OverloadTest {
  protected:
@@ -175,7 +175,7 @@ TEST_F(OneByOneTest, AClientThatKeepsItsCreditFullDoesNotKeepALightOneWaiting) {
   EXPECT_LE(order.rend() - last, 2 + 3) << "behind what was under way and the one that was next";
 }
 
-// --- Credit
+// Credit
 
 TEST_F(OneByOneTest, ManyLanesShareTheCreditOfTheirSession) {
   constexpr int32_t kLanes = 16;
@@ -213,7 +213,7 @@ TEST_F(OverloadTest, ManyLanesTakeNoMoreOfTheStagingMemoryThanFour) {
   EXPECT_TRUE(TryOpen("d", 1, &ignored).ok());
 }
 
-// --- Refusals
+// Refusals
 
 TEST_F(OverloadTest, SessionsThatDoNotFitAreToldToComeBackTheLaterTheMoreTheyAre) {
   v1::OpenSessionResponse ignored;

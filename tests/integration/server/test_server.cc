@@ -149,8 +149,7 @@ v1::Chunk MakeChunk(uint64_t sequence, uint64_t generation, int64_t tokens, int6
   return chunk;
 }
 
-// --- ComputeStream
-// ----------------------------------------------------------------------------------------------------
+// ComputeStream
 
 ComputeStream::ComputeStream(Stubs& stubs, const v1::OpenSessionResponse& session, int32_t lane,
                              std::optional<std::chrono::milliseconds> timeout) {
@@ -213,8 +212,7 @@ grpc::Status ComputeStream::Finish() {
   return stream_->Finish();
 }
 
-// --- Windows
-// ----------------------------------------------------------------------------------------------------------
+// Windows
 
 v1::Head GetHead(Stubs& stubs, const std::string& name) {
   v1::GetHeadRequest request;

@@ -27,8 +27,7 @@ bool FakeServer::ForgetsWrite() {
   return true;
 }
 
-// --- Compute
-// ------------------------------------------------------------------------------------------------------------
+// Compute
 
 grpc::Status FakeServer::Attach(const v1::ComputeStart& start, Stream* stream, v1::ComputeReady* ready) {
   const std::lock_guard lock(mutex_);
@@ -259,8 +258,7 @@ std::vector<float> FakeServer::BiasWindow() const {
   return bias;
 }
 
-// --- State
-// --------------------------------------------------------------------------------------------------------------
+// State
 
 std::string FakeServer::target() const { return "127.0.0.1:" + std::to_string(port_); }
 

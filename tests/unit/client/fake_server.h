@@ -84,7 +84,7 @@ class FakeServer {
     std::vector<int64_t> logits_rows;  // of each call
   };
 
-  // --- Scripts; set before the calls they are about. Counted calls: from 0.
+  // Scripts; set before the calls they are about. Counted calls: from 0.
   std::function<Fate(uint64_t sequence, int attempt)> on_chunk;
   std::function<Fate(int lane, uint64_t sequence, int attempt)> on_lane_chunk;  // instead of on_chunk
   std::function<RowFate(int message)> on_gradient_rows;  // counted over the whole life of the server
@@ -128,7 +128,7 @@ class FakeServer {
   int hold_answers_until_chunks = 0;
   v1::SessionLimits limits;
 
-  // --- What happened.
+  // What happened.
   Observed observed() const;
   std::vector<float> window() const;  // dW
   uint64_t generation() const;

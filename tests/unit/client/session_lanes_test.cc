@@ -155,7 +155,7 @@ TEST_F(SessionLanesTest, LaneWhoseCreditIsUsedUpHoldsUpNoOther) {
   EXPECT_EQ(fake_.window(), data.Window());
 }
 
-// --- Broken streams
+// Broken streams
 
 class LaneCutTest : public SessionLanesTest,
                     public ::testing::WithParamInterface<std::tuple<int, int, Fate>> {};
@@ -229,7 +229,7 @@ TEST_F(SessionLanesTest, StreamsThatBrokeBetweenBatchesAreMadeAgain) {
   EXPECT_THAT(AcceptedOf(session), ElementsAre(4, 4, 4, 4));
 }
 
-// --- What concerns all lanes
+// What concerns all lanes
 
 TEST_F(SessionLanesTest, RejectedChunkIsNamedByLaneAndTheOthersCount) {
   fake_.on_lane_chunk = [](int lane, uint64_t sequence, int) {
@@ -306,7 +306,7 @@ TEST_F(SessionLanesTest, RestartWithNothingInAWindowGoesOnWithANewSessionOnAllLa
   EXPECT_EQ(fake_.window(), data.Window());
 }
 
-// --- Generations
+// Generations
 
 TEST_F(SessionLanesTest, AllLanesFollowAFlushBySomebodyElseIntoOneWindow) {
   Session session = OpenLanes();
@@ -386,7 +386,7 @@ TEST_F(LanesFlushTest, BatchDuringAnAbortedFlushReturnsToTheOldWindow) {
   EXPECT_EQ(fake_.window(), window);
 }
 
-// --- Restarted clients
+// Restarted clients
 
 TEST_F(SessionLanesTest, RestartedClientTakesOverEveryLaneAtOnce) {
   Data data(kTokens);

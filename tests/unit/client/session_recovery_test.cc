@@ -22,8 +22,7 @@ using testing::kHidden;
 using testing::kTokensPerChunk;
 using testing::SessionTest;
 
-// --- Broken streams
-// -----------------------------------------------------------------------------------------------------
+// Broken streams
 
 class CutTest : public SessionTest, public ::testing::WithParamInterface<std::tuple<int, Fate>> {};
 
@@ -114,8 +113,7 @@ TEST_F(SessionTest, ConnectWaitsForAServerThatIsNotReadyYet) {
   EXPECT_EQ(fake_.unavailable_status, 0);
 }
 
-// --- Restarts and other servers
-// ------------------------------------------------------------------------------------
+// Restarts and other servers
 
 class RestartTest : public SessionTest, public ::testing::WithParamInterface<Fate> {};
 

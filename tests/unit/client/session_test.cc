@@ -161,8 +161,7 @@ TEST_F(SessionTest, OneChunkGoesOutHoweverSmallTheCredit) {
   EXPECT_EQ(fake_.observed().chunks.size(), 3U);  // one token each
 }
 
-// --- Rejections and generations
-// ------------------------------------------------------------------------------------
+// Rejections and generations
 
 TEST_F(SessionTest, RejectedChunkIsNamedAndTheOthersCount) {
   Script(2, Fate::kReject);
@@ -296,8 +295,7 @@ TEST_F(SessionTest, BatchDuringAnAbortedFlushReturnsToTheOldWindow) {
   EXPECT_EQ(fake_.window(), window);
 }
 
-// --- Restarted clients
-// --------------------------------------------------------------------------------------------------
+// Restarted clients
 
 TEST_F(SessionTest, RestartedClientLearnsWhereTheServerStands) {
   Data data(10);

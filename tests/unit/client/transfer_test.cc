@@ -81,8 +81,7 @@ class TransferTest : public ::testing::Test {
   std::filesystem::path directory_;
 };
 
-// --- Flush
-// --------------------------------------------------------------------------------------------------------------
+// Flush
 
 TEST_F(TransferTest, FlushReadsTheWindowAndEndsIt) {
   FillWindow();
@@ -215,8 +214,7 @@ TEST_F(TransferTest, FlushAtARestartedServerIsAWindowLost) {
   EXPECT_TRUE(IsWindowLost(head_->Flush({}, marks_, gradient_.data()).status()));
 }
 
-// --- Flush to a file
-// ----------------------------------------------------------------------------------------------------
+// Flush to a file
 
 TEST_F(TransferTest, FlushToFileWritesACompleteFileAndCommitsAfterIt) {
   FillWindow();
@@ -291,8 +289,7 @@ TEST_F(TransferTest, FullDiskIsNamedLeavesNoFileAndReopensTheWindow) {
   ASSERT_TRUE(head_->FlushToFile({}, marks_, path).ok());
 }
 
-// --- Weights
-// ------------------------------------------------------------------------------------------------------------
+// Weights
 
 std::vector<float> SomeWeights() {
   std::vector<float> weights;
@@ -346,7 +343,7 @@ TEST_F(TransferTest, NullPointersAreRefused) {
   EXPECT_EQ(head_->Flush({}, {}, nullptr).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// --- Heads with a bias
+// Heads with a bias
 
 class BiasTransferTest : public TransferTest {
  protected:

@@ -180,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(DoneOrNot, UnconfirmedCommitTest,
                          ::testing::Values(Fate::kDone, Fate::kNeverArrived));
 INSTANTIATE_TEST_SUITE_P(Done, CommitDoneTest, ::testing::Values(Fate::kDone));
 
-// --- What is not confirmed by the caller
+// What is not confirmed by the caller
 
 TEST_P(CommitDoneTest, AFlushThatIsNotConfirmedLeavesTheWindowWhole) {
   const std::vector<float> window = fake_.window();
@@ -199,7 +199,7 @@ TEST_P(CommitDoneTest, AFlushThatIsNotConfirmedLeavesTheWindowWhole) {
   EXPECT_EQ(fake_.generation(), 2U);
 }
 
-// --- Exceptions
+// Exceptions
 
 class FlushExceptionTest : public UnconfirmedCommitTest {
  protected:

@@ -152,7 +152,7 @@ TEST(BatchScheduler, RunsInOrderAndFinishesWhatIsQueuedBeforeItEnds) {
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
-// --- Credit and refusals
+// Credit and refusals
 
 TEST(SessionCreditTest, WhoFindsNoneIsToldOnceThereIsSomeAgain) {
   Gauge total{0};

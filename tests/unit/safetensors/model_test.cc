@@ -127,8 +127,7 @@ TEST_F(SafetensorsTest, TensorsAreFoundByTheirShapeInEveryShard) {
   EXPECT_TRUE(model->Read(*model->Find("t"), 0, bytes).ok());
 }
 
-// --- Below a folder
-// -----------------------------------------------------------------------------------------------
+// Below a folder
 
 class BelowTest : public SafetensorsTest {
  protected:

@@ -9,9 +9,9 @@ sys.path.insert(0, os.path.join(ROOT, "tools"))
 import check_includes  # noqa: E402
 
 PRESENT = {
-    "kernels/data_type.h", "kernels/cpu/gemm.h", "server/engine/head/head.h", "server/engine/head/window.h", "server/rpc/convert/convert.h",
+    "kernels/data_type.h", "kernels/cpu/gemm.h", "server/engine/head/head.h", "server/engine/head/parts/window.h", "server/rpc/convert/convert.h",
     "server/telemetry/metrics.h", "server/startup/options.h", "client/src/connection/connection.h", "client/include/lossd/client.h",
-    "server/engine/chunk/chunk.h", "server/engine/device/cpu/cpu_backend.h", "server/engine/device/cuda/cuda_device.h",
+    "server/engine/chunk/chunk.h", "server/engine/device/head_backend.h", "server/engine/device/cpu/cpu_backend.h", "server/engine/device/cuda/cuda_device.h",
     "server/engine/engine.h", "server/rpc/services/head_service.h", "client/src/session/session.h",
     "kernels/cuda/losses/smoothing.h", "kernels/cuda/memory/result.h",
     "client/examples/train_lm/trunk.h", "tests/integration/server_fixture.h",
@@ -55,9 +55,11 @@ class ForbiddenArrows(unittest.TestCase):
         ("tests/integration/package/outside/main.cc", '"client/src/connection/connection.h"'),
         # Folders of one part: up, and to the side.
         ("server/engine/common/errors.cc", '"server/engine/chunk/chunk.h"'),
-        ("server/engine/chunk/chunk.cc", '"server/engine/head/window.h"'),
+        ("server/engine/chunk/chunk.cc", '"server/engine/head/parts/window.h"'),
         ("server/engine/schedule/batch_queue.cc", '"server/engine/head/head.h"'),
         ("server/engine/head/head.cc", '"server/engine/engine.h"'),
+        ("server/engine/head/parts/window.cc", '"server/engine/head/head.h"'),
+        ("server/engine/device/device_factory.cc", '"server/engine/device/cpu/cpu_backend.h"'),
         ("server/engine/device/cpu/cpu_head.cc", '"server/engine/device/cuda/cuda_device.h"'),
         ("server/engine/device/staging.cc", '"server/engine/device/cpu/cpu_backend.h"'),
         ("server/rpc/convert/convert.cc", '"server/rpc/services/head_service.h"'),
@@ -86,15 +88,15 @@ class Spelling(unittest.TestCase):
     def test_own_headers_are_named_from_the_root(self):
         self.assertEqual(len(messages("server/engine/head/head.cc", '"head.h"')), 1)
         self.assertEqual(len(messages("server/engine/head/head.cc", '"server/engine/absent.h"')), 1)
-        self.assertEqual(len(messages("server/engine/head/head.cc", "<server/engine/head/window.h>")), 1)
+        self.assertEqual(len(messages("server/engine/head/head.cc", "<server/engine/head/parts/window.h>")), 1)
 
 
 class AllowedArrows(unittest.TestCase):
     CASES = [
         ("kernels/cpu/gemm.cc", '"kernels/cpu/gemm.h"', "<dnnl.hpp>", "<omp.h>"),
-        ("server/engine/head/head.cc", '"kernels/data_type.h"', '"server/engine/head/window.h"', '"absl/status/status.h"', "<thread>"),
+        ("server/engine/head/head.cc", '"kernels/data_type.h"', '"server/engine/head/parts/window.h"', '"absl/status/status.h"', "<thread>"),
         ("server/rpc/convert/convert.cc", '"server/engine/head/head.h"', '"lossd/v1/head.grpc.pb.h"', "<grpcpp/grpcpp.h>"),
-        ("server/telemetry/metrics.cc", '"server/engine/head/window.h"', "<prometheus/counter.h>"),
+        ("server/telemetry/metrics.cc", '"server/engine/head/parts/window.h"', "<prometheus/counter.h>"),
         ("server/main.cc", '"server/rpc/convert/convert.h"', '"server/telemetry/metrics.h"', '"server/startup/options.h"'),
         ("server/telemetry/metrics.cc", '"server/version.h"'),
         ("server/engine/engine.cc", '"server/engine/head/head.h"', '"server/engine/chunk/chunk.h"'),

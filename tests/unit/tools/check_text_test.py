@@ -43,6 +43,20 @@ class TextRules(unittest.TestCase):
         self.assertEqual(messages("a.cc", 'Say("# O" "f");\n'), [])
         self.assertEqual(messages("tests/integration/skew/previous_proto/a.proto", "// O" "f heads.\n"), [], "never changes")
 
+    def test_rulers_are_found(self):
+        for line in ("// --- Sessions", "  // --- Chunks ---", "# ------", "// ====="):
+            self.assertEqual(len(messages("kernels/a.cc", line + "\n")), 1, line)
+        self.assertEqual(messages("kernels/a.cc", "// -1: none\n// a --- b\n"), [])
+
+    def test_long_lines_of_cmake_are_found(self):
+        for path in ("cmake/a.cmake", "tests/CMakeLists.txt"):
+            self.assertEqual(len(messages(path, "a" * 121 + "\n")), 1, path)
+            self.assertEqual(messages(path, "a" * 120 + "\n"), [], path)
+
+    def test_folders_with_too_many_files_are_found(self):
+        self.assertEqual(len(list(check_text.full_folders_of([f"kernels/{n}.cc" for n in range(41)]))), 1)
+        self.assertEqual(list(check_text.full_folders_of([f"kernels/{n % 2}/{n}.cc" for n in range(80)])), [])
+
     def test_long_lines_of_prose_are_found(self):
         long = "word " * 25
         for text in (long, f"- {long}", f"# {long}", f"  {long}", f"- a\n  {long}", f"- a\n\n  {long}", f"1. a\n\n   {long}",

@@ -1,4 +1,4 @@
-#include "client/examples/train_lm/corpus.h"
+#include "client/examples/train_lm/text/corpus.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

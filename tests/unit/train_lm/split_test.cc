@@ -1,4 +1,4 @@
-#include "client/examples/train_lm/split.h"
+#include "client/examples/train_lm/text/split.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "client/examples/train_lm/text_data.h"
+#include "client/examples/train_lm/text/text_data.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

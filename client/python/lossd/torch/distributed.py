@@ -100,7 +100,7 @@ def gather_marks(head: RemoteHead, group: dist.ProcessGroup | None) -> list[str]
     return [mark for marks in all_do(head.marks, group) for mark in marks]
 
 
-# --- Rows of sharded weights ------------------------------------------------------------------------------------------
+# Rows of sharded weights
 
 
 def write_shard(

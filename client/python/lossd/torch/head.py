@@ -72,7 +72,7 @@ class RemoteHead:
         self.windows_ended = 0
         """How many windows this process has seen end."""
 
-    # --- Making one ---------------------------------------------------------------------------------------------------
+    # Making one
 
     @classmethod
     def create(
@@ -126,7 +126,7 @@ class RemoteHead:
             **more,
         )
 
-    # --- What it is ---------------------------------------------------------------------------------------------------
+    # What it is
 
     @property
     def name(self) -> str:
@@ -175,7 +175,7 @@ class RemoteHead:
                 self._consumed = () if resumed else _accepted(self._session.marks())
             return self._session
 
-    # --- Weights ------------------------------------------------------------------------------------------------------
+    # Weights
 
     def write_weights(self, weights: torch.Tensor, bias: torch.Tensor | None = None) -> int:
         """Publishes weights [V, H], and the bias [V] of a head with one, as a new version, which is returned. They are
@@ -215,7 +215,7 @@ class RemoteHead:
         all_do(check, self.group)
         return self.write_weights(state["weight"], state.get("bias"))
 
-    # --- The gradient window ------------------------------------------------------------------------------------------
+    # The gradient window
 
     def add_pending(self, future: Future[Any]) -> None:
         """A batch that is still under way (Session.compute_async): what looks at the window waits for it."""
@@ -357,7 +357,7 @@ class RemoteHead:
         self._weight_version = 0
         self.zero_grad()
 
-    # --- Checkpoints --------------------------------------------------------------------------------------------------
+    # Checkpoints
 
     def save_checkpoint(self, tag: str) -> Any:
         """Everything the server has of the head (weights, optimizer, window) under `tag`, which the trainer writes
@@ -381,7 +381,7 @@ class RemoteHead:
         if session is not None:
             session.close()
 
-    # --- Inside -------------------------------------------------------------------------------------------------------
+    # Inside
 
     @property
     def rank_in_group(self) -> int:

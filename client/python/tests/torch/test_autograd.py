@@ -30,7 +30,7 @@ def nothing_was_added(head: Any) -> bool:
     return tokens_in_window(head) == 0
 
 
-# --- Passes, as docs/pytorch.md counts them
+# Passes, as docs/pytorch.md counts them
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_declared_scale_without_backward_is_in_the_window(heads: Any) -> None:
     assert nothing_was_added(head)
 
 
-# --- No gradients wanted
+# No gradients wanted
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -117,7 +117,7 @@ def test_hidden_states_of_inference_mode_train_the_head(heads: Any, grad_scale: 
     check_weight_gradient(head, head.gradients()[0], reference.weight.grad, slack=1e-5)
 
 
-# --- Parts that are frozen
+# Parts that are frozen
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -168,7 +168,7 @@ def test_train_head(heads: Any, passes: list[Any]) -> None:
         linear_cross_entropy(hidden, target, frozen.remote, train_head=True)
 
 
-# --- More than one backward, more than one use
+# More than one backward, more than one use
 
 
 @DECLARED
@@ -235,7 +235,7 @@ def test_losses_of_reversed_order(heads: Any) -> None:
     check_weight_gradient(head, head.gradients()[0], whole.weight.grad, slack=1e-5)
 
 
-# --- Accumulation
+# Accumulation
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -291,7 +291,7 @@ def test_accumulation_by_division(heads: Any, passes: list[Any], declared: bool)
     assert len(passes) == (steps if declared else 2 * steps)
 
 
-# --- What is refused, what is not finite
+# What is refused, what is not finite
 
 
 @DECLARED
@@ -383,7 +383,7 @@ def test_the_anchor_of_a_finite_loss_gets_zero(heads: Any) -> None:
     assert torch.equal(head.remote.anchor.grad, torch.zeros(1))
 
 
-# --- Surroundings
+# Surroundings
 
 
 def test_hooks_see_dx(heads: Any) -> None:

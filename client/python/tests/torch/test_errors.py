@@ -149,7 +149,7 @@ def test_class_weights_and_z_loss_have_two_counts(heads: Any) -> None:
         linear_cross_entropy(GOOD, TARGET, heads(class_weights=True).remote, normalizer=3, lse_square_scale=0.1)
 
 
-# --- Servers that go away
+# Servers that go away
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def compare(
     assert distance(head.gradients()[0], twin.weight.grad) < close
 
 
-# --- Checkpoints
+# Checkpoints
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -122,7 +122,7 @@ def test_checkpoints_of_losses_with_other_outputs(heads: Any, reduction: str) ->
     assert torch.equal(hidden.grad, twin.grad) and distance(*gradients) < 1e-6
 
 
-# --- torch.compile
+# torch.compile
 
 
 class Graphs:
@@ -179,7 +179,7 @@ def test_full_graphs_are_refused_with_a_reason(heads: Any) -> None:
         model(torch.randn(2, 5, 8), labels(2, 5))
 
 
-# --- Mixed precision
+# Mixed precision
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -269,7 +269,7 @@ def test_grad_scaler(heads: Any, passes: list[Any], declared: bool) -> None:
     assert head.remote.anchor.grad.isnan()
 
 
-# --- The module
+# The module
 
 
 def test_module_in_training_and_in_evaluation(heads: Any, passes: list[Any]) -> None:
@@ -300,7 +300,7 @@ def test_state_of_the_module_is_the_heads(heads: Any) -> None:
     assert head.remote.head.info().weight_version == version + 1
 
 
-# --- What docs/pytorch.md begins with
+# What docs/pytorch.md begins with
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

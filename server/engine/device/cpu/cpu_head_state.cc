@@ -58,7 +58,7 @@ MemoryPlan CpuBackend::MemoryReport() const {
   return plan;
 }
 
-// --- Weights
+// Weights
 
 absl::Status CpuBackend::PublishWeights(WeightBuffers staged) {
   bias_ = std::move(staged.bias);
@@ -92,7 +92,7 @@ absl::Status CpuBackend::ReadBias(int64_t first_row, int64_t rows, float* out) {
   return absl::OkStatus();
 }
 
-// --- Gradients
+// Gradients
 
 namespace {
 
@@ -148,7 +148,7 @@ absl::Status CpuBackend::WriteGradient(Gradient* of, int64_t first_row, int64_t 
   return absl::OkStatus();
 }
 
-// --- The optimizer
+// The optimizer
 
 absl::StatusOr<GradientStats> CpuBackend::Summarize(const Gradient* of, double scale) {
   const CpuGradient& gradient = Find(of);
@@ -190,7 +190,7 @@ absl::StatusOr<GradientStats> CpuBackend::ApplyStep(const Gradient* of, const St
   return StatsOf(dw, db);
 }
 
-// --- State
+// State
 
 absl::Status CpuBackend::TakeWeights() {
   HostBuffer& weights = config_.master_weights ? master_ : weights_;

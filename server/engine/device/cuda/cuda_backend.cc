@@ -38,8 +38,7 @@ void Stage(const HiddenRows& rows, int64_t bytes, char** to) {
 
 }  // namespace
 
-// --- Batches
-// ----------------------------------------------------------------------------------------------------
+// Batches
 
 int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
   const CudaPipeline::Capacity& capacity = device_->pipeline.capacity();

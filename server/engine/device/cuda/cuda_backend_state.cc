@@ -115,7 +115,7 @@ void CudaBackend::Reset(Gradient* of) {
   for (CudaGradient::Smoothing& smoothing : gradient.smoothings) smoothing.empty = true;
 }
 
-// --- Rows
+// Rows
 
 Result CudaBackend::ReadFloats(const DeviceBuffer& buffer, int64_t first, int64_t count, float* out) const {
   LOSSD_CUDA_TRY(cudaSetDevice(device_->index));
@@ -156,7 +156,7 @@ Result CudaBackend::WriteRows(const DeviceBuffer& buffer, int64_t stride_bytes, 
   return {};
 }
 
-// --- Checkpoints
+// Checkpoints
 
 const DeviceBuffer& CudaBackend::BufferOf(const StateEntry& entry) const {
   const bool of_bias = entry.of == StateOf::kBias;

@@ -54,7 +54,7 @@ GradientRows CudaBackend::RowsOfBias(const CudaGradient& gradient) {
   return rows;
 }
 
-// --- Fold
+// Fold
 
 absl::Status CudaBackend::Fold(Gradient* from, Gradient* to) {
   CudaGradient& source = Find(from);
@@ -88,7 +88,7 @@ Result CudaBackend::AddTo(const CudaGradient& from, CudaGradient& to) const {
   return {};
 }
 
-// --- Tallies and steps
+// Tallies and steps
 
 absl::StatusOr<GradientStats> CudaBackend::Summarize(const Gradient* of, double scale) {
   const CudaGradient& gradient = Find(of);
@@ -157,7 +157,7 @@ Result CudaBackend::Step(const CudaGradient& gradient, const OptimizerCoefficien
   return kernels::cuda::ApplyOptimizer(bias, coefficients, scratch, tallies + 1, stream);
 }
 
-// --- What label smoothing needs of weights
+// What label smoothing needs of weights
 
 Result CudaBackend::RefreshSums(const BatchKey& kind) {
   if (kind.teacher.backend != nullptr) return {};

@@ -401,7 +401,7 @@ TEST_F(StepTest, StatsBehindAStepAreOfNoWindowThatThereIs) {
   EXPECT_EQ(answer.get_future().get().status().code(), absl::StatusCode::kAborted);
 }
 
-// --- Deterministic sessions
+// Deterministic sessions
 
 TEST_F(StepTest, GradientsOfDeterministicSessionsAreInIt) {
   std::vector<LaneAttachment> lanes;
@@ -428,7 +428,7 @@ TEST_F(StepTest, GradientsOfDeterministicSessionsAreInIt) {
   EXPECT_EQ(GradientSum(), 4);
 }
 
-// --- Heads of other kinds
+// Heads of other kinds
 
 class StepBiasTest : public StepTest {
  protected:

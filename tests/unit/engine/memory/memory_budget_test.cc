@@ -130,8 +130,7 @@ TEST(MemoryBudget, MergedKeepsTheOrder) {
               ElementsAre(MemoryItem{"weights", 5}, MemoryItem{"gradient", 10}));
 }
 
-// --- The engine's accounts
-// ----------------------------------------------------------------------------------------
+// The engine's accounts
 
 constexpr int64_t kVocab = 4096;
 constexpr int64_t kHidden = 256;

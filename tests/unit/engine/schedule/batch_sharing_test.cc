@@ -173,7 +173,7 @@ TEST_F(BatchSharingTest, ATaskWaitsForEverySessionAndHoldsBackEverySession) {
   EXPECT_THAT(Run(), ElementsAre("task", "3 after+1 after")) << "session 3 was given nothing yet";
 }
 
-// --- Withdrawn chunks
+// Withdrawn chunks
 
 TEST_F(BatchSharingTest, AWithdrawnChunkMakesRoomInTheBatchThatItWasGatheredFor) {
   device_.under_way = 3;
@@ -244,7 +244,7 @@ TEST_F(BatchSharingTest, NothingIsLeftWhenAllIsWithdrawn) {
   queue_.Withdraw(a_.get(), {one});
 }
 
-// --- Heads
+// Heads
 
 // The cost of what a head was given, while both always have full batches waiting.
 TEST_F(BatchSharingTest, HeadsShareTheDeviceByCost) {
@@ -301,7 +301,7 @@ TEST_F(BatchSharingTest, TasksDoNotKeepBatchesWaiting) {
   EXPECT_THAT(Run(), ElementsAre("task 1", "b", "task 2"));
 }
 
-// --- Jobs
+// Jobs
 
 // A job of 384 rows costs what a batch of 128 does.
 TEST_F(BatchSharingTest, AHeadWithEndlessJobsLeavesTheOtherItsShare) {

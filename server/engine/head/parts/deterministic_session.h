@@ -1,0 +1,38 @@
+// What a head has for a deterministic session.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_SESSION_H_
+#define LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "server/engine/device/head_backend.h"
+#include "server/engine/head/parts/deterministic_tiles.h"
+#include "server/engine/memory/memory_budget.h"
+
+namespace lossd::engine {
+
+// A gradient of its own, and the memory that it and the tiles take: made before the session is opened.
+struct SessionMemory {
+  std::unique_ptr<MemoryReservation> reservation;
+  std::unique_ptr<Gradient> gradient;  // goes first
+};
+// An assignment would give the reservation back first.
+inline void Drop(SessionMemory& memory) { const SessionMemory gone = std::exchange(memory, {}); }
+
+struct DeterministicSession {
+  SessionMemory memory;  // the device thread's
+  const MemoryPlan plan;
+  const std::string id;
+  const int32_t rank;
+  const uint64_t number;     // the session's, among those of its head
+  DeterministicTiles tiles;  // this and what follows: guarded by the head's mutex
+  // Since when chunks wait for room and nothing has come that could make some.
+  absl::Time waiting_since = absl::InfiniteFuture();
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_SESSION_H_

@@ -1,0 +1,282 @@
+#include "server/engine/head/parts/deterministic_tiles.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/common/errors.h"
+
+namespace lossd::engine {
+namespace {
+
+constexpr int64_t kMostTileTokens = 4096;
+constexpr int64_t kWidest = 4;        // bytes of an element of hidden states
+constexpr int64_t kTokenBytes = 16;   // label, weight, gradient of the log-sum-exp
+constexpr int64_t kChunkBytes = 512;  // what a chunk takes beside its tensors
+constexpr int64_t kFarChunks = 4;     // of the largest size, ahead of the first incomplete tile
+constexpr int64_t kIgnored = -1;      // a label of a piece
+
+int64_t LargestChunk(const ChunkLimits& limits) {
+  return limits.max_chunk_bytes + limits.max_chunk_tokens * kTokenBytes + kChunkBytes;
+}
+
+// What chunks can have that are in the first incomplete tile, if only with one token.
+int64_t NearBytes(const ChunkLimits& limits, int64_t hidden_size) {
+  const int64_t tokens = DeterministicTiles::TileTokens(limits, hidden_size);
+  return tokens * (hidden_size * kWidest + kTokenBytes + kChunkBytes) + 2 * LargestChunk(limits);
+}
+
+bool SameProduct(const DeterministicTiles::Piece& piece, const BatchKey& kind, const Chunk& chunk) {
+  return piece.kind == kind && piece.chunk.gradient_scale == chunk.gradient_scale &&
+         piece.chunk.options.z_gradient_scale == chunk.options.z_gradient_scale;
+}
+
+// Values of `tokens` tokens of `chunk` from `first` on behind those of `rows` tokens in `out`; where only one
+// of the two has any, the other's are `value`.
+void AppendFloats(const std::string& from, int64_t first, int64_t tokens, float value, int64_t rows,
+                  std::string* out) {
+  if (from.empty() && out->empty()) return;
+  const auto fill = [value, out](int64_t count) {
+    for (int64_t i = 0; i < count; ++i) out->append(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
+  if (out->empty()) fill(rows);
+  if (from.empty()) {
+    fill(tokens);
+  } else {
+    out->append(from, static_cast<size_t>(first) * sizeof(float),
+                static_cast<size_t>(tokens) * sizeof(float));
+  }
+}
+
+void AppendLabels(const Chunk& from, int64_t first, int64_t tokens, std::string* out) {
+  for (int64_t i = first; i < first + tokens; ++i) {
+    int64_t label = 0;
+    std::memcpy(&label, from.labels.data() + i * 8, sizeof(label));
+    if (label == from.ignore_index) label = kIgnored;
+    out->append(reinterpret_cast<const char*>(&label), sizeof(label));
+  }
+}
+
+void AppendParts(const Payload& payload, int64_t offset, int64_t bytes, std::vector<ByteSpan>* parts) {
+  PayloadReader reader(payload);
+  while (offset > 0) offset -= static_cast<int64_t>(reader.Next(offset).size());
+  while (bytes > 0) {
+    parts->push_back(reader.Next(bytes));
+    bytes -= static_cast<int64_t>(parts->back().size());
+  }
+}
+
+}  // namespace
+
+struct DeterministicTiles::Stored {
+  Chunk chunk;
+  BatchKey kind;
+  int64_t bytes = 0;
+  int64_t segments = 0;  // that are not in dW
+};
+
+int64_t DeterministicTiles::TileTokens(const ChunkLimits& limits, int64_t hidden_size) {
+  const int64_t most =
+      std::min({kMostTileTokens, limits.max_chunk_tokens, limits.max_chunk_bytes / (hidden_size * kWidest)});
+  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(most, 1))));
+}
+
+int64_t DeterministicTiles::KeptBytes(const ChunkLimits& limits, int64_t hidden_size) {
+  return NearBytes(limits, hidden_size) + kFarChunks * LargestChunk(limits);
+}
+
+DeterministicTiles::DeterministicTiles(const ChunkLimits& limits, int64_t hidden_size)
+    : tile_tokens_(TileTokens(limits, hidden_size)),
+      most_bytes_(KeptBytes(limits, hidden_size)),
+      most_far_bytes_(kFarChunks * LargestChunk(limits)) {}
+
+int64_t DeterministicTiles::Bytes(const Chunk& chunk) {
+  return std::max(chunk.kept_bytes(), chunk.payload_bytes()) + kChunkBytes;
+}
+
+DeterministicTiles::Room DeterministicTiles::RoomFor(const Chunk& chunk) const {
+  const int64_t place = *chunk.window_token;
+  const auto next = taken_.lower_bound(place);
+  if (next != taken_.end() && next->first < place + chunk.tokens) return Room::kTaken;
+  if (next != taken_.begin() && std::prev(next)->second > place) return Room::kTaken;
+  const bool near = TileOf(place) <= next_;
+  const int64_t most = near ? most_bytes_ : most_far_bytes_;
+  if (Bytes(chunk) <= most - kept_bytes_) return Room::kFree;
+  if (claimed_ > 0 || handed_out_ > 0) return Room::kLater;
+  // There cannot be more chunks with places in this tile.
+  return near ? Room::kFree : Room::kNone;
+}
+
+void DeterministicTiles::Claim(const Chunk& chunk) {
+  int64_t begin = *chunk.window_token;
+  int64_t end = begin + chunk.tokens;
+  auto next = taken_.upper_bound(begin);
+  if (next != taken_.end() && next->first == end) {
+    end = next->second;
+    next = taken_.erase(next);
+  }
+  if (next != taken_.begin() && std::prev(next)->second == begin) {
+    std::prev(next)->second = end;
+  } else {
+    taken_.emplace(begin, end);
+  }
+  kept_bytes_ += Bytes(chunk);
+  ++claimed_;
+}
+
+void DeterministicTiles::Untake(int64_t place, int64_t tokens, std::map<int64_t, int64_t>* taken) {
+  const auto range = std::prev(taken->upper_bound(place));
+  const auto [begin, end] = *range;
+  taken->erase(range);
+  if (begin < place) taken->emplace(begin, place);
+  if (place + tokens < end) taken->emplace(place + tokens, end);
+}
+
+void DeterministicTiles::GiveUp(int64_t place, int64_t tokens, int64_t bytes) {
+  Untake(place, tokens, &taken_);
+  kept_bytes_ -= bytes;
+  --claimed_;
+}
+
+void DeterministicTiles::Fill(Chunk chunk, const BatchKey& kind, int64_t bytes) {
+  int64_t place = *chunk.window_token;
+  const int64_t end = place + chunk.tokens;
+  auto stored = std::make_shared<Stored>(Stored{std::move(chunk), kind, bytes, 0});
+  while (place < end) {
+    const int64_t tile = TileOf(place);
+    const int64_t tokens = std::min(end, (tile + 1) * tile_tokens_) - place;
+    segments_.emplace(place, Segment{stored, tokens});
+    ++stored->segments;
+    filled_[tile] += tokens;
+    place += tokens;
+  }
+  --claimed_;
+}
+
+void DeterministicTiles::Take(int64_t tile, std::vector<Piece>* pieces) {
+  const size_t before = pieces->size();
+  std::vector<std::vector<ByteSpan>> parts;
+  auto it = segments_.lower_bound(tile * tile_tokens_);
+  while (it != segments_.end() && TileOf(it->first) == tile) {
+    const Segment& segment = it->second;
+    const Stored& stored = *segment.rows;
+    if (pieces->size() == before || !SameProduct(pieces->back(), stored.kind, stored.chunk)) {
+      Piece& piece = pieces->emplace_back();
+      piece.kind = stored.kind;
+      piece.chunk.hidden_type = stored.chunk.hidden_type;
+      piece.chunk.mode = ComputeMode::kWeightGradientOnly;
+      piece.chunk.ignore_index = kIgnored;
+      piece.chunk.gradient_scale = stored.chunk.gradient_scale;
+      piece.chunk.options = stored.chunk.options;
+      parts.emplace_back();
+    }
+    Append(it->first, segment, &pieces->back(), &parts.back());
+    it = segments_.erase(it);
+  }
+  for (size_t i = before; i < pieces->size(); ++i) {
+    Piece& piece = (*pieces)[i];
+    auto owner = std::make_shared<std::vector<std::shared_ptr<Stored>>>(piece.rows);
+    piece.chunk.hidden_states = Payload(std::move(parts[i - before]), std::move(owner), /*kept_bytes=*/0);
+    ++handed_out_;
+  }
+}
+
+void DeterministicTiles::Append(int64_t place, const Segment& segment, Piece* piece,
+                                std::vector<ByteSpan>* parts) {
+  const Chunk& from = segment.rows->chunk;
+  const int64_t first = place - *from.window_token;
+  const int64_t row_bytes = from.hidden_states.size() / from.tokens;
+  AppendFloats(from.token_weights, first, segment.tokens, 1.0f, piece->chunk.tokens,
+               &piece->chunk.token_weights);
+  AppendFloats(from.lse_gradients, first, segment.tokens, 0.0f, piece->chunk.tokens,
+               &piece->chunk.lse_gradients);
+  AppendLabels(from, first, segment.tokens, &piece->chunk.labels);
+  AppendParts(from.hidden_states, first * row_bytes, segment.tokens * row_bytes, parts);
+  piece->chunk.tokens += segment.tokens;
+  piece->rows.push_back(segment.rows);
+}
+
+std::vector<DeterministicTiles::Piece> DeterministicTiles::TakeComplete() {
+  std::vector<Piece> pieces;
+  for (auto it = filled_.begin(); it != filled_.end() && it->first == next_ && it->second == tile_tokens_;
+       it = filled_.erase(it)) {
+    Take(next_++, &pieces);
+  }
+  return pieces;
+}
+
+std::vector<DeterministicTiles::Piece> DeterministicTiles::TakeAll() {
+  std::vector<Piece> pieces;
+  while (!segments_.empty()) Take(TileOf(segments_.begin()->first), &pieces);
+  return pieces;
+}
+
+void DeterministicTiles::Done(const Piece& piece) {
+  --handed_out_;
+  for (const std::shared_ptr<Stored>& stored : piece.rows) {
+    if (--stored->segments == 0) kept_bytes_ -= stored->bytes;
+  }
+}
+
+void DeterministicTiles::BeginWindow() {
+  taken_.clear();
+  filled_.clear();
+  next_ = 0;
+}
+
+DeterministicTiles::Content DeterministicTiles::content(const std::map<int64_t, int64_t>& claimed) const {
+  Content content{tile_tokens_, next_, taken_, filled_, {}};
+  for (const auto& [place, tokens] : claimed) Untake(place, tokens, &content.taken);
+  for (const auto& [place, segment] : segments_) {
+    const Chunk& from = segment.rows->chunk;
+    const auto first = static_cast<size_t>(place - *from.window_token);
+    const auto tokens = static_cast<size_t>(segment.tokens);
+    const auto slice = [first, tokens](const std::string& values, size_t size) {
+      return values.empty() ? values : values.substr(first * size, tokens * size);
+    };
+    Chunk& chunk = content.kept.emplace_back();
+    chunk.window_token = place;
+    chunk.tokens = segment.tokens;
+    chunk.hidden_type = from.hidden_type;
+    chunk.ignore_index = from.ignore_index;
+    chunk.gradient_scale = from.gradient_scale;
+    chunk.options = from.options;
+    chunk.labels = slice(from.labels, sizeof(int64_t));
+    chunk.token_weights = slice(from.token_weights, sizeof(float));
+    chunk.lse_gradients = slice(from.lse_gradients, sizeof(float));
+    const int64_t row_bytes = from.hidden_states.size() / from.tokens;
+    std::vector<ByteSpan> parts;
+    AppendParts(from.hidden_states, static_cast<int64_t>(first) * row_bytes, segment.tokens * row_bytes,
+                &parts);
+    chunk.hidden_states = Payload(std::move(parts), segment.rows, /*kept_bytes=*/0);
+  }
+  return content;
+}
+
+absl::Status DeterministicTiles::CheckContent(const Content& content) const {
+  if (content.tile_tokens == tile_tokens_ || content.taken.empty()) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, RejectReason::kCheckpoint, "",
+      absl::StrCat("the window of a deterministic session was added up in tiles of ", content.tile_tokens,
+                   " tokens, and would be in tiles of ", tile_tokens_,
+                   " here: start the server with the --max_chunk_bytes and --max_chunk_tokens it had"));
+}
+
+void DeterministicTiles::Restore(Content content, const std::function<BatchKey(const Chunk&)>& kind_of) {
+  if (content.taken.empty()) return;
+  taken_ = std::move(content.taken);
+  next_ = content.next_tile;
+  for (Chunk& chunk : content.kept) {
+    const BatchKey kind = kind_of(chunk);
+    const int64_t bytes = Bytes(chunk);
+    kept_bytes_ += bytes;
+    ++claimed_;
+    Fill(std::move(chunk), kind, bytes);
+  }
+  filled_ = std::move(content.filled);  // with what was filled and is in dW
+}
+
+}  // namespace lossd::engine

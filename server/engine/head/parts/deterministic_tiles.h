@@ -1,0 +1,110 @@
+// Where the rows of a deterministic session go on their way into its dW: into tiles of a fixed number of
+// tokens, at places that the client gives, so that what is added in which order depends on the tokens alone.
+//
+// A place is claimed when its chunk is taken, and filled when the chunk was answered. A tile whose places are
+// all filled is handed out once those before it were, in pieces: a piece is one product, of rows that have
+// everything but themselves in common. Absent and ignored rows are as if they were not there.
+//
+// Not thread-safe: Head guards it with its mutex.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_TILES_H_
+#define LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_TILES_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/engine/chunk/chunk.h"
+#include "server/engine/device/head_backend.h"
+#include "server/engine/memory/memory_budget.h"
+
+namespace lossd::engine {
+
+class DeterministicTiles {
+  struct Stored;
+
+ public:
+  // Tokens of a tile: as many on every device, and so many that a chunk of them is within the limits whatever
+  // its type.
+  static int64_t TileTokens(const ChunkLimits& limits, int64_t hidden_size);
+  // Memory for chunks that are claimed or filled and not yet in dW.
+  static int64_t KeptBytes(const ChunkLimits& limits, int64_t hidden_size);
+
+  DeterministicTiles(const ChunkLimits& limits, int64_t hidden_size);
+
+  enum class Room {
+    kFree,
+    kTaken,  // a token of this window has the place
+    kLater,  // no memory now, but for chunks that are under way
+    kNone,   // no memory, and nothing is under way: only chunks of earlier places make room
+  };
+  Room RoomFor(const Chunk& chunk) const;
+  // There is room for it. `bytes`, below, is what Bytes says of the chunk now.
+  void Claim(const Chunk& chunk);
+  // It was not started, or rejected.
+  void GiveUp(int64_t place, int64_t tokens, int64_t bytes);
+  static int64_t Bytes(const Chunk& chunk);
+
+  // A chunk that was claimed and answered; `kind` is what its rows are in dW's product.
+  void Fill(Chunk chunk, const BatchKey& kind, int64_t bytes);
+
+  // One product: a chunk of rows as they come, and what is to be given back once it is done.
+  struct Piece {
+    BatchKey kind;
+    Chunk chunk;
+    std::vector<std::shared_ptr<Stored>> rows;  // whose they are
+  };
+  // Those that are complete, in order.
+  std::vector<Piece> TakeComplete();
+  // All that is filled: to end the window, or the use of these weights. What comes into the same tiles later
+  // makes pieces of its own.
+  std::vector<Piece> TakeAll();
+  void Done(const Piece& piece);
+
+  // Everything is done.
+  void BeginWindow();
+
+  // What a window has in it, as far as it is not in dW: for checkpoints.
+  struct Content {
+    int64_t tile_tokens = 0;
+    int64_t next_tile = 0;
+    std::map<int64_t, int64_t> taken;   // places
+    std::map<int64_t, int64_t> filled;  // tokens, by tile
+    std::vector<Chunk> kept;            // in order of places, each in one tile
+  };
+  // No piece is under way. `claimed`: tokens by place of the chunks that are claimed and not filled; they are
+  // left out.
+  Content content(const std::map<int64_t, int64_t>& claimed) const;
+  // FAILED_PRECONDITION if tiles have another size here, and the window is not empty.
+  absl::Status CheckContent(const Content& content) const;
+  // Called on a new object, with a content that was checked. `kind_of`: as in Fill.
+  void Restore(Content content, const std::function<BatchKey(const Chunk&)>& kind_of);
+
+ private:
+  // Rows of one chunk in one tile.
+  struct Segment {
+    std::shared_ptr<Stored> rows;
+    int64_t tokens = 0;
+  };
+  void Take(int64_t tile, std::vector<Piece>* pieces);
+  static void Append(int64_t place, const Segment& segment, Piece* piece, std::vector<ByteSpan>* parts);
+  int64_t TileOf(int64_t place) const { return place / tile_tokens_; }
+  static void Untake(int64_t place, int64_t tokens, std::map<int64_t, int64_t>* taken);
+
+  const int64_t tile_tokens_;
+  const int64_t most_bytes_;             // in all
+  const int64_t most_far_bytes_;         // that others may have than those of the first incomplete tile
+  std::map<int64_t, int64_t> taken_;     // ends by beginnings, of places; no two touch
+  std::map<int64_t, Segment> segments_;  // by the place they begin at
+  std::map<int64_t, int64_t> filled_;    // tokens by tile, from next_ on
+  int64_t next_ = 0;                     // the first tile that is not complete
+  int64_t kept_bytes_ = 0;
+  int64_t claimed_ = 0;     // chunks
+  int64_t handed_out_ = 0;  // pieces that are not done
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_TILES_H_

@@ -1,0 +1,166 @@
+#include "server/engine/head/parts/gradient_set.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <future>
+#include <utility>
+
+#include "server/engine/device/gradient_summary.h"
+#include "server/engine/device/staging.h"
+
+namespace lossd::engine {
+namespace {
+
+constexpr int64_t kSummedBytes = int64_t{4} << 20;
+
+float LargestFinite(std::span<const float> values, float largest) {
+  for (const float value : values) {
+    if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
+  }
+  return largest;
+}
+
+}  // namespace
+
+GradientSet::GradientSet(const HeadConfig& config, HeadBackend* backend, Device* device,
+                         std::shared_ptr<Gradient> second)
+    : vocab_size_(config.vocab_size),
+      hidden_size_(config.hidden_size),
+      bias_(config.bias),
+      backend_(backend),
+      device_(device),
+      second_(std::move(second)),
+      second_address_(second_.get()) {}
+
+absl::Status GradientSet::Sum(const WindowGradient& of, float scale, int64_t count, float* out, Read read) {
+  if (absl::Status status = read(of.window, out); !status.ok()) return status;
+  std::vector<float> more(of.sessions.empty() ? 0 : static_cast<size_t>(count));
+  for (const Gradient* session : of.sessions) {
+    if (absl::Status status = read(session, more.data()); !status.ok()) return status;
+    for (size_t i = 0; i < more.size(); ++i) out[i] += more[i];
+  }
+  if (scale == 1.0f) return absl::OkStatus();
+  for (float& value : std::span(out, static_cast<size_t>(count))) value *= scale;
+  return absl::OkStatus();
+}
+
+absl::Status GradientSet::ReadRows(const WindowGradient& of, float scale, int64_t first_row, int64_t rows,
+                                   float* out) {
+  return Sum(of, scale, rows * hidden_size_, out, [&](const Gradient* gradient, float* values) {
+    return backend_->ReadGradient(gradient, first_row, rows, values);
+  });
+}
+
+absl::Status GradientSet::ReadBias(const WindowGradient& of, float scale, int64_t first_row, int64_t rows,
+                                   float* out) {
+  return Sum(of, scale, rows, out, [&](const Gradient* gradient, float* values) {
+    return backend_->ReadBiasGradient(gradient, first_row, rows, values);
+  });
+}
+
+absl::Status GradientSet::ForEachPiece(const WindowGradient& of, float scale,
+                                       absl::FunctionRef<void(std::span<const float> rows)> add) {
+  const int64_t rows_per_piece = std::max<int64_t>(1, kSummedBytes / 4 / hidden_size_);
+  const int64_t piece_bytes = std::min(rows_per_piece, vocab_size_) * hidden_size_ * 4;
+  // Where the device writes by itself, if it can. Two, since one piece is read while the one before is added.
+  std::array<ResultBytes, 2> memory;
+  std::future<void> adding;
+  absl::Status status;
+  for (int64_t row = 0, turn = 0; row < vocab_size_ && status.ok(); row += rows_per_piece, turn ^= 1) {
+    ResultBytes& bytes = memory[static_cast<size_t>(turn)];
+    if (bytes.size() == 0) bytes = StagedResult(piece_bytes, device_);
+    auto* piece = reinterpret_cast<float*>(bytes.data());
+    const int64_t rows = std::min(rows_per_piece, vocab_size_ - row);
+    status = ReadRows(of, scale, row, rows, piece);
+    if (adding.valid()) adding.get();
+    if (!status.ok()) break;
+    const std::span<const float> values(piece, static_cast<size_t>(rows * hidden_size_));
+    if (row + rows == vocab_size_) {
+      add(values);
+    } else {
+      // Where no thread can be had, get() does it.
+      adding = std::async(std::launch::async | std::launch::deferred, [add, values] { add(values); });
+    }
+  }
+  return status;
+}
+
+absl::StatusOr<std::vector<float>> GradientSet::Bias(const WindowGradient& of, float scale) {
+  std::vector<float> bias(static_cast<size_t>(vocab_size_));
+  if (absl::Status status = ReadBias(of, scale, 0, vocab_size_, bias.data()); !status.ok()) return status;
+  return bias;
+}
+
+absl::Status GradientSet::Summarize(const WindowGradient& of, float scale, FlushInfo* flush) {
+  // The sum of several gradients is nowhere on the device.
+  const bool summed_here = !of.sessions.empty();
+  absl::Status status =
+      summed_here ? SummarizeHere(of, scale, &flush->summary) : SummarizeOnDevice(of, scale, &flush->summary);
+  if (!status.ok() || !bias_) return status;
+  const absl::StatusOr<std::vector<float>> bias = Bias(of, scale);
+  if (!bias.ok()) return bias.status();
+  GradientSummarizer of_bias;
+  of_bias.Add(*bias);
+  flush->bias_summary = of_bias.Finish();
+  if (!summed_here) flush->summary.non_finite -= flush->bias_summary->non_finite;
+  return absl::OkStatus();
+}
+
+absl::Status GradientSet::SummarizeHere(const WindowGradient& of, float scale, GradientSummary* summary) {
+  GradientSummarizer summarizer;
+  const auto add = [&summarizer](std::span<const float> rows) { summarizer.Add(rows); };
+  if (absl::Status status = ForEachPiece(of, scale, add); !status.ok()) return status;
+  *summary = summarizer.Finish();
+  return absl::OkStatus();
+}
+
+// Only the checksum needs every byte in the host's memory. Counts what of the bias is not finite as well.
+absl::Status GradientSet::SummarizeOnDevice(const WindowGradient& of, float scale, GradientSummary* summary) {
+  const absl::StatusOr<GradientStats> stats = backend_->Summarize(of.window, scale);
+  if (!stats.ok()) return stats.status();
+  GradientChecksum checksum;
+  const auto add = [&checksum](std::span<const float> rows) { checksum.Add(rows); };
+  if (absl::Status status = ForEachPiece(of, scale, add); !status.ok()) return status;
+  *summary = {stats->norm, checksum.Value(), stats->non_finite};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GradientStats> GradientSet::Stats(const WindowGradient& of, double scale) {
+  if (of.sessions.empty()) return backend_->Summarize(of.window, scale);
+  const auto factor = static_cast<float>(scale);
+  GradientStats stats;
+  GradientSummarizer summarizer;
+  const auto add = [&](std::span<const float> rows) {
+    summarizer.Add(rows);
+    stats.largest = LargestFinite(rows, stats.largest);
+  };
+  if (absl::Status status = ForEachPiece(of, factor, add); !status.ok()) return status;
+  GradientSummary summary = summarizer.Finish();
+  stats.norm = summary.norm;
+  stats.non_finite = summary.non_finite;
+  if (!bias_) return stats;
+  const absl::StatusOr<std::vector<float>> bias = Bias(of, factor);
+  if (!bias.ok()) return bias.status();
+  GradientSummarizer of_bias;
+  of_bias.Add(*bias);
+  summary = of_bias.Finish();
+  stats.bias_norm = summary.norm;
+  stats.non_finite += summary.non_finite;
+  stats.largest = LargestFinite(*bias, stats.largest);
+  return stats;
+}
+
+absl::Status GradientSet::FoldSessions(const WindowGradient& of) {
+  for (Gradient* session : of.sessions) {
+    if (absl::Status folded = backend_->Fold(session, of.window); !folded.ok()) return folded;
+  }
+  return absl::OkStatus();
+}
+
+void GradientSet::Reset(const WindowGradient& of) {
+  backend_->Reset(of.window);
+  for (Gradient* session : of.sessions) backend_->Reset(session);
+}
+
+}  // namespace lossd::engine

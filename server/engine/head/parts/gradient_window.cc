@@ -1,0 +1,224 @@
+#include "server/engine/head/parts/gradient_window.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/engine/common/errors.h"
+
+namespace lossd::engine {
+namespace {
+
+constexpr char kScale[] = "gradient_scale";
+
+absl::Status OtherArguments(absl::string_view field, uint64_t generation, const std::string& first,
+                            const std::string& now) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kFlushArguments, field,
+                   absl::StrCat("a flush of generation ", generation, " is under way with ", field, " ",
+                                first, "; this call names ", now));
+}
+
+}  // namespace
+
+const char* Name(WindowState state) {
+  switch (state) {
+    case WindowState::kOpen:
+      return "open";
+    case WindowState::kSealing:
+      return "freezing";
+    case WindowState::kSealed:
+      return "frozen";
+  }
+  return "open";
+}
+
+std::optional<absl::Time> GradientWindow::flush_since() const {
+  if (window_.state == WindowState::kOpen || stepping()) return std::nullopt;
+  return begun_;
+}
+
+std::string GradientWindow::flush_id() const {
+  return window_.state == WindowState::kSealed ? window_.flush.flush_id : "";
+}
+
+bool GradientWindow::IsSealedBy(const std::string& flush_id) const {
+  return window_.state == WindowState::kSealed && window_.flush.flush_id == flush_id;
+}
+
+GradientWindow::Turn GradientWindow::TurnOf(uint64_t generation) const {
+  if (window_.state == WindowState::kOpen) {
+    return generation == window_.generation ? Turn::kNow : Turn::kNever;
+  }
+  if (generation == window_.generation + 1) {
+    return IsNext(generation) && gradients_ == Gradients::kTwo ? Turn::kNext : Turn::kWait;
+  }
+  // While it is being sealed, it is not yet known whether the window stays open.
+  const bool may_open = generation == window_.generation && window_.state == WindowState::kSealing;
+  return may_open ? Turn::kWait : Turn::kNever;
+}
+
+void GradientWindow::Count(uint64_t generation, uint64_t valid_tokens, absl::Time accepted) {
+  const bool next = IsNext(generation);
+  (next ? window_.next_tokens : window_.tokens) += valid_tokens;
+  std::optional<absl::Time>& since = next ? next_since_ : since_;
+  if (!since.has_value()) since = accepted;
+}
+
+absl::Status GradientWindow::CheckOpen() const {
+  if (window_.state == WindowState::kOpen) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "generation",
+                   absl::StrCat("generation ", window_.generation,
+                                stepping() ? " is being consumed by a step"
+                                : window_.state == WindowState::kSealed
+                                    ? " is sealed by a flush (commit or abort it first)"
+                                    : " is about to be sealed by a flush"));
+}
+
+absl::Status GradientWindow::CheckNotBehindFlush(uint64_t generation) const {
+  if (gradients_ == Gradients::kOne || !IsNext(generation)) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, RejectReason::kGeneration, "generation",
+      absl::StrCat("generation is ", generation, "; generation ", window_.generation, " is sealed by flush ",
+                   window_.flush.flush_id, " (commit or abort that first)"));
+}
+
+std::optional<absl::StatusOr<FlushInfo>> GradientWindow::JoinFlush(const std::vector<SessionMarks>& marks,
+                                                                   float scale, FlushCallback& done) {
+  if (stepping()) return CheckOpen();
+  if (!Same(marks, window_.marks)) {
+    return OtherArguments("marks", window_.generation, ToText(window_.marks), ToText(marks));
+  }
+  if (scale != window_.flush_scale) {
+    return OtherArguments(kScale, window_.generation, absl::StrCat(window_.flush_scale), absl::StrCat(scale));
+  }
+  if (window_.state == WindowState::kSealed) return window_.flush;
+  flush_waiters_.push_back(std::move(done));
+  return std::nullopt;
+}
+
+std::optional<absl::StatusOr<StepResult>> GradientWindow::JoinStep(const std::vector<SessionMarks>& marks,
+                                                                   const StepRequest& request,
+                                                                   StepCallback& done) {
+  if (!stepping()) return CheckOpen();
+  const StepRecord first{window_.generation, window_.marks, *step_, {}};
+  if (absl::Status same = CheckSameStep(first, marks, request, "is under way"); !same.ok()) return same;
+  step_waiters_.push_back(std::move(done));
+  return std::nullopt;
+}
+
+std::optional<absl::StatusOr<StepResult>> GradientWindow::RepeatedStep(uint64_t generation,
+                                                                       const std::vector<SessionMarks>& marks,
+                                                                       const StepRequest& request) const {
+  const StepRecord& last = window_.last_step;
+  if (generation == 0 || generation != last.generation) return std::nullopt;
+  // Who asks what became of it, and no longer knows the marks, names none.
+  absl::Status same = CheckSameStep(last, marks.empty() ? last.marks : marks, request, "was applied");
+  if (!same.ok()) return same;
+  return last.result;
+}
+
+void GradientWindow::Seal(std::vector<SessionMarks> marks) {
+  window_.state = WindowState::kSealing;
+  window_.marks = std::move(marks);
+  begun_ = absl::Now();
+}
+
+void GradientWindow::BeginFlush(std::vector<SessionMarks> marks, float scale, FlushCallback done) {
+  Seal(std::move(marks));
+  window_.flush_scale = scale;
+  flush_waiters_.push_back(std::move(done));
+}
+
+void GradientWindow::BeginStep(std::vector<SessionMarks> marks, const StepRequest& request,
+                               StepCallback done) {
+  Seal(std::move(marks));
+  step_ = request;
+  step_waiters_.push_back(std::move(done));
+}
+
+std::vector<FlushCallback> GradientWindow::Seal(absl::StatusOr<FlushInfo>* answer) {
+  window_.state = answer->ok() ? WindowState::kSealed : WindowState::kOpen;
+  if (answer->ok()) {
+    (*answer)->window_tokens = window_.tokens;
+    window_.flush = **answer;
+    sealed_at_ = absl::Now();
+  }
+  return std::exchange(flush_waiters_, {});
+}
+
+std::vector<StepCallback> GradientWindow::EndStep(absl::StatusOr<StepResult>* answer) {
+  const StepRequest request = *std::exchange(step_, std::nullopt);
+  if (answer->ok()) {
+    (*answer)->window_tokens = window_.tokens;
+    (*answer)->generation = window_.generation + 1;
+    window_.last_step = {window_.generation, std::exchange(window_.marks, {}), request, **answer};
+    BeginNext();
+  } else {
+    window_.state = WindowState::kOpen;
+  }
+  return std::exchange(step_waiters_, {});
+}
+
+absl::StatusOr<std::optional<uint64_t>> GradientWindow::CheckCommit(const std::string& flush_id) const {
+  if (!flush_id.empty() && flush_id == window_.last_committed_flush) {
+    return window_.last_committed_generation;
+  }
+  if (!IsSealedBy(flush_id)) return UnknownFlush(flush_id);
+  return std::nullopt;
+}
+
+absl::StatusOr<std::optional<uint64_t>> GradientWindow::CheckAbort(const std::string& flush_id) const {
+  if (!flush_id.empty() && flush_id == window_.last_aborted_flush) return window_.last_aborted_generation;
+  if (!IsSealedBy(flush_id)) return UnknownFlush(flush_id);
+  return std::nullopt;
+}
+
+void GradientWindow::Commit() {
+  window_.last_committed_flush = window_.flush.flush_id;
+  if (gradients_ == Gradients::kTwo) in_second_ = !in_second_;
+  BeginNext();
+  window_.last_committed_generation = window_.generation;
+}
+
+void GradientWindow::Abort() {
+  window_.state = WindowState::kOpen;
+  TakeBackNext();
+  window_.last_aborted_flush = window_.flush.flush_id;
+  window_.last_aborted_generation = window_.generation;
+}
+
+void GradientWindow::BeginNext() {
+  ++window_.generation;
+  window_.state = WindowState::kOpen;
+  window_.tokens = std::exchange(window_.next_tokens, 0);
+  since_ = std::exchange(next_since_, std::nullopt);
+}
+
+// The window is open again: what is in the next one is in this one.
+void GradientWindow::TakeBackNext() {
+  window_.tokens += std::exchange(window_.next_tokens, 0);
+  const std::optional<absl::Time> next = std::exchange(next_since_, std::nullopt);
+  if (!since_.has_value()) since_ = next;
+}
+
+absl::Status GradientWindow::UnknownFlush(const std::string& flush_id) const {
+  return MakeError(absl::StatusCode::kAborted, RejectReason::kUnknownFlush, "flush_id",
+                   absl::StrCat("flush_id is '", flush_id, "'; no such flush is under way at generation ",
+                                window_.generation));
+}
+
+Window GradientWindow::Capture() const {
+  Window captured = window_;
+  if (captured.state != WindowState::kSealed) captured.state = WindowState::kOpen;
+  return captured;
+}
+
+void GradientWindow::Install(Window window, absl::Time now) {
+  window_ = std::move(window);
+  in_second_ = false;
+  begun_ = sealed_at_ = now;
+  since_ = window_.tokens > 0 ? std::optional(now) : std::nullopt;
+  next_since_ = window_.next_tokens > 0 ? std::optional(now) : std::nullopt;
+}
+
+}  // namespace lossd::engine

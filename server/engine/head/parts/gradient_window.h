@@ -1,0 +1,136 @@
+// The state machine of a head's gradient window: which chunks belong to it, and which call ends it.
+//
+// A flush and a step of the optimizer end a window in the same way. The call seals it (Begin), the device
+// finishes what was accepted before, and then the window is sealed until its flush is committed or aborted,
+// or consumed by the step. A call that is repeated meanwhile joins the first, and one that is repeated
+// afterwards gets the same answer.
+//
+// Thread-compatible: guarded by Head::mutex_. Callbacks are returned, to be called without it.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_GRADIENT_WINDOW_H_
+#define LOSSD_SERVER_ENGINE_HEAD_PARTS_GRADIENT_WINDOW_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/engine/chunk/session_marks.h"
+#include "server/engine/head/parts/optimizer_step.h"
+#include "server/engine/head/parts/window.h"
+
+namespace lossd::engine {
+
+// Whether a head has a second gradient, so that chunks of the next window are taken while a flush holds this
+// one.
+enum class Gradients { kOne, kTwo };
+
+class GradientWindow {
+ public:
+  explicit GradientWindow(Gradients gradients) : gradients_(gradients) {}
+
+  uint64_t generation() const { return window_.generation; }
+  WindowState state() const { return window_.state; }
+  uint64_t tokens() const { return window_.tokens; }  // valid ones in dW
+  const std::vector<SessionMarks>& marks() const { return window_.marks; }
+  // When the first chunk in it was taken, or it was restored; none: nothing is in it.
+  std::optional<absl::Time> since() const { return since_; }
+  // BeginFlush, until it is committed or aborted; none: no flush is under way.
+  std::optional<absl::Time> flush_since() const;
+  // The flush that holds the window; its id is empty if none does.
+  std::string flush_id() const;
+  bool IsSealedBy(const std::string& flush_id) const;
+
+  // Chunks
+
+  enum class Turn {
+    kNow,   // belongs to this window
+    kNext,  // belongs to the next one, which has a gradient already
+    kWait,  // will belong to this or the next window once the call that ends this one is done
+    kNever,
+  };
+  Turn TurnOf(uint64_t generation) const;
+  // A chunk of this generation is in dW: so many valid tokens, of a chunk taken at `accepted`.
+  void Count(uint64_t generation, uint64_t valid_tokens, absl::Time accepted);
+  // Whether chunks of this generation are added to the second gradient.
+  bool InSecond(uint64_t generation) const { return in_second_ != IsNext(generation); }
+  bool in_second() const { return in_second_; }  // this window
+
+  // Ending it
+
+  // FAILED_PRECONDITION unless the window is open: what is ending it.
+  absl::Status CheckOpen() const;
+  // FAILED_PRECONDITION for the window behind one that a flush still holds.
+  absl::Status CheckNotBehindFlush(uint64_t generation) const;
+
+  // A call that finds another call ending the window, or done with it: its answer, or none if it waits with
+  // the first; then `done` was taken. `marks`: Canonical, as everywhere below.
+  std::optional<absl::StatusOr<FlushInfo>> JoinFlush(const std::vector<SessionMarks>& marks, float scale,
+                                                     FlushCallback& done);
+  std::optional<absl::StatusOr<StepResult>> JoinStep(const std::vector<SessionMarks>& marks,
+                                                     const StepRequest& request, StepCallback& done);
+  // The answer of the last step to a call that repeats it, an error if it does not; none if `generation` is
+  // another one's.
+  std::optional<absl::StatusOr<StepResult>> RepeatedStep(uint64_t generation,
+                                                         const std::vector<SessionMarks>& marks,
+                                                         const StepRequest& request) const;
+
+  // Seals the open window.
+  void BeginFlush(std::vector<SessionMarks> marks, float scale, FlushCallback done);
+  void BeginStep(std::vector<SessionMarks> marks, const StepRequest& request, StepCallback done);
+  bool stepping() const { return step_.has_value(); }
+  const StepRequest& step() const { return *step_; }
+  float flush_scale() const { return window_.flush_scale; }
+  absl::Time begun() const { return begun_; }
+  absl::Time sealed_at() const { return sealed_at_; }
+
+  // What BeginFlush began to seal is sealed if `answer` is ok, whose window_tokens are filled in, and open
+  // again if not. Returns who waits for the answer.
+  std::vector<FlushCallback> Seal(absl::StatusOr<FlushInfo>* answer);
+  // The step of BeginStep was taken if `answer` is ok: the next window begins, and the record is kept. Else
+  // the window is open again.
+  std::vector<StepCallback> EndStep(absl::StatusOr<StepResult>* answer);
+
+  // The generation that a repeated call of this kind was answered with; none if it is no repetition. ABORTED
+  // if this flush does not hold the window.
+  absl::StatusOr<std::optional<uint64_t>> CheckCommit(const std::string& flush_id) const;
+  absl::StatusOr<std::optional<uint64_t>> CheckAbort(const std::string& flush_id) const;
+  // The sealed window is gone, and the next one begins; or it is open again, with what came since.
+  void Commit();
+  void Abort();
+  absl::Status UnknownFlush(const std::string& flush_id) const;
+
+  // Checkpoints
+
+  // Without what is only about to end the window, which has done nothing yet.
+  Window Capture() const;
+  // The window is this one from `now` on.
+  void Install(Window window, absl::Time now);
+
+ private:
+  bool IsNext(uint64_t generation) const {
+    return window_.state == WindowState::kSealed && generation == window_.generation + 1;
+  }
+  void Seal(std::vector<SessionMarks> marks);
+  void BeginNext();
+  void TakeBackNext();
+
+  const Gradients gradients_;
+  Window window_;
+  bool in_second_ = false;
+  std::optional<absl::Time> since_;
+  std::optional<absl::Time> next_since_;  // likewise, of the next window
+
+  // While sealed by a flush or a step; those who asked for the same again wait with the first.
+  absl::Time begun_;
+  absl::Time sealed_at_;
+  std::vector<FlushCallback> flush_waiters_;
+  std::optional<StepRequest> step_;
+  std::vector<StepCallback> step_waiters_;
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_GRADIENT_WINDOW_H_

@@ -1,0 +1,46 @@
+// What a head may still do: it serves, drains, is being restored, or has ended.
+//
+// Thread-compatible: guarded by Head::mutex_.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_LIFECYCLE_H_
+#define LOSSD_SERVER_ENGINE_HEAD_PARTS_LIFECYCLE_H_
+
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/status.h"
+
+namespace lossd::engine {
+
+class Lifecycle {
+ public:
+  // From now on there are no new streams and chunks: they get `status`. What was accepted goes on.
+  void Drain(absl::Status status) { draining_ = std::move(status); }
+  // No window ends, and nothing is published, until EndRestore: such calls get `status`.
+  void BeginRestore(absl::Status status) { restoring_ = std::move(status); }
+  // `restores`: how often the head was restored, this time included.
+  void EndRestore(uint64_t restores) {
+    restoring_ = absl::OkStatus();
+    restores_ = restores;
+  }
+  // The head was deleted, or its device failed: from now on everything gets `status`.
+  void End(absl::Status status) { ended_ = std::move(status); }
+
+  // Not ok once it has ended.
+  const absl::Status& alive() const { return ended_; }
+  // Whether new streams and chunks are taken.
+  const absl::Status& admits() const { return ended_.ok() ? draining_ : ended_; }
+  // Whether a call may end the window, or repeat one that did. A drain does not forbid it.
+  const absl::Status& may_end_window() const { return ended_.ok() ? restoring_ : ended_; }
+  // Goes up whenever more than a drain lies between the head and what it was.
+  uint64_t restores() const { return restores_; }
+
+ private:
+  absl::Status draining_;
+  absl::Status restoring_;
+  absl::Status ended_;
+  uint64_t restores_ = 0;
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_LIFECYCLE_H_

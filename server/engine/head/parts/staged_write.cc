@@ -1,0 +1,97 @@
+#include "server/engine/head/parts/staged_write.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/common/errors.h"
+
+namespace lossd::engine {
+StagedWrite::StagedWrite(std::string id, std::string key, HeadConfig config, WeightBuffers buffers)
+    : id_(std::move(id)),
+      key_(std::move(key)),
+      config_(std::move(config)),
+      buffers_(std::move(buffers)),
+      present_(static_cast<size_t>(config_.vocab_size), false),
+      missing_(config_.vocab_size) {}
+
+absl::Status StagedWrite::CheckBias(int64_t rows, absl::string_view bias) const {
+  const int64_t bytes = config_.bias ? rows * static_cast<int64_t>(sizeof(float)) : 0;
+  if (static_cast<int64_t>(bias.size()) != bytes) {
+    const std::string wanted =
+        config_.bias ? absl::StrCat(rows, " fp32 values are ", bytes) : "the head was created without a bias";
+    return Invalid(RejectReason::kLength, "bias",
+                   absl::StrCat("bias holds ", bias.size(), " bytes; ", wanted));
+  }
+  for (size_t i = 0; i < bias.size() / sizeof(float); ++i) {
+    float value = 0;
+    std::memcpy(&value, bias.data() + i * sizeof(float), sizeof(float));
+    if (std::isfinite(value)) continue;
+    return Invalid(RejectReason::kNonFinite, "bias",
+                   absl::StrCat("bias[", i, "] is ", value, "; it must be finite"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataType type,
+                                absl::string_view data, absl::string_view bias) {
+  const int64_t vocab = config_.vocab_size;
+  if (first_row < 0 || first_row >= vocab) {
+    return Invalid(RejectReason::kShape, "first_row",
+                   absl::StrCat("first_row is ", first_row, "; the head has ", vocab, " rows"));
+  }
+  if (rows < 1 || rows > vocab - first_row) {
+    return Invalid(
+        RejectReason::kShape, "rows",
+        absl::StrCat("rows is ", rows, "; from first_row ", first_row, " on there are ", vocab - first_row));
+  }
+  const int64_t bytes = rows * config_.hidden_size * kernels::SizeOf(type);
+  if (static_cast<int64_t>(data.size()) != bytes) {
+    return Invalid(RejectReason::kLength, "weights",
+                   absl::StrCat("weights holds ", data.size(), " bytes; [", rows, ", ", config_.hidden_size,
+                                "] of ", kernels::Name(type), " are ", bytes));
+  }
+  if (absl::Status status = CheckBias(rows, bias); !status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  if (taken_) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
+        absl::StrCat("write ", id_, " was committed, replaced, or undone by a restore; begin a new one"));
+  }
+  const int64_t row_bytes = config_.hidden_size * kernels::SizeOf(config_.master_type());
+  kernels::Convert(type, data.data(), config_.master_type(), buffers_.weights.data() + first_row * row_bytes,
+                   rows * config_.hidden_size);
+  if (!bias.empty()) {
+    std::memcpy(buffers_.bias.data() + first_row * static_cast<int64_t>(sizeof(float)), bias.data(),
+                bias.size());
+  }
+  for (int64_t row = first_row; row < first_row + rows; ++row) {
+    if (!present_[static_cast<size_t>(row)]) --missing_;
+    present_[static_cast<size_t>(row)] = true;
+  }
+  return absl::OkStatus();
+}
+
+int64_t StagedWrite::rows() const {
+  const std::lock_guard lock(mutex_);
+  return config_.vocab_size - missing_;
+}
+
+absl::Status StagedWrite::CheckComplete() const {
+  const std::lock_guard lock(mutex_);
+  if (missing_ == 0) return absl::OkStatus();
+  const auto first = std::find(present_.begin(), present_.end(), false) - present_.begin();
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
+                   absl::StrCat("write ", id_, " lacks ", missing_, " of ", config_.vocab_size,
+                                " rows, the first is row ", first));
+}
+
+WeightBuffers StagedWrite::Take() {
+  const std::lock_guard lock(mutex_);
+  taken_ = true;
+  return std::move(buffers_);
+}
+
+}  // namespace lossd::engine

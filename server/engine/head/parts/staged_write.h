@@ -1,0 +1,58 @@
+// One new set of weights on its way in: row ranges from any number of clients, complete when every row has
+// arrived.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_STAGED_WRITE_H_
+#define LOSSD_SERVER_ENGINE_HEAD_PARTS_STAGED_WRITE_H_
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/engine/chunk/head_config.h"
+#include "server/engine/device/weight_buffers.h"
+
+namespace lossd::engine {
+
+// Thread-safe: several streams write at once.
+class StagedWrite {
+ public:
+  // `buffers` are of the head's sizes.
+  StagedWrite(std::string id, std::string key, HeadConfig config, WeightBuffers buffers);
+
+  const std::string& id() const { return id_; }
+  const std::string& key() const { return key_; }
+
+  // Converts rows [first_row, first_row + rows) of `type` to the head's dtype. Rows written before are
+  // overwritten. `bias`: fp32 [rows], all finite, if the head has one, otherwise empty. INVALID_ARGUMENT, and
+  // nothing is written, for a range, a length or a bias that does not fit; FAILED_PRECONDITION once the write
+  // was taken.
+  absl::Status Write(int64_t first_row, int64_t rows, kernels::DataType type, absl::string_view data,
+                     absl::string_view bias = {});
+
+  int64_t rows() const;  // that have arrived
+
+  // FAILED_PRECONDITION naming the first missing row and how many are missing, if any are.
+  absl::Status CheckComplete() const;
+
+  // Hands over the buffers; later writes fail.
+  WeightBuffers Take();
+
+ private:
+  absl::Status CheckBias(int64_t rows, absl::string_view bias) const;
+
+  const std::string id_;
+  const std::string key_;
+  const HeadConfig config_;
+
+  mutable std::mutex mutex_;
+  WeightBuffers buffers_;
+  bool taken_ = false;
+  std::vector<bool> present_;
+  int64_t missing_;
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_STAGED_WRITE_H_

@@ -1,0 +1,63 @@
+// The gradient window of a head as plain data: what accumulates between two flushes or steps of the
+// optimizer.
+#ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_WINDOW_H_
+#define LOSSD_SERVER_ENGINE_HEAD_PARTS_WINDOW_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/engine/device/gradient_summary.h"
+#include "server/engine/head/parts/accumulation_ledger.h"
+#include "server/engine/head/parts/optimizer_step.h"
+
+namespace lossd::engine {
+
+//   open ──BeginFlush──▶ sealing ──everything applied──▶ sealed ──CommitFlush──▶ open (generation + 1)
+//                           └──marks no longer true──▶ open        └──AbortFlush──▶ open (same generation)
+//   open ──ApplyStep───▶ sealing ──everything applied, the step taken──▶ open (generation + 1)
+//                           └──marks no longer true──▶ open
+enum class WindowState { kOpen, kSealing, kSealed };
+inline constexpr std::array kWindowStates = {WindowState::kOpen, WindowState::kSealing, WindowState::kSealed};
+const char* Name(WindowState state);  // "open", "freezing", "frozen"
+
+struct FlushInfo {
+  std::string flush_id;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  uint64_t window_tokens = 0;
+  GradientSummary summary;
+  std::optional<GradientSummary> bias_summary = {};  // of db, if the head has a bias
+};
+
+using FlushCallback = std::function<void(absl::StatusOr<FlushInfo>)>;
+
+// What a window is between two calls: GradientWindow works with it, and a checkpoint keeps it.
+struct Window {
+  uint64_t generation = 1;
+  WindowState state = WindowState::kOpen;
+  uint64_t tokens = 0;  // valid tokens in dW
+  // While sealed, of a head with a second gradient: those of the next window that are in that one.
+  uint64_t next_tokens = 0;
+
+  // While sealing or sealed: the marks that whatever ends the window was begun with, in canonical form.
+  std::vector<SessionMarks> marks;
+  // A flush's other argument, and its answer.
+  float flush_scale = 1.0f;
+  FlushInfo flush;
+
+  // For repeated calls.
+  std::string last_committed_flush;
+  uint64_t last_committed_generation = 0;
+  std::string last_aborted_flush;
+  uint64_t last_aborted_generation = 0;
+  StepRecord last_step;
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_HEAD_PARTS_WINDOW_H_

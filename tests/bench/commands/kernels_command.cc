@@ -1,0 +1,91 @@
+#include "tests/bench/commands/kernels_command.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/bench/command_line.h"
+#include "tests/bench/kernel_case.h"
+#include "tests/bench/kernel_report.h"
+
+namespace lossd::bench {
+namespace {
+
+struct KernelsOptions {
+  CaseOptions cases;
+  bool json = false;
+};
+
+const char kKernelsDescription[] =
+    "Times the fused linear + cross-entropy step (losses, dX and dW += of one batch) and compares it with "
+    "its limit: the three matrix products that any implementation needs, bare, on the whole batch, in the "
+    "same run and in turns. The result is checked against fp64 first.";
+
+const char kKernelsFooter[] =
+    "Examples:\n"
+    "  lossd-bench kernels                                        one case, as a table\n"
+    "  lossd-bench kernels --dtype=all --json                     for scripts\n"
+    "  lossd-bench kernels --tokens=1,64,512,4096 --hidden=512    how it scales with the batch\n"
+    "  lossd-bench kernels --device=cuda:0 --tokens=16384 --vocab=131072 --hidden=4096   on a GPU\n"
+    "  lossd-bench kernels --workspace_bytes=67108864             in small tiles of rows\n"
+    "  lossd-bench kernels --lse_spread=100                       rows whose log-sum-exps differ by up to "
+    "100\n"
+    "  lossd-bench kernels --softcap=30 --label_smoothing=0.1     what options of the loss cost\n"
+    "  lossd-bench kernels --device=cuda:0 --teacher_hidden=4096  soft targets of a teacher\n"
+    "\nTimes are medians; the ratio is the median of each round's own ratio. TFLOP/s counts the products "
+    "that "
+    "were asked for. GB moved is what a part has to read and write by its algorithm (tests/bench/traffic.h), "
+    "not what a counter saw. peak MiB: memory above inputs and outputs. On a GPU stages are timed in steps "
+    "of their own. Run it on a quiet machine.\n";
+
+KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
+  if (kernel_case.cuda_index < 0 && kernel_case.teacher_hidden > 0) {
+    KernelResult result;
+    result.error = "soft targets are timed on a GPU only";
+    return result;
+  }
+  if (kernel_case.cuda_index < 0) return RunCpuCase(kernel_case, progress);
+#ifdef LOSSD_CUDA
+  return RunCudaCase(kernel_case, progress);
+#else
+  KernelResult result;
+  result.error = "this lossd-bench was built without CUDA (no CUDA toolkit was found)";
+  return result;
+#endif
+}
+
+int RunKernels(const KernelsOptions& options) {
+  const std::vector<KernelCase> cases = Cases(options.cases);
+  std::vector<KernelResult> results;
+  bool all_right = true;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    results.push_back(RunCase(cases[i], [&](const std::string& what) {
+      std::fprintf(stderr, "case %zu of %zu: %s\n", i + 1, cases.size(), what.c_str());
+    }));
+    if (results.back().error.empty()) continue;
+    all_right = false;
+    std::fprintf(stderr, "case %zu of %zu: %s\n", i + 1, cases.size(), results.back().error.c_str());
+  }
+  if (options.json) {
+    nlohmann::ordered_json json = {{"cases", nlohmann::ordered_json::array()}};
+    for (size_t i = 0; i < cases.size(); ++i) json["cases"].push_back(ToJson(cases[i], results[i]));
+    std::printf("%s\n", json.dump(2).c_str());
+  } else {
+    PrintTables(cases, results);
+  }
+  return all_right ? kDone : kFailed;
+}
+
+}  // namespace
+
+void AddKernelsCommand(CLI::App& app, int* exit_code) {
+  CLI::App& command = *app.add_subcommand("kernels", kKernelsDescription);
+  command.footer(std::string(kKernelsFooter) + kExitCodes);
+  const auto options = std::make_shared<KernelsOptions>();
+  AddCaseOptions(command, options->cases);
+  command.add_flag("--json", options->json, "Print JSON instead of tables");
+  command.callback([options, exit_code] { *exit_code = RunKernels(*options); });
+}
+
+}  // namespace lossd::bench

@@ -1,0 +1,355 @@
+#include "tests/bench/cuda/cuda_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <random>
+
+#include "kernels/cuda/losses/smoothing.h"
+#include "tests/bench/cuda/cuda_random.h"
+
+namespace lossd::bench {
+namespace {
+
+using kernels::DataType;
+using kernels::SizeOf;
+using kernels::WeightGradient;
+using kernels::cuda::CublasLt;
+using kernels::cuda::DeviceBuffer;
+using kernels::cuda::LinearCrossEntropy;
+using kernels::cuda::PaddedHidden;
+using kernels::cuda::Path;
+using kernels::cuda::Result;
+
+constexpr int64_t kIgnoreIndex = -100;
+constexpr double kLogitDeviation = 1.5;
+constexpr int64_t kTopK = 8;
+
+Result CreateNan(int64_t bytes, DeviceBuffer* buffer) {
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(bytes, buffer));
+  LOSSD_CUDA_TRY(cudaMemset(buffer->data(), 0xFF, static_cast<size_t>(bytes)));
+  return {};
+}
+
+Result Copy(const void* from, int64_t bytes, DeviceBuffer* to) {
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(bytes, to));
+  LOSSD_CUDA_TRY(cudaMemcpy(to->data(), from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+  return {};
+}
+
+Result Copy(const std::vector<int32_t>& from, DeviceBuffer* to) {
+  return Copy(from.data(), static_cast<int64_t>(from.size() * sizeof(int32_t)), to);
+}
+
+// Rows of `bytes` bytes into rows that are `stride` bytes apart. False, and an error, if the file is short.
+Result ReadRows(const std::string& path, int64_t rows, int64_t bytes, void* to, int64_t stride,
+                std::string* error) {
+  constexpr int64_t kPiece = int64_t{64} << 20;
+  std::ifstream file(path, std::ios::binary);
+  const int64_t at_once = std::max<int64_t>(1, kPiece / bytes);
+  std::vector<char> piece(static_cast<size_t>(std::min(rows, at_once) * bytes));
+  for (int64_t row = 0; row < rows; row += at_once) {
+    const int64_t count = std::min(at_once, rows - row);
+    if (!file.read(piece.data(), count * bytes)) {
+      *error = path + " is not there or too short";
+      return {};
+    }
+    LOSSD_CUDA_TRY(cudaMemcpy2D(static_cast<char*>(to) + row * stride, static_cast<size_t>(stride),
+                                piece.data(), static_cast<size_t>(bytes), static_cast<size_t>(bytes),
+                                static_cast<size_t>(count), cudaMemcpyHostToDevice));
+  }
+  return {};
+}
+
+}  // namespace
+
+CudaStep::CudaStep(const KernelCase& kernel_case)
+    : case_(kernel_case),
+      padded_(PaddedHidden(case_.hidden)),
+      shape_{case_.vocab, case_.hidden, case_.dtype} {}
+
+Result CudaStep::Create() {
+  cudaDeviceProp properties{};
+  LOSSD_CUDA_TRY(cudaSetDevice(case_.cuda_index));
+  LOSSD_CUDA_TRY(cudaGetDeviceProperties(&properties, case_.cuda_index));
+  hardware_ = properties.name;
+  LOSSD_CUDA_PASS_ON(kernels::cuda::BestPath(case_.dtype, &path_));
+  if (case_.portable) path_ = Path::kPortable;
+  // Hopper's own path needs none of it.
+  if (const Result opened = CublasLt::Open(&library_); !opened.ok() && path_ == Path::kPortable) {
+    return opened;
+  }
+  const int64_t element = SizeOf(case_.dtype);
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.vocab * padded_ * element, &weight_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.tokens * case_.hidden * element, &x_));
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * case_.hidden * element, &dx_));
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.vocab * padded_ * 4, &dw_));
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &losses_));
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &log_sum_exps_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(padded_ * 4, &vocabulary_sum_));
+  LOSSD_CUDA_PASS_ON(CreateNan(padded_ * 4, &smoothing_gradient_));
+  LOSSD_CUDA_PASS_ON(CreateReturns());
+  if (case_.teacher_hidden > 0) LOSSD_CUDA_PASS_ON(CreateTeacher());
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(4, &largest_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(4, &redone_));
+  LOSSD_CUDA_TRY(cudaMemset(redone_.data(), 0, 4));
+  return {};
+}
+
+Result CudaStep::CreateReturns() {
+  returns_.log_sum_exp = static_cast<float*>(log_sum_exps_.data());
+  if (!case_.returns) return {};
+  const int64_t n = case_.tokens;
+  const int64_t k = std::min(kTopK, case_.vocab);
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create((5 * n + 2 * k * n) * 4, &returns_memory_));
+  auto* floats = static_cast<float*>(returns_memory_.data());
+  auto* integers = reinterpret_cast<int32_t*>(floats + (3 + k) * n);
+  returns_.z_loss = floats;
+  returns_.log_probability = floats + n;
+  returns_.entropy = floats + 2 * n;
+  returns_.top_log_probabilities = floats + 3 * n;
+  returns_.prediction = integers;
+  returns_.target_rank = integers + n;
+  returns_.top_tokens = integers + 2 * n;
+  returns_.top_k = static_cast<int32_t>(k);
+  return {};
+}
+
+Result CudaStep::CreateTeacher() {
+  const int64_t element = SizeOf(case_.dtype);
+  const int64_t hidden = case_.teacher_hidden;
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.vocab * PaddedHidden(hidden) * element, &teacher_weight_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(case_.tokens * hidden * element, &teacher_x_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(4, &teacher_largest_));
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &divergences_));
+  returns_.divergence = static_cast<float*>(divergences_.data());
+  teacher_.head.hidden = hidden;
+  teacher_.head.weight_type = case_.dtype;
+  teacher_.head.weight = teacher_weight_.data();
+  teacher_.head.hidden_type = case_.dtype;
+  teacher_.head.hidden_states = teacher_x_.data();
+  teacher_.weight_largest = static_cast<const float*>(teacher_largest_.data());
+  teacher_.path = path_;
+  teacher_.library = library_.get();
+  return {};
+}
+
+Result CudaStep::FillTeacher() {
+  const double deviation = kLogitDeviation / std::sqrt(static_cast<double>(case_.teacher_hidden));
+  const int64_t elements = case_.vocab * PaddedHidden(case_.teacher_hidden);
+  LOSSD_CUDA_PASS_ON(
+      FillNormal(case_.dtype, teacher_weight_.data(), elements, static_cast<float>(deviation), 5));
+  LOSSD_CUDA_PASS_ON(
+      FillNormal(case_.dtype, teacher_x_.data(), case_.tokens * case_.teacher_hidden, 1.0f, 6));
+  return kernels::cuda::LargestMagnitude(case_.dtype, teacher_weight_.data(), elements,
+                                         static_cast<float*>(teacher_largest_.data()), nullptr);
+}
+
+Result CudaStep::TeacherLogSumExps(std::vector<float>* log_sum_exps) {
+  const LinearCrossEntropy::Shape shape{case_.vocab, case_.teacher_hidden, case_.dtype};
+  const int64_t rows = LinearCrossEntropy::RowsWithin(shape, path_, workspace_.bytes());
+  LinearCrossEntropy step(shape, path_, rows, workspace_.data(), library_.get());
+  DeviceBuffer losses;
+  DeviceBuffer told;
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &losses));
+  LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &told));
+  LinearCrossEntropy::Batch batch = Batch();
+  batch.teacher = nullptr;
+  batch.weight = teacher_.head.weight;
+  batch.weight_largest = teacher_.weight_largest;
+  batch.hidden_states = teacher_.head.hidden_states;
+  batch.options = {};
+  batch.losses = static_cast<float*>(losses.data());
+  batch.returns = {.log_sum_exp = static_cast<float*>(told.data())};
+  LOSSD_CUDA_PASS_ON(step.Run(batch, nullptr, nullptr));
+  LOSSD_CUDA_TRY(cudaDeviceSynchronize());
+  return ReadWide(told.data(), DataType::kFloat32, 0, case_.tokens, log_sum_exps);
+}
+
+Result CudaStep::FillInputs() {
+  const double deviation = kLogitDeviation / std::sqrt(static_cast<double>(case_.hidden));
+  LOSSD_CUDA_PASS_ON(
+      FillNormal(case_.dtype, weight_.data(), case_.vocab * padded_, static_cast<float>(deviation), 1));
+  LOSSD_CUDA_PASS_ON(FillNormal(case_.dtype, x_.data(), case_.tokens * case_.hidden, 1.0f, 2));
+  if (case_.teacher_hidden > 0) LOSSD_CUDA_PASS_ON(FillTeacher());
+  if (case_.lse_spread > 0) LOSSD_CUDA_PASS_ON(SpreadLogSumExps());
+  std::mt19937_64 generator(3);
+  std::uniform_int_distribution<int64_t> label(0, case_.vocab - 1);
+  std::uniform_real_distribution<double> share(0, 1);
+  token_labels_.resize(static_cast<size_t>(case_.tokens));
+  for (int64_t& y : token_labels_) {
+    y = label(generator);
+    if (share(generator) < case_.ignored) y = kIgnoreIndex;
+  }
+  // The mean's; but fp16 has no room for it, as trainers know who scale their losses.
+  gradient_scale_ = case_.dtype == DataType::kFloat16 ? 1.0f : 1.0f / static_cast<float>(case_.tokens);
+  return {};
+}
+
+Result CudaStep::ReadInputs(const std::string& folder, std::string* error) {
+  const int64_t element = SizeOf(case_.dtype);
+  const int64_t row = case_.hidden * element;
+  LOSSD_CUDA_TRY(cudaMemset(weight_.data(), 0, static_cast<size_t>(weight_.bytes())));
+  LOSSD_CUDA_PASS_ON(
+      ReadRows(folder + "/weight.bin", case_.vocab, row, weight_.data(), padded_ * element, error));
+  LOSSD_CUDA_PASS_ON(ReadRows(folder + "/hidden_states.bin", case_.tokens, row, x_.data(), row, error));
+  token_labels_.resize(static_cast<size_t>(case_.tokens));
+  std::ifstream labels(folder + "/labels.bin", std::ios::binary);
+  if (!labels.read(reinterpret_cast<char*>(token_labels_.data()), case_.tokens * 8)) {
+    *error = folder + "/labels.bin is not there or too short";
+  }
+  // The step leaves ignored rows alone.
+  int64_t valid = 0;
+  for (int64_t i = 0; i < case_.tokens; ++i) {
+    if (token_labels_[static_cast<size_t>(i)] != kIgnoreIndex) {
+      ++valid;
+      continue;
+    }
+    LOSSD_CUDA_TRY(cudaMemset(static_cast<char*>(dx_.data()) + i * row, 0, static_cast<size_t>(row)));
+    LOSSD_CUDA_TRY(cudaMemset(static_cast<float*>(losses_.data()) + i, 0, sizeof(float)));
+  }
+  gradient_scale_ = 1.0f / static_cast<float>(std::max<int64_t>(1, valid));
+  return {};
+}
+
+// All weights get 1 in their first column, so that the first element of a hidden state moves all of its
+// logits.
+Result CudaStep::SpreadLogSumExps() {
+  const int64_t element = SizeOf(case_.dtype);
+  const auto size = static_cast<size_t>(element);
+  std::vector<float> ones(static_cast<size_t>(case_.vocab), 1.0f);
+  std::vector<float> offsets(static_cast<size_t>(case_.tokens));
+  std::mt19937_64 generator(4);
+  std::uniform_real_distribution<float> offset(static_cast<float>(-case_.lse_spread),
+                                               static_cast<float>(case_.lse_spread));
+  for (float& value : offsets) value = offset(generator);
+  std::vector<char> narrow(std::max(ones.size(), offsets.size()) * size);
+  kernels::Convert(DataType::kFloat32, ones.data(), case_.dtype, narrow.data(), case_.vocab);
+  LOSSD_CUDA_TRY(cudaMemcpy2D(weight_.data(), static_cast<size_t>(padded_ * element), narrow.data(), size,
+                              size, ones.size(), cudaMemcpyHostToDevice));
+  kernels::Convert(DataType::kFloat32, offsets.data(), case_.dtype, narrow.data(), case_.tokens);
+  LOSSD_CUDA_TRY(cudaMemcpy2D(x_.data(), static_cast<size_t>(case_.hidden * element), narrow.data(), size,
+                              size, offsets.size(), cudaMemcpyHostToDevice));
+  return {};
+}
+
+Result CudaStep::Prepare(std::string* error) {
+  LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(case_.dtype, weight_.data(), case_.vocab * padded_,
+                                                     static_cast<float*>(largest_.data()), nullptr));
+  LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(case_.dtype, weight_.data(), case_.vocab, padded_, nullptr,
+                                                  static_cast<float*>(vocabulary_sum_.data()), nullptr));
+  LOSSD_CUDA_TRY(cudaDeviceSynchronize());
+  size_t total = 0;
+  LOSSD_CUDA_TRY(cudaMemGetInfo(&free_before_, &total));
+  const kernels::cuda::TeacherShape teacher_shape = teacher_.shape();
+  const bool soft = case_.teacher_hidden > 0;
+  const kernels::cuda::TeacherShape* teacher = soft ? &teacher_shape : nullptr;
+  tile_rows_ = std::min(
+      case_.tokens, soft ? LinearCrossEntropy::RowsWithin(shape_, path_, teacher_shape, case_.workspace_bytes)
+                         : LinearCrossEntropy::RowsWithin(shape_, path_, case_.workspace_bytes));
+  if (tile_rows_ < 1) {
+    *error = "not one row fits a workspace of " + std::to_string(case_.workspace_bytes) + " bytes";
+    return {};
+  }
+  const int64_t workspace_bytes =
+      soft ? LinearCrossEntropy::WorkspaceBytes(shape_, path_, teacher_shape, tile_rows_)
+           : LinearCrossEntropy::WorkspaceBytes(shape_, path_, tile_rows_);
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(workspace_bytes, &workspace_));
+  const int64_t plain_rows =
+      soft ? LinearCrossEntropy::RowsWithin(shape_, path_, workspace_bytes) : tile_rows_;
+  step_ = std::make_unique<LinearCrossEntropy>(shape_, path_, plain_rows, workspace_.data(), library_.get(),
+                                               workspace_bytes);
+  const kernels::cuda::LabelledRows all{token_labels_.data(), case_.tokens, kIgnoreIndex, gradient_scale_};
+  rows_ = step_->Arrange({&all, 1}, teacher);
+  tile_rows_ = step_->RowsPerTile(rows_.rows, teacher);
+  LOSSD_CUDA_PASS_ON(Copy(rows_.batch_rows, &batch_rows_));
+  LOSSD_CUDA_PASS_ON(Copy(rows_.labels, &labels_));
+  LOSSD_CUDA_PASS_ON(Copy(rows_.by_label, &by_label_));
+  return Copy(rows_.gradient_scales.data(), rows_.rows * 4, &scales_);
+}
+
+LinearCrossEntropy::Batch CudaStep::Batch() const {
+  LinearCrossEntropy::Batch batch;
+  batch.rows = rows_.rows;
+  batch.batch_rows = static_cast<const int32_t*>(batch_rows_.data());
+  batch.labels = static_cast<const int32_t*>(labels_.data());
+  batch.gradient_scales = static_cast<const float*>(scales_.data());
+  batch.by_label = static_cast<const int32_t*>(by_label_.data());
+  batch.weight = weight_.data();
+  batch.weight_largest = static_cast<const float*>(largest_.data());
+  batch.hidden_type = case_.dtype;
+  batch.hidden_states = x_.data();
+  batch.losses = static_cast<float*>(losses_.data());
+  batch.options = case_.options;
+  batch.classes.vocabulary_sum = static_cast<const float*>(vocabulary_sum_.data());
+  batch.returns = returns_;
+  if (case_.teacher_hidden > 0) {
+    batch.teacher = &teacher_;
+    batch.distillation = {.divergence = case_.divergence, .label_weight = 1.0f};
+  }
+  batch.dx_type = case_.dtype;
+  batch.dw = dw();
+  batch.smoothing_gradient = static_cast<float*>(smoothing_gradient_.data());
+  batch.rows_redone = static_cast<int32_t*>(redone_.data());
+  return batch;
+}
+
+Result CudaStep::Run(WeightGradient weight_gradient) {
+  LinearCrossEntropy::Batch batch = Batch();
+  batch.dx = dx_.data();
+  batch.weight_gradient = weight_gradient;
+  batch.smoothing_store = weight_gradient;
+  return step_->Run(batch, nullptr, nullptr);
+}
+
+Result CudaStep::RunForward() { return step_->Run(Batch(), nullptr, nullptr); }
+
+Result CudaStep::RunStages(LinearCrossEntropy::Stage between, void* context) {
+  LinearCrossEntropy::Batch batch = Batch();
+  batch.dx = dx_.data();
+  batch.weight_gradient = WeightGradient::kAccumulate;
+  batch.smoothing_store = WeightGradient::kAccumulate;
+  return step_->Run(batch, nullptr, nullptr, between, context);
+}
+
+Result CudaStep::TakenBytes(int64_t* bytes) const {
+  size_t free_now = 0;
+  size_t total = 0;
+  LOSSD_CUDA_TRY(cudaDeviceSynchronize());
+  LOSSD_CUDA_TRY(cudaMemGetInfo(&free_now, &total));
+  *bytes = static_cast<int64_t>(free_before_) - static_cast<int64_t>(free_now);
+  return {};
+}
+
+Result CudaStep::RowsRedone(int64_t* rows) const {
+  int32_t redone = 0;
+  LOSSD_CUDA_TRY(cudaMemcpy(&redone, redone_.data(), 4, cudaMemcpyDeviceToHost));
+  *rows = redone;
+  return {};
+}
+
+Result CudaStep::ReadWide(const void* values, DataType type, int64_t first, int64_t count,
+                          std::vector<float>* wide) {
+  std::vector<char> narrow(static_cast<size_t>(count * SizeOf(type)));
+  LOSSD_CUDA_TRY(cudaMemcpy(narrow.data(), static_cast<const char*>(values) + first * SizeOf(type),
+                            narrow.size(), cudaMemcpyDeviceToHost));
+  wide->resize(static_cast<size_t>(count));
+  kernels::Convert(type, narrow.data(), DataType::kFloat32, wide->data(), count);
+  return {};
+}
+
+int64_t CudaStep::batch_bytes() const {
+  return x_.bytes() + dx_.bytes() + losses_.bytes() + log_sum_exps_.bytes();
+}
+
+StepShape CudaStep::Shape() const {
+  const bool hopper = path_ == Path::kHopper;
+  return {.rows = rows_.rows,
+          .tile_rows = tile_rows_,
+          .vocab = case_.vocab,
+          .hidden = case_.hidden,
+          .type = case_.dtype,
+          .holds = hopper ? StepShape::Holds::kExponentials : StepShape::Holds::kLogits};
+}
+
+}  // namespace lossd::bench

@@ -1,0 +1,102 @@
+// The fused step on a CUDA device with everything it reads and writes, for benchmarks.
+#ifndef LOSSD_TESTS_BENCH_CUDA_CUDA_STEP_H_
+#define LOSSD_TESTS_BENCH_CUDA_CUDA_STEP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/linear_cross_entropy.h"
+#include "kernels/cuda/memory/owners.h"
+#include "kernels/cuda/portable/cublas_lt.h"
+#include "tests/bench/kernel_case.h"
+#include "tests/bench/traffic.h"
+
+namespace lossd::bench {
+
+class CudaStep {
+ public:
+  explicit CudaStep(const KernelCase& kernel_case);
+
+  // Chooses device and path and allocates inputs and outputs; gradients and losses hold NaN.
+  kernels::cuda::Result Create();
+  // Fills them: random ones, or those of three files (weight.bin [V, H] and hidden_states.bin [N, H] of the
+  // case's type, labels.bin [N] int64). One of the two, before Prepare.
+  kernels::cuda::Result FillInputs();
+  kernels::cuda::Result ReadInputs(const std::string& folder, std::string* error);
+  // Allocates what the step needs beyond inputs and outputs. *error says so if not one row fits.
+  kernels::cuda::Result Prepare(std::string* error);
+
+  kernels::cuda::Result Run(kernels::WeightGradient weight_gradient);
+  kernels::cuda::Result RunForward();  // losses alone
+  // One step that adds to dW; `between` is called after each stage.
+  kernels::cuda::Result RunStages(kernels::cuda::LinearCrossEntropy::Stage between, void* context);
+
+  // The teacher's log-sum-exps of all rows, by a step of its own; after Prepare.
+  kernels::cuda::Result TeacherLogSumExps(std::vector<float>* log_sum_exps);
+
+  // What the device has less of than before Prepare.
+  kernels::cuda::Result TakenBytes(int64_t* bytes) const;
+  kernels::cuda::Result RowsRedone(int64_t* rows) const;
+  // `count` elements from `first` on of an array of `type`, in fp32.
+  static kernels::cuda::Result ReadWide(const void* values, kernels::DataType type, int64_t first,
+                                        int64_t count, std::vector<float>* wide);
+
+  const KernelCase& kernel_case() const { return case_; }
+  const kernels::cuda::BatchRows& rows() const { return rows_; }
+  int64_t padded_hidden() const { return padded_; }
+  int64_t tile_rows() const { return tile_rows_; }
+  int64_t batch_bytes() const;  // of X, dX and losses
+  float gradient_scale() const { return gradient_scale_; }
+  StepShape Shape() const;
+  kernels::cuda::Path path() const { return path_; }
+  const std::string& hardware() const { return hardware_; }
+  // Null where it could not be opened and the step does not need it.
+  kernels::cuda::CublasLt* library() const { return library_.get(); }
+
+  const void* weight() const { return weight_.data(); }    // [V, padded_hidden]
+  const void* hidden_states() const { return x_.data(); }  // [N, H]
+  void* dx() const { return dx_.data(); }                  // [N, H]
+  float* dw() const { return static_cast<float*>(dw_.data()); }
+  // What every row of the whole gradient has less than dw() [padded_hidden]; null if it is the same.
+  const float* smoothing_gradient() const {
+    return case_.teacher_hidden == 0 &&
+                   kernels::cuda::SmoothingOf(case_.options) == kernels::cuda::Smoothing::kRankOne
+               ? static_cast<const float*>(smoothing_gradient_.data())
+               : nullptr;
+  }
+  const kernels::cuda::TeacherHead& teacher() const { return teacher_; }
+  const float* divergences() const { return static_cast<const float*>(divergences_.data()); }
+  const float* losses() const { return static_cast<const float*>(losses_.data()); }
+  const float* log_sum_exps() const { return static_cast<const float*>(log_sum_exps_.data()); }
+
+ private:
+  kernels::cuda::Result SpreadLogSumExps();
+  kernels::cuda::Result CreateReturns();
+  kernels::cuda::Result CreateTeacher();
+  kernels::cuda::Result FillTeacher();
+  kernels::cuda::LinearCrossEntropy::Batch Batch() const;
+
+  const KernelCase case_;
+  const int64_t padded_;
+  const kernels::cuda::LinearCrossEntropy::Shape shape_;
+  kernels::cuda::Path path_ = kernels::cuda::Path::kPortable;
+  std::string hardware_;
+  float gradient_scale_ = 1.0f;
+  std::unique_ptr<kernels::cuda::CublasLt> library_;
+  std::unique_ptr<kernels::cuda::LinearCrossEntropy> step_;
+  std::vector<int64_t> token_labels_;
+  kernels::cuda::BatchRows rows_;
+  int64_t tile_rows_ = 0;
+  size_t free_before_ = 0;
+  kernels::cuda::DeviceBuffer weight_, x_, dx_, dw_, losses_, log_sum_exps_, largest_, redone_, workspace_,
+      batch_rows_, labels_, by_label_, scales_, vocabulary_sum_, smoothing_gradient_, returns_memory_,
+      teacher_weight_, teacher_x_, teacher_largest_, divergences_;
+  kernels::cuda::TeacherHead teacher_;  // of case_.teacher_hidden
+  kernels::RowReturns returns_;
+};
+
+}  // namespace lossd::bench
+
+#endif  // LOSSD_TESTS_BENCH_CUDA_CUDA_STEP_H_
