@@ -7,7 +7,6 @@
 #include "client/src/common/head_context.h"
 #include "client/src/common/head_impl.h"
 #include "client/src/connection/connection.h"
-#include "client/src/connection/grpc_connection.h"
 #include "client/src/regions/region.h"
 
 namespace lossd {
@@ -34,9 +33,10 @@ Client::~Client() = default;
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
                                                         const ClientOptions& options) {
-  auto connection = internal::MakeGrpcConnection(target, options);
+  auto connection = internal::Connection::Create(target, options);
   if (!connection.ok()) return connection.status();
-  if (auto status = (*connection)->GetStatus({}); !status.ok()) return status.status();
+  const auto status = (*connection)->Call(&v1::StatusService::Stub::GetStatus, {});
+  if (!status.ok()) return status.status();
   return std::unique_ptr<Client>(new Client(std::make_shared<Impl>(*std::move(connection))));
 }
 
@@ -45,7 +45,8 @@ absl::StatusOr<Head> Client::CreateHead(const HeadConfig& config) {
   if (config.logit_scale == 0) {
     return absl::InvalidArgumentError("logit_scale is 0; it must be finite and above 0");
   }
-  auto context = impl_->Handle(impl_->connection->CreateHead(internal::ToRequest(config)));
+  auto context =
+      impl_->Handle(impl_->connection->Call(&v1::HeadService::Stub::CreateHead, internal::ToRequest(config)));
   if (!context.ok()) return context.status();
   return Head(std::make_shared<Head::Impl>(*std::move(context)));
 }
@@ -53,13 +54,13 @@ absl::StatusOr<Head> Client::CreateHead(const HeadConfig& config) {
 absl::StatusOr<Head> Client::GetHead(const std::string& name) {
   v1::GetHeadRequest request;
   request.set_name(name);
-  auto context = impl_->Handle(impl_->connection->GetHead(request));
+  auto context = impl_->Handle(impl_->connection->Call(&v1::HeadService::Stub::GetHead, request));
   if (!context.ok()) return context.status();
   return Head(std::make_shared<Head::Impl>(*std::move(context)));
 }
 
 absl::StatusOr<std::vector<HeadInfo>> Client::ListHeads() {
-  const auto response = impl_->connection->ListHeads({});
+  const auto response = impl_->connection->Call(&v1::HeadService::Stub::ListHeads, {});
   if (!response.ok()) return response.status();
   std::vector<HeadInfo> heads;
   for (const auto& head : response->heads()) {
@@ -74,14 +75,15 @@ absl::Status Client::DeleteHead(const std::string& name, bool discard_gradient) 
   v1::DeleteHeadRequest request;
   request.set_name(name);
   request.set_discard_gradient(discard_gradient);
-  return impl_->connection->DeleteHead(request).status();
+  return impl_->connection->Call(&v1::HeadService::Stub::DeleteHead, request, internal::kDeletion).status();
 }
 
 absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& head, const std::string& tag) {
   v1::RestoreCheckpointRequest request;
   request.set_head(head);
   request.set_tag(tag);
-  const auto restored = impl_->connection->RestoreCheckpoint(request);
+  const auto restored =
+      impl_->connection->Call(&v1::HeadService::Stub::RestoreCheckpoint, request, internal::kDiskCall);
   if (!restored.ok()) return restored.status();
   return internal::FromProto(restored->checkpoint());
 }
@@ -89,7 +91,8 @@ absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& head
 absl::StatusOr<std::vector<CheckpointInfo>> Client::ListCheckpoints(const std::string& head) {
   v1::ListCheckpointsRequest request;
   request.set_head(head);
-  const auto listed = impl_->connection->ListCheckpoints(request);
+  const auto listed =
+      impl_->connection->Call(&v1::HeadService::Stub::ListCheckpoints, request, internal::kDiskCall);
   if (!listed.ok()) return listed.status();
   std::vector<CheckpointInfo> checkpoints;
   for (const auto& checkpoint : listed->checkpoints()) {
@@ -102,7 +105,9 @@ absl::StatusOr<DeletedCheckpoint> Client::DeleteCheckpoint(const std::string& he
   v1::DeleteCheckpointRequest request;
   request.set_head(head);
   request.set_tag(tag);
-  const auto deleted = impl_->connection->DeleteCheckpoint(request);
+  const auto deleted = impl_->connection->Call(
+      &v1::HeadService::Stub::DeleteCheckpoint, request,
+      {.repeated_not_found = internal::RepeatedNotFound::kIsDone, .patience = internal::Patience::kDisk});
   if (!deleted.ok()) return deleted.status();
   DeletedCheckpoint result{internal::FromProto(deleted->checkpoint()), deleted->bytes_freed()};
   result.info.head = head;
@@ -110,7 +115,11 @@ absl::StatusOr<DeletedCheckpoint> Client::DeleteCheckpoint(const std::string& he
   return result;
 }
 
-absl::Status Client::Drain() { return impl_->connection->Drain({}).status(); }
+absl::Status Client::Drain() {
+  // A server that is gone was drained.
+  constexpr internal::CallOptions kOnce{.repeat = internal::Repeat::kNo};
+  return impl_->connection->Call(&v1::StatusService::Stub::Drain, {}, kOnce).status();
+}
 
 absl::StatusOr<Region> Client::CreateRegion(RegionKind kind, int64_t bytes) {
   auto region = Region::Impl::Create(*impl_->connection, impl_->regions, kind, bytes);
@@ -119,13 +128,13 @@ absl::StatusOr<Region> Client::CreateRegion(RegionKind kind, int64_t bytes) {
 }
 
 absl::StatusOr<ServerStatus> Client::Status() {
-  const auto response = impl_->connection->GetStatus({});
+  const auto response = impl_->connection->Call(&v1::StatusService::Stub::GetStatus, {});
   if (!response.ok()) return response.status();
   return internal::FromProto(*response);
 }
 
 absl::StatusOr<ServerMemory> Client::Memory() {
-  const auto response = impl_->connection->GetMemory({});
+  const auto response = impl_->connection->Call(&v1::StatusService::Stub::GetMemory, {});
   if (!response.ok()) return response.status();
   return internal::FromProto(*response);
 }

@@ -18,7 +18,7 @@ const HeadConfig& Head::config() const { return impl_->context->config(); }
 absl::StatusOr<HeadInfo> Head::Info() const {
   v1::GetHeadRequest request;
   request.set_name(config().name);
-  const auto head = impl_->context->connection().GetHead(request);
+  const auto head = impl_->context->connection().Call(&v1::HeadService::Stub::GetHead, request);
   if (!head.ok()) return head.status();
   return internal::FromProto(*head);
 }
@@ -31,7 +31,8 @@ absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) con
   // must not pass for it.
   request.set_incarnation(impl_->context->incarnation());
   if (!request.incarnation().empty()) request.set_restores(impl_->context->restores());
-  const auto saved = impl_->context->connection().SaveCheckpoint(request);
+  const auto saved =
+      impl_->context->connection().Call(&v1::HeadService::Stub::SaveCheckpoint, request, internal::kDiskCall);
   if (const auto position = internal::PositionOf(saved.status());
       position && absl::IsAborted(saved.status())) {
     return internal::WindowLostError(config().name, position->generation(),

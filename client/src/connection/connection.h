@@ -1,24 +1,38 @@
 // What the client needs from a server: the calls of lossd.v1, with errors as absl::Status and the unary ones
-// repeated while the server cannot be reached. Tests replace it; grpc_connection.h is the real one.
+// repeated while the server cannot be reached.
 #ifndef LOSSD_CLIENT_SRC_CONNECTION_CONNECTION_H_
 #define LOSSD_CLIENT_SRC_CONNECTION_CONNECTION_H_
 
 #include <google/protobuf/message.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/src/connection/call_metadata.h"
 #include "client/src/connection/compute_stream.h"
+#include "client/src/connection/server_features.h"
+#include "client/src/connection/tls.h"
+#include "client/src/connection/traffic_counter.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/security/credentials.h"
+#include "grpcpp/support/status.h"
 #include "lossd/client.h"
-#include "lossd/v1/gradient.pb.h"
-#include "lossd/v1/head.pb.h"
-#include "lossd/v1/loss.pb.h"
-#include "lossd/v1/region.pb.h"
-#include "lossd/v1/status.pb.h"
+#include "lossd/v1/gradient.grpc.pb.h"
+#include "lossd/v1/head.grpc.pb.h"
+#include "lossd/v1/loss.grpc.pb.h"
+#include "lossd/v1/region.grpc.pb.h"
+#include "lossd/v1/status.grpc.pb.h"
 #include "proto/wire/tensor.h"
 
 namespace lossd::internal {
@@ -37,65 +51,116 @@ using RowSink = std::function<absl::Status(const RowPiece&)>;
 // Fills in the next message; false when there is none.
 using WeightSource = std::function<bool(v1::WriteWeightsRequest*)>;
 
+// What NOT_FOUND means when it answers a call that was made before.
+enum class RepeatedNotFound {
+  kIsError,
+  kIsDone,  // an attempt before, whose answer was lost, did the work
+};
+
 // What a call does about RESOURCE_EXHAUSTED with a time to try again at.
 enum class WhenFull { kWait, kReturn };
+
+// How long one attempt may take.
+enum class Patience {
+  kCallTimeout,  // options().call_timeout
+  kDisk,         // the same, but at least ten minutes: the server waits for disks
+  kEndless,      // as long as the server needs
+};
+
+// Whether a call is made again after an attempt that failed for a reason which may pass.
+enum class Repeat { kYes, kNo };
+
+// What is particular about a unary call.
+struct CallOptions {
+  // kIsDone for what deletes or ends something: an attempt whose answer was lost leaves nothing to be found.
+  RepeatedNotFound repeated_not_found = RepeatedNotFound::kIsError;
+  // kReturn for a caller that can ask for less instead.
+  WhenFull when_full = WhenFull::kWait;
+  // How long attempts go on is another matter: options().reconnect_timeout.
+  Patience patience = Patience::kCallTimeout;
+  // kNo for a call that would do its work once more.
+  Repeat repeat = Repeat::kYes;
+};
+
+// What several calls share.
+inline constexpr CallOptions kDeletion{.repeated_not_found = RepeatedNotFound::kIsDone};
+inline constexpr CallOptions kDiskCall{.patience = Patience::kDisk};
 
 // Thread-safe.
 class Connection {
  public:
-  virtual ~Connection() = default;
-  virtual const ClientOptions& options() const = 0;
-  virtual Traffic traffic() const = 0;
+  // Does not wait for the server. INVALID_ARGUMENT for options that cannot work.
+  static absl::StatusOr<std::unique_ptr<Connection>> Create(const std::string& target,
+                                                            const ClientOptions& options);
+
+  const ClientOptions& options() const { return options_; }
+  Traffic traffic() const { return traffic_->Total(); }
 
   // Whether the server can do all that `request` asks for: UNIMPLEMENTED names what it lacks. By what it said
   // in the last answer of GetStatus, without a call. Every call below looks by itself; Compute's messages are
   // its caller's.
-  virtual absl::Status CheckSupported(const google::protobuf::Message& request) const = 0;
+  absl::Status CheckSupported(const google::protobuf::Message& request) const {
+    return features_.Check(request);
+  }
 
-  // Unary calls. All are safe to repeat, and are repeated with growing pauses while the server is UNAVAILABLE
-  // or asks for patience, up to options().reconnect_timeout. Each attempt has options().call_timeout.
-  virtual absl::StatusOr<v1::Head> CreateHead(const v1::CreateHeadRequest& request) = 0;
-  virtual absl::StatusOr<v1::DeleteHeadResponse> DeleteHead(const v1::DeleteHeadRequest& request) = 0;
-  virtual absl::StatusOr<v1::ListHeadsResponse> ListHeads(const v1::ListHeadsRequest& request) = 0;
-  virtual absl::StatusOr<v1::Head> GetHead(const v1::GetHeadRequest& request) = 0;
-  virtual absl::StatusOr<v1::BeginWriteResponse> BeginWrite(const v1::BeginWriteRequest& request) = 0;
-  virtual absl::StatusOr<v1::CommitWriteResponse> CommitWrite(const v1::CommitWriteRequest& request) = 0;
-  // Takes as long as the server needs: no deadline.
-  virtual absl::StatusOr<v1::LoadWeightsResponse> LoadWeights(const v1::LoadWeightsRequest& request) = 0;
-  virtual absl::StatusOr<v1::OpenSessionResponse> OpenSession(const v1::OpenSessionRequest& request,
-                                                              WhenFull when_full) = 0;
-  virtual absl::StatusOr<v1::CloseSessionResponse> CloseSession(const v1::CloseSessionRequest& request) = 0;
-  virtual absl::StatusOr<v1::LogitsResponse> Logits(const v1::LogitsRequest& request) = 0;
-  virtual absl::StatusOr<v1::BeginFlushResponse> BeginFlush(const v1::BeginFlushRequest& request) = 0;
-  virtual absl::StatusOr<v1::CommitFlushResponse> CommitFlush(const v1::CommitFlushRequest& request) = 0;
-  virtual absl::StatusOr<v1::AbortFlushResponse> AbortFlush(const v1::AbortFlushRequest& request) = 0;
-  // These have at least ten minutes for an attempt: they wait for disks.
-  virtual absl::StatusOr<v1::SaveCheckpointResponse> SaveCheckpoint(
-      const v1::SaveCheckpointRequest& request) = 0;
-  virtual absl::StatusOr<v1::RestoreCheckpointResponse> RestoreCheckpoint(
-      const v1::RestoreCheckpointRequest& request) = 0;
-  virtual absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
-      const v1::ListCheckpointsRequest& request) = 0;
-  virtual absl::StatusOr<v1::DeleteCheckpointResponse> DeleteCheckpoint(
-      const v1::DeleteCheckpointRequest& request) = 0;
-  // One attempt: a server that is gone was drained.
-  virtual absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) = 0;
-  virtual absl::StatusOr<v1::GradientStatsResponse> GradientStats(
-      const v1::GradientStatsRequest& request) = 0;
-  virtual absl::StatusOr<v1::ApplyStepResponse> ApplyStep(const v1::ApplyStepRequest& request) = 0;
-  virtual absl::StatusOr<v1::CreateRegionResponse> CreateRegion(const v1::CreateRegionRequest& request) = 0;
-  virtual absl::StatusOr<v1::DeleteRegionResponse> DeleteRegion(const v1::DeleteRegionRequest& request) = 0;
-  virtual absl::StatusOr<v1::GetStatusResponse> GetStatus(const v1::GetStatusRequest& request) = 0;
-  virtual absl::StatusOr<v1::GetMemoryResponse> GetMemory(const v1::GetMemoryRequest& request) = 0;
+  // A unary call, e.g. Call(&v1::HeadService::Stub::GetHead, request). It is repeated with growing pauses
+  // while the server is UNAVAILABLE or asks for patience, up to options().reconnect_timeout: so it must be
+  // safe to repeat, or `options` say that it is not.
+  template <class Stub, class Request, class Response>
+  absl::StatusOr<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                                const Request& request, const CallOptions& options = {}) {
+    Response response;
+    const absl::Status status = Run(request, &response, options, [&](grpc::ClientContext* context) {
+      return (StubOf<Stub>().*method)(context, request, &response);
+    });
+    if (!status.ok()) return status;
+    // Here, so that no caller can forget it: the requests that follow are checked against this answer.
+    if constexpr (std::is_same_v<Response, v1::GetStatusResponse>) features_.Note(response);
+    return response;
+  }
 
   // Streams: one attempt each, the caller resumes.
-  virtual absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) = 0;
-  virtual absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) = 0;
+  absl::Status ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink);
+  absl::Status ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink);
   // Returns the number of rows the server confirms.
-  virtual absl::StatusOr<int64_t> WriteWeights(const WeightSource& source) = 0;
+  absl::StatusOr<int64_t> WriteWeights(const WeightSource& source);
 
   // A Compute call on a network connection of its own, whose answers are as large as `limits` let them be.
-  virtual std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits) = 0;
+  std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits);
+
+ private:
+  Connection(std::string target, ClientOptions options, std::shared_ptr<grpc::ChannelCredentials> credentials,
+             std::shared_ptr<CallMetadata> metadata);
+
+  template <class Stub>
+  Stub& StubOf() const {
+    return *std::get<std::unique_ptr<Stub>>(stubs_);
+  }
+  // Call without its types, so that it is compiled once. `attempt` makes the call and fills in `response`.
+  absl::Status Run(const google::protobuf::Message& request, google::protobuf::Message* response,
+                   const CallOptions& call, absl::FunctionRef<grpc::Status(grpc::ClientContext*)> attempt);
+  // Nothing for kEndless.
+  std::optional<std::chrono::milliseconds> TimeoutOf(Patience patience) const;
+  // Waits, and connects again whenever the connection is lost meanwhile: by itself gRPC would not before the
+  // next call, whose first attempts may be five seconds apart.
+  void Pause(std::chrono::milliseconds delay);
+  bool GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const;
+  // `complete` moves into the piece what only its kind of message has.
+  template <class Response, class Request, class Complete>
+  absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete);
+
+  const std::string target_;
+  const ClientOptions options_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const std::shared_ptr<CallMetadata> metadata_;
+  ServerFeatures features_;
+  const std::shared_ptr<TrafficCounter> traffic_ = std::make_shared<TrafficCounter>();
+  std::atomic<bool> connected_ = false;  // a server has answered
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::tuple<std::unique_ptr<v1::HeadService::Stub>, std::unique_ptr<v1::LossService::Stub>,
+                   std::unique_ptr<v1::GradientService::Stub>, std::unique_ptr<v1::RegionService::Stub>,
+                   std::unique_ptr<v1::StatusService::Stub>>
+      stubs_;
 };
 
 // The server could not be reached, or wants to be asked again later: the same call may succeed.

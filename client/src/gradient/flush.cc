@@ -61,7 +61,7 @@ class FlushRun {
     request.set_generation(window_.generation());
     if (options_.gradient_scale != 1) request.set_gradient_scale(options_.gradient_scale);
     for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
-    auto begun = head_.connection().BeginFlush(request);
+    auto begun = head_.connection().Call(&v1::GradientService::Stub::BeginFlush, request);
     if (!begun.ok()) return window_.Explain(begun.status());
     frozen_ = *std::move(begun);
     holds_window_ = true;
@@ -121,7 +121,7 @@ class FlushRun {
     v1::CommitFlushRequest request;
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
-    const auto committed = head_.connection().CommitFlush(request);
+    const auto committed = head_.connection().Call(&v1::GradientService::Stub::CommitFlush, request);
     if (committed.ok()) {
       head_.NoteCommit(committed->generation());
       return Result();
@@ -146,7 +146,7 @@ class FlushRun {
     v1::AbortFlushRequest request;
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
-    const auto aborted = head_.connection().AbortFlush(request);
+    const auto aborted = head_.connection().Call(&v1::GradientService::Stub::AbortFlush, request);
     if (aborted.ok()) {
       head_.NoteReopened();
       return reason;
@@ -306,7 +306,7 @@ absl::Status Head::CommitFlush(const std::string& flush_id) const {
   v1::CommitFlushRequest request;
   request.set_head(config().name);
   request.set_flush_id(flush_id);
-  const auto committed = impl_->context->connection().CommitFlush(request);
+  const auto committed = impl_->context->connection().Call(&v1::GradientService::Stub::CommitFlush, request);
   if (committed.ok()) impl_->context->NoteCommit(committed->generation());
   if (internal::SaysWhatBecameOfIt(committed.status())) impl_->context->ForgetOpenCommit(flush_id);
   return committed.status();
@@ -316,7 +316,7 @@ absl::Status Head::AbortFlush(const std::string& flush_id) const {
   v1::AbortFlushRequest request;
   request.set_head(config().name);
   request.set_flush_id(flush_id);
-  const auto aborted = impl_->context->connection().AbortFlush(request);
+  const auto aborted = impl_->context->connection().Call(&v1::GradientService::Stub::AbortFlush, request);
   if (aborted.ok()) {
     impl_->context->NoteReopened();
     impl_->context->ForgetOpenCommit(flush_id);

@@ -28,7 +28,7 @@ absl::StatusOr<lossd::GradientStats> Head::GradientStats(std::span<const Session
   request.set_generation(window.generation());
   request.set_gradient_scale(gradient_scale);
   for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
-  const auto stats = head.connection().GradientStats(request);
+  const auto stats = head.connection().Call(&v1::GradientService::Stub::GradientStats, request);
   if (!stats.ok()) return window.Explain(stats.status());
   return internal::FromProto(*stats);
 }
@@ -48,7 +48,7 @@ absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
   request.set_head(config().name);
   request.set_generation(window.generation());
   for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
-  const auto step = head.connection().ApplyStep(request);
+  const auto step = head.connection().Call(&v1::GradientService::Stub::ApplyStep, request);
   head.NoteOpenStep(LeavesOpen(step.status()) ? std::make_optional(window.generation()) : std::nullopt);
   if (!step.ok()) return window.Explain(step.status());
   head.NoteCommit(step->generation());

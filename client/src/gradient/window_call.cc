@@ -8,7 +8,7 @@ absl::Status WindowCall::Begin(std::optional<uint64_t> generation) {
   // A server that was restarted since answers with heads, sessions or generations that are not ours.
   incarnation_ = head_.incarnation();
   if (incarnation_.empty()) {
-    const auto server = head_.connection().GetStatus({});
+    const auto server = head_.connection().Call(&v1::StatusService::Stub::GetStatus, {});
     if (!server.ok()) return server.status();
     incarnation_ = server->incarnation();
   }
@@ -16,7 +16,7 @@ absl::Status WindowCall::Begin(std::optional<uint64_t> generation) {
   if (generation.has_value()) return absl::OkStatus();
   v1::GetHeadRequest get;
   get.set_name(head_.config().name);
-  const auto head = head_.connection().GetHead(get);
+  const auto head = head_.connection().Call(&v1::HeadService::Stub::GetHead, get);
   if (!head.ok()) return Explain(head.status());
   generation_ = head->generation();
   return absl::OkStatus();
@@ -26,7 +26,7 @@ absl::Status WindowCall::Explain(const absl::Status& status) const {
   if (!absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsFailedPrecondition(status)) {
     return status;
   }
-  const auto server = head_.connection().GetStatus({});
+  const auto server = head_.connection().Call(&v1::StatusService::Stub::GetStatus, {});
   if (!server.ok() || server->incarnation() == incarnation_) return status;
   return WindowLostError(head_.config().name, generation_,
                          "the server was restarted before the window ended");

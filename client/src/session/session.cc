@@ -128,7 +128,8 @@ absl::Status Session::Impl::Close() {
   lanes_.Close();
   v1::CloseSessionRequest request;
   request.set_session_id(lanes_.link().session_id());
-  return head_->connection().CloseSession(request).status();
+  internal::Connection& connection = head_->connection();
+  return connection.Call(&v1::LossService::Stub::CloseSession, request, internal::kDeletion).status();
 }
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -42,7 +42,7 @@ absl::StatusOr<uint64_t> WeightWrite::Commit() const {
   v1::CommitWriteRequest request;
   request.set_head(impl_->head->config().name);
   request.set_write_id(impl_->id);
-  const auto committed = impl_->head->connection().CommitWrite(request);
+  const auto committed = impl_->head->connection().Call(&v1::HeadService::Stub::CommitWrite, request);
   if (!committed.ok()) return committed.status();
   return committed->weight_version();
 }
@@ -52,7 +52,7 @@ absl::StatusOr<WeightWrite> Head::BeginWrite(const WeightWriteOptions& options) 
   request.set_head(config().name);
   request.set_write_key(options.write_key);
   request.set_replace(options.replace);
-  const auto begun = impl_->context->connection().BeginWrite(request);
+  const auto begun = impl_->context->connection().Call(&v1::HeadService::Stub::BeginWrite, request);
   if (!begun.ok()) return begun.status();
   return WeightWrite(std::make_unique<WeightWrite::Impl>(impl_->context, begun->write_id()));
 }
@@ -139,7 +139,9 @@ absl::StatusOr<LoadedWeights> Head::LoadWeights(const LoadWeightsOptions& option
   const TraceContext trace = internal::TraceNow(impl_->context->options().trace);
   auto loading = std::async(std::launch::async, [this, &request, &trace] {
     const internal::TraceScope scope(&trace);
-    return impl_->context->connection().LoadWeights(request);
+    return impl_->context->connection().Call(
+        &v1::HeadService::Stub::LoadWeights, request,
+        {.patience = internal::Patience::kEndless, .repeat = internal::Repeat::kNo});
   });
   const int64_t row_bytes = config().hidden_size * SizeOf(internal::StagedType(config()));
   const auto report = [&](int64_t rows) {

@@ -1,0 +1,230 @@
+#include "client/src/connection/connection.h"
+
+#include <grpc/support/time.h>
+
+#include <algorithm>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/connection/backoff.h"
+#include "client/src/connection/grpc_compute_stream.h"
+#include "client/src/connection/grpc_status.h"
+#include "client/src/connection/message_stream.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/support/channel_arguments.h"
+#include "proto/wire/row_wire.h"
+
+namespace lossd::internal {
+namespace {
+
+// The server chooses the size of the pieces it streams; this is far above any sensible choice.
+constexpr int64_t kReceiveBytes = int64_t{64} << 20;
+constexpr int kKeepaliveMs = 30000;
+constexpr int kKeepaliveTimeoutMs = 20000;
+constexpr int kReconnectMs = 100;
+constexpr int kLongestReconnectMs = 2000;
+constexpr int kConnectTimeoutMs = 5000;
+constexpr std::chrono::milliseconds kDiskTimeout = std::chrono::minutes(10);
+
+// A server that closes the first connections may be one that is about to serve: so long it is given.
+constexpr std::chrono::milliseconds kProbableFailurePatience(3000);
+
+grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_bytes) {
+  grpc::ChannelArguments arguments;
+  AddTlsArguments(options, &arguments);
+  // A proxy of the environment would be a way beyond this machine.
+  if (!options.token_file.empty() && !options.tls.has_value()) {
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  }
+  arguments.SetMaxReceiveMessageSize(
+      static_cast<int>(std::min<int64_t>(receive_bytes, std::numeric_limits<int>::max())));
+  arguments.SetMaxSendMessageSize(-1);  // the server's limits are checked against before a message is made
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestReconnectMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+                   kConnectTimeoutMs);  // in fact the time a connect may take
+  return arguments;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Connection>> Connection::Create(const std::string& target,
+                                                               const ClientOptions& options) {
+  if (target.empty()) return absl::InvalidArgumentError("target is empty; expected e.g. \"localhost:50051\"");
+  if (options.call_timeout.count() <= 0 || options.reconnect_timeout.count() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("call_timeout is ", options.call_timeout.count(), " ms and reconnect_timeout ",
+                     options.reconnect_timeout.count(), " ms; they must be above 0 and at least 0"));
+  }
+  if (options.transfer_bytes <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("transfer_bytes is ", options.transfer_bytes, "; it must be above 0"));
+  }
+  auto credentials = MakeChannelCredentials(options);
+  if (!credentials.ok()) return credentials.status();
+  auto metadata = CallMetadata::Create(target, options);
+  if (!metadata.ok()) return metadata.status();
+  return std::unique_ptr<Connection>(
+      new Connection(target, options, *std::move(credentials), *std::move(metadata)));
+}
+
+Connection::Connection(std::string target, ClientOptions options,
+                       std::shared_ptr<grpc::ChannelCredentials> credentials,
+                       std::shared_ptr<CallMetadata> metadata)
+    : target_(std::move(target)),
+      options_(std::move(options)),
+      credentials_(std::move(credentials)),
+      metadata_(std::move(metadata)),
+      features_(target_),
+      channel_(grpc::CreateCustomChannel(target_, credentials_, Arguments(options_, kReceiveBytes))),
+      stubs_(v1::HeadService::NewStub(channel_), v1::LossService::NewStub(channel_),
+             v1::GradientService::NewStub(channel_), v1::RegionService::NewStub(channel_),
+             v1::StatusService::NewStub(channel_)) {}
+
+absl::Status Connection::Run(const google::protobuf::Message& request, google::protobuf::Message* response,
+                             const CallOptions& call,
+                             absl::FunctionRef<grpc::Status(grpc::ClientContext*)> attempt) {
+  if (absl::Status supported = features_.Check(request); !supported.ok()) return supported;
+  Backoff backoff(options_.reconnect_timeout);
+  const std::optional<std::chrono::milliseconds> timeout = TimeoutOf(call.patience);
+  const auto begin = std::chrono::steady_clock::now();
+  for (bool maybe_done = false;;) {
+    grpc::ClientContext context;
+    if (timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *timeout);
+    const uint64_t added = metadata_->AddTo(&context);
+    response->Clear();
+    traffic_->NoteSent(request.ByteSizeLong());
+    const absl::Status ended = FromGrpcStatus(attempt(&context));
+    absl::Status status = metadata_->Judge(ended, added);
+    traffic_->NoteReceived(response->ByteSizeLong());
+    if (!absl::IsUnavailable(status)) connected_ = true;
+    if (status.ok()) return absl::OkStatus();
+    if (maybe_done && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
+      return absl::OkStatus();
+    }
+    if (call.repeat == Repeat::kNo || !IsTransient(status)) return status;
+    if (call.when_full == WhenFull::kReturn && absl::IsResourceExhausted(status)) return status;
+    // A server that refuses, a token too, has done nothing.
+    maybe_done |= IsTransient(ended) && !absl::IsResourceExhausted(ended);
+    const HandshakeDiagnosis diagnosis = Diagnose(status, target_, options_);
+    if (!diagnosis.advice.empty()) status = Annotate(status, diagnosis.advice);
+    if (GivesUp(diagnosis.failure, std::chrono::steady_clock::now() - begin)) return status;
+    const auto delay = backoff.NextDelay(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)));
+    if (!delay.has_value()) {
+      return Annotate(
+          status, absl::StrCat("gave up on ", target_, " after ", options_.reconnect_timeout.count(), " ms"));
+    }
+    Pause(*delay);
+  }
+}
+
+std::optional<std::chrono::milliseconds> Connection::TimeoutOf(Patience patience) const {
+  if (patience == Patience::kEndless) return std::nullopt;
+  return patience == Patience::kDisk ? std::max(options_.call_timeout, kDiskTimeout) : options_.call_timeout;
+}
+
+void Connection::Pause(std::chrono::milliseconds delay) {
+  const auto end = std::chrono::steady_clock::now() + delay;
+  const gpr_timespec deadline =
+      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(delay.count(), GPR_TIMESPAN));
+  while (channel_->WaitForConnected(deadline) && channel_->WaitForStateChange(GRPC_CHANNEL_READY, deadline)) {
+    // Whoever takes connections and drops them is not asked in a circle.
+    std::this_thread::sleep_until(
+        std::min(end, std::chrono::steady_clock::now() + std::chrono::milliseconds(100)));
+  }
+  std::this_thread::sleep_until(end);
+}
+
+bool Connection::GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const {
+  // A server that has been reached before may be in the middle of a change of certificates.
+  if (connected_) return false;
+  return failure == HandshakeFailure::kCertain ||
+         (failure == HandshakeFailure::kProbable && tried >= kProbableFailurePatience);
+}
+
+template <class Response, class Request, class Complete>
+absl::Status Connection::ReadRows(const char* method, const Request& request, const RowSink& sink,
+                                  Complete complete) {
+  if (absl::Status supported = features_.Check(request); !supported.ok()) return supported;
+  const grpc::Slice slice(request.SerializeAsString());
+  traffic_->NoteSent(slice.size());
+  MessageStream stream(channel_, method, grpc::ByteBuffer(&slice, 1), metadata_);
+  grpc::ByteBuffer bytes;
+  while (stream.Read(&bytes)) {
+    traffic_->NoteReceived(bytes.Length());
+    wire::ReceivedRows<Response> received;
+    if (!wire::Decode(&bytes, &received)) {
+      return absl::InternalError(absl::StrCat("the server sent a message that is not a ",
+                                              std::string(Response::descriptor()->full_name())));
+    }
+    RowPiece piece{.first_row = received.message.first_row(),
+                   .rows = received.message.rows(),
+                   .dtype = received.message.dtype(),
+                   .weight_version = 0,
+                   .bytes = std::move(received.rows),
+                   .bias = {}};
+    complete(received.message, &piece);
+    if (absl::Status sunk = sink(piece); !sunk.ok()) return sunk;
+  }
+  return stream.EndStatus();
+}
+
+absl::Status Connection::ReadGradient(const v1::ReadGradientRequest& request, const RowSink& sink) {
+  return ReadRows<v1::ReadGradientResponse>("/lossd.v1.GradientService/ReadGradient", request, sink,
+                                            [](v1::ReadGradientResponse& response, RowPiece* piece) {
+                                              piece->bias = std::move(*response.mutable_bias_gradient());
+                                            });
+}
+
+absl::Status Connection::ReadWeights(const v1::ReadWeightsRequest& request, const RowSink& sink) {
+  return ReadRows<v1::ReadWeightsResponse>("/lossd.v1.HeadService/ReadWeights", request, sink,
+                                           [](v1::ReadWeightsResponse& response, RowPiece* piece) {
+                                             piece->weight_version = response.weight_version();
+                                             piece->bias = std::move(*response.mutable_bias());
+                                           });
+}
+
+absl::StatusOr<int64_t> Connection::WriteWeights(const WeightSource& source) {
+  grpc::ClientContext context;
+  const uint64_t added = metadata_->AddTo(&context);
+  v1::WriteWeightsResponse response;
+  auto writer = StubOf<v1::HeadService::Stub>().WriteWeights(&context, &response);
+  v1::WriteWeightsRequest request;
+  absl::Status supported;
+  while (source(&request)) {
+    supported = features_.Check(request);
+    if (!supported.ok() || !writer->Write(request)) break;
+    traffic_->NoteSent(request.ByteSizeLong());
+  }
+  if (!supported.ok()) context.TryCancel();
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  traffic_->NoteReceived(response.ByteSizeLong());
+  if (!supported.ok()) return supported;
+  if (!status.ok()) return metadata_->Judge(FromGrpcStatus(status), added);
+  return response.rows_received();
+}
+
+std::unique_ptr<ComputeStream> Connection::Compute(const v1::SessionLimits& limits) {
+  // dX may be twice as wide as the hidden states were.
+  grpc::ChannelArguments arguments =
+      Arguments(options_, kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16));
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
+                   1);                           // otherwise all streams share one TCP connection
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
+  return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments),
+                                             metadata_, traffic_);
+}
+
+bool IsTransient(const absl::Status& status) {
+  return absl::IsUnavailable(status) ||
+         absl::IsCancelled(status) ||  // by a server that goes away: nobody here cancels
+         (absl::IsResourceExhausted(status) && RetryDelayOf(status).has_value());
+}
+
+}  // namespace lossd::internal
