@@ -19,9 +19,10 @@ enum class LossRange { kAboveZero, kAboveZeroOrNone, kAtLeastZero, kShare };  //
 bool IsIn(LossRange range, float value);
 const char* Name(LossRange range);  // "finite and above 0"
 
+using LossValue = float LossOptions::*;
 struct LossOption {
   const char* name;  // that of the field of lossd.v1.LossOptions too
-  float LossOptions::*value;
+  LossValue value;
   LossRange range;
 };
 inline constexpr LossOption kLossOptions[] = {

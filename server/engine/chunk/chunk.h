@@ -75,13 +75,13 @@ struct ChunkOptions {
   WantedReturns returns = {};
   std::optional<ChunkDistillation> distillation = {};
 
-  void Set(float kernels::LossOptions::*option, float value) {
+  void Set(kernels::LossValue option, float value) {
     loss.*option = value;
     if (option == &kernels::LossOptions::logit_scale) sets_logit_scale = true;
     if (option == &kernels::LossOptions::softcap) sets_softcap = true;
   }
   // Whether that option of `loss` counts, and not the head's.
-  bool IsSet(float kernels::LossOptions::*option) const {
+  bool IsSet(kernels::LossValue option) const {
     if (option == &kernels::LossOptions::logit_scale) return sets_logit_scale;
     return option != &kernels::LossOptions::softcap || sets_softcap;
   }
