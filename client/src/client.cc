@@ -21,11 +21,14 @@ class Client::Impl {
     if (!info.ok()) return info.status();
     return std::make_shared<internal::HeadContext>(
         connection, std::move(info->config),
-        internal::LogitsLimits{head->max_logits_bytes(), head->max_logits_rows()}, regions);
+        internal::LogitsLimits{head->max_logits_bytes(), head->max_logits_rows()}, regions,
+        unanswered->Of(head->config().name()));
   }
 
   const std::shared_ptr<internal::Connection> connection;
   const std::shared_ptr<internal::RegionMap> regions = std::make_shared<internal::RegionMap>();
+  const std::shared_ptr<internal::UnansweredEndsMap> unanswered =
+      std::make_shared<internal::UnansweredEndsMap>();
 };
 
 Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -75,7 +78,10 @@ absl::Status Client::DeleteHead(const std::string& name, bool discard_gradient) 
   v1::DeleteHeadRequest request;
   request.set_name(name);
   request.set_discard_gradient(discard_gradient);
-  return impl_->connection->Call(&v1::HeadService::Stub::DeleteHead, request, internal::kDeletion).status();
+  const auto deleted =
+      impl_->connection->Call(&v1::HeadService::Stub::DeleteHead, request, internal::kDeletion);
+  if (deleted.ok()) impl_->unanswered->Forget(name);
+  return deleted.status();
 }
 
 absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& head, const std::string& tag) {

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
+#include "client/src/common/unanswered_ends.h"
 #include "client/src/connection/connection.h"
 #include "client/src/regions/region_map.h"
 #include "lossd/client.h"
@@ -21,29 +21,24 @@ struct LogitsLimits {
   int64_t rows = 0;
 };
 
-// The commit of a flush that may have been done although no answer came: gradient/open_commit.h.
-struct OpenCommit {
-  FlushResult flush;
-  std::string incarnation;  // of the server that has, or had, the flush
-  std::string marks;        // KeyOf those that it named
-};
-
 // Thread-safe.
 class HeadContext {
  public:
   // `most_logits`: what the server takes, and answers, in one call for logits.
   HeadContext(std::shared_ptr<Connection> connection, HeadConfig config, LogitsLimits most_logits,
-              std::shared_ptr<RegionMap> regions)
+              std::shared_ptr<RegionMap> regions, std::shared_ptr<UnansweredEnds> unanswered)
       : connection_(std::move(connection)),
         config_(std::move(config)),
         most_logits_(most_logits),
-        regions_(std::move(regions)) {}
+        regions_(std::move(regions)),
+        unanswered_(std::move(unanswered)) {}
 
   Connection& connection() const { return *connection_; }
   const ClientOptions& options() const { return connection_->options(); }
   const HeadConfig& config() const { return config_; }
   const LogitsLimits& most_logits() const { return most_logits_; }
   const RegionMap& regions() const { return *regions_; }
+  UnansweredEnds& unanswered() const { return *unanswered_; }
 
   // The generation that a commit of this process opened, so that its sessions need not find out by being
   // refused; 0 before the first. Only of `incarnation`: a restarted server counts anew.
@@ -53,10 +48,10 @@ class HeadContext {
   }
   // A step that was left open is of a window that is over now, or was its end: nobody asks for it any more.
   void NoteCommit(uint64_t generation) {
+    unanswered_->SetStep(std::nullopt);
     std::lock_guard lock(mutex_);
     generation_ = generation;
     next_generation_ = 0;
-    open_step_ = std::nullopt;
   }
 
   // Likewise the one whose chunks the server takes while a flush of this process holds the window before; 0
@@ -80,30 +75,6 @@ class HeadContext {
     next_generation_ = 0;
   }
 
-  // The generation of a step whose answer never came, if there is one.
-  std::optional<uint64_t> open_step() const {
-    std::lock_guard lock(mutex_);
-    return open_step_;
-  }
-  void NoteOpenStep(std::optional<uint64_t> generation) {
-    std::lock_guard lock(mutex_);
-    open_step_ = generation;
-  }
-
-  // The flush whose commit has no answer yet, if there is one.
-  std::optional<OpenCommit> open_commit() const {
-    std::lock_guard lock(mutex_);
-    return open_commit_;
-  }
-  void NoteOpenCommit(OpenCommit commit) {
-    std::lock_guard lock(mutex_);
-    open_commit_ = std::move(commit);
-  }
-  void ForgetOpenCommit(const std::string& flush_id) {
-    std::lock_guard lock(mutex_);
-    if (open_commit_ && open_commit_->flush.flush_id == flush_id) open_commit_ = std::nullopt;
-  }
-
   uint64_t restores() const {
     std::lock_guard lock(mutex_);
     return restores_;
@@ -119,8 +90,8 @@ class HeadContext {
     std::lock_guard lock(mutex_);
     if (incarnation_ != incarnation || restores_ != restores) {
       generation_ = next_generation_ = 0;
-      open_step_ = std::nullopt;
-      open_commit_ = std::nullopt;
+      // What a handle without sessions does not know yet, another one may have left open at this very server.
+      if (!incarnation_.empty()) unanswered_->Clear();
     }
     incarnation_ = incarnation;
     restores_ = restores;
@@ -131,13 +102,12 @@ class HeadContext {
   const HeadConfig config_;
   const LogitsLimits most_logits_;
   const std::shared_ptr<RegionMap> regions_;
+  const std::shared_ptr<UnansweredEnds> unanswered_;
   mutable std::mutex mutex_;
   std::string incarnation_;
   uint64_t restores_ = 0;
   uint64_t generation_ = 0;
   uint64_t next_generation_ = 0;
-  std::optional<uint64_t> open_step_;
-  std::optional<OpenCommit> open_commit_;
 };
 
 }  // namespace lossd::internal

@@ -132,7 +132,7 @@ class FlushRun {
     if (internal::SaysWhatBecameOfIt(status)) {
       return internal::Annotate(status, absl::StrCat(done, ", but ", flush, " is not committed"));
     }
-    head_.NoteOpenCommit({.flush = Result(), .incarnation = window_.incarnation(), .marks = marks_});
+    head_.unanswered().SetCommit({.flush = Result(), .incarnation = window_.incarnation(), .marks = marks_});
     return internal::WithFlush(
         internal::Annotate(status, absl::StrCat(done, ", but the commit of ", flush,
                                                 " is not confirmed; repeat the call, or CommitFlush")),
@@ -308,7 +308,7 @@ absl::Status Head::CommitFlush(const std::string& flush_id) const {
   request.set_flush_id(flush_id);
   const auto committed = impl_->context->connection().Call(&v1::GradientService::Stub::CommitFlush, request);
   if (committed.ok()) impl_->context->NoteCommit(committed->generation());
-  if (internal::SaysWhatBecameOfIt(committed.status())) impl_->context->ForgetOpenCommit(flush_id);
+  if (internal::SaysWhatBecameOfIt(committed.status())) impl_->context->unanswered().ForgetCommit(flush_id);
   return committed.status();
 }
 
@@ -319,7 +319,7 @@ absl::Status Head::AbortFlush(const std::string& flush_id) const {
   const auto aborted = impl_->context->connection().Call(&v1::GradientService::Stub::AbortFlush, request);
   if (aborted.ok()) {
     impl_->context->NoteReopened();
-    impl_->context->ForgetOpenCommit(flush_id);
+    impl_->context->unanswered().ForgetCommit(flush_id);
   }
   return aborted.status();
 }

@@ -51,7 +51,7 @@ bool SaysWhatBecameOfIt(const absl::Status& commit) {
 }
 
 absl::StatusOr<std::optional<OpenCommit>> SettleCommit(HeadContext& head) {
-  std::optional<OpenCommit> open = head.open_commit();
+  std::optional<OpenCommit> open = head.unanswered().commit();
   if (!open) return open;
   WindowCall window(head);
   window.Resume(open->incarnation, open->flush.generation);
@@ -60,7 +60,7 @@ absl::StatusOr<std::optional<OpenCommit>> SettleCommit(HeadContext& head) {
   request.set_flush_id(open->flush.flush_id);
   const auto committed = head.connection().Call(&v1::GradientService::Stub::CommitFlush, request);
   const absl::Status status = committed.ok() ? absl::OkStatus() : window.Explain(committed.status());
-  if (SaysWhatBecameOfIt(status)) head.ForgetOpenCommit(open->flush.flush_id);
+  if (SaysWhatBecameOfIt(status)) head.unanswered().ForgetCommit(open->flush.flush_id);
   if (status.ok()) {
     head.NoteCommit(committed->generation());
     return open;

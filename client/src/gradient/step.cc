@@ -42,14 +42,15 @@ absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
   if (settled->has_value() && !options.generation) return internal::SettledError(**settled);
   internal::WindowCall window(head);
   // A step that is left open is found out about before there is another.
-  const std::optional<uint64_t> named = options.generation ? options.generation : head.open_step();
+  const std::optional<uint64_t> named = options.generation ? options.generation : head.unanswered().step();
   if (absl::Status begun = window.Begin(named); !begun.ok()) return begun;
   v1::ApplyStepRequest request = internal::ToProto(options);
   request.set_head(config().name);
   request.set_generation(window.generation());
   for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
   const auto step = head.connection().Call(&v1::GradientService::Stub::ApplyStep, request);
-  head.NoteOpenStep(LeavesOpen(step.status()) ? std::make_optional(window.generation()) : std::nullopt);
+  head.unanswered().SetStep(LeavesOpen(step.status()) ? std::make_optional(window.generation())
+                                                      : std::nullopt);
   if (!step.ok()) return window.Explain(step.status());
   head.NoteCommit(step->generation());
   return internal::FromProto(*step);

@@ -101,6 +101,17 @@ TEST_P(UnconfirmedCommitTest, TheSameFlushAgainSaysThatItIsDoneAndReadsNothing) 
   EXPECT_EQ(fake_.generation(), 3U);
 }
 
+TEST_P(UnconfirmedCommitTest, AnotherHandleOfTheHeadKnowsOfItToo) {
+  FlushUnanswered();
+  LoseCommits(0);
+  auto other = client_->GetHead(FakeServer::kName);
+  ASSERT_TRUE(other.ok()) << other.status();
+  ASSERT_TRUE(other->OpenSession({}).ok());
+  ExpectSettled(other->Flush({}, marks_, gradient_.data()).status());
+  EXPECT_EQ(gradient_.front(), -1) << "a window was read into it";
+  EXPECT_EQ(fake_.observed().flushes.size(), 1U);
+}
+
 TEST_P(UnconfirmedCommitTest, AsLongAsThereIsNoAnswerNothingElseHappens) {
   FlushUnanswered();
   EXPECT_EQ(Flush().status().code(), absl::StatusCode::kUnavailable);

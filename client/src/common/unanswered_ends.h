@@ -1,0 +1,86 @@
+// Ends of windows that a client asked for and got no answer to.
+#ifndef LOSSD_CLIENT_SRC_COMMON_UNANSWERED_ENDS_H_
+#define LOSSD_CLIENT_SRC_COMMON_UNANSWERED_ENDS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "lossd/client.h"
+
+namespace lossd::internal {
+
+// The commit of a flush that may have been done although no answer came: gradient/open_commit.h.
+struct OpenCommit {
+  FlushResult flush;
+  std::string incarnation;  // of the server that has, or had, the flush
+  std::string marks;        // KeyOf those that it named
+};
+
+// Those of one head. All handles of the head that a client gives out share it: a commit that one of them left
+// open must not be forgotten by a call through another. Thread-safe.
+class UnansweredEnds {
+ public:
+  // The generation of a step whose answer never came, if there is one.
+  std::optional<uint64_t> step() const {
+    std::lock_guard lock(mutex_);
+    return step_;
+  }
+  void SetStep(std::optional<uint64_t> generation) {
+    std::lock_guard lock(mutex_);
+    step_ = generation;
+  }
+
+  // The flush whose commit has no answer yet, if there is one.
+  std::optional<OpenCommit> commit() const {
+    std::lock_guard lock(mutex_);
+    return commit_;
+  }
+  void SetCommit(OpenCommit commit) {
+    std::lock_guard lock(mutex_);
+    commit_ = std::move(commit);
+  }
+  void ForgetCommit(const std::string& flush_id) {
+    std::lock_guard lock(mutex_);
+    if (commit_ && commit_->flush.flush_id == flush_id) commit_ = std::nullopt;
+  }
+
+  void Clear() {
+    std::lock_guard lock(mutex_);
+    step_ = std::nullopt;
+    commit_ = std::nullopt;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<uint64_t> step_;
+  std::optional<OpenCommit> commit_;
+};
+
+// Those of all heads of a client, by name. Thread-safe.
+class UnansweredEndsMap {
+ public:
+  std::shared_ptr<UnansweredEnds> Of(const std::string& head) {
+    std::lock_guard lock(mutex_);
+    std::shared_ptr<UnansweredEnds>& ends = ends_[head];
+    if (ends == nullptr) ends = std::make_shared<UnansweredEnds>();
+    return ends;
+  }
+  // The head is gone: another one of its name begins without any.
+  void Forget(const std::string& head) {
+    std::lock_guard lock(mutex_);
+    ends_.erase(head);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<UnansweredEnds>> ends_;
+};
+
+}  // namespace lossd::internal
+
+#endif  // LOSSD_CLIENT_SRC_COMMON_UNANSWERED_ENDS_H_
