@@ -138,8 +138,11 @@ def run(core: HeadCore, request: Request, marks: list[str]) -> FlushResult:
             library().call("lossd_head_flush", pointer, c.byref(options), *marks_array(marks), c.byref(result))
     except BaseException as error:
         # A signal that came when the library had left the window frozen: nobody gets to know the flush_id.
-        if not isinstance(error, LossdError) and not request.commit:
-            _abort(core, result.flush_id)
+        if not isinstance(error, LossdError):
+            if request.commit:
+                core.window.note_interrupted(result.flush_id.decode())
+            else:
+                _abort(core, result.flush_id)
         callbacks.raised.again()
         raise
     return _result_of(result, gradient, bias)
@@ -158,8 +161,13 @@ def _abort(core: HeadCore, flush_id: bytes) -> None:
 
 def discard(core: HeadCore, marks: list[str]) -> FlushResult:
     result = library().make(s.FlushResult)
-    with core.handle as pointer:
-        library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    try:
+        with core.handle as pointer:
+            library().call("lossd_head_discard", pointer, *marks_array(marks), c.byref(result))
+    except BaseException as error:
+        if not isinstance(error, LossdError):
+            core.window.note_interrupted(result.flush_id.decode())
+        raise
     return _result_of(result, None, None)
 
 

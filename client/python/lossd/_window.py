@@ -88,6 +88,7 @@ class Window:
         self._frozen: dict[Contributor, str] = {}  # by a flush that was not committed yet
         self._unsure: dict[Contributor, str] = {}  # by a step that may have been taken, or not
         self._open_flush = ""  # whose commit has no answer
+        self._interrupted = ""  # the flush whose end a signal kept from the caller
         self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def add(self, contributor: Contributor) -> None:
@@ -144,6 +145,22 @@ class Window:
             if flush_id != self._open_flush:
                 self._frozen, self._open_flush = marks, flush_id
 
+    def note_interrupted(self, flush_id: str) -> None:
+        """A signal came while the library ended this flush, and the caller does not know that it did; empty: no flush
+        had been ended."""
+        with self._lock:
+            self._interrupted = flush_id
+
+    def keep_interrupted(self, marks: dict[Contributor, str]) -> None:
+        """The call that note_interrupted() was about had named these marks."""
+        with self._lock:
+            if self._interrupted:
+                self._frozen = marks
+
+    def interrupted(self) -> str:
+        with self._lock:
+            return self._interrupted
+
     def is_open_flush(self, flush_id: str) -> bool:
         return flush_id == self._open_flush
 
@@ -151,7 +168,7 @@ class Window:
         """The window that froze() or left_open() told of has ended."""
         with self._lock:
             frozen, self._frozen = self._frozen, {}
-            self._open_flush = ""
+            self._open_flush = self._interrupted = ""
         self.consumed(frozen)
 
     def consumed(self, marks: dict[Contributor, str]) -> None:

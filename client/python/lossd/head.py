@@ -14,6 +14,7 @@ from lossd._core import HeadCore
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
 from lossd.errors import (
+    AbortedError,
     AlreadyExistsError,
     DeadlineExceededError,
     LossdError,
@@ -122,7 +123,7 @@ class Head:
     def begin_write(self, write_key: str, *, replace: bool = True) -> WeightWrite:
         """A version that several processes write together, under the same key, each its own rows. replace: drop an
         unfinished write of another key."""
-        return begin_write(self._core, write_key, replace=replace)
+        return begin_write(self._core, write_key, replace=replace, owner=self)
 
     def load_weights(
         self, path: str, tensor: str = "", bias_tensor: str = "", *, progress: ProgressCallback | None = None
@@ -235,8 +236,10 @@ class Head:
         With one exception: an error with a flush_id (UnavailableError, DeadlineExceededError) says that all of dW was
         read and only the commit has no answer. Repeat commit_flush(error.flush_id), and dW is what was read; or call
         flush, discard or step again: it first repeats the commit, and raises AlreadyExistsError once that is done,
-        having read and dropped nothing of the window behind it (a discard with the same marks returns).
+        having read and dropped nothing of the window behind it (a discard with the same marks returns). The same call
+        says so after a KeyboardInterrupt that came when the window had just been ended.
         """
+        self._settle_interrupted()
         request = _flush.Request(out, dtype, gradient_scale, bias_out, sink, on_frozen, progress, commit)
         mine = {} if commit else self._core.window.marks()
         result: FlushResult = self._consuming(marks, commit, lambda given: _flush.run(self._core, request, given))
@@ -246,6 +249,7 @@ class Head:
 
     def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
         """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
+        self._settle_interrupted()
         result: FlushResult = self._consuming(marks, True, lambda given: _flush.discard(self._core, given))
         return result
 
@@ -307,6 +311,7 @@ class Head:
         if generation is not None:
             options.has_generation, options.generation = 1, integer(generation, "generation", most=(1 << 64) - 1)
         result = library().make(s.StepResult)
+        self._settle_interrupted()
 
         def apply(given: list[str]) -> None:
             with self._core.handle as head:
@@ -349,9 +354,29 @@ class Head:
             elif isinstance(error, (WindowLostError, NotFoundError)):
                 self._forget_lost(mine)
             raise
+        except BaseException:
+            window.keep_interrupted(mine)
+            raise
         if ends:
             window.consumed(mine)
         return answer
+
+    def _settle_interrupted(self) -> None:
+        """Before the next window ends: what an interruption kept from the caller, who has the gradient all the same."""
+        flush_id = self._core.window.interrupted()
+        if not flush_id:
+            return
+        try:
+            self.commit_flush(flush_id)
+        except (AbortedError, NotFoundError, WindowLostError):
+            self._core.window.committed()
+            raise
+        error = AlreadyExistsError(
+            f"flush {flush_id}, which was interrupted when all of the gradient had been read, is committed now: what "
+            "it read is the gradient. Nothing was done to the window behind it; make this call again if it is meant"
+        )
+        error.flush_id = flush_id
+        raise error
 
     def _forget_lost(self, marks: dict[Contributor, str]) -> None:
         """Leaves out those of `marks` that the server, asked after they were taken, does not know of."""

@@ -19,8 +19,10 @@ class WeightWrite:
     """A new version of a head's weights on its way in, or this process's part of it. Nobody sees any of it before it
     is committed. Thread-safe."""
 
-    def __init__(self, core: HeadCore, pointer: int | None) -> None:
+    def __init__(self, core: HeadCore, pointer: int | None, owner: object = None) -> None:
+        """`owner` is kept alive: a client that is collected takes the trace_parent of its calls with it."""
         self._core = core
+        self._owner = owner
         self._handle = Handle(pointer, "lossd_weight_write_free", "this weight write")
 
     def write_rows(
@@ -88,11 +90,11 @@ def pieces(rows: int, row_bytes: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + each, rows)) for begin in range(0, rows, each)]
 
 
-def begin_write(core: HeadCore, write_key: str, *, replace: bool) -> WeightWrite:
+def begin_write(core: HeadCore, write_key: str, *, replace: bool, owner: object = None) -> WeightWrite:
     pointer = c.c_void_p()
     with core.handle as head:
         library().call("lossd_head_begin_write", head, encoded(write_key, "write_key"), bool(replace), c.byref(pointer))
-    return WeightWrite(core, pointer.value)
+    return WeightWrite(core, pointer.value, owner)
 
 
 def write_weights(core: HeadCore, weights: Any, bias: Any, dtype: Any, progress: ProgressCallback | None) -> int:

@@ -359,7 +359,12 @@ def test_regions(client: lossd.Client, make_head: MakeHead) -> None:
 
 def test_the_signature_names_every_number_of_the_loss() -> None:
     shown = inspect.signature(lossd.Session.compute).parameters
-    for name, default in {"label_smoothing": 0.0, "lse_square_scale": 0.0, "logit_scale": None, "softcap": None}.items():
+    for name, default in {
+        "label_smoothing": 0.0,
+        "lse_square_scale": 0.0,
+        "logit_scale": None,
+        "softcap": None,
+    }.items():
         assert shown[name].default == default
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown.values())
 

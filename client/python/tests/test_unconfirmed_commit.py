@@ -13,6 +13,7 @@ from stopping import stand_still
 
 import lossd
 from lossd import _flush
+from lossd._library import Library
 
 V, H = 32, 16
 HIDDEN = np.random.default_rng(0).standard_normal((4, H), np.float32)
@@ -111,6 +112,45 @@ def test_commit_flush_finishes_it(stalled: Stalled) -> None:
     assert stalled.head.marks() == []
     stalled.compute()
     assert stalled.head.flush().window_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("function", "end"),
+    [("lossd_head_flush", lambda head: head.flush()), ("lossd_head_discard", lambda head: head.discard())],
+    ids=["flush", "discard"],
+)
+@pytest.mark.parametrize("again", [lambda h: h.flush(), lambda h: h.step(0.1), lambda h: h.discard()])
+def test_an_interrupted_flush_that_ended_the_window_is_told_of(
+    stalled: Stalled, function: str, end: Callable[[lossd.Head], Any], again: Callable[[lossd.Head], Any]
+) -> None:
+    """Python raises KeyboardInterrupt only when the library has returned."""
+    stalled.compute()
+    call = Library.call
+
+    def interrupt_behind(library: Library, name: str, *arguments: Any) -> None:
+        call(library, name, *arguments)
+        if name == function:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Library, "call", interrupt_behind)
+        end(stalled.head)
+    stalled.compute()
+    with pytest.raises(lossd.AlreadyExistsError) as caught:
+        again(stalled.head)
+    assert caught.value.flush_id and caught.value.flush_id in str(caught.value)
+    assert stalled.head.info().window_tokens == 4  # what came since is still there
+    assert stalled.head.flush().window_tokens == 4
+
+
+def test_another_handle_knows_of_it_too(stalled: Stalled) -> None:
+    stalled.compute()
+    error = stalled.flush_unanswered()
+    stalled.go_on()
+    other = stalled.client.head("stalled")
+    with pytest.raises(lossd.AlreadyExistsError, match=error.flush_id):
+        other.flush()
+    assert stalled.head.info().generation == 2
 
 
 def test_other_errors_name_no_flush(stalled: Stalled) -> None:
