@@ -250,7 +250,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                              bool remembered, const LaneAttachment& attachment) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<ChunkItem> MakeItemLocked(const LaneAttachment& lane, Admission admission, Chunk& chunk,
-                                            absl::Status rejection, std::shared_ptr<Head> teacher)
+                                            absl::Status rejection, std::shared_ptr<Head>& teacher)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status GenerationErrorLocked(const LaneAttachment& attachment, uint64_t named) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -63,17 +63,17 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   if (*admission == Admission::kRepeat && rejection.ok()) {
     rejection = sessions_.EarlierRejection(lane.session_id, lane.lane, chunk);
   }
-  std::shared_ptr<ChunkItem> item =
-      MakeItemLocked(lane, *admission, chunk, std::move(rejection), std::move(teacher));
+  std::shared_ptr<ChunkItem> item = MakeItemLocked(lane, *admission, chunk, std::move(rejection), teacher);
   item->remembered = remembered;
   sessions_.Enqueue(item);
   environment_.scheduler->Submit(shared_from_this(), std::move(item));
   return Submission::kTaken;
 }
 
-// A chunk that was taken, and where its dW goes.
+// A chunk that was taken, and where its dW goes. The teacher of a rejected one stays the caller's: it may be
+// the last owner of a deleted head, which is not to be destroyed under the lock.
 std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admission admission, Chunk& chunk,
-                                                absl::Status rejection, std::shared_ptr<Head> teacher) {
+                                                absl::Status rejection, std::shared_ptr<Head>& teacher) {
   auto item = std::make_shared<ChunkItem>();
   item->session_id = lane.session_id;
   item->lane = lane.lane;
