@@ -11,13 +11,13 @@ from torch import Tensor
 
 from lossd._batch import Distillation
 from lossd.torch._autograd import LossCall, RemoteLoss, evaluate
+from lossd.torch._dtypes import dtype_of
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import class_weights_count
 from lossd.torch._tokens import class_weight_sum, shift_labels
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-HEAD_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 # A graph of torch.compile ends before the call and another one begins behind it.
@@ -223,7 +223,7 @@ def _wire_dtype(input: Tensor, head: Any) -> torch.dtype:
     to wide ones here."""
     if input.dtype in (torch.bfloat16, torch.float16):
         return input.dtype
-    dtype = HEAD_DTYPES[head.head.dtype]
+    dtype = dtype_of(head.head.dtype)
     if dtype is torch.float32 and torch.is_autocast_enabled(input.device.type):
         return torch.get_autocast_dtype(input.device.type)
     return dtype

@@ -14,6 +14,7 @@ import torch
 
 from lossd.errors import AlreadyExistsError
 from lossd.results import StepResult
+from lossd.torch._dtypes import dtype_of, name_of
 from lossd.torch._proxy import GradientProxy
 from lossd.torch.distributed import all_do, first_rank_does, gather_objects, world_size
 
@@ -473,15 +474,6 @@ class RemoteHead:
 
     def __repr__(self) -> str:
         return f"RemoteHead('{self.name}', {self.vocab_size}x{self.hidden_size}, {self.dtype}, rank={self.rank})"
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """lossd's name of a dtype: "float32", "bfloat16" or "float16"."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_of(name: str) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 def _accepted(marks: str) -> tuple[Any, ...]:

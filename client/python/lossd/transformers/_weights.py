@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lossd.torch._dtypes import NAMES
+
 if TYPE_CHECKING:
     import lossd
     from lossd.torch import RemoteHead
-
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def linear_of(model: nn.Module) -> nn.Linear:
@@ -79,7 +79,7 @@ def remote_head(
         wanted = linear.weight.dtype if dtype is None else dtype
         options = {"bias": linear.bias is not None, "frozen": not linear.weight.requires_grad, **options}
         head = client.create_head(
-            name, vocab_size, hidden_size, _DTYPES.get(wanted, wanted), optimizer=optimizer, **options
+            name, vocab_size, hidden_size, NAMES.get(wanted, wanted), optimizer=optimizer, **options
         )
     elif dtype is not None or optimizer is not None or options:
         given = [word for word, value in (("dtype", dtype), ("optimizer", optimizer)) if value is not None]
@@ -118,7 +118,7 @@ def restore(linear: nn.Linear, remote: RemoteHead, *, device: torch.device, read
     if read_back:
         rows = torch.empty_like(weight, device="cpu")
         bias_rows = None if bias is None else torch.empty(remote.vocab_size)
-        remote.head.read_weights(out=rows, dtype=_DTYPES[rows.dtype], bias_out=bias_rows)
+        remote.head.read_weights(out=rows, dtype=NAMES[rows.dtype], bias_out=bias_rows)
         weight.copy_(rows)
         if bias is not None:
             bias.copy_(bias_rows)
@@ -138,8 +138,8 @@ def _check_weight(weight: torch.Tensor) -> None:
             "model: its lm_head.weight is on the meta device; load it first, or load it in the server "
             "(Head.load_weights) and give patch() that head with upload=False and a model with weights"
         )
-    if weight.dtype not in _DTYPES:
-        raise TypeError(f"model: its lm_head.weight is {weight.dtype}, want one of {', '.join(_DTYPES.values())}")
+    if weight.dtype not in NAMES:
+        raise TypeError(f"model: its lm_head.weight is {weight.dtype}, want one of {', '.join(NAMES.values())}")
 
 
 def _check_loss(model: nn.Module) -> None:
