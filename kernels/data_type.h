@@ -7,6 +7,7 @@
 namespace lossd::kernels {
 
 enum class DataType { kFloat32, kBFloat16, kFloat16 };
+inline constexpr DataType kDataTypes[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
 
 // Bytes of one element.
 constexpr int64_t SizeOf(DataType type) { return type == DataType::kFloat32 ? 4 : 2; }

@@ -121,7 +121,7 @@ absl::Status Read(const json& optimizer, const char* key, OptimizerKind* kind) {
 
 absl::Status Read(const json& entry, const char* key, DataType* type) {
   if (!entry.contains(key)) return absl::OkStatus();
-  for (const DataType known : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32}) {
+  for (const DataType known : kernels::kDataTypes) {
     if (entry.at(key) != kernels::Name(known)) continue;
     *type = known;
     return absl::OkStatus();

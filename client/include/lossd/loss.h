@@ -15,6 +15,7 @@
 namespace lossd {
 
 enum class DataType { kFloat32, kBFloat16, kFloat16 };
+inline constexpr DataType kDataTypes[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
 int64_t SizeOf(DataType type);    // bytes of one element
 const char* Name(DataType type);  // "float32", ...
 

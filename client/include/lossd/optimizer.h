@@ -9,6 +9,8 @@
 namespace lossd {
 
 enum class OptimizerKind { kNone, kSgd, kAdam, kAdamW };
+inline constexpr OptimizerKind kOptimizerKinds[] = {OptimizerKind::kNone, OptimizerKind::kSgd,
+                                                    OptimizerKind::kAdam, OptimizerKind::kAdamW};
 const char* Name(OptimizerKind kind);  // "none", "sgd", "adam", "adamw"
 
 struct OptimizerConfig {

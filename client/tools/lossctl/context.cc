@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/tools/lossctl/errors.h"
+#include "client/tools/names.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::tools {
@@ -99,20 +100,16 @@ CLI::Validator Seconds() {
 CLI::Option* AddDtypeOption(CLI::App& app, std::string& dtype, const std::string& description) {
   return app.add_option("--dtype", dtype, description)
       ->type_name("DTYPE")
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
+      ->check(CLI::IsMember(LongDataTypeNames()))
       ->transform([](const std::string& name) {
-        if (name == "fp32") return std::string("float32");
-        if (name == "bf16") return std::string("bfloat16");
-        if (name == "fp16") return std::string("float16");
-        return name;
+        const auto known = DataTypeNames().find(name);
+        return known == DataTypeNames().end() ? name : std::string(Name(known->second));
       });
 }
 
 std::optional<DataType> ParseDtype(const std::string& dtype) {
-  for (DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
-    if (dtype == Name(type)) return type;
-  }
-  return std::nullopt;
+  const auto known = DataTypeNames().find(dtype);
+  return known == DataTypeNames().end() ? std::nullopt : std::optional<DataType>(known->second);
 }
 
 std::string WithCommas(int64_t number) {

@@ -3,14 +3,12 @@
 #include "CLI/Option.hpp"
 #include "CLI/Validators.hpp"
 #include "absl/strings/str_cat.h"
+#include "client/tools/names.h"
 
 namespace lossd::tools {
 namespace {
 
 constexpr char kGroup[] = "Optimizer ('lossctl step', ApplyStep)";
-
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kNone, OptimizerKind::kSgd, OptimizerKind::kAdam,
-                                    OptimizerKind::kAdamW};
 
 // What the arguments of torch.optim are called there.
 std::vector<CLI::Option*> AddOptimizerOptions(CLI::App& command, HeadOptions& options) {
@@ -19,7 +17,7 @@ std::vector<CLI::Option*> AddOptimizerOptions(CLI::App& command, HeadOptions& op
           .add_option("--optimizer", options.optimizer,
                       "What the server updates the weight by: torch.optim's (default: none)")
           ->type_name("KIND")
-          ->check(CLI::IsMember({"none", "sgd", "adam", "adamw"}));
+          ->check(CLI::IsMember(OptimizerNames()));
   const std::vector<CLI::Option*> arguments = {
       command.add_option("--weight-decay", options.weight_decay, "Weight decay (default: 0, of adamw 0.01)")
           ->type_name("NUMBER"),
@@ -67,7 +65,7 @@ HeadConfig WithOptions(HeadConfig config, const HeadOptions& options) {
   config.bias = options.bias;
   config.master_weights = options.master_weights;
   config.double_buffer = options.double_buffer;
-  for (const OptimizerKind kind : kKinds) {
+  for (const OptimizerKind kind : kOptimizerKinds) {
     if (options.optimizer == Name(kind)) config.optimizer.kind = kind;
   }
   config.optimizer.weight_decay = options.weight_decay;

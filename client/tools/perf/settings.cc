@@ -2,28 +2,22 @@
 
 #include <map>
 
+#include "client/tools/names.h"
 #include "nlohmann/json.hpp"
 
 namespace lossd::perf {
 namespace {
-
-const std::map<std::string, DataType>& TypeNames() {
-  static const auto& names = *new std::map<std::string, DataType>{
-      {"fp32", DataType::kFloat32},    {"bf16", DataType::kBFloat16},     {"fp16", DataType::kFloat16},
-      {"float32", DataType::kFloat32}, {"bfloat16", DataType::kBFloat16}, {"float16", DataType::kFloat16}};
-  return names;
-}
 
 void AddTypeOption(CLI::App& app, const std::string& name, const std::string& help,
                    const std::vector<DataType*>& types) {
   app.add_option_function<std::string>(
          name,
          [types](const std::string& value) {
-           for (DataType* type : types) *type = TypeNames().at(value);
+           for (DataType* type : types) *type = DataTypeNames().at(value);
          },
          help)
       ->type_name("fp32|bf16|fp16")
-      ->check(CLI::IsMember(TypeNames()).description(""))
+      ->check(CLI::IsMember(DataTypeNames()).description(""))
       ->group("Head and data");
 }
 

@@ -4,17 +4,21 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 
 namespace lossd::telemetry {
 
 const char* StatusCodeName(int code) {
-  static constexpr std::array<const char*, kStatusCodeCount> kNames = {
-      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
-      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
-      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
-      "DATA_LOSS", "UNAUTHENTICATED"};
-  return code >= 0 && code < kStatusCodeCount ? kNames[static_cast<size_t>(code)] : "UNKNOWN";
+  // Its numbers are gRPC's.
+  static const auto& names = *new auto([] {
+    std::array<std::string, kStatusCodeCount> all;
+    for (int i = 0; i < kStatusCodeCount; ++i) {
+      all[static_cast<size_t>(i)] = absl::StatusCodeToString(static_cast<absl::StatusCode>(i));
+    }
+    return all;
+  }());
+  return code >= 0 && code < kStatusCodeCount ? names[static_cast<size_t>(code)].c_str() : "UNKNOWN";
 }
 
 RpcCounters::RpcCounters(const std::vector<std::string>& methods) {

@@ -157,7 +157,7 @@ class CudaDevice : public Device {
 
   // What all heads run: nothing is left to be loaded when a batch comes.
   Result LoadCode() const {
-    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    for (const DataType type : kernels::kDataTypes) {
       LOSSD_CUDA_PASS_ON(kernels::cuda::LoadKernels(type));
       LOSSD_CUDA_PASS_ON(kernels::cuda::LoadOptimizerKernels(type));
     }
