@@ -5,7 +5,7 @@
 namespace lossd::engine {
 
 absl::Duration RetrySlots::Next(absl::Time now) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   last_ = std::clamp(last_ + kApart, now + kShortest, now + kLongest);
   return last_ - now;
 }

@@ -5,9 +5,9 @@
 #ifndef LOSSD_SERVER_ENGINE_COMMON_RETRY_SLOTS_H_
 #define LOSSD_SERVER_ENGINE_COMMON_RETRY_SLOTS_H_
 
-#include <mutex>
-
+#include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "server/engine/common/mutex.h"
 
 namespace lossd::engine {
 
@@ -21,8 +21,8 @@ class RetrySlots {
   absl::Duration Next(absl::Time now);
 
  private:
-  std::mutex mutex_;
-  absl::Time last_ = absl::InfinitePast();
+  Mutex mutex_;
+  absl::Time last_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace lossd::engine

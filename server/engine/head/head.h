@@ -259,8 +259,10 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Distillation (head_teaching.cc). The teacher of a chunk, whose weights there must be:
-  absl::StatusOr<std::shared_ptr<Head>> FindTeacher(const ChunkDistillation& distillation) const;
-  absl::StatusOr<uint64_t> PrepareTeacherOf(const std::vector<std::shared_ptr<QueuedChunk>>& chunks);
+  absl::StatusOr<std::shared_ptr<Head>> FindTeacher(const ChunkDistillation& distillation) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<uint64_t> PrepareTeacherOf(const std::vector<std::shared_ptr<QueuedChunk>>& chunks)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status TeacherRefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
                                     const LaneAttachment& attachment) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -68,7 +68,7 @@ absl::StatusOr<std::unique_ptr<MemoryReservation>> MemoryBudget::Reserve(const s
                                                                          absl::string_view what,
                                                                          MemoryPlan plan) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (absl::Status status = CheckLocked(head, what, plan); !status.ok()) return status;
     reserved_ += TotalBytes(plan);
     peak_ = std::max(peak_, reserved_);
@@ -78,17 +78,17 @@ absl::StatusOr<std::unique_ptr<MemoryReservation>> MemoryBudget::Reserve(const s
 }
 
 int64_t MemoryBudget::reserved() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return reserved_;
 }
 
 int64_t MemoryBudget::peak() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return peak_;
 }
 
 MemoryUsage MemoryBudget::Usage() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   MemoryUsage usage{.reserved = reserved_, .heads = {}, .shared = {}};
   for (const auto& [head, account] : accounts_) {
     (head.empty() ? usage.shared : usage.heads[head]) = account;
@@ -97,7 +97,7 @@ MemoryUsage MemoryBudget::Usage() const {
 }
 
 void MemoryBudget::Release(const std::string& head, const MemoryPlan& plan) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   reserved_ -= TotalBytes(plan);
   const auto account = accounts_.find(head);
   if (account == accounts_.end()) return;  // of a plan without items

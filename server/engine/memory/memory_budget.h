@@ -7,13 +7,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/memory/payload.h"
 
 namespace lossd::engine {
@@ -65,14 +66,16 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   friend class MemoryReservation;
   void Release(const std::string& head, const MemoryPlan& plan);
   // Not OK if `plan` does not fit.
-  absl::Status CheckLocked(const std::string& head, absl::string_view what, const MemoryPlan& plan) const;
+  absl::Status CheckLocked(const std::string& head, absl::string_view what, const MemoryPlan& plan) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int64_t limit_;
   const int64_t head_quota_;
-  mutable std::mutex mutex_;
-  int64_t reserved_ = 0;
-  int64_t peak_ = 0;
-  std::map<std::string, MemoryPlan> accounts_;  // by head; "": shared; each purpose and place once
+  mutable Mutex mutex_;
+  int64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t peak_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By head; "": shared; each purpose and place once.
+  std::map<std::string, MemoryPlan> accounts_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Gives its bytes back when destroyed.

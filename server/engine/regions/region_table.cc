@@ -5,9 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
+#include "server/engine/common/mutex.h"
 
 namespace lossd::engine {
 namespace {
@@ -37,7 +39,7 @@ class RegionAccount {
   explicit RegionAccount(const RegionLimits& limits) : limits_(limits) {}
 
   absl::Status Take(RegionKind kind, int64_t bytes) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     int64_t used = 0;
     int64_t regions = 0;
     for (const RegionTable::Usage& usage : usage_) {
@@ -65,14 +67,14 @@ class RegionAccount {
       return status;
     }
     waiting += bytes;
-    At(kind).bytes += bytes;
-    ++At(kind).regions;
+    AtLocked(kind).bytes += bytes;
+    ++AtLocked(kind).regions;
     return absl::OkStatus();
   }
 
   // From nobody.
   absl::Status Give(int64_t client, int64_t bytes) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto it = by_client_.find(client);
     const int64_t have = it == by_client_.end() ? 0 : it->second;
     if (bytes > limits_.client_bytes - have) {
@@ -85,26 +87,28 @@ class RegionAccount {
   }
 
   void Release(RegionKind kind, int64_t client, int64_t bytes) {
-    const std::lock_guard lock(mutex_);
-    At(kind).bytes -= bytes;
-    --At(kind).regions;
+    const MutexLock lock(mutex_);
+    AtLocked(kind).bytes -= bytes;
+    --AtLocked(kind).regions;
     const auto it = by_client_.find(client);
     it->second -= bytes;
     if (it->second == 0) by_client_.erase(it);
   }
 
   RegionTable::Usage usage(RegionKind kind) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return usage_[static_cast<size_t>(kind)];
   }
 
  private:
-  RegionTable::Usage& At(RegionKind kind) { return usage_[static_cast<size_t>(kind)]; }
+  RegionTable::Usage& AtLocked(RegionKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return usage_[static_cast<size_t>(kind)];
+  }
 
   const RegionLimits limits_;
-  mutable std::mutex mutex_;
-  std::array<RegionTable::Usage, kRegionKindCount> usage_{};
-  std::map<int64_t, int64_t> by_client_;
+  mutable Mutex mutex_;
+  std::array<RegionTable::Usage, kRegionKindCount> usage_ ABSL_GUARDED_BY(mutex_){};
+  std::map<int64_t, int64_t> by_client_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Regions
@@ -158,14 +162,14 @@ absl::StatusOr<std::shared_ptr<const Region>> RegionTable::Create(RegionKind kin
   if (!memory.ok()) return give_back(memory.status());
   auto region = std::make_shared<Region>(RegionHandle::Random(), kind, *std::move(memory),
                                          *std::move(reservation), account_);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   regions_.emplace(region->handle(), Entry{region, false, MonotonicNow()});
   return region;
 }
 
 absl::StatusOr<std::shared_ptr<const Region>> RegionTable::Attach(const RegionHandle& handle,
                                                                   int64_t client) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = regions_.find(handle);
   if (it == regions_.end()) return Unknown("handle");
   Entry& entry = it->second;
@@ -181,7 +185,7 @@ absl::StatusOr<std::shared_ptr<const Region>> RegionTable::Attach(const RegionHa
 
 absl::StatusOr<std::shared_ptr<const Region>> RegionTable::Find(const RegionHandle& handle,
                                                                 absl::string_view field) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = regions_.find(handle);
   if (it == regions_.end() || !it->second.attached) return Unknown(field);
   return it->second.region;
@@ -189,7 +193,7 @@ absl::StatusOr<std::shared_ptr<const Region>> RegionTable::Find(const RegionHand
 
 absl::Status RegionTable::Drop(const RegionHandle& handle) {
   Entry dropped;  // freed without the lock
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = regions_.find(handle);
   if (it == regions_.end()) return Unknown("handle");
   dropped = std::move(it->second);
@@ -201,7 +205,7 @@ absl::Status RegionTable::Drop(const RegionHandle& handle) {
 void RegionTable::Expire() {
   std::vector<Entry> dropped;
   const absl::Time before = MonotonicNow() - limits_.attach_timeout;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto it = regions_.begin(); it != regions_.end();) {
     if (it->second.attached || it->second.created > before) {
       ++it;

@@ -7,13 +7,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/common/region_handle.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_memory.h"
@@ -98,8 +99,8 @@ class RegionTable {
   const std::shared_ptr<MemoryBudget> budget_;
   const std::shared_ptr<RegionAccount> account_;
 
-  mutable std::mutex mutex_;
-  std::unordered_map<RegionHandle, Entry, RegionHandle::Hash> regions_;
+  mutable Mutex mutex_;
+  std::unordered_map<RegionHandle, Entry, RegionHandle::Hash> regions_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lossd::engine

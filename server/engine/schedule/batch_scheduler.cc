@@ -23,10 +23,10 @@ BatchScheduler::BatchScheduler(Device* device, absl::Duration batching_window, D
 BatchScheduler::~BatchScheduler() {
   Flush();  // waits for no batching window
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -76,10 +76,10 @@ void BatchScheduler::Flush() {
 
 void BatchScheduler::Add(Arrival arrival) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     arrivals_.push_back(std::move(arrival));
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
 }
 
 void BatchScheduler::Run() {
@@ -99,22 +99,23 @@ BatchQueue::Step BatchScheduler::Turn() {
 }
 
 std::vector<BatchScheduler::Arrival> BatchScheduler::TakeArrivals() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(arrivals_, {});
 }
 
+bool BatchScheduler::OverLocked() const { return stopping_ && arrivals_.empty() && queue_.Empty(); }
+
 bool BatchScheduler::Wait(Clock::time_point look_again) {
-  std::unique_lock lock(mutex_);
-  const auto over = [this] { return stopping_ && arrivals_.empty() && queue_.Empty(); };
-  const auto woken = [&] { return !arrivals_.empty() || over(); };
-  if (device_->BatchesUnderWay() > 0) {
-    wake_.wait_for(lock, kPollInterval, woken);
-  } else if (look_again != Clock::time_point::max()) {
-    wake_.wait_until(lock, look_again, woken);
-  } else {
-    wake_.wait(lock, woken);
+  const MutexLock lock(mutex_);
+  const Clock::time_point until = device_->BatchesUnderWay() > 0 ? Clock::now() + kPollInterval : look_again;
+  while (arrivals_.empty() && !OverLocked()) {
+    if (until == Clock::time_point::max()) {
+      wake_.Wait(mutex_);
+    } else if (wake_.WaitUntil(mutex_, until) == std::cv_status::timeout) {
+      break;
+    }
   }
-  return !over();
+  return !OverLocked();
 }
 
 }  // namespace lossd::engine

@@ -7,14 +7,14 @@
 #ifndef LOSSD_SERVER_ENGINE_SCHEDULE_BATCH_SCHEDULER_H_
 #define LOSSD_SERVER_ENGINE_SCHEDULE_BATCH_SCHEDULER_H_
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/schedule/batch_queue.h"
 
@@ -72,15 +72,17 @@ class BatchScheduler {
   std::vector<Arrival> TakeArrivals();
   // Until something arrives, or may have changed on the device or by the clock. False if it is over.
   bool Wait(BatchQueue::Clock::time_point look_again);
+  // There is nothing to do, and nothing more will come. The device thread's.
+  bool OverLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Device* const device_;
   const DeviceLoop loop_;
   BatchQueue queue_;  // the device thread's
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<Arrival> arrivals_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  std::vector<Arrival> arrivals_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last: starts when everything else is there; none of DeviceLoop::kByCaller
 };
 

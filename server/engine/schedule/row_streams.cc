@@ -9,23 +9,23 @@ std::shared_ptr<const void> RowStreams::Take(const std::string& head, int64_t by
 }
 
 RowStreamUsage RowStreams::Total() const {
-  const std::lock_guard lock(table_->mutex);
+  const MutexLock lock(table_->mutex);
   return table_->total;
 }
 
 RowStreamUsage RowStreams::Of(const std::string& head) const {
-  const std::lock_guard lock(table_->mutex);
+  const MutexLock lock(table_->mutex);
   const auto found = table_->heads.find(head);
   return found == table_->heads.end() ? RowStreamUsage() : found->second;
 }
 
 std::map<std::string, RowStreamUsage> RowStreams::ByHead() const {
-  const std::lock_guard lock(table_->mutex);
+  const MutexLock lock(table_->mutex);
   return table_->heads;
 }
 
 void RowStreams::Table::Add(const std::string& head, int64_t streams, int64_t bytes) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   total.streams += streams;
   total.bytes += bytes;
   RowStreamUsage& usage = heads[head];

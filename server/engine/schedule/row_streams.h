@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "server/engine/common/mutex.h"
 
 namespace lossd::engine {
 
@@ -30,9 +32,9 @@ class RowStreams {
   struct Table {
     void Add(const std::string& head, int64_t streams, int64_t bytes);
 
-    std::mutex mutex;
-    RowStreamUsage total;                         // guarded by mutex
-    std::map<std::string, RowStreamUsage> heads;  // guarded by mutex
+    Mutex mutex;
+    RowStreamUsage total ABSL_GUARDED_BY(mutex);
+    std::map<std::string, RowStreamUsage> heads ABSL_GUARDED_BY(mutex);
   };
 
   const std::shared_ptr<Table> table_ = std::make_shared<Table>();

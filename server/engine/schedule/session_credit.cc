@@ -5,26 +5,26 @@
 namespace lossd::engine {
 
 bool SessionCredit::MayTake(const void* who, Waiter waiter) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (taken_ < limit_) return true;
   waiters_.insert_or_assign(who, std::move(waiter));
   return false;
 }
 
 void SessionCredit::Forget(const void* who) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   waiters_.erase(who);
 }
 
 void SessionCredit::Take(int64_t bytes) {
   *total_ += bytes;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   taken_ += bytes;
 }
 
 std::vector<SessionCredit::Waiter> SessionCredit::Return(int64_t bytes) {
   *total_ -= bytes;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   taken_ -= bytes;
   if (taken_ >= limit_) return {};
   std::vector<Waiter> woken;

@@ -8,10 +8,11 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "server/engine/common/counters.h"
+#include "server/engine/common/mutex.h"
 
 namespace lossd::engine {
 
@@ -39,9 +40,9 @@ class SessionCredit {
  private:
   const int64_t limit_;
   Gauge* const total_;
-  std::mutex mutex_;
-  int64_t taken_ = 0;
-  std::map<const void*, Waiter> waiters_;
+  Mutex mutex_;
+  int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<const void*, Waiter> waiters_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lossd::engine

@@ -89,7 +89,7 @@ absl::Status CudaBackend::PrepareTeacher(const HeadBackend& backend) {
   }
   Result result(cudaSetDevice(device_->index), "cudaSetDevice");
   if (result.ok()) {
-    const std::lock_guard lock(device_->workspace_turn);
+    const MutexLock lock(device_->workspace_turn);
     // Behind every batch that was started: they use the workspace and dW in this stream alone.
     result = step_.LoadTeacherProducts(weights_.data(), static_cast<float*>(own_.dw.data()), teacher,
                                        device_->pipeline.computing());
@@ -129,7 +129,7 @@ Result CudaBackend::Enqueue(const BatchKey& kind, const CudaSlot& slot) {
     batch.distillation = kind.teacher.distillation;
   }
   {
-    const std::lock_guard lock(device_->workspace_turn);
+    const MutexLock lock(device_->workspace_turn);
     LOSSD_CUDA_PASS_ON(step_.Run(batch, pipeline.computing(), slot.ready.get()));
   }
   if (batch.weight_gradient != kernels::WeightGradient::kNone) NoteAdded(kind);

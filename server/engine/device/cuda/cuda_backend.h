@@ -5,15 +5,16 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "kernels/cuda/linear_cross_entropy.h"
 #include "kernels/cuda/memory/owners.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/cuda/portable/cublas_lt.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/device/cuda/cuda_pipeline.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/optimizer_state.h"
@@ -33,7 +34,7 @@ struct SharedCuda {
   kernels::cuda::DeviceBuffer tallies;    // the same; TallyBytes
   // Held while a user of the workspace puts its work on that stream: a batch, and a head that is created by
   // another thread, must not come between each other's.
-  std::mutex workspace_turn;
+  Mutex workspace_turn;
   CudaPipeline pipeline;
   std::unique_ptr<kernels::cuda::CublasLt> library;  // null if it is not there
   std::string why_no_library;
@@ -150,7 +151,8 @@ class CudaBackend : public HeadBackend {
 
   kernels::cuda::Result Enqueue(const BatchKey& kind, const CudaSlot& slot);
   // Some of the rows, up to their way back.
-  kernels::cuda::Result EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const;
+  kernels::cuda::Result EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(device_->workspace_turn);
   // As a teacher, with no hidden states yet.
   kernels::cuda::TeacherHead AsTeacher() const;
   // As it will be, as far as the kind says it.

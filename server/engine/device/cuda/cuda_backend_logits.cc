@@ -30,7 +30,7 @@ absl::Status CudaBackend::Logits(const LogitRows& rows) {
   const int64_t most = step_.PlacesOfLogits(rows.outputs.top_k).most_rows;
   for (int64_t first = 0; result.ok() && first < rows.rows; first += most) {
     // Until everything of these rows is enqueued nobody else may put work between.
-    const std::lock_guard lock(device_->workspace_turn);
+    const MutexLock lock(device_->workspace_turn);
     result = EnqueueLogits(rows, first, std::min(most, rows.rows - first));
   }
   return Finished(result);

@@ -72,7 +72,7 @@ Result CudaBackend::Allocate() {
   LOSSD_CUDA_TRY(cudaStreamSynchronize(nullptr));
   cudaStream_t stream = device_->pipeline.computing();
   {
-    const std::lock_guard lock(device_->workspace_turn);
+    const MutexLock lock(device_->workspace_turn);
     LOSSD_CUDA_PASS_ON(
         step_.LoadLibraryProducts(weights_.data(), static_cast<float*>(own_.dw.data()), stream));
   }

@@ -17,7 +17,7 @@ Result PinnedPool::Create(int64_t bytes, std::shared_ptr<PinnedPool>* pool) {
 std::optional<ResultBytes> PinnedPool::Take(int64_t bytes) {
   std::optional<int64_t> offset;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     offset = arena_.Take(bytes);
   }
   if (!offset.has_value()) return std::nullopt;
@@ -28,12 +28,12 @@ std::optional<ResultBytes> PinnedPool::Take(int64_t bytes) {
 }
 
 PoolUsage PinnedPool::usage() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return arena_.usage();
 }
 
 void PinnedPool::Give(std::byte* data, int64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   arena_.Give(data - static_cast<std::byte*>(memory_.data()), bytes);
 }
 

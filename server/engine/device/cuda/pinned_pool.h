@@ -4,11 +4,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include "absl/base/thread_annotations.h"
 #include "kernels/cuda/memory/owners.h"
 #include "kernels/cuda/memory/result.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/memory/arena.h"
 #include "server/engine/memory/payload.h"
 
@@ -28,8 +29,8 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   void Give(std::byte* data, int64_t bytes);
 
   const kernels::cuda::PinnedBuffer memory_;
-  mutable std::mutex mutex_;
-  Arena arena_;
+  mutable Mutex mutex_;
+  Arena arena_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lossd::engine

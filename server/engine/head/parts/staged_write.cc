@@ -54,7 +54,7 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
                                 "] of ", kernels::Name(type), " are ", bytes));
   }
   if (absl::Status status = CheckBias(rows, bias); !status.ok()) return status;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (taken_) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
@@ -75,12 +75,12 @@ absl::Status StagedWrite::Write(int64_t first_row, int64_t rows, kernels::DataTy
 }
 
 int64_t StagedWrite::rows() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return config_.vocab_size - missing_;
 }
 
 absl::Status StagedWrite::CheckComplete() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (missing_ == 0) return absl::OkStatus();
   const auto first = std::find(present_.begin(), present_.end(), false) - present_.begin();
   return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kWeightWrite, "write_id",
@@ -89,7 +89,7 @@ absl::Status StagedWrite::CheckComplete() const {
 }
 
 WeightBuffers StagedWrite::Take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   taken_ = true;
   return std::move(buffers_);
 }

@@ -4,13 +4,14 @@
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_STAGED_WRITE_H_
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "server/engine/chunk/head_config.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/device/weight_buffers.h"
 
 namespace lossd::engine {
@@ -46,11 +47,11 @@ class StagedWrite {
   const std::string key_;
   const HeadConfig config_;
 
-  mutable std::mutex mutex_;
-  WeightBuffers buffers_;
-  bool taken_ = false;
-  std::vector<bool> present_;
-  int64_t missing_;
+  mutable Mutex mutex_;
+  WeightBuffers buffers_ ABSL_GUARDED_BY(mutex_);
+  bool taken_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<bool> present_ ABSL_GUARDED_BY(mutex_);
+  int64_t missing_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lossd::engine
