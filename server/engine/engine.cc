@@ -41,7 +41,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options,
   auto reservation = engine->budget_->Reserve("", "the device", engine->device_->SharedMemory());
   if (!reservation.ok()) return reservation.status();
   engine->device_reservation_ = *std::move(reservation);
-  engine->MeasureCheckpoints();
+  {
+    const MutexLock measuring(engine->checkpoint_mutex_);
+    engine->MeasureCheckpoints();
+  }
   return engine;
 }
 
@@ -75,7 +78,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status status = Validate(config); !status.ok()) return status;
   // One creation at a time; the map's lock is not held while memory is taken, which may need seconds.
-  const std::lock_guard creating(create_mutex_);
+  const MutexLock creating(create_mutex_);
   if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHead(config.name); existing.ok()) {
     const HeadConfig& have = (*existing)->config();
     if (have == config) return existing;
@@ -116,7 +119,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   };
   auto head =
       std::make_shared<Head>(config, std::move(environment), *std::move(backend), *std::move(reservation));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   heads_.emplace(config.name, head);
   return head;
 }
@@ -124,7 +127,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
 absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard,
                                 std::function<void()> released) {
   if (options_.checkpoints == nullptr) return RemoveHead(name, discard, std::move(released));
-  const std::lock_guard deleting(checkpoint_mutex_);  // no save would make it live again, no restore fill it
+  const MutexLock deleting(checkpoint_mutex_);  // no save would make it live again, no restore fill it
   const absl::StatusOr<std::shared_ptr<Head>> head = FindHead(name);
   if (!head.ok()) return head.status();
   if (absl::Status may = (*head)->CheckDiscard(discard); !may.ok()) return may;
@@ -140,7 +143,7 @@ absl::Status Engine::RemoveHead(const std::string& name, DiscardGradient discard
                                 std::function<void()> released) {
   std::shared_ptr<Head> head;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto it = heads_.find(name);
     if (it == heads_.end()) return UnknownHead(name);
     const absl::Status deleted = MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownHead, "head",
@@ -162,14 +165,14 @@ absl::Status Engine::RemoveHead(const std::string& name, DiscardGradient discard
 }
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::FindHead(const std::string& name) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = heads_.find(name);
   if (it == heads_.end()) return UnknownHead(name);
   return it->second;
 }
 
 std::vector<std::shared_ptr<Head>> Engine::Heads() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<std::shared_ptr<Head>> heads;
   heads.reserve(heads_.size());
   for (const auto& [name, head] : heads_) heads.push_back(head);
@@ -191,20 +194,24 @@ absl::StatusOr<OpenedSession> Engine::OpenSession(const std::string& head_name, 
     return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "lanes",
                      absl::StrCat("lanes is ", lanes, "; it must be in [1, ", options_.max_lanes, "]"));
   }
-  std::unique_lock<std::mutex> creating;
-  std::shared_ptr<Head> of_memory;
-  SessionMemory memory;
-  if (deterministic == Deterministic::kYes) {
-    // Taken before, and without the other lock: it may need seconds.
-    creating = std::unique_lock(create_mutex_);
-    absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head_name);
-    if (!found.ok()) return found.status();
-    of_memory = *std::move(found);
-    absl::StatusOr<SessionMemory> taken = MemoryOf(*of_memory, client_key, rank);
-    if (!taken.ok()) return taken.status();
-    memory = *std::move(taken);
+  if (deterministic == Deterministic::kNo) {
+    return OpenSessionWith({}, nullptr, head_name, client_key, rank, lanes, deterministic);
   }
-  const std::lock_guard lock(mutex_);
+  // The memory is taken before, and without the map's lock: it may need seconds.
+  const MutexLock creating(create_mutex_);
+  const absl::StatusOr<std::shared_ptr<Head>> of_memory = FindHead(head_name);
+  if (!of_memory.ok()) return of_memory.status();
+  absl::StatusOr<SessionMemory> memory = MemoryOf(**of_memory, client_key, rank);
+  if (!memory.ok()) return memory.status();
+  return OpenSessionWith(*std::move(memory), *of_memory, head_name, client_key, rank, lanes, deterministic);
+}
+
+absl::StatusOr<OpenedSession> Engine::OpenSessionWith(SessionMemory memory,
+                                                      const std::shared_ptr<Head>& of_memory,
+                                                      const std::string& head_name,
+                                                      const std::string& client_key, int32_t rank,
+                                                      int32_t lanes, Deterministic deterministic) {
+  const MutexLock lock(mutex_);
   const auto it = heads_.find(head_name);
   if (it == heads_.end() || (of_memory != nullptr && it->second != of_memory)) return UnknownHead(head_name);
   const std::shared_ptr<Head>& head = it->second;
@@ -276,7 +283,7 @@ absl::Status Engine::CloseSession(const std::string& session_id) {
 absl::Status Engine::CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since) {
   std::shared_ptr<Head> head;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto it = sessions_.find(session_id);
     if (it == sessions_.end()) {
       return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownSession, "session_id",
@@ -286,7 +293,7 @@ absl::Status Engine::CloseSession(const std::string& session_id, std::optional<a
   }
   // Closed at the head first: until then OpenSession may hand it out, which a later look at idle_since sees.
   if (absl::Status status = head->CloseSession(session_id, idle_since); !status.ok()) return status;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto it = sessions_.find(session_id); it != sessions_.end()) {
     staging_reserved_ -= it->second.credit->limit();
     sessions_.erase(it);
@@ -304,7 +311,7 @@ absl::StatusOr<FoundSession> Engine::FindSession(const std::string& session_id,
     AttachPosition(&status, Position{incarnation_, 0, {}});
     return status;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) {
     return MakeError(absl::StatusCode::kNotFound, RejectReason::kUnknownSession, "session_id",
@@ -330,7 +337,7 @@ int64_t Engine::StagingOfLocked(const Head* head) const {
 }
 
 std::map<std::string, int64_t> Engine::StagingByHead() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::map<std::string, int64_t> staging;
   for (const auto& [name, head] : heads_) staging[name] = 0;
   for (const auto& [id, session] : sessions_) {
@@ -349,7 +356,7 @@ absl::Status Engine::CheckStreams(absl::string_view field) {
 
 absl::StatusOr<std::shared_ptr<const void>> Engine::TakeRowStream(const Head& head, int64_t bytes) {
   const std::string& name = head.config().name;
-  const std::lock_guard lock(mutex_);  // nobody else looks for room meanwhile
+  const MutexLock lock(mutex_);  // nobody else looks for room meanwhile
   const RowStreamUsage of_head = row_streams_.Of(name);
   if (of_head.streams == 0) return row_streams_.Take(name, bytes);
   if (absl::Status streams = CheckStreams("head"); !streams.ok()) return streams;
@@ -373,12 +380,12 @@ absl::StatusOr<std::shared_ptr<const void>> Engine::TakeRowStream(const Head& he
 }
 
 int64_t Engine::staging_reserved() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return staging_reserved_;
 }
 
 int64_t Engine::sessions() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return static_cast<int64_t>(sessions_.size());
 }
 

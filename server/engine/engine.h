@@ -10,12 +10,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -23,6 +23,7 @@
 #include "server/engine/checkpoint/checkpoint.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/common/counters.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/common/retry_slots.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/staging.h"
@@ -139,8 +140,8 @@ class Engine {
   // for the disk, and for those that are being saved or restored.
   absl::Status DeleteHead(
       const std::string& name, DiscardGradient discard, std::function<void()> released = [] {});
-  absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) const;
-  std::vector<std::shared_ptr<Head>> Heads() const;
+  absl::StatusOr<std::shared_ptr<Head>> FindHead(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<std::shared_ptr<Head>> Heads() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   absl::StatusOr<OpenedSession> OpenSession(const std::string& head, const std::string& client_key,
                                             int32_t rank, int32_t lanes,
@@ -197,28 +198,42 @@ class Engine {
  private:
   Engine(EngineOptions options, std::unique_ptr<Device> device);
 
+  // What OpenSession does once it has found what a deterministic session needs: the memory, for the head that
+  // it was taken of.
+  absl::StatusOr<OpenedSession> OpenSessionWith(SessionMemory memory, const std::shared_ptr<Head>& of_memory,
+                                                const std::string& head_name, const std::string& client_key,
+                                                int32_t rank, int32_t lanes, Deterministic deterministic)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The head, and nothing of what the disk has of it.
-  absl::Status RemoveHead(const std::string& name, DiscardGradient discard, std::function<void()> released);
-  absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since);
+  absl::Status RemoveHead(const std::string& name, DiscardGradient discard, std::function<void()> released)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CloseSession(const std::string& session_id, std::optional<absl::Time> idle_since)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // What the session needs if it is a new one: a gradient, and memory for tiles. Nothing for frozen heads.
-  absl::StatusOr<SessionMemory> MemoryOf(Head& head, const std::string& client_key, int32_t rank);
-  // With create_mutex_ held.
-  absl::StatusOr<SessionMemory> TakeMemory(const HeadConfig& config);
-  // With checkpoint_mutex_ held.
-  absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as);
-  absl::StatusOr<SavedCheckpoint> SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as);
-  void DeleteBeyondKept(SavedCheckpoint* saved);
-  void MeasureCheckpoints();
-  absl::StatusOr<CheckpointInfo> Restore(CheckpointReader reader, Head::RestoreAs as);
-  absl::StatusOr<CheckpointInfo> RestoreUncounted(CheckpointReader reader, Head::RestoreAs as);
-  absl::StatusOr<std::vector<SessionMemory>> MissingMemory(const Head& head,
-                                                           const HeadCheckpoint& checkpoint);
+  absl::StatusOr<SessionMemory> MemoryOf(Head& head, const std::string& client_key, int32_t rank)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
+  absl::StatusOr<SessionMemory> TakeMemory(const HeadConfig& config)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
+  absl::StatusOr<SavedCheckpoint> Save(Head& head, const std::string& tag, Head::SaveAs as)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<SavedCheckpoint> SaveUncounted(Head& head, const std::string& tag, Head::SaveAs as)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  void DeleteBeyondKept(SavedCheckpoint* saved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  void MeasureCheckpoints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<CheckpointInfo> Restore(CheckpointReader reader, Head::RestoreAs as)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<CheckpointInfo> RestoreUncounted(CheckpointReader reader, Head::RestoreAs as)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  absl::StatusOr<std::vector<SessionMemory>> MissingMemory(const Head& head, const HeadCheckpoint& checkpoint)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(create_mutex_);
   absl::StatusOr<FileKeys> TryToRestore(Head& head, Head::RestoreAs as, const RestoreNumbers& numbers,
-                                        const std::shared_ptr<const CheckpointReader>& reader);
+                                        const std::shared_ptr<const CheckpointReader>& reader)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_) ABSL_LOCKS_EXCLUDED(create_mutex_);
   absl::Status RestoreTo(Head& head, const std::shared_ptr<const CheckpointReader>& reader,
-                         Head::RestoreAs as);
-  void AdoptSessions(const Head& head);
-  int64_t StagingOfLocked(const Head* head) const;
+                         Head::RestoreAs as) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_);
+  void AdoptSessions(const Head& head) ABSL_EXCLUSIVE_LOCKS_REQUIRED(checkpoint_mutex_)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  int64_t StagingOfLocked(const Head* head) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What a session with so many lanes may have under way.
   int64_t CreditOf(int32_t lanes) const;
 
@@ -241,12 +256,12 @@ class Engine {
   std::unique_ptr<MemoryReservation> device_reservation_;
   RegionTable regions_;
 
-  std::mutex checkpoint_mutex_;  // taken before the others
-  std::mutex create_mutex_;      // taken before the next
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Head>> heads_;
-  std::map<std::string, SessionEntry> sessions_;
-  int64_t staging_reserved_ = 0;  // credits of all sessions
+  Mutex checkpoint_mutex_ ABSL_ACQUIRED_BEFORE(create_mutex_, mutex_);
+  Mutex create_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<Head>> heads_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, SessionEntry> sessions_ ABSL_GUARDED_BY(mutex_);
+  int64_t staging_reserved_ ABSL_GUARDED_BY(mutex_) = 0;  // credits of all sessions
   RowStreams row_streams_;
   RetrySlots retry_slots_;
 

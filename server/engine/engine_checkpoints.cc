@@ -40,7 +40,7 @@ absl::StatusOr<SavedCheckpoint> Engine::SaveCheckpoint(const std::string& head, 
                                                        const CheckpointPast& expected) {
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
-  const std::lock_guard saving(checkpoint_mutex_);  // no restore meanwhile, and the head is not deleted
+  const MutexLock saving(checkpoint_mutex_);  // no restore meanwhile, and the head is not deleted
   const absl::StatusOr<std::shared_ptr<Head>> found = FindHead(head);
   if (!found.ok()) return found.status();
   const bool same_server = expected.incarnation.empty() || expected.incarnation == incarnation_;
@@ -82,7 +82,7 @@ void Engine::DeleteBeyondKept(SavedCheckpoint* saved) {
 absl::StatusOr<DeletedCheckpoint> Engine::DeleteCheckpoint(const std::string& head, const std::string& tag) {
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status named = CheckTag(tag); !named.ok()) return named;
-  const std::lock_guard deleting(checkpoint_mutex_);  // none is being saved or restored
+  const MutexLock deleting(checkpoint_mutex_);  // none is being saved or restored
   absl::StatusOr<DeletedCheckpoint> deleted = options_.checkpoints->Delete(head, tag);
   MeasureCheckpoints();
   return deleted;
@@ -133,7 +133,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreCheckpoint(const std::string& head
   if (options_.checkpoints == nullptr) return NoFolder();
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status named = CheckTag(tag); !tag.empty() && !named.ok()) return named;
-  const std::lock_guard restoring(checkpoint_mutex_);  // the head is not deleted meanwhile
+  const MutexLock restoring(checkpoint_mutex_);  // the head is not deleted meanwhile
   const absl::Time begun = absl::Now();
   absl::StatusOr<CheckpointReader> reader = options_.checkpoints->Find(head, tag);
   if (!reader.ok()) {
@@ -178,7 +178,7 @@ absl::StatusOr<CheckpointInfo> Engine::RestoreUncounted(CheckpointReader found, 
 // Memory for the checkpoint's deterministic sessions, beyond that which those of the head have.
 absl::StatusOr<std::vector<SessionMemory>> Engine::MissingMemory(const Head& head,
                                                                  const HeadCheckpoint& checkpoint) {
-  const std::lock_guard creating(create_mutex_);  // as everything that takes memory of the device
+  const MutexLock creating(create_mutex_);  // as everything that takes memory of the device
   std::vector<SessionMemory> memory;
   int64_t missing = -head.deterministic_sessions();
   for (const SessionCheckpoint& session : checkpoint.sessions) {
@@ -224,7 +224,7 @@ absl::Status Engine::RestoreTo(Head& head, const std::shared_ptr<const Checkpoin
 
 // Sessions are what the head says. They have credit even if it is more than is set aside: the server had it.
 void Engine::AdoptSessions(const Head& head) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::map<std::string, int32_t> open = head.OpenSessions();
   const auto found = heads_.find(head.config().name);
   if (found == heads_.end() || found->second.get() != &head) return;  // deleted meanwhile
@@ -247,13 +247,13 @@ void Engine::AdoptSessions(const Head& head) {
 
 absl::StatusOr<std::vector<CheckpointInfo>> Engine::ListCheckpoints(const std::string& head) {
   if (options_.checkpoints == nullptr) return NoFolder();
-  const std::lock_guard listing(checkpoint_mutex_);
+  const MutexLock listing(checkpoint_mutex_);
   return options_.checkpoints->List(head);
 }
 
 absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
   if (options_.checkpoints == nullptr) return NoFolder();
-  const std::lock_guard saving(checkpoint_mutex_);
+  const MutexLock saving(checkpoint_mutex_);
   DrainedHeads all;
   DrainRecord record{incarnation_, {}};
   for (const std::shared_ptr<Head>& head : Heads()) {
@@ -277,7 +277,7 @@ absl::StatusOr<DrainedHeads> Engine::SaveForDrain() {
 
 absl::StatusOr<std::vector<CheckpointInfo>> Engine::RestoreAtStart(const std::optional<DrainRecord>& drain) {
   if (options_.checkpoints == nullptr) return NoFolder();
-  const std::lock_guard restoring(checkpoint_mutex_);
+  const MutexLock restoring(checkpoint_mutex_);
   std::vector<std::string> names;
   if (drain.has_value()) {
     for (const auto& [name, saved_at] : drain->heads) names.push_back(name);
