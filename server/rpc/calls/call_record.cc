@@ -44,7 +44,7 @@ CallRecord::CallRecord(CallReports* reports, telemetry::RpcMethod* method,
 CallRecord::~CallRecord() {
   EndedCall call;
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     call = HowItEndedLocked();
   }
   reports_->End(method_, call);
@@ -52,29 +52,29 @@ CallRecord::~CallRecord() {
 
 void CallRecord::NoteRequest(const void* message) {
   if (audited_ == nullptr || message == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   AddFacts(audited_->request(message), &facts_);
 }
 
 void CallRecord::NoteResponse(const void* message) {
   if (audited_ == nullptr || message == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   AddFacts(audited_->response(message), &facts_);
 }
 
 void CallRecord::NoteStatus(const grpc::Status& status) {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   NotePeerLocked(status.error_code());
   status_ = status;
 }
 
 void CallRecord::NoteCancelledHere() {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   if (!cancelled_.has_value()) cancelled_here_ = true;  // otherwise it is over already
 }
 
 void CallRecord::NoteCancelled() {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   NotePeerLocked(grpc::StatusCode::CANCELLED);
   cancelled_ = Clock::now();
   late_ = *cancelled_ - begun_ >= patience_ - kTimerGrain;

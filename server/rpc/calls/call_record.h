@@ -7,12 +7,13 @@
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "server/engine/common/mutex.h"
 #include "server/rpc/calls/audit.h"
 #include "server/rpc/calls/call_reports.h"
 #include "server/telemetry/common/logging.h"
@@ -53,8 +54,8 @@ class CallRecord {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void NotePeerLocked(int code);
-  EndedCall HowItEndedLocked();
+  void NotePeerLocked(int code) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  EndedCall HowItEndedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   CallReports* const reports_;
   telemetry::RpcMethod* const method_;
@@ -66,13 +67,13 @@ class CallRecord {
   // Until the client's deadline: by a clock that nobody sets.
   const std::chrono::system_clock::duration patience_;
 
-  std::mutex mutex_;
-  std::string peer_;
-  std::vector<telemetry::LogField> facts_;
-  std::optional<grpc::Status> status_;
-  std::optional<Clock::time_point> cancelled_;
-  bool cancelled_here_ = false;
-  bool late_ = false;
+  engine::Mutex mutex_;
+  std::string peer_ ABSL_GUARDED_BY(mutex_);
+  std::vector<telemetry::LogField> facts_ ABSL_GUARDED_BY(mutex_);
+  std::optional<grpc::Status> status_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Clock::time_point> cancelled_ ABSL_GUARDED_BY(mutex_);
+  bool cancelled_here_ ABSL_GUARDED_BY(mutex_) = false;
+  bool late_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lossd::rpc

@@ -63,17 +63,17 @@ void CallReports::Refuse(std::string_view path, const EndedCall& call) {
 }
 
 std::optional<uint64_t> CallReports::TakeLine(LogLevel level) {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   return (level == LogLevel::kWarning ? warnings_ : others_).Take(std::chrono::steady_clock::now());
 }
 
 std::optional<uint64_t> CallReports::TakeAuditLine(int code) {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   return (code == grpc::StatusCode::OK ? audited_ : audited_failures_).Take(std::chrono::steady_clock::now());
 }
 
 std::optional<uint64_t> CallReports::TakeLineOf(const std::string& head) {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   auto limit = rejected_chunks_.find(head);
   if (limit == rejected_chunks_.end()) {
     if (rejected_chunks_.size() >= kMostHeads) rejected_chunks_.clear();

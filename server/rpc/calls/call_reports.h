@@ -8,13 +8,14 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "server/engine/common/mutex.h"
 #include "server/rpc/calls/open_calls.h"
 #include "server/rpc/calls/rate_limit.h"
 #include "server/telemetry/common/logging.h"
@@ -104,13 +105,13 @@ class CallReports {
   telemetry::ServiceCounters* const counters_;
   const TokenNames token_names_;
   OpenCalls open_calls_;
-  std::mutex mutex_;
-  RateLimit warnings_{kBurst, kPerSecond};
-  RateLimit others_{kBurst, kPerSecond};
+  engine::Mutex mutex_;
+  RateLimit warnings_ ABSL_GUARDED_BY(mutex_){kBurst, kPerSecond};
+  RateLimit others_ ABSL_GUARDED_BY(mutex_){kBurst, kPerSecond};
   // Limits of their own: calls that are not audited, or fail, leave none out that says what was done.
-  RateLimit audited_{kBurst, kPerSecond};
-  RateLimit audited_failures_{kBurst, kPerSecond};
-  std::map<std::string, RateLimit> rejected_chunks_;  // by head
+  RateLimit audited_ ABSL_GUARDED_BY(mutex_){kBurst, kPerSecond};
+  RateLimit audited_failures_ ABSL_GUARDED_BY(mutex_){kBurst, kPerSecond};
+  std::map<std::string, RateLimit> rejected_chunks_ ABSL_GUARDED_BY(mutex_);  // by head
 };
 
 }  // namespace lossd::rpc

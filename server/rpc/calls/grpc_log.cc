@@ -3,11 +3,12 @@
 #include <grpc/support/log.h>
 
 #include <chrono>
-#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "server/engine/common/mutex.h"
 #include "server/rpc/calls/call_reports.h"
 #include "server/rpc/calls/rate_limit.h"
 #include "server/telemetry/common/logging.h"
@@ -30,9 +31,9 @@ LogLevel LevelOf(gpr_log_severity severity) {
 }
 
 std::optional<uint64_t> TakeLine() {
-  static std::mutex mutex;
-  static RateLimit limit(CallReports::kBurst, CallReports::kPerSecond);
-  const std::lock_guard lock(mutex);
+  static engine::Mutex mutex;
+  static RateLimit limit ABSL_GUARDED_BY(mutex)(CallReports::kBurst, CallReports::kPerSecond);
+  const engine::MutexLock lock(mutex);
   return limit.Take(std::chrono::steady_clock::now());
 }
 

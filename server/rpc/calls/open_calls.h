@@ -3,9 +3,10 @@
 #define LOSSD_SERVER_RPC_CALLS_OPEN_CALLS_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
+
+#include "absl/base/thread_annotations.h"
+#include "server/engine/common/mutex.h"
 
 namespace lossd::rpc {
 
@@ -30,7 +31,7 @@ class OpenCalls {
     enum class Told { kNothing, kSending, kYes };
 
     OpenCalls* const calls_;
-    Told told_ = Told::kNothing;  // of the drain; guarded by the mutex of calls_
+    Told told_ ABSL_GUARDED_BY(calls_->mutex_) = Told::kNothing;  // of the drain
   };
 
   // A call of one of lossd's methods, from the moment gRPC takes it until gRPC is done with it.
@@ -49,14 +50,14 @@ class OpenCalls {
   void Stop();
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int64_t calls_ = 0;
-  std::chrono::steady_clock::time_point last_end_{};
-  int64_t watches_ = 0;
-  int64_t told_ = 0;  // of watches_
-  bool draining_ = false;
-  bool stopped_ = false;
+  engine::Mutex mutex_;
+  engine::CondVar changed_;
+  int64_t calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point last_end_ ABSL_GUARDED_BY(mutex_){};
+  int64_t watches_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t told_ ABSL_GUARDED_BY(mutex_) = 0;  // of watches_
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lossd::rpc

@@ -40,7 +40,7 @@ ComputeReactor::~ComputeReactor() { --engine_->counters().live_streams; }
 
 ComputeReactor::Guard::~Guard() {
   const std::vector<engine::SessionCredit::Waiter> woken = std::exchange(reactor_->to_be_woken_, {});
-  lock_.unlock();
+  reactor_->mutex_.Unlock();
   for (const auto& wake : woken) wake();
 }
 
@@ -55,6 +55,7 @@ void ComputeReactor::Start() {
 
 void ComputeReactor::OnReadDone(bool ok) {
   const absl::Status parsed = ok ? Parse(&request_bytes_, &request_) : absl::OkStatus();
+  bool attached = false;
   {
     const Guard guard(this);
     reading_ = false;
@@ -65,13 +66,14 @@ void ComputeReactor::OnReadDone(bool ok) {
       return;
     }
     submitting_ = true;  // no further read, and no end, until this message is dealt with
+    attached = attached_;
   }
   if (!parsed.ok()) {
     HandleMalformed(parsed);
   } else if (request_.message.has_chunk()) {
-    HandleChunk();
+    HandleChunk(attached);
   } else {
-    HandleStart();
+    HandleStart(attached);
   }
 }
 
@@ -82,10 +84,10 @@ void ComputeReactor::HandleMalformed(const absl::Status& status) {
   EndLocked(status, Ending::kAfterAnswers);
 }
 
-void ComputeReactor::HandleStart() {
+void ComputeReactor::HandleStart(bool attached) {
   absl::Status status;
   std::shared_ptr<engine::SessionCredit> credit;
-  if (attached_) {
+  if (attached) {
     status = Malformed("the stream has started; after start only chunk is expected");
   } else if (!request_.message.has_start()) {
     status = Malformed("the message holds neither start nor chunk");
@@ -136,11 +138,11 @@ void ComputeReactor::HandleStart() {
   if (cancelled) Detach();
 }
 
-void ComputeReactor::HandleChunk() {
+void ComputeReactor::HandleChunk(bool attached) {
   held_ = ToEngine(std::exchange(request_, {}));
   held_.timing = timing_;
   engine_->counters().payload_bytes_in += static_cast<uint64_t>(held_.payload_bytes());
-  if (!attached_) {
+  if (!attached) {
     const Guard guard(this);
     submitting_ = false;
     ++engine_->counters().chunks_refused;
@@ -197,7 +199,7 @@ void ComputeReactor::OnApplied(uint64_t applied) { Post(applied); }
 
 void ComputeReactor::Post(News news) {
   {
-    const std::lock_guard lock(news_mutex_);
+    const engine::MutexLock lock(news_mutex_);
     news_.push_back(std::move(news));
     if (std::exchange(taking_news_, true)) return;
   }
@@ -206,15 +208,20 @@ void ComputeReactor::Post(News news) {
 
 // One thread at a time, so that they stay in order.
 void ComputeReactor::TakeNews() {
-  std::unique_lock lock(news_mutex_);
-  while (!news_.empty()) {
-    News news = std::move(news_.front());
-    news_.pop_front();
-    lock.unlock();
-    std::visit([this](auto& content) { Take(std::move(content)); }, news);
-    lock.lock();
+  while (std::optional<News> news = NextNews()) {
+    std::visit([this](auto& content) { Take(std::move(content)); }, *news);
   }
-  taking_news_ = false;
+}
+
+std::optional<ComputeReactor::News> ComputeReactor::NextNews() {
+  const engine::MutexLock lock(news_mutex_);
+  if (news_.empty()) {
+    taking_news_ = false;
+    return std::nullopt;
+  }
+  News news = std::move(news_.front());
+  news_.pop_front();
+  return news;
 }
 
 void ComputeReactor::Take(engine::ChunkAnswer answer) {
@@ -409,7 +416,10 @@ void ComputeReactor::Detach() {
 
 void ComputeReactor::OnDone() {
   Detach();
-  if (credit_ != nullptr) credit_->Forget(this);
+  {
+    const engine::MutexLock lock(mutex_);
+    if (credit_ != nullptr) credit_->Forget(this);
+  }
   on_done_(this);
   record_.reset();
   self_.reset();  // may destroy this

@@ -18,14 +18,15 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "lossd/v1/loss.pb.h"
 #include "proto/wire/compute_wire.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/engine.h"
 #include "server/engine/head/head.h"
 #include "server/engine/schedule/session_credit.h"
@@ -79,16 +80,18 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     std::optional<absl::Time> ready = {};  // of a result with losses: since when it has been there
   };
   // Holds the stream's lock, and then, without it, wakes other streams of the session that wait for credit.
-  class Guard {
+  class ABSL_SCOPED_LOCKABLE Guard {
    public:
-    explicit Guard(ComputeReactor* reactor) : reactor_(reactor), lock_(reactor->mutex_) {}
-    ~Guard();
+    explicit Guard(ComputeReactor* reactor) ABSL_EXCLUSIVE_LOCK_FUNCTION(reactor->mutex_)
+        : reactor_(reactor) {
+      reactor_->mutex_.Lock();
+    }
+    ~Guard() ABSL_UNLOCK_FUNCTION();
     Guard(const Guard&) = delete;
     Guard& operator=(const Guard&) = delete;
 
    private:
     ComputeReactor* const reactor_;
-    std::unique_lock<std::mutex> lock_;
   };
 
   // What the engine told: an answer, or how far dW has come.
@@ -96,22 +99,25 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   void Post(News news);
   void TakeNews();
+  // The oldest; none if there is no more, and then whoever posts the next one has it taken.
+  std::optional<News> NextNews() ABSL_LOCKS_EXCLUDED(news_mutex_);
   void Take(engine::ChunkAnswer answer);
   void Take(uint64_t applied);
   void ReportRejected(const engine::ChunkAnswer& answer) const;
   void HandleMalformed(const absl::Status& status);
-  void HandleStart();
-  void HandleChunk();
+  // `attached`: whether an earlier message has attached the stream.
+  void HandleStart(bool attached);
+  void HandleChunk(bool attached);
   void SubmitHeld();
-  void EndLocked(const absl::Status& status, Ending ending);
-  void FinishLocked(const grpc::Status& status);
+  void EndLocked(const absl::Status& status, Ending ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Starts whatever can be started now: a write, a read, or the end.
-  void PumpLocked();
-  bool SettledLocked() const;
-  void WriteLocked(Response response);
-  void ForgetAnswersLocked();
-  bool MayReadLocked();
-  void ReturnCreditLocked(int64_t bytes);
+  void PumpLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool SettledLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteLocked(Response response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetAnswersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayReadLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReturnCreditLocked(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The session's credit may suffice again.
   void Resume();
   void Detach();
@@ -134,34 +140,35 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   engine::Timing timing_ = engine::Timing::kNone;
   engine::Chunk held_;  // being submitted, perhaps waiting for the window
 
-  std::mutex news_mutex_;  // held for moments; never with the other one
-  std::deque<News> news_;
-  bool taking_news_ = false;  // somebody does
+  engine::Mutex news_mutex_;  // held for moments; never with the other one
+  std::deque<News> news_ ABSL_GUARDED_BY(news_mutex_);
+  bool taking_news_ ABSL_GUARDED_BY(news_mutex_) = false;  // somebody does
 
-  std::mutex mutex_;
-  std::shared_ptr<engine::SessionCredit> credit_;           // null until attached
-  std::vector<engine::SessionCredit::Waiter> to_be_woken_;  // by the guard
-  bool awaiting_credit_ = false;
-  bool attached_ = false;
-  bool detached_ = false;
-  bool reading_ = false;
-  bool submitting_ = false;
-  bool half_closed_ = false;
-  bool writing_ = false;
-  bool finished_ = false;
-  bool stuck_ = false;  // when it was last looked at
-  std::optional<grpc::Status> ending_;
-  bool at_once_ = false;  // ends without waiting for answers
+  engine::Mutex mutex_;
+  std::shared_ptr<engine::SessionCredit> credit_ ABSL_GUARDED_BY(mutex_);           // null until attached
+  std::vector<engine::SessionCredit::Waiter> to_be_woken_ ABSL_GUARDED_BY(mutex_);  // by the guard
+  bool awaiting_credit_ ABSL_GUARDED_BY(mutex_) = false;
+  bool attached_ ABSL_GUARDED_BY(mutex_) = false;
+  bool detached_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool submitting_ ABSL_GUARDED_BY(mutex_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stuck_ ABSL_GUARDED_BY(mutex_) = false;  // when it was last looked at
+  std::optional<grpc::Status> ending_ ABSL_GUARDED_BY(mutex_);
+  bool at_once_ ABSL_GUARDED_BY(mutex_) = false;  // ends without waiting for answers
 
-  grpc::ByteBuffer response_bytes_;  // being written
-  bool response_is_result_ = false;
-  std::optional<absl::Time> response_ready_;
-  std::deque<Response> answers_;  // to be written
-  std::deque<int64_t> costs_;     // of chunks taken and not yet answered on the wire, in order
-  int64_t outstanding_bytes_ = 0;
-  uint64_t last_taken_ = 0;  // highest numbered sequence this stream had taken
-  uint64_t applied_ = 0;
-  uint64_t applied_written_ = 0;
+  grpc::ByteBuffer response_bytes_ ABSL_GUARDED_BY(mutex_);  // being written
+  bool response_is_result_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Time> response_ready_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Response> answers_ ABSL_GUARDED_BY(mutex_);  // to be written
+  // What chunks cost that were taken and not yet answered on the wire, in order.
+  std::deque<int64_t> costs_ ABSL_GUARDED_BY(mutex_);
+  int64_t outstanding_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_taken_ ABSL_GUARDED_BY(mutex_) = 0;  // highest numbered sequence this stream had taken
+  uint64_t applied_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t applied_written_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lossd::rpc

@@ -15,24 +15,24 @@ WorkerPool::WorkerPool(int threads) {
 
 WorkerPool::~WorkerPool() {
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_all();
+  wake_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
 void WorkerPool::Run(std::function<void()> task) {
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     tasks_.push_back(std::move(task));
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
 }
 
 absl::Status WorkerPool::TryRun(std::function<void()> task) {
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     if (tasks_.size() >= kMostWaiting) {
       absl::Status status = engine::MakeError(
           absl::StatusCode::kResourceExhausted, engine::RejectReason::kOverload, "",
@@ -42,22 +42,22 @@ absl::Status WorkerPool::TryRun(std::function<void()> task) {
     }
     tasks_.push_back(std::move(task));
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   return absl::OkStatus();
 }
 
 void WorkerPool::Work() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    std::function<void()> task = std::move(tasks_.front());
-    tasks_.pop_front();
-    lock.unlock();
-    task();
-    task = nullptr;  // what it holds is let go outside the lock
-    lock.lock();
-  }
+  // What a task holds is let go at the end of its turn, outside the lock.
+  while (const std::optional<std::function<void()>> task = Next()) (*task)();
+}
+
+std::optional<std::function<void()>> WorkerPool::Next() {
+  const engine::MutexLock lock(mutex_);
+  while (!stopping_ && tasks_.empty()) wake_.Wait(mutex_);
+  if (tasks_.empty()) return std::nullopt;
+  std::function<void()> task = std::move(tasks_.front());
+  tasks_.pop_front();
+  return task;
 }
 
 }  // namespace lossd::rpc

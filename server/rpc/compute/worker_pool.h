@@ -2,15 +2,16 @@
 #ifndef LOSSD_SERVER_RPC_COMPUTE_WORKER_POOL_H_
 #define LOSSD_SERVER_RPC_COMPUTE_WORKER_POOL_H_
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/common/retry_slots.h"
 
 namespace lossd::rpc {
@@ -34,11 +35,13 @@ class WorkerPool {
 
  private:
   void Work();
+  // Waits for one; none once the pool ends and nothing is left.
+  std::optional<std::function<void()>> Next() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> tasks_;
-  bool stopping_ = false;
+  engine::Mutex mutex_;
+  engine::CondVar wake_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   engine::RetrySlots retry_slots_;
   std::vector<std::thread> threads_;
 };

@@ -145,7 +145,7 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Comput
   const std::optional<TokenHash> token =
       access_ == nullptr ? std::nullopt : AccessControl::TokenOf(context->client_metadata());
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     streams_.emplace(reactor.get(), Stream{.reactor = reactor, .token = token});
   }
   reactor->Start();
@@ -187,7 +187,7 @@ grpc::ServerUnaryReactor* LossService::Logits(grpc::CallbackServerContext* /*con
 
 std::vector<std::shared_ptr<ComputeReactor>> LossService::Live() {
   std::vector<std::shared_ptr<ComputeReactor>> live;
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   for (const auto& [key, stream] : streams_) {
     if (std::shared_ptr<ComputeReactor> reactor = stream.reactor.lock()) live.push_back(std::move(reactor));
   }
@@ -202,7 +202,7 @@ void LossService::EndRevokedStreams() {
   // Not under the lock: a stream that ends takes it.
   std::vector<std::pair<std::shared_ptr<ComputeReactor>, grpc::Status>> revoked;
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     for (const auto& [key, stream] : streams_) {
       const grpc::Status status = CheckToken(access_.get(), stream.token);
       if (status.ok()) continue;
@@ -219,7 +219,7 @@ void LossService::CancelStuckStreams() {
 }
 
 void LossService::Forget(ComputeReactor* reactor) {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   streams_.erase(reactor);
 }
 

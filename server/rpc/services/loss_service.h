@@ -4,11 +4,12 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "lossd/v1/loss.grpc.pb.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/engine.h"
 #include "server/rpc/calls/call_reports.h"
 #include "server/rpc/compute/compute_reactor.h"
@@ -52,15 +53,16 @@ class LossService final : public StrictService<LossServiceCalls> {
     std::optional<TokenHash> token;
   };
 
-  std::vector<std::shared_ptr<ComputeReactor>> Live();
-  void Forget(ComputeReactor* reactor);
+  std::vector<std::shared_ptr<ComputeReactor>> Live() ABSL_LOCKS_EXCLUDED(mutex_);
+  // A stream's, when it is over.
+  void Forget(ComputeReactor* reactor) ABSL_LOCKS_EXCLUDED(mutex_);
 
   engine::Engine* const engine_;
   const std::shared_ptr<const AccessControl> access_;
   CallReports* const reports_;
   WorkerPool writers_;  // of all streams
-  std::mutex mutex_;
-  std::map<ComputeReactor*, Stream> streams_;
+  engine::Mutex mutex_;
+  std::map<ComputeReactor*, Stream> streams_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lossd::rpc

@@ -49,7 +49,7 @@ void RowStreamReactor::StartRead() {
 void RowStreamReactor::OnReadDone(int64_t rows, const absl::Status& status) {
   Actions actions;
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     reading_ = false;
     if (status.ok()) {
       next_ = source_.encode(row_, rows, SliceOf(std::exchange(data_, {})), std::exchange(bias_, {}));
@@ -57,7 +57,7 @@ void RowStreamReactor::OnReadDone(int64_t rows, const absl::Status& status) {
     } else if (error_.ok()) {
       error_ = source_.translate(status);
     }
-    actions = Advance();
+    actions = AdvanceLocked();
   }
   // gRPC holds no reference for this thread: with nothing to do, the object may be gone by now.
   if (!actions.Any()) return;
@@ -67,15 +67,15 @@ void RowStreamReactor::OnReadDone(int64_t rows, const absl::Status& status) {
 void RowStreamReactor::OnWriteDone(bool ok) {
   Actions actions;
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     writing_ = false;
     if (!ok && error_.ok()) error_ = grpc::Status(grpc::StatusCode::CANCELLED, "the client went away");
-    actions = Advance();
+    actions = AdvanceLocked();
   }
   Do(actions);
 }
 
-RowStreamReactor::Actions RowStreamReactor::Advance() {
+RowStreamReactor::Actions RowStreamReactor::AdvanceLocked() {
   Actions actions;
   if (finished_ || writing_) return actions;
   if (!error_.ok()) {

@@ -8,11 +8,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "server/engine/common/mutex.h"
 #include "server/engine/device/head_backend.h"
 #include "server/engine/device/weight_buffers.h"
 #include "server/engine/memory/payload.h"
@@ -68,9 +69,10 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
 
   void StartRead();
   void OnReadDone(int64_t rows, const absl::Status& status);
-  // Decides under `mutex_`, where the state changed that it is decided by.
-  Actions Advance();
-  void Do(const Actions& actions);
+  // Decides where the state changed that it is decided by.
+  Actions AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Without the mutex: any of them may call back at once.
+  void Do(const Actions& actions) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Source source_;
   int64_t row_ = 0;  // the first one that is not read yet
@@ -79,12 +81,12 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
   std::string bias_;
   grpc::ByteBuffer sent_;
 
-  std::mutex mutex_;
-  bool reading_ = false;
-  bool writing_ = false;
-  bool finished_ = false;
-  std::optional<grpc::ByteBuffer> next_;
-  grpc::Status error_;
+  engine::Mutex mutex_;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<grpc::ByteBuffer> next_ ABSL_GUARDED_BY(mutex_);
+  grpc::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lossd::rpc

@@ -62,7 +62,7 @@ std::string AccessControl::NameOf(const CallMetadata& metadata) const {
 }
 
 std::shared_ptr<const Tokens> AccessControl::Current() const {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   return tokens_;
 }
 
@@ -128,7 +128,7 @@ std::optional<absl::StatusOr<AccessControl::Loaded>> AccessControl::Poll(Look lo
                 .change = read->tokens.ChangeFrom(*Current()),
                 .warnings = std::move(read->warnings)};
   auto tokens = std::make_shared<const Tokens>(std::move(read->tokens));
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   tokens_ = std::move(tokens);
   return loaded;
 }

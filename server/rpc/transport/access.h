@@ -7,13 +7,14 @@
 #include <grpcpp/security/auth_metadata_processor.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "server/engine/common/mutex.h"
 #include "server/rpc/calls/call_record.h"
 #include "server/rpc/calls/call_reports.h"
 #include "server/rpc/transport/file_watch.h"
@@ -66,8 +67,8 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
   const std::unique_ptr<CallReports> reports_;  // null without counters
   FileWatch watch_;
   const Loaded loaded_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<const Tokens> tokens_;  // replaced as a whole
+  mutable engine::Mutex mutex_;
+  std::shared_ptr<const Tokens> tokens_ ABSL_GUARDED_BY(mutex_);  // replaced as a whole
 };
 
 }  // namespace lossd::rpc

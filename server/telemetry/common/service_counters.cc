@@ -56,13 +56,13 @@ std::string WithoutIds(std::string_view text) {
 
 void RecentErrors::Add(RecentError error) {
   error.message = WithoutIds(error.message);
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   errors_.push_front(std::move(error));
   if (errors_.size() > kMost) errors_.pop_back();
 }
 
 std::vector<RecentError> RecentErrors::Read() const {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   return {errors_.begin(), errors_.end()};
 }
 

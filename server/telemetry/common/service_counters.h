@@ -8,14 +8,15 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "server/engine/common/counters.h"
+#include "server/engine/common/mutex.h"
 
 namespace lossd::telemetry {
 
@@ -67,8 +68,8 @@ class RecentErrors {
   std::vector<RecentError> Read() const;  // newest first
 
  private:
-  mutable std::mutex mutex_;  // one that ThreadSanitizer knows
-  std::deque<RecentError> errors_;
+  mutable engine::Mutex mutex_;
+  std::deque<RecentError> errors_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Who was not let in, and the certificate.

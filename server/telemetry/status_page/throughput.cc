@@ -50,23 +50,26 @@ Throughput::Throughput(const engine::Counters* counters) : counters_(counters), 
 
 Throughput::~Throughput() {
   {
-    const std::lock_guard lock(mutex_);
+    const engine::MutexLock lock(mutex_);
     stopped_ = true;
   }
-  stopping_.notify_all();
+  stopping_.NotifyAll();
   thread_.join();
 }
 
 Throughput::Reading Throughput::Read() const {
-  const std::lock_guard lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   return {history_.Rates(kRecentSeconds), history_.TokensPerSecond()};
 }
 
 void Throughput::Run() {
-  std::unique_lock lock(mutex_);
+  const engine::MutexLock lock(mutex_);
   while (!stopped_) {
     history_.Add(Take(*counters_));
-    stopping_.wait_for(lock, kInterval, [this] { return stopped_; });
+    const auto next = std::chrono::steady_clock::now() + kInterval;
+    while (!stopped_) {
+      if (stopping_.WaitUntil(mutex_, next) == std::cv_status::timeout) break;
+    }
   }
 }
 

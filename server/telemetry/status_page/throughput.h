@@ -2,13 +2,13 @@
 #ifndef LOSSD_SERVER_TELEMETRY_STATUS_PAGE_THROUGHPUT_H_
 #define LOSSD_SERVER_TELEMETRY_STATUS_PAGE_THROUGHPUT_H_
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "server/engine/common/counters.h"
+#include "server/engine/common/mutex.h"
 
 namespace lossd::telemetry {
 
@@ -66,10 +66,10 @@ class Throughput {
   void Run();
 
   const engine::Counters* const counters_;
-  mutable std::mutex mutex_;
-  std::condition_variable stopping_;
-  bool stopped_ = false;
-  WorkHistory history_;
+  mutable engine::Mutex mutex_;
+  engine::CondVar stopping_;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  WorkHistory history_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses all of this
 };
 
