@@ -1,0 +1,485 @@
+#include "server/engine/head/parts/deterministic_tiles.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/engine/common/errors.h"
+
+namespace lossd::engine::deterministic_tiles_test {
+namespace {
+
+using Piece = DeterministicTiles::Piece;
+using Room = DeterministicTiles::Room;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Pair;
+using testing::SizeIs;
+
+constexpr int64_t kHidden = 1;
+constexpr int64_t kTile = 4;
+// Tiles of 4 tokens.
+constexpr ChunkLimits kLimits = {.max_chunk_bytes = kTile * kHidden * 4, .max_chunk_tokens = kTile};
+
+template <typename Value>
+std::vector<Value> Values(const std::string& bytes) {
+  std::vector<Value> values(bytes.size() / sizeof(Value));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+template <typename Value>
+void Append(std::string* bytes, Value value) {
+  bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+std::vector<float> Hidden(const Chunk& chunk) {
+  std::vector<float> values(static_cast<size_t>(chunk.hidden_states.size()) / sizeof(float));
+  Gather(chunk.hidden_states.parts(), reinterpret_cast<std::byte*>(values.data()));
+  return values;
+}
+
+// Tokens [place, place + tokens) of the window. The hidden state of a token is its place, its label 100 more.
+Chunk MakeChunk(int64_t place, int64_t tokens) {
+  Chunk chunk;
+  chunk.tokens = tokens;
+  chunk.window_token = place;
+  std::string hidden;
+  for (int64_t token = place; token < place + tokens; ++token) {
+    Append(&hidden, static_cast<float>(token));
+    Append(&chunk.labels, int64_t{100} + token);
+  }
+  chunk.hidden_states = Payload::Of(std::move(hidden));
+  return chunk;
+}
+
+// Their tokens, piece by piece.
+std::vector<std::vector<float>> Tokens(const std::vector<Piece>& pieces) {
+  std::vector<std::vector<float>> tokens;
+  for (const Piece& piece : pieces) tokens.push_back(Hidden(piece.chunk));
+  return tokens;
+}
+
+class DeterministicTilesTest : public testing::Test {
+ protected:
+  void Claim(const Chunk& chunk) {
+    ASSERT_EQ(tiles_.RoomFor(chunk), Room::kFree);
+    tiles_.Claim(chunk);
+  }
+  void Fill(Chunk chunk) {
+    const int64_t bytes = DeterministicTiles::Bytes(chunk);
+    tiles_.Fill(std::move(chunk), kind_, bytes);
+  }
+  void Add(Chunk chunk) {
+    Claim(chunk);
+    Fill(std::move(chunk));
+  }
+  void Add(int64_t place, int64_t tokens) { Add(MakeChunk(place, tokens)); }
+  void Finish(const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) tiles_.Done(piece);
+  }
+  Room RoomFor(int64_t place, int64_t tokens) const { return tiles_.RoomFor(MakeChunk(place, tokens)); }
+
+  DeterministicTiles tiles_{kLimits, kHidden};
+  BatchKey kind_;
+};
+
+TEST(DeterministicTiles, ATileFitsIntoAChunkOfAnyTypeAndIsAPowerOfTwo) {
+  const auto tile_tokens = [](int64_t bytes, int64_t tokens, int64_t hidden) {
+    return DeterministicTiles::TileTokens({.max_chunk_bytes = bytes, .max_chunk_tokens = tokens}, hidden);
+  };
+  EXPECT_EQ(tile_tokens(int64_t{1} << 40, 1 << 20, 1), 4096) << "never more, whatever the limits";
+  EXPECT_EQ(tile_tokens(int64_t{1} << 40, 100, 1), 64) << "no more than a chunk may have tokens";
+  EXPECT_EQ(tile_tokens(1600, 1 << 20, 4), 64) << "no more than a chunk of fp32 may have bytes";
+  EXPECT_EQ(tile_tokens(1, 1 << 20, 4), 1) << "at least one";
+}
+
+TEST_F(DeterministicTilesTest, ATileIsHandedOutOnceItIsFullAndThoseBeforeItWere) {
+  Add(4, 4);
+  EXPECT_THAT(tiles_.TakeComplete(), IsEmpty()) << "tile 0 comes first";
+  Add(1, 3);
+  EXPECT_THAT(tiles_.TakeComplete(), IsEmpty()) << "token 0 is missing";
+  Add(0, 1);
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7)));
+  EXPECT_THAT(tiles_.TakeComplete(), IsEmpty()) << "once";
+}
+
+TEST_F(DeterministicTilesTest, AClaimedPlaceFillsNoTile) {
+  Claim(MakeChunk(0, 2));
+  Add(2, 2);
+  EXPECT_THAT(tiles_.TakeComplete(), IsEmpty());
+  Fill(MakeChunk(0, 2));
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(0, 1, 2, 3)));
+}
+
+TEST_F(DeterministicTilesTest, AChunkThatCrossesABorderIsInBothTiles) {
+  Add(2, 4);
+  Add(0, 2);
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(0, 1, 2, 3)));
+  Add(6, 2);
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(4, 5, 6, 7)));
+}
+
+// What dW is made of: everything that a piece has.
+struct Product {
+  float gradient_scale = 0;
+  float label_smoothing = 0;
+  std::vector<float> hidden;
+  std::vector<int64_t> labels;
+  std::vector<float> token_weights;
+  std::vector<float> lse_gradients;
+
+  bool operator==(const Product&) const = default;
+};
+
+TEST_F(DeterministicTilesTest, TheProductsAreTheSameHoweverTokensAreCutAndWheneverTheyCome) {
+  constexpr int64_t kTokens = 26;  // the last tile has two
+  // What a token has depends on its place. Chunks end at 9 and at 18, where that changes.
+  const auto chunk_of = [](int64_t place, int64_t tokens) {
+    Chunk chunk = MakeChunk(place, tokens);
+    if (place >= 9) chunk.gradient_scale = 0.5f;
+    for (int64_t token = place; token < place + tokens; ++token) {
+      if (place < 18) Append(&chunk.token_weights, 1.0f + static_cast<float>(token));
+      if (place < 9) Append(&chunk.lse_gradients, -static_cast<float>(token));
+    }
+    return chunk;
+  };
+  const auto kind_of = [](int64_t place) {
+    BatchKey kind;
+    if (place >= 18) kind.options.label_smoothing = 0.1f;
+    return kind;
+  };
+  std::mt19937_64 random(1);
+  std::vector<Product> expected;
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE(round);
+    std::vector<std::pair<int64_t, int64_t>> cuts;
+    for (int64_t place = 0; place < kTokens;) {
+      const int64_t end = place < 9 ? 9 : place < 18 ? 18 : kTokens;
+      const auto most = round == 0 ? kTile : static_cast<int64_t>(random() % kTile) + 1;
+      cuts.emplace_back(place, std::min(most, end - place));
+      place += cuts.back().second;
+    }
+    if (round > 0) std::shuffle(cuts.begin(), cuts.end(), random);
+    DeterministicTiles tiles({.max_chunk_bytes = 1 << 20, .max_chunk_tokens = kTile}, kHidden);
+    std::vector<Product> products;
+    const auto take = [&](const std::vector<Piece>& pieces) {
+      for (const Piece& piece : pieces) {
+        EXPECT_EQ(piece.chunk.mode, ComputeMode::kWeightGradientOnly);
+        EXPECT_EQ(piece.chunk.tokens, std::ssize(Hidden(piece.chunk)));
+        products.push_back({piece.chunk.gradient_scale, piece.kind.options.label_smoothing,
+                            Hidden(piece.chunk), Values<int64_t>(piece.chunk.labels),
+                            Values<float>(piece.chunk.token_weights),
+                            Values<float>(piece.chunk.lse_gradients)});
+      }
+    };
+    for (const auto& [place, tokens] : cuts) {
+      Chunk chunk = chunk_of(place, tokens);
+      ASSERT_EQ(tiles.RoomFor(chunk), Room::kFree);
+      tiles.Claim(chunk);
+      const int64_t bytes = DeterministicTiles::Bytes(chunk);
+      tiles.Fill(std::move(chunk), kind_of(place), bytes);
+      if (random() % 2 == 0) take(tiles.TakeComplete());
+    }
+    take(tiles.TakeComplete());
+    take(tiles.TakeAll());
+    if (round == 0) expected = products;
+    ASSERT_EQ(products, expected);
+  }
+  // Seven tiles, two of which have a border within them.
+  EXPECT_THAT(expected, SizeIs(9));
+}
+
+TEST_F(DeterministicTilesTest, RowsAreOneProductIfTheyHaveAllButThemselvesInCommon) {
+  Chunk scaled = MakeChunk(1, 1);
+  scaled.gradient_scale = 2;
+  Chunk z_scaled = MakeChunk(2, 1);
+  z_scaled.options.z_gradient_scale = 3;
+  Add(0, 1);
+  Add(std::move(scaled));
+  Add(std::move(z_scaled));
+  kind_.options.label_smoothing = 0.1f;
+  Add(3, 1);
+  const std::vector<Piece> pieces = tiles_.TakeComplete();
+  EXPECT_THAT(Tokens(pieces), ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3)));
+  EXPECT_EQ(pieces[1].chunk.gradient_scale, 2);
+  EXPECT_EQ(pieces[2].chunk.options.z_gradient_scale, 3);
+  EXPECT_EQ(pieces[3].kind, kind_);
+}
+
+TEST_F(DeterministicTilesTest, ChunksWithAndWithoutValuesForTheirTokensShareAProduct) {
+  Chunk weighted = MakeChunk(1, 1);
+  Append(&weighted.token_weights, 7.0f);
+  Chunk with_lse = MakeChunk(2, 1);
+  Append(&with_lse.lse_gradients, 8.0f);
+  Add(0, 1);
+  Add(std::move(weighted));
+  Add(std::move(with_lse));
+  Add(3, 1);
+  const std::vector<Piece> pieces = tiles_.TakeComplete();
+  ASSERT_THAT(pieces, SizeIs(1));
+  EXPECT_THAT(Values<float>(pieces[0].chunk.token_weights), ElementsAre(1, 7, 1, 1));
+  EXPECT_THAT(Values<float>(pieces[0].chunk.lse_gradients), ElementsAre(0, 0, 8, 0));
+}
+
+TEST_F(DeterministicTilesTest, IgnoredRowsOfChunksStayIgnoredWhateverLabelMeansIt) {
+  Chunk first = MakeChunk(0, 2);
+  first.ignore_index = 101;  // token 1's label
+  Chunk second = MakeChunk(2, 2);
+  second.ignore_index = 102;
+  Add(std::move(first));
+  Add(std::move(second));
+  const std::vector<Piece> pieces = tiles_.TakeComplete();
+  ASSERT_THAT(pieces, SizeIs(1));
+  const int64_t ignored = pieces[0].chunk.ignore_index;
+  EXPECT_THAT(Values<int64_t>(pieces[0].chunk.labels), ElementsAre(100, ignored, ignored, 103));
+}
+
+TEST_F(DeterministicTilesTest, HiddenStatesInSeveralPartsAreCutWhereTheTilesAre) {
+  const std::vector<float> values = {3, 4, 5};
+  const ByteSpan bytes = std::as_bytes(std::span(values));
+  Chunk chunk = MakeChunk(3, 3);
+  chunk.hidden_states = Payload({bytes.first(2), bytes.subspan(2, 7), bytes.subspan(9)}, nullptr, 12);
+  Add(std::move(chunk));
+  EXPECT_THAT(Tokens(tiles_.TakeAll()), ElementsAre(ElementsAre(3), ElementsAre(4, 5)));
+}
+
+TEST_F(DeterministicTilesTest, MissingTokensHoldUpTheirTileUntilAllIsTaken) {
+  Add(0, 1);
+  Add(2, 2);
+  Add(9, 1);
+  EXPECT_THAT(tiles_.TakeComplete(), IsEmpty());
+  EXPECT_THAT(Tokens(tiles_.TakeAll()), ElementsAre(ElementsAre(0, 2, 3), ElementsAre(9)));
+  EXPECT_THAT(tiles_.TakeAll(), IsEmpty());
+}
+
+TEST_F(DeterministicTilesTest, WhatComesIntoATileThatWasTakenIsAProductOfItsOwn) {
+  Add(0, 3);
+  Add(4, 4);
+  Finish(tiles_.TakeAll());
+  EXPECT_EQ(RoomFor(1, 1), Room::kTaken) << "it is in dW";
+  Add(8, 4);
+  EXPECT_THAT(tiles_.TakeComplete(), IsEmpty());
+  Add(3, 1);
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(3), ElementsAre(8, 9, 10, 11)));
+}
+
+TEST_F(DeterministicTilesTest, APlaceIsTakenFromTheClaimToTheEndOfTheWindow) {
+  Claim(MakeChunk(10, 4));
+  for (const auto& [place, tokens] :
+       std::vector<std::pair<int64_t, int64_t>>{{10, 4}, {8, 3}, {13, 1}, {11, 2}, {9, 6}, {12, 4}}) {
+    EXPECT_EQ(RoomFor(place, tokens), Room::kTaken) << tokens << " from " << place << " on";
+  }
+  EXPECT_EQ(RoomFor(7, 3), Room::kFree);
+  EXPECT_EQ(RoomFor(14, 1), Room::kFree);
+  Fill(MakeChunk(10, 4));
+  EXPECT_EQ(RoomFor(10, 4), Room::kTaken) << "the same chunk again";
+  Finish(tiles_.TakeAll());
+  EXPECT_EQ(RoomFor(10, 4), Room::kTaken) << "it is in dW";
+  tiles_.BeginWindow();
+  EXPECT_EQ(RoomFor(10, 4), Room::kFree);
+}
+
+TEST_F(DeterministicTilesTest, ANewWindowBeginsAtTheFirstTile) {
+  Add(0, 4);
+  Add(4, 1);
+  Finish(tiles_.TakeComplete());
+  Finish(tiles_.TakeAll());
+  tiles_.BeginWindow();
+  Add(4, 4);
+  EXPECT_THAT(tiles_.TakeComplete(), IsEmpty());
+  Add(0, 4);
+  EXPECT_THAT(Tokens(tiles_.TakeComplete()), ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7)));
+}
+
+TEST_F(DeterministicTilesTest, AChunkThatGivesUpFreesItsPlaceAndNoOther) {
+  Claim(MakeChunk(1, 2));
+  Claim(MakeChunk(3, 2));
+  Claim(MakeChunk(5, 2));
+  tiles_.GiveUp(3, 2, DeterministicTiles::Bytes(MakeChunk(3, 2)));
+  EXPECT_EQ(RoomFor(3, 2), Room::kFree);
+  EXPECT_EQ(RoomFor(2, 1), Room::kTaken);
+  EXPECT_EQ(RoomFor(5, 1), Room::kTaken);
+  Claim(MakeChunk(3, 2));
+  EXPECT_EQ(RoomFor(3, 2), Room::kTaken);
+}
+
+// Claims and fills chunks of the largest size from tile 1 on until there is no room for one more; how many.
+int64_t FillFarTiles(DeterministicTiles* tiles) {
+  for (int64_t place = kTile;; place += kTile) {
+    Chunk chunk = MakeChunk(place, kTile);
+    if (tiles->RoomFor(chunk) != Room::kFree) return place / kTile - 1;
+    tiles->Claim(chunk);
+    const int64_t bytes = DeterministicTiles::Bytes(chunk);
+    tiles->Fill(std::move(chunk), {}, bytes);
+  }
+}
+
+TEST_F(DeterministicTilesTest, ChunksFarAheadAreRefusedBeforeTheyTakeTheRoomOfTheFirstTile) {
+  const int64_t taken = FillFarTiles(&tiles_);
+  EXPECT_EQ(taken, 4);
+  const int64_t next = (taken + 1) * kTile;
+  EXPECT_EQ(RoomFor(next, kTile), Room::kNone) << "only earlier chunks make room";
+  for (int64_t place = 0; place < kTile; ++place) Add(place, 1);
+  EXPECT_THAT(tiles_.TakeComplete(), SizeIs(5));
+}
+
+TEST_F(DeterministicTilesTest, AChunkWithoutRoomWaitsAsLongAsSomethingIsUnderWay) {
+  const int64_t far = (FillFarTiles(&tiles_) + 1) * kTile;
+  ASSERT_EQ(RoomFor(far, 4), Room::kNone);
+  Claim(MakeChunk(0, 4));
+  EXPECT_EQ(RoomFor(far, 4), Room::kLater) << "a chunk is claimed";
+  tiles_.GiveUp(0, 4, DeterministicTiles::Bytes(MakeChunk(0, 4)));
+  EXPECT_EQ(RoomFor(far, 4), Room::kNone);
+  Add(0, 4);
+  const std::vector<Piece> pieces = tiles_.TakeComplete();
+  ASSERT_THAT(pieces, SizeIs(5));
+  const int64_t farther = 30 * kTile;
+  EXPECT_EQ(RoomFor(farther, 4), Room::kLater) << "pieces are under way";
+  Finish({pieces[0], pieces[1]});
+  EXPECT_EQ(RoomFor(farther, 4), Room::kFree) << "and make room when they are done";
+}
+
+TEST_F(DeterministicTilesTest, TheMemoryOfAChunkIsFreeOnceAllOfItsPiecesAreDone) {
+  // As many as there is room for, each in two tiles.
+  for (int64_t place = 2; place < 18; place += kTile) Add(place, kTile);
+  EXPECT_EQ(RoomFor(40, kTile), Room::kNone);
+  const std::vector<Piece> halves = tiles_.TakeAll();
+  ASSERT_THAT(halves, SizeIs(5));
+  tiles_.Done(halves[0]);
+  EXPECT_EQ(RoomFor(40, kTile), Room::kLater) << "half of the first is under way";
+  tiles_.Done(halves[1]);
+  EXPECT_EQ(RoomFor(40, kTile), Room::kFree);
+}
+
+TEST_F(DeterministicTilesTest, NoOrderOfChunksTakesMoreMemoryThanIsReserved) {
+  constexpr int64_t kTokens = 400;
+  const int64_t reserved = DeterministicTiles::KeptBytes(kLimits, kHidden);
+  int64_t most = 0;
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    std::vector<Chunk> chunks;
+    const int64_t most_tokens = static_cast<int64_t>(seed % kTile) + 1;
+    for (int64_t place = 0; place < kTokens; place += chunks.back().tokens) {
+      const int64_t tokens = static_cast<int64_t>(random() % static_cast<uint64_t>(most_tokens)) + 1;
+      chunks.push_back(MakeChunk(place, std::min(tokens, kTokens - place)));
+    }
+    // As an adversary sends them: whatever is taken, the last one first.
+    std::reverse(chunks.begin(), chunks.end());
+    DeterministicTiles tiles(kLimits, kHidden);
+    int64_t kept = 0;
+    std::vector<std::pair<int64_t, int64_t>> waiting;  // the ends of the chunks in it, and their bytes
+    int64_t in_dw = 0;
+    while (!chunks.empty()) {
+      const auto next = std::find_if(chunks.begin(), chunks.end(),
+                                     [&](const Chunk& chunk) { return tiles.RoomFor(chunk) == Room::kFree; });
+      ASSERT_NE(next, chunks.end()) << "nothing is under way, and nothing fits";
+      Chunk chunk = std::move(*next);
+      chunks.erase(next);
+      const int64_t bytes = DeterministicTiles::Bytes(chunk);
+      waiting.emplace_back(*chunk.window_token + chunk.tokens, bytes);
+      kept += bytes;
+      most = std::max(most, kept);
+      ASSERT_LE(kept, reserved);
+      tiles.Claim(chunk);
+      tiles.Fill(std::move(chunk), {}, bytes);
+      for (const Piece& piece : tiles.TakeComplete()) {
+        in_dw += piece.chunk.tokens;
+        tiles.Done(piece);
+      }
+      // What lies in tiles that are done is kept no more.
+      std::erase_if(waiting, [&](const auto& end_and_bytes) {
+        if (end_and_bytes.first > in_dw) return false;
+        kept -= end_and_bytes.second;
+        return true;
+      });
+    }
+    EXPECT_EQ(in_dw, kTokens);
+  }
+  EXPECT_GT(most, reserved / 2) << "what is reserved is used";
+}
+
+// As if a checkpoint had been written and read: with memory of its own.
+DeterministicTiles::Content Copy(DeterministicTiles::Content content) {
+  for (Chunk& chunk : content.kept) chunk.hidden_states = chunk.hidden_states.Gathered();
+  return content;
+}
+
+TEST_F(DeterministicTilesTest, WhatIsCapturedGoesOnElsewhereAsItWould) {
+  Chunk smoothed = MakeChunk(6, 4);
+  smoothed.options.loss.label_smoothing = 0.1f;
+  smoothed.gradient_scale = 2;
+  Add(0, 4);
+  Finish(tiles_.TakeComplete());
+  Add(4, 1);
+  Finish(tiles_.TakeAll());
+  kind_.options.label_smoothing = 0.1f;
+  Add(std::move(smoothed));
+  const DeterministicTiles::Content content = Copy(tiles_.content({}));
+  EXPECT_EQ(content.next_tile, 1);
+  EXPECT_THAT(content.taken, ElementsAre(Pair(0, 5), Pair(6, 10)));
+  EXPECT_THAT(content.filled, ElementsAre(Pair(1, 3), Pair(2, 2)));
+  ASSERT_THAT(content.kept, SizeIs(2)) << "each in one tile";
+
+  DeterministicTiles restored(kLimits, kHidden);
+  ASSERT_TRUE(restored.CheckContent(content).ok());
+  restored.Restore(content, [](const Chunk& chunk) {
+    BatchKey kind;
+    kind.options = chunk.options.loss;
+    return kind;
+  });
+  EXPECT_EQ(restored.RoomFor(MakeChunk(4, 1)), Room::kTaken);
+  EXPECT_EQ(restored.RoomFor(MakeChunk(9, 1)), Room::kTaken);
+  for (DeterministicTiles* tiles : {&tiles_, &restored}) {
+    Chunk chunk = MakeChunk(5, 1);
+    ASSERT_EQ(tiles->RoomFor(chunk), Room::kFree);
+    tiles->Claim(chunk);
+    const int64_t bytes = DeterministicTiles::Bytes(chunk);
+    tiles->Fill(std::move(chunk), {}, bytes);
+    const std::vector<Piece> pieces = tiles->TakeComplete();
+    EXPECT_THAT(Tokens(pieces), ElementsAre(ElementsAre(5), ElementsAre(6, 7)));
+    EXPECT_EQ(pieces[1].kind, kind_);
+    EXPECT_EQ(pieces[1].chunk.gradient_scale, 2);
+    EXPECT_THAT(Values<int64_t>(pieces[1].chunk.labels), ElementsAre(106, 107));
+    EXPECT_THAT(Tokens(tiles->TakeAll()), ElementsAre(ElementsAre(8, 9)));
+  }
+}
+
+TEST_F(DeterministicTilesTest, ChunksThatAreClaimedAndNotFilledAreNotCaptured) {
+  Add(0, 2);
+  Claim(MakeChunk(2, 3));
+  Add(5, 1);
+  const DeterministicTiles::Content content = tiles_.content({{2, 3}});
+  EXPECT_THAT(content.taken, ElementsAre(Pair(0, 2), Pair(5, 6)));
+  EXPECT_THAT(content.kept, SizeIs(2));
+  EXPECT_EQ(RoomFor(2, 3), Room::kTaken) << "here it stays claimed";
+}
+
+TEST_F(DeterministicTilesTest, RestoredChunksTakeMemoryAsOthersDo) {
+  const int64_t far = (FillFarTiles(&tiles_) + 1) * kTile;
+  DeterministicTiles restored(kLimits, kHidden);
+  restored.Restore(Copy(tiles_.content({})), [](const Chunk& /*chunk*/) { return BatchKey{}; });
+  EXPECT_EQ(restored.RoomFor(MakeChunk(far, kTile)), Room::kNone) << "they are filled: nothing is under way";
+}
+
+TEST_F(DeterministicTilesTest, TilesOfAnotherSizeAreRefusedUnlessTheWindowIsEmpty) {
+  DeterministicTiles smaller({.max_chunk_bytes = 8, .max_chunk_tokens = 2}, kHidden);
+  EXPECT_TRUE(smaller.CheckContent(tiles_.content({})).ok());
+  Add(0, 1);
+  const absl::Status status = smaller.CheckContent(tiles_.content({}));
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_EQ(ReasonOf(status), RejectReason::kCheckpoint);
+  EXPECT_THAT(status.message(), HasSubstr("in tiles of 4 tokens, and would be in tiles of 2 here"));
+}
+
+}  // namespace
+}  // namespace lossd::engine::deterministic_tiles_test
