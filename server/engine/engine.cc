@@ -19,7 +19,7 @@ constexpr int64_t kLanesOfCredit = 4;  // that a session has by default
 // What streams of rows have on top of a limit that sessions may fill: this part of it.
 int64_t OnlyForRows(int64_t limit) { return limit / 8; }
 
-// What is left of `limit` for sessions, and for streams of rows, when these have taken so much.
+// The rest of `limit` for sessions, and for streams of rows, when they hold `credits` and `rows` bytes.
 int64_t LeftForSessions(int64_t limit, int64_t credits, int64_t rows) {
   return std::max<int64_t>(0, limit - credits - std::max<int64_t>(0, rows - OnlyForRows(limit)));
 }

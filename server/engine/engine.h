@@ -127,7 +127,7 @@ class Engine {
   RegionTable& regions() { return regions_; }
   const RegionTable& regions() const { return regions_; }
   absl::Time started() const { return started_; }
-  // What is reserved, by purpose and place; all of them are there even if nothing is.
+  // Reserved memory by purpose and place. Purposes and places without any are listed, too.
   MemoryPlan ReservedMemory() const;
 
   // A payload that is about to be submitted, where the device wants it.

@@ -1,4 +1,4 @@
-// What is told of checkpoints, and of their files.
+// Descriptions of checkpoints and of their files.
 #ifndef LOSSD_SERVER_ENGINE_CHECKPOINT_CHECKPOINT_H_
 #define LOSSD_SERVER_ENGINE_CHECKPOINT_CHECKPOINT_H_
 

@@ -363,7 +363,7 @@ absl::StatusOr<DiskSpace> DurableFiles::Space() const {
   const auto bytes = [&status](fsblkcnt_t blocks) {
     return static_cast<int64_t>(blocks) * static_cast<int64_t>(status.f_frsize);
   };
-  // What is kept for root is neither used nor free.
+  // The blocks that are reserved for root count neither as used nor as free.
   return DiskSpace{.total = bytes(status.f_blocks - status.f_bfree + status.f_bavail),
                    .free = bytes(status.f_bavail)};
 }

@@ -85,7 +85,7 @@ class DurableFiles {
   absl::Status WriteFile(const std::string& path, absl::string_view content) const;
 
   absl::Status Rename(const std::string& from, const std::string& to) const;
-  // A folder with its files, or a file. What is not there is no error.
+  // Removes a folder with its files, or a file. It is no error if there is none.
   absl::Status Remove(const std::string& path) const;
   // The names of a folder's entries, sorted, without "." and "..".
   absl::StatusOr<std::vector<std::string>> List(const std::string& path) const;

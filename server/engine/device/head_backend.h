@@ -122,16 +122,16 @@ struct BatchCallbacks {
   // and as early as can be: dW may still be added to.
   std::function<void(size_t chunk)> on_input_gradients;
   // Once, after everything else. Ok: dW holds the whole batch. An error means that the device can no longer
-  // be trusted: dW may hold part of the batch, and chunks that were not told of have no results.
+  // be trusted: dW may hold part of the batch, and a chunk without on_input_gradients has no results.
   std::function<void(absl::StatusOr<BatchReport>)> on_done;
   // If it is set, once before the first on_input_gradients; never by a device that works in host memory,
   // which copies nothing.
   std::function<void(const DeviceTimes&)> on_times = {};
 };
 
-// Destroyed only when none of its batches is under way. What is not StartBatch sees what batches that were
-// started before have done, and waits for them if need be. An error of any call means that the device can no
-// longer be trusted.
+// Destroyed only when none of its batches is under way. Every call but StartBatch sees the effects of the
+// batches that were started before it, and waits for them if need be. An error of any call means that the
+// device can no longer be trusted.
 class HeadBackend {
  public:
   virtual ~HeadBackend() = default;
@@ -146,7 +146,7 @@ class HeadBackend {
   // With the weights there are, in the head's workspace, as many rows at a time as fit: a row's bits do not
   // depend on those beside it. Returns when the outputs are there.
   virtual absl::Status Logits(const LogitRows& rows);
-  // As many as others should wait for at a time, at least 1.
+  // Upper bound on rows per logits job, so that other work is not delayed for long. At least 1.
   virtual int64_t RowsOfLogits() const { return 256; }
 
   // Has everything loaded that batches with this teacher's soft targets take; before the first of them, and

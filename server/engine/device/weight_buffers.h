@@ -1,4 +1,4 @@
-// What is published as one version of a head's weights.
+// Buffers that are published as one version of a head's weights.
 #ifndef LOSSD_SERVER_ENGINE_DEVICE_WEIGHT_BUFFERS_H_
 #define LOSSD_SERVER_ENGINE_DEVICE_WEIGHT_BUFFERS_H_
 

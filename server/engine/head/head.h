@@ -310,7 +310,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status ReadRows(const std::string& flush_id, int64_t first_row, int64_t rows, kernels::DataType type,
                         RowsOut out);
   WindowGradient WindowGradientLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What somebody was told of a gradient.
+  // Puts the norm and the count that a caller got of a gradient into the counters.
   void CountGradient(double norm, int64_t non_finite);
 
   // Runs `task` on the device thread once everything that was accepted before is in the gradients; what tiles

@@ -12,7 +12,7 @@
 namespace lossd::engine {
 namespace {
 
-// An error that ends a stream: NOT_FOUND would say that its session is gone.
+// Turns NOT_FOUND into an error that ends the stream: NOT_FOUND would mean that the session is gone.
 absl::Status AsPrecondition(absl::Status status) {
   if (absl::IsFailedPrecondition(status)) return status;
   return MakeError(absl::StatusCode::kFailedPrecondition, ReasonOf(status), FieldOf(status),
@@ -101,7 +101,7 @@ void Head::OnChunkDone(ChunkItem& item) {
   if (item.numbered()) {
     const MutexLock lock(mutex_);
     applied = sessions_.Apply(item);
-    // What is in a tile can get lost no more.
+    // Rows that wait in a tile count too: they can no longer be lost.
     if (item.in_window()) {
       window_.Count(item.chunk.generation, static_cast<uint64_t>(item.valid_tokens), item.accepted);
     }
@@ -133,11 +133,12 @@ void Head::FillTiles(ChunkItem& item) {
   Call(filled.resumes);
 }
 
-// Before the window ends, or is looked at as a whole, or new weights come.
+// Called before the window ends or is read as a whole, and before new weights come.
 std::vector<std::shared_ptr<QueuedChunk>> Head::TakeUnfinished() {
   const MutexLock lock(mutex_);
   if (!lifecycle_.alive().ok()) return {};
-  // A call that is to fail must leave no trace, and what it is about is settled by now.
+  // If its marks do not match, the call is going to fail and must change nothing: the tiles stay as they are.
+  // Everything that it has to wait for has ended, so the marks can be compared now.
   const bool conditional = !last_tasks_.empty() && last_tasks_.front().has_value();
   if (conditional && !sessions_.Match(*last_tasks_.front()).ok()) return {};
   std::vector<std::shared_ptr<ChunkItem>> items = sessions_.TakeUnfinished();

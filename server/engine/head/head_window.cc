@@ -374,7 +374,7 @@ absl::Status Head::CheckStatsLocked(uint64_t generation, const std::vector<Sessi
                      absl::StrCat("head ", config_.name, " is frozen: it has no gradient"));
   }
   if (absl::Status place = CheckGenerationLocked(generation); !place.ok()) return place;
-  // What a flush holds it has told of.
+  // BeginFlush returned the statistics of a sealed window already.
   if (window_.state() == WindowState::kSealed) return window_.CheckOpen();
   return marks.empty() ? absl::OkStatus() : sessions_.Match(marks);
 }

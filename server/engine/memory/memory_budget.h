@@ -26,7 +26,7 @@ struct MemoryItem {
 };
 using MemoryPlan = std::vector<MemoryItem>;
 
-// All that memory is reserved for, in the order in which it is told.
+// Every purpose that memory is reserved for, in the order of reports.
 inline constexpr std::array<absl::string_view, 9> kMemoryPurposes = {
     "weights",   "master_weights", "weight_staging", "gradient",     "optimizer",
     "workspace", "tiles",          "regions",        "class_weights"};

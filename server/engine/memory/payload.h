@@ -44,7 +44,7 @@ class ResultBytes {
   MemoryPlace place_ = MemoryPlace::kHost;
 };
 
-// Immutable; copies share the memory. What is empty has no part, and no part is empty.
+// Immutable; copies share the memory. An empty payload has no parts, and no part is empty.
 class Payload {
  public:
   Payload() = default;

@@ -78,7 +78,7 @@ class RegionTable {
   // Drops what nobody attached in time.
   void Expire();
 
-  // What is in use, by chunks under way too.
+  // Regions in use, those included that only chunks under way hold.
   struct Usage {
     int64_t regions = 0;
     int64_t bytes = 0;

@@ -10,7 +10,7 @@ namespace {
 // gathered.
 constexpr int64_t kEnoughUnderWay = 2;
 
-// A batch costs at least as much as one of so many rows: it reads the weights and writes dW for however few.
+// A batch is charged for at least this many rows: even a small one reads all weights and writes all of dW.
 constexpr int64_t kCheapestRows = 128;
 
 // A time to start that something else than the clock decides.
@@ -50,7 +50,7 @@ void BatchQueue::AddFence(Task task) {
     AddTask(nullptr, std::move(task));
     return;
   }
-  // The last line to get there, and be done with its jobs, runs it.
+  // Each line arrives once for its tasks and, if it has jobs, once for those. The last arrival runs the task.
   const auto missing = std::make_shared<size_t>(0);
   const Task arrive = [missing, task = std::move(task)] {
     if (--*missing == 0) task();
@@ -76,7 +76,7 @@ void BatchQueue::Withdraw(const BatchSource* source,
   if (line.chunks.Empty()) line.source = nullptr;
 }
 
-// What no task holds back any more.
+// Queues the chunks that are no longer behind a task.
 void BatchQueue::Release(Line& line) {
   while (!line.held.empty() && line.held.front().chunk != nullptr) {
     TakeUp(line, std::move(line.held.front()));

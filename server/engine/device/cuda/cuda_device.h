@@ -11,7 +11,7 @@
 
 namespace lossd::engine {
 
-// kPortable: what every GPU takes, on Hopper too; for tests and measurements.
+// kPortable: the path that runs on every GPU is used even on Hopper; for tests and measurements.
 enum class CudaPath { kFastest, kPortable };
 
 struct CudaOptions {

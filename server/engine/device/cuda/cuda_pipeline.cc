@@ -48,7 +48,7 @@ Result CopyAsync(void* to, const void* from, int64_t bytes, const Stream& stream
   return {};
 }
 
-// What is returned of `tokens` rows from row `first` on.
+// Copies the returns of `tokens` rows, from row `first` on.
 void HandOutReturns(const kernels::RowReturns& from, int64_t first, int64_t tokens,
                     const kernels::RowReturns& to) {
   const auto hand_out = [first, tokens](auto* wanted, const auto* values, int64_t width) {

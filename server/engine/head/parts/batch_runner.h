@@ -30,7 +30,7 @@ struct StartedChunk {
   absl::Time answered;
 };
 
-// Who is told what became of chunks and batches.
+// Learns what became of chunks and batches.
 class BatchOwner {
  public:
   virtual ~BatchOwner() = default;

@@ -30,7 +30,7 @@ struct LaneAttachment {
   uint64_t epoch = 0;  // a fencing token: goes up with every stream of the lane
   LaneMarks marks;
   uint64_t generation = 0;
-  uint64_t session_number = 0;  // of the head's: what may be told of the session to anybody
+  uint64_t session_number = 0;  // among the head's sessions; unlike the id, anybody may see it
   int32_t rank = 0;             // the session's
 };
 

@@ -21,7 +21,7 @@ namespace lossd::engine {
 // optimizer as they are. The window ends either way.
 enum class NonFinite { kApply, kSkip };
 
-// What is unset is as the head's optimizer says.
+// Fields that are unset have the values of the head's optimizer.
 struct StepRequest {
   double learning_rate = 0;   // finite, at least 0
   double gradient_scale = 1;  // finite; multiplies the gradient first

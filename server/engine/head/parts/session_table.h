@@ -57,7 +57,7 @@ class SessionTable {
   SessionTable(Settings settings, Counters* counters, HeadCounters* head_counters)
       : settings_(std::move(settings)), counters_(*counters), head_counters_(*head_counters) {}
 
-  // What is left to be done after streams were cut off.
+  // What the caller must still do after streams were cut off.
   struct Cut {
     std::vector<std::shared_ptr<QueuedChunk>> withdrawn;   // to be taken out of the device's queue
     std::vector<std::shared_ptr<LaneListener>> listeners;  // to be told why, without the lock
@@ -150,9 +150,9 @@ class SessionTable {
   void ClaimPlace(const Chunk& chunk, ChunkItem* item);
   // It does not come after all. Ok for any item.
   void GiveUpPlace(ChunkItem& item, Cut* cut);
-  // It was answered: its rows go into tiles. What is complete by it is to follow it to the device, and those
-  // who wait for room look again. They leave the table in the same moment as the room is made: whoever still
-  // waits has seen that there is none, which MustWaitForRoom relies on.
+  // It was answered: its rows go into tiles. The pieces that this completes are to follow it to the device,
+  // and lanes that wait for room look again. They leave the table in the same moment as the room is made: a
+  // lane that still waits has seen that there is none, which MustWaitForRoom relies on.
   struct Filled {
     std::vector<std::shared_ptr<ChunkItem>> pieces;
     std::vector<Resume> resumes;
@@ -173,7 +173,7 @@ class SessionTable {
 
   // Checkpoints
 
-  // What is queued is not in it: its client sends it again. INTERNAL if chunks are under way.
+  // Queued chunks are left out: their clients send them again. INTERNAL if chunks are under way.
   absl::Status Capture(HeadCheckpoint* state) const;
   // The sessions become those of `state`; streams are cut off. `deterministic`: their tiles and gradients.
   void Install(const HeadCheckpoint& state, DeterministicSessions deterministic, Cut* cut);
