@@ -223,7 +223,7 @@ absl::Status StartAccess(const std::string& tokens, rpc::ServerOptions& options)
 }
 
 absl::Status StartServing(Restart& restart, rpc::Server& server) {
-  // Whoever starts after this one must not go on from where this one went on.
+  // A server that is started later must not resume from the record that this one resumed from.
   if (absl::Status taken = restart.Take(); !taken.ok()) return taken;
   server.Serve();
   return absl::OkStatus();

@@ -18,7 +18,7 @@ constexpr char kLiveness[] = "liveness";
 constexpr int kMostBytes = 4096;
 constexpr int kMostHealthStreams = 16;
 constexpr int kIdleMs = 120'000;
-// Whoever watches for longer connects again.
+// A connection is closed at this age; a client that watches for longer connects again.
 constexpr int kOldestMs = 300'000;
 constexpr int kGraceMs = 5'000;
 

@@ -47,9 +47,9 @@ struct ServerOptions {
 
 class Server {
  public:
-  // Takes the addresses. Whoever connects waits until Serve(), so that nothing has happened yet if the start
-  // fails in between. `engine` outlives the server. UNAVAILABLE if an address cannot be listened on or no
-  // thread can be started, ALREADY_EXISTS if a socket file is in use, INVALID_ARGUMENT if addresses or TLS
+  // Takes the addresses. Clients that connect wait until Serve(), so that nothing has happened yet if the
+  // start fails in between. `engine` outlives the server. UNAVAILABLE if an address cannot be listened on or
+  // no thread can be started, ALREADY_EXISTS if a socket file is in use, INVALID_ARGUMENT if addresses or TLS
   // files are not acceptable.
   static absl::StatusOr<std::unique_ptr<Server>> Open(const ServerOptions& options, engine::Engine* engine);
   // Calls are taken from now on. Once; it cannot fail.
@@ -71,7 +71,7 @@ class Server {
 
   // Health says NOT_SERVING, new work is refused, what was accepted is finished and answered, streams end
   // with UNAVAILABLE; after `timeout` whatever is left is cancelled. Connections without a call of lossd's
-  // are waited for by nobody: who watches health is told, and then they are closed. Once.
+  // are not waited for: they are closed once watchers of health have their last answer. To be called once.
   void Drain(absl::Duration timeout);
 
  private:

@@ -47,7 +47,7 @@ constexpr AuditedMethod kAudited[] = {
 
 constexpr absl::string_view kFlushId = "flush_id";
 
-// What is told, and where messages have it.
+// The facts of an audit line, and the fields of messages that hold them.
 constexpr std::pair<const char*, absl::string_view> kFacts[] = {
     {"head", "head"},
     {"head", "name"},
@@ -63,7 +63,7 @@ constexpr std::pair<const char*, absl::string_view> kFacts[] = {
     {"discard_gradient", "discard_gradient"},
 };
 
-// Names that are acceptable are shorter; whoever sends others fills no log with them.
+// Acceptable names are shorter. Longer ones are cut, so that nobody can fill the log with them.
 constexpr size_t kLongestText = 256;
 
 std::string Text(const std::string& value, absl::string_view path) {

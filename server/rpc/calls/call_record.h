@@ -1,5 +1,5 @@
-// One call from its begin to its end, as CallReports is told of it. Thread-safe: a call's events may come at
-// the same time.
+// Reports one call to CallReports, from its begin to its end. Thread-safe: a call's events may come at the
+// same time.
 #ifndef LOSSD_SERVER_RPC_CALLS_CALL_RECORD_H_
 #define LOSSD_SERVER_RPC_CALLS_CALL_RECORD_H_
 

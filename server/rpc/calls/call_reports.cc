@@ -51,7 +51,7 @@ void CallReports::End(telemetry::RpcMethod* method, const EndedCall& call) {
     counters_->errors.Add({absl::Now(), method->name, call.code, call.message, call.trace_id});
   }
   LogEnd(method->name, call);
-  --method->in_flight;  // last: who sees that nothing is under way finds all that is told of it
+  --method->in_flight;  // last: when nothing is in flight, everything above is complete
   open_calls_.End();
 }
 

@@ -1,4 +1,4 @@
-// What is told of calls that ended: counts, the last errors, and log lines. Any thread.
+// Reports calls that ended: in counts, the last errors, and log lines. Any thread.
 #ifndef LOSSD_SERVER_RPC_CALLS_CALL_REPORTS_H_
 #define LOSSD_SERVER_RPC_CALLS_CALL_REPORTS_H_
 
@@ -75,7 +75,7 @@ class CallReports {
     return token_names_ == nullptr ? std::string() : token_names_(metadata);
   }
 
-  // The method of a path as it is on the wire; null: it is none of lossd's, and nothing is told of the call.
+  // The method of a path as it is on the wire; null: it is none of lossd's, and the call is not reported.
   telemetry::RpcMethod* Find(std::string_view path) const;
 
   // Each call once, in this order.

@@ -42,7 +42,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
  public:
   using DoneCallback = std::function<void(ComputeReactor*)>;
 
-  // `on_done` is told when gRPC is done with the stream. Held by a shared_ptr, always. `writers` and
+  // `on_done` is called when gRPC is done with the stream. A shared_ptr must hold the reactor. `writers` and
   // `reports` outlive it; `reports` and `record` may be null.
   ComputeReactor(engine::Engine* engine, WorkerPool* writers, CallReports* reports,
                  grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,

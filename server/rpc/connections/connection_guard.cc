@@ -24,7 +24,7 @@ void CutOff(int socket) {
   (void)connect(socket, &nobody, sizeof(nobody));
 }
 
-// What no other socket of this system has; zero if the number stands for none.
+// The kernel's cookie of a socket, which no other socket of this system has; 0 if `socket` is not one.
 uint64_t CookieOf(int socket) {
   uint64_t cookie = 0;
   socklen_t size = sizeof(cookie);

@@ -80,7 +80,7 @@ class ConnectionGuard {
     Time next{};          // place for the next connection
   };
 
-  // What is known of the connection of `calls`.
+  // The record of the connection that made `calls`.
   Connection& Find(const ConnectionCalls& calls);
   static bool IsFlood(const ConnectionCalls& calls, Time now, Connection& connection);
   void NoteOffence(const std::string& host, Time now);

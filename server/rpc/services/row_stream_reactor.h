@@ -58,8 +58,8 @@ class RowStreamReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer>
   void OnDone() override { delete this; }
 
  private:
-  // What is to be done once the mutex is released. Whoever has nothing to do must not touch the object any
-  // more: another thread may end the call, and gRPC delete the object, as soon as the mutex is released.
+  // The calls to make once the mutex is released. A thread that has none to make must not touch the object
+  // any more: another thread may end the call, and gRPC delete the object, as soon as the mutex is released.
   struct Actions {
     bool write = false;                  // the piece in `sent_`
     bool read = false;                   // the next piece; it keeps the object alive until OnReadDone

@@ -51,9 +51,9 @@ class AccessControl final : public grpc::AuthMetadataProcessor {
 
   // What was read at the start.
   const Loaded& loaded() const { return loaded_; }
-  // Reads the file again if it has changed since the last call. One that is no good changes nothing and is
-  // read again by each call, but told of only once as long as the reason is the same. With kAnyway it is read
-  // and told of in any case.
+  // Reads the file again if it has changed since the last call. A bad file changes nothing. Each call reads
+  // it again, but returns its error only once as long as the reason is the same. With kAnyway the file is
+  // read, and the result returned, in any case.
   std::optional<absl::StatusOr<Loaded>> Poll(Look look = Look::kIfChanged);
 
  private:

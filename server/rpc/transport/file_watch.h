@@ -19,9 +19,9 @@ class FileWatch {
   explicit FileWatch(std::vector<std::string> paths);
   // Whether one of them is another file, or was written, since the last call. Empty paths never are.
   bool Changed();
-  // What `read`, which gives an absl::StatusOr, finds in files that have changed since the last call. What is
-  // no good is read again by each call, since it may be good another time, but told of only once as long as
-  // the reason is the same. With kAnyway they are read and told of in any case.
+  // The result of `read`, an absl::StatusOr, if the files have changed since the last call. After an error
+  // each call reads again, since the files may be good another time, but an error is returned only once as
+  // long as its message is the same. With kAnyway the files are read, and the result returned, in any case.
   template <typename Read>
   std::optional<std::invoke_result_t<Read>> Reread(Look look, Read read) {
     if (!Changed() && look == Look::kIfChanged) return std::nullopt;

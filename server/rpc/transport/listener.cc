@@ -34,7 +34,7 @@ struct SocketAddress {
 
   const sockaddr* generic() const { return reinterpret_cast<const sockaddr*>(&storage); }
   int family() const { return storage.ss_family; }
-  // IPv4 and IPv6 have it at one place.
+  // Offset of the port, equal in IPv4 and IPv6.
   int port() const { return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port); }
   void set_port(int port) {
     reinterpret_cast<sockaddr_in*>(&storage)->sin_port = htons(static_cast<uint16_t>(port));
@@ -51,8 +51,8 @@ FileDescriptor OpenSocket(const SocketAddress& address, const std::string& file 
   const int number = opened.get();
   if (!opened.valid()) return {};
   if (file.empty() &&
-      // What a connection is to have it has from the socket that it came by. A second server on the same port
-      // is a mistake that should show: no SO_REUSEPORT.
+      // Accepted sockets inherit these options. A second server on the same port is a mistake that should
+      // show: no SO_REUSEPORT.
       (!Set(number, SOL_SOCKET, SO_REUSEADDR, 1) || !Set(number, IPPROTO_TCP, TCP_NODELAY, 1) ||
        !Set(number, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs))) {
     return {};

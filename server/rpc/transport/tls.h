@@ -52,9 +52,9 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& f
 class TlsWatch {
  public:
   explicit TlsWatch(TlsFiles files);
-  // What they are now, if they were changed since the last call. Files that are no good are read again by
-  // each call, but told of only once as long as the reason is the same.
-  // With kAnyway they are read and told of in any case.
+  // What the files are now, if they have changed since the last call. Each call reads bad files again, but
+  // returns their error only once as long as the reason is the same. With kAnyway the files are read, and
+  // the result returned, in any case.
   std::optional<absl::StatusOr<TlsCheck>> Poll(Look look = Look::kIfChanged);
 
  private:

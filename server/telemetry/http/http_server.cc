@@ -291,7 +291,7 @@ class HttpServer::Loop {
         Log(LogLevel::kError, "page could not be made", {{"reason", error.what()}});
       }
     } catch (...) {
-      // Nothing that could be logged, or no memory to log it: the client is told.
+      // Not a std::exception, or no memory to log it: only the answer says that the page failed.
     }
     return "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nCache-Control: no-store\r\n"
            "Connection: close\r\n\r\n";

@@ -35,7 +35,7 @@ using LabelValues = std::initializer_list<std::string_view>;  // in the order of
 // Collects metrics in the order in which they are begun.
 class Exposition {
  public:
-  // What is added next is of this metric.
+  // Values that are added from now on belong to this metric.
   void Begin(const Metric& metric);
 
   // A counter's or a gauge's value.

@@ -31,7 +31,7 @@ bool Find(void* library, const char* name, Call* call) {
   return *call != nullptr;
 }
 
-// What is not there, as in a driver to come, only takes its reading away.
+// The first three are optional: a driver without one of them only lacks that reading.
 bool FindAll(void* library, NvmlCalls* calls) {
   Find(library, "nvmlDeviceGetUtilizationRates", &calls->utilization);
   Find(library, "nvmlDeviceGetPowerUsage", &calls->power);

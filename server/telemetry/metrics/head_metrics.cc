@@ -62,7 +62,7 @@ struct HeadAtOnce {
   engine::HeadSnapshot snapshot;
 };
 
-// One value of every head.
+// Adds the metric with one value for each head.
 void AddEach(const Metric& metric, const std::vector<HeadAtOnce>& heads, Exposition& out, auto value) {
   out.Begin(metric);
   for (const HeadAtOnce& each : heads) out.Add({each.head->config().name}, value(each));

@@ -188,7 +188,7 @@ std::string StatusJson(const ServerStatus& status) {
                      {"heads", std::move(heads)},
                      {"rpcs_in_flight", std::move(calls)},
                      {"recent_errors", std::move(errors)}};
-  // A message may have bytes of a client's that are no UTF-8. What is not finite becomes null.
+  // A message may have bytes of a client's that are no UTF-8. Numbers that are not finite become null.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
