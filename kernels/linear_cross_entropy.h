@@ -66,8 +66,8 @@ struct Teacher {
   const void* hidden_states = nullptr;        // [N, hidden]
 };
 
-// What is told of each row beyond its loss: arrays of device or host memory like the losses, each null if it
-// is not wanted, and then free. s, p and ℓ are those of the loss: after scale and softcap. Of ignored rows:
+// Results for each row beside its loss: arrays of device or host memory like the losses. A null array is not
+// wanted and costs nothing. s, p and ℓ are those of the loss: after scale and softcap. Of ignored rows:
 // 0, or −1 for what is a token or a rank; of rows that overflowed: NaN, or −1. Ties go to the lower token.
 struct RowReturns {
   float* log_sum_exp = nullptr;      // [N] ℓ

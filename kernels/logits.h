@@ -11,7 +11,7 @@
 
 namespace lossd::kernels {
 
-// What is told of rows: all of their logits, or the largest and the log-sum-exp. What is null is not wanted.
+// Results for rows: all of their logits, or the largest ones and the log-sum-exp. A null array is not wanted.
 struct LogitOutputs {
   DataType type = DataType::kFloat32;
   void* logits = nullptr;  // [N, V] of `type`: rounded to nearest, infinite where it does not fit

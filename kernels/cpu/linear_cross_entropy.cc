@@ -50,7 +50,7 @@ class BatchStep {
     if (params_.teacher != nullptr) {
       return RowsWithin(bytes, params_.vocab, params_.hidden, arithmetic_, teacher_size());
     }
-    // What is enough does not depend on the options.
+    // Whether the workspace is large enough does not depend on the options.
     if (bytes < WorkspaceBytes(1, params_.vocab, params_.hidden, arithmetic_)) return 0;
     return RowsWithin(bytes, params_.vocab, params_.hidden, arithmetic_, record_);
   }

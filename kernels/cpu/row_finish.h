@@ -1,4 +1,4 @@
-// From a row's sums to its loss, what is told of it, and the factors of its gradient (docs/numerics.md).
+// Computes a row's loss, outputs and gradient factors from its sums (docs/numerics.md).
 #ifndef LOSSD_KERNELS_CPU_ROW_FINISH_H_
 #define LOSSD_KERNELS_CPU_ROW_FINISH_H_
 
@@ -15,7 +15,7 @@ namespace lossd::kernels::cpu {
 // Sum of C: of the class weights, or of ones. Used by label smoothing only; 0 without.
 double SumOfClassWeights(const LinearCrossEntropyParams& params);
 
-// All that is told of row `index`: `number`, and `token` where it is a token or a rank.
+// Sets every return of row `index`: to `token` if it is a token or a rank, otherwise to `number`.
 void FillReturns(const RowReturns& returns, int64_t index, float number, int32_t token);
 
 class RowFinish {

@@ -15,7 +15,7 @@ namespace lossd::kernels::cuda {
 class DistillationStep {
  public:
   using Batch = LinearCrossEntropy::Batch;
-  // What is told of stages, as by LinearCrossEntropy::Run.
+  // Hears of stages, as the caller of LinearCrossEntropy::Run does.
   struct Observer {
     LinearCrossEntropy::Stage between = nullptr;
     void* context = nullptr;

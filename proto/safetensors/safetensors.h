@@ -94,8 +94,8 @@ class SafetensorsFile {
   SafetensorsFile(SafetensorsFile&& other) noexcept;
   SafetensorsFile& operator=(SafetensorsFile&& other) noexcept;
 
-  // NOT_FOUND names some tensors that are there; INVALID_ARGUMENT if its dtype is none of F32, BF16, F16
-  // (files may hold tensors of other dtypes beside it).
+  // NOT_FOUND lists what tensors there are, some of them if there are many. INVALID_ARGUMENT if its dtype is
+  // none of F32, BF16, F16 (files may hold tensors of other dtypes beside it).
   absl::StatusOr<SafetensorsView> Find(absl::string_view name) const;
   // Copies bytes of a view of this file from `offset` on, which are there, without touching the mapping.
   // DATA_LOSS if the file was shortened.

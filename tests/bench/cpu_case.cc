@@ -132,7 +132,8 @@ class CpuCase {
     params_.weight = weight_.data();
     params_.hidden_states = hidden_states_.data();
     params_.labels = labels_.data();
-    // The mean's; but dX in fp16 has no room for it, as trainers know who scale their losses.
+    // Gradients are scaled as for a mean, except in fp16: there dX would be too small, which is why trainers
+    // scale their losses.
     params_.gradient_scale =
         case_.dtype == DataType::kFloat16 ? 1.0f : 1.0f / static_cast<float>(case_.tokens);
     params_.options = case_.options;

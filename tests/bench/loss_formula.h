@@ -27,7 +27,7 @@ struct LossFormula {
            options.lse_square_scale * log_sum_exp * log_sum_exp;
   }
 
-  // By x·W_v, of an entry with this logit.
+  // The gradient by x·W_v, for an entry with this logit.
   double Gradient(double log_sum_exp, double logit, bool is_label) const {
     const double epsilon = options.label_smoothing;
     const double alpha = 1 + 2 * options.lse_square_scale * log_sum_exp;
@@ -36,7 +36,7 @@ struct LossFormula {
     return Times(by_logit, logit);
   }
 
-  // What a gradient by an entry's logit is by x·W_v.
+  // Turns the gradient by an entry's logit into the gradient by x·W_v.
   double Times(double by_logit, double logit) const {
     const double share = options.softcap > 0 ? logit / options.softcap : 0;
     return gradient_scale * by_logit * (1 - share * share) * options.logit_scale;

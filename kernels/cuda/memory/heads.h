@@ -1,5 +1,5 @@
-// What the step is told of heads: how large they are, which code they run, and the head that soft targets are
-// of.
+// Describes heads to the step: how large they are, which code they run, and the head that the soft targets
+// come from.
 #ifndef LOSSD_KERNELS_CUDA_MEMORY_HEADS_H_
 #define LOSSD_KERNELS_CUDA_MEMORY_HEADS_H_
 

@@ -1,4 +1,4 @@
-// What is told of rows that takes their whole logits: RowReturns' entropy, prediction, rank and top k.
+// The fields of RowReturns that need all logits of a row: entropy, prediction, rank and top k.
 //
 // All pointers are device memory. Functions enqueue on `stream` and return at once; an error is the launch's.
 #ifndef LOSSD_KERNELS_CUDA_ROWS_ROW_RETURNS_H_

@@ -184,10 +184,10 @@ TEST_F(RestartTest, AfterAKillTheClientLearnsWhatToReplayAndTheMarksSayFromWhere
   EXPECT_THAT(std::string(lost.message()), HasSubstr("replay since generation 1"));
   EXPECT_NE(Incarnation(), incarnation);
 
-  // Under its key the session is what the checkpoint has, and the rest makes the window whole.
+  // A session that is opened again under its key stands where the checkpoint does.
   Session again = Open("trainer");
   EXPECT_EQ(again.marks().lanes.at(0).accepted, static_cast<uint64_t>(kChunks / 2));
-  // Who replays everything under another key cannot flush it as if it were alone.
+  // A client that replays everything under another key cannot flush it as if it were alone.
   {
     Session naive = Open("naive");
     NumberedBatch one(kChunks - 1);
