@@ -166,8 +166,8 @@ struct ServerMemory {
   int64_t device_total_bytes = 0;
   int64_t device_free_bytes = 0;
   int64_t head_quota_bytes = 0;  // what one head may reserve with all its sessions; 0: no quota
-  // What is under way comes on top: credits of sessions, and streams of rows (ReadWeights, ReadGradient) with
-  // what they may hold until they are read. 0 of a server that does not tell.
+  // Memory for work under way comes on top: credits of sessions, and streams of rows (ReadWeights,
+  // ReadGradient) with the rows they may hold until those are read. 0 of a server that does not tell.
   int64_t staging_limit_bytes = 0;
   int64_t staging_reserved_bytes = 0;
   int64_t row_streams = 0;
@@ -410,7 +410,8 @@ class Head {
   // window is committed after that. INVALID_ARGUMENT if options.sink is set.
   absl::StatusOr<FlushResult> FlushToFile(const FlushOptions& options, std::span<const SessionMarks> marks,
                                           const std::string& path) const;
-  // Ends the window without reading it: what is in it is dropped, and told of. `marks` as of Flush.
+  // Ends the window without reading it. Its gradient is dropped; the result describes it. `marks` as of
+  // Flush.
   absl::StatusOr<FlushResult> Discard(std::span<const SessionMarks> marks) const;
   absl::Status CommitFlush(const std::string& flush_id) const;
   // What sessions have added to the next window of a head with double_buffer goes into the reopened one.

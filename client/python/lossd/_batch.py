@@ -68,7 +68,7 @@ class LossKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LossNumbers:
-    """What the loss is beyond plain cross-entropy. What is None is as the head has it; formulas: docs/numerics.md."""
+    """Numbers of the loss beyond plain cross-entropy. None: the head's own value. Formulas: docs/numerics.md."""
 
     label_smoothing: float = 0.0  # in [0, 1]
     lse_square_scale: float = 0.0  # lambda of the z-loss lambda * lse**2; at least 0

@@ -31,7 +31,7 @@ class Layer(Protocol):
         """An event: everything that was put into the stream so far."""
 
     def stream_wait(self, stream: Any, event: Any) -> None:
-        """What is put into the stream from now on comes after the event."""
+        """Work that is put into the stream from now on runs after the event."""
 
     def wait(self, event: Any) -> None:
         """Blocks the calling thread alone."""

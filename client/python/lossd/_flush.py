@@ -155,7 +155,7 @@ def _abort(core: HeadCore, flush_id: bytes) -> None:
     try:
         with core.handle as pointer:
             library().call("lossd_head_abort_flush", pointer, flush_id)
-    except LossdError:  # the caller is told what went wrong first
+    except LossdError:  # the caller gets the error that came first
         pass
 
 

@@ -165,7 +165,7 @@ class Window:
         return flush_id == self._open_flush
 
     def committed(self) -> None:
-        """The window that froze() or left_open() told of has ended."""
+        """The window of the last froze() or left_open() has ended."""
         with self._lock:
             frozen, self._frozen = self._frozen, {}
             self._open_flush = self._interrupted = ""

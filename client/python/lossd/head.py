@@ -248,7 +248,7 @@ class Head:
         return result
 
     def discard(self, *, marks: Sequence[str] | None = None) -> FlushResult:
-        """Ends the window without reading it: what is in it is dropped, and told of. No gradient is sent."""
+        """Ends the window without reading it. Its gradient is dropped, not sent; the result describes it."""
         self._settle_interrupted()
         result: FlushResult = self._consuming(marks, True, lambda given: _flush.discard(self._core, given))
         return result
@@ -386,7 +386,7 @@ class Head:
             self._core.window.drop_lost(marks, self.info())
         except NotFoundError:
             self._core.window.drop_lost(marks, HeadInfo())
-        except LossdError:  # the caller is told what matters; the next call comes here again
+        except LossdError:  # the caller gets the error that matters; the next call comes here again
             pass
 
     def close(self) -> None:

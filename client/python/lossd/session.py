@@ -209,7 +209,7 @@ class Session:
         and the outputs may be used in any stream."""
         if _device.layer_of(hidden) is None:
             return self._thread().submit(self.compute, hidden, labels, **options)
-        # What is on a GPU is copied while the batch before is computed, and in the order of this thread's stream.
+        # Tensors on a GPU are copied while the batch before is computed, in the order of this thread's stream.
         options["out"] = options.get("out") or {}
         thread = self._thread()
         staged = self._stage(hidden, labels, BatchOptions(**options))

@@ -1,5 +1,5 @@
-// The loss of a batch: whether its options can be, what they are on the wire, and what the mean of it is
-// over. Pure functions.
+// The loss of a batch: checks its options, puts them on the wire, and reduces the sums of its chunks. Pure
+// functions.
 #ifndef LOSSD_CLIENT_SRC_BATCH_BATCH_LOSS_H_
 #define LOSSD_CLIENT_SRC_BATCH_BATCH_LOSS_H_
 
@@ -22,13 +22,13 @@ struct GradientScales {
 };
 GradientScales ScalesOf(const Batch& batch);
 
-// Into `chunk`, which gets no options if there are none, so that plain chunks are as they always were.
+// Sets the options of `chunk`; without any it stays as it is, so that plain chunks are as they always were.
 void SetLossOptions(const Batch& batch, const GradientScales& scales, const TokenReturns& returns,
                     v1::Chunk* chunk);
 
-// By the sums of `result`, which are those of all of the batch's chunks.
+// The batch's loss, reduced as it asks, from the sums in `result`: they cover all of its chunks.
 double ReducedLoss(const Batch& batch, const BatchResult& result);
-// The result of a batch of which nothing is sent.
+// The result of a batch all of whose tokens are ignored: nothing of it is sent.
 BatchResult ResultOfIgnored(const Batch& batch);
 
 }  // namespace lossd::internal

@@ -29,9 +29,9 @@ struct BatchPlaces {
 // Bytes of a token's hidden states for a distillation's teacher; 0 without one.
 int64_t TeacherRowBytes(const Batch& batch);
 
-// The places of a batch that ValidateBatch accepts. What is in system memory but not aligned to 16 bytes is
-// sent as if it were in no region. INVALID_ARGUMENT for what leaves its region, is not aligned in device
-// memory, or if dX overlaps hidden states; FAILED_PRECONDITION if the server has lost a region.
+// The places of a batch that ValidateBatch accepts. A tensor in system memory that is not aligned to 16
+// bytes is sent as if it were in no region. INVALID_ARGUMENT if one leaves its region or is not aligned in
+// device memory, or if dX overlaps hidden states; FAILED_PRECONDITION if the server has lost a region.
 absl::StatusOr<BatchPlaces> FindPlaces(const RegionMap& regions, const HeadConfig& head, const Batch& batch,
                                        const BatchOutputs& outputs);
 

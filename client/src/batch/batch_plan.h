@@ -41,9 +41,9 @@ struct BatchPlan {
 // A batch uses as many lanes as it would fill with largest chunks, at least one and at most `lanes`: a small
 // one keeps to the first, and the others need no connection.
 //
-// What is in a region costs no credit, and its chunks begin where offsets are aligned. If all of it is, there
-// is nothing to wait for on the way: chunks are as large as the limits allow, of nearly equal size, on one
-// lane.
+// A tensor in a region costs no credit, and its chunks begin where offsets are aligned. If all of them are,
+// there is nothing to wait for on the way: chunks are as large as the limits allow, of nearly equal size, on
+// one lane.
 //
 // `sent_tokens` of the batch's tokens are sent, at least one.
 //

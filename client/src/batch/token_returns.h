@@ -1,5 +1,5 @@
-// What is wanted of each token besides its loss, on its way from the server into the caller's memory. Pure
-// functions.
+// The values that a caller wants for each token besides its loss: checked, asked for, and copied from answers
+// into the caller's memory. Pure functions.
 #ifndef LOSSD_CLIENT_SRC_BATCH_TOKEN_RETURNS_H_
 #define LOSSD_CLIENT_SRC_BATCH_TOKEN_RETURNS_H_
 
@@ -24,10 +24,10 @@ int64_t BytesOnWire(const TokenReturns& returns);
 // Whether `received`, of a chunk of so many tokens, is exactly as long as what was asked for; INTERNAL naming
 // the field.
 absl::Status CheckReturns(const TokenReturns& returns, int64_t tokens, const v1::TokenReturns& received);
-// What CheckReturns accepts, into the places of the tokens of these runs.
+// Copies what CheckReturns accepted to the places of the tokens of these runs.
 void CopyReturns(const TokenReturns& returns, std::span<const SentTokens::Run> runs,
                  const v1::TokenReturns& received);
-// All that is told of an ignored token, at its place.
+// Sets every return of an ignored token, at its place.
 void FillIgnoredReturns(const TokenReturns& returns, int64_t place);
 
 }  // namespace lossd::internal

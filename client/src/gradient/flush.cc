@@ -205,7 +205,7 @@ class FlushRun {
   bool holds_window_ = false;
 };
 
-// Before a flush that reads: nothing is open, or the caller is told what was.
+// Called before a flush that reads. Settles a commit that is open, and returns it to the caller as an error.
 absl::Status CheckNothingOpen(internal::HeadContext& head) {
   const auto settled = internal::SettleCommit(head);
   if (!settled.ok()) return settled.status();

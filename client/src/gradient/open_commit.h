@@ -17,17 +17,17 @@ namespace lossd::internal {
 // Equal for marks that name the same chunks.
 std::string KeyOf(std::span<const SessionMarks> marks);
 
-// Whether an error of CommitFlush says what became of the flush, so that to repeat it is of no use.
+// Whether an error of CommitFlush says what became of the flush: then it is of no use to repeat the call.
 bool SaysWhatBecameOfIt(const absl::Status& commit);
 
 // Repeats the commit that is open, if there is one, and returns it if it is done now. An error: there is
 // still no answer, or there is none to be had any more.
 absl::StatusOr<std::optional<OpenCommit>> SettleCommit(HeadContext& head);
 
-// ALREADY_EXISTS: what a call says that has settled this one, and did nothing else.
+// ALREADY_EXISTS: the error of a call that settled this commit and did nothing else.
 absl::Status SettledError(const OpenCommit& commit);
 
-// The error, of which FlushOf is `flush`.
+// Adds `flush` to the error: FlushOf returns it.
 absl::Status WithFlush(absl::Status status, const FlushResult& flush);
 
 }  // namespace lossd::internal

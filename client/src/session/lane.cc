@@ -98,7 +98,7 @@ absl::Status Lane::TakeReady(const v1::ComputeReady& ready) {
 
 absl::StatusOr<Lane::Recovery> Lane::Recover(absl::Status cause) {
   for (;;) {
-    // What is final comes first, interrupted or not: a lane that was taken over must not be taken back.
+    // Final errors come first, interrupted or not: a lane that was taken over must not be taken back.
     if (absl::Status status = link_->CheckRecoverable(cause); !status.ok()) return status;
     if (absl::IsAborted(cause) || interruption_->raised()) return Recovery::kUnsettled;
     const auto delay = backoff_.NextDelay(RetryDelayOf(cause).value_or(std::chrono::milliseconds(0)));

@@ -51,7 +51,7 @@ class Lane {
   void NoteApplied(uint64_t sequence);
 
   void DropStream();
-  // Whoever waits for the stream goes on. From any thread.
+  // Wakes the threads that wait for the stream. From any thread.
   void CancelStream();
   // Half-closes the stream, gives the server a moment to end it, and drops it.
   void Close(std::chrono::milliseconds timeout);

@@ -41,8 +41,9 @@ std::vector<Interval> Computing(std::span<const ChunkTiming> timings) {
   }
   std::sort(in_order.begin(), in_order.end(),
             [](const ChunkTiming* a, const ChunkTiming* b) { return a->computed < b->computed; });
-  // Each dW lies between a batch's dX and what the next batch says of the one before it. Chunks of one batch
-  // say the same, so that of the batch itself ends before its dX and counts for nothing.
+  // The dW of a batch is computed from the end of its dX (`computed`) to the `earlier_done` that the next
+  // batch reports. Chunks of one batch report the same `earlier_done`, which is before their own dX: between
+  // two of them the interval is empty and counts for nothing.
   for (size_t i = 1; i < in_order.size(); ++i) {
     if (in_order[i]->earlier_done.has_value()) {
       computing.push_back({in_order[i - 1]->computed, *in_order[i]->earlier_done});

@@ -37,7 +37,7 @@ class LossOptions(LossNumbers):
             return
         if self.reduction != "mean":
             raise ValueError(f"{name} is {count}, but reduction is {self.reduction!r}; only a mean is divided by it")
-        # A mean over nothing, of the whole step: what a count of its labels tells if there are none.
+        # Both are 0 if the whole step has no labels: its mean is over nothing, which is allowed.
         empty = count == 0 and self.normalizer == 0
         if not (math.isfinite(count) and (count > 0 or empty)):
             raise ValueError(f"{name} is {count}; want a finite number above 0")

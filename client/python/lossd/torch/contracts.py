@@ -1,4 +1,4 @@
-"""A head whose weight is a parameter of the trainer: where its gradient lands, and what autograd is told of it.
+"""A head whose weight is a parameter of the trainer: where its gradient lands, and how autograd sees it.
 
 The trainer's own optimizer steps the parameter, and upload() writes it to the server. Until then dW waits at the
 server; it comes row by row and is put, or added, straight into `.grad` or `.main_grad`."""

@@ -285,8 +285,8 @@ class RemoteHead:
         generation: int | None = None,
     ) -> StepResult:
         """One step of the server's optimizer, which consumes the window. Exactly once: after UnavailableError or
-        DeadlineExceededError the same call again is about the same step. What was done to the proxy (unscale_, clip)
-        and the average of a group are in the factor that the server is told. With skip_non_finite a gradient that is
+        DeadlineExceededError the same call again is about the same step. The factor that the server gets includes
+        what was done to the proxy (unscale_, clip) and the average of a group. With skip_non_finite a gradient that is
         not finite, or a loss or a factor that was not (nothing of it is in the window), changes nothing but ends the
         window; the answer says `skipped`. Without it a factor that is not finite is a FloatingPointError, and nothing
         is stepped. FailedPreconditionError of a head without an optimizer."""
