@@ -29,8 +29,8 @@ class PortableProducts {
   Result InputGradient(int64_t rows, const void* e, int64_t stride, const void* weight, float* product,
                        cudaStream_t stream) const;
 
-  // How many rows WeightGradient adds up for so many of them, at most `most`. What is beyond them in e and
-  // scaled_x is zero.
+  // The number of rows, at most `most`, that WeightGradient is to be given for a tile of `rows`. The caller
+  // sets those beyond the tile to zero, in e and in scaled_x.
   static int64_t ReductionRows(int64_t rows, int64_t most);
   // dW = or += Eᵀ scaled_x. `factors`: TileRows', used for fp16.
   Result WeightGradient(int64_t rows, const void* e, int64_t stride, const void* scaled_x,
