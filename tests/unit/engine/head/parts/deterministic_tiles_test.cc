@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -199,15 +200,18 @@ TEST_F(DeterministicTilesTest, TheProductsAreTheSameHoweverTokensAreCutAndWhenev
 }
 
 TEST_F(DeterministicTilesTest, RowsAreOneProductIfTheyHaveAllButThemselvesInCommon) {
-  Chunk scaled = MakeChunk(1, 1);
-  scaled.gradient_scale = 2;
-  Chunk z_scaled = MakeChunk(2, 1);
-  z_scaled.options.z_gradient_scale = 3;
-  Add(0, 1);
-  Add(std::move(scaled));
-  Add(std::move(z_scaled));
+  // Each differs from the one before in one respect.
+  const auto add = [this](int64_t place, float gradient_scale, std::optional<float> z_gradient_scale) {
+    Chunk chunk = MakeChunk(place, 1);
+    chunk.gradient_scale = gradient_scale;
+    chunk.options.z_gradient_scale = z_gradient_scale;
+    Add(std::move(chunk));
+  };
+  add(0, 1, std::nullopt);
+  add(1, 2, std::nullopt);
+  add(2, 2, 3);
   kind_.options.label_smoothing = 0.1f;
-  Add(3, 1);
+  add(3, 2, 3);
   const std::vector<Piece> pieces = tiles_.TakeComplete();
   EXPECT_THAT(Tokens(pieces), ElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3)));
   EXPECT_EQ(pieces[1].chunk.gradient_scale, 2);

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <latch>
 #include <limits>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -211,14 +214,16 @@ TEST(StagedWrite, OnceItIsTakenItTakesNoRows) {
 }
 
 TEST(StagedWrite, WritersOfDifferentRowsDoNotDisturbEachOther) {
-  constexpr int64_t kRows = 20'000;
+  constexpr int64_t kRows = 100'000;
   constexpr int64_t kWriters = 4;
   HeadConfig config = Config();
   config.vocab_size = kRows;
   config.hidden_size = 1;
   StagedWrite write = Begin(config);
+  std::latch begin(kWriters);
   // Neighbours are written by different threads.
-  const auto write_every_fourth = [&write](int64_t first) {
+  const auto write_every_fourth = [&](int64_t first) {
+    begin.arrive_and_wait();
     for (int64_t row = first; row < kRows; row += kWriters) {
       EXPECT_TRUE(write.Write(row, 1, DataType::kFloat32, Rows(1, static_cast<float>(row), 1)).ok());
     }
