@@ -89,11 +89,11 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
   } else if (adds) {
     item->weight_gradient = ChunkItem::WeightGradient::kWithBatch;
   }
-  item->row_kind = teacher == nullptr ? KindOf(chunk, config_)
-                                      : KindOf(chunk, config_, &teacher->config_, teacher->backend_address_);
-  item->row_kind.gradient = gradients_.Of(window_.InSecond(chunk.generation));
+  item->batch_key = teacher == nullptr ? KindOf(chunk, config_)
+                                       : KindOf(chunk, config_, &teacher->config_, teacher->backend_address_);
+  item->batch_key.gradient = gradients_.Of(window_.InSecond(chunk.generation));
   item->rows = chunk.tokens;
-  if (teacher != nullptr) item->row_kind.teacher.head_number = teacher->number_;
+  if (teacher != nullptr) item->batch_key.teacher.head_number = teacher->number_;
   item->teacher = std::move(teacher);
   item->chunk = std::move(chunk);
   return item;

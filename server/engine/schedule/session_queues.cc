@@ -45,7 +45,7 @@ void SessionQueues::Place(Session& session) {
     return;
   }
   const bool idle = session.chunks.empty();
-  session.order = idle ? &idle_ : &OrderOf(session.chunks.front().chunk->row_kind);
+  session.order = idle ? &idle_ : &OrderOf(session.chunks.front().chunk->batch_key);
   const uint64_t age = idle ? session.id : session.chunks.front().number;
   session.place = session.order->emplace(std::make_pair(session.tag, age), &session).first;
 }
@@ -87,7 +87,7 @@ SessionQueues::Batch SessionQueues::Gather(const RowsPerBatch& rows_per_batch) {
   std::erase_if(waiting_by_kind_, [](const auto& entry) { return entry.second.empty(); });
   Order* order = next_kind_.has_value() ? &OrderOf(*next_kind_) : Earliest();
   if (!next_kind_.has_value() && order != nullptr) {
-    next_kind_ = order->begin()->second->chunks.front().chunk->row_kind;
+    next_kind_ = order->begin()->second->chunks.front().chunk->batch_key;
     next_most_ = rows_per_batch(*next_kind_);
   }
   int passed_over = 0;

@@ -35,7 +35,7 @@ namespace lossd::engine {
 
 // A chunk as the queue sees it. What stands here does not change once it is queued.
 struct QueuedChunk {
-  BatchKey row_kind;
+  BatchKey batch_key;
   int64_t rows = 0;      // none: costs the device nothing, and may be part of any batch
   uint64_t session = 0;  // whose chunk it is, among those of its head
 };

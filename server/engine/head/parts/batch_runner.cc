@@ -58,7 +58,7 @@ void BatchRunner::Compute(const std::shared_ptr<Batch>& batch) {
       counters.read_seconds.Observe(absl::ToDoubleSeconds(chunk.item->accepted - chunk.item->chunk.received));
       counters.queue_seconds.Observe(absl::ToDoubleSeconds(batch->started - chunk.item->accepted));
     }
-    kind = chunk.item->row_kind;
+    kind = chunk.item->batch_key;
     timed = timed || chunk.item->chunk.timing == Timing::kReport;
     rows.push_back(Describe(chunk));
     tokens += rows.back().tokens;
@@ -103,7 +103,7 @@ ChunkRows BatchRunner::Describe(StartedChunk& started) const {
   if (started.item->is_piece()) return rows;
   answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
-  rows.returns = Allocate(started.item->row_kind.returns, chunk.tokens, &answer.returns);
+  rows.returns = Allocate(started.item->batch_key.returns, chunk.tokens, &answer.returns);
   if (chunk.dx.data != nullptr) {
     rows.dx = chunk.dx.data;
     rows.dx_place = chunk.dx.place;
@@ -152,7 +152,7 @@ void BatchRunner::AnswerNext(Batch& batch) {
     if (IsOfHiddenStates(item.rejection)) ++parts_.counters->non_finite_hidden_states;
   } else {
     if (item.chunk.timing == Timing::kReport) answer.times = TimesOf(batch, item);
-    const bool weighted = item.row_kind.class_weights == ClassWeights::kUse;
+    const bool weighted = item.batch_key.class_weights == ClassWeights::kUse;
     SumTokens(item.chunk, weighted ? parts_.config->class_weights->data() : nullptr, &answer);
     if (!item.chunk.options.returns.z_loss) answer.returns.z_losses.clear();  // only for the sum
     if (!item.chunk.options.returns.divergence) answer.returns.divergences.clear();

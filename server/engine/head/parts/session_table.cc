@@ -470,7 +470,7 @@ BatchKey SessionTable::TileKind(BatchKey of_chunk, Gradient* gradient) {
 }
 
 SessionTable::Filled SessionTable::FillPlace(ChunkItem& item) {
-  const BatchKey kind = TileKind(item.row_kind, item.deterministic->memory.gradient.get());
+  const BatchKey kind = TileKind(item.batch_key, item.deterministic->memory.gradient.get());
   DeterministicTiles& tiles = item.deterministic->tiles;
   tiles.Fill(std::move(item.chunk), kind, item.kept_bytes);
   return {ItemsOf(item.deterministic, tiles.TakeComplete()), TakeWaiting(item.session_id)};
@@ -496,7 +496,7 @@ std::vector<std::shared_ptr<ChunkItem>> SessionTable::ItemsOf(
   std::vector<std::shared_ptr<ChunkItem>> items;
   for (DeterministicTiles::Piece& piece : pieces) {
     auto item = std::make_shared<ChunkItem>();
-    item->row_kind = piece.kind;
+    item->batch_key = piece.kind;
     item->rows = piece.chunk.tokens;
     item->session = session->number;
     item->session_id = session->id;

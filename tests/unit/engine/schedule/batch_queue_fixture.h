@@ -89,7 +89,7 @@ class BatchQueueTest : public ::testing::Test {
     auto chunk = std::make_shared<NamedChunk>();
     chunk->name = name;
     chunk->rows = rows;
-    chunk->row_kind = kind;
+    chunk->batch_key = kind;
     chunk->session = session;
     return chunk;
   }

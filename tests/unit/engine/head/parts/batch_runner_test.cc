@@ -140,7 +140,7 @@ class BatchRunnerTest : public testing::Test {
   }
   StartedChunk LossOnly(uint64_t sequence) const {
     StartedChunk started = MakeChunk(sequence);
-    started.item->chunk.mode = started.item->row_kind.mode = ComputeMode::kLossOnly;
+    started.item->chunk.mode = started.item->batch_key.mode = ComputeMode::kLossOnly;
     started.item->weight_gradient = WeightGradient::kNone;
     return started;
   }
@@ -158,7 +158,7 @@ class BatchRunnerTest : public testing::Test {
   // Rows of a tile of a deterministic session.
   StartedChunk MakePiece() const {
     StartedChunk started = MakeChunk(0);
-    started.item->chunk.mode = started.item->row_kind.mode = ComputeMode::kWeightGradientOnly;
+    started.item->chunk.mode = started.item->batch_key.mode = ComputeMode::kWeightGradientOnly;
     return started;
   }
 
@@ -206,12 +206,12 @@ TEST_F(BatchRunnerTest, OnlyChunksWhoseShareGoesWithTheBatchCountInTheGradient) 
 
 TEST_F(BatchRunnerTest, TheDeviceGetsTheKindAndTheRowsOfChunksThatAreNotRejected) {
   StartedChunk chunk = MakeChunk(2);
-  chunk.item->row_kind.options.label_smoothing = 0.1f;
+  chunk.item->batch_key.options.label_smoothing = 0.1f;
   chunk.item->chunk.gradient_scale = 3;
   chunk.item->chunk.ignore_index = 7;
   const ChunkItem& item = *chunk.item;
   Run("a", All(Rejected(1), std::move(chunk), Rejected(3)));
-  EXPECT_EQ(Batch(0).kind, item.row_kind);
+  EXPECT_EQ(Batch(0).kind, item.batch_key);
   ASSERT_THAT(Batch(0).chunks, SizeIs(1));
   const ChunkRows& rows = Batch(0).chunks[0];
   EXPECT_EQ(rows.tokens, 2);
@@ -432,9 +432,9 @@ TEST_F(BatchRunnerTest, ALossThatIsNotFiniteStaysOutOfTheSums) {
 
 TEST_F(BatchRunnerTest, WhatIsComputedForItsSumAloneIsNotReturned) {
   StartedChunk sum_only = MakeChunk(1);
-  sum_only.item->row_kind.returns.z_loss = true;
+  sum_only.item->batch_key.returns.z_loss = true;
   StartedChunk wanted = MakeChunk(2);
-  wanted.item->row_kind.returns.z_loss = wanted.item->chunk.options.returns.z_loss = true;
+  wanted.item->batch_key.returns.z_loss = wanted.item->chunk.options.returns.z_loss = true;
   Run("a", All(std::move(sum_only), std::move(wanted)));
   ScriptedBackend::Finish(Batch(0));
   EXPECT_THAT(listener_->answers[0].returns.z_losses, IsEmpty());
