@@ -241,7 +241,7 @@ TEST_F(HeadCheckpointTest, ASealedWindowIsNotSavedUnderATagAndARestoreReopensIt)
   const Content before = Look();
   const absl::StatusOr<FlushInfo> flush = BeginFlush();
   ASSERT_TRUE(flush.ok());
-  ExpectError(engine_->SaveCheckpoint("h", "b").status(), absl::StatusCode::kFailedPrecondition, "frozen");
+  ExpectError(engine_->SaveCheckpoint("h", "b").status(), absl::StatusCode::kFailedPrecondition, "sealed");
   ASSERT_TRUE(engine_->RestoreCheckpoint("h", "a").ok());
   EXPECT_TRUE(absl::IsAborted(head_->CommitFlush(flush->flush_id).status())) << "the flush is over";
   EXPECT_EQ(Look(), before);

@@ -111,7 +111,7 @@ TEST_F(HeadTest, FlushWaitsForWhatWasAcceptedAndHoldsBackTheNextGeneration) {
   Chunk late = MakeChunk(2, 7, 1);
   const absl::Status refused = head->Submit(lane, late, [] {}).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("frozen"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("sealed"));
   EXPECT_EQ(*head->Submit(lane, next, [&] { resumed.set_value(); }), Head::Submission::kWait);
   EXPECT_EQ(*head->CommitFlush(flush->flush_id), 2U);
   resumed.get_future().wait();
