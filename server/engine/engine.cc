@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMaxClientKey = 256;
 constexpr int64_t kLanesOfCredit = 4;  // that a session has by default
 
-// What streams of rows have on top of a limit that sessions may fill: this part of it.
+// The bytes that streams of rows may hold on top of `limit`, which sessions alone may fill.
 int64_t OnlyForRows(int64_t limit) { return limit / 8; }
 
 // The rest of `limit` for sessions, and for streams of rows, when they hold `credits` and `rows` bytes.
@@ -134,7 +134,7 @@ absl::Status Engine::DeleteHead(const std::string& name, DiscardGradient discard
   // Its checkpoints stay, but no start brings it back. First: if this fails, nothing has changed.
   if (absl::Status marked = options_.checkpoints->MarkDeleted(name); !marked.ok()) return marked;
   absl::Status removed = RemoveHead(name, discard, std::move(released));
-  // A chunk came meanwhile.
+  // The head lives on: a chunk came meanwhile, whose gradient must not be discarded.
   if (!removed.ok()) options_.checkpoints->MarkLive(name).IgnoreError();
   return removed;
 }

@@ -8,7 +8,7 @@
 
 namespace lossd::engine {
 
-// What lists show of one.
+// The entry of one checkpoint in a list.
 struct CheckpointInfo {
   std::string head;
   std::string tag;

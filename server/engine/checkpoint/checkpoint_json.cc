@@ -22,7 +22,7 @@ constexpr size_t kMostLanes = 1 << 16;
 
 [[noreturn]] void Refuse(absl::string_view what) { throw std::invalid_argument(std::string(what)); }
 
-// JSON has no word for what is not finite.
+// JSON cannot express numbers that are not finite.
 json FromDouble(double value) { return std::isfinite(value) ? json(value) : json(absl::StrCat(value)); }
 double ToDouble(const json& value) {
   if (!value.is_string()) return value.get<double>();

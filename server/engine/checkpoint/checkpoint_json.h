@@ -10,12 +10,13 @@
 
 namespace lossd::engine {
 
-// An integer from `least` to `most`. The library would make one of 2.5, of true, and of what has more bits.
+// Reads an integer from `least` to `most`. The library would also convert 2.5, true and numbers with more
+// bits.
 int64_t ToInteger(const nlohmann::json& value, int64_t least, int64_t most);
 
 nlohmann::json ToJson(const HeadCheckpoint& head);
-// Chunks that tiles keep have their sizes, and no bytes yet. Whether the configuration is one that a head can
-// have is left to be checked.
+// Chunks in tiles get their sizes, but no bytes yet. The caller still has to check whether a head can have
+// this configuration.
 HeadCheckpoint HeadFromJson(const nlohmann::json& from);
 
 nlohmann::json ToJson(const DeterministicTiles::Content& tiles);

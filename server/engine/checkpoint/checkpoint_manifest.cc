@@ -132,8 +132,8 @@ Manifest FromJson(const json& content) {
   if (manifest.head.ignored_deferred_bytes.has_value()) {
     known["head"]["config"]["deferred_bytes"] = *manifest.head.ignored_deferred_bytes;
   }
-  // Whatever else it says would be lost without a word: what a newer server knows, or a number that was
-  // rounded. As texts, since 105 and 105.0 are equal as values.
+  // A manifest that says more, written by a newer server or with a number that was rounded here, is refused:
+  // the rest would be lost silently. Texts are compared, since 105 and 105.0 are equal as values.
   if (known.dump() != content.dump()) {
     throw std::invalid_argument("it says something that this lossd does not know, or would not say so");
   }
@@ -158,7 +158,7 @@ absl::StatusOr<std::string> Sealed(const json& content) {
 }
 
 absl::StatusOr<json> Unsealed(absl::string_view text, const std::string& path) {
-  // What writes it out again goes as deep as it is.
+  // dump() below recurses as deep as the document is nested.
   constexpr int kMostDepth = 32;
   bool too_deep = false;
   const auto watch = [&too_deep](int depth, json::parse_event_t /*event*/, const json& /*value*/) {
@@ -171,7 +171,7 @@ absl::StatusOr<json> Unsealed(absl::string_view text, const std::string& path) {
     return Damaged(path, "it is no manifest");
   }
   try {
-    // With the first, what the other two do not see: white space and the like.
+    // The first comparison finds changes that the other two miss, such as white space.
     if (absl::StrCat(sealed.dump(1), "\n") != text || sealed.size() != 2 ||
         sealed.at("xxh3") != Digest(sealed.at("content").dump())) {
       return Damaged(path, "its checksum is another one");

@@ -22,16 +22,16 @@ struct Manifest {
 // DATA_LOSS: `path`, relative to the checkpoint folder, is not as it was written.
 absl::Status Damaged(const std::string& path, absl::string_view what);
 
-// Text that tells of any change to it.
+// The content as text with a checksum, which shows any change to it.
 absl::StatusOr<std::string> Sealed(const nlohmann::json& content);
 // DATA_LOSS naming `path` if it is not as it was sealed.
 absl::StatusOr<nlohmann::json> Unsealed(absl::string_view text, const std::string& path);
 
 absl::StatusOr<std::string> ToText(const Manifest& manifest);
 // DATA_LOSS naming `path` and what is wrong: damage, another format, values that no head can have, files that
-// do not belong to what it says.
+// do not match the manifest.
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text, const std::string& path);
-// The same of what was unsealed.
+// The same for content that was unsealed.
 absl::StatusOr<Manifest> ManifestOf(const nlohmann::json& content, const std::string& path);
 
 CheckpointInfo InfoOf(const Manifest& manifest, const std::string& tag);

@@ -1,5 +1,5 @@
-// A checkpoint on its way back. Files are opened when they are verified, and are the same until they were
-// read, whatever takes their names meanwhile.
+// Reads a checkpoint for a restore. Verify opens every file, and Read reads the open files: they stay the
+// same even if others take their names meanwhile.
 #ifndef LOSSD_SERVER_ENGINE_CHECKPOINT_CHECKPOINT_READER_H_
 #define LOSSD_SERVER_ENGINE_CHECKPOINT_CHECKPOINT_READER_H_
 

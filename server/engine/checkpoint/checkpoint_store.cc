@@ -38,7 +38,7 @@ absl::Status NotThere(const std::string& head, const std::string& tag) {
                    " (ListCheckpoints shows those there are)"));
 }
 
-// What stands before the number in a tag PREFIX-NUMBER.
+// The prefix of a tag PREFIX-NUMBER; nothing for other tags.
 std::optional<std::string> PrefixOf(const std::string& tag) {
   const size_t hyphen = tag.find_last_not_of("0123456789");
   const bool numbered =
@@ -182,7 +182,7 @@ absl::StatusOr<CheckpointInfo> CheckpointStore::Commit(CheckpointWriter& writer,
   const absl::StatusOr<std::string> text = ToText(manifest);
   if (!text.ok()) return text.status();
   if (absl::Status finished = writer.Finish(*text, &known_); !finished.ok()) return finished;
-  // Not sooner: a save that fails brings back none that was deleted.
+  // Comes last: a save that fails must not make a deleted head live again.
   if (absl::Status live = MarkLive(writer.head()); !live.ok()) return live;
   return InfoOf(manifest, writer.tag());
 }
@@ -242,11 +242,11 @@ absl::StatusOr<DeletedCheckpoint> CheckpointStore::Delete(const std::string& hea
   if (const absl::StatusOr<FolderBytes> bytes = files_.Measure(path); bytes.ok()) {
     deleted.bytes_freed = bytes->alone;
   }
-  // Under this name nobody finds it, and the next start removes what is left of it.
+  // Nobody looks under this name, and the next start removes what a crash leaves of it.
   const std::string temporary = FolderOf(head, absl::StrCat(kTemporaryBegin, tag));
   if (absl::Status cleared = files_.Remove(temporary); !cleared.ok()) return cleared;
   if (absl::Status hidden = files_.Rename(path, temporary); !hidden.ok()) return hidden;
-  // It is gone, whatever becomes of its files.
+  // The checkpoint is deleted now, even if its files cannot be removed.
   if (!files_.Remove(temporary).ok()) deleted.bytes_freed = 0;
   return deleted;
 }

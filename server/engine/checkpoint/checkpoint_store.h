@@ -69,15 +69,15 @@ class CheckpointStore {
   // Everything in the folder counts. Thread-safe, as Space is.
   absl::StatusOr<FolderBytes> Measure() const { return files_.Measure(""); }
   absl::StatusOr<DiskSpace> Space() const { return files_.Space(); }
-  // Heads that have any.
+  // Heads that have checkpoints.
   absl::StatusOr<std::vector<std::string>> Heads() const;
-  // The same without those that were deleted since.
+  // The same, without heads that were deleted after their last save.
   absl::StatusOr<std::vector<std::string>> LiveHeads() const;
   // A checkpoint that is committed makes its head live.
   absl::Status MarkDeleted(const std::string& head) const;
   absl::Status MarkLive(const std::string& head) const;
-  // Numbers for the next restore of a checkpoint with `saved` to a head with `now`: none before had them, of
-  // whichever server, deleted heads of this name included. On the disk when it returns.
+  // Numbers for the next restore of a checkpoint with `saved` to a head with `now`. No head of this name ever
+  // had them, on any server, deleted heads included. They are on the disk when this returns.
   absl::StatusOr<RestoreNumbers> NextRestore(const std::string& head, const RestoreNumbers& saved,
                                              const RestoreNumbers& now) const;
   // A file that was read from a checkpoint is known by this key from now on, as if it had been written.
@@ -86,7 +86,8 @@ class CheckpointStore {
   absl::Status WriteDrain(const DrainRecord& record);
   // Nothing if there is none.
   absl::StatusOr<std::optional<DrainRecord>> ReadDrain() const;
-  // From now on there is none, whatever happens; or, if nothing was done with it, there is again.
+  // ConsumeDrain takes the record away, whatever happens to the process. ReturnDrain brings it back if
+  // nothing was done with it.
   absl::Status ConsumeDrain();
   absl::Status ReturnDrain();
 

@@ -50,7 +50,7 @@ class CheckpointWriter : public StateSink {
 
   absl::Status Begin();
   bool Share(const std::string& name, const std::string& key);
-  // Everything, and the manifest, is on the disk and has its name.
+  // When this returns ok, all files and the manifest are on the disk under their names.
   absl::Status Finish(const std::string& manifest, KnownFiles* known);
 
   struct File {

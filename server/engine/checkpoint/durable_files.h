@@ -52,7 +52,7 @@ class DurableFiles {
   // "link", "make", "rename", "remove"); a number other than 0 is the error that the step fails with.
   using Fault = std::function<int(absl::string_view step, const std::string& path)>;
 
-  // Makes the folder, mode 0700, if it is not there, and has it for itself as long as it lives.
+  // Makes the folder, mode 0700, if it is not there, and locks it until this object is destroyed.
   // FAILED_PRECONDITION if it cannot be made or written to, or another process has it.
   static absl::StatusOr<DurableFiles> Open(const std::string& folder, Fault fault = nullptr);
 
@@ -64,14 +64,14 @@ class DurableFiles {
                      std::span<const std::byte> bytes) const;
   absl::Status Sync(const FileDescriptor& file, const std::string& path) const;
   absl::Status SyncFolder(const std::string& path) const;
-  // Another name, `path`, for the file of that identity at `of`. NOT_FOUND if it is no longer there, or is
-  // another one.
+  // Gives the file at `of` another name, `path`. NOT_FOUND if there is no file at `of`, or one of another
+  // identity.
   absl::Status Link(const std::string& of, const FileIdentity& identity, const std::string& path) const;
   absl::StatusOr<FileIdentity> Identify(const FileDescriptor& file, const std::string& path) const;
 
-  // `from`, both in one folder, takes the name `to`; what had it is gone. At every moment there is one of
-  // them under that name, or both under `from` and LeftOver(to). Once the new one has it for good there is no
-  // error, even if what had it could not be removed from `from` or LeftOver(to).
+  // Renames `from` to `to` in the same folder; the file that had the name is removed. At every moment there
+  // is a file under that name, or both are under `from` and LeftOver(to). Once the rename is durable there is
+  // no error, even if the old file could not be removed from `from` or LeftOver(to).
   absl::Status Replace(const std::string& from, const std::string& to) const;
   static std::string LeftOver(const std::string& path);
 

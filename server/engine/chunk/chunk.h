@@ -61,8 +61,8 @@ struct ChunkDistillation {
   kernels::Distillation loss = {};
 };
 
-// What the loss of a chunk is beyond plain cross-entropy; what is not set is the head's. Where that is looked
-// up and checked: chunk_options.h.
+// Options of a chunk's loss beyond plain cross-entropy; the head's values count where none are set.
+// chunk_options.h resolves and checks them.
 struct ChunkOptions {
   kernels::LossOptions loss = {};
   // Whether these two of `loss` are the chunk's: Set.
@@ -185,18 +185,19 @@ struct ChunkAnswer {
   absl::Time ready;  // when all this was there
 };
 
-// What can be said of a chunk before its tensors are looked at: its number of tokens and of hidden-state
-// bytes. `teacher`, here and below: that of its distillation, null without one.
+// Checks what needs no look at the tensors: the number of tokens and of hidden-state bytes. `teacher`, here
+// and below: the teacher of the chunk's distillation, null without one.
 absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                             const HeadConfig* teacher = nullptr);
 
 // Checks everything about a chunk's content: sizes, labels, options, finiteness of the hidden states of rows
-// that are not ignored (unless they are in the device's memory, which is the device's to look at).
+// that are not ignored (unless they are in the device's memory: then the device checks them).
 // INVALID_ARGUMENT naming the field, what it is and what it must be.
 absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                              const HeadConfig* teacher = nullptr);
 
-// Checks a chunk that was taken once and is read again: what an index or a factor is made of.
+// Checks a chunk that was taken once and is read back from a checkpoint: everything that becomes an index or
+// a factor.
 absl::Status ValidateKept(const Chunk& chunk, const HeadConfig& head);
 
 // Bytes the answer to this chunk will hold.

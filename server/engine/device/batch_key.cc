@@ -31,7 +31,7 @@ BatchKey KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* te
                     .weight_type = teacher->weight_type,
                     .hidden_type = options.distillation->hidden_type,
                     .distillation = options.distillation->loss};
-    // What means nothing keeps no chunks apart.
+    // `beta` matters only to Jensen-Shannon: other chunks that differ in it alone may share a batch.
     if (kind.teacher.distillation.divergence != kernels::Divergence::kJensenShannon) {
       kind.teacher.distillation.beta = kernels::Distillation().beta;
     }

@@ -11,10 +11,10 @@ namespace {
 
 std::atomic<uint64_t> heads_made = 0;
 
-// Bytes that calls for logits of a head may hold together: so many of the largest.
+// Calls for logits of a head may together hold as many bytes as this number of the largest calls.
 constexpr int64_t kLargestLogitsCalls = 8;
 
-// The second gradient is the head's own.
+// The part of the environment that is shared: the second gradient belongs to this head alone.
 HeadEnvironment Shared(HeadEnvironment environment) {
   environment.second_gradient = nullptr;
   return environment;

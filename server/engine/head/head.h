@@ -75,7 +75,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   ~Head() override;
 
   const HeadConfig& config() const { return config_; }
-  // What there is to tell of it (head_info.cc).
+  // Information about the head (head_info.cc).
   HeadInfo Info() const;
   HeadSnapshot Snapshot() const;
   std::vector<SessionSnapshot> Sessions() const;
@@ -199,15 +199,15 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   enum class SaveAs { kTagged, kDrained };
   // Writes every file but the manifest, of one moment between two batches; `done` gets what that has to say.
   void Save(SaveAs as, StateSink* sink, std::function<void(absl::StatusOr<HeadCheckpoint>)> done);
-  // kDrained: nothing happened since it was saved, so sessions go on. kTagged: what happened since is undone;
-  // streams end, and weights get a version that none had before.
+  // kDrained: nothing happened since the save, so sessions go on. kTagged: everything since the save is
+  // undone; streams end, and the weights get a version that no weights had before.
   enum class RestoreAs { kTagged, kDrained };
-  // The head becomes what it was, if an error does not say that nothing has changed. `numbers`: of a tagged
-  // one, CheckpointStore::NextRestore. `source`: of this configuration. `memory`: of deterministic
-  // sessions beyond those there are.
+  // Puts the head back to the checkpoint. The error says so if nothing has changed. `numbers`: for kTagged,
+  // those of CheckpointStore::NextRestore. `source` has this head's configuration. `memory`: for
+  // deterministic sessions beyond those that the head has now.
   void Restore(RestoreAs as, const RestoreNumbers& numbers, std::shared_ptr<const StateSource> source,
                std::vector<SessionMemory> memory, std::function<void(absl::StatusOr<FileKeys>)> done);
-  // Goes up whenever more than a drain lies between the head and what it was.
+  // How often the head was put back to a checkpoint; going on after a drain does not count.
   uint64_t restores() const;
   // Ids and numbers of lanes.
   std::map<std::string, int32_t> OpenSessions() const;
@@ -291,7 +291,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckGenerationLocked(uint64_t generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSealableLocked(const std::vector<SessionMarks>& marks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Once everything accepted before is in the gradients: whether that is still what the call has named.
+  // Called when everything that was accepted before the call is in the gradients. Ok if that still matches
+  // the marks of the call.
   absl::Status CheckSealedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Seal();
   void Step();
@@ -313,12 +314,12 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // Puts the norm and the count that a caller got of a gradient into the counters.
   void CountGradient(double norm, int64_t non_finite);
 
-  // Runs `task` on the device thread once everything that was accepted before is in the gradients; what tiles
-  // hold is only taken out for it if `marks`, where there are any, match then.
+  // Runs `task` on the device thread once everything that was accepted before is in the gradients; with
+  // `marks`, rows that wait in tiles are added for it only if the marks match then.
   void PostLastLocked(std::optional<std::vector<SessionMarks>> marks, std::function<void()> task)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BeginLastTask() ABSL_LOCKS_EXCLUDED(mutex_);
-  // What a call did to the window that the device has yet to do to its gradients.
+  // Posts the work on the gradients that follows from a change of the window.
   void PostWindowWorkLocked(std::function<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndWindowWork() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -340,7 +341,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   std::vector<GradientFile> GradientFilesLocked(const HeadCheckpoint& state) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   StateKeys KeysLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Runs `task` once the device's gradients are those that the window says.
+  // Runs `task` once all work of PostWindowWorkLocked is done: the gradients then match the window.
   void PostSettled(std::function<void()> task);
   bool Settled() const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<FileKeys> RestoreNow(RestoreAs as, const RestoreNumbers& numbers, const StateSource& source,

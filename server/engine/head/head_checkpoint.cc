@@ -139,7 +139,7 @@ absl::StatusOr<FileKeys> Head::RestoreNow(RestoreAs as, const RestoreNumbers& nu
                                           const StateSource& source, std::vector<SessionMemory> memory) {
   const HeadCheckpoint& state = source.checkpoint();
   if (absl::Status begun = BeginRestore(state, &memory); !begun.ok()) return begun;
-  // From here on there is no way back.
+  // From here on an error leaves the head half restored: it ends.
   HeadStateReader reader(&config_, backend_.get(), &source);
   absl::StatusOr<SessionTable::DeterministicSessions> sessions = SessionTable::DeterministicSessions{};
   absl::Status status = reader.ReadTensors();
@@ -166,13 +166,13 @@ absl::StatusOr<FileKeys> Head::RestoreNow(RestoreAs as, const RestoreNumbers& nu
   return keys;
 }
 
-// From now on no window ends, until the checkpoint has taken the place of everything, and `memory` has also
-// what deterministic sessions had.
+// From now on no window ends until the restore is over. Adds the memory of the present deterministic sessions
+// to `memory`.
 absl::Status Head::BeginRestore(const HeadCheckpoint& state, std::vector<SessionMemory>* memory) {
   const MutexLock lock(mutex_);
   absl::Status status = CheckRestorableLocked(state, static_cast<int64_t>(memory->size()));
   if (!status.ok()) return status;
-  // Now: sessions may be closed meanwhile, and take with them what they have.
+  // Taken at once: a session that is closed meanwhile would free its memory.
   sessions_.TakeMemory(memory);
   lifecycle_.BeginRestore(MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
                                     absl::StrCat("head ", config_.name, " is being restored")));
@@ -206,7 +206,7 @@ absl::Status Head::CheckRestorableLocked(const HeadCheckpoint& state, int64_t mo
                    ": a deterministic session whose memory it needs was closed a moment ago; try again"));
 }
 
-// Deterministic sessions get of `memory` what they need.
+// Gives each deterministic session of the checkpoint its part of `memory`.
 absl::StatusOr<SessionTable::DeterministicSessions> Head::RestoreSessions(HeadStateReader& reader,
                                                                           std::vector<SessionMemory> memory) {
   SessionTable::DeterministicSessions sessions;

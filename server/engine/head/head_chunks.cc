@@ -49,7 +49,8 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     sessions_.Wait(lane, std::move(resume));
     return Submission::kWait;
   }
-  // Whether a repeat could be computed though the first one was not: then it must not pass for one that was.
+  // A chunk that is rejected for a reason that may go away is remembered: otherwise its repeat would pass for
+  // one that was taken.
   bool remembered = chunk.options.distillation.has_value();
   const bool placed = *admission == Admission::kTake && chunk.mode == ComputeMode::kLossAndGradients &&
                       sessions_.IsDeterministic(lane.session_id);
@@ -99,7 +100,7 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
   return item;
 }
 
-// Everything but the chunk's place; finds what it names.
+// Checks everything but the chunk's place, and finds its teacher and its regions.
 absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) const {
   const HeadConfig* teacher_config = nullptr;
   if (chunk.decode_status.ok() && chunk.options.distillation.has_value()) {
@@ -114,7 +115,7 @@ absl::Status Head::CheckContent(Chunk& chunk, std::shared_ptr<Head>* teacher) co
   return status;
 }
 
-// Not ok for chunks whose answer, lost and asked for again, would later be another one.
+// Not ok for a chunk that must not be answered: if the answer were lost, a repeat could get another one.
 absl::Status Head::RefusalLocked(Admission admission, const Chunk& chunk, const absl::Status& rejection,
                                  bool remembered, const LaneAttachment& attachment) const {
   const std::string& session_id = attachment.session_id;

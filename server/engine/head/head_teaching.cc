@@ -1,9 +1,9 @@
-// Distillation: the head whose soft targets a chunk wants, and what it takes to be one.
+// Distillation: finds the head that teaches a chunk, and checks whether it can.
 //
-// Heads come and go while chunks name them. So that every chunk is counted exactly once all the same, one
-// that is rejected and has a teacher is remembered: once the teacher is there its repeat would pass for one
-// that was taken. And one that was taken, and whose teacher is gone, is not rejected when it comes again: it
-// may be in dW.
+// Heads come and go while chunks name them. Every chunk must be counted exactly once all the same. So a
+// rejected chunk with a teacher is remembered: once the teacher is there, its repeat would pass for a chunk
+// that was taken. And a chunk that was taken is not rejected when it comes again after its teacher has gone:
+// it may be in dW.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +14,8 @@
 namespace lossd::engine {
 namespace {
 
-// Rejected chunks of a lane that are remembered, and with these what is queued.
+// Once a lane has this many remembered chunks it takes no more that may have to be remembered. Chunks that
+// are queued by then can come on top.
 constexpr size_t kMostRemembered = 1024;
 
 }  // namespace
@@ -40,8 +41,9 @@ absl::StatusOr<uint64_t> Head::TeacherVersion() const {
                    absl::StrCat(kTeacherField, " is ", config_.name, ", which has no weights yet"));
 }
 
-// The version of the weights that these chunks' teacher has, and will have until they are done. All that have
-// one have the same: they are of one kind. Without any lock held: the teacher may be this head.
+// Returns the version of the teacher's weights, which stays until the chunks are done. All of these chunks
+// with a teacher have the same, since a batch is of one kind. Called without a lock: the teacher may be this
+// head.
 absl::StatusOr<uint64_t> Head::PrepareTeacherOf(const std::vector<std::shared_ptr<QueuedChunk>>& chunks) {
   for (const std::shared_ptr<QueuedChunk>& chunk : chunks) {
     const auto& item = static_cast<const ChunkItem&>(*chunk);
@@ -56,7 +58,7 @@ absl::StatusOr<uint64_t> Head::PrepareTeacherOf(const std::vector<std::shared_pt
   return 0;
 }
 
-// Not ok if the stream ends instead of the chunk being rejected.
+// Not ok if the stream must end because the chunk cannot be rejected: it was taken before.
 absl::Status Head::TeacherRefusalLocked(Admission admission, const Chunk& chunk,
                                         const absl::Status& rejection,
                                         const LaneAttachment& attachment) const {

@@ -36,8 +36,8 @@ class CpuDevice : public Device {
           absl::StrCat("one row of vocab_size ", config.vocab_size, " needs a workspace of ", row,
                        " bytes, the server has ", workspace_.size(), "; raise --workspace_bytes"));
     }
-    // Weights are written into a second buffer and published by exchanging the two; with a master it is the
-    // master that is.
+    // A write is staged in a second buffer ("weight_staging"), which becomes the weights, or the master if
+    // there is one, when it is published.
     MemoryPlan plan = {{"weights", config.weight_bytes() + config.bias_bytes()}};
     if (config.master_weights) plan.push_back({"master_weights", config.master_bytes()});
     if (config.gradient_bytes() > 0) {

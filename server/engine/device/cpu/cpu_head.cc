@@ -22,7 +22,7 @@ absl::Status KernelError(absl::string_view what, kernels::Status status) {
                    absl::StrCat(what, " failed: ", kernels::StatusName(status)));
 }
 
-// The products want one piece, aligned: where it is not, it is made in `gathered`.
+// The products need aligned rows in one piece. Other rows are copied into `gathered`.
 const void* OnePiece(const HiddenRows& rows, int64_t elements, DataType type, ResultBytes* gathered) {
   const int64_t element = kernels::SizeOf(type);
   if (rows.data != nullptr && reinterpret_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(element) == 0) {

@@ -78,7 +78,8 @@ void CpuBackend::NarrowMaster() {
 
 absl::Status CpuBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataType type, void* out) {
   const int64_t offset = first_row * config_.hidden_size;
-  // In the type that batches work with it is what they work with, in others what is most exact.
+  // The type of the weights returns exactly the weights that batches use; other types are converted from the
+  // master if there is one, which is more exact.
   const bool from_master = config_.master_weights && type != config_.weight_type;
   const HostBuffer& from = from_master ? master_ : weights_;
   const DataType from_type = from_master ? DataType::kFloat32 : config_.weight_type;

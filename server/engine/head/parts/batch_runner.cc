@@ -38,7 +38,7 @@ void BatchRunner::Run(std::shared_ptr<BatchOwner> owner, std::deque<StartedChunk
     if (rows) return Compute(batch);
     return EndBatch(*batch, BatchReport{});
   }
-  // Only rejected ones: their turn comes after what is under way.
+  // All of them are rejected: they join the last batch, behind the chunks under way.
   Batch& last = *batches_.back();
   const bool their_turn = last.answered == last.chunks.size();
   for (StartedChunk& chunk : chunks) last.chunks.push_back(std::move(chunk));
@@ -132,7 +132,7 @@ ChunkTimes BatchRunner::TimesOf(const Batch& batch, const ChunkItem& item) const
     times.input_ready = batch.device_times->input_ready;
     times.computed = batch.device_times->computed;
   }
-  // The device may have been asked about both in either order.
+  // The device was polled for these two times separately, so either may be later.
   times.compute_started = std::min(
       times.computed, std::max(times.input_ready, times.earlier_done.value_or(absl::InfinitePast())));
   return times;
@@ -222,10 +222,10 @@ void BatchRunner::Count(const Batch& batch, const StartedChunk& chunk) {
 void BatchRunner::CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& answer) {
   parts_.counters->non_finite_losses += static_cast<uint64_t>(answer.non_finite_losses);
   parts_.head_counters->tokens += static_cast<uint64_t>(answer.valid_tokens);
-  // Weights of tokens may be anything, negative or a gradient, and what they are multiplied with is no loss.
+  // Weights of tokens may be anything, even negative or a gradient: a weighted loss is no loss to report.
   if (!item.chunk.token_weights.empty()) return;
   const auto finite_tokens = static_cast<uint64_t>(answer.valid_tokens - answer.non_finite_losses);
-  // One that is not finite would stay in the sum for good.
+  // A loss that is not finite would stay in the sum for good.
   const double finite_nats =
       answer.non_finite_losses == 0 ? answer.loss_sum : SumOfFiniteLosses(item.chunk, answer);
   if (item.chunk.mode == ComputeMode::kLossOnly) {

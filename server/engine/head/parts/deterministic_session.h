@@ -1,4 +1,4 @@
-// What a head has for a deterministic session.
+// The memory and the state that a head keeps for a deterministic session.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_SESSION_H_
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_DETERMINISTIC_SESSION_H_
 
@@ -29,7 +29,7 @@ struct DeterministicSession {
   const int32_t rank;
   const uint64_t number;     // the session's, among those of its head
   DeterministicTiles tiles;  // this and what follows: guarded by the head's mutex
-  // Since when chunks wait for room and nothing has come that could make some.
+  // When chunks began to wait for room without a chunk that could make some.
   absl::Time waiting_since = absl::InfiniteFuture();
 };
 

@@ -23,7 +23,7 @@ int64_t LargestChunk(const ChunkLimits& limits) {
   return limits.max_chunk_bytes + limits.max_chunk_tokens * kTokenBytes + kChunkBytes;
 }
 
-// What chunks can have that are in the first incomplete tile, if only with one token.
+// Most bytes of the chunks that have at least one token in the first incomplete tile.
 int64_t NearBytes(const ChunkLimits& limits, int64_t hidden_size) {
   const int64_t tokens = DeterministicTiles::TileTokens(limits, hidden_size);
   return tokens * (hidden_size * kWidest + kTokenBytes + kChunkBytes) + 2 * LargestChunk(limits);
@@ -34,8 +34,8 @@ bool SameProduct(const DeterministicTiles::Piece& piece, const BatchKey& kind, c
          piece.chunk.options.z_gradient_scale == chunk.options.z_gradient_scale;
 }
 
-// Values of `tokens` tokens of `chunk` from `first` on behind those of `rows` tokens in `out`; where only one
-// of the two has any, the other's are `value`.
+// Appends the values of `tokens` tokens from `first` on to `out`, which holds those of `rows` tokens. If only
+// one of the two has values, those of the other are `value`.
 void AppendFloats(const std::string& from, int64_t first, int64_t tokens, float value, int64_t rows,
                   std::string* out) {
   if (from.empty() && out->empty()) return;
@@ -106,7 +106,7 @@ DeterministicTiles::Room DeterministicTiles::RoomFor(const Chunk& chunk) const {
   const int64_t most = near ? most_bytes_ : most_far_bytes_;
   if (Bytes(chunk) <= most - kept_bytes_) return Room::kFree;
   if (claimed_ > 0 || handed_out_ > 0) return Room::kLater;
-  // There cannot be more chunks with places in this tile.
+  // The reserve is large enough for all chunks with places in this tile.
   return near ? Room::kFree : Room::kNone;
 }
 

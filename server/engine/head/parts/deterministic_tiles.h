@@ -26,8 +26,8 @@ class DeterministicTiles {
   struct Stored;
 
  public:
-  // Tokens of a tile: as many on every device, and so many that a chunk of them is within the limits whatever
-  // its type.
+  // Tokens of a tile: the same number on every device, and small enough for a chunk of them to be within the
+  // limits in any type.
   static int64_t TileTokens(const ChunkLimits& limits, int64_t hidden_size);
   // Memory for chunks that are claimed or filled and not yet in dW.
   static int64_t KeptBytes(const ChunkLimits& limits, int64_t hidden_size);
@@ -41,32 +41,34 @@ class DeterministicTiles {
     kNone,   // no memory, and nothing is under way: only chunks of earlier places make room
   };
   Room RoomFor(const Chunk& chunk) const;
-  // There is room for it. `bytes`, below, is what Bytes says of the chunk now.
+  // Takes the places of a chunk that RoomFor found free. `bytes`, below, is the value that Bytes has for the
+  // chunk now.
   void Claim(const Chunk& chunk);
-  // It was not started, or rejected.
+  // Frees the places of a claimed chunk that was not started, or was rejected.
   void GiveUp(int64_t place, int64_t tokens, int64_t bytes);
   static int64_t Bytes(const Chunk& chunk);
 
-  // A chunk that was claimed and answered; `kind` is what its rows are in dW's product.
+  // Puts a chunk that was claimed and answered into its tiles. `kind`: the kind of the product in which its
+  // rows go to dW.
   void Fill(Chunk chunk, const BatchKey& kind, int64_t bytes);
 
-  // One product: a chunk of rows as they come, and what is to be given back once it is done.
+  // One product: a chunk of rows, and the chunks they come from, whose memory Done frees.
   struct Piece {
     BatchKey kind;
     Chunk chunk;
     std::vector<std::shared_ptr<Stored>> rows;  // whose they are
   };
-  // Those that are complete, in order.
+  // Takes the tiles that are complete, in order.
   std::vector<Piece> TakeComplete();
-  // All that is filled: to end the window, or the use of these weights. What comes into the same tiles later
-  // makes pieces of its own.
+  // Takes everything that is filled, before the window or the use of these weights ends. Rows that come into
+  // the same tiles later make pieces of their own.
   std::vector<Piece> TakeAll();
   void Done(const Piece& piece);
 
-  // Everything is done.
+  // To be called once every piece is done.
   void BeginWindow();
 
-  // What a window has in it, as far as it is not in dW: for checkpoints.
+  // The part of a window that is not in dW yet: for checkpoints.
   struct Content {
     int64_t tile_tokens = 0;
     int64_t next_tile = 0;

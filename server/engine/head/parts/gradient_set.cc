@@ -93,7 +93,7 @@ absl::StatusOr<std::vector<float>> GradientSet::Bias(const WindowGradient& of, f
 }
 
 absl::Status GradientSet::Summarize(const WindowGradient& of, float scale, FlushInfo* flush) {
-  // The sum of several gradients is nowhere on the device.
+  // With sessions, the gradient is a sum that the device does not hold: it is summed and summarized here.
   const bool summed_here = !of.sessions.empty();
   absl::Status status =
       summed_here ? SummarizeHere(of, scale, &flush->summary) : SummarizeOnDevice(of, scale, &flush->summary);
@@ -115,7 +115,8 @@ absl::Status GradientSet::SummarizeHere(const WindowGradient& of, float scale, G
   return absl::OkStatus();
 }
 
-// Only the checksum needs every byte in the host's memory. Counts what of the bias is not finite as well.
+// Reads the gradient only for the checksum; the device computes the rest. Its count of elements that are not
+// finite includes the bias.
 absl::Status GradientSet::SummarizeOnDevice(const WindowGradient& of, float scale, GradientSummary* summary) {
   const absl::StatusOr<GradientStats> stats = backend_->Summarize(of.window, scale);
   if (!stats.ok()) return stats.status();

@@ -111,7 +111,7 @@ std::optional<absl::StatusOr<StepResult>> GradientWindow::RepeatedStep(uint64_t 
                                                                        const StepRequest& request) const {
   const StepRecord& last = window_.last_step;
   if (generation == 0 || generation != last.generation) return std::nullopt;
-  // Who asks what became of it, and no longer knows the marks, names none.
+  // A caller that no longer knows the marks may ask without them.
   absl::Status same = CheckSameStep(last, marks.empty() ? last.marks : marks, request, "was applied");
   if (!same.ok()) return same;
   return last.result;

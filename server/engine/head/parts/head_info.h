@@ -1,4 +1,4 @@
-// What a head tells of itself.
+// Descriptions of a head, its sessions and its state.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_HEAD_INFO_H_
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_HEAD_INFO_H_
 

@@ -1,4 +1,4 @@
-// What a head is at one moment: plain data, and beside it tensors, each in a file of its own.
+// The state of a head at one moment: plain data, and tensors in files of their own.
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_HEAD_STATE_H_
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_HEAD_STATE_H_
 

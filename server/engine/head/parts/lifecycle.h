@@ -31,7 +31,7 @@ class Lifecycle {
   const absl::Status& admits() const { return ended_.ok() ? draining_ : ended_; }
   // Whether a call may end the window, or repeat one that did. A drain does not forbid it.
   const absl::Status& may_end_window() const { return ended_.ok() ? restoring_ : ended_; }
-  // Goes up whenever more than a drain lies between the head and what it was.
+  // How often the head was put back to a checkpoint; going on after a drain does not count.
   uint64_t restores() const { return restores_; }
 
  private:

@@ -33,7 +33,8 @@ struct LogitsRequest {
   std::optional<uint64_t> weight_version = {};  // that the weights must have
   int32_t top_k = 0;                            // above 0: of each row only so many, and its log-sum-exp
   std::string hidden_states;                    // [rows, H] of hidden_type, little-endian
-  // Asked by any thread before anything is computed: whether nobody waits for it any more. May be empty.
+  // Returns whether nobody waits for the answer any more. Any thread calls it before it computes. May be
+  // empty.
   std::function<bool()> cancelled = {};
 };
 
@@ -44,12 +45,13 @@ struct LogitsAnswer {
   std::string top_tokens;   // int32 [rows, top_k]; this and the next two empty without
   std::string top_logits;   // fp32 [rows, top_k]
   std::string log_sum_exp;  // fp32 [rows]
-  // To be kept for as long as the rest is: it counts what calls of the head hold together.
+  // Keep it as long as the rest: it holds the answer's part of the bytes that calls of the head may hold
+  // together.
   std::shared_ptr<const void> room = {};
 };
 using LogitsCallback = std::function<void(absl::StatusOr<LogitsAnswer>)>;
 
-// One that waits for the device.
+// A call that waits for the device.
 struct LogitsCall {
   LogitsRequest request;
   LogitsAnswer answer;
@@ -59,7 +61,7 @@ struct LogitsCall {
   absl::Time taken;
 };
 
-// What hidden states, and answers, of one call may come to. A row may always be more.
+// Most bytes of the hidden states of one call, and of its answer. A call of a single row may have more.
 int64_t MostLogitsBytes(const ChunkLimits& limits);
 
 // Bytes that a call holds: of its rows in whichever type is wider, and of its answer.
@@ -78,7 +80,7 @@ class LogitsTile {
   LogitsTile(const LogitsRequest& request, const HeadConfig& head, int64_t first, int64_t rows,
              Device* device, LogitsAnswer* answer);
   const LogitRows& rows() const { return rows_; }
-  // Once they are computed.
+  // Copies the results into the answer. To be called once they are computed.
   void TakeResults();
 
  private:
@@ -91,7 +93,7 @@ class LogitsTile {
 // Bytes that calls hold together, each from when it is taken until its answer is dropped. Thread-safe.
 class LogitsRoom {
  public:
-  // Null if they are too many for `limit`; a call that is alone is never refused.
+  // Null if the calls would hold more than `limit` together; a call that is alone is never refused.
   std::shared_ptr<const void> Take(int64_t bytes, int64_t limit);
   int64_t taken() const { return *taken_; }
 

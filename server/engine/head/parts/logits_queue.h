@@ -24,7 +24,7 @@ class LogitsQueue {
   absl::Status Add(LogitsCall& call, int64_t bytes);
   bool empty() const { return calls_.empty(); }
   size_t size() const { return calls_.size(); }
-  // The call whose turn it is; stays where it is until it is taken out.
+  // The call whose turn it is. The reference is valid until the call is taken out.
   LogitsCall& front() { return calls_.front(); }
   LogitsCall TakeFront();
 

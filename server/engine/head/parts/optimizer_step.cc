@@ -18,7 +18,7 @@ absl::Status Check(bool right, absl::string_view field, double value, absl::stri
 
 bool AtLeast0(double value) { return value >= 0 && value <= OptimizerConfig::kMost; }
 
-// What belongs to another optimizer than the head's is a mistake that would else go unseen.
+// An option of another optimizer than the head's is refused: otherwise the mistake would go unseen.
 absl::Status CheckKind(bool right, absl::string_view field, absl::string_view optimizers) {
   if (right) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, field,

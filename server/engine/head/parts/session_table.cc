@@ -43,7 +43,7 @@ absl::StatusOr<SessionTable::Opened> SessionTable::Open(const std::string& clien
                        " sessions, open or closed; the limit is ", kMostSessions, " (flush it)"));
     }
     if (deterministic == Deterministic::kYes && !settings_.frozen && memory.gradient == nullptr) {
-      // It was there when memory was looked at, and was closed since.
+      // The session was open when the caller asked whether it needs memory, and was closed since.
       return MakeError(absl::StatusCode::kUnavailable, RejectReason::kConflict, "client_key",
                        absl::StrCat("the session of client_key '", client_key,
                                     "' was closed a moment ago; open it again"));

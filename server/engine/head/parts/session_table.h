@@ -140,7 +140,7 @@ class SessionTable {
   int64_t deterministic_count() const { return static_cast<int64_t>(deterministic_.size()); }
   // Their gradients, by rank: the order in which they are summed.
   std::vector<Gradient*> GradientsInOrder() const;
-  // What their gradients and tiles take.
+  // The memory of their gradients and tiles.
   MemoryPlan Memory() const;
   // Not ok if a chunk of such a session has no place in the window.
   absl::Status CheckPlace(const std::string& session_id, const Chunk& chunk) const;
@@ -160,7 +160,7 @@ class SessionTable {
   Filled FillPlace(ChunkItem& item);
   // A piece is in dW: likewise.
   std::vector<Resume> FinishPiece(ChunkItem& item);
-  // What tiles hold that are not complete, before the window ends or new weights come.
+  // Takes the rows of tiles that are not complete, before the window ends or new weights come.
   std::vector<std::shared_ptr<ChunkItem>> TakeUnfinished();
   // Sessions that the ledger forgot, whose gradients are to be freed on the device thread.
   std::vector<std::shared_ptr<DeterministicSession>> TakeForgotten();
@@ -185,7 +185,7 @@ class SessionTable {
   Gradient* GradientOf(const std::string& session_id) const;  // of a deterministic one; else null
 
  private:
-  // What a lane has beside its marks.
+  // The state of a lane beside its marks.
   struct Stream {
     uint64_t epoch = 0;
     std::shared_ptr<LaneListener> listener;

@@ -52,7 +52,7 @@ class WeightStore {
   // Rows of the write under way that have arrived.
   int64_t staged_rows() const { return staged_ == nullptr ? 0 : staged_->rows(); }
 
-  // What becomes of a call that commits a write.
+  // The outcome of a call that commits a write.
   struct Commit {
     // Set: the answer. Otherwise `done` was taken, and is called with the others by whoever publishes.
     std::optional<absl::StatusOr<uint64_t>> answer;
@@ -74,7 +74,7 @@ class WeightStore {
   };
   Undone UndoWrites();
 
-  // What a checkpoint keeps.
+  // The part that a checkpoint keeps.
   struct State {
     uint64_t version = 0;
     int64_t optimizer_steps = 0;
