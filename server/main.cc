@@ -44,7 +44,7 @@ namespace {
 using telemetry::Log;
 using telemetry::LogLevel;
 
-// Memory that is freed and kept for what comes next, and how often it is looked at.
+// Freed memory that malloc may keep for the next requests, and the seconds between two looks at it.
 constexpr int64_t kFreedMemoryKept = int64_t{512} << 20;
 constexpr int64_t kSecondsToFreedMemory = 5;
 
@@ -85,7 +85,7 @@ void WaitPassively(char** argv) {
   execv(self.c_str(), argv);
 }
 
-// What somebody should know who listens on an address that others can reach.
+// Logs the risks of listening on addresses that others can reach.
 void WarnOfExposure(const Exposure& exposure) {
   for (const ExposureWarning& warning : WarningsOf(exposure)) {
     Log(LogLevel::kWarning, warning.event, {{"listen", warning.listen}, {"remedy", warning.remedy}});
@@ -101,7 +101,7 @@ timespec TimeUntil(std::chrono::steady_clock::time_point when) {
   return {.tv_sec = wait / kSecond, .tv_nsec = wait % kSecond};
 }
 
-// Until a signal to stop, or until the device failed.
+// Returns at a signal to stop, or when the device has failed.
 void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine,
                 rpc::Server& server, AccessWatch& access_watch) {
   using Clock = std::chrono::steady_clock;
@@ -117,7 +117,7 @@ void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed,
     int signal_number = sigtimedwait(&signals, nullptr, &wait);
     if (signal_number == SIGHUP) {
       access_watch.Reload(server);
-      signal_number = sigtimedwait(&signals_to_end, nullptr, &kAtOnce);  // which many of SIGHUP would hide
+      signal_number = sigtimedwait(&signals_to_end, nullptr, &kAtOnce);  // many SIGHUPs would hide it
     }
     if (signal_number > 0) {
       Log(LogLevel::kInfo, "draining", {{"signal", signal_number}});
@@ -137,7 +137,7 @@ int Fail(const absl::Status& status) {
   return kExitFailure;
 }
 
-// Whether a signal waits that is to be answered by an end.
+// Whether a signal is pending that should end the process.
 bool ToldToEnd() {
   sigset_t pending;
   sigemptyset(&pending);
@@ -150,7 +150,7 @@ int Stopped() {
   return 0;
 }
 
-// Connections, regions and what the process needs itself have to find room in what it may open.
+// The limit of open files has to cover connections, regions and the files of the process itself.
 void FitOpenFiles(engine::EngineOptions& options) {
   constexpr int64_t kEnough = 4096;
   const int64_t files = engine::RaiseFileLimit();
@@ -297,7 +297,7 @@ int Serve(Options options) {
   const Ports ports{.grpc = (*server)->port(),
                     .metrics = *listener == nullptr ? 0 : (*listener)->port(),
                     .health = *health == nullptr ? 0 : (*health)->port()};
-  // What may fail does so before the drain is taken: a start that fails leaves it to the next.
+  // Every step that may fail comes before the drain is taken: a start that fails leaves it to the next one.
   absl::StatusOr<PortFile> port_file = PortFile::Write(options.port_file, ports);
   if (!port_file.ok()) return Fail(port_file.status());
   if (absl::Status serving = StartServing(*restart, **server); !serving.ok()) return Fail(serving);

@@ -110,7 +110,8 @@ class LogitsReader {
     return first_.weight_version();
   }
 
-  // As the rows that there are. Versions of another server, or of before a restore, are counted anew.
+  // Whether the weights are those of the first rows. Versions of another server, or from before a restore,
+  // are counted anew.
   bool SameWeights(const v1::LogitsResponse& answer) const {
     return answer.weight_version() == first_.weight_version() &&
            answer.incarnation() == first_.incarnation() && answer.restores() == first_.restores();

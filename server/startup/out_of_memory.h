@@ -17,7 +17,7 @@ constexpr int kOutOfMemory = 3;
 // any other: what was in a checkpoint is safe, and the rest is sent again. Once, before other threads start.
 void ExitWhenOutOfMemory();
 
-// What they all do.
+// The end of every handler: writes the line and ends the process.
 [[noreturn]] void EndOutOfMemory();
 
 }  // namespace lossd

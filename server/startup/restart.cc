@@ -22,7 +22,7 @@ absl::StatusOr<Restart> Restart::Open(const std::string& folder, Restore restore
   if (!drain.ok()) return drain.status();
   restart.drain_ = *std::move(drain);
   if (restore == Restore::kNo && restart.drain_.has_value()) {
-    // Its own drain would take the place of what is there.
+    // Otherwise this server's own drain would replace the record.
     return absl::FailedPreconditionError(
         "--checkpoint_dir holds the state of a server that was drained: add --restore to go on from it, or "
         "remove drain.json from that folder to start without (tagged checkpoints stay either way)");
@@ -68,7 +68,7 @@ absl::Status Restart::RestoreHeads(engine::Engine& engine) const {
 absl::Status Restart::Take() {
   if (!drain_.has_value()) return absl::OkStatus();
   absl::Status taken = store_->ConsumeDrain();
-  // It may have failed after the record had its other name.
+  // It may have failed after the rename.
   if (!taken.ok()) GiveBack();
   return taken;
 }

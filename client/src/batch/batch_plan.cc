@@ -13,14 +13,14 @@ namespace {
 
 constexpr int64_t kDefaultChunkBytes = int64_t{4} << 20;
 constexpr int64_t kMostChunkBytes = int64_t{1} << 30;  // a protobuf message ends below 2 GiB
-// Below these, smaller chunks at the ends would gain nothing.
+// For batches below these sizes, smaller chunks at the ends would gain nothing.
 constexpr int64_t kLeastTaperedBytes = int64_t{1} << 20;
 constexpr int64_t kLeastTaperedTokens = 4;
 constexpr int64_t kLabelBytes = sizeof(int64_t);
 constexpr int64_t kLossBytes = sizeof(float);
 constexpr int64_t kWeightBytes = sizeof(float);  // also of an upstream gradient
 
-// What goes and comes for each token beside the tensors.
+// Bytes of a token on the wire, in both directions, beside hidden states and dX.
 int64_t TokenBytes(const Batch& batch, const BatchOutputs& outputs) {
   int64_t bytes = kLabelBytes + kLossBytes + BytesOnWire(outputs.returns);
   if (!batch.token_weights.empty()) bytes += kWeightBytes;
@@ -32,7 +32,7 @@ int64_t DefaultChunkBytes(const v1::SessionLimits& limits) {
   return limits.preferred_chunk_bytes() > 0 ? limits.preferred_chunk_bytes() : kDefaultChunkBytes;
 }
 
-// As few as can be.
+// Sizes of the fewest possible chunks.
 std::vector<int64_t> EqualSizes(int64_t tokens, int64_t most) {
   const int64_t chunks = (tokens + most - 1) / most;
   std::vector<int64_t> sizes;
@@ -44,7 +44,7 @@ std::vector<int64_t> EqualSizes(int64_t tokens, int64_t most) {
   return sizes;
 }
 
-// Smaller towards both ends.
+// Sizes of chunks that get smaller towards both ends.
 std::vector<int64_t> TaperedSizes(int64_t tokens, int64_t most) {
   const int64_t half = most / 2;
   if (tokens <= half) return {tokens};

@@ -39,7 +39,7 @@ class SentTokens {
   int64_t count_ = 0;
 };
 
-// What of a batch is of each token, for the tokens of some runs one behind the other; empty if it is.
+// Copies the values of the tokens of some runs, one behind the other. Empty if `values` is.
 template <typename T>
 std::vector<T> Gather(std::span<const T> values, std::span<const SentTokens::Run> runs) {
   std::vector<T> gathered;
@@ -51,8 +51,8 @@ std::vector<T> Gather(std::span<const T> values, std::span<const SentTokens::Run
   return gathered;
 }
 
-// Writes what is known of ignored tokens: losses and dX are 0, returns as TokenReturns says. The outputs fit
-// the batch; others than those of ignored tokens are left alone.
+// Writes the outputs of ignored tokens: losses and dX are 0, returns as TokenReturns says. The outputs fit
+// the batch; those of other tokens are left alone.
 void FillIgnored(const HeadConfig& head, const Batch& batch, const BatchOutputs& outputs);
 
 }  // namespace lossd::internal

@@ -13,8 +13,8 @@ namespace lossd::internal {
 // Thread-safe.
 void ConvertElements(DataType from_type, const void* from, DataType to_type, void* to, int64_t count);
 
-// What writes of a head's weights are sent in, and what is sent of weights that are read as fp32: nothing is
-// lost, and no byte goes that says nothing.
+// The type in which a head's weights travel, in writes and in reads as fp32: it loses nothing that the server
+// keeps, and sends no useless byte.
 inline DataType StagedType(const HeadConfig& head) {
   return head.master_weights ? DataType::kFloat32 : head.weight_type;
 }

@@ -46,7 +46,8 @@ class HeadContext {
     std::lock_guard lock(mutex_);
     return incarnation == incarnation_ ? generation_ : 0;
   }
-  // A step that was left open is of a window that is over now, or was its end: nobody asks for it any more.
+  // Forgets a step that was left open: it belongs to a window that is over now, or it was what ended the
+  // window.
   void NoteCommit(uint64_t generation) {
     unanswered_->SetStep(std::nullopt);
     std::lock_guard lock(mutex_);

@@ -36,12 +36,13 @@ absl::StatusOr<lossd::GradientStats> Head::GradientStats(std::span<const Session
 absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
                                            std::span<const SessionMarks> marks) const {
   internal::HeadContext& head = *impl_->context;
-  // Nor is it of the window behind a flush that the caller does not know the end of, unless it says so.
+  // The caller may not know that a flush with an unanswered commit has ended: then a step of the next window
+  // is only meant if it names the generation.
   const auto settled = internal::SettleCommit(head);
   if (!settled.ok()) return settled.status();
   if (settled->has_value() && !options.generation) return internal::SettledError(**settled);
   internal::WindowCall window(head);
-  // A step that is left open is found out about before there is another.
+  // Unless a generation is named, a call after a step without an answer is about that step.
   const std::optional<uint64_t> named = options.generation ? options.generation : head.unanswered().step();
   if (absl::Status begun = window.Begin(named); !begun.ok()) return begun;
   v1::ApplyStepRequest request = internal::ToProto(options);

@@ -94,8 +94,8 @@ LaneRun::End BatchRun::RunLanes() {
     if (end.kind == EndKind::kDone) return;
     {
       const std::lock_guard lock(mutex);
-      // What cannot be mended goes before what all lanes have to look at; otherwise the first one is the
-      // reason why the others were interrupted.
+      // A failure for good comes before one that all lanes have to settle. Otherwise the first end counts: it
+      // is why the others were interrupted.
       if (first_end.kind == EndKind::kDone ||
           (first_end.kind == EndKind::kUnsettled && end.kind == EndKind::kFailed)) {
         first_end = std::move(end);
@@ -164,7 +164,7 @@ absl::Status BatchRun::FollowGeneration(const absl::Status& cause) {
       " of its ", chunks, " chunks are in that window, the others in none"));
 }
 
-// Only now: every chunk of every lane has made the offset of the clocks better known.
+// Called when all chunks are answered: each of them has made the offset of the clocks more exact.
 std::vector<ChunkTiming> BatchRun::Timings() const {
   const ClockOffset offset = lanes_->link().clock_offset();
   std::vector<ChunkTiming> timings;
@@ -215,7 +215,7 @@ absl::StatusOr<BatchResult> BatchRun::Result() const {
   if (rejected == 0) return result;
   std::string places;
   if (job_.window_token) {
-    // Places that nothing took: a hole there would never let the tile be complete.
+    // No chunk took these places. They are used again: otherwise the tile would never be complete.
     if (rejected == static_cast<int64_t>(chunks_)) {
       lanes_->link().PlaceBatch(job_.generation, job_.window_token, 0);
     } else {

@@ -18,8 +18,8 @@ class CallObserver final : public grpc::experimental::ServerInterceptorFactoryIn
   // `reports` outlives the server.
   explicit CallObserver(CallReports* reports) : reports_(reports) {}
 
-  // Null for services that are not lossd's too, gRPC's own health and reflection, but for those who watch
-  // the server's health: a drain tells them.
+  // Null for gRPC's own services, health and reflection, except for calls that watch the server's health: a
+  // drain has to reach them.
   grpc::experimental::Interceptor* CreateServerInterceptor(grpc::experimental::ServerRpcInfo* info) override;
 
  private:

@@ -80,14 +80,14 @@ void CallRecord::NoteCancelled() {
   late_ = *cancelled_ - begun_ >= patience_ - kTimerGrain;
 }
 
-// While the call is there to be asked, and if it is going to be told.
+// Asks for the peer while the call still exists, and only if a line is going to name it.
 void CallRecord::NotePeerLocked(int code) {
   if (!peer_.empty()) return;
   const bool told = audited_ != nullptr || telemetry::Logs(telemetry::LogLevel::kDebug);
   if (code != grpc::StatusCode::OK || told) peer_ = context_.peer();
 }
 
-// As the client sees it.
+// Describes the end of the call as its client sees it.
 EndedCall CallRecord::HowItEndedLocked() {
   EndedCall call{.time = cancelled_.value_or(Clock::now()) - begun_,
                  .peer = std::move(peer_),

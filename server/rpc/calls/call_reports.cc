@@ -16,7 +16,7 @@ namespace {
 
 using telemetry::LogLevel;
 
-// What somebody should look into, and what clients bring about themselves.
+// Warnings are for failures that an operator should look into; other codes are what clients cause themselves.
 LogLevel LevelOf(int code) {
   switch (code) {
     case grpc::StatusCode::OK:

@@ -85,14 +85,15 @@ class CallReports {
   }
   void End(telemetry::RpcMethod* method, const EndedCall& call);
 
-  // Those that have begun and not ended.
+  // Calls that have begun and not ended.
   OpenCalls& open_calls() { return open_calls_; }
 
-  // Instead of both, of a call that no service saw. It is counted and logged, and is none of the recent
-  // errors: strangers would push out all others.
+  // Reports a call that no service saw, instead of Begin and End. It is counted and logged, but not kept
+  // among the recent errors: strangers would push out all others.
   void Refuse(std::string_view path, const EndedCall& call);
 
-  // A warning and one of the recent errors, of some of them: a trainer that sends nothing else fills neither.
+  // Logs a warning and adds a recent error, but not for every chunk: a trainer whose chunks are all rejected
+  // must fill neither.
   void Reject(const RejectedChunk& chunk);
 
  private:
@@ -108,7 +109,8 @@ class CallReports {
   engine::Mutex mutex_;
   RateLimit warnings_ ABSL_GUARDED_BY(mutex_){kBurst, kPerSecond};
   RateLimit others_ ABSL_GUARDED_BY(mutex_){kBurst, kPerSecond};
-  // Limits of their own: calls that are not audited, or fail, leave none out that says what was done.
+  // Audited calls have limits of their own, so that other calls, or failed ones, never suppress a line about
+  // something that was done.
   RateLimit audited_ ABSL_GUARDED_BY(mutex_){kBurst, kPerSecond};
   RateLimit audited_failures_ ABSL_GUARDED_BY(mutex_){kBurst, kPerSecond};
   std::map<std::string, RateLimit> rejected_chunks_ ABSL_GUARDED_BY(mutex_);  // by head

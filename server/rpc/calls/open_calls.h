@@ -23,7 +23,7 @@ class OpenCalls {
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
 
-    // A message is on its way to the client; it has been written. Alternately.
+    // A message is about to be sent to the client; it has been written. The two calls alternate.
     void NoteSend();
     void NoteSent();
 
@@ -38,10 +38,10 @@ class OpenCalls {
   void Begin();
   void End();
 
-  // Before health says NOT_SERVING: what watches are sent from now on tells them of the drain. Once.
+  // To be called once, before health says NOT_SERVING: the next message of each watch announces the drain.
   void BeginDrain();
-  // Until no call is under way, and then until every watch was told, but for that at most `patience`. False:
-  // Stop() came first.
+  // Waits until no call is under way, and then, for at most `patience`, until every watch has its message.
+  // False: Stop() came first.
   bool AwaitEnd(std::chrono::milliseconds patience);
   // Leaves clients time to close their connections by themselves: `shortest`, and until `after_last` after
   // the end of the last call, whose answer may still be on its way. False: Stop() or another call came first.

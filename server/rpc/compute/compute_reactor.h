@@ -118,7 +118,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   void ForgetAnswersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayReadLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReturnCreditLocked(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The session's credit may suffice again.
+  // Called when the session's credit may suffice again.
   void Resume();
   void Detach();
 

@@ -24,16 +24,17 @@ namespace {
 
 using ExternalConnections = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
 
-// How long connections wait when there is no descriptor at all: nothing tells when there is one.
+// How long connections wait when there is no descriptor at all: there is no event for a free one.
 constexpr int kPauseMs = 50;
 
-// HTTP/2's first frames and a call or two, or the first message of TLS.
+// Room for HTTP/2's first frames and a call or two, or for the first message of TLS.
 constexpr int kMostUnaskedBytes = 16 << 10;
 
 // Connections of one host that wait because of a flood from there; further ones are closed at once.
 constexpr int kMostWaiting = 16;
 
-// The system gives the lowest number that is free: from this one on, so many are in use.
+// The lowest descriptor that is kept back. The system gives out the lowest free number, so a number from here
+// on means that the others are in use.
 int64_t FirstKeptBack(Acceptor::For whom) {
   rlimit files{};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return INT64_MAX;
@@ -42,7 +43,7 @@ int64_t FirstKeptBack(Acceptor::For whom) {
   return limit - (whom == Acceptor::For::kClients ? kept_back : kept_back / 2);
 }
 
-// Whether what went wrong with accept has nothing to do with the one connection.
+// Whether accept failed for lack of descriptors or memory, and not because of the connection.
 bool IsShortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }

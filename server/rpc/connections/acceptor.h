@@ -77,11 +77,11 @@ class Acceptor {
   };
 
   void Run();
-  // Until none waits. False: there is no descriptor for the next.
+  // Takes connections until none waits. False: there is no descriptor for the next.
   bool TakeAll(int listener, Place& place);
   void Take(int listener, Place& place, FileDescriptor socket);
   void Serve(int listener, Place& place, FileDescriptor socket);
-  // Those whose time has come.
+  // Serves waiting connections whose time has come.
   void ServeWaiting();
   void EndFloods();
   // Milliseconds until there is something to do, as poll takes them.

@@ -52,12 +52,12 @@ class ConnectionGuard {
   // place.
   Time ServeAt(const std::string& host, Time now);
 
-  // Ends connections that are over the limits, and says whose. Those that their clients have closed since are
-  // held against their hosts just the same.
+  // Ends connections that are over the limits, and returns their hosts. A connection that its client has
+  // closed since counts against its host just the same.
   std::vector<TcpAddress> Look(Time now);
 
  private:
-  // A file descriptor, and what tells whether it still stands for the same socket.
+  // A file descriptor, and the cookie that shows whether it still is the same socket.
   struct Socket {
     int number = -1;
     uint64_t cookie = 0;

@@ -1,4 +1,4 @@
-// How long something has been, for whoever looks: by the clock that is shown.
+// Ages for display, by the clock that is shown.
 #ifndef LOSSD_SERVER_TELEMETRY_COMMON_AGE_H_
 #define LOSSD_SERVER_TELEMETRY_COMMON_AGE_H_
 

@@ -30,7 +30,7 @@ bool IsVisible(std::string_view text) {
   });
 }
 
-// What comes before `end`, which goes with it; all of it, where there is no such end.
+// Takes the text before `end`, and `end` with it; all of the text if there is no such end.
 std::string_view Take(std::string_view* text, std::string_view end) {
   const size_t at = std::min(text->find(end), text->size());
   const std::string_view taken = text->substr(0, at);

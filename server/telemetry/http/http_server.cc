@@ -32,7 +32,7 @@ using engine::FileDescriptor;
 
 // How long a client may take to hang up after its answer.
 constexpr std::chrono::milliseconds kHangUp(1000);
-// How long new connections wait where there is no descriptor for them: nothing tells when there is one.
+// How long new connections wait when there is no descriptor for them: there is no event for a free one.
 constexpr std::chrono::milliseconds kPause(50);
 // So many new connections at once at most: those that are there have a turn.
 constexpr int kMostAtOnce = 16;
@@ -150,7 +150,7 @@ class HttpServer::Connection {
     return true;
   }
 
-  // What a client has to say beyond its request. False: it has hung up.
+  // Reads and drops bytes beyond the request. False: the client has hung up.
   bool Drop() const {
     std::array<char, 4096> bytes{};
     const ssize_t got = recv(socket_.number(), bytes.data(), bytes.size(), 0);
@@ -201,7 +201,7 @@ class HttpServer::Loop {
     }
   }
 
-  // Until something can be done. True: it is the end.
+  // Waits until something can be done. True: the server should end.
   bool Wait() {
     polled_.clear();
     polled_.push_back({stop_.number(), POLLIN, 0});

@@ -1,4 +1,4 @@
-// What NVML says of the GPU; nothing at all where there is none.
+// Metrics of the GPU, from NVML; none without a GPU.
 #include <optional>
 
 #include "server/telemetry/metrics/collect.h"

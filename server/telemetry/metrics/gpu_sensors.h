@@ -1,4 +1,4 @@
-// What a GPU says of itself beyond CUDA: how busy, hot and hungry it is.
+// Sensors of a GPU that CUDA does not read: use, temperature and power.
 #ifndef LOSSD_SERVER_TELEMETRY_METRICS_GPU_SENSORS_H_
 #define LOSSD_SERVER_TELEMETRY_METRICS_GPU_SENSORS_H_
 
@@ -8,7 +8,7 @@
 
 namespace lossd::telemetry {
 
-// What the GPU or its driver does not tell is left out.
+// Readings that the GPU or its driver does not give are empty.
 struct GpuReadings {
   std::optional<double> utilization;  // share of the last moments in which a kernel ran, 0 to 1
   std::optional<double> power_watts;

@@ -1,4 +1,5 @@
-// What each head is like. At most --max_heads of each series, and those of heads that are being deleted.
+// Metrics of each head. Each series has at most --max_heads values, and those of heads that are being
+// deleted.
 #include <memory>
 #include <utility>
 

@@ -24,7 +24,7 @@ constexpr Metric kThreads{"process_threads", "Threads of the process.", kGauge};
 constexpr Metric kStart{"process_start_time_seconds", "Start of the process, seconds since the epoch.",
                         kGauge};
 
-// What cannot be read, since there is no /proc or no file can be opened, is nothing, not 0.
+// A value that cannot be read, without /proc or a free descriptor, is left out instead of 0.
 
 std::optional<double> ReadCpuSeconds() {
   rusage usage{};
@@ -38,7 +38,7 @@ std::optional<double> ReadCpuSeconds() {
 // The engine tells what it cannot read as 0, which no process has.
 std::optional<int64_t> NotZero(int64_t value) { return value == 0 ? std::nullopt : std::optional(value); }
 
-// But for the one that it is looked at with.
+// Does not count the descriptor that this look needs.
 std::optional<int64_t> CountOpenFiles() {
   std::error_code error;
   int64_t files = 0;

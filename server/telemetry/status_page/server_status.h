@@ -1,5 +1,5 @@
-// What the server is doing: what the status page shows, and /status.json says. Nothing in it is a secret: no
-// id that would let anybody speak for a session or a flush, no key, no path.
+// The state of the server as the status page and /status.json show it. Nothing in it is a secret: no id that
+// would let anybody speak for a session or a flush, no key, no path.
 #ifndef LOSSD_SERVER_TELEMETRY_STATUS_PAGE_SERVER_STATUS_H_
 #define LOSSD_SERVER_TELEMETRY_STATUS_PAGE_SERVER_STATUS_H_
 

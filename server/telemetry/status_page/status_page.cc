@@ -33,7 +33,7 @@ std::string AgeText(absl::Time now, const std::optional<absl::Time>& since) {
   return since.has_value() ? DurationText(AgeAt(now, *since)) : "–";
 }
 
-// Pieces. What they are given is text, and is escaped here; rows are made of cells that are markup.
+// Pieces of the page. They take text and escape it; rows take cells, which are markup.
 
 std::string Badge(std::string_view text, const char* of_class) {
   return absl::StrCat("<span class=\"badge ", of_class, "\">", Escape(text), "</span>");
@@ -167,7 +167,7 @@ std::string Heads(const ServerStatus& status) {
                                     rows);
 }
 
-// The colour of what has no purpose that the engine names: after theirs.
+// The colour of memory without a purpose of the engine, behind the colours of those.
 constexpr int kOtherColor = static_cast<int>(engine::kMemoryPurposes.size());
 
 // Colours by purpose, so that they stay where they are.
