@@ -270,8 +270,11 @@ TEST_F(BatchRunnerTest, BatchesUnderWayTogetherEndInTheirOrderEachWithItsOwnChun
   Batch(0).callbacks.on_done(BatchReport{});
   EXPECT_THAT(events_, ElementsAre("batch ended", "done 1", "ended a"));
   events_.clear();
+  Run("c", All(Rejected(3)));
+  EXPECT_THAT(events_, ElementsAre("answer 3")) << "it joins b, which is answered and not done";
+  events_.clear();
   Batch(1).callbacks.on_done(BatchReport{});
-  EXPECT_THAT(events_, ElementsAre("batch ended", "done 2", "ended b"));
+  EXPECT_THAT(events_, ElementsAre("batch ended", "done 2", "done 3", "ended b", "ended c"));
 }
 
 TEST_F(BatchRunnerTest, ARejectedChunkGetsItsErrorInItsTurn) {

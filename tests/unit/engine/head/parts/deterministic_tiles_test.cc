@@ -473,6 +473,8 @@ TEST_F(DeterministicTilesTest, RestoredChunksTakeMemoryAsOthersDo) {
   DeterministicTiles restored(kLimits, kHidden);
   restored.Restore(Copy(tiles_.content({})), [](const Chunk& /*chunk*/) { return BatchKey{}; });
   EXPECT_EQ(restored.RoomFor(MakeChunk(far, kTile)), Room::kNone) << "they are filled: nothing is under way";
+  restored.Claim(MakeChunk(0, kTile));
+  EXPECT_EQ(restored.RoomFor(MakeChunk(far, kTile)), Room::kLater) << "one is claimed now";
 }
 
 TEST_F(DeterministicTilesTest, TilesOfAnotherSizeAreRefusedUnlessTheWindowIsEmpty) {
