@@ -27,7 +27,7 @@ double Product(const double* a, const double* b, int64_t count) {
 
 double Capped(double z, double cap) { return cap > 0 ? cap * std::tanh(z / cap) : z; }
 
-// What all rows have in common.
+// The terms that all rows share.
 struct Terms {
   const LinearCrossEntropyParams& params;
   const std::vector<double> weight;          // [V, H]
@@ -45,7 +45,7 @@ struct Terms {
   double ClassWeight(int64_t v) const {
     return params.class_weights == nullptr ? 1.0 : params.class_weights[v];
   }
-  // What the cross-entropy counts.
+  // The factor of the cross-entropy.
   double LabelWeight() const { return params.teacher == nullptr ? 1.0 : params.distillation.label_weight; }
 
   std::vector<double> TeacherLogits(int64_t row) const {

@@ -24,7 +24,7 @@ enum class RowRecord { kPlain, kFull };
 // The step of linear_cross_entropy.h and its workspace, in an arithmetic of the caller's choice.
 Status RunLinearCrossEntropy(const LinearCrossEntropyParams& params, Arithmetic arithmetic,
                              LinearCrossEntropyStats* stats);
-// The same of logits.h.
+// The same for the functions of logits.h.
 Status RunLogits(const LogitsParams& params, Arithmetic arithmetic);
 int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic,
                        RowRecord record = RowRecord::kFull);

@@ -23,7 +23,7 @@ inline float Excess(float d) {
 }
 inline double Excess(double d) { return std::expm1(-d) + d; }
 
-// What one entry has of p and q; Real is float in rows, and double for the label's own entry.
+// p and q of one entry. Real is float in rows, and double for the label's own entry.
 template <class Real>
 struct EntryPair {
   Real p;

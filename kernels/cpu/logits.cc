@@ -22,7 +22,7 @@ namespace lossd::kernels {
 namespace cpu {
 namespace {
 
-// What the fused step would be told.
+// The parameters of a fused step with the same products.
 LinearCrossEntropyParams AsStep(const LogitsParams& params) {
   LinearCrossEntropyParams step;
   step.tokens = params.rows;

@@ -11,9 +11,9 @@
 namespace lossd::kernels {
 namespace {
 
-// What a thread takes at once. Sums are of such pieces, added in their order.
+// Elements that a thread takes at once. Each piece has a sum of its own; these are added in order.
 constexpr int64_t kPiece = int64_t{1} << 16;
-// What fits into the first cache with everything that belongs to it.
+// Elements whose gradient, weights and moments fit into the first-level cache together.
 constexpr int64_t kBlock = 1024;
 constexpr float kZeros[kBlock] = {};
 

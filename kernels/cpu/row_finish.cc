@@ -186,7 +186,7 @@ bool RowFinish::SetFactors(int64_t r, double log_sum_exp) const {
   if (form_ != GradientForm::kExponentials) {
     RowDetail& detail = tile_.row_details[r];
     label -= gamma * ClassWeight(row.label);
-    // So that the tile's values are about p.
+    // Divided by their size here, so that the values in the tile are about as large as p.
     const double size = std::fabs(alpha) + std::fabs(gamma) + std::fabs(soft);
     row.scale = static_cast<float>(factor * size);
     detail.slope = size > 0 ? static_cast<float>(alpha / size / row.sum) : 0.0f;

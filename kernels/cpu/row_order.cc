@@ -34,7 +34,7 @@ RowOrder::RowOrder(const RowReturns& returns, const Workspace& tile)
 void RowOrder::Add(int64_t r, int64_t first, const float* logits, int64_t columns, float largest) const {
   if (wants_rank_) CountAbove(r, first, logits, columns);
   if (kept_ == 0) return;
-  // What must be reached only rises, so that a block that fails against an old value fails.
+  // `least` only rises, so a block that fails against an old value fails against the newest too.
   const float least = std::atomic_ref(tile_.row_details[r].least).load(std::memory_order_relaxed);
   if (!(largest < least)) List(r, first, logits, columns);
 }

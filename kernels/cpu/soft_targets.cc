@@ -27,7 +27,7 @@ const float* At(const float* logits, const Workspace& tile, int64_t r, int64_t e
   return logits + tile.ExponentialsIndex(block, r) + (entry - block * tile.block_columns);
 }
 
-// What a product's values are as logits.
+// Turns the values of a product into logits.
 void ToLogits(const SimdKernels& kernels, const float* bias, float scale, float cap, int64_t count,
               float* values) {
   if (bias != nullptr) {

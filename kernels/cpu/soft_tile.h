@@ -9,7 +9,7 @@
 
 namespace lossd::kernels::cpu {
 
-// What a row's divergence has come to, over both heads' logits at temperature T.
+// Sums for a row's divergence, over both heads' logits at temperature T.
 struct SoftRow {
   bool finite = false;  // all logits of both, and D
   float largest = 0;    // s

@@ -122,14 +122,14 @@ void TileStep::ProcessBlock(int64_t block, Range rows, Pass pass, float* scratch
   }
 }
 
-// What the pass begins with.
+// Returns the values that the pass begins with.
 float* TileStep::Values(int64_t block, Range rows, Pass pass, float* scratch) {
   if (soft_ != nullptr && pass == Pass::kGradient) return KeptValues(block, rows, scratch);
   const bool stored = pass == Pass::kGradient && form_ == GradientForm::kFromExponentials;
   return stored ? products_.StoredExponentials(block, rows) : products_.MultiplyLogits(block, rows, scratch);
 }
 
-// Where MultiplyLogits would have put them.
+// Copies the kept logits to where MultiplyLogits would have put them.
 float* TileStep::KeptValues(int64_t block, Range rows, float* scratch) {
   float* stored = products_.StoredExponentials(block, rows);
   float* values = stored != nullptr ? stored : scratch;

@@ -28,7 +28,7 @@
 
 namespace lossd::kernels::cpu {
 
-// What a tile must keep for this batch.
+// The records that a tile must keep for this batch.
 RowRecord RecordFor(const LinearCrossEntropyParams& params);
 
 // Methods are called once each, in the order they are declared in. They return false if the math library

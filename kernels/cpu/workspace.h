@@ -20,7 +20,7 @@ inline constexpr int64_t kLibraryRows = 1020;
 // kBlock.
 inline constexpr int64_t kLibraryBlock = 512;
 
-// What the step knows of one row of a tile.
+// The state of one row of a tile.
 struct RowState {
   int64_t index = 0;  // in the batch
   int64_t label = 0;
@@ -35,7 +35,7 @@ struct RowState {
   float target_gradient = 0;     // g (p_y - 1)
 };
 
-// What a row needs beyond that for some options and returns.
+// More state of a row, for some options and returns.
 struct RowDetail {
   float label_factor = 1;  // softcap's derivative at the label
   float slope = 0;         // the tile's gradient is slope E - level C, times softcap's derivative

@@ -267,7 +267,7 @@ Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEven
   return {};
 }
 
-// What takes whole logits, as many rows at a time as fit where E will be.
+// Computes the returns that need whole logits, for as many rows at a time as fit where E will be.
 Result LinearCrossEntropy::TellHopperRows(const TileRows& tile, int64_t tile_rows, const Buffers& b,
                                           cudaStream_t stream) {
   auto* logits = reinterpret_cast<float*>(b.exponentials);

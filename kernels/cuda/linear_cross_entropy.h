@@ -140,7 +140,7 @@ class LinearCrossEntropy {
   // The size of batches that lose least.
   int64_t BestBatchRows(const TeacherShape* teacher = nullptr) const;
 
-  // What a tile is given of a batch: everything of TileRows but what is made.
+  // The part of TileRows that a batch gives: everything except what the step computes.
   static TileRows DescribeRows(const Shape& shape, Path path, const Batch& batch, int64_t first,
                                int64_t rows);
 

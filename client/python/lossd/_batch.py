@@ -25,7 +25,7 @@ DIVERGENCES = {
     "reverse_kl": s.LOSSD_REVERSE_KL,
     "jensen_shannon": s.LOSSD_JENSEN_SHANNON,
 }
-# What can be had of each token besides its loss.
+# The dtypes of the values that a batch can return for each token besides its loss.
 RETURNS = {
     "log_sum_exp": "float32",
     "z_losses": "float32",

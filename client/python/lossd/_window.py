@@ -108,7 +108,7 @@ class Window:
         return {one: one.marks() for one in contributors if one.contributed()}
 
     def named_by(self, marks: dict[Contributor, str]) -> None:
-        """By a step of which it is not known whether it was taken."""
+        """These marks were named by a step that may or may not have been taken."""
         with self._lock:
             self._unsure = marks
 
@@ -184,8 +184,8 @@ class Window:
             self._contributors = [one for one in self._contributors if not one.ended or one.contributed()]
 
     def drop_lost(self, marks: dict[Contributor, str], info: HeadInfo) -> None:
-        """After a window was lost: leaves out those whose contributions the server does not have. What it does have
-        must still be named."""
+        """After a window was lost: forgets contributors of which the server lacks something. A flush must still name
+        the others."""
         if info.window_state != "open":  # what is listed then is the frozen window's
             return
         known = {session.session_id: session for session in info.sessions}

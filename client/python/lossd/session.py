@@ -197,7 +197,7 @@ class Session:
             with self._handle as session:
                 library().call("lossd_session_compute", session, c.byref(batch), c.byref(outputs), c.byref(result))
         except WindowLostError:
-            # What it had added is gone, so that nobody can name it any more.
+            # The session's contribution is gone, so no flush can name it any more.
             self._core.window.drop(self._contributor)
             raise
         return result

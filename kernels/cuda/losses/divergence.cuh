@@ -43,7 +43,7 @@ __device__ inline double Logarithm(double x) { return log(x); }
 __device__ inline float LogarithmNearOne(float x) { return log1pf(x); }
 __device__ inline double LogarithmNearOne(double x) { return log1p(x); }
 
-// What one entry has of p and q. Real is float in rows, and double for the label's own entry.
+// p and q of one entry. Real is float in rows, and double for the label's own entry.
 template <class Real>
 struct EntryPair {
   Real p;

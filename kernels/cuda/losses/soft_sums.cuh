@@ -11,7 +11,7 @@ inline constexpr float kInfinity = __builtin_huge_valf();
 
 // Logits
 
-// What makes one head's logits out of sums. kExact: of fp32 heads; otherwise the device's own exponential.
+// Makes one head's logits out of sums. kExact: for fp32 heads; otherwise with the device's own exponential.
 template <bool kExact>
 struct LogitMaker {
   const float* sums;  // of the row
@@ -108,7 +108,7 @@ struct RunningSums {
     Move(largest, rates);
     offset = largest;
   }
-  // As if the offset were `to`, which is not below any logit.
+  // Rescales the sums to the offset `to`, which is not below any logit.
   __device__ void Move(float to, const double (&rates)[3]) {
     const double distance = static_cast<double>(offset) - to;
 #pragma unroll

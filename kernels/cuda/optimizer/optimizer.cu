@@ -24,11 +24,11 @@ struct Partial {
   int64_t non_finite;
 };
 
-// How the elements, padding included, are divided.
+// The division of the elements, padding included, among blocks.
 struct Walk {
   int64_t passes;     // of all blocks
   int64_t per_block;  // the last one may have fewer
-  // What a step of kStep elements is in rows and columns.
+  // A step of kStep elements in rows and columns.
   int64_t rows_on;
   int64_t columns_on;
 };
@@ -51,7 +51,7 @@ Layout LayoutOf(const PaddedRows& shape, const GradientRows& gradient) {
   return dense && !smoothed ? Layout::kDense : Layout::kPlaced;
 }
 
-// One quad: where it is and how many of its elements count.
+// Four neighbouring elements: their place, and how many of them count.
 struct Quad {
   int64_t index;
   int64_t row;

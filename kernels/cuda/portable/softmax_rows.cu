@@ -4,7 +4,7 @@
 namespace lossd::kernels::cuda {
 namespace {
 
-// What a row's logits become.
+// The values that replace a row's logits.
 enum class RowForm {
   kPlain,     // E
   kOptions,   // E f, of logits that were shifted, scaled and capped

@@ -47,7 +47,7 @@ struct FastLogitCap {
   }
 };
 
-// As exact as the type.
+// This form is as exact as the type.
 __device__ inline CappedLogit<float> CapLogit(float z, float cap) {
   const float u = z / cap;
   const float w = 1.0f / (expf(2.0f * fabsf(u)) + 1.0f);

@@ -59,7 +59,7 @@ struct alignas(16) Eight {
   T values[8];
 };
 
-// How much of a row counts in dW.
+// The factor with which a row counts in dW.
 __device__ inline float ShareOf(const TileRows& tile, int32_t row) {
   if (tile.overflowed[row] != 0) return 0.0f;
   return tile.shares == nullptr ? 1.0f : tile.shares[row];

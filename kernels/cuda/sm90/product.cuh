@@ -153,7 +153,7 @@ __device__ inline uint64_t OperandDescriptor(uint32_t stage, int32_t offset) {
   if constexpr (kMajor == Major::kK) return MatrixDescriptor(stage + offset * 128, 16, 1024);
   return MatrixDescriptor(stage + offset / 64 * 8192, 8192, 1024);
 }
-// What 16 further elements of k add to a descriptor.
+// 16 further elements of k add this to a descriptor.
 template <Major kMajor>
 inline constexpr uint64_t kNextK16 = (kMajor == Major::kK ? 32 : 2048) >> 4;
 

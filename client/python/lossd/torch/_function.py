@@ -117,7 +117,7 @@ def linear_cross_entropy(
     )
     trains = _trains(train_head, input, call)
     if torch.is_grad_enabled() and (trains or input.requires_grad):
-        # What inference_mode has made cannot be kept for backward.
+        # Tensors that were made in inference_mode cannot be kept for backward.
         hidden, labels, weights = (
             one.clone() if one is not None and one.is_inference() else one for one in (input, labels, weights)
         )

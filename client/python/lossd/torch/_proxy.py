@@ -16,7 +16,7 @@ class GradientProxy(torch.nn.Parameter):
     """[1], fp32. Its `.grad` is the Frobenius norm of the gradient that waits at the server (of dW and db together),
     and NaN if an element of that is not finite.
 
-    What multiplies `.grad` in place multiplies the head's next step or flush, whoever does it: GradScaler.unscale_,
+    A factor that multiplies `.grad` in place multiplies the head's next step or flush, too: GradScaler.unscale_,
     torch.nn.utils.clip_grad_norm_ (whose 2-norm over local parameters and proxies is the global one), or `grad.mul_`.
     The factor is `.grad` over what it was when it was read; it ends with the window.
 

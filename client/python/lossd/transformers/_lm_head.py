@@ -10,7 +10,7 @@ from torch import nn
 if TYPE_CHECKING:
     from lossd.torch import RemoteHead
 
-# What the first forward with labels shows the model in place of logits: negative, zero, small and beyond any softcap.
+# The first forward with labels gives the model these in place of logits: negative, zero, small, beyond any softcap.
 _PROBES = (-100.0, -3.0, 0.0, 0.5, 100.0)
 
 

@@ -3,8 +3,8 @@
 The trainer's optimizer updates the parameter, so its `.grad` has to hold both gradients before anything is done with
 it. They come together at the end of a backward pass: the embedding is the first layer, so when its own gradient is
 in `.grad`, the server has had every token of that pass, and what it gathered is flushed into the same `.grad`. Weights
-that have changed since are written to the server before the next forward; ones that have not keep their version there,
-of which a loss whose backward pass is still to come was made.
+that have changed since are written to the server before the next forward. Unchanged ones are not: they keep their
+version, on which a loss may depend whose backward pass is still to come.
 """
 
 from __future__ import annotations

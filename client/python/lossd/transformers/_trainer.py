@@ -21,11 +21,12 @@ class RemoteHeadTrainerMixin:
     `args.weight_decay`, by the server's optimizer; make the head with the one that the Trainer uses, e.g.
     `lossd.AdamW(betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)`. `args.max_grad_norm` clips by the
     norm of all gradients, the head's included. A tied head needs none of this: the embedding's parameter is the
-    optimizer's. What a step leaves at the server, because a GradScaler skipped it, is dropped when it ends, as the
-    Trainer drops the local gradients. One process; of several, each with a session of one head, see docs/trainers.md.
+    optimizer's. A gradient that stays at the server because a GradScaler skipped the step is dropped when the step
+    ends, as the Trainer drops the local gradients. One process; of several, each with a session of one head, see
+    docs/trainers.md.
     """
 
-    if TYPE_CHECKING:  # what it is mixed into, a Trainer, has these
+    if TYPE_CHECKING:  # attributes of the Trainer that it is mixed into
         accelerator: Any
         add_callback: Any
         args: Any
