@@ -23,6 +23,7 @@
 #include "lossd/v1/head.grpc.pb.h"
 #include "lossd/v1/loss.grpc.pb.h"
 #include "lossd/v1/status.grpc.pb.h"
+#include "tests/unit/client/session_data.h"
 
 namespace lossd::testing {
 
@@ -51,9 +52,9 @@ enum class RowFate { kSend, kCut, kCorrupt, kWrongRow };
 
 class FakeServer {
  public:
-  static constexpr int64_t kVocab = 11;
-  static constexpr int64_t kHidden = 3;
-  static constexpr char kName[] = "lm_head";
+  static constexpr int64_t kVocab = testing::kVocab;
+  static constexpr int64_t kHidden = testing::kHidden;
+  static constexpr const char* kName = kHeadName;
 
   FakeServer();
   ~FakeServer();

@@ -1,0 +1,75 @@
+// A whole lossd with one small head on a device of whole numbers, what its clients sent it, and what became
+// of it.
+#ifndef LOSSD_TESTS_INTEGRATION_CLIENT_REAL_SERVER_H_
+#define LOSSD_TESTS_INTEGRATION_CLIENT_REAL_SERVER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lossd/client.h"
+#include "lossd/v1/head.pb.h"
+#include "tests/integration/client/call_recorder.h"
+#include "tests/integration/client/whole_number_device.h"
+#include "tests/integration/server/test_server.h"
+#include "tests/unit/client/session_data.h"
+
+namespace lossd::testing {
+
+class RealServer {
+ public:
+  RealServer() { options.device = MakeWholeNumberDevice; }
+
+  // Both count when it starts.
+  TestServerOptions options;
+  HeadConfig config = {
+      .name = kHeadName, .vocab_size = kVocab, .hidden_size = kHidden, .weight_type = DataType::kFloat32};
+
+  // Starts it the first time, with weights that are all 0: version 1.
+  std::string target();
+  // The head is made anew as `config` is by now, as somebody else would.
+  void RecreateHead();
+  // Another server takes the place of this one, at the same address, and is given the same head or none.
+  enum class With { kSameHead, kNoHead };
+  void Restart(With with = With::kSameHead);
+  // Until so many chunks of all sessions that are open are applied.
+  void AwaitApplied(uint64_t chunks);
+  // Somebody else ends the window then.
+  void FlushAfter(uint64_t chunks);
+  // Somebody else gives up the flush that holds the window.
+  void Abort();
+  // Done by somebody else when chunk `sequence` is sent for the first time, before it arrives.
+  void Before(uint64_t sequence, std::function<void()> action);
+
+  CallRecorder::Observed observed() const { return recorder_.observed(); }
+  // What the head tells.
+  std::vector<float> window();  // dW, of the window that a flush holds if there is one
+  uint64_t generation() { return Told().generation(); }
+  v1::WindowState window_state() { return Told().window_state(); }
+  std::vector<float> weights();
+  std::vector<float> bias();
+  void set_weights(const std::vector<float>& weights);
+
+  CallRecorder& recorder() { return recorder_; }
+  TestServer& server() { return *server_; }
+
+ private:
+  void Start(With with = With::kSameHead);
+  v1::Head Told();
+  // One that nothing is recorded of.
+  Head Own();
+  void CreateHead();
+  std::shared_ptr<engine::Head> EngineHead();
+  std::vector<float> ReadWeights(std::vector<float>* bias);
+
+  CallRecorder recorder_;
+  std::unique_ptr<TestServer> server_;
+  std::unique_ptr<Stubs> stubs_;
+  std::unique_ptr<Client> client_;
+};
+
+}  // namespace lossd::testing
+
+#endif  // LOSSD_TESTS_INTEGRATION_CLIENT_REAL_SERVER_H_
