@@ -53,7 +53,7 @@ class CallRecorder {
   Observed observed() const;
 
   // Called when a chunk is about to go out, which waits for it. Must make no call of gRPC: the threads that
-  // would have to answer it may wait too.
+  // would have to answer it may wait too. Set while nothing is sent.
   std::function<void(int lane, uint64_t sequence)> before_chunk;
 
  private:

@@ -1,5 +1,6 @@
 #include "tests/integration/client/real_server.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <future>
 #include <iostream>
@@ -20,6 +21,13 @@ Value Require(absl::StatusOr<Value> value) {
   Require(value.status());
   return *std::move(value);
 }
+
+class SilentStream : public engine::LaneListener {
+ public:
+  void OnAnswer(engine::ChunkAnswer /*answer*/) override {}
+  void OnApplied(uint64_t /*applied*/) override {}
+  void OnEnd(absl::Status /*status*/) override {}
+};
 
 }  // namespace
 
@@ -55,25 +63,56 @@ void RealServer::RecreateHead() {
   CreateHead();
 }
 
+uint64_t RealServer::Applied() {
+  target();
+  uint64_t sum = 0;
+  for (const auto& session : EngineHead()->Sessions()) {
+    sum += session.applied;
+  }
+  return sum;
+}
+
 void RealServer::AwaitApplied(uint64_t chunks) {
-  const auto applied = [head = EngineHead()] {
-    uint64_t sum = 0;
-    for (const auto& session : head->Info().window_marks) {
-      for (const auto& lane : session.lanes) sum += lane.applied;
-    }
-    return sum;
-  };
-  while (applied() < chunks) std::this_thread::yield();
+  while (Applied() < chunks) std::this_thread::yield();
 }
 
 void RealServer::FlushAfter(uint64_t chunks) {
   AwaitApplied(chunks);
   const std::shared_ptr<engine::Head> head = EngineHead();
-  const engine::HeadInfo info = head->Info();
-  std::promise<absl::StatusOr<engine::FlushInfo>> begun;
-  head->BeginFlush(info.generation, info.window_marks, 1,
-                   [&](absl::StatusOr<engine::FlushInfo> flush) { begun.set_value(std::move(flush)); });
-  Require(head->CommitFlush(Require(begun.get_future().get()).flush_id));
+  absl::StatusOr<engine::FlushInfo> flush = absl::UnknownError("not begun");
+  while (!flush.ok()) {  // other lanes may go on meanwhile
+    const engine::HeadInfo info = head->Info();
+    std::promise<absl::StatusOr<engine::FlushInfo>> begun;
+    head->BeginFlush(info.generation, info.window_marks, 1,
+                     [&](absl::StatusOr<engine::FlushInfo> told) { begun.set_value(std::move(told)); });
+    flush = begun.get_future().get();
+  }
+  Require(head->CommitFlush(flush->flush_id));
+}
+
+void RealServer::Publish(const std::string& name) {
+  const std::shared_ptr<engine::Head> head = Require(server_->engine().FindHead(name));
+  const engine::HeadConfig& sizes = head->config();
+  const std::string id = Require(
+      head->BeginWrite("another", engine::Replace::kYes, "behind " + std::to_string(head->weight_version())));
+  const std::string rows(static_cast<size_t>(sizes.elements()) * sizeof(float), '\0');
+  const std::string bias(static_cast<size_t>(sizes.bias_bytes()), '\0');
+  Require(Require(head->FindWrite(id))->Write(0, sizes.vocab_size, kernels::DataType::kFloat32, rows, bias));
+  std::promise<absl::StatusOr<uint64_t>> done;
+  head->CommitWrite(id, [&](absl::StatusOr<uint64_t> version) { done.set_value(std::move(version)); });
+  Require(done.get_future().get());
+}
+
+void RealServer::Expire() {
+  const std::shared_ptr<engine::Head> head = EngineHead();
+  for (const auto& session : head->Info().window_marks) Require(head->CloseSession(session.session_id));
+}
+
+void RealServer::TakeLane(int lane) {
+  AwaitApplied(1);  // the marks do not name it before
+  const std::shared_ptr<engine::Head> head = EngineHead();
+  const std::string session_id = head->Info().window_marks.at(0).session_id;
+  Require(head->AttachLane(session_id, lane, std::make_shared<SilentStream>()));
 }
 
 void RealServer::Abort() {
@@ -81,10 +120,10 @@ void RealServer::Abort() {
   Require(head->AbortFlush(head->Info().flush_id));
 }
 
-void RealServer::Before(uint64_t sequence, std::function<void()> action) {
-  recorder_.before_chunk = [sequence, action = std::move(action), done = false](int /*lane*/,
-                                                                                uint64_t sent) mutable {
-    if (sent == sequence && !std::exchange(done, true)) action();
+void RealServer::BeforeOf(int lane, uint64_t sequence, std::function<void()> action) {
+  const auto done = std::make_shared<std::atomic_flag>();
+  recorder_.before_chunk = [lane, sequence, action = std::move(action), done](int at, uint64_t sent) {
+    if ((lane < 0 || at == lane) && sent == sequence && !done->test_and_set()) action();
   };
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lossd/client.h"
@@ -34,14 +35,23 @@ class RealServer {
   // Another server takes the place of this one, at the same address, and is given the same head or none.
   enum class With { kSameHead, kNoHead };
   void Restart(With with = With::kSameHead);
-  // Until so many chunks of all sessions that are open are applied.
+  // Chunks of all sessions that are open which were applied so far; waits for so many.
+  uint64_t Applied();
   void AwaitApplied(uint64_t chunks);
   // Somebody else ends the window then.
   void FlushAfter(uint64_t chunks);
   // Somebody else gives up the flush that holds the window.
   void Abort();
-  // Done by somebody else when chunk `sequence` is sent for the first time, before it arrives.
-  void Before(uint64_t sequence, std::function<void()> action);
+  // Somebody else publishes weights that are all 0.
+  void Publish(const std::string& head);
+  // The lease of all sessions ends.
+  void Expire();
+  // Another stream takes this lane of the only session, once that has added something.
+  void TakeLane(int lane);
+  // Done by somebody else when chunk `sequence` is sent for the first time, before it arrives; of any lane,
+  // or of this one. What needs no connection (all of the above but Restart) can be done so.
+  void Before(uint64_t sequence, std::function<void()> action) { BeforeOf(-1, sequence, std::move(action)); }
+  void BeforeOf(int lane, uint64_t sequence, std::function<void()> action);
 
   CallRecorder::Observed observed() const { return recorder_.observed(); }
   // What the head tells.

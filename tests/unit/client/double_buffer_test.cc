@@ -1,4 +1,4 @@
-// Sessions of a head with two gradients while a flush of this process holds the window.
+// Sessions of a head with two gradients when a flush is given up behind an answer that was lost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,68 +13,6 @@ class ClientDoubleBufferTest : public SessionTest {
 
   std::vector<float> gradient_ = std::vector<float>(FakeServer::kVocab * kHidden);
 };
-
-TEST_F(ClientDoubleBufferTest, BatchesOfTheNextWindowAreTakenWhileThisOneIsRead) {
-  Session session = Open();
-  Data data(4);
-  Data next(4, 2);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  const SessionMarks marks = session.marks();
-  int frozen = 0;
-  FlushOptions options;
-  options.on_frozen = [&] {
-    ++frozen;
-    const auto result = session.Compute(next.batch(), next.outputs());
-    EXPECT_TRUE(result.ok()) << result.status();
-  };
-  const auto flushed = head_->Flush(options, {&marks, 1}, gradient_.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  EXPECT_EQ(frozen, 1);
-  EXPECT_EQ(gradient_, data.Window());
-  EXPECT_EQ(fake_.window(), next.Window());
-  EXPECT_EQ(fake_.observed().streams, 1) << "nothing was refused";
-  EXPECT_EQ(fake_.observed().chunks.back().generation(), 2U);
-  next.ExpectOutputs();
-}
-
-TEST_F(ClientDoubleBufferTest, AfterAnAbortBatchesGoToTheReopenedWindowAgain) {
-  Session session = Open();
-  Data data(4);
-  Data during(4, 2);
-  Data after(4, 5);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  const SessionMarks marks = session.marks();
-  const auto flushed = head_->Flush({.commit = false}, {&marks, 1}, gradient_.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  ASSERT_TRUE(session.Compute(during.batch(), during.outputs()).ok());
-  ASSERT_TRUE(head_->AbortFlush(flushed->flush_id).ok());
-  ASSERT_TRUE(session.Compute(after.batch(), after.outputs()).ok());
-  std::vector<float> window = data.Window();
-  during.AddTo(&window, 0, 4);
-  after.AddTo(&window, 0, 4);
-  EXPECT_EQ(fake_.window(), window);
-  EXPECT_EQ(fake_.observed().streams, 1) << "nothing was refused";
-  EXPECT_EQ(session.marks().lanes[0].accepted, 6U);
-}
-
-TEST_F(ClientDoubleBufferTest, AnAbortInTheMiddleOfABatchCountsEveryChunkOnce) {
-  Session session = Open();
-  Data data(4);
-  Data during(10, 2);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  const SessionMarks marks = session.marks();
-  const auto flushed = head_->Flush({.commit = false}, {&marks, 1}, gradient_.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  Script(5, Fate::kAbortBefore);  // chunks 3 and 4 of it are in the second gradient
-  const auto result = session.Compute(during.batch(), during.outputs());
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->repeated_chunks, 0);
-  std::vector<float> window = data.Window();
-  during.AddTo(&window, 0, 10);
-  EXPECT_EQ(fake_.window(), window);
-  EXPECT_EQ(fake_.observed().chunks.back().generation(), 1U);
-  during.ExpectOutputs();
-}
 
 TEST_F(ClientDoubleBufferTest, AnAbortBehindALostAnswerCountsEveryChunkOnce) {
   Session session = Open();
@@ -94,43 +32,6 @@ TEST_F(ClientDoubleBufferTest, AnAbortBehindALostAnswerCountsEveryChunkOnce) {
   during.AddTo(&window, 0, 10);
   EXPECT_EQ(fake_.window(), window);
   during.ExpectOutputs();
-}
-
-TEST_F(ClientDoubleBufferTest, AFlushOfAnotherProcessIsFollowedToo) {
-  Session session = Open();
-  Data data(4);
-  Data next(4, 2);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  const SessionMarks marks = session.marks();
-  auto other = Client::Connect(fake_.target(), {});
-  ASSERT_TRUE(other.ok()) << other.status();
-  const Head head = *(*other)->GetHead(FakeServer::kName);
-  const auto flushed = head.Flush({.commit = false}, {&marks, 1}, gradient_.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  ASSERT_TRUE(session.Compute(next.batch(), next.outputs()).ok());
-  EXPECT_EQ(fake_.window(), data.Window());
-  ASSERT_TRUE(head.AbortFlush(flushed->flush_id).ok());
-  ASSERT_TRUE(session.Compute(next.batch(), next.outputs()).ok());
-  std::vector<float> window = data.Window();
-  next.AddTo(&window, 0, 4);
-  next.AddTo(&window, 0, 4);
-  EXPECT_EQ(fake_.window(), window);
-}
-
-TEST_F(ClientDoubleBufferTest, AFlushThatAnotherProcessEndsLeavesNoWrongHint) {
-  Session session = Open();
-  Data data(4);
-  ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok());
-  const SessionMarks marks = session.marks();
-  const auto flushed = head_->Flush({.commit = false}, {&marks, 1}, gradient_.data());
-  ASSERT_TRUE(flushed.ok()) << flushed.status();
-  auto other = Client::Connect(fake_.target(), {});
-  ASSERT_TRUE(other.ok()) << other.status();
-  ASSERT_TRUE((*other)->GetHead(FakeServer::kName)->AbortFlush(flushed->flush_id).ok());
-  const auto result = session.Compute(data.batch(), data.outputs());
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(fake_.observed().chunks.back().generation(), 1U);
-  EXPECT_EQ(fake_.observed().streams, 2) << "refused once";
 }
 
 }  // namespace

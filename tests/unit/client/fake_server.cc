@@ -80,20 +80,10 @@ bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<st
     case Fate::kEndBeforeTaking:
       *status = grpc::Status::OK;
       return false;
-    case Fate::kFence:
-      *status = grpc::Status(StatusCode::ABORTED, "another stream took lane 0");
-      return false;
     case Fate::kRestartKeepHead:
     case Fate::kRestartLoseHead:
       Restart(fate == Fate::kRestartKeepHead);
       return false;
-    case Fate::kExpireSession:
-      sessions_.erase(stream->client_key);
-      *status = grpc::Status(StatusCode::NOT_FOUND, "the session has expired");
-      return false;
-    case Fate::kFlushBefore:
-      CommitWindow();
-      break;
     case Fate::kAbortBefore:
       ReopenWindow();
       break;
@@ -109,12 +99,8 @@ bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<st
 
   v1::Disposition disposition = v1::DISPOSITION_ACCUMULATED;
   if (!Admit(chunk, *stream, lock, &disposition, status)) return false;
-  if (disposition == v1::DISPOSITION_ACCUMULATED) {
-    if (fate == Fate::kReject) {
-      disposition = v1::DISPOSITION_REJECTED;
-    } else if (chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY) {
-      AddToWindow(chunk);
-    }
+  if (disposition == v1::DISPOSITION_ACCUMULATED && chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY) {
+    AddToWindow(chunk);
   }
   if (fate == Fate::kCutBeforeAnswer) {
     *status = Cut();
@@ -170,12 +156,6 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
   v1::ChunkResult* result = response.mutable_result();
   result->set_sequence(chunk.sequence());
   result->set_disposition(disposition);
-  if (disposition == v1::DISPOSITION_REJECTED) {
-    result->mutable_error()->set_code(StatusCode::INVALID_ARGUMENT);
-    result->mutable_error()->set_message("hidden_states has 1 element that is not finite");
-    result->mutable_error()->set_field("hidden_states");
-    return response;
-  }
   const std::vector<float> hidden = ToFloats(chunk.hidden_dtype(), chunk.hidden_states());
   const std::vector<float> weights = ToFloats(v1::DATA_TYPE_FLOAT32, chunk.token_inputs().weights());
   std::vector<float> losses;
@@ -194,7 +174,7 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
   }
   result->set_first_token(chunk.first_token());
   result->set_tokens(chunk.tokens());
-  result->set_weight_version(weight_version_ + (change_weights_between_chunks ? chunk.sequence() : 0));
+  result->set_weight_version(weight_version_);
   result->set_dx_dtype(chunk.dx_dtype());
   result->set_losses(FromFloats(v1::DATA_TYPE_FLOAT32, losses.data(), static_cast<int64_t>(losses.size())));
   if (chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY) {
@@ -216,11 +196,8 @@ void FakeServer::FillReturns(const v1::Chunk& chunk, v1::ChunkResult* result) co
     std::memcpy(&label, chunk.labels().data() + i * 8, 8);
     const auto value = static_cast<float>(label);
     const auto token = static_cast<int32_t>(label);
-    if (wanted.z_losses()) append(value, returns->mutable_z_losses());
-    if (wanted.log_probabilities()) append(value, returns->mutable_log_probabilities());
     if (wanted.entropies()) append(value, returns->mutable_entropies());
     if (wanted.predictions()) append(token, returns->mutable_predictions());
-    if (wanted.target_ranks()) append(token, returns->mutable_target_ranks());
     if (wanted.divergences()) append(value / 2, returns->mutable_divergences());
     for (int32_t k = 0; k < wanted.top_k(); ++k) {
       append(token + k, returns->mutable_top_tokens());
@@ -228,12 +205,10 @@ void FakeServer::FillReturns(const v1::Chunk& chunk, v1::ChunkResult* result) co
     }
   }
   const auto valid = static_cast<double>(result->valid_tokens());
-  if (chunk.options().lse_square_scale() > 0) result->mutable_sums()->set_z_loss(valid);
   if (chunk.options().has_distillation()) {
     result->mutable_sums()->set_divergence(valid / 2);
     result->set_teacher_weight_version(result->weight_version() + 6);
   }
-  if (has_class_weights) result->mutable_sums()->set_class_weights(2 * valid);
   if (wanted.predictions()) result->mutable_sums()->set_correct_tokens(result->valid_tokens());
 }
 
@@ -342,8 +317,6 @@ void FakeServer::FillHead(v1::Head* head) const {
   head->mutable_config()->set_hidden_size(kHidden);
   head->mutable_config()->set_weight_dtype(narrow_weights ? v1::DATA_TYPE_BFLOAT16 : v1::DATA_TYPE_FLOAT32);
   head->mutable_config()->set_master_weights(has_master);
-  head->mutable_config()->set_frozen(frozen_head);
-  head->set_has_class_weights(has_class_weights);
   head->mutable_config()->set_bias(has_bias);
   head->mutable_config()->set_double_buffer(double_buffer);
   head->set_weight_version(weight_version_);

@@ -1,9 +1,11 @@
-// A server of one small head, over real gRPC on loopback, that keeps the protocol's books like the real one
-// but can be told to misbehave at an exact point. "Gradient": dW[label] += gradient_scale * x; "loss": label
-// + x[0], times the token's weight; "dX": 2 x. Whole numbers stay exact, so that sums can be compared
-// whatever their order. What is returned of each token: the log-sum-exp is its upstream gradient, the k-th
-// best token label + k, each of a token's other values its label. A z-loss is 1 for each valid token, a class
-// weight 2.
+// A server of one small head, over real gRPC on loopback, for what the real server cannot be made to show: it
+// keeps the protocol's books as that does, and breaks off, loses, corrupts or forgets at an exact point.
+// Everything else about the client is tested against the real one (tests/integration/client).
+//
+// "Gradient": dW[label] += gradient_scale * x; "loss": label + x[0], times the token's weight; "dX": 2 x.
+// Whole numbers stay exact, so that sums can be compared whatever their order. What is returned of each
+// token: the log-sum-exp is its upstream gradient, the k-th best token label + k, a divergence half of its
+// label, each of its other values its label.
 #ifndef LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
 #define LOSSD_TESTS_UNIT_CLIENT_FAKE_SERVER_H_
 
@@ -34,13 +36,9 @@ enum class Fate {
   kCutBeforeAnswer,     // accepted and added, but the answer is lost
   kCutAfterAnswer,      // the stream breaks right behind the answer
   kEndBeforeTaking,     // the server ends the call with OK
-  kReject,              // its content is refused
-  kFence,               // another stream has taken the lane
   kRestartKeepHead,     // the server is another one, which was given the same head
   kRestartLoseHead,     // the server is another one and has no head
-  kExpireSession,       // the session's lease has ended
   kAbortBefore,         // somebody aborts the flush that is under way just before
-  kFlushBefore,         // somebody flushes and commits the window just before
   kWrongSize,           // answered with half of dX
   kTakenBySomeoneElse,  // another process sent this sequence first
   kOvertaken,           // the stream breaks, and then another process sends a hundred chunks more
@@ -69,7 +67,6 @@ class FakeServer {
     int sessions = 0;
     int commits = 0;  // calls of CommitFlush
     int aborts = 0;
-    int gradient_calls = 0;
     int refused_deletions = 0;
     std::vector<int64_t> gradient_first_rows;
     int weight_write_streams = 0;
@@ -111,18 +108,14 @@ class FakeServer {
   int unavailable_status = 0;         // GetStatus fails that many times
   std::vector<std::string> features;  // as GetStatus lists them, of lossd 0.0.7; none: an old server
   bool change_weights_on_cut = false;
-  bool change_weights_between_chunks = false;
-  int most_lanes = 16;  // of one session
-  bool has_class_weights = false;
   bool has_bias = false;
   bool narrow_weights = false;  // the head says that its weights are bf16
   bool has_master = false;      // and that there is an fp32 copy
   bool corrupt_bias_gradient = false;
-  bool frozen_head = false;
   bool double_buffer = false;            // the head has two gradients
   bool short_returns = false;            // answers leave the last of each array out
   bool forget_sessions_are_new = false;  // as a server does whose OpenSession does not say so
-  int64_t rows_per_message = 2;
+  static constexpr int64_t kRowsPerMessage = 2;
   // When a stalled stream goes on; looked at whenever a chunk has been dealt with.
   std::function<bool(const Observed&)> stalled_until;
   // Answers are held back until the client has used its credit up or has sent this many chunks.

@@ -136,7 +136,7 @@ class FakeServer::HeadService final : public v1::HeadService::Service {
       v1::ReadWeightsResponse response;
       response.set_weight_version(fake_->weight_version_);
       response.set_first_row(row);
-      response.set_rows(std::min(fake_->rows_per_message, end - row));
+      response.set_rows(std::min(kRowsPerMessage, end - row));
       response.set_dtype(request->dtype());
       response.set_weights(
           FromFloats(request->dtype(), fake_->weights_.data() + row * kHidden, response.rows() * kHidden));
@@ -180,7 +180,6 @@ class FakeServer::LossService final : public v1::LossService::Service {
     const std::lock_guard lock(fake_->mutex_);
     if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
     const int lanes = std::max(1, request->lanes());
-    if (lanes > fake_->most_lanes) return {StatusCode::INVALID_ARGUMENT, "too many lanes"};
     Session& session = fake_->sessions_[request->client_key()];
     response->set_is_new(session.id.empty() && !fake_->forget_sessions_are_new);
     if (session.id.empty()) session.id = "session-" + std::to_string(++fake_->observed_.sessions);
@@ -201,9 +200,7 @@ class FakeServer::LossService final : public v1::LossService::Service {
     response->set_vocab_size(kVocab);
     response->set_hidden_size(kHidden);
     response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
-    response->set_has_class_weights(fake_->has_class_weights);
     response->set_has_bias(fake_->has_bias);
-    response->set_frozen(fake_->frozen_head);
     return grpc::Status::OK;
   }
 
@@ -270,7 +267,6 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
                             grpc::ServerWriter<v1::ReadGradientResponse>* writer) override {
     const std::lock_guard lock(fake_->mutex_);
     if (!fake_->has_head_) return {StatusCode::NOT_FOUND, "no such head"};
-    ++fake_->observed_.gradient_calls;
     fake_->observed_.gradient_first_rows.push_back(request->first_row());
     for (int64_t row = request->first_row(); row < kVocab;) {
       const RowFate fate =
@@ -279,7 +275,7 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
       if (fate == RowFate::kCut) return Cut();
       v1::ReadGradientResponse response;
       response.set_first_row(fate == RowFate::kWrongRow ? row + 1 : row);
-      response.set_rows(std::min(fake_->rows_per_message, kVocab - row));
+      response.set_rows(std::min(kRowsPerMessage, kVocab - row));
       response.set_dtype(OrFloat32(request->dtype()));
       std::string bytes =
           FromFloats(response.dtype(), fake_->window_.data() + row * kHidden, response.rows() * kHidden);
@@ -330,14 +326,9 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
   }
 
   grpc::Status GradientStats(grpc::ServerContext*, const v1::GradientStatsRequest* request,
-                             v1::GradientStatsResponse* response) override {
+                             v1::GradientStatsResponse*) override {
     const std::lock_guard lock(fake_->mutex_);
     fake_->observed_.stats.push_back(*request);
-    response->set_norm(1.5);
-    response->set_bias_norm(2.5);
-    response->set_largest(3.5F);
-    response->set_non_finite(4);
-    response->set_window_tokens(5);
     return grpc::Status::OK;
   }
 

@@ -101,12 +101,6 @@ TEST_F(SessionTest, GivesUpAfterTheReconnectTimeoutWithoutProgress) {
   EXPECT_EQ(fake_.observed().chunks.back().sequence(), 2U);
 }
 
-TEST_F(SessionTest, ServerThatCannotBeReachedIsUnavailable) {
-  const auto client = Client::Connect("127.0.0.1:1", {.reconnect_timeout = std::chrono::milliseconds(100)});
-  EXPECT_EQ(client.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(client.status().message()), HasSubstr("127.0.0.1:1"));
-}
-
 TEST_F(SessionTest, ConnectWaitsForAServerThatIsNotReadyYet) {
   fake_.unavailable_status = 3;
   EXPECT_TRUE(Client::Connect(fake_.target(), {}).ok());
@@ -164,28 +158,6 @@ TEST_F(SessionTest, RestartAfterACommitGoesOnWithANewSession) {
   EXPECT_EQ(result->first_sequences.at(0), 1U);
   EXPECT_NE(session.id(), old_id);
   EXPECT_EQ(fake_.window(), data.Window());
-}
-
-TEST_F(SessionTest, ExpiredSessionWithWorkInTheWindowIsAnError) {
-  Script(3, Fate::kExpireSession);
-  Session session = Open();
-  Data data(10);
-  const auto result = session.Compute(data.batch(), data.outputs());
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition) << result.status();
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("has expired"));
-  EXPECT_FALSE(IsWindowLost(result.status()));
-}
-
-TEST_F(SessionTest, TakenOverByAnotherStreamIsAnErrorAndNotRetried) {
-  Script(2, Fate::kFence);
-  Session session = Open();
-  Data data(10);
-  const auto result = session.Compute(data.batch(), data.outputs());
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(std::string(result.status().message()),
-              HasSubstr("taken over by another stream with client_key 'trainer'"));
-  EXPECT_FALSE(IsWindowLost(result.status()));
-  EXPECT_EQ(fake_.observed().streams, 1);
 }
 
 TEST_F(SessionTest, SequenceTakenByAnotherProcessIsNotMistakenForOurOwn) {
