@@ -172,11 +172,24 @@ TEST_F(CallObserverTest, ADeadlineThatIsOverIsNamedAsSuch) {
   CreateHead(stubs_, "h", kVocab, kHidden);
   const v1::OpenSessionResponse session = OpenSession(stubs_, "h", "k");
   {
-    ComputeStream stream(stubs_, session, 0, milliseconds(300));
+    ComputeStream stream(stubs_, session, 0, milliseconds(2000));
     EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   }
   ExpectEnded("LossService/Compute", grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(Errors().size(), 1u);
+}
+
+// The client's deadline began before the server saw the call, so the client may give up before the server's
+// own timer ends.
+TEST_F(CallObserverTest, WhoGivesUpJustBeforeTheDeadlineHasWaitedForIt) {
+  CreateHead(stubs_, "h", kVocab, kHidden);
+  const v1::OpenSessionResponse session = OpenSession(stubs_, "h", "k");
+  {
+    ComputeStream stream(stubs_, session, 0, milliseconds(1000));
+    std::this_thread::sleep_for(milliseconds(950));
+    stream.Cancel();
+  }
+  ExpectEnded("LossService/Compute", grpc::StatusCode::DEADLINE_EXCEEDED);
 }
 
 TEST_F(CallObserverTest, ADrainEndsStreamsWithUnavailable) {
