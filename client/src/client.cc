@@ -80,7 +80,7 @@ absl::Status Client::DeleteHead(const std::string& name, bool discard_gradient) 
   request.set_discard_gradient(discard_gradient);
   const auto deleted =
       impl_->connection->Call(&v1::HeadService::Stub::DeleteHead, request, internal::kDeletion);
-  if (deleted.ok()) impl_->unanswered->Forget(name);
+  if (deleted.ok()) impl_->unanswered->Clear(name);
   return deleted.status();
 }
 
@@ -91,6 +91,7 @@ absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& head
   const auto restored =
       impl_->connection->Call(&v1::HeadService::Stub::RestoreCheckpoint, request, internal::kDiskCall);
   if (!restored.ok()) return restored.status();
+  impl_->unanswered->Clear(head);
   return internal::FromProto(restored->checkpoint());
 }
 

@@ -89,6 +89,7 @@ class Window:
         self._unsure: dict[Contributor, str] = {}  # by a step that may have been taken, or not
         self._open_flush = ""  # whose commit has no answer
         self._interrupted = ""  # the flush whose end a signal kept from the caller
+        self._wants_marks = False  # those that it had named
         self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def add(self, contributor: Contributor) -> None:
@@ -149,13 +150,16 @@ class Window:
         """A signal came while the library ended this flush, and the caller does not know that it did; empty: no flush
         had been ended."""
         with self._lock:
-            self._interrupted = flush_id
+            if flush_id:
+                self._interrupted = flush_id
+                self._wants_marks = flush_id != self._open_flush  # of an open one they are known
 
     def keep_interrupted(self, marks: dict[Contributor, str]) -> None:
         """The call that note_interrupted() was about had named these marks."""
         with self._lock:
-            if self._interrupted:
+            if self._wants_marks:
                 self._frozen = marks
+            self._wants_marks = False
 
     def interrupted(self) -> str:
         with self._lock:

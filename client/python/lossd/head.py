@@ -372,8 +372,8 @@ class Head:
             self._core.window.committed()
             raise
         error = AlreadyExistsError(
-            f"flush {flush_id}, which was interrupted when all of the gradient had been read, is committed now: what "
-            "it read is the gradient. Nothing was done to the window behind it; make this call again if it is meant"
+            f"flush {flush_id}, which was interrupted when it had ended its window, is committed: what it read, if it "
+            "read, is the gradient. Nothing was done to the window behind it; make this call again if it is meant"
         )
         error.flush_id = flush_id
         raise error

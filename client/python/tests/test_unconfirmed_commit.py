@@ -114,6 +114,42 @@ def test_commit_flush_finishes_it(stalled: Stalled) -> None:
     assert stalled.head.flush().window_tokens == 4
 
 
+def interrupt_behind(function: str, action: Callable[[], Any]) -> None:
+    """Python raises KeyboardInterrupt only when the library has returned, be it with an error."""
+    call = Library.call
+
+    def call_and_interrupt(library: Library, name: str, *arguments: Any) -> None:
+        with contextlib.suppress(lossd.LossdError):
+            call(library, name, *arguments)
+        if name == function:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Library, "call", call_and_interrupt)
+        action()
+
+
+def test_an_interruption_of_the_call_that_settles_it_hides_nothing(stalled: Stalled) -> None:
+    stalled.compute()
+    error = stalled.flush_unanswered()
+    stalled.go_on()
+    stalled.compute()
+    interrupt_behind("lossd_head_flush", stalled.head.flush)
+    with pytest.raises(lossd.AlreadyExistsError, match=error.flush_id):
+        stalled.head.flush()
+    assert stalled.head.flush().window_tokens == 4  # the session is named, as what it added since is there
+
+
+def test_another_interruption_changes_nothing(stalled: Stalled) -> None:
+    stalled.compute()
+    interrupt_behind("lossd_head_flush", stalled.head.flush)
+    stalled.compute()
+    interrupt_behind("lossd_head_gradient_stats", stalled.head.gradient_stats)
+    with pytest.raises(lossd.AlreadyExistsError):
+        stalled.head.flush()
+    assert stalled.head.flush().window_tokens == 4
+
+
 @pytest.mark.parametrize(
     ("function", "end"),
     [("lossd_head_flush", lambda head: head.flush()), ("lossd_head_discard", lambda head: head.discard())],
@@ -123,18 +159,8 @@ def test_commit_flush_finishes_it(stalled: Stalled) -> None:
 def test_an_interrupted_flush_that_ended_the_window_is_told_of(
     stalled: Stalled, function: str, end: Callable[[lossd.Head], Any], again: Callable[[lossd.Head], Any]
 ) -> None:
-    """Python raises KeyboardInterrupt only when the library has returned."""
     stalled.compute()
-    call = Library.call
-
-    def interrupt_behind(library: Library, name: str, *arguments: Any) -> None:
-        call(library, name, *arguments)
-        if name == function:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Library, "call", interrupt_behind)
-        end(stalled.head)
+    interrupt_behind(function, lambda: end(stalled.head))
     stalled.compute()
     with pytest.raises(lossd.AlreadyExistsError) as caught:
         again(stalled.head)

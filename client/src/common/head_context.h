@@ -91,8 +91,12 @@ class HeadContext {
     std::lock_guard lock(mutex_);
     if (incarnation_ != incarnation || restores_ != restores) {
       generation_ = next_generation_ = 0;
-      // What a handle without sessions does not know yet, another one may have left open at this very server.
-      if (!incarnation_.empty()) unanswered_->Clear();
+      // Another handle may have come to this server before, and have left something open there.
+      if (incarnation_ == incarnation) {
+        unanswered_->Clear();
+      } else {
+        unanswered_->KeepOnly(incarnation);
+      }
     }
     incarnation_ = incarnation;
     restores_ = restores;

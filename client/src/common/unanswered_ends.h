@@ -21,18 +21,25 @@ struct OpenCommit {
   std::string marks;        // KeyOf those that it named
 };
 
+// A step that may have been taken although no answer came.
+struct OpenStep {
+  uint64_t generation = 0;
+  std::string incarnation;  // of the server that was asked
+};
+
 // Those of one head. All handles of the head that a client gives out share it: a commit that one of them left
 // open must not be forgotten by a call through another. Thread-safe.
 class UnansweredEnds {
  public:
-  // The generation of a step whose answer never came, if there is one.
-  std::optional<uint64_t> step() const {
+  // The generation of a step whose answer never came, if this server was asked for one.
+  std::optional<uint64_t> StepAt(const std::string& incarnation) const {
     std::lock_guard lock(mutex_);
-    return step_;
+    if (!step_ || step_->incarnation != incarnation) return std::nullopt;
+    return step_->generation;
   }
-  void SetStep(std::optional<uint64_t> generation) {
+  void SetStep(std::optional<OpenStep> step) {
     std::lock_guard lock(mutex_);
-    step_ = generation;
+    step_ = std::move(step);
   }
 
   // The flush whose commit has no answer yet, if there is one.
@@ -54,10 +61,16 @@ class UnansweredEnds {
     step_ = std::nullopt;
     commit_ = std::nullopt;
   }
+  // Forgets what servers before this one were asked for.
+  void KeepOnly(const std::string& incarnation) {
+    std::lock_guard lock(mutex_);
+    if (step_ && step_->incarnation != incarnation) step_ = std::nullopt;
+    if (commit_ && commit_->incarnation != incarnation) commit_ = std::nullopt;
+  }
 
  private:
   mutable std::mutex mutex_;
-  std::optional<uint64_t> step_;
+  std::optional<OpenStep> step_;
   std::optional<OpenCommit> commit_;
 };
 
@@ -70,11 +83,8 @@ class UnansweredEndsMap {
     if (ends == nullptr) ends = std::make_shared<UnansweredEnds>();
     return ends;
   }
-  // The head is gone: another one of its name begins without any.
-  void Forget(const std::string& head) {
-    std::lock_guard lock(mutex_);
-    ends_.erase(head);
-  }
+  // The head is gone, or another: its handles have none.
+  void Clear(const std::string& head) { Of(head)->Clear(); }
 
  private:
   std::mutex mutex_;

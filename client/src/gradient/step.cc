@@ -42,16 +42,19 @@ absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
   if (!settled.ok()) return settled.status();
   if (settled->has_value() && !options.generation) return internal::SettledError(**settled);
   internal::WindowCall window(head);
+  if (absl::Status found = window.FindServer(); !found.ok()) return found;
   // Unless a generation is named, a call after a step without an answer is about that step.
-  const std::optional<uint64_t> named = options.generation ? options.generation : head.unanswered().step();
+  const std::optional<uint64_t> named =
+      options.generation ? options.generation : head.unanswered().StepAt(window.incarnation());
   if (absl::Status begun = window.Begin(named); !begun.ok()) return begun;
   v1::ApplyStepRequest request = internal::ToProto(options);
   request.set_head(config().name);
   request.set_generation(window.generation());
   for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
   const auto step = head.connection().Call(&v1::GradientService::Stub::ApplyStep, request);
-  head.unanswered().SetStep(LeavesOpen(step.status()) ? std::make_optional(window.generation())
-                                                      : std::nullopt);
+  head.unanswered().SetStep(LeavesOpen(step.status())
+                                ? std::optional(internal::OpenStep{window.generation(), window.incarnation()})
+                                : std::nullopt);
   if (!step.ok()) return window.Explain(step.status());
   head.NoteCommit(step->generation());
   return internal::FromProto(*step);

@@ -4,13 +4,19 @@
 
 namespace lossd::internal {
 
-absl::Status WindowCall::Begin(std::optional<uint64_t> generation) {
+absl::Status WindowCall::FindServer() {
   // A server that was restarted since answers with heads, sessions or generations that are not ours.
   incarnation_ = head_.incarnation();
+  if (!incarnation_.empty()) return absl::OkStatus();
+  const auto server = head_.connection().Call(&v1::StatusService::Stub::GetStatus, {});
+  if (!server.ok()) return server.status();
+  incarnation_ = server->incarnation();
+  return absl::OkStatus();
+}
+
+absl::Status WindowCall::Begin(std::optional<uint64_t> generation) {
   if (incarnation_.empty()) {
-    const auto server = head_.connection().Call(&v1::StatusService::Stub::GetStatus, {});
-    if (!server.ok()) return server.status();
-    incarnation_ = server->incarnation();
+    if (absl::Status found = FindServer(); !found.ok()) return found;
   }
   generation_ = generation.value_or(0);
   if (generation.has_value()) return absl::OkStatus();

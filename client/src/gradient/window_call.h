@@ -17,6 +17,8 @@ class WindowCall {
  public:
   explicit WindowCall(HeadContext& head) : head_(head) {}
 
+  // Finds out about the server. Begin() does it, too.
+  absl::Status FindServer();
   // Before anything else: finds out about the server and, unless one is named, about the window.
   absl::Status Begin(std::optional<uint64_t> generation = std::nullopt);
   // Instead of Begin: about a window that an earlier call began.

@@ -9,8 +9,10 @@ namespace lossd::rpc {
 namespace {
 
 // A client whose deadline is over cancels the call, and its deadline began earlier than the server could see:
-// by as much as the request was on its way. Who cancels in the last tenth of the time has waited in vain.
+// by as much as the request was on its way. Who cancels in the last tenth of the time, or in the last second
+// of a long one, has waited in vain.
 constexpr int kLastPart = 10;
+constexpr std::chrono::seconds kMostOnItsWay(1);
 constexpr std::chrono::milliseconds kTimerGrain(2);  // deadlines are whole milliseconds
 
 }  // namespace
@@ -81,7 +83,8 @@ void CallRecord::NoteCancelled() {
   const engine::MutexLock lock(mutex_);
   NotePeerLocked(grpc::StatusCode::CANCELLED);
   cancelled_ = Clock::now();
-  const Clock::duration margin = std::max<Clock::duration>(patience_ / kLastPart, kTimerGrain);
+  const Clock::duration margin =
+      std::max<Clock::duration>(std::min<Clock::duration>(patience_ / kLastPart, kMostOnItsWay), kTimerGrain);
   late_ = *cancelled_ - begun_ >= patience_ - margin;
 }
 

@@ -112,6 +112,17 @@ TEST_P(UnconfirmedCommitTest, AnotherHandleOfTheHeadKnowsOfItToo) {
   EXPECT_EQ(fake_.observed().flushes.size(), 1U);
 }
 
+// The other handle's first session is what it learns of the server from.
+TEST_P(UnconfirmedCommitTest, AHandleThatComesToTheServerLaterForgetsNothing) {
+  auto other = client_->GetHead(FakeServer::kName);
+  ASSERT_TRUE(other.ok()) << other.status();
+  FlushUnanswered();
+  LoseCommits(0);
+  ASSERT_TRUE(other->OpenSession({}).ok());
+  ExpectSettled(Flush().status());
+  EXPECT_EQ(fake_.observed().flushes.size(), 1U);
+}
+
 TEST_P(UnconfirmedCommitTest, AsLongAsThereIsNoAnswerNothingElseHappens) {
   FlushUnanswered();
   EXPECT_EQ(Flush().status().code(), absl::StatusCode::kUnavailable);
