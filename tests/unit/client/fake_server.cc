@@ -315,8 +315,7 @@ void FakeServer::FillHead(v1::Head* head) const {
   head->mutable_config()->set_name(kName);
   head->mutable_config()->set_vocab_size(kVocab);
   head->mutable_config()->set_hidden_size(kHidden);
-  head->mutable_config()->set_weight_dtype(narrow_weights ? v1::DATA_TYPE_BFLOAT16 : v1::DATA_TYPE_FLOAT32);
-  head->mutable_config()->set_master_weights(has_master);
+  head->mutable_config()->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
   head->mutable_config()->set_bias(has_bias);
   head->mutable_config()->set_double_buffer(double_buffer);
   head->set_weight_version(weight_version_);

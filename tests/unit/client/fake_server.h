@@ -1,6 +1,7 @@
 // A server of one small head, over real gRPC on loopback, for what the real server cannot be made to show: it
-// keeps the protocol's books as that does, and breaks off, loses, corrupts or forgets at an exact point.
-// Everything else about the client is tested against the real one (tests/integration/client).
+// keeps the protocol's books as that does, and breaks off, loses, corrupts or forgets at an exact point. It
+// also sends rows two at a time, where the real one sends megabytes. Everything else about the client is
+// tested against the real one (tests/integration/client).
 //
 // "Gradient": dW[label] += gradient_scale * x; "loss": label + x[0], times the token's weight; "dX": 2 x.
 // Whole numbers stay exact, so that sums can be compared whatever their order. What is returned of each
@@ -109,8 +110,6 @@ class FakeServer {
   std::vector<std::string> features;  // as GetStatus lists them, of lossd 0.0.7; none: an old server
   bool change_weights_on_cut = false;
   bool has_bias = false;
-  bool narrow_weights = false;  // the head says that its weights are bf16
-  bool has_master = false;      // and that there is an fp32 copy
   bool corrupt_bias_gradient = false;
   bool double_buffer = false;            // the head has two gradients
   bool short_returns = false;            // answers leave the last of each array out

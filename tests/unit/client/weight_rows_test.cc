@@ -17,9 +17,7 @@ namespace lossd::weight_rows_test {
 namespace {
 
 using ::testing::Each;
-using ::testing::ElementsAre;
 using testing::FakeServer;
-using ::testing::HasSubstr;
 using ::testing::Property;
 using testing::RowFate;
 using ::testing::SizeIs;
@@ -97,49 +95,6 @@ TEST_F(WeightRowsTest, OnlyTheRowsAskedForAreReadThroughCuts) {
   EXPECT_THAT(reads, Each(Property(&v1::ReadWeightsRequest::weight_version, 1U)));
 }
 
-TEST_F(WeightRowsTest, ABiasComesWithItsRows) {
-  fake_.has_bias = true;
-  Connect();
-  const std::vector<float> bias{5, 6, 7};
-  ASSERT_TRUE(Begin().WriteRows(4, 3, DataType::kFloat32, Rows(3).data(), bias).ok());
-  const std::vector<float> written = fake_.bias();
-  EXPECT_THAT(std::vector<float>(written.begin() + 4, written.begin() + 7), ElementsAre(5, 6, 7));
-  std::vector<float> read(2);
-  std::vector<float> rows(2 * kHidden);
-  ASSERT_TRUE(head_->ReadRows(5, 2, DataType::kFloat32, rows.data(), {.bias = read}).ok());
-  EXPECT_THAT(read, ElementsAre(6, 7));
-}
-
-TEST_F(WeightRowsTest, RowsAreRoundedBeforeTheyAreSent) {
-  fake_.narrow_weights = true;
-  Connect();
-  ASSERT_TRUE(Begin().WriteRows(0, 2, DataType::kFloat32, Rows(2).data()).ok());
-  EXPECT_THAT(fake_.observed().weight_writes,
-              Each(Property(&v1::WriteWeightsRequest::dtype, v1::DATA_TYPE_BFLOAT16)));
-  EXPECT_EQ(fake_.observed().largest_weight_bytes, 2 * kHidden * 2);
-  std::vector<float> wide(kVocab * kHidden);
-  ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, wide.data()).ok());
-  EXPECT_EQ(fake_.observed().weight_reads.back().dtype(), v1::DATA_TYPE_BFLOAT16) << "widened here";
-}
-
-TEST_F(WeightRowsTest, AnFp32MasterIsWrittenAndReadInFp32) {
-  fake_.narrow_weights = true;
-  fake_.has_master = true;
-  Connect();
-  std::vector<float> fine(kVocab * kHidden, 1.0F + 1.0F / 4096);  // which bf16 does not have
-  ASSERT_TRUE(head_->WriteWeights(DataType::kFloat32, fine.data()).ok());
-  EXPECT_THAT(fake_.observed().weight_writes,
-              Each(Property(&v1::WriteWeightsRequest::dtype, v1::DATA_TYPE_FLOAT32)));
-  EXPECT_EQ(fake_.weights(), fine);
-  std::vector<float> read(kVocab * kHidden);
-  ASSERT_TRUE(head_->ReadWeights(DataType::kFloat32, read.data()).ok());
-  EXPECT_EQ(read, fine);
-  EXPECT_EQ(fake_.observed().weight_reads.back().dtype(), v1::DATA_TYPE_FLOAT32);
-  std::vector<uint16_t> narrow(kVocab * kHidden);
-  ASSERT_TRUE(head_->ReadWeights(DataType::kBFloat16, narrow.data()).ok());
-  EXPECT_EQ(fake_.observed().weight_reads.back().dtype(), v1::DATA_TYPE_BFLOAT16) << "the compute copy's";
-}
-
 // As a server does that was started again: the rows that were staged went with the old process.
 TEST_F(WeightRowsTest, AWriteOfAllRowsThatTheServerForgotIsBegunAgain) {
   const std::vector<float> all = Rows(kVocab);
@@ -196,39 +151,6 @@ TEST_F(WeightRowsTest, AWriteOfSeveralWritersThatIsForgottenIsTheirs) {
   ASSERT_TRUE(write.WriteRows(0, kVocab, DataType::kFloat32, Rows(kVocab).data()).ok());
   EXPECT_TRUE(absl::IsNotFound(write.Commit().status()));
   EXPECT_THAT(fake_.observed().begun_writes, SizeIs(1));
-}
-
-TEST_F(WeightRowsTest, RowsThatTheHeadDoesNotHaveAreRefusedBeforeAnythingIsSent) {
-  Connect();
-  const WeightWrite write = Begin();
-  std::vector<float> rows = Rows(kVocab);
-  struct Case {
-    int64_t first_row;
-    int64_t rows;
-    const char* message;
-  };
-  for (const Case& wrong :
-       {Case{-1, 1, "first_row is -1"}, Case{kVocab + 1, 0, "first_row is 12"}, Case{0, -1, "rows is -1"},
-        Case{0, kVocab + 1, "rows is 12"}, Case{5, kVocab - 4, "from first_row 5 on there are 6"},
-        Case{5, INT64_MAX, "rows is 9223372036854775807"}}) {
-    SCOPED_TRACE(wrong.message);
-    const absl::Status written =
-        write.WriteRows(wrong.first_row, wrong.rows, DataType::kFloat32, rows.data());
-    EXPECT_EQ(written.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(written.message()), HasSubstr(wrong.message));
-    const auto read = head_->ReadRows(wrong.first_row, wrong.rows, DataType::kFloat32, rows.data());
-    EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(read.status().message()), HasSubstr(wrong.message));
-  }
-  EXPECT_EQ(write.WriteRows(0, 1, DataType::kFloat32, nullptr).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(write.WriteRows(0, 1, DataType::kFloat32, rows.data(), std::vector<float>(1)).code(),
-            absl::StatusCode::kInvalidArgument)
-      << "it has no bias";
-  EXPECT_EQ(head_->ReadRows(0, 0, DataType::kFloat32, rows.data()).status().code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(write.WriteRows(kVocab, 0, DataType::kFloat32, rows.data()).ok()) << "a rank without rows";
-  EXPECT_EQ(fake_.observed().weight_write_streams, 0);
-  EXPECT_TRUE(fake_.observed().weight_reads.empty());
 }
 
 }  // namespace
