@@ -18,7 +18,7 @@ namespace lossd::testing {
 
 class SessionTest : public ::testing::Test {
  protected:
-  void Connect(ClientOptions options = {.reconnect_timeout = std::chrono::seconds(20)}) {
+  void Connect(const ClientOptions& options = {.reconnect_timeout = std::chrono::seconds(20)}) {
     auto client = Client::Connect(server_.target(), options);
     ASSERT_TRUE(client.ok()) << client.status();
     client_ = *std::move(client);
