@@ -133,8 +133,8 @@ def test_an_interruption_of_the_call_that_settles_it_hides_nothing(stalled: Stal
     stalled.compute()
     error = stalled.flush_unanswered()
     stalled.go_on()
-    stalled.compute()
     interrupt_behind("lossd_head_flush", stalled.head.flush)
+    stalled.compute()
     with pytest.raises(lossd.AlreadyExistsError, match=error.flush_id):
         stalled.head.flush()
     assert stalled.head.flush().window_tokens == 4  # the session is named, as what it added since is there
