@@ -33,7 +33,7 @@ constexpr ChunkLimits kLimits = {.max_chunk_bytes = kTile * kHidden * 4, .max_ch
 template <typename Value>
 std::vector<Value> Values(const std::string& bytes) {
   std::vector<Value> values(bytes.size() / sizeof(Value));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
 }
 
