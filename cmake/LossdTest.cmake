@@ -24,7 +24,8 @@ set(lossd_test_results ${PROJECT_BINARY_DIR}/test-results)  # of every test by i
 add_custom_target(lossd_tsan_tests)
 
 add_library(lossd_test_main STATIC ${lossd_tests_dir}/test_main.cc ${lossd_tests_dir}/unchanged.cc)
-target_link_libraries(lossd_test_main PUBLIC GTest::gmock GTest::gtest PRIVATE PkgConfig::XXHASH lossd_warnings)
+target_link_libraries(lossd_test_main PUBLIC GTest::gmock GTest::gtest PRIVATE PkgConfig::XXHASH OpenSSL::Crypto
+  lossd_warnings)
 
 function(lossd_test)
   cmake_parse_arguments(arg "OPTIMIZED;HERMETIC" "NAME;TIMEOUT;COST" "SOURCES;TESTS;LIBRARIES;LABELS;TSAN" ${ARGN})

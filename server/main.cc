@@ -26,6 +26,7 @@
 #include "server/rpc/transport/access.h"
 #include "server/rpc/transport/file_descriptor.h"
 #include "server/rpc/transport/listener.h"
+#include "server/rpc/transport/tls.h"
 #include "server/startup/access_watch.h"
 #include "server/startup/exposure.h"
 #include "server/startup/options.h"
@@ -324,6 +325,7 @@ int main(int argc, char** argv) {
   lossd::ExitWhenOutOfMemory();
   lossd::WaitPassively(argv);
   lossd::engine::RaiseMallocThresholds();
+  lossd::rpc::KeepOpenSslToTheEnd();
   absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);
   if (!options.ok()) {
     std::cerr << "lossd: " << options.status().message() << "\n";

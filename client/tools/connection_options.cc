@@ -1,5 +1,7 @@
 #include "client/tools/connection_options.h"
 
+#include <openssl/crypto.h>
+
 #include <cstdlib>
 #include <initializer_list>
 #include <string>
@@ -90,6 +92,9 @@ absl::Status NameFlags(const absl::Status& status) {
   return named;
 }
 
-void SilenceGrpcLog() { (void)setenv("GRPC_VERBOSITY", "NONE", /*replace=*/0); }
+void PrepareGrpc() {
+  (void)setenv("GRPC_VERBOSITY", "NONE", /*replace=*/0);
+  (void)OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+}
 
 }  // namespace lossd::tools

@@ -30,9 +30,11 @@ absl::Status NameFlags(const absl::Status& status);
 // and --token_over_plain_text. `connection` outlives the parsing.
 void AddConnectionOptions(CLI::App& app, ConnectionOptions& connection, const std::string& group);
 
-// Before the first use of gRPC: the errors of the client library say what its log says, and a tool's standard
-// error is the tool's own. GRPC_VERBOSITY, if set, decides.
-void SilenceGrpcLog();
+// At the beginning of main, before the first use of gRPC:
+// - Its log is silent, unless GRPC_VERBOSITY is set: the errors of the client library say the same, and a
+//   tool's standard error is the tool's own.
+// - OpenSSL does not clean up when the process ends: gRPC's threads may still be in it.
+void PrepareGrpc();
 
 }  // namespace lossd::tools
 

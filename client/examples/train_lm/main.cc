@@ -291,7 +291,7 @@ absl::Status Run(Options options) {
 }  // namespace lossd::train_lm
 
 int main(int argc, char** argv) {
-  lossd::tools::SilenceGrpcLog();
+  lossd::tools::PrepareGrpc();
   lossd::train_lm::ParsedOptions parsed = lossd::train_lm::ParseOptions(argc, argv);
   if (!parsed.options.has_value()) return parsed.exit_code;
   lossd::train_lm::StopOnSignals();

@@ -92,7 +92,7 @@ ExitCode Fail(const std::string& message, ExitCode code) {
 ExitCode Main(int argc, char** argv) {
   // A file-size limit shall be an error that is told, not a death.
   std::signal(SIGXFSZ, SIG_IGN);
-  SilenceGrpcLog();
+  PrepareGrpc();
   Context context;
   context.server = Environment("LOSSD_SERVER", "localhost:50051");
   context.connection.token_file = Environment("LOSSD_TOKEN_FILE", "");

@@ -67,7 +67,7 @@ std::string Footer() {
 }
 
 ExitCode Main(int argc, char** argv) {
-  tools::SilenceGrpcLog();
+  tools::PrepareGrpc();
   std::signal(SIGINT, Interrupt);
   std::signal(SIGTERM, Interrupt);
   CLI::App app("Puts load on a lossd server, checks its answers, and reports throughput, latency and cost.",

@@ -2,6 +2,7 @@
 
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/sha.h>
@@ -160,6 +161,8 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& f
   }
   return tls::TlsServerCredentials(options);
 }
+
+void KeepOpenSslToTheEnd() { (void)OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr); }
 
 TlsWatch::TlsWatch(TlsFiles files)
     : files_(std::move(files)), watch_({files_.certificate, files_.key, files_.client_ca}) {}

@@ -48,6 +48,10 @@ absl::StatusOr<TlsCheck> ReadTls(const TlsFiles& files);
 // then; while they do not fit each other, new connections fail.
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsFiles& files);
 
+// OpenSSL will not clean up when the process ends, as it does by itself: gRPC's threads may still be in it
+// then. At the beginning of main, before the first use of gRPC.
+void KeepOpenSslToTheEnd();
+
 // Tells when the files have changed, so that it can be logged. Not thread-safe.
 class TlsWatch {
  public:
