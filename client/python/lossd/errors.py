@@ -97,6 +97,8 @@ class AbortedError(LossdError):
 
 
 class CancelledError(LossdError):
+    """Something of the caller's own cut the flush short, a signal in a sink for instance: the window is whole."""
+
     code = "CANCELLED"
 
 

@@ -223,7 +223,6 @@ std::unique_ptr<ComputeStream> Connection::Compute(const v1::SessionLimits& limi
 
 bool IsTransient(const absl::Status& status) {
   return absl::IsUnavailable(status) ||
-         absl::IsCancelled(status) ||  // by a server that goes away: nobody here cancels
          (absl::IsResourceExhausted(status) && RetryDelayOf(status).has_value());
 }
 

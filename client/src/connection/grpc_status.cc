@@ -42,8 +42,12 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::UNKNOWN && status.error_message() == kConnectionBroke) {
     return absl::UnavailableError("the connection broke");
   }
-  // The codes of both are the canonical ones.
-  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  // The codes of both are the canonical ones. Nobody waits for the status of a call that this library has
+  // cancelled: one that comes was cancelled at the server, or on its way.
+  absl::Status result =
+      status.error_code() == grpc::StatusCode::CANCELLED
+          ? absl::UnavailableError(absl::StrCat("the call was cut: ", status.error_message()))
+          : absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   v1::RichStatus rich;
   if (!status.error_details().empty() && rich.ParseFromString(status.error_details())) {
     for (const auto& detail : rich.details()) {

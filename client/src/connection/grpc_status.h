@@ -13,7 +13,8 @@
 
 namespace lossd::internal {
 
-// A connection that broke is UNAVAILABLE, whatever gRPC calls it.
+// A connection that broke is UNAVAILABLE, whatever gRPC calls it; so is a call that somebody else cancelled,
+// since to a caller CANCELLED means that something of its own ended the call.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // Where the server says it stands, if it said so.

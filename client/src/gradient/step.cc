@@ -12,8 +12,7 @@ namespace {
 
 // Whether the server may have done what it was asked for although there is no answer.
 bool LeavesOpen(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) ||
-         absl::IsUnknown(status);
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnknown(status);
 }
 
 }  // namespace

@@ -96,7 +96,8 @@ class FakeServer {
   int lost_commits = 0;                  // CommitFlush is done, but its answer is lost, that many times
   int lost_steps = 0;                    // ApplyStep likewise
   int unreached_commits = 0;             // CommitFlush is not done, and not answered, that many times
-  int busy_deletions = 0;                // DeleteHead is RESOURCE_EXHAUSTED with this delay, that many times
+  grpc::StatusCode unreached_commit_code = grpc::StatusCode::UNAVAILABLE;  // what gRPC makes of that
+  int busy_deletions = 0;  // DeleteHead is RESOURCE_EXHAUSTED with this delay, that many times
   std::chrono::milliseconds busy_delay{1};
   int lost_deletions = 0;  // DeleteHead is done, but its answer is lost, that many times
   int slow_steps = 0;      // ApplyStep is done, but not answered until the caller gives up, that many times

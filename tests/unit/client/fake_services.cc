@@ -298,7 +298,7 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
     ++fake_->observed_.commits;
     if (fake_->unreached_commits > 0) {
       --fake_->unreached_commits;
-      return Cut();
+      return {fake_->unreached_commit_code, "cut by the test"};
     }
     if (request->flush_id() != fake_->last_committed_) {
       if (!fake_->frozen_) return {StatusCode::ABORTED, "no such flush"};

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr int kAlways = 1000;
 
 // What becomes of commits until they are to be answered.
-enum class Fate { kDone, kNeverArrived };
+enum class Fate { kDone, kNeverArrived, kCancelledOnItsWay };
 
 class UnconfirmedCommitTest : public ::testing::TestWithParam<Fate> {
  protected:
@@ -47,6 +47,7 @@ class UnconfirmedCommitTest : public ::testing::TestWithParam<Fate> {
   }
 
   void LoseCommits(int count) {
+    if (GetParam() == Fate::kCancelledOnItsWay) fake_.unreached_commit_code = grpc::StatusCode::CANCELLED;
     (GetParam() == Fate::kDone ? fake_.lost_commits : fake_.unreached_commits) = count;
   }
   absl::StatusOr<FlushResult> Flush() { return head_->Flush({}, marks_, gradient_.data()); }
@@ -199,7 +200,7 @@ TEST_P(CommitDoneTest, ACallerThatCommitsByIdIsToldNoMore) {
 }
 
 INSTANTIATE_TEST_SUITE_P(DoneOrNot, UnconfirmedCommitTest,
-                         ::testing::Values(Fate::kDone, Fate::kNeverArrived));
+                         ::testing::Values(Fate::kDone, Fate::kNeverArrived, Fate::kCancelledOnItsWay));
 INSTANTIATE_TEST_SUITE_P(Done, CommitDoneTest, ::testing::Values(Fate::kDone));
 
 // What is not confirmed by the caller
