@@ -1,28 +1,16 @@
 """A lossd that keeps its addresses from one start to the next, with TLS, a socket file and checkpoints."""
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import urllib.request
 from pathlib import Path
 
 from certificates import Authority
-from lossd_server import await_ports
-
-
-def free_port() -> int:
-    """Below those that the system gives to connections, or one might have it when the server starts again."""
-    while True:
-        port = random.randrange(15000, 32000)
-        with socket.socket() as taken, contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", port))
-            return port
+from lossd_server import await_ports, free_port
 
 
 class SoakServer:

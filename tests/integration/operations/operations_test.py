@@ -21,7 +21,8 @@ from pathlib import Path
 import grpc
 import lossd
 from clients import Connect, PairTrainer, RegionTrainer, Stepper, Trainer
-from server import SoakServer, free_port
+from lossd_server import free_port
+from server import SoakServer
 from standard_services import SERVING, health
 
 BINARY = sys.argv.pop(1)

@@ -1,10 +1,22 @@
 """A lossd of one's own on free loopback ports, for tests."""
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import tempfile
 import time
+
+
+def free_port():
+    """Below those that the system gives to connections, or one might have it when the server starts."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
 
 
 def await_ports(process, file, log):

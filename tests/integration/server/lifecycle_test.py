@@ -21,19 +21,12 @@ import urllib.request
 import grpc
 import numpy as np
 from lossd.v1 import gradient_pb2, gradient_pb2_grpc, head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc
-from lossd_server import LossdServer
+from lossd_server import LossdServer, free_port
 from standard_services import NOT_SERVING, SERVING, health
 
 from streaming import OPTIONS, chunk_request, create_head, open_session, start_request
 
 BINARY = sys.argv.pop(1)
-
-
-def free_port():
-    """For an address that has to be known before the server says where it listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def run(*flags):
