@@ -194,7 +194,7 @@ class Client:
         pointer = c.c_void_p()
         with self._handle as client:
             library().call("lossd_client_create_head", client, c.byref(config), c.byref(pointer))
-        return Head(self, HeadCore.of(pointer.value, self._windows))
+        return Head(self, HeadCore.of(pointer.value, self._windows), lr=optimizer.lr if optimizer is not None else None)
 
     def head(self, name: str) -> Head:
         """The head of that name; NotFoundError if there is none."""

@@ -47,9 +47,10 @@ class Head:
     then this process's own have to be among them.
     """
 
-    def __init__(self, client: Client, core: HeadCore) -> None:
+    def __init__(self, client: Client, core: HeadCore, *, lr: float | None = None) -> None:
         self._client = client
         self._core = core
+        self._lr = lr
         self._forget_lost(core.window.marks())  # the head may be another server's, or another one of this name
 
     @property
@@ -278,7 +279,7 @@ class Head:
 
     def step(
         self,
-        lr: float,
+        lr: float | None = None,
         *,
         gradient_scale: float = 1.0,
         skip_non_finite: bool = False,
@@ -291,13 +292,14 @@ class Head:
         """One step of the head's optimizer, which consumes the window. Exactly once: after UnavailableError or
         DeadlineExceededError the same call again is about the same step.
 
+        lr: None takes that of the optimizer which Client.create_head was given here (lossd.AdamW(lr=1e-3)).
         gradient_scale: multiplies the gradient before anything else sees it. skip_non_finite: a gradient with NaN or
         infinity, or such a gradient_scale, changes nothing, and the window ends; without it such a gradient_scale is a
         FloatingPointError, and nothing has happened. weight_decay, momentum, betas: None takes the head's.
         generation: the window that the step is to consume, for a process that does not know whether it was taken.
         """
         options = library().make(s.StepOptions)
-        options.learning_rate = number(lr, "lr")
+        options.learning_rate = number(self._rate(lr), "lr")
         options.gradient_scale = real(gradient_scale, "gradient_scale")
         if not math.isfinite(options.gradient_scale):  # and so no element of the gradient is
             if not skip_non_finite:
@@ -328,6 +330,15 @@ class Head:
             result.non_finite,
             result.window_tokens,
         )
+
+    def _rate(self, lr: float | None) -> float:
+        rate = self._lr if lr is None else lr
+        if rate is None:
+            raise ValueError(
+                f"step() of head {self.name!r} needs a learning rate: step(lr=1e-3), or create the head with "
+                "optimizer=lossd.AdamW(lr=1e-3)"
+            )
+        return rate
 
     def _skip_step(self, marks: Sequence[str] | None) -> StepResult:
         dropped = self.discard(marks=marks)

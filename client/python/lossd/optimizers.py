@@ -1,10 +1,10 @@
-"""What a server steps a head with: torch.optim's SGD, Adam and AdamW by their names and defaults, without `lr`, which
-Head.step takes."""
+"""What a server steps a head with: torch.optim's SGD, Adam and AdamW by their names and defaults. `lr` is kept by the
+client that creates the head: what step() takes where none is given."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lossd import _structs as s
@@ -18,6 +18,7 @@ class SGD:
     weight_decay: float = 0.0
     nesterov: bool = False
     maximize: bool = False
+    lr: float | None = field(default=None, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     maximize: bool = False
+    lr: float | None = field(default=None, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.01
     maximize: bool = False
+    lr: float | None = field(default=None, kw_only=True, compare=False)
 
 
 Optimizer = SGD | Adam | AdamW
@@ -45,7 +48,7 @@ def optimizer_of(data: dict[str, Any]) -> Optimizer | None:
     kind = kinds.get(str(data.get("kind")))
     if kind is None:
         return None
-    values = {field.name: data[field.name] for field in dataclasses.fields(kind) if field.name in data}
+    values = {one.name: data[one.name] for one in dataclasses.fields(kind) if one.name in data}
     if kind is not SGD:
         values["betas"] = (data["beta1"], data["beta2"])
     return kind(**values)

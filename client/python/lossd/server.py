@@ -195,13 +195,15 @@ def launch(
     memory_limit_bytes: int | str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     weights_dir: str | os.PathLike[str] | None = None,
+    restore: bool = True,
     start_timeout: float = 60.0,
 ) -> Server:
     """Starts a server for this process alone, on a Unix socket, and waits until it serves.
 
     device: "auto" (a GPU if there is one), "cpu", "cuda:0", ... program: the server's, as find_program finds it.
     args: further flags, as `lossd --help` lists them. regions: share memory with it instead of sending. checkpoint_dir:
-    where checkpoints are, and what the server saves to when it is stopped (args=["--restore"] goes on from there).
+    where checkpoints are, and what the server saves to when it is stopped. restore: go on from what is there; False
+    refuses to start where an earlier server has left its state.
     weights_dir: of safetensors files for Head.load_weights.
 
     LaunchError, with the end of the server's log, if it does not start. The server dies with this process, by
@@ -222,6 +224,7 @@ def launch(
         flags.append(f"--memory_limit_bytes={memory_limit_bytes}")
     if checkpoint_dir is not None:
         flags.append(f"--checkpoint_dir={os.fspath(checkpoint_dir)}")
+        flags.append(f"--restore={str(restore).lower()}")
     if weights_dir is not None:
         flags.append(f"--weights_dir={os.fspath(weights_dir)}")
     die_with = signal.SIGKILL if checkpoint_dir is None else signal.SIGTERM

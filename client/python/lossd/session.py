@@ -49,6 +49,7 @@ class Session:
         self._head = head
         self._core = core
         self._deterministic = deterministic
+        self._gradient_batches = 0
         self._stagings: dict[Any, Staging] = {}
         self._handle = Handle(pointer, "lossd_session_free", "this session")
         with self._handle as session:
@@ -154,6 +155,11 @@ class Session:
         )
         return self._compute(hidden, labels, options)
 
+    @property
+    def gradient_batches(self) -> int:
+        """How many batches with mode="gradients" it was given so far; one that failed may have added something."""
+        return self._gradient_batches
+
     def _compute(self, hidden: Any, labels: Any, options: BatchOptions) -> BatchResult:
         if _device.layer_of(hidden) is not None:
             return self._stage(hidden, labels, options).compute(self._run, wait=False)
@@ -192,6 +198,8 @@ class Session:
         return stage(staging, hidden, labels, options)
 
     def _run(self, batch: s.Batch, outputs: s.Outputs) -> s.Result:
+        if batch.mode == s.LOSSD_LOSS_AND_GRADIENTS:
+            self._gradient_batches += 1
         result = library().make(s.Result)
         try:
             with self._handle as session:

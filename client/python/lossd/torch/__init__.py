@@ -1,11 +1,13 @@
 """lossd for PyTorch.
 
     import lossd
-    from lossd.torch import RemoteHead, linear_cross_entropy
+    from lossd.torch import RemoteHead
 
-    head = RemoteHead.from_linear(lossd.connect("host:50051"), model.lm_head, "lm_head", optimizer=lossd.AdamW())
-    linear_cross_entropy(hidden, labels, head).backward()           # as F.cross_entropy(lm_head(hidden), labels)
-    head.step(lr=1e-4)
+    client = lossd.connect("host:50051")
+    model.lm_head = RemoteHead.from_linear(client, model.lm_head, "lm_head", optimizer=lossd.AdamW())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)     # steps the head as well
+    model.lm_head(hidden, labels).backward()                       # was: F.cross_entropy(model.lm_head(hidden), labels)
+    optimizer.step()
 
 docs/pytorch.md has the loss, docs/trainers.md the rest.
 """
@@ -18,21 +20,23 @@ except ModuleNotFoundError as error:
     raise
 
 from lossd.torch._function import linear_cross_entropy
-from lossd.torch._module import RemoteLinearCrossEntropy
+from lossd.torch._stepping import OtherRuleWarning, UnsteppedHeadWarning
 from lossd.torch._tokens import shift_labels
+from lossd.torch._weight import FetchedWeightsWarning
 from lossd.torch.clip import clip_grad_norm_
 from lossd.torch.contracts import LocalWeight, flush_into
 from lossd.torch.distributed import gather_marks, global_token_count, read_shard, write_shard
-from lossd.torch.head import RemoteHead
+from lossd.torch.head import RemoteHead, StaleWeightsWarning
 from lossd.torch.optimizer import RemoteOptimizer
-from lossd.torch.state import attach_state
 
 __all__ = [
+    "FetchedWeightsWarning",
     "LocalWeight",
+    "OtherRuleWarning",
     "RemoteHead",
-    "RemoteLinearCrossEntropy",
     "RemoteOptimizer",
-    "attach_state",
+    "StaleWeightsWarning",
+    "UnsteppedHeadWarning",
     "clip_grad_norm_",
     "flush_into",
     "gather_marks",

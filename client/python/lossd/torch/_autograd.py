@@ -79,16 +79,16 @@ def evaluate(call: LossCall, hidden: Tensor, labels: Tensor, weights: Tensor | N
 
 
 class RemoteLoss(torch.autograd.Function):
-    """apply(hidden, anchor, labels, weights, call) -> the loss, the log-sum-exps or None, the z-loss or None.
+    """apply(hidden, proxy, labels, weights, call) -> the loss, the log-sum-exps or None, the z-loss or None.
 
-    `anchor` is a leaf of one element that makes the loss differentiable where the hidden states are not; its gradient
-    is 0, or NaN where the loss or its upstream gradient is not finite, so that whoever looks for such gradients before
-    a step finds it.
+    `proxy` is the head's parameter, a leaf of one element that makes the loss differentiable where the hidden states
+    are not; its gradient is 0, or NaN where the loss or its upstream gradient is not finite, so that whoever looks for
+    such gradients before a step finds it.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, anchor: Tensor | None, labels: Tensor, weights: Tensor | None, call: LossCall
+        ctx: Any, hidden: Tensor, proxy: Tensor | None, labels: Tensor, weights: Tensor | None, call: LossCall
     ) -> tuple[Tensor | None, ...]:
         # Inside of a backward pass it is a checkpoint's recomputation, whose graph may be thrown away.
         declared = None if torch._C._current_graph_task_id() >= 0 else call.declared
@@ -108,11 +108,11 @@ class RemoteLoss(torch.autograd.Function):
                 "lossd.torch.linear_cross_entropy has no second derivative; call backward() without create_graph=True"
             )
         dx, finite = _gradient(ctx, *upstream)
-        anchor = None
+        marker = None
         if ctx.needs_input_grad[1]:
             finite = finite and math.isfinite(ctx.values.loss_sum)
-            anchor = torch.full_like(ctx.call.head.anchor, 0.0 if finite else math.nan, requires_grad=False)
-        return dx, anchor, None, None, None
+            marker = torch.full_like(ctx.call.head.proxy, 0.0 if finite else math.nan, requires_grad=False)
+        return dx, marker, None, None, None
 
 
 def _dx_dtype(hidden: Tensor) -> torch.dtype:

@@ -15,6 +15,7 @@ from lossd.torch._dtypes import dtype_of
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import class_weights_count
 from lossd.torch._tokens import class_weight_sum, shift_labels
+from lossd.torch.head import RemoteHead
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -121,7 +122,7 @@ def linear_cross_entropy(
         hidden, labels, weights = (
             one.clone() if one is not None and one.is_inference() else one for one in (input, labels, weights)
         )
-        outputs = RemoteLoss.apply(hidden, head.anchor if trains else None, labels, weights, call)
+        outputs = RemoteLoss.apply(hidden, head.proxy if trains else None, labels, weights, call)
     else:
         outputs = evaluate(call, input, labels, weights)
     wanted = (True, return_lse, return_z_loss)
@@ -130,7 +131,7 @@ def linear_cross_entropy(
 
 
 def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, head: Any) -> None:
-    if not hasattr(head, "session") or not hasattr(head, "anchor"):
+    if not isinstance(head, RemoteHead):
         raise TypeError(f"head is a {type(head).__name__}; want a lossd.torch.RemoteHead: RemoteHead(head) makes one")
     for name, value in (("input", input), ("target", target)):
         if not isinstance(value, Tensor):
@@ -207,12 +208,13 @@ def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_c
 
 def _trains(train_head: bool | None, input: Tensor, call: LossCall) -> bool:
     if train_head is None:
-        return not call.frozen
+        train_head = bool(call.head.proxy.requires_grad)
     if train_head and call.frozen:
         raise ValueError(f"train_head is True, but head {call.head.head.name!r} is frozen: it has no dW")
     if not train_head and not call.frozen and input.requires_grad and torch.is_grad_enabled():
+        why = "train_head is False" if call.head.proxy.requires_grad else "the head's parameter was frozen"
         raise ValueError(
-            f"train_head is False and input needs a gradient, but head {call.head.head.name!r} is not frozen: dX and "
+            f"{why} and input needs a gradient, but head {call.head.head.name!r} is not frozen: dX and "
             "dW are made together; create the head with frozen=True, or discard its window"
         )
     return train_head

@@ -12,6 +12,7 @@ from torch import Tensor
 from lossd._batch import Distillation
 from lossd.errors import FailedPreconditionError
 from lossd.torch._options import LossOptions
+from lossd.torch._window import window_of
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def forward_pass(
     arguments = options.compute_arguments()
     if declared is not None:
         arguments |= {"gradient_scale": declared} | _declared_mean(options, tokens, class_weight_sum)
+    if declared is not None:
+        window_of(head).before_gradient()
     result = head.session.compute(
         tokens.hidden,
         tokens.labels,
@@ -187,6 +190,7 @@ def gradient_pass(
         arguments |= {"gradient_scale": coefficients.scale}
         if options.lse_square_scale > 0 and coefficients.z_scale != coefficients.scale:
             arguments |= {"z_gradient_scale": coefficients.z_scale}
+    window_of(head).before_gradient()
     result = head.session.compute(
         tokens.hidden,
         tokens.labels,

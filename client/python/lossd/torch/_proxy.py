@@ -1,7 +1,8 @@
-"""A parameter that stands for a head's gradient where code of trainers looks at `p.grad`."""
+"""The parameter that stands for a head where code of trainers looks at parameters and their gradients."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -9,52 +10,73 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from lossd.torch._window import HeadWindow
     from lossd.torch.head import RemoteHead
+
+_GRAD: Any = torch._C.TensorBase.grad  # what GradientProxy.grad hides
 
 
 class GradientProxy(torch.nn.Parameter):
-    """[1], fp32. Its `.grad` is the Frobenius norm of the gradient that waits at the server (of dW and db together),
-    and NaN if an element of that is not finite.
+    """[1], fp32: the one parameter of a RemoteHead. Its `.grad` is the Frobenius norm of the gradient that waits at the
+    server (of dW and db together), and NaN if an element of that is not finite.
 
-    A factor that multiplies `.grad` in place multiplies the head's next step or flush, too: GradScaler.unscale_,
-    torch.nn.utils.clip_grad_norm_ (whose 2-norm over local parameters and proxies is the global one), or `grad.mul_`.
-    The factor is `.grad` over what it was when it was read; it ends with the window.
+    - An optimizer of PyTorch that holds it steps the head (lossd.torch.RemoteHead).
+    - A factor that multiplies `.grad` in place multiplies the head's next step or flush, too: GradScaler.unscale_,
+      torch.nn.utils.clip_grad_norm_ (whose 2-norm over parameters and proxies is the global one), or `grad.mul_`. The
+      factor is `.grad` over what it was when it was read; it ends with the window.
+    - `.grad = None`, which zero_grad() of modules and optimizers does, drops what waits at the server.
+    - `.grad` is asked for (GradientStats) when it is first looked at, and again once more was added; None while nothing
+      waits. Of a head with a process group it is not asked for by itself, as that is collective: every rank calls
+      RemoteHead.refresh_gradient() behind its last backward.
+    - Losses depend on it, so that they are differentiable when hidden states are not, and so that
+      DistributedDataParallel sees it used."""
 
-    `.grad` is asked for (GradientStats) when it is first looked at, and again once more was added; None while nothing
-    waits, as of a parameter after zero_grad(set_to_none=True). Of a head with a process group it is not asked for by
-    itself, as that is collective: every rank calls RemoteHead.refresh_gradient() behind its last backward."""
-
+    window: HeadWindow
     head: RemoteHead
+    steps: int
+    """How many the head has taken, as of the last one by an optimizer of PyTorch."""
 
-    def __new__(cls, head: RemoteHead, device: torch.device | None = None) -> GradientProxy:
+    def __new__(cls, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> GradientProxy:
         proxy: GradientProxy = torch.Tensor._make_subclass(cls, torch.zeros(1, device=device), True)
         proxy.head = head
+        proxy.window = window
+        proxy.steps = 0
         proxy.forget()
         return proxy
 
-    def __init__(self, head: RemoteHead, device: torch.device | None = None) -> None:
+    def __init__(self, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> None:
         pass  # __new__ has done it, as torch.nn.Parameter's does
 
     def forget(self) -> None:
         """Begins anew: of another window, or of one that goes on."""
-        self._grad: torch.Tensor | None = None
+        self._norm: torch.Tensor | None = None
         self._read = 0.0
         self._seen: object = None
 
     def put(self, norm: float, seen: object) -> torch.Tensor:
-        """`norm` as read while the head's contributions were `seen`; NaN if an element is not finite. Returns what is
+        """`norm` as read while the window's contributions were `seen`; NaN if an element is not finite. Returns what is
         `.grad` now."""
-        self._grad = torch.full((1,), norm, device=self.data.device)
-        self._read = float(self._grad)
+        self._norm = torch.full((1,), norm, device=self.data.device)
+        self._read = float(self._norm)
         self._seen = seen
-        return self._grad
+        return self._norm
+
+    @property
+    def marker(self) -> torch.Tensor | None:
+        """What autograd accumulated: [1], 0, or NaN after a loss whose gradient was not finite; None of no backward."""
+        found: torch.Tensor | None = _GRAD.__get__(self)
+        return found
+
+    @marker.setter
+    def marker(self, value: torch.Tensor | None) -> None:
+        _GRAD.__set__(self, value)
 
     @property
     def factor(self) -> float:
         """What the gradient is multiplied with so far. 1 unless somebody changed `.grad`."""
-        if self._grad is None:
+        if self._norm is None:
             return 1.0
-        now = float(self._grad)
+        now = float(self._norm)
         if not math.isfinite(self._read):  # it cannot be told from the quotient; the step looks at the elements itself
             return 1.0
         if not math.isfinite(now):  # a norm that is not finite was multiplied with; nothing is left of a gradient
@@ -64,31 +86,39 @@ class GradientProxy(torch.nn.Parameter):
         return now / self._read
 
     @property
+    def zeroed(self) -> bool:
+        """Whether `.grad` was set to 0 in place, as zero_grad(set_to_none=False) does."""
+        return self._norm is not None and self._read != 0.0 and float(self._norm) == 0.0
+
+    @property
     def grad(self) -> torch.Tensor | None:
-        if self._grad is None or self._seen != self.head.contributions():
+        if self._norm is None or self._seen != self.window.contributions():
             self._refresh()
-        return self._grad
+        return self._norm
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if value is not None:
+        if value is None:
+            if not self.head.frozen:
+                self.window.drop()
+        elif self.window.dirty or bool(value.any()):
             raise ValueError("a head's gradient is at the server: multiply .grad in place, or set it to None")
-        self.forget()
 
     def _refresh(self) -> None:
-        head = self.head
-        if head.frozen or (head.group is None and not head.dirty and head.anchor.grad is None):
+        window = self.window
+        if self.head.frozen or (window.group is None and not window.dirty and self.marker is None):
             self.forget()
-        elif head.group is None:
-            head.refresh_gradient()
-        elif head.dirty:  # and nothing is known of it, or not of all of it
+        elif window.group is None:
+            self.head.refresh_gradient()
+        elif window.dirty:  # and nothing is known of it, or not of all of it
             raise RuntimeError(
-                f"the gradient of head '{head.name}' is that of all ranks: have every rank call refresh_gradient() "
-                f"before anything looks at the proxy's .grad"
+                f"the gradient of head '{self.head.name}' is that of all ranks: have every rank call "
+                f"head.refresh_gradient() behind its last backward, before the proxy's .grad is looked at (to clip it, "
+                f"for one)"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GradientProxy:
-        return self
+        return copy.deepcopy(self.head, memo).proxy
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        raise TypeError("a GradientProxy cannot be pickled: it stands for a head of a running server")
+        raise TypeError("a head's parameter cannot be pickled: save state_dict(), and the head's checkpoint")

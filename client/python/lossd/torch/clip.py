@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
+from lossd.torch._proxy import GradientProxy
 from lossd.torch.head import RemoteHead
 
 
@@ -22,14 +23,17 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """torch.nn.utils.clip_grad_norm_ over local parameters and heads together; returns the norm of all of it before.
 
-    Local gradients are scaled in place, heads' by their next step or flush (through their proxies, so that a factor of
-    GradScaler.unscale_ counts already). norm_type: 2 or inf with heads. The heads' norms are asked for, without moving
-    or freezing anything; collective of heads with a process group. Call it once, behind the last backward of the step.
+    parameters: those of the model, heads' among them. heads: more of them. Local gradients are scaled in place, heads'
+    by their next step or flush (through their proxies, so that a factor of GradScaler.unscale_ counts already).
+    norm_type: 2 or inf with heads. The heads' norms are asked for, without moving or freezing anything; collective of
+    heads with a process group. Call it once, behind the last backward of the step.
     """
-    heads = [heads] if isinstance(heads, RemoteHead) else [head for head in heads if not head.frozen]
-    local = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    heads = [heads] if isinstance(heads, RemoteHead) else list(heads)
+    heads += [p.head for p in given if isinstance(p, GradientProxy) and all(p.head is not head for head in heads)]
+    heads = [head for head in heads if not head.frozen]
+    local = [p for p in given if not isinstance(p, GradientProxy)]
     named = [head.proxy for head in heads]
-    local = [p for p in local if all(p is not proxy for proxy in named)]
     if not heads:
         return torch.nn.utils.clip_grad_norm_(local, max_norm, norm_type, error_if_nonfinite, foreach)
     if norm_type not in (2, math.inf):

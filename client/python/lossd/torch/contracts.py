@@ -14,6 +14,7 @@ import torch
 
 from lossd.errors import DataLossError, WindowLostError
 from lossd.results import FlushResult
+from lossd.torch._window import HeadWindow, window_of
 from lossd.torch.distributed import first_rank_does, gather_marks
 from lossd.torch.head import RemoteHead
 
@@ -58,9 +59,10 @@ def flush_into(
         return _land(head, param, to, overwrite, bias, gradient_scale, None)
     marks = gather_marks(head, head.group)
     result = first_rank_does(lambda: _land(head, param, to, overwrite, bias, gradient_scale, marks), head.group)
-    if head.rank_in_group != 0:
+    window = window_of(head)
+    if window.rank_in_group != 0:
         _nothing_lands(param, bias, to, overwrite)
-        head.end_window()
+        window.end()
     return result
 
 
@@ -83,54 +85,55 @@ def _land(
     gradient_scale: float,
     marks: list[str] | None,
 ) -> FlushResult:
-    head.wait()
+    window = window_of(head)
+    window.wait()
     targets = [_target(param, to, (head.vocab_size, head.hidden_size), "param")]
     if bias is not None:
         if not head.has_bias:
             raise ValueError(f"bias is given, and head '{head.name}' has none")
         targets.append(_target(bias, to, (head.vocab_size,), "bias"))
     weight_target = targets[0][0]
-    landing = _landing_of(head, weight_target, to)
+    landing = _landing_of(window, weight_target, to)
     if landing is None:
         begin_over = [overwrite or fresh for _, fresh in targets]
-        landing = Landing(0, 0, head.contributions(), begin_over[0], begin_over[-1])
-    head.landing = landing
+        landing = Landing(0, 0, window.contributions(), begin_over[0], begin_over[-1])
+    window.landing = landing
     if landing.read is None:
         try:
             landing.read = head.head.flush(
                 dtype="float32",
-                gradient_scale=gradient_scale * head.scale,
+                gradient_scale=gradient_scale * window.scale,
                 sink=_sink(landing, [tensor for tensor, _ in targets]),
                 commit=False,
                 marks=marks,
             )
         except (WindowLostError, DataLossError):
-            head.landing = None
+            window.landing = None
             raise
         finally:
             landing.address, landing.version = weight_target.data_ptr(), weight_target._version
             if landing.rows == 0 and landing.read is None:
-                head.landing = None  # nothing of it is anywhere
+                window.landing = None  # nothing of it is anywhere
     result = landing.read
     head.head.commit_flush(result.flush_id)
-    head.end_window()
+    window.end()
     return result
 
 
-def _landing_of(head: RemoteHead, target: torch.Tensor, to: str) -> Landing | None:
+def _landing_of(window: HeadWindow, target: torch.Tensor, to: str) -> Landing | None:
     """The landing that this flush goes on with, if there is one. RuntimeError if it cannot be told what the tensor
     holds."""
-    landing: Landing | None = head.landing
+    landing: Landing | None = window.landing
     if landing is None or landing.address != target.data_ptr():
         return None
     if landing.version == target._version and (
-        landing.read is not None or landing.contributions == head.contributions()
+        landing.read is not None or landing.contributions == window.contributions()
     ):
         return landing
     changed = f"param.{to} was changed" if landing.version != target._version else "more was added to the window"
     raise RuntimeError(
-        f"rows 0 to {landing.rows - 1} of an earlier flush of head '{head.name}' are in param.{to}, and {changed} "
-        f"since: call zero_grad() of the head, zero param.{to}, and compute the step again"
+        f"rows 0 to {landing.rows - 1} of an earlier flush of head '{window.head.name}' are in param.{to}, and "
+        f"{changed} since: call zero_grad() of the head, zero param.{to}, and compute the step again"
     )
 
 
@@ -297,7 +300,7 @@ class LocalWeight:
         )
         weight = torch.zeros(self.weight.shape, dtype=dtype, device=self.weight.device)
         bias = None if self.bias is None else torch.zeros(self.bias.shape)
-        first = self.head.rank_in_group == 0
+        first = window_of(self.head).rank_in_group == 0
         self.head.flush(weight if first else None, gradient_scale=self.gradient_scale, bias_out=bias if first else None)
         return weight, None if bias is None or self.bias is None else bias.to(self.bias)
 

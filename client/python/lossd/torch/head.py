@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 import math
-import threading
+import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from lossd.errors import AlreadyExistsError
+from lossd.errors import AlreadyExistsError, LossdError, NotFoundError
 from lossd.results import StepResult
+from lossd.torch import _saving
 from lossd.torch._dtypes import dtype_of, name_of
 from lossd.torch._proxy import GradientProxy
-from lossd.torch.distributed import all_do, first_rank_does, gather_objects, world_size
+from lossd.torch._weight import RemoteTensor
+from lossd.torch._window import HeadWindow
+from lossd.torch.distributed import all_do, first_rank_does
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     import lossd
     from lossd.results import FlushResult, GradientStats
-    from lossd.torch.contracts import Landing
+
+_COPY_ROWS = 4096  # of weights that are under way from one head to another
 
 
-class RemoteHead:
-    """A head of a server together with this process's session of it, and what a trainer does with them between
-    batches.
+class StaleWeightsWarning(UserWarning):
+    """A head was stepped while the Linear that its weights came from is still in use."""
+
+
+class RemoteHead(nn.Module):
+    """A head of a server as a module of the trainer: it takes the place of a model's lm_head.
+
+        model.lm_head = RemoteHead.from_linear(client, model.lm_head, "lm_head", optimizer=lossd.AdamW())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        model.lm_head(hidden, labels).backward()           # the loss; without labels: logits, without a gradient
+        optimizer.step()                                   # the local parameters here, the head at its server
 
     head: the lossd.Head. session: one of it; opened when first needed, as `rank`, unless given. device: of the tensors
     that it makes ([1] each). group: the process group whose ranks all have a session of this head, each with its own
@@ -38,8 +51,17 @@ class RemoteHead:
     DistributedDataParallel divides that of its parameters; without it what the ranks added is a sum. session_options:
     further arguments of Head.open_session.
 
+    parameters() has one, `proxy` [1], which stands for the weights [V, H]: an optimizer of torch.optim that holds it
+    steps the head with the lr, weight_decay, betas and momentum of its group, by the head's own rule. `weight` and
+    `bias` are read-only views that fetch when their values are needed. state_dict() has `weight` and `bias`, read from
+    the server, and load_state_dict() writes them. to(), cuda() and half() move the proxy's device and nothing else.
+    eval() makes forward() leave grad_scale out, so that a loss adds nothing until it is given to backward. deepcopy
+    makes a frozen copy (snapshot); a head cannot be pickled.
+
     Not thread-safe, but for `session`. Errors: those of lossd.errors.
     """
+
+    proxy: GradientProxy
 
     def __init__(
         self,
@@ -52,26 +74,17 @@ class RemoteHead:
         device: torch.device | str | None = None,
         **session_options: Any,
     ) -> None:
+        super().__init__()
         self.head = head
-        self.group = group
-        self.rank = rank if rank is not None else (torch.distributed.get_rank(group) if group is not None else 0)
-        self.average = average
-        self.device = torch.device(device) if device is not None else torch.device("cpu")
-        self.anchor = torch.zeros(1, device=self.device, requires_grad=True)
-        """A leaf that makes a loss differentiable when nothing else does: of a trunk that is not trained."""
-        self.proxy = GradientProxy(self, self.device)
-        """What optimizers, GradScaler and clip_grad_norm_ see of the head."""
-        self._session_options = session_options
-        self._session = session
-        self._lock = threading.Lock()
-        self._pending: list[Future[Any]] = []
-        self._consumed: object = None if session is None else _accepted(session.marks())
-        self._closed_at: object = None
+        rank = rank if rank is not None else (torch.distributed.get_rank(group) if group is not None else 0)
+        self._window = HeadWindow(
+            head, session=session, rank=rank, group=group, average=average, session_options=session_options
+        )
+        self.proxy = GradientProxy(self, self._window, torch.device(device) if device is not None else None)
+        self.proxy.requires_grad_(not self.frozen)
+        self._window.proxy = self.proxy
         self._weight_version = 0
-        self.landing: Landing | None = None
-        """A flush_into that an error ended, with the rows that have landed."""
-        self.windows_ended = 0
-        """How many windows this process has seen end."""
+        self._source: weakref.ref[nn.Linear] | None = None
 
     # Making one
 
@@ -85,8 +98,10 @@ class RemoteHead:
         *,
         dtype: torch.dtype = torch.bfloat16,
         optimizer: Any = None,
-        weights: torch.Tensor | torch.nn.Linear | None = None,
+        weights: torch.Tensor | nn.Linear | None = None,
         bias: torch.Tensor | bool | None = None,
+        exist_ok: bool = False,
+        reset: bool = False,
         rank: int | None = None,
         group: dist.ProcessGroup | None = None,
         average: bool = False,
@@ -94,30 +109,44 @@ class RemoteHead:
         session_options: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> RemoteHead:
-        """Creates the head `name`, or takes the one that is there with the same configuration, and writes `weights`.
+        """Creates the head `name` and writes `weights`.
 
         weights: [vocab_size, hidden_size] of any float dtype, or a Linear, whose bias comes with it. bias:
         [vocab_size], or True for a head with a bias that is written later. config: further arguments of
-        Client.create_head, such as softcap. With a group every rank calls this, and the first one writes."""
-        if isinstance(weights, torch.nn.Linear):
+        Client.create_head, such as softcap. With a group every rank calls this, and the first one creates and writes.
+
+        A head of that name that is in use already is an AlreadyExistsError. exist_ok=True takes it as it is, with its
+        weights, its optimizer's moments and what waits in its window, and writes nothing; its configuration has to be
+        the same. reset=True deletes it, with all that, and begins anew."""
+        if isinstance(weights, nn.Linear):
             bias = weights.bias if bias is None else bias
             weights = weights.weight
         with_bias = bias is not None and bias is not False
-        head = client.create_head(
+
+        def make() -> bool:
+            taken = _in_use(client, name, exist_ok=exist_ok, reset=reset)
+            client.create_head(
+                name, vocab_size, hidden_size, dtype=name_of(dtype), optimizer=optimizer, bias=with_bias, **config
+            )
+            return taken
+
+        taken = first_rank_does(make, group)
+        head = client.create_head(  # the same for every rank, which has a client of its own
             name, vocab_size, hidden_size, dtype=name_of(dtype), optimizer=optimizer, bias=with_bias, **config
         )
         remote = cls(head, rank=rank, group=group, average=average, device=device, **(session_options or {}))
-        if weights is not None:
+        if weights is not None and not taken:
             remote.write_weights(weights, bias if isinstance(bias, torch.Tensor) else None)
         return remote
 
     @classmethod
     def from_linear(
-        cls, client: lossd.Client, linear: torch.nn.Linear, name: str, *, dtype: torch.dtype | None = None, **more: Any
+        cls, client: lossd.Client, linear: nn.Linear, name: str, *, dtype: torch.dtype | None = None, **more: Any
     ) -> RemoteHead:
         """A head with the weights, and the bias, of `linear`; of its dtype unless another one is named. The rest as
-        create()."""
-        return cls.create(
+        create(). Put it in the Linear's place: `model.lm_head = RemoteHead.from_linear(client, model.lm_head, ...)`.
+        A Linear that stays has the old weights; the first step warns of it (StaleWeightsWarning)."""
+        remote = cls.create(
             client,
             name,
             linear.out_features,
@@ -126,12 +155,54 @@ class RemoteHead:
             weights=linear,
             **more,
         )
+        remote.note_source(linear)
+        return remote
+
+    def note_source(self, linear: nn.Linear) -> None:
+        """The weights came from `linear`: if that is still there when the head is stepped, its weights are old ones."""
+        self._source = weakref.ref(linear)
+
+    def snapshot(self, name: str) -> RemoteHead:
+        """A frozen copy of the head as it is now, as head `name` of the same server: a reference model's. The weights
+        pass through this process in pieces. It stays until Client.delete_head(name). Collective with a group.
+        ValueError of a head with class weights, which the server does not give away."""
+        config = self.head.config
+        if config.has_class_weights:
+            raise ValueError(f"head '{self.name}' has class weights, which cannot be read: create the copy yourself")
+        client = self.head.client
+
+        def create() -> lossd.Head:
+            return client.create_head(
+                name,
+                self.vocab_size,
+                self.hidden_size,
+                dtype=self.head.dtype,
+                logit_scale=config.logit_scale,
+                softcap=config.softcap,
+                bias=config.bias,
+                frozen=True,
+            )
+
+        first_rank_does(lambda: _copy_weights(self.head, create()), self.group)
+        return RemoteHead(create(), rank=self.rank, group=self.group, device=self.device)
 
     # What it is
 
     @property
     def name(self) -> str:
         return self.head.name
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        return self._window.group
+
+    @property
+    def rank(self) -> int:
+        return self._window.rank
+
+    @property
+    def average(self) -> bool:
+        return self._window.average
 
     @property
     def vocab_size(self) -> int:
@@ -142,9 +213,24 @@ class RemoteHead:
         return self.head.hidden_size
 
     @property
+    def in_features(self) -> int:
+        """hidden_size, as a Linear calls it."""
+        return self.hidden_size
+
+    @property
+    def out_features(self) -> int:
+        """vocab_size, as a Linear calls it."""
+        return self.vocab_size
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights at the server."""
         return dtype_of(self.head.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the proxy. The weights are on the server's device."""
+        return self.proxy.device
 
     @property
     def has_bias(self) -> bool:
@@ -152,7 +238,24 @@ class RemoteHead:
 
     @property
     def frozen(self) -> bool:
+        """Whether the head was created frozen, for good: there is no gradient of it."""
         return bool(self.head.config.frozen)
+
+    @property
+    def weight(self) -> RemoteTensor:
+        """[V, H] of the head's dtype: a read-only view, whose values are fetched by each operation that needs them,
+        with a FetchedWeightsWarning that says how much came."""
+        shape = (self.vocab_size, self.hidden_size)
+        fetch = lambda: self.read_weights()[0].to(self.device)  # noqa: E731
+        return RemoteTensor(shape, self.dtype, self.device, f"the weight of head '{self.name}'", fetch)
+
+    @property
+    def bias(self) -> RemoteTensor | None:
+        """[V], fp32, as `weight`; None of a head without one."""
+        if not self.has_bias:
+            return None
+        fetch = lambda: self._read_bias().to(self.device)  # noqa: E731
+        return RemoteTensor((self.vocab_size,), torch.float32, self.device, f"the bias of head '{self.name}'", fetch)
 
     @property
     def weight_version(self) -> int:
@@ -168,13 +271,71 @@ class RemoteHead:
     @property
     def session(self) -> lossd.Session:
         """Opened by the first call that needs it."""
-        with self._lock:
-            if self._session is None:
-                self._session = self.head.open_session(rank=self.rank, **self._session_options)
-                # An earlier process with this key may have left something in the window.
-                resumed = "client_key" in self._session_options
-                self._consumed = () if resumed else _accepted(self._session.marks())
-            return self._session
+        return self._window.session
+
+    # As a module
+
+    def forward(self, hidden: torch.Tensor, labels: torch.Tensor | None = None, **options: Any) -> Any:
+        """hidden [..., H], labels [...] -> the loss, as linear_cross_entropy(hidden, labels, self, **options) returns
+        it. Without labels: logits(hidden), which have no gradient: RuntimeError where one would be wanted."""
+        if labels is not None:
+            from lossd.torch._function import linear_cross_entropy
+
+            if not self.training:  # nobody has said that there would be a backward pass
+                options.pop("grad_scale", None)
+            return linear_cross_entropy(hidden, labels, self, **options)
+        if torch.is_grad_enabled() and (hidden.requires_grad or (self.training and self.proxy.requires_grad)):
+            raise RuntimeError(
+                f"logits of head '{self.name}' have no gradient, since they are never kept: give it the labels, "
+                "model.lm_head(hidden, labels) is the loss (a model of transformers: lossd.transformers.patch), or "
+                "call it under torch.no_grad() if no gradient is wanted"
+            )
+        return self.logits(hidden)
+
+    def logits(self, hidden: torch.Tensor, **options: Any) -> Any:
+        """Head.logits of hidden [..., H]: [..., V], of the dtype of `hidden` unless another is named, no gradient."""
+        return self.head.logits(hidden.detach(), **{"dtype": name_of(hidden.dtype), **options})
+
+    def extra_repr(self) -> str:
+        shape = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.has_bias}"
+        return f"{shape}, head={self.name!r}, {self.dtype}, rank={self.rank}"
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> RemoteHead:
+        device = fn(torch.zeros(1, device=self.device)).device
+        if device.type == "meta":
+            raise RuntimeError(f"head '{self.name}' cannot go to the meta device: its values are at a server")
+        if device != self.device:
+            self.proxy.data = self.proxy.data.to(device)
+            self.proxy.forget()
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        _saving.save(self, destination, prefix)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        _saving.load(self, state_dict, prefix, strict, missing_keys, unexpected_keys, error_msgs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("weight", "bias"):
+            raise AttributeError(
+                f"the {name} of head '{self.name}' is at its server: write_weights() publishes another"
+            )
+        if name == "proxy" and "proxy" in self._parameters and value is not self.proxy:
+            raise RuntimeError(
+                f"the parameter of head '{self.name}' cannot be replaced (by {type(value).__name__}): it stands for "
+                "weights at a server. Keep it from whoever shards parameters: "
+                "fully_shard(model, ignored_params=set(head.parameters()))"
+            )
+        super().__setattr__(name, value)
 
     # Weights
 
@@ -199,66 +360,33 @@ class RemoteHead:
         self.head.read_weights(out=out, dtype=name_of(out.dtype), bias_out=bias)
         return out, bias
 
-    def state_dict(self, *, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-        """{"weight": [V, H] of `dtype` (the head's)}, and "bias": fp32 [V] of a head with one, read from the
-        server."""
-        weight, bias = self.read_weights(dtype=dtype)
-        return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> int:
-        """Writes what state_dict() gave; returns the version. KeyError for a missing or an unknown entry."""
-
-        def check() -> None:
-            wanted = {"weight", "bias"} if self.has_bias else {"weight"}
-            if set(state) != wanted:
-                raise KeyError(f"a state of head '{self.name}' has the entries {sorted(wanted)}, not {sorted(state)}")
-
-        all_do(check, self.group)
-        return self.write_weights(state["weight"], state.get("bias"))
+    def _read_bias(self) -> torch.Tensor:
+        rows, bias = torch.empty(0, self.hidden_size), torch.empty(self.vocab_size)
+        for first in range(0, self.vocab_size, _COPY_ROWS):
+            count = min(_COPY_ROWS, self.vocab_size - first)
+            rows = rows if rows.shape[0] == count else torch.empty(count, self.hidden_size)
+            self.head.read_rows(first, count, out=rows, bias_out=bias[first : first + count])
+        return bias
 
     # The gradient window
 
-    def add_pending(self, future: Future[Any]) -> None:
-        """A batch that is still under way (Session.compute_async): what looks at the window waits for it."""
-        self._pending.append(future)
-
-    def wait(self) -> None:
-        """Until no batch is under way. Raises what went wrong with the first that failed."""
-        pending, self._pending = self._pending, []
-        for future in pending:
-            future.result()
-
-    def contributions(self) -> object:
-        """Changes whenever this process's session has added to the window; for comparison only."""
-        return self._closed_at if self._session is None else _accepted(self._session.marks())
-
     @property
     def dirty(self) -> bool:
-        """Whether this process has added anything since the window was last stepped, flushed or dropped."""
-        return self.contributions() != self._consumed
+        """Whether this process has added anything to the gradient since the window was last stepped, flushed or
+        dropped."""
+        return self._window.dirty
 
     def marks(self) -> list[str]:
         """The marks of the sessions of this head that its client opened: what a flush or step in another process has to
         name. Waits for batches under way."""
-        self.wait()
+        self._window.wait()
         return self.head.marks()
-
-    @property
-    def scale(self) -> float:
-        """What the next step or flush multiplies the gradient with: 1 / ranks if averaged, times what was done to the
-        proxy."""
-        return self.proxy.factor / (world_size(self.group) if self.average else 1)
-
-    def check_factor(self, gradient_scale: float = 1.0) -> None:
-        """FloatingPointError if the next step would multiply the gradient with what is not finite. Collective with a
-        group."""
-        all_do(lambda: self._require_finite(gradient_scale * self.scale), self.group)
 
     def gradient_stats(self, *, gradient_scale: float = 1.0) -> GradientStats:
         """Statistics of the gradient that waits at the server, as the next step would take it. Collective with a
         group."""
-        factor = gradient_scale * self.scale
-        stats: GradientStats = self._collectively(
+        factor = gradient_scale * self._window.scale
+        stats: GradientStats = self._window.collectively(
             lambda marks: self.head.gradient_stats(gradient_scale=factor, marks=marks)
         )
         return stats
@@ -269,13 +397,13 @@ class RemoteHead:
         a group."""
         self.proxy.forget()
         stats = self.gradient_stats()
-        finite = stats.non_finite == 0 and self._losses_finite()
+        finite = stats.non_finite == 0 and self._window.losses_finite()
         norm = math.hypot(stats.norm, stats.bias_norm) if finite else math.nan
-        return self.proxy.put(norm, self.contributions())
+        return self.proxy.put(norm, self._window.contributions())
 
     def step(
         self,
-        lr: float,
+        lr: float | None = None,
         *,
         gradient_scale: float = 1.0,
         skip_non_finite: bool = False,
@@ -284,14 +412,17 @@ class RemoteHead:
         betas: tuple[float, float] | None = None,
         generation: int | None = None,
     ) -> StepResult:
-        """One step of the server's optimizer, which consumes the window. Exactly once: after UnavailableError or
-        DeadlineExceededError the same call again is about the same step. The factor that the server gets includes
-        what was done to the proxy (unscale_, clip) and the average of a group. With skip_non_finite a gradient that is
-        not finite, or a loss or a factor that was not (nothing of it is in the window), changes nothing but ends the
-        window; the answer says `skipped`. Without it a factor that is not finite is a FloatingPointError, and nothing
-        is stepped. FailedPreconditionError of a head without an optimizer."""
-        factor = gradient_scale * self.scale
-        if skip_non_finite and not self._losses_finite(factor):
+        """One step of the server's optimizer, which consumes the window; a torch optimizer that holds the head's
+        parameter calls it. lr: None takes that of the optimizer that the head was created with (lossd.AdamW(lr=1e-3)).
+
+        Exactly once: after UnavailableError or DeadlineExceededError the same call again is about the same step. The
+        factor that the server gets includes what was done to the proxy (unscale_, clip) and the average of a group.
+        With skip_non_finite a gradient that is not finite, or a loss or a factor that was not (nothing of it is in the
+        window), changes nothing but ends the window; the answer says `skipped`. Without it a factor that is not finite
+        is a FloatingPointError, and nothing is stepped. FailedPreconditionError of a head without an optimizer."""
+        window = self._window
+        factor = gradient_scale * window.scale
+        if skip_non_finite and not window.losses_finite(factor):
             return self._skip_step()
 
         def ask(marks: list[str] | None) -> StepResult:
@@ -306,55 +437,41 @@ class RemoteHead:
                 marks=marks,
             )
 
-        result: StepResult = self._collectively(ask, check=lambda: self._require_finite(factor))
+        result: StepResult = window.collectively(ask, check=lambda: window.require_finite(factor))
         self._weight_version = result.weight_version
-        self.end_window()
+        window.end()
+        self._warn_of_source()
         return result
 
     def flush(self, out: torch.Tensor | None = None, *, gradient_scale: float = 1.0, **options: Any) -> FlushResult:
         """Head.flush with the marks and the factor of step(): dW into `out` [V, H], a new tensor, or a sink, and the
         window ends. Collective with a group: the first rank gets the gradient, the others a FlushResult without
         one."""
-        factor = gradient_scale * self.scale
-        if out is None and options.get("sink") is None and (self.group is None or self.rank_in_group == 0):
+        window = self._window
+        factor = gradient_scale * window.scale
+        if out is None and options.get("sink") is None and window.rank_in_group == 0:
             out = torch.empty(self.vocab_size, self.hidden_size, dtype=options.pop("dtype", torch.float32))
         if out is not None:
             options["dtype"] = name_of(out.dtype)
-        result: FlushResult = self._collectively(
+        result: FlushResult = window.collectively(
             lambda marks: self.head.flush(out, gradient_scale=factor, marks=marks, **options), _without_gradient
         )
         if options.get("commit", True):
-            self.end_window()
+            window.end()
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops what waits in the window, whoever added it; nothing at all is sent if this process (with a group: any
         rank) has added nothing since the last step. set_to_none is there for the sake of callers, and makes no
         difference."""
-        if self.frozen:
-            return
-        self._settle()
-        dirty = self.dirty
-        if self.group is not None:
-            dirty = any(gather_objects(dirty, self.group))
-        if dirty:
-            first_rank_does(self._drop_window, self.group)
-        self.end_window()
-
-    def end_window(self) -> None:
-        """The window was ended: what this process has of it is forgotten."""
-        self.windows_ended += 1
-        self._consumed = self.contributions()
-        self.landing = None
-        self.proxy.forget()
-        self.anchor.grad = None
+        if not self.frozen:
+            self._window.drop()
 
     def reopen(self) -> None:
         """For after an error of a batch, which ends its session: opens the session again, under its client_key, and
         drops what is in the window, so that the step can be computed anew from its first batch. Collective with a
         group."""
-        all_do(self._open_again, self.group)
-        self._pending = []
+        all_do(self._window.open_again, self.group)
         self._weight_version = 0
         self.zero_grad()
 
@@ -364,7 +481,7 @@ class RemoteHead:
         """Everything the server has of the head (weights, optimizer, window) under `tag`, which the trainer writes
         into its own checkpoint. Needs a server with --checkpoint_dir. Collective with a group. Returns a
         SavedCheckpoint."""
-        self.wait()
+        self._window.wait()
         return first_rank_does(lambda: self.head.save_checkpoint(tag), self.group)
 
     def restore_checkpoint(self, tag: str = "") -> Any:
@@ -376,78 +493,24 @@ class RemoteHead:
 
     def close(self) -> None:
         """Ends the session at the server. What it added to the window stays there."""
-        self._closed_at = self.contributions()
-        with self._lock:
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        self._window.close()
 
     # Inside
-
-    @property
-    def rank_in_group(self) -> int:
-        return 0 if self.group is None else torch.distributed.get_rank(self.group)
-
-    def _collectively(
-        self,
-        ask: Callable[[list[str] | None], Any],
-        tell: Callable[[Any], Any] | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> Any:
-        """ask(marks of all ranks), on the first of them; its answer everywhere. check(): what has to be right on each
-        before."""
-
-        def ready() -> list[str]:
-            check()
-            return self.marks()
-
-        if self.group is None:
-            check()
-            self.wait()
-            return ask(None)
-        marks = [mark for own in all_do(ready, self.group) for mark in own]
-        return first_rank_does(lambda: ask(marks), self.group, tell)
-
-    def _losses_finite(self, factor: float = 1.0) -> bool:
-        """Whether on all ranks every loss since the window began had a finite gradient, which the anchor's own says,
-        and `factor` is finite."""
-        grad = self.anchor.grad
-        own = math.isfinite(factor) and (grad is None or bool(torch.isfinite(grad).all()))
-        return all(gather_objects(own, self.group))
-
-    def _require_finite(self, factor: float) -> None:
-        if not math.isfinite(factor):
-            raise FloatingPointError(
-                f"the gradient of head '{self.name}' is multiplied with {factor}, as of a norm that is not finite: "
-                f"nothing was stepped. Call zero_grad(), or let steps like this be skipped (skip_non_finite=True)"
-            )
 
     def _skip_step(self) -> StepResult:
         self.zero_grad()
         return StepResult.skipped_at(first_rank_does(self.head.info, self.group))
 
-    def _open_again(self) -> None:
-        with self._lock:
-            if self._session is not None:
-                self._session_options["client_key"] = self._session.client_key
-            self._session = None
-            self._session = self.head.open_session(rank=self.rank, **self._session_options)
-            self._consumed = ()  # unlike any contributions: the window may hold anything
-
-    def _settle(self) -> None:
-        """Waits for batches under way whose outcome nobody wants any more."""
-        pending, self._pending = self._pending, []
-        for future in pending:
-            future.exception()
-
-    def _drop_window(self) -> None:
-        def drop() -> None:
-            self.head.discard(marks=[session.text() for session in self.head.info().sessions])
-
-        try:
-            drop()
-        except AlreadyExistsError:  # a flush before, whose commit had no answer, is over now; this window is not
-            drop()
+    def _warn_of_source(self) -> None:
+        linear = self._source() if self._source is not None else None
+        self._source = None
+        if linear is not None and linear.weight.numel() > 0:
+            warnings.warn(
+                f"head '{self.name}' was stepped, and the Linear that its weights came from is still there, with the "
+                "old ones, in state_dict() for instance: put the head in its place (model.lm_head = head), or drop it",
+                StaleWeightsWarning,
+                stacklevel=3,
+            )
 
     def _check_weights(self, weights: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))
@@ -470,16 +533,59 @@ class RemoteHead:
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteHead:
-        return self  # a copied module shares the head: there is one set of weights
+        names = (f"{self.name}-copy-{number}" for number in itertools.count(1))
+        taken = {info.config.name for info in self.head.client.heads()}
+        copy = self.snapshot(next(name for name in names if name not in taken))
+        copy.train(self.training)
+        weakref.finalize(copy, _delete, self.head.client, copy.name)
+        memo[id(self)], memo[id(self.proxy)] = copy, copy.proxy
+        return copy
 
-    def __repr__(self) -> str:
-        return f"RemoteHead('{self.name}', {self.vocab_size}x{self.hidden_size}, {self.dtype}, rank={self.rank})"
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"head '{self.name}' cannot be pickled, since it is at a server: save its state_dict(), or "
+            "save_checkpoint() it there, and take it from a client in the other process (RemoteHead(client.head(name)))"
+        )
 
 
-def _accepted(marks: str) -> tuple[Any, ...]:
-    """What of a session's marks changes when it adds a chunk."""
-    parsed = json.loads(marks)
-    return (parsed["session_id"], tuple((lane["lane"], lane["accepted"]) for lane in parsed["lanes"]))
+def _in_use(client: lossd.Client, name: str, *, exist_ok: bool, reset: bool) -> bool:
+    """Whether there is a head of that name that the caller wants to go on with."""
+    try:
+        info = client.head(name).info()
+    except NotFoundError:
+        return False
+    if info.weight_version == 0 and not info.sessions:  # made, perhaps by a process that failed then, and never used
+        return False
+    if reset:
+        client.delete_head(name, discard_gradient=True)
+        return False
+    if exist_ok:
+        return True
+    raise AlreadyExistsError(
+        f"there is a head '{name}' at the server: after {info.optimizer_steps} steps of its optimizer, with "
+        f"{info.window_tokens} tokens in its gradient. exist_ok=True goes on with it as it is, reset=True deletes it "
+        "and begins anew; another rank of one training passes group="
+    )
+
+
+def _copy_weights(source: lossd.Head, target: lossd.Head) -> int:
+    version = source.info().weight_version
+    write = target.begin_write(f"copy of {source.name} at {version}")
+    dtype = dtype_of(source.dtype)
+    for first in range(0, source.vocab_size, _COPY_ROWS):
+        rows = torch.empty(min(_COPY_ROWS, source.vocab_size - first), source.hidden_size, dtype=dtype)
+        bias = torch.empty(rows.shape[0]) if source.config.bias else None
+        source.read_rows(first, rows.shape[0], out=rows, weight_version=version, bias_out=bias)
+        write.write_rows(first, rows, bias)
+    return write.commit()
+
+
+def _delete(client: lossd.Client, name: str) -> None:
+    """When the copy of a head is collected, or the process ends."""
+    try:
+        client.delete_head(name, discard_gradient=True)
+    except (LossdError, ValueError, RuntimeError):  # the server is gone, the client closed, or this process forked
+        pass
 
 
 def _without_gradient(result: FlushResult) -> FlushResult:

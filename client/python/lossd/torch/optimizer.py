@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lossd.errors import DeadlineExceededError, UnavailableError
-from lossd.optimizers import SGD
 from lossd.torch._proxy import GradientProxy
-from lossd.torch.distributed import gather_objects
+from lossd.torch._stepping import SteppedByItself, hyperparameters, learning_rate, step_options
 from lossd.torch.head import RemoteHead
 
 if TYPE_CHECKING:
-    from lossd.optimizers import Optimizer
     from lossd.results import StepResult
 
 
-class RemoteOptimizer(torch.optim.Optimizer):
-    """Steps heads by their servers' own optimizers, beside the trainer's optimizer of the local parameters.
+class RemoteOptimizer(SteppedByItself, torch.optim.Optimizer):
+    """Steps heads alone, beside the trainer's optimizer of the local parameters. (An optimizer of torch.optim that
+    holds a head's parameter steps it, too: this one is for heads that need a schedule, or skipping, of their own.)
 
     heads: one RemoteHead or several, or groups {"params": [heads], "lr": ...}. lr: the learning rate. weight_decay,
     betas, momentum: what steps use instead of what the heads were created with; schedulers that change a group's lr,
@@ -53,7 +52,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         first = next((proxy.head for item in given for proxy in _proxies(item)), None)
         if first is None:
             raise ValueError("heads is empty: give a RemoteHead, or several")
-        defaults: dict[str, Any] = {"lr": lr, **_hyperparameters(first.head.config.optimizer)}
+        defaults: dict[str, Any] = {"lr": lr, **hyperparameters(first.head.config.optimizer)}
         for name, value in (("weight_decay", weight_decay), ("betas", betas), ("momentum", momentum)):
             if value is None:
                 continue
@@ -79,7 +78,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     f"its gradient into a local parameter (flush_into)"
                 )
         if self.param_groups:  # of the first one the defaults say it
-            group = {**_hyperparameters(proxies[0].head.head.config.optimizer), **group}
+            group = {**hyperparameters(proxies[0].head.head.config.optimizer), **group}
         super().add_param_group(group)
 
     @torch.no_grad()
@@ -93,11 +92,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         waiting = [(proxy, group) for group in self.param_groups for proxy in group["params"] if not self._took(proxy)]
         if len(waiting) > 1 and not self.skip_non_finite:  # of a single one the step itself says it
             for proxy, _ in waiting:
-                proxy.head.check_factor(gradient_scale)
+                proxy.window.check_factor(gradient_scale)
         try:
             for proxy, group in waiting:
                 self._step_head(proxy.head, group, gradient_scale)
-                self._stepped[proxy] = proxy.head.windows_ended
+                self._stepped[proxy] = proxy.window.windows_ended
         except (UnavailableError, DeadlineExceededError):
             raise  # the same step may be tried again
         except BaseException:
@@ -108,9 +107,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _took(self, proxy: GradientProxy) -> bool:
         """Whether the head has taken the step that is tried again, and nothing happened to its window since."""
-        if self._stepped.get(proxy) != proxy.head.windows_ended:
+        if self._stepped.get(proxy) != proxy.window.windows_ended:
             return False
-        return not any(gather_objects(proxy.head.dirty, proxy.head.group))
+        return not proxy.window.dirty_anywhere()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops what waits in the heads' windows (RemoteHead.zero_grad); sends nothing if nothing was added."""
@@ -135,12 +134,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     )
 
     def _step_head(self, head: RemoteHead, group: dict[str, Any], gradient_scale: float) -> None:
-        configured = _hyperparameters(head.head.config.optimizer)
-        # Only what differs from the head's own is said, so that the two cannot contradict each other by a rounding.
-        options = {name: group[name] for name in configured if group.get(name) not in (None, configured[name])}
-        options = {name: _number(value) for name, value in options.items()}
         result = head.step(
-            _number(group["lr"]), gradient_scale=gradient_scale, skip_non_finite=self.skip_non_finite, **options
+            learning_rate(group),
+            gradient_scale=gradient_scale,
+            skip_non_finite=self.skip_non_finite,
+            **step_options(head, group),
         )
         self.last_results[head.name] = result
         self.state[head.proxy] = {"step": result.step}
@@ -163,17 +161,3 @@ def _with_proxies(item: Any) -> Any:
 
 def _proxies(item: Any) -> list[GradientProxy]:
     return item["params"] if isinstance(item, dict) else [item]
-
-
-def _hyperparameters(rule: Optimizer | None) -> dict[str, Any]:
-    """What ApplyStep can be told beside the learning rate, by torch.optim's names, as the head was created with it."""
-    if rule is None:
-        return {}
-    if isinstance(rule, SGD):
-        return {"weight_decay": rule.weight_decay, "momentum": rule.momentum}
-    return {"weight_decay": rule.weight_decay, "betas": tuple(rule.betas)}
-
-
-def _number(value: Any) -> Any:
-    """Floats of what torch.optim lets be a tensor."""
-    return tuple(float(part) for part in value) if isinstance(value, (tuple, list)) else float(value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from lossd.torch._saving import load, save
 
 if TYPE_CHECKING:
     from lossd.torch import RemoteHead
@@ -21,9 +23,17 @@ class RemoteLmHead(nn.Module):
     what the model then does to them (a softcap, a scale) is the server's to do. Not thread-safe, as a model is not.
     """
 
-    def __init__(self, remote: RemoteHead, *, logit_scale: float, softcap: float) -> None:
+    remote: RemoteHead
+
+    def __init__(self, remote: RemoteHead, linear: nn.Linear | None, *, logit_scale: float, softcap: float) -> None:
+        """linear: of a tied head, whose weight the embedding has as well; it stays a parameter of the model."""
         super().__init__()
-        self.remote = remote
+        self.__dict__["remote"] = remote  # no submodule: names and states are those of the Linear in its place
+        if linear is None:
+            self.proxy = remote.proxy
+        else:
+            # One Parameter under both names, as transformers has it: its checkpoints and tie_weights() stay right.
+            self._parameters.update(weight=linear.weight, bias=linear.bias)
         self.in_features = remote.hidden_size
         self.out_features = remote.vocab_size
         self.logit_scale = logit_scale
@@ -65,6 +75,33 @@ class RemoteLmHead(nn.Module):
             )
         # Scale and softcap are in the model's own forward.
         return self.remote.head.logits(hidden.detach(), dtype=_name(hidden.dtype), logit_scale=1.0, softcap=0.0)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if "weight" in self._parameters:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+        else:
+            save(self.remote, destination, prefix)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if "weight" in self._parameters:
+            found = (state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+            super()._load_from_state_dict(*found)
+        else:
+            load(self.remote, state_dict, prefix, strict, missing_keys, unexpected_keys, error_msgs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias") and name not in self._parameters:
+            return getattr(self.remote, name)
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, head={self.remote.head.name!r}"

@@ -64,11 +64,11 @@ def patch(
 
     Args:
       model: a causal model of transformers (`get_output_embeddings()` is a linear layer [V, H]), on any device.
-      head: where the weights go: a head of vocab_size V and hidden_size H; of several ranks a RemoteHead with their
-        group. None: `client` makes one.
+      head: where the weights go: a head of vocab_size V and hidden_size H. None: `client` makes one.
       client: makes the head `name` with `dtype` (None: the weight's), `optimizer` (not for tied weights, which the
-        local optimizer trains) and `head_options` (`Client.create_head`'s: master_weights=True, ...); logit_scale and
-        softcap are read from the model's configuration. A weight that needs no gradient makes a frozen head.
+        local optimizer trains) and `head_options`, which are RemoteHead.create's: group= and average= of several ranks,
+        exist_ok= and reset= for a name that is in use, master_weights=True, ...; logit_scale and softcap are read from
+        the model's configuration. A weight that needs no gradient makes a frozen head.
       upload: False: the head has its weights already; the local ones are dropped unread.
       grad_scale: the upstream gradient that losses will have (`linear_cross_entropy`'s). Declared, a training step
         sends its hidden states once, not twice; 1.0 is right for `loss.backward()` and for Trainer. In
@@ -77,14 +77,13 @@ def patch(
         (and before clipping), as trainers that accumulate by themselves will want.
 
     Returns:
-      The remote head, which the caller steps (`head.step(lr)`), unless it is tied. It is also `patched_head(model)`.
+      The remote head. An optimizer that is made of model.parameters() afterwards, as Trainers make theirs, steps it
+      (RemoteHead); a tied one's embedding is stepped here. It is also `patched_head(model)`.
 
     Raises:
       TypeError or ValueError: not such a model, patched already, or a head of other sizes; the model is as before.
       LossdError: the server refused; the model is as before.
     """
-    from lossd.torch.state import attach_state
-
     linear = _weights.linear_of(model)
     tied = _weights.is_tied(model, linear)
     if (head is None) == (client is None):
@@ -97,22 +96,23 @@ def patch(
             "the model first (config.tie_word_embeddings=False)"
         )
     scale, softcap = _weights.scale_and_softcap(model.config)
-    remote = _weights.remote_head(
-        linear, head, client, name=name, dtype=dtype, optimizer=optimizer, options=head_options
-    )
-    if upload:
-        _weights.upload(remote, linear)
-    follower = None
-    if tied:
-        follower = TiedWeight(remote, linear, automatic=flush_tied == "backward")
-    lm_head = RemoteLmHead(remote, logit_scale=scale, softcap=softcap)
-    lm_head.train(model.training)
-    if tied:
-        # One Parameter under both names, as transformers has it: its checkpoints and tie_weights() stay right.
-        lm_head.weight, lm_head.bias = linear.weight, linear.bias
+    if head is not None:
+        given = {"dtype": dtype, "optimizer": optimizer, **head_options}
+        remote = _weights.checked(linear, head, [word for word, value in given.items() if value is not None])
+        if upload:
+            _weights.upload(remote, linear)
     else:
+        assert client is not None
+        remote = _weights.created(
+            linear, client, name=name, dtype=dtype, optimizer=optimizer, upload=upload, options=head_options
+        )
+        if tied and upload:
+            _weights.upload(remote, linear)  # the trainer's weights are what counts, whatever the head had
+    follower = TiedWeight(remote, linear, automatic=flush_tied == "backward") if tied else None
+    lm_head = RemoteLmHead(remote, linear if tied else None, logit_scale=scale, softcap=softcap)
+    lm_head.train(model.training)
+    if not tied:
         _weights.free(linear)
-        attach_state(lm_head, remote, weight="weight", bias="bias")
     model.set_output_embeddings(lm_head)
     kind: Any = type(model)
     forward = types.MethodType(_forward_of(kind), model)

@@ -9,8 +9,9 @@ version, on which a loss may depend whose backward pass is still to come.
 
 from __future__ import annotations
 
+import copy
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -58,6 +59,10 @@ class TiedWeight:
     def close(self) -> None:
         if self._hook is not None:
             self._hook.remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TiedWeight:
+        """Of a copied model, whose head is a frozen copy: it follows the copied embedding, and has no gradient."""
+        return TiedWeight(copy.deepcopy(self._remote, memo), copy.deepcopy(self._linear, memo), automatic=False)
 
     def _state(self) -> tuple[int, int]:
         return self._linear.weight.data_ptr(), self._linear.weight._version

@@ -1,4 +1,4 @@
-"""transformers' Trainer with a remote head: one optimizer, one learning rate schedule, one norm to clip by."""
+"""transformers' Trainer with a remote head, in several processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lossd.transformers._optimizers import JointOptimizer
 from lossd.transformers._patch import is_tied, patched_head
 
 if TYPE_CHECKING:
@@ -15,76 +14,44 @@ if TYPE_CHECKING:
 
 
 class RemoteHeadTrainerMixin:
-    """What a Trainer needs to train a model with a patched head. `class MyTrainer(RemoteHeadTrainerMixin, SFTTrainer)`.
+    """What a Trainer needs beyond a patched model: `class MyTrainer(RemoteHeadTrainerMixin, SFTTrainer)`.
 
-    The head is stepped with the local parameters, with the first group's learning rate (so the Trainer's schedule) and
-    `args.weight_decay`, by the server's optimizer; make the head with the one that the Trainer uses, e.g.
+    Any Trainer steps a patched head, since the head's parameter is in its optimizer: with the Trainer's learning rate
+    and weight_decay, by the server's rule; make the head with the one that the Trainer uses, e.g.
     `lossd.AdamW(betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)`. `args.max_grad_norm` clips by the
-    norm of all gradients, the head's included. A tied head needs none of this: the embedding's parameter is the
-    optimizer's. A gradient that stays at the server because a GradScaler skipped the step is dropped when the step
-    ends, as the Trainer drops the local gradients. One process; of several, each with a session of one head, see
-    docs/trainers.md.
+    norm of all gradients, the head's included. This adds several processes, which share one head: patch(model, ...,
+    group=torch.distributed.group.WORLD, average=True).
     """
 
     if TYPE_CHECKING:  # attributes of the Trainer that it is mixed into
         accelerator: Any
-        add_callback: Any
         args: Any
         model: Any
 
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        trainer: Any = super()
-        local: torch.optim.Optimizer = trainer.create_optimizer(*(() if model is None else (model,)))
-        # When a Trainer trains again, accelerate has wrapped it.
-        if self._remote is None or isinstance(getattr(local, "optimizer", local), JointOptimizer):
-            return local
-        self._check()
-        from lossd.torch import RemoteOptimizer
-
-        lr = local.param_groups[0]["lr"]
-        self.optimizer = JointOptimizer(
-            local, RemoteOptimizer([self._remote], lr=lr, weight_decay=self.args.weight_decay)
-        )
-        self.add_callback(_clearing(self._remote))
-        return self.optimizer
-
-    def _check(self) -> None:
-        if self.accelerator.num_processes > 1:
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        remote = self._remote
+        if self.accelerator.num_processes > 1 and remote is not None and remote.group is None:
             raise ValueError(
-                "RemoteHeadTrainer trains in one process; of several, step the head as docs/trainers.md says"
+                f"head '{remote.name}' belongs to one process, and this Trainer trains in "
+                f"{self.accelerator.num_processes}: patch(model, ..., group=torch.distributed.group.WORLD, "
+                "average=True) on every rank"
             )
-        if self.args.max_grad_norm and not hasattr(super(), "_clip_grad_norm"):
-            raise RuntimeError(
-                f"max_grad_norm is {self.args.max_grad_norm:g}, but this version of transformers clips in a way that "
-                "leaves the head out; install transformers >= 5.3, or set max_grad_norm=0"
-            )
+        trainer: Any = super()
+        optimizer: torch.optim.Optimizer = trainer.create_optimizer(*args, **kwargs)
+        return optimizer
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
-        if self._remote is None:
-            trainer: Any = super()
-            norm: torch.Tensor = trainer._clip_grad_norm(model)
-            return norm
-        from lossd.torch import clip_grad_norm_
-
-        self.accelerator.unscale_gradients()
-        return clip_grad_norm_(model.parameters(), self.args.max_grad_norm, heads=[self._remote])
+        if self._remote is not None and self._remote.group is not None:
+            self._remote.refresh_gradient()
+        trainer: Any = super()
+        norm: torch.Tensor = trainer._clip_grad_norm(model)
+        return norm
 
     @functools.cached_property
     def _remote(self) -> RemoteHead | None:
-        """The head that has to be stepped; None if it follows the embedding."""
+        """The head that is stepped; None if it follows the embedding."""
         model = self.accelerator.unwrap_model(self.model)
         return None if is_tied(model) else patched_head(model)
-
-
-def _clearing(remote: RemoteHead) -> Any:
-    """A callback that does for the head what the Trainer's model.zero_grad() does for parameters."""
-    from transformers import TrainerCallback
-
-    class Clearing(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            remote.zero_grad()  # sends nothing behind a step that was taken
-
-    return Clearing()
 
 
 def __getattr__(name: str) -> Any:

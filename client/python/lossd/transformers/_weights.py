@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lossd.torch._dtypes import NAMES
+from lossd.torch._dtypes import NAMES, dtype_of
 
 if TYPE_CHECKING:
     import lossd
@@ -60,37 +60,51 @@ def scale_and_softcap(config: Any) -> tuple[float, float]:
     return scale, float(getattr(text, "final_logit_softcapping", None) or 0.0)
 
 
-def remote_head(
+def checked(linear: nn.Linear, head: RemoteHead | lossd.Head, options: list[str]) -> RemoteHead:
+    """The head that patch() was given, if it is of the weight's sizes; `options`: what else it was given."""
+    from lossd.torch import RemoteHead
+
+    if options:
+        raise ValueError(
+            f"{', '.join(options)}: only for heads that patch() makes with client=...; this one has its own"
+        )
+    if (head.vocab_size, head.hidden_size) != tuple(linear.weight.shape):
+        raise ValueError(
+            f"head: {head.vocab_size} x {head.hidden_size}, but the model's lm_head is "
+            f"{linear.weight.shape[0]} x {linear.weight.shape[1]}"
+        )
+    return head if isinstance(head, RemoteHead) else RemoteHead(head, device=linear.weight.device)
+
+
+def created(
     linear: nn.Linear,
-    head: RemoteHead | lossd.Head | None,
-    client: lossd.Client | None,
+    client: lossd.Client,
     *,
     name: str,
     dtype: str | torch.dtype | None,
     optimizer: Any,
+    upload: bool,
     options: dict[str, Any],
 ) -> RemoteHead:
-    """The head given, checked to be of the weight's sizes, or a new one of the client's."""
+    """A new head of the client's with the weight (and bias), or without if `upload` is false: it has its own then."""
     from lossd.torch import RemoteHead
 
-    vocab_size, hidden_size = linear.weight.shape
-    if head is None:
-        assert client is not None  # patch() has seen to it
-        wanted = linear.weight.dtype if dtype is None else dtype
-        options = {"bias": linear.bias is not None, "frozen": not linear.weight.requires_grad, **options}
-        head = client.create_head(
-            name, vocab_size, hidden_size, NAMES.get(wanted, wanted), optimizer=optimizer, **options
-        )
-    elif dtype is not None or optimizer is not None or options:
-        given = [word for word, value in (("dtype", dtype), ("optimizer", optimizer)) if value is not None]
-        raise ValueError(
-            f"{', '.join([*given, *options])}: only for heads that patch() makes with client=...; this one has its own"
-        )
-    if (head.vocab_size, head.hidden_size) != (vocab_size, hidden_size):
-        raise ValueError(
-            f"head: {head.vocab_size} x {head.hidden_size}, but the model's lm_head is {vocab_size} x {hidden_size}"
-        )
-    return head if isinstance(head, RemoteHead) else RemoteHead(head, device=linear.weight.device)
+    wanted: Any = linear.weight.dtype if dtype is None else dtype
+    return RemoteHead.create(
+        client,
+        name,
+        *linear.weight.shape,
+        dtype=dtype_of(wanted) if isinstance(wanted, str) else wanted,
+        optimizer=optimizer,
+        weights=linear.weight if upload else None,
+        device=linear.weight.device,
+        **{
+            "bias": linear.bias is not None if not upload else bias_of(linear),
+            "frozen": not linear.weight.requires_grad,
+            "exist_ok": not upload,
+            **options,
+        },
+    )
 
 
 def upload(remote: RemoteHead, linear: nn.Linear) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ import transformers
 from models import VOCABULARY, build, twin
 
 import lossd
-from lossd.torch import RemoteHead, RemoteOptimizer, linear_cross_entropy
-from lossd.transformers import JointOptimizer, RemoteHeadTrainer, RemoteHeadTrainerMixin, patch
+from lossd.torch import RemoteHead
+from lossd.transformers import RemoteHeadTrainer, patch
 
 
 class Rows(torch.utils.data.Dataset):
@@ -77,33 +76,6 @@ def test_checkpoints_of_the_trainer_go_on(client: lossd.Client, name: str, tmp_p
         torch.testing.assert_close(loaded(**rows).loss, model.eval()(**rows).loss, rtol=1e-4, atol=1e-5)
 
 
-def test_one_schedule_drives_several_optimizers() -> None:
-    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
-    sgd = torch.optim.SGD([parameters[0]], lr=0.5)
-    adam = torch.optim.AdamW([parameters[1]], lr=0.25)
-    joint = JointOptimizer(sgd, adam)
-    schedule = torch.optim.lr_scheduler.LambdaLR(joint, lambda step: 0.5**step)
-    sum((parameter**2).sum() for parameter in parameters).backward()
-    calls = []
-    assert joint.step(lambda: calls.append(1) or 3.0) == 3.0 and calls == [1]
-    schedule.step()
-    assert (sgd.param_groups[0]["lr"], adam.param_groups[0]["lr"]) == (0.25, 0.125)
-    assert parameters[0].tolist() == [0.0, 0.0] and parameters[1][0] < 1
-    joint.zero_grad()
-    assert all(parameter.grad is None for parameter in parameters)
-
-    other = JointOptimizer(torch.optim.SGD([parameters[0]], lr=9.0), torch.optim.AdamW([parameters[1]], lr=9.0))
-    other.load_state_dict(joint.state_dict())
-    assert [group["lr"] for group in other.param_groups] == [0.25, 0.125]
-    assert other.optimizers[1].state[parameters[1]]["step"] == 1
-    other.param_groups[0]["lr"] = 7.0
-    assert other.optimizers[0].param_groups[0]["lr"] == 7.0
-    with pytest.raises(ValueError, match="not that of a JointOptimizer of 2 optimizers"):
-        joint.load_state_dict(adam.state_dict())
-    with pytest.raises(ValueError, match="at least one"):
-        JointOptimizer()
-
-
 def scaled(kind: type, model: torch.nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch) -> transformers.Trainer:
     """A Trainer as fp16=True makes it, on a CPU: with a GradScaler, whose second step finds an infinity in the trunk.
     One batch a step."""
@@ -161,85 +133,6 @@ def test_a_trainer_trains_twice(client: lossd.Client, name: str, tmp_path: Path)
     _, trainer = train(RemoteHeadTrainer, model, tmp_path)
     trainer.train()
     assert head.head.info().optimizer_steps == 16
-
-
-def test_a_base_class_that_would_not_clip_the_head_is_refused(client: lossd.Client, name: str) -> None:
-    class Old:
-        """transformers 4's Trainer, which calls accelerator.clip_grad_norm_ in its loop."""
-
-        def create_optimizer(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.model.parameters(), lr=1.0)
-
-    class Mixed(RemoteHeadTrainerMixin, Old):
-        pass
-
-    trainer = Mixed()
-    trainer.model = build("llama")
-    patch(trainer.model, client=client, name=name, optimizer=lossd.AdamW())
-    trainer.accelerator = SimpleNamespace(unwrap_model=lambda model: model, num_processes=1)
-    trainer.args = SimpleNamespace(max_grad_norm=1.0, weight_decay=0.0)
-    with pytest.raises(RuntimeError, match="max_grad_norm.*transformers"):
-        trainer.create_optimizer()
-    trainer.args.max_grad_norm = 0.0
-    trainer.callbacks = []
-    trainer.add_callback = trainer.callbacks.append
-    assert isinstance(trainer.create_optimizer(), JointOptimizer) and len(trainer.callbacks) == 1
-
-
-class Failing(torch.optim.SGD):
-    """Its first step ends before anything is done."""
-
-    failures = 1
-
-    def step(self, closure: Any = None) -> Any:
-        if self.failures:
-            self.failures -= 1
-            raise lossd.UnavailableError("gone")
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_step_called_again_goes_on_where_it_failed(order: tuple[int, int]) -> None:
-    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
-    both = (torch.optim.SGD([parameters[0]], lr=1.0), Failing([parameters[1]], lr=1.0))
-    joint = JointOptimizer(*(both[index] for index in order))
-    calls = []
-
-    def closure() -> torch.Tensor:
-        calls.append(1)
-        joint.zero_grad()
-        loss = sum(parameter.sum() for parameter in parameters)
-        loss.backward()
-        return loss
-
-    with pytest.raises(lossd.UnavailableError):
-        joint.step(closure)
-    assert joint.step(closure) == 2.0 and len(calls) == 1
-    assert [parameter.item() for parameter in parameters] == [0.0, 0.0]
-    # zero_grad gives a step up: the next is another.
-    both[1].failures = 1
-    with pytest.raises(lossd.UnavailableError):
-        joint.step(closure)
-    joint.zero_grad()
-    joint.step(closure)
-    assert len(calls) == 3 and parameters[1].item() == -1.0
-
-
-def test_a_head_that_cannot_step_leaves_the_local_parameters(client: lossd.Client, name: str) -> None:
-    head = RemoteHead(client.create_head(name, 5, 3, "float32", optimizer=lossd.SGD()))
-    head.write_weights(torch.ones(5, 3))
-    local = torch.nn.Parameter(torch.ones(2, 3))
-    joint = JointOptimizer(torch.optim.SGD([local], lr=1.0), RemoteOptimizer(head, lr=1.0))
-    linear_cross_entropy(local, torch.tensor([1, 2]), head).backward()
-    local.grad = torch.ones(2, 3)
-    step = head.step
-    head.step = lambda *_, **__: (_ for _ in ()).throw(lossd.UnavailableError("gone"))
-    with pytest.raises(lossd.UnavailableError):
-        joint.step()
-    assert local.eq(1).all()
-    head.step = step
-    joint.step()
-    assert local.eq(0).all() and head.head.info().optimizer_steps == 1
 
 
 class Saves(transformers.TrainerCallback):

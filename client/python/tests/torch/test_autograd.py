@@ -148,7 +148,7 @@ def test_frozen_head(heads: Any, reduction: str, upstream: float, grad_scale: fl
     reference = Reference(head, hidden)
     (reference.losses(target, reduction=reduction)[0] * upstream).sum().backward()
     assert distance(hidden.grad, reference.x.grad) < tolerance(head, hidden)
-    assert head.remote.anchor.grad is None
+    assert head.remote.proxy.marker is None
 
 
 def test_all_frozen(heads: Any, passes: list[Any]) -> None:
@@ -267,7 +267,7 @@ def test_a_global_count_of_none(heads: Any, declared: bool, z: float) -> None:
     loss, z_loss = linear_cross_entropy(hidden, target, head.remote, return_z_loss=True, **options)
     assert loss.isnan() and z_loss.isnan()
     loss.backward()
-    assert not hidden.grad.any() and not head.remote.anchor.grad.any()
+    assert not hidden.grad.any() and not head.remote.proxy.marker.any()
     assert linear_cross_entropy(hidden, target, head.remote, torch_compat=False, **options).item() == 0.0
     assert not head.gradients()[0].any()
     with pytest.raises(ValueError, match="normalizer is 0, but 4 tokens"):
@@ -347,7 +347,7 @@ def test_upstream_gradients_that_are_not_finite(heads: Any, reduction: str, upst
     loss = linear_cross_entropy(hidden, target, head.remote, reduction=reduction)
     (loss * upstream).sum().backward()
     assert hidden.grad[target != -100].isnan().all() and not hidden.grad[2].any()
-    assert head.remote.anchor.grad.isnan().all()
+    assert head.remote.proxy.marker.isnan().all()
     assert not head.gradients()[0].any()
 
 
@@ -360,7 +360,7 @@ def test_one_token_with_an_upstream_gradient_that_is_not_finite(heads: Any) -> N
     others = torch.arange(6) != 3
     reference.losses(target, reduction="none")[0][others].sum().backward()
     assert hidden.grad[3].isnan().all() and distance(hidden.grad[others], reference.x.grad[others]) < 3e-6
-    assert head.remote.anchor.grad.isnan().all()
+    assert head.remote.proxy.marker.isnan().all()
     check_weight_gradient(head, head.gradients()[0], reference.weight.grad)
 
 
@@ -372,7 +372,7 @@ def test_a_loss_that_is_not_finite(heads: Any, grad_scale: float | None) -> None
     loss = linear_cross_entropy(hidden, target, head.remote, grad_scale=grad_scale)
     assert loss.isnan()
     loss.backward()
-    assert head.remote.anchor.grad.isnan().all()
+    assert head.remote.proxy.marker.isnan().all()
     assert hidden.grad[1].isnan().all() and hidden.grad[0].isfinite().all()
     assert head.gradients()[0].isfinite().all()
 
@@ -380,7 +380,7 @@ def test_a_loss_that_is_not_finite(heads: Any, grad_scale: float | None) -> None
 def test_the_anchor_of_a_finite_loss_gets_zero(heads: Any) -> None:
     head = heads()
     linear_cross_entropy(hidden_states(6), labels(6), head.remote).backward()
-    assert torch.equal(head.remote.anchor.grad, torch.zeros(1))
+    assert torch.equal(head.remote.proxy.marker, torch.zeros(1))
 
 
 # Surroundings

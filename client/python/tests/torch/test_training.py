@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lossd
-from lossd.torch import RemoteHead, RemoteLinearCrossEntropy, linear_cross_entropy
+from lossd.torch import RemoteHead, linear_cross_entropy
 
 DECLARED = pytest.mark.parametrize("grad_scale", [None, 1.0, 2.0])
 
@@ -48,10 +49,11 @@ class Model(nn.Module):
     def __init__(self, trunk: Trunk, head: TestHead, **options: Any) -> None:
         super().__init__()
         self.trunk = trunk
-        self.loss = RemoteLinearCrossEntropy(head.remote, **options)
+        self.lm_head = head.remote
+        self.options = options
 
     def forward(self, inputs: Tensor, target: Tensor) -> Tensor:
-        return self.loss(self.trunk(inputs), target)
+        return self.lm_head(self.trunk(inputs), target, **self.options)
 
 
 def compare(
@@ -148,7 +150,7 @@ def fresh_compiler() -> None:
 def test_compiled_model(heads: Any, backend: str, grad_scale: float | None) -> None:
     """One break: what is before the loss is one graph, what is behind it another."""
     head, trunk = heads(), Trunk()
-    loss = RemoteLinearCrossEntropy(head.remote, grad_scale=grad_scale)
+    loss = functools.partial(head.remote, grad_scale=grad_scale)
     graphs = Graphs(backend)
 
     @torch.compile(backend=graphs)
@@ -266,35 +268,31 @@ def test_grad_scaler(heads: Any, passes: list[Any], declared: bool) -> None:
     scaler.update()
     assert all(torch.equal(trunk.state_dict()[name], value) for name, value in before.items())
     assert scaler.get_scale() == scale / 2
-    assert head.remote.anchor.grad.isnan()
+    assert head.remote.proxy.marker.isnan()
 
 
 # The module
 
 
 def test_module_in_training_and_in_evaluation(heads: Any, passes: list[Any]) -> None:
+    """In evaluation a declared gradient does not hold: nothing is added until backward."""
     head, trunk = heads(), Trunk()
     model = Model(trunk, head, grad_scale=1.0)
     compare(head, trunk, model)
     assert [one.mode for one in passes] == ["gradients"]
     model.eval()
     loss = model(torch.randn(2, 5, 8), labels(2, 5))
-    assert not loss.requires_grad and [one.mode for one in passes] == ["gradients", "loss"]
-
-
-def test_options_of_a_call_come_before_those_of_the_module(heads: Any) -> None:
-    module = RemoteLinearCrossEntropy(heads().remote, reduction="sum", ignore_index=3)
-    hidden, target = torch.randn(6, HIDDEN), labels(6)
-    assert module(hidden, target).shape == () and module(hidden, target, reduction="none").shape == (6,)
-    assert "ignore_index=3" in repr(module) and f"vocab_size={VOCABULARY}" in repr(module)
+    assert [one.mode for one in passes] == ["gradients", "loss"] and not head.remote.dirty
+    loss.backward()
+    assert head.remote.dirty
 
 
 def test_state_of_the_module_is_the_heads(heads: Any) -> None:
     head = heads()
     model = Model(Trunk(), head)
     state = model.state_dict()
-    assert torch.equal(state["loss.weight"], head.weight)
-    assert len(list(model.parameters())) == len(list(model.trunk.parameters()))
+    assert torch.equal(state["lm_head.weight"], head.weight) and "lm_head.proxy" not in state
+    assert len(list(model.parameters())) == len(list(model.trunk.parameters())) + 1
     version = head.remote.head.info().weight_version
     model.load_state_dict(state)
     assert head.remote.head.info().weight_version == version + 1

@@ -12,6 +12,7 @@ from glue_support import batch, weights_of
 
 import lossd
 from lossd.torch import linear_cross_entropy
+from lossd.torch._window import window_of
 from lossd.torch.clip import clip_grad_norm_
 from lossd.torch.head import RemoteHead
 
@@ -49,9 +50,9 @@ def test_the_factor_ends_with_its_window(make_remote: MakeRemote) -> None:
     head = make_remote(optimizer=lossd.SGD())
     both(head)
     clip_grad_norm_([], 1e-3, heads=[head])
-    assert head.scale < 0.1
+    assert window_of(head).scale < 0.1
     head.step(0.0)
-    assert head.scale == 1.0 and head.proxy.grad is None
+    assert window_of(head).scale == 1.0 and head.proxy.grad is None
 
 
 def test_a_flush_is_scaled_as_a_step_is(make_remote: MakeRemote) -> None:

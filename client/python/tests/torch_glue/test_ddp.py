@@ -49,7 +49,7 @@ def plain(rank: int, group: dist.ProcessGroup, server: str, name: str, view: boo
         optimizer.step()
         model.contract.upload()
     head.close()
-    return [p.detach() for p in model.parameters()]
+    return [p.detach() for p in model.parameters() if p is not head.proxy]
 
 
 def plain_alone(weight: torch.Tensor) -> list[torch.Tensor]:

@@ -15,7 +15,6 @@ from lossd.torch import linear_cross_entropy
 from lossd.torch.clip import clip_grad_norm_
 from lossd.torch.distributed import all_do, read_shard, write_shard
 from lossd.torch.head import RemoteHead
-from lossd.torch.state import attach_state
 
 MakeRemote = Callable[..., RemoteHead]
 
@@ -24,18 +23,13 @@ def connect(target: str, name: str, group: dist.ProcessGroup) -> RemoteHead:
     return RemoteHead(lossd.connect(target).head(name), group=group)
 
 
-def load_module(head: RemoteHead, state: dict[str, torch.Tensor], strict: bool = True) -> None:
-    module = torch.nn.Module()
-    attach_state(module, head)
-    module.load_state_dict(state, strict=strict)
-
-
 CALLS: dict[str, Callable[[RemoteHead, Any], Any]] = {
     "write_weights": lambda head, bad: head.write_weights(torch.zeros(11, 5 if bad else 6)),
-    "load_state_dict": lambda head, bad: head.load_state_dict({"head" if bad else "weight": torch.zeros(11, 6)}),
-    "module": lambda head, bad: load_module(head, {"weight": torch.zeros(11, 5 if bad else 6)}),
-    "module lacks": lambda head, bad: load_module(head, {} if bad else {"weight": torch.zeros(11, 6)}),
-    "module may lack": lambda head, bad: load_module(head, {} if bad else {"weight": torch.zeros(11, 6)}, False),
+    "load_state_dict": lambda head, bad: head.load_state_dict({"weight": torch.zeros(11, 5 if bad else 6)}),
+    "load_state_dict lacks": lambda head, bad: head.load_state_dict({} if bad else {"weight": torch.zeros(11, 6)}),
+    "load_state_dict may lack": lambda head, bad: head.load_state_dict(
+        {} if bad else {"weight": torch.zeros(11, 6)}, strict=False
+    ),
     "write_shard": lambda head, bad: write_shard(
         head, torch.zeros(5, 6), first_row=None if bad else 0, write_key="k", group=head.group
     ),
@@ -63,7 +57,7 @@ def test_an_argument_of_one_rank(
     head = make_remote()
     version = head.head.info().weight_version
     said = ranks.run(spoil, server.target, head.name, call, spoiled)
-    if call == "module may lack":  # that is right where it lacks, if nowhere else
+    if call == "load_state_dict may lack":  # that is right where it lacks, if nowhere else
         said = [said[1 - spoiled]]
     assert all("Error" in one for one in said), said
     assert head.head.info().weight_version == version
@@ -82,7 +76,7 @@ def stale(rank: int, group: dist.ProcessGroup, server: str, name: str) -> Any:
         head.proxy.grad  # noqa: B018
     except RuntimeError as error:
         said = str(error)
-    head.proxy._grad.mul_(0.5)
+    head.proxy._norm.mul_(0.5)
     total = float(clip_grad_norm_([], 1e9, heads=head))
     norm = head.gradient_stats().norm
     head.zero_grad()

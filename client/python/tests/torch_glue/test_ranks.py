@@ -205,7 +205,8 @@ def test_global_token_count(ranks: Ranks) -> None:
 
 def loaded(rank: int, group: dist.ProcessGroup, server: str, name: str) -> Any:
     head = connect(server, name, group)
-    version = head.load_state_dict({"weight": torch.full((11, 6), float(rank + 1))})
+    head.load_state_dict({"weight": torch.full((11, 6), float(rank + 1))})
+    version = head.weight_version
     weight = head.state_dict()["weight"]
     head.close()
     return version, weight

@@ -13,6 +13,7 @@ from glue_support import Restartable, batch, weights_of
 
 import lossd
 from lossd.torch import linear_cross_entropy
+from lossd.torch._window import window_of
 from lossd.torch.head import RemoteHead
 from lossd.torch.optimizer import RemoteOptimizer
 
@@ -184,10 +185,10 @@ def test_an_error_of_a_batch_under_way_is_raised_where_the_window_is_looked_at(
 ) -> None:
     head = make_remote(optimizer=lossd.SGD())
     hidden, target = batch()
-    head.add_pending(head.session.compute_async(hidden, target))
-    head.add_pending(head.session.compute_async(hidden, target + 100))
+    window_of(head).add_pending(head.session.compute_async(hidden, target))
+    window_of(head).add_pending(head.session.compute_async(hidden, target + 100))
     with pytest.raises(lossd.InvalidArgumentError):
         head.step(0.1)
     head.zero_grad()
-    head.add_pending(head.session.compute_async(hidden, target))
+    window_of(head).add_pending(head.session.compute_async(hidden, target))
     assert head.step(0.1).window_tokens == len(target)

@@ -91,21 +91,16 @@ def sharded_model(rank: int, group: dist.ProcessGroup, server: str, name: str) -
     shards."""
     from torch.distributed.fsdp import fully_shard
 
-    from lossd.torch.state import attach_state
-
     torch.manual_seed(1)
     linear = torch.nn.Linear(6, 11, bias=False)
     mesh = dist.device_mesh.DeviceMesh.from_group(group, "cpu")
     fully_shard(linear, mesh=mesh)
-    head = connect(server, name)
+    head = RemoteHead(connect(server, name).head, group=group)
     write_shard(head, linear.weight, write_key=f"{name} fsdp", group=group)
     first = head.read_weights()[0]
     with torch.no_grad():
         linear.weight.mul_(2.0)
-    stub = torch.nn.Module()
-    head.group = group
-    attach_state(stub, head)
-    stub.load_state_dict(linear.state_dict())
+    head.load_state_dict(linear.state_dict())
     return first, linear.weight.full_tensor().detach()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from glue_support import weights_of
 
 import lossd
 from lossd.torch.head import RemoteHead
-from lossd.torch.state import attach_state
 
 MakeRemote = Callable[..., RemoteHead]
 
@@ -25,9 +23,7 @@ class Model(torch.nn.Module):
 
 
 def remote_model(head: RemoteHead) -> Model:
-    stub = torch.nn.Module()
-    attach_state(stub, head)
-    return Model(stub)
+    return Model(head)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -54,17 +50,6 @@ def test_prefixes_of_nested_modules(make_remote: MakeRemote) -> None:
     outer.load_state_dict(state)
     assert torch.equal(weights_of(head), torch.zeros(11, 6))
     assert state.keys() == outer.state_dict().keys()  # the caller's dict is as it was
-
-
-def test_other_names_and_dtypes(make_remote: MakeRemote) -> None:
-    head = make_remote(dtype="bfloat16", master_weights=True)
-    exact = torch.full((11, 6), 1.0 + 2**-20)
-    for dtype, value in ((torch.float32, 1.0 + 2**-20), (None, 1.0)):
-        stub = torch.nn.Module()
-        attach_state(stub, head, weight="decoder", dtype=dtype)
-        stub.load_state_dict({"decoder": exact})
-        state = stub.state_dict()["decoder"]
-        assert state.dtype == (dtype or torch.bfloat16) and bool((state == value).all())
 
 
 def test_what_does_not_fit_is_reported_as_torch_does(make_remote: MakeRemote) -> None:
@@ -108,29 +93,14 @@ def test_a_weight_without_its_bias_is_refused(make_remote: MakeRemote) -> None:
         model.load_state_dict(state, strict=False)
 
 
-def test_hooks_can_be_removed(make_remote: MakeRemote) -> None:
-    stub = torch.nn.Module()
-    hooks = attach_state(stub, make_remote())
-    assert list(stub.state_dict()) == ["weight"]
-    hooks.remove()
-    assert list(stub.state_dict()) == []
-
-
-def test_copies_share_the_head(make_remote: MakeRemote) -> None:
-    head = make_remote()
-    module = torch.nn.Module()
-    module.head = head
-    assert copy.deepcopy(module).head is head
-
-
 def test_the_heads_own_state(make_remote: MakeRemote) -> None:
     head, other = make_remote(bias=True), make_remote(bias=True, weights=None)
     state = head.state_dict()
     assert set(state) == {"weight", "bias"}
-    version = other.load_state_dict(state)
-    assert version == other.weight_version == other.head.info().weight_version
+    other.load_state_dict(state)
+    assert other.weight_version == other.head.info().weight_version
     assert torch.equal(weights_of(other), weights_of(head))
-    with pytest.raises(KeyError, match="bias"):
+    with pytest.raises(RuntimeError, match="bias"):
         other.load_state_dict({"weight": state["weight"]})
     with pytest.raises(ValueError, match=r"weights of head .* is \[6, 11\], and must be \[11, 6\]"):
         other.write_weights(state["weight"].T, state["bias"])
@@ -144,8 +114,4 @@ def test_create_and_from_linear(client: lossd.Client) -> None:
     assert head.dtype == torch.bfloat16 and head.has_bias and head.head.config.softcap == 30.0
     weight, bias = head.read_weights()
     assert torch.equal(weight, linear.weight) and bias is not None and torch.equal(bias, linear.bias.float())
-    again = RemoteHead.create(client, "from-linear", 11, 6, bias=True, optimizer=lossd.SGD(), softcap=30.0)
-    assert torch.equal(again.read_weights()[0], linear.weight)
-    with pytest.raises(lossd.LossdError, match="from-linear"):
-        RemoteHead.create(client, "from-linear", 12, 6)
     client.delete_head("from-linear")

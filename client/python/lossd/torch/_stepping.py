@@ -1,0 +1,166 @@
+"""Optimizers of PyTorch that hold a head's parameter step the head, at its server.
+
+A model whose `lm_head` is a RemoteHead gives its optimizer one parameter for it, the head's proxy. When that optimizer
+steps, the hooks below ask the server for a step with the same learning rate, before the local parameters are stepped,
+so that they are as they were where the head cannot be. The rule is the head's own (`RemoteHead.create(optimizer=...)`):
+what a server keeps moments for was decided when it was made."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from lossd.optimizers import SGD
+from lossd.torch._proxy import GradientProxy
+
+if TYPE_CHECKING:
+    from lossd.optimizers import Optimizer
+    from lossd.torch.head import RemoteHead
+
+
+class UnsteppedHeadWarning(UserWarning):
+    """A trainer steps its optimizer, and a head whose gradient waits is in none."""
+
+
+class OtherRuleWarning(UserWarning):
+    """An optimizer of PyTorch steps a head whose rule, at the server, is another one."""
+
+
+_STEPS = "lossd_steps"
+"""The entry of an optimizer's group with the steps that its heads have taken, which state_dict() keeps."""
+
+_steps = 0
+_warned: set[tuple[str, str]] = set()
+
+
+def optimizer_steps() -> int:
+    """How many steps optimizers of local parameters have taken in this process."""
+    return _steps
+
+
+class SteppedByItself:
+    """A mixin of optimizers that step heads themselves: the hooks leave them alone."""
+
+
+def hyperparameters(rule: Optimizer | None) -> dict[str, Any]:
+    """What ApplyStep can be told beside the learning rate, by torch.optim's names, as the head was created with it."""
+    if rule is None:
+        return {}
+    if isinstance(rule, SGD):
+        return {"weight_decay": rule.weight_decay, "momentum": rule.momentum}
+    return {"weight_decay": rule.weight_decay, "betas": tuple(rule.betas)}
+
+
+def step_options(head: RemoteHead, group: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of RemoteHead.step that a group of torch.optim stands for. Only what differs from the head's own is
+    said, so that the two cannot contradict each other by a rounding."""
+    configured = hyperparameters(head.head.config.optimizer)
+    options = {name: group[name] for name in configured if group.get(name) not in (None, configured[name])}
+    return {name: _number(value) for name, value in options.items()}
+
+
+def learning_rate(group: dict[str, Any]) -> float:
+    return float(_number(group["lr"]))
+
+
+def _number(value: Any) -> Any:
+    """Floats of what torch.optim lets be a tensor."""
+    return tuple(float(part) for part in value) if isinstance(value, (tuple, list)) else float(value)
+
+
+def _step_heads(optimizer: torch.optim.Optimizer) -> None:
+    scale, skipped = _of_grad_scaler(optimizer)
+    for group in optimizer.param_groups:
+        proxies = [p for p in group["params"] if isinstance(p, GradientProxy) and not p.head.frozen]
+        # As torch.optim leaves a parameter alone that has no gradient.
+        for proxy in [proxy for proxy in proxies if proxy.window.dirty_anywhere()]:
+            _check_rule(optimizer, group, proxy.head)
+            if skipped:
+                proxy.head.zero_grad()
+                continue
+            _check_state(group, proxies)
+            result = proxy.head.step(learning_rate(group), gradient_scale=scale, **step_options(proxy.head, group))
+            proxy.steps = result.step
+            group[_STEPS] = sum(one.steps for one in proxies)
+
+
+def _check_state(group: dict[str, Any], proxies: list[GradientProxy]) -> None:
+    """Warns once of a state_dict that was loaded and is of another time than the heads' moments are."""
+    said = group.get(_STEPS)
+    if said in (None, sum(proxy.steps for proxy in proxies)):
+        return
+    for proxy in proxies:
+        proxy.steps = proxy.head.head.info().optimizer_steps
+    taken = sum(proxy.steps for proxy in proxies)
+    if said != taken:
+        names = ", ".join(f"'{proxy.head.name}'" for proxy in proxies)
+        warnings.warn(
+            f"the optimizer's state is of step {said} of head {names}, whose server is at step {taken}: its moments "
+            "are others; RemoteHead.save_checkpoint and restore_checkpoint keep both together",
+            stacklevel=4,
+        )
+
+
+def _of_grad_scaler(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+    """The factor of gradients, and whether the step is skipped, as a GradScaler tells fused optimizers, which look at
+    it themselves."""
+    scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    return 1.0 if scale is None else 1.0 / float(scale), found is not None and bool(found)
+
+
+def _check_rule(optimizer: torch.optim.Optimizer, group: dict[str, Any], head: RemoteHead) -> None:
+    """ValueError if the head has no rule to be stepped by; a warning, once, if it has another than the optimizer."""
+    rule = head.head.config.optimizer
+    mine, theirs = type(optimizer).__name__, type(rule).__name__
+    if rule is None:
+        raise ValueError(
+            f"{mine} has the parameter of head '{head.name}', which has no optimizer at its server: create it with "
+            "optimizer=lossd.AdamW(...), or flush its gradient into a parameter of your own (lossd.torch.LocalWeight)"
+        )
+    problem = _difference(rule, group) if mine.lower() == theirs.lower() else f"steps by {theirs}"
+    if problem and (head.name, mine) not in _warned:
+        _warned.add((head.name, mine))
+        warnings.warn(
+            f"{mine} steps head '{head.name}', which {problem}: the head keeps its own rule, and takes the "
+            "optimizer's lr, weight_decay, betas and momentum",
+            OtherRuleWarning,
+            stacklevel=4,
+        )
+
+
+def _difference(rule: Optimizer, group: dict[str, Any]) -> str:
+    """What of the group the head cannot take."""
+    if group.get("amsgrad"):
+        return "does not know amsgrad"
+    for name in ("eps", "maximize", "nesterov", "dampening"):
+        own = getattr(rule, name, None)
+        if own is not None and name in group and not math.isclose(group[name], own, rel_tol=1e-6):
+            return f"has {name}={own}, and the optimizer {group[name]}"
+    return ""
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+
+
+def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not isinstance(optimizer, SteppedByItself) and not _has_closure(args, kwargs):
+        _step_heads(optimizer)
+
+
+def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    global _steps
+    if isinstance(optimizer, SteppedByItself):
+        return
+    if _has_closure(args, kwargs):  # which has made the gradients
+        _step_heads(optimizer)
+    if any(not isinstance(p, GradientProxy) for group in optimizer.param_groups for p in group["params"]):
+        _steps += 1
+
+
+register_optimizer_step_pre_hook(_before)
+register_optimizer_step_post_hook(_after)

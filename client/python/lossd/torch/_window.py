@@ -1,0 +1,237 @@
+"""What a process knows of a head's gradient window: its session, what it has added, and what is to be done together."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lossd.errors import AlreadyExistsError
+from lossd.torch._stepping import UnsteppedHeadWarning, optimizer_steps
+from lossd.torch.distributed import all_do, first_rank_does, gather_objects, world_size
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    import lossd
+    from lossd.torch._proxy import GradientProxy
+    from lossd.torch.contracts import Landing
+
+
+class HeadWindow:
+    """The part of a RemoteHead that changes with every batch. The modules of this package reach it by window_of().
+
+    head, rank, group, average, session_options: as RemoteHead was given them. proxy: its parameter. Not thread-safe,
+    but for `session`.
+    """
+
+    def __init__(
+        self,
+        head: lossd.Head,
+        *,
+        session: lossd.Session | None,
+        rank: int,
+        group: dist.ProcessGroup | None,
+        average: bool,
+        session_options: dict[str, Any],
+    ) -> None:
+        self.head = head
+        self.rank = rank
+        self.group = group
+        self.average = average
+        self.proxy: GradientProxy
+        """Set by the RemoteHead, whose parameter it is."""
+        self.landing: Landing | None = None
+        """A flush_into that an error ended, with the rows that have landed."""
+        self.windows_ended = 0
+        """How many windows this process has seen end."""
+        self._session_options = session_options
+        self._session = session
+        self._lock = threading.Lock()
+        self._pending: list[Future[Any]] = []
+        self._consumed: object = None if session is None else _added_by(session)
+        self._closed_at: object = None
+        self._steps_seen = 0
+        self._warned = False
+
+    # The session
+
+    @property
+    def session(self) -> lossd.Session:
+        """Opened by the first call that needs it."""
+        with self._lock:
+            if self._session is None:
+                self._session = self.head.open_session(rank=self.rank, **self._session_options)
+                # An earlier process with this key may have left something in the window.
+                resumed = "client_key" in self._session_options
+                self._consumed = () if resumed else _added_by(self._session)
+            return self._session
+
+    def open_again(self) -> None:
+        """For after an error that ended the session. The window may hold anything then."""
+        with self._lock:
+            if self._session is not None:
+                self._session_options["client_key"] = self._session.client_key
+            self._session = None
+            self._session = self.head.open_session(rank=self.rank, **self._session_options)
+            self._consumed = ()  # unlike any contributions
+            self._pending = []
+
+    def close(self) -> None:
+        self._closed_at = self.contributions()
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # Batches under way
+
+    def add_pending(self, future: Future[Any]) -> None:
+        """A batch that is still under way (Session.compute_async): what looks at the window waits for it."""
+        self._pending.append(future)
+
+    def wait(self) -> None:
+        """Until no batch is under way. Raises what went wrong with the first that failed."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+
+    def settle(self) -> None:
+        """Waits for batches under way whose outcome nobody wants any more."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.exception()
+
+    # What was added
+
+    def contributions(self) -> object:
+        """Changes whenever this process's session adds to the window; for comparison only."""
+        return self._closed_at if self._session is None else _added_by(self._session)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether this process has added anything since the window was last stepped, flushed or dropped. Batches that
+        only look (losses without gradients) add nothing."""
+        return self.contributions() != self._consumed
+
+    def dirty_anywhere(self) -> bool:
+        """`dirty` of any rank. Collective with a group."""
+        return any(gather_objects(self.dirty, self.group))
+
+    def before_gradient(self) -> None:
+        """To be called before a batch adds to the window: settles what was done to the gradient since the last one, and
+        warns if optimizers step and step and this head is left out."""
+        if self.dirty and self.proxy.zeroed:
+            self.drop()
+        if not self.dirty:
+            self._steps_seen = optimizer_steps()
+        elif optimizer_steps() > self._steps_seen and not self._warned and self._waits_still():
+            self._warned = True
+            warnings.warn(
+                f"an optimizer has stepped and head '{self.head.name}' was left out: its gradient still waits at the "
+                "server, and this backward adds to it. Make the optimizer of parameters() that contain the head's "
+                "(model.lm_head = head, before the optimizer is made), call head.step(lr), or drop the gradient with "
+                "head.zero_grad()",
+                UnsteppedHeadWarning,
+                stacklevel=2,
+            )
+
+    def _waits_still(self) -> bool:
+        """Another process may have stepped the head with this one's marks."""
+        own = self.session.session_id
+        return any(session.session_id == own for session in self.head.info().sessions)
+
+    # The window's end
+
+    def end(self) -> None:
+        """The window was ended: what this process has of it is forgotten."""
+        self.windows_ended += 1
+        self._consumed = self.contributions()
+        self.landing = None
+        self.proxy.forget()
+        self.proxy.marker = None
+
+    def drop(self) -> None:
+        """Drops what waits at the server, whoever added it; sends nothing if no rank has added anything since the last
+        window ended. Collective with a group."""
+        self.settle()
+        if self.dirty_anywhere():
+            first_rank_does(self._discard, self.group)
+        self.end()
+
+    def _discard(self) -> None:
+        def discard() -> None:
+            self.head.discard(marks=[session.text() for session in self.head.info().sessions])
+
+        try:
+            discard()
+        except AlreadyExistsError:  # a flush before, whose commit had no answer, is over now; this window is not
+            discard()
+
+    # Together with the other ranks
+
+    @property
+    def rank_in_group(self) -> int:
+        return 0 if self.group is None else torch.distributed.get_rank(self.group)
+
+    @property
+    def scale(self) -> float:
+        """What the next step or flush multiplies the gradient with: 1 / ranks if averaged, times what was done to the
+        proxy."""
+        return self.proxy.factor / (world_size(self.group) if self.average else 1)
+
+    def collectively(
+        self,
+        ask: Callable[[list[str] | None], Any],
+        tell: Callable[[Any], Any] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """ask(marks of all ranks), on the first of them; its answer everywhere. check(): what has to be right on each
+        before."""
+
+        def ready() -> list[str]:
+            check()
+            self.wait()
+            return self.head.marks()
+
+        if self.group is None:
+            check()
+            self.wait()
+            return ask(None)
+        marks = [mark for own in all_do(ready, self.group) for mark in own]
+        return first_rank_does(lambda: ask(marks), self.group, tell)
+
+    def losses_finite(self, factor: float = 1.0) -> bool:
+        """Whether on all ranks every loss since the window began had a finite gradient, which the proxy's marker says,
+        and `factor` is finite."""
+        marker = self.proxy.marker
+        own = math.isfinite(factor) and (marker is None or bool(torch.isfinite(marker).all()))
+        return all(gather_objects(own, self.group))
+
+    def require_finite(self, factor: float) -> None:
+        if not math.isfinite(factor):
+            raise FloatingPointError(
+                f"the gradient of head '{self.head.name}' is multiplied with {factor}, as of a norm that is not "
+                f"finite: nothing was stepped. Call zero_grad(), or let steps like this be skipped "
+                f"(skip_non_finite=True)"
+            )
+
+    def check_factor(self, gradient_scale: float = 1.0) -> None:
+        """FloatingPointError if the next step would multiply the gradient with what is not finite. Collective with a
+        group."""
+        all_do(lambda: self.require_finite(gradient_scale * self.scale), self.group)
+
+
+def window_of(head: Any) -> HeadWindow:
+    """The window of a RemoteHead."""
+    window: HeadWindow = head._window  # noqa: SLF001  (this is the way in)
+    return window
+
+
+def _added_by(session: lossd.Session) -> tuple[Any, ...]:
+    return session.client_key, session.gradient_batches
