@@ -67,9 +67,7 @@ class Library:
             message = bytes(self._dll.lossd_status_message(status)).decode(errors="replace")
             flush_id = bytes(self._dll.lossd_status_flush_id(status)).decode()
             self._dll.lossd_status_free(status)
-            error = error_of(number, message)
-            error.flush_id = flush_id
-            raise error
+            raise error_of(number, message, flush_id)  # in no variable: its traceback would hold it, and all its frames
 
     def text(self, name: str, *arguments: Any) -> str:
         """Calls a function whose last argument is a char** that it fills."""

@@ -178,6 +178,8 @@ _BY_NUMBER: dict[int, type[LossdError]] = {
 }
 
 
-def error_of(number: int, message: str) -> LossdError:
+def error_of(number: int, message: str, flush_id: str = "") -> LossdError:
     """The exception for a status of the C library."""
-    return _BY_NUMBER.get(number, UnknownError)(message)
+    error = _BY_NUMBER.get(number, UnknownError)(message)
+    error.flush_id = flush_id
+    return error

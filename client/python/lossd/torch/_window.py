@@ -117,7 +117,7 @@ class HeadWindow:
     def dirty(self) -> bool:
         """Whether this process has added anything since the window was last stepped, flushed or dropped. Batches that
         only look (losses without gradients) add nothing."""
-        return self.contributions() != self._consumed
+        return not self.head.config.frozen and self.contributions() != self._consumed
 
     def dirty_anywhere(self) -> bool:
         """`dirty` of any rank. Collective with a group."""
@@ -125,12 +125,12 @@ class HeadWindow:
 
     def before_gradient(self) -> None:
         """To be called before a batch adds to the window: settles what was done to the gradient since the last one, and
-        warns if optimizers step and step and this head is left out."""
+        warns if optimizers step and this head is left out (unless another process steps it)."""
         if self.dirty and self.proxy.zeroed:
             self.drop()
         if not self.dirty:
             self._steps_seen = optimizer_steps()
-        elif optimizer_steps() > self._steps_seen and not self._warned and self._waits_still():
+        elif optimizer_steps() > self._steps_seen and not self._warned and self.head.info().window_tokens > 0:
             self._warned = True
             warnings.warn(
                 f"an optimizer has stepped and head '{self.head.name}' was left out: its gradient still waits at the "
@@ -140,11 +140,6 @@ class HeadWindow:
                 UnsteppedHeadWarning,
                 stacklevel=2,
             )
-
-    def _waits_still(self) -> bool:
-        """Another process may have stepped the head with this one's marks."""
-        own = self.session.session_id
-        return any(session.session_id == own for session in self.head.info().sessions)
 
     # The window's end
 

@@ -1,0 +1,224 @@
+"""What used to train wrongly without a word, and now works, warns or raises."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from glue_support import HIDDEN, VOCAB, batch, weights_of
+
+import lossd
+from lossd.torch import RemoteOptimizer, StaleWeightsWarning, UnsteppedHeadWarning, linear_cross_entropy
+from lossd.torch.head import RemoteHead
+
+MakeRemote = Callable[..., RemoteHead]
+
+
+@pytest.fixture
+def name(client: lossd.Client, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of a head that the test makes."""
+    name = request.node.name[:100].replace("[", "-").rstrip("]")
+    yield name
+    if name in {info.config.name for info in client.heads()}:
+        client.delete_head(name, discard_gradient=True)
+
+
+# Heads that nobody steps
+
+
+def test_a_head_in_no_optimizer_warns_at_the_second_step(make_remote: MakeRemote) -> None:
+    head, trunk = make_remote(optimizer=lossd.AdamW()), torch.nn.Linear(HIDDEN, HIDDEN)
+    optimizer = torch.optim.AdamW(trunk.parameters(), lr=0.1)
+
+    def step(seed: int) -> None:
+        hidden, labels = batch(seed)
+        linear_cross_entropy(trunk(hidden), labels, head).backward()
+        optimizer.step()
+
+    step(0)
+    with pytest.warns(UnsteppedHeadWarning, match=rf"head '{head.name}' was left out.*model.lm_head = head"):
+        step(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(2)  # it is said once
+
+
+def test_a_head_that_is_stepped_beside_the_optimizer_does_not_warn(make_remote: MakeRemote) -> None:
+    head, trunk = make_remote(optimizer=lossd.AdamW()), torch.nn.Linear(HIDDEN, HIDDEN)
+    optimizer = torch.optim.AdamW(trunk.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(4):
+            hidden, labels = batch(seed)
+            for _ in range(2):  # accumulated
+                linear_cross_entropy(trunk(hidden), labels, head).backward()
+            optimizer.step()
+            head.step(0.1)
+
+
+def test_a_step_of_another_process_counts_as_one(make_remote: MakeRemote, server: lossd.Server) -> None:
+    head, trunk = make_remote(optimizer=lossd.AdamW()), torch.nn.Linear(HIDDEN, HIDDEN)
+    optimizer = torch.optim.AdamW(trunk.parameters(), lr=0.1)
+    with server.client() as other, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(3):
+            hidden, labels = batch(seed)
+            linear_cross_entropy(trunk(hidden), labels, head).backward()
+            optimizer.step()
+            other.head(head.name).step(0.1, marks=head.marks())
+
+
+# Weights that stay where they were
+
+
+def test_a_linear_that_stays_is_said_to_be_stale(client: lossd.Client, name: str) -> None:
+    linear = torch.nn.Linear(HIDDEN, VOCAB)
+    head = RemoteHead.from_linear(client, linear, name, optimizer=lossd.SGD())
+    linear_cross_entropy(*batch(), head).backward()
+    with pytest.warns(StaleWeightsWarning, match=f"head '{name}' was stepped.*model.lm_head = head"):
+        head.step(0.1)
+    linear_cross_entropy(*batch(), head).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        head.step(0.1)
+
+
+def test_a_linear_that_was_replaced_is_not(client: lossd.Client, name: str) -> None:
+    model = torch.nn.ModuleDict({"lm_head": torch.nn.Linear(HIDDEN, VOCAB)})
+    model["lm_head"] = RemoteHead.from_linear(client, model["lm_head"], name, optimizer=lossd.SGD(lr=0.1))
+    model["lm_head"](*batch()).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model["lm_head"].step()
+
+
+# Copies
+
+
+def test_a_copied_model_has_a_frozen_copy_of_the_head(make_remote: MakeRemote, client: lossd.Client) -> None:
+    model = torch.nn.ModuleDict(
+        {"trunk": torch.nn.Linear(HIDDEN, HIDDEN), "lm_head": make_remote(optimizer=lossd.SGD())}
+    )
+    head = model["lm_head"]
+    hidden, labels = batch()
+    reference = copy.deepcopy(model)
+    copied = reference["lm_head"]
+    before = weights_of(head)
+    first = copied(hidden, labels).item()
+    assert copied.name == f"{head.name}-copy-1" and copied.frozen and not copied.proxy.requires_grad
+    assert list(copied.parameters()) == [copied.proxy]
+    head(hidden, labels).backward()
+    head.step(1.0)
+    assert torch.equal(weights_of(copied), before) and not torch.equal(weights_of(head), before)
+    assert copied(hidden, labels).item() == first > head(hidden, labels).item()
+    again = copy.deepcopy(model)["lm_head"]
+    assert again.name == f"{head.name}-copy-2"
+    del again, copied, reference
+    gc.collect()
+    assert not [info for info in client.heads() if "-copy-" in info.config.name]
+
+
+def test_a_snapshot_has_everything_that_logits_depend_on(make_remote: MakeRemote, client: lossd.Client) -> None:
+    head = make_remote(vocab=5000, bias=True, softcap=5.0, logit_scale=0.5, dtype="bfloat16")
+    head.write_weights(torch.randn(5000, HIDDEN), torch.randn(5000))
+    copied = head.snapshot(f"{head.name}-before")
+    hidden, _ = batch()
+    assert torch.equal(copied.logits(hidden), head.logits(hidden))
+    assert torch.equal(copied.state_dict()["bias"], head.state_dict()["bias"])
+    client.delete_head(copied.name)
+
+
+# Names that are in use
+
+
+@pytest.fixture
+def used(client: lossd.Client, name: str) -> RemoteHead:
+    """A head after one step, with something in its window."""
+    head = RemoteHead.create(
+        client, name, VOCAB, HIDDEN, dtype=torch.float32, weights=torch.randn(VOCAB, HIDDEN), optimizer=lossd.AdamW()
+    )
+    for _ in range(2):
+        linear_cross_entropy(*batch(), head).backward()
+        if head.head.info().optimizer_steps == 0:
+            head.step(0.1)
+    return head
+
+
+def take(client: lossd.Client, name: str, **options: Any) -> RemoteHead:
+    linear = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
+    return RemoteHead.from_linear(client, linear, name, optimizer=lossd.AdamW(), **options)
+
+
+def test_a_name_in_use_is_not_taken_over(client: lossd.Client, name: str, used: RemoteHead) -> None:
+    before = used.head.info()
+    with pytest.raises(
+        lossd.AlreadyExistsError, match=f"head '{name}'.*1 steps.*8 tokens.*exist_ok=True.*reset=True.*group="
+    ):
+        take(client, name)
+    assert used.head.info() == before
+
+
+def test_exist_ok_goes_on_with_what_is_there(client: lossd.Client, name: str, used: RemoteHead) -> None:
+    before = used.head.info()
+    head = take(client, name, exist_ok=True)
+    assert head.head.info() == before and torch.equal(weights_of(head), weights_of(used))
+    with pytest.raises(lossd.AlreadyExistsError):  # of another configuration
+        RemoteHead.create(client, name, VOCAB + 1, HIDDEN, exist_ok=True)
+
+
+def test_reset_begins_anew(client: lossd.Client, name: str, used: RemoteHead) -> None:
+    linear = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
+    head = RemoteHead.from_linear(client, linear, name, optimizer=lossd.AdamW(), reset=True)
+    info = head.head.info()
+    assert (info.optimizer_steps, info.window_tokens) == (0, 0) and torch.equal(weights_of(head), linear.weight)
+
+
+def test_a_head_that_was_never_used_is_in_nobodys_way(client: lossd.Client, name: str) -> None:
+    """As a process leaves it that ends between making a head and writing its weights."""
+    client.create_head(name, VOCAB, HIDDEN, "float32", optimizer=lossd.AdamW())
+    take(client, name)
+
+
+# Steps that are tried again
+
+
+def test_a_loss_that_only_looks_does_not_make_a_step_count_twice(
+    make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two heads, of which the second one's step fails: the first has taken the step that is tried again."""
+    first, second = (make_remote(optimizer=lossd.AdamW()) for _ in range(2))
+    optimizer = RemoteOptimizer([first, second], lr=0.1)
+    for head in (first, second):
+        linear_cross_entropy(*batch(), head).backward()
+
+    def gone(*_: Any, **__: Any) -> Any:
+        raise lossd.UnavailableError("gone")
+
+    with monkeypatch.context() as away:
+        away.setattr(second.head, "step", gone)
+        with pytest.raises(lossd.UnavailableError):
+            optimizer.step()
+    with torch.no_grad():
+        linear_cross_entropy(*batch(1), first)
+    assert not first.dirty
+    optimizer.step()
+    assert [head.head.info().optimizer_steps for head in (first, second)] == [1, 1]
+
+
+# Servers that were there before
+
+
+def test_a_launched_server_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    weights = torch.randn(VOCAB, HIDDEN)
+    with lossd.launch("cpu", checkpoint_dir=tmp_path) as server, server.client() as client:
+        RemoteHead.create(client, "kept", VOCAB, HIDDEN, dtype=torch.float32, weights=weights)
+    with lossd.launch("cpu", checkpoint_dir=tmp_path) as server, server.client() as client:
+        assert torch.equal(weights_of(RemoteHead(client.head("kept"))), weights)
+    with pytest.raises(lossd.LaunchError, match="--restore"):
+        lossd.launch("cpu", checkpoint_dir=tmp_path, restore=False)
