@@ -112,9 +112,9 @@ class GradientProxy(torch.nn.Parameter):
             self.head.refresh_gradient()
         elif window.dirty:  # and nothing is known of it, or not of all of it
             raise RuntimeError(
-                f"the gradient of head '{self.head.name}' is that of all ranks: have every rank call "
-                f"head.refresh_gradient() behind its last backward, before the proxy's .grad is looked at (to clip it, "
-                f"for one)"
+                f"the gradient of head '{self.head.name}' is that of all ranks: clip it with "
+                "lossd.torch.clip_grad_norm_, or have every rank call head.refresh_gradient() behind its last backward, "
+                "before .grad of the head's parameter is looked at"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GradientProxy:

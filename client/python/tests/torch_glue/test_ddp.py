@@ -12,7 +12,7 @@ from glue_support import Ranks, batch, weights_of
 from torch.nn.parallel import DistributedDataParallel
 
 import lossd
-from lossd.torch import linear_cross_entropy
+from lossd.torch import clip_grad_norm_, linear_cross_entropy
 from lossd.torch.contracts import LocalWeight
 from lossd.torch.head import RemoteHead
 
@@ -129,3 +129,61 @@ def test_a_weight_that_ddp_ignores(ranks: Ranks, server: lossd.Server, make_remo
     head = make_remote()
     (first_none, first), (second_none, second) = ranks.run(ignored, server.target, head.name)
     assert first_none and second_none and first.any() and not second.any()
+
+
+class WithHead(torch.nn.Module):
+    def __init__(self, lm_head: torch.nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.trunk = torch.nn.Linear(6, 6)
+        self.lm_head = lm_head
+
+    def forward(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        hidden = self.trunk(hidden)
+        if isinstance(self.lm_head, RemoteHead):
+            return self.lm_head(hidden, target)
+        return torch.nn.functional.cross_entropy(self.lm_head(hidden), target)
+
+
+def linear_of(weight: torch.Tensor) -> torch.nn.Linear:
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = torch.nn.Parameter(weight.clone())
+    return linear
+
+
+def in_place_of_the_lm_head(rank: int, group: dist.ProcessGroup, server: str, name: str, weight: torch.Tensor) -> Any:
+    """Three steps of a model under DistributedDataParallel with its head at the server, and with a local one."""
+    client = lossd.connect(server)
+    head = RemoteHead.from_linear(
+        client, linear_of(weight), name, optimizer=lossd.AdamW(), group=group, average=True, exist_ok=False
+    )
+    losses = []
+    for lm_head in (head, linear_of(weight)):
+        model = WithHead(lm_head)
+        ddp = DistributedDataParallel(model, process_group=group)
+        optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05)
+        for step in range(3):
+            with ddp.no_sync():
+                (ddp(*batch(10 * step + rank)) / 2).backward()
+            loss = ddp(*batch(10 * step + rank + 5)) / 2
+            loss.backward()
+            losses.append(loss.item())
+            norm = clip_grad_norm_(ddp.parameters(), 0.2)
+            losses.append(float(norm))
+            optimizer.step()
+            optimizer.zero_grad()
+    state = model.state_dict()
+    head.close()
+    return losses[:6], losses[6:], state["lm_head.weight"]
+
+
+def test_a_head_in_a_data_parallel_model_is_stepped_as_a_local_one(
+    ranks: Ranks, server: lossd.Server, client: lossd.Client
+) -> None:
+    torch.manual_seed(3)
+    weight = torch.randn(11, 6) * 0.3
+    for remote, local, final in ranks.run(in_place_of_the_lm_head, server.target, "ddp-head", weight):
+        assert remote == pytest.approx(local, rel=1e-5)
+        torch.testing.assert_close(RemoteHead(client.head("ddp-head")).read_weights()[0], final, rtol=1e-5, atol=1e-6)
+    assert client.head("ddp-head").info().optimizer_steps == 3
+    client.delete_head("ddp-head")
