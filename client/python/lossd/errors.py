@@ -109,6 +109,8 @@ class DataLossError(LossdError):
 
 
 class InternalError(LossdError):
+    """A fault of the server's own: its log has more."""
+
     code = "INTERNAL"
 
 
@@ -120,10 +122,14 @@ class UnimplementedError(LossdError):
 
 
 class OutOfRangeError(LossdError):
+    """A position beyond the end, of rows for instance; the message names it."""
+
     code = "OUT_OF_RANGE"
 
 
 class UnknownError(LossdError):
+    """A status that this package does not know, or one without a code."""
+
     code = "UNKNOWN"
 
 

@@ -13,6 +13,9 @@ from lossd._library import library
 
 @dataclass(frozen=True)
 class SGD:
+    """torch.optim.SGD, whose weight_decay goes into the gradient. lr: of steps that are given none (Head.step()); None:
+    every step names one."""
+
     momentum: float = 0.0
     dampening: float = 0.0
     weight_decay: float = 0.0
@@ -23,6 +26,8 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
+    """torch.optim.Adam, whose weight_decay goes into the gradient. lr: as of SGD."""
+
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -32,6 +37,8 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW:
+    """torch.optim.AdamW, whose weight_decay times lr is taken off the weights. lr: as of SGD."""
+
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01

@@ -14,6 +14,9 @@ from lossd.optimizers import SGD, Adam, AdamW, optimizer_of
 
 @dataclass(frozen=True)
 class LaneMarks:
+    """How far one lane of a session has come, in chunks: `accepted` by the server, of which `applied` are in the
+    results."""
+
     lane: int = 0
     accepted: int = 0
     applied: int = 0
@@ -21,6 +24,8 @@ class LaneMarks:
 
 @dataclass(frozen=True)
 class SessionMarks:
+    """What the server has accepted of one session, lane by lane: what a flush or step names."""
+
     session_id: str = ""
     lanes: tuple[LaneMarks, ...] = ()
 
@@ -31,12 +36,17 @@ class SessionMarks:
 
 @dataclass(frozen=True)
 class MemoryItem:
+    """One use of the server's memory. `bytes`: reserved for it."""
+
     purpose: str = ""
     bytes: int = 0
 
 
 @dataclass(frozen=True)
 class HeadConfig:
+    """What a head was created with (Client.create_head). vocab_size V and hidden_size H: of the weights [V, H];
+    weight_type: "float32", "bfloat16" or "float16"."""
+
     name: str = ""
     vocab_size: int = 0
     hidden_size: int = 0
@@ -53,6 +63,8 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class HeadInfo:
+    """What a server knows of a head at one moment. Counts are of tokens, bytes, rows and steps as their names say."""
+
     config: HeadConfig = field(default_factory=HeadConfig)
     weight_version: int = 0
     """0: no weights yet."""
@@ -73,6 +85,8 @@ class HeadInfo:
 
 @dataclass(frozen=True)
 class ServerStatus:
+    """A server at one moment. Counters are since it started."""
+
     version: str = ""
     incarnation: str = ""
     draining: bool = False
@@ -89,6 +103,9 @@ class ServerStatus:
 
 @dataclass(frozen=True)
 class HeadMemory:
+    """What one head has reserved of the server's memory, by use. row_streams: reads and writes of its weights and
+    gradient that are under way, and the bytes that they hold."""
+
     name: str = ""
     items: tuple[MemoryItem, ...] = ()
     row_streams: int = 0
@@ -97,6 +114,9 @@ class HeadMemory:
 
 @dataclass(frozen=True)
 class ServerMemory:
+    """The server's memory in bytes: what heads may reserve, what they have, and what the process and the device
+    have."""
+
     limit_bytes: int = 0
     reserved_bytes: int = 0
     process_resident_bytes: int = 0
@@ -122,6 +142,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
+    """A checkpoint in the server's --checkpoint_dir. bytes: of its files, shared ones included."""
+
     head: str = ""
     tag: str = ""
     generation: int = 0
@@ -135,6 +157,8 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
+    """What Head.save_checkpoint wrote. bytes_written: new on the disk; the rest is shared with older checkpoints."""
+
     info: CheckpointInfo = field(default_factory=CheckpointInfo)
     bytes_written: int = 0
     deleted: tuple[str, ...] = ()
@@ -143,6 +167,8 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class DeletedCheckpoint:
+    """What Client.delete_checkpoint removed."""
+
     info: CheckpointInfo = field(default_factory=CheckpointInfo)
     """A damaged checkpoint has only head and tag here."""
     bytes_freed: int = 0
@@ -151,6 +177,8 @@ class DeletedCheckpoint:
 
 @dataclass(frozen=True)
 class LoadedWeights:
+    """What Head.load_weights published: the version, and the name of the tensor in the file."""
+
     weight_version: int = 0
     tensor: str = ""
 
@@ -210,6 +238,10 @@ class TopLogits:
 
 @dataclass(frozen=True)
 class FlushResult:
+    """A gradient that was read, and whose window ended (Head.flush), or that was dropped (Head.discard). norm,
+    bias_norm: Frobenius norms of dW [V, H] and db [V], both times gradient_scale. non_finite: elements that are NaN
+    or infinite."""
+
     flush_id: str
     generation: int
     rows: int
@@ -226,6 +258,9 @@ class FlushResult:
 
 @dataclass(frozen=True)
 class GradientStats:
+    """The gradient that waits (Head.gradient_stats), times gradient_scale. norm, bias_norm: Frobenius norms of dW
+    [V, H] and db [V]; largest: the largest magnitude; non_finite: elements that are NaN or infinite."""
+
     norm: float
     bias_norm: float
     largest: float
@@ -235,6 +270,8 @@ class GradientStats:
 
 @dataclass(frozen=True)
 class StepResult:
+    """What a step of the optimizer did (Head.step)."""
+
     generation: int
     """That of the next window."""
     weight_version: int

@@ -113,8 +113,8 @@ class GradientProxy(torch.nn.Parameter):
         elif window.dirty:  # and nothing is known of it, or not of all of it
             raise RuntimeError(
                 f"the gradient of head '{self.head.name}' is that of all ranks: clip it with "
-                "lossd.torch.clip_grad_norm_, or have every rank call head.refresh_gradient() behind its last backward, "
-                "before .grad of the head's parameter is looked at"
+                "lossd.torch.clip_grad_norm_, or have every rank call head.refresh_gradient() behind its last "
+                "backward, before .grad of the head's parameter is looked at"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GradientProxy:

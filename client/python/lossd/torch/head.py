@@ -155,12 +155,8 @@ class RemoteHead(nn.Module):
             weights=linear,
             **more,
         )
-        remote.note_source(linear)
+        remote._source = weakref.ref(linear)  # noqa: SLF001  (of a class method, which ruff cannot tell)
         return remote
-
-    def note_source(self, linear: nn.Linear) -> None:
-        """The weights came from `linear`: if that is still there when the head is stepped, its weights are old ones."""
-        self._source = weakref.ref(linear)
 
     def snapshot(self, name: str) -> RemoteHead:
         """A frozen copy of the head as it is now, as head `name` of the same server: a reference model's. The weights
