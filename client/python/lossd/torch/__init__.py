@@ -26,11 +26,12 @@ from lossd.torch._weight import FetchedWeightsWarning
 from lossd.torch.clip import clip_grad_norm_
 from lossd.torch.contracts import LocalWeight, flush_into
 from lossd.torch.distributed import gather_marks, global_token_count, read_shard, write_shard
-from lossd.torch.head import RemoteHead, StaleWeightsWarning
+from lossd.torch.head import FrozenCopyWarning, RemoteHead, StaleWeightsWarning
 from lossd.torch.optimizer import RemoteOptimizer
 
 __all__ = [
     "FetchedWeightsWarning",
+    "FrozenCopyWarning",
     "LocalWeight",
     "OtherRuleWarning",
     "RemoteHead",

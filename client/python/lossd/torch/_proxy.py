@@ -17,13 +17,15 @@ _GRAD: Any = torch._C.TensorBase.grad  # what GradientProxy.grad hides
 
 
 class GradientProxy(torch.nn.Parameter):
-    """[1], fp32: the one parameter of a RemoteHead. Its `.grad` is the Frobenius norm of the gradient that waits at the
-    server (of dW and db together), and NaN if an element of that is not finite.
+    """[1, 1], fp32: the one parameter of a RemoteHead. Its `.grad` is the Frobenius norm of the gradient that waits at
+    the server (of dW and db together), and NaN if an element of that is not finite.
 
     - An optimizer of PyTorch that holds it steps the head (lossd.torch.RemoteHead).
+    - It has two dimensions, as the weights have, for those who tell by them what is decayed.
     - A factor that multiplies `.grad` in place multiplies the head's next step or flush, too: GradScaler.unscale_,
       torch.nn.utils.clip_grad_norm_ (whose 2-norm over parameters and proxies is the global one), or `grad.mul_`. The
-      factor is `.grad` over what it was when it was read; it ends with the window.
+      factor is `.grad` over what it was when it was read; it ends with the window. Nothing but a factor can be told so:
+    clip_grad_value_ and noise are not for it.
     - `.grad = None`, which zero_grad() of modules and optimizers does, drops what waits at the server.
     - `.grad` is asked for (GradientStats) when it is first looked at, and again once more was added; None while nothing
       waits. Of a head with a process group it is not asked for by itself, as that is collective: every rank calls
@@ -37,7 +39,7 @@ class GradientProxy(torch.nn.Parameter):
     """How many the head has taken, as of the last one by an optimizer of PyTorch."""
 
     def __new__(cls, head: RemoteHead, window: HeadWindow, device: torch.device | None = None) -> GradientProxy:
-        proxy: GradientProxy = torch.Tensor._make_subclass(cls, torch.zeros(1, device=device), True)
+        proxy: GradientProxy = torch.Tensor._make_subclass(cls, torch.zeros(1, 1, device=device), True)
         proxy.head = head
         proxy.window = window
         proxy.steps = 0
@@ -56,14 +58,16 @@ class GradientProxy(torch.nn.Parameter):
     def put(self, norm: float, seen: object) -> torch.Tensor:
         """`norm` as read while the window's contributions were `seen`; NaN if an element is not finite. Returns what is
         `.grad` now."""
-        self._norm = torch.full((1,), norm, device=self.data.device)
+        with torch.inference_mode(False):
+            self._norm = torch.full((1, 1), norm, device=self.data.device)
         self._read = float(self._norm)
         self._seen = seen
         return self._norm
 
     @property
     def marker(self) -> torch.Tensor | None:
-        """What autograd accumulated: [1], 0, or NaN after a loss whose gradient was not finite; None of no backward."""
+        """What autograd accumulated: [1, 1], 0, or NaN after a loss whose gradient was not finite. None before a
+        backward."""
         found: torch.Tensor | None = _GRAD.__get__(self)
         return found
 

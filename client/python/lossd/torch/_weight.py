@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 class FetchedWeightsWarning(UserWarning):
@@ -16,7 +16,8 @@ class FetchedWeightsWarning(UserWarning):
 
 class RemoteTensor(torch.Tensor):
     """Read-only, without storage: shape, dtype and device are known, values are fetched from the server by every
-    operation that needs them, which warns of the bytes (FetchedWeightsWarning)."""
+    operation that needs them, which warns of the bytes (FetchedWeightsWarning). No gradient goes through it: an
+    operation together with something that needs one is a RuntimeError, and so is every way of writing to it."""
 
     _fetch: Callable[[], torch.Tensor]
     label: str
@@ -46,12 +47,27 @@ class RemoteTensor(torch.Tensor):
         return f"{self.label}({list(self.shape)}, {self.dtype}, at the server)"
 
     @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_grad_enabled():
+            for one in tree_leaves((args, kwargs)):
+                if isinstance(one, torch.Tensor) and not isinstance(one, cls) and one.requires_grad:
+                    raise RuntimeError(
+                        f"{_first(cls, args, kwargs).label} is at a server, and a gradient through it would be lost: "
+                        "model.lm_head(hidden, labels) is the loss, and detach() says that no gradient is wanted"
+                    )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return args[0]
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if isinstance(value, cls) and argument.alias_info is not None and argument.alias_info.is_write:
-                raise RuntimeError(f"{value.label} is read-only: write_weights() publishes other weights")
+        given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for one in tree_leaves(given.get(argument.name)):
+                    if isinstance(one, cls):
+                        one.refuse()
         fetched: dict[int, torch.Tensor] = {}
 
         def unwrap(value: Any) -> Any:
@@ -62,3 +78,24 @@ class RemoteTensor(torch.Tensor):
             return fetched[id(value)]
 
         return func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs or {}))
+
+    def refuse(self, *_: Any) -> Any:
+        """RuntimeError, of whatever would write."""
+        raise RuntimeError(f"{self.label} is read-only: write_weights() publishes other weights")
+
+    __setitem__ = refuse
+    data = property(lambda self: self, refuse)
+    grad = property(lambda self: None, refuse)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """RuntimeError: the head's parameter is another one."""
+        raise RuntimeError(
+            f"{self.label} is only a view: model.lm_head.requires_grad_({requires_grad}) is about the head's "
+            "parameter, and frozen=True makes a head that is never trained"
+        )
+
+    requires_grad = property(lambda self: False, requires_grad_)
+
+
+def _first(cls: type, args: Any, kwargs: Any) -> Any:
+    return next(one for one in tree_leaves((args, kwargs)) if isinstance(one, cls))

@@ -6,7 +6,6 @@ import math
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +52,6 @@ class HeadWindow:
         self._session_options = session_options
         self._session = session
         self._lock = threading.Lock()
-        self._pending: list[Future[Any]] = []
         self._consumed: object = None if session is None else _added_by(session)
         self._closed_at: object = None
         self._steps_seen = 0
@@ -68,7 +66,8 @@ class HeadWindow:
             if self._session is None:
                 self._session = self.head.open_session(rank=self.rank, **self._session_options)
                 # An earlier process with this key may have left something in the window.
-                resumed = "client_key" in self._session_options
+                left = self._closed_at is not None and self._closed_at != self._consumed
+                resumed = left or "client_key" in self._session_options
                 self._consumed = () if resumed else _added_by(self._session)
             return self._session
 
@@ -80,7 +79,6 @@ class HeadWindow:
             self._session = None
             self._session = self.head.open_session(rank=self.rank, **self._session_options)
             self._consumed = ()  # unlike any contributions
-            self._pending = []
 
     def close(self) -> None:
         self._closed_at = self.contributions()
@@ -88,24 +86,6 @@ class HeadWindow:
             session, self._session = self._session, None
         if session is not None:
             session.close()
-
-    # Batches under way
-
-    def add_pending(self, future: Future[Any]) -> None:
-        """A batch that is still under way (Session.compute_async): what looks at the window waits for it."""
-        self._pending.append(future)
-
-    def wait(self) -> None:
-        """Until no batch is under way. Raises what went wrong with the first that failed."""
-        pending, self._pending = self._pending, []
-        for future in pending:
-            future.result()
-
-    def settle(self) -> None:
-        """Waits for batches under way whose outcome nobody wants any more."""
-        pending, self._pending = self._pending, []
-        for future in pending:
-            future.exception()
 
     # What was added
 
@@ -123,23 +103,42 @@ class HeadWindow:
         """`dirty` of any rank. Collective with a group."""
         return any(gather_objects(self.dirty, self.group))
 
+    def touched_anywhere(self) -> bool:
+        """Whether a backward pass of any rank has come here since the window began, if only to add nothing, as that of
+        a loss that is not finite. Collective with a group."""
+        return any(gather_objects(self.dirty or self.proxy.marker is not None, self.group))
+
     def before_gradient(self) -> None:
         """To be called before a batch adds to the window: settles what was done to the gradient since the last one, and
         warns if optimizers step and this head is left out (unless another process steps it)."""
         if self.dirty and self.proxy.zeroed:
+            if self.group is not None:  # dropping it would be for all ranks, and this is one of them
+                raise RuntimeError(
+                    f"the gradient of head '{self.head.name}' was set to zero in place, and is that of all ranks: call "
+                    "zero_grad(set_to_none=True), or head.zero_grad() on every rank"
+                )
             self.drop()
+        if self.dirty and self.proxy.factor != 1.0:
+            raise RuntimeError(
+                f"the gradient of head '{self.head.name}' was scaled (clipped, unscaled), and now more would be added "
+                "to it: scale it behind the last backward of a step, then step, or drop it with head.zero_grad()"
+            )
         if not self.dirty:
             self._steps_seen = optimizer_steps()
-        elif optimizer_steps() > self._steps_seen and not self._warned and self.head.info().window_tokens > 0:
-            self._warned = True
-            warnings.warn(
-                f"an optimizer has stepped and head '{self.head.name}' was left out: its gradient still waits at the "
-                "server, and this backward adds to it. Make the optimizer of parameters() that contain the head's "
-                "(model.lm_head = head, before the optimizer is made), call head.step(lr), or drop the gradient with "
-                "head.zero_grad()",
-                UnsteppedHeadWarning,
-                stacklevel=2,
-            )
+        elif optimizer_steps() > self._steps_seen and self.head.info().window_tokens > 0:
+            self._warn_of_steps("still waits at the server, and this backward adds to it")
+
+    def _warn_of_steps(self, state: str) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"an optimizer has stepped and head '{self.head.name}' was left out: its gradient {state}. Make the "
+            "optimizer of parameters() that contain the head's (model.lm_head = head, before the optimizer is made), "
+            "call head.step(lr), or drop the gradient with head.zero_grad() before an optimizer steps",
+            UnsteppedHeadWarning,
+            stacklevel=3,
+        )
 
     # The window's end
 
@@ -154,7 +153,8 @@ class HeadWindow:
     def drop(self) -> None:
         """Drops what waits at the server, whoever added it; sends nothing if no rank has added anything since the last
         window ended. Collective with a group."""
-        self.settle()
+        if self.dirty and optimizer_steps() > self._steps_seen:
+            self._warn_of_steps("is dropped unused")
         if self.dirty_anywhere():
             first_rank_does(self._discard, self.group)
         self.end()
@@ -191,12 +191,10 @@ class HeadWindow:
 
         def ready() -> list[str]:
             check()
-            self.wait()
             return self.head.marks()
 
         if self.group is None:
             check()
-            self.wait()
             return ask(None)
         marks = [mark for own in all_do(ready, self.group) for mark in own]
         return first_rank_does(lambda: ask(marks), self.group, tell)

@@ -21,8 +21,8 @@ from lossd.torch.head import RemoteHead
 
 @dataclass
 class Landing:
-    """A flush that an error ended: how far its rows are in the tensor already. RemoteHead keeps it until it, or the
-    window, ends."""
+    """A flush that an error ended: how far its rows are in the tensor already. The head's window keeps it until it, or
+    the window, ends."""
 
     address: int
     version: int
@@ -86,7 +86,6 @@ def _land(
     marks: list[str] | None,
 ) -> FlushResult:
     window = window_of(head)
-    window.wait()
     targets = [_target(param, to, (head.vocab_size, head.hidden_size), "param")]
     if bias is not None:
         if not head.has_bias:

@@ -7,7 +7,7 @@ import itertools
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from lossd.errors import AlreadyExistsError, LossdError, NotFoundError
 from lossd.results import StepResult
 from lossd.torch import _saving
 from lossd.torch._dtypes import dtype_of, name_of
+from lossd.torch._holder import ProxyHolder
 from lossd.torch._proxy import GradientProxy
 from lossd.torch._weight import RemoteTensor
 from lossd.torch._window import HeadWindow
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
 _COPY_ROWS = 4096  # of weights that are under way from one head to another
 
 
+class FrozenCopyWarning(UserWarning):
+    """copy.deepcopy() of a head made a frozen copy of it."""
+
+
 class StaleWeightsWarning(UserWarning):
     """A head was stepped while the Linear that its weights came from is still in use."""
 
 
-class RemoteHead(nn.Module):
+class RemoteHead(ProxyHolder):
     """A head of a server as a module of the trainer: it takes the place of a model's lm_head.
 
         model.lm_head = RemoteHead.from_linear(client, model.lm_head, "lm_head", optimizer=lossd.AdamW())
@@ -43,15 +48,15 @@ class RemoteHead(nn.Module):
         model.lm_head(hidden, labels).backward()           # the loss; without labels: logits, without a gradient
         optimizer.step()                                   # the local parameters here, the head at its server
 
-    head: the lossd.Head. session: one of it; opened when first needed, as `rank`, unless given. device: of the tensors
-    that it makes ([1] each). group: the process group whose ranks all have a session of this head, each with its own
-    `rank` (default: its rank in the group). With a group step(), flush(), gradient_stats(), refresh_gradient() and
-    zero_grad() are collective: the marks of all ranks are gathered, the first rank asks the server once, and every
-    rank gets its answer or its error. average: the gradient is divided by the number of ranks, as
-    DistributedDataParallel divides that of its parameters; without it what the ranks added is a sum. session_options:
-    further arguments of Head.open_session.
+    head: the lossd.Head. session: one of it; opened when first needed, as `rank`, unless given. device: of the
+    parameter (default: the CPU; of weights that are given, theirs). group: the process group whose ranks all have a
+    session of this head, each with its own `rank` (default: its rank in the group). With a group step(), flush(),
+    gradient_stats(), refresh_gradient(), zero_grad() and deepcopy are collective: the marks of all ranks are gathered,
+    the first rank asks the server once, and every rank gets its answer or its error. average: the gradient is divided
+    by the number of ranks, as DistributedDataParallel divides that of its parameters; without it what the ranks added
+    is a sum. session_options: further arguments of Head.open_session.
 
-    parameters() has one, `proxy` [1], which stands for the weights [V, H]: an optimizer of torch.optim that holds it
+    parameters() has one, `proxy` [1, 1], which stands for the weights [V, H]: an optimizer of torch.optim that holds it
     steps the head with the lr, weight_decay, betas and momentum of its group, by the head's own rule. `weight` and
     `bias` are read-only views that fetch when their values are needed. state_dict() has `weight` and `bias`, read from
     the server, and load_state_dict() writes them. to(), cuda() and half() move the proxy's device and nothing else.
@@ -122,6 +127,7 @@ class RemoteHead(nn.Module):
             bias = weights.bias if bias is None else bias
             weights = weights.weight
         with_bias = bias is not None and bias is not False
+        device = weights.device if device is None and weights is not None else device
 
         def make() -> bool:
             taken = _in_use(client, name, exist_ok=exist_ok, reset=reset)
@@ -161,7 +167,8 @@ class RemoteHead(nn.Module):
     def snapshot(self, name: str) -> RemoteHead:
         """A frozen copy of the head as it is now, as head `name` of the same server: a reference model's. The weights
         pass through this process in pieces. It stays until Client.delete_head(name). Collective with a group.
-        ValueError of a head with class weights, which the server does not give away."""
+        AlreadyExistsError if there is a head of that name, ValueError of a head with class weights, which the server
+        does not give away."""
         config = self.head.config
         if config.has_class_weights:
             raise ValueError(f"head '{self.name}' has class weights, which cannot be read: create the copy yourself")
@@ -179,7 +186,11 @@ class RemoteHead(nn.Module):
                 frozen=True,
             )
 
-        first_rank_does(lambda: _copy_weights(self.head, create()), self.group)
+        def copy() -> int:
+            _in_use(client, name, exist_ok=False, reset=False)
+            return _copy_weights(self.head, create())
+
+        first_rank_does(copy, self.group)
         return RemoteHead(create(), rank=self.rank, group=self.group, device=self.device)
 
     # What it is
@@ -296,15 +307,6 @@ class RemoteHead(nn.Module):
         shape = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.has_bias}"
         return f"{shape}, head={self.name!r}, {self.dtype}, rank={self.rank}"
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> RemoteHead:
-        device = fn(torch.zeros(1, device=self.device)).device
-        if device.type == "meta":
-            raise RuntimeError(f"head '{self.name}' cannot go to the meta device: its values are at a server")
-        if device != self.device:
-            self.proxy.data = self.proxy.data.to(device)
-            self.proxy.forget()
-        return self
-
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         _saving.save(self, destination, prefix)
 
@@ -324,12 +326,6 @@ class RemoteHead(nn.Module):
         if name in ("weight", "bias"):
             raise AttributeError(
                 f"the {name} of head '{self.name}' is at its server: write_weights() publishes another"
-            )
-        if name == "proxy" and "proxy" in self._parameters and value is not self.proxy:
-            raise RuntimeError(
-                f"the parameter of head '{self.name}' cannot be replaced (by {type(value).__name__}): it stands for "
-                "weights at a server. Keep it from whoever shards parameters: "
-                "fully_shard(model, ignored_params=set(head.parameters()))"
             )
         super().__setattr__(name, value)
 
@@ -374,8 +370,7 @@ class RemoteHead(nn.Module):
 
     def marks(self) -> list[str]:
         """The marks of the sessions of this head that its client opened: what a flush or step in another process has to
-        name. Waits for batches under way."""
-        self._window.wait()
+        name."""
         return self.head.marks()
 
     def gradient_stats(self, *, gradient_scale: float = 1.0) -> GradientStats:
@@ -477,7 +472,6 @@ class RemoteHead(nn.Module):
         """Everything the server has of the head (weights, optimizer, window) under `tag`, which the trainer writes
         into its own checkpoint. Needs a server with --checkpoint_dir. Collective with a group. Returns a
         SavedCheckpoint."""
-        self._window.wait()
         return first_rank_does(lambda: self.head.save_checkpoint(tag), self.group)
 
     def restore_checkpoint(self, tag: str = "") -> Any:
@@ -529,11 +523,21 @@ class RemoteHead(nn.Module):
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteHead:
-        names = (f"{self.name}-copy-{number}" for number in itertools.count(1))
-        taken = {info.config.name for info in self.head.client.heads()}
-        copy = self.snapshot(next(name for name in names if name not in taken))
+        def free_name() -> str:
+            taken = {info.config.name for info in self.head.client.heads()}
+            names = (f"{self.name}-copy-{number}" for number in itertools.count(1))
+            return next(name for name in names if name not in taken)
+
+        copy = self.snapshot(first_rank_does(free_name, self.group))
         copy.train(self.training)
-        weakref.finalize(copy, _delete, self.head.client, copy.name)
+        if self._window.rank_in_group == 0:
+            weakref.finalize(copy, _delete, self.head.client, copy.name)
+        warnings.warn(
+            f"head '{self.name}' was copied as it is now, to the frozen head '{copy.name}': right for a reference "
+            "model; an average of parameters (EMA, SWA) leaves it as it is. It is deleted with the copy",
+            FrozenCopyWarning,
+            stacklevel=2,
+        )
         memo[id(self)], memo[id(self.proxy)] = copy, copy.proxy
         return copy
 

@@ -83,13 +83,18 @@ class RemoteOptimizer(SteppedByItself, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, gradient_scale: float = 1.0) -> Any:
-        """One step of every head. gradient_scale: a further factor of the gradients. Returns what `closure`
-        returned."""
+        """One step of every head that has a gradient. gradient_scale: a further factor of the gradients. Returns what
+        `closure` returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        waiting = [(proxy, group) for group in self.param_groups for proxy in group["params"] if not self._took(proxy)]
+        waiting = [
+            (proxy, group)
+            for group in self.param_groups
+            for proxy in group["params"]
+            if not self._took(proxy) and proxy.window.touched_anywhere()
+        ]
         if len(waiting) > 1 and not self.skip_non_finite:  # of a single one the step itself says it
             for proxy, _ in waiting:
                 proxy.window.check_factor(gradient_scale)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lossd.torch._holder import ProxyHolder
 from lossd.torch._saving import load, save
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _PROBES = (-100.0, -3.0, 0.0, 0.5, 100.0)
 
 
-class RemoteLmHead(nn.Module):
+class RemoteLmHead(ProxyHolder):
     """Turns hidden states [..., H] into logits [..., V] of a remote head, without a weight of its own.
 
     While a loss is wanted (`capture`), it keeps the hidden states and hands on next to nothing instead of logits:

@@ -380,7 +380,7 @@ def test_a_loss_that_is_not_finite(heads: Any, grad_scale: float | None) -> None
 def test_the_anchor_of_a_finite_loss_gets_zero(heads: Any) -> None:
     head = heads()
     linear_cross_entropy(hidden_states(6), labels(6), head.remote).backward()
-    assert torch.equal(head.remote.proxy.marker, torch.zeros(1))
+    assert torch.equal(head.remote.proxy.marker, torch.zeros(1, 1))
 
 
 # Surroundings

@@ -111,4 +111,4 @@ def test_norms_that_cannot_be(make_remote: MakeRemote) -> None:
     with pytest.raises(RuntimeError, match="cannot be clipped"):
         clip_grad_norm_([], 1.0, error_if_nonfinite=True, heads=head)
     with pytest.raises(ValueError, match="multiply .grad in place"):
-        head.proxy.grad = torch.ones(1)
+        head.proxy.grad = torch.ones(1, 1)

@@ -14,7 +14,13 @@ import torch
 from glue_support import HIDDEN, VOCAB, batch, weights_of
 
 import lossd
-from lossd.torch import RemoteOptimizer, StaleWeightsWarning, UnsteppedHeadWarning, linear_cross_entropy
+from lossd.torch import (
+    FrozenCopyWarning,
+    RemoteOptimizer,
+    StaleWeightsWarning,
+    UnsteppedHeadWarning,
+    linear_cross_entropy,
+)
 from lossd.torch.head import RemoteHead
 
 MakeRemote = Callable[..., RemoteHead]
@@ -74,6 +80,69 @@ def test_a_step_of_another_process_counts_as_one(make_remote: MakeRemote, server
             other.head(head.name).step(0.1, marks=head.marks())
 
 
+def test_a_gradient_that_is_dropped_after_each_step_warns(make_remote: MakeRemote) -> None:
+    """As where the optimizer was made before the head took the Linear's place."""
+    head = make_remote(optimizer=lossd.SGD())
+    model = torch.nn.ModuleDict({"trunk": torch.nn.Linear(HIDDEN, HIDDEN), "lm_head": head})
+    optimizer = torch.optim.SGD(model["trunk"].parameters(), lr=0.1)
+    hidden, labels = batch()
+    model["lm_head"](model["trunk"](hidden), labels).backward()
+    optimizer.step()
+    with pytest.warns(UnsteppedHeadWarning, match="its gradient is dropped unused"):
+        model.zero_grad()
+
+
+def test_a_head_that_was_stepped_already_is_left_alone(make_remote: MakeRemote) -> None:
+    head, trunk = make_remote(optimizer=lossd.AdamW()), torch.nn.Linear(HIDDEN, HIDDEN)
+    first = torch.optim.AdamW([*trunk.parameters(), *head.parameters()], lr=0.1)
+    second = RemoteOptimizer(head, lr=0.1)
+    linear_cross_entropy(trunk(batch()[0]), batch()[1], head).backward()
+    for optimizer in (first, second, first):
+        optimizer.step()
+    assert head.head.info().optimizer_steps == 1
+
+
+def test_decay_by_dimensions_reaches_the_head(make_remote: MakeRemote) -> None:
+    """The split that many trainers make: what has two dimensions is decayed."""
+    head = make_remote(optimizer=lossd.AdamW())
+    local = torch.nn.Parameter(weights_of(head))
+    for parameters in (head.parameters(), [local]):
+        parameters = list(parameters)
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.5},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.1)
+        hidden, labels = batch()
+        if parameters[0] is local:
+            torch.nn.functional.cross_entropy(hidden @ local.T, labels).backward()
+        else:
+            head(hidden, labels).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights_of(head), local.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_more_behind_a_scaled_gradient_is_refused(make_remote: MakeRemote) -> None:
+    head = make_remote(optimizer=lossd.SGD())
+    head(*batch()).backward()
+    torch.nn.utils.clip_grad_norm_(head.parameters(), 0.01)
+    with pytest.raises(RuntimeError, match="was scaled.*behind the last backward.*zero_grad"):
+        head(*batch()).backward()
+    head.zero_grad()
+    head(*batch()).backward()
+
+
+def test_what_waits_behind_a_closed_session_is_still_stepped(make_remote: MakeRemote) -> None:
+    head = make_remote(optimizer=lossd.SGD())
+    head(*batch()).backward()
+    head.close()
+    with torch.no_grad():
+        head(*batch())
+    assert head.dirty
+    torch.optim.SGD(head.parameters(), lr=0.1).step()
+    assert head.head.info().optimizer_steps == 1
+
+
 # Weights that stay where they were
 
 
@@ -107,7 +176,8 @@ def test_a_copied_model_has_a_frozen_copy_of_the_head(make_remote: MakeRemote, c
     )
     head = model["lm_head"]
     hidden, labels = batch()
-    reference = copy.deepcopy(model)
+    with pytest.warns(FrozenCopyWarning, match=f"frozen head '{head.name}-copy-1'.*EMA"):
+        reference = copy.deepcopy(model)
     copied = reference["lm_head"]
     before = weights_of(head)
     first = copied(hidden, labels).item()
@@ -117,7 +187,8 @@ def test_a_copied_model_has_a_frozen_copy_of_the_head(make_remote: MakeRemote, c
     head.step(1.0)
     assert torch.equal(weights_of(copied), before) and not torch.equal(weights_of(head), before)
     assert copied(hidden, labels).item() == first > head(hidden, labels).item()
-    again = copy.deepcopy(model)["lm_head"]
+    with pytest.warns(FrozenCopyWarning):
+        again = copy.deepcopy(model)["lm_head"]
     assert again.name == f"{head.name}-copy-2"
     del again, copied, reference
     gc.collect()
@@ -131,6 +202,8 @@ def test_a_snapshot_has_everything_that_logits_depend_on(make_remote: MakeRemote
     hidden, _ = batch()
     assert torch.equal(copied.logits(hidden), head.logits(hidden))
     assert torch.equal(copied.state_dict()["bias"], head.state_dict()["bias"])
+    with pytest.raises(lossd.AlreadyExistsError):
+        head.snapshot(copied.name)
     client.delete_head(copied.name)
 
 
