@@ -28,6 +28,7 @@ class LossCall:
     wire_dtype: torch.dtype
     class_weight_sum: float | None = None  # of the labels, if it is known
     distillation: Distillation | None = None
+    return_values: tuple[str, ...] = ()
 
     @property
     def frozen(self) -> bool:
@@ -37,7 +38,9 @@ class LossCall:
     def returns(self) -> frozenset[str]:
         by_token = self.options.reduction == "none"
         wanted = {"log_sum_exp"} if self.return_lse or (self.return_z_loss and by_token) else set()
-        return frozenset(wanted | ({"z_losses"} if self.return_z_loss and by_token else set()))
+        return frozenset(
+            wanted | set(self.return_values) | ({"z_losses"} if self.return_z_loss and by_token else set())
+        )
 
     def tokens(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tokens:
         return Tokens(arrived(hidden.detach()).to(self.wire_dtype), arrived(labels), weights, self.distillation)
@@ -53,8 +56,11 @@ class LossCall:
         tokens = self.tokens(hidden, labels, weights)
         return forward_pass(self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype)
 
-    def outputs(self, values: Values, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The loss, the log-sum-exps, the z-loss."""
+    def outputs(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:
+        """The loss, the log-sum-exps, the z-loss, and the values asked for."""
+        return *self._losses(values, device), *(values.by_token[name] for name in self.return_values)
+
+    def _losses(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:
         lse = values.log_sum_exp if self.return_lse else None
         if self.options.reduction == "none":
             assert values.losses is not None
@@ -79,7 +85,8 @@ def evaluate(call: LossCall, hidden: Tensor, labels: Tensor, weights: Tensor | N
 
 
 class RemoteLoss(torch.autograd.Function):
-    """apply(hidden, proxy, labels, weights, call) -> the loss, the log-sum-exps or None, the z-loss or None.
+    """apply(hidden, proxy, labels, weights, call) -> the loss, the log-sum-exps or None, the z-loss or None, and what
+    `call` returns without a gradient.
 
     `proxy` is the head's parameter, a leaf of one element that makes the loss differentiable where the hidden states
     are not; its gradient is 0, or NaN where the loss or its upstream gradient is not finite, so that whoever looks for
@@ -98,8 +105,10 @@ class RemoteLoss(torch.autograd.Function):
         # The same tensors in every mode, as checkpoints compare them. dX is none of them: it cannot be recomputed.
         ctx.save_for_backward(hidden, labels, weights, values.log_sum_exp)
         ctx.call, ctx.declared, ctx.dx, ctx.hidden_dtype = call, declared, values.dx, hidden.dtype
-        ctx.values = replace(values, losses=None, log_sum_exp=None, z_losses=None, dx=None)
-        return call.outputs(values, hidden.device)
+        ctx.values = replace(values, losses=None, log_sum_exp=None, z_losses=None, dx=None, by_token={})
+        outputs = call.outputs(values, hidden.device)
+        ctx.mark_non_differentiable(*outputs[3:])
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -107,7 +116,7 @@ class RemoteLoss(torch.autograd.Function):
             raise RuntimeError(
                 "lossd.torch.linear_cross_entropy has no second derivative; call backward() without create_graph=True"
             )
-        dx, finite = _gradient(ctx, *upstream)
+        dx, finite = _gradient(ctx, *upstream[:3])
         marker = None
         if ctx.needs_input_grad[1]:
             finite = finite and math.isfinite(ctx.values.loss_sum)

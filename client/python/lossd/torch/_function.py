@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from lossd.torch._tokens import class_weight_sum, shift_labels
 from lossd.torch.head import RemoteHead
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+VALUES = ("entropies", "log_probabilities", "predictions", "target_ranks")
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -39,6 +41,7 @@ def linear_cross_entropy(
     shift: bool | int = False,
     return_lse: bool = False,
     return_z_loss: bool = False,
+    return_values: Collection[str] = (),
     token_weights: Tensor | None = None,
     normalizer: float | Tensor | None = None,
     z_normalizer: float | Tensor | None = None,
@@ -64,6 +67,9 @@ def linear_cross_entropy(
         dimension of target. Shapes stay as they are; the last k tokens of each sequence are ignored.
     return_lse: also the log-sum-exps [...] of the logits. return_z_loss: also the z-loss, reduced like the loss, which
         contains it. Both are differentiable.
+    return_values: also a dict of values of each token [...], which have no gradient: of "entropies" (fp32),
+        "predictions" (int32, the most likely token), "log_probabilities" (of the labels, fp32) and "target_ranks"
+        (int32), by these names. What ignored tokens have there is nothing to be used.
     token_weights: [...], multiply each token's loss. They get no gradient.
     normalizer: what a mean is divided by, for a mean over more than this batch (gradient accumulation, ranks):
         global_token_count, or with class weights the sum of the labels' weights. 0, of a step without any, is right
@@ -80,7 +86,8 @@ def linear_cross_entropy(
     torch_compat: an empty mean, of a batch without tokens that count, is NaN, as PyTorch's, and not 0. Gradients are
         0. With a normalizer above 0 it is 0 in any case.
 
-    Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss).
+    Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss), each
+    with the dict of return_values behind the others.
     Where gradients are off (torch.no_grad, torch.inference_mode) and where nothing needs any it is a number without a
     graph, and the server adds nothing.
 
@@ -115,6 +122,7 @@ def linear_cross_entropy(
         return_z_loss=return_z_loss,
         wire_dtype=_wire_dtype(input, head),
         distillation=_soft_targets(distillation),
+        return_values=_known(return_values),
     )
     trains = _trains(train_head, input, call)
     if torch.is_grad_enabled() and (trains or input.requires_grad):
@@ -126,7 +134,9 @@ def linear_cross_entropy(
     else:
         outputs = evaluate(call, input, labels, weights)
     wanted = (True, return_lse, return_z_loss)
-    chosen = tuple(output for output, want in zip(outputs, wanted, strict=True) if want)
+    chosen: tuple[Any, ...] = tuple(output for output, want in zip(outputs[:3], wanted, strict=True) if want)
+    if return_values:
+        chosen = (*chosen, dict(zip(call.return_values, outputs[3:], strict=True)))
     return chosen if len(chosen) > 1 else chosen[0]
 
 
@@ -182,6 +192,15 @@ def _class_weight_sum(weight: Tensor, labels: Tensor, options: LossOptions, head
     if weight.shape != (head.vocab_size,):
         raise ValueError(f"weight has shape {list(weight.shape)}; want [{head.vocab_size}], a weight for each class")
     return class_weight_sum(weight, labels, options.ignore_index)
+
+
+def _known(names: Collection[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise TypeError(f"return_values is {names!r}; want a collection of names")
+    unknown = set(names) - set(VALUES)
+    if unknown:
+        raise ValueError(f"return_values names {', '.join(sorted(map(repr, unknown)))}; there are {', '.join(VALUES)}")
+    return tuple(sorted(set(names)))
 
 
 def _soft_targets(distillation: Distillation | None) -> Distillation | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Values:
     log_sum_exp: Tensor | None = None
     z_losses: Tensor | None = None
     dx: Tensor | None = None
+    by_token: dict[str, Tensor] = field(default_factory=dict)
 
     def loss(self, options: LossOptions) -> float:
         """Reduced, of "sum" and "mean"."""
@@ -141,6 +142,7 @@ def forward_pass(
         log_sum_exp=result.log_sum_exp if "log_sum_exp" in returns else None,
         z_losses=result.z_losses if "z_losses" in returns else None,
         dx=result.dx if declared is not None and dx_dtype is not None else None,
+        by_token={name: getattr(result, name) for name in sorted(returns)},
     )
 
 

@@ -198,3 +198,43 @@ def test_masks_of_the_losses_divide_by_zero_only_where_nothing_counts(heads: Any
     assert torch.equal(hidden.grad, torch.zeros_like(hidden))
     assert not head.gradients()[0].any()
     assert math.isfinite(float(head.remote.proxy.marker or 0))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_values_of_tokens(heads: Any, passes: list[Any], reduction: str, gradients: bool) -> None:
+    head = heads()
+    hidden, target = hidden_states(2, 5), labels(2, 5, masked=0.3)
+    logits = head.remote.logits(hidden, dtype="float32")
+    with torch.set_grad_enabled(gradients):
+        loss, values = linear_cross_entropy(
+            hidden, target, head.remote, return_values=("predictions", "entropies", "log_probabilities"),
+            **without_lse(reduction) | {"return_z_loss": False},
+        )  # fmt: skip
+    assert len(passes) == 1 and loss.requires_grad == gradients
+    assert list(values) == ["entropies", "log_probabilities", "predictions"]
+    assert not any(value.requires_grad for value in values.values())
+    counted, log_probabilities = target != -100, logits.log_softmax(-1)
+    wanted = {
+        "entropies": -(log_probabilities.exp() * log_probabilities).sum(-1),
+        "log_probabilities": log_probabilities.gather(-1, target.clamp(min=0)[..., None])[..., 0],
+        "predictions": logits.argmax(-1).int(),
+    }
+    for name, value in wanted.items():
+        assert values[name].shape == target.shape
+        torch.testing.assert_close(values[name][counted], value[counted], rtol=1e-5, atol=1e-5)
+    if gradients:
+        loss.sum().backward()
+        assert hidden.grad is not None and hidden.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        ("entropies", TypeError, "return_values is 'entropies'; want a collection of names"),
+        (["entropies", "temperature"], ValueError, "return_values names 'temperature'; there are entropies, log_prob"),
+    ],
+)
+def test_values_that_there_are_not(heads: Any, names: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        linear_cross_entropy(hidden_states(3), labels(3), heads().remote, return_values=names)
