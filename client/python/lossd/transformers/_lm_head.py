@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,7 +73,8 @@ class RemoteLmHead(ProxyHolder):
         if self.training and torch.is_grad_enabled() and hidden.requires_grad:
             raise RuntimeError(
                 "logits of a remote head have no gradient: give the model `labels`, or call it under torch.no_grad() "
-                "or in eval mode"
+                "or in eval mode. Of a Trainer with label_smoothing_factor: use RemoteHeadTrainer, or "
+                "RemoteHeadTrainerMixin with its class; a compute_loss_func of logits cannot be used"
             )
         # Scale and softcap are in the model's own forward.
         return self.remote.head.logits(hidden.detach(), dtype=_name(hidden.dtype), logit_scale=1.0, softcap=0.0)
@@ -104,8 +106,24 @@ class RemoteLmHead(ProxyHolder):
             return getattr(self.remote, name)
         return super().__getattr__(name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteLmHead:
+        if not memo:  # not a part of a model that is copied: PEFT would train such a copy
+            raise TypeError(
+                f"the module of head {self.remote.name!r} of a lossd server cannot be copied alone: leave 'lm_head' "
+                "out of PEFT's modules_to_save and target_modules, or take the head back with "
+                "lossd.transformers.unpatch(model) before; a copy of the whole model has a frozen copy of the head"
+            )
+        clone: RemoteLmHead = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return clone
+
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, head={self.remote.head.name!r}"
+        # Messages show this, such as PEFT's to those that want to adapt it.
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, head {self.remote.head.name!r} of a "
+            "lossd server: it has no weight here, leave it out of target_modules"
+        )
 
     def _stand_in(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._checked:

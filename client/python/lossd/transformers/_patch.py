@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
-import types
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from lossd.transformers import _weights
+from lossd.transformers._forward import patched_class
 from lossd.transformers._lm_head import RemoteLmHead
+from lossd.transformers._ranks import SharedGradient
+from lossd.transformers._state import ATTRIBUTE, Patch, require_patched
 from lossd.transformers._tied import TiedWeight
 
 if TYPE_CHECKING:
     import lossd
     from lossd.torch import RemoteHead
-
-_STATE = "_lossd"
-
-
-@dataclasses.dataclass
-class _Patch:
-    """What a patched model carries as an attribute."""
-
-    lm_head: RemoteLmHead
-    original: nn.Module
-    tied: TiedWeight | None
-    grad_scale: float | None
-    forward: Any
-
-    @property
-    def remote(self) -> RemoteHead:
-        return self.lm_head.remote
 
 
 def patch(
@@ -114,10 +96,10 @@ def patch(
     if not tied:
         _weights.free(linear)
     model.set_output_embeddings(lm_head)
-    kind: Any = type(model)
-    forward = types.MethodType(_forward_of(kind), model)
-    setattr(model, _STATE, _Patch(lm_head, linear, follower, grad_scale, forward))
-    model.forward = forward
+    shared = SharedGradient(None if tied else remote)
+    model_class: Any = type(model)
+    setattr(model, ATTRIBUTE, Patch(lm_head, linear, model_class, follower, grad_scale, shared))
+    model.__class__ = patched_class(model_class)
     return remote
 
 
@@ -125,33 +107,30 @@ def unpatch(model: nn.Module, *, read_back: bool = True) -> None:
     """Undoes patch(): the model has its own head again, with the server's weights (fp32 where they have a master).
 
     The head stays in the server, with what it has gathered since its last step or flush. With `read_back=False` the
-    local weights [V, H] are left uninitialised, to be loaded from elsewhere.
+    local weights [V, H] are left uninitialised, to be loaded from elsewhere. What others have put round the model's
+    forward since (accelerate, TRL) stays, and meets the local head.
 
     Raises:
-      ValueError: the model is not patched, or something else has replaced its forward since: undo that first
-        (`accelerator.unwrap_model(model, keep_fp32_wrapper=False)`).
+      ValueError: the model is not patched.
       LossdError: the weights could not be read; the model is still patched.
     """
-    state = _state_of(model)
-    current = model.__dict__.get("forward")
-    if getattr(current, "__func__", None) is not state.forward.__func__:
-        raise ValueError(
-            "unpatch: something else has replaced the model's forward since patch(); undo that first (of accelerate: "
-            "unwrap_model(model, keep_fp32_wrapper=False))"
-        )
+    model, state = require_patched(model)
     if state.tied is None:
         device = model.get_input_embeddings().weight.device
         _weights.restore(state.original, state.remote, device=device, read_back=read_back)
     else:
         state.tied.close()
+    state.shared.close()
+    delattr(model, ATTRIBUTE)
     model.set_output_embeddings(state.original)
-    del model.forward
-    delattr(model, _STATE)
+    if type(model) is patched_class(state.model_class):  # otherwise a later one, which does as its base does
+        model.__class__ = state.model_class
 
 
 def patched_head(model: nn.Module) -> RemoteHead:
-    """The remote head of a patched model. Raises ValueError if it is not patched."""
-    return _state_of(model).remote
+    """The remote head of a patched model, or of the one in a PeftModel or DistributedDataParallel. Raises ValueError if
+    there is none."""
+    return require_patched(model)[1].remote
 
 
 def flush_tied(model: nn.Module) -> None:
@@ -160,83 +139,7 @@ def flush_tied(model: nn.Module) -> None:
     Needed before clipping and stepping where patch() was given flush_tied="manual", or where a pass did not go through
     the embedding (`inputs_embeds`). Raises ValueError if the model is not patched or its weights are not tied.
     """
-    state = _state_of(model)
+    state = require_patched(model)[1]
     if state.tied is None:
         raise ValueError("flush_tied: this model's head is not tied to its embedding")
     state.tied.flush()
-
-
-def is_tied(model: nn.Module) -> bool:
-    """Whether a patched model's head follows its embedding."""
-    return _state_of(model).tied is not None
-
-
-@functools.cache
-def _forward_of(model_class: type[nn.Module]) -> Any:
-    """What replaces the forward of models of this class; Trainer and generate() read its signature."""
-    original = model_class.forward
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        state: _Patch = getattr(self, _STATE)
-        if state.tied is not None:
-            state.tied.refresh()
-        kwargs = _by_name(signature, self, args, kwargs)
-        labels = kwargs.pop("labels", None)
-        if labels is None:
-            return original(self, **kwargs)
-        return_dict = kwargs.pop("return_dict", None)
-        state.lm_head.begin_capture()
-        try:
-            outputs = original(self, return_dict=True, **kwargs)
-            hidden = state.lm_head.end_capture(outputs.logits)
-        finally:
-            state.lm_head.cancel_capture()
-        # In evaluation nobody said that there would be a backward pass.
-        grad_scale = state.grad_scale if self.training else None
-        loss = _loss(state, hidden, labels, kwargs, grad_scale)
-        if getattr(outputs, "aux_loss", None) is not None:
-            loss = loss + self.router_aux_loss_coef * outputs.aux_loss.to(loss.device)
-        outputs = dataclasses.replace(outputs, loss=loss, logits=None)
-        wants_dict = self.config.return_dict if return_dict is None else return_dict
-        return outputs if wants_dict else outputs.to_tuple()
-
-    return forward
-
-
-def _by_name(
-    signature: inspect.Signature, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    if not args:
-        return kwargs
-    positional = signature.bind_partial(model, *args).arguments
-    return {**dict(list(positional.items())[1:]), **kwargs}
-
-
-def _loss(
-    state: _Patch, hidden: torch.Tensor, labels: torch.Tensor, kwargs: dict[str, Any], grad_scale: float | None
-) -> torch.Tensor:
-    """transformers' ForCausalLMLoss of what would be the logits: the mean, or the sum by `num_items_in_batch`."""
-    from lossd.torch import linear_cross_entropy
-
-    targets = kwargs.get("shift_labels")
-    items = kwargs.get("num_items_in_batch")
-    return linear_cross_entropy(
-        hidden,
-        (labels if targets is None else targets).to(hidden.device),
-        state.remote,
-        ignore_index=kwargs.get("ignore_index", -100),
-        shift=targets is None,
-        normalizer=None if items is None else float(items),
-        grad_scale=grad_scale,
-        logit_scale=state.lm_head.logit_scale,
-        softcap=state.lm_head.softcap,
-    )
-
-
-def _state_of(model: nn.Module) -> _Patch:
-    state: _Patch | None = getattr(model, _STATE, None)
-    if state is None:
-        raise ValueError(f"{type(model).__name__} is not patched: call lossd.transformers.patch(model, ...) first")
-    return state

@@ -10,12 +10,13 @@ version, on which a loss may depend whose backward pass is still to come.
 from __future__ import annotations
 
 import copy
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from lossd.torch.distributed import gather_objects
+from lossd.transformers._ranks import last_backward_of_step
 from lossd.transformers._weights import bias_of
 
 if TYPE_CHECKING:
@@ -41,9 +42,10 @@ class TiedWeight:
 
     @torch.compiler.disable
     def refresh(self) -> None:
-        """Writes the weights to the server if they have changed since the last time."""
+        """Writes the weights to the server if they have changed since the last time. Collective with a group."""
         state = self._state()
-        if state == self._written and not (self._in_doubt and _digest(self._linear.weight) != self._digest):
+        changed = state != self._written or (self._in_doubt and _digest(self._linear.weight) != self._digest)
+        if not any(gather_objects(changed, self._remote.group)):
             return
         self._remote.write_weights(self._linear.weight, bias_of(self._linear))
         self._written, self._digest, self._in_doubt = state, _digest(self._linear.weight), False
@@ -68,7 +70,7 @@ class TiedWeight:
         return self._linear.weight.data_ptr(), self._linear.weight._version
 
     def _after_backward(self, _: torch.Tensor) -> None:
-        if _last_backward_of_step():
+        if last_backward_of_step():
             self.flush()
 
 
@@ -94,9 +96,3 @@ def _bits(weight: torch.Tensor) -> torch.Tensor:
 def _factors(size: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(size)
     return torch.randint(-(1 << 62), 1 << 62, (size,), generator=generator).bitwise_or(1).to(device)
-
-
-def _last_backward_of_step() -> bool:
-    """False only where accelerate (and with it transformers' Trainer) accumulates gradients and more are to come."""
-    accelerate = sys.modules.get("accelerate.state")
-    return accelerate is None or accelerate.GradientState().sync_gradients

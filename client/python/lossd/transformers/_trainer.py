@@ -1,57 +1,38 @@
-"""transformers' Trainer with a remote head, in several processes."""
+"""transformers' Trainer with what it cannot do by itself of a model whose head is at a server."""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lossd.transformers._patch import is_tied, patched_head
+from lossd.transformers._state import find_patched
 
 if TYPE_CHECKING:
-    from lossd.torch import RemoteHead
+    import torch
 
 
 class RemoteHeadTrainerMixin:
-    """What a Trainer needs beyond a patched model: `class MyTrainer(RemoteHeadTrainerMixin, SFTTrainer)`.
+    """Label smoothing without logits. `class MyTrainer(RemoteHeadTrainerMixin, SFTTrainer)`.
 
-    Any Trainer steps a patched head, since the head's parameter is in its optimizer: with the Trainer's learning rate
-    and weight_decay, by the server's rule; make the head with the one that the Trainer uses, e.g.
-    `lossd.AdamW(betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon)`. `args.max_grad_norm` clips by the
-    norm of all gradients, the head's included. This adds several processes, which share one head: patch(model, ...,
-    group=torch.distributed.group.WORLD, average=True).
+    A Trainer, or one of TRL's, trains a patched model as it is: its optimizer steps the head. Of
+    `args.label_smoothing_factor` it wants logits with a gradient, which a remote head does not give; with this mixin
+    the server smooths the labels, by the same formula. Without a label_smoothing_factor, or with a model that is not
+    patched, nothing is changed.
     """
 
-    if TYPE_CHECKING:  # attributes of the Trainer that it is mixed into
-        accelerator: Any
-        args: Any
-        model: Any
+    if TYPE_CHECKING:  # of the Trainer that it is mixed into
+        label_smoother: Any
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        remote = self._remote
-        if self.accelerator.num_processes > 1 and remote is not None and remote.group is None:
-            raise ValueError(
-                f"head '{remote.name}' belongs to one process, and this Trainer trains in "
-                f"{self.accelerator.num_processes}: patch(model, ..., group=torch.distributed.group.WORLD, "
-                "average=True) on every rank"
-            )
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         trainer: Any = super()
-        optimizer: torch.optim.Optimizer = trainer.create_optimizer(*args, **kwargs)
-        return optimizer
-
-    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
-        if self._remote is not None and self._remote.group is not None:
-            self._remote.refresh_gradient()
-        trainer: Any = super()
-        norm: torch.Tensor = trainer._clip_grad_norm(model)
-        return norm
-
-    @functools.cached_property
-    def _remote(self) -> RemoteHead | None:
-        """The head that is stepped; None if it follows the embedding."""
-        model = self.accelerator.unwrap_model(self.model)
-        return None if is_tied(model) else patched_head(model)
+        smoother = self.label_smoother
+        if smoother is None or inputs.get("labels") is None or find_patched(model) is None:
+            return trainer.compute_loss(model, inputs, *args, **kwargs)
+        self.label_smoother = None
+        try:
+            return trainer.compute_loss(model, {**inputs, "label_smoothing": smoother.epsilon}, *args, **kwargs)
+        finally:
+            self.label_smoother = smoother
 
 
 def __getattr__(name: str) -> Any:

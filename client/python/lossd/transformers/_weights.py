@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def linear_of(model: nn.Module) -> nn.Linear:
     """The model's head. Raises TypeError or ValueError, naming what is missing, if lossd cannot take its place."""
     model_class = type(model).__name__
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        raise TypeError(f"model: got {model_class}, want the model in it: patch(model.get_base_model(), ...)")
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_output_embeddings"):
         raise TypeError(f"model: got {model_class}, want a causal language model of transformers (a PreTrainedModel)")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Iterator
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported
 
 import pytest
 import torch
@@ -24,9 +28,13 @@ def name(client: lossd.Client) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def as_it_was() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+    # What accelerate knows of all Trainers of a process: one that an error ended was perhaps accumulating.
+    accelerate = sys.modules.get("accelerate.state")
+    if accelerate is not None:
+        accelerate.GradientState()._set_sync_gradients(True)

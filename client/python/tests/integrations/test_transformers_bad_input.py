@@ -113,16 +113,14 @@ def test_softcaps_that_the_configuration_hides_are_seen(client: lossd.Client, na
         model(**batch())
 
 
-def test_wrapped_forwards_are_not_torn(client: lossd.Client, name: str) -> None:
+def test_forwards_that_others_have_wrapped_meet_the_local_head_again(client: lossd.Client, name: str) -> None:
     model = build("llama")
     patch(model, client=client, name=name)
     ours = model.forward
     model.forward = lambda *args, **kwargs: ours(*args, **kwargs)
-    with pytest.raises(ValueError, match="something else has replaced the model's forward"):
-        unpatch(model)
-    model.forward = ours
+    assert model(**batch()).logits is None
     unpatch(model)
-    model.forward = model.forward
+    assert model(**batch()).logits.shape[-1] == models.VOCABULARY
     with pytest.raises(ValueError, match="something has replaced the forward"):
         patch(model, client=client, name=name + "-2")
 
@@ -145,3 +143,43 @@ def test_given_heads_may_be_of_either_kind(client: lossd.Client, name: str) -> N
     remote = RemoteHead(plain)
     assert patch(model, remote, upload=False) is remote
     assert model(**batch()).logits is None
+
+
+def test_other_numbers_of_tokens_are_refused(client: lossd.Client, name: str) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name)
+    embedding, vocabulary = model.get_input_embeddings(), model.config.vocab_size
+    for arguments, options in (((70,), {}), ((), {"new_num_tokens": 8}), ((), {"pad_to_multiple_of": 16})):
+        with pytest.raises(ValueError, match=r"resize_token_embeddings: .*unpatch\(model\), resize, and patch"):
+            model.resize_token_embeddings(*arguments, **options)
+    assert model.get_input_embeddings() is embedding and model.config.vocab_size == vocabulary
+    assert model.resize_token_embeddings() is embedding  # which only asks for it
+    model(**batch()).loss.backward()
+    unpatch(model)
+    model.resize_token_embeddings(70)
+    patch(model, client=client, name=name + "-70")
+    assert patched_head(model).vocab_size == 70
+    assert model.eval()(**batch()).loss > 0
+
+
+def test_another_head_is_refused(client: lossd.Client, name: str) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name)
+    head = model.lm_head
+    with pytest.raises(TypeError, match=r"cannot be replaced by a Linear: .*unpatch\(model\)"):
+        model.set_output_embeddings(torch.nn.Linear(models.HIDDEN, models.VOCABULARY))
+    assert model.lm_head is head
+    model(**batch()).loss.backward()
+
+
+def test_ligers_loss_is_refused(client: lossd.Client, name: str) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name)
+
+    def lce_forward(self: torch.nn.Module, **_: object) -> None:
+        raise AssertionError
+
+    lce_forward.__module__ = "liger_kernel.transformers.model.llama"
+    with pytest.raises(ValueError, match='liger_kernel_config={"fused_linear_cross_entropy": False}'):
+        model.forward = lce_forward.__get__(model)
+    model(**batch()).loss.backward()

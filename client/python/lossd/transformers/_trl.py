@@ -1,0 +1,176 @@
+"""Forwards that libraries give to a patched model: TRL's trainers get log-probabilities from the server.
+
+TRL (1.16 and newer) gives a model another forward, which answers `model(..., labels=labels, fused_lm_head=True)` with
+log-probabilities of the labels, computed from `lm_head.weight`. A patched model that is given such a forward has the
+server compute them: with gradients of trunk and head, and without logits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lossd.transformers._state import ATTRIBUTE, Patch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+KEYWORD = "lossd_fused_lm_head"
+"""The argument of a patched model's forward that asks for what TRL wants; a FusedCall."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedCall:
+    """What TRL asks of a model: by the trainer, once, and by each call."""
+
+    temperature: float
+    outputs: tuple[str, ...]
+    """Fields of TRL's FusedCausalLMOutput."""
+    labels: torch.Tensor | None = None
+    shift_labels: torch.Tensor | None = None
+    num_items_in_batch: torch.Tensor | int | None = None
+    label_smoothing: float = 0.0
+
+
+def with_remote_head(model: nn.Module, state: Patch, forward: Any) -> Any:
+    """`forward`, which is to be the model's; of TRL's fused head one that leaves log-probabilities to the server.
+    RuntimeError or ValueError of those that would train without the head."""
+    function = getattr(forward, "__func__", None)
+    if str(getattr(function, "__module__", None)).startswith("liger_kernel."):
+        raise ValueError(
+            "Liger's forward computes a loss from lm_head.weight, which is at a lossd server: give TrainingArguments "
+            'liger_kernel_config={"fused_linear_cross_entropy": False}, the head needs none of it'
+        )
+    if function is None or "fused_lm_head" not in inspect.signature(function, follow_wrapped=False).parameters:
+        return forward
+    told = inspect.getclosurevars(function).nonlocals
+    if not {"temperature", "outputs", "cast_lm_head_to_fp32", "original_forward"} <= told.keys():
+        raise RuntimeError(
+            "this version of TRL has a fused LM head that lossd does not know, and that would train without the head "
+            "at the server: use trl 1.16, or lossd.transformers.unpatch(model) first"
+        )
+    if told["cast_lm_head_to_fp32"] and state.remote.dtype != torch.float32:
+        raise ValueError(
+            f"cast_lm_head_to_fp32: head {state.remote.name!r} is {state.remote.dtype} at the server, which computes "
+            'in that; make it with patch(..., dtype="float32")'
+        )
+    ours: Any = told["original_forward"].__func__
+    asked = FusedCall(told["temperature"], tuple(told["outputs"]))
+    fields = {field.name for field in dataclasses.fields(FusedCall)}
+
+    @functools.wraps(function)
+    def with_log_probabilities(self: nn.Module, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+        if not fused_lm_head or ATTRIBUTE not in self.__dict__:
+            return function(self, *args, fused_lm_head=fused_lm_head, **kwargs)
+        told_now = {name: kwargs.pop(name) for name in fields & kwargs.keys()}
+        kwargs["use_cache"] = False
+        return ours(self, *args, **kwargs, **{KEYWORD: dataclasses.replace(asked, **told_now)})
+
+    return types.MethodType(with_log_probabilities, model)
+
+
+def outputs_of(model: Any, state: Patch, call: FusedCall, hidden: torch.Tensor, outputs: Any) -> Any:
+    """A FusedCausalLMOutput of hidden states [B, T, H]; `outputs`: what else the model answered."""
+    from trl.trainer.utils import FusedCausalLMOutput
+
+    values = _Values(state, call, hidden)
+    count = values.mask.sum().clamp(min=1) if call.num_items_in_batch is None else call.num_items_in_batch
+    loss = -values.log_probs.sum() / count
+    aux_loss = getattr(outputs, "aux_loss", None)
+    if aux_loss is not None:
+        loss = loss + model.router_aux_loss_coef * aux_loss.to(loss.device)
+    wanted = {name: getattr(values, name)() for name in call.outputs if name != "log_probs"}
+    return FusedCausalLMOutput(
+        loss=loss, log_probs=values.log_probs, label_mask=values.mask, aux_loss=aux_loss, **wanted
+    )
+
+
+class _Values:
+    """What there is to know of each label, and of the distribution that should have given it; 0 where it is ignored.
+    Tensors [B, T - 1], or of labels that were shifted before [B, T]."""
+
+    def __init__(self, state: Patch, call: FusedCall, hidden: torch.Tensor) -> None:
+        from lossd.torch import linear_cross_entropy, shift_labels
+
+        labels, self._visible = call.shift_labels, slice(None)
+        if labels is None:
+            assert call.labels is not None
+            labels, self._visible = shift_labels(call.labels, 1, -100), slice(None, -1)
+        self._labels = labels.to(hidden.device)
+        self._hidden = hidden
+        self._state = state
+        self._temperature = call.temperature
+        self._loss = functools.partial(
+            linear_cross_entropy, head=state.head_of_loss(hidden), reduction="none", weight=False
+        )
+        of_loss = {"entropy": "entropies", "is_top1": "predictions"}
+        losses, self._lse, *known = self._loss(
+            hidden,
+            self._labels,
+            label_smoothing=call.label_smoothing,
+            return_values=[of_loss[name] for name in call.outputs if name in of_loss],
+            return_lse=True,
+            **self._logits(),
+        )
+        self._known = known[0] if known else {}
+        self.mask = self._shown(self._labels != -100)
+        self.log_probs = -self._shown(losses)
+
+    def entropy(self) -> torch.Tensor:
+        entropies = self._masked(self._known["entropies"])
+        if not self.log_probs.requires_grad:
+            return entropies
+        guarded: torch.Tensor = _WithoutGradient.apply(entropies, self.log_probs)
+        return guarded
+
+    def is_top1(self) -> torch.Tensor:
+        return self._shown(self._known["predictions"] == self._labels) & self.mask
+
+    def mean_logits(self) -> torch.Tensor:
+        """A loss that is all label smoothing is the log-sum-exp less that."""
+        with torch.no_grad():
+            losses = self._loss(self._hidden, self._labels, label_smoothing=1.0, **self._logits())
+            return self._masked(self._lse - losses)
+
+    def log_sum_sq_probs(self) -> torch.Tensor:
+        """The log-sum-exp of the doubled logits less twice that of the logits."""
+        with torch.no_grad():
+            _, doubled = self._loss(self._hidden, self._labels, return_lse=True, **self._logits(2.0))
+            return self._masked(doubled - 2 * self._lse)
+
+    def _logits(self, times: float = 1.0) -> dict[str, float]:
+        """The options of a loss of `times` the logits over the temperature."""
+        factor = times / self._temperature
+        # (c / t) tanh((s / t) x / (c / t)) is the capped logit c tanh(s x / c) over t.
+        return {
+            "logit_scale": self._state.lm_head.logit_scale * factor,
+            "softcap": self._state.lm_head.softcap * factor,
+        }
+
+    def _masked(self, values: torch.Tensor) -> torch.Tensor:
+        return self._shown(values).masked_fill(~self.mask, 0.0)
+
+    def _shown(self, values: torch.Tensor) -> torch.Tensor:
+        return values[:, self._visible]
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """The values, and an error if somebody wants their gradient after all."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        if bool(gradients[0].any()):
+            raise RuntimeError(
+                "entropies of a remote head have no gradient: train without an entropy bonus (GRPOConfig's "
+                "entropy_coef=0, use_adaptive_entropy=False)"
+            )
+        return None, None

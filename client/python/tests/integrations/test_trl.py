@@ -1,0 +1,317 @@
+"""TRL's trainers with a patched model against the same trainers with the same model left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import tokenizers
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from models import VOCABULARY, batch, build, twin
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+import lossd
+from lossd.transformers import RemoteHeadTrainerMixin, patch, unpatch
+
+STEPS = 3
+# Trainer's own numbers of a run, those of time, and one of which rounding decides where rewards are 0.
+NOT_COMPARED = {"epoch", "step", "step_time", "learning_rate", "rewards/accuracies"}
+
+
+def words_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A word for each token."""
+    words = tokenizers.models.WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w3")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="w0", bos_token="w1", eos_token="w2", unk_token="w3"
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return words_tokenizer()
+
+
+def words(seed: int, count: int) -> str:
+    return "".join(f" w{4 + (7 * seed + 5 * place * place) % (VOCABULARY - 4)}" for place in range(count))
+
+
+def rows(*columns: str) -> Dataset:
+    """Texts of different lengths."""
+    return Dataset.from_dict(
+        {column: [words(row + 20 * index, 3 + (row + index) % 4) for row in range(16)] for index, column in
+         enumerate(columns)}
+    )  # fmt: skip
+
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    """That is not the same for different completions."""
+    return [float(sum(map(ord, text)) % 23) for text in completions]
+
+
+def options(folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1,
+        "max_steps": STEPS, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "sgd",
+        "learning_rate": 0.05, "max_grad_norm": 1.0, "seed": 4, "save_strategy": "no", "bf16": False, **more,
+    }  # fmt: skip
+
+
+def sft(model: Any, tokenizer: Any, folder: Path, kind: type = trl.SFTTrainer, **more: Any) -> transformers.Trainer:
+    special = {key: more.pop(key) for key in ("peft_config", "eval_dataset", "compute_metrics") if key in more}
+    return kind(
+        model=model, args=trl.SFTConfig(**options(folder, **more)), train_dataset=rows("prompt", "completion"),
+        processing_class=tokenizer, **special,
+    )  # fmt: skip
+
+
+def dpo(model: Any, tokenizer: Any, folder: Path, **more: Any) -> transformers.Trainer:
+    special = {key: more.pop(key) for key in ("peft_config", "ref_model") if key in more}
+    return trl.DPOTrainer(
+        model=model, args=trl.DPOConfig(**options(folder, **more)), processing_class=tokenizer,
+        train_dataset=rows("prompt", "chosen", "rejected"), **special,
+    )  # fmt: skip
+
+
+def grpo(model: Any, tokenizer: Any, folder: Path, **more: Any) -> transformers.Trainer:
+    settings = {"num_generations": 4, "max_completion_length": 5, "temperature": 0.7, **more}
+    return trl.GRPOTrainer(
+        model=model, args=trl.GRPOConfig(**options(folder, **settings)), reward_funcs=reward,
+        train_dataset=rows("prompt"), processing_class=tokenizer,
+    )  # fmt: skip
+
+
+def log_of(trainer: transformers.Trainer) -> list[dict[str, float]]:
+    trainer.train()
+    return [
+        {key: value for key, value in entry.items() if key not in NOT_COMPARED}
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
+
+
+def assert_same(got: list[dict[str, float]], want: list[dict[str, float]]) -> None:
+    assert len(got) == len(want) == STEPS
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6, abs=1e-6)
+        for key, value in theirs.items():
+            assert ours[key] == pytest.approx(value, rel=1e-5, abs=1e-5), key
+
+
+class NoLogits(TorchDispatchMode):
+    """Logits of more than `rows` tokens are an error, wherever PyTorch makes them."""
+
+    def __init__(self, rows: int = 0) -> None:
+        super().__init__()
+        self._elements = rows * VOCABULARY
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[-1] == VOCABULARY:
+                assert value.numel() <= self._elements, f"{function} made {list(value.shape)}"
+        return result
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Neither the head's weight nor its gradient may be asked for."""
+    for method in ("read_weights", "flush"):
+        monkeypatch.setattr(
+            lossd.Head, method, lambda *_, method=method, **__: pytest.fail(f"{method} brings [V, H] here")
+        )
+    return monkeypatch
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_sft_trains_as_with_the_local_head(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any, kind: str
+) -> None:
+    local = build(kind)
+    model = twin(local)
+    head = patch(model, client=client, name=name, optimizer=lossd.SGD())
+    with NoLogits():
+        got = log_of(sft(model, tokenizer, tmp_path))
+    want = log_of(sft(local, tokenizer, tmp_path))
+    assert_same(got, want)
+    assert got[-1]["loss"] < got[0]["loss"] and {"entropy", "mean_token_accuracy"} <= got[0].keys()
+    assert head.head.info().optimizer_steps == STEPS
+    no_weights.undo()
+    torch.testing.assert_close(head.read_weights()[0], local.lm_head.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "weighting"), [("llama", False), ("granite", True)])
+def test_dpo_trains_as_with_the_local_head(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any, kind: str, weighting: bool
+) -> None:
+    local = build(kind)
+    model = twin(local)
+    head = patch(model, client=client, name=name, optimizer=lossd.SGD())
+    with NoLogits():
+        got = log_of(dpo(model, tokenizer, tmp_path, ref_model=copy.deepcopy(model), use_weighting=weighting))
+    want = log_of(dpo(local, tokenizer, tmp_path, ref_model=twin(local), use_weighting=weighting))
+    assert_same(got, want)
+    # The reference has stayed where it was: against the model as it is now every reward would be 0.
+    assert got[0]["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
+    assert weighting or abs(got[-1]["rewards/margins"]) > 0.01
+    assert head.head.info().optimizer_steps == STEPS
+
+
+def test_dpo_computes_log_probabilities_of_the_reference_beforehand(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    local = build("llama")
+    model = twin(local)
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    logs = [log_of(dpo(each, tokenizer, tmp_path, precompute_ref_log_probs=True)) for each in (model, local)]
+    assert_same(*logs)
+
+
+def test_grpo_trains_as_with_the_local_head(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any
+) -> None:
+    local = build("llama")
+    model = twin(local)
+    head = patch(model, client=client, name=name, optimizer=lossd.SGD())
+    # Two iterations over the same completions, so that ratios to old log-probabilities are not all 1.
+    with NoLogits(rows=8):  # that many completions are generated at once
+        got = log_of(grpo(model, tokenizer, tmp_path, num_iterations=2))
+    want = log_of(grpo(local, tokenizer, tmp_path, num_iterations=2))
+    assert_same(got, want)
+    assert any(abs(entry["loss"]) > 1e-3 for entry in got)
+    assert head.head.info().optimizer_steps == STEPS
+
+
+EVERYTHING = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma2-tied", "granite", "mixtral", "phi-bias"])
+@pytest.mark.parametrize("items", [None, 17])
+def test_everything_that_trl_may_ask_for(client: lossd.Client, name: str, kind: str, items: int | None) -> None:
+    local = build(kind).train()
+    model = twin(local)
+    patch(model, client=client, name=name)
+    for each in (model, local):
+        trl.trainer.utils.add_fused_lm_head(each, temperature=0.7, outputs=EVERYTHING)
+    shifted = {**batch(), "shift_labels": batch()["labels"].roll(1, 1)}
+    for inputs in (batch(), shifted):
+        got, want = (each(**inputs, num_items_in_batch=items, fused_lm_head=True) for each in (model, local))
+        assert got.keys() == want.keys()
+        for key, value in want.items():
+            assert got[key].dtype == value.dtype and got[key].shape == value.shape, key
+            torch.testing.assert_close(
+                got[key], value, rtol=1e-5, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
+            )
+        for outputs in (got, want):
+            (outputs.loss + outputs.log_probs[0].square().sum()).backward()
+    theirs = dict(local.named_parameters())
+    for key, ours in model.named_parameters():
+        if not key.startswith("lm_head."):
+            assert (ours.grad - theirs[key].grad).norm() <= 1e-5 * theirs[key].grad.norm() + 1e-6, key
+    # And without it, the forward is what it was.
+    assert model(**batch(), num_items_in_batch=items).logits is None
+    prompt = batch()["input_ids"][:, :5]
+    generated = [each.eval().generate(prompt, max_new_tokens=3, do_sample=False) for each in (model, local)]
+    assert generated[0].equal(generated[1])
+
+
+def test_an_entropy_bonus_is_refused(client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    with pytest.raises(RuntimeError, match="entropies of a remote head have no gradient.*entropy_coef=0"):
+        grpo(model, tokenizer, tmp_path, entropy_coef=0.1).train()
+
+
+@pytest.mark.parametrize("make", [sft, dpo])
+def test_lora_trains_as_with_the_local_head(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, make: Any
+) -> None:
+    local = build("llama")
+    model = twin(local)
+    head = patch(model, client=client, name=name, optimizer=lossd.SGD())
+    config = peft.LoraConfig(
+        r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False, lora_alpha=1
+    )
+    logs = []
+    for each in (model, local):
+        torch.manual_seed(1)  # adapters are random
+        trainer = make(each, tokenizer, tmp_path, peft_config=config)
+        assert isinstance(trainer.model, peft.PeftModel)
+        with NoLogits() if each is model else contextlib.nullcontext():
+            logs.append(log_of(trainer))
+    assert_same(*logs)
+    assert logs[0][-1]["loss"] != logs[0][0]["loss"]
+    info = head.head.info()
+    assert (info.optimizer_steps, info.weight_version, info.window_tokens) == (0, 1, 0)
+
+
+def test_the_trainer_of_an_unpatched_model_goes_on(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    local = build("llama")
+    model = twin(local)
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    trainers = [sft(each, tokenizer, tmp_path, eval_dataset=rows("prompt", "completion")) for each in (model, local)]
+    for trainer in trainers:
+        trainer.train()
+    unpatch(model)
+    assert type(model) is type(local)
+    got, want = (trainer.evaluate()["eval_loss"] for trainer in trainers)
+    assert got == pytest.approx(want, rel=1e-6)
+
+
+def test_label_smoothing_of_sft_is_the_servers(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any
+) -> None:
+    class Remote(RemoteHeadTrainerMixin, trl.SFTTrainer):
+        pass
+
+    local = build("llama")
+    model = twin(local)
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    with NoLogits(), pytest.warns(FutureWarning, match="label_smoothing_factor"):
+        got = log_of(sft(model, tokenizer, tmp_path, Remote, label_smoothing_factor=0.2))
+    with pytest.warns(FutureWarning, match="label_smoothing_factor"):
+        want = log_of(sft(local, tokenizer, tmp_path, label_smoothing_factor=0.2))
+    assert_same(got, want)
+
+
+def test_label_smoothing_of_sft_without_the_mixin_is_refused(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    trainer = sft(model, tokenizer, tmp_path, label_smoothing_factor=0.2)
+    with pytest.raises(RuntimeError, match="logits of a remote head have no gradient.*RemoteHeadTrainerMixin"):
+        trainer.train()
+
+
+def test_a_fused_head_that_is_not_known_is_refused(client: lossd.Client, name: str) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name)
+
+    def forward(self: Any, fused_lm_head: bool = False, **_: Any) -> None:
+        pass
+
+    with pytest.raises(RuntimeError, match="this version of TRL .*use trl 1.16"):
+        model.forward = forward.__get__(model)
+    assert "forward" not in model.__dict__
+
+
+def test_fp32_logits_of_a_head_in_bfloat16_are_refused(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    model = build("llama").bfloat16()
+    patch(model, client=client, name=name)
+    with pytest.raises(ValueError, match='cast_lm_head_to_fp32: head .* is torch.bfloat16.*dtype="float32"'):
+        grpo(model, tokenizer, tmp_path, cast_lm_head_to_fp32=True)

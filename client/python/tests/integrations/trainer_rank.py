@@ -1,0 +1,149 @@
+"""One of the ranks that test_trainer_ranks.py starts: data-parallel training with Trainer, accelerate and TRL."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate import Accelerator
+from models import batch, build
+
+import lossd
+from lossd.transformers import RemoteHeadTrainer, patch, patched_head, unpatch
+
+RANKS, STEPS, ROWS = 2, 3, 24
+LEARNING_RATE, MAX_NORM = 0.05, 0.5
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows with different numbers of labels, so that ranks have different ones."""
+
+    def __init__(self) -> None:
+        self._tokens = 3 + (7 * torch.arange(ROWS)[:, None] + 5 * torch.arange(10)) % 58
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        labels = self._tokens[row].clone()
+        labels[: row % 7] = -100
+        return {"input_ids": self._tokens[row], "labels": labels}
+
+
+def arguments(**more: Any) -> transformers.TrainingArguments:
+    return transformers.TrainingArguments(
+        output_dir=tempfile.mkdtemp(), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, max_steps=STEPS,
+        per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=LEARNING_RATE, optim="sgd",
+        weight_decay=0.1, seed=4, save_strategy="no", **more,
+    )  # fmt: skip
+
+
+def by_trainer(model: torch.nn.Module, kind: type, **more: Any) -> list[dict[str, float]]:
+    trainer = kind(model=model, args=arguments(**more), train_dataset=Rows(), eval_dataset=Rows())
+    assert trainer.accelerator.num_processes == RANKS
+    trainer.train()
+    log = [{key: entry[key] for key in ("loss", "grad_norm")} for entry in trainer.state.log_history if "loss" in entry]
+    return [*log, {"loss": trainer.evaluate()["eval_loss"]}]
+
+
+def by_accelerate(model: torch.nn.Module) -> list[dict[str, float]]:
+    """A loop as accelerate's documentation has them."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    log = []
+    model.train()
+    for rows in loader:
+        with accelerator.accumulate(model):
+            loss = model(**rows).loss
+            accelerator.backward(loss)
+            entry = {"loss": accelerator.reduce(loss.detach(), "mean").item()}
+            if accelerator.sync_gradients:
+                entry["grad_norm"] = float(accelerator.clip_grad_norm_(model.parameters(), MAX_NORM))
+            optimizer.step()
+            optimizer.zero_grad()
+        log.append(entry)
+    return log
+
+
+def message_of(work: Callable[[], Any]) -> str:
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001  (which one, the test looks at)
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def run(rank: int, rendezvous: str, target: str, name: str) -> dict[str, Any]:
+    """What every case logged; of the remote head and of the local one."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    found: dict[str, Any] = {}
+    with lossd.connect(target) as client:
+
+        def patched(case: str, **options: Any) -> tuple[torch.nn.Module, Any]:
+            model = build("llama")
+            settings = {"group": dist.group.WORLD, "average": True, "optimizer": lossd.SGD(), **options}
+            return model, patch(model, client=client, name=name + case.replace(" ", "-"), **settings)
+
+        for case, more in {
+            "clipped": {"max_grad_norm": MAX_NORM},
+            "unclipped": {"max_grad_norm": 0.0},
+            "means of means": {"max_grad_norm": MAX_NORM, "average_tokens_across_devices": False},
+            "smoothed": {"max_grad_norm": MAX_NORM, "label_smoothing_factor": 0.2},
+            "frozen": {"max_grad_norm": MAX_NORM},
+        }.items():
+            model, head = patched(case)
+            local = build("llama")
+            if case == "frozen":  # later, as PEFT does it
+                model.lm_head.requires_grad_(False)
+                local.lm_head.requires_grad_(False)
+            kind = RemoteHeadTrainer if case == "smoothed" else transformers.Trainer
+            remote_log = by_trainer(model, kind, **more)
+            found[case] = {"remote": remote_log, "local": by_trainer(local, transformers.Trainer, **more)}
+            found[case]["steps"] = head.head.info().optimizer_steps
+            unpatch(model)
+            difference = (model.lm_head.weight - local.lm_head.weight).abs().max()
+            found[case]["difference"] = float(difference / local.lm_head.weight.abs().max())
+
+        model = build("llama-tied")
+        head = patch(model, client=client, name=name + "tied", group=dist.group.WORLD)
+        found["tied"] = {
+            "remote": by_trainer(model, transformers.Trainer, max_grad_norm=MAX_NORM),
+            "local": by_trainer(build("llama-tied"), transformers.Trainer, max_grad_norm=MAX_NORM),
+        }
+
+        model, head = patched("accelerate")
+        found["accelerate"] = {"remote": by_accelerate(model), "local": by_accelerate(build("llama"))}
+        found["accelerate"]["steps"] = head.head.info().optimizer_steps
+
+        model, _ = patched("copied")
+        copied = copy.deepcopy(model)  # as of a reference
+        with torch.no_grad():
+            found["loss"] = build("llama")(**batch()).loss.item()
+            found["copy"] = patched_head(copied).name, copied(**batch()).loss.item()
+
+        model = build("llama")
+        if rank == 0:
+            patch(model, client=client, name=name + "alone", optimizer=lossd.SGD())
+        dist.barrier()
+        if rank == 1:
+            patch(model, client.head(name + "alone"), upload=False)
+        found["no group"] = message_of(lambda: by_trainer(model, transformers.Trainer))
+        model = build("llama-tied")
+        patch(model, client=client, name=name + "averaged", group=dist.group.WORLD, average=True)
+        found["tied, average"] = message_of(lambda: by_trainer(model, transformers.Trainer))
+        dist.barrier()
+    dist.destroy_process_group()
+    return found
