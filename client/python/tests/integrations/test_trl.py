@@ -270,6 +270,27 @@ def test_the_trainer_of_an_unpatched_model_goes_on(
     assert got == pytest.approx(want, rel=1e-6)
 
 
+def test_metrics_of_an_evaluation_are_of_the_servers_logits(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    local = build("llama")
+    model = twin(local)
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    held_out = rows("prompt", "completion")
+
+    def accuracy(evaluation: transformers.EvalPrediction) -> dict[str, float]:
+        predicted, labels = evaluation.predictions.argmax(-1)[:, :-1], evaluation.label_ids[:, 1:]
+        return {"accuracy": float((predicted == labels)[labels != -100].mean())}
+
+    trainers = [sft(each, tokenizer, tmp_path, eval_dataset=held_out, compute_metrics=accuracy)
+                for each in (model, local)]  # fmt: skip
+    for trainer in trainers:
+        trainer.train()
+    got, want = (trainer.evaluate() for trainer in trainers)
+    assert got["eval_accuracy"] == want["eval_accuracy"] > 0
+    assert got["eval_loss"] == pytest.approx(want["eval_loss"], rel=1e-6)
+
+
 def test_label_smoothing_of_sft_is_the_servers(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any
 ) -> None:
