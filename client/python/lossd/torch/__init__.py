@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
     raise
 
 from lossd.torch._function import linear_cross_entropy
+from lossd.torch._multi_token import multi_token_cross_entropy
 from lossd.torch._stepping import OtherRuleWarning, UnsteppedHeadWarning
 from lossd.torch._tokens import shift_labels
 from lossd.torch._weight import FetchedWeightsWarning
@@ -43,6 +44,7 @@ __all__ = [
     "gather_marks",
     "global_token_count",
     "linear_cross_entropy",
+    "multi_token_cross_entropy",
     "read_shard",
     "shift_labels",
     "write_shard",

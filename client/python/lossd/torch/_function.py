@@ -19,7 +19,7 @@ from lossd.torch._tokens import class_weight_sum, shift_labels
 from lossd.torch.head import RemoteHead
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-VALUES = ("entropies", "log_probabilities", "predictions", "target_ranks")
+VALUES = ("entropies", "log_probabilities", "losses", "predictions", "target_ranks")
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -68,8 +68,8 @@ def linear_cross_entropy(
     return_lse: also the log-sum-exps [...] of the logits. return_z_loss: also the z-loss, reduced like the loss, which
         contains it. Both are differentiable.
     return_values: also a dict of values of each token [...], which have no gradient: of "entropies" (fp32),
-        "predictions" (int32, the most likely token), "log_probabilities" (of the labels, fp32) and "target_ranks"
-        (int32), by these names. What ignored tokens have there is nothing to be used.
+        "predictions" (int32, the most likely token), "log_probabilities" (of the labels, fp32), "losses" (fp32) and
+        "target_ranks" (int32), by these names. What ignored tokens have there is nothing to be used.
     token_weights: [...], multiply each token's loss. They get no gradient.
     normalizer: what a mean is divided by, for a mean over more than this batch (gradient accumulation, ranks):
         global_token_count, or with class weights the sum of the labels' weights. 0, of a step without any, is right

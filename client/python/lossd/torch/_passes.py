@@ -100,7 +100,7 @@ def forward_pass(
     declared: float | None,
     dx_dtype: torch.dtype | None,
 ) -> Values:
-    """Values; if `declared` is a number also dW of that times the loss, added at the server, and dX as `dx_dtype`
+    """Values, of each token too what `returns` names; if `declared` is a number also dW of that times the loss, added at the server, and dX as `dx_dtype`
     unless that is None. `class_weight_sum`: of the labels, if the caller knows the head's class weights."""
     counted = class_weights_count(head, options)
     if counted and options.lse_square_scale > 0 and options.normalizer is not None and options.z_normalizer is None:
@@ -113,16 +113,17 @@ def forward_pass(
         arguments |= {"gradient_scale": declared} | _declared_mean(options, tokens, class_weight_sum)
     if declared is not None:
         window_of(head).before_gradient()
+    by_token = options.reduction == "none" or "losses" in returns
     result = head.session.compute(
         tokens.hidden,
         tokens.labels,
         mode="loss" if declared is None else "gradients",
         dx=declared is not None and dx_dtype is not None,
         dx_dtype=dx_dtype,
-        losses=options.reduction == "none",
+        losses=by_token,
         token_weights=tokens.weights,
         distillation=tokens.distillation,
-        returns=returns,
+        returns=returns - {"losses"},
         **arguments,
     )
     if class_weight_sum is not None and not math.isclose(result.class_weight_sum, class_weight_sum, rel_tol=1e-4):
@@ -138,7 +139,7 @@ def forward_pass(
         count=count,
         z_count=z_count,
         weight_version=result.weight_version,
-        losses=result.losses if options.reduction == "none" else None,
+        losses=result.losses if by_token else None,
         log_sum_exp=result.log_sum_exp if "log_sum_exp" in returns else None,
         z_losses=result.z_losses if "z_losses" in returns else None,
         dx=result.dx if declared is not None and dx_dtype is not None else None,
