@@ -1,0 +1,67 @@
+"""Ranks that live as long as the tests."""
+
+from __future__ import annotations
+
+import datetime
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import context
+
+
+class Ranks:
+    """Processes with a gloo group of the first 2 and one of all 3, which run what they are given. Without
+    `daemon` they may have processes of their own."""
+
+    def __init__(self, size: int, store: Path, *, daemon: bool = True) -> None:
+        forkserver = context()
+        self._processes, self._pipes = [], []
+        for rank in range(size):
+            here, there = forkserver.Pipe()
+            process = forkserver.Process(target=_serve, args=(there, rank, size, str(store)), daemon=daemon)
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._pipes.append(here)
+
+    def run(self, work: Callable[..., Any], *arguments: Any, count: int = 2) -> list[Any]:
+        """work(rank, group, *arguments) on `count` ranks; what they returned, by rank. Fails with the ranks'
+        tracebacks."""
+        for pipe in self._pipes[:count]:
+            pipe.send((work, count, arguments))
+        outcomes = [pipe.recv() for pipe in self._pipes[:count]]
+        errors = [f"rank {rank}:\n{text}" for rank, (_, text) in enumerate(outcomes) if text]
+        if errors:
+            pytest.fail("\n".join(errors))
+        return [answer for answer, _ in outcomes]
+
+    def stop(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join()
+
+
+def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    # A rank that fails leaves the other in a collective: not for ever.
+    limit = datetime.timedelta(minutes=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+    groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
+    while True:
+        try:
+            work, count, arguments = pipe.recv()
+        except EOFError:
+            break
+        try:
+            pipe.send((work(rank, groups[count], *arguments), ""))
+        except Exception:
+            pipe.send((None, traceback.format_exc()))
+    dist.destroy_process_group()
