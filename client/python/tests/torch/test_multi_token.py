@@ -178,9 +178,10 @@ def test_what_does_not_fit(heads: Any) -> None:
 def test_tokens_losses_beside_the_loss(heads: Any, reduction: str, declared: float | None) -> None:
     head, hidden, target = heads(), torch.randn(9, HIDDEN, requires_grad=True), labels(9, masked=0.3)
     declared = None if reduction == "none" else declared
-    loss, losses = linear_cross_entropy(
-        hidden, target, head.remote, reduction=reduction, grad_scale=declared, return_losses=True
+    loss, values = linear_cross_entropy(
+        hidden, target, head.remote, reduction=reduction, grad_scale=declared, return_values=["losses"]
     )
+    losses = values["losses"]
     assert not losses.requires_grad and losses.shape == (9,)
     with torch.no_grad():
         wanted = linear_cross_entropy(hidden, target, head.remote, reduction="none")

@@ -1,0 +1,112 @@
+"""Steps a head together with Megatron's optimizer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+from lossd.megatron._layer import RemoteOutputLayer
+
+
+class OptimizerWithHead:
+    """Megatron's optimizer, whose step() steps the head of a RemoteOutputLayer as well; all else is the optimizer's.
+
+        optimizer = OptimizerWithHead(get_megatron_optimizer(config, model_chunks), layer)
+        scheduler = OptimizerParamScheduler(optimizer, ...)
+
+    layer: of the last pipeline stage; None on the others, which have to make one as well, as norms are of the whole
+    model. The head's gradient is part of the norm that is clipped and returned, of the loss scale, and of what makes a
+    step be skipped; its learning rate and weight decay are those of a group of its own, last in param_groups, which
+    schedulers treat as the others. zero_grad() drops what waits at the server. Saved states have nothing of it."""
+
+    def __init__(self, optimizer: Any, layer: RemoteOutputLayer | None) -> None:
+        if layer is not None and layer.own is not None:
+            raise ValueError("the layer's weight is a parameter of the model, which its optimizer steps already")
+        self.inner = optimizer
+        self.layer = layer
+        config = optimizer.config
+        self.head_group: dict[str, Any] = {
+            "params": [],
+            "lr": config.lr,
+            "max_lr": config.lr,
+            "min_lr": config.min_lr if config.min_lr is not None else 0.0,
+            "weight_decay": config.weight_decay,
+            "wd_mult": 1.0,
+            "lr_mult": 1.0,
+            "is_expert_parallel": False,
+            "is_decoupled_lr": False,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # of one that is being copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the optimizer, and the head's."""
+        groups: list[dict[str, Any]] = list(self.inner.param_groups)
+        return groups if self.layer is None else [*groups, self.head_group]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Collective."""
+        self.inner.zero_grad(set_to_none)
+        if self.layer is not None:
+            self.layer.drop_gradient()
+
+    @torch.no_grad()
+    def step(self) -> tuple[bool, float | None, int | None]:
+        """(whether it was taken, the gradient's norm over model and head, zeros in the model's gradient or None).
+        Collective over all ranks. An error of the server is raised before anything is stepped."""
+        config = self.inner.config
+        scale = 1.0 / float(self.inner.get_loss_scale())  # of this step's losses; what follows may change it
+        found_inf = bool(self.inner.prepare_grads())
+        head_norm = self._head_norm() * scale
+        if found_inf or not math.isfinite(head_norm):
+            if self.layer is not None:
+                self.layer.drop_gradient()
+            return False, None, None
+        norm = math.hypot(float(self.inner.get_grad_norm() or 0.0), head_norm)
+        factor = 1.0
+        if config.clip_grad > 0.0:
+            factor = min(1.0, config.clip_grad / (norm + 1e-6))
+            self._clip(norm)
+        zeros = self.inner.count_zeros() if config.log_num_zeros_in_grad else None
+        if self.layer is not None:
+            self.layer.head.step(
+                self.head_group["lr"],
+                gradient_scale=self.layer.gradient_scale * scale * factor,
+                weight_decay=self.head_group["weight_decay"],
+            )
+        return bool(self.inner.step_with_ready_grads()), norm, zeros
+
+    def _head_norm(self) -> float:
+        """Of the gradient as it was reduced, before the loss scale is taken out; NaN if it is not finite. On all
+        pipeline stages."""
+        norm = 0.0
+        if self.layer is not None:
+            norm = float(self.layer.head.refresh_gradient()) * self.layer.gradient_scale
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            return norm
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        # Other stages have 0 in both: a NaN, which a maximum may drop, travels as a number.
+        finite = math.isfinite(norm)
+        told = torch.tensor([norm if finite else 0.0, float(not finite)], dtype=torch.float64, device=device)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=parallel_state.get_pipeline_model_parallel_group())
+        return math.nan if told[1] else float(told[0])
+
+    def _clip(self, norm: float) -> None:
+        for optimizer in getattr(self.inner, "chained_optimizers", [self.inner]):
+            parameters = [] if getattr(optimizer, "is_stub_optimizer", False) else optimizer.get_parameters()
+            if parameters:
+                clip_grad_by_total_norm_fp32(
+                    parameters,
+                    max_norm=optimizer.config.clip_grad,
+                    total_norm=norm,
+                    use_decoupled_grad=optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+                )
