@@ -100,8 +100,9 @@ def forward_pass(
     declared: float | None,
     dx_dtype: torch.dtype | None,
 ) -> Values:
-    """Values, of each token too what `returns` names; if `declared` is a number also dW of that times the loss, added at the server, and dX as `dx_dtype`
-    unless that is None. `class_weight_sum`: of the labels, if the caller knows the head's class weights."""
+    """Values, of each token too what `returns` names; if `declared` is a number also dW of that times the loss, added
+    at the server, and dX as `dx_dtype` unless that is None. `class_weight_sum`: of the labels, if the caller knows the
+    head's class weights."""
     counted = class_weights_count(head, options)
     if counted and options.lse_square_scale > 0 and options.normalizer is not None and options.z_normalizer is None:
         raise ValueError(
@@ -143,8 +144,13 @@ def forward_pass(
         log_sum_exp=result.log_sum_exp if "log_sum_exp" in returns else None,
         z_losses=result.z_losses if "z_losses" in returns else None,
         dx=result.dx if declared is not None and dx_dtype is not None else None,
-        by_token={name: getattr(result, name) for name in sorted(returns)},
+        by_token={name: _apart(getattr(result, name), options) for name in sorted(returns)},
     )
+
+
+def _apart(value: Tensor, options: LossOptions) -> Tensor:
+    """A value without a gradient, which must not be the tensor that has one."""
+    return value.clone() if options.reduction == "none" else value
 
 
 def _declared_mean(options: LossOptions, tokens: Tokens, class_weight_sum: float | None) -> dict[str, Any]:
