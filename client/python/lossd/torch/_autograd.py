@@ -3,78 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lossd._batch import Distillation
+from lossd.torch._call import LossCall
 from lossd.torch._options import LossOptions
-from lossd.torch._passes import Coefficients, Tokens, Values, forward_pass, gradient_pass, minus
+from lossd.torch._passes import Coefficients, Tokens, Values, gradient_pass, minus
 
 _MOST_OUTWEIGHED = 4.0  # times the wanted gradient may be what was declared, for one pass to correct it
-
-
-@dataclass(frozen=True)
-class LossCall:
-    """What one call wants, beside its tensors. `head`: a RemoteHead, whose session is looked up for every pass."""
-
-    head: Any
-    options: LossOptions
-    declared: float | None
-    return_lse: bool
-    return_z_loss: bool
-    wire_dtype: torch.dtype
-    class_weight_sum: float | None = None  # of the labels, if it is known
-    distillation: Distillation | None = None
-    return_values: tuple[str, ...] = ()
-
-    @property
-    def frozen(self) -> bool:
-        return bool(self.head.head.config.frozen)
-
-    @property
-    def returns(self) -> frozenset[str]:
-        by_token = self.options.reduction == "none"
-        wanted = {"log_sum_exp"} if self.return_lse or (self.return_z_loss and by_token) else set()
-        return frozenset(
-            wanted | set(self.return_values) | ({"z_losses"} if self.return_z_loss and by_token else set())
-        )
-
-    def tokens(self, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> Tokens:
-        return Tokens(arrived(hidden.detach()).to(self.wire_dtype), arrived(labels), weights, self.distillation)
-
-    def forward(
-        self,
-        hidden: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        declared: float | None,
-        dx_dtype: torch.dtype | None,
-    ) -> Values:
-        tokens = self.tokens(hidden, labels, weights)
-        return forward_pass(self.head, tokens, self.options, self.class_weight_sum, self.returns, declared, dx_dtype)
-
-    def outputs(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:
-        """The loss, the log-sum-exps, the z-loss, and the values asked for."""
-        return *self._losses(values, device), *(values.by_token[name] for name in self.return_values)
-
-    def _losses(self, values: Values, device: torch.device) -> tuple[Tensor | None, ...]:
-        lse = values.log_sum_exp if self.return_lse else None
-        if self.options.reduction == "none":
-            assert values.losses is not None
-            return values.losses, lse, values.z_losses
-        # torch.full is a kernel, where torch.tensor would be a copy that waits.
-        loss = torch.full((), values.loss(self.options), dtype=torch.float32, device=device)
-        if not self.return_z_loss:
-            return loss, lse, None
-        return loss, lse, torch.full((), values.z_loss(self.options), dtype=torch.float32, device=device)
-
-
-def arrived(tensor: Tensor) -> Tensor:
-    """The result of a collective that may still be under way."""
-    return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
 
 
 def evaluate(call: LossCall, hidden: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -99,13 +39,19 @@ class RemoteLoss(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         # Inside of a backward pass it is a checkpoint's recomputation, whose graph may be thrown away.
         declared = None if torch._C._current_graph_task_id() >= 0 else call.declared
-        dx_dtype = _dx_dtype(hidden) if ctx.needs_input_grad[0] else None
-        values = call.forward(hidden, labels, weights, declared, dx_dtype)
+        wanted = dx_dtype(hidden) if ctx.needs_input_grad[0] else None
+        values = call.forward(hidden, labels, weights, declared, wanted)
         ctx.set_materialize_grads(False)
         # The same tensors in every mode, as checkpoints compare them. dX is none of them: it cannot be recomputed.
         ctx.save_for_backward(hidden, labels, weights, values.log_sum_exp)
-        ctx.call, ctx.declared, ctx.dx, ctx.hidden_dtype = call, declared, values.dx, hidden.dtype
-        ctx.values = replace(values, losses=None, log_sum_exp=None, z_losses=None, dx=None, by_token={})
+        ctx.left = Left(
+            call=call,
+            values=replace(values, losses=None, log_sum_exp=None, z_losses=None, dx=None, by_token={}),
+            declared=declared,
+            dx=values.dx,
+            hidden_dtype=hidden.dtype,
+            wants_dx=ctx.needs_input_grad[0],
+        )
         outputs = call.outputs(values, hidden.device)
         ctx.mark_non_differentiable(*outputs[3:])
         return outputs
@@ -116,49 +62,105 @@ class RemoteLoss(torch.autograd.Function):
             raise RuntimeError(
                 "lossd.torch.linear_cross_entropy has no second derivative; call backward() without create_graph=True"
             )
-        dx, finite = _gradient(ctx, *upstream[:3])
+        left: Left = ctx.left
+        dx, finite = left.gradient(lambda: ctx.saved_tensors, *upstream[:3])
         marker = None
         if ctx.needs_input_grad[1]:
-            finite = finite and math.isfinite(ctx.values.loss_sum)
-            marker = torch.full_like(ctx.call.head.proxy, 0.0 if finite else math.nan, requires_grad=False)
+            marker = left.marker(finite, left.call.head.proxy.device)
         return dx, marker, None, None, None
 
 
-def _dx_dtype(hidden: Tensor) -> torch.dtype:
+Saved = Callable[[], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
+"""Hidden states, labels, token weights, log-sum-exps, as a forward pass saved them; asked for if they are needed."""
+
+
+@dataclass
+class Left:
+    """What a forward pass has left for backward, beside what it saved. `declared`: the upstream gradient that dW at the
+    server and `dx` are of; both are None once a backward pass has used them up, or without."""
+
+    call: LossCall
+    values: Values
+    declared: float | None
+    dx: Tensor | None
+    hidden_dtype: torch.dtype
+    wants_dx: bool
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Those of `declared`."""
+        assert self.declared is not None
+        if self.values.empty_mean:
+            return Coefficients(0.0, 0.0)
+        return Coefficients(self.declared / self.values.count, self.declared / self.values.z_count)
+
+    def marker(self, finite: bool, device: torch.device) -> Tensor:
+        """The gradient of the head's parameter: 0, or NaN if the loss or what came back to it is not `finite`."""
+        finite = finite and math.isfinite(self.values.loss_sum)
+        return torch.full((1, 1), 0.0 if finite else math.nan, device=device)
+
+    def gradient(
+        self, saved: Saved, d_loss: Tensor | None, d_lse: Tensor | None, d_z: Tensor | None
+    ) -> tuple[Tensor | None, bool]:
+        """dX, or None if it is not wanted, and whether the upstream gradients are finite."""
+        call, values = self.call, self.values
+        by_token = call.options.reduction == "none" or d_lse is not None
+        scalars = None if by_token else _scalars(call.options, values, d_loss, d_z)
+        if scalars is not None and self.declared is not None and _same(scalars, self.coefficients):
+            dx, self.declared, self.dx = self.dx, None, None
+            return None if dx is None else dx.to(self.hidden_dtype), True
+        hidden, labels, weights, lse = saved()
+        rows = None
+        if scalars is None:
+            scalars, rows = _by_token(call, values, labels, weights, lse, d_loss, d_lse, d_z)
+        elif not scalars.finite:
+            scalars, rows = Coefficients(0.0, 0.0), labels != call.options.ignore_index
+        dx = self._exact(call.tokens(hidden, labels, weights), scalars, hidden)
+        if rows is None or not bool(rows.any()):
+            return dx, True
+        return None if dx is None else dx.masked_fill_(rows.unsqueeze(-1), math.nan), False
+
+    def _exact(self, tokens: Tokens, wanted: Coefficients, hidden: Tensor) -> Tensor | None:
+        """dX of `wanted`; and the server's window holds it, whatever the forward pass has put there."""
+        dtype = dx_dtype(hidden) if self.wants_dx else None
+        dx: Tensor | None = None
+        if wanted.zero or self.values.valid_tokens == 0:
+            if self.declared is not None:
+                self._undo(tokens)
+            if dtype is not None:
+                dx = torch.zeros(hidden.shape, dtype=hidden.dtype, device=hidden.device)
+            return dx
+        call, values = self.call, self.values
+        if self.declared is not None and _proportional(wanted, self.coefficients, call.options) and not call.frozen:
+            # One pass adds what is missing, and its dX, in fp32, is that of `wanted` but for a factor.
+            missing = minus(wanted, self.coefficients)
+            dx = gradient_pass(call.head, tokens, call.options, values, missing, dtype and torch.float32)
+            self.declared = self.dx = None
+            return None if dx is None else dx.mul_(wanted.scale / missing.scale).to(hidden.dtype)
+        if self.declared is not None:
+            self._undo(tokens)
+        dx = gradient_pass(call.head, tokens, call.options, values, wanted, dtype)
+        return None if dx is None else dx.to(hidden.dtype)
+
+    def _undo(self, tokens: Tokens) -> None:
+        """Takes what the forward pass added out of the window again."""
+        call, values = self.call, self.values
+        if not call.frozen and values.valid_tokens > 0 and not values.empty_mean:
+            declared = self.coefficients
+            opposite = Coefficients(-declared.scale, -declared.z_scale)
+            gradient_pass(call.head, tokens, call.options, values, opposite, None)
+        self.declared = self.dx = None
+
+
+def dx_dtype(hidden: Tensor) -> torch.dtype:
+    """What dX is asked for as, of such hidden states."""
     return torch.float32 if hidden.dtype == torch.float64 else hidden.dtype
-
-
-def _gradient(ctx: Any, d_loss: Tensor | None, d_lse: Tensor | None, d_z: Tensor | None) -> tuple[Tensor | None, bool]:
-    """dX, or None if it is not wanted, and whether the upstream gradients are finite."""
-    call, values = ctx.call, ctx.values
-    by_token = call.options.reduction == "none" or d_lse is not None
-    scalars = None if by_token else _scalars(call.options, values, d_loss, d_z)
-    if scalars is not None and ctx.declared is not None and _same(scalars, _declared(ctx)):
-        dx, ctx.declared, ctx.dx = ctx.dx, None, None
-        return None if dx is None else dx.to(ctx.hidden_dtype), True
-    hidden, labels, weights, lse = ctx.saved_tensors
-    rows = None
-    if scalars is None:
-        scalars, rows = _by_token(call, values, labels, weights, lse, d_loss, d_lse, d_z)
-    elif not scalars.finite:
-        scalars, rows = Coefficients(0.0, 0.0), labels != call.options.ignore_index
-    dx = _exact(ctx, call.tokens(hidden, labels, weights), scalars, hidden)
-    if rows is None or not bool(rows.any()):
-        return dx, True
-    return None if dx is None else dx.masked_fill_(rows.unsqueeze(-1), math.nan), False
 
 
 def _same(found: Coefficients, declared: Coefficients) -> bool:
     """But for the rounding of a few operations in fp32, by which upstream gradients are made."""
     scales = ((found.scale, declared.scale), (found.z_scale, declared.z_scale))
     return all(math.isclose(one, other, rel_tol=2.0**-22) for one, other in scales)
-
-
-def _declared(ctx: Any) -> Coefficients:
-    values = ctx.values
-    if values.empty_mean:
-        return Coefficients(0.0, 0.0)
-    return Coefficients(ctx.declared / values.count, ctx.declared / values.z_count)
 
 
 def _scalars(options: LossOptions, values: Values, d_loss: Tensor | None, d_z: Tensor | None) -> Coefficients:
@@ -200,29 +202,6 @@ def _by_token(
     return Coefficients(1.0, 1.0, tokens.where(wanted, 0.0), lses.where(wanted, 0.0)), rows
 
 
-def _exact(ctx: Any, tokens: Tokens, wanted: Coefficients, hidden: Tensor) -> Tensor | None:
-    """dX of `wanted`; and the server's window holds it, whatever the forward pass has put there."""
-    dx_dtype = _dx_dtype(hidden) if ctx.needs_input_grad[0] else None
-    dx: Tensor | None = None
-    if wanted.zero or ctx.values.valid_tokens == 0:
-        if ctx.declared is not None:
-            _undo(ctx, tokens)
-        if dx_dtype is not None:
-            dx = torch.zeros(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-        return dx
-    call, values = ctx.call, ctx.values
-    if ctx.declared is not None and _proportional(wanted, _declared(ctx), call.options) and not call.frozen:
-        # One pass adds what is missing, and its dX, in fp32, is that of `wanted` but for a factor.
-        missing = minus(wanted, _declared(ctx))
-        dx = gradient_pass(call.head, tokens, call.options, values, missing, dx_dtype and torch.float32)
-        ctx.declared = ctx.dx = None
-        return None if dx is None else dx.mul_(wanted.scale / missing.scale).to(hidden.dtype)
-    if ctx.declared is not None:
-        _undo(ctx, tokens)
-    dx = gradient_pass(call.head, tokens, call.options, values, wanted, dx_dtype)
-    return None if dx is None else dx.to(hidden.dtype)
-
-
 def _proportional(wanted: Coefficients, declared: Coefficients, options: LossOptions) -> bool:
     """Whether one pass can make `wanted` of `declared`, and leave no more rounding behind than `wanted` has anyway: a
     server's GPU rounds operands to 16 bits after they were scaled."""
@@ -231,13 +210,3 @@ def _proportional(wanted: Coefficients, declared: Coefficients, options: LossOpt
     if options.lse_square_scale == 0:
         return True
     return math.isclose(wanted.scale * declared.z_scale, wanted.z_scale * declared.scale, rel_tol=1e-12)
-
-
-def _undo(ctx: Any, tokens: Tokens) -> None:
-    """Takes what the forward pass added out of the window again."""
-    call, values = ctx.call, ctx.values
-    if not call.frozen and values.valid_tokens > 0 and not values.empty_mean:
-        declared = _declared(ctx)
-        opposite = Coefficients(-declared.scale, -declared.z_scale)
-        gradient_pass(call.head, tokens, call.options, values, opposite, None)
-    ctx.declared = ctx.dx = None

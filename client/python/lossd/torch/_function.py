@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from lossd._batch import Distillation
-from lossd.torch._autograd import LossCall, RemoteLoss, evaluate
-from lossd.torch._dtypes import dtype_of
+from lossd.torch import _compiled
+from lossd.torch._autograd import RemoteLoss, evaluate
+from lossd.torch._call import make_call
 from lossd.torch._options import LossOptions
-from lossd.torch._passes import class_weights_count
-from lossd.torch._tokens import class_weight_sum, shift_labels
+from lossd.torch._tokens import shift_labels
 from lossd.torch.head import RemoteHead
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -23,8 +22,6 @@ VALUES = ("entropies", "log_probabilities", "losses", "predictions", "target_ran
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-# A graph of torch.compile ends before the call and another one begins behind it.
-@torch.compiler.disable
 def linear_cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -87,8 +84,7 @@ def linear_cross_entropy(
         0. With a normalizer above 0 it is 0 in any case.
 
     Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss), each
-    with the dict of return_values behind the others.
-    Where gradients are off (torch.no_grad, torch.inference_mode) and where nothing needs any it is a number without a
+    with the dict of return_values behind the others. Where gradients are off (torch.no_grad, torch.inference_mode) and where nothing needs any it is a number without a
     graph, and the server adds nothing.
 
     Raises TypeError or ValueError for tensors that do not fit, lossd.InvalidArgumentError for labels out of range, and
@@ -97,47 +93,146 @@ def linear_cross_entropy(
     one head wait for each other.
     """
     _check_tensors(input, target, token_weights, head)
-    options = LossOptions(
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-        softcap=softcap,
-        lse_square_scale=lse_square_scale,
-        logit_scale=logit_scale,
-        class_weights="head" if weight is None else "ignore" if weight is False else "use",
-        bias="head" if bias is None else "use" if bias else "ignore",
-        normalizer=None if normalizer is None else float(normalizer),
-        z_normalizer=None if z_normalizer is None else float(z_normalizer),
-        torch_compat=torch_compat,
-    )
+    if isinstance(weight, Tensor) and weight.shape != (head.traced.vocab_size,):
+        raise ValueError(
+            f"weight has shape {list(weight.shape)}; want [{head.traced.vocab_size}], a weight for each class"
+        )
     labels = shift_labels(target.detach(), int(shift), ignore_index)
     weights = None if token_weights is None else token_weights.detach().float().contiguous()
-    class_weights = _class_weight_sum(weight, labels, options, head) if isinstance(weight, Tensor) else None
-    call = LossCall(
-        head=head,
-        options=options,
-        class_weight_sum=class_weights,
-        declared=_declared(grad_scale, options, class_weights_count(head, options) and not class_weights),
+    names = _known(return_values)
+    compute = _in_graph if torch.compiler.is_compiling() and _compiled.SUPPORTED and not names else _eager
+    outputs = compute(
+        input,
+        head,
+        head.proxy if _trains(train_head, input, head) else None,
+        labels,
+        weights,
+        class_weights="head" if weight is None else "ignore" if weight is False else "use",
+        class_weight_values=weight.detach() if isinstance(weight, Tensor) else None,
+        bias="head" if bias is None else "use" if bias else "ignore",
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        lse_square_scale=lse_square_scale,
+        softcap=softcap,
+        logit_scale=logit_scale,
+        normalizer=normalizer,
+        z_normalizer=z_normalizer,
+        grad_scale=grad_scale,
+        torch_compat=torch_compat,
         return_lse=return_lse,
         return_z_loss=return_z_loss,
-        wire_dtype=_wire_dtype(input, head),
         distillation=_soft_targets(distillation),
-        return_values=_known(return_values),
+        autocast=torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None,
+        **({"return_values": names} if names else {}),
     )
-    trains = _trains(train_head, input, call)
-    if torch.is_grad_enabled() and (trains or input.requires_grad):
-        # Tensors that were made in inference_mode cannot be kept for backward.
-        hidden, labels, weights = (
-            one.clone() if one is not None and one.is_inference() else one for one in (input, labels, weights)
-        )
-        outputs = RemoteLoss.apply(hidden, head.proxy if trains else None, labels, weights, call)
-    else:
-        outputs = evaluate(call, input, labels, weights)
     wanted = (True, return_lse, return_z_loss)
     chosen: tuple[Any, ...] = tuple(output for output, want in zip(outputs[:3], wanted, strict=True) if want)
-    if return_values:
-        chosen = (*chosen, dict(zip(call.return_values, outputs[3:], strict=True)))
+    if names:
+        chosen = (*chosen, dict(zip(names, outputs[3:], strict=True)))
     return chosen if len(chosen) > 1 else chosen[0]
+
+
+@torch.compiler.disable
+def _eager(
+    input: Tensor,
+    head: RemoteHead,
+    proxy: Tensor | None,
+    labels: Tensor,
+    weights: Tensor | None,
+    *,
+    class_weight_values: Tensor | None,
+    normalizer: float | Tensor | None,
+    z_normalizer: float | Tensor | None,
+    grad_scale: float | Tensor | None,
+    return_lse: bool,
+    return_z_loss: bool,
+    distillation: Distillation | None,
+    autocast: torch.dtype | None,
+    return_values: tuple[str, ...] = (),
+    **options: Any,
+) -> tuple[Tensor | None, ...]:
+    call = make_call(
+        head,
+        LossOptions(
+            normalizer=None if normalizer is None else float(normalizer),
+            z_normalizer=None if z_normalizer is None else float(z_normalizer),
+            **options,
+        ),
+        labels,
+        hidden_dtype=input.dtype,
+        autocast=autocast,
+        class_weights=class_weight_values,
+        grad_scale=grad_scale,
+        return_lse=return_lse,
+        return_z_loss=return_z_loss,
+        distillation=distillation,
+        return_values=return_values,
+    )
+    if not (torch.is_grad_enabled() and (proxy is not None or input.requires_grad)):
+        return evaluate(call, input, labels, weights)
+    # Tensors that were made in inference_mode cannot be kept for backward.
+    hidden, labels, weights = (
+        one.clone() if one is not None and one.is_inference() else one for one in (input, labels, weights)
+    )
+    outputs: tuple[Tensor | None, ...] = RemoteLoss.apply(hidden, proxy, labels, weights, call)
+    return outputs
+
+
+def _in_graph(
+    input: Tensor,
+    head: RemoteHead,
+    proxy: Tensor | None,
+    labels: Tensor,
+    weights: Tensor | None,
+    *,
+    class_weights: str,
+    class_weight_values: Tensor | None,
+    bias: str,
+    normalizer: float | Tensor | None,
+    z_normalizer: float | Tensor | None,
+    grad_scale: float | Tensor | None,
+    return_lse: bool,
+    return_z_loss: bool,
+    distillation: Distillation | None,
+    softcap: float | None,
+    logit_scale: float | None,
+    label_smoothing: float,
+    lse_square_scale: float,
+    **options: Any,
+) -> tuple[Tensor | None, ...]:
+    soft = distillation
+    if soft is not None and not isinstance(soft.hidden, Tensor):
+        raise TypeError(f"distillation.hidden is a {type(soft.hidden).__name__}; want a torch.Tensor in a graph")
+    description = _compiled.Description(
+        head=head.traced.key,
+        class_weights=class_weight_values,
+        normalizer=_number(normalizer),
+        z_normalizer=_number(z_normalizer),
+        grad_scale=_number(grad_scale),
+        returns=("lse " if return_lse else "") + ("z_loss" if return_z_loss else ""),
+        uses_class_weights=class_weights,
+        uses_bias=bias,
+        softcap=None if softcap is None else float(softcap),
+        logit_scale=None if logit_scale is None else float(logit_scale),
+        label_smoothing=float(label_smoothing),
+        lse_square_scale=float(lse_square_scale),
+        teacher="" if soft is None else soft.teacher,
+        soft_hidden=None if soft is None else soft.hidden,
+        divergence="" if soft is None else soft.divergence,
+        soft_numbers=[] if soft is None else [soft.beta, soft.temperature, soft.weight, soft.label_weight],
+        **options,
+    )
+    differentiates = torch.is_grad_enabled()
+    return _compiled.linear_cross_entropy(input, proxy if differentiates else None, labels, weights, description)
+
+
+def _number(value: float | Tensor | None) -> Tensor | None:
+    """In a graph numbers that change from step to step are tensors."""
+    if value is None or isinstance(value, Tensor):
+        return None if value is None else value.detach()
+    # A product, and not torch.tensor(value): of that Dynamo makes a graph for each value.
+    return torch.ones((), dtype=torch.float64, device="cpu") * value
 
 
 def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, head: Any) -> None:
@@ -151,8 +246,8 @@ def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, 
     if target.dtype not in INTEGERS:
         raise TypeError(f"target is {target.dtype}; want integers, such as torch.int64")
     _check_dense("input", input)
-    if input.dim() < 1 or input.shape[-1] != head.hidden_size:
-        raise ValueError(f"input has shape {list(input.shape)}; want [..., {head.hidden_size}], as the head is")
+    if input.dim() < 1 or input.shape[-1] != head.traced.hidden_size:
+        raise ValueError(f"input has shape {list(input.shape)}; want [..., {head.traced.hidden_size}], as the head is")
     _check_dense("target", target)
     _check_tokens("target", target, input)
     if token_weights is None:
@@ -174,6 +269,8 @@ def _check_dense(name: str, value: Tensor) -> None:
         raise ValueError(
             f"{name} is a {value.layout} tensor on {value.device}; want a dense one on a CPU or CUDA device"
         )
+    if torch.compiler.is_compiling():  # whose tensors are no others
+        return
     # A DTensor, for one, whose memory holds something else than its elements in their order.
     if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not hasattr(value, "trigger_wait"):
         raise ValueError(f"{name} is a {type(value).__name__}; want a plain tensor, such as its to_local()")
@@ -186,12 +283,6 @@ def _check_tokens(name: str, value: Tensor, input: Tensor) -> None:
         )
     if value.device != input.device:
         raise ValueError(f"{name} is on {value.device} and input on {input.device}; want both on one device")
-
-
-def _class_weight_sum(weight: Tensor, labels: Tensor, options: LossOptions, head: Any) -> float:
-    if weight.shape != (head.vocab_size,):
-        raise ValueError(f"weight has shape {list(weight.shape)}; want [{head.vocab_size}], a weight for each class")
-    return class_weight_sum(weight, labels, options.ignore_index)
 
 
 def _known(names: Collection[str]) -> tuple[str, ...]:
@@ -209,42 +300,16 @@ def _soft_targets(distillation: Distillation | None) -> Distillation | None:
     return replace(distillation, hidden=distillation.hidden.detach())
 
 
-def _declared(grad_scale: float | Tensor | None, options: LossOptions, unknown_count: bool) -> float | None:
-    if grad_scale is None:
-        return None
-    if options.reduction == "none":
-        raise ValueError(
-            f"grad_scale is {float(grad_scale)}, but reduction is 'none': each token has a gradient, "
-            "which only backward knows"
-        )
-    declared = float(grad_scale)
-    if not math.isfinite(declared):
-        raise ValueError(f"grad_scale is {declared}; want a finite number")
-    # A mean over a count that the server has to tell first takes two passes.
-    two_passes = unknown_count and options.reduction == "mean" and options.normalizer is None
-    return None if two_passes or declared == 0 or options.normalizer == 0 else declared
-
-
-def _trains(train_head: bool | None, input: Tensor, call: LossCall) -> bool:
+def _trains(train_head: bool | None, input: Tensor, head: RemoteHead) -> bool:
+    frozen = head.traced.frozen
     if train_head is None:
-        train_head = bool(call.head.proxy.requires_grad)
-    if train_head and call.frozen:
-        raise ValueError(f"train_head is True, but head {call.head.head.name!r} is frozen: it has no dW")
-    if not train_head and not call.frozen and input.requires_grad and torch.is_grad_enabled():
-        why = "train_head is False" if call.head.proxy.requires_grad else "the head's parameter was frozen"
+        train_head = bool(head.proxy.requires_grad) and not frozen
+    if train_head and frozen:
+        raise ValueError(f"train_head is True, but head {head.traced.name!r} is frozen: it has no dW")
+    if not train_head and not frozen and input.requires_grad and torch.is_grad_enabled():
+        why = "train_head is False" if head.proxy.requires_grad else "the head's parameter was frozen"
         raise ValueError(
-            f"{why} and input needs a gradient, but head {call.head.head.name!r} is not frozen: dX and "
-            "dW are made together; create the head with frozen=True, or discard its window"
+            f"{why} and input needs a gradient, but head {head.traced.name!r} is not frozen: dX and "
+            "dW are made together; create the head with frozen=True if it is not to be trained"
         )
     return train_head
-
-
-def _wire_dtype(input: Tensor, head: Any) -> torch.dtype:
-    """What the hidden states are sent as. The server rounds them to the head's dtype, so nothing is lost by doing that
-    to wide ones here."""
-    if input.dtype in (torch.bfloat16, torch.float16):
-        return input.dtype
-    dtype = dtype_of(head.head.dtype)
-    if dtype is torch.float32 and torch.is_autocast_enabled(input.device.type):
-        return torch.get_autocast_dtype(input.device.type)
-    return dtype

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import TracingContext
 
 if TYPE_CHECKING:
     from lossd.torch._window import HeadWindow
@@ -96,6 +97,8 @@ class GradientProxy(torch.nn.Parameter):
 
     @property
     def grad(self) -> torch.Tensor | None:
+        if TracingContext.try_get() is not None:  # torch.compile looks at each parameter's
+            return None
         if self._norm is None or self._seen != self.window.contributions():
             self._refresh()
         return self._norm

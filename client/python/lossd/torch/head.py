@@ -16,6 +16,7 @@ from torch import nn
 from lossd.errors import AlreadyExistsError, LossdError, NotFoundError
 from lossd.results import StepResult
 from lossd.torch import _saving
+from lossd.torch._compiled import traced
 from lossd.torch._dtypes import dtype_of, name_of
 from lossd.torch._holder import ProxyHolder
 from lossd.torch._proxy import GradientProxy
@@ -88,6 +89,8 @@ class RemoteHead(ProxyHolder):
         self.proxy = GradientProxy(self, self._window, torch.device(device) if device is not None else None)
         self.proxy.requires_grad_(not self.frozen)
         self._window.proxy = self.proxy
+        self.traced = traced(self)
+        """What torch.compile sees of the head."""
         self._weight_version = 0
         self._source: weakref.ref[nn.Linear] | None = None
 

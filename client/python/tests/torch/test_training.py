@@ -1,9 +1,8 @@
-"""Models around a remote loss: checkpoints, torch.compile, autocast, GradScaler, the module."""
+"""Models around a remote loss: checkpoints, autocast, GradScaler, the module."""
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,63 +121,6 @@ def test_checkpoints_of_losses_with_other_outputs(heads: Any, reduction: str) ->
     run(twin).backward()
     gradients.append(head.gradients()[0])
     assert torch.equal(hidden.grad, twin.grad) and distance(*gradients) < 1e-6
-
-
-# torch.compile
-
-
-class Graphs:
-    """A backend of torch.compile that counts its graphs."""
-
-    def __init__(self, backend: str) -> None:
-        self.count = 0
-        self._backend = torch._dynamo.lookup_backend(backend)
-
-    def __call__(self, module: Any, inputs: Any) -> Any:
-        self.count += 1
-        return self._backend(module, inputs)
-
-
-@pytest.fixture
-def fresh_compiler() -> None:
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("grad_scale", [None, 1.0])
-def test_compiled_model(heads: Any, backend: str, grad_scale: float | None) -> None:
-    """One break: what is before the loss is one graph, what is behind it another."""
-    head, trunk = heads(), Trunk()
-    loss = functools.partial(head.remote, grad_scale=grad_scale)
-    graphs = Graphs(backend)
-
-    @torch.compile(backend=graphs)
-    def step(inputs: Tensor, target: Tensor) -> Tensor:
-        hidden = trunk(inputs * 1.5)
-        return loss(hidden, target) * 2.0 / 2.0
-
-    twin_inputs = lambda inputs, target: step(inputs / 1.5, target)  # noqa: E731
-    compare(head, trunk, twin_inputs)
-    compare_count = graphs.count
-    for parameter in trunk.parameters():
-        parameter.grad = None
-    compare(head, trunk, twin_inputs)
-    assert compare_count == 2 and graphs.count == 2  # and none is made again
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_module_that_holds_the_loss(heads: Any) -> None:
-    head, trunk = heads(), Trunk()
-    model = torch.compile(Model(trunk, head), backend="aot_eager")
-    compare(head, trunk, model)
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_full_graphs_are_refused_with_a_reason(heads: Any) -> None:
-    model = torch.compile(Model(Trunk(), heads()), backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="linear_cross_entropy"):
-        model(torch.randn(2, 5, 8), labels(2, 5))
 
 
 # Mixed precision
