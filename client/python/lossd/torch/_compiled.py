@@ -42,13 +42,17 @@ class TracedHead:
     vocab_size: int
     hidden_size: int
     frozen: bool
+    has_class_weights: bool
 
 
 def traced(head: Any) -> TracedHead:
     """Of a RemoteHead, which graphs find by the key as long as it lives."""
     key = next(_keys)
     _heads[key] = head
-    return TracedHead(key, head.head.name, head.vocab_size, head.hidden_size, head.frozen)
+    config = head.head.config
+    return TracedHead(
+        key, head.head.name, head.vocab_size, head.hidden_size, bool(config.frozen), bool(config.has_class_weights)
+    )
 
 
 def _head_of(key: int) -> Any:
@@ -130,14 +134,17 @@ _SCHEMA_TYPES = {
     "list[float]": "float[]",
 }
 _DESCRIBED = ", ".join(
-    f"{_SCHEMA_TYPES[kind.__forward_arg__]} {name}" for name, kind in Description.__annotations__.items()
+    f"{_SCHEMA_TYPES[str(getattr(kind, '__forward_arg__', kind))]} {name}"
+    for name, kind in Description.__annotations__.items()
 )
 
 
 def _operator(name: str, arguments: str, results: int) -> Callable[[Callable[..., Any]], CustomOpDef]:
     schema = f"({arguments}, {_DESCRIBED}) -> ({', '.join(['Tensor'] * results)})"
+    unsafe = getattr(torch.Tag, "cudagraph_unsafe", None)  # a graph of CUDA's would be replayed without the server
+    tags = {} if unsafe is None else {"tags": (unsafe,)}
     operator: Callable[[Callable[..., Any]], CustomOpDef] = torch.library.custom_op(
-        f"lossd::{name}", mutates_args=(), schema=schema
+        f"lossd::{name}", mutates_args=(), schema=schema, **tags
     )
     return operator
 
@@ -298,20 +305,18 @@ def _nothing(like: Tensor) -> Tensor:
 
 
 def _register_effects() -> bool:
-    try:
-        from torch._functorch.partitioners import force_save_effectful_ops  # noqa: F401
-        from torch._library.effects import EffectType
-
-        _forward.register_effect(EffectType.ORDERED)
-        _backward.register_effect(EffectType.ORDERED)
-    except (ImportError, AttributeError):
+    if torch.torch_version.TorchVersion(torch.__version__) < "2.15":
         return False
+    from torch._library.effects import EffectType
+
+    _forward.register_effect(EffectType.ORDERED)
+    _backward.register_effect(EffectType.ORDERED)
     return True
 
 
 SUPPORTED = _register_effects()
-"""Whether this PyTorch keeps operators with effects from being merged, and from being computed twice by a checkpoint
-inside of a graph. If not, a graph ends before the loss."""
+"""Whether this PyTorch is known to keep operators with effects from being merged, and from being computed twice by a
+checkpoint inside of a graph. If not, a graph ends before the loss."""
 
 
 def _may_declare() -> bool:

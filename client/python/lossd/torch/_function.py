@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from lossd.torch import _compiled
 from lossd.torch._autograd import RemoteLoss, evaluate
 from lossd.torch._call import make_call
 from lossd.torch._options import LossOptions
+from lossd.torch._sharded import is_dtensor, sharded_loss
 from lossd.torch._tokens import shift_labels
 from lossd.torch.head import RemoteHead
 
@@ -92,6 +93,31 @@ def linear_cross_entropy(
     not those of the forward pass any more. RuntimeError for create_graph=True. May be called from any thread; calls of
     one head wait for each other.
     """
+    if is_dtensor(input) and isinstance(target, Tensor) and isinstance(head, RemoteHead):
+        return sharded_loss(
+            linear_cross_entropy,
+            input,
+            target,
+            head,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            lse_square_scale=lse_square_scale,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            bias=bias,
+            shift=shift,
+            return_lse=return_lse,
+            return_z_loss=return_z_loss,
+            token_weights=token_weights,
+            normalizer=normalizer,
+            z_normalizer=z_normalizer,
+            grad_scale=grad_scale,
+            train_head=train_head,
+            distillation=distillation,
+            torch_compat=torch_compat,
+        )
     _check_tensors(input, target, token_weights, head)
     if isinstance(weight, Tensor) and weight.shape != (head.traced.vocab_size,):
         raise ValueError(
@@ -100,7 +126,9 @@ def linear_cross_entropy(
     labels = shift_labels(target.detach(), int(shift), ignore_index)
     weights = None if token_weights is None else token_weights.detach().float().contiguous()
     names = _known(return_values)
-    compute = _in_graph if torch.compiler.is_compiling() and _compiled.SUPPORTED and not names else _eager
+    compute: Callable[..., Any] = _eager
+    if torch.compiler.is_compiling():
+        compute = _in_graph if _compiled.SUPPORTED and not names else torch.compiler.disable(_eager)
     outputs = compute(
         input,
         head,
@@ -133,7 +161,6 @@ def linear_cross_entropy(
     return chosen if len(chosen) > 1 else chosen[0]
 
 
-@torch.compiler.disable
 def _eager(
     input: Tensor,
     head: RemoteHead,
@@ -271,7 +298,9 @@ def _check_dense(name: str, value: Tensor) -> None:
         )
     if torch.compiler.is_compiling():  # whose tensors are no others
         return
-    # A DTensor, for one, whose memory holds something else than its elements in their order.
+    if is_dtensor(value):
+        raise ValueError(f"{name} is a DTensor, and input is not: give its to_local() or full_tensor()")
+    # A wrapper, whose memory holds something else than its elements in their order.
     if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not hasattr(value, "trigger_wait"):
         raise ValueError(f"{name} is a {type(value).__name__}; want a plain tensor, such as its to_local()")
 

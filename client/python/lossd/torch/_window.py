@@ -36,7 +36,7 @@ class HeadWindow:
         session: lossd.Session | None,
         rank: int,
         group: dist.ProcessGroup | None,
-        average: bool,
+        average: bool | int,
         session_options: dict[str, Any],
     ) -> None:
         self.head = head
@@ -178,7 +178,7 @@ class HeadWindow:
     def scale(self) -> float:
         """What the next step or flush multiplies the gradient with: 1 / ranks if averaged, times what was done to the
         proxy."""
-        return self.proxy.factor / (world_size(self.group) if self.average else 1)
+        return self.proxy.factor / (world_size(self.group) if self.average is True else self.average or 1)
 
     def collectively(
         self,

@@ -361,8 +361,8 @@ def test_wrong_arguments_are_named(heads: Any) -> None:
         model(torch.randn(4, 8), labels(5))
 
 
-def test_training_steps(heads: Any, client: lossd.Client) -> None:
-    """A compiled model trains as it does otherwise."""
+def test_training_steps(heads: Any, client: lossd.Client, graphs: Graphs) -> None:
+    """A compiled model trains as it does otherwise, by one graph."""
     losses = []
     for compiles in (False, True):
         torch.manual_seed(1)
@@ -386,6 +386,7 @@ def test_training_steps(heads: Any, client: lossd.Client) -> None:
         head.close()
         client.delete_head("compiled", discard_gradient=True)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0][-1] < losses[0][0]
+    assert graphs.made() == 1
 
 
 def test_copies_of_a_model_are_graphs_of_their_own(heads: Any) -> None:
@@ -398,3 +399,15 @@ def test_copies_of_a_model_are_graphs_of_their_own(heads: Any) -> None:
         return linear_cross_entropy(copied(inputs), target, head.remote)
 
     assert torch.equal(whole(run)(inputs), run(inputs))
+
+
+def test_where_effects_are_not_known_the_graph_breaks(heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in older versions of PyTorch."""
+    monkeypatch.setattr(lossd.torch._compiled, "SUPPORTED", False)
+    head = heads()
+    model = Model(head.remote, grad_scale=1.0)
+    inputs, target = torch.randn(10, 8), labels(10)
+    assert_same(head, model, torch.compile(model, backend="aot_eager"), lambda each: each(inputs, target))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        whole(model)(inputs, target)
