@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lossd.torch.distributed import gather_objects, write_shard
+from lossd.torch._dtypes import name_of
+from lossd.torch._sharded import is_dtensor
+from lossd.torch.distributed import gather_objects, shard_offset
 
 if TYPE_CHECKING:
     from lossd.torch.head import RemoteHead
@@ -14,12 +17,35 @@ if TYPE_CHECKING:
 
 def save(head: RemoteHead, destination: dict[str, Any], prefix: str) -> None:
     """Module._save_to_state_dict of a module that stands for the head: `weight` [V, H] of the head's dtype and, of a
-    head with one, `bias`, fp32 [V], read from the server there and then. Whoever does not want [V, H] in its memory
-    leaves state_dict() to one rank, or uses read_shard."""
-    weight, bias = head.read_weights()
+    head with one, `bias`, fp32 [V], read from the server there and then. Of a head with a state_mesh they are DTensors,
+    of which each rank reads its own rows; otherwise, whoever does not want [V, H] in its memory leaves state_dict() to
+    one rank."""
+    weight, bias = head.read_weights() if head.spread is None else read_spread(head, *head.spread)
     destination[prefix + "weight"] = weight
     if bias is not None:
         destination[prefix + "bias"] = bias
+
+
+def read_spread(head: RemoteHead, mesh: Any, placements: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights [V, H] of the head's dtype and the bias, fp32 [V], or None, as DTensors that are placed so: each rank
+    reads its rows, and none waits for another. All get the version that their last step made."""
+    from torch.distributed.tensor import DTensor, empty
+
+    weight = empty(head.vocab_size, head.hidden_size, dtype=head.dtype, device_mesh=mesh, placements=placements)
+    first, rows = shard_offset(weight), weight.to_local()
+    own = torch.empty(rows.shape, dtype=rows.dtype)
+    own_bias = torch.empty(rows.shape[0]) if head.has_bias else None
+    if rows.shape[0]:
+        version = head.weight_version
+        head.head.read_rows(
+            first, rows.shape[0], out=own, dtype=name_of(own.dtype), weight_version=version, bias_out=own_bias
+        )
+    rows.copy_(own)
+    if own_bias is None:
+        return weight, None
+    bias = own_bias.to(rows.device)
+    shape = torch.Size([head.vocab_size])
+    return weight, DTensor.from_local(bias, mesh, placements, run_check=False, shape=shape, stride=(1,))
 
 
 def load(
@@ -33,29 +59,36 @@ def load(
 ) -> None:
     """Module._load_from_state_dict of such a module: writes the weights to the server. Missing, unexpected and wrongly
     shaped entries are reported as torch reports those of parameters, and with strict=False a missing one leaves the
-    server's weights alone. Of a head with a process group the first rank's are written, and every rank has to load. A
-    DTensor that is sharded by rows is written by all ranks, each its own."""
+    server's weights alone. Of a head with a process group the first rank's are written, so that the others need not
+    have any, and every rank has to load. A DTensor that is sharded by rows is written by all ranks, each its own."""
     names = {entry: prefix + entry for entry in (("weight", "bias") if head.has_bias else ("weight",))}
-    if strict:
-        unexpected.extend(key for key in state if key.startswith(prefix) and key not in names.values())
+    if strict:  # `proxy` is put there by torch.distributed.checkpoint.state_dict, from parameters()
+        known = {*names.values(), prefix + "proxy"}
+        unexpected.extend(key for key in state if key.startswith(prefix) and key not in known)
     found = {entry: state[name] for entry, name in names.items() if name in state}
     absent = [name for entry, name in names.items() if entry not in found]
-    if absent and strict:
-        missing.extend(absent)
     if absent and found:
         problems = [f"weight and bias of head '{head.name}' are one version: {absent} is missing, nothing was written"]
     else:
         problems = _problems(head, found, names)
     errors.extend(problems)
     # Writing is for all ranks or for none.
-    others = gather_objects((absent, problems), head.group)
-    for rank, (their_absent, their_problems) in enumerate(others):
-        if not problems and (their_problems or bool(their_absent) != bool(absent)):
+    sharded = any(is_dtensor(value) for value in found.values())
+    others = gather_objects((absent, problems, sharded), head.group)
+    of_first = not any(others[0])  # it has plain tensors, which are written, whatever others have
+    if absent and strict and not of_first:
+        missing.extend(absent)
+    for rank, (their_absent, their_problems, _) in enumerate(others):
+        differs = bool(their_absent) != bool(absent) and not of_first
+        if their_problems or differs:
             theirs = their_problems or (f"it lacks {their_absent}" if their_absent else "it has them")
-            errors.append(f"weights of head '{head.name}' were not written, because of rank {rank}: {theirs}")
+            if not problems:
+                errors.append(f"weights of head '{head.name}' were not written, because of rank {rank}: {theirs}")
             return
-    if not absent and not problems:
-        _write(head, found)
+    if len({their_sharded for their_absent, _, their_sharded in others if not their_absent}) > 1:
+        errors.append(f"weights of head '{head.name}' were not written: they are DTensors on some ranks alone")
+    elif of_first or not (absent or problems):
+        head.write_weights(found.get("weight"), found.get("bias"))
 
 
 def _problems(head: RemoteHead, found: dict[str, Any], names: dict[str, str]) -> list[str]:
@@ -75,12 +108,3 @@ def _problems(head: RemoteHead, found: dict[str, Any], names: dict[str, str]) ->
                 f"{name} is {value.dtype} on {value.device}: head '{head.name}' needs floating point values"
             )
     return problems
-
-
-def _write(head: RemoteHead, found: dict[str, torch.Tensor]) -> None:
-    weight, bias = found["weight"], found.get("bias")
-    if hasattr(weight, "to_local"):
-        version = head.head.info().weight_version
-        write_shard(head, weight, bias=bias, write_key=f"load_state_dict over {version}", group=head.group)
-    else:
-        head.write_weights(weight, bias)

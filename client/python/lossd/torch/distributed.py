@@ -206,24 +206,20 @@ def _local_rows(head: RemoteHead, rows: torch.Tensor, first_row: int | None) -> 
 
 
 def shard_offset(tensor: torch.Tensor) -> int:
-    """First row of this rank's part of a DTensor whose placements are Shard(0) and Replicate(): dimension by dimension
-    of the mesh, rows are cut as torch.chunk cuts them."""
-    from torch.distributed.tensor import Replicate, Shard
+    """First row of this rank's part of a DTensor that is placed Shard(0) and Replicate(), as fully_shard and tensor
+    parallelism cut rows; 0 of a part without any."""
+    from torch.distributed.tensor import Replicate
 
-    mesh, placements = tensor.device_mesh, tensor.placements
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
+    if tensor.device_mesh.get_coordinate() is None:
         raise ValueError("this rank is not in the DTensor's mesh")
-    first, rows = 0, tensor.shape[0]
-    for dimension, placement in enumerate(placements):
-        if isinstance(placement, Replicate):
-            continue
-        if type(placement) is not Shard or placement.dim != 0:
+    for placement in tensor.placements:
+        if not isinstance(placement, Replicate) and getattr(placement, "dim", None) != 0:
             raise ValueError(f"the DTensor is placed {placement}; rows of a head are Shard(0) or Replicate()")
-        piece = -(-rows // mesh.size(dimension))
-        skipped = min(coordinate[dimension] * piece, rows)
-        first, rows = first + skipped, min(piece, rows - skipped)
-    return first
+    rows = tensor.to_local().shape[0]
+    (chunk,) = tensor.__create_chunk_list__()  # what torch.distributed.checkpoint asks for
+    if chunk.sizes[0] != rows:
+        raise ValueError(f"rows of the DTensor {tensor.placements} are not in one piece on this rank")
+    return int(chunk.offsets[0]) if rows else 0
 
 
 def _portable(error: BaseException | None) -> BaseException | None:

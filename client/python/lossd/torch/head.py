@@ -20,12 +20,15 @@ from lossd.torch._compiled import traced
 from lossd.torch._dtypes import dtype_of, name_of
 from lossd.torch._holder import ProxyHolder
 from lossd.torch._proxy import GradientProxy
+from lossd.torch._sharded import is_dtensor
 from lossd.torch._weight import RemoteTensor
 from lossd.torch._window import HeadWindow
-from lossd.torch.distributed import all_do, first_rank_does
+from lossd.torch.distributed import all_do, first_rank_does, write_shard
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
     import lossd
     from lossd.results import FlushResult, GradientStats
@@ -54,8 +57,8 @@ class RemoteHead(ProxyHolder):
     session of this head, each with its own `rank` (default: its rank in the group). With a group step(), flush(),
     gradient_stats(), refresh_gradient(), zero_grad() and deepcopy are collective: the marks of all ranks are gathered,
     the first rank asks the server once, and every rank gets its answer or its error. average: the gradient is divided
-    by the number of ranks, as DistributedDataParallel divides that of its parameters; without it what the ranks added
-    is a sum. session_options: further arguments of Head.open_session.
+    by the number of ranks, as DistributedDataParallel divides that of its parameters, or by this number, where some ranks
+    share a batch; without it what the ranks added is a sum. session_options: further arguments of Head.open_session.
 
     parameters() has one, `proxy` [1, 1], which stands for the weights [V, H]: an optimizer of torch.optim that holds it
     steps the head with the lr, weight_decay, betas and momentum of its group, by the head's own rule. `weight` and
@@ -76,7 +79,7 @@ class RemoteHead(ProxyHolder):
         session: lossd.Session | None = None,
         rank: int | None = None,
         group: dist.ProcessGroup | None = None,
-        average: bool = False,
+        average: bool | int = False,
         device: torch.device | str | None = None,
         **session_options: Any,
     ) -> None:
@@ -93,6 +96,8 @@ class RemoteHead(ProxyHolder):
         """What torch.compile sees of the head."""
         self._weight_version = 0
         self._source: weakref.ref[nn.Linear] | None = None
+        self.spread: tuple[DeviceMesh, Sequence[Placement]] | None = None
+        """state_mesh, and how rows are placed on it."""
 
     # Making one
 
@@ -112,7 +117,7 @@ class RemoteHead(ProxyHolder):
         reset: bool = False,
         rank: int | None = None,
         group: dist.ProcessGroup | None = None,
-        average: bool = False,
+        average: bool | int = False,
         device: torch.device | str | None = None,
         session_options: Mapping[str, Any] | None = None,
         **config: Any,
@@ -122,6 +127,8 @@ class RemoteHead(ProxyHolder):
         weights: [vocab_size, hidden_size] of any float dtype, or a Linear, whose bias comes with it. bias:
         [vocab_size], or True for a head with a bias that is written later. config: further arguments of
         Client.create_head, such as softcap. With a group every rank calls this, and the first one creates and writes.
+        Weights that are a DTensor, as fully_shard leaves them, are written by all ranks, each its rows, and the head's
+        state_mesh is theirs.
 
         A head of that name that is in use already is an AlreadyExistsError. exist_ok=True takes it as it is, with its
         weights, its optimizer's moments and what waits in its window, and writes nothing; its configuration has to be
@@ -131,6 +138,11 @@ class RemoteHead(ProxyHolder):
             weights = weights.weight
         with_bias = bias is not None and bias is not False
         device = weights.device if device is None and weights is not None else device
+        if is_dtensor(weights) and group is None and weights.device_mesh.size() > 1:
+            raise ValueError(
+                f"the weights of head '{name}' are a DTensor over {weights.device_mesh.size()} ranks: give the group "
+                "of these ranks, such as group=torch.distributed.group.WORLD, and every rank calls this"
+            )
 
         def make() -> bool:
             taken = _in_use(client, name, exist_ok=exist_ok, reset=reset)
@@ -144,6 +156,8 @@ class RemoteHead(ProxyHolder):
             name, vocab_size, hidden_size, dtype=name_of(dtype), optimizer=optimizer, bias=with_bias, **config
         )
         remote = cls(head, rank=rank, group=group, average=average, device=device, **(session_options or {}))
+        if is_dtensor(weights):
+            remote.spread = weights.device_mesh, weights.placements
         if weights is not None and not taken:
             remote.write_weights(weights, bias if isinstance(bias, torch.Tensor) else None)
         return remote
@@ -211,7 +225,7 @@ class RemoteHead(ProxyHolder):
         return self._window.rank
 
     @property
-    def average(self) -> bool:
+    def average(self) -> bool | int:
         return self._window.average
 
     @property
@@ -279,6 +293,21 @@ class RemoteHead(ProxyHolder):
         self._weight_version = version
 
     @property
+    def state_mesh(self) -> DeviceMesh | None:
+        """The mesh over whose ranks state_dict() spreads the rows: its entries are DTensors, of which each rank reads
+        its own, as a checkpoint of shards has them. None: plain tensors, all of [V, H] on each rank that asks."""
+        return None if self.spread is None else self.spread[0]
+
+    @state_mesh.setter
+    def state_mesh(self, mesh: DeviceMesh | None) -> None:
+        if mesh is None:
+            self.spread = None
+        else:
+            from torch.distributed.tensor import Shard
+
+            self.spread = mesh, [Shard(0)] * mesh.ndim
+
+    @property
     def session(self) -> lossd.Session:
         """Opened by the first call that needs it."""
         return self._window.session
@@ -334,14 +363,21 @@ class RemoteHead(ProxyHolder):
 
     # Weights
 
-    def write_weights(self, weights: torch.Tensor, bias: torch.Tensor | None = None) -> int:
+    def write_weights(self, weights: torch.Tensor | None, bias: torch.Tensor | None = None) -> int:
         """Publishes weights [V, H], and the bias [V] of a head with one, as a new version, which is returned. They are
         rounded to the head's dtype before they are sent, or go as fp32 if the server keeps a master. With a group the
-        first rank's count."""
-        all_do(lambda: self._check_weights(weights, bias), self.group)
+        first rank's count, and the others may give None; of DTensors that are sharded by rows each rank sends its
+        own."""
+        if weights is not None or self._window.rank_in_group == 0:
+            all_do(lambda: self._check_weights(weights, bias), self.group)
+        else:
+            all_do(lambda: None, self.group)
+        if is_dtensor(weights):
+            key = f"shards over version {self.head.info().weight_version}"
+            return write_shard(self, weights, bias=bias, write_key=key, group=self.group)
+        rows = None if weights is None else weights.detach()
         values = None if bias is None else bias.detach().to(torch.float32)
-        write = lambda: self.head.write_weights(weights.detach(), values)  # noqa: E731
-        self._weight_version = first_rank_does(write, self.group)
+        self._weight_version = first_rank_does(lambda: self.head.write_weights(rows, values), self.group)
         return self._weight_version
 
     def read_weights(
@@ -505,7 +541,7 @@ class RemoteHead(ProxyHolder):
                 stacklevel=3,
             )
 
-    def _check_weights(self, weights: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def _check_weights(self, weights: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         self._check_shape("weights", weights, (self.vocab_size, self.hidden_size))
         if self.has_bias != (bias is not None):
             raise ValueError(
@@ -515,7 +551,7 @@ class RemoteHead(ProxyHolder):
         if bias is not None:
             self._check_shape("bias", bias, (self.vocab_size,))
 
-    def _check_shape(self, what: str, tensor: torch.Tensor, want: Sequence[int]) -> None:
+    def _check_shape(self, what: str, tensor: torch.Tensor | None, want: Sequence[int]) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{what} of head '{self.name}' is a {type(tensor).__name__}, not a torch.Tensor")
         if tuple(tensor.shape) != tuple(want):

@@ -57,6 +57,9 @@ def test_an_argument_of_one_rank(
     head = make_remote()
     version = head.head.info().weight_version
     said = ranks.run(spoil, server.target, head.name, call, spoiled)
+    if "lack" in call and spoiled == 1:  # the first rank's are written, whatever the others have
+        assert said == ["", ""] and head.head.info().weight_version > version
+        return
     if call == "load_state_dict may lack":  # that is right where it lacks, if nowhere else
         said = [said[1 - spoiled]]
     assert all("Error" in one for one in said), said
