@@ -29,10 +29,13 @@ from lossd.torch.contracts import LocalWeight, flush_into
 from lossd.torch.distributed import gather_marks, global_token_count, read_shard, write_shard
 from lossd.torch.head import FrozenCopyWarning, RemoteHead, StaleWeightsWarning
 from lossd.torch.optimizer import RemoteOptimizer
+from lossd.torch.state import HeadCheckpoint, HeadState
 
 __all__ = [
     "FetchedWeightsWarning",
     "FrozenCopyWarning",
+    "HeadCheckpoint",
+    "HeadState",
     "LocalWeight",
     "OtherRuleWarning",
     "RemoteHead",

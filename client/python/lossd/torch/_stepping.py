@@ -30,9 +30,6 @@ class OtherRuleWarning(UserWarning):
     """An optimizer of PyTorch steps a head whose rule, at the server, is another one."""
 
 
-_STEPS = "lossd_steps"
-"""The entry of an optimizer's group with the steps that its heads have taken, which state_dict() keeps."""
-
 _steps = 0
 _warned: set[tuple[str, str]] = set()
 
@@ -72,35 +69,51 @@ def _number(value: Any) -> Any:
     return tuple(float(part) for part in value) if isinstance(value, (tuple, list)) else float(value)
 
 
+def _heads_of(optimizer: torch.optim.Optimizer) -> list[tuple[GradientProxy, dict[str, Any]]]:
+    """The parameters of heads that are trained, and their groups. A group without a learning rate is of a container of
+    optimizers, such as torchtitan's: those inside of it step."""
+    groups = [group for group in optimizer.param_groups if "lr" in group]
+    proxies = [(p, group) for group in groups for p in group["params"] if isinstance(p, GradientProxy)]
+    return [(proxy, group) for proxy, group in proxies if not proxy.head.frozen]
+
+
 def _step_heads(optimizer: torch.optim.Optimizer) -> None:
     scale, skipped = _of_grad_scaler(optimizer)
-    for group in optimizer.param_groups:
-        proxies = [p for p in group["params"] if isinstance(p, GradientProxy) and not p.head.frozen]
-        # As torch.optim leaves a parameter alone that has no gradient.
-        for proxy in [proxy for proxy in proxies if proxy.window.dirty_anywhere()]:
-            _check_rule(optimizer, group, proxy.head)
-            if skipped:
-                proxy.head.zero_grad()
-                continue
-            _check_state(group, proxies)
-            result = proxy.head.step(learning_rate(group), gradient_scale=scale, **step_options(proxy.head, group))
-            proxy.steps = result.step
-            group[_STEPS] = sum(one.steps for one in proxies)
+    for proxy, group in _heads_of(optimizer):
+        if not proxy.window.dirty_anywhere():  # as torch.optim leaves a parameter alone that has no gradient
+            if proxy.marker is not None:  # of losses that added nothing: it is not for the optimizer
+                proxy.window.end()
+            continue
+        _check_rule(optimizer, group, proxy.head)
+        if skipped:
+            proxy.head.zero_grad()
+            continue
+        taken = optimizer.state[proxy]["step"]
+        _check_state(int(taken), proxy)
+        result = proxy.head.step(learning_rate(group), gradient_scale=scale, **step_options(proxy.head, group))
+        proxy.steps = result.step
+        taken.fill_(float(result.step))
 
 
-def _check_state(group: dict[str, Any], proxies: list[GradientProxy]) -> None:
-    """Warns once of a state_dict that was loaded and is of another time than the heads' moments are."""
-    said = group.get(_STEPS)
-    if said in (None, sum(proxy.steps for proxy in proxies)):
+def _make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Heads' parameters have a state from the first step on, as others do, even one that only makes states, of no
+    gradient: torch.distributed.checkpoint wants those of all parameters. `step` is the head's, as of the last step by
+    this optimizer, and -1 before."""
+    for proxy, _ in _heads_of(optimizer):
+        if "step" not in optimizer.state[proxy]:
+            optimizer.state[proxy]["step"] = torch.tensor(-1.0)
+
+
+def _check_state(said: int, proxy: GradientProxy) -> None:
+    """Warns once of a state_dict that was loaded and is of another time than the head's moments are."""
+    if said in (-1, proxy.steps):
         return
-    for proxy in proxies:
-        proxy.steps = proxy.head.head.info().optimizer_steps
-    taken = sum(proxy.steps for proxy in proxies)
-    if said != taken:
-        names = ", ".join(f"'{proxy.head.name}'" for proxy in proxies)
+    proxy.steps = proxy.head.head.info().optimizer_steps
+    if said != proxy.steps:
         warnings.warn(
-            f"the optimizer's state is of step {said} of head {names}, whose server is at step {taken}: its moments "
-            "are others; RemoteHead.save_checkpoint and restore_checkpoint keep both together",
+            f"the optimizer's state is of step {said} of head '{proxy.head.name}', whose server is at step "
+            f"{proxy.steps}: its moments are others; RemoteHead.save_checkpoint and restore_checkpoint keep both "
+            "together",
             stacklevel=4,
         )
 
@@ -148,7 +161,10 @@ def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not isinstance(optimizer, SteppedByItself) and not _has_closure(args, kwargs):
+    if isinstance(optimizer, SteppedByItself):
+        return
+    _make_states(optimizer)
+    if not _has_closure(args, kwargs):
         _step_heads(optimizer)
 
 
