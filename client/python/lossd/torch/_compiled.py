@@ -46,7 +46,7 @@ class TracedHead:
 
 
 def traced(head: Any) -> TracedHead:
-    """Of a RemoteHead, which graphs find by the key as long as it lives."""
+    """What is asked of a RemoteHead, which graphs find by the key as long as it lives."""
     key = next(_keys)
     _heads[key] = head
     config = head.head.config

@@ -63,7 +63,7 @@ def whole(model: Any, backend: str = "aot_eager", **options: Any) -> Any:
 
 
 def gradients(head: Any, model: nn.Module) -> list[Tensor]:
-    """Of the trunk, and dW; and they are gone then."""
+    """Those of the trunk, and dW; and they are gone then."""
     found = [one.grad.clone() for name, one in model.named_parameters() if one.grad is not None and "proxy" not in name]
     weight, bias = head.gradients()
     for name, parameter in model.named_parameters():

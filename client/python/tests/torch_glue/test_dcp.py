@@ -165,7 +165,7 @@ def test_model_state_dicts(
 
 
 def optimizer_states(rank: int, group: dist.ProcessGroup, server: str, name: str, flatten: bool) -> Any:
-    """Of a fresh optimizer, of one that has stepped, of one whose gradients wait; and back into fresh ones."""
+    """States of a fresh optimizer, of one that has stepped, of one whose gradients wait; and back into fresh ones."""
     model, optimizer = sharded(rank, group, server, name)
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
     steps = []
