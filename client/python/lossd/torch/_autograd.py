@@ -13,6 +13,7 @@ from torch import Tensor
 from lossd.torch._call import LossCall
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Coefficients, Tokens, Values, gradient_pass, minus
+from lossd.torch._window import window_of
 
 _MOST_OUTWEIGHED = 4.0  # times the wanted gradient may be what was declared, for one pass to correct it
 
@@ -40,6 +41,7 @@ class RemoteLoss(torch.autograd.Function):
         # Inside of a backward pass it is a checkpoint's recomputation, whose graph may be thrown away.
         declared = None if torch._C._current_graph_task_id() >= 0 else call.declared
         wanted = dx_dtype(hidden) if ctx.needs_input_grad[0] else None
+        windows = window_of(call.head).windows_ended
         values = call.forward(hidden, labels, weights, declared, wanted)
         ctx.set_materialize_grads(False)
         # The same tensors in every mode, as checkpoints compare them. dX is none of them: it cannot be recomputed.
@@ -51,6 +53,7 @@ class RemoteLoss(torch.autograd.Function):
             dx=values.dx,
             hidden_dtype=hidden.dtype,
             wants_dx=ctx.needs_input_grad[0],
+            windows=windows,
         )
         outputs = call.outputs(values, hidden.device)
         ctx.mark_non_differentiable(*outputs[3:])
@@ -85,6 +88,8 @@ class Left:
     dx: Tensor | None
     hidden_dtype: torch.dtype
     wants_dx: bool
+    windows: int
+    """How many windows had ended when the forward pass began: what it has added is in the next one."""
 
     @property
     def coefficients(self) -> Coefficients:
@@ -104,6 +109,8 @@ class Left:
     ) -> tuple[Tensor | None, bool]:
         """dX, or None if it is not wanted, and whether the upstream gradients are finite."""
         call, values = self.call, self.values
+        if self.windows != window_of(call.head).windows_ended:  # what was added has been stepped, or dropped
+            self.declared = self.dx = None
         by_token = call.options.reduction == "none" or d_lse is not None
         scalars = None if by_token else _scalars(call.options, values, d_loss, d_z)
         if scalars is not None and self.declared is not None and _same(scalars, self.coefficients):

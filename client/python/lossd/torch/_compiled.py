@@ -21,6 +21,7 @@ from lossd.torch._autograd import Left, dx_dtype
 from lossd.torch._call import LossCall, make_call
 from lossd.torch._options import LossOptions
 from lossd.torch._passes import Values
+from lossd.torch._window import window_of
 
 if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # What of Values is a number, in the tensor that goes from forward to backward.
 _VALUES = ("loss_sum", "z_loss_sum", "valid_tokens", "count", "z_count", "weight_version")
 _DECLARED = len(_VALUES)  # behind them: the upstream gradient that dW and dX are of; NaN if there are none
+_WINDOWS = _DECLARED + 1  # and how many windows of the head had ended before
 
 _heads: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _keys = itertools.count(1)
@@ -160,6 +162,7 @@ def _forward(
     description = Description(*rest)
     call = description.call(hidden, labels)
     declared = call.declared if (wants_dx or proxy is not None) and _may_declare() else None
+    windows = window_of(call.head).windows_ended
     values = call.forward(hidden, labels, token_weights, declared, dx_dtype(hidden) if wants_dx else None)
     loss, _, z_loss, *_ = call.outputs(values, hidden.device)
     assert loss is not None
@@ -172,7 +175,7 @@ def _forward(
         _nothing(hidden) if values.log_sum_exp is None else values.log_sum_exp,
         _nothing(hidden) if z_loss is None else z_loss,
         dx.to(hidden.dtype),
-        torch.tensor([*numbers, math.nan if declared is None else declared], dtype=torch.float64),
+        torch.tensor([*numbers, math.nan if declared is None else declared, windows], dtype=torch.float64),
     )
 
 
@@ -190,7 +193,7 @@ def _(
         tokens() if "lse" in description.returns or (with_z and by_token) else _nothing(hidden),
         reduced() if with_z else _nothing(hidden),
         hidden.new_empty(hidden.shape if wants_dx and description.may_know_dx else (0,)),
-        torch.empty(_DECLARED + 1, dtype=torch.float64, device="cpu"),
+        torch.empty(_WINDOWS + 1, dtype=torch.float64, device="cpu"),
     )
 
 
@@ -228,6 +231,7 @@ def _backward(
         dx=dx if wants_dx else None,
         hidden_dtype=hidden.dtype,
         wants_dx=wants_dx,
+        windows=int(numbers[_WINDOWS]),
     )
     saved = (hidden, labels, token_weights, lse if lse.numel() else None)
     # A graph gives zeros for outputs that nothing came back to.

@@ -85,8 +85,8 @@ def linear_cross_entropy(
         0. With a normalizer above 0 it is 0 in any case.
 
     Returns the loss in fp32, [] or, of "none", [...]; or a tuple (loss, lse), (loss, z_loss), (loss, lse, z_loss), each
-    with the dict of return_values behind the others. Where gradients are off (torch.no_grad, torch.inference_mode) and where nothing needs any it is a number without a
-    graph, and the server adds nothing.
+    with the dict of return_values behind the others. Where gradients are off (torch.no_grad, torch.inference_mode) and
+    where nothing needs any it is a number without a graph, and the server adds nothing.
 
     Raises TypeError or ValueError for tensors that do not fit, lossd.InvalidArgumentError for labels out of range, and
     what Session.compute raises, in forward and in backward. FailedPreconditionError in backward: the head's weights are
@@ -94,6 +94,8 @@ def linear_cross_entropy(
     one head wait for each other.
     """
     if is_dtensor(input) and isinstance(target, Tensor) and isinstance(head, RemoteHead):
+        if return_values:
+            raise ValueError("return_values is not for a DTensor: give input.to_local(), and its own labels")
         return sharded_loss(
             linear_cross_entropy,
             input,

@@ -44,5 +44,5 @@ class ProxyHolder(nn.Module):
             raise RuntimeError(
                 f"the parameter of head '{proxy.head.name}' cannot be replaced (by {type(value).__name__}): it stands "
                 "for weights at a server. Keep it from whoever shards parameters: "
-                "fully_shard(model, ignored_params={head.proxy})"
+                "fully_shard(model, ignored_params=set(head.parameters()))"
             )

@@ -7,8 +7,11 @@ what a server keeps moments for was decided when it was made."""
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +32,10 @@ class UnsteppedHeadWarning(UserWarning):
 class OtherRuleWarning(UserWarning):
     """An optimizer of PyTorch steps a head whose rule, at the server, is another one."""
 
+
+# What PyTorch makes of every optimizer's step(): it runs the hooks.
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
+_hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 
 _steps = 0
 _warned: set[tuple[str, str]] = set()
@@ -77,9 +84,23 @@ def _heads_of(optimizer: torch.optim.Optimizer) -> list[tuple[GradientProxy, dic
     return [(proxy, group) for proxy, group in proxies if not proxy.head.frozen]
 
 
+def _own_heads_of(optimizer: torch.optim.Optimizer) -> list[tuple[GradientProxy, dict[str, Any]]]:
+    """Without those that an optimizer around this one has and steps: of ranks that share parameters
+    (ZeroRedundancyOptimizer) only one would come here, and the others would not step with it."""
+    heads = _heads_of(optimizer)
+    frame = sys._getframe() if heads else None  # noqa: SLF001  (there is no public way)
+    while frame is not None:
+        outer = frame.f_locals.get("self") if frame.f_code is _STEP else None
+        if isinstance(outer, torch.optim.Optimizer) and outer is not optimizer:
+            theirs = [proxy for proxy, _ in _heads_of(outer)]
+            heads = [(proxy, group) for proxy, group in heads if all(proxy is not one for one in theirs)]
+        frame = frame.f_back
+    return heads
+
+
 def _step_heads(optimizer: torch.optim.Optimizer) -> None:
     scale, skipped = _of_grad_scaler(optimizer)
-    for proxy, group in _heads_of(optimizer):
+    for proxy, group in _own_heads_of(optimizer):
         if not proxy.window.dirty_anywhere():  # as torch.optim leaves a parameter alone that has no gradient
             if proxy.marker is not None:  # of losses that added nothing: it is not for the optimizer
                 proxy.window.end()
@@ -100,8 +121,16 @@ def _make_states(optimizer: torch.optim.Optimizer) -> None:
     gradient: torch.distributed.checkpoint wants those of all parameters. `step` is the head's, as of the last step by
     this optimizer, and -1 before."""
     for proxy, _ in _heads_of(optimizer):
-        if "step" not in optimizer.state[proxy]:
-            optimizer.state[proxy]["step"] = torch.tensor(-1.0)
+        state = optimizer.state[proxy]
+        if any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in state.values()):
+            state.clear()
+            warnings.warn(
+                f"the optimizer's state has moments of a weight that is at head '{proxy.head.name}' now: they are "
+                "dropped, and the head's own count, which start with it",
+                stacklevel=4,
+            )
+        if "step" not in state:
+            state["step"] = torch.tensor(-1.0)
 
 
 def _check_state(said: int, proxy: GradientProxy) -> None:
@@ -129,12 +158,15 @@ def _check_rule(optimizer: torch.optim.Optimizer, group: dict[str, Any], head: R
     """ValueError if the head has no rule to be stepped by; a warning, once, if it has another than the optimizer."""
     rule = head.head.config.optimizer
     mine, theirs = type(optimizer).__name__, type(rule).__name__
+    kind = next((one.__name__ for one in type(optimizer).__mro__ if one.__name__ in ("SGD", "Adam", "AdamW")), mine)
+    if kind == "Adam" and group.get("decoupled_weight_decay"):
+        kind = "AdamW"
     if rule is None:
         raise ValueError(
             f"{mine} has the parameter of head '{head.name}', which has no optimizer at its server: create it with "
             "optimizer=lossd.AdamW(...), or flush its gradient into a parameter of your own (lossd.torch.LocalWeight)"
         )
-    problem = _difference(rule, group) if mine.lower() == theirs.lower() else f"steps by {theirs}"
+    problem = _difference(rule, group) if kind == theirs else f"steps by {theirs}"
     if problem and (head.name, mine) not in _warned:
         _warned.add((head.name, mine))
         warnings.warn(
@@ -156,24 +188,45 @@ def _difference(rule: Optimizer, group: dict[str, Any]) -> str:
     return ""
 
 
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-
-
+@torch._disable_dynamo  # not torch.compiler.disable, which imports Dynamo there and then
 def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if isinstance(optimizer, SteppedByItself):
+    """Sees to it that _last_before comes behind the optimizer's own hooks, which may clip."""
+    if isinstance(optimizer, SteppedByItself) or not _heads_of(optimizer):
         return
     _make_states(optimizer)
-    if not _has_closure(args, kwargs):
+    if optimizer not in _hooks:
+        _hooks[optimizer] = optimizer.register_step_pre_hook(_last_before).id
+    optimizer._optimizer_step_pre_hooks.move_to_end(_hooks[optimizer])
+
+
+@torch._disable_dynamo
+def _last_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        return _step_heads(optimizer)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        names = ", ".join(f"'{proxy.head.name}'" for proxy, _ in _heads_of(optimizer))
+        raise ValueError(
+            f"LBFGS asks for the loss several times a step, and head {names} steps by a rule of its own: leave its "
+            "parameter out, and call head.step(lr)"
+        )
+
+    @functools.wraps(closure)
+    def closure_and_heads() -> Any:  # the gradients are there when it returns, and heads come first
+        loss = closure()
         _step_heads(optimizer)
+        return loss
+
+    if len(args) > 1:
+        return (args[0], closure_and_heads, *args[2:]), kwargs
+    return args, {**kwargs, "closure": closure_and_heads}
 
 
+@torch._disable_dynamo
 def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     global _steps
     if isinstance(optimizer, SteppedByItself):
         return
-    if _has_closure(args, kwargs):  # which has made the gradients
-        _step_heads(optimizer)
     if any(not isinstance(p, GradientProxy) for group in optimizer.param_groups for p in group["params"]):
         _steps += 1
 

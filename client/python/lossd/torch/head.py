@@ -57,8 +57,9 @@ class RemoteHead(ProxyHolder):
     session of this head, each with its own `rank` (default: its rank in the group). With a group step(), flush(),
     gradient_stats(), refresh_gradient(), zero_grad() and deepcopy are collective: the marks of all ranks are gathered,
     the first rank asks the server once, and every rank gets its answer or its error. average: the gradient is divided
-    by the number of ranks, as DistributedDataParallel divides that of its parameters, or by this number, where some ranks
-    share a batch; without it what the ranks added is a sum. session_options: further arguments of Head.open_session.
+    by the number of ranks, as DistributedDataParallel divides that of its parameters, or by this number, where some
+    ranks share a batch; without it what the ranks added is a sum. session_options: further arguments of
+    Head.open_session.
 
     parameters() has one, `proxy` [1, 1], which stands for the weights [V, H]: an optimizer of torch.optim that holds it
     steps the head with the lr, weight_decay, betas and momentum of its group, by the head's own rule. `weight` and

@@ -143,7 +143,7 @@ class _Values:
             _, doubled = self._loss(self._hidden, self._labels, return_lse=True, **self._logits(2.0))
             return self._masked(doubled - 2 * self._lse)
 
-    def _logits(self, times: float = 1.0) -> dict[str, float]:
+    def _logits(self, times: float = 1.0) -> dict[str, Any]:
         """The options of a loss of `times` the logits over the temperature."""
         factor = times / self._temperature
         # (c / t) tanh((s / t) x / (c / t)) is the capped logit c tanh(s x / c) over t.

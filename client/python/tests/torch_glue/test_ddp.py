@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from glue_support import Ranks, batch, weights_of
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import lossd
@@ -187,3 +188,34 @@ def test_a_head_in_a_data_parallel_model_is_stepped_as_a_local_one(
         torch.testing.assert_close(RemoteHead(client.head("ddp-head")).read_weights()[0], final, rtol=1e-5, atol=1e-6)
     assert client.head("ddp-head").info().optimizer_steps == 3
     client.delete_head("ddp-head")
+
+
+def sharded_optimizer(rank: int, group: dist.ProcessGroup, server: str, name: str, weight: torch.Tensor) -> Any:
+    head = RemoteHead.from_linear(
+        lossd.connect(server), linear_of(weight), name, optimizer=lossd.AdamW(), group=group, average=True
+    )
+    weights = []
+    for lm_head in (head, linear_of(weight)):
+        model = WithHead(lm_head)
+        ddp = DistributedDataParallel(model, process_group=group)
+        optimizer = ZeroRedundancyOptimizer(
+            ddp.parameters(), optimizer_class=torch.optim.AdamW, process_group=group, lr=0.05
+        )
+        for step in range(2):
+            ddp(*batch(10 * step + rank)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(model.state_dict()["lm_head.weight"])
+    head.close()
+    return weights
+
+
+def test_an_optimizer_that_is_sharded_over_ranks_steps_the_head_on_all(
+    ranks: Ranks, server: lossd.Server, client: lossd.Client
+) -> None:
+    """Its inner optimizer has the head's parameter on one rank alone."""
+    torch.manual_seed(3)
+    weight = torch.randn(11, 6) * 0.3
+    for remote, local in ranks.run(sharded_optimizer, server.target, "zero-head", weight):
+        torch.testing.assert_close(remote, local, rtol=1e-5, atol=1e-6)
+    client.delete_head("zero-head")

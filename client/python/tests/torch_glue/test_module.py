@@ -315,3 +315,108 @@ def test_weights_of_the_state_are_the_servers(models: Any) -> None:
         local.lm_head.weight.mul_(2.0)
     remote.load_state_dict(local.state_dict())
     assert torch.equal(weights_of(remote.lm_head), local.lm_head.weight)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_declared_loss_survives_a_zero_grad_before_its_backward(models: Any, scale: float) -> None:
+    """The order of many loops: forward, zero_grad, backward, step."""
+    remote, local = models(optimizer=lossd.SGD())
+    for model in (remote, local):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for seed in range(3):
+            hidden, labels = batch(seed)
+            if model is remote:
+                loss = model.lm_head(model.trunk(hidden), labels, grad_scale=1.0)
+            else:
+                loss = model.loss(hidden, labels)
+            optimizer.zero_grad()
+            (loss * scale).backward()
+            optimizer.step()
+    assert remote.lm_head.head.info().optimizer_steps == 3
+    compare(remote, local, rtol=1e-5)
+
+
+def test_a_declared_loss_whose_gradient_was_stepped_away_is_an_error(models: Any) -> None:
+    remote, _ = models(optimizer=lossd.SGD())
+    optimizer = torch.optim.SGD(remote.parameters(), lr=0.1)
+    hidden, labels = batch()
+    loss = remote.lm_head(remote.trunk(hidden), labels, grad_scale=1.0)
+    optimizer.step()
+    with pytest.raises(lossd.FailedPreconditionError):
+        loss.backward()
+
+
+def test_a_hook_of_the_optimizer_that_clips_reaches_the_head(models: Any) -> None:
+    remote, local = models(optimizer=lossd.SGD())
+    for model in (remote, local):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(
+            lambda *_, model=model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1) and None
+        )
+        for seed in range(2):
+            model.loss(*batch(seed)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if seed == 0:  # one that comes later
+                optimizer.register_step_pre_hook(
+                    lambda *_, model=model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05) and None
+                )
+    compare(remote, local, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_step_steps_the_head(models: Any) -> None:
+    remote, local = models(optimizer=lossd.SGD())
+    for model in (remote, local):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = torch.compile(optimizer.step, backend="eager")
+        for seed in range(2):
+            model.loss(*batch(seed)).backward()
+            step()
+            optimizer.zero_grad()
+    assert remote.lm_head.head.info().optimizer_steps == 2
+    compare(remote, local, rtol=1e-5, atol=1e-6)
+
+
+def test_subclasses_and_decoupled_decay_are_known_rules(models: Any) -> None:
+    class Mine(torch.optim.AdamW):
+        pass
+
+    for rule, optimizer_of in (
+        (lossd.AdamW(weight_decay=0.3), lambda p: Mine(p, lr=0.1, weight_decay=0.3)),
+        (
+            lossd.AdamW(weight_decay=0.3),
+            lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.3, decoupled_weight_decay=True),
+        ),
+    ):
+        remote, local = models(optimizer=rule)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for model in (remote, local):
+                optimizer = optimizer_of(model.parameters())
+                model.loss(*batch()).backward()
+                optimizer.step()
+        compare(remote, local, rtol=1e-5, atol=1e-6)
+    remote, _ = models(optimizer=lossd.Adam())
+    remote.loss(*batch()).backward()
+    with pytest.warns(OtherRuleWarning, match="which steps by Adam"):
+        torch.optim.AdamW(remote.parameters(), lr=0.1).step()
+
+
+def test_moments_of_a_local_head_are_not_taken_for_the_heads(models: Any) -> None:
+    remote, local = models(optimizer=lossd.AdamW())
+    twin = torch.optim.AdamW(local.parameters(), lr=0.1)
+    local.loss(*batch()).backward()
+    twin.step()
+    optimizer = torch.optim.AdamW(remote.parameters(), lr=0.1)
+    optimizer.load_state_dict(twin.state_dict())
+    remote.loss(*batch()).backward()
+    with pytest.warns(UserWarning, match="moments of a weight that is at head 'module-.* now: they are dropped"):
+        optimizer.step()
+    assert all(value.numel() == 1 for value in optimizer.state[remote.lm_head.proxy].values())
+
+
+def test_lbfgs_is_refused(models: Any) -> None:
+    remote, _ = models(optimizer=lossd.SGD())
+    optimizer = torch.optim.LBFGS(remote.parameters())
+    with pytest.raises(ValueError, match="LBFGS asks for the loss several times a step"):
+        optimizer.step(lambda: remote.loss(*batch()))
