@@ -1,4 +1,4 @@
-"""docs/trainers.md: each of its examples runs."""
+"""docs/training.md and docs/trainers.md: each of their examples runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from glue_support import Ranks, batch, weights_of
+from torch.nn.parallel import DistributedDataParallel
 
 import lossd
 import lossd.torch
 from lossd.torch import RemoteHead
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "trainers.md"
+DOCS = Path(__file__).resolve().parents[4] / "docs"
 
 
 def examples() -> dict[str, str]:
     """The indented text under each heading."""
     found = {}
-    for section in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
+    pages = "".join((DOCS / page).read_text() for page in ("training.md", "trainers.md"))
+    for section in re.split(r"^## ", pages, flags=re.MULTILINE)[1:]:
         title, _, body = section.partition("\n")
         lines = [line for line in body.split("\n") if line.startswith("    ")]
         if lines:
@@ -34,7 +36,10 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.trunk = torch.nn.Linear(6, 6)
-        self.lm_head = torch.nn.Linear(6, 11, bias=False)
+        self.lm_head: torch.nn.Module = torch.nn.Linear(6, 11, bias=False)
+
+    def forward(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.trunk(hidden), labels)
 
 
 def run(title: str, **given: Any) -> dict[str, Any]:
@@ -47,17 +52,20 @@ def run(title: str, **given: Any) -> dict[str, Any]:
         **names,
         **given,
     }
-    exec(compile(examples()[title], f"{PAGE.name}, {title}", "exec"), space)
+    exec(compile(examples()[title], title, "exec"), space)
     return space
 
 
-@pytest.mark.parametrize("title", ["Steps", "GradScaler", "State and checkpoints", "A weight of the trainer's own"])
+ALONE = ["A loop of your own", "Steps", "GradScaler", "State and checkpoints", "A weight of the trainer's own"]
+
+
+@pytest.mark.parametrize("title", ALONE)
 def test_one_process(client: lossd.Client, title: str) -> None:
     torch.manual_seed(2)
     model = Model()
     before = model.lm_head.weight.detach().clone()
     space = run(title, client=client, model=model)
-    head = space["head"]
+    head = space.get("head", model.lm_head)
     if title == "State and checkpoints":
         assert torch.equal(weights_of(head), before)
     else:
@@ -69,6 +77,28 @@ def test_one_process(client: lossd.Client, title: str) -> None:
 def on_rank(rank: int, group: dist.ProcessGroup, title: str, target: str) -> Any:
     torch.manual_seed(rank)
     return run(title, group=group, target=target).get("shard")
+
+
+def data_parallel(rank: int, group: dist.ProcessGroup, target: str) -> Any:
+    batches = [batch(10 * rank + seed) for seed in range(3)]
+    with lossd.connect(target) as client:
+        model = Model()
+        space = run(
+            "DistributedDataParallel and accelerate",
+            group=group,
+            client=client,
+            model=model,
+            batches=batches,
+            DistributedDataParallel=DistributedDataParallel,
+        )
+        return [p.detach() for p in space["model"].module.trunk.parameters()], weights_of(model.lm_head)
+
+
+def test_data_parallel_ranks(ranks: Ranks, server: lossd.Server, client: lossd.Client) -> None:
+    (first, head), (second, same) = ranks.run(data_parallel, server.target)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True)) and torch.equal(head, same)
+    assert client.head("data-parallel").info().optimizer_steps == 3
+    client.delete_head("data-parallel")
 
 
 @pytest.mark.parametrize("title", ["Ranks", "Sharded weights"])
@@ -85,11 +115,4 @@ def test_two_ranks(ranks: Ranks, server: lossd.Server, client: lossd.Client, tit
 
 
 def test_every_example_is_run() -> None:
-    assert set(examples()) == {
-        "Steps",
-        "GradScaler",
-        "State and checkpoints",
-        "A weight of the trainer's own",
-        "Ranks",
-        "Sharded weights",
-    }
+    assert set(examples()) == {*ALONE, "DistributedDataParallel and accelerate", "Ranks", "Sharded weights"}
