@@ -213,7 +213,7 @@ STEPS = Row(
     [
         graph(
             "Steps",
-            "skipped: the gradient was not finite",
+            "skipped: the gradient was not finite; empty: no token was in the window",
             [Query(rate("lossd_steps_total", "outcome"), "{{outcome}}")],
             "ops",
             width=6,

@@ -4,7 +4,8 @@
  *
  * A lane is one stream of numbered chunks, of a session of its own. A chunk carries one item, a piece of the trainer's batch;
  * a lane has CHUNKS items in each of STEPS steps. Once all items of a step are answered the trainer ends the window, by a
- * flush that is committed or by ApplyStep; it may also do so early. What goes wrong, FAULTS times, may do so at any moment.
+ * flush that is committed or by ApplyStep; it may also do so early. While the answer of a step is missing it may have losses
+ * computed, which moves its marks, and call again. What goes wrong, FAULTS times, may do so at any moment.
  *
  * Left out: payloads, credits, leases, weights, several heads. Messages carry no content: that of a sequence does not change
  * within an incarnation, since the trainer sends from its own memory.
@@ -36,6 +37,7 @@
 #define BIT(number) (1 << (number))
 #define ALL_ITEMS (BIT(LANES * ITEMS) - 1)
 #define BAD 16 /* added to an item whose content the server refuses */
+#define LOOK 32 /* instead of an item: a chunk of losses alone */
 
 #include "state.pml"
 #include "server.pml"

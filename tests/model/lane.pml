@@ -77,6 +77,19 @@ end:
       }
     }
 
+  /* Losses alone, while nobody knows whether the step was taken. */
+  :: d_step {
+      faults > 0 && LOOKING && connected[me] && !sent2[me] && next_send[me] == logged[me] + 1 && ROOM_FOR_ANSWERS(me) ->
+      spend();
+      logged[me]++;
+      next_send[me]++;
+      ITEM_AT(me, logged[me]) = LOOK;
+      if
+      :: !sent1[me] -> sent1[me] = logged[me]; sent1_generation[me] = lane_generation[me]
+      :: else -> sent2[me] = logged[me]; sent2_generation[me] = lane_generation[me]
+      fi
+    }
+
   /* The server reads a message, if the chunk has not to wait. */
   :: d_step {
       CAN_ARRIVE(me) ->
@@ -142,7 +155,7 @@ end:
       owed[me] = owed[me] & ~BIT(n);
       owed_repeat[me] = owed_repeat[me] & ~BIT(n);
       if
-      :: !SEEN(me, n) && ITEM_AT(me, n) >= BAD -> redo[me] = redo[me] | BIT(ITEM_AT(me, n) - BAD)
+      :: !SEEN(me, n) && ITEM_AT(me, n) >= BAD && ITEM_AT(me, n) != LOOK -> redo[me] = redo[me] | BIT(ITEM_AT(me, n) - BAD)
       :: else
       fi;
       answered[me] = answered[me] | BIT(n)

@@ -60,6 +60,8 @@ MUTANTS = {
     "ABORT_DROPS": "an abort drops the second gradient",
     "NEXT_IN_FROZEN": "chunks of the next generation go to the frozen gradient",
     "STEP_FORGOTTEN": "a repeated step is not known",
+    "STEP_MOVED": "a repeated step may name more than the step consumed",
+    "STEP_NOT_PASSED": "losses that a repeated step named are wanted again of the next one",
     "NO_INCARNATION": "a killed server comes back with its incarnation",
     "DRAIN_FORGETS": "a drain checkpoint does not have the last commit",
     "DRAIN_REUSE": "a drain checkpoint is used a second time",
@@ -67,6 +69,7 @@ MUTANTS = {
 MUTANT_CONFIGURATIONS = (
     "LANES=2 CHUNKS=1 STEPS=2 FAULTS=2 KILL=1 DOUBLE=1",
     "LANES=2 CHUNKS=2 STEPS=2 FAULTS=2 KILL=0 DOUBLE=1",
+    "LANES=1 CHUNKS=2 STEPS=2 FAULTS=3 KILL=0 DOUBLE=0",
 )
 WEIGHTS_MUTANTS = {
     "STAGED_SURVIVES": "a restore leaves a write that is under way",

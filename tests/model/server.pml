@@ -161,6 +161,46 @@ inline consume() {
   window = OPEN
 }
 
+/* spare: whether the marks of a repeated step are those that it was taken with, but for what added nothing. */
+inline compare_with_step() {
+  spare = 1;
+  i = 0;
+  do
+  :: i < LANES ->
+    assert(named[i] >= step_marks[i]);
+    n = (named[i] == step_marks[i] -> accepted[i] : step_marks[i]) + 1;
+    do
+    :: n > accepted[i] -> break
+    :: n <= accepted[i] && ITEM_AT(i, n) >= BAD -> n++
+    :: else ->
+#ifndef BUG_STEP_MOVED
+      spare = 0;
+#endif
+      break
+    od;
+    i++
+  :: else -> break
+  od;
+  skip
+}
+
+/* What was named and added nothing is behind the trainer. */
+inline pass_over() {
+#ifndef BUG_STEP_NOT_PASSED
+  i = 0;
+  do
+  :: i < LANES ->
+    if
+    :: base[i] < named[i] -> base[i] = named[i]
+    :: else
+    fi;
+    i++
+  :: else -> break
+  od;
+#endif
+  skip
+}
+
 inline begin_freezing(by_step) {
   window = FREEZING;
   for_step = by_step;

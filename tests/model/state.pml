@@ -96,6 +96,11 @@ hidden short item_bit, believed;
 #define NAMED_TRUE(lane) (named[lane] == accepted[lane])
 #define NAMED_AS_FLUSH(lane) (named[lane] == marks[lane])
 #define NAMED_AS_STEP(lane) (named[lane] == step_marks[lane])
+#define NAMED_AS_SENT(lane) (named[lane] == logged[lane])
+#define LOOKED(lane) \
+  (NAMED_AS_SENT(lane) || (ITEM_AT(lane, logged[lane]) == LOOK && ITEM_AT(lane, named[lane] + 1) == LOOK))
+/* ENDING by a step whose answer was lost. */
+#define LOOKING (trainer == ENDING && stepping && !waiting && my_incarnation == incarnation)
 #if LANES == 1
 #define EVERY(what) (what(0))
 #elif LANES == 2

@@ -89,6 +89,7 @@ inline learn_that_window_is_lost() {
     do
     :: n > logged[i] -> break
     :: n <= logged[i] && n > accepted[i] -> ITEM_AT(i, n) = 0; n++
+    :: n <= logged[i] && n <= accepted[i] && ITEM_AT(i, n) == LOOK -> n++
     :: else ->
       if
       :: ITEM_AT(i, n) >= BAD ->
@@ -160,14 +161,39 @@ end:
         trainer = READING
       fi
     }
+  /* The call is about to name what the lanes have come to since: losses alone, or by mistake more. */
+  :: d_step {
+      LOOKING && EVERY(ALL_SEEN) && !EVERY(NAMED_AS_SENT) && (EVERY(LOOKED) || faults > 0) ->
+      if
+      :: EVERY(LOOKED)
+      :: else -> spend()
+      fi;
+      i = 0;
+      do
+      :: i < LANES -> named[i] = logged[i]; i++
+      :: else -> break
+      od;
+      skip
+    }
   /* ApplyStep. */
   :: d_step {
       trainer == ENDING && stepping && !waiting && my_incarnation == incarnation ->
       if
 #ifndef BUG_STEP_FORGOTTEN
       :: named_generation == step_taken ->
-        assert(EVERY(NAMED_AS_STEP));
-        note_consumed()
+        compare_with_step();
+        if
+        :: spare ->
+          pass_over();
+          note_consumed()
+        :: else -> /* refused: that would be another step */
+          i = 0;
+          do
+          :: i < LANES -> named[i] = step_marks[i]; i++
+          :: else -> break
+          od;
+          skip
+        fi
 #endif
       :: named_generation == generation && window == OPEN && EVERY(NAMED_TRUE) -> begin_freezing(true)
       :: named_generation == generation && window == OPEN && !EVERY(NAMED_TRUE) -> back_to_work()

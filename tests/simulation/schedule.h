@@ -114,6 +114,9 @@ class Schedule {
     std::shared_ptr<std::optional<absl::StatusOr<engine::StepResult>>> stepped;
     Values read;
     int64_t rows_read = 0;
+    bool unanswered = false;          // the call was made before
+    int evaluating = 0;               // losses alone are computed before it is made again
+    bool moved = false;               // its marks, since then
     std::string aborted_by_operator;  // a flush: the trainer has not heard of it
   };
 
@@ -153,6 +156,9 @@ class Schedule {
   void Tick();
   void BeginEnding();
   std::vector<SessionMarks> KnownMarks() const;
+  void LoseAnswer();
+  void Evaluate();
+  void MoveMarks();
   void Call();
   void TakeBegun();
   void TakeStepped();

@@ -138,10 +138,16 @@ void Schedule::Connect(ClientState& client, size_t lane) {
 void Schedule::Plan(ClientState& client, size_t lane) {
   SessionState& session = *client.session;
   LaneState& state = session.lanes[lane];
-  if (client.pending.empty() || state.log.size() >= state.answered + kMostOutstanding) return;
+  if (state.log.size() >= state.answered + kMostOutstanding) return;
   Entry entry;
-  entry.item = std::move(client.pending.front());
-  client.pending.pop_front();
+  if (ending_.evaluating > 0) {
+    entry.item = LossOnly(MakeItem(items_++, &random_));
+  } else if (client.pending.empty()) {
+    return;
+  } else {
+    entry.item = std::move(client.pending.front());
+    client.pending.pop_front();
+  }
   entry.window_token = session.next_place;
   session.next_place += entry.item.tokens();
   state.log.push_back(std::move(entry));

@@ -13,6 +13,13 @@ namespace lossd::simulation {
 
 using engine::RejectReason;
 
+namespace {
+
+// So often the trainer finds its evaluation still under way before it asks for its step again.
+constexpr int kEvaluationTicks = 60;
+
+}  // namespace
+
 // The marks that the clients know, of all sessions that have something to be consumed.
 std::vector<engine::SessionMarks> Schedule::KnownMarks() const {
   std::vector<SessionMarks> all;
@@ -61,13 +68,15 @@ void Schedule::Tick() {
       return BeginEnding();
     case Phase::kEnding:
       if (ending_.begun != nullptr && ending_.begun->has_value()) return TakeBegun();
-      if (ending_.stepped != nullptr && ending_.stepped->has_value()) return TakeStepped();
-      if (ending_.begun == nullptr && ending_.stepped == nullptr) return Call();
-      if (!calm_ && random_.OneIn(10)) {  // the answer is lost
-        Count("answer lost");
-        ending_.begun = nullptr;
-        ending_.stepped = nullptr;
+      if (ending_.stepped != nullptr && ending_.stepped->has_value()) {
+        return !calm_ && random_.OneIn(4) ? LoseAnswer() : TakeStepped();
       }
+      if (ending_.begun == nullptr && ending_.stepped == nullptr) {
+        if (calm_ || ending_.evaluating == 0) return Call();
+        --ending_.evaluating;
+        return;
+      }
+      if (!calm_ && random_.OneIn(10)) LoseAnswer();
       return;
     case Phase::kReading:
       if (!calm_ && random_.OneIn(20)) {
@@ -104,7 +113,54 @@ void Schedule::BeginEnding() {
   phase_ = Phase::kEnding;
 }
 
+// That of the call under way.
+void Schedule::LoseAnswer() {
+  Count("answer lost");
+  ending_.begun = nullptr;
+  ending_.stepped = nullptr;
+  ending_.unanswered = true;
+  if (ending_.by_step && random_.OneIn(2)) Evaluate();
+}
+
+// What was not sent yet has to wait for losses alone.
+void Schedule::Evaluate() {
+  Count("evaluation");
+  ending_.evaluating = kEvaluationTicks;
+  for (ClientState& client : clients_) {
+    if (client.session == nullptr || client.deterministic == engine::Deterministic::kYes) continue;
+    for (LaneState& lane : client.session->lanes) {
+      while (!lane.log.empty() && !lane.log.back().sent) {
+        client.pending.push_front(std::move(lane.log.back().item));
+        lane.log.pop_back();
+      }
+      lane.next_send = std::min<uint64_t>(lane.next_send, lane.log.size() + 1);
+    }
+  }
+}
+
+// A trainer that has had losses computed before it calls again names what its lanes have come to.
+void Schedule::MoveMarks() {
+  bool moved = false;
+  for (SessionMarks& session : ending_.marks) {
+    const SessionState& state = *sessions_.at(session.session_id);
+    for (engine::LaneMarks& mark : session.lanes) {
+      const LaneState& lane = state.lanes[static_cast<size_t>(mark.lane)];
+      if (mark.accepted >= lane.accepted) continue;
+      const auto begin = lane.log.begin() + static_cast<int64_t>(mark.accepted);
+      const bool looks = std::none_of(begin, lane.log.end(), [](const Entry& entry) {
+        return entry.sent && entry.item.kind == ItemKind::kGood;
+      });
+      if (!looks) continue;
+      mark.accepted = lane.accepted;
+      moved = true;
+    }
+  }
+  if (moved) Count("marks moved by losses");
+  ending_.moved = ending_.moved || moved;
+}
+
 void Schedule::Call() {
+  if (ending_.by_step && ending_.unanswered) MoveMarks();
   Say(absl::StrCat(ending_.by_step ? "ApplyStep" : "BeginFlush", " of generation ", ending_.generation));
   if (ending_.by_step) {
     Count("ApplyStep");
@@ -166,16 +222,20 @@ void Schedule::TakeStepped() {
     Diverge(absl::StrCat("after the step of generation ", ending_.generation, " the weights are others"));
   }
   old_call_ = OldCall{ending_, answer->generation, *answer, incarnation_, restores_};
+  if (ending_.moved) old_call_ = std::nullopt;  // which marks the step was taken with is not known
   Consume();
 }
 
 void Schedule::CheckStepped(const engine::StepResult& result) {
   const int64_t tokens = ContentOf(ending_.marks).tokens;
-  if (result.generation != ending_.generation + 1 || result.weight_version != version_ + 1 ||
+  // A window without a token is no step.
+  if (result.generation != ending_.generation + 1 || result.skipped != (tokens == 0) ||
+      result.weight_version != version_ + (tokens == 0 ? 0 : 1) ||
       static_cast<int64_t>(result.window_tokens) != tokens) {
     Diverge(absl::StrCat("ApplyStep of generation ", ending_.generation, " at weights ", version_,
-                         " answers generation ", result.generation, ", weights ", result.weight_version, ", ",
-                         result.window_tokens, " tokens; expected ", tokens));
+                         " answers generation ", result.generation, ", weights ", result.weight_version,
+                         result.skipped ? ", skipped, " : ", ", result.window_tokens, " tokens; expected ",
+                         tokens));
   }
 }
 

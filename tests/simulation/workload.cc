@@ -77,6 +77,12 @@ Item MakeItem(uint64_t number, Random* random) {
   return item;
 }
 
+Item LossOnly(Item item) {
+  if (item.kind == ItemKind::kRefused) item.labels.back() = 0;
+  item.kind = ItemKind::kLossOnly;
+  return item;
+}
+
 Item Corrected(Item item) {
   item.kind = ItemKind::kGood;
   item.labels.back() = 0;

@@ -56,6 +56,8 @@ struct Item {
 };
 
 Item MakeItem(uint64_t number, Random* random);
+// The same without gradients.
+Item LossOnly(Item item);
 // The same with labels that are in range.
 Item Corrected(Item item);
 engine::Chunk ToChunk(const Item& item, uint64_t sequence, uint64_t generation);

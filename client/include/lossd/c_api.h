@@ -477,7 +477,7 @@ typedef struct lossd_step_result {
   uint64_t generation;
   uint64_t weight_version;
   int64_t step;
-  int32_t skipped;
+  int32_t skipped; /* 1: nothing changed, for want of a token in the window or of a finite gradient */
   int32_t reserved;
   double norm;
   double bias_norm;

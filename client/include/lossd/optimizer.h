@@ -57,7 +57,9 @@ struct StepOptions {
 struct StepResult {
   uint64_t generation = 0;      // that of the next window
   uint64_t weight_version = 0;  // the new one, or if the step was skipped the old one
-  int64_t step = 0;             // steps that the optimizer has taken, this one included
+  int64_t step = 0;             // steps that the optimizer has taken, this one included unless it was skipped
+  // Weights and optimizer are as they were: no token was in the window (as torch.optim leaves a parameter
+  // alone that has no gradient), or the gradient was not finite and skip_non_finite was set.
   bool skipped = false;
   double norm = 0;  // of the scaled dW
   double bias_norm = 0;

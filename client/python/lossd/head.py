@@ -290,7 +290,9 @@ class Head:
         marks: Sequence[str] | None = None,
     ) -> StepResult:
         """One step of the head's optimizer, which consumes the window. Exactly once: after UnavailableError or
-        DeadlineExceededError the same call again is about the same step.
+        DeadlineExceededError the same call again is about the same step, also if losses alone (mode="loss") were
+        computed in between. A window without a token changes nothing, as torch.optim leaves a parameter alone that has
+        no gradient: the result says `skipped`, and the next window begins.
 
         lr: None takes that of the optimizer which Client.create_head was given here (lossd.AdamW(lr=1e-3)).
         gradient_scale: multiplies the gradient before anything else sees it. skip_non_finite: a gradient with NaN or

@@ -276,8 +276,9 @@ class StepResult:
     """That of the next window."""
     weight_version: int
     step: int
-    """Steps that the optimizer has taken, this one included."""
+    """Steps that the optimizer has taken, this one included unless it was skipped."""
     skipped: bool
+    """Weights and optimizer are as they were: no token was in the window, or skip_non_finite asked for it."""
     norm: float
     """The norm of the scaled gradient."""
     bias_norm: float

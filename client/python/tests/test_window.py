@@ -231,6 +231,27 @@ def test_steps_are_those_of_torch(make_head: MakeHead, optimizer: Any, name: str
     torch.testing.assert_close(torch.from_numpy(head.read_weights()), parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_step_without_a_gradient_changes_nothing(make_head: MakeHead) -> None:
+    """As torch.optim leaves a parameter alone whose grad is None."""
+    head, (hidden, labels) = make_head(optimizer=lossd.SGD(momentum=0.9, weight_decay=0.5)), batch()
+    with head.open_session() as session:
+        session.compute(hidden, labels)
+        head.step(0.1)
+        before, version = head.read_weights(), head.info().weight_version
+        for mode, targets in (("loss", labels), ("gradients", np.full(4, -100)), (None, labels)):
+            if mode:
+                session.compute(hidden, targets, mode=mode)
+            generation = head.info().generation
+            result = head.step(0.1)
+            assert (result.skipped, result.step, result.weight_version) == (True, 1, version)
+            assert (result.generation, result.window_tokens, result.norm) == (generation + 1, 0, 0)
+            assert np.array_equal(head.read_weights(), before)
+        session.compute(hidden, labels, gradient_scale=0.0)  # zeros are a gradient
+        result = head.step(0.1)
+        assert (result.skipped, result.step) == (False, 2)
+        assert not np.array_equal(head.read_weights(), before)
+
+
 def test_a_step_with_infinity_is_skipped(make_head: MakeHead) -> None:
     head = make_head(optimizer=lossd.AdamW())
     before = head.read_weights()
@@ -256,6 +277,8 @@ def test_a_step_of_a_named_window(make_head: MakeHead) -> None:
 def test_step_overrides(make_head: MakeHead) -> None:
     head = make_head(optimizer=lossd.AdamW())
     before = head.read_weights()
+    with head.open_session() as session:
+        session.compute(*batch(), gradient_scale=0.0)
     head.step(0.1, weight_decay=0.5)
     np.testing.assert_allclose(head.read_weights(), before * (1 - 0.1 * 0.5), rtol=1e-6)
     with pytest.raises(lossd.InvalidArgumentError, match="beta1"):

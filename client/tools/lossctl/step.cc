@@ -66,7 +66,11 @@ absl::Status Step(const Context& context, const std::string& name, StepOptions o
 
   const auto tokens = WithCommas(static_cast<int64_t>(step->window_tokens));
   std::string text;
-  if (step->skipped) {
+  if (step->skipped && step->window_tokens == 0) {
+    absl::StrAppend(&text, "Skipped the step of generation ", *options.generation, " of head '", name,
+                    "': no token is in its window.\n", "  The weights stay version ", step->weight_version,
+                    "; generation ", step->generation, " begins.\n");
+  } else if (step->skipped) {
     absl::StrAppend(&text, "Skipped the step of generation ", *options.generation, " of head '", name,
                     "': ", WithCommas(step->non_finite), " elements of the gradient are NaN or infinite.\n",
                     "  The weights stay version ", step->weight_version, "; ", tokens,

@@ -145,6 +145,7 @@ json ToJson(const SessionCheckpoint& checkpoint) {
                      {"base", lane.base},
                      {"next_base", lane.next_base},
                      {"rejected", lane.rejected}});
+    if (lane.contributed() && lane.only_looked()) lanes.back()["only_looked"] = true;
   }
   json result = {{"id", checkpoint.id},
                  {"number", session.number},
@@ -169,6 +170,8 @@ Lane LaneFromJson(const json& from) {
   if (lane.base > lane.accepted || lane.next_base > lane.accepted) {
     Refuse("a lane's marks contradict each other");
   }
+  const bool only_looked = from.contains("only_looked") && from.at("only_looked").get<bool>();
+  lane.added = only_looked ? lane.base : lane.accepted;
   return lane;
 }
 

@@ -98,6 +98,7 @@ struct Counters {
   Counter flushes_aborted{0};
   Counter steps_applied{0};
   Counter steps_skipped{0};  // for a gradient that was not finite
+  Counter steps_empty{0};    // of windows without a token
   Counter weight_versions{0};
   Counter logits_calls{0};  // answered
   Counter logits_rows{0};   // of these

@@ -166,8 +166,9 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void ReadStats(uint64_t generation, std::vector<SessionMarks> marks, double gradient_scale,
                  std::function<void(absl::StatusOr<WindowStats>)> done);
   // Waits until `marks` are applied, updates the weights, publishes them as a new version and ends the
-  // window. The last step's arguments again answer the same, also while it is under way; others for its
-  // generation are FAILED_PRECONDITION, and any other generation than the window's is ABORTED.
+  // window; of a window without a token it only ends it. The last step's arguments again answer the same,
+  // also while it is under way and with marks that losses alone have moved since; others for its generation
+  // are FAILED_PRECONDITION, and any other generation than the window's is ABORTED.
   void ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request,
                  StepCallback done);
 
@@ -287,6 +288,10 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                                                             const std::vector<SessionMarks>& marks,
                                                             const StepRequest& request, StepCallback& done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<absl::StatusOr<StepResult>> RepeatedStepLocked(uint64_t generation,
+                                                               const std::vector<SessionMarks>& marks,
+                                                               const StepRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether a call of this generation may end the window, or one that ends it may begin now.
   absl::Status CheckGenerationLocked(uint64_t generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSealableLocked(const std::vector<SessionMarks>& marks) const
@@ -298,7 +303,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void Step();
   absl::StatusOr<StepResult> TakeStep(const StepRequest& request, const WindowGradient& gradient,
                                       int64_t steps);
-  void CountStepLocked(StepResult* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountStepLocked(bool empty, StepResult* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next window has begun, or this one is open again; returns who waited for that.
   Resumes BeginWindowLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStatsLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const

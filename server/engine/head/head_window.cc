@@ -261,7 +261,7 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
                                                                 StepCallback& done) {
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
-  if (auto repeated = window_.RepeatedStep(generation, marks, request); repeated.has_value()) return repeated;
+  if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
   if (absl::Status place = CheckGenerationLocked(generation); !place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinStep(marks, request, done);
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
@@ -271,22 +271,43 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   return std::nullopt;
 }
 
+// A caller without an answer may have had losses computed before it asks again: its marks have moved, but not
+// to another step.
+std::optional<absl::StatusOr<StepResult>> Head::RepeatedStepLocked(uint64_t generation,
+                                                                   const std::vector<SessionMarks>& marks,
+                                                                   const StepRequest& request) {
+  const StepRecord& last = window_.last_step();
+  const bool may_have_moved = generation == last.generation && generation + 1 == window_.generation() &&
+                              window_.state() == WindowState::kOpen;
+  const bool moved = may_have_moved && sessions_.OnlyLookedSince(last.marks, marks);
+  auto answer = window_.RepeatedStep(generation, moved ? last.marks : marks, request);
+  // To the caller everything up to its marks is behind it, and need not be named again.
+  if (moved && answer.has_value() && answer->ok()) sessions_.PassOver(marks);
+  return answer;
+}
+
 // Everything accepted before the step has been processed by now.
 void Head::Step() {
   StepRequest request;
   WindowGradient gradient;
   int64_t steps = 0;
+  bool empty = false;
   absl::Status sealed;
   {
     const MutexLock lock(mutex_);
     request = window_.step();
     gradient = WindowGradientLocked();
     steps = weights_.optimizer_steps();
+    empty = window_.tokens() == 0;
     sealed = CheckSealedLocked();
   }
   absl::StatusOr<StepResult> answer = StepResult{};
   if (!sealed.ok()) {
     answer = sealed;
+  } else if (empty) {
+    // What never had a gradient is not stepped: neither weight decay nor a moment is at work.
+    gradients_.Reset(gradient);
+    answer->skipped = true;
   } else if (answer = TakeStep(request, gradient, steps); answer.ok()) {
     CountGradient(answer->stats.norm, answer->stats.non_finite);
   } else {
@@ -297,7 +318,7 @@ void Head::Step() {
   {
     // All at once for everybody who looks: the new version, the record and the next window, or nothing.
     const MutexLock lock(mutex_);
-    if (answer.ok()) CountStepLocked(&*answer);
+    if (answer.ok()) CountStepLocked(empty, &*answer);
     step_waiters = window_.EndStep(&answer);
     waiting = answer.ok() ? BeginWindowLocked() : sessions_.TakeWaiting();
   }
@@ -326,9 +347,11 @@ absl::StatusOr<StepResult> Head::TakeStep(const StepRequest& request, const Wind
   return result;
 }
 
-void Head::CountStepLocked(StepResult* result) {
+void Head::CountStepLocked(bool empty, StepResult* result) {
   Counters& counters = *environment_.counters;
-  if (result->skipped) {
+  if (empty) {
+    ++counters.steps_empty;
+  } else if (result->skipped) {
     ++counters.steps_skipped;
   } else {
     weights_.NoteStep();

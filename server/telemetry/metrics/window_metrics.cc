@@ -14,7 +14,8 @@ constexpr Metric kFlushSeconds{
     {"phase"}};
 constexpr Metric kSteps{
     "lossd_steps_total",
-    "Steps of heads' optimizers; skipped: the gradient was not finite, and it was asked for.",
+    "Steps of heads' optimizers; skipped: the gradient was not finite, and it was asked for; empty: no token "
+    "was in the window.",
     kCounter,
     {"outcome"}};
 constexpr Metric kStepSeconds{"lossd_step_seconds", "Time from ApplyStep until the next window is open.",
@@ -52,6 +53,7 @@ void CollectWindows(const engine::Engine& engine, Exposition& out) {
   out.Begin(kSteps);
   out.Add({"applied"}, counters.steps_applied);
   out.Add({"skipped"}, counters.steps_skipped);
+  out.Add({"empty"}, counters.steps_empty);
   out.Only(kStepSeconds, counters.step_seconds);
   out.Only(kWeightVersions, counters.weight_versions);
   out.Begin(kCheckpoints);

@@ -262,6 +262,11 @@ void TestStep(const char* target, int count, char** arguments) {
   options.generation = 1;
   OK(lossd_head_apply_step(window.head, &options, (const char* const*)&marks, 1, &result));
   CHECK(result.step == 1 && result.weight_version == 2);
+  /* Nothing was added to the next one. */
+  options.generation = 2;
+  OK(lossd_head_apply_step(window.head, &options, NULL, 0, &result));
+  CHECK(result.skipped == 1 && result.step == 1 && result.weight_version == 2 && result.generation == 3);
+  CHECK(result.window_tokens == 0 && result.non_finite == 0);
   options.generation = 9;
   FAILS(lossd_head_apply_step(window.head, &options, (const char* const*)&marks, 1, &result), LOSSD_ABORTED,
         "generation is 9");

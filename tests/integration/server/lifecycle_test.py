@@ -395,8 +395,9 @@ class Drain(unittest.TestCase):
                          'lossd_rejected_total{reason="label"} 1', 'lossd_rejected_total{reason="gap"} 0',
                          'lossd_tokens_total{kind="valid"} 2', 'lossd_tokens_total{kind="ignored"} 1',
                          'lossd_memory_reserved_bytes{purpose="gradient",place="host"} 4096',
-                         'lossd_steps_total{outcome="applied"} 2', 'lossd_steps_total{outcome="skipped"} 0',
-                         'lossd_step_seconds_count 2', 'lossd_weight_versions_total 4',
+                         'lossd_steps_total{outcome="applied"} 0', 'lossd_steps_total{outcome="skipped"} 0',
+                         'lossd_steps_total{outcome="empty"} 2',
+                         'lossd_step_seconds_count 2', 'lossd_weight_versions_total 2',
                          'lossd_chunk_seconds_count{stage="forward"} 1', 'lossd_credit_bytes 0',
                          'lossd_staging_reserved_bytes 33554432', 'lossd_staging_limit_bytes '):
                 self.assertTrue(any(found.startswith(line) for found in lines), line)

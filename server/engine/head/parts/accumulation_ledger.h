@@ -35,9 +35,12 @@ class AccumulationLedger {
     uint64_t applied = 0;
     uint64_t base = 0;
     uint64_t next_base = 0;          // while sealed: what was accepted when that began
+    uint64_t added = 0;              // last sequence started whose chunk adds to dW; the others only look
     std::vector<uint64_t> rejected;  // ascending
 
     bool contributed() const { return accepted > base; }
+    // What was started in this window adds nothing to it.
+    bool only_looked() const { return added <= base; }
   };
 
   enum class SessionState { kOpen, kClosed };

@@ -38,8 +38,8 @@ struct StepResult {
   uint64_t generation = 0;      // the new one
   uint64_t weight_version = 0;  // the new one, or if the step was skipped the old one
   int64_t step = 0;             // steps that the optimizer has taken, this one included
-  bool skipped = false;
-  GradientStats stats;  // of the scaled gradient
+  bool skipped = false;         // for a gradient that is not finite, or a window without a token
+  GradientStats stats;          // of the scaled gradient
   uint64_t window_tokens = 0;
 };
 using StepCallback = std::function<void(absl::StatusOr<StepResult>)>;

@@ -277,6 +277,7 @@ void SessionTable::NoteStarted(const ChunkItem& item) {
   if (!item.numbered()) return;
   Lane& lane = MutableLane(item.session_id, item.lane);
   AccumulationLedger::Start(lane);
+  if (item.in_window()) lane.added = lane.started;
   if (item.rejected() && item.remembered) AccumulationLedger::Reject(lane);
 }
 
@@ -344,6 +345,46 @@ std::vector<Resume> SessionTable::TakeStalled(absl::Time now) {
 }
 
 // The window
+
+bool SessionTable::OnlyLookedSince(const std::vector<SessionMarks>& begun,
+                                   const std::vector<SessionMarks>& now) const {
+  std::map<std::pair<absl::string_view, int32_t>, uint64_t> left;
+  for (const SessionMarks& session : begun) {
+    for (const LaneMarks& lane : session.lanes) left[{session.session_id, lane.lane}] = lane.accepted;
+  }
+  for (const SessionMarks& session : now) {
+    for (const LaneMarks& mark : session.lanes) {
+      const auto then = left.find({session.session_id, mark.lane});
+      const bool moved = then == left.end() || then->second != mark.accepted;
+      if (then != left.end()) left.erase(then);
+      if (moved && !OnlyLookedTo(session.session_id, mark)) return false;
+    }
+  }
+  return left.empty();
+}
+
+void SessionTable::PassOver(const std::vector<SessionMarks>& marks) {
+  for (const SessionMarks& session : marks) {
+    AccumulationLedger::Session* const found = ledger_.Find(session.session_id);
+    if (found == nullptr) continue;  // its marks are those of the step, and it is over
+    for (const LaneMarks& mark : session.lanes) {
+      Lane& lane = found->lanes[Index(mark.lane)];
+      lane.base = std::max(lane.base, mark.accepted);
+    }
+  }
+}
+
+bool SessionTable::OnlyLookedTo(const std::string& session_id, const LaneMarks& mark) const {
+  const auto session = ledger_.sessions().find(session_id);
+  if (session == ledger_.sessions().end()) return false;
+  const std::vector<Lane>& lanes = session->second.lanes;
+  if (mark.lane < 0 || Index(mark.lane) >= lanes.size()) return false;
+  const Lane& lane = lanes[Index(mark.lane)];
+  if (mark.accepted < lane.base || mark.accepted > lane.accepted || !lane.only_looked()) return false;
+  const auto stream = streams_.find({session_id, mark.lane});
+  return stream == streams_.end() || std::none_of(stream->second.queued.begin(), stream->second.queued.end(),
+                                                  [](const auto& item) { return item->in_window(); });
+}
 
 void SessionTable::BeginWindow() {
   ledger_.BeginWindow();

@@ -130,6 +130,11 @@ class SessionTable {
   absl::Status Match(std::span<const SessionMarks> named) const { return ledger_.Match(named); }
   std::vector<SessionMarks> WindowMarks() const { return ledger_.WindowMarks(); }
   bool WindowEmpty() const { return ledger_.WindowEmpty(); }
+  // Whether these two name the same, but for lanes that have added nothing to the window that began with
+  // `begun`: their chunks are of losses alone, or were rejected. Both Canonical.
+  bool OnlyLookedSince(const std::vector<SessionMarks>& begun, const std::vector<SessionMarks>& now) const;
+  // What is up to these marks, for which that was so, is no part of the window.
+  void PassOver(const std::vector<SessionMarks>& marks);
   void Seal() { ledger_.Seal(); }
   void Reopen() { ledger_.Reopen(); }
   void BeginWindow();
@@ -199,6 +204,7 @@ class SessionTable {
               absl::Time before) const;
   // Withdraws what the stream has queued, and drops its listener.
   void CutOff(const Key& key, Stream& stream, Cut* cut);
+  bool OnlyLookedTo(const std::string& session_id, const LaneMarks& mark) const;
   DeterministicTiles* TilesOf(const std::string& session_id) const;
   Lane& MutableLane(const std::string& session_id, int32_t lane);
   static std::vector<std::shared_ptr<ChunkItem>> ItemsOf(const std::shared_ptr<DeterministicSession>& session,

@@ -51,6 +51,20 @@ TEST(CheckpointManifestTest, WhatIsWrittenIsReadAgain) {
   EXPECT_EQ(*ToText(*manifest), text);
 }
 
+// Earlier releases say nothing of it: then everything may have added something.
+TEST(CheckpointManifestTest, ALaneThatOnlyLookedIsKnownAsOne) {
+  Manifest manifest = Written();
+  AccumulationLedger::Lane& lane = manifest.head.sessions[0].session.lanes[1];
+  lane.accepted = lane.started = lane.applied = 5;
+  for (const uint64_t added : {uint64_t{2}, uint64_t{3}}) {
+    lane.base = 2;
+    lane.added = added;
+    const auto read = ParseManifest(*ToText(manifest), kPath);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->head.sessions[0].session.lanes[1].only_looked(), added == 2);
+  }
+}
+
 // Manifests of earlier releases say how many bytes a head had for deferred dW.
 TEST(CheckpointManifestTest, TheBytesOfDeferredGradientsAreReadAndNotWrittenAgain) {
   const std::string text = *ToText(Written());

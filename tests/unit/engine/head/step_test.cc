@@ -26,6 +26,11 @@ class StepTest : public ::testing::Test, protected EngineFixture {
   explicit StepTest(HeadConfig config = WithOptimizer()) : EngineFixture({}, {}, std::move(config)) {}
 
   static StepRequest Rate(double learning_rate) { return {.learning_rate = learning_rate}; }
+  static Chunk LossOnly(uint64_t sequence, uint64_t generation = 1) {
+    Chunk chunk = MakeChunk(sequence, 1, generation);
+    chunk.mode = ComputeMode::kLossOnly;
+    return chunk;
+  }
   static void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& text) {
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
@@ -103,6 +108,84 @@ TEST_F(StepTest, TheSameAgainAnswersTheSameAndStepsOnce) {
   EXPECT_EQ(engine->counters().steps_applied, 1U);
 }
 
+TEST_F(StepTest, TheSameAgainWithMarksThatLossesAloneHaveMovedIsTheSameStep) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  const LaneAttachment other = Attach(Open("evaluation"), std::make_shared<RecordingListener>());
+  Submit(lane, MakeChunk(1, 2));
+  ASSERT_TRUE(ApplyStep(1, Marks(), Rate(1)).ok());  // and the answer is lost
+  Submit(lane, LossOnly(2, 2));
+  Submit(other, LossOnly(1, 2));
+  listener_->AwaitAnswers(2);
+  const std::vector<SessionMarks> moved = Marks();
+  // A mark of the step that is missing, or one that nobody has come to, is another call.
+  std::vector<SessionMarks> wrong = moved;
+  wrong[0].lanes[0].accepted = 7;
+  EXPECT_EQ(ApplyStep(1, wrong, Rate(1)).status().code(), absl::StatusCode::kFailedPrecondition);
+  wrong = moved;
+  std::erase_if(wrong, [&](const SessionMarks& marks) { return marks.session_id == lane.session_id; });
+  EXPECT_EQ(ApplyStep(1, wrong, Rate(1)).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Marks().size(), 2U);
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const absl::StatusOr<StepResult> again = ApplyStep(1, moved, Rate(1));
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_TRUE(Marks().empty()) << "what it names is behind its caller";
+    EXPECT_EQ(again->step, 1);
+    EXPECT_EQ(again->generation, 2U);
+    EXPECT_EQ(again->window_tokens, 1U);
+  }
+  EXPECT_EQ(Weight(), -2);
+  ExpectError(ApplyStep(1, moved, Rate(2)).status(), absl::StatusCode::kFailedPrecondition,
+              "was applied with learning_rate 1; this call names 2");
+  // Another call is one with marks that gradients have moved, be it of a chunk that only waits for the
+  // device.
+  gate.Hold();
+  Submit(lane, LossOnly(3, 2));
+  gate.AwaitArrival();
+  Submit(lane, MakeChunk(4, 3, 2));
+  const std::vector<SessionMarks> marks = Marks();
+  EXPECT_EQ(ApplyStep(1, marks, Rate(1)).status().code(), absl::StatusCode::kFailedPrecondition);
+  gate.LetThrough();
+  engine->WaitIdle();
+  EXPECT_EQ(ApplyStep(1, marks, Rate(1)).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(head->Info().optimizer_steps, 1);
+  EXPECT_EQ(ApplyStep(2, marks, Rate(1))->step, 2);
+  EXPECT_EQ(Weight(), -5);
+}
+
+TEST_F(StepTest, AWindowWithoutATokenIsSkippedAndEnds) {
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Submit(lane, LossOnly(1));
+  Chunk ignored = MakeChunk(2, 2);
+  ignored.ignore_index = *reinterpret_cast<const int64_t*>(ignored.labels.data());
+  Submit(lane, std::move(ignored));
+  Chunk refused = MakeChunk(3, 2);
+  refused.labels.assign(sizeof(int64_t), '\x7f');
+  Submit(lane, std::move(refused));
+  const std::vector<SessionMarks> marks = Marks();
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const absl::StatusOr<StepResult> step = ApplyStep(1, marks, Rate(1));
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_TRUE(step->skipped);
+    EXPECT_EQ(step->generation, 2U);
+    EXPECT_EQ(step->weight_version, 1U);
+    EXPECT_EQ(step->step, 0);
+    EXPECT_EQ(step->window_tokens, 0U);
+    EXPECT_EQ(step->stats.norm, 0);
+  }
+  ExpectError(ApplyStep(1, marks, Rate(2)).status(), absl::StatusCode::kFailedPrecondition, "learning_rate");
+  EXPECT_EQ(head->Info().generation, 2U);
+  EXPECT_EQ(head->Info().optimizer_steps, 0);
+  EXPECT_EQ(engine->counters().steps_empty, 1U);
+  EXPECT_EQ(engine->counters().steps_applied, 0U);
+  EXPECT_EQ(engine->counters().steps_skipped, 0U);
+  Submit(lane, MakeChunk(4, 3, 2));
+  const absl::StatusOr<StepResult> step = ApplyStep(2, Marks(), Rate(1));
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_FALSE(step->skipped);
+  EXPECT_EQ(step->step, 1);
+  EXPECT_EQ(Weight(), -3);
+}
+
 TEST_F(StepTest, TheSameAgainAnswersTheSameEvenBehindAFlushOfTheNextWindow) {
   ASSERT_TRUE(ApplyStep(1, {}, Rate(1)).ok());
   const absl::StatusOr<FlushInfo> flush = BeginFlush(2, {});
@@ -156,8 +239,11 @@ TEST_F(StepTest, OtherArgumentsForAConsumedGenerationAreRefusedByName) {
 }
 
 TEST_F(StepTest, AnyOtherGenerationIsAbortedWithThePosition) {
-  ASSERT_TRUE(ApplyStep(1, {}, Rate(1)).ok());
-  ASSERT_TRUE(ApplyStep(2, {}, Rate(1)).ok());
+  const LaneAttachment lane = Attach(Open("c"), listener_);
+  Submit(lane, MakeChunk(1, 2));
+  ASSERT_TRUE(ApplyStep(1, Marks(), Rate(1)).ok());
+  Submit(lane, MakeChunk(2, 2, 2));
+  ASSERT_TRUE(ApplyStep(2, Marks(), Rate(1)).ok());
   for (const uint64_t generation : {uint64_t{0}, uint64_t{1}, uint64_t{4}}) {
     const absl::Status status = ApplyStep(generation, {}, Rate(1)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << generation;
@@ -299,7 +385,8 @@ TEST_F(StepTest, WeightsThatWereCommittedBeforeAreTheOnesThatAreStepped) {
 }
 
 TEST_F(StepTest, AHeadThatTeachesHasTheNewVersion) {
-  ASSERT_TRUE(ApplyStep(1, {}, Rate(1)).ok());
+  Submit(Attach(Open("c"), std::make_shared<RecordingListener>()), MakeChunk(1, 2));
+  ASSERT_TRUE(ApplyStep(1, Marks(), Rate(1)).ok());
   HeadConfig config = head->config();
   config.name = "student";
   const std::shared_ptr<Head> student = *engine->CreateHead(config);
@@ -450,8 +537,11 @@ TEST_F(StepBiasTest, WhatAStepSaysOtherwiseCountsForThatStepAlone) {
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_DOUBLE_EQ(first->stats.bias_norm, 8 * std::sqrt(4.0));
   EXPECT_EQ(Weight(), -4);
-  ASSERT_TRUE(ApplyStep(2, {}, Rate(1)).ok());
-  EXPECT_EQ(Weight(), -7);  // -4 * (1 - 0.25) - the moment, 4: an empty window is a step all the same
+  ASSERT_TRUE(ApplyStep(2, {}, Rate(1))->skipped);
+  EXPECT_EQ(Weight(), -4) << "neither weight decay nor the moment is at work without a gradient";
+  Submit(lane, MakeChunk(2, 0, 3));
+  EXPECT_EQ(ApplyStep(3, Marks(), Rate(1))->step, 2);
+  EXPECT_EQ(Weight(), -7);  // -4 * (1 - 0.25) - the moment, 4: a gradient of zeros is one
 }
 
 class NoOptimizerTest : public StepTest {
