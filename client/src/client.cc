@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
                                                         const ClientOptions& options) {
   auto connection = internal::Connection::Create(target, options);
   if (!connection.ok()) return connection.status();
-  const auto status = (*connection)->Call(&v1::StatusService::Stub::GetStatus, {});
+  const auto status = (*connection)->Call(&v1::StatusService::Stub::AsyncGetStatus, {});
   if (!status.ok()) return status.status();
   return std::unique_ptr<Client>(new Client(std::make_shared<Impl>(*std::move(connection))));
 }
@@ -49,7 +49,7 @@ absl::StatusOr<Head> Client::CreateHead(const HeadConfig& config) {
     return absl::InvalidArgumentError("logit_scale is 0; it must be finite and above 0");
   }
   auto context =
-      impl_->Handle(impl_->connection->Call(&v1::HeadService::Stub::CreateHead, internal::ToRequest(config)));
+      impl_->Handle(impl_->connection->Call(&v1::HeadService::Stub::AsyncCreateHead, internal::ToRequest(config)));
   if (!context.ok()) return context.status();
   return Head(std::make_shared<Head::Impl>(*std::move(context)));
 }
@@ -57,13 +57,13 @@ absl::StatusOr<Head> Client::CreateHead(const HeadConfig& config) {
 absl::StatusOr<Head> Client::GetHead(const std::string& name) {
   v1::GetHeadRequest request;
   request.set_name(name);
-  auto context = impl_->Handle(impl_->connection->Call(&v1::HeadService::Stub::GetHead, request));
+  auto context = impl_->Handle(impl_->connection->Call(&v1::HeadService::Stub::AsyncGetHead, request));
   if (!context.ok()) return context.status();
   return Head(std::make_shared<Head::Impl>(*std::move(context)));
 }
 
 absl::StatusOr<std::vector<HeadInfo>> Client::ListHeads() {
-  const auto response = impl_->connection->Call(&v1::HeadService::Stub::ListHeads, {});
+  const auto response = impl_->connection->Call(&v1::HeadService::Stub::AsyncListHeads, {});
   if (!response.ok()) return response.status();
   std::vector<HeadInfo> heads;
   for (const auto& head : response->heads()) {
@@ -79,7 +79,7 @@ absl::Status Client::DeleteHead(const std::string& name, bool discard_gradient) 
   request.set_name(name);
   request.set_discard_gradient(discard_gradient);
   const auto deleted =
-      impl_->connection->Call(&v1::HeadService::Stub::DeleteHead, request, internal::kDeletion);
+      impl_->connection->Call(&v1::HeadService::Stub::AsyncDeleteHead, request, internal::kDeletion);
   if (deleted.ok()) impl_->unanswered->Clear(name);
   return deleted.status();
 }
@@ -89,7 +89,7 @@ absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& head
   request.set_head(head);
   request.set_tag(tag);
   const auto restored =
-      impl_->connection->Call(&v1::HeadService::Stub::RestoreCheckpoint, request, internal::kDiskCall);
+      impl_->connection->Call(&v1::HeadService::Stub::AsyncRestoreCheckpoint, request, internal::kDiskCall);
   if (!restored.ok()) return restored.status();
   impl_->unanswered->Clear(head);
   return internal::FromProto(restored->checkpoint());
@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> Client::ListCheckpoints(const std::s
   v1::ListCheckpointsRequest request;
   request.set_head(head);
   const auto listed =
-      impl_->connection->Call(&v1::HeadService::Stub::ListCheckpoints, request, internal::kDiskCall);
+      impl_->connection->Call(&v1::HeadService::Stub::AsyncListCheckpoints, request, internal::kDiskCall);
   if (!listed.ok()) return listed.status();
   std::vector<CheckpointInfo> checkpoints;
   for (const auto& checkpoint : listed->checkpoints()) {
@@ -113,7 +113,7 @@ absl::StatusOr<DeletedCheckpoint> Client::DeleteCheckpoint(const std::string& he
   request.set_head(head);
   request.set_tag(tag);
   const auto deleted = impl_->connection->Call(
-      &v1::HeadService::Stub::DeleteCheckpoint, request,
+      &v1::HeadService::Stub::AsyncDeleteCheckpoint, request,
       {.repeated_not_found = internal::RepeatedNotFound::kIsDone, .patience = internal::Patience::kDisk});
   if (!deleted.ok()) return deleted.status();
   DeletedCheckpoint result{internal::FromProto(deleted->checkpoint()), deleted->bytes_freed()};
@@ -125,7 +125,7 @@ absl::StatusOr<DeletedCheckpoint> Client::DeleteCheckpoint(const std::string& he
 absl::Status Client::Drain() {
   // A server that is gone was drained.
   constexpr internal::CallOptions kOnce{.repeat = internal::Repeat::kNo};
-  return impl_->connection->Call(&v1::StatusService::Stub::Drain, {}, kOnce).status();
+  return impl_->connection->Call(&v1::StatusService::Stub::AsyncDrain, {}, kOnce).status();
 }
 
 absl::StatusOr<Region> Client::CreateRegion(RegionKind kind, int64_t bytes) {
@@ -135,13 +135,13 @@ absl::StatusOr<Region> Client::CreateRegion(RegionKind kind, int64_t bytes) {
 }
 
 absl::StatusOr<ServerStatus> Client::Status() {
-  const auto response = impl_->connection->Call(&v1::StatusService::Stub::GetStatus, {});
+  const auto response = impl_->connection->Call(&v1::StatusService::Stub::AsyncGetStatus, {});
   if (!response.ok()) return response.status();
   return internal::FromProto(*response);
 }
 
 absl::StatusOr<ServerMemory> Client::Memory() {
-  const auto response = impl_->connection->Call(&v1::StatusService::Stub::GetMemory, {});
+  const auto response = impl_->connection->Call(&v1::StatusService::Stub::AsyncGetMemory, {});
   if (!response.ok()) return response.status();
   return internal::FromProto(*response);
 }

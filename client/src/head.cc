@@ -18,7 +18,7 @@ const HeadConfig& Head::config() const { return impl_->context->config(); }
 absl::StatusOr<HeadInfo> Head::Info() const {
   v1::GetHeadRequest request;
   request.set_name(config().name);
-  const auto head = impl_->context->connection().Call(&v1::HeadService::Stub::GetHead, request);
+  const auto head = impl_->context->connection().Call(&v1::HeadService::Stub::AsyncGetHead, request);
   if (!head.ok()) return head.status();
   return internal::FromProto(*head);
 }
@@ -32,7 +32,7 @@ absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) con
   request.set_incarnation(impl_->context->incarnation());
   if (!request.incarnation().empty()) request.set_restores(impl_->context->restores());
   const auto saved =
-      impl_->context->connection().Call(&v1::HeadService::Stub::SaveCheckpoint, request, internal::kDiskCall);
+      impl_->context->connection().Call(&v1::HeadService::Stub::AsyncSaveCheckpoint, request, internal::kDiskCall);
   if (const auto position = internal::PositionOf(saved.status());
       position && absl::IsAborted(saved.status())) {
     return internal::WindowLostError(config().name, position->generation(),

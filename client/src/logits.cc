@@ -93,7 +93,7 @@ class LogitsReader {
       const char* hidden = static_cast<const char*>(batch_.hidden_states) + row * hidden_row_bytes_;
       request_.set_rows(rows);
       request_.set_hidden_states(hidden, static_cast<size_t>(rows * hidden_row_bytes_));
-      const auto answer = head_.connection().Call(&v1::LossService::Stub::Logits, request_);
+      const auto answer = head_.connection().Call(&v1::LossService::Stub::AsyncLogits, request_);
       if (!answer.ok()) return answer.status();
       if (row > 0 && !SameWeights(*answer)) {
         return absl::AbortedError(

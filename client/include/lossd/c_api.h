@@ -40,7 +40,7 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 4
+#define LOSSD_C_API_VERSION 5
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
@@ -98,9 +98,11 @@ typedef struct lossd_trace_context { /* the headers of W3C's Trace Context */
 } lossd_trace_context;
 /* Fills in `context`, which is empty, or leaves it so. Must not call lossd functions. */
 typedef void (*lossd_trace)(void* user, lossd_trace_context* context);
+/* Not 0: the call that waits ends with CANCELLED. Must not use the session that waits. */
+typedef int32_t (*lossd_interrupted)(void* user);
 typedef struct lossd_client_options {
   size_t struct_size;
-  double call_timeout_seconds;      /* unary calls fail with DEADLINE_EXCEEDED after this long; 60 */
+  double call_timeout_seconds;      /* without an answer: DEADLINE_EXCEEDED (lossd::ClientOptions); 30 */
   double reconnect_timeout_seconds; /* how long a call goes on trying; 60 */
   int64_t transfer_bytes;           /* of one message of weights or gradient rows; 4 MiB */
   /* TLS, with the paths of PEM files (lossd::TlsOptions). 0: plain text. */
@@ -116,6 +118,14 @@ typedef struct lossd_client_options {
   /* Asked before every call (lossd::ClientOptions::trace), for as long as any handle of the client lives. */
   lossd_trace trace; /* NULL: none */
   void* trace_user;
+  /* From version 5 on, and like `trace` for as long as any handle of the client lives. Asked about every
+   * 100 ms in the thread of a call that waits. */
+  lossd_interrupted interrupted; /* NULL: none */
+  void* interrupted_user;
+  int64_t interrupted_thread; /* the only thread, by its gettid(), in which it is asked; 0: all */
+  /* Where a text is put, once, when the server is known to be gone: then calls that wait, and later ones, end
+   * with UNAVAILABLE and it. NULL: nowhere; *server_gone is NULL before that. */
+  const char* const* server_gone;
 } lossd_client_options;
 LOSSD_API void lossd_client_options_init(lossd_client_options* options, size_t struct_size);
 /* `target`: "host:port", "dns:///name:port" or "unix:/path". `options` may be NULL. Waits until the server

@@ -52,8 +52,10 @@ struct TraceContext {
 };
 
 struct ClientOptions {
-  // Unary calls fail with DEADLINE_EXCEEDED after this long.
-  std::chrono::milliseconds call_timeout = std::chrono::seconds(60);
+  // A call fails with DEADLINE_EXCEEDED after so long without an answer; one that moves tensors, or waits for
+  // the server's disks or device, if meanwhile the server did not answer a question whether it is there
+  // either. One that is only busy answers that.
+  std::chrono::milliseconds call_timeout = std::chrono::seconds(30);
   // How long a call goes on trying before it gives up: with UNAVAILABLE if the server cannot be reached, with
   // RESOURCE_EXHAUSTED if it has no room for another session or stream. It waits at least as long as the
   // server asks between two tries, and gives up at once if that is longer than what is left.
@@ -73,6 +75,11 @@ struct ClientOptions {
   // server names the trace in what it logs of the call. The streams of a session belong to the trace in which
   // it was opened. Must not call lossd.
   std::function<TraceContext()> trace = {};
+  // Asked in the thread that makes a call, about every 100 ms while it waits. Anything but OK ends the call
+  // with it, soon and for good: CANCELLED for a caller that does not want to wait, UNAVAILABLE for a server
+  // that is known to be gone. A session of which that cut a batch short is over, as after UNAVAILABLE. Must
+  // not use the session that waits.
+  std::function<absl::Status()> interrupted = {};
 };
 
 struct HeadConfig {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-LOSSD_C_API_VERSION = 4
+LOSSD_C_API_VERSION = 5
 LOSSD_MOST_LANES = 64
 
 # lossd_code
@@ -77,6 +77,9 @@ class TraceContext(c.Structure):
 Trace = c.CFUNCTYPE(None, c.c_void_p, c.POINTER(TraceContext))
 
 
+Interrupted = c.CFUNCTYPE(c.c_int32, c.c_void_p)
+
+
 class ClientOptions(c.Structure):
     _fields_ = [
         ("struct_size", c.c_size_t),
@@ -93,6 +96,10 @@ class ClientOptions(c.Structure):
         ("reserved", c.c_int32),
         ("trace", Trace),
         ("trace_user", c.c_void_p),
+        ("interrupted", Interrupted),
+        ("interrupted_user", c.c_void_p),
+        ("interrupted_thread", c.c_int64),
+        ("server_gone", c.POINTER(c.c_char_p)),
     ]
 
 

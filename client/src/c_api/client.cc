@@ -1,4 +1,6 @@
 // lossd_connect and what is asked of the server as a whole.
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -44,9 +46,23 @@ std::string TextIn(const char (&text)[kSize]) {
   return {text, strnlen(text, kSize)};
 }
 
-std::function<TraceContext()> TraceOf(lossd_trace trace, void* user) {
+std::function<absl::Status()> InterruptedOf(const lossd_client_options& given) {
+  if (given.interrupted == nullptr && given.server_gone == nullptr) return nullptr;
+  return [asked = given.interrupted, user = given.interrupted_user, thread = given.interrupted_thread,
+          gone = given.server_gone] {
+    const char* const text = gone == nullptr ? nullptr : __atomic_load_n(gone, __ATOMIC_ACQUIRE);
+    if (text != nullptr) return absl::UnavailableError(text);
+    const bool asks = asked != nullptr && (thread == 0 || thread == gettid());
+    return asks && asked(user) != 0 ? absl::CancelledError("the call was interrupted") : absl::OkStatus();
+  };
+}
+
+// `interrupted` comes first: where handlers of signals run in callbacks it is the one that is made for them.
+std::function<TraceContext()> TraceOf(lossd_trace trace, void* user,
+                                      const std::function<absl::Status()>& interrupted) {
   if (trace == nullptr) return nullptr;
-  return [trace, user] {
+  return [trace, user, interrupted] {
+    if (interrupted != nullptr && !interrupted().ok()) return TraceContext{};  // the call has not long to go
     lossd_trace_context context{.struct_size = sizeof(context), .traceparent = {}, .tracestate = {}};
     trace(user, &context);
     return TraceContext{TextIn(context.traceparent), TextIn(context.tracestate)};
@@ -70,7 +86,8 @@ absl::StatusOr<ClientOptions> OptionsOf(const lossd_client_options* given) {
   options.tls = *std::move(tls);
   options.token_file = TextOf(read->token_file);
   options.token_over_plain_text = read->token_over_plain_text != 0;
-  options.trace = TraceOf(read->trace, read->trace_user);
+  options.interrupted = InterruptedOf(*read);
+  options.trace = TraceOf(read->trace, read->trace_user, options.interrupted);
   return options;
 }
 

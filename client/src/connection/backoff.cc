@@ -1,7 +1,6 @@
 #include "client/src/connection/backoff.h"
 
 #include <algorithm>
-#include <thread>
 
 namespace lossd::internal {
 namespace {
@@ -36,12 +35,6 @@ std::optional<std::chrono::milliseconds> Backoff::NextDelay(std::chrono::millise
       static_cast<int64_t>(static_cast<double>(at_least.count()) * later(random_)));
   delay_ = std::min(delay_ * 2, kLongestDelay);
   return std::min(std::max(delay, asked), left);
-}
-
-bool Backoff::Wait(std::chrono::milliseconds at_least) {
-  const auto delay = NextDelay(at_least);
-  if (delay) std::this_thread::sleep_for(*delay);
-  return delay.has_value();
 }
 
 }  // namespace lossd::internal

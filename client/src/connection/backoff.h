@@ -20,8 +20,6 @@ class Backoff {
   // Called after a failure: how long to wait, at least `at_least`, or nothing when it is time to give up.
   std::optional<std::chrono::milliseconds> NextDelay(
       std::chrono::milliseconds at_least = std::chrono::milliseconds(0));
-  // The same, and waits. False when it is time to give up.
-  bool Wait(std::chrono::milliseconds at_least = std::chrono::milliseconds(0));
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -27,12 +27,15 @@ constexpr int kReconnectMs = 100;
 constexpr int kLongestReconnectMs = 2000;
 constexpr int kConnectTimeoutMs = 5000;
 constexpr std::chrono::milliseconds kDiskTimeout = std::chrono::minutes(10);
+constexpr std::chrono::milliseconds kLastWordTimeout(500);
 
 // A server that closes the first connections may be one that is about to serve: so long it is given.
 constexpr std::chrono::milliseconds kProbableFailurePatience(3000);
 
-grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_bytes) {
+grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_bytes,
+                                 const Breaker* breaker = nullptr) {
   grpc::ChannelArguments arguments;
+  if (breaker != nullptr) breaker->AddTo(&arguments);
   AddTlsArguments(options, &arguments);
   // A proxy of the environment would be a way beyond this machine.
   if (!options.token_file.empty() && !options.tls.has_value()) {
@@ -81,29 +84,50 @@ Connection::Connection(std::string target, ClientOptions options,
       credentials_(std::move(credentials)),
       metadata_(std::move(metadata)),
       features_(target_),
-      channel_(grpc::CreateCustomChannel(target_, credentials_, Arguments(options_, kReceiveBytes))),
+      channel_(
+          grpc::CreateCustomChannel(target_, credentials_, Arguments(options_, kReceiveBytes, &breaker_))),
       stubs_(v1::HeadService::NewStub(channel_), v1::LossService::NewStub(channel_),
              v1::GradientService::NewStub(channel_), v1::RegionService::NewStub(channel_),
-             v1::StatusService::NewStub(channel_)) {}
+             v1::StatusService::NewStub(channel_)),
+      watched_{.target = target_,
+               .options = options_,
+               .metadata = metadata_,
+               .channel = channel_,
+               .breaker = breaker_,
+               .connect = [this] {
+                 grpc::ChannelArguments arguments = Arguments(options_, kReceiveBytes);
+                 arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+                 return grpc::CreateCustomChannel(target_, credentials_, arguments);
+               }} {}
 
 absl::Status Connection::Run(const google::protobuf::Message& request, google::protobuf::Message* response,
-                             const CallOptions& call,
-                             absl::FunctionRef<grpc::Status(grpc::ClientContext*)> attempt) {
+                             const CallOptions& call, Attempt attempt) {
   if (absl::Status supported = features_.Check(request); !supported.ok()) return supported;
   Backoff backoff(options_.reconnect_timeout);
   const std::optional<std::chrono::milliseconds> timeout = TimeoutOf(call.patience);
   const auto begin = std::chrono::steady_clock::now();
   for (bool maybe_done = false;;) {
+    // What cannot be reached is given reconnect_timeout; a server that took the call has to answer.
+    const bool connected = channel_->GetState(false) == GRPC_CHANNEL_READY;
+    const bool is_long = call.patience == Patience::kDisk || call.patience == Patience::kEndless;
+    Watch watch(watched_, is_long ? SilenceOfStream() : Watch::Silence::kIsEnough, timeout);
     grpc::ClientContext context;
     if (timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *timeout);
     const uint64_t added = metadata_->AddTo(&context);
     response->Clear();
     traffic_->NoteSent(request.ByteSizeLong());
-    const absl::Status ended = FromGrpcStatus(attempt(&context));
+    grpc::Status answer;
+    if (absl::Status cut = attempt(&context, &watch, &answer); !cut.ok()) return cut;
+    absl::Status ended = FromGrpcStatus(answer);
+    if (connected) ended = watch.Judge(ended);
+    if (WasInterrupted(ended)) return ended;
     absl::Status status = metadata_->Judge(ended, added);
     traffic_->NoteReceived(response->ByteSizeLong());
     if (!absl::IsUnavailable(status)) connected_ = true;
     if (status.ok()) return absl::OkStatus();
+    if (answer.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && timeout.has_value()) {
+      return NoAnswer(watched_, *timeout);
+    }
     if (maybe_done && absl::IsNotFound(status) && call.repeated_not_found == RepeatedNotFound::kIsDone) {
       return absl::OkStatus();
     }
@@ -119,25 +143,43 @@ absl::Status Connection::Run(const google::protobuf::Message& request, google::p
       return Annotate(
           status, absl::StrCat("gave up on ", target_, " after ", options_.reconnect_timeout.count(), " ms"));
     }
-    Pause(*delay);
+    if (absl::Status paused = Pause(*delay); !paused.ok()) return paused;
   }
 }
 
 std::optional<std::chrono::milliseconds> Connection::TimeoutOf(Patience patience) const {
-  if (patience == Patience::kEndless) return std::nullopt;
-  return patience == Patience::kDisk ? std::max(options_.call_timeout, kDiskTimeout) : options_.call_timeout;
+  switch (patience) {
+    case Patience::kCallTimeout:
+      return options_.call_timeout;
+    case Patience::kDisk:
+      return std::max(options_.call_timeout, kDiskTimeout);
+    case Patience::kLastWord:
+      return kLastWordTimeout;
+    case Patience::kEndless:
+      break;
+  }
+  return std::nullopt;
 }
 
-void Connection::Pause(std::chrono::milliseconds delay) {
-  const auto end = std::chrono::steady_clock::now() + delay;
-  const gpr_timespec deadline =
-      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(delay.count(), GPR_TIMESPAN));
-  while (channel_->WaitForConnected(deadline) && channel_->WaitForStateChange(GRPC_CHANNEL_READY, deadline)) {
+Watch::Silence Connection::SilenceOfStream() const {
+  return channel_->GetState(false) == GRPC_CHANNEL_READY ? Watch::Silence::kIsAsked
+                                                         : Watch::Silence::kIsEnough;
+}
+
+absl::Status Connection::Pause(std::chrono::milliseconds delay) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + delay;
+  while (Clock::now() < end) {
+    const auto until = std::min(end, Clock::now() + kWaitSlice);
+    const auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    const gpr_timespec deadline =
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(wait.count() + 1, GPR_TIMESPAN));
     // Whoever takes connections and drops them is not asked in a circle.
-    std::this_thread::sleep_until(
-        std::min(end, std::chrono::steady_clock::now() + std::chrono::milliseconds(100)));
+    if (channel_->WaitForConnected(deadline)) channel_->WaitForStateChange(GRPC_CHANNEL_READY, deadline);
+    std::this_thread::sleep_until(until);
+    if (absl::Status asked = Asked(options_); !asked.ok()) return asked;
   }
-  std::this_thread::sleep_until(end);
+  return absl::OkStatus();
 }
 
 bool Connection::GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const {
@@ -153,7 +195,7 @@ absl::Status Connection::ReadRows(const char* method, const Request& request, co
   if (absl::Status supported = features_.Check(request); !supported.ok()) return supported;
   const grpc::Slice slice(request.SerializeAsString());
   traffic_->NoteSent(slice.size());
-  MessageStream stream(channel_, method, grpc::ByteBuffer(&slice, 1), metadata_);
+  MessageStream stream(watched_, SilenceOfStream(), method, grpc::ByteBuffer(&slice, 1));
   grpc::ByteBuffer bytes;
   while (stream.Read(&bytes)) {
     traffic_->NoteReceived(bytes.Length());
@@ -193,32 +235,54 @@ absl::StatusOr<int64_t> Connection::WriteWeights(const WeightSource& source) {
   grpc::ClientContext context;
   const uint64_t added = metadata_->AddTo(&context);
   v1::WriteWeightsResponse response;
-  auto writer = StubOf<v1::HeadService::Stub>().WriteWeights(&context, &response);
+  grpc::CompletionQueue queue;
+  Watch::Silence silence = SilenceOfStream();
+  std::optional<Watch> watch;
+  bool ok = false;
+  // Every operation is waited for before the next one.
+  const auto wait = [&] {
+    watch.emplace(watched_, silence);
+    silence = Watch::Silence::kIsAsked;
+    return Await(&queue, &context, &*watch, &ok);
+  };
+  const auto writer = StubOf<v1::HeadService::Stub>().AsyncWriteWeights(&context, &response, &queue, &ok);
+  absl::Status cut = wait();
   v1::WriteWeightsRequest request;
-  absl::Status supported;
-  while (source(&request)) {
-    supported = features_.Check(request);
-    if (!supported.ok() || !writer->Write(request)) break;
-    traffic_->NoteSent(request.ByteSizeLong());
+  while (cut.ok() && ok) {
+    cut = AskedNow(options_);  // messages may leave one after the other, without a wait
+    if (!cut.ok() || !source(&request)) break;
+    cut = features_.Check(request);
+    if (!cut.ok()) break;
+    writer->Write(request, &ok);
+    cut = wait();
+    if (ok) traffic_->NoteSent(request.ByteSizeLong());
   }
-  if (!supported.ok()) context.TryCancel();
-  writer->WritesDone();
-  const grpc::Status status = writer->Finish();
+  if (cut.ok() && ok) {
+    writer->WritesDone(&ok);
+    cut = wait();
+  }
+  if (!cut.ok()) context.TryCancel();
+  grpc::Status status;
+  writer->Finish(&status, &ok);
+  // Where an operation failed, its wait is what Judge has to know of.
+  cut.Update(ok ? wait() : Await(&queue, &context, &*watch, &ok));
+  if (!cut.ok()) return cut;
   traffic_->NoteReceived(response.ByteSizeLong());
-  if (!supported.ok()) return supported;
-  if (!status.ok()) return metadata_->Judge(FromGrpcStatus(status), added);
+  const absl::Status ended = watch->Judge(FromGrpcStatus(status));
+  if (!ended.ok()) return metadata_->Judge(ended, added);
   return response.rows_received();
 }
 
 std::unique_ptr<ComputeStream> Connection::Compute(const v1::SessionLimits& limits) {
+  auto breaker = std::make_unique<Breaker>();
   // dX may be twice as wide as the hidden states were.
-  grpc::ChannelArguments arguments =
-      Arguments(options_, kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16));
+  grpc::ChannelArguments arguments = Arguments(
+      options_, kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16), breaker.get());
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
                    1);                           // otherwise all streams share one TCP connection
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
   return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments),
-                                             metadata_, traffic_);
+                                             metadata_, traffic_, &watched_, std::move(breaker));
 }
 
 bool IsTransient(const absl::Status& status) {

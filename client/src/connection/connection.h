@@ -18,14 +18,18 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/src/connection/breaker.h"
 #include "client/src/connection/call_metadata.h"
 #include "client/src/connection/compute_stream.h"
 #include "client/src/connection/server_features.h"
 #include "client/src/connection/tls.h"
 #include "client/src/connection/traffic_counter.h"
+#include "client/src/connection/watch.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
+#include "grpcpp/completion_queue.h"
 #include "grpcpp/security/credentials.h"
+#include "grpcpp/support/async_unary_call.h"
 #include "grpcpp/support/status.h"
 #include "lossd/client.h"
 #include "lossd/v1/gradient.grpc.pb.h"
@@ -65,6 +69,7 @@ enum class Patience {
   kCallTimeout,  // options().call_timeout
   kDisk,         // the same, but at least ten minutes: the server waits for disks
   kEndless,      // as long as the server needs
+  kLastWord,     // half a second: for what a call that is cut short has to clear away
 };
 
 // Whether a call is made again after an attempt that failed for a reason which may pass.
@@ -86,6 +91,10 @@ struct CallOptions {
 inline constexpr CallOptions kDeletion{.repeated_not_found = RepeatedNotFound::kIsDone};
 inline constexpr CallOptions kDiskCall{.patience = Patience::kDisk};
 
+template <class Stub, class Request, class Response>
+using AsyncMethod = std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (Stub::*)(
+    grpc::ClientContext*, const Request&, grpc::CompletionQueue*);
+
 // Thread-safe.
 class Connection {
  public:
@@ -103,16 +112,21 @@ class Connection {
     return features_.Check(request);
   }
 
-  // A unary call, e.g. Call(&v1::HeadService::Stub::GetHead, request). It is repeated with growing pauses
-  // while the server is UNAVAILABLE or asks for patience, up to options().reconnect_timeout: so it must be
-  // safe to repeat, or `options` say that it is not.
+  // A unary call, e.g. Call(&v1::HeadService::Stub::AsyncGetHead, request). It is repeated with growing
+  // pauses while the server is UNAVAILABLE or asks for patience, up to options().reconnect_timeout: so it
+  // must be safe to repeat, or `options` say that it is not.
   template <class Stub, class Request, class Response>
-  absl::StatusOr<Response> Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                                const Request& request, const CallOptions& options = {}) {
+  absl::StatusOr<Response> Call(AsyncMethod<Stub, Request, Response> method, const Request& request,
+                                const CallOptions& options = {}) {
     Response response;
-    const absl::Status status = Run(request, &response, options, [&](grpc::ClientContext* context) {
-      return (StubOf<Stub>().*method)(context, request, &response);
-    });
+    const auto attempt = [&](grpc::ClientContext* context, Watch* watch, grpc::Status* ended) {
+      grpc::CompletionQueue queue;
+      const auto call = (StubOf<Stub>().*method)(context, request, &queue);
+      call->Finish(&response, ended, &response);
+      bool ok = false;
+      return Await(&queue, context, watch, &ok);
+    };
+    const absl::Status status = Run(request, &response, options, attempt);
     if (!status.ok()) return status;
     // Here, so that no caller can forget it: the requests that follow are checked against this answer.
     if constexpr (std::is_same_v<Response, v1::GetStatusResponse>) features_.Note(response);
@@ -136,14 +150,18 @@ class Connection {
   Stub& StubOf() const {
     return *std::get<std::unique_ptr<Stub>>(stubs_);
   }
-  // Call without its types, so that it is compiled once. `attempt` makes the call and fills in `response`.
+  // Makes the call and fills in the response and its end; or the error with which the watch cut it short.
+  using Attempt = absl::FunctionRef<absl::Status(grpc::ClientContext*, Watch*, grpc::Status*)>;
+  // Call without its types, so that it is compiled once.
   absl::Status Run(const google::protobuf::Message& request, google::protobuf::Message* response,
-                   const CallOptions& call, absl::FunctionRef<grpc::Status(grpc::ClientContext*)> attempt);
+                   const CallOptions& call, Attempt attempt);
   // Nothing for kEndless.
   std::optional<std::chrono::milliseconds> TimeoutOf(Patience patience) const;
+  // What a call without a deadline makes of silence: one that waits for its connection fails by itself.
+  Watch::Silence SilenceOfStream() const;
   // Waits, and connects again whenever the connection is lost meanwhile: by itself gRPC would not before the
   // next call, whose first attempts may be five seconds apart.
-  void Pause(std::chrono::milliseconds delay);
+  absl::Status Pause(std::chrono::milliseconds delay);
   bool GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const;
   // `complete` moves into the piece what only its kind of message has.
   template <class Response, class Request, class Complete>
@@ -156,11 +174,13 @@ class Connection {
   ServerFeatures features_;
   const std::shared_ptr<TrafficCounter> traffic_ = std::make_shared<TrafficCounter>();
   std::atomic<bool> connected_ = false;  // a server has answered
+  const Breaker breaker_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::tuple<std::unique_ptr<v1::HeadService::Stub>, std::unique_ptr<v1::LossService::Stub>,
                    std::unique_ptr<v1::GradientService::Stub>, std::unique_ptr<v1::RegionService::Stub>,
                    std::unique_ptr<v1::StatusService::Stub>>
       stubs_;
+  const WatchedServer watched_;
 };
 
 // The server could not be reached, or wants to be asked again later: the same call may succeed.

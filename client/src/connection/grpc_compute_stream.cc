@@ -1,5 +1,6 @@
 #include "client/src/connection/grpc_compute_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "client/src/connection/grpc_status.h"
@@ -13,11 +14,14 @@ constexpr size_t kMostReceived = 256;
 
 GrpcComputeStream::GrpcComputeStream(std::shared_ptr<grpc::Channel> channel,
                                      std::shared_ptr<CallMetadata> metadata,
-                                     std::shared_ptr<TrafficCounter> traffic)
+                                     std::shared_ptr<TrafficCounter> traffic, const WatchedServer* server,
+                                     std::unique_ptr<Breaker> breaker)
     : traffic_(std::move(traffic)),
       metadata_(std::move(metadata)),
       added_(metadata_->AddTo(&context_)),
-      stub_(std::move(channel)) {
+      stub_(std::move(channel)),
+      server_(server),
+      breaker_(std::move(breaker)) {
   stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
   // Write, Read and Close start operations from outside the reactions; the hold keeps the call alive for them
   // and goes when reading ends.
@@ -27,16 +31,58 @@ GrpcComputeStream::GrpcComputeStream(std::shared_ptr<grpc::Channel> channel,
 }
 
 GrpcComputeStream::~GrpcComputeStream() {
-  context_.TryCancel();
   std::unique_lock lock(mutex_);
   received_.clear();
+  End(&lock);
+}
+
+void GrpcComputeStream::End(std::unique_lock<std::mutex>* lock) {
+  lock->unlock();
+  context_.TryCancel();
+  lock->lock();
   ResumeReading();
-  changed_.wait(lock, [this] { return done_; });
+  const auto done = [this] { return done_; };
+  if (!changed_.wait_for(*lock, kCancelPatience, done) && breaker_ != nullptr) breaker_->Break();
+  changed_.wait(*lock, done);
+}
+
+template <class Ready>
+bool GrpcComputeStream::Wait(std::unique_lock<std::mutex>* lock,
+                             std::optional<std::chrono::milliseconds> timeout, Ready ready) {
+  if (ready()) return true;
+  if (timeout == std::chrono::milliseconds(0)) return false;
+  if (server_ == nullptr && !timeout) {
+    changed_.wait(*lock, ready);
+    return true;
+  }
+  if (server_ == nullptr) return changed_.wait_for(*lock, *timeout, ready);
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  Watch watch(*server_, heard_ && !timeout ? Watch::Silence::kIsAsked : Watch::Silence::kIsEnough);
+  for (;;) {
+    Clock::duration slice = watch.slice();
+    if (timeout) slice = std::min<Clock::duration>(slice, begin + *timeout - Clock::now());
+    if (changed_.wait_for(*lock, slice, ready)) break;
+    if (timeout && Clock::now() >= begin + *timeout) return false;
+    lock->unlock();
+    absl::Status looked = watch.Look();
+    lock->lock();
+    if (looked.ok() || ready()) continue;
+    cut_ = std::move(looked);
+    End(lock);
+  }
+  if (!done_ || !cut_.ok() || !heard_ || timeout) return true;
+  const absl::Status ended = FromGrpcStatus(status_);
+  lock->unlock();
+  absl::Status judged = watch.Judge(ended);
+  lock->lock();
+  if (judged != ended) cut_ = std::move(judged);
+  return true;
 }
 
 bool GrpcComputeStream::Write(grpc::ByteBuffer message) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !writing_ || done_; });
+  Wait(&lock, std::nullopt, [this] { return !writing_ || done_; });
   if (write_failed_ || done_) return false;
   writing_ = true;
   if (traffic_ != nullptr) traffic_->NoteSent(message.Length());
@@ -48,14 +94,16 @@ bool GrpcComputeStream::Write(grpc::ByteBuffer message) {
 
 ComputeStream::ReadResult GrpcComputeStream::Read(grpc::ByteBuffer* message,
                                                   std::optional<std::chrono::milliseconds> timeout) {
+  // Where messages come one after the other nobody waits for long.
+  absl::Status asked = server_ == nullptr ? absl::OkStatus() : Asked(server_->options);
   std::unique_lock lock(mutex_);
-  const auto ready = [this] { return !received_.empty() || done_; };
-  if (!timeout) {
-    changed_.wait(lock, ready);
-  } else if (!changed_.wait_for(lock, *timeout, ready)) {
-    return ReadResult::kTimeout;
+  if (!asked.ok() && !done_) {
+    cut_ = std::move(asked);
+    End(&lock);
   }
+  if (!Wait(&lock, timeout, [this] { return !received_.empty() || done_; })) return ReadResult::kTimeout;
   if (received_.empty()) return ReadResult::kEnded;
+  heard_ = true;
   message->Swap(&received_.front().message);
   read_time_ = received_.front().time;
   received_.pop_front();
@@ -70,20 +118,26 @@ bool GrpcComputeStream::Ended() {
 
 absl::Status GrpcComputeStream::EndStatus() {
   std::lock_guard lock(mutex_);
+  if (!cut_.ok()) return cut_;
   return metadata_->Judge(FromGrpcStatus(status_), added_);
 }
 
 void GrpcComputeStream::Close(std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point deadline = Clock::now() + timeout;
+  const auto left = [&deadline] {
+    return std::max(std::chrono::milliseconds(0),
+                    std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+  };
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !writing_ || done_; });
+  if (!Wait(&lock, timeout, [this] { return !writing_ || done_; })) return;
   if (done_ || write_failed_) return;
   writing_ = true;  // nothing may be written from now on
   StartWritesDone();
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
   do {
     received_.clear();
     ResumeReading();
-  } while (!done_ && changed_.wait_until(lock, deadline) == std::cv_status::no_timeout);
+  } while (!done_ && Wait(&lock, left(), [this] { return !received_.empty() || done_; }));
 }
 
 void GrpcComputeStream::ResumeReading() {

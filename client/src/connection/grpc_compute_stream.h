@@ -7,9 +7,11 @@
 #include <memory>
 #include <mutex>
 
+#include "client/src/connection/breaker.h"
 #include "client/src/connection/call_metadata.h"
 #include "client/src/connection/compute_stream.h"
 #include "client/src/connection/traffic_counter.h"
+#include "client/src/connection/watch.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -21,9 +23,11 @@ class GrpcComputeStream final : public ComputeStream,
                                 private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   // Starts the call at once. The channel is the stream's own: one connection per stream. `traffic` may be
-  // null.
+  // null, and so may `server`, if nobody looks after the waits, and `breaker`, the channel's; `server` must
+  // outlive the stream.
   GrpcComputeStream(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<CallMetadata> metadata,
-                    std::shared_ptr<TrafficCounter> traffic);
+                    std::shared_ptr<TrafficCounter> traffic, const WatchedServer* server = nullptr,
+                    std::unique_ptr<Breaker> breaker = nullptr);
   ~GrpcComputeStream() override;
 
   bool Write(grpc::ByteBuffer message) override;
@@ -40,6 +44,13 @@ class GrpcComputeStream final : public ComputeStream,
   void OnReadDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
   void ResumeReading();  // with mutex_ held
+  // Waits with mutex_ held until `ready`, which it must be when the call is over; a watch sees to that where
+  // there is a server to look after. False if the time was over before.
+  template <class Ready>
+  bool Wait(std::unique_lock<std::mutex>* lock, std::optional<std::chrono::milliseconds> timeout,
+            Ready ready);
+  // Ends the call, with mutex_ held when it is called and when it returns.
+  void End(std::unique_lock<std::mutex>* lock);
 
   const std::shared_ptr<TrafficCounter> traffic_;
   const std::shared_ptr<CallMetadata> metadata_;
@@ -52,6 +63,10 @@ class GrpcComputeStream final : public ComputeStream,
   // The caller's.
   std::chrono::system_clock::time_point write_time_;
   std::chrono::system_clock::time_point read_time_;
+  const WatchedServer* const server_;
+  const std::unique_ptr<Breaker> breaker_;
+  bool heard_ = false;  // the server has said something
+  absl::Status cut_;    // why the call was ended here, or what its end means
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,7 +1,5 @@
 #include "client/src/connection/message_stream.h"
 
-#include <utility>
-
 #include "client/src/connection/grpc_status.h"
 
 namespace lossd::internal {
@@ -11,9 +9,13 @@ constexpr size_t kMostAhead = 3;
 
 }  // namespace
 
-MessageStream::MessageStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                             const grpc::ByteBuffer& request, std::shared_ptr<CallMetadata> metadata)
-    : metadata_(std::move(metadata)), added_(metadata_->AddTo(&context_)), stub_(channel), request_(request) {
+MessageStream::MessageStream(const WatchedServer& server, Watch::Silence silence, const std::string& method,
+                             const grpc::ByteBuffer& request)
+    : server_(server),
+      silence_(silence),
+      added_(server.metadata->AddTo(&context_)),
+      stub_(server.channel),
+      request_(request) {
   stub_.PrepareBidiStreamingCall(&context_, method, {}, this);
   AddHold();  // Read starts operations from outside the reactions; goes when reading ends
   StartWriteLast(&request_, {});
@@ -26,23 +28,30 @@ MessageStream::~MessageStream() {
   std::unique_lock lock(mutex_);
   received_.clear();
   ResumeReading();
-  changed_.wait(lock, [this] { return done_; });
+  const auto done = [this] { return done_; };
+  if (!changed_.wait_for(lock, kCancelPatience, done)) server_.breaker.Break();
+  changed_.wait(lock, done);
 }
 
 bool MessageStream::Read(grpc::ByteBuffer* message) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !received_.empty() || done_; });
-  if (received_.empty()) return false;
-  message->Swap(&received_.front());
-  received_.pop_front();
-  ResumeReading();
-  return true;
+  Watch watch(server_, silence_);
+  {
+    std::unique_lock lock(mutex_);
+    ended_ = watch.Wait(&lock, &changed_, [this] { return !received_.empty() || done_; });
+    if (!ended_.ok()) return false;
+    if (!received_.empty()) {
+      message->Swap(&received_.front());
+      received_.pop_front();
+      ResumeReading();
+      silence_ = Watch::Silence::kIsAsked;
+      return true;
+    }
+  }
+  ended_ = watch.Judge(FromGrpcStatus(status_));
+  return false;
 }
 
-absl::Status MessageStream::EndStatus() {
-  const std::lock_guard lock(mutex_);
-  return metadata_->Judge(FromGrpcStatus(status_), added_);
-}
+absl::Status MessageStream::EndStatus() { return server_.metadata->Judge(ended_, added_); }
 
 void MessageStream::ResumeReading() {
   if (!read_paused_) return;

@@ -5,13 +5,11 @@
 
 #include <condition_variable>
 #include <deque>
-#include <memory>
 #include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
-#include "client/src/connection/call_metadata.h"
-#include "grpcpp/channel.h"
+#include "client/src/connection/watch.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -22,15 +20,16 @@ namespace lossd::internal {
 // Used by one thread.
 class MessageStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // Starts the call at once. `method` is "/package.Service/Method", `request` its one message.
-  MessageStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                const grpc::ByteBuffer& request, std::shared_ptr<CallMetadata> metadata);
+  // Starts the call at once, over the channel of `server`, which must outlive it. `silence` is about the time
+  // before the first message. `method` is "/package.Service/Method", `request` its one message.
+  MessageStream(const WatchedServer& server, Watch::Silence silence, const std::string& method,
+                const grpc::ByteBuffer& request);
   // Ends the call if it still runs, and waits for that.
   ~MessageStream() override;
 
-  // Waits for the next message. False when there is none: the call is over.
+  // Waits for the next message. False when there is none: the call is over, or is waited for no longer.
   bool Read(grpc::ByteBuffer* message);
-  // Why it is over. Only after Read was false.
+  // Why. Only after Read was false.
   absl::Status EndStatus();
 
  private:
@@ -38,7 +37,9 @@ class MessageStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, gr
   void OnDone(const grpc::Status& status) override;
   void ResumeReading();  // with mutex_ held
 
-  const std::shared_ptr<CallMetadata> metadata_;
+  const WatchedServer& server_;
+  Watch::Silence silence_;
+  absl::Status ended_;
   grpc::ClientContext context_;
   const uint64_t added_;  // metadata
   grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;

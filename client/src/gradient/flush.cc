@@ -11,6 +11,7 @@
 #include "client/src/common/head_impl.h"
 #include "client/src/common/safetensors_type.h"
 #include "client/src/connection/grpc_status.h"
+#include "client/src/connection/waiting.h"
 #include "client/src/gradient/checksum.h"
 #include "client/src/gradient/open_commit.h"
 #include "client/src/gradient/window_call.h"
@@ -61,7 +62,7 @@ class FlushRun {
     request.set_generation(window_.generation());
     if (options_.gradient_scale != 1) request.set_gradient_scale(options_.gradient_scale);
     for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
-    auto begun = head_.connection().Call(&v1::GradientService::Stub::BeginFlush, request);
+    auto begun = head_.connection().Call(&v1::GradientService::Stub::AsyncBeginFlush, request);
     if (!begun.ok()) return window_.Explain(begun.status());
     frozen_ = *std::move(begun);
     holds_window_ = true;
@@ -121,7 +122,7 @@ class FlushRun {
     v1::CommitFlushRequest request;
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
-    const auto committed = head_.connection().Call(&v1::GradientService::Stub::CommitFlush, request);
+    const auto committed = head_.connection().Call(&v1::GradientService::Stub::AsyncCommitFlush, request);
     if (committed.ok()) {
       head_.NoteCommit(committed->generation());
       return Result();
@@ -146,7 +147,8 @@ class FlushRun {
     v1::AbortFlushRequest request;
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
-    const auto aborted = head_.connection().Call(&v1::GradientService::Stub::AbortFlush, request);
+    const auto aborted =
+        AskForAbort(request, internal::WasInterrupted(reason) || absl::IsDeadlineExceeded(reason));
     if (aborted.ok()) {
       head_.NoteReopened();
       return reason;
@@ -154,6 +156,16 @@ class FlushRun {
     return internal::Annotate(
         reason, absl::StrCat("flush ", frozen_.flush_id(), " failed and the window stays frozen (",
                              aborted.status().message(), ")"));
+  }
+
+  // `in_haste`: the caller wants to wait no longer, and the server may be one that does not answer.
+  absl::StatusOr<v1::AbortFlushResponse> AskForAbort(const v1::AbortFlushRequest& request, bool in_haste) {
+    constexpr auto kMethod = &v1::GradientService::Stub::AsyncAbortFlush;
+    if (!in_haste) return head_.connection().Call(kMethod, request);
+    const internal::Question none = [] { return absl::OkStatus(); };
+    const internal::AskInstead asks(&none);
+    return head_.connection().Call(
+        kMethod, request, {.patience = internal::Patience::kLastWord, .repeat = internal::Repeat::kNo});
   }
 
   // After `read`, which is Read's or what became of the rows since: reopens the window, or ends it as the
@@ -306,7 +318,8 @@ absl::Status Head::CommitFlush(const std::string& flush_id) const {
   v1::CommitFlushRequest request;
   request.set_head(config().name);
   request.set_flush_id(flush_id);
-  const auto committed = impl_->context->connection().Call(&v1::GradientService::Stub::CommitFlush, request);
+  const auto committed =
+      impl_->context->connection().Call(&v1::GradientService::Stub::AsyncCommitFlush, request);
   if (committed.ok()) impl_->context->NoteCommit(committed->generation());
   if (internal::SaysWhatBecameOfIt(committed.status())) impl_->context->unanswered().ForgetCommit(flush_id);
   return committed.status();
@@ -316,7 +329,8 @@ absl::Status Head::AbortFlush(const std::string& flush_id) const {
   v1::AbortFlushRequest request;
   request.set_head(config().name);
   request.set_flush_id(flush_id);
-  const auto aborted = impl_->context->connection().Call(&v1::GradientService::Stub::AbortFlush, request);
+  const auto aborted =
+      impl_->context->connection().Call(&v1::GradientService::Stub::AsyncAbortFlush, request);
   if (aborted.ok()) {
     impl_->context->NoteReopened();
     impl_->context->unanswered().ForgetCommit(flush_id);

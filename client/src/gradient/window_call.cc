@@ -8,7 +8,7 @@ absl::Status WindowCall::FindServer() {
   // A server that was restarted since answers with heads, sessions or generations that are not ours.
   incarnation_ = head_.incarnation();
   if (!incarnation_.empty()) return absl::OkStatus();
-  const auto server = head_.connection().Call(&v1::StatusService::Stub::GetStatus, {});
+  const auto server = head_.connection().Call(&v1::StatusService::Stub::AsyncGetStatus, {});
   if (!server.ok()) return server.status();
   incarnation_ = server->incarnation();
   return absl::OkStatus();
@@ -22,7 +22,7 @@ absl::Status WindowCall::Begin(std::optional<uint64_t> generation) {
   if (generation.has_value()) return absl::OkStatus();
   v1::GetHeadRequest get;
   get.set_name(head_.config().name);
-  const auto head = head_.connection().Call(&v1::HeadService::Stub::GetHead, get);
+  const auto head = head_.connection().Call(&v1::HeadService::Stub::AsyncGetHead, get);
   if (!head.ok()) return Explain(head.status());
   generation_ = head->generation();
   return absl::OkStatus();
@@ -32,7 +32,7 @@ absl::Status WindowCall::Explain(const absl::Status& status) const {
   if (!absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsFailedPrecondition(status)) {
     return status;
   }
-  const auto server = head_.connection().Call(&v1::StatusService::Stub::GetStatus, {});
+  const auto server = head_.connection().Call(&v1::StatusService::Stub::AsyncGetStatus, {});
   if (!server.ok() || server->incarnation() == incarnation_) return status;
   return WindowLostError(head_.config().name, generation_,
                          "the server was restarted before the window ended");

@@ -26,15 +26,16 @@ absl::StatusOr<std::unique_ptr<Region::Impl>> Region::Impl::Create(internal::Con
   v1::CreateRegionRequest request;
   request.set_kind(kind == RegionKind::kSystem ? v1::REGION_KIND_SYSTEM : v1::REGION_KIND_DEVICE);
   request.set_bytes(bytes);
-  const auto created = connection.Call(&v1::RegionService::Stub::CreateRegion, request);
+  const auto created = connection.Call(&v1::RegionService::Stub::AsyncCreateRegion, request);
   if (!created.ok()) return created.status();
   auto lease = internal::RegionLease::Attach(created->socket_path(), created->handle(),
-                                             connection.options().call_timeout);
+                                             connection.options().call_timeout,
+                                             [&connection] { return internal::Asked(connection.options()); });
   if (!lease.ok()) {
     // Rather than let it take memory until the time to attach it is over.
     v1::DeleteRegionRequest remove;
     remove.set_handle(created->handle());
-    (void)connection.Call(&v1::RegionService::Stub::DeleteRegion, remove, internal::kDeletion);
+    (void)connection.Call(&v1::RegionService::Stub::AsyncDeleteRegion, remove, internal::kDeletion);
     return lease.status();
   }
   std::unique_ptr<Impl> region(new Impl(kind, *std::move(lease), std::move(map)));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "client/src/connection/waiting.h"
 #include "lossd/v1/region.pb.h"
 
 namespace lossd::internal {
@@ -32,9 +33,9 @@ class File {
 class RegionLease {
  public:
   // The server's refusal; FAILED_PRECONDITION if its socket cannot be reached from here, UNAVAILABLE if it
-  // does not answer in time.
+  // does not answer in time; what `question`, which is asked meanwhile, says if that is not OK.
   static absl::StatusOr<RegionLease> Attach(const std::string& socket_path, const std::string& handle,
-                                            std::chrono::milliseconds timeout);
+                                            std::chrono::milliseconds timeout, const Question& question = {});
 
   const v1::RegionAttachment& attachment() const { return attachment_; }
   const File& memory() const { return memory_; }  // of system memory

@@ -1,6 +1,7 @@
 #include "client/src/session/batch_run.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/batch/batch_loss.h"
+#include "client/src/connection/waiting.h"
 #include "client/src/session/chunk_times.h"
 
 namespace lossd::internal {
@@ -88,9 +90,10 @@ absl::StatusOr<BatchResult> BatchRun::Run() {
 
 LaneRun::End BatchRun::RunLanes() {
   std::mutex mutex;
+  std::condition_variable changed;
+  int running = 0;  // threads; one may end before it is counted
   LaneRun::End first_end;
-  const auto run_lane = [&](LaneRun* run) {
-    LaneRun::End end = run->Run();
+  const auto note = [&](LaneRun::End end) {
     if (end.kind == EndKind::kDone) return;
     {
       const std::lock_guard lock(mutex);
@@ -103,16 +106,39 @@ LaneRun::End BatchRun::RunLanes() {
     }
     lanes_->Interrupt(runs_.size());
   };
+  // The caller is asked in its own thread only.
+  const Question question = [this] {
+    return lanes_->is_interrupted() ? absl::UnavailableError("another lane has come to an end")
+                                    : absl::OkStatus();
+  };
+  const auto run_in_thread = [&](LaneRun* run) {
+    const AskInstead asks(&question);
+    note(run->Run());
+    const std::lock_guard lock(mutex);
+    --running;
+    changed.notify_all();
+  };
 
   std::vector<std::thread> threads;
   size_t threaded = 1;
   try {
-    for (; threaded < runs_.size(); ++threaded) threads.emplace_back(run_lane, &runs_[threaded]);
+    for (; threaded < runs_.size(); ++threaded) {
+      threads.emplace_back(run_in_thread, &runs_[threaded]);
+      const std::lock_guard lock(mutex);
+      ++running;
+    }
   } catch (const std::system_error&) {
     // No more threads to be had: lanes do not wait for each other, so the rest can go one after the other.
   }
-  run_lane(runs_.data());
-  for (size_t i = threaded; i < runs_.size(); ++i) run_lane(&runs_[i]);
+  note(runs_[0].Run());
+  for (size_t i = threaded; i < runs_.size(); ++i) note(runs_[i].Run());
+  for (std::unique_lock lock(mutex); !changed.wait_for(lock, kWaitSlice, [&] { return running == 0; });) {
+    lock.unlock();
+    if (absl::Status asked = Asked(lanes_->link().head().options()); !asked.ok()) {
+      note({EndKind::kFailed, std::move(asked)});
+    }
+    lock.lock();
+  }
   for (std::thread& thread : threads) thread.join();
   lanes_->Resume();
   return first_end;

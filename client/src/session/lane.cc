@@ -7,6 +7,7 @@
 #include "client/src/batch/chunk_codec.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/connection/trace.h"
+#include "client/src/connection/waiting.h"
 
 namespace lossd::internal {
 
@@ -103,9 +104,13 @@ absl::StatusOr<Lane::Recovery> Lane::Recover(absl::Status cause) {
     if (absl::IsAborted(cause) || interruption_->raised()) return Recovery::kUnsettled;
     const auto delay = backoff_.NextDelay(RetryDelayOf(cause).value_or(std::chrono::milliseconds(0)));
     if (!delay) return link_->GaveUp(cause);
-    if (!interruption_->SleepFor(*delay)) return Recovery::kUnsettled;
+    for (auto left = *delay; left > std::chrono::milliseconds(0); left -= kWaitSlice) {
+      if (!interruption_->SleepFor(std::min(left, kWaitSlice))) return Recovery::kUnsettled;
+      if (absl::Status asked = Asked(link_->head().options()); !asked.ok()) return asked;
+    }
     DropStream();
     const auto response = link_->Reopen(cause);
+    if (absl::IsUnavailable(response.status()) && interruption_->raised()) return Recovery::kUnsettled;
     if (!response.ok()) return response.status();
     if (!link_->IsSame(*response)) {
       if (absl::Status status = link_->CheckReplaceable(*response); !status.ok()) return status;

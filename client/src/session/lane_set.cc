@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "client/src/connection/grpc_status.h"
+#include "client/src/connection/waiting.h"
 
 namespace lossd::internal {
 namespace {
@@ -58,8 +59,9 @@ absl::StatusOr<LaneSet::Recovery> LaneSet::Reattach(absl::Status cause, size_t u
   for (;;) {
     if (absl::Status status = link_.CheckRecoverable(cause); !status.ok()) return status;
     if (const auto position = PositionOf(cause)) link_.FollowPosition(*position);
-    const auto at_least = RetryDelayOf(cause).value_or(std::chrono::milliseconds(0));
-    if (!backoff->Wait(at_least)) return link_.GaveUp(cause);
+    const auto delay = backoff->NextDelay(RetryDelayOf(cause).value_or(std::chrono::milliseconds(0)));
+    if (!delay) return link_.GaveUp(cause);
+    if (absl::Status slept = SleepFor(link_.head().options(), *delay); !slept.ok()) return slept;
     for (size_t i = 0; i < used; ++i) lanes_[i]->DropStream();
     const auto response = link_.Reopen(cause);
     if (!response.ok()) return response.status();
@@ -106,8 +108,9 @@ void LaneSet::Abandon() {
 }
 
 void LaneSet::Close() {
-  const auto deadline = std::chrono::steady_clock::now() + kCloseTimeout;
+  auto deadline = std::chrono::steady_clock::now() + kCloseTimeout;
   for (const auto& lane : lanes_) {
+    if (!Asked(link_.head().options()).ok()) deadline = std::chrono::steady_clock::now();
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     lane->Close(std::max(left, std::chrono::milliseconds(0)));

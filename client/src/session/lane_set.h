@@ -43,6 +43,7 @@ class LaneSet {
   // Brings whoever waits on one of the first `used` lanes to an end, until Resume. From any thread.
   void Interrupt(size_t used);
   void Resume() { interruption_.Clear(); }
+  bool is_interrupted() const { return interruption_.raised(); }
 
   // Drops all streams without ceremony.
   void Abandon();

@@ -49,6 +49,13 @@ absl::Status Session::Impl::CheckAlive() const {
   return internal::Annotate(failure_, "this session ended with an earlier error");
 }
 
+absl::Status Session::Impl::Interrupted(const absl::Status& cause) const {
+  return internal::Annotate(
+      cause, absl::StrCat("a batch was cut short, and a part of it may be in the window: open a session with "
+                          "client_key '",
+                          client_key(), "', and discard the window or resume at the batch"));
+}
+
 absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const BatchOutputs& outputs) {
   std::lock_guard lock(mutex_);
   if (absl::Status status = CheckAlive(); !status.ok()) return status;
@@ -78,7 +85,7 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
     internal::FillIgnored(config, batch, outputs);
   }
   if (!run.session_usable()) {
-    failure_ = result.status();
+    failure_ = absl::IsCancelled(result.status()) ? Interrupted(result.status()) : result.status();
     lanes_.Abandon();
   }
   return result;
@@ -129,7 +136,7 @@ absl::Status Session::Impl::Close() {
   v1::CloseSessionRequest request;
   request.set_session_id(lanes_.link().session_id());
   internal::Connection& connection = head_->connection();
-  return connection.Call(&v1::LossService::Stub::CloseSession, request, internal::kDeletion).status();
+  return connection.Call(&v1::LossService::Stub::AsyncCloseSession, request, internal::kDeletion).status();
 }
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -36,6 +36,7 @@ class Session::Impl {
  private:
   Impl(std::shared_ptr<internal::HeadContext> head, const SessionOptions& options);
   absl::Status CheckAlive() const;
+  absl::Status Interrupted(const absl::Status& cause) const;
 
   const std::shared_ptr<internal::HeadContext> head_;
   mutable std::mutex mutex_;  // held during a call: one at a time

@@ -65,7 +65,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Reopen(const absl::Status& 
     // It may have been updated, or set back, and keeps its incarnation over a drain: what it can do is asked
     // again.
     const TraceScope scope(&trace_);
-    const auto status = head_->connection().Call(&v1::StatusService::Stub::GetStatus, {});
+    const auto status = head_->connection().Call(&v1::StatusService::Stub::AsyncGetStatus, {});
     if (!status.ok()) return status.status();
   }
   if (absl::Status kept = CheckRestored(*response); !kept.ok()) return kept;
@@ -104,7 +104,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
   request.set_deterministic(options_.deterministic == Deterministic::kYes);
   const TraceScope scope(&trace_);
   auto response =
-      head_->connection().Call(&v1::LossService::Stub::OpenSession, request, {.when_full = when_full});
+      head_->connection().Call(&v1::LossService::Stub::AsyncOpenSession, request, {.when_full = when_full});
   if (!response.ok()) return response;
   if (response->vocab_size() != config.vocab_size || response->hidden_size() != config.hidden_size) {
     return absl::FailedPreconditionError(
@@ -151,7 +151,7 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
 // A restarted server has no heads, so it answers OpenSession with NOT_FOUND: say what that means.
 absl::Status SessionLink::ExplainMissing(const absl::Status& status) {
   if (!absl::IsNotFound(status)) return status;
-  const auto server = head_->connection().Call(&v1::StatusService::Stub::GetStatus, {});
+  const auto server = head_->connection().Call(&v1::StatusService::Stub::AsyncGetStatus, {});
   if (!server.ok() || server->incarnation() == incarnation_) return status;
   const std::lock_guard lock(mutex_);
   if (ContributedLocked()) {

@@ -6,6 +6,7 @@
 #include "client/src/common/convert.h"
 #include "client/src/connection/backoff.h"
 #include "client/src/connection/grpc_status.h"
+#include "client/src/connection/waiting.h"
 
 namespace lossd::internal {
 namespace {
@@ -50,6 +51,8 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
       if (absl::Status status = transfer.check_version(piece.weight_version); !status.ok()) return status;
     }
     if (absl::Status status = CheckPiece(transfer, piece, next_row); !status.ok()) return status;
+    refused = AskedNow(options);  // pieces may come one after the other, without a wait
+    if (!refused.ok()) return refused;
     std::span<std::byte> rows;
     if (transfer.target) {
       rows = transfer.target(next_row, piece.rows);
@@ -74,9 +77,9 @@ absl::Status ReadRows(const ClientOptions& options, const RowTransfer& transfer)
     if (next_row == end) break;  // whatever became of the call's end, the rows are here
     if (status.ok()) status = absl::UnavailableError("the server ended the transfer early");
     if (!IsTransient(status)) return status;
-    if (!backoff.Wait(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
-      return Annotate(status, absl::StrCat("gave up at row ", next_row, " of ", end));
-    }
+    const auto delay = backoff.NextDelay(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)));
+    if (!delay) return Annotate(status, absl::StrCat("gave up at row ", next_row, " of ", end));
+    if (absl::Status slept = SleepFor(options, *delay); !slept.ok()) return slept;
   }
   return absl::OkStatus();
 }

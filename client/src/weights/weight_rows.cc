@@ -9,6 +9,7 @@
 #include "client/src/common/data_type.h"
 #include "client/src/connection/backoff.h"
 #include "client/src/connection/grpc_status.h"
+#include "client/src/connection/waiting.h"
 #include "client/src/weights/row_transfer.h"
 
 namespace lossd::internal {
@@ -42,9 +43,9 @@ class WeightWriter {
         continue;
       }
       if (!IsTransient(status)) return status;
-      if (!backoff.Wait(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)))) {
-        return Annotate(status, absl::StrCat("gave up at row ", row, " of ", from_.rows));
-      }
+      const auto delay = backoff.NextDelay(RetryDelayOf(status).value_or(std::chrono::milliseconds(0)));
+      if (!delay) return Annotate(status, absl::StrCat("gave up at row ", row, " of ", from_.rows));
+      if (absl::Status slept = SleepFor(head_.options(), *delay); !slept.ok()) return slept;
     }
     return absl::OkStatus();
   }

@@ -1,4 +1,5 @@
 // Weights of a head in and out: Head::WriteWeights and ReadWeights, the same by rows, and LoadWeights.
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "client/src/common/random_key.h"
 #include "client/src/connection/backoff.h"
 #include "client/src/connection/trace.h"
+#include "client/src/connection/waiting.h"
 #include "client/src/weights/weight_rows.h"
 #include "lossd/client.h"
 
@@ -42,7 +44,7 @@ absl::StatusOr<uint64_t> WeightWrite::Commit() const {
   v1::CommitWriteRequest request;
   request.set_head(impl_->head->config().name);
   request.set_write_id(impl_->id);
-  const auto committed = impl_->head->connection().Call(&v1::HeadService::Stub::CommitWrite, request);
+  const auto committed = impl_->head->connection().Call(&v1::HeadService::Stub::AsyncCommitWrite, request);
   if (!committed.ok()) return committed.status();
   return committed->weight_version();
 }
@@ -52,7 +54,7 @@ absl::StatusOr<WeightWrite> Head::BeginWrite(const WeightWriteOptions& options) 
   request.set_head(config().name);
   request.set_write_key(options.write_key);
   request.set_replace(options.replace);
-  const auto begun = impl_->context->connection().Call(&v1::HeadService::Stub::BeginWrite, request);
+  const auto begun = impl_->context->connection().Call(&v1::HeadService::Stub::AsyncBeginWrite, request);
   if (!begun.ok()) return begun.status();
   return WeightWrite(std::make_unique<WeightWrite::Impl>(impl_->context, begun->write_id()));
 }
@@ -102,8 +104,12 @@ absl::StatusOr<uint64_t> Head::WriteWeights(DataType type, const void* weights, 
       status = answer.version.status();
     }
     // Rows that are staged go with their server; here they all still are.
-    if (!absl::IsNotFound(status) || !backoff.Wait()) return status;
+    if (!absl::IsNotFound(status)) return status;
+    const auto delay = backoff.NextDelay();
+    if (!delay) return status;
     lost = status;
+    status = internal::SleepFor(impl_->context->options(), *delay);
+    if (!status.ok()) return status;
   }
 }
 
@@ -137,10 +143,15 @@ absl::StatusOr<LoadedWeights> Head::LoadWeights(const LoadWeightsOptions& option
   // The call says nothing before it ends; how far it is the head tells. It belongs to the trace of this
   // thread, of which the other one knows nothing.
   const TraceContext trace = internal::TraceNow(impl_->context->options().trace);
-  auto loading = std::async(std::launch::async, [this, &request, &trace] {
+  std::atomic<bool> is_cut = false;
+  const internal::Question question = [&is_cut] {
+    return is_cut ? absl::CancelledError("the call was interrupted") : absl::OkStatus();
+  };
+  auto loading = std::async(std::launch::async, [this, &request, &trace, &question] {
     const internal::TraceScope scope(&trace);
+    const internal::AskInstead asks(&question);
     return impl_->context->connection().Call(
-        &v1::HeadService::Stub::LoadWeights, request,
+        &v1::HeadService::Stub::AsyncLoadWeights, request,
         {.patience = internal::Patience::kEndless, .repeat = internal::Repeat::kNo});
   });
   const int64_t row_bytes = config().hidden_size * SizeOf(internal::StagedType(config()));
@@ -148,11 +159,21 @@ absl::StatusOr<LoadedWeights> Head::LoadWeights(const LoadWeightsOptions& option
     if (options.progress) options.progress(rows * row_bytes, config().vocab_size * row_bytes);
   };
   report(0);
-  while (options.progress && loading.wait_for(kPollInterval) != std::future_status::ready) {
+  absl::Status asked;
+  for (auto next_report = std::chrono::steady_clock::now() + kPollInterval;
+       loading.wait_for(internal::kWaitSlice) != std::future_status::ready;) {
+    asked = internal::Asked(impl_->context->options());
+    if (!asked.ok()) {
+      is_cut = true;
+      break;
+    }
+    if (!options.progress || std::chrono::steady_clock::now() < next_report) continue;
+    next_report += kPollInterval;
     const auto info = Info();
     if (info.ok()) report(info->staged_rows);
   }
   const auto loaded = loading.get();
+  if (!asked.ok()) return asked;
   if (!loaded.ok()) return loaded.status();
   report(config().vocab_size);
   return LoadedWeights{.weight_version = loaded->weight_version(), .tensor = loaded->tensor()};

@@ -1,0 +1,148 @@
+// Calls that wait for a server: what ends them when the caller no longer wants to, or the server is silent.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lossd/client.h"
+#include "tests/unit/client/session_fixture.h"
+
+namespace lossd::interrupted_call_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+using testing::Data;
+using testing::FakeServer;
+using testing::Fate;
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class InterruptedCallTest : public testing::SessionTest {
+ protected:
+  ~InterruptedCallTest() override { LetGo(); }
+
+  void Connect(ClientOptions options) {
+    options.interrupted = [this]() -> absl::Status {
+      threads_.push_back(std::this_thread::get_id());
+      return interrupted_ ? absl::CancelledError("enough") : absl::OkStatus();
+    };
+    client_ = Client::Connect(fake_.target(), options).value();
+    head_ = std::make_unique<Head>(client_->GetHead(FakeServer::kName).value());
+  }
+
+  // From chunk `sequence` on the server answers nothing at all, until LetGo.
+  void FallSilentAt(uint64_t sequence) {
+    fake_.on_chunk = [this, sequence](uint64_t arrived, int attempt) {
+      if (arrived == sequence && attempt == 0) {
+        silent_.set_value();
+        go_on_.get_future().wait();  // with the lock that every call takes
+      }
+      return Fate::kTake;
+    };
+  }
+  void LetGo() {
+    if (!has_let_go_) go_on_.set_value();
+    has_let_go_ = true;
+  }
+
+  std::vector<std::thread::id> threads_;  // that were asked
+  std::atomic<bool> interrupted_ = false;
+  std::promise<void> silent_;
+  std::promise<void> go_on_;
+  bool has_let_go_ = false;
+};
+
+TEST_F(InterruptedCallTest, ACallThatNeedNotWaitAsksNobody) {
+  Connect({});
+  interrupted_ = true;
+  EXPECT_TRUE(client_->Status().ok());
+}
+
+TEST_F(InterruptedCallTest, ABatchIsCutShortAndItsSessionIsOver) {
+  for (const int32_t lanes : {1, 3}) {
+    interrupted_ = false;
+    Connect({});
+    const std::string key = "trainer of " + std::to_string(lanes);
+    Session session = Open(key, lanes);
+    fake_.on_lane_chunk = [this](int, uint64_t, int) {
+      interrupted_ = true;
+      return Fate::kStall;
+    };
+    fake_.stalled_until = [this](const FakeServer::Observed&) { return !interrupted_; };
+    Data data(12);
+    const absl::Status cut = session.Compute(data.batch(), data.outputs()).status();
+    EXPECT_EQ(cut.code(), absl::StatusCode::kCancelled) << cut;
+    const absl::Status again = session.Compute(data.batch(), data.outputs()).status();
+    EXPECT_EQ(again.code(), absl::StatusCode::kCancelled);
+    EXPECT_THAT(std::string(again.message()), HasSubstr("client_key '" + key + "'"));
+    for (const std::thread::id asked : threads_) EXPECT_EQ(asked, std::this_thread::get_id());
+
+    interrupted_ = false;
+    fake_.on_lane_chunk = nullptr;
+    Session other = Open("other");  // its chunk lets the stalled ones go on
+    Data one(1);
+    EXPECT_TRUE(other.Compute(one.batch(), one.outputs()).ok());
+  }
+}
+
+TEST_F(InterruptedCallTest, ACallWithoutTensorsIsCutShort) {
+  Connect({});
+  FallSilentAt(1);
+  Session session = Open();
+  auto computing = std::async(std::launch::async, [&] {
+    Data data(2);
+    return session.Compute(data.batch(), data.outputs()).status();
+  });
+  silent_.get_future().wait();
+  std::thread interrupter([this] {
+    std::this_thread::sleep_for(milliseconds(300));
+    interrupted_ = true;
+  });
+  EXPECT_EQ(client_->Status().status().code(), absl::StatusCode::kCancelled);
+  interrupter.join();
+  EXPECT_EQ(computing.get().code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(InterruptedCallTest, ASilentServerIsNoticedWithinCallTimeout) {
+  Connect({.call_timeout = seconds(1)});
+  FallSilentAt(1);
+  Session session = Open();
+  Data data(2);
+  const absl::Status silent = session.Compute(data.batch(), data.outputs()).status();
+  EXPECT_EQ(silent.code(), absl::StatusCode::kDeadlineExceeded) << silent;
+  EXPECT_THAT(std::string(silent.message()),
+              HasSubstr("no answer within call_timeout (1 s) from " + fake_.target()));
+  const absl::Status call = client_->Status().status();
+  EXPECT_THAT(std::string(call.message()), HasSubstr("no answer within call_timeout (1 s)"));
+  LetGo();
+}
+
+// Chunks may take as long as the device needs, and whoever is before them in the queue.
+TEST_F(InterruptedCallTest, ABusyServerIsWaitedFor) {
+  Connect({.call_timeout = seconds(1)});
+  Session session = Open();
+  std::atomic<bool> done = false;
+  fake_.on_chunk = [&done](uint64_t, int) { return done ? Fate::kTake : Fate::kStall; };
+  fake_.stalled_until = [&done](const FakeServer::Observed&) { return done.load(); };
+  auto computing = std::async(std::launch::async, [&] {
+    Data data(2);
+    return session.Compute(data.batch(), data.outputs()).status();
+  });
+  std::this_thread::sleep_for(seconds(4));
+  done = true;
+  Session other = Open("other");
+  Data one(1);
+  EXPECT_TRUE(other.Compute(one.batch(), one.outputs()).ok());
+  EXPECT_TRUE(computing.get().ok());
+}
+
+}  // namespace
+}  // namespace lossd::interrupted_call_test
