@@ -8,6 +8,25 @@ from types import TracebackType
 
 from lossd._library import library
 
+_connected_in: int | None = None  # the process that has made a client: this one, or one that forked it
+
+
+def refuse_if_forked() -> None:
+    """RuntimeError in a child of a process that had made a client before."""
+    if _connected_in not in (None, os.getpid()):
+        raise RuntimeError(
+            f"process {_connected_in} had connected to a lossd server before it forked this one, and gRPC does not "
+            "survive that: start the process with multiprocessing's 'spawn' or 'forkserver', or connect only after "
+            "forking"
+        )
+
+
+def note_connecting() -> None:
+    """Before a client is made."""
+    global _connected_in
+    refuse_if_forked()
+    _connected_in = os.getpid()
+
 
 class Handle:
     """Owns one pointer. `with handle as pointer:` keeps it alive during a call, whoever closes it meanwhile.
@@ -38,8 +57,8 @@ class Handle:
     def __enter__(self) -> int:
         if not self.is_ours:
             raise RuntimeError(
-                f"{self._what} belongs to process {self._pid}, which forked this one: connect after forking, and start "
-                f"processes with multiprocessing's 'spawn' or 'forkserver' once a client is connected"
+                f"{self._what} belongs to process {self._pid}, which forked this one: start the process with "
+                f"multiprocessing's 'spawn' or 'forkserver', or connect only after forking"
             )
         with self._lock:
             if self._closed or self._pointer is None:

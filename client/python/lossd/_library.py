@@ -13,8 +13,9 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lossd import _interrupts
 from lossd import _structs as s
-from lossd.errors import LibraryError, VersionMismatchError, error_of
+from lossd.errors import LibraryError, LossdError, VersionMismatchError, error_of
 
 NAME = "liblossd_c.so"
 
@@ -60,14 +61,24 @@ class Library:
         return getattr(self._dll, name)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function that returns a status; raises a LossdError unless it is OK."""
-        status = getattr(self._dll, name)(*arguments)
-        if status:
-            number = int(self._dll.lossd_status_code(status))
-            message = bytes(self._dll.lossd_status_message(status)).decode(errors="replace")
-            flush_id = bytes(self._dll.lossd_status_flush_id(status)).decode()
-            self._dll.lossd_status_free(status)
-            raise error_of(number, message, flush_id)  # in no variable: its traceback would hold it, and all its frames
+        """Calls a function that returns a status; raises a LossdError unless it is OK, or what the handler of a signal
+        raised while the call waited: KeyboardInterrupt, mostly, because of the LossdError that this has led to."""
+        status, interruption = _interrupts.call(getattr(self._dll, name), arguments)
+        if interruption is None:
+            if status:
+                raise self._error_of(status)
+            return
+        try:
+            raise interruption from (self._error_of(status) if status else None)
+        finally:
+            del interruption  # its traceback would hold it, and all its frames
+
+    def _error_of(self, status: int) -> LossdError:
+        number = int(self._dll.lossd_status_code(status))
+        message = bytes(self._dll.lossd_status_message(status)).decode(errors="replace")
+        flush_id = bytes(self._dll.lossd_status_flush_id(status)).decode()
+        self._dll.lossd_status_free(status)
+        return error_of(number, message, flush_id)
 
     def text(self, name: str, *arguments: Any) -> str:
         """Calls a function whose last argument is a char** that it fills."""

@@ -215,7 +215,7 @@ def connect(
     tls: Tls | None = None,
     token_file: str | os.PathLike[str] | None = None,
     token_over_plain_text: bool = False,
-    call_timeout: float = 60.0,
+    call_timeout: float = 30.0,
     reconnect_timeout: float = 60.0,
     transfer_bytes: int = 4 << 20,
     check_version: bool | None = None,

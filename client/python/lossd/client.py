@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from lossd import _gone, _interrupts, _trace
 from lossd import _structs as s
 from lossd import _tensors as t
-from lossd import _trace
 from lossd._arguments import choice, integer, number
 from lossd._core import HeadCore
-from lossd._handles import Handle
+from lossd._handles import Handle, note_connecting
 from lossd._library import encoded, library
 from lossd._trace import TraceParent
 from lossd._window import Windows
@@ -46,7 +46,7 @@ def connect(
     tls: Tls | None = None,
     token_file: str | os.PathLike[str] | None = None,
     token_over_plain_text: bool = False,
-    call_timeout: float = 60.0,
+    call_timeout: float = 30.0,
     reconnect_timeout: float = 60.0,
     transfer_bytes: int = 4 << 20,
     check_version: bool | None = None,
@@ -56,14 +56,18 @@ def connect(
 
     token_file: of the token that is shown to a server which asks for one (lossd --tokens), and nothing else; read
     again when it changes. It is not sent in plain text to another machine unless token_over_plain_text says that
-    something else encrypts it. call_timeout: seconds after which a call without tensors fails with
-    DeadlineExceededError. reconnect_timeout: seconds that a call goes on trying before it fails with UnavailableError.
+    something else encrypts it. call_timeout: seconds without an answer after which a call fails with
+    DeadlineExceededError; one that moves tensors, or waits for the server's disks or device, if meanwhile the server
+    did not answer a question whether it is there either: one that is only busy answers that. reconnect_timeout:
+    seconds that a call goes on trying to reach the server before it fails with UnavailableError.
     transfer_bytes: of one message of weights or gradient rows. check_version: what happens if the server's version is
     not this library's: None warns once a server (VersionMismatchWarning), since what the server lacks is refused call
     by call; True raises VersionMismatchError; False does not ask.
     trace_parent: the trace that calls belong to, which the server names in its log: a W3C traceparent, or what is asked
     for one (or for a pair of traceparent and tracestate, or None) before each call; None: OpenTelemetry's current span,
     if opentelemetry-api is installed; "": none. A session's streams belong to the trace in which it was opened.
+
+    RuntimeError in a process that was forked after a connect: gRPC does not survive that.
     """
     return Client(
         target,
@@ -98,12 +102,13 @@ class Client:
         tls: Tls | None = None,
         token_file: str | os.PathLike[str] | None = None,
         token_over_plain_text: bool = False,
-        call_timeout: float = 60.0,
+        call_timeout: float = 30.0,
         reconnect_timeout: float = 60.0,
         transfer_bytes: int = 4 << 20,
         check_version: bool | None = None,
         trace_parent: TraceParent = None,
     ) -> None:
+        note_connecting()
         options = library().make(s.ClientOptions)
         options.call_timeout_seconds = number(call_timeout, "call_timeout")
         options.reconnect_timeout_seconds = number(reconnect_timeout, "reconnect_timeout")
@@ -118,6 +123,8 @@ class Client:
         trace = _trace.register(trace_parent)
         weakref.finalize(self, _trace.unregister, trace)
         _trace.install(options, trace)
+        _interrupts.install(options)
+        _gone.install(options, target)
         pointer = c.c_void_p()
         library().call("lossd_connect", encoded(target, "target"), c.byref(options), c.byref(pointer))
         self._target = target

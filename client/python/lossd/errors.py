@@ -77,15 +77,16 @@ class ResourceExhaustedError(LossdError):
 
 
 class UnavailableError(LossdError, ConnectionError):
-    """The server was not reached for `reconnect_timeout` seconds. Once it is back, the same call may be made again;
-    a session whose compute() ended like this is over: open one with the same client_key."""
+    """The server was not reached for `reconnect_timeout` seconds, or is one of lossd.launch that has ended. Once it is
+    back, the same call may be made again; a session whose compute() ended like this is over: open one with the same
+    client_key."""
 
     code = "UNAVAILABLE"
 
 
 class DeadlineExceededError(LossdError, TimeoutError):
     """No answer within `call_timeout` seconds. Whether the call took effect is not known; calls that change anything
-    may be repeated with the same arguments, and count once."""
+    may be repeated with the same arguments, and count once; a session whose compute() ended like this is over."""
 
     code = "DEADLINE_EXCEEDED"
 
@@ -97,7 +98,8 @@ class AbortedError(LossdError):
 
 
 class CancelledError(LossdError):
-    """Something of the caller's own cut the flush short, a signal in a sink for instance: the window is whole."""
+    """Something of the caller's own cut the call short: a signal in a sink, for instance, after which the window is
+    whole; or, of a session, the interruption of an earlier compute."""
 
     code = "CANCELLED"
 

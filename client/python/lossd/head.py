@@ -367,8 +367,10 @@ class Head:
             elif isinstance(error, (WindowLostError, NotFoundError)):
                 self._forget_lost(mine)
             raise
-        except BaseException:
+        except BaseException as error:
             window.keep_interrupted(mine)
+            if steps and isinstance(error.__cause__, LossdError):  # interrupted: it may have been taken
+                window.named_by(mine)
             raise
         if ends:
             window.consumed(mine)

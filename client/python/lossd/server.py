@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from lossd import _gone
+from lossd._handles import refuse_if_forked
 from lossd.client import Client, connect
 from lossd.errors import LaunchError
 
@@ -60,6 +62,15 @@ def find_program(program: str | os.PathLike[str] | None = None) -> Path:
     )
 
 
+def _end_of(status: int) -> str:
+    if status >= 0:
+        return f"has ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
 class Server:
     """Made by launch(). Ends with this process, whatever way that goes, or with stop(). A context manager."""
 
@@ -67,6 +78,7 @@ class Server:
         self._folder = folder
         self._log_path = folder / "lossd.log"
         self._port_file = folder / "ports.json"
+        self._gone = _gone.watched(self.target)
         self._pid = os.getpid()
         self._started = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,7 +113,7 @@ class Server:
             self._started.set()
             return
         self._started.set()
-        self._process.wait()
+        self._gone.tell(f"the server of lossd.launch {_end_of(self._process.wait())}. {self._end_of_log()}")
 
     def _wait_until_it_serves(self, command: list[str], timeout: float) -> None:
         until = time.monotonic() + timeout
@@ -124,7 +136,10 @@ class Server:
         return True
 
     def _fail(self, message: str) -> None:
-        raise LaunchError(f"{message}. Its log ends with:\n{self.log()[-TAIL_BYTES:].strip() or '(nothing)'}")
+        raise LaunchError(f"{message}. {self._end_of_log()}")
+
+    def _end_of_log(self) -> str:
+        return f"Its log ends with:\n{self.log()[-TAIL_BYTES:].strip() or '(nothing)'}"
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -137,7 +152,7 @@ class Server:
         return f"unix:{self._folder / 'socket'}"
 
     def client(self, **options: Any) -> Client:
-        """connect(server.target, ...)"""
+        """connect(server.target, ...). Once the server has ended, calls fail with UnavailableError at once."""
         return connect(self.target, **options)
 
     def log(self) -> str:
@@ -207,8 +222,10 @@ def launch(
     weights_dir: of safetensors files for Head.load_weights.
 
     LaunchError, with the end of the server's log, if it does not start. The server dies with this process, by
-    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit.
+    PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit. RuntimeError in a process that was
+    forked after a connect, which could not connect to it.
     """
+    refuse_if_forked()
     path = find_program(program)
     folder = Path(tempfile.mkdtemp(prefix="lossd-"))  # mode 0700: the socket is for this user
     flags = [

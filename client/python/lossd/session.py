@@ -37,12 +37,32 @@ if TYPE_CHECKING:
     from lossd.head import Head
 
 
+class _Turn:
+    """Lets one call of a session in after the other. Unlike the library's own lock it lets a signal through."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._owner == threading.get_ident():
+            raise RuntimeError("the handler of a signal must not use the session whose call it has interrupted")
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *_error: object) -> None:
+        self._owner = None
+        self._lock.release()
+
+
 class Session:
     """Made by Head.open_session. Each token it computes counts in dW exactly once, whatever the network does.
 
     Methods may be called from any thread; calls of one session wait for each other. Arguments are checked before
     anything is sent. After an error from the server other than a rejected argument the session is over: open one
-    with the same client_key, or after WindowLostError a new one. A context manager, which closes it.
+    with the same client_key, or after WindowLostError a new one. The same holds after a KeyboardInterrupt that cut a
+    compute short: a part of its batch may be in the window, so discard that (Head.discard) and replay it, or resume_at
+    the batch. A context manager, which closes it.
     """
 
     def __init__(self, head: Head, core: HeadCore, pointer: int | None, *, deterministic: bool = False) -> None:
@@ -52,10 +72,11 @@ class Session:
         self._gradient_batches = 0
         self._stagings: dict[Any, Staging] = {}
         self._handle = Handle(pointer, "lossd_session_free", "this session")
+        self._turn = _Turn()
         with self._handle as session:
             key = library().function("lossd_session_client_key")(session)
         self._client_key = bytes(key).decode()
-        self._contributor = Contributor(self._client_key, self._marks_of(self._handle))
+        self._contributor = Contributor(self._client_key, self._marks_of(self._handle, self._turn))
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         if self._contributor.contributed():  # an earlier process with this client_key did, perhaps in another window
@@ -63,10 +84,10 @@ class Session:
         core.window.add(self._contributor)
 
     @staticmethod
-    def _marks_of(handle: Handle) -> Any:
+    def _marks_of(handle: Handle, turn: _Turn) -> Any:
         # Holds the handle and not the session, which may be dropped before the flush that has to name it.
         def read() -> str:
-            with handle as session:
+            with handle as session, turn:
                 return library().text("lossd_session_marks", session)
 
         return read
@@ -87,7 +108,7 @@ class Session:
     @property
     def reconnects(self) -> int:
         """How often a stream was re-established."""
-        with self._handle as session:
+        with self._handle as session, self._turn:
             return int(library().function("lossd_session_reconnects")(session))
 
     @takes_loss_numbers
@@ -202,7 +223,7 @@ class Session:
             self._gradient_batches += 1
         result = library().make(s.Result)
         try:
-            with self._handle as session:
+            with self._handle as session, self._turn:
                 library().call("lossd_session_compute", session, c.byref(batch), c.byref(outputs), c.byref(result))
         except WindowLostError:
             # The session's contribution is gone, so no flush can name it any more.
@@ -243,7 +264,7 @@ class Session:
         it is computed again, and not added again. For a process that was restarted with the same client_key."""
         numbers = [integer(one, "sequences", least=1) for one in sequences]
         array = (c.c_uint64 * len(numbers))(*numbers)
-        with self._handle as session:
+        with self._handle as session, self._turn:
             library().call("lossd_session_resume_at", session, array, len(numbers))
 
     def close(self) -> None:
@@ -254,7 +275,8 @@ class Session:
         try:
             with self._handle as session:
                 self._contributor.end()
-                library().call("lossd_session_close", session)
+                with self._turn:
+                    library().call("lossd_session_close", session)
             self._core.window.forget_ended()
         finally:
             self._handle.close()

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,49 @@ def test_a_forked_child_leaves_it_alone() -> None:
             os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert client.status().device == "cpu" and head.info().generation == 1
+
+
+def in_fork(work: Callable[[], object]) -> str:
+    """What `work` raises in a forked child, which a test must not wait for without end."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            work()
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as told:
+        message = told.read().decode()
+    os.waitpid(pid, 0)
+    return message
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_forked_child_of_a_client_does_not_connect(closed: bool) -> None:
+    with lossd.launch("cpu") as server:
+        client = server.client()
+        if closed:
+            client.close()
+        for work in (server.client, lambda: lossd.connect("localhost:1"), lambda: lossd.launch("cpu")):
+            message = in_fork(work)
+            assert message.startswith("RuntimeError") and "forked" in message and "'spawn'" in message
+
+
+def test_a_child_that_was_forked_before_connects() -> None:
+    script = """
+        import os, lossd
+        server = lossd.launch("cpu")
+        if os.fork() == 0:
+            with lossd.connect(server.target) as client:
+                os._exit(0 if client.status().device == "cpu" else 1)
+        child = os.waitstatus_to_exitcode(os.wait()[1])
+        with server.client() as client:
+            assert child == 0 and client.status().device == "cpu"
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
 
 
 def test_signals_for_the_group_do_not_reach_it() -> None:

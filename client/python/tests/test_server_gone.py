@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from restartable import Restartable
 from stopping import stand_still
 
 import lossd
@@ -19,35 +19,6 @@ V, H, N = 32, 16, 4
 HIDDEN = np.random.default_rng(0).standard_normal((N, H)).astype(np.float32)
 LABELS = np.arange(N)
 WEIGHTS = np.random.default_rng(1).standard_normal((V, H)).astype(np.float32)
-
-
-class Restartable:
-    """A server that can be killed and started again at the same address."""
-
-    def __init__(self, folder: Path, *flags: str) -> None:
-        self.target = f"unix:{folder / 'socket'}"
-        ports = folder / "ports.json"
-        self._ports = ports
-        self._command = [
-            str(lossd.server.find_program()),
-            "--device=cpu",
-            "--metrics_listen=",
-            f"--listen={self.target}",
-            f"--port_file={ports}",
-            *flags,
-        ]
-        self.start()
-
-    def start(self) -> None:
-        self._ports.unlink(missing_ok=True)
-        self.process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
-        while not self._ports.exists():
-            assert self.process.poll() is None
-            time.sleep(0.01)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -147,3 +118,82 @@ def test_drained_and_restored(tmp_path: Path) -> None:
             assert head.flush().window_tokens == 2 * N  # nothing is lost
     finally:
         server.kill()
+
+
+STOPPED: dict[str, Callable[[lossd.Client, lossd.Head, lossd.Session], Any]] = {
+    "status": lambda client, head, session: client.status(),
+    "compute": lambda client, head, session: session.compute(HIDDEN, LABELS),
+    "flush": lambda client, head, session: head.flush(),
+    "step": lambda client, head, session: head.step(0.1),
+    "write_weights": lambda client, head, session: head.write_weights(WEIGHTS),
+    "read_weights": lambda client, head, session: head.read_weights(),
+    "logits": lambda client, head, session: head.logits(HIDDEN),
+    "load_weights": lambda client, head, session: head.load_weights("weights.safetensors"),
+    "save_checkpoint": lambda client, head, session: head.save_checkpoint("tag"),
+}
+
+
+@pytest.mark.parametrize("name", list(STOPPED))
+def test_stopped_for_longer(restartable: Restartable, name: str) -> None:
+    """Its connections stay open, and nothing comes over them."""
+    with lossd.connect(restartable.target, call_timeout=2) as client:
+        head, session = open_head(client)
+        session.compute(HIDDEN, LABELS)
+        stand_still(restartable.process.pid)
+        begin = time.monotonic()
+        with pytest.raises(lossd.DeadlineExceededError, match=r"no answer within call_timeout \(2 s\).*call_timeout"):
+            STOPPED[name](client, head, session)
+        assert time.monotonic() - begin < 15
+        restartable.process.send_signal(signal.SIGCONT)
+        assert head.info().generation == 1  # the client goes on
+
+
+def test_stopped_with_much_under_way(tmp_path: Path) -> None:
+    """The server does not even take what is sent."""
+    server = Restartable(tmp_path, tcp=True)
+    try:
+        with lossd.connect(server.target, call_timeout=2) as client:
+            head = client.create_head("a", V, 1024, "float32")
+            weights = np.zeros((V, 1024), np.float32)
+            head.write_weights(weights)
+            session = head.open_session(lanes=2, chunk_bytes=1 << 20)
+            hidden = np.zeros((1 << 14, 1024), np.float32)
+            session.compute(hidden[:2], np.zeros(2, np.int64))
+            stand_still(server.process.pid)
+            with pytest.raises(lossd.DeadlineExceededError, match="no answer within call_timeout"):
+                session.compute(hidden, np.zeros(1 << 14, np.int64))
+            with pytest.raises(lossd.DeadlineExceededError, match="no answer within call_timeout"):
+                head.logits(hidden[: 1 << 12], top_k=1)
+            server.process.send_signal(signal.SIGCONT)
+            assert head.read_weights().shape == weights.shape
+    finally:
+        server.kill()
+
+
+def test_a_server_of_this_process_ends(tmp_path: Path) -> None:
+    """Nobody waits for it for reconnect_timeout."""
+    server = lossd.launch("cpu")
+    client = server.client()
+    by_target = lossd.connect(server.target)
+    head, session = open_head(client)
+    session.compute(HIDDEN, LABELS)
+    stand_still(server.process.pid)
+    waiting = session.compute_async(HIDDEN, LABELS)
+    time.sleep(0.3)
+    begin = time.monotonic()
+    server.process.kill()
+    with pytest.raises(lossd.UnavailableError, match="(?s)lossd.launch was ended by SIGKILL.*log.*serving"):
+        waiting.result()
+    calls: list[Callable[[], Any]] = [client.status, by_target.status, head.flush, head.open_session, server.client]
+    for call in calls:
+        with pytest.raises(lossd.UnavailableError, match="SIGKILL"):
+            call()
+    assert time.monotonic() - begin < 15
+    server.stop()
+
+
+def test_a_server_of_this_process_is_stopped() -> None:
+    with lossd.launch("cpu") as server:
+        client = server.client()
+    with pytest.raises(lossd.UnavailableError, match="lossd.launch has ended with status 0"):
+        client.status()
