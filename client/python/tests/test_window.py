@@ -211,7 +211,7 @@ def test_steps_are_those_of_torch(make_head: MakeHead, optimizer: Any, name: str
     head = make_head(weights=weights, optimizer=optimizer)
     assert head.config.optimizer == optimizer
     parameter = torch.nn.Parameter(torch.from_numpy(weights.copy()))
-    reference = getattr(torch.optim, name)([parameter], lr=0.01, **vars(optimizer))
+    reference = getattr(torch.optim, name)([parameter], **{**vars(optimizer), "lr": 0.01})
     with head.open_session() as session:
         for step in range(3):
             hidden, labels = batch(seed=step)

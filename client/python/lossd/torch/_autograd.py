@@ -41,7 +41,7 @@ class RemoteLoss(torch.autograd.Function):
         # Inside of a backward pass it is a checkpoint's recomputation, whose graph may be thrown away.
         declared = None if torch._C._current_graph_task_id() >= 0 else call.declared
         wanted = dx_dtype(hidden) if ctx.needs_input_grad[0] else None
-        windows = window_of(call.head).windows_ended
+        windows = window_of(call.head).windows_gone
         values = call.forward(hidden, labels, weights, declared, wanted)
         ctx.set_materialize_grads(False)
         # The same tensors in every mode, as checkpoints compare them. dX is none of them: it cannot be recomputed.
@@ -89,7 +89,7 @@ class Left:
     hidden_dtype: torch.dtype
     wants_dx: bool
     windows: int
-    """How many windows had ended when the forward pass began: what it has added is in the next one."""
+    """HeadWindow.windows_gone when the forward pass began."""
 
     @property
     def coefficients(self) -> Coefficients:
@@ -109,7 +109,7 @@ class Left:
     ) -> tuple[Tensor | None, bool]:
         """dX, or None if it is not wanted, and whether the upstream gradients are finite."""
         call, values = self.call, self.values
-        if self.windows != window_of(call.head).windows_ended:  # what was added has been stepped, or dropped
+        if self.windows != window_of(call.head).windows_gone:  # what was added has been stepped, or dropped
             self.declared = self.dx = None
         by_token = call.options.reduction == "none" or d_lse is not None
         scalars = None if by_token else _scalars(call.options, values, d_loss, d_z)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # What of Values is a number, in the tensor that goes from forward to backward.
 _VALUES = ("loss_sum", "z_loss_sum", "valid_tokens", "count", "z_count", "weight_version")
 _DECLARED = len(_VALUES)  # behind them: the upstream gradient that dW and dX are of; NaN if there are none
-_WINDOWS = _DECLARED + 1  # and how many windows of the head had ended before
+_WINDOWS = _DECLARED + 1  # and how many windows of the head had gone before
 
 _heads: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _keys = itertools.count(1)
@@ -162,7 +162,7 @@ def _forward(
     description = Description(*rest)
     call = description.call(hidden, labels)
     declared = call.declared if (wants_dx or proxy is not None) and _may_declare() else None
-    windows = window_of(call.head).windows_ended
+    windows = window_of(call.head).windows_gone
     values = call.forward(hidden, labels, token_weights, declared, dx_dtype(hidden) if wants_dx else None)
     loss, _, z_loss, *_ = call.outputs(values, hidden.device)
     assert loss is not None

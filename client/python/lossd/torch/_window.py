@@ -49,6 +49,8 @@ class HeadWindow:
         """A flush_into that an error ended, with the rows that have landed."""
         self.windows_ended = 0
         """How many windows this process has seen end."""
+        self.windows_gone = 0
+        """How many of them were stepped or dropped. The gradient of those that were flushed is the caller's."""
         self._session_options = session_options
         self._session = session
         self._lock = threading.Lock()
@@ -142,9 +144,10 @@ class HeadWindow:
 
     # The window's end
 
-    def end(self) -> None:
+    def end(self, *, flushed: bool = False) -> None:
         """The window was ended: what this process has of it is forgotten."""
         self.windows_ended += 1
+        self.windows_gone += not flushed
         self._consumed = self.contributions()
         self.landing = None
         self.proxy.forget()

@@ -62,7 +62,7 @@ def flush_into(
     window = window_of(head)
     if window.rank_in_group != 0:
         _nothing_lands(param, bias, to, overwrite)
-        window.end()
+        window.end(flushed=True)
     return result
 
 
@@ -115,7 +115,7 @@ def _land(
                 window.landing = None  # nothing of it is anywhere
     result = landing.read
     head.head.commit_flush(result.flush_id)
-    window.end()
+    window.end(flushed=True)
     return result
 
 

@@ -488,7 +488,7 @@ class RemoteHead(ProxyHolder):
             lambda marks: self.head.flush(out, gradient_scale=factor, marks=marks, **options), _without_gradient
         )
         if options.get("commit", True):
-            window.end()
+            window.end(flushed=True)
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:

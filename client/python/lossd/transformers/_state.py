@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from lossd.torch.head import FrozenCopyWarning
 from lossd.transformers._lm_head import RemoteLmHead
 from lossd.transformers._ranks import SharedGradient
 from lossd.transformers._tied import TiedWeight
@@ -30,7 +32,9 @@ class FrozenCopy:
     def of(self, remote: RemoteHead) -> RemoteHead:
         version = remote.weight_version
         if self._copy is None or self._version != version:
-            self._copy, self._version = copy.deepcopy(remote), version
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FrozenCopyWarning)
+                self._copy, self._version = copy.deepcopy(remote), version
         return self._copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenCopy:
