@@ -1,7 +1,8 @@
 # Decides whether CUDA code is built. Sets LOSSD_CUDA to ON or OFF for every folder; with ON the language is enabled and
 # lossd::cudart is the static CUDA run time. libcublasLt and the driver are opened at run time, so they are not linked.
-set(LOSSD_CUDA AUTO CACHE STRING "CUDA code: AUTO builds it where a toolkit is found, ON insists, OFF leaves it out")
-set_property(CACHE LOSSD_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(LOSSD_CUDA AUTO CACHE STRING
+  "CUDA code: AUTO builds it if a toolkit is found, DRIVER if an NVIDIA driver is there as well, ON insists, OFF: none")
+set_property(CACHE LOSSD_CUDA PROPERTY STRINGS AUTO DRIVER ON OFF)
 
 # What device code is made for: Ampere, with PTX for whatever is newer, and Hopper with its own instructions, whose PTX
 # nothing else could use.
@@ -64,7 +65,14 @@ endfunction()
 
 set(lossd_cuda_wanted "$CACHE{LOSSD_CUDA}")
 set(LOSSD_CUDA OFF)
-if(lossd_cuda_wanted STREQUAL "AUTO" AND LOSSD_SANITIZER)
+set(lossd_driver_missing FALSE)
+if(lossd_cuda_wanted STREQUAL "DRIVER")
+  set(lossd_cuda_wanted AUTO)
+  execute_process(COMMAND ${PROJECT_SOURCE_DIR}/tools/cuda_toolkit.sh --driver RESULT_VARIABLE lossd_driver_missing)
+endif()
+if(lossd_driver_missing)
+  set(lossd_cuda_status "no NVIDIA driver on this machine: CPU only (LOSSD_CUDA=ON builds CUDA code all the same)")
+elseif(lossd_cuda_wanted STREQUAL "AUTO" AND LOSSD_SANITIZER)
   set(lossd_cuda_status "left out of instrumented builds")
 elseif(lossd_cuda_wanted STREQUAL "AUTO" OR lossd_cuda_wanted)
   if(LOSSD_SANITIZER)

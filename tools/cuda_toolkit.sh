@@ -7,7 +7,7 @@ source "$repo_root/tools/packages.sh"
 
 usage() {
   cat <<END
-usage: tools/cuda_toolkit.sh [--always] [--check]
+usage: tools/cuda_toolkit.sh [--always] [--check | --driver]
 
 Where there is an NVIDIA driver but no CUDA compiler (nvcc in PATH, \$CUDA_HOME or /usr/local/cuda), brings one as wheels from
 PyPI into build/cuda-toolkit, in the layout of an installed toolkit; the build finds it there. About 0.5 GB to download, 1 GB on
@@ -15,16 +15,18 @@ disk. Does nothing on a machine without a driver, and nothing the second time. T
 
   --always  also without a driver, and beside another CUDA compiler
   --check   only tell: exit status 0 if there is something to bring, else 1
+  --driver  only tell: exit status 0 if there is an NVIDIA driver, else 1
 END
 }
 
 target=$repo_root/build/cuda-toolkit
 log=$log_dir/cuda-toolkit.log
-always=no check=no
+always=no check=no driver=no
 for argument in "$@"; do
   case $argument in
     --always) always=yes ;;
     --check) check=yes ;;
+    --driver) driver=yes ;;
     -h | --help) usage && exit ;;
     *) usage >&2 && exit 2 ;;
   esac
@@ -79,6 +81,9 @@ give_up() {
   exit 0
 }
 
+if [[ $driver == yes ]]; then
+  if has_driver; then exit 0; else exit 1; fi
+fi
 if [[ $check == yes ]]; then
   if wanted; then exit 0; else exit 1; fi
 fi
