@@ -246,11 +246,3 @@ def launch(
         flags.append(f"--weights_dir={os.fspath(weights_dir)}")
     die_with = signal.SIGKILL if checkpoint_dir is None else signal.SIGTERM
     return Server([str(path), *flags, *args], folder, start_timeout, int(die_with))
-
-
-def main() -> None:
-    """`lossd` on the command line of an environment that has the package: becomes the wheel's server."""
-    program = Path(__file__).resolve().parent / "bin" / PROGRAM
-    if not os.access(program, os.X_OK):
-        sys.exit(f"this package has no server ({program}): install it with pip install ./client/python")
-    os.execv(program, [PROGRAM, *sys.argv[1:]])

@@ -99,24 +99,6 @@ def test_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert server_module.find_program() == wheel
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """What `lossd` in an environment's bin does: the wheel's server takes its place, with its arguments."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        module = str(tmp_path / "lossd" / "server.py")
-        script = f"import sys; from lossd import server; server.__file__ = {module!r}; server.main()"
-        return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
-
-    done = run("--help")
-    assert done.returncode == 1 and "this package has no server" in done.stderr
-    wheel = tmp_path / "lossd" / "bin" / "lossd"
-    wheel.parent.mkdir(parents=True)
-    wheel.symlink_to(server_module.find_program())
-    done = run("--help")
-    assert done.returncode == 0 and "--listen" in done.stdout
-    assert run("--no_such_flag").returncode != 0
-
-
 CHILD = """
     import os, sys, lossd
     server = lossd.launch("cpu")

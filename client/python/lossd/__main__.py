@@ -1,0 +1,6 @@
+"""`python -m lossd`: the server."""
+
+from lossd.commands import lossd
+
+if __name__ == "__main__":
+    lossd()
