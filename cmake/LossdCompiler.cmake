@@ -14,12 +14,14 @@ if(LOSSD_SANITIZER)
   set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")  # instrumented code compiles in half the time so
 endif()
 
+# The compiler cache works across clones and build trees, the one of pip too: paths below the root do not count. It is
+# told so here, and not by scripts: pip and ninja are run by hand as well.
 find_program(CCACHE_PROGRAM ccache)
-if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
-  if(SKBUILD AND NOT DEFINED ENV{CCACHE_BASEDIR})  # pip knows nothing of what tools/common.sh sets
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true
-                                    ${CCACHE_PROGRAM})
+if(CCACHE_PROGRAM)
+  set(lossd_ccache ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true
+    ${CCACHE_PROGRAM})
+  if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${lossd_ccache})
   endif()
 endif()
 

@@ -101,7 +101,7 @@ if(LOSSD_CUDA)
   set(CMAKE_CUDA_ARCHITECTURES ${lossd_cuda_architectures})
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   if(CCACHE_PROGRAM AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${lossd_ccache})
   endif()
   enable_language(CUDA)
   # CMake 3.25 does not know how to ask nvcc for C++20.

@@ -4,9 +4,6 @@
 repo_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 log_dir="$repo_root/build/logs"
 
-# The compiler cache works across clones and build trees: paths below the root do not count.
-export CCACHE_BASEDIR="$repo_root" CCACHE_NOHASHDIR=true
-
 # gRPC would take even loopback addresses to a proxy that the environment names.
 export no_proxy="127.0.0.1,localhost${no_proxy:+,$no_proxy}"
 
