@@ -8,9 +8,12 @@ usage() {
   cat <<END
 usage: tools/wheel.sh
 
-Leaves build/wheel/lossd-VERSION-py3-none-manylinux_*.whl: the package of client/python with the server, liblossd_c.so and every
-shared library that they need except the run time of C and C++ (glibc, libstdc++) and, if CUDA code is compiled, NVIDIA's. It runs
-where those are as new as this machine's, with Python >= 3.10 and NumPy. What is installed with pip install ./client/python needs the libraries of this machine.
+Leaves build/wheel/lossd-VERSION-py3-none-manylinux_*.whl: the package of client/python with lossd, lossctl, liblossd_c.so and
+every shared library that they need except the run time of C and C++ (glibc, libstdc++) and NVIDIA's. It runs where those are as
+new as this machine's, with Python >= 3.10 and NumPy. What is installed with pip install ./client/python needs the libraries of this machine.
+
+CUDA code is in it where a CUDA compiler is found, whether or not this machine has an NVIDIA driver: the wheel is for others.
+LOSSD_CUDA=OFF leaves it out, LOSSD_CUDA=ON insists (tools/setup.sh cuda brings a compiler).
 END
 }
 
@@ -36,8 +39,10 @@ if [[ ! -x $tools/bin/auditwheel ]]; then
 fi
 rm -rf "$scratch" "$out"/*.whl
 mkdir -p "$scratch"
+export LOSSD_CUDA=${LOSSD_CUDA:-AUTO}
 try_step "$log" "Building the package" "$tools/bin/pip" wheel --no-deps -w "$scratch/plain" "$repo_root/client/python" ||
   fail "the package could not be built" "the whole log: build/logs/wheel.log"
+say "CUDA: $(sed -n 's/^LOSSD_CUDA_STATUS:INTERNAL=//p' "$repo_root/build-python/CMakeCache.txt")"
 
 # These belong to the machine's driver and toolkit.
 nvidia=(--exclude 'libcuda.so.*' --exclude 'libcudart.so.*' --exclude 'libcublas*.so.*' --exclude 'libnv*.so.*')
@@ -54,7 +59,7 @@ while read -r library; do
   package=$(dpkg -S "$(readlink -f "$library")" 2>/dev/null || dpkg -S "$library" 2>/dev/null || true)
   package=${package%%:*}
   if [[ -n $package && -r /usr/share/doc/$package/copyright ]]; then cp -L "/usr/share/doc/$package/copyright" "$licences/$package"; fi
-done < <(ldd "$repo_root/build-python/bin/lossd" "$repo_root/build-python/lib/liblossd_c.so" | sed -n 's/.* => \(\/[^ ]*\) (.*/\1/p' | sort -u)
+done < <(ldd "$repo_root"/build-python/{bin/lossd,bin/lossctl,lib/liblossd_c.so} | sed -n 's/.* => \(\/[^ ]*\) (.*/\1/p' | sort -u)
 "$tools/bin/wheel" pack -d "$out" "$unpacked" >>"$log"
 rm -rf "$scratch"
 wheel=$(compgen -G "$out/*.whl")
