@@ -89,6 +89,38 @@ TEST_P(Gradients, MadeByItselfDwHasTheBitsOfTheWholeStep) {
   }
 }
 
+TEST_P(Gradients, WithoutDxLossesAndDwHaveTheBitsOfTheWholeStep) {
+  for (const Options& options : AllOptions()) {
+    SCOPED_TRACE(options.name);
+    const Problem problem = MakeProblem(options);
+    BatchKey kind = KindOf(problem);
+    kind.returns = {.log_sum_exp = true, .entropy = true, .prediction = true};
+    BatchKey without = kind;
+    without.mode = ComputeMode::kLossAndWeightGradient;
+    without.dx_type = {};
+    ChunkInput repeated = RowsOf(problem, 40, 100);
+    repeated.accumulate = ChunkRows::Accumulate::kNo;
+    const std::vector<ChunkInput> chunks = {RowsOf(problem, 0, 100), repeated, RowsOf(problem, 100, 200)};
+    HeadUnderTest whole(device_.get(), problem);
+    HeadUnderTest head(device_.get(), problem);
+    for (int batch = 0; batch < 2; ++batch) {  // the second one adds
+      const std::vector<ChunkOutput> expected = whole.Run(kind, chunks);
+      const std::vector<ChunkOutput> outputs = head.Run(without, chunks);
+      for (size_t i = 0; i < chunks.size(); ++i) {
+        EXPECT_TRUE(SameBits(outputs[i].losses, expected[i].losses)) << i;
+        EXPECT_TRUE(SameBits(outputs[i].returns.log_sum_exp, expected[i].returns.log_sum_exp)) << i;
+        EXPECT_TRUE(SameBits(outputs[i].returns.entropy, expected[i].returns.entropy)) << i;
+        EXPECT_TRUE(outputs[i].dx.empty());
+      }
+      EXPECT_TRUE(SameBits(head.Gradient(), whole.Gradient()));
+    }
+    // Of repeats alone there is nothing to add.
+    EXPECT_TRUE(
+        SameBits(head.Run(without, {repeated}).front().losses, whole.Run(kind, {repeated}).front().losses));
+    EXPECT_TRUE(SameBits(head.Gradient(), whole.Gradient()));
+  }
+}
+
 TEST_P(Gradients, SeveralChunksOfDwAloneAreAddedTogether) {
   const Problem problem = MakeProblem(AllOptions().front());
   HeadUnderTest whole(device_.get(), problem);

@@ -79,13 +79,14 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
     : device_(device), hidden_(hidden), kind_(kind), chunks_(std::move(chunks)), outputs_(chunks_.size()) {
   const bool loss_only = kind_.mode == ComputeMode::kLossOnly;
   const bool dw_only = kind_.mode == ComputeMode::kWeightGradientOnly;
+  const bool has_dx = HasInputGradient(kind_.mode);
   std::vector<ChunkRows> rows;
   for (const ChunkInput& chunk : chunks_) {
     const auto tokens = static_cast<int64_t>(chunk.labels.size());
     // Nothing is aligned to more than its element.
     GuardedBytes& losses = losses_.emplace_back(tokens * 4, 64, 4);
-    GuardedBytes& dx = dx_.emplace_back(loss_only || dw_only ? 0 : tokens * hidden_ * SizeOf(kind_.dx_type),
-                                        64, SizeOf(kind_.dx_type));
+    GuardedBytes& dx =
+        dx_.emplace_back(has_dx ? tokens * hidden_ * SizeOf(kind_.dx_type) : 0, 64, SizeOf(kind_.dx_type));
     std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
     GuardedReturns& returns = returns_.emplace_back(kind_.returns, tokens);
     rows.push_back({.tokens = tokens,
@@ -100,7 +101,7 @@ BatchUnderWay::BatchUnderWay(Device* device, HeadBackend* backend, int64_t hidde
                     .accumulate = loss_only ? ChunkRows::Accumulate::kNo : chunk.accumulate,
                     .losses = dw_only ? nullptr : losses.As<float>(),
                     .returns = returns.Pointers(),
-                    .dx = loss_only || dw_only ? nullptr : dx.data()});
+                    .dx = has_dx ? dx.data() : nullptr});
   }
   while (device_->BatchesUnderWay() >= device_->MostBatches()) device_->Poll();
   const auto take = [this](size_t number) {

@@ -154,6 +154,18 @@ TEST_P(Teaching, LossesAloneAddNothingAndHaveTheSameBits) {
   EXPECT_TRUE(SameBits(losses.returns.divergence, all.returns.divergence));
 }
 
+TEST_P(Teaching, WithoutDxLossesAndDwHaveTheBitsOfTheWholeStep) {
+  Heads whole(device_.get(), Taught(type(), Divergence::kForwardKl));
+  const ChunkOutput all = whole.RunWhole();
+  Heads heads(device_.get(), Taught(type(), Divergence::kForwardKl));
+  heads.kind.mode = ComputeMode::kLossAndWeightGradient;
+  const ChunkOutput output = heads.RunWhole();
+  EXPECT_TRUE(SameBits(output.losses, all.losses));
+  EXPECT_TRUE(SameBits(output.returns.divergence, all.returns.divergence));
+  EXPECT_TRUE(output.dx.empty());
+  EXPECT_TRUE(SameBits(heads.student.Gradient(), whole.student.Gradient()));
+}
+
 TEST_P(Teaching, NewWeightsOfTheTeacherHoldForTheNextBatch) {
   Problem problem = Taught(type(), Divergence::kForwardKl);
   Heads heads(device_.get(), problem);

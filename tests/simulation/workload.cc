@@ -47,16 +47,16 @@ std::vector<float> Item::Losses(const Values& weights) const {
 }
 
 std::vector<float> Item::InputGradients(const Values& weights) const {
-  if (kind == ItemKind::kLossOnly) return {};
-  std::vector<float> dx(hidden_states.size());
+  if (kind == ItemKind::kLossOnly || !dx) return {};
+  std::vector<float> gradients(hidden_states.size());
   for (size_t token = 0; token < labels.size(); ++token) {
     if (labels[token] == kIgnored) continue;
     const auto label = static_cast<size_t>(labels[token]);
     for (size_t h = 0; h < kHidden; ++h) {
-      dx[token * kHidden + h] = scale * weights.matrix[label * kHidden + h];
+      gradients[token * kHidden + h] = scale * weights.matrix[label * kHidden + h];
     }
   }
-  return dx;
+  return gradients;
 }
 
 Item MakeItem(uint64_t number, Random* random) {
@@ -66,6 +66,7 @@ Item MakeItem(uint64_t number, Random* random) {
   if (kind == 0) item.kind = ItemKind::kRefused;
   if (kind == 1) item.kind = ItemKind::kLossOnly;
   item.scale = static_cast<float>(1 + random->Below(3));
+  item.dx = !random->OneIn(4);
   const int tokens = 1 + random->Below(3);
   for (int token = 0; token < tokens; ++token) {
     item.labels.push_back(random->OneIn(10) ? kIgnored : random->Below(kVocab));
@@ -97,6 +98,7 @@ engine::Chunk ToChunk(const Item& item, uint64_t sequence, uint64_t generation) 
   chunk.tokens = item.tokens();
   chunk.gradient_scale = item.scale;
   chunk.ignore_index = kIgnored;
+  if (!item.dx) chunk.mode = engine::ComputeMode::kLossAndWeightGradient;
   if (item.kind == ItemKind::kLossOnly) chunk.mode = engine::ComputeMode::kLossOnly;
   chunk.labels = Bytes(item.labels);
   chunk.hidden_states = engine::Payload::Of(Bytes(item.hidden_states));

@@ -44,6 +44,7 @@ struct Item {
   uint64_t number = 0;
   ItemKind kind = ItemKind::kGood;
   float scale = 1;
+  bool dx = true;  // whether it is wanted; of losses only there is none
   std::vector<int64_t> labels;
   std::vector<float> hidden_states;
 

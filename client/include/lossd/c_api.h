@@ -350,7 +350,7 @@ typedef struct lossd_batch {
 typedef struct lossd_outputs {
   size_t struct_size;
   float* losses; /* [N] */
-  void* dx;      /* [N, H] of dx_dtype */
+  void* dx;      /* [N, H] of dx_dtype; NULL: it is not even computed */
   int32_t dx_dtype;
   int32_t top_k;
   float* log_sum_exp;

@@ -149,7 +149,8 @@ class Session:
             with hidden_dtype="bfloat16".
         labels: [...] integers in [0, V), or ignore_index. No tokens at all are fine.
         mode: "gradients" adds to dW and makes dX; "loss" only looks.
-        dx: True makes dX of dx_dtype (None: that of hidden), False does not, an array is written to.
+        dx: True makes dX of dx_dtype (None: that of hidden), False does not (nor is it sent: dW alone is a product
+            less), an array is written to.
         PyTorch tensors on a GPU: outputs are on it, too. Where the server runs on the same GPU (same_host_regions) they
             do not leave it, otherwise they travel through pinned memory, on a stream of the session's own. Both are
             in the order of the current stream. labels and the like may be on the GPU or not.

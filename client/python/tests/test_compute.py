@@ -188,6 +188,53 @@ def test_dtype_of_dx(make_head: MakeHead) -> None:
         assert session.compute(hidden, labels, losses=False).losses is None
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_dx_the_rest_is_the_same_and_less_is_received(
+    make_head: MakeHead, dtype: str, deterministic: bool
+) -> None:
+    tokens, hidden_size = 64, 256
+    hidden = torch.randn(tokens, hidden_size, dtype=getattr(torch, dtype))
+    labels = torch.randint(V, (tokens,))
+    results = {}
+    for dx in (True, False):
+        head = make_head(V, hidden_size, dtype, bias=True)
+        with head.open_session(chunk_bytes=1 << 13, deterministic=deterministic) as session:
+            before = head.client.traffic().bytes_received
+            options = {"label_smoothing": 0.1, "lse_square_scale": 1e-3, "returns": ["entropies"]}
+            result = session.compute(hidden, labels, dx=dx, **options)
+            received = head.client.traffic().bytes_received - before
+            assert result.chunks > 1 and (result.dx is None) is not dx
+            assert head.info().window_tokens == tokens
+            bias = np.empty(V, np.float32)
+            gradient = head.flush(bias_out=bias).gradient
+        results[dx] = received, result.losses, result.entropies, gradient, bias
+    (with_dx, *expected), (without, *got) = results[True], results[False]
+    assert with_dx - without >= tokens * hidden_size * hidden.element_size() and without < with_dx / 4
+    for one, other in zip(expected, got, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_what_is_sent_again_without_dx_counts_once(make_head: MakeHead) -> None:
+    head = make_head(V, H)
+    hidden, labels = batch(4)
+    first = head.open_session(client_key="again")
+    result = first.compute(hidden, labels, dx=False)
+    second = head.open_session(client_key="again")
+    second.resume_at(result.first_sequences)
+    again = second.compute(hidden, labels, dx=False)
+    assert again.repeated_chunks == again.chunks > 0
+    assert torch.equal(again.losses, result.losses) and head.flush().window_tokens == 4
+
+
+def test_a_frozen_head_without_dx_only_looks(make_head: MakeHead) -> None:
+    head = make_head(V, H, frozen=True)
+    hidden, labels = batch(4)
+    with head.open_session() as session:
+        wanted = session.compute(hidden, labels, mode="loss")
+        assert torch.equal(session.compute(hidden, labels, dx=False).losses, wanted.losses)
+
+
 def test_arrays_of_the_caller(make_head: MakeHead) -> None:
     head = make_head(V, H)
     hidden, labels = batch(2, 3)

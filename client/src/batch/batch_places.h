@@ -15,11 +15,16 @@ struct BatchPlaces {
   std::optional<RegionPlace> hidden_states;
   std::optional<RegionPlace> teacher_hidden;  // of a distillation
   std::optional<RegionPlace> dx;
+  // Nobody wants dX, and the server leaves it out. (One that cannot sends it all the same.)
+  bool dx_left_out = false;
 
-  // Whether chunks carry labels and losses only. (dX that nobody wants is sent all the same.)
+  // Whether answers carry dX.
+  bool DxIsSent(const Batch& batch) const {
+    return !dx && !dx_left_out && batch.mode != ComputeMode::kLossOnly;
+  }
+  // Whether chunks carry labels and losses only.
   bool All(const Batch& batch) const {
-    return hidden_states && (teacher_hidden || !batch.distillation) &&
-           (dx || batch.mode == ComputeMode::kLossOnly);
+    return hidden_states && (teacher_hidden || !batch.distillation) && !DxIsSent(batch);
   }
 
   // A chunk that begins at a multiple of so many tokens has offsets that the server takes.

@@ -144,10 +144,9 @@ absl::StatusOr<BatchPlan> PlanBatch(const HeadConfig& head, const Batch& batch, 
   const int64_t own_bytes = head.hidden_size * SizeOf(batch.hidden_type);
   const int64_t teacher_bytes = TeacherRowBytes(batch);
   const int64_t hidden_bytes = own_bytes + teacher_bytes;
-  const int64_t dx_bytes =
-      batch.mode == ComputeMode::kLossOnly ? 0 : head.hidden_size * SizeOf(DxTypeOnWire(outputs));
+  const int64_t dx_bytes = places.DxIsSent(batch) ? head.hidden_size * SizeOf(DxTypeOnWire(outputs)) : 0;
   const int64_t payload_bytes = TokenBytes(batch, outputs) + (places.hidden_states ? 0 : own_bytes) +
-                                (places.teacher_hidden ? 0 : teacher_bytes) + (places.dx ? 0 : dx_bytes);
+                                (places.teacher_hidden ? 0 : teacher_bytes) + dx_bytes;
   const bool all_in_regions = places.All(batch);
 
   if (chunk_bytes <= 0) chunk_bytes = all_in_regions ? kMostChunkBytes : DefaultChunkBytes(limits);

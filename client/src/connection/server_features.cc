@@ -28,4 +28,10 @@ absl::Status ServerFeatures::Check(const google::protobuf::Message& request) con
                    " needs; nothing was sent. Update the server (and connect anew), or do without it"));
 }
 
+bool ServerFeatures::Has(const std::string& feature) const {
+  if (lacks_nothing_) return true;
+  const std::lock_guard lock(mutex_);
+  return features_.contains(feature);
+}
+
 }  // namespace lossd::internal

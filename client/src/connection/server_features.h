@@ -26,6 +26,8 @@ class ServerFeatures {
   // UNIMPLEMENTED names what `request` needs and the server lacks. Looks at the request only if it lacks
   // anything that this client knows.
   absl::Status Check(const google::protobuf::Message& request) const;
+  // Whether the server has it, of what this client knows.
+  bool Has(const std::string& feature) const;
 
  private:
   const std::string target_;

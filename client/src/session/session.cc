@@ -65,7 +65,7 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
     return absl::InvalidArgumentError("distillation is set, but a deterministic session has no soft targets");
   }
   if (batch.labels.empty()) return internal::ResultOfIgnored(batch);
-  const auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
+  auto places = internal::FindPlaces(head_->regions(), config, batch, outputs);
   if (!places.ok()) return places.status();
   const internal::SentTokens sent = SentTokensOf(batch, *places, lanes_.link().options().deterministic);
   if (sent.count() == 0) {
@@ -74,6 +74,7 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   }
   const internal::SessionLink& link = lanes_.link();
   if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
+  places->dx_left_out = outputs.dx == nullptr && internal::LeavesDxOut(head_->connection());
 
   const auto plan = internal::PlanBatch(config, batch, outputs, *places, sent.count(),
                                         link.options().chunk_bytes, link.limits(), link.lanes());

@@ -198,7 +198,7 @@ int64_t TokenReturns::bytes() const {
 
 int64_t AnswerBytes(const Chunk& chunk, int64_t hidden_size) {
   const int64_t token_bytes = 4 + ReturnBytes(ReturnsOf(chunk));
-  if (chunk.mode == ComputeMode::kLossOnly || chunk.dx_elsewhere()) return chunk.tokens * token_bytes;
+  if (!HasInputGradient(chunk.mode) || chunk.dx_elsewhere()) return chunk.tokens * token_bytes;
   return chunk.tokens * (token_bytes + hidden_size * kernels::SizeOf(chunk.dx_type));
 }
 

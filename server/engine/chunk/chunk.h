@@ -31,8 +31,12 @@ struct ChunkTimes {
   std::optional<absl::Time> earlier_done;
 };
 
-// The last one is no chunk's: it is what remains to be done of one that was answered without its dW.
-enum class ComputeMode { kLossAndGradients, kLossOnly, kWeightGradientOnly };
+// Losses, with dX and dW, without either, or with dW alone. The last one is no chunk's: it is what remains to
+// be done of one that was answered without its dW.
+enum class ComputeMode { kLossAndGradients, kLossOnly, kLossAndWeightGradient, kWeightGradientOnly };
+inline bool HasInputGradient(ComputeMode mode) { return mode == ComputeMode::kLossAndGradients; }
+// Whether chunks of this mode are to be added to dW.
+inline bool HasWeightGradient(ComputeMode mode) { return mode != ComputeMode::kLossOnly; }
 
 // Whether the head's class weights count.
 enum class ClassWeights { kIgnore, kUse };
@@ -180,7 +184,7 @@ struct ChunkAnswer {
   kernels::DataType dx_type = kernels::DataType::kFloat32;
   std::string losses;  // fp32 [tokens]
   TokenReturns returns;
-  ResultBytes dx;  // [tokens, H], empty for loss only and where it went into a region
+  ResultBytes dx;  // [tokens, H], empty where the mode has none and where it went into a region
   std::optional<ChunkTimes> times;
   absl::Time ready;  // when all this was there
 };

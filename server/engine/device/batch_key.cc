@@ -17,7 +17,7 @@ BatchKey KindOf(const Chunk& chunk, const HeadConfig& head, const HeadConfig* te
   const ChunkOptions& options = chunk.options;
   BatchKey kind;
   kind.hidden_type = chunk.hidden_type;
-  if (chunk.mode == ComputeMode::kLossAndGradients) kind.dx_type = chunk.dx_type;
+  if (HasInputGradient(chunk.mode)) kind.dx_type = chunk.dx_type;
   kind.mode = chunk.mode;
   kind.options = options.loss;
   if (!options.sets_logit_scale) kind.options.logit_scale = head.logit_scale;

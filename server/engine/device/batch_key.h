@@ -31,7 +31,7 @@ struct TeacherKind {
 // What the chunks of one batch have in common.
 struct BatchKey {
   kernels::DataType hidden_type = kernels::DataType::kFloat32;
-  kernels::DataType dx_type = kernels::DataType::kFloat32;  // of loss only: as it is by default
+  kernels::DataType dx_type = kernels::DataType::kFloat32;  // without dX: as it is by default
   ComputeMode mode = ComputeMode::kLossAndGradients;
   kernels::LossOptions options = {};
   ClassWeights class_weights = ClassWeights::kIgnore;

@@ -65,9 +65,9 @@ struct ChunkRows {
   const float* lse_gradients = nullptr;        // [tokens]; null: 0
   Accumulate accumulate = Accumulate::kYes;    // whether the rows count in dW; kNo if loss only
 
-  float* losses = nullptr;                    // [tokens]; null if dW only
-  kernels::RowReturns returns = {};           // in host memory; exactly what the kind's `returns` names
-  void* dx = nullptr;                         // [tokens, H] of the kind's dx_type; null if loss or dW only
+  float* losses = nullptr;           // [tokens]; null if dW only
+  kernels::RowReturns returns = {};  // in host memory; exactly what the kind's `returns` names
+  void* dx = nullptr;                // [tokens, H] of the kind's dx_type; null if the kind's mode has none
   MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
 };
 
@@ -157,9 +157,9 @@ class HeadBackend {
   // more.
   virtual int64_t RowsPerBatch(const BatchKey& kind) const = 0;
   // `kind.teacher.backend` stays, and with it the weights that it has now, until the batch is done. Starts
-  // loss, dX and, for chunks that accumulate, dW and db += of at least one chunk; or the last of these alone.
-  // A row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of rows.
-  // Only while the device has fewer batches under way than it may have.
+  // loss, dX and, for chunks that accumulate, dW and db += of at least one chunk; or what of these the mode
+  // has. A row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of
+  // rows. Only while the device has fewer batches under way than it may have.
   virtual void StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks,
                           BatchCallbacks callbacks) = 0;
 

@@ -52,7 +52,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   // A chunk that is rejected for a reason that may go away is remembered: otherwise its repeat would pass for
   // one that was taken.
   bool remembered = chunk.options.distillation.has_value();
-  const bool placed = *admission == Admission::kTake && chunk.mode == ComputeMode::kLossAndGradients &&
+  const bool placed = *admission == Admission::kTake && HasWeightGradient(chunk.mode) &&
                       sessions_.IsDeterministic(lane.session_id);
   if (placed && rejection.ok()) {
     rejection = sessions_.CheckPlace(lane.session_id, chunk);
@@ -84,7 +84,7 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
     item->Reject(std::move(rejection));
     return item;
   }
-  const bool adds = !item->repeat && !frozen() && chunk.mode == ComputeMode::kLossAndGradients;
+  const bool adds = !item->repeat && !frozen() && HasWeightGradient(chunk.mode);
   if (adds && sessions_.IsDeterministic(lane.session_id)) {
     sessions_.ClaimPlace(chunk, item.get());
   } else if (adds) {

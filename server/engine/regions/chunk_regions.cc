@@ -58,8 +58,11 @@ absl::Status CheckUse(const Chunk& chunk) {
   if (chunk.teacher_hidden_region.has_value() && chunk.teacher_hidden.size() > 0) {
     return twice(chunk.teacher_hidden, "teacher_hidden_states", kTeacherHidden);
   }
-  if (chunk.dx_region.has_value() && chunk.mode == ComputeMode::kLossOnly) {
-    return InvalidRegion(kDx, "dx_region is set, but mode is COMPUTE_MODE_LOSS_ONLY, which has no dX");
+  if (chunk.dx_region.has_value() && !HasInputGradient(chunk.mode)) {
+    return InvalidRegion(
+        kDx, absl::StrCat("dx_region is set, but mode is COMPUTE_MODE_",
+                          chunk.mode == ComputeMode::kLossOnly ? "LOSS_ONLY" : "LOSS_AND_WEIGHT_GRADIENT",
+                          ", which has no dX"));
   }
   return absl::OkStatus();
 }

@@ -226,12 +226,16 @@ engine::Chunk ToEngine(wire::ReceivedRequest request) {
     case v1::COMPUTE_MODE_LOSS_ONLY:
       chunk.mode = engine::ComputeMode::kLossOnly;
       break;
+    case v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT:
+      chunk.mode = engine::ComputeMode::kLossAndWeightGradient;
+      break;
     default:
       chunk.decode_status =
           engine::MakeError(absl::StatusCode::kInvalidArgument, RejectReason::kOption, "mode",
                             absl::StrCat("mode is ", static_cast<int>(proto.mode()),
-                                         "; it must be COMPUTE_MODE_LOSS_AND_GRADIENTS (1) or "
-                                         "COMPUTE_MODE_LOSS_ONLY (2)"));
+                                         "; it must be COMPUTE_MODE_LOSS_AND_GRADIENTS (1), "
+                                         "COMPUTE_MODE_LOSS_ONLY (2) or "
+                                         "COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT (3)"));
   }
   return chunk;
 }

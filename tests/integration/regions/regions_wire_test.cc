@@ -201,6 +201,12 @@ std::vector<BadRef> BadRefs() {
        RejectReason::kRegion,
        dx,
        {"LOSS_ONLY"}},
+      {"dx of dW alone",
+       [](v1::Chunk& chunk, const RawRegion&) { chunk.set_mode(v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT); },
+       invalid,
+       RejectReason::kRegion,
+       dx,
+       {"LOSS_AND_WEIGHT_GRADIENT"}},
       {"handle of another length",
        [](v1::Chunk& chunk, const RawRegion&) {
          chunk.mutable_hidden_states_region()->set_handle("not a handle");

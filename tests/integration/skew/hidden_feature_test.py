@@ -104,6 +104,19 @@ class HiddenFeature(unittest.TestCase):
             head.discard()
         self.assertEqual(proxy.count("Compute"), 1)
 
+    def test_dx_that_nobody_wants_comes_all_the_same_and_is_dropped(self):
+        received, results = {}, {}
+        for lacking in ("", "weight_gradient_alone"):
+            _, client = self.connect(lambda names: [name for name in names if name != lacking])
+            head = self.head(client)
+            with head.open_session() as session:
+                before = client.traffic().bytes_received
+                losses = session.compute(self.hidden, self.labels, dx=False).losses
+                received[lacking] = client.traffic().bytes_received - before
+            results[lacking] = losses.tobytes(), head.flush().gradient.tobytes()
+        self.assertEqual(results[""], results["weight_gradient_alone"])
+        self.assertGreaterEqual(received["weight_gradient_alone"] - received[""], TOKENS * HIDDEN * 2)
+
     def test_calls_and_configurations_too(self):
         lacking = {"optimizer", "logits"}
         proxy, client = self.connect(lambda names: [name for name in names if name not in lacking])

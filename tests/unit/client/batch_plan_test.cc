@@ -213,7 +213,10 @@ TEST(PlanBatchTest, TakesTheChunksTheServerPrefersUnlessOthersAreAskedFor) {
 TEST(PlanBatchTest, CountsPayloadAsTheCreditDoes) {
   Cutter cutter;
   EXPECT_EQ(cutter.Cut(2)[0].payload_bytes,
-            2 * (8 + kHidden * 2 + 4 + kHidden * 2));  // nobody wants dX: narrow
+            2 * (8 + kHidden * 2 + 4 + kHidden * 2));  // nobody wants dX, but it is sent: narrow
+  cutter.places.dx_left_out = true;
+  EXPECT_EQ(cutter.Cut(2)[0].payload_bytes, 2 * (8 + kHidden * 2 + 4));
+  cutter.places.dx_left_out = false;
   std::vector<float> dx(2 * kHidden);
   cutter.outputs.dx = dx.data();
   EXPECT_EQ(cutter.Cut(2)[0].payload_bytes, 2 * (8 + kHidden * 2 + 4 + kHidden * 4));

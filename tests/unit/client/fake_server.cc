@@ -11,10 +11,14 @@ namespace {
 
 using grpc::StatusCode;
 
+bool HasDx(const v1::Chunk& chunk) {
+  return chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY &&
+         chunk.mode() != v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT;
+}
+
 int64_t PayloadBytes(const v1::Chunk& chunk) {
-  const int64_t dx = chunk.mode() == v1::COMPUTE_MODE_LOSS_ONLY
-                         ? 0
-                         : chunk.tokens() * FakeServer::kHidden * SizeOf(TypeOf(chunk.dx_dtype()));
+  const int64_t dx =
+      HasDx(chunk) ? chunk.tokens() * FakeServer::kHidden * SizeOf(TypeOf(chunk.dx_dtype())) : 0;
   return static_cast<int64_t>(chunk.labels().size() + chunk.hidden_states().size()) + chunk.tokens() * 4 + dx;
 }
 
@@ -177,7 +181,7 @@ v1::ComputeResponse FakeServer::Answer(const v1::Chunk& chunk, v1::Disposition d
   result->set_weight_version(weight_version_);
   result->set_dx_dtype(chunk.dx_dtype());
   result->set_losses(FromFloats(v1::DATA_TYPE_FLOAT32, losses.data(), static_cast<int64_t>(losses.size())));
-  if (chunk.mode() != v1::COMPUTE_MODE_LOSS_ONLY) {
+  if (HasDx(chunk)) {
     result->set_dx(FromFloats(chunk.dx_dtype(), dx.data(), static_cast<int64_t>(dx.size())));
   }
   FillReturns(chunk, result);

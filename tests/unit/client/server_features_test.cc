@@ -49,6 +49,23 @@ TEST_F(ServerFeaturesTest, AnOptionThatTheServerLacksIsNotSentAndTheSessionGoesO
   EXPECT_EQ(fake_.window(), data.Window());
 }
 
+// Without a place for dX none is asked for; a server that cannot do without sends it, and it is dropped.
+TEST_F(ServerFeaturesTest, DxThatNobodyWantsIsLeftOutWhereTheServerCan) {
+  for (const char* lacking : {"", "weight_gradient_alone"}) {
+    fake_.features = AllBut(lacking);
+    Session session = Open();
+    Data data(6);
+    BatchOutputs outputs = data.outputs();
+    outputs.dx = nullptr;
+    ASSERT_TRUE(session.Compute(data.batch(), outputs).ok()) << lacking;
+    const v1::ComputeMode without =
+        *lacking == '\0' ? v1::COMPUTE_MODE_LOSS_AND_WEIGHT_GRADIENT : v1::COMPUTE_MODE_LOSS_AND_GRADIENTS;
+    EXPECT_EQ(fake_.observed().chunks.back().mode(), without);
+    ASSERT_TRUE(session.Compute(data.batch(), data.outputs()).ok()) << lacking;
+    EXPECT_EQ(fake_.observed().chunks.back().mode(), v1::COMPUTE_MODE_LOSS_AND_GRADIENTS);
+  }
+}
+
 TEST_F(ServerFeaturesTest, APartOfAConfigurationThatTheServerLacksIsNotSent) {
   fake_.features = AllBut("optimizer");
   Connect();

@@ -52,7 +52,7 @@ int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
   int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
   if (taught) row_bytes += kind.teacher.hidden_size * SizeOf(kind.teacher.hidden_type);
   rows = std::min(rows, capacity.hidden_bytes / row_bytes);
-  if (kind.mode == ComputeMode::kLossAndGradients) {
+  if (HasInputGradient(kind.mode)) {
     rows = std::min(rows, capacity.dx_bytes / (config_.hidden_size * SizeOf(kind.dx_type)));
   }
   return std::max<int64_t>(rows, 1);
@@ -205,7 +205,7 @@ LinearCrossEntropy::Batch CudaBackend::Describe(const BatchKey& kind, const Cuda
   step.losses = reinterpret_cast<float*>(out + layout.losses);
   step.rows_redone = reinterpret_cast<int32_t*>(out + layout.rows_redone);
   step.dx_type = kind.dx_type;
-  step.dx = kind.mode == ComputeMode::kLossAndGradients ? out + layout.dx : nullptr;
+  step.dx = HasInputGradient(kind.mode) ? out + layout.dx : nullptr;
   DescribeLoss(kind, slot, rows, &step);
   if (slot.adds && rows.rows > 0 && !frozen()) {
     CudaGradient& gradient = Find(kind.gradient);

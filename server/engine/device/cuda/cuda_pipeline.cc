@@ -215,7 +215,7 @@ CudaSlot& CudaPipeline::Begin(const BatchKey& kind, std::span<const ChunkRows> c
   slot.teacher_row_bytes = kind.teacher.backend == nullptr
                                ? 0
                                : kind.teacher.hidden_size * kernels::SizeOf(kind.teacher.hidden_type);
-  const bool dx = kind.mode == ComputeMode::kLossAndGradients;
+  const bool dx = HasInputGradient(kind.mode);
   slot.dx_row_bytes = dx ? hidden_size * kernels::SizeOf(kind.dx_type) : 0;
   slot.extras = SlotExtras::Of(kind, chunks);
   slot.layout = SlotLayout::Of(tokens, tokens * slot.hidden_row_bytes, tokens * slot.teacher_row_bytes,

@@ -107,7 +107,7 @@ ChunkRows BatchRunner::Describe(StartedChunk& started) const {
   if (chunk.dx.data != nullptr) {
     rows.dx = chunk.dx.data;
     rows.dx_place = chunk.dx.place;
-  } else if (chunk.mode == ComputeMode::kLossAndGradients) {
+  } else if (HasInputGradient(chunk.mode)) {
     const int64_t dx_bytes = chunk.tokens * parts_.config->hidden_size * kernels::SizeOf(chunk.dx_type);
     answer.dx = StagedResult(dx_bytes, parts_.device);
     rows.dx = answer.dx.data();
@@ -210,7 +210,7 @@ void BatchRunner::Count(const Batch& batch, const StartedChunk& chunk) {
   }
   if (item.weight_gradient != ChunkItem::WeightGradient::kNone) {
     ++counters.chunks_accumulated;
-  } else if (item.chunk.mode == ComputeMode::kLossOnly) {
+  } else if (!HasInputGradient(item.chunk.mode)) {
     ++counters.chunks_loss_only;
   } else {
     ++counters.chunks_input_gradient;

@@ -464,7 +464,7 @@ absl::Status SessionTable::CheckPlace(const std::string& session_id, const Chunk
 
 bool SessionTable::MustWaitForRoom(const LaneAttachment& attachment, const Chunk& chunk) {
   const DeterministicTiles* tiles = TilesOf(attachment.session_id);
-  if (tiles == nullptr || chunk.mode != ComputeMode::kLossAndGradients) return false;
+  if (tiles == nullptr || !HasWeightGradient(chunk.mode)) return false;
   const int64_t place = chunk.window_token.value_or(-1);
   if (place < 0 || place > kMostPlace || chunk.tokens < 1 ||
       chunk.tokens > settings_.limits.max_chunk_tokens) {

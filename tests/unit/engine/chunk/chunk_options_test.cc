@@ -143,8 +143,23 @@ TEST(ChunkOptions, NumbersOfTheHeadHoldUnlessTheChunkHasItsOwn) {
             (kernels::LossOptions{.logit_scale = 2, .label_smoothing = 0.1f, .lse_square_scale = 1e-4f}));
 }
 
+TEST(ChunkOptions, ChunksWithAndWithoutDxShareNoBatch) {
+  const HeadConfig head = WeightedHead();
+  Chunk chunk = TwoTokens();
+  chunk.dx_type = kernels::DataType::kBFloat16;
+  const BatchKey with = KindOf(chunk, head);
+  chunk.mode = ComputeMode::kLossAndWeightGradient;
+  const BatchKey without = KindOf(chunk, head);
+  EXPECT_FALSE(with == without);
+  chunk.dx_type = kernels::DataType::kFloat16;
+  EXPECT_TRUE(KindOf(chunk, head) == without) << "the type of what there is none of";
+}
+
 TEST(ChunkOptions, AnAnswerCountsWhatIsReturnedOfEachToken) {
   Chunk chunk = TwoTokens();
+  EXPECT_GT(AnswerBytes(chunk, 2), 2 * 4);
+  chunk.mode = ComputeMode::kLossAndWeightGradient;
+  EXPECT_EQ(AnswerBytes(chunk, 2), 2 * 4);
   chunk.mode = ComputeMode::kLossOnly;
   EXPECT_EQ(AnswerBytes(chunk, 2), 2 * 4);
   chunk.options.returns = {.log_sum_exp = true, .entropy = true, .prediction = true, .top_k = 3};

@@ -190,6 +190,27 @@ TEST_F(DeterministicTest, EveryPlaceIsTakenOnceAndARefusedChunkAddsNothing) {
   EXPECT_TRUE(SameBits(Flush(), gradient));
 }
 
+TEST_F(DeterministicTest, ChunksWithoutDxHavePlacesAndTheSameBits) {
+  const LaneAttachment mixed = Attach(Open("c", 0));
+  Chunk chunk = MakeChunk(1, 0, 10);
+  chunk.mode = ComputeMode::kLossAndWeightGradient;
+  const ChunkAnswer answer = AnswerOf(mixed, std::move(chunk));
+  EXPECT_TRUE(answer.error.ok()) << answer.error;
+  EXPECT_EQ(answer.dx.size(), 0);
+  EXPECT_GT(AnswerOf(mixed, MakeChunk(2, 10, 10)).dx.size(), 0);  // in the same tile
+  chunk = MakeChunk(3, 5, 5);
+  chunk.mode = ComputeMode::kLossAndWeightGradient;
+  EXPECT_EQ(AnswerOf(mixed, std::move(chunk)).error.code(), absl::StatusCode::kInvalidArgument)
+      << "these places are taken";
+  engine_->WaitIdle();
+  const std::vector<float> gradient = Flush();
+
+  Create({});
+  Submit(Attach(Open("c", 0)), MakeChunk(1, 0, 20));
+  engine_->WaitIdle();
+  EXPECT_TRUE(SameBits(Flush(), gradient));
+}
+
 TEST_F(DeterministicTest, ThePlaceOfAChunkThatWasWithdrawnIsFreeAgain) {
   const std::string session = Open("c", 0);
   for (int i = 0; i < 50; ++i) {
