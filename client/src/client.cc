@@ -48,8 +48,8 @@ absl::StatusOr<Head> Client::CreateHead(const HeadConfig& config) {
   if (config.logit_scale == 0) {
     return absl::InvalidArgumentError("logit_scale is 0; it must be finite and above 0");
   }
-  auto context =
-      impl_->Handle(impl_->connection->Call(&v1::HeadService::Stub::AsyncCreateHead, internal::ToRequest(config)));
+  auto context = impl_->Handle(
+      impl_->connection->Call(&v1::HeadService::Stub::AsyncCreateHead, internal::ToRequest(config)));
   if (!context.ok()) return context.status();
   return Head(std::make_shared<Head::Impl>(*std::move(context)));
 }

@@ -114,7 +114,7 @@ TEST_P(Gradients, WithoutDxLossesAndDwHaveTheBitsOfTheWholeStep) {
       }
       EXPECT_TRUE(SameBits(head.Gradient(), whole.Gradient()));
     }
-    // Of repeats alone there is nothing to add.
+    // Repeats alone have nothing to add.
     EXPECT_TRUE(
         SameBits(head.Run(without, {repeated}).front().losses, whole.Run(kind, {repeated}).front().losses));
     EXPECT_TRUE(SameBits(head.Gradient(), whole.Gradient()));

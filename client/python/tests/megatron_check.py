@@ -135,7 +135,7 @@ def finish(layer: Any) -> None:
 
 
 def same_gradients(given: argparse.Namespace, dtype: torch.dtype, depths: int, own: bool) -> str:
-    """Of the losses, of everything in the trunk, and of the output layer's weight."""
+    """Errors of the losses, of everything in the trunk, and of the output layer's weight."""
     local, remote = (model_of(given, dtype, mtp_num_layers=depths or None) for _ in range(2))
     layer = replaced(remote, given, **({"own_weight": True} if own else {}))
     one = batch(given)

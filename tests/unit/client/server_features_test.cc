@@ -53,6 +53,7 @@ TEST_F(ServerFeaturesTest, AnOptionThatTheServerLacksIsNotSentAndTheSessionGoesO
 TEST_F(ServerFeaturesTest, DxThatNobodyWantsIsLeftOutWhereTheServerCan) {
   for (const char* lacking : {"", "weight_gradient_alone"}) {
     fake_.features = AllBut(lacking);
+    Connect();
     Session session = Open();
     Data data(6);
     BatchOutputs outputs = data.outputs();

@@ -152,8 +152,8 @@ class RemoteOutputLayer(nn.Module):
         return both
 
     def wgrad(self) -> None:
-        """Of an own weight with delay_wgrad: adds the gradient that waits at the server to its main_grad. Once a step,
-        behind its last backward and before gradients are reduced: finalizing() does it. Collective."""
+        """With a weight of its own and delay_wgrad: adds the gradient that waits at the server to its main_grad. Once a
+        step, behind its last backward and before gradients are reduced: finalizing() does it. Collective."""
         if self.own is not None:
             self.own.wgrad()
 
@@ -166,8 +166,8 @@ class RemoteOutputLayer(nn.Module):
     # The weights
 
     def upload(self) -> int | None:
-        """Of an own weight: writes it to the server, and returns its version there. The first forward pass behind a
-        gradient, or behind a state that was loaded, does it by itself. Collective."""
+        """Writes a weight of the model's own to the server, and returns its version there. The first forward pass
+        behind a gradient, or behind a state that was loaded, does it by itself. Collective."""
         return None if self.own is None else self.own.write()
 
     def _catch_up(self) -> None:

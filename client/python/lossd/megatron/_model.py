@@ -140,7 +140,7 @@ class _RemoteLoss:
         if labels is None or not self.post_process:
             answer: Tensor = super()._postprocess(*arguments, labels=labels, **given)  # type: ignore[misc]
             return answer
-        # Of a stage without output layer it is what the decoder, and the layers for more tokens, make.
+        # A stage without output layer answers what the decoder, and the layers for more tokens, make.
         self.post_process = False
         try:
             hidden: Tensor = super()._postprocess(*arguments, labels=labels, **given)  # type: ignore[misc]

@@ -86,8 +86,8 @@ class OptimizerWithHead:
         return bool(self.inner.step_with_ready_grads()), norm, zeros
 
     def _head_norm(self) -> float:
-        """Of the gradient as it was reduced, before the loss scale is taken out; NaN if it is not finite. On all
-        pipeline stages."""
+        """The norm of the gradient as it was reduced, before the loss scale is taken out; NaN if it is not finite. On
+        all pipeline stages."""
         norm = 0.0
         if self.layer is not None:
             norm = float(self.layer.head.refresh_gradient()) * self.layer.gradient_scale

@@ -167,7 +167,7 @@ class OwnWeight:
         dist.broadcast(tensor, src=dist.get_global_rank(self.tp_group, self._source), group=self.tp_group)
 
     def _put(self, target: Tensor, first_row: int, values: Tensor, overwrite: bool) -> None:
-        """Of rows from first_row on, those that are here."""
+        """Those of the rows from first_row on that are here."""
         first = max(first_row, self.first_row)
         end = min(first_row + len(values), self.first_row + self.weight.shape[0])
         if first >= end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,12 @@ from lossd.torch import _compiled
 from lossd.torch._autograd import RemoteLoss, evaluate
 from lossd.torch._call import make_call
 from lossd.torch._options import LossOptions
+from lossd.torch._proxy import GradientProxy
 from lossd.torch._sharded import is_dtensor, sharded_loss
 from lossd.torch._tokens import shift_labels
-from lossd.torch.head import RemoteHead
+
+if TYPE_CHECKING:
+    from lossd.torch.head import RemoteHead
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 VALUES = ("entropies", "log_probabilities", "losses", "predictions", "target_ranks")
@@ -93,7 +96,7 @@ def linear_cross_entropy(
     not those of the forward pass any more. RuntimeError for create_graph=True. May be called from any thread; calls of
     one head wait for each other.
     """
-    if is_dtensor(input) and isinstance(target, Tensor) and isinstance(head, RemoteHead):
+    if is_dtensor(input) and isinstance(target, Tensor) and _is_head(head):
         if return_values:
             raise ValueError("return_values is not for a DTensor: give input.to_local(), and its own labels")
         return sharded_loss(
@@ -264,8 +267,12 @@ def _number(value: float | Tensor | None) -> Tensor | None:
     return torch.ones((), dtype=torch.float64, device="cpu") * value
 
 
+def _is_head(head: Any) -> bool:
+    return isinstance(getattr(head, "proxy", None), GradientProxy) and hasattr(head, "session")
+
+
 def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, head: Any) -> None:
-    if not isinstance(head, RemoteHead):
+    if not _is_head(head):
         raise TypeError(f"head is a {type(head).__name__}; want a lossd.torch.RemoteHead: RemoteHead(head) makes one")
     for name, value in (("input", input), ("target", target)):
         if not isinstance(value, Tensor):

@@ -18,6 +18,7 @@ from lossd.results import StepResult
 from lossd.torch import _saving
 from lossd.torch._compiled import traced
 from lossd.torch._dtypes import dtype_of, name_of
+from lossd.torch._function import linear_cross_entropy
 from lossd.torch._holder import ProxyHolder
 from lossd.torch._proxy import GradientProxy
 from lossd.torch._sharded import is_dtensor
@@ -254,7 +255,7 @@ class RemoteHead(ProxyHolder):
 
     @property
     def device(self) -> torch.device:
-        """Of the proxy. The weights are on the server's device."""
+        """The proxy's. The weights are on the server's device."""
         return self.proxy.device
 
     @property
@@ -319,8 +320,6 @@ class RemoteHead(ProxyHolder):
         """hidden [..., H], labels [...] -> the loss, as linear_cross_entropy(hidden, labels, self, **options) returns
         it. Without labels: logits(hidden), which have no gradient: RuntimeError where one would be wanted."""
         if labels is not None:
-            from lossd.torch._function import linear_cross_entropy
-
             if not self.training:  # nobody has said that there would be a backward pass
                 options.pop("grad_scale", None)
             return linear_cross_entropy(hidden, labels, self, **options)

@@ -63,7 +63,7 @@ class TiedWeight:
             self._hook.remove()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiedWeight:
-        """Of a copied model, whose head is a frozen copy: it follows the copied embedding, and has no gradient."""
+        """For a copied model, whose head is a frozen copy: it follows the copied embedding, and has no gradient."""
         return TiedWeight(copy.deepcopy(self._remote, memo), copy.deepcopy(self._linear, memo), automatic=False)
 
     def _state(self) -> tuple[int, int]:

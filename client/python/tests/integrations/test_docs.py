@@ -25,7 +25,7 @@ ABOUT = ("loop", "trainer", "checkpoints", "trl", "lora", "ranks")
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    """Of one rank: what several do is in test_trainer_ranks.py."""
+    """The programs of one rank: what several do is in test_trainer_ranks.py."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -28,7 +28,7 @@ MakeRemote = Callable[..., RemoteHead]
 
 @pytest.fixture
 def name(client: lossd.Client, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of a head that the test makes."""
+    """The name of a head that the test makes."""
     name = request.node.name[:100].replace("[", "-").rstrip("]")
     yield name
     if name in {info.config.name for info in client.heads()}:

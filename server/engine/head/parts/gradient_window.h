@@ -71,7 +71,7 @@ class GradientWindow {
                                                      FlushCallback& done);
   std::optional<absl::StatusOr<StepResult>> JoinStep(const std::vector<SessionMarks>& marks,
                                                      const StepRequest& request, StepCallback& done);
-  // Of the last step that was taken; its generation is 0 if there was none.
+  // What the last step that was taken had; its generation is 0 if there was none.
   const StepRecord& last_step() const { return window_.last_step; }
   // The answer of the last step to a call that repeats it, an error if it does not; none if `generation` is
   // another one's.

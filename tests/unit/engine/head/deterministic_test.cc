@@ -206,7 +206,9 @@ TEST_F(DeterministicTest, ChunksWithoutDxHavePlacesAndTheSameBits) {
   const std::vector<float> gradient = Flush();
 
   Create({});
-  Submit(Attach(Open("c", 0)), MakeChunk(1, 0, 20));
+  const LaneAttachment plain = Attach(Open("c", 0));
+  Submit(plain, MakeChunk(1, 0, 16));
+  Submit(plain, MakeChunk(2, 16, 4));
   engine_->WaitIdle();
   EXPECT_TRUE(SameBits(Flush(), gradient));
 }
