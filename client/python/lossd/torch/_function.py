@@ -268,7 +268,7 @@ def _number(value: float | Tensor | None) -> Tensor | None:
 
 
 def _is_head(head: Any) -> bool:
-    return isinstance(getattr(head, "proxy", None), GradientProxy) and hasattr(head, "session")
+    return isinstance(getattr(head, "proxy", None), GradientProxy) and hasattr(head, "traced")
 
 
 def _check_tensors(input: Tensor, target: Tensor, token_weights: Tensor | None, head: Any) -> None:
