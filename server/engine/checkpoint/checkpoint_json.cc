@@ -1,5 +1,6 @@
 #include "server/engine/checkpoint/checkpoint_json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -159,7 +160,7 @@ json ToJson(const SessionCheckpoint& checkpoint) {
 
 Lane LaneFromJson(const json& from) {
   Lane lane;
-  lane.accepted = lane.started = lane.applied = ToUnsigned(from.at("accepted"));
+  lane.accepted = lane.started = lane.applied = static_cast<uint64_t>(ToCount(from.at("accepted")));
   lane.base = ToUnsigned(from.at("base"));
   lane.next_base = ToUnsigned(from.at("next_base"));
   for (const auto& sequence : from.at("rejected")) lane.rejected.push_back(ToUnsigned(sequence));
@@ -293,8 +294,8 @@ json ToJson(const Window& window) {
 Window WindowFromJson(const json& from) {
   Window window;
   window.generation = ToUnsigned(from.at("generation"));
-  window.tokens = ToUnsigned(from.at("tokens"));
-  window.next_tokens = ToUnsigned(from.at("next_tokens"));
+  window.tokens = static_cast<uint64_t>(ToCount(from.at("tokens")));
+  window.next_tokens = static_cast<uint64_t>(ToCount(from.at("next_tokens")));
   window.last_committed_flush = from.at("last_committed_flush").get<std::string>();
   window.last_committed_generation = ToUnsigned(from.at("last_committed_generation"));
   window.last_aborted_flush = from.at("last_aborted_flush").get<std::string>();
@@ -318,6 +319,33 @@ json ToJson(const StateTensor& tensor) {
 StateTensor TensorFromJson(const json& from) {
   return {from.at("name").get<std::string>(), ToType(from.at("dtype")), ToCount(from.at("rows")),
           ToCount(from.at("columns"))};
+}
+
+// Marks of the past are found again in lanes: those of a session that is still known name lanes that it has,
+// and nothing that is yet to come.
+void CheckMarks(const HeadCheckpoint& head, const std::vector<SessionMarks>& marks) {
+  for (const SessionMarks& named : marks) {
+    const auto entry = std::find_if(head.sessions.begin(), head.sessions.end(),
+                                    [&](const SessionCheckpoint& one) { return one.id == named.session_id; });
+    if (entry == head.sessions.end()) continue;
+    const std::vector<AccumulationLedger::Lane>& lanes = entry->session.lanes;
+    for (const LaneMarks& mark : named.lanes) {
+      const auto index = static_cast<size_t>(mark.lane);
+      if (mark.lane < 0 || index >= lanes.size() || mark.accepted > lanes[index].accepted) {
+        Refuse(absl::StrCat("marks name lane ", mark.lane, " of session ", named.session_id,
+                            ", which does not have it, or not so far"));
+      }
+    }
+  }
+}
+
+void CheckWindow(const HeadCheckpoint& head) {
+  const Window& window = head.window;
+  if (window.generation < 1 || window.last_step.generation >= window.generation) {
+    Refuse("the window's generations contradict each other");
+  }
+  CheckMarks(head, window.last_step.marks);
+  CheckMarks(head, window.marks);
 }
 
 void CheckSessions(const HeadCheckpoint& head) {
@@ -389,6 +417,7 @@ HeadCheckpoint HeadFromJson(const json& from) {
   for (const auto& tensor : from.at("tensors")) head.tensors.push_back(TensorFromJson(tensor));
   head.gradients = from.at("gradients").get<std::vector<std::string>>();
   CheckSessions(head);
+  CheckWindow(head);
   return head;
 }
 

@@ -21,6 +21,12 @@ bool AccumulationLedger::Session::contributed() const {
   return std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.contributed(); });
 }
 
+bool AccumulationLedger::Session::is_over() const {
+  return state == SessionState::kClosed && !contributed() &&
+         std::all_of(lanes.begin(), lanes.end(),
+                     [](const Lane& lane) { return lane.applied == lane.started; });
+}
+
 AccumulationLedger::Session& AccumulationLedger::Add(const std::string& session_id, std::string client_key,
                                                      int32_t rank, int32_t lanes) {
   Session session;
@@ -51,7 +57,7 @@ void AccumulationLedger::Close(absl::string_view session_id) {
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return;
   it->second.state = SessionState::kClosed;
-  if (!it->second.contributed()) sessions_.erase(it);
+  if (it->second.is_over()) sessions_.erase(it);
 }
 
 AccumulationLedger::Place AccumulationLedger::Classify(const Lane& lane, uint64_t sequence) {
@@ -66,14 +72,19 @@ bool AccumulationLedger::WasRejected(const Lane& lane, uint64_t sequence) {
 void AccumulationLedger::ForgetApplied(absl::string_view session_id) {
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return;
-  Session& session = it->second;
-  for (Lane& lane : session.lanes) lane.base = lane.applied;
-  if (session.state == SessionState::kClosed && !session.contributed()) sessions_.erase(it);
+  for (Lane& lane : it->second.lanes) lane.base = lane.applied;
+}
+
+void AccumulationLedger::ForgetIfOver(absl::string_view session_id) {
+  const auto it = sessions_.find(session_id);
+  if (it != sessions_.end() && it->second.is_over()) sessions_.erase(it);
 }
 
 uint64_t AccumulationLedger::Withdraw(Lane& lane) {
   const uint64_t withdrawn = lane.accepted - lane.started;
   lane.accepted = lane.started;
+  // The base was moved up to losses that were queued (PassOver). What comes in their place may add to dW.
+  lane.base = std::min(lane.base, lane.accepted);
   return withdrawn;
 }
 
@@ -122,9 +133,10 @@ absl::Status AccumulationLedger::Match(std::span<const SessionMarks> named) cons
     for (size_t i = 0; i < session.lanes.size(); ++i) {
       const Lane& lane = session.lanes[i];
       if (lane.contributed() && !seen.contains({id, static_cast<int32_t>(i)})) {
-        return Mismatch(absl::StrCat("session ", id, " (rank ", session.rank, ") lane ", i,
-                                     " contributed up to ", lane.accepted,
-                                     " to this window, but the marks do not name it"));
+        return Mismatch(absl::StrCat(
+            "session ", id, " (rank ", session.rank, ") lane ", i, " contributed up to ", lane.accepted,
+            " to this window, but the marks do not name it: whoever steps or flushes "
+            "names those of every process that adds to the head (PyTorch: RemoteHead(group=...))"));
       }
     }
   }
@@ -158,8 +170,7 @@ void AccumulationLedger::BeginWindow() {
   for (auto it = sessions_.begin(); it != sessions_.end();) {
     Session& session = it->second;
     for (Lane& lane : session.lanes) lane.base = sealed_ ? lane.next_base : lane.accepted;
-    const bool forgotten = session.state == SessionState::kClosed && !session.contributed();
-    it = forgotten ? sessions_.erase(it) : std::next(it);
+    it = session.is_over() ? sessions_.erase(it) : std::next(it);
   }
   sealed_ = false;
 }

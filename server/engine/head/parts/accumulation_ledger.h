@@ -54,6 +54,8 @@ class AccumulationLedger {
     std::vector<Lane> lanes;
 
     bool contributed() const;
+    // It is closed, the window holds nothing of it, and nothing of it is still being computed.
+    bool is_over() const;
   };
 
   enum class Place { kNext, kRepeat, kGap };
@@ -76,9 +78,10 @@ class AccumulationLedger {
   static bool WasRejected(const Lane& lane, uint64_t sequence);
   // The first sequence that was started and not applied is applied now.
   static void Apply(Lane& lane) { ++lane.applied; }
-  // Where there is no window: what is applied belongs to none, and a closed session that has nothing more to
-  // come is forgotten.
+  // Where there is no window: what is applied belongs to none.
   void ForgetApplied(absl::string_view session_id);
+  // Forgets the session if it is over. For after Apply.
+  void ForgetIfOver(absl::string_view session_id);
   // Forgets what was accepted and not started; returns how many sequences that were.
   static uint64_t Withdraw(Lane& lane);
 

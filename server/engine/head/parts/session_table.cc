@@ -302,13 +302,13 @@ SessionTable::Lane& SessionTable::MutableLane(const std::string& session_id, int
 }
 
 std::optional<SessionTable::Applied> SessionTable::Apply(const ChunkItem& item) {
-  // A started sequence keeps its session in the ledger until the window ends, and the window cannot end
-  // before it; a frozen head's session stays until it is applied.
+  // A started sequence keeps its session in the ledger until it is applied, though the session may be closed.
   Lane& lane = MutableLane(item.session_id, item.lane);
   const uint64_t before = lane.applied;
   AccumulationLedger::Apply(lane);
   const uint64_t applied = lane.applied;
   if (settings_.frozen) ledger_.ForgetApplied(item.session_id);
+  ledger_.ForgetIfOver(item.session_id);
   const auto stream = streams_.find({item.session_id, item.lane});
   if (stream == streams_.end() || applied == before) return std::nullopt;
   return Applied{applied, stream->second.listener};
@@ -368,8 +368,8 @@ void SessionTable::PassOver(const std::vector<SessionMarks>& marks) {
     AccumulationLedger::Session* const found = ledger_.Find(session.session_id);
     if (found == nullptr) continue;  // its marks are those of the step, and it is over
     for (const LaneMarks& mark : session.lanes) {
-      Lane& lane = found->lanes[Index(mark.lane)];
-      lane.base = std::max(lane.base, mark.accepted);
+      Lane& lane = found->lanes.at(Index(mark.lane));
+      lane.base = std::max(lane.base, std::min(mark.accepted, lane.accepted));
     }
   }
 }
@@ -584,7 +584,7 @@ absl::Status SessionTable::CaptureSession(SessionCheckpoint* entry) const {
   std::vector<Lane>& lanes = entry->session.lanes;
   std::map<int64_t, int64_t> claimed;
   for (size_t i = 0; i < lanes.size(); ++i) {
-    lanes[i].accepted = lanes[i].started;
+    AccumulationLedger::Withdraw(lanes[i]);
     if (lanes[i].applied != lanes[i].started) {
       return absl::InternalError(
           absl::StrCat("session ", entry->id, " has chunks under way between two batches"));

@@ -38,6 +38,9 @@ Manifest Written() {
   chunk.tokens = 2;
   chunk.hidden_type = kernels::DataType::kBFloat16;
   chunk.options.Set(&kernels::LossOptions::softcap, 2.5f);
+  head.window.generation = 2;
+  head.window.last_step.generation = 1;
+  head.window.last_step.marks = {{"s", {{1, 0, 0}}}, {"gone", {{70, 9, 0}}}};
   manifest.files[TilesFile(1)] = {2 * (8 + 4), 7};
   return manifest;
 }
@@ -99,6 +102,13 @@ TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
                                                  {"/head/sessions/0/rank", 0.5},
                                                  {"/head/sessions/0/rank", beyond},
                                                  {"/head/sessions/0/lanes/1/more", 0},
+                                                 {"/head/sessions/0/lanes/1/accepted", ~uint64_t{0}},
+                                                 {"/head/window/tokens", ~uint64_t{0}},
+                                                 {"/head/window/generation", 0},
+                                                 {"/head/window/generation", 1},  // the last step's
+                                                 {"/head/window/last_step/marks/0/lanes/0/0", 2},
+                                                 {"/head/window/last_step/marks/0/lanes/0/0", -1},
+                                                 {"/head/window/last_step/marks/0/lanes/0/1", 1},
                                                  {"/head/sessions/0/tiles/tile_tokens", 4.5},
                                                  {"/head/sessions/0/tiles/next_tile", 1e300},
                                                  {"/head/sessions/0/tiles/taken/0/1", 1e300},

@@ -42,6 +42,20 @@ TEST(AccumulationLedger, WithdrawingGoesBackToTheLastStartedOne) {
   EXPECT_EQ(lane.applied, lane.accepted);
 }
 
+TEST(AccumulationLedger, WhatComesInPlaceOfWithdrawnLossesThatAStepNamedIsNamedAgain) {
+  AccumulationLedger ledger;
+  AccumulationLedger::Session& session = ledger.Add("a", "client a", 0, 1);
+  Lane& lane = session.lanes[0];
+  AcceptMany(lane, 5);
+  ApplyMany(lane, 2);
+  lane.base = 5;  // as a repeated step leaves it that named the three which are queued
+  EXPECT_EQ(AccumulationLedger::Withdraw(lane), 3U);
+  EXPECT_EQ(lane.base, 2U);
+  AcceptMany(lane, 1);
+  EXPECT_TRUE(lane.contributed());
+  EXPECT_FALSE(ledger.Match({}).ok());
+}
+
 TEST(AccumulationLedger, AFlushMustNameEveryContributionExactly) {
   AccumulationLedger ledger;
   AcceptMany(ledger.Add("a", "client a", 0, 2).lanes[1], 3);

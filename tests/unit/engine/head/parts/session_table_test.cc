@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "server/engine/common/monotonic_clock.h"
 #include "server/engine/memory/memory_budget.h"
 
 namespace lossd::engine::session_table_test {
@@ -78,6 +79,30 @@ TEST_F(SessionTableTest, ASecondStreamFencesTheFirstAndWithdrawsWhatItQueued) {
   EXPECT_TRUE(table_.Held(second).ok());
   EXPECT_EQ(counters_.queued_chunks, 0);
   EXPECT_EQ(counters_.chunks_withdrawn, 1U);
+}
+
+// A step was asked for again with the marks of queued losses, which have no answer yet and are withdrawn
+// then.
+TEST_F(SessionTableTest, MarksOfARepeatedStepDoNotOutliveTheLossesThatTheyName) {
+  const std::shared_ptr<ChunkItem> queued = Enqueue(1);
+  table_.PassOver({{"s", {{0, 1, 0}}}});
+  HeadCheckpoint saved;
+  ASSERT_TRUE(table_.Capture(&saved).ok());
+  EXPECT_EQ(saved.sessions.at(0).session.lanes.at(0).base, 0U) << "as restored, 1 is still to come";
+  lane_ = table_.Attach("s", 0, listener_, &cut_);
+  Start(*Enqueue(1));
+  EXPECT_FALSE(table_.WindowEmpty());
+  EXPECT_THAT(table_.WindowMarks(), SizeIs(1));
+}
+
+// Likewise of losses that are being computed, whose client closes its session meanwhile.
+TEST_F(SessionTableTest, AClosedSessionIsKnownUntilWhatItStartedIsApplied) {
+  const std::shared_ptr<ChunkItem> item = Enqueue(1);
+  Start(*item);
+  table_.PassOver({{"s", {{0, 1, 0}}}});
+  ASSERT_TRUE(table_.Close("s", std::nullopt, &cut_).ok());
+  EXPECT_FALSE(table_.Apply(*item).has_value());
+  EXPECT_THAT(table_.Snapshots(MonotonicNow()), IsEmpty());
 }
 
 TEST_F(SessionTableTest, AStreamThatWasFencedDetachesNobody) {
