@@ -89,7 +89,7 @@ absl::StatusOr<CheckpointInfo> Client::RestoreCheckpoint(const std::string& head
   request.set_head(head);
   request.set_tag(tag);
   const auto restored =
-      impl_->connection->Call(&v1::HeadService::Stub::AsyncRestoreCheckpoint, request, internal::kDiskCall);
+      impl_->connection->Call(&v1::HeadService::Stub::AsyncRestoreCheckpoint, request, internal::kWorkCall);
   if (!restored.ok()) return restored.status();
   impl_->unanswered->Clear(head);
   return internal::FromProto(restored->checkpoint());
@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> Client::ListCheckpoints(const std::s
   v1::ListCheckpointsRequest request;
   request.set_head(head);
   const auto listed =
-      impl_->connection->Call(&v1::HeadService::Stub::AsyncListCheckpoints, request, internal::kDiskCall);
+      impl_->connection->Call(&v1::HeadService::Stub::AsyncListCheckpoints, request, internal::kWorkCall);
   if (!listed.ok()) return listed.status();
   std::vector<CheckpointInfo> checkpoints;
   for (const auto& checkpoint : listed->checkpoints()) {
@@ -114,7 +114,7 @@ absl::StatusOr<DeletedCheckpoint> Client::DeleteCheckpoint(const std::string& he
   request.set_tag(tag);
   const auto deleted = impl_->connection->Call(
       &v1::HeadService::Stub::AsyncDeleteCheckpoint, request,
-      {.repeated_not_found = internal::RepeatedNotFound::kIsDone, .patience = internal::Patience::kDisk});
+      {.repeated_not_found = internal::RepeatedNotFound::kIsDone, .patience = internal::Patience::kWork});
   if (!deleted.ok()) return deleted.status();
   DeletedCheckpoint result{internal::FromProto(deleted->checkpoint()), deleted->bytes_freed()};
   result.info.head = head;

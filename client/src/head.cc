@@ -32,7 +32,7 @@ absl::StatusOr<SavedCheckpoint> Head::SaveCheckpoint(const std::string& tag) con
   request.set_incarnation(impl_->context->incarnation());
   if (!request.incarnation().empty()) request.set_restores(impl_->context->restores());
   const auto saved = impl_->context->connection().Call(&v1::HeadService::Stub::AsyncSaveCheckpoint, request,
-                                                       internal::kDiskCall);
+                                                       internal::kWorkCall);
   if (const auto position = internal::PositionOf(saved.status());
       position && absl::IsAborted(saved.status())) {
     return internal::WindowLostError(config().name, position->generation(),

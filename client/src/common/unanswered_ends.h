@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "lossd/client.h"
 
@@ -24,6 +25,15 @@ struct OpenCommit {
 // A step that may have been taken although no answer came.
 struct OpenStep {
   uint64_t generation = 0;
+  std::string incarnation;  // of the server that was asked
+};
+
+// A flush that may have frozen the window although no answer came, so that nobody knows its id:
+// gradient/open_freeze.h. With what it had named.
+struct OpenFreeze {
+  uint64_t generation = 0;
+  double gradient_scale = 1;
+  std::vector<SessionMarks> marks;
   std::string incarnation;  // of the server that was asked
 };
 
@@ -56,20 +66,33 @@ class UnansweredEnds {
     if (commit_ && commit_->flush.flush_id == flush_id) commit_ = std::nullopt;
   }
 
+  // The flush that may have frozen the window, if there is one.
+  std::optional<OpenFreeze> freeze() const {
+    std::lock_guard lock(mutex_);
+    return freeze_;
+  }
+  void SetFreeze(std::optional<OpenFreeze> freeze) {
+    std::lock_guard lock(mutex_);
+    freeze_ = std::move(freeze);
+  }
+
   void Clear() {
     std::lock_guard lock(mutex_);
+    freeze_ = std::nullopt;
     step_ = std::nullopt;
     commit_ = std::nullopt;
   }
   // Forgets what servers before this one were asked for.
   void KeepOnly(const std::string& incarnation) {
     std::lock_guard lock(mutex_);
+    if (freeze_ && freeze_->incarnation != incarnation) freeze_ = std::nullopt;
     if (step_ && step_->incarnation != incarnation) step_ = std::nullopt;
     if (commit_ && commit_->incarnation != incarnation) commit_ = std::nullopt;
   }
 
  private:
   mutable std::mutex mutex_;
+  std::optional<OpenFreeze> freeze_;
   std::optional<OpenStep> step_;
   std::optional<OpenCommit> commit_;
 };

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/src/connection/backoff.h"
 #include "client/src/connection/grpc_compute_stream.h"
@@ -26,7 +27,7 @@ constexpr int kKeepaliveTimeoutMs = 20000;
 constexpr int kReconnectMs = 100;
 constexpr int kLongestReconnectMs = 2000;
 constexpr int kConnectTimeoutMs = 5000;
-constexpr std::chrono::milliseconds kDiskTimeout = std::chrono::minutes(10);
+constexpr std::chrono::milliseconds kWorkTimeout = std::chrono::minutes(10);
 constexpr std::chrono::milliseconds kLastWordTimeout(500);
 
 // A server that closes the first connections may be one that is about to serve: so long it is given.
@@ -54,11 +55,22 @@ grpc::ChannelArguments Arguments(const ClientOptions& options, int64_t receive_b
   return arguments;
 }
 
+// What gRPC would take for a name to be looked up, and would wait for. The schemes that it knows are its own
+// matter.
+absl::Status CheckTarget(const std::string& target) {
+  const size_t colon = target.rfind(':');
+  const bool is_url = absl::StartsWith(target, "http://") || absl::StartsWith(target, "https://");
+  const bool has_port = colon != std::string::npos && colon + 1 < target.size() && colon > 0 && !is_url;
+  if (has_port) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "target is \"", target, "\"; want host:port, such as 127.0.0.1:50051, dns:///name:port or unix:/path"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Create(const std::string& target,
                                                                const ClientOptions& options) {
-  if (target.empty()) return absl::InvalidArgumentError("target is empty; expected e.g. \"localhost:50051\"");
+  if (absl::Status named = CheckTarget(target); !named.ok()) return named;
   if (options.call_timeout.count() <= 0 || options.reconnect_timeout.count() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("call_timeout is ", options.call_timeout.count(), " ms and reconnect_timeout ",
@@ -109,7 +121,7 @@ absl::Status Connection::Run(const google::protobuf::Message& request, google::p
   for (bool maybe_done = false;;) {
     // What cannot be reached is given reconnect_timeout; a server that took the call has to answer.
     const bool connected = channel_->GetState(false) == GRPC_CHANNEL_READY;
-    const bool is_long = call.patience == Patience::kDisk || call.patience == Patience::kEndless;
+    const bool is_long = call.patience == Patience::kWork || call.patience == Patience::kEndless;
     Watch watch(watched_, is_long ? SilenceOfStream() : Watch::Silence::kIsEnough, timeout);
     grpc::ClientContext context;
     if (timeout.has_value()) context.set_deadline(std::chrono::system_clock::now() + *timeout);
@@ -151,8 +163,8 @@ std::optional<std::chrono::milliseconds> Connection::TimeoutOf(Patience patience
   switch (patience) {
     case Patience::kCallTimeout:
       return options_.call_timeout;
-    case Patience::kDisk:
-      return std::max(options_.call_timeout, kDiskTimeout);
+    case Patience::kWork:
+      return std::max(options_.call_timeout, kWorkTimeout);
     case Patience::kLastWord:
       return kLastWordTimeout;
     case Patience::kEndless:

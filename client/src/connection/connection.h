@@ -67,9 +67,9 @@ enum class WhenFull { kWait, kReturn };
 // How long one attempt may take.
 enum class Patience {
   kCallTimeout,  // options().call_timeout
-  kDisk,         // the same, but at least ten minutes: the server waits for disks
-  kEndless,      // as long as the server needs
-  kLastWord,     // half a second: for what a call that is cut short has to clear away
+  kWork,      // the same, but at least ten minutes if the server lives: it waits for its disks or its device
+  kEndless,   // as long as the server needs
+  kLastWord,  // half a second: for what a call that is cut short has to clear away
 };
 
 // Whether a call is made again after an attempt that failed for a reason which may pass.
@@ -89,7 +89,7 @@ struct CallOptions {
 
 // What several calls share.
 inline constexpr CallOptions kDeletion{.repeated_not_found = RepeatedNotFound::kIsDone};
-inline constexpr CallOptions kDiskCall{.patience = Patience::kDisk};
+inline constexpr CallOptions kWorkCall{.patience = Patience::kWork};
 
 template <class Stub, class Request, class Response>
 using AsyncMethod = std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (Stub::*)(

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/src/connection/trace.h"
 #include "lossd/v1/status.grpc.pb.h"
 
 namespace lossd::internal {
@@ -39,6 +40,9 @@ class Watch::Ping : public std::enable_shared_from_this<Ping> {
  public:
   void Send(const WatchedServer& server, Clock::time_point deadline) {
     sent_ = Clock::now();
+    // It belongs to no call of the caller's, whose source of traces must not be asked in just any thread.
+    const TraceContext none;
+    const TraceScope untraced(&none);
     const std::array channels = {server.connect(), server.channel};
     for (size_t i = 0; i < calls_.size(); ++i) {
       Call& call = calls_[i];

@@ -14,6 +14,7 @@
 #include "client/src/connection/waiting.h"
 #include "client/src/gradient/checksum.h"
 #include "client/src/gradient/open_commit.h"
+#include "client/src/gradient/open_freeze.h"
 #include "client/src/gradient/window_call.h"
 #include "client/src/weights/row_transfer.h"
 #include "lossd/client.h"
@@ -57,13 +58,16 @@ class FlushRun {
   absl::Status Begin(std::span<const SessionMarks> marks) {
     marks_ = internal::KeyOf(marks);
     if (absl::Status begun = window_.Begin(); !begun.ok()) return begun;
-    v1::BeginFlushRequest request;
-    request.set_head(head_.config().name);
-    request.set_generation(window_.generation());
-    if (options_.gradient_scale != 1) request.set_gradient_scale(options_.gradient_scale);
-    for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
-    auto begun = head_.connection().Call(&v1::GradientService::Stub::AsyncBeginFlush, request);
-    if (!begun.ok()) return window_.Explain(begun.status());
+    internal::OpenFreeze freeze{.generation = window_.generation(),
+                                .gradient_scale = options_.gradient_scale,
+                                .marks = {marks.begin(), marks.end()},
+                                .incarnation = window_.incarnation()};
+    auto begun = head_.connection().Call(&v1::GradientService::Stub::AsyncBeginFlush,
+                                         internal::RequestOf(head_, freeze), internal::kWorkCall);
+    if (!begun.ok()) {
+      if (internal::MayBeDone(begun.status())) head_.unanswered().SetFreeze(std::move(freeze));
+      return window_.Explain(begun.status());
+    }
     frozen_ = *std::move(begun);
     holds_window_ = true;
     if (frozen_.rows() != head_.config().vocab_size || frozen_.columns() != head_.config().hidden_size) {
@@ -122,7 +126,8 @@ class FlushRun {
     v1::CommitFlushRequest request;
     request.set_head(head_.config().name);
     request.set_flush_id(frozen_.flush_id());
-    const auto committed = head_.connection().Call(&v1::GradientService::Stub::AsyncCommitFlush, request);
+    const auto committed =
+        head_.connection().Call(&v1::GradientService::Stub::AsyncCommitFlush, request, internal::kWorkCall);
     if (committed.ok()) {
       head_.NoteCommit(committed->generation());
       return Result();
@@ -318,8 +323,8 @@ absl::Status Head::CommitFlush(const std::string& flush_id) const {
   v1::CommitFlushRequest request;
   request.set_head(config().name);
   request.set_flush_id(flush_id);
-  const auto committed =
-      impl_->context->connection().Call(&v1::GradientService::Stub::AsyncCommitFlush, request);
+  const auto committed = impl_->context->connection().Call(&v1::GradientService::Stub::AsyncCommitFlush,
+                                                           request, internal::kWorkCall);
   if (committed.ok()) impl_->context->NoteCommit(committed->generation());
   if (internal::SaysWhatBecameOfIt(committed.status())) impl_->context->unanswered().ForgetCommit(flush_id);
   return committed.status();

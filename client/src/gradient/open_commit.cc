@@ -58,7 +58,8 @@ absl::StatusOr<std::optional<OpenCommit>> SettleCommit(HeadContext& head) {
   v1::CommitFlushRequest request;
   request.set_head(head.config().name);
   request.set_flush_id(open->flush.flush_id);
-  const auto committed = head.connection().Call(&v1::GradientService::Stub::AsyncCommitFlush, request);
+  const auto committed =
+      head.connection().Call(&v1::GradientService::Stub::AsyncCommitFlush, request, kWorkCall);
   const absl::Status status = committed.ok() ? absl::OkStatus() : window.Explain(committed.status());
   if (SaysWhatBecameOfIt(status)) head.unanswered().ForgetCommit(open->flush.flush_id);
   if (status.ok()) {

@@ -3,21 +3,12 @@
 
 #include "client/src/common/convert.h"
 #include "client/src/common/head_impl.h"
-#include "client/src/connection/waiting.h"
 #include "client/src/gradient/open_commit.h"
+#include "client/src/gradient/open_freeze.h"
 #include "client/src/gradient/window_call.h"
 #include "lossd/client.h"
 
 namespace lossd {
-namespace {
-
-// Whether the server may have done what it was asked for although there is no answer.
-bool LeavesOpen(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnknown(status) ||
-         internal::WasInterrupted(status);
-}
-
-}  // namespace
 
 absl::StatusOr<lossd::GradientStats> Head::GradientStats(std::span<const SessionMarks> marks,
                                                          double gradient_scale) const {
@@ -29,7 +20,8 @@ absl::StatusOr<lossd::GradientStats> Head::GradientStats(std::span<const Session
   request.set_generation(window.generation());
   request.set_gradient_scale(gradient_scale);
   for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
-  const auto stats = head.connection().Call(&v1::GradientService::Stub::AsyncGradientStats, request);
+  const auto stats =
+      head.connection().Call(&v1::GradientService::Stub::AsyncGradientStats, request, internal::kWorkCall);
   if (!stats.ok()) return window.Explain(stats.status());
   return internal::FromProto(*stats);
 }
@@ -52,8 +44,9 @@ absl::StatusOr<StepResult> Head::ApplyStep(const StepOptions& options,
   request.set_head(config().name);
   request.set_generation(window.generation());
   for (const SessionMarks& session : marks) *request.add_marks() = internal::ToProto(session);
-  const auto step = head.connection().Call(&v1::GradientService::Stub::AsyncApplyStep, request);
-  head.unanswered().SetStep(LeavesOpen(step.status())
+  const auto step =
+      head.connection().Call(&v1::GradientService::Stub::AsyncApplyStep, request, internal::kWorkCall);
+  head.unanswered().SetStep(internal::MayBeDone(step.status())
                                 ? std::optional(internal::OpenStep{window.generation(), window.incarnation()})
                                 : std::nullopt);
   if (!step.ok()) return window.Explain(step.status());

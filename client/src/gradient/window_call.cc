@@ -1,6 +1,7 @@
 #include "client/src/gradient/window_call.h"
 
 #include "client/src/connection/grpc_status.h"
+#include "client/src/gradient/open_freeze.h"
 
 namespace lossd::internal {
 
@@ -18,6 +19,7 @@ absl::Status WindowCall::Begin(std::optional<uint64_t> generation) {
   if (incarnation_.empty()) {
     if (absl::Status found = FindServer(); !found.ok()) return found;
   }
+  if (absl::Status settled = SettleFreeze(head_); !settled.ok()) return settled;
   generation_ = generation.value_or(0);
   if (generation.has_value()) return absl::OkStatus();
   v1::GetHeadRequest get;

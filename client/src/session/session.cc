@@ -7,6 +7,7 @@
 #include "client/src/batch/batch_plan.h"
 #include "client/src/batch/sent_tokens.h"
 #include "client/src/connection/grpc_status.h"
+#include "client/src/gradient/open_freeze.h"
 #include "client/src/session/batch_run.h"
 
 namespace lossd {
@@ -46,7 +47,9 @@ absl::Status Session::Impl::CheckAlive() const {
     return absl::FailedPreconditionError(absl::StrCat("session ", lanes_.link().session_id(), " is closed"));
   }
   if (failure_.ok()) return absl::OkStatus();
-  return internal::Annotate(failure_, "this session ended with an earlier error");
+  return internal::Annotate(
+      failure_, absl::StrCat("this session ended with an earlier error: open another with client_key '",
+                             client_key(), "'"));
 }
 
 absl::Status Session::Impl::Interrupted(const absl::Status& cause) const {
@@ -72,6 +75,8 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
     internal::FillIgnored(config, batch, outputs);
     return internal::ResultOfIgnored(batch);
   }
+  // Otherwise the chunks would wait until somebody ended that flush.
+  if (absl::Status status = internal::SettleFreeze(*head_); !status.ok()) return status;
   const internal::SessionLink& link = lanes_.link();
   if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
   places->dx_left_out = outputs.dx == nullptr && internal::LeavesDxOut(head_->connection());

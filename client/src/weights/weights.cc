@@ -44,7 +44,8 @@ absl::StatusOr<uint64_t> WeightWrite::Commit() const {
   v1::CommitWriteRequest request;
   request.set_head(impl_->head->config().name);
   request.set_write_id(impl_->id);
-  const auto committed = impl_->head->connection().Call(&v1::HeadService::Stub::AsyncCommitWrite, request);
+  const auto committed =
+      impl_->head->connection().Call(&v1::HeadService::Stub::AsyncCommitWrite, request, internal::kWorkCall);
   if (!committed.ok()) return committed.status();
   return committed->weight_version();
 }

@@ -58,7 +58,7 @@ ProgressBar::Style Context::progress_style() const {
 
 void AddCommonOptions(CLI::App& app, Context& context) {
   constexpr char kGroup[] = "Common options";
-  app.add_option("--server", context.server, "Address of lossd (default: LOSSD_SERVER, or localhost:50051)")
+  app.add_option("--server", context.server, "Address of lossd (default: LOSSD_SERVER, or 127.0.0.1:50051)")
       ->type_name("HOST:PORT")
       ->group(kGroup);
   app.add_option(

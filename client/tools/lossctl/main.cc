@@ -94,7 +94,7 @@ ExitCode Main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   PrepareGrpc();
   Context context;
-  context.server = Environment("LOSSD_SERVER", "localhost:50051");
+  context.server = Environment("LOSSD_SERVER", "127.0.0.1:50051");
   context.connection.token_file = Environment("LOSSD_TOKEN_FILE", "");
   CLI::App app("Look after the heads of a lossd server.", "lossctl");
   AddCommands(app, context);

@@ -208,7 +208,7 @@ void TestValues(const char* target, int count, char** arguments) {
   OK(lossd_connect(target, &connect, &other));
   lossd_client_free(other);
   other = NULL;
-  FAILS(lossd_connect("", NULL, &other), LOSSD_INVALID_ARGUMENT, "target is empty");
+  FAILS(lossd_connect("", NULL, &other), LOSSD_INVALID_ARGUMENT, "target is \"\"; want host:port");
   FAILS(lossd_client_get_head(client, "nobody", &unknown), LOSSD_NOT_FOUND, "nobody");
   FAILS(lossd_client_delete_head(client, "nobody", 0), LOSSD_NOT_FOUND, "nobody");
   FAILS(lossd_client_create_region(client, 2, 64, &region), LOSSD_INVALID_ARGUMENT, "kind is 2");

@@ -100,7 +100,7 @@ class FakeServer {
   int busy_deletions = 0;  // DeleteHead is RESOURCE_EXHAUSTED with this delay, that many times
   std::chrono::milliseconds busy_delay{1};
   int lost_deletions = 0;  // DeleteHead is done, but its answer is lost, that many times
-  int slow_steps = 0;      // ApplyStep is done, but not answered until the caller gives up, that many times
+  int slow_steps = 0;      // ApplyStep is done, but the caller's time is up before that, that many times
   bool restart_before_steps = false;  // the next ApplyStep meets another server, which has the same head
   // Calls for logits, of two rows at most, whose logits are all 1. The call numbered so, from 1, meets
   // another server, or weights that were restored, whose logits are all 2: of the same version.

@@ -332,7 +332,7 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status ApplyStep(grpc::ServerContext* context, const v1::ApplyStepRequest* request,
+  grpc::Status ApplyStep(grpc::ServerContext*, const v1::ApplyStepRequest* request,
                          v1::ApplyStepResponse* response) override {
     std::unique_lock lock(fake_->mutex_);
     if (std::exchange(fake_->restart_before_steps, false)) fake_->Restart(/*keep_head=*/true);
@@ -358,8 +358,7 @@ class FakeServer::GradientService final : public v1::GradientService::Service {
     }
     if (fake_->slow_steps > 0) {
       --fake_->slow_steps;
-      lock.unlock();
-      while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return {StatusCode::DEADLINE_EXCEEDED, ""};
     }
     return grpc::Status::OK;
   }
