@@ -8,6 +8,7 @@ while in a function it could be raised before the first line of it, where nobody
 from __future__ import annotations
 
 import ctypes as c
+import inspect
 import itertools
 import operator
 import threading
@@ -28,10 +29,15 @@ class Wait:
     def _ask(self) -> Generator[int, None, None]:
         while True:
             try:
-                yield int(self.error is not None)
-            except GeneratorExit:
-                return
-            except BaseException as error:  # noqa: BLE001 - it is raised again when the call has ended
+                while True:  # so that a second signal, at the end of the first one's `except`, comes to the outer `try`
+                    try:
+                        while True:
+                            yield int(self.error is not None)
+                    except GeneratorExit:
+                        return
+                    except BaseException as error:  # noqa: BLE001 - it is raised again when the call has ended
+                        self.error = error
+            except BaseException as error:  # noqa: BLE001 - likewise
                 self.error = error
 
 
@@ -57,15 +63,25 @@ def install(options: Any) -> None:
 
 
 def call(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
-    """function(*arguments), which asks the callback while it waits; and what a signal's handler raised meanwhile."""
+    """function(*arguments), which asks the callback while it waits; and what a signal's handler raised meanwhile.
+
+    A short call does not ask. Then the handler runs when the call has returned, before Python has stored its result: so
+    `results` takes that, without any Python between."""
     if threading.get_ident() != threading.main_thread().ident:
         return function(*arguments), None
     wait = _idle.pop() if _idle else Wait()
     outer, _current.asked = _current.asked, wait.asked
+    results: list[Any] = []
+    late: BaseException | None = None
     try:
-        result = function(*arguments)
+        results.extend(itertools.starmap(function, (arguments,)))
+    except BaseException as raised:
+        if not results:
+            raise
+        late = raised
     finally:
         _current.asked = outer
-        error, wait.error = wait.error, None
-        _idle.append(wait)
-    return result, error
+        error, wait.error = wait.error or late, None
+        if inspect.getgeneratorstate(wait.asked) == inspect.GEN_SUSPENDED:
+            _idle.append(wait)
+    return results[0], error

@@ -10,6 +10,7 @@ import ctypes as c
 import functools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,15 +61,18 @@ class Library:
         """A function that cannot fail."""
         return getattr(self._dll, name)
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any, interrupted: Callable[[bool], None] | None = None) -> None:
         """Calls a function that returns a status; raises a LossdError unless it is OK, or what the handler of a signal
-        raised while the call waited: KeyboardInterrupt, mostly, because of the LossdError that this has led to."""
+        raised while the call waited: KeyboardInterrupt, mostly, because of the LossdError that this has led to. Before
+        that `interrupted` is told whether the call has succeeded all the same."""
         status, interruption = _interrupts.call(getattr(self._dll, name), arguments)
         if interruption is None:
             if status:
                 raise self._error_of(status)
             return
         try:
+            if interrupted is not None:
+                interrupted(not status)
             raise interruption from (self._error_of(status) if status else None)
         finally:
             del interruption  # its traceback would hold it, and all its frames

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 
-from lossd.results import HeadInfo, SessionMarks
+from lossd.results import HeadInfo, SessionMarks, StepResult
 
 Accepted = dict[int, int]
 """The accepted mark of each lane."""
@@ -87,6 +87,8 @@ class Window:
         self._contributors: list[Contributor] = []
         self._frozen: dict[Contributor, str] = {}  # by a flush that was not committed yet
         self._unsure: dict[Contributor, str] = {}  # by a step that may have been taken, or not
+        self._untold: tuple[bytes, int, StepResult] | None = None  # a step that was taken, unknown to its caller
+        self._gradients = 0  # batches that this client has sent
         self._open_flush = ""  # whose commit has no answer
         self._interrupted = ""  # the flush whose end a signal kept from the caller
         self._wants_marks = False  # those that it had named
@@ -112,6 +114,23 @@ class Window:
         """These marks were named by a step that may or may not have been taken."""
         with self._lock:
             self._unsure = marks
+
+    def keep_step(self, options: bytes, result: StepResult) -> None:
+        """A signal kept this answer from the caller, who will ask for the same step again."""
+        with self._lock:
+            self._untold = options, self._gradients, result
+
+    def take_step(self, options: bytes) -> StepResult | None:
+        """The answer that such a call is about, if there is one, and nothing was added to the window since."""
+        with self._lock:
+            untold, self._untold = self._untold, None
+            asked = options, self._gradients
+        return untold[2] if untold is not None and untold[:2] == asked else None
+
+    def note_gradient(self) -> None:
+        """A batch is about to add to the window."""
+        with self._lock:
+            self._gradients += 1
 
     def open_step(self) -> dict[Contributor, str]:
         """What the same step names again, so that the server knows it; with what was added since, if there is any: it

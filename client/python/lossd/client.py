@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes as c
+import functools
+import logging
 import os
+import threading
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -24,6 +27,9 @@ from lossd.head import Head
 from lossd.optimizers import Optimizer, struct_of
 from lossd.regions import Region
 from lossd.results import CheckpointInfo, DeletedCheckpoint, HeadInfo, ServerMemory, ServerStatus, Traffic, from_json
+
+_log = logging.getLogger("lossd")
+_SILENT_SECONDS = 3.0  # that connect waits without a word
 
 REGION_KINDS = {"system": s.LOSSD_REGION_SYSTEM, "device": s.LOSSD_REGION_DEVICE}
 
@@ -82,6 +88,30 @@ def connect(
     )
 
 
+def _connected(target: bytes, options: s.ClientOptions) -> c.c_void_p:
+    """The library's client. Says after a while what it waits for."""
+    pointer = c.c_void_p()
+    told = threading.Timer(
+        _SILENT_SECONDS,
+        _log.warning,
+        ("no answer yet from %s; connect waits for it up to %g s (reconnect_timeout). Is lossd running there?",)
+        + (target.decode(), options.reconnect_timeout_seconds),
+    )
+    told.daemon = True
+    told.start()
+    try:
+        library().call("lossd_connect", target, c.byref(options), c.byref(pointer))
+    finally:
+        told.cancel()
+    return pointer
+
+
+def impatient(client: Client) -> Client:
+    """Another client of the same server, which gives up after two seconds: for what is tidied up in passing, also when
+    the process ends, and must not wait for a server that has gone."""
+    return client._again(call_timeout=2.0, reconnect_timeout=2.0, check_version=False)  # noqa: SLF001
+
+
 _warned: set[str] = set()  # messages of VersionMismatchWarning, so that each server is warned of once
 
 
@@ -125,9 +155,11 @@ class Client:
         _trace.install(options, trace)
         _interrupts.install(options)
         _gone.install(options, target)
-        pointer = c.c_void_p()
-        library().call("lossd_connect", encoded(target, "target"), c.byref(options), c.byref(pointer))
+        pointer = _connected(encoded(target, "target"), options)
         self._target = target
+        self._again = functools.partial(
+            Client, target, tls=tls, token_file=token_file, token_over_plain_text=token_over_plain_text, trace_parent=""
+        )
         self._handle = Handle(pointer.value, "lossd_client_free", "this client")
         self._windows = Windows()
         if check_version or check_version is None:

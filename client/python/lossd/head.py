@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lossd import _flush, _logits
+from lossd import _flush, _logits, _step
 from lossd import _structs as s
-from lossd._arguments import ProgressCallback, Raised, integer, number, optional_number, real
+from lossd._arguments import ProgressCallback, Raised, integer, number
 from lossd._core import HeadCore
 from lossd._library import encoded, library, marks_array
 from lossd._window import Contributor
@@ -300,38 +300,17 @@ class Head:
         FloatingPointError, and nothing has happened. weight_decay, momentum, betas: None takes the head's.
         generation: the window that the step is to consume, for a process that does not know whether it was taken.
         """
-        options = library().make(s.StepOptions)
-        options.learning_rate = number(self._rate(lr), "lr")
-        options.gradient_scale = real(gradient_scale, "gradient_scale")
+        rate = number(self._rate(lr), "lr")
+        options = _step.options_of(rate, gradient_scale, skip_non_finite, weight_decay, momentum, betas, generation)
         if not math.isfinite(options.gradient_scale):  # and so no element of the gradient is
-            if not skip_non_finite:
-                raise FloatingPointError(f"gradient_scale is {options.gradient_scale}: nothing was stepped")
             return self._skip_step(marks)
-        options.skip_non_finite = bool(skip_non_finite)
-        options.weight_decay = optional_number(weight_decay, "weight_decay")
-        options.momentum = optional_number(momentum, "momentum")
-        beta1, beta2 = (None, None) if betas is None else betas
-        options.beta1, options.beta2 = optional_number(beta1, "betas[0]"), optional_number(beta2, "betas[1]")
-        if generation is not None:
-            options.has_generation, options.generation = 1, integer(generation, "generation", most=(1 << 64) - 1)
-        result = library().make(s.StepResult)
         self._settle_interrupted()
-
-        def apply(given: list[str]) -> None:
-            with self._core.handle as head:
-                library().call("lossd_head_apply_step", head, c.byref(options), *marks_array(given), c.byref(result))
-
-        self._consuming(marks, True, apply, steps=True)
-        return StepResult(
-            result.generation,
-            result.weight_version,
-            result.step,
-            bool(result.skipped),
-            result.norm,
-            result.bias_norm,
-            result.non_finite,
-            result.window_tokens,
-        )
+        answered = _step.untold(self._core, options)
+        if answered is not None:
+            return answered
+        call = _step.StepCall(self._core, options)
+        self._consuming(marks, True, call.run, step=call)
+        return call.result()
 
     def _rate(self, lr: float | None) -> float:
         rate = self._lr if lr is None else lr
@@ -347,17 +326,22 @@ class Head:
         return StepResult.skipped_at(self.info(), dropped.window_tokens)
 
     def _consuming(
-        self, marks: Sequence[str] | None, ends: bool, call: Callable[[list[str]], Any], *, steps: bool = False
+        self,
+        marks: Sequence[str] | None,
+        ends: bool,
+        call: Callable[[list[str]], Any],
+        *,
+        step: _step.StepCall | None = None,
     ) -> Any:
         """Runs `call` with the marks, and keeps book of whose are still to be named."""
         if isinstance(marks, str):
             raise TypeError("marks is a str; want a list of them, one of each session")
         window = self._core.window
-        mine = (steps and window.open_step()) or (self._named() if marks is None else window.marks())
+        mine = (step is not None and window.open_step()) or (self._named() if marks is None else window.marks())
         try:
             answer = call(list(mine.values()) if marks is None else list(marks))
         except LossdError as error:
-            if steps:
+            if step is not None:
                 open_again = isinstance(error, (UnavailableError, DeadlineExceededError)) and not error.flush_id
                 window.named_by(mine if open_again else {})
             if isinstance(error, AlreadyExistsError):
@@ -369,7 +353,9 @@ class Head:
             raise
         except BaseException as error:
             window.keep_interrupted(mine)
-            if steps and isinstance(error.__cause__, LossdError):  # interrupted: it may have been taken
+            if step is not None and step.is_untold:
+                window.consumed(mine)
+            elif step is not None and isinstance(error.__cause__, LossdError):  # it may have been taken
                 window.named_by(mine)
             raise
         if ends:

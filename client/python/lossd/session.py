@@ -28,7 +28,7 @@ from lossd._handles import Handle
 from lossd._library import library
 from lossd._staging import Staged, Staging, stage
 from lossd._window import Contributor
-from lossd.errors import WindowLostError
+from lossd.errors import CancelledError, WindowLostError
 from lossd.results import BatchResult
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Session:
         self._client_key = bytes(key).decode()
         self._contributor = Contributor(self._client_key, self._marks_of(self._handle, self._turn))
         self._executor: ThreadPoolExecutor | None = None
+        self._interrupted = False  # in a compute
         self._lock = threading.Lock()
         if self._contributor.contributed():  # an earlier process with this client_key did, perhaps in another window
             self._contributor.resume(core.info().sessions)
@@ -222,15 +223,34 @@ class Session:
     def _run(self, batch: s.Batch, outputs: s.Outputs) -> s.Result:
         if batch.mode == s.LOSSD_LOSS_AND_GRADIENTS:
             self._gradient_batches += 1
+            self._core.window.note_gradient()
         result = library().make(s.Result)
         try:
             with self._handle as session, self._turn:
-                library().call("lossd_session_compute", session, c.byref(batch), c.byref(outputs), c.byref(result))
+                if self._interrupted:
+                    raise CancelledError(
+                        f"this session ended with an earlier error: a compute was interrupted, and its batch, or part "
+                        f"of it, is in the window. Open another session with client_key '{self._client_key}', and "
+                        "discard the window or resume at the batch"
+                    )
+                library().call(
+                    "lossd_session_compute",
+                    session,
+                    c.byref(batch),
+                    c.byref(outputs),
+                    c.byref(result),
+                    interrupted=self._note_interrupted,
+                )
         except WindowLostError:
             # The session's contribution is gone, so no flush can name it any more.
             self._core.window.drop(self._contributor)
             raise
         return result
+
+    def _note_interrupted(self, done: bool) -> None:
+        # The library ends a session whose compute it cut short. One that it has done, and whose caller does not know,
+        # ends here: the same batch again would be counted twice.
+        self._interrupted = done
 
     def compute_async(self, hidden: Any, labels: Any, **options: Any) -> Future[BatchResult]:
         """The same as compute, in a thread of the session's own, in the order of the calls. The tensors must be left
@@ -273,11 +293,11 @@ class Session:
         if self._handle.closed:
             return
         self._finish_thread()
+        # It waits for the call of another thread. A signal then leaves the session open: its marks are not known yet.
+        self._contributor.end()
         try:
-            with self._handle as session:
-                self._contributor.end()
-                with self._turn:
-                    library().call("lossd_session_close", session)
+            with self._handle as session, self._turn:
+                library().call("lossd_session_close", session)
             self._core.window.forget_ended()
         finally:
             self._handle.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes as c
+import itertools
 import os
 import signal
 import threading
@@ -16,6 +18,7 @@ from restartable import Restartable
 from stopping import stand_still
 
 import lossd
+from lossd import _interrupts
 
 V, H, N = 32, 16, 4
 HIDDEN = np.random.default_rng(0).standard_normal((N, H)).astype(np.float32)
@@ -262,3 +265,141 @@ def test_an_interrupted_step_is_taken_once(server: Restartable) -> None:
         go_on(server)
         result = trainer.head.step(0.1)
         assert result.window_tokens == N and trainer.head.info().optimizer_steps == 1
+
+
+# Signals in the last moment of a call, and two at once
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """The next call of this function of the library has succeeded when the handler of a signal runs."""
+
+    def arm(name: str) -> None:
+        def call(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+            result, error = original(function, arguments)
+            if function.__name__ != name:
+                return result, error
+            monkeypatch.setattr(_interrupts, "call", original)
+            return result, KeyboardInterrupt()
+
+        monkeypatch.setattr(_interrupts, "call", call)
+
+    original = _interrupts.call
+    return arm
+
+
+def test_the_result_of_a_call_is_kept_though_a_signal_comes_in_its_last_moment() -> None:
+    status, error = _interrupts.call(c.CDLL(None)["raise"], (int(signal.SIGINT),))
+    assert status == 0 and isinstance(error, KeyboardInterrupt)
+
+
+def test_a_batch_that_was_counted_without_its_caller_is_not_counted_again(
+    server: Restartable, late: Callable[[str], None]
+) -> None:
+    with lossd.connect(server.target) as client:
+        trainer = Trainer(client)
+        late("lossd_session_compute")
+        with pytest.raises(KeyboardInterrupt):
+            trainer.session.compute(HIDDEN, LABELS)
+        with pytest.raises(lossd.CancelledError, match="ended with an earlier error.*client_key"):
+            trainer.session.compute(HIDDEN, LABELS)
+        assert trainer.head.info().window_tokens == 2 * N
+        again = trainer.head.open_session(client_key=trainer.session.client_key)
+        trainer.head.discard()
+        again.compute(HIDDEN, LABELS)
+        assert trainer.head.flush().window_tokens == N
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_step_that_was_taken_without_its_caller_is_answered_by_the_next_call(
+    server: Restartable, late: Callable[[str], None], more: bool
+) -> None:
+    with lossd.connect(server.target) as client:
+        trainer = Trainer(client)
+        late("lossd_head_apply_step")
+        with pytest.raises(KeyboardInterrupt):
+            trainer.head.step(0.1)
+        if more:  # then it is another step
+            trainer.session.compute(HIDDEN, LABELS)
+        step = trainer.head.step(0.1)
+        assert step.step == trainer.head.info().optimizer_steps == 1 + more
+        assert step.window_tokens == N and not step.skipped
+        assert trainer.head.step(0.1).skipped
+
+
+def test_two_signals_in_one_moment() -> None:
+    first, second = Mine(), Mine()
+    handlers = {signal.SIGUSR1: first, signal.SIGUSR2: second}
+
+    def handle(number: int, _frame: Any) -> None:
+        raise handlers[signal.Signals(number)]
+
+    before = {number: signal.signal(number, handle) for number in handlers}
+    try:
+        wait = _interrupts.Wait()
+        both = itertools.starmap(c.CDLL(None)["raise"], [(int(number),) for number in handlers])
+        asked = list(itertools.chain(both, map(next, [wait.asked])))  # nothing of Python in between
+        assert asked == [0, 0, 1] and wait.error in handlers.values()
+        assert next(wait.asked) == 1  # the next signal finds it, too
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_closing_a_session_whose_batch_is_under_way_in_another_thread(server: Restartable) -> None:
+    with lossd.connect(server.target) as client:
+        trainer = Trainer(client)
+        stop(server)
+        thread = threading.Thread(target=lambda: trainer.session.compute(HIDDEN, LABELS))
+        thread.start()
+        while not trainer.session._turn._lock.locked():  # noqa: SLF001  (until the batch is under way)
+            time.sleep(0.01)
+        interrupt(trainer.session.close)
+        go_on(server)
+        thread.join()
+        trainer.session.close()
+        assert trainer.head.flush().window_tokens == 2 * N
+
+
+# A device that another head keeps busy
+
+WIDE = 1 << 14  # of that head's vocabulary, so that a batch takes seconds
+
+
+@pytest.fixture
+def busy(server: Restartable) -> Iterator[threading.Thread]:
+    """Computes for another client."""
+    with lossd.connect(server.target) as client:
+        head = client.create_head("wide", WIDE, 512, "float32")
+        head.write_weights(np.zeros((WIDE, 512), np.float32))
+        with head.open_session() as session:
+            session.compute(np.zeros((1, 512), np.float32), [0])
+            tokens = 12_000
+            batch = np.zeros((tokens, 512), np.float32), np.zeros(tokens, np.int64)
+            thread = threading.Thread(target=lambda: session.compute(*batch))
+            thread.start()
+            yield thread
+            thread.join()
+
+
+def test_a_busy_server_is_waited_for(server: Restartable, busy: threading.Thread) -> None:
+    with lossd.connect(server.target, call_timeout=1.0) as client:
+        trainer = Trainer(client)
+        assert trainer.head.gradient_stats().window_tokens == N
+        trainer.head.write_weights(WEIGHTS)
+        assert trainer.head.step(0.1).step == 1
+
+
+def test_an_interrupted_flush_leaves_no_window_frozen(server: Restartable, busy: threading.Thread) -> None:
+    with lossd.connect(server.target, call_timeout=2.0) as client:
+        trainer = Trainer(client)
+        while busy.is_alive():
+            try:
+                signalled(lambda: trainer.head.flush(commit=False), after=0.1)
+            except KeyboardInterrupt:
+                break
+            except AssertionError:  # it did not have to wait
+                break
+        busy.join()
+        trainer.session.compute(HIDDEN, LABELS)
+        assert trainer.head.flush().window_tokens == 2 * N

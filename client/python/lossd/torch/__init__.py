@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
 
 from lossd.torch._function import linear_cross_entropy
 from lossd.torch._multi_token import multi_token_cross_entropy
-from lossd.torch._stepping import OtherRuleWarning, UnsteppedHeadWarning
+from lossd.torch._stepping import OtherRuleWarning, UnsteppedHeadWarning, UntiedHeadWarning
 from lossd.torch._tokens import shift_labels
 from lossd.torch._weight import FetchedWeightsWarning
 from lossd.torch.clip import clip_grad_norm_
@@ -42,6 +42,7 @@ __all__ = [
     "RemoteOptimizer",
     "StaleWeightsWarning",
     "UnsteppedHeadWarning",
+    "UntiedHeadWarning",
     "clip_grad_norm_",
     "flush_into",
     "gather_marks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,37 @@ if TYPE_CHECKING:
     from lossd.torch.head import RemoteHead
 
 _GRAD: Any = torch._C.TensorBase.grad  # what GradientProxy.grad hides
+_CHANGES = re.compile(r"(?!__).*_|__(i[a-z]+|setitem)__")  # names of functions that change a tensor
+_FACTORS = re.compile(r".*(mul|div|divide|multiply|zero|unscale|copy|requires_grad|detach)_|__(imul|itruediv|idiv)__")
+
+
+class GradientNorm(torch.Tensor):
+    """What a GradientProxy has as `.grad`. It may be multiplied in place. What would change single elements of a
+    gradient, such as clip_grad_value_ or noise, raises RuntimeError: done to the norm it would scale all of them."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if _CHANGES.fullmatch(name) and not _FACTORS.fullmatch(name) and _first_has_norm(args):
+            raise RuntimeError(
+                f"{name.strip('_')} cannot be done to a head's gradient, which is at the server, and whose norm .grad "
+                "is: it can be multiplied with a factor (clip_grad_norm_), and that is all. For clip_grad_value_, "
+                "noise and the like keep gradient and weight here, with lossd.torch.LocalWeight"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+            if type(result) is not torch.Tensor or not args or not isinstance(args[0], cls):
+                return result
+            is_same = result.data_ptr() == args[0].data_ptr()  # .data, detach() and views
+            return result.as_subclass(cls) if is_same else result
+
+
+def _first_has_norm(args: tuple[Any, ...]) -> bool:
+    """Whether a GradientNorm is, or is among, what is changed."""
+    first = args[0] if args else None
+    return any(isinstance(one, GradientNorm) for one in (first if isinstance(first, (tuple, list)) else [first]))
 
 
 class GradientProxy(torch.nn.Parameter):
@@ -25,8 +57,8 @@ class GradientProxy(torch.nn.Parameter):
     - It has two dimensions, as the weights have, for those who tell by them what is decayed.
     - A factor that multiplies `.grad` in place multiplies the head's next step or flush, too: GradScaler.unscale_,
       torch.nn.utils.clip_grad_norm_ (whose 2-norm over parameters and proxies is the global one), or `grad.mul_`. The
-      factor is `.grad` over what it was when it was read; it ends with the window. Nothing but a factor can be told so:
-    clip_grad_value_ and noise are not for it.
+      factor is `.grad` over what it was when it was read; it ends with the window. Anything else that is done to it in
+      place, such as clip_grad_value_ does, raises (GradientNorm).
     - `.grad = None`, which zero_grad() of modules and optimizers does, drops what waits at the server.
     - `.grad` is asked for (GradientStats) when it is first looked at, and again once more was added; None while nothing
       waits. Of a head with a process group it is not asked for by itself, as that is collective: every rank calls
@@ -60,7 +92,7 @@ class GradientProxy(torch.nn.Parameter):
         """`norm` as read while the window's contributions were `seen`; NaN if an element is not finite. Returns what is
         `.grad` now."""
         with torch.inference_mode(False):
-            self._norm = torch.full((1, 1), norm, device=self.data.device)
+            self._norm = torch.full((1, 1), norm, device=self.data.device).as_subclass(GradientNorm)
         self._read = float(self._norm)
         self._seen = seen
         return self._norm
@@ -105,6 +137,8 @@ class GradientProxy(torch.nn.Parameter):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
+        if value is not None and value is self._norm:  # `.grad *= factor` has multiplied it
+            return
         if value is None:
             if not self.head.frozen:
                 self.window.drop()

@@ -33,6 +33,10 @@ class OtherRuleWarning(UserWarning):
     """An optimizer of PyTorch steps a head whose rule, at the server, is another one."""
 
 
+class UntiedHeadWarning(UserWarning):
+    """An optimizer steps a head, and also the weight that it was made from: an embedding was tied to it."""
+
+
 # What PyTorch makes of every optimizer's step(): it runs the hooks.
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 _hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
@@ -106,6 +110,7 @@ def _step_heads(optimizer: torch.optim.Optimizer) -> None:
                 proxy.window.end()
             continue
         _check_rule(optimizer, group, proxy.head)
+        _check_tie(optimizer, proxy)
         if skipped:
             proxy.head.zero_grad()
             continue
@@ -114,6 +119,22 @@ def _step_heads(optimizer: torch.optim.Optimizer) -> None:
         result = proxy.head.step(learning_rate(group), gradient_scale=scale, **step_options(proxy.head, group))
         proxy.steps = result.step
         taken.fill_(float(result.step))
+
+
+def _check_tie(optimizer: torch.optim.Optimizer, proxy: GradientProxy) -> None:
+    """Warns once if the optimizer also steps the weight that the head was made from."""
+    source = proxy.window.source_weight
+    weight = source() if source is not None else None
+    proxy.window.source_weight = None
+    if weight is not None and any(one is weight for group in optimizer.param_groups for one in group["params"]):
+        warnings.warn(
+            f"the weight that head '{proxy.head.name}' was made from is trained here, too, by the same optimizer, as "
+            "an embedding that was tied to it would be: the two go apart from now on. To keep them one, take "
+            "lossd.transformers.patch or lossd.torch.LocalWeight; to have two, give the embedding a copy "
+            "(embedding.weight = nn.Parameter(embedding.weight.detach().clone()), before the optimizer is made)",
+            UntiedHeadWarning,
+            stacklevel=5,
+        )
 
 
 def _make_states(optimizer: torch.optim.Optimizer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ class HeadWindow:
         self._lock = threading.Lock()
         self._consumed: object = None if session is None else _added_by(session)
         self._closed_at: object = None
+        self.source_weight: weakref.ref[torch.Tensor] | None = None
+        """The parameter of the Linear that the head was made from."""
         self._steps_seen = 0
         self._warned = False
 
@@ -137,7 +140,8 @@ class HeadWindow:
         warnings.warn(
             f"an optimizer has stepped and head '{self.head.name}' was left out: its gradient {state}. Make the "
             "optimizer of parameters() that contain the head's (model.lm_head = head, before the optimizer is made), "
-            "call head.step(lr), or drop the gradient with head.zero_grad() before an optimizer steps",
+            "call head.step(lr), or drop the gradient with head.zero_grad() before an optimizer steps. If that was the "
+            "optimizer of another model, all is well",
             UnsteppedHeadWarning,
             stacklevel=3,
         )
@@ -153,10 +157,10 @@ class HeadWindow:
         self.proxy.forget()
         self.proxy.marker = None
 
-    def drop(self) -> None:
+    def drop(self, *, on_purpose: bool = False) -> None:
         """Drops what waits at the server, whoever added it; sends nothing if no rank has added anything since the last
-        window ended. Collective with a group."""
-        if self.dirty and optimizer_steps() > self._steps_seen:
+        window ended. on_purpose: no warning that nobody has stepped it. Collective with a group."""
+        if self.dirty and optimizer_steps() > self._steps_seen and not on_purpose:
             self._warn_of_steps("is dropped unused")
         if self.dirty_anywhere():
             first_rank_does(self._discard, self.group)

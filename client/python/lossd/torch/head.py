@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import math
 import warnings
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lossd.client import Client, impatient
 from lossd.errors import AlreadyExistsError, LossdError, NotFoundError
 from lossd.results import StepResult
 from lossd.torch import _saving
@@ -170,7 +172,9 @@ class RemoteHead(ProxyHolder):
     ) -> RemoteHead:
         """A head with the weights, and the bias, of `linear`; of its dtype unless another one is named. The rest as
         create(). Put it in the Linear's place: `model.lm_head = RemoteHead.from_linear(client, model.lm_head, ...)`.
-        A Linear that stays has the old weights; the first step warns of it (StaleWeightsWarning)."""
+        A Linear that stays has the old weights; the first step warns of it (StaleWeightsWarning), and of an optimizer
+        that goes on training the Linear's weight, which an embedding tied to it has (UntiedHeadWarning)."""
+        _check_linear(client, linear)
         remote = cls.create(
             client,
             name,
@@ -181,6 +185,7 @@ class RemoteHead(ProxyHolder):
             **more,
         )
         remote._source = weakref.ref(linear)  # noqa: SLF001  (of a class method, which ruff cannot tell)
+        remote._window.source_weight = weakref.ref(linear.weight)  # noqa: SLF001
         return remote
 
     def snapshot(self, name: str) -> RemoteHead:
@@ -503,7 +508,8 @@ class RemoteHead(ProxyHolder):
         group."""
         all_do(self._window.open_again, self.group)
         self._weight_version = 0
-        self.zero_grad()
+        if not self.frozen:
+            self._window.drop(on_purpose=True)
 
     # Checkpoints
 
@@ -533,7 +539,7 @@ class RemoteHead(ProxyHolder):
     def _warn_of_source(self) -> None:
         linear = self._source() if self._source is not None else None
         self._source = None
-        if linear is not None and linear.weight.numel() > 0:
+        if linear is not None and linear.weight.numel() > 0 and _is_in_a_module(linear):
             warnings.warn(
                 f"head '{self.name}' was stepped, and the Linear that its weights came from is still there, with the "
                 "old ones, in state_dict() for instance: put the head in its place (model.lm_head = head), or drop it",
@@ -587,6 +593,22 @@ class RemoteHead(ProxyHolder):
         )
 
 
+def _check_linear(client: Any, linear: Any) -> None:
+    if not isinstance(client, Client):
+        way = "client()" if hasattr(client, "client") else "lossd.connect(address) or lossd.launch().client()"
+        raise TypeError(f"client is a {type(client).__name__}; want a lossd.Client: {way}")
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"linear is a {type(linear).__name__}; want the torch.nn.Linear that the head takes over")
+    if linear.weight.is_meta:
+        raise TypeError("linear is on the meta device, where it has no values: load its weights first")
+
+
+def _is_in_a_module(linear: nn.Linear) -> bool:
+    """Whether some module has it as a child. Others may hold it as well: fully_shard keeps those that it has seen."""
+    children = (one for one in gc.get_referrers(linear) if isinstance(one, dict))
+    return any(all(value is None or isinstance(value, nn.Module) for value in one.values()) for one in children)
+
+
 def _in_use(client: lossd.Client, name: str, *, exist_ok: bool, reset: bool) -> bool:
     """Whether there is a head of that name that the caller wants to go on with."""
     try:
@@ -622,8 +644,9 @@ def _copy_weights(source: lossd.Head, target: lossd.Head) -> int:
 def _delete(client: lossd.Client, name: str) -> None:
     """When the copy of a head is collected, or the process ends."""
     try:
-        client.delete_head(name, discard_gradient=True)
-    except (LossdError, ValueError, RuntimeError):  # the server is gone, the client closed, or this process forked
+        with impatient(client) as brief:
+            brief.delete_head(name, discard_gradient=True)
+    except (LossdError, RuntimeError):  # the server is gone, or this process forked
         pass
 
 

@@ -21,6 +21,7 @@ MakeRemote = Callable[..., RemoteHead]
 
 def both(head: RemoteHead, seed: int = 0) -> tuple[torch.nn.Linear, torch.nn.Linear, torch.nn.Parameter]:
     """A trunk before the head and one before its twin, with gradients."""
+    torch.manual_seed(seed)
     trunk, twin_trunk = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
     twin_trunk.load_state_dict(trunk.state_dict())
     weight = torch.nn.Parameter(weights_of(head))
@@ -112,3 +113,23 @@ def test_norms_that_cannot_be(make_remote: MakeRemote) -> None:
         clip_grad_norm_([], 1.0, error_if_nonfinite=True, heads=head)
     with pytest.raises(ValueError, match="multiply .grad in place"):
         head.proxy.grad = torch.ones(1, 1)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_clipping_by_value_is_refused_and_changes_nothing(make_remote: MakeRemote, foreach: bool) -> None:
+    head = make_remote(optimizer=lossd.SGD())
+    trunk, _, _ = both(head)
+    before = [parameter.grad.clone() for parameter in trunk.parameters() if parameter.grad is not None]
+    with pytest.raises(RuntimeError, match="cannot be done to a head's gradient.*LocalWeight"):
+        torch.nn.utils.clip_grad_value_([head.proxy, *trunk.parameters()], 1e-6, foreach=foreach)
+    assert head.proxy.grad is not None
+    with pytest.raises(RuntimeError, match=r"add cannot be done.*clip_grad_norm_"):
+        head.proxy.grad.add_(torch.randn(1, 1))
+    with pytest.raises(RuntimeError, match=r"normal cannot be done"):
+        head.proxy.grad.data.normal_()
+    assert window_of(head).scale == 1.0
+    assert all(torch.equal(a, b.grad) for a, b in zip(before, trunk.parameters(), strict=True))
+    head.proxy.grad *= 0.5
+    head.proxy.grad.div_(2)
+    assert window_of(head).scale == pytest.approx(0.25)
+    (head.proxy.grad + 1).clamp_(max=0.1)  # what is computed from it is anybody's

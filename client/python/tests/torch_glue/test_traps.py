@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from glue_support import HIDDEN, VOCAB, batch, weights_of
+from restartable import Restartable
 
 import lossd
 from lossd.torch import (
@@ -19,6 +22,7 @@ from lossd.torch import (
     RemoteOptimizer,
     StaleWeightsWarning,
     UnsteppedHeadWarning,
+    UntiedHeadWarning,
     linear_cross_entropy,
 )
 from lossd.torch.head import RemoteHead
@@ -147,8 +151,8 @@ def test_what_waits_behind_a_closed_session_is_still_stepped(make_remote: MakeRe
 
 
 def test_a_linear_that_stays_is_said_to_be_stale(client: lossd.Client, name: str) -> None:
-    linear = torch.nn.Linear(HIDDEN, VOCAB)
-    head = RemoteHead.from_linear(client, linear, name, optimizer=lossd.SGD())
+    model = torch.nn.ModuleDict({"lm_head": torch.nn.Linear(HIDDEN, VOCAB)})
+    head = RemoteHead.from_linear(client, model["lm_head"], name, optimizer=lossd.SGD())
     linear_cross_entropy(*batch(), head).backward()
     with pytest.warns(StaleWeightsWarning, match=f"head '{name}' was stepped.*model.lm_head = head"):
         head.step(0.1)
@@ -165,6 +169,60 @@ def test_a_linear_that_was_replaced_is_not(client: lossd.Client, name: str) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model["lm_head"].step()
+
+
+def test_a_linear_that_only_a_variable_holds_is_not_stale(client: lossd.Client, name: str) -> None:
+    linear = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
+    head = RemoteHead.from_linear(client, linear, name, optimizer=lossd.SGD())
+    head(*batch()).backward()
+    seen = [linear]  # as fully_shard keeps modules, outside of any other
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        head.step(0.1)
+    del seen
+
+
+def test_an_embedding_that_was_tied_to_the_head_goes_apart_with_a_word(client: lossd.Client, name: str) -> None:
+    model = torch.nn.ModuleDict(
+        {"embedding": torch.nn.Embedding(VOCAB, HIDDEN), "lm_head": torch.nn.Linear(HIDDEN, VOCAB, bias=False)}
+    )
+    model["lm_head"].weight = model["embedding"].weight
+    model["lm_head"] = RemoteHead.from_linear(client, model["lm_head"], name, optimizer=lossd.SGD())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    labels = batch()[1]
+    model["lm_head"](model["embedding"](labels), labels).backward()
+    with pytest.warns(UntiedHeadWarning, match=f"'{name}'.*tied.*LocalWeight"):
+        optimizer.step()
+    model["lm_head"](model["embedding"](labels), labels).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+def test_what_a_head_is_not_made_of_is_named(client: lossd.Client) -> None:
+    linear = torch.nn.Linear(HIDDEN, VOCAB)
+    for given, match in [
+        ((linear, client), "client is a Linear; want a lossd.Client"),
+        ((client, client), "linear is a Client; want the torch.nn.Linear"),
+        ((client.target, linear), r"client is a str; .*lossd.connect\(address\)"),
+        ((client, linear.to("meta")), "meta device.*load its weights first"),
+    ]:
+        with pytest.raises(TypeError, match=match):
+            RemoteHead.from_linear(*given, "not made")
+    assert "not made" not in {info.config.name for info in client.heads()}
+
+
+def test_reopening_a_head_says_nothing_of_steps(make_remote: MakeRemote) -> None:
+    model = torch.nn.ModuleDict(
+        {"trunk": torch.nn.Linear(HIDDEN, HIDDEN), "lm_head": make_remote(optimizer=lossd.SGD())}
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hidden, labels = batch()
+    model["lm_head"](model["trunk"](hidden), labels).backward()
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model["lm_head"].reopen()
 
 
 # Copies
@@ -193,6 +251,28 @@ def test_a_copied_model_has_a_frozen_copy_of_the_head(make_remote: MakeRemote, c
     del again, copied, reference
     gc.collect()
     assert not [info for info in client.heads() if "-copy-" in info.config.name]
+
+
+def test_a_process_with_a_copy_ends_though_the_server_has_gone(tmp_path: Path) -> None:
+    server = Restartable(tmp_path)
+    program = """
+import copy, sys
+import torch
+import lossd
+from lossd.torch import RemoteHead
+
+client = lossd.connect(sys.argv[1], reconnect_timeout=100_000)
+copied = copy.deepcopy(RemoteHead.from_linear(client, torch.nn.Linear(8, 16, bias=False), "head"))
+print("copied", flush=True)
+input()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program, server.target]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "copied\n"
+        server.kill()
+        process.communicate("\n", timeout=300)  # it would wait for a day
+    assert process.returncode == 0
 
 
 def test_a_snapshot_has_everything_that_logits_depend_on(make_remote: MakeRemote, client: lossd.Client) -> None:
