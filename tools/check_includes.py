@@ -24,6 +24,9 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 RPC = r"grpc|grpcpp/|grpc\+\+/|google/protobuf/|google/rpc/|lossd/v1/"
 DEVICE = r"cuda|cublas|nccl|nvml|dnnl|oneapi/dnnl|omp\.h"
 OWN = r"kernels/|server/|client/|lossd/|tests/|proto/"
+# What moves data between ranks: one folder knows it, and all others know kernels/collectives/communicator.h.
+COLLECTIVES = r"gloo/|nccl"
+COLLECTIVES_FOLDER = "kernels/collectives/"
 THREADS = r"(thread|jthread|future|pthread\.h)$"
 
 
@@ -64,6 +67,7 @@ RULES = [
         r"kernels/[^/]+$",
         rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}",
     ),
+    (COLLECTIVES_FOLDER, r"kernels/collectives/|kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
     ("kernels/cpu/", r"kernels/cpu/|kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
     ("kernels/", r"kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
     # Files that both ends read: no message, but absl::Status, as everywhere above the kernels.
@@ -130,6 +134,8 @@ def violations_of(path, lines, exists):
         where = f"{path}:{number}: "
         if re.match(must_not, target):
             yield where + f"{prefix} must not include {target}"
+        elif re.match(COLLECTIVES, target) and prefix != COLLECTIVES_FOLDER:
+            yield where + f"only {COLLECTIVES_FOLDER} may include {target}"
         elif re.match(OWN, target):
             if not re.match(may, target) and (prefix, target) not in ALLOWED:
                 yield where + f"{prefix} must not include {target}"

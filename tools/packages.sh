@@ -4,7 +4,7 @@
 packages_build=(
   g++ cmake ninja-build ccache pkg-config
   libgrpc++-dev libssl-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
-  libdnnl-dev prometheus-cpp-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libxxhash-dev
+  libdnnl-dev libgloo-dev prometheus-cpp-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libxxhash-dev
   zlib1g-dev libsentencepiece-dev libeigen3-dev
   libgtest-dev libgmock-dev
 )

@@ -13,7 +13,7 @@ PRESENT = {
     "server/telemetry/metrics.h", "server/startup/options.h", "client/src/connection/connection.h", "client/include/lossd/client.h",
     "server/engine/chunk/chunk.h", "server/engine/device/head_backend.h", "server/engine/device/cpu/cpu_backend.h", "server/engine/device/cuda/cuda_device.h",
     "server/engine/engine.h", "server/rpc/services/head_service.h", "client/src/session/session.h",
-    "kernels/cuda/losses/smoothing.h", "kernels/cuda/memory/result.h",
+    "kernels/cuda/losses/smoothing.h", "kernels/cuda/memory/result.h", "kernels/collectives/communicator.h",
     "client/examples/train_lm/trunk.h", "tests/integration/server_fixture.h",
 }
 
@@ -69,6 +69,17 @@ class ForbiddenArrows(unittest.TestCase):
         ("client/src/c_api/json.cc", '"client/src/connection/connection.h"'),
         ("kernels/cuda/rows/bias.cu", '"kernels/cuda/losses/smoothing.h"'),
         ("kernels/data_type.cc", '"kernels/cpu/gemm.h"'),
+        # What moves data between ranks.
+        ("kernels/cpu/gemm.cc", "<gloo/context.h>"),
+        ("kernels/cuda/rows/bias.cu", "<nccl.h>"),
+        ("server/engine/head/head.cc", "<gloo/context.h>"),
+        ("server/engine/head/head.cc", "<nccl.h>"),
+        ("server/rpc/convert/convert.cc", "<nccl.h>"),
+        ("tests/unit/collectives/ranks.cc", "<gloo/context.h>"),
+        ("kernels/cpu/gemm.cc", '"kernels/collectives/communicator.h"'),
+        ("kernels/collectives/gloo_communicator.cc", '"absl/status/status.h"'),
+        ("kernels/collectives/gloo_communicator.cc", "<grpcpp/grpcpp.h>"),
+        ("kernels/collectives/gloo_communicator.cc", "<thread>"),
         ("elsewhere/new.cc", "<vector>"),
     ]
 
@@ -99,6 +110,9 @@ class AllowedArrows(unittest.TestCase):
         ("server/telemetry/metrics.cc", '"server/engine/head/parts/window.h"', "<prometheus/counter.h>"),
         ("server/main.cc", '"server/rpc/convert/convert.h"', '"server/telemetry/metrics.h"', '"server/startup/options.h"'),
         ("server/telemetry/metrics.cc", '"server/version.h"'),
+        ("kernels/collectives/gloo_communicator.cc", '"kernels/collectives/communicator.h"', "<gloo/transport/context.h>", "<nccl.h>",
+         "<cuda_runtime.h>", "<mutex>"),
+        ("server/engine/head/head.cc", '"kernels/collectives/communicator.h"'),
         ("server/engine/engine.cc", '"server/engine/head/head.h"', '"server/engine/chunk/chunk.h"'),
         ("server/engine/device/cpu/cpu_backend.cc", '"server/engine/device/head_backend.h"'),
         ("kernels/cuda/rows/bias.cu", '"kernels/data_type.h"', '"kernels/cuda/memory/result.h"'),

@@ -1,0 +1,217 @@
+#include "kernels/collectives/communicator.h"
+
+#include <cmath>
+#include <numeric>
+#include <type_traits>
+
+namespace lossd::kernels::collectives {
+namespace {
+
+constexpr auto kFloatBytes = static_cast<int64_t>(sizeof(float));
+
+template <class Value>
+Value Combine(Reduction reduction, Value a, Value b) {
+  if constexpr (std::is_floating_point_v<Value>) {
+    if (std::isnan(a) || std::isnan(b)) return a + b;
+  }
+  switch (reduction) {
+    case Reduction::kSum:
+      if constexpr (std::is_integral_v<Value>) {
+        return static_cast<Value>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+      } else {
+        return a + b;
+      }
+    case Reduction::kMin:
+      return b < a ? b : a;
+    case Reduction::kMax:
+      return a < b ? b : a;
+  }
+  return a;
+}
+
+const void* Offset(const void* pointer, int64_t bytes) {
+  return pointer == nullptr ? nullptr : static_cast<const char*>(pointer) + bytes;
+}
+void* Offset(void* pointer, int64_t bytes) {
+  return pointer == nullptr ? nullptr : static_cast<char*>(pointer) + bytes;
+}
+
+}  // namespace
+
+const char* NameOf(Operation operation) {
+  switch (operation) {
+    case Operation::kConnect:
+      return "connecting ranks";
+    case Operation::kAllGatherV:
+      return "all-gather-v";
+    case Operation::kAllToAllV:
+      return "all-to-all-v";
+    case Operation::kReduceScatterV:
+      return "reduce-scatter-v";
+    case Operation::kAllReduce:
+      return "all-reduce";
+    case Operation::kBarrier:
+      return "barrier";
+    case Operation::kWait:
+      return "waiting for a stream";
+  }
+  return "an unknown operation";
+}
+
+Result Communicator::AllGatherV(const void* own, std::span<const int64_t> bytes, void* all, void* stream) {
+  constexpr Operation kOperation = Operation::kAllGatherV;
+  LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
+  LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, bytes));
+  std::vector<Transfer> transfers;
+  int64_t place = 0;
+  for (const int64_t of_rank : bytes) {
+    transfers.push_back({own, bytes[static_cast<size_t>(rank_)], Offset(all, place), of_rank});
+    place += of_rank;
+  }
+  return Ended(kOperation, Exchange(kOperation, transfers, stream));
+}
+
+Result Communicator::AllToAllV(const void* send, std::span<const int64_t> send_bytes, void* received,
+                               std::span<const int64_t> receive_bytes, void* stream) {
+  constexpr Operation kOperation = Operation::kAllToAllV;
+  LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
+  LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, send_bytes));
+  LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, receive_bytes));
+  const auto self = static_cast<size_t>(rank_);
+  if (send_bytes[self] != receive_bytes[self]) {
+    return Invalid(kOperation, "what it sends itself is not what it receives from itself");
+  }
+  std::vector<Transfer> transfers;
+  int64_t send_place = 0;
+  int64_t receive_place = 0;
+  for (size_t peer = 0; peer < send_bytes.size(); ++peer) {
+    transfers.push_back(
+        {Offset(send, send_place), send_bytes[peer], Offset(received, receive_place), receive_bytes[peer]});
+    send_place += send_bytes[peer];
+    receive_place += receive_bytes[peer];
+  }
+  return Ended(kOperation, Exchange(kOperation, transfers, stream));
+}
+
+Result Communicator::ReduceScatterV(const float* parts, std::span<const int64_t> counts, float* sum,
+                                    void* scratch, void* stream) {
+  constexpr Operation kOperation = Operation::kReduceScatterV;
+  LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
+  LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, counts));
+  const auto self = static_cast<size_t>(rank_);
+  const int64_t own_bytes = counts[self] * kFloatBytes;
+  std::vector<Transfer> transfers;
+  int64_t send_place = 0;
+  int64_t receive_place = 0;
+  for (size_t peer = 0; peer < counts.size(); ++peer) {
+    const int64_t send_bytes = counts[peer] * kFloatBytes;
+    // What this rank gives itself is read where it lies.
+    if (peer == self) {
+      transfers.emplace_back();
+    } else {
+      transfers.push_back({Offset(parts, send_place), send_bytes, Offset(scratch, receive_place), own_bytes});
+      receive_place += own_bytes;
+    }
+    send_place += send_bytes;
+  }
+  LOSSD_COLLECTIVE_TRY(Ended(kOperation, Exchange(kOperation, transfers, stream)));
+  const int64_t own_place = std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
+  const RankOrderSum ordered{.own = static_cast<const float*>(Offset(parts, own_place * kFloatBytes)),
+                             .received = static_cast<const float*>(scratch),
+                             .rank = rank_,
+                             .ranks = size_,
+                             .count = counts[self],
+                             .sum = sum};
+  return Ended(kOperation, Sum(ordered, stream));
+}
+
+int64_t Communicator::ReduceScatterScratchBytes(std::span<const int64_t> counts) const {
+  return counts[static_cast<size_t>(rank_)] * kFloatBytes * (size_ - 1);
+}
+
+Result Communicator::AllReduce(Reduction reduction, std::span<double> values, void* stream) {
+  return Reduce(reduction, values, stream);
+}
+
+Result Communicator::AllReduce(Reduction reduction, std::span<int64_t> values, void* stream) {
+  return Reduce(reduction, values, stream);
+}
+
+template <class Value>
+Result Communicator::Reduce(Reduction reduction, std::span<Value> values, void* stream) {
+  constexpr Operation kOperation = Operation::kAllReduce;
+  LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
+  if (values.size() > static_cast<size_t>(kMostValues)) {
+    return Invalid(kOperation, std::to_string(values.size()) + " values; " + std::to_string(kMostValues) +
+                                   " are the most");
+  }
+  std::vector<Value> all(values.size() * static_cast<size_t>(size_));
+  LOSSD_COLLECTIVE_TRY(
+      Ended(kOperation, GatherOnHost(kOperation, values.data(), static_cast<int64_t>(values.size_bytes()),
+                                     all.data(), stream)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    Value total = all[i];
+    for (size_t place = values.size() + i; place < all.size(); place += values.size()) {
+      total = Combine(reduction, total, all[place]);
+    }
+    values[i] = total;
+  }
+  return {};
+}
+
+Result Communicator::Barrier(void* stream) {
+  constexpr Operation kOperation = Operation::kBarrier;
+  LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
+  const int64_t own = rank_;
+  std::vector<int64_t> all(static_cast<size_t>(size_));
+  return Ended(kOperation, GatherOnHost(kOperation, &own, sizeof(own), all.data(), stream));
+}
+
+Result Communicator::Wait(void* stream) {
+  LOSSD_COLLECTIVE_TRY(Begin(Operation::kWait, stream));
+  return Ended(Operation::kWait, Synchronize(stream));
+}
+
+void Communicator::Abort() {
+  aborted_.store(true);
+  Close();
+}
+
+Result Communicator::Begin(Operation operation, void* stream) const {
+  if (!failure_.ok()) {
+    return {failure_.code(),
+            Prefix(operation) + "the communicator has failed before (" + failure_.message() + ")"};
+  }
+  if (aborted()) return {Code::kAborted, Prefix(operation) + "the communicator was aborted"};
+  Result result = CheckStream(stream);
+  return result.ok() ? result : Invalid(operation, result.message());
+}
+
+Result Communicator::Invalid(Operation operation, const std::string& why) const {
+  return {Code::kInvalidArgument, Prefix(operation) + why};
+}
+
+Result Communicator::Ended(Operation operation, Result result) {
+  if (result.ok()) return result;
+  failure_ = aborted() ? Result(Code::kAborted, Prefix(operation) + "the communicator was aborted")
+                       : Result(result.code(), Prefix(operation) + result.message());
+  Close();
+  return failure_;
+}
+
+Result Communicator::CheckCounts(Operation operation, std::span<const int64_t> counts) const {
+  if (counts.size() != static_cast<size_t>(size_)) {
+    return Invalid(operation, std::to_string(counts.size()) + " counts; it takes one a rank");
+  }
+  for (const int64_t count : counts) {
+    if (count < 0) return Invalid(operation, "the count " + std::to_string(count) + " is negative");
+  }
+  return {};
+}
+
+std::string Communicator::Prefix(Operation operation) const {
+  return std::string(NameOf(operation)) + ": rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+         ": ";
+}
+
+}  // namespace lossd::kernels::collectives
