@@ -27,6 +27,11 @@ class Backend {
   // Why it cannot have so many ranks here; empty if it can. Must leave the process fit to be forked.
   virtual std::string Missing(int ranks) = 0;
 
+  // Whether a rank that died is noticed before the timeout.
+  virtual bool NoticesLostPeers() = 0;
+  // Enough to connect and for small calls, and short enough to wait for in a test.
+  virtual std::chrono::milliseconds ShortTimeout() = 0;
+
   // The rest is called in a rank's process.
   virtual Result Connect(Rank& rank, std::chrono::milliseconds timeout,
                          std::unique_ptr<Communicator>* communicator) = 0;

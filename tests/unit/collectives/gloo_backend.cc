@@ -23,6 +23,8 @@ class HostMemory final : public Memory {
 class GlooBackend final : public Backend {
  public:
   std::string Missing(int /*ranks*/) override { return {}; }
+  bool NoticesLostPeers() override { return true; }
+  std::chrono::milliseconds ShortTimeout() override { return std::chrono::milliseconds(1500); }
   Result Connect(Rank& rank, std::chrono::milliseconds timeout,
                  std::unique_ptr<Communicator>* communicator) override {
     return ConnectGloo({.rank = rank.rank, .size = rank.size, .timeout = timeout}, rank.rendezvous,
