@@ -221,6 +221,7 @@ Result NcclCommunicator::TooLate() const {
 
 Result NcclCommunicator::GatherOnHost(Operation operation, const void* own, int64_t bytes, void* all,
                                       void* stream) {
+  if (bytes == 0) return Synchronize(stream);
   const auto on = static_cast<cudaStream_t>(stream);
   const auto all_bytes = static_cast<size_t>(bytes * size());
   char* const on_host = static_cast<char*>(host_staging_.get());

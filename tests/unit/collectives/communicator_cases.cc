@@ -132,7 +132,8 @@ std::vector<float> InOrder(const std::vector<int>& order, int64_t count) {
 }
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  if (a.empty() || a.size() != b.size()) return a.size() == b.size();
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 enum class Place { kOwn, kApart };
