@@ -172,7 +172,7 @@ std::chrono::milliseconds Left(Clock::time_point deadline) {
 }
 
 Result GlooCommunicator::Connect(const GlooOptions& options, Rendezvous& rendezvous) {
-  const auto refused = [&](Result result) {
+  const auto refused = [&](const Result& result) {
     return Result(result.code(), std::string(NameOf(Operation::kConnect)) + ": rank " +
                                      std::to_string(rank()) + " of " + std::to_string(size()) + ": " +
                                      result.message());
@@ -183,11 +183,11 @@ Result GlooCommunicator::Connect(const GlooOptions& options, Rendezvous& rendezv
   } catch (const std::exception& exception) {
     result = {Code::kFailed, Cause(exception)};
   }
-  if (!result.ok()) return refused(std::move(result));
+  if (!result.ok()) return refused(result);
   // Whoever has connected has to show the token before anything else is said.
   const std::vector<Transfer> nothing(static_cast<size_t>(size()));
   result = Exchange(Operation::kConnect, nothing, nullptr);
-  return result.ok() ? result : refused(std::move(result));
+  return result.ok() ? result : refused(result);
 }
 
 Result GlooCommunicator::TryConnect(const GlooOptions& options, Rendezvous& rendezvous) {

@@ -26,11 +26,11 @@ class Pause {
   void operator()() {
     const timespec pause{.tv_sec = 0, .tv_nsec = nanoseconds_};
     nanosleep(&pause, nullptr);
-    if (nanoseconds_ < 100'000) nanoseconds_ *= 2;
+    if (nanoseconds_ < 100000) nanoseconds_ *= 2;
   }
 
  private:
-  long nanoseconds_ = 1'000;
+  int32_t nanoseconds_ = 1000;
 };
 
 Result CudaResult(cudaError_t status, const char* what) {
