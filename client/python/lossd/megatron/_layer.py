@@ -19,11 +19,12 @@ class RemoteOutputLayer(nn.Module):
     """Hidden states and labels in, losses out; the logits exist nowhere. replace_output_layer() makes one.
 
     It has no parameters, or the `weight` [V / tp, H] that is given, which Megatron's optimizer steps. head: a
-    RemoteHead whose group is that of all ranks with this layer (tensor-, data- and context-parallel). gradient_scale:
-    what a step of the server's multiplies dW with, which is the sum over all ranks: 1 over the data- and
-    context-parallel ranks, where Megatron averages; None where it divides by the tokens of the step
-    (calculate_per_token_loss), which finalizing() finds out. skip_masked: tokens whose loss_mask is 0 are not sent, and
-    their losses are 0.
+    RemoteHead whose group is that of all ranks with this layer (tensor-, data- and context-parallel). shared_weight:
+    the embedding's, where they are tied: it is what the loss is of, and `weight`, if there is one as well, only an
+    entry of state dicts. gradient_scale: what a step of the server's multiplies dW with, which is the sum over all
+    ranks: 1 over the data- and context-parallel ranks, where Megatron averages; None where it divides by the tokens of
+    the step (calculate_per_token_loss), which finalizing() finds out. skip_masked: tokens whose loss_mask is 0 are not
+    sent, and their losses are 0.
     options: of the loss, such as lse_square_scale, as linear_cross_entropy's."""
 
     def __init__(
@@ -59,7 +60,7 @@ class RemoteOutputLayer(nn.Module):
             raise ValueError(f"head '{head.name}' has {head.vocab_size} rows, which {ranks} ranks cannot share evenly")
         self.rows_per_rank = head.vocab_size // ranks
         self.first_row = dist.get_rank(tp_group) * self.rows_per_rank
-        own = shared_weight if weight is None else weight
+        own = weight if shared_weight is None else shared_weight
         self.own: OwnWeight | None = None
         if own is not None:
             self.own = OwnWeight(head, own, tp_group, delay_wgrad=delay_wgrad, shared=shared_weight is not None)

@@ -109,7 +109,8 @@ def model_of(layout: Layout, *, tied: bool = False, dtype: torch.dtype = torch.f
         **config,
     )
     spec = get_gpt_layer_local_spec()
-    mtp = get_gpt_mtp_block_spec(made, spec, use_transformer_engine=False) if layout.mtp else None
+    last = layout.pp == 1 or dist.get_rank() == 1
+    mtp = get_gpt_mtp_block_spec(made, spec, use_transformer_engine=False) if layout.mtp and last else None
     return GPTModel(
         made,
         spec,
@@ -119,7 +120,7 @@ def model_of(layout: Layout, *, tied: bool = False, dtype: torch.dtype = torch.f
         position_embedding_type="rope",
         share_embeddings_and_output_weights=tied,
         pre_process=layout.pp == 1 or dist.get_rank() == 0,
-        post_process=layout.pp == 1 or dist.get_rank() == 1,
+        post_process=last,
     )
 
 
