@@ -62,6 +62,7 @@ class PipelineLoss:
         self._normalizer: float | None = None
         self._z_normalizer: float | None = None
         self._rehearsal = False
+        self._stage = stage
         if hasattr(stage, "register_forward_context"):
             self._handle = stage.register_forward_context(self._around_forward)
 
@@ -98,7 +99,8 @@ class PipelineLoss:
         return int(tokens)
 
     def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """output [..., H], target [...] int64 -> the microbatch's share of the step's mean loss, fp32.
+        """output [..., H], target [...] int64 -> the microbatch's share of the step's mean loss, fp32. In a schedule's
+        eval() it adds nothing to the head's gradient.
 
         Raises RuntimeError if begin_step has not been called, and what linear_cross_entropy raises.
         """
@@ -109,17 +111,20 @@ class PipelineLoss:
             raise RuntimeError("PipelineLoss: call begin_step(target, schedule) before the schedule's step")
         from lossd.torch import linear_cross_entropy
 
-        return linear_cross_entropy(
-            output,
-            target,
-            self._head,
-            ignore_index=self._ignore_index,
-            reduction="mean",
-            # A step of no tokens at all: every microbatch's sum is 0.
-            normalizer=self._normalizer or 1.0,
-            z_normalizer=None if self._z_normalizer is None else self._z_normalizer or 1.0,
-            **self._options,
-        )
+        # The schedule's eval() sends nothing back, and a declared grad_scale would have added to dW already.
+        evaluates = getattr(self._stage, "has_backward", True) is False
+        with torch.no_grad() if evaluates else contextlib.nullcontext():
+            return linear_cross_entropy(
+                output,
+                target,
+                self._head,
+                ignore_index=self._ignore_index,
+                reduction="mean",
+                # A step of no tokens at all: every microbatch's sum is 0.
+                normalizer=self._normalizer or 1.0,
+                z_normalizer=None if self._z_normalizer is None else self._z_normalizer or 1.0,
+                **{**self._options, **({"grad_scale": None} if evaluates else {})},
+            )
 
     @property
     def _has_class_weights(self) -> bool:
