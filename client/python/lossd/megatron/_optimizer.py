@@ -9,8 +9,17 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MixedPrecisionOptimizer
 
 from lossd.megatron._layer import RemoteOutputLayer
+
+try:
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer as _LayerWise
+except ModuleNotFoundError:  # of a Megatron-Core before it
+    _LayerWise = None
+
+_KNOWN = [one for one in (ChainedOptimizer, FP32Optimizer, MixedPrecisionOptimizer, _LayerWise) if one is not None]
+"""Whose step() is what OptimizerWithHead does in its place."""
 
 
 class OptimizerWithHead:
@@ -27,6 +36,11 @@ class OptimizerWithHead:
     def __init__(self, optimizer: Any, layer: RemoteOutputLayer | None) -> None:
         if layer is not None and layer.own is not None:
             raise ValueError("the layer's weight is a parameter of the model, which its optimizer steps already")
+        if all(getattr(type(optimizer), "step", None) is not one.step for one in _KNOWN):
+            raise TypeError(
+                f"{type(optimizer).__name__} has a step() of its own, and the head's has to come in the middle of it: "
+                f"give an optimizer of Megatron's whose step() is that of {' or '.join(one.__name__ for one in _KNOWN)}"
+            )
         self.inner = optimizer
         self.layer = layer
         config = optimizer.config
@@ -63,6 +77,12 @@ class OptimizerWithHead:
     def step(self) -> tuple[bool, float | None, int | None]:
         """(whether it was taken, the gradient's norm over model and head, zeros in the model's gradient or None).
         Collective over all ranks. An error of the server is raised before anything is stepped."""
+        outcome = self._step()
+        if _LayerWise is not None and isinstance(self.inner, _LayerWise):  # each rank has stepped parameters of its own
+            self.inner.allgather_params()
+        return outcome
+
+    def _step(self) -> tuple[bool, float | None, int | None]:
         config = self.inner.config
         scale = 1.0 / float(self.inner.get_loss_scale())  # of this step's losses; what follows may change it
         found_inf = bool(self.inner.prepare_grads())

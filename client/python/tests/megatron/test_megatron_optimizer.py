@@ -1,0 +1,83 @@
+"""What OptimizerWithHead does besides stepping: other optimizers, loss scales, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gpt_models import Layout, WithoutCuda, batch, distance, model_of, objective, parallel
+from ranks import Ranks
+from test_megatron_model import finish, replaced
+from test_megatron_training import RULE, Trainer
+
+import lossd
+
+
+def reduced(trainer: Trainer, layout: Layout, step: int = 0) -> None:
+    """The gradient of one batch."""
+    from megatron.core.distributed import finalize_model_grads
+
+    trainer.model.zero_grad_buffer()
+    trainer.optimizer.zero_grad()
+    given = batch(layout, step)
+    loss = objective(trainer.model(**given), given["loss_mask"])
+    trainer.optimizer.scale_loss(loss).backward()
+    finalize_model_grads([trainer.model])
+
+
+def layer_wise(rank: int, group: dist.ProcessGroup, target: str) -> None:
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    layout = Layout()
+    with parallel(layout), WithoutCuda():
+        models = []
+        for remote in (False, True):
+            model = model_of(layout)
+            layer = replaced(model, target, "training", optimizer=RULE) if remote else None
+            trainer = Trainer(model, clip=0.5, distributed=False)
+            chained, groups = trainer.optimizer.chained_optimizers, ProcessGroupCollection.use_mpu_process_groups()
+            trainer.optimizer = LayerWiseDistributedOptimizer(chained, chained[0].config, groups)
+            # As gloo gathers no pieces that differ in size; Megatron keeps it for its tests.
+            trainer.optimizer.allgather_params = trainer.optimizer.broadcast_params
+            if layer is not None:
+                trainer.with_head(layer)
+            for step in range(2):
+                reduced(trainer, layout, step)
+                assert trainer.optimizer.step()[0]
+            models.append(dict(model.named_parameters()))
+        wanted, found = models
+        for name, one in found.items():
+            both = [torch.empty_like(one) for _ in range(2)]
+            dist.all_gather(both, one.detach())
+            assert torch.equal(*both), name
+            assert distance(one, wanted[name]) <= 1e-4, name
+        finish(layer)
+
+
+def test_parameters_that_ranks_share_out_layer_by_layer(ranks: Ranks, server: lossd.Server) -> None:
+    ranks.run(layer_wise, server.target)
+
+
+def unknown(rank: int, group: dist.ProcessGroup, target: str) -> None:
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    class Twice(ChainedOptimizer):
+        def step(self) -> Any:
+            return [super().step(), super().step()]
+
+    with parallel(Layout()), WithoutCuda():
+        model = model_of(Layout())
+        layer = replaced(model, target, "training", optimizer=RULE)
+        trainer = Trainer(model, clip=0.5, distributed=False)
+        for other in (Twice(trainer.optimizer.chained_optimizers), torch.optim.SGD(model.parameters(), 0.1)):
+            trainer.optimizer = other
+            with pytest.raises(TypeError, match="step.. of its own.* ChainedOptimizer or"):
+                trainer.with_head(layer)
+        finish(layer)
+
+
+def test_an_optimizer_that_steps_otherwise_is_refused(ranks: Ranks, server: lossd.Server) -> None:
+    ranks.run(unknown, server.target)
