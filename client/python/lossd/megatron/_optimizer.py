@@ -85,9 +85,15 @@ class OptimizerWithHead:
     def _step(self) -> tuple[bool, float | None, int | None]:
         config = self.inner.config
         scale = 1.0 / float(self.inner.get_loss_scale())  # of this step's losses; what follows may change it
-        found_inf = bool(self.inner.prepare_grads())
         head_norm = self._head_norm() * scale
-        if found_inf or not math.isfinite(head_norm):
+        # Grad scalers are updated once a step: by prepare_grads(), or here where the model's gradient no longer matters.
+        finite = math.isfinite(head_norm)
+        if not finite:
+            for optimizer in self._parts():
+                scaler = getattr(optimizer, "grad_scaler", None)
+                if scaler is not None:
+                    scaler.update(True)
+        if not finite or bool(self.inner.prepare_grads()):
             if self.layer is not None:
                 self.layer.drop_gradient()
             return False, None, None
@@ -120,8 +126,12 @@ class OptimizerWithHead:
         dist.all_reduce(told, op=dist.ReduceOp.MAX, group=parallel_state.get_pipeline_model_parallel_group())
         return math.nan if told[1] else float(told[0])
 
+    def _parts(self) -> list[Any]:
+        """The optimizers that the model's parameters are shared out among."""
+        return list(getattr(self.inner, "chained_optimizers", [self.inner]))
+
     def _clip(self, norm: float) -> None:
-        for optimizer in getattr(self.inner, "chained_optimizers", [self.inner]):
+        for optimizer in self._parts():
             parameters = [] if getattr(optimizer, "is_stub_optimizer", False) else optimizer.get_parameters()
             if parameters:
                 clip_grad_by_total_norm_fp32(

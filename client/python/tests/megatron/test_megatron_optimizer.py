@@ -81,3 +81,45 @@ def unknown(rank: int, group: dist.ProcessGroup, target: str) -> None:
 
 def test_an_optimizer_that_steps_otherwise_is_refused(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(unknown, server.target)
+
+
+def scaled(rank: int, group: dist.ProcessGroup, target: str) -> list[tuple[bool, float]]:
+    """Steps of a loss scale that grows every two of them; in some the head's gradient alone is not finite."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    layout = Layout(tp=2)
+    with parallel(layout), WithoutCuda():
+        model = model_of(layout)
+        layer = replaced(model, target, "training", optimizer=RULE)
+        trainer = Trainer(model, clip=0.5, distributed=False)
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=0.01,
+            min_lr=0.0,
+            fp16=True,
+            params_dtype=torch.float16,
+            initial_loss_scale=1024.0,
+            loss_scale_window=2,
+            hysteresis=1,
+        )
+        trainer.optimizer = get_megatron_optimizer(config, [trainer.model])
+        trainer.with_head(layer)
+        course = []
+        for finite in (True, False, True, False, False, True, True):
+            layer.head.refresh_gradient = (
+                type(layer.head).refresh_gradient.__get__(layer.head)
+                if finite
+                else lambda: torch.full((1, 1), float("inf"))
+            )
+            reduced(trainer, layout)
+            course.append((trainer.optimizer.step()[0], float(trainer.optimizer.get_loss_scale())))
+            assert layer.head.head.info().window_tokens == 0
+        assert layer.head.head.info().optimizer_steps == 4
+        finish(layer)
+        return course
+
+
+def test_a_gradient_of_the_head_that_is_not_finite_lowers_the_loss_scale(ranks: Ranks, server: lossd.Server) -> None:
+    for course in ranks.run(scaled, server.target):
+        assert [taken for taken, _ in course] == [True, False, True, False, False, True, True]
+        assert [scale for _, scale in course] == [1024, 512, 512, 256, 128, 128, 256]
