@@ -11,7 +11,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from lossd.megatron._rows import GatherRows, ShareRows, gathered, share_of
-from lossd.megatron._weight import OwnWeight
+from lossd.megatron._weight import HOW_TO_FINALIZE, OwnWeight
 from lossd.torch import RemoteHead, multi_token_cross_entropy
 
 
@@ -134,8 +134,8 @@ class RemoteOutputLayer(nn.Module):
             return self._gradient_scale
         if self._tokens_scale is None:
             raise RuntimeError(
-                "calculate_per_token_loss divides gradients by the tokens of the step, which are not known here: set "
-                "config.finalize_model_grads_func = layer.finalizing(finalize_model_grads)"
+                "calculate_per_token_loss divides gradients by the tokens of the step, which are not known here. "
+                + HOW_TO_FINALIZE
             )
         return float(self._tokens_scale)
 
@@ -172,8 +172,8 @@ class RemoteOutputLayer(nn.Module):
         return None if self.own is None else self.own.write()
 
     def _catch_up(self) -> None:
-        if self.own is not None and self.own.behind:
-            self.own.write()
+        if self.own is not None:
+            self.own.catch_up()
 
     def write_rows(self, rows: Tensor) -> int:
         """Publishes the rows [V / tp, H] of all tensor-parallel ranks (of the first of data-parallel ones) as the

@@ -10,11 +10,18 @@ import torch
 import torch.distributed as dist
 
 from lossd.torch import RemoteHead, gather_marks, write_shard
+from lossd.torch._stepping import optimizer_steps
 from lossd.torch._window import window_of
 from lossd.torch.distributed import all_do, first_rank_does, gather_objects
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+HOW_TO_FINALIZE = (
+    "Set config.finalize_model_grads_func = layer.finalizing(finalize_model_grads); under Megatron-LM's train(), which "
+    "overwrites that with a function of its own, megatron.training.training.finalize_model_grads = "
+    "layer.finalizing(finalize_model_grads)"
+)
 
 _ROWS, _END = 1, 0
 
@@ -45,6 +52,8 @@ class OwnWeight:
         """A gradient is to be fetched by wgrad()."""
         self.behind = False
         """The parameter may have changed since it was written to the server."""
+        self._steps_seen = 0
+        """The optimizers' steps when the gradient that waits came."""
         self._cut = False
         self._uncommitted: str | None = None
         firsts = gather_objects(dist.get_rank(head.group) == 0, tp_group)
@@ -58,7 +67,7 @@ class OwnWeight:
 
     def gradient(self) -> Tensor | None:
         """What backward returns for the weight, once the tokens' gradients are at the server."""
-        self.waiting = True
+        self.waiting, self._steps_seen = True, optimizer_steps()
         if self.delay_wgrad:
             # None, which Megatron asserts against where it reduces before wgrad() can have been called.
             return None
@@ -88,6 +97,18 @@ class OwnWeight:
         if self.weight.grad is None:
             self.weight.grad = torch.zeros_like(self.weight)
         self._land(self.weight.grad, overwrite=False)
+
+    def catch_up(self) -> None:
+        """What has to be done before the server's weights are used. RuntimeError if an optimizer has stepped while the
+        gradient still waited."""
+        if self.delay_wgrad and self.waiting and optimizer_steps() > self._steps_seen:
+            raise RuntimeError(
+                f"an optimizer has stepped, and the delayed gradient of head '{self.head.name}' still waits at the "
+                f"server: nothing called the layer's wgrad(). {HOW_TO_FINALIZE}; after drop_gradient() of the layer "
+                "the training can go on"
+            )
+        if self.behind:
+            self.write()
 
     def write(self) -> int:
         """Publishes the parameter's rows of all tensor-parallel ranks as a new version. Collective over the head's

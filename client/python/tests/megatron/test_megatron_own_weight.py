@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,7 +21,8 @@ from gpt_models import (
     parallel,
 )
 from ranks import Ranks
-from test_megatron_model import replaced
+from test_megatron_model import finish, replaced
+from test_megatron_training import RULE, Trainer
 
 import lossd
 
@@ -54,3 +57,56 @@ def tied_to_an_embedding_of_its_own(rank: int, group: dist.ProcessGroup, target:
 
 def test_an_embedding_of_the_last_stage_is_the_weight(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(tied_to_an_embedding_of_its_own, server.target)
+
+
+def step(trainer: Trainer, layout: Layout, finalize: Any, microbatches: int = 1) -> None:
+    trainer.model.zero_grad_buffer()
+    trainer.optimizer.zero_grad()
+    tokens = torch.zeros((), dtype=torch.int)
+    for number in range(microbatches):
+        given = batch(layout, number)
+        objective(trainer.model(**given), given["loss_mask"]).backward()
+        tokens += given["loss_mask"].sum().int()
+    finalize([trainer.model], tokens if trainer.config.calculate_per_token_loss else None)
+    trainer.optimizer.step()
+
+
+def overwritten(rank: int, group: dist.ProcessGroup, target: str) -> None:
+    """What Megatron-LM's train() makes of config.finalize_model_grads_func."""
+    from megatron.core.distributed import finalize_model_grads
+
+    layout = Layout(tp=2)
+    with parallel(layout), WithoutCuda():
+        model = model_of(layout)
+        layer = replaced(model, target, "training", own_weight=True, delay_wgrad=True)
+        trainer = Trainer(model, clip=0.5, distributed=False)
+        step(trainer, layout, layer.finalizing(finalize_model_grads), 2)
+        step(trainer, layout, finalize_model_grads, 2)
+        with pytest.raises(RuntimeError, match="finalizing.*train.*training.finalize_model_grads"):
+            trainer.model(**batch(layout))
+        layer.drop_gradient()
+        step(trainer, layout, layer.finalizing(finalize_model_grads))
+        finish(layer)
+
+
+def test_a_delayed_gradient_that_nobody_fetched_is_an_error(ranks: Ranks, server: lossd.Server) -> None:
+    ranks.run(overwritten, server.target)
+
+
+def uncounted(rank: int, group: dist.ProcessGroup, target: str) -> None:
+    from megatron.core.distributed import finalize_model_grads
+
+    layout = Layout(tp=2)
+    with parallel(layout), WithoutCuda():
+        model = model_of(layout, calculate_per_token_loss=True)
+        layer = replaced(model, target, "training", optimizer=RULE)
+        trainer = Trainer(model, clip=0.5, distributed=False)
+        trainer.with_head(layer)
+        with pytest.raises(RuntimeError, match="finalizing.*train.*training.finalize_model_grads"):
+            step(trainer, layout, finalize_model_grads)
+        layer.drop_gradient()
+        finish(layer)
+
+
+def test_tokens_that_nobody_counted_are_an_error(ranks: Ranks, server: lossd.Server) -> None:
+    ranks.run(uncounted, server.target)
