@@ -122,7 +122,10 @@ class RemoteOutputLayer(nn.Module):
         return [one.t().contiguous() for one in losses.unbind(0)]
 
     def _compute(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return multi_token_cross_entropy(hidden, targets, self.head, reduction="none", **self.options)[0]
+        options = self.options
+        if self.own is not None and not self.own.weight.requires_grad and not hidden.requires_grad:
+            options = {**options, "train_head": False}  # nothing here needs a gradient
+        return multi_token_cross_entropy(hidden, targets, self.head, reduction="none", **options)[0]
 
     # The gradient
 
@@ -160,9 +163,10 @@ class RemoteOutputLayer(nn.Module):
 
     def drop_gradient(self) -> None:
         """Drops what waits at the server, as after a step that is computed again. Collective."""
-        self.head.zero_grad()
         if self.own is not None:
-            self.own.forget()
+            self.own.drop()
+        else:
+            self.head.zero_grad()
 
     # The weights
 

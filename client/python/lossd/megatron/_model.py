@@ -51,17 +51,18 @@ def replace_output_layer(
     skip_masked: tokens whose loss_mask is 0 (the model's argument) are not sent, and their losses are 0.
     group: all ranks that call this; by default those of the last stage (tensor-, data- and context-parallel).
     loss_options: of linear_cross_entropy, such as {"lse_square_scale": 1e-4}.
-    session_options: of Head.open_session. config: further arguments of RemoteHead.create, such as softcap.
+    session_options: of Head.open_session. config: further arguments of RemoteHead.create, such as softcap, or
+        frozen=True, of which there is no gradient: neither an optimizer nor OptimizerWithHead then.
 
     The model's weight is written to the head, unless the head has weights already. TypeError or ValueError for what
     does not fit, with what to do."""
-    _check(model, optimizer, own_weight, delay_wgrad)
+    _check(model, optimizer, own_weight, delay_wgrad, bool(config.get("frozen")))
     layer: Any = model.output_layer
     if group is None:
         group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
     tp_group = model.pg_collection.tp
     tied = model.share_embeddings_and_output_weights
-    weight = model.shared_embedding_or_output_weight() if tied else layer.weight
+    weight = _weight_of(model)
     ranks = dist.get_world_size(tp_group)
     head = RemoteHead.create(
         client,
@@ -95,7 +96,7 @@ def replace_output_layer(
     return remote
 
 
-def _check(model: Any, optimizer: Any, own_weight: bool, delay_wgrad: bool) -> None:
+def _check(model: Any, optimizer: Any, own_weight: bool, delay_wgrad: bool, frozen: bool) -> None:
     if not isinstance(model, GPTModel):
         raise TypeError(
             f"model is a {type(model).__name__}; want the GPTModel itself, before Float16Module and "
@@ -113,12 +114,27 @@ def _check(model: Any, optimizer: Any, own_weight: bool, delay_wgrad: bool) -> N
         )
     if own_weight and optimizer is not None:
         raise ValueError("optimizer is the server's, and own_weight=True leaves the step to Megatron: give one of them")
-    if not own_weight and optimizer is None:
+    if not own_weight and optimizer is None and not frozen:
         raise ValueError("give the server's optimizer, such as lossd.AdamW(), or own_weight=True")
+    if own_weight and frozen:
+        raise ValueError("frozen=True is of a head that nobody trains, and own_weight=True trains it: give one of them")
+    if own_weight and not _weight_of(model).requires_grad:
+        raise ValueError(
+            "the model's output weight is frozen (requires_grad is False), and own_weight=True is for one that Megatron "
+            "steps: give frozen=True in its place, by which the server makes no gradient of it (of tied embeddings: "
+            "build the model untied), or freeze the weight after this"
+        )
     if delay_wgrad and not own_weight:
         raise ValueError("delay_wgrad is of an own weight: without one no gradient comes here")
     if getattr(model.config, "defer_embedding_wgrad_compute", False):
         raise ValueError("defer_embedding_wgrad_compute is Megatron's own output layer's: turn it off")
+
+
+def _weight_of(model: Any) -> Any:
+    """The parameter that the model's logits are computed with."""
+    if model.share_embeddings_and_output_weights:
+        return model.shared_embedding_or_output_weight()
+    return model.output_layer.weight
 
 
 @functools.cache

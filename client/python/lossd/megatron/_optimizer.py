@@ -36,6 +36,8 @@ class OptimizerWithHead:
     def __init__(self, optimizer: Any, layer: RemoteOutputLayer | None) -> None:
         if layer is not None and layer.own is not None:
             raise ValueError("the layer's weight is a parameter of the model, which its optimizer steps already")
+        if layer is not None and layer.head.frozen:
+            raise ValueError(f"head '{layer.head.name}' is frozen, so the model's optimizer is all that steps")
         if all(getattr(type(optimizer), "step", None) is not one.step for one in _KNOWN):
             raise TypeError(
                 f"{type(optimizer).__name__} has a step() of its own, and the head's has to come in the middle of it: "

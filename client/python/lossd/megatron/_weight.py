@@ -78,6 +78,20 @@ class OwnWeight:
         self._land(fresh, overwrite=False)
         return fresh.to(self.weight.dtype)
 
+    def drop(self) -> None:
+        """Drops what waits at the server, as after a step that is computed again. Collective over the head's group."""
+        self.head.zero_grad()
+        self.forget()
+
+    def drop_unwanted(self) -> None:
+        """Drops the dW that came with the dX of a loss whose weight was frozen; the head is not."""
+        if self.waiting:
+            raise RuntimeError(
+                f"the weight of head '{self.head.name}' was frozen while a delayed gradient of it waits: call wgrad() "
+                "of the layer before"
+            )
+        self.drop()
+
     def _nothing(self) -> Tensor | None:
         if not hasattr(self.weight, "grad_added_to_main_grad"):
             return None
@@ -217,4 +231,7 @@ class _Tie(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        return grad, ctx.own.gradient() if ctx.needs_input_grad[1] else None, None
+        if ctx.needs_input_grad[1]:
+            return grad, ctx.own.gradient(), None
+        ctx.own.drop_unwanted()
+        return grad, None, None

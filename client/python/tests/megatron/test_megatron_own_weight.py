@@ -14,11 +14,14 @@ from gpt_models import (
     SAMPLES,
     Layout,
     WithoutCuda,
+    assert_same,
     batch,
     distance,
+    gradients,
     model_of,
     objective,
     parallel,
+    twins,
 )
 from ranks import Ranks
 from test_megatron_model import finish, replaced
@@ -110,3 +113,60 @@ def uncounted(rank: int, group: dist.ProcessGroup, target: str) -> None:
 
 def test_tokens_that_nobody_counted_are_an_error(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(uncounted, server.target)
+
+
+def frozen_for_a_while(rank: int, group: dist.ProcessGroup, target: str, trunk: bool) -> None:
+    """trunk: it is frozen as well, so that no gradient is needed at all."""
+    layout = Layout(tp=2)
+    with parallel(layout):
+        local, remote = twins(layout)
+        layer = replaced(remote, target, "gpt", own_weight=True)
+        for one in remote.parameters() if trunk else [layer.weight]:
+            one.requires_grad_(False)
+        for number in range(2):
+            given = batch(layout, number)
+            loss = objective(remote(**given), given["loss_mask"])
+            assert loss.requires_grad == (not trunk)
+            if loss.requires_grad:
+                loss.backward()
+            assert layer.head.head.info().window_tokens == 0
+        for one in remote.parameters():
+            one.requires_grad_()
+            one.grad = None
+        given = batch(layout)
+        for model in (local, remote):
+            objective(model(**given), given["loss_mask"]).backward()
+        assert_same(gradients(remote), gradients(local))
+        finish(layer)
+
+
+@pytest.mark.parametrize("trunk", [False, True])
+def test_a_weight_that_is_frozen_gathers_no_gradient(ranks: Ranks, server: lossd.Server, trunk: bool) -> None:
+    ranks.run(frozen_for_a_while, server.target, trunk)
+
+
+def frozen_from_the_start(rank: int, group: dist.ProcessGroup, target: str) -> None:
+    from lossd.megatron import OptimizerWithHead
+
+    layout = Layout(tp=2)
+    with parallel(layout), WithoutCuda():
+        local, remote = twins(layout)
+        for model in (local, remote):
+            model.output_layer.weight.requires_grad_(False)
+        with pytest.raises(ValueError, match="frozen=True"):
+            replaced(remote, target, "gpt", own_weight=True)
+        with pytest.raises(ValueError, match="one of them"):
+            replaced(remote, target, "gpt", own_weight=True, frozen=True)
+        layer = replaced(remote, target, "gpt", optimizer=None, frozen=True)
+        given = batch(layout)
+        for model in (local, remote):
+            objective(model(**given), given["loss_mask"]).backward()
+        assert_same(gradients(remote), gradients(local))
+        assert remote.state_dict().keys() == local.state_dict().keys()
+        with pytest.raises(ValueError, match="frozen"):
+            OptimizerWithHead(Trainer(remote, clip=0.0, distributed=False).optimizer, layer)
+        finish(layer)
+
+
+def test_a_weight_that_nobody_trains_is_a_frozen_head(ranks: Ranks, server: lossd.Server) -> None:
+    ranks.run(frozen_from_the_start, server.target)
