@@ -30,8 +30,8 @@ class OptimizerWithHead:
 
     layer: of the last pipeline stage; None on the others, which have to make one as well, as norms are of the whole
     model. The head's gradient is part of the norm that is clipped and returned, of the loss scale, and of what makes a
-    step be skipped; its learning rate and weight decay are those of a group of its own, last in param_groups, which
-    schedulers treat as the others. zero_grad() drops what waits at the server. Saved states have nothing of it."""
+    step be skipped; its learning rate (decoupled_lr, if the config has it) and weight decay are those of a group of its
+    own, last in param_groups, which schedulers treat as the others. zero_grad() drops what waits at the server. Saved states have nothing of it."""
 
     def __init__(self, optimizer: Any, layer: RemoteOutputLayer | None) -> None:
         if layer is not None and layer.own is not None:
@@ -46,16 +46,20 @@ class OptimizerWithHead:
         self.inner = optimizer
         self.layer = layer
         config = optimizer.config
+        decoupled = getattr(config, "decoupled_lr", None) is not None
+        lr = config.decoupled_lr if decoupled else config.lr
+        own_min_lr = decoupled and config.decoupled_min_lr is not None
+        min_lr = config.decoupled_min_lr if own_min_lr else config.min_lr
         self.head_group: dict[str, Any] = {
             "params": [],
-            "lr": config.lr,
-            "max_lr": config.lr,
-            "min_lr": config.min_lr if config.min_lr is not None else 0.0,
+            "lr": lr,
+            "max_lr": lr,
+            "min_lr": min_lr if min_lr is not None else 0.0,
             "weight_decay": config.weight_decay,
             "wd_mult": 1.0,
             "lr_mult": 1.0,
             "is_expert_parallel": False,
-            "is_decoupled_lr": False,
+            "is_decoupled_lr": decoupled,
         }
 
     def __getattr__(self, name: str) -> Any:

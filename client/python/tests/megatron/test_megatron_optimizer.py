@@ -123,3 +123,39 @@ def test_a_gradient_of_the_head_that_is_not_finite_lowers_the_loss_scale(ranks: 
     for course in ranks.run(scaled, server.target):
         assert [taken for taken, _ in course] == [True, False, True, False, False, True, True]
         assert [scale for _, scale in course] == [1024, 512, 512, 256, 128, 128, 256]
+
+
+def decoupled(rank: int, group: dist.ProcessGroup, target: str, rates: dict[str, float]) -> None:
+    """The learning rates of a course, of Megatron's group with the output layer and of the head's."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    layout = Layout()
+    with parallel(layout), WithoutCuda():
+        courses = []
+        for remote in (False, True):
+            model = model_of(layout)
+            layer = replaced(model, target, "training", optimizer=RULE) if remote else None
+            trainer = Trainer(model, clip=0.5, distributed=False)
+            config = OptimizerConfig(optimizer="adam", **{"lr": 0.05, "min_lr": 0.002, **rates})
+            optimizer = get_megatron_optimizer(config, [trainer.model])
+            if layer is not None:
+                trainer.optimizer = optimizer
+                trainer.with_head(layer)
+                optimizer, owner = trainer.optimizer, trainer.optimizer.head_group
+            else:
+                weight = model.output_layer.weight
+                owner = next(one for one in optimizer.param_groups if any(p is weight for p in one["params"]))
+            scheduler = trainer.scheduler_of(optimizer)
+            courses.append([])
+            for _ in range(8):
+                scheduler.step(1)
+                courses[-1].append(owner["lr"])
+        assert courses[0] == courses[1] and len(set(courses[0])) > 3
+        finish(layer)
+
+
+@pytest.mark.parametrize("rates", [{}, {"decoupled_lr": 0.01}, {"decoupled_lr": 0.01, "decoupled_min_lr": 0.004}])
+def test_the_head_has_the_learning_rate_of_an_output_layer(
+    ranks: Ranks, server: lossd.Server, rates: dict[str, float]
+) -> None:
+    ranks.run(decoupled, server.target, rates)
