@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MixedPrecisionOptimizer
 
 from lossd.megatron._layer import RemoteOutputLayer
+from lossd.torch.distributed import all_do
 
 try:
     from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer as _LayerWise
@@ -20,6 +22,20 @@ except ModuleNotFoundError:  # of a Megatron-Core before it
 
 _KNOWN = [one for one in (ChainedOptimizer, FP32Optimizer, MixedPrecisionOptimizer, _LayerWise) if one is not None]
 """Whose step() is what OptimizerWithHead does in its place."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A step of which only the head's, and then the parameters', is left. factor: of the gradient as it was reduced."""
+
+    skipped: bool = False
+    norm: float = 0.0
+    zeros: int | None = None
+    factor: float = 1.0
+    lr: float = 0.0
+    weight_decay: float = 0.0
 
 
 class OptimizerWithHead:
@@ -45,6 +61,7 @@ class OptimizerWithHead:
             )
         self.inner = optimizer
         self.layer = layer
+        self._under_way: _Ready | None = None
         config = optimizer.config
         decoupled = getattr(config, "decoupled_lr", None) is not None
         lr = config.decoupled_lr if decoupled else config.lr
@@ -75,6 +92,7 @@ class OptimizerWithHead:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Collective."""
+        self._under_way = None
         self.inner.zero_grad(set_to_none)
         if self.layer is not None:
             self.layer.drop_gradient()
@@ -82,55 +100,69 @@ class OptimizerWithHead:
     @torch.no_grad()
     def step(self) -> tuple[bool, float | None, int | None]:
         """(whether it was taken, the gradient's norm over model and head, zeros in the model's gradient or None).
-        Collective over all ranks. An error of the server is raised before anything is stepped."""
-        outcome = self._step()
+        Collective over all ranks. An error of the server is raised on all pipeline stages before anything is stepped
+        here. Calling step() again then goes on with the same step; zero_grad() gives it up."""
+        outcome = self._step_once()
         if _LayerWise is not None and isinstance(self.inner, _LayerWise):  # each rank has stepped parameters of its own
             self.inner.allgather_params()
         return outcome
 
-    def _step(self) -> tuple[bool, float | None, int | None]:
+    def _step_once(self) -> tuple[bool, float | None, int | None]:
+        if self._under_way is None:
+            self._under_way = self._prepared()
+        ready = self._under_way
+        self._on_all_stages(lambda: self._end_window(ready))
+        self._under_way = None
+        if ready.skipped:
+            return False, None, None
+        return bool(self.inner.step_with_ready_grads()), ready.norm, ready.zeros
+
+    def _prepared(self) -> _Ready:
+        """Everything before the head's step. It is not to be done twice: gradients are scaled and clipped in place."""
         config = self.inner.config
         scale = 1.0 / float(self.inner.get_loss_scale())  # of this step's losses; what follows may change it
-        head_norm = self._head_norm() * scale
-        # Grad scalers are updated once a step: by prepare_grads(), or here where the model's gradient no longer matters.
-        finite = math.isfinite(head_norm)
-        if not finite:
+        norms = self._on_all_stages(self._own_head_norm)
+        head_norm = max(norms) * scale if all(math.isfinite(norm) for norm in norms) else math.nan
+        if not math.isfinite(head_norm):
+            # prepare_grads() would tell the grad scalers of the model's gradient alone.
             for optimizer in self._parts():
                 scaler = getattr(optimizer, "grad_scaler", None)
                 if scaler is not None:
                     scaler.update(True)
-        if not finite or bool(self.inner.prepare_grads()):
-            if self.layer is not None:
-                self.layer.drop_gradient()
-            return False, None, None
+            return _Ready(skipped=True)
+        if self.inner.prepare_grads():
+            return _Ready(skipped=True)
         norm = math.hypot(float(self.inner.get_grad_norm() or 0.0), head_norm)
         factor = 1.0
         if config.clip_grad > 0.0:
             factor = min(1.0, config.clip_grad / (norm + 1e-6))
             self._clip(norm)
         zeros = self.inner.count_zeros() if config.log_num_zeros_in_grad else None
-        if self.layer is not None:
-            self.layer.head.step(
-                self.head_group["lr"],
-                gradient_scale=self.layer.gradient_scale * scale * factor,
-                weight_decay=self.head_group["weight_decay"],
-            )
-        return bool(self.inner.step_with_ready_grads()), norm, zeros
+        group = self.head_group
+        return _Ready(norm=norm, zeros=zeros, factor=scale * factor, lr=group["lr"], weight_decay=group["weight_decay"])
 
-    def _head_norm(self) -> float:
-        """The norm of the gradient as it was reduced, before the loss scale is taken out; NaN if it is not finite. On
-        all pipeline stages."""
-        norm = 0.0
-        if self.layer is not None:
-            norm = float(self.layer.head.refresh_gradient()) * self.layer.gradient_scale
-        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-            return norm
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-        # Other stages have 0 in both: a NaN, which a maximum may drop, travels as a number.
-        finite = math.isfinite(norm)
-        told = torch.tensor([norm if finite else 0.0, float(not finite)], dtype=torch.float64, device=device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=parallel_state.get_pipeline_model_parallel_group())
-        return math.nan if told[1] else float(told[0])
+    def _own_head_norm(self) -> float:
+        """The norm of the gradient as it was reduced, before the loss scale is taken out; NaN if it is not finite, 0 on
+        other pipeline stages."""
+        if self.layer is None:
+            return 0.0
+        return float(self.layer.head.refresh_gradient()) * self.layer.gradient_scale
+
+    def _end_window(self, ready: _Ready) -> None:
+        if self.layer is None:
+            return
+        if ready.skipped:
+            self.layer.drop_gradient()
+            return
+        self.layer.head.step(
+            ready.lr, gradient_scale=self.layer.gradient_scale * ready.factor, weight_decay=ready.weight_decay
+        )
+
+    def _on_all_stages(self, work: Callable[[], T]) -> list[T]:
+        """work() on every pipeline stage, of which each gets all answers. An error of the last one is raised on all:
+        the others would wait for it in their next collective."""
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        return all_do(work, None if stages == 1 else parallel_state.get_pipeline_model_parallel_group())
 
     def _parts(self) -> list[Any]:
         """The optimizers that the model's parameters are shared out among."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gpt_models import Layout, WithoutCuda, batch, distance, model_of, objective, parallel
 from ranks import Ranks
 from test_megatron_model import finish, replaced
-from test_megatron_training import RULE, Trainer
+from test_megatron_training import RULE, Trainer, both_stages, same_course
 
 import lossd
 
@@ -159,3 +159,76 @@ def test_the_head_has_the_learning_rate_of_an_output_layer(
     ranks: Ranks, server: lossd.Server, rates: dict[str, float]
 ) -> None:
     ranks.run(decoupled, server.target, rates)
+
+
+def failing(layer: Any, method: str) -> None:
+    """The next call of this method of the head fails on every rank that has it."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        delattr(layer.head, method)
+        raise lossd.UnavailableError("the server is gone")
+
+    setattr(layer.head, method, fail)
+
+
+def interrupted(rank: int, group: dist.ProcessGroup, target: str, layout: Layout) -> None:
+    """The first step fails when it asks for the norm, the second one when the head is to be stepped, the third one when
+    a gradient that is not finite is to be dropped; each is repeated."""
+    from megatron.core.distributed import finalize_model_grads
+
+    from lossd.megatron import OptimizerWithHead
+
+    with parallel(layout), WithoutCuda():
+        models, courses, layer = [], [], None
+        for remote in (False, True):
+            model = model_of(layout)
+            if remote and model.post_process:
+                own = None if layout.pp == 1 else dist.new_group([1], use_local_synchronization=True)
+                options = {} if own is None else {"group": own}
+                layer = replaced(model, target, "training", optimizer=RULE, **options)
+            trainer = Trainer(model, clip=0.05, distributed=False)
+            if remote:
+                trainer.optimizer = OptimizerWithHead(trainer.optimizer, layer)
+            course = []
+            for number in range(2):
+                trainer.model.zero_grad_buffer()
+                trainer.optimizer.zero_grad()
+                given = batch(layout, number)
+                if layout.pp == 1:
+                    objective(trainer.model(**given), given["loss_mask"]).backward()
+                else:
+                    both_stages(rank, model, trainer.model, given)
+                finalize_model_grads([trainer.model])
+                if remote:
+                    before = [one.detach().clone() for one in model.parameters()]
+                    if layer is not None:
+                        failing(layer, ("refresh_gradient", "step")[number])
+                    with pytest.raises(lossd.UnavailableError, match="gone"):
+                        trainer.optimizer.step()
+                    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+                course.append(float(trainer.optimizer.step()[1]))
+            courses.append(course)
+            models.append(model.state_dict())
+        same_course(courses[1], courses[0])
+        for name, value in models[1].items():
+            assert value is None or distance(value, models[0][name]) <= 1e-4, name
+        if layer is not None:
+            assert layer.head.head.info().optimizer_steps == 2
+            layer.head.refresh_gradient = lambda: torch.full((1, 1), float("nan"))
+            failing(layer, "zero_grad")
+        with pytest.raises(lossd.UnavailableError, match="gone"):
+            trainer.optimizer.step()
+        assert trainer.optimizer.step() == (False, None, None)
+        if layer is not None:
+            layer.head.close()
+        dist.barrier()
+        if layer is not None and rank == dist.get_world_size() - 1:
+            layer.head.head.client.delete_head("training", discard_gradient=True)
+        dist.barrier()
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)], ids=["tensor", "pipeline"])
+def test_an_error_is_raised_on_all_stages_and_the_step_can_be_repeated(
+    ranks: Ranks, server: lossd.Server, layout: Layout
+) -> None:
+    ranks.run(interrupted, server.target, layout)
