@@ -20,23 +20,33 @@ def save(head: RemoteHead, destination: dict[str, Any], prefix: str) -> None:
     head with one, `bias`, fp32 [V], read from the server there and then. Of a head with a state_mesh they are DTensors,
     of which each rank reads its own rows; otherwise, whoever does not want [V, H] in its memory leaves state_dict() to
     one rank."""
-    weight, bias = head.read_weights() if head.spread is None else read_spread(head, *head.spread)
+    weight, bias = read(head, head.spread)
     destination[prefix + "weight"] = weight
     if bias is not None:
         destination[prefix + "bias"] = bias
 
 
-def read_spread(head: RemoteHead, mesh: Any, placements: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights [V, H] of the head's dtype and the bias, fp32 [V], or None, as DTensors that are placed so: each rank
-    reads its rows, and none waits for another. All get the version that their last step made."""
+def read(head: RemoteHead, spread: tuple[Any, Sequence[Any]] | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights [V, H] of the head's dtype and the bias, fp32 [V], or None; zeros of a head without weights, whose
+    entries torch.distributed.checkpoint asks for before it loads them. spread: mesh and placements of DTensors: each
+    rank reads its rows, of head.weight_version, and none waits for another."""
+    if spread is not None:
+        return _read_spread(head, *spread)
+    if head.head.info().weight_version:
+        return head.read_weights()
+    bias = torch.zeros(head.vocab_size) if head.has_bias else None
+    return torch.zeros(head.vocab_size, head.hidden_size, dtype=head.dtype), bias
+
+
+def _read_spread(head: RemoteHead, mesh: Any, placements: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     from torch.distributed.tensor import DTensor, empty
 
     weight = empty(head.vocab_size, head.hidden_size, dtype=head.dtype, device_mesh=mesh, placements=placements)
     first, rows = shard_offset(weight), weight.to_local()
-    own = torch.empty(rows.shape, dtype=rows.dtype)
-    own_bias = torch.empty(rows.shape[0]) if head.has_bias else None
-    if rows.shape[0]:
-        version = head.weight_version
+    own = torch.zeros(rows.shape, dtype=rows.dtype)
+    own_bias = torch.zeros(rows.shape[0]) if head.has_bias else None
+    version = head.weight_version
+    if rows.shape[0] and version:
         head.head.read_rows(
             first, rows.shape[0], out=own, dtype=name_of(own.dtype), weight_version=version, bias_out=own_bias
         )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lossd.torch._saving import read_spread
+from lossd.torch._saving import read
+from lossd.torch.distributed import first_rank_does
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -22,8 +23,8 @@ class HeadState:
     of ranks may load them, and so may the Linear of a model. mesh: None is the head's state_mesh, or one of its group;
     of a head with neither they are plain tensors.
 
-    Moments and steps of the optimizer are not in it: HeadCheckpoint. load_state_dict() is collective of a head with a
-    group, as writing weights is.
+    Moments and steps of the optimizer are not in it: HeadCheckpoint. Both calls are collective of a head with a group,
+    as saving, loading and writing weights are.
     """
 
     def __init__(self, head: RemoteHead, mesh: DeviceMesh | None = None) -> None:
@@ -39,8 +40,12 @@ class HeadState:
             self._spread = mesh, [Shard(0)] * mesh.ndim
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Read from the server, each time."""
-        found = self.head.read_weights() if self._spread is None else read_spread(self.head, *self._spread)
+        """Read from the server, each time: the newest version, which another process may have written. Zeros of a head
+        without weights. Collective of a head with a group."""
+        head = self.head
+        if self._spread is not None:  # all ranks read one version
+            head.weight_version = first_rank_does(lambda: head.head.info().weight_version, head.group)
+        found = read(head, self._spread)
         return {name: value for name, value in zip(("weight", "bias"), found, strict=True) if value is not None}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:

@@ -78,6 +78,55 @@ def test_weights_are_saved_in_shards_and_loaded_by_other_numbers_of_ranks(
     assert torch.equal(linear.weight, want) and torch.equal(linear.bias, want_bias)
 
 
+def load_fresh(rank: int, group: dist.ProcessGroup, server: str, name: str, path: str) -> list[Any]:
+    fresh = connect(server, f"{name}-fresh", group)
+    model = Model(connect(server, f"{name}-model", group))
+    model.lm_head.state_mesh = dist.device_mesh.DeviceMesh.from_group(group, "cpu")
+    found = []
+    for head, state in ((fresh, HeadState(fresh)), (model.lm_head, model.lm_head.state_dict())):
+        dcp.load({"lm_head": state}, checkpoint_id=path, process_group=group)
+        if isinstance(state, dict):
+            model.lm_head.load_state_dict(state)
+        found += head.read_weights()
+    return found
+
+
+def test_a_head_without_weights_loads_them(
+    ranks: Ranks, server: lossd.Server, client: lossd.Client, make_remote: Callable[..., RemoteHead], tmp_path: Path
+) -> None:
+    head = make_remote(bias=True)
+    head.write_weights(torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB))
+    want = list(head.read_weights())
+    dcp.save({"lm_head": HeadState(head)}, checkpoint_id=tmp_path, no_dist=True)
+    for kind in ("fresh", "model"):
+        client.create_head(f"{head.name}-{kind}", VOCAB, HIDDEN, "float32", bias=True)
+    for found in ranks.run(load_fresh, server.target, head.name, str(tmp_path)):
+        assert all(torch.equal(*pair) for pair in zip(found, want * 2, strict=True))
+    alone = make_remote(bias=True, weights=None)
+    assert not any(value.any() for value in alone.state_dict().values())
+    dcp.load({"lm_head": HeadState(alone)}, checkpoint_id=tmp_path, no_dist=True)
+    assert all(torch.equal(*pair) for pair in zip(alone.read_weights(), want, strict=True))
+    for kind in ("fresh", "model"):
+        client.delete_head(f"{head.name}-{kind}")
+
+
+def read_after_others(rank: int, group: dist.ProcessGroup, server: str, name: str) -> bool:
+    head = connect(server, name, group)
+    state = HeadState(head)
+    before = full(state.state_dict())["weight"]
+    dist.barrier(group)
+    if rank == 0:  # as another process does, of which this head knows nothing
+        lossd.connect(server).head(name).write_weights((before + 1).numpy())
+    dist.barrier(group)
+    return torch.equal(full(state.state_dict())["weight"], before + 1)
+
+
+def test_weights_that_another_process_wrote_are_saved(
+    ranks: Ranks, server: lossd.Server, make_remote: Callable[..., RemoteHead]
+) -> None:
+    assert all(ranks.run(read_after_others, server.target, make_remote().name))
+
+
 def test_a_checkpoint_of_the_server_is_named_by_its_tag(tmp_path: Path) -> None:
     """Moments and steps are the server's."""
     with lossd.launch("cpu", checkpoint_dir=tmp_path / "server") as server, server.client() as client:
