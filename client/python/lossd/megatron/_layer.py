@@ -172,7 +172,7 @@ class RemoteOutputLayer(nn.Module):
 
     def upload(self) -> int | None:
         """Writes a weight of the model's own to the server, and returns its version there. The first forward pass
-        behind a gradient, or behind a state that was loaded, does it by itself. Collective."""
+        behind an optimizer's step, or behind a state that was loaded, does it by itself. Collective."""
         return None if self.own is None else self.own.write()
 
     def _catch_up(self) -> None:

@@ -51,7 +51,10 @@ class OwnWeight:
         self.waiting = False
         """A gradient is to be fetched by wgrad()."""
         self.behind = False
-        """The parameter may have changed since it was written to the server."""
+        """The parameter was given other values, as by load_state_dict(), since it was written to the server."""
+        self._landed = False
+        """A gradient has landed since then, so that an optimizer may step."""
+        self._written = self._changes()
         self._steps_seen = 0
         """The optimizers' steps when the gradient that waits came."""
         self._cut = False
@@ -121,19 +124,28 @@ class OwnWeight:
                 f"server: nothing called the layer's wgrad(). {HOW_TO_FINALIZE}; after drop_gradient() of the layer "
                 "the training can go on"
             )
-        if self.behind:
+        if not (self.behind or self._landed):
+            return
+        # One rank may see a step that another one, without parameters of its own, does not.
+        if any(gather_objects(self.behind or self._changes() != self._written, self.head.group)):
             self.write()
+
+    def _changes(self) -> tuple[int, int]:
+        """Differs from what it was if the parameter may have changed. Optimizers that write through `.data` or into a
+        buffer that holds the parameter are counted by their steps."""
+        return optimizer_steps(), 0 if self.weight.is_inference() else self.weight._version
 
     def write(self) -> int:
         """Publishes the parameter's rows of all tensor-parallel ranks as a new version. Collective over the head's
         group."""
         key = first_rank_does(lambda: uuid.uuid4().hex, self.head.group)
+        self._written = self._changes()
         rows = self.weight.detach()
         if self._source < 0:  # the first tensor-parallel group has the same
             rows = rows[:0]
         first = self.first_row if self._source >= 0 else 0
         version = write_shard(self.head, rows, write_key=key, first_row=first, group=self.head.group)
-        self.behind = False
+        self.behind = self._landed = False
         return version
 
     def _land(self, target: Tensor, *, overwrite: bool) -> None:
@@ -149,7 +161,7 @@ class OwnWeight:
         first_rank_does(lambda: self.head.head.commit_flush(flush_id), self.head.group)
         self._uncommitted = None
         window_of(self.head).end()
-        self.waiting, self.behind = False, True
+        self.waiting, self._landed = False, True
 
     def _require_whole(self) -> None:
         if self._cut:

@@ -170,3 +170,47 @@ def frozen_from_the_start(rank: int, group: dist.ProcessGroup, target: str) -> N
 
 def test_a_weight_that_nobody_trains_is_a_frozen_head(ranks: Ranks, server: lossd.Server) -> None:
     ranks.run(frozen_from_the_start, server.target)
+
+
+def uploaded(rank: int, group: dist.ProcessGroup, target: str, distributed: bool) -> None:
+    from megatron.core.distributed import finalize_model_grads
+
+    layout = Layout(tp=2) if not distributed else Layout()
+    with parallel(layout), WithoutCuda():
+        model = model_of(layout)
+        layer = replaced(model, target, "training", own_weight=True)
+        trainer = Trainer(model, clip=0.0, distributed=distributed)
+
+        def version() -> int:
+            return int(layer.head.head.info().weight_version)
+
+        first = version()
+        for number in range(3):
+            step(trainer, layout, finalize_model_grads, microbatches=3)
+            assert version() == first + number
+        given = batch(layout)
+        with torch.no_grad():
+            for _ in range(2):
+                trainer.model(**given)
+        assert version() == first + 3 and torch.equal(layer.read_rows(), layer.weight)
+        # Forward passes of other microbatches come between a forward pass and its backward pass.
+        waiting = [objective(trainer.model(**given), given["loss_mask"]) for _ in range(2)]
+        waiting.pop(0).backward()
+        waiting.append(objective(trainer.model(**given), given["loss_mask"]))
+        for loss in waiting:
+            loss.backward()
+        assert version() == first + 3
+        with torch.no_grad():
+            layer.weight.zero_()
+            trainer.model(**given)
+        assert version() == first + 4 and not layer.read_rows().any()
+        model.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            trainer.model(**given)
+        assert version() == first + 5
+        finish(layer)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_weight_is_written_once_a_step(ranks: Ranks, server: lossd.Server, distributed: bool) -> None:
+    ranks.run(uploaded, server.target, distributed)
