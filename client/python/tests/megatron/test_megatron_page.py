@@ -98,6 +98,14 @@ def test_trainings(ranks: Ranks, server: lossd.Server, title: str) -> None:
     ranks.run(trained, server.target, title)
 
 
+def test_other_stages_have_no_layer() -> None:
+    """A GPTModel of them has no such attribute, and torch.nn.Module raises."""
+    found = [line for line in examples()["The server steps the head"].split("\n") if line.startswith("layer = ")]
+    space: dict[str, Any] = {"model": torch.nn.Linear(1, 1)}
+    exec(found[0], space)
+    assert len(found) == 1 and space["layer"] is None
+
+
 def test_multi_token_prediction(client: lossd.Client) -> None:
     weights = torch.randn(VOCABULARY, HIDDEN)
     head = RemoteHead.create(client, "depths", VOCABULARY, HIDDEN, dtype=torch.float32, weights=weights)
