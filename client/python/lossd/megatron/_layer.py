@@ -80,10 +80,10 @@ class RemoteOutputLayer(nn.Module):
         """Logits [s, b, V], or [s, b, V / tp] unless they are gathered, of hidden states [s, b, h] ([s / tp, b, h] with
         sequence parallelism), as ColumnParallelLinear's: for generation. RuntimeError where they would need a gradient:
         give the model labels. weight: ignored."""
-        if torch.is_grad_enabled() and self.training:
+        if torch.is_grad_enabled() and (self.training or input_.requires_grad):
             raise RuntimeError(
                 "the logits of a remote output layer have no gradient: call the model with labels=..., which computes "
-                "the losses at the server; for logits, call it in eval() or under torch.no_grad()"
+                "the losses at the server; for logits, call it under torch.no_grad()"
             )
         self._catch_up()
         hidden = input_.detach()
@@ -144,9 +144,13 @@ class RemoteOutputLayer(nn.Module):
 
     def finalizing(self, finalize: Callable[..., Any]) -> Callable[..., Any]:
         """A finalize_model_grads_func that does what `finalize` (megatron.core.distributed.finalize_model_grads) does,
-        and besides fetches a delayed gradient before, and keeps the number of tokens for gradient_scale."""
+        and besides fetches a delayed gradient before, and keeps the number of tokens for gradient_scale. It raises
+        ValueError if a weight of the model's own would be gathered behind the forward pass that writes it to the server
+        (overlap_param_gather)."""
 
         def both(models: Any, num_tokens: Tensor | None = None, *arguments: Any, **named: Any) -> Any:
+            if self.own is not None:
+                _check_gathered(models)
             self.wgrad()
             answer = finalize(models, num_tokens, *arguments, **named)
             if num_tokens is not None:  # summed up over all ranks in place
@@ -253,3 +257,12 @@ class RemoteOutputLayer(nn.Module):
         head = self.head
         owner = "the server" if self.own is None else "the trainer"
         return f"head={head.name!r}, vocab_size={head.vocab_size}, hidden_size={head.hidden_size}, stepped by {owner}"
+
+
+def _check_gathered(models: Any) -> None:
+    for model in models:
+        if getattr(getattr(model, "ddp_config", None), "overlap_param_gather", False):
+            raise ValueError(
+                "overlap_param_gather gathers the output layer's weight while the forward pass runs, which writes it to "
+                "the server before: turn it off (--overlap-param-gather), or let the server step the head"
+            )

@@ -160,8 +160,10 @@ def logits(rank: int, group: dist.ProcessGroup, target: str, layout: Layout) -> 
             for gather in (False, True):
                 wanted, found = (model(**given, runtime_gather_output=gather) for model in (local, remote))
                 assert distance(found, wanted) <= EXACT
-        with pytest.raises(RuntimeError, match="labels="):
-            remote(**given)
+        for training in (True, False):  # eval() alone wants no other gradient
+            remote.train(training)
+            with pytest.raises(RuntimeError, match="labels=.*no_grad"):
+                remote(**given)
         finish(layer)
 
 

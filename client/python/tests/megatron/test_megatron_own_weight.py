@@ -214,3 +214,23 @@ def uploaded(rank: int, group: dist.ProcessGroup, target: str, distributed: bool
 @pytest.mark.parametrize("distributed", [False, True])
 def test_a_weight_is_written_once_a_step(ranks: Ranks, server: lossd.Server, distributed: bool) -> None:
     ranks.run(uploaded, server.target, distributed)
+
+
+def gathered_late(rank: int, group: dist.ProcessGroup, target: str) -> None:
+    layout = Layout()
+    with parallel(layout), WithoutCuda():
+        model = model_of(layout)
+        layer = replaced(model, target, "training", own_weight=True)
+        trainer = Trainer(model, clip=0.0, distributed=True)
+        called: list[Any] = []
+        finalize = layer.finalizing(lambda models, *_: called.append(models))
+        finalize([trainer.model])
+        trainer.model.ddp_config.overlap_param_gather = True
+        with pytest.raises(ValueError, match="overlap_param_gather"):
+            finalize([trainer.model])
+        assert len(called) == 1
+        finish(layer)
+
+
+def test_a_weight_that_is_gathered_during_the_forward_pass_is_refused(ranks: Ranks, server: lossd.Server) -> None:
+    ranks.run(gathered_late, server.target)
