@@ -263,6 +263,6 @@ def _check_gathered(models: Any) -> None:
     for model in models:
         if getattr(getattr(model, "ddp_config", None), "overlap_param_gather", False):
             raise ValueError(
-                "overlap_param_gather gathers the output layer's weight while the forward pass runs, which writes it to "
-                "the server before: turn it off (--overlap-param-gather), or let the server step the head"
+                "overlap_param_gather gathers the output layer's weight while the forward pass runs, which has written "
+                "it to the server before: turn it off (--overlap-param-gather), or let the server step the head"
             )

@@ -120,9 +120,9 @@ def _check(model: Any, optimizer: Any, own_weight: bool, delay_wgrad: bool, froz
         raise ValueError("frozen=True is of a head that nobody trains, and own_weight=True trains it: give one of them")
     if own_weight and not _weight_of(model).requires_grad:
         raise ValueError(
-            "the model's output weight is frozen (requires_grad is False), and own_weight=True is for one that Megatron "
-            "steps: give frozen=True in its place, by which the server makes no gradient of it (of tied embeddings: "
-            "build the model untied), or freeze the weight after this"
+            "the model's output weight is frozen (requires_grad is False), and own_weight=True is for one that "
+            "Megatron steps: give frozen=True in its place, by which the server makes no gradient of it (of tied "
+            "embeddings: build the model untied), or freeze the weight after this"
         )
     if delay_wgrad and not own_weight:
         raise ValueError("delay_wgrad is of an own weight: without one no gradient comes here")

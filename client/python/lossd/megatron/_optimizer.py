@@ -47,7 +47,8 @@ class OptimizerWithHead:
     layer: of the last pipeline stage; None on the others, which have to make one as well, as norms are of the whole
     model. The head's gradient is part of the norm that is clipped and returned, of the loss scale, and of what makes a
     step be skipped; its learning rate (decoupled_lr, if the config has it) and weight decay are those of a group of its
-    own, last in param_groups, which schedulers treat as the others. zero_grad() drops what waits at the server. Saved states have nothing of it."""
+    own, last in param_groups, which schedulers treat as the others. zero_grad() drops what waits at the server. Saved
+    states have nothing of it."""
 
     def __init__(self, optimizer: Any, layer: RemoteOutputLayer | None) -> None:
         if layer is not None and layer.own is not None:

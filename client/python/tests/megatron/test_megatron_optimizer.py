@@ -183,9 +183,7 @@ def interrupted(rank: int, group: dist.ProcessGroup, target: str, layout: Layout
         for remote in (False, True):
             model = model_of(layout)
             if remote and model.post_process:
-                own = None if layout.pp == 1 else dist.new_group([1], use_local_synchronization=True)
-                options = {} if own is None else {"group": own}
-                layer = replaced(model, target, "training", optimizer=RULE, **options)
+                layer = replaced(model, target, "training", optimizer=RULE)
             trainer = Trainer(model, clip=0.05, distributed=False)
             if remote:
                 trainer.optimizer = OptimizerWithHead(trainer.optimizer, layer)

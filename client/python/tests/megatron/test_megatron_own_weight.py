@@ -37,8 +37,7 @@ def tied_to_an_embedding_of_its_own(rank: int, group: dist.ProcessGroup, target:
         models = [model_of(Layout(pp=2, mtp=1), tied=True) for _ in range(2)]
         if rank == 1:
             local, remote = models
-            alone = dist.new_group([1], use_local_synchronization=True)
-            layer = replaced(remote, target, "gpt", own_weight=True, group=alone)
+            layer = replaced(remote, target, "gpt", own_weight=True)
             embedding = remote.embedding.word_embeddings.weight
             assert not torch.equal(embedding, layer.weight)
             hidden = torch.randn(LENGTH, SAMPLES, HIDDEN)
