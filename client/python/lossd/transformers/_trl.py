@@ -65,8 +65,11 @@ def with_remote_head(model: nn.Module, state: Patch, forward: Any) -> Any:
 
     @functools.wraps(function)
     def with_log_probabilities(self: nn.Module, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
-        if not fused_lm_head or ATTRIBUTE not in self.__dict__:
-            return function(self, *args, fused_lm_head=fused_lm_head, **kwargs)
+        if not fused_lm_head:
+            # TRL would call the forward of the model that it was given, which is not that of a copy.
+            return ours(self, *args, **kwargs)
+        if ATTRIBUTE not in self.__dict__:
+            return function(self, *args, fused_lm_head=True, **kwargs)
         told_now = {name: kwargs.pop(name) for name in fields & kwargs.keys()}
         kwargs["use_cache"] = False
         return ours(self, *args, **kwargs, **{KEYWORD: dataclasses.replace(asked, **told_now)})

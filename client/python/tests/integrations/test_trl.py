@@ -167,6 +167,47 @@ def test_dpo_trains_as_with_the_local_head(
     assert head.head.info().optimizer_steps == STEPS
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_copy_made_after_a_trainer_is_a_reference(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, bf16: bool
+) -> None:
+    local = build("llama")
+    model = twin(local)
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    logs, distances = [], []
+    for each in (model, local):
+        sft(each, tokenizer, tmp_path, bf16=bf16, max_steps=1).train()
+        reference = copy.deepcopy(each)
+        logs.append(log_of(dpo(each, tokenizer, tmp_path, ref_model=reference, learning_rate=0.5, bf16=bf16)))
+        with torch.no_grad():
+            values = [one.eval()(**batch(), fused_lm_head=True).log_probs for one in (each, reference)]
+            distances.append((values[0] - values[1]).abs().max().item())
+            losses = [one(**batch()).loss.item() for one in (model, reference)]
+        assert each is local or abs(losses[0] - losses[1]) > 0.1
+    got, want = logs
+    if not bf16:  # TRL's head takes part in autocast, and the server does not
+        assert_same(got, want)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours["rewards/margins"] == pytest.approx(theirs["rewards/margins"], abs=0.1 if bf16 else 1e-5)
+    assert abs(got[-1]["rewards/margins"]) > 0.5
+    assert distances[0] > 1.0 and distances[0] == pytest.approx(distances[1], rel=0.1 if bf16 else 1e-4)
+
+
+def test_a_copy_that_is_unpatched_computes_with_its_own_weights(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    sft(model, tokenizer, tmp_path, max_steps=1).train()
+    copied = copy.deepcopy(model)
+    unpatch(copied)
+    with torch.no_grad():
+        want = model.eval()(**batch()).loss.item()
+        for parameter in model.model.parameters():
+            parameter.zero_()
+        assert copied.eval()(**batch()).loss.item() == pytest.approx(want, rel=1e-5)
+
+
 def test_dpo_computes_log_probabilities_of_the_reference_beforehand(
     client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any
 ) -> None:
