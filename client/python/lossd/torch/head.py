@@ -8,7 +8,7 @@ import itertools
 import math
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,6 +102,8 @@ class RemoteHead(ProxyHolder):
         self._source: weakref.ref[nn.Linear] | None = None
         self.spread: tuple[DeviceMesh, Sequence[Placement]] | None = None
         """state_mesh, and how rows are placed on it."""
+        self.delete_copy: Callable[[], object] = lambda: None
+        """Of a deepcopy: deletes its head at the server, which is done when the copy is collected, at once."""
 
     # Making one
 
@@ -576,7 +578,7 @@ class RemoteHead(ProxyHolder):
         copy = self.snapshot(first_rank_does(free_name, self.group))
         copy.train(self.training)
         if self._window.rank_in_group == 0:
-            weakref.finalize(copy, _delete, self.head.client, copy.name)
+            copy.delete_copy = weakref.finalize(copy, _delete, self.head.client, copy.name)
         warnings.warn(
             f"head '{self.name}' was copied as it is now, to the frozen head '{copy.name}': right for a reference "
             "model; an average of parameters (EMA, SWA) leaves it as it is. It is deleted with the copy",

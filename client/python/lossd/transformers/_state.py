@@ -31,7 +31,10 @@ class FrozenCopy:
 
     def of(self, remote: RemoteHead) -> RemoteHead:
         version = remote.weight_version
-        if self._copy is None or self._version != version:
+        if self._copy is not None and self._version != version:
+            self._copy.delete_copy()  # first: the server may not have the memory for two
+            self._copy = None
+        if self._copy is None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FrozenCopyWarning)
                 self._copy, self._version = copy.deepcopy(remote), version

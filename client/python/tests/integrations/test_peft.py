@@ -132,3 +132,33 @@ def test_merged_adapters_are_the_bases(client: lossd.Client, name: str) -> None:
     merged, expected = (with_adapters(each).merge_and_unload() for each in (model, local))
     with torch.no_grad():
         torch.testing.assert_close(merged(**batch()).loss, expected(**batch()).loss, rtol=2e-5, atol=2e-6)
+
+
+def test_a_head_of_other_weights_has_one_frozen_copy_at_a_time(
+    client: lossd.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = build("llama").train()
+    model = twin(local)
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    heads: list[int] = []
+    create = client.create_head
+
+    def counted(*args: Any, **options: Any) -> lossd.Head:
+        made = create(*args, **options)
+        heads.append(sum(each.config.name.startswith(name) for each in client.heads()))
+        return made
+
+    monkeypatch.setattr(client, "create_head", counted)
+    other = build("llama", seed=8)
+    model.requires_grad_(False).get_input_embeddings().weight.requires_grad_(True)
+    for each in (model, local):
+        for weights in (other.state_dict(), build("llama").state_dict()):
+            each.zero_grad()
+            each(**batch()).loss.backward()
+            each.load_state_dict(weights)
+        each.zero_grad()
+        each(**batch()).loss.backward()
+    torch.testing.assert_close(
+        model.get_input_embeddings().weight.grad, local.get_input_embeddings().weight.grad, rtol=2e-5, atol=2e-6
+    )
+    assert len(heads) > 2 and max(heads) == 2  # and the head itself
