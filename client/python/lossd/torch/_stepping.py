@@ -12,6 +12,8 @@ import math
 import sys
 import warnings
 import weakref
+from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,14 +94,20 @@ def _own_heads_of(optimizer: torch.optim.Optimizer) -> list[tuple[GradientProxy,
     """Without those that an optimizer around this one has and steps: of ranks that share parameters
     (ZeroRedundancyOptimizer) only one would come here, and the others would not step with it."""
     heads = _heads_of(optimizer)
-    frame = sys._getframe() if heads else None  # noqa: SLF001  (there is no public way)
+    for outer in outer_optimizers(optimizer) if heads else ():
+        theirs = [proxy for proxy, _ in _heads_of(outer)]
+        heads = [(proxy, group) for proxy, group in heads if all(proxy is not one for one in theirs)]
+    return heads
+
+
+def outer_optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+    """Those whose step() has called the step() of `optimizer` that is under way."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  (there is no public way)
     while frame is not None:
         outer = frame.f_locals.get("self") if frame.f_code is _STEP else None
         if isinstance(outer, torch.optim.Optimizer) and outer is not optimizer:
-            theirs = [proxy for proxy, _ in _heads_of(outer)]
-            heads = [(proxy, group) for proxy, group in heads if all(proxy is not one for one in theirs)]
+            yield outer
         frame = frame.f_back
-    return heads
 
 
 def _step_heads(optimizer: torch.optim.Optimizer) -> None:
