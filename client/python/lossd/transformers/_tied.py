@@ -5,17 +5,24 @@ it. They come together at the end of a backward pass: the embedding is the first
 in `.grad`, the server has had every token of that pass, and what it gathered is flushed into the same `.grad`. Weights
 that have changed since are written to the server before the next forward. Unchanged ones are not: they keep their
 version, on which a loss may depend whose backward pass is still to come.
+
+Ranks that share the head call forwards as they like, one perhaps to sample, so forwards ask no other rank anything.
+The ranks write together when an optimizer has stepped, and where each of them finds by itself that its weights have
+changed.
 """
 
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lossd.torch.distributed import gather_objects
+from lossd.torch._stepping import outer_optimizers
+from lossd.torch.distributed import first_rank_does
 from lossd.transformers._ranks import last_backward_of_step
 from lossd.transformers._weights import bias_of
 
@@ -24,31 +31,33 @@ if TYPE_CHECKING:
 
 # Integers that a digest multiplies at once.
 _DIGEST_VALUES = 1 << 21
+# Rows that are looked at where a change of a few would be seen later.
+_SAMPLE_ROWS = 256
 
 
 class TiedWeight:
     """Keeps a remote head and the parameter [V, H] that it is tied to the same."""
 
     def __init__(self, remote: RemoteHead, linear: nn.Linear, *, automatic: bool) -> None:
-        """`linear` has the weight, which the server has too by now."""
+        """`linear` has the weight, which the server has too by now. Collective with a group."""
         self._remote = remote
         self._linear = linear
-        self._written = self._state()
-        self._digest = _digest(linear.weight)
-        self._in_doubt = False
+        self._remember(_digest(linear.weight))
+        self._in_doubt = True
+        # Another rank may begin with other weights. Once it has the first one's, there is nothing to write.
+        self._first_digest = first_rank_does(lambda: self._digest, remote.group)
         self._hook = None
         if automatic and linear.weight.requires_grad:
             self._hook = linear.weight.register_post_accumulate_grad_hook(self._after_backward)
+        if not remote.frozen:
+            _followed.add(self)
 
     @torch.compiler.disable
     def refresh(self) -> None:
-        """Writes the weights to the server if they have changed since the last time. Collective with a group."""
-        state = self._state()
-        changed = state != self._written or (self._in_doubt and _digest(self._linear.weight) != self._digest)
-        if not any(gather_objects(changed, self._remote.group)):
-            return
-        self._remote.write_weights(self._linear.weight, bias_of(self._linear))
-        self._written, self._digest, self._in_doubt = state, _digest(self._linear.weight), False
+        """To be called before a forward. Writes the weights to the server if they have changed since the last time;
+        with a group every rank has to find that they have."""
+        if self._changed():
+            self._write()
 
     def flush(self) -> None:
         """Adds what the server has gathered to the parameter's `.grad`; the next window begins."""
@@ -59,19 +68,70 @@ class TiedWeight:
         self._in_doubt = True
 
     def close(self) -> None:
+        _followed.discard(self)
         if self._hook is not None:
             self._hook.remove()
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """To be called when `optimizer` has stepped, which ranks do together, as their next forwards may not be."""
+        weight = self._linear.weight
+        if self._remote.group is not None and weight.grad is not None and self._is_stepped_by(optimizer):
+            self._write()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiedWeight:
         """For a copied model, whose head is a frozen copy: it follows the copied embedding, and has no gradient."""
         return TiedWeight(copy.deepcopy(self._remote, memo), copy.deepcopy(self._linear, memo), automatic=False)
 
+    def _changed(self) -> bool:
+        """Whether the server has other weights. After a write and until the next flush it looks at some rows only: what
+        is done to a few others meanwhile, through `.data`, is seen behind that flush."""
+        if not self._in_doubt and self._state() == self._seen and _digest(self._sampled()) == self._sample:
+            return False
+        digest = _digest(self._linear.weight)
+        if digest not in (self._digest, self._first_digest):
+            return True
+        self._remember(digest)
+        return False
+
+    def _write(self) -> None:
+        self._remote.write_weights(self._linear.weight, bias_of(self._linear))
+        self._remember(_digest(self._linear.weight))
+        self._first_digest = self._digest
+        self._in_doubt = False
+
+    def _remember(self, digest: int) -> None:
+        self._digest, self._seen, self._sample = digest, self._state(), _digest(self._sampled())
+
     def _state(self) -> tuple[int, int]:
         return self._linear.weight.data_ptr(), self._linear.weight._version
+
+    def _sampled(self) -> torch.Tensor:
+        weight = self._linear.weight.detach()
+        return weight[:: max(1, weight.shape[0] // _SAMPLE_ROWS)]
+
+    def _is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Once a step: not by one that is part of another (ZeroRedundancyOptimizer), which not every rank has."""
+        return self._has(optimizer) and not any(self._has(outer) for outer in outer_optimizers(optimizer))
+
+    def _has(self, optimizer: torch.optim.Optimizer) -> bool:
+        weight = self._linear.weight
+        return any(parameter is weight for group in optimizer.param_groups for parameter in group["params"])
 
     def _after_backward(self, _: torch.Tensor) -> None:
         if last_backward_of_step():
             self.flush()
+
+
+_followed: weakref.WeakSet[TiedWeight] = weakref.WeakSet()
+
+
+@torch._disable_dynamo
+def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for tied in list(_followed):
+        tied.after_step(optimizer)
+
+
+register_optimizer_step_post_hook(_after_step)
 
 
 def _digest(weight: torch.Tensor) -> int:

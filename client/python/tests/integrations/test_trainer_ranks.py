@@ -48,6 +48,13 @@ def test_ranks_copy_a_model_together(found: list[dict[str, Any]]) -> None:
     assert first == second and first_loss == second_loss == pytest.approx(found[0]["loss"], rel=1e-6)
 
 
+def test_ranks_of_a_tied_head_generate_each_for_itself(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        got, want = of_rank["tied, sampling"]["remote"], of_rank["tied, sampling"]["local"]
+        assert [entry["texts"] for entry in got] == [entry["texts"] for entry in want]
+        assert [entry["loss"] for entry in got] == pytest.approx([entry["loss"] for entry in want], rel=1e-5)
+
+
 def test_a_head_without_the_group_is_refused(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
         assert "group=torch.distributed.group.WORLD, average=True) on every rank" in of_rank["no group"]

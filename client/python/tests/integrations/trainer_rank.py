@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import os
 import tempfile
 from collections.abc import Callable
@@ -75,6 +76,31 @@ def by_accelerate(model: torch.nn.Module) -> list[dict[str, float]]:
     return log
 
 
+def by_sampling_ranks(model: torch.nn.Module, rank: int) -> list[dict[str, Any]]:
+    """A loop whose ranks call the model more or less often between steps, one of them alone to begin with."""
+    log = []
+
+    def generate(tokens: int) -> list[int]:
+        with torch.no_grad():
+            prompt = batch()["input_ids"][:1, :4]
+            return model.eval().generate(prompt, max_new_tokens=tokens, do_sample=False, eos_token_id=None)[0].tolist()
+
+    generate(2 + 2 * rank)
+    ddp = torch.nn.parallel.DistributedDataParallel(model.train())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = ddp(**batch(seed=10 * step + rank)).loss
+        loss.backward()
+        optimizer.step()
+        texts = [generate(6 + step)] if rank == 0 else []
+        dist.barrier()
+        texts.append(generate(3 + 4 * rank))
+        log.append({"loss": loss.item(), "texts": texts})
+        model.train()
+    return log
+
+
 def message_of(work: Callable[[], Any]) -> str:
     try:
         work()
@@ -88,7 +114,8 @@ def run(rank: int, rendezvous: str, target: str, name: str) -> dict[str, Any]:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    patience = datetime.timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS, timeout=patience)
     found: dict[str, Any] = {}
     with lossd.connect(target) as client:
 
@@ -123,6 +150,13 @@ def run(rank: int, rendezvous: str, target: str, name: str) -> dict[str, Any]:
             "remote": by_trainer(model, transformers.Trainer, max_grad_norm=MAX_NORM),
             "local": by_trainer(build("llama-tied"), transformers.Trainer, max_grad_norm=MAX_NORM),
         }
+        tied_logs = {}
+        for kind in ("remote", "local"):
+            model = build("llama-tied", seed=3 + rank)  # DistributedDataParallel makes them the same
+            if kind == "remote":
+                patch(model, client=client, name=name + "sampling", group=dist.group.WORLD)
+            tied_logs[kind] = by_sampling_ranks(model, rank)
+        found["tied, sampling"] = tied_logs
 
         model, head = patched("accelerate")
         found["accelerate"] = {"remote": by_accelerate(model), "local": by_accelerate(build("llama"))}

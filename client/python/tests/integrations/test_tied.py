@@ -1,0 +1,69 @@
+"""Weights that head and embedding share, where others than a plain loop of forward, backward and step touch them."""
+
+from __future__ import annotations
+
+import peft
+import torch
+from models import batch, build, twin
+
+import lossd
+from lossd.transformers import patch
+
+EXACT = {"rtol": 2e-5, "atol": 2e-6}
+
+
+def pair(client: lossd.Client, name: str) -> tuple[torch.nn.Module, torch.nn.Module, lossd.torch.RemoteHead]:
+    """Patched, and left alone."""
+    local = build("llama-tied").train()
+    model = twin(local)
+    return model, local, patch(model, client=client, name=name)
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int = 5) -> None:
+    optimizer.zero_grad()
+    model(**batch(seed=seed)).loss.backward()
+    optimizer.step()
+
+
+def assert_same_loss(model: torch.nn.Module, local: torch.nn.Module) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(**batch()).loss, local.eval()(**batch()).loss, **EXACT)
+
+
+def test_weights_that_are_written_through_data_are_seen(client: lossd.Client, name: str) -> None:
+    model, local, head = pair(client, name)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.5) for each in (model, local)]
+
+    def change(rows: slice, factor: float) -> None:
+        for each in (model, local):
+            each.get_input_embeddings().weight.data[rows].mul_(factor)
+
+    change(slice(None), 1.5)  # before anything has gone to the server
+    assert_same_loss(model, local)
+    change(slice(7, 8), 3.0)
+    assert_same_loss(model, local)
+    for each, optimizer in zip((model, local), optimizers, strict=True):
+        step(each.train(), optimizer)
+    assert_same_loss(model, local)
+    change(slice(None), 0.5)  # as averages of weights are put in place for an evaluation
+    assert_same_loss(model, local)
+    change(slice(None), 2.0)
+    assert_same_loss(model, local)
+    written = head.weight_version
+    for _ in range(2):
+        assert_same_loss(model, local)
+    assert head.head.info().weight_version == written
+
+
+def test_adapters_of_the_embedding_are_merged_into_the_head(client: lossd.Client, name: str) -> None:
+    merged = []
+    for each in pair(client, name)[:2]:
+        torch.manual_seed(1)
+        config = peft.LoraConfig(
+            r=2, target_modules=["q_proj", "embed_tokens"], init_lora_weights=False, task_type="CAUSAL_LM"
+        )
+        adapted = peft.get_peft_model(each, config)
+        trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+        step(adapted, torch.optim.SGD(trained, lr=0.1))
+        merged.append(adapted.merge_and_unload())
+    assert_same_loss(*merged)
