@@ -79,8 +79,13 @@ class TiedWeight:
             self._write()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiedWeight:
-        """For a copied model, whose head is a frozen copy: it follows the copied embedding, and has no gradient."""
-        return TiedWeight(copy.deepcopy(self._remote, memo), copy.deepcopy(self._linear, memo), automatic=False)
+        """For a copied model, whose head is a frozen copy: it follows the copied embedding, and has no gradient.
+        Collective with a group."""
+        behind = self._changed()
+        clone = TiedWeight(copy.deepcopy(self._remote, memo), copy.deepcopy(self._linear, memo), automatic=False)
+        if behind:  # and so is the copy of the head, which the server made
+            clone._write()
+        return clone
 
     def _changed(self) -> bool:
         """Whether the server has other weights. After a write and until the next flush it looks at some rows only: what

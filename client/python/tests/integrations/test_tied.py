@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import peft
 import torch
 from models import batch, build, twin
@@ -28,6 +30,20 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int = 5
 def assert_same_loss(model: torch.nn.Module, local: torch.nn.Module) -> None:
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(**batch()).loss, local.eval()(**batch()).loss, **EXACT)
+
+
+def test_a_copy_has_the_weights_of_the_last_step(client: lossd.Client, name: str) -> None:
+    model, local, head = pair(client, name)
+    for each in (model, local):
+        step(each, torch.optim.SGD(each.parameters(), lr=0.5))
+    written = head.weight_version
+    copies = [copy.deepcopy(each) for each in (model, local)]
+    assert_same_loss(*copies)
+    assert head.head.info().weight_version == written  # on which a loss may depend
+    for each in (model, local):
+        step(each, torch.optim.SGD(each.parameters(), lr=0.5), seed=6)
+    assert_same_loss(*copies)
+    assert_same_loss(model, local)
 
 
 def test_weights_that_are_written_through_data_are_seen(client: lossd.Client, name: str) -> None:
