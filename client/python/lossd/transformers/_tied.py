@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lossd.torch._stepping import outer_optimizers
 from lossd.torch.distributed import first_rank_does
@@ -46,6 +46,8 @@ class TiedWeight:
         self._in_doubt = True
         # Another rank may begin with other weights. Once it has the first one's, there is nothing to write.
         self._first_digest = first_rank_does(lambda: self._digest, remote.group)
+        self._waiting: object = None
+        self._distrusts_accelerate = False
         self._hook = None
         if automatic and linear.weight.requires_grad:
             self._hook = linear.weight.register_post_accumulate_grad_hook(self._after_backward)
@@ -54,8 +56,10 @@ class TiedWeight:
 
     @torch.compiler.disable
     def refresh(self) -> None:
-        """To be called before a forward. Writes the weights to the server if they have changed since the last time;
-        with a group every rank has to find that they have."""
+        """To be called before a forward. Writes the weights to the server if they have changed since the last time,
+        and drops what it gathered of a step that was given up; with a group every rank has to find that it is so."""
+        if torch.is_grad_enabled():
+            self._drop_if_given_up()
         if self._changed():
             self._write()
 
@@ -64,6 +68,7 @@ class TiedWeight:
         from lossd.torch import flush_into
 
         flush_into(self._remote, self._linear.weight, to="grad", bias=self._linear.bias)
+        self._waiting = None
         # Now weights may change, and an optimizer that writes to `.data` leaves the parameter's version alone.
         self._in_doubt = True
 
@@ -71,6 +76,19 @@ class TiedWeight:
         _followed.discard(self)
         if self._hook is not None:
             self._hook.remove()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """To be called before `optimizer` steps. RuntimeError if it would do so without the head's gradient."""
+        if self._waiting is None or not self._is_stepped_by(optimizer) or self._drop_if_given_up():
+            return
+        # Who accumulates with accelerate does not step now: this is another loop, whose passes are all to be flushed.
+        self._distrusts_accelerate = True
+        raise RuntimeError(
+            f"an optimizer steps the weight that head {self._remote.name!r} is tied to, without the head's gradient: "
+            "accelerate says that a step's last backward is still to come (GradientState().sync_gradients is False), "
+            "as it does when a run was interrupted. Call zero_grad() and compute the step again, which is right then, "
+            "or lossd.transformers.flush_tied(model) before gradients are unscaled and clipped"
+        )
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """To be called when `optimizer` has stepped, which ranks do together, as their next forwards may not be."""
@@ -123,11 +141,36 @@ class TiedWeight:
         return any(parameter is weight for group in optimizer.param_groups for parameter in group["params"])
 
     def _after_backward(self, _: torch.Tensor) -> None:
-        if last_backward_of_step():
+        last = last_backward_of_step()
+        if last or self._distrusts_accelerate:
+            self._distrusts_accelerate = not last
             self.flush()
+        else:
+            self._waiting = self._gradient_state()
+
+    def _drop_if_given_up(self) -> bool:
+        """Drops what waits at the server if somebody has cleared the gradient that it was to be added to."""
+        gradient = self._linear.weight.grad
+        if self._waiting is None or self._waiting == self._gradient_state():
+            return False
+        if gradient is not None and bool(gradient.any()):
+            return False
+        self._remote.zero_grad()
+        self._waiting = None
+        return True
+
+    def _gradient_state(self) -> object:
+        gradient = self._linear.weight.grad
+        return None if gradient is None else (gradient.data_ptr(), gradient._version)
 
 
 _followed: weakref.WeakSet[TiedWeight] = weakref.WeakSet()
+
+
+@torch._disable_dynamo
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for tied in list(_followed):
+        tied.before_step(optimizer)
 
 
 @torch._disable_dynamo
@@ -136,6 +179,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs:
         tied.after_step(optimizer)
 
 
+register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_after_step)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 
 import peft
+import pytest
 import torch
+from accelerate.state import GradientState
 from models import batch, build, twin
 
 import lossd
@@ -32,6 +34,19 @@ def assert_same_loss(model: torch.nn.Module, local: torch.nn.Module) -> None:
         torch.testing.assert_close(model.eval()(**batch()).loss, local.eval()(**batch()).loss, **EXACT)
 
 
+def assert_same_gradient(model: torch.nn.Module, local: torch.nn.Module) -> None:
+    got, want = (each.get_input_embeddings().weight.grad for each in (model, local))
+    torch.testing.assert_close(got, want, **EXACT)
+
+
+@pytest.fixture
+def accumulating() -> GradientState:
+    """What accelerate says before the last backward of a step, and for good once a run was interrupted there."""
+    state = GradientState()
+    state._set_sync_gradients(False)
+    return state
+
+
 def test_a_copy_has_the_weights_of_the_last_step(client: lossd.Client, name: str) -> None:
     model, local, head = pair(client, name)
     for each in (model, local):
@@ -44,6 +59,53 @@ def test_a_copy_has_the_weights_of_the_last_step(client: lossd.Client, name: str
         step(each, torch.optim.SGD(each.parameters(), lr=0.5), seed=6)
     assert_same_loss(*copies)
     assert_same_loss(model, local)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_step_that_was_given_up_leaves_nothing(
+    client: lossd.Client, name: str, accumulating: GradientState, set_to_none: bool
+) -> None:
+    model, local, _ = pair(client, name)
+    for each in (model, local):
+        accumulating._set_sync_gradients(False)
+        each(**batch(seed=1)).loss.backward()
+        each.zero_grad(set_to_none)
+        for seed in (2, 3):
+            accumulating._set_sync_gradients(seed == 3)
+            each(**batch(seed=seed)).loss.backward()
+    assert_same_gradient(model, local)
+
+
+def test_a_step_that_was_not_given_up_keeps_everything(
+    client: lossd.Client, name: str, accumulating: GradientState
+) -> None:
+    model, local, _ = pair(client, name)
+    for each in (model, local):
+        accumulating._set_sync_gradients(False)
+        each(**batch(seed=1)).loss.backward()
+        each.get_input_embeddings().weight.grad.mul_(1.0)  # as whoever unscales or averages it
+        with torch.no_grad():
+            each(**batch(seed=2))
+        accumulating._set_sync_gradients(True)
+        each(**batch(seed=3)).loss.backward()
+    assert_same_gradient(model, local)
+
+
+def test_an_optimizer_does_not_step_without_the_heads_gradient(
+    client: lossd.Client, name: str, accumulating: GradientState
+) -> None:
+    model, local, _ = pair(client, name)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.5) for each in (model, local)]
+    with pytest.raises(RuntimeError, match="an optimizer steps the weight that head .* is tied to.*flush_tied"):
+        step(model, optimizers[0])
+    for each, optimizer in zip((model, local), optimizers, strict=True):
+        for seed in (6, 7):
+            step(each, optimizer, seed)
+    assert_same_gradient(model, local)
+    assert_same_loss(model, local)
+    # Others that do not have the weight may step meanwhile.
+    model.train()(**batch()).loss.backward()
+    torch.optim.SGD(model.get_decoder().layers.parameters(), lr=0.5).step()
 
 
 def test_weights_that_are_written_through_data_are_seen(client: lossd.Client, name: str) -> None:
