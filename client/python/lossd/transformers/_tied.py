@@ -60,8 +60,9 @@ class TiedWeight:
         and drops what it gathered of a step that was given up; with a group every rank has to find that it is so."""
         if torch.is_grad_enabled():
             self._drop_if_given_up()
-        if self._changed():
-            self._write()
+        changed = self._changed()
+        if changed is not None:
+            self._write(changed)
 
     def flush(self) -> None:
         """Adds what the server has gathered to the parameter's `.grad`; the next window begins."""
@@ -94,32 +95,32 @@ class TiedWeight:
         """To be called when `optimizer` has stepped, which ranks do together, as their next forwards may not be."""
         weight = self._linear.weight
         if self._remote.group is not None and weight.grad is not None and self._is_stepped_by(optimizer):
-            self._write()
+            self._write(_digest(weight))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiedWeight:
         """For a copied model, whose head is a frozen copy: it follows the copied embedding, and has no gradient.
         Collective with a group."""
-        behind = self._changed()
+        changed = self._changed()
         clone = TiedWeight(copy.deepcopy(self._remote, memo), copy.deepcopy(self._linear, memo), automatic=False)
-        if behind:  # and so is the copy of the head, which the server made
-            clone._write()
+        if changed is not None:  # the copy of the head, which the server made, has them from before
+            clone._write(changed)
         return clone
 
-    def _changed(self) -> bool:
-        """Whether the server has other weights. After a write and until the next flush it looks at some rows only: what
-        is done to a few others meanwhile, through `.data`, is seen behind that flush."""
+    def _changed(self) -> int | None:
+        """The weights' digest, if the server has others. After a write and until the next flush it looks at some rows
+        only: what is done to a few others meanwhile, through `.data`, is seen behind that flush."""
         if not self._in_doubt and self._state() == self._seen and _digest(self._sampled()) == self._sample:
-            return False
+            return None
         digest = _digest(self._linear.weight)
         if digest not in (self._digest, self._first_digest):
-            return True
+            return digest
         self._remember(digest)
-        return False
+        return None
 
-    def _write(self) -> None:
+    def _write(self, digest: int) -> None:
         self._remote.write_weights(self._linear.weight, bias_of(self._linear))
-        self._remember(_digest(self._linear.weight))
-        self._first_digest = self._digest
+        self._remember(digest)
+        self._first_digest = digest
         self._in_doubt = False
 
     def _remember(self, digest: int) -> None:
