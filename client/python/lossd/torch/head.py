@@ -103,7 +103,7 @@ class RemoteHead(ProxyHolder):
         self.spread: tuple[DeviceMesh, Sequence[Placement]] | None = None
         """state_mesh, and how rows are placed on it."""
         self.delete_copy: Callable[[], object] = lambda: None
-        """Of a deepcopy: deletes its head at the server, which is done when the copy is collected, at once."""
+        """Deletes the head of a deepcopy at the server at once; otherwise that is done when the copy is collected."""
 
     # Making one
 
