@@ -17,10 +17,14 @@ class FetchedWeightsWarning(UserWarning):
 class RemoteTensor(torch.Tensor):
     """Read-only, without storage: shape, dtype and device are known, values are fetched from the server by every
     operation that needs them, which warns of the bytes (FetchedWeightsWarning). No gradient goes through it: an
-    operation together with something that needs one is a RuntimeError, and so is every way of writing to it."""
+    operation together with something that needs one is a RuntimeError, and so is every way of writing to it.
+
+    An autograd.Function computes where gradients are off, so that nothing shows there whether one is wanted: with
+    `in_training` every operation that needs values is such a RuntimeError, until detach()."""
 
     _fetch: Callable[[], torch.Tensor]
     label: str
+    in_training = False
 
     @staticmethod
     def __new__(
@@ -35,6 +39,8 @@ class RemoteTensor(torch.Tensor):
 
     def fetch_for(self, reader: Any) -> torch.Tensor:
         """A new tensor with the values, for the operation `reader`."""
+        if self.in_training:
+            self._refuse_gradient()
         warnings.warn(
             f"{reader} read {self.label}, which fetched {self.numel() * self.element_size():,} bytes from the server; "
             "RemoteHead.read_weights() does so without this warning",
@@ -51,16 +57,15 @@ class RemoteTensor(torch.Tensor):
         if torch.is_grad_enabled():
             for one in tree_leaves((args, kwargs)):
                 if isinstance(one, torch.Tensor) and not isinstance(one, cls) and one.requires_grad:
-                    raise RuntimeError(
-                        f"{_first(cls, args, kwargs).label} is at a server, and a gradient through it would be lost: "
-                        "model.lm_head(hidden, labels) is the loss, and detach() says that no gradient is wanted"
-                    )
+                    _first(cls, args, kwargs)._refuse_gradient()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+        if func is torch.ops.aten.detach.default:
+            return args[0]._without_gradient()
+        if func is torch.ops.aten.alias.default:
             return args[0]
         given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **(kwargs or {})}
         for argument in func._schema.arguments:
@@ -82,6 +87,16 @@ class RemoteTensor(torch.Tensor):
     def refuse(self, *_: Any) -> Any:
         """RuntimeError, of whatever would write."""
         raise RuntimeError(f"{self.label} is read-only: write_weights() publishes other weights")
+
+    def _refuse_gradient(self) -> None:
+        raise RuntimeError(
+            f"{self.label} is at a server, and a gradient through it would be lost: model.lm_head(hidden, labels) is "
+            "the loss (a model of transformers: model(..., labels=labels).loss), and detach() says that no gradient is "
+            "wanted"
+        )
+
+    def _without_gradient(self) -> RemoteTensor:
+        return RemoteTensor(tuple(self.shape), self.dtype, self.device, self.label, self._fetch)
 
     __setitem__ = refuse
     data = property(lambda self: self, refuse)

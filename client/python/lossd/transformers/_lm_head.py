@@ -103,7 +103,10 @@ class RemoteLmHead(ProxyHolder):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias") and name not in self._parameters:
-            return getattr(self.remote, name)
+            view = getattr(self.remote, name)
+            if view is not None and self.training and torch.is_grad_enabled() and self.remote.proxy.requires_grad:
+                view.in_training = True  # TRL's DistillationTrainer would train the trunk with it, and not the head
+            return view
         return super().__getattr__(name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteLmHead:

@@ -183,3 +183,27 @@ def test_ligers_loss_is_refused(client: lossd.Client, name: str) -> None:
     with pytest.raises(ValueError, match='liger_kernel_config={"fused_linear_cross_entropy": False}'):
         model.forward = lce_forward.__get__(model)
     model(**batch()).loss.backward()
+
+
+def test_weights_for_a_loss_of_the_callers_are_refused(client: lossd.Client, name: str) -> None:
+    class Product(torch.autograd.Function):  # which computes where gradients are off, as TRL's losses do
+        @staticmethod
+        def forward(ctx: object, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return hidden @ weight.t()
+
+    model = build("phi-bias").train()
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    hidden = torch.zeros(2, models.HIDDEN, requires_grad=True)
+    with pytest.raises(RuntimeError, match="gradient through it would be lost: .*labels=labels"):
+        Product.apply(hidden, model.lm_head.weight)
+    with pytest.raises(RuntimeError, match="gradient through it would be lost: .*labels=labels"):
+        model.lm_head.bias.sum()
+    assert model.lm_head.weight.shape == (models.VOCABULARY, models.HIDDEN)
+    assert model.state_dict()["lm_head.weight"].abs().sum() > 0
+    with pytest.warns(lossd.torch.FetchedWeightsWarning):
+        assert Product.apply(hidden, model.lm_head.weight.detach()).shape == (2, models.VOCABULARY)
+    with torch.no_grad(), pytest.warns(lossd.torch.FetchedWeightsWarning):
+        model.lm_head.weight.sum()
+    model.lm_head.requires_grad_(False)  # as PEFT does: then it is not trained
+    with pytest.warns(lossd.torch.FetchedWeightsWarning):
+        assert Product.apply(hidden, model.lm_head.weight).shape == (2, models.VOCABULARY)

@@ -377,3 +377,38 @@ def test_fp32_logits_of_a_head_in_bfloat16_are_refused(
     patch(model, client=client, name=name)
     with pytest.raises(ValueError, match='cast_lm_head_to_fp32: head .* is torch.bfloat16.*dtype="float32"'):
         grpo(model, tokenizer, tmp_path, cast_lm_head_to_fp32=True)
+
+
+def test_distillation_is_refused(client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    trainer = trl.DistillationTrainer(
+        model=model, teacher_model=build("llama", seed=9), processing_class=tokenizer, train_dataset=rows("prompt"),
+        args=trl.DistillationConfig(**options(tmp_path, max_completion_length=5, beta=0.5)),
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="the weight of head .* a gradient through it would be lost"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("method", ["kto", "rloo"])
+def test_kto_and_rloo_train_as_with_the_local_head(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, method: str
+) -> None:
+    def trainer_of(model: Any) -> transformers.Trainer:
+        if method == "kto":
+            return trl.KTOTrainer(
+                model=model, ref_model=copy.deepcopy(model), args=trl.KTOConfig(**options(tmp_path)),
+                train_dataset=rows("prompt", "completion").add_column("label", [row % 2 == 0 for row in range(16)]),
+                processing_class=tokenizer,
+            )  # fmt: skip
+        settings = options(tmp_path, num_generations=4, max_completion_length=5, beta=0.0)
+        return trl.RLOOTrainer(
+            model=model, args=trl.RLOOConfig(**settings), reward_funcs=reward, train_dataset=rows("prompt"),
+            processing_class=tokenizer,
+        )  # fmt: skip
+
+    local = build("llama")
+    model = twin(local)
+    head = patch(model, client=client, name=name, optimizer=lossd.SGD())
+    assert_same(*(log_of(trainer_of(each)) for each in (model, local)))
+    assert head.head.info().optimizer_steps == STEPS
