@@ -70,7 +70,9 @@ class RemoteLmHead(ProxyHolder):
         if self._capturing:
             self._hidden = hidden
             return self._stand_in(hidden)
-        if self.training and torch.is_grad_enabled() and hidden.requires_grad:
+        weight = self._parameters.get("weight", self._parameters.get("proxy"))
+        wanted = hidden.requires_grad or (weight is not None and weight.requires_grad)
+        if self.training and torch.is_grad_enabled() and wanted:
             raise RuntimeError(
                 "logits of a remote head have no gradient: give the model `labels`, or call it under torch.no_grad() "
                 "or in eval mode. Of a Trainer with label_smoothing_factor: use RemoteHeadTrainer, or "

@@ -80,6 +80,9 @@ def test_logits_for_a_loss_of_the_callers_are_refused(client: lossd.Client, name
     patch(model, client=client, name=name)
     with pytest.raises(RuntimeError, match="logits of a remote head have no gradient"):
         model(batch()["input_ids"])
+    model.model.requires_grad_(False)  # then hidden states need no gradient, but the head is trained
+    with pytest.raises(RuntimeError, match="logits of a remote head have no gradient"):
+        model(batch()["input_ids"])
     assert model.eval()(batch()["input_ids"]).logits.shape == (3, 11, models.VOCABULARY)
 
 
