@@ -63,9 +63,15 @@ class Patch:
 
     def head_of_loss(self, hidden: torch.Tensor) -> RemoteHead:
         """The head that computes a loss of `hidden` [..., H]. Who freezes a patched model, as PEFT does, means the
-        head as well."""
+        head as well. RuntimeError of a frozen head whose weight was thawed, as after merge_and_unload()."""
         remote = self.remote
         weight: Any = remote.proxy if self.tied is None else self.original.weight
+        if remote.frozen and weight.requires_grad and self.lm_head.training and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"head {remote.name!r} was made frozen, and its weight needs a gradient now: "
+                "lossd.transformers.unpatch(model) and patch(model, ...) again to train it, as a head of another name, "
+                "or call requires_grad_(False) of the weight"
+            )
         if remote.frozen or weight.requires_grad or not (torch.is_grad_enabled() and hidden.requires_grad):
             return remote
         return self.frozen_copy.of(remote)

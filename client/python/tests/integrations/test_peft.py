@@ -162,3 +162,20 @@ def test_a_head_of_other_weights_has_one_frozen_copy_at_a_time(
         model.get_input_embeddings().weight.grad, local.get_input_embeddings().weight.grad, rtol=2e-5, atol=2e-6
     )
     assert len(heads) > 2 and max(heads) == 2  # and the head itself
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
+def test_a_head_that_was_made_frozen_is_not_thawed(client: lossd.Client, name: str, kind: str) -> None:
+    model = build(kind)
+    patch(model, client=client, name=name, frozen=True)
+    merged = with_adapters(model).merge_and_unload()
+    merged.train()(**batch())
+    merged.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=rf"head '{name}' was made frozen.*unpatch\(model\) and patch\(model"):
+        merged(**batch())
+    merged.eval()(**batch())  # with gradients, of which nobody said that they are wanted
+    unpatch(model)
+    head = patch(model, client=client, name=name + "thawed", optimizer=None if "tied" in kind else lossd.SGD())
+    model.train()(**batch()).loss.backward()
+    if kind == "llama":
+        assert head.gradient_stats().norm > 0.0
