@@ -40,7 +40,7 @@ class RemoteTensor(torch.Tensor):
     def fetch_for(self, reader: Any) -> torch.Tensor:
         """A new tensor with the values, for the operation `reader`."""
         if self.in_training:
-            self._refuse_gradient()
+            self.refuse_gradient()
         warnings.warn(
             f"{reader} read {self.label}, which fetched {self.numel() * self.element_size():,} bytes from the server; "
             "RemoteHead.read_weights() does so without this warning",
@@ -57,14 +57,14 @@ class RemoteTensor(torch.Tensor):
         if torch.is_grad_enabled():
             for one in tree_leaves((args, kwargs)):
                 if isinstance(one, torch.Tensor) and not isinstance(one, cls) and one.requires_grad:
-                    _first(cls, args, kwargs)._refuse_gradient()
+                    _first(cls, args, kwargs).refuse_gradient()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
-            return args[0]._without_gradient()
+            return args[0].without_gradient()
         if func is torch.ops.aten.alias.default:
             return args[0]
         given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **(kwargs or {})}
@@ -88,14 +88,16 @@ class RemoteTensor(torch.Tensor):
         """RuntimeError, of whatever would write."""
         raise RuntimeError(f"{self.label} is read-only: write_weights() publishes other weights")
 
-    def _refuse_gradient(self) -> None:
+    def refuse_gradient(self) -> None:
+        """RuntimeError, of whatever a gradient should go through."""
         raise RuntimeError(
             f"{self.label} is at a server, and a gradient through it would be lost: model.lm_head(hidden, labels) is "
             "the loss (a model of transformers: model(..., labels=labels).loss), and detach() says that no gradient is "
             "wanted"
         )
 
-    def _without_gradient(self) -> RemoteTensor:
+    def without_gradient(self) -> RemoteTensor:
+        """The same tensor, of which nobody wants a gradient."""
         return RemoteTensor(tuple(self.shape), self.dtype, self.device, self.label, self._fetch)
 
     __setitem__ = refuse

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lossd.transformers import _trl
+from lossd.transformers import _trl, _weights
 from lossd.transformers._ranks import require_group
 from lossd.transformers._state import Patch, patch_of
 
@@ -60,11 +60,13 @@ def _setattr_of(model_class: Any) -> Any:
         state = patch_of(self)
         if state is not None and name == "forward":
             value = _trl.with_remote_head(self, state, value)
+        elif state is not None and name == "loss_function":
+            _weights.require_loss(self, value)
         elif state is not None and self.__dict__["_modules"].get(name) is state.lm_head is not value:
             raise TypeError(
                 f"{name} of this {type(self).__name__} is head {state.remote.name!r} of a lossd server, and cannot be "
-                f"replaced by a {type(value).__name__}: leave {name!r} out of PEFT's target_modules and "
-                "modules_to_save, or take the head back with lossd.transformers.unpatch(model) before"
+                f"replaced by a {type(value).__name__}: {state.lm_head.advice_to_adapters()}, or take the head back "
+                "with lossd.transformers.unpatch(model) before"
             )
         model_class.__setattr__(self, name, value)
 

@@ -114,9 +114,9 @@ class RemoteLmHead(ProxyHolder):
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteLmHead:
         if not memo:  # not a part of a model that is copied: PEFT would train such a copy
             raise TypeError(
-                f"the module of head {self.remote.name!r} of a lossd server cannot be copied alone: leave 'lm_head' "
-                "out of PEFT's modules_to_save and target_modules, or take the head back with "
-                "lossd.transformers.unpatch(model) before; a copy of the whole model has a frozen copy of the head"
+                f"the module of head {self.remote.name!r} of a lossd server cannot be copied alone: "
+                f"{self.advice_to_adapters()}, or take the head back with lossd.transformers.unpatch(model) before; a "
+                "copy of the whole model has a frozen copy of the head"
             )
         clone: RemoteLmHead = type(self).__new__(type(self))
         memo[id(self)] = clone
@@ -127,8 +127,15 @@ class RemoteLmHead(ProxyHolder):
         # Messages show this, such as PEFT's to those that want to adapt it.
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, head {self.remote.head.name!r} of a "
-            "lossd server: it has no weight here, leave it out of target_modules"
+            f"lossd server: {self.advice_to_adapters()}"
         )
+
+    def advice_to_adapters(self) -> str:
+        """Which options of PEFT's make it adapt a head, that cannot be."""
+        advice = "leave 'lm_head' out of PEFT's target_modules and modules_to_save"
+        if "weight" in self._parameters:
+            advice += ", and ensure_weight_tying and trainable_token_indices out, which adapt it with its embedding"
+        return advice
 
     def _stand_in(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._checked:

@@ -29,7 +29,8 @@ def linear_of(model: nn.Module) -> nn.Linear:
     if "forward" in model.__dict__:
         raise ValueError(
             f"model: something has replaced the forward of this {model_class} already; patch it before accelerate or "
-            "others wrap it"
+            "others wrap it. If that was a trainer of TRL that has done its work: `del model.forward` gives the model "
+            "its own again"
         )
     linear = model.get_output_embeddings()
     if not isinstance(linear, nn.Linear):
@@ -37,8 +38,21 @@ def linear_of(model: nn.Module) -> nn.Linear:
             f"model: the output embeddings of {model_class} are {type(linear).__name__}, want an nn.Linear [V, H]"
         )
     _check_weight(linear.weight)
-    _check_loss(model)
+    require_loss(model, getattr(model, "loss_function", None))
     return linear
+
+
+def require_loss(model: nn.Module, function: Any) -> None:
+    """Raises ValueError unless `function`, which is or will be the model's loss_function, is the one that lossd
+    computes. None is that, too."""
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    if function is not None and function is not ForCausalLMLoss:
+        name = getattr(function, "__name__", repr(function))
+        raise ValueError(
+            f"model: its loss_function is {name}; only transformers' ForCausalLMLoss is computed by lossd. Take the "
+            "logits, which have no gradient, or leave this model unpatched"
+        )
 
 
 def is_tied(model: nn.Module, linear: nn.Linear) -> bool:
@@ -156,11 +170,3 @@ def _check_weight(weight: torch.Tensor) -> None:
         )
     if weight.dtype not in NAMES:
         raise TypeError(f"model: its lm_head.weight is {weight.dtype}, want one of {', '.join(NAMES.values())}")
-
-
-def _check_loss(model: nn.Module) -> None:
-    from transformers.loss.loss_utils import ForCausalLMLoss
-
-    if getattr(model, "loss_function", ForCausalLMLoss) is not ForCausalLMLoss:
-        name = getattr(model.loss_function, "__name__", repr(model.loss_function))
-        raise ValueError(f"model: its loss_function is {name}; only transformers' ForCausalLMLoss is computed by lossd")

@@ -91,6 +91,14 @@ def test_other_losses_are_refused(client: lossd.Client, name: str) -> None:
     model.loss_function = lambda logits, labels, **_: logits.sum()
     with pytest.raises(ValueError, match="loss_function is <lambda>"):
         patch(model, client=client, name=name)
+    model = build("llama")
+    function = model.loss_function
+    patch(model, client=client, name=name)
+    with pytest.raises(ValueError, match="loss_function is <lambda>"):
+        model.loss_function = lambda logits, labels, **_: logits.sum()
+    model.loss_function = function
+    unpatch(model)
+    model.loss_function = lambda logits, labels, **_: logits.sum()
 
 
 def test_unknown_changes_of_logits_are_refused(client: lossd.Client, name: str) -> None:
@@ -124,8 +132,11 @@ def test_forwards_that_others_have_wrapped_meet_the_local_head_again(client: los
     assert model(**batch()).logits is None
     unpatch(model)
     assert model(**batch()).logits.shape[-1] == models.VOCABULARY
-    with pytest.raises(ValueError, match="something has replaced the forward"):
+    with pytest.raises(ValueError, match="something has replaced the forward .*del model.forward"):
         patch(model, client=client, name=name + "-2")
+    del model.forward
+    patch(model, client=client, name=name + "-2")
+    assert model(**batch()).logits is None
 
 
 def test_labels_beyond_the_vocabulary_reach_the_caller(client: lossd.Client, name: str) -> None:
