@@ -30,6 +30,8 @@ def patch(
     upload: bool = True,
     grad_scale: float | None = None,
     flush_tied: Literal["backward", "manual"] = "backward",
+    logit_scale: float | None = None,
+    softcap: float | None = None,
     **head_options: Any,
 ) -> RemoteHead:
     """Moves the `lm_head` of `model` into a lossd server, in place.
@@ -49,14 +51,17 @@ def patch(
       head: where the weights go: a head of vocab_size V and hidden_size H. None: `client` makes one.
       client: makes the head `name` with `dtype` (None: the weight's), `optimizer` (not for tied weights, which the
         local optimizer trains) and `head_options`, which are RemoteHead.create's: group= and average= of several ranks,
-        exist_ok= and reset= for a name that is in use, master_weights=True, ...; logit_scale and softcap are read from
-        the model's configuration. A weight that needs no gradient makes a frozen head.
+        exist_ok= and reset= for a name that is in use, master_weights=True, .... A weight that needs no gradient makes
+        a frozen head.
       upload: False: the head has its weights already; the local ones are dropped unread.
       grad_scale: the upstream gradient that losses will have (`linear_cross_entropy`'s). Declared, a training step
         sends its hidden states once, not twice; 1.0 is right for `loss.backward()` and for Trainer. In
         evaluation mode it does not hold: such a loss adds nothing until it is given to backward.
       flush_tied: "backward" as above; "manual": call `flush_tied(model)` before each step of the optimizer
         (and before clipping), as trainers that accumulate by themselves will want.
+      logit_scale, softcap: what the model does to the product of hidden states and weights: times logit_scale, then
+        softcap * tanh(logits / softcap), 0 for no cap. None: read from the model's configuration, where most models
+        have it.
 
     Returns:
       The remote head. An optimizer that is made of model.parameters() afterwards, as Trainers make theirs, steps it
@@ -77,7 +82,7 @@ def patch(
             "optimizer: the weight is tied to the embedding, which the local optimizer trains; leave it out, or untie "
             "the model first (config.tie_word_embeddings=False)"
         )
-    scale, softcap = _weights.scale_and_softcap(model.config)
+    scale, cap = _weights.scale_and_softcap(model.config, logit_scale, softcap)
     if head is not None:
         given = {"dtype": dtype, "optimizer": optimizer, **head_options}
         remote = _weights.checked(linear, head, [word for word, value in given.items() if value is not None])
@@ -91,7 +96,7 @@ def patch(
         if tied and upload:
             _weights.upload(remote, linear)  # the trainer's weights are what counts, whatever the head had
     follower = TiedWeight(remote, linear, automatic=flush_tied == "backward") if tied else None
-    lm_head = RemoteLmHead(remote, linear if tied else None, logit_scale=scale, softcap=softcap)
+    lm_head = RemoteLmHead(remote, linear if tied else None, logit_scale=scale, softcap=cap)
     lm_head.train(model.training)
     if not tied:
         _weights.free(linear)

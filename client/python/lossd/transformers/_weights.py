@@ -60,11 +60,13 @@ def is_tied(model: nn.Module, linear: nn.Linear) -> bool:
     return getattr(model.get_input_embeddings(), "weight", None) is linear.weight
 
 
-def scale_and_softcap(config: Any) -> tuple[float, float]:
-    """What the model does to its logits, as its configuration tells: (logit_scale, softcap), (1, 0) for nothing.
+def scale_and_softcap(config: Any, logit_scale: float | None, softcap: float | None) -> tuple[float, float]:
+    """What the model does to its logits, as patch() was told, or else its configuration tells: (logit_scale, softcap),
+    (1, 0) for nothing.
 
     Cohere multiplies by `logit_scale`, Falcon-H1 by `lm_head_multiplier`, Granite divides by `logits_scaling`; Gemma
-    caps at `final_logit_softcapping`. The first forward with labels checks that this is all.
+    caps at `final_logit_softcapping`. The first forward with labels checks that this is all; what others mean by these
+    names (MiniCPM3, HyperCLOVA X) patch() has to be told.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     scale = 1.0
@@ -73,7 +75,8 @@ def scale_and_softcap(config: Any) -> tuple[float, float]:
         scale *= 1.0 if value is None else float(value)
     if getattr(text, "logits_scaling", None) is not None:
         scale /= float(text.logits_scaling)
-    return scale, float(getattr(text, "final_logit_softcapping", None) or 0.0)
+    cap = float(getattr(text, "final_logit_softcapping", None) or 0.0)
+    return scale if logit_scale is None else logit_scale, cap if softcap is None else softcap
 
 
 def checked(linear: nn.Linear, head: RemoteHead | lossd.Head, options: list[str]) -> RemoteHead:

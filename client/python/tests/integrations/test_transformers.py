@@ -8,6 +8,7 @@ import os
 import models
 import pytest
 import torch
+import transformers
 from models import CONFIGS, VOCABULARY, batch, build, twin
 
 import lossd
@@ -352,3 +353,42 @@ def test_logits_of_more_positions_than_one_answer_holds(client: lossd.Client, na
         got, want = (each(tokens, logits_to_keep=0).logits for each in (model, local))
     assert got.shape == (32, 64, 4096)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "logit_scale"),
+    [
+        (  # which divides hidden states by what Granite divides logits by
+            models._config(
+                "MiniCPM3Config", dim_model_base=8, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8,
+                kv_lora_rank=8, q_lora_rank=8, num_key_value_heads=2,
+            ),
+            1.0,
+        ),
+        (models._config("HyperCLOVAXConfig", logits_scaling=0.5), 0.5),  # which multiplies by it
+    ],
+    ids=["minicpm3", "hyperclovax"],
+)  # fmt: skip
+def test_patch_is_told_the_scale(
+    client: lossd.Client, name: str, config: transformers.PretrainedConfig, logit_scale: float
+) -> None:
+    local = transformers.AutoModelForCausalLM.from_config(config).float().train()
+    model, refused = twin(local), twin(local)
+    patch(refused, client=client, name=name + "untold")
+    with pytest.raises(ValueError, match=r"give patch\(\) the logit_scale and softcap"):
+        refused(**batch())
+    patch(model, client=client, name=name, logit_scale=logit_scale)
+    losses = [each(**batch()).loss for each in (model, local)]
+    torch.testing.assert_close(*losses, **EXACT)
+    for loss in losses:
+        loss.backward()
+    assert_same_gradients(model, local)
+
+
+def test_patch_is_told_the_softcap(client: lossd.Client, name: str) -> None:
+    local = build("gemma2").train()
+    model = twin(local)
+    model.config.final_logit_softcapping = None
+    patch(model, client=client, name=name, softcap=1.5)
+    model.config.final_logit_softcapping = 1.5
+    torch.testing.assert_close(model(**batch()).loss, local(**batch()).loss, **EXACT)
