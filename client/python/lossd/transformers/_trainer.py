@@ -21,18 +21,23 @@ class RemoteHeadTrainerMixin:
     """
 
     if TYPE_CHECKING:  # of the Trainer that it is mixed into
+        args: Any
         label_smoother: Any
+        router_aux_loss_coef: float | None
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         trainer: Any = super()
         smoother = self.label_smoother
-        if smoother is None or inputs.get("labels") is None or find_patched(model) is None:
+        # SFTTrainer smooths one of its losses, and leaves the auxiliary one of experts out of it, but not of metrics.
+        smooths = getattr(self.args, "loss_type", "nll") == "nll"
+        if smoother is None or not smooths or inputs.get("labels") is None or find_patched(model) is None:
             return trainer.compute_loss(model, inputs, *args, **kwargs)
-        self.label_smoother = None
+        coefficient = getattr(self, "router_aux_loss_coef", None)
+        self.label_smoother, self.router_aux_loss_coef = None, 0.0
         try:
             return trainer.compute_loss(model, {**inputs, "label_smoothing": smoother.epsilon}, *args, **kwargs)
         finally:
-            self.label_smoother = smoother
+            self.label_smoother, self.router_aux_loss_coef = smoother, coefficient
 
 
 def __getattr__(name: str) -> Any:

@@ -332,19 +332,33 @@ def test_metrics_of_an_evaluation_are_of_the_servers_logits(
     assert got["eval_loss"] == pytest.approx(want["eval_loss"], rel=1e-6)
 
 
-def test_label_smoothing_of_sft_is_the_servers(
-    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any
-) -> None:
-    class Remote(RemoteHeadTrainerMixin, trl.SFTTrainer):
-        pass
+class SmoothingTrainer(RemoteHeadTrainerMixin, trl.SFTTrainer):
+    pass
 
-    local = build("llama")
+
+# A mixture of experts, whose auxiliary loss TRL leaves out of a smoothed one, and tells all the same.
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_label_smoothing_of_sft_is_the_servers(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, no_weights: Any, kind: str
+) -> None:
+    local = build(kind)
     model = twin(local)
     patch(model, client=client, name=name, optimizer=lossd.SGD())
     with NoLogits(), pytest.warns(FutureWarning, match="label_smoothing_factor"):
-        got = log_of(sft(model, tokenizer, tmp_path, Remote, label_smoothing_factor=0.2))
+        got = log_of(sft(model, tokenizer, tmp_path, SmoothingTrainer, label_smoothing_factor=0.2))
     with pytest.warns(FutureWarning, match="label_smoothing_factor"):
         want = log_of(sft(local, tokenizer, tmp_path, label_smoothing_factor=0.2))
+    assert_same(got, want)
+
+
+def test_other_losses_of_sft_are_not_smoothed(client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any) -> None:
+    local = build("llama")
+    model = twin(local)
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    got, want = (
+        log_of(sft(each, tokenizer, tmp_path, SmoothingTrainer, loss_type="dft", label_smoothing_factor=0.3))
+        for each in (model, local)
+    )
     assert_same(got, want)
 
 
