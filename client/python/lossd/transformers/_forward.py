@@ -12,7 +12,7 @@ from torch import nn
 
 from lossd.transformers import _trl, _weights
 from lossd.transformers._ranks import require_group
-from lossd.transformers._state import Patch, patch_of
+from lossd.transformers._state import Patch, aux_loss_coefficient, patch_of
 
 
 @functools.cache
@@ -119,14 +119,23 @@ def _with_loss(model: Any, state: Patch, original: Any, labels: torch.Tensor, kw
     loss, predictions = _loss(state, hidden, labels, kwargs, smoothing or 0.0, model.training, evaluates)
     # LabelSmoother, whose loss this is then, knows of none.
     if getattr(outputs, "aux_loss", None) is not None and smoothing is None:
-        loss = loss + model.router_aux_loss_coef * outputs.aux_loss.to(loss.device)
+        loss = loss + aux_loss_coefficient(model) * outputs.aux_loss.to(loss.device)
     outputs = dataclasses.replace(outputs, loss=loss, logits=None)
     wants_dict = model.config.return_dict if return_dict is None else return_dict
     if not wants_dict:
         return outputs.to_tuple()
     if predictions is not None:
-        outputs["predictions"] = predictions
+        _put_for_logits(outputs, predictions)
     return outputs
+
+
+def _put_for_logits(outputs: Any, predictions: torch.Tensor) -> None:
+    """Where compute_metrics, which gets the values without their names, looks for logits: before what comes behind."""
+    names = [field.name for field in dataclasses.fields(outputs)]
+    outputs["predictions"] = predictions
+    for name in names[names.index("logits") :]:
+        if name in outputs:
+            outputs.move_to_end(name)
 
 
 def _loss(

@@ -77,6 +77,18 @@ class Patch:
         return self.frozen_copy.of(remote)
 
 
+def aux_loss_coefficient(model: Any) -> float:
+    """What a mixture of experts multiplies its auxiliary loss with, before it is added to the loss: of the model, or of
+    its configuration, which has it under one of two names."""
+    text = model.config.get_text_config()
+    for holder in (model, text):
+        for name in ("router_aux_loss_coef", "aux_loss_coef"):
+            found = getattr(holder, name, None)
+            if found is not None:
+                return float(found)
+    return 0.0
+
+
 def patch_of(model: nn.Module) -> Patch | None:
     """None: the model is not patched."""
     found: Patch | None = model.__dict__.get(ATTRIBUTE)

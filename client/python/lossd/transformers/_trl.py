@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lossd.transformers._state import ATTRIBUTE, Patch
+from lossd.transformers._state import ATTRIBUTE, Patch, aux_loss_coefficient
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,7 +86,7 @@ def outputs_of(model: Any, state: Patch, call: FusedCall, hidden: torch.Tensor, 
     loss = -values.log_probs.sum() / count
     aux_loss = getattr(outputs, "aux_loss", None)
     if aux_loss is not None:
-        loss = loss + model.router_aux_loss_coef * aux_loss.to(loss.device)
+        loss = loss + aux_loss_coefficient(model) * aux_loss.to(loss.device)
     wanted = {name: getattr(values, name)() for name in call.outputs if name != "log_probs"}
     return FusedCausalLMOutput(
         loss=loss, log_probs=values.log_probs, label_mask=values.mask, aux_loss=aux_loss, **wanted

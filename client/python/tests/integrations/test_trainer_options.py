@@ -123,3 +123,15 @@ def test_evaluation_of_the_loss_alone_keeps_no_predictions(client: lossd.Client,
     output = trainer.predict(Rows(5))
     assert output.predictions is None and output.metrics["test_loss"] > 0
     assert trainer_of(transformers.Trainer, model, tmp_path).predict(Rows(5)).predictions.shape == (5, 10)
+
+
+def test_metrics_of_experts_are_in_their_places(client: lossd.Client, name: str, tmp_path: Path) -> None:
+    local = build("mixtral")
+    model = twin(local)
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    got, want = (trainer_of(transformers.Trainer, each, tmp_path).predict(Rows(5)).predictions
+                 for each in (model, local))  # fmt: skip
+    assert len(got) == len(want) == 3
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5)  # the auxiliary loss
+    assert got[1].shape == want[1].shape[:2] and got[1].dtype == np.int64
+    assert np.asarray(got[2]).shape == np.asarray(want[2]).shape  # logits of the routers

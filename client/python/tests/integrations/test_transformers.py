@@ -392,3 +392,14 @@ def test_patch_is_told_the_softcap(client: lossd.Client, name: str) -> None:
     patch(model, client=client, name=name, softcap=1.5)
     model.config.final_logit_softcapping = 1.5
     torch.testing.assert_close(model(**batch()).loss, local(**batch()).loss, **EXACT)
+
+
+def test_auxiliary_losses_under_another_name(client: lossd.Client, name: str) -> None:
+    config = models._config("JetMoeConfig", kv_channels=8, num_local_experts=4, output_router_logits=True)
+    config.aux_loss_coef = 0.5
+    local = transformers.AutoModelForCausalLM.from_config(config).float().train()
+    model = twin(local)
+    patch(model, client=client, name=name)
+    outputs = [each(**batch()) for each in (model, local)]
+    torch.testing.assert_close(outputs[0].loss, outputs[1].loss, **EXACT)
+    assert outputs[1].aux_loss > 0.1
