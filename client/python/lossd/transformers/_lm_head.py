@@ -40,6 +40,7 @@ class RemoteLmHead(ProxyHolder):
         self.out_features = remote.vocab_size
         self.logit_scale = logit_scale
         self.softcap = softcap
+        self._in_fp32 = False
         self._capturing = False
         self._checked = False
         self._hidden: torch.Tensor | None = None
@@ -79,7 +80,15 @@ class RemoteLmHead(ProxyHolder):
                 "RemoteHeadTrainerMixin with its class; a compute_loss_func of logits cannot be used"
             )
         # Scale and softcap are in the model's own forward.
-        return self.remote.head.logits(hidden.detach(), dtype=_name(hidden.dtype), logit_scale=1.0, softcap=0.0)
+        dtype = torch.float32 if self._in_fp32 else hidden.dtype
+        return self.remote.head.logits(hidden.detach(), dtype=_name(dtype), logit_scale=1.0, softcap=0.0)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "forward" and getattr(value, "__name__", "") == "cast_forward_to_fp32":  # GRPOTrainer's
+            require_fp32(self.remote)
+            self._in_fp32 = True  # as that would answer, whose product of hidden states and weights is the server's
+        else:
+            super().__setattr__(name, value)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if "weight" in self._parameters:
@@ -161,6 +170,15 @@ class RemoteLmHead(ProxyHolder):
                 f"{self.logit_scale:g} and softcap={self.softcap:g} would make {expected.tolist()} of them: give "
                 "patch() the logit_scale and softcap of the model"
             )
+
+
+def require_fp32(remote: RemoteHead) -> None:
+    """Raises ValueError, of TRL's option cast_lm_head_to_fp32, if the head computes in less."""
+    if remote.dtype != torch.float32:
+        raise ValueError(
+            f"cast_lm_head_to_fp32: head {remote.name!r} is {remote.dtype} at the server, which computes in that; make "
+            'it with patch(..., dtype="float32")'
+        )
 
 
 def _name(dtype: torch.dtype) -> str:

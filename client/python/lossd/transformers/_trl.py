@@ -7,6 +7,7 @@ server compute them: with gradients of trunk and head, and without logits.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lossd.transformers._lm_head import require_fp32
 from lossd.transformers._state import ATTRIBUTE, Patch, aux_loss_coefficient
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class FusedCall:
     temperature: float
     outputs: tuple[str, ...]
     """Fields of TRL's FusedCausalLMOutput."""
+    in_fp32: bool
+    """Whether autocast is to leave hidden states as they are."""
     labels: torch.Tensor | None = None
     shift_labels: torch.Tensor | None = None
     num_items_in_batch: torch.Tensor | int | None = None
@@ -54,13 +58,10 @@ def with_remote_head(model: nn.Module, state: Patch, forward: Any) -> Any:
             "this version of TRL has a fused LM head that lossd does not know, and that would train without the head "
             "at the server: use trl 1.16, or lossd.transformers.unpatch(model) first"
         )
-    if told["cast_lm_head_to_fp32"] and state.remote.dtype != torch.float32:
-        raise ValueError(
-            f"cast_lm_head_to_fp32: head {state.remote.name!r} is {state.remote.dtype} at the server, which computes "
-            'in that; make it with patch(..., dtype="float32")'
-        )
+    if told["cast_lm_head_to_fp32"]:
+        require_fp32(state.remote)
     ours: Any = told["original_forward"].__func__
-    asked = FusedCall(told["temperature"], tuple(told["outputs"]))
+    asked = FusedCall(told["temperature"], tuple(told["outputs"]), bool(told["cast_lm_head_to_fp32"]))
     fields = {field.name for field in dataclasses.fields(FusedCall)}
 
     @functools.wraps(function)
@@ -81,13 +82,15 @@ def outputs_of(model: Any, state: Patch, call: FusedCall, hidden: torch.Tensor, 
     """A FusedCausalLMOutput of hidden states [B, T, H]; `outputs`: what else the model answered."""
     from trl.trainer.utils import FusedCausalLMOutput
 
-    values = _Values(state, call, hidden)
+    # linear_cross_entropy() asks for autocast when it is called, which the values' methods do, too.
+    with torch.autocast(hidden.device.type, enabled=False) if call.in_fp32 else contextlib.nullcontext():
+        values = _Values(state, call, hidden)
+        wanted = {name: getattr(values, name)() for name in call.outputs if name != "log_probs"}
     count = values.mask.sum().clamp(min=1) if call.num_items_in_batch is None else call.num_items_in_batch
     loss = -values.log_probs.sum() / count
     aux_loss = getattr(outputs, "aux_loss", None)
     if aux_loss is not None:
         loss = loss + aux_loss_coefficient(model) * aux_loss.to(loss.device)
-    wanted = {name: getattr(values, name)() for name in call.outputs if name != "log_probs"}
     return FusedCausalLMOutput(
         loss=loss, log_probs=values.log_probs, label_mask=values.mask, aux_loss=aux_loss, **wanted
     )

@@ -393,6 +393,25 @@ def test_fp32_logits_of_a_head_in_bfloat16_are_refused(
         grpo(model, tokenizer, tmp_path, cast_lm_head_to_fp32=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
+def test_fp32_logits_are_those_of_a_head_in_fp32(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, kind: str, dtype: torch.dtype
+) -> None:
+    local = build(kind).to(dtype)
+    model = twin(local)
+    patch(model, client=client, name=name, dtype="float32", optimizer=None if "tied" in kind else lossd.SGD())
+    logs = [log_of(grpo(each, tokenizer, tmp_path, cast_lm_head_to_fp32=True)) for each in (model, local)]
+    if dtype is torch.float32:
+        assert_same(*logs)
+    prompt = batch()["input_ids"]
+    with torch.no_grad():
+        ours, theirs = (each.eval()(prompt).logits for each in (model, local))
+    assert ours.dtype == theirs.dtype == torch.float32
+    tolerance = 1e-4 if dtype is torch.float32 else 0.1  # after three steps of a trunk in bfloat16
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
 def test_distillation_is_refused(client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any) -> None:
     model = build("llama")
     patch(model, client=client, name=name, optimizer=lossd.SGD())
