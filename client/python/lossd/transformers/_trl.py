@@ -58,6 +58,7 @@ def with_remote_head(model: nn.Module, state: Patch, forward: Any) -> Any:
             "this version of TRL has a fused LM head that lossd does not know, and that would train without the head "
             "at the server: use trl 1.16, or lossd.transformers.unpatch(model) first"
         )
+    _check_trainer(state)
     if told["cast_lm_head_to_fp32"]:
         require_fp32(state.remote)
     ours: Any = told["original_forward"].__func__
@@ -76,6 +77,33 @@ def with_remote_head(model: nn.Module, state: Patch, forward: Any) -> Any:
         return ours(self, *args, **kwargs, **{KEYWORD: dataclasses.replace(asked, **told_now)})
 
     return types.MethodType(with_log_probabilities, model)
+
+
+def _check_trainer(state: Patch) -> None:
+    """Raises ValueError if the trainer that is being made moves weights by itself, and would miss those of the head."""
+    arguments = _arguments_of_trainer()
+    if getattr(arguments, "use_vllm", False) and state.tied is None and state.remote.proxy.requires_grad:
+        raise ValueError(
+            f"use_vllm: TRL gives vLLM the model's parameters, and the weights of head {state.remote.name!r} are at a "
+            "lossd server, so that it would generate with those of the beginning; use_vllm=False generates with the "
+            "patched model"
+        )
+    if getattr(arguments, "sync_ref_model", False):
+        raise ValueError(
+            f"sync_ref_model: TRL would bring the reference's trunk up to date, and not its head, which is at a lossd "
+            f"server as {state.remote.name!r} is; use sync_ref_model=False, or lossd.transformers.unpatch(model) first"
+        )
+
+
+def _arguments_of_trainer() -> Any:
+    """Those of the Trainer whose __init__ this was called from, or None: it tells a model none of its options."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        arguments = getattr(frame.f_locals.get("self"), "args", None)
+        if frame.f_code.co_name == "__init__" and hasattr(arguments, "per_device_train_batch_size"):
+            return arguments
+        frame = frame.f_back
+    return None
 
 
 def outputs_of(model: Any, state: Patch, call: FusedCall, hidden: torch.Tensor, outputs: Any) -> Any:

@@ -90,6 +90,14 @@ def grpo(model: Any, tokenizer: Any, folder: Path, **more: Any) -> transformers.
     )  # fmt: skip
 
 
+def rloo(model: Any, tokenizer: Any, folder: Path, **more: Any) -> transformers.Trainer:
+    settings = options(folder, num_generations=4, max_completion_length=5, **{"beta": 0.0, **more})
+    return trl.RLOOTrainer(
+        model=model, args=trl.RLOOConfig(**settings), reward_funcs=reward, train_dataset=rows("prompt"),
+        processing_class=tokenizer,
+    )  # fmt: skip
+
+
 def log_of(trainer: transformers.Trainer) -> list[dict[str, float]]:
     trainer.train()
     return [
@@ -434,14 +442,30 @@ def test_kto_and_rloo_train_as_with_the_local_head(
                 train_dataset=rows("prompt", "completion").add_column("label", [row % 2 == 0 for row in range(16)]),
                 processing_class=tokenizer,
             )  # fmt: skip
-        settings = options(tmp_path, num_generations=4, max_completion_length=5, beta=0.0)
-        return trl.RLOOTrainer(
-            model=model, args=trl.RLOOConfig(**settings), reward_funcs=reward, train_dataset=rows("prompt"),
-            processing_class=tokenizer,
-        )  # fmt: skip
+        return rloo(model, tokenizer, tmp_path)
 
     local = build("llama")
     model = twin(local)
     head = patch(model, client=client, name=name, optimizer=lossd.SGD())
     assert_same(*(log_of(trainer_of(each)) for each in (model, local)))
     assert head.head.info().optimizer_steps == STEPS
+
+
+@pytest.mark.parametrize("make", [grpo, rloo])
+def test_generation_by_vllm_is_refused(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, make: Any
+) -> None:
+    model = build("llama")
+    patch(model, client=client, name=name, optimizer=lossd.SGD())
+    with pytest.raises(ValueError, match=f"use_vllm: .* the weights of head '{name}' are at a lossd server"):
+        make(model, tokenizer, tmp_path, use_vllm=True)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
+def test_a_reference_that_follows_is_refused(
+    client: lossd.Client, name: str, tmp_path: Path, tokenizer: Any, kind: str
+) -> None:
+    model = build(kind)
+    patch(model, client=client, name=name)
+    with pytest.raises(ValueError, match="sync_ref_model: .*, and not its head"):
+        dpo(model, tokenizer, tmp_path, ref_model=twin(model), sync_ref_model=True)
