@@ -9,7 +9,7 @@ import torch
 
 from lossd.torch._dtypes import name_of
 from lossd.torch._sharded import is_dtensor
-from lossd.torch.distributed import gather_objects, shard_offset
+from lossd.torch.distributed import first_rank_does, gather_objects, shard_offset
 
 if TYPE_CHECKING:
     from lossd.torch.head import RemoteHead
@@ -69,7 +69,8 @@ def load(
 ) -> None:
     """Module._load_from_state_dict of such a module: writes the weights to the server. Missing, unexpected and wrongly
     shaped entries are reported as torch reports those of parameters, and with strict=False a missing one leaves the
-    server's weights alone. Of a head with a process group the first rank's are written, so that the others need not
+    server's weights alone. A head with master weights keeps them if they round to the entries, which then say nothing
+    new. Of a head with a process group the first rank's are written, so that the others need not
     have any, and every rank has to load. A DTensor that is sharded by rows is written by all ranks, each its own."""
     names = {entry: prefix + entry for entry in (("weight", "bias") if head.has_bias else ("weight",))}
     if strict:  # `proxy` is put there by torch.distributed.checkpoint.state_dict, from parameters()
@@ -97,8 +98,21 @@ def load(
             return
     if len({their_sharded for their_absent, _, their_sharded in others if not their_absent}) > 1:
         errors.append(f"weights of head '{head.name}' were not written: they are DTensors on some ranks alone")
-    elif of_first or not (absent or problems):
+    elif (of_first or not (absent or problems)) and not _unchanged(head, found, sharded):
         head.write_weights(found.get("weight"), found.get("bias"))
+
+
+def _unchanged(head: RemoteHead, found: dict[str, Any], sharded: bool) -> bool:
+    """Whether the entries are what state_dict() would have of weights that the server keeps in more bits. Collective
+    with a group: the first rank's count."""
+    if not head.head.config.master_weights or sharded:
+        return False
+
+    def same() -> bool:
+        weight, bias = head.read_weights(dtype=found["weight"].dtype)
+        return torch.equal(weight, found["weight"].cpu()) and (bias is None or torch.equal(bias, found["bias"].cpu()))
+
+    return bool(first_rank_does(same, head.group))
 
 
 def _problems(head: RemoteHead, found: dict[str, Any], names: dict[str, str]) -> list[str]:

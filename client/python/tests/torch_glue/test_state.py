@@ -115,3 +115,19 @@ def test_create_and_from_linear(client: lossd.Client) -> None:
     weight, bias = head.read_weights()
     assert torch.equal(weight, linear.weight) and bias is not None and torch.equal(bias, linear.bias.float())
     client.delete_head("from-linear")
+
+
+def test_a_state_that_says_nothing_new_leaves_master_weights(make_remote: MakeRemote) -> None:
+    head = make_remote(dtype="bfloat16", master_weights=True, bias=True, optimizer=lossd.SGD(lr=1e-3))
+    model = remote_model(head)
+    model.lm_head(torch.ones(2, 6), torch.tensor([1, 2])).backward()
+    head.step()
+    before, version = head.read_weights(dtype=torch.float32)[0], head.head.info().weight_version
+    state = model.state_dict()
+    assert not before.equal(state["lm_head.weight"].float())
+    model.load_state_dict(state)
+    assert head.read_weights(dtype=torch.float32)[0].equal(before)
+    assert head.head.info().weight_version == version
+    state["lm_head.bias"] += 1.0
+    model.load_state_dict(state)
+    assert head.read_weights(dtype=torch.float32)[0].equal(state["lm_head.weight"].float())
