@@ -155,7 +155,7 @@ class GradientProxy(torch.nn.Parameter):
             raise RuntimeError(
                 f"the gradient of head '{self.head.name}' is that of all ranks: clip it with "
                 "lossd.torch.clip_grad_norm_, or have every rank call head.refresh_gradient() behind its last "
-                "backward, before .grad of the head's parameter is looked at"
+                "backward, before .grad of the head's parameter is looked at; head.zero_grad() on every rank drops it"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GradientProxy:

@@ -25,6 +25,7 @@ def patched_class(model_class: Any) -> Any:
         "__setattr__": _setattr_of(model_class),
         "forward": _forward_of(model_class),
         "resize_token_embeddings": _resize_of(model_class),
+        "zero_grad": _zero_grad_of(model_class),
     }
     return type(model_class.__name__, (model_class,), body)
 
@@ -71,6 +72,17 @@ def _setattr_of(model_class: Any) -> Any:
         model_class.__setattr__(self, name, value)
 
     return __setattr__
+
+
+def _zero_grad_of(model_class: Any) -> Any:
+    @functools.wraps(model_class.zero_grad)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        state = patch_of(self)
+        if state is not None and state.tied is None:
+            state.remote.zero_grad()  # of all ranks, also those that have added nothing
+        model_class.zero_grad(self, *args, **kwargs)
+
+    return zero_grad
 
 
 def _resize_of(model_class: type[nn.Module]) -> Any:

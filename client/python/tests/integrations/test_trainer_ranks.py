@@ -10,7 +10,7 @@ from forked import in_processes
 
 import lossd
 
-TRAINED = ("clipped", "unclipped", "means of means", "smoothed", "accelerate")
+TRAINED = ("clipped", "unclipped", "means of means", "smoothed", "accelerate", "out of memory", "interrupted")
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +59,10 @@ def test_a_head_without_the_group_is_refused(found: list[dict[str, Any]]) -> Non
     for of_rank in found:
         assert "group=torch.distributed.group.WORLD, average=True) on every rank" in of_rank["no group"]
         assert "group=torch.distributed.group.WORLD) on every rank, without average" in of_rank["tied, average"]
+
+
+def test_a_gradient_is_dropped_by_all_ranks(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        for tokens, message in of_rank["zeroed"]:  # by the model, and by what wraps it
+            assert tokens == 0
+            assert "head.zero_grad() on every rank" in message

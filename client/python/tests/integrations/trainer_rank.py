@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import os
@@ -15,7 +16,9 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
+from accelerate.state import GradientState
 from models import batch, build
+from torch.nn.parallel import DistributedDataParallel
 
 import lossd
 from lossd.transformers import RemoteHeadTrainer, patch, patched_head, unpatch
@@ -53,6 +56,49 @@ def by_trainer(model: torch.nn.Module, kind: type, **more: Any) -> list[dict[str
     trainer.train()
     log = [{key: entry[key] for key in ("loss", "grad_norm")} for entry in trainer.state.log_history if "loss" in entry]
     return [*log, {"loss": trainer.evaluate()["eval_loss"]}]
+
+
+class OutOfMemory(transformers.Trainer):
+    """Once, with half of a step's gradient at the server."""
+
+    calls = 0
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+        return loss
+
+
+class Interrupted(transformers.Trainer):
+    """Its first train() ends with half of a step's gradient at the server."""
+
+    class _Stop(transformers.TrainerCallback):
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        stop = self._Stop()
+        self.add_callback(stop)
+        with contextlib.suppress(KeyboardInterrupt):
+            super().train()
+        self.remove_callback(stop)
+        return super().train(*args, **kwargs)
+
+
+def zeroed(model: torch.nn.Module, rank: int, wrap: Callable[..., Any]) -> tuple[int, str]:
+    """Tokens in the window after zero_grad() of a part of a step, to which the second rank has added none; and what was
+    answered before to a rank that asked for the gradient's norm alone."""
+    wrapped, head, inputs = wrap(model.train()), patched_head(model), batch()
+    inputs["labels"][:] = -100 if rank else 7
+    GradientState()._set_sync_gradients(False)
+    model(**inputs).loss.backward()
+    GradientState()._set_sync_gradients(True)
+    message = message_of(lambda: head.proxy.grad.norm())
+    wrapped.zero_grad()
+    dist.barrier()
+    return head.head.info().window_tokens, message
 
 
 def by_accelerate(model: torch.nn.Module) -> list[dict[str, float]]:
@@ -130,15 +176,19 @@ def run(rank: int, rendezvous: str, target: str, name: str) -> dict[str, Any]:
             "means of means": {"max_grad_norm": MAX_NORM, "average_tokens_across_devices": False},
             "smoothed": {"max_grad_norm": MAX_NORM, "label_smoothing_factor": 0.2},
             "frozen": {"max_grad_norm": MAX_NORM},
+            "out of memory": {"max_grad_norm": MAX_NORM, "auto_find_batch_size": True},
+            "interrupted": {"max_grad_norm": MAX_NORM},
         }.items():
             model, head = patched(case)
             local = build("llama")
             if case == "frozen":  # later, as PEFT does it
                 model.lm_head.requires_grad_(False)
                 local.lm_head.requires_grad_(False)
-            kind = RemoteHeadTrainer if case == "smoothed" else transformers.Trainer
+            kinds = {"out of memory": OutOfMemory, "interrupted": Interrupted}
+            local_kind = kinds.get(case, transformers.Trainer)
+            kind = RemoteHeadTrainer if case == "smoothed" else local_kind
             remote_log = by_trainer(model, kind, **more)
-            found[case] = {"remote": remote_log, "local": by_trainer(local, transformers.Trainer, **more)}
+            found[case] = {"remote": remote_log, "local": by_trainer(local, local_kind, **more)}
             found[case]["steps"] = head.head.info().optimizer_steps
             unpatch(model)
             difference = (model.lm_head.weight - local.lm_head.weight).abs().max()
@@ -161,6 +211,9 @@ def run(rank: int, rendezvous: str, target: str, name: str) -> dict[str, Any]:
         model, head = patched("accelerate")
         found["accelerate"] = {"remote": by_accelerate(model), "local": by_accelerate(build("llama"))}
         found["accelerate"]["steps"] = head.head.info().optimizer_steps
+
+        model, _ = patched("zeroed")
+        found["zeroed"] = [zeroed(model, rank, wrap) for wrap in (lambda model: model, DistributedDataParallel)]
 
         model, _ = patched("copied")
         copied = copy.deepcopy(model)  # as of a reference
