@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from lossd.torch._window import HeadWindow
@@ -41,6 +42,28 @@ class GradientNorm(torch.Tensor):
                 return result
             is_same = result.data_ptr() == args[0].data_ptr()  # .data, detach() and views
             return result.as_subclass(cls) if is_same else result
+
+
+class _UnknownGradient(torch.Tensor):
+    """The `.grad` of a head that ranks share, before they have asked for its norm together: there is one, which may be
+    set to None, as zero_grad() does on every rank. Whoever wants more gets an error."""
+
+    head_name: str
+
+    @classmethod
+    def of(cls, proxy: GradientProxy) -> _UnknownGradient:
+        made: _UnknownGradient = torch.zeros(1, 1, device=proxy.device).as_subclass(cls)
+        made.head_name = proxy.head.name
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = next(one.head_name for one in tree_leaves((args, kwargs)) if isinstance(one, cls))
+        raise RuntimeError(
+            f"the gradient of head '{name}' is that of all ranks: clip it with lossd.torch.clip_grad_norm_, or have "
+            "every rank call head.refresh_gradient() behind its last backward, before it looks at .grad of the head's "
+            "parameter. To drop it, call head.zero_grad() on every rank"
+        )
 
 
 def _first_has_norm(args: tuple[Any, ...]) -> bool:
@@ -132,6 +155,8 @@ class GradientProxy(torch.nn.Parameter):
         if TracingContext.try_get() is not None:  # torch.compile looks at each parameter's
             return None
         if self._norm is None or self._seen != self.window.contributions():
+            if self._is_of_all_ranks():
+                return _UnknownGradient.of(self)
             self._refresh()
         return self._norm
 
@@ -145,18 +170,17 @@ class GradientProxy(torch.nn.Parameter):
         elif self.window.dirty or bool(value.any()):
             raise ValueError("a head's gradient is at the server: multiply .grad in place, or set it to None")
 
+    def _is_of_all_ranks(self) -> bool:
+        """Whether there is a gradient whose norm ranks have to ask for together."""
+        waits = self.window.dirty or self.marker is not None  # one or the other on every rank that had a backward pass
+        return self.window.group is not None and waits and not self.head.frozen
+
     def _refresh(self) -> None:
         window = self.window
         if self.head.frozen or (window.group is None and not window.dirty and self.marker is None):
             self.forget()
         elif window.group is None:
             self.head.refresh_gradient()
-        elif window.dirty:  # and nothing is known of it, or not of all of it
-            raise RuntimeError(
-                f"the gradient of head '{self.head.name}' is that of all ranks: clip it with "
-                "lossd.torch.clip_grad_norm_, or have every rank call head.refresh_gradient() behind its last "
-                "backward, before .grad of the head's parameter is looked at; head.zero_grad() on every rank drops it"
-            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GradientProxy:
         return copy.deepcopy(self.head, memo).proxy

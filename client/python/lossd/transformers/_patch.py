@@ -11,7 +11,6 @@ from lossd.transformers import _weights
 from lossd.transformers._forward import patched_class
 from lossd.transformers._lm_head import RemoteLmHead
 from lossd.transformers._ranks import SharedGradient
-from lossd.transformers._shared_proxy import SharedProxy
 from lossd.transformers._state import ATTRIBUTE, Patch, require_patched
 from lossd.transformers._tied import TiedWeight
 
@@ -100,7 +99,6 @@ def patch(
     lm_head = RemoteLmHead(remote, linear if tied else None, logit_scale=scale, softcap=cap)
     lm_head.train(model.training)
     if not tied:
-        remote.proxy.__class__ = SharedProxy
         _weights.free(linear)
     model.set_output_embeddings(lm_head)
     shared = SharedGradient(None if tied else remote)
