@@ -46,9 +46,9 @@ const char* NameOf(Operation operation);
 // null, and every call returns when it is done.
 //
 // Failure: a call that returns anything but kInvalidArgument has ended the communicator: the other ranks'
-// calls fail soon (they find the connection closed, or wait for their timeout), and every later call fails at
-// once with the same code. What the failed call was to write is undefined. Only a new communicator, of all
-// ranks, goes on.
+// calls fail soon (they find the connection closed, or wait for their timeout; with NCCL one may succeed for
+// which everything had come), and every later call fails at once with the same code. What the failed call was
+// to write is undefined. Only a new communicator, of all ranks, goes on.
 class Communicator {
  public:
   virtual ~Communicator() = default;

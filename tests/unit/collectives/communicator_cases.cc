@@ -449,7 +449,9 @@ TEST_P(CommunicatorFaultTest, AbortEndsACallThatWaits) {
     } else {
       // The others are not in the call that was aborted; the next one tells them.
       rank.rendezvous.Meet();
-      const Result result = ranks->Barrier(Stream());
+      Result result = ranks->Barrier(Stream());
+      // With NCCL rank 0 may have done its part of that one before it was aborted.
+      if (result.ok() && !BackendUnderTest().NoticesLostPeers()) result = ranks->Barrier(Stream());
       ExpectLost(result, "barrier", rank);
     }
   });

@@ -76,11 +76,16 @@ def parallel(layout: Layout) -> Iterator[None]:
     on_the_cpu()
     from megatron.core import parallel_state
 
+    groups = dist.distributed_c10d._world.pg_map
+    before = list(groups)
     parallel_state.initialize_model_parallel(layout.tp, layout.pp)
     try:
         yield
     finally:
         parallel_state.destroy_model_parallel()
+        # Megatron leaves them: some thirty a test, with threads that wake up all the time.
+        for group in [one for one in groups if one not in before]:
+            dist.destroy_process_group(group)
 
 
 def model_of(layout: Layout, *, tied: bool = False, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
