@@ -30,9 +30,9 @@ def evaluated(rank: int, group: dist.ProcessGroup, target: str, name: str, kind:
         schedule.eval(hidden, target=labels, losses=losses)
         wanted = F.cross_entropy(F.linear(trunk(hidden), weights), labels)
         torch.testing.assert_close(sum(losses), wanted.detach(), rtol=1e-5, atol=1e-6)
-        assert not head.dirty and head.head.info().window_tokens == 0
+        assert not head.dirty and head.gradient_stats().window_tokens == 0
         schedule.step(hidden, target=labels)  # and a step between evaluations trains
-        assert head.head.info().window_tokens == len(labels)
+        assert head.gradient_stats().window_tokens == len(labels)
         head.zero_grad()
     head.close()
 
