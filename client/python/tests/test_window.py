@@ -371,8 +371,8 @@ def test_a_step_that_is_repeated_names_the_same_marks(make_head: MakeHead, monke
     generation = head.info().generation
     real = type(_library.library()).call
 
-    def lose(self: Any, name: str, *arguments: Any) -> None:
-        real(self, name, *arguments)
+    def lose(self: Any, name: str, *arguments: Any, **options: Any) -> None:
+        real(self, name, *arguments, **options)
         if name == "lossd_head_apply_step":
             raise lossd.UnavailableError("lost")
 

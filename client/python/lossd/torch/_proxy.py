@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext
-from torch.utils._pytree import tree_leaves
+from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from lossd.torch._window import HeadWindow
@@ -37,11 +38,19 @@ class GradientNorm(torch.Tensor):
                 "noise and the like keep gradient and weight here, with lossd.torch.LocalWeight"
             )
         with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **(kwargs or {}))
+            # DTensors, as clip_grad_norm_ may multiply with, take no other subclass beside them.
+            plain_args, plain_kwargs = tree_map(_plain, (args, kwargs or {}))
+            result = function(*plain_args, **plain_kwargs)
             if type(result) is not torch.Tensor or not args or not isinstance(args[0], cls):
                 return result
+            if result is plain_args[0]:
+                return args[0]
             is_same = result.data_ptr() == args[0].data_ptr()  # .data, detach() and views
             return result.as_subclass(cls) if is_same else result
+
+
+# clip_grad_norm_ multiplies a list of gradients at once, as it must if some are DTensors, only if it knows all classes.
+_foreach_utils._foreach_supported_types.append(GradientNorm)  # noqa: SLF001  (there is no public way)
 
 
 class _UnknownGradient(torch.Tensor):
@@ -64,6 +73,11 @@ class _UnknownGradient(torch.Tensor):
             "every rank call head.refresh_gradient() behind its last backward, before it looks at .grad of the head's "
             "parameter. To drop it, call head.zero_grad() on every rank"
         )
+
+
+def _plain(one: Any) -> Any:
+    """The same memory, as a tensor like any other."""
+    return one.as_subclass(torch.Tensor) if isinstance(one, GradientNorm) else one
 
 
 def _first_has_norm(args: tuple[Any, ...]) -> bool:

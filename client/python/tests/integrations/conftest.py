@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -24,7 +25,8 @@ def name(client: lossd.Client) -> Iterator[str]:
     yield name
     for head in client.heads():
         if head.config.name.startswith(name):
-            client.delete_head(head.config.name, discard_gradient=True)
+            with contextlib.suppress(lossd.NotFoundError):  # the copy of a model that was collected in this moment
+                client.delete_head(head.config.name, discard_gradient=True)
 
 
 @pytest.fixture(autouse=True)

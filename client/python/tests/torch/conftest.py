@@ -18,12 +18,13 @@ class Heads:
         self._heads: dict[HeadSpec, TestHead] = {}
 
     def __call__(self, **config: object) -> TestHead:
-        """With the head's window empty."""
+        """With the head's window empty, and in training, whatever a test before has made of it."""
         spec = HeadSpec(**config)  # type: ignore[arg-type]
         if spec not in self._heads:
             self._heads[spec] = TestHead(self._client, f"torch-{len(self._heads)}", spec)
         head = self._heads[spec]
         head.remote.zero_grad()
+        head.remote.train()
         return head
 
 

@@ -40,7 +40,7 @@ def test_a_local_gradient_that_is_not_finite(
 ) -> None:
     heads, before = two_heads(make_remote)
     optimizer = RemoteOptimizer(heads, lr=0.1, skip_non_finite=skip)
-    heads[0].proxy.grad.add_(0)  # looked at, and left as it is
+    heads[0].proxy.grad.mul_(1)  # looked at, and left as it is
     norm = clip_grad_norm_([local_gradient(value)], 1.0, heads=[heads[one] for one in clipped])
     assert not math.isfinite(norm)
     spoiled = math.isnan(value)  # an infinite norm makes the factor 0, as it does to local gradients
