@@ -94,8 +94,11 @@ def _connected(target: bytes, options: s.ClientOptions) -> c.c_void_p:
     told = threading.Timer(
         _SILENT_SECONDS,
         _log.warning,
-        ("no answer yet from %s; connect waits for it up to %g s (reconnect_timeout). Is lossd running there?",)
-        + (target.decode(), options.reconnect_timeout_seconds),
+        [
+            "no answer yet from %s; connect waits for it up to %g s (reconnect_timeout). Is lossd running there?",
+            target.decode(),
+            options.reconnect_timeout_seconds,
+        ],
     )
     told.daemon = True
     told.start()
