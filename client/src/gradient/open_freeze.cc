@@ -2,14 +2,9 @@
 
 #include "client/src/common/convert.h"
 #include "client/src/connection/grpc_status.h"
-#include "client/src/connection/waiting.h"
+#include "client/src/gradient/window_call.h"
 
 namespace lossd::internal {
-
-bool MayBeDone(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnknown(status) ||
-         WasInterrupted(status);
-}
 
 v1::BeginFlushRequest RequestOf(const HeadContext& head, const OpenFreeze& freeze) {
   v1::BeginFlushRequest request;

@@ -9,9 +9,6 @@
 
 namespace lossd::internal {
 
-// Whether the server may have done what it was asked for although there is no answer.
-bool MayBeDone(const absl::Status& status);
-
 v1::BeginFlushRequest RequestOf(const HeadContext& head, const OpenFreeze& freeze);
 
 // Reopens the window, whole, if there is such a flush and it has frozen it. An error: that is not known yet.

@@ -4,7 +4,6 @@
 #include "client/src/common/convert.h"
 #include "client/src/common/head_impl.h"
 #include "client/src/gradient/open_commit.h"
-#include "client/src/gradient/open_freeze.h"
 #include "client/src/gradient/window_call.h"
 #include "lossd/client.h"
 

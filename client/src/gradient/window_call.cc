@@ -1,9 +1,15 @@
 #include "client/src/gradient/window_call.h"
 
 #include "client/src/connection/grpc_status.h"
+#include "client/src/connection/waiting.h"
 #include "client/src/gradient/open_freeze.h"
 
 namespace lossd::internal {
+
+bool MayBeDone(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnknown(status) ||
+         WasInterrupted(status);
+}
 
 absl::Status WindowCall::FindServer() {
   // A server that was restarted since answers with heads, sessions or generations that are not ours.

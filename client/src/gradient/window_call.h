@@ -12,6 +12,9 @@
 
 namespace lossd::internal {
 
+// Whether the server may have done what it was asked for although there is no answer.
+bool MayBeDone(const absl::Status& status);
+
 // Used by one thread. The head must outlive it.
 class WindowCall {
  public:
