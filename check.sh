@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/tools/common.sh"
 cd "$repo_root"
 
 functional=(lint unit conformance integration bench deploy python)
-more=(attack asan tsan fuzz tidy)
+more=(attack hosts asan tsan fuzz tidy)
 
 usage() {
   cat <<END
@@ -26,6 +26,8 @@ said in the end.
   python       the package in client/python: its types, its style and its tests, in build/venv (tools/python_env.sh)
 with 'all', or by name:
   attack       hostile clients and a network that fails, for a bounded time: memory stays within bounds, every bit is right
+  hosts        a group over four hosts, with a slow network that loses packets and is cut: they are network namespaces, so this takes
+               root and /dev/net/tun
   asan         unit, conformance and integration under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan         the tests of the server's concurrent parts under ThreadSanitizer
   fuzz         parsers of bytes from outside, each over its corpus and some seconds of mutations (longer: tools/fuzz.sh)
@@ -36,7 +38,7 @@ by name alone:
 How to run one test, and how long everything takes: CONTRIBUTING.md.
 
   --no-setup   leave the installed packages as they are
-  --cuda       bring a CUDA toolkit first, without a GPU too (tools/cuda_toolkit.sh: 0.5 GB to download, no root)
+  --cuda       bring a CUDA toolkit first, without a GPU too (tools/cuda_toolkit.sh: 0.7 GB to download, no root)
   --gpu        the same as the suite gpu
 Exit status: 0 if everything passed, 1 if not, 2 for arguments that it does not know, and if another one runs in this clone.
 END
@@ -93,7 +95,7 @@ build_tree() {
 built=no
 suite_build() {
   local targets=(lossd_c lossd)
-  if wants attack || wants unit || wants conformance || wants integration || wants bench || wants deploy || wants gpu; then targets=(); fi
+  if wants attack || wants hosts || wants unit || wants conformance || wants integration || wants bench || wants deploy || wants gpu; then targets=(); fi
   local began=$SECONDS
   build_tree release build "${targets[@]}" || return 0
   built=yes
@@ -136,9 +138,9 @@ labelled_suite() {
 check_labels() {
   local all labelled
   all=$(ctest --test-dir build -N | sed -n 's/^Total Tests: //p')
-  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|deploy|gpu|attack)$' | sed -n 's/^Total Tests: //p')
+  labelled=$(ctest --test-dir build -N -L '^(unit|conformance|integration|bench|deploy|gpu|attack|hosts)$' | sed -n 's/^Total Tests: //p')
   if [[ -z $all || $all != "$labelled" ]]; then
-    printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench, deploy, gpu or attack\n' "$all" "$labelled" >&2
+    printf '%s tests, but only %s of them are labelled unit, conformance, integration, bench, deploy, gpu, attack or hosts\n' "$all" "$labelled" >&2
     return 1
   fi
 }
@@ -152,6 +154,10 @@ suite_conformance() { labelled_suite conformance "$jobs"; }
 suite_integration() { labelled_suite integration $((2 * jobs)); }
 suite_bench() { labelled_suite bench 1; }
 suite_attack() { labelled_suite attack 1; }
+suite_hosts() {
+  await_environment python_env || return 0  # torchrun
+  labelled_suite hosts 1
+}
 
 suite_deploy() {
   await_environment deploy_tools || return 0
@@ -166,11 +172,11 @@ in_venv() {
 
 # run_pytest SUITE PYTEST_ARGUMENT...
 run_pytest() {
-  local report=$log_dir/check-$1-python.xml
+  local report=$log_dir/check-$1-python.xml log=$log_dir/check-$1-python.log
   rm -f "$report"
-  evidence+=(--pytest "$report")
+  evidence+=(--pytest "$report" "$log")
   say "Running the tests of client/python"
-  in_venv -m pytest -q --dist=loadfile --junitxml="$report" "${@:2}" 2>&1 | tee "$log_dir/check-$1-python.log" | sed 's/^/    /' ||
+  in_venv -m pytest -q --dist=loadfile --junitxml="$report" "${@:2}" 2>&1 | tee "$log" | sed 's/^/    /' ||
     tests_ended pytest "${PIPESTATUS[0]}" 1
 }
 
@@ -191,7 +197,7 @@ suite_asan() {
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export LSAN_OPTIONS=suppressions=$repo_root/tests/lsan.supp:print_suppressions=0
-  run_ctest asan build-asan -L '^(unit|conformance|integration)$' -j "$jobs"
+  run_ctest asan build-asan -L '^(unit|conformance|integration)$' -j $((2 * jobs))
   unset ASAN_OPTIONS UBSAN_OPTIONS LSAN_OPTIONS
 }
 
@@ -210,7 +216,7 @@ suite_fuzz() {
   run_ctest fuzz build-fuzz -L '^fuzz$' -j "$jobs"
 }
 
-# Every file by itself: a tree that is configured, of which nothing but the messages' headers is made.
+# A tree that is configured, of which nothing but the messages' headers is made.
 suite_tidy() {
   await_environment tidy_env || return 0
   build_tree tidy build-tidy lossd_proto_sources || return 0
@@ -248,6 +254,9 @@ gpu_python() {
   mapfile -t tests < <(cd client/python && find tests -name 'test_cuda*.py' | sort)
   run_pytest gpu "${tests[@]}"
   check "$log_dir/check-gpu-staging.log" "Batches of CUDA tensors (client/python/tests/cuda_check.py)" in_venv tests/cuda_check.py
+  if (($(nvidia-smi -L 2>/dev/null | wc -l) > 1)); then
+    check "$log_dir/check-gpu-devices.log" "Heads over two GPUs (client/python/tests/devices_check.py)" in_venv tests/devices_check.py
+  fi
 }
 
 # What CMake decided about CUDA code, if it was asked.
@@ -285,7 +294,7 @@ trap 'exit 143' TERM
 
 groups=(build run test)
 if wants deploy; then groups+=(deploy); fi
-if wants python || wants gpu; then groups+=(python); fi
+if wants python || wants hosts || wants gpu; then groups+=(python); fi
 if wants fuzz; then groups+=(fuzz); fi
 if [[ $cuda == yes ]]; then groups+=(cuda); fi
 if [[ $setup == yes ]]; then
@@ -294,7 +303,7 @@ elif [[ $cuda == yes ]]; then
   tools/cuda_toolkit.sh --always
 fi
 rm -f "$log_dir"/check-*.json
-if wants python || wants gpu; then begin_environment python_env; fi
+if wants python || wants hosts || wants gpu; then begin_environment python_env; fi
 if wants deploy; then begin_environment deploy_tools; fi
 if wants tidy; then begin_environment tidy_env; fi
 
@@ -308,7 +317,7 @@ run_suite() {
 
 # What has passed and has not changed since: tests/test_main.cc.
 export LOSSD_UNCHANGED=pass
-if [[ " ${suites[*]} " =~ " "(unit|conformance|integration|bench|deploy|python|gpu|attack)" " ]]; then suites=(build "${suites[@]}"); fi
+if [[ " ${suites[*]} " =~ " "(unit|conformance|integration|bench|deploy|python|gpu|attack|hosts)" " ]]; then suites=(build "${suites[@]}"); fi
 
 # The package's tests run beside others, which wait for half of their time; what they print is shown in their turn.
 python_beside=

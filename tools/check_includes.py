@@ -18,15 +18,16 @@ import sys
 
 from source_files import ROOT, source_files
 
-GENERATED = r"lossd/v1/.*\.pb\.h$|server/version\.h$"
+GENERATED = r"lossd/(group/)?v1/.*\.pb\.h$|server/version\.h$"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
-RPC = r"grpc|grpcpp/|grpc\+\+/|google/protobuf/|google/rpc/|lossd/v1/"
+RPC = r"grpc|grpcpp/|grpc\+\+/|google/protobuf/|google/rpc/|lossd/(group/)?v1/"
 DEVICE = r"cuda|cublas|nccl|nvml|dnnl|oneapi/dnnl|omp\.h"
 OWN = r"kernels/|server/|client/|lossd/|tests/|proto/"
 # What moves data between ranks: one folder knows it, and all others know kernels/collectives/communicator.h.
 COLLECTIVES = r"gloo/|nccl"
 COLLECTIVES_FOLDER = "kernels/collectives/"
+COMMUNICATOR = r"kernels/collectives/communicator\.h$"
 THREADS = r"(thread|jthread|future|pthread\.h)$"
 
 
@@ -53,6 +54,11 @@ def folders_in(path, root="server/engine/"):
     return tuple(sorted(match.group()[len(root) :] for match in names if match))
 
 
+def single_devices():
+    """All but that which makes one device of those of a group."""
+    return tuple(folder for folder in folders_in("server/engine/device/") if folder != "device/sharded/")
+
+
 # One constant, made by CMake from the project's version.
 VERSION = r"server/version\.h$"
 # The element types' sizes and names are one enum for the whole server.
@@ -64,20 +70,20 @@ RULES = [
     *layers(
         "kernels/cuda/",
         ["", ("losses/", "optimizer/", "portable/", "sm90/"), "rows/", "memory/"],
-        r"kernels/[^/]+$",
+        r"kernels/[^/]+$|kernels/collectives/communicator\.h$",
         rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}",
     ),
     (COLLECTIVES_FOLDER, r"kernels/collectives/|kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
-    ("kernels/cpu/", r"kernels/cpu/|kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
-    ("kernels/", r"kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
+    ("kernels/cpu/", rf"kernels/cpu/|{COMMUNICATOR}|kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
+    ("kernels/", rf"{COMMUNICATOR}|kernels/[^/]+$", rf"{RPC}|absl/|prometheus/|spdlog/|{THREADS}"),
     # Files that both ends read: no message, but absl::Status, as everywhere above the kernels.
     ("proto/safetensors/", r"proto/safetensors/", rf"{RPC}|prometheus/|spdlog/|{DEVICE}|{THREADS}"),
     ("proto/", r"proto/|lossd/v1/", rf"absl/|prometheus/|spdlog/|{DEVICE}|{THREADS}"),
     # What a checkpoint says of a head is the head's to define: so checkpoint/ is above head/, which only knows where tensors go.
     *layers(
         "server/engine/",
-        ["", "checkpoint/", "head/", "head/parts/", "schedule/", folders_in("server/engine/device/"), "device/", "regions/", "chunk/", "memory/",
-         "common/"],
+        ["", "checkpoint/", "head/", "head/parts/", "schedule/", "device/sharded/", ("group/", "replicas/"), single_devices(), "device/", "regions/",
+         "chunk/", "memory/", "common/"],
         r"kernels/",
         rf"{RPC}|prometheus/",
     ),
@@ -87,13 +93,31 @@ RULES = [
         rf"server/engine/|{VERSION}",
         rf"{RPC}",
     ),
+    # Ranks of a group meet before they have a communicator, so this is where the two know of each other.
+    (
+        "server/rpc/group/",
+        r"server/rpc/(group|convert)/|server/rpc/(calls/worker_pool|compression|connections/acceptor|no_plugins)\.h$|server/engine/(group|common)/|server/engine/device/device_report\.h$|kernels/collectives/(rendezvous|result)\.h$|lossd/group/v1/",
+        rf"{DEVICE}|prometheus/",
+    ),
+    # The messages between ranks that lanes go by.
+    (
+        "server/rpc/lanes/",
+        rf"server/rpc/(lanes|services|compute|connections|transport|calls|convert)/|server/rpc/compression\.h$|server/engine/|server/telemetry/|proto/|lossd/(group/)?v1/|{TYPES}",
+        rf"{DEVICE}|prometheus/",
+    ),
     *layers(
         "server/rpc/",
-        ["", "services/", "compute/", "connections/", "transport/", "calls/", "convert/"],
+        ["", "lanes/", "services/", "compute/", "connections/", "transport/", "calls/", "convert/"],
         rf"server/engine/|server/telemetry/|proto/|lossd/v1/|{VERSION}|{TYPES}",
         rf"{DEVICE}|prometheus/",
     ),
-    *layers("server/", ["", "startup/"], rf"server/rpc/|server/telemetry/|server/engine/|{VERSION}", rf"{DEVICE}"),
+    # Who starts the ranks of a group connects them.
+    (
+        "server/startup/group/",
+        rf"server/startup/(group/|port_file\.h$)|server/rpc/|server/telemetry/|server/engine/|kernels/collectives/|kernels/shard\.h$|{VERSION}",
+        rf"{DEVICE}",
+    ),
+    *layers("server/", ["", "startup/", "startup/group/"], rf"server/rpc/|server/telemetry/|server/engine/|{VERSION}", rf"{DEVICE}"),
     ("client/include/", r"lossd/(?!v1/)", rf"{RPC}|{DEVICE}|spdlog/|prometheus/"),
     # The example's local twin computes its head in process, by the kernels' reference.
     ("client/examples/", r"client/examples/|lossd/(?!v1/)|kernels/", r"prometheus/"),

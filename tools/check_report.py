@@ -1,24 +1,29 @@
 #!/usr/bin/env python3
 """What a run of ./check.sh has shown: single tests and their times, out of the reports of CTest, GoogleTest and pytest.
 
-usage: tools/check_report.py suite OUT NAME SECONDS [--check TITLE SECONDS ok|failed]... [--ctest REPORT RESULTS]... [--pytest REPORT]...
+usage: tools/check_report.py suite OUT NAME SECONDS [--check TITLE SECONDS ok|failed]... [--ctest REPORT RESULTS]...
+                                                  [--pytest REPORT LOG]...
        tools/check_report.py table OUT SECONDS SUITE...
 
 `suite` writes what a suite has shown to OUT. RESULTS is the folder in which each GoogleTest program that CTest started has left a
 report of its own: its tests count one by one, other programs as one test. A test that was skipped, or a program that
-did not run, has shown nothing and counts as failed. A report that is not there counts as one failure.
+did not run, has shown nothing and counts as failed. A report that is not there counts as one failure. LOG is what pytest printed:
+an interpreter that crashed has left the place there.
 
 `table` joins such files to OUT ({"seconds", "suites": [{"name", "seconds", "passed", "unchanged", "failed", "slowest", "failures"}]})
 and prints them as a table; a file that is not there is a suite that failed. `unchanged`: how many of those that passed did so in an
 earlier run of the same program. Exit status 1 if anything failed.
 """
 import argparse
+import itertools
 import json
 import os
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
 SLOWEST = 10
+STACK_LINES = 40
 UNCHANGED = "unchanged since it passed"  # what tests/test_main.cc prints
 
 
@@ -67,6 +72,21 @@ def ctest_cases(report, results):
             yield name, seconds, why
 
 
+def crashes_of(log):
+    """(title, seconds, stack) of every crash that Python's faulthandler has told of."""
+    try:
+        with open(log, encoding="utf-8", errors="replace") as file:
+            lines = [line.rstrip() for line in file]
+    except OSError:  # told of where the report is read
+        return
+    for at, line in enumerate(lines):
+        found = re.search(r"Fatal Python error.*", line)
+        if found:
+            stacks = list(itertools.takewhile(lambda each: "Extension modules" not in each, lines[at + 1 :]))
+            current = next((i for i, each in enumerate(stacks) if each.startswith("Current thread")), 0)
+            yield found[0], 0.0, "\n    ".join(["crashed", *stacks[current : current + STACK_LINES]])
+
+
 def read_or_complain(cases, *report):
     try:
         return list(cases(*report)) or [(report[0], 0.0, "no test was run")]
@@ -89,8 +109,9 @@ def suite(arguments):
     for report, results in arguments.ctest:
         cases += read_or_complain(ctest_cases, report, results)
         unchanged += unchanged_count(report, results)
-    for report in arguments.pytest:
+    for report, log in arguments.pytest:
         cases += read_or_complain(cases_of, report)
+        cases += crashes_of(log)
     failures = [[name, why] for name, _, why in cases if why is not None]
     if not cases:
         failures = [["the suite", "nothing was run"]]
@@ -145,7 +166,7 @@ def main():
     one.add_argument("seconds", type=int)
     one.add_argument("--check", nargs=3, action="append", default=[], metavar=("TITLE", "SECONDS", "VERDICT"))
     one.add_argument("--ctest", nargs=2, action="append", default=[], metavar=("REPORT", "RESULTS"))
-    one.add_argument("--pytest", action="append", default=[], metavar="REPORT")
+    one.add_argument("--pytest", action="append", default=[], nargs=2, metavar=("REPORT", "LOG"))
     one.set_defaults(run=suite)
     all_of_them = commands.add_parser("table")
     all_of_them.add_argument("out")

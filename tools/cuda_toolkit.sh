@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Brings a CUDA compiler, its run time and cuBLAS as wheels from PyPI into build/cuda-toolkit, where they are needed; without root.
+# Brings a CUDA compiler, its run time, cuBLAS and NCCL as wheels from PyPI into build/cuda-toolkit, where they are needed; without root.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -10,7 +10,7 @@ usage() {
 usage: tools/cuda_toolkit.sh [--always] [--check | --driver]
 
 Where there is an NVIDIA driver but no CUDA compiler (nvcc in PATH, \$CUDA_HOME or /usr/local/cuda), brings one as wheels from
-PyPI into build/cuda-toolkit, in the layout of an installed toolkit; the build finds it there. About 0.5 GB to download, 1 GB on
+PyPI into build/cuda-toolkit, in the layout of an installed toolkit; the build finds it there. About 0.7 GB to download, 1.3 GB on
 disk. Does nothing on a machine without a driver, and nothing the second time. The versions are in tools/packages.sh.
 
   --always  also without a driver, and beside another CUDA compiler
@@ -64,6 +64,8 @@ bring() {
     TMPDIR=$scratch/tmp "$python" -m pip install --disable-pip-version-check --no-cache-dir --no-deps --only-binary=:all: \
       --progress-bar=off --no-warn-script-location --target "$scratch/wheels" "${cuda_wheels[@]}" &&
     ln -s lib "$scratch/wheels/nvidia/cu13/lib64" &&
+    mv "$scratch/wheels/nvidia/nccl/lib/libnccl.so.2" "$scratch/wheels/nvidia/cu13/lib/" &&
+    mv "$scratch"/wheels/nvidia/nccl/include/*.h "$scratch/wheels/nvidia/cu13/include/" &&
     mkdir "$scratch/wheels/nvidia/cu13/licenses" &&
     (cd "$scratch/wheels" && for folder in *.dist-info; do cp -r "$folder" nvidia/cu13/licenses/; done) &&
     "$scratch/wheels/nvidia/cu13/bin/nvcc" --version &&
@@ -92,5 +94,5 @@ if ! wanted; then
   exit 0
 fi
 python=$(find_pip) || give_up "no CUDA compiler, and no pip to bring one with" "as root, run: apt-get install ${packages_cuda[*]}"
-try_step "$log" "Bringing a CUDA toolkit from PyPI (0.5 GB)" bring "$python" ||
+try_step "$log" "Bringing a CUDA toolkit from PyPI (0.7 GB)" bring "$python" ||
   give_up "the CUDA toolkit did not come" "the whole log: ${log#"$repo_root"/}"

@@ -10,11 +10,11 @@ packages_build=(
 )
 # What tools/cuda_toolkit.sh brings CUDA wheels with.
 packages_cuda=(python3 python3-pip)
-# CUDA compiler, headers, run time, cuBLAS and compute-sanitizer, from PyPI.
+# CUDA compiler, headers, run time, cuBLAS, NCCL and compute-sanitizer, from PyPI.
 cuda_wheels=(
   nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
   nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3
-  nvidia-cuda-sanitizer-api==13.0.85
+  nvidia-nccl-cu13==2.28.9 nvidia-cuda-sanitizer-api==13.0.85
 )
 # The text that the example trains on.
 packages_run=(debian-reference-en debian-policy developers-reference)
@@ -35,7 +35,7 @@ packages_deploy=(
   "${packages_image[@]}" fonts-dejavu-core openssl prometheus python3 python3-grpcio python3-numpy python3-pil python3-protobuf
   python3-venv python3-yaml systemd)
 if ! grep -qs '^ID=ubuntu' /etc/os-release; then packages_deploy+=(chromium); fi
-packages_test=(openssl libfaketime procps spin python3 python3-grpcio python3-protobuf python3-numpy python3-prometheus-client python3-pycparser python3-venv clang-format-14 shellcheck)
+packages_test=(openssl libfaketime procps iproute2 iptables openmpi-bin spin python3 python3-grpcio python3-protobuf python3-numpy python3-prometheus-client python3-pycparser python3-venv clang-format-14 shellcheck)
 # The compiler that has libFuzzer, with its run time: of the tree build-fuzz.
 packages_fuzz=(clang libclang-rt-dev procps)
 # What tools/tidy_env.sh makes build/tidy of, from PyPI.

@@ -1,6 +1,10 @@
 #!/usr/bin/python3
 """Runs clang-tidy over the project's sources, several at once, skipping those that passed before and have not changed.
 
+Sources that are compiled alike are looked at as one text, because their headers take most of the time. Where something is found in
+such a text, or its parts use a name twice, each of them is looked at by itself, and only that is said. So is every source that the last
+commits or nobody's commit have changed: what it includes must be enough for it, and in one text its neighbours could help out.
+
 A source counts as unchanged while its own text, that of every header of the project it includes (however deep), with generated ones
 that of the .proto files, the compile command, .clang-tidy and the version of clang-tidy are the same; the hash of all that is kept in the user's cache folder
 ($XDG_CACHE_HOME or ~/.cache, lossd/tidy), so that it serves every clone.
@@ -13,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,6 +28,10 @@ TIDY = os.path.join(ROOT, "build/tidy/bin/clang-tidy")  # tools/tidy_env.sh
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 GCC_ONLY = re.compile(r" -fno-gnu-unique\b")  # options that clang refuses
 GENERATED = re.compile(r"\.pb\.h$")
+OF_ONE_FILE = re.compile(r" -o (?P<object>\S+) -c \S+$")  # what differs between the commands of a target's sources
+MOST_TOGETHER = 12
+RECENT_COMMITS = 25
+MOST_RECENT = 80  # sources of them: a clone may have one commit for everything
 
 
 class Hasher:
@@ -57,19 +66,66 @@ class Hasher:
         return digest.hexdigest()
 
 
-def tidy(build, path):
-    """(passed, output) of one source."""
+def run_tidy(*arguments, folder=ROOT):
+    """(passed, output)"""
     # What is guarded by a mutex is touched with it held: server/engine/common/mutex.h.
-    command = [TIDY, "--quiet", "--extra-arg=-Wthread-safety", "-p", build, os.path.join(ROOT, path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [TIDY, "--quiet", "--extra-arg=-Wthread-safety", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode == 0, done.stdout + ("" if done.returncode == 0 else done.stderr)
+
+
+def recently_changed():
+    """Sources of the last commits, and those that are not committed; none where there is no history."""
+
+    def lines(*arguments):
+        done = subprocess.run(["git", "-C", ROOT, *arguments], check=False, capture_output=True, text=True)
+        return done.stdout.splitlines() if done.returncode == 0 else []
+
+    uncommitted = lines("ls-files", "--modified", "--others", "--exclude-standard")
+    committed = [path for path in lines("log", "--name-only", "--format=", f"-{RECENT_COMMITS}") if path.endswith(".cc")]
+    return {*list(dict.fromkeys(committed))[:MOST_RECENT], *uncommitted}
+
+
+def alike(commands, paths):
+    """Lists of sources that one command compiles and one configuration is for; what changed recently is alone in its list."""
+    groups = {}
+    recent = recently_changed()
+    for path in paths:
+        if path in recent:
+            yield [path]
+            continue
+        target = os.path.dirname(OF_ONE_FILE.search(commands[path]["command"])["object"]).partition(".dir")[0]
+        flags = OF_ONE_FILE.sub("", commands[path]["command"])
+        groups.setdefault((target, flags, path.startswith("tests/")), []).append(path)
+    for group in groups.values():
+        lists = -(-len(group) // MOST_TOGETHER)
+        yield from (group[i::lists] for i in range(lists))
+
+
+def passes_as_one(folder, commands, paths):
+    """Whether nothing is found in a text of all of them."""
+    with open(os.path.join(folder, paths[0].replace("/", "-")), "w", encoding="utf-8") as together:
+        for path in paths:
+            with open(os.path.join(ROOT, path), encoding="utf-8") as source:
+                together.write(f'#line 1 "{path}"\n{source.read()}\n')
+    config = subprocess.run([TIDY, "--dump-config", paths[0]], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    flags = shlex.split(OF_ONE_FILE.sub("", commands[paths[0]]["command"]))[1:]
+    return run_tidy(f"--config={config}", together.name, "--", *flags, folder=commands[paths[0]]["directory"])[0]
+
+
+def tidy(folder, commands, paths):
+    """(path, passed, output) of each source."""
+    if len(paths) > 1 and passes_as_one(folder, commands, paths):
+        return [(path, True, "") for path in paths]
+    return [(path, *run_tidy("-p", folder, os.path.join(ROOT, path))) for path in paths]
 
 
 def write_commands(folder, commands):
     """A compile_commands.json that clang takes: omp.h, which it has none of, is GCC's, and so are deprecated parts of GCC's library."""
     headers = subprocess.run(["g++", "-print-file-name=include"], check=True, capture_output=True, text=True).stdout.strip()
     for command in commands:
-        command["command"] = GCC_ONLY.sub("", command["command"]) + f" -idirafter {headers} -Wno-deprecated-declarations"
+        more = f" -idirafter {headers} -Wno-deprecated-declarations"
+        command["command"] = OF_ONE_FILE.sub(lambda match: more + match[0], GCC_ONLY.sub("", command["command"]))
     with open(os.path.join(folder, "compile_commands.json"), "w", encoding="utf-8") as file:
         json.dump(commands, file)
 
@@ -86,7 +142,7 @@ def main():
     build = os.path.join(ROOT, arguments.build)
     with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
         entries = json.load(file)
-    commands = {os.path.relpath(c["file"], ROOT): c["command"] for c in entries}
+    commands = {os.path.relpath(entry["file"], ROOT): entry for entry in entries}
     own = set(source_files((".cc",)))
     chosen = {os.path.relpath(f, ROOT) for f in arguments.files}
     sources = sorted(p for p in commands if p in own and (not chosen or p in chosen))
@@ -98,24 +154,25 @@ def main():
     stamps = os.path.join(cache, "lossd", "tidy")
     os.makedirs(stamps, exist_ok=True)
     hasher = Hasher()
-    keys = {path: hasher.key(path, commands[path]) for path in sources}
+    keys = {path: hasher.key(path, commands[path]["command"]) for path in sources}
     pending = [path for path in sources if not os.path.exists(os.path.join(stamps, keys[path]))]
     print(f"{len(sources)} sources, {len(sources) - len(pending)} of them unchanged since they passed", flush=True)
 
     failed = []
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         write_commands(folder, entries)
-        running = {pool.submit(tidy, folder, path): path for path in pending}
-        for count, future in enumerate(concurrent.futures.as_completed(running), 1):
-            path = running[future]
-            passed, output = future.result()
-            if passed:
-                with open(os.path.join(stamps, keys[path]), "w", encoding="utf-8") as stamp:
-                    stamp.write(path + "\n")
-            else:
-                failed.append(path)
-                print(output)
-            print(f"[{count}/{len(pending)}] {path}: {'ok' if passed else 'FAILED'}", flush=True)
+        running = [pool.submit(tidy, folder, commands, paths) for paths in alike(commands, pending)]
+        done = 0
+        for future in concurrent.futures.as_completed(running):
+            for path, passed, output in future.result():
+                done += 1
+                if passed:
+                    with open(os.path.join(stamps, keys[path]), "w", encoding="utf-8") as stamp:
+                        stamp.write(path + "\n")
+                else:
+                    failed.append(path)
+                    print(output)
+                print(f"[{done}/{len(pending)}] {path}: {'ok' if passed else 'FAILED'}", flush=True)
     if failed:
         print("clang-tidy found something in: " + ", ".join(sorted(failed)))
     return 1 if failed else 0

@@ -76,7 +76,7 @@ class ForbiddenArrows(unittest.TestCase):
         ("server/engine/head/head.cc", "<nccl.h>"),
         ("server/rpc/convert/convert.cc", "<nccl.h>"),
         ("tests/unit/collectives/ranks.cc", "<gloo/context.h>"),
-        ("kernels/cpu/gemm.cc", '"kernels/collectives/communicator.h"'),
+        ("kernels/cpu/gemm.cc", '"kernels/collectives/gloo_communicator.h"'),
         ("kernels/collectives/gloo_communicator.cc", '"absl/status/status.h"'),
         ("kernels/collectives/gloo_communicator.cc", "<grpcpp/grpcpp.h>"),
         ("kernels/collectives/gloo_communicator.cc", "<thread>"),

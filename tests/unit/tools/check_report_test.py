@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
@@ -78,12 +79,36 @@ class Report(unittest.TestCase):
         self.assertIn("unit: the suite: ended without a result", done.stdout)
 
     def test_a_report_that_is_missing_or_broken_is_a_failure(self):
-        self.assertEqual(self.suite("--pytest", os.path.join(self.folder, "none.xml"))["failed"], 1)
-        self.assertEqual(self.suite("--pytest", self.write("broken.xml", "<testsuite>"))["failed"], 1)
+        log = os.path.join(self.folder, "none.log")
+        self.assertEqual(self.suite("--pytest", os.path.join(self.folder, "none.xml"), log)["failed"], 1)
+        self.assertEqual(self.suite("--pytest", self.write("broken.xml", "<testsuite>"), log)["failed"], 1)
+
+    def test_where_an_interpreter_crashed_is_told(self):
+        report = self.write("passed.xml", "<testsuite><testcase name='a' time='1'/></testsuite>")
+        log = self.write("pytest.log", textwrap.dedent("""\
+            ...F
+            Fatal Python error: Segmentation fault
+
+            Thread 0x01 (most recent call first):
+              File "b.py", line 2 in g
+
+            Current thread 0x02 (most recent call first):
+              File "a.py", line 1 in f
+
+            Extension modules: numpy
+            1 failed
+            """))
+        content = self.suite("--pytest", report, log)
+        self.assertEqual((content["passed"], content["failed"]), (1, 1))
+        [[title, stack]] = content["failures"]
+        self.assertEqual(title, "Fatal Python error: Segmentation fault")
+        self.assertIn('File "a.py", line 1 in f', stack)
+        self.assertNotIn("b.py", stack)
+        self.assertNotIn("Extension", stack)
 
     def test_a_report_without_a_test_is_a_failure(self):
         report = self.write("empty.xml", "<testsuites><testsuite tests='0'/></testsuites>")
-        for kind in (["--pytest", report], ["--ctest", report, self.folder]):
+        for kind in (["--pytest", report, report], ["--ctest", report, self.folder]):
             self.assertEqual(self.suite("--check", "style", "1", "ok", *kind)["failed"], 1)
 
     def test_who_reads_a_report_meanwhile_has_the_old_one_or_the_new_one(self):

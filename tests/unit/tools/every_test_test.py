@@ -29,7 +29,7 @@ class EveryTest(unittest.TestCase):
         files = collections.defaultdict(list)
         for test in json.loads(shown.stdout)["tests"]:
             program, *arguments = test.get("command", [""])
-            if len(arguments) == 1 and arguments[0].startswith("--test_file="):
+            if len(arguments) == 1 and arguments[0].startswith(("--test_file=", "--gtest_filter=")):
                 files[program].append(arguments[0])
         self.assertGreater(len(files), 10)
         for program, arguments in files.items():
