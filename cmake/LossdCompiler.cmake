@@ -14,12 +14,13 @@ if(LOSSD_SANITIZER)
   set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1 -DNDEBUG")  # instrumented code compiles in half the time so
 endif()
 
-# The compiler cache works across clones and build trees, the one of pip too: paths below the root do not count. It is
-# told so here, and not by scripts: pip and ninja are run by hand as well.
+# The compiler cache works across clones and build trees, the one of pip too: paths below the root do not count, nor
+# does the locale, which Python sets for what it starts where there is none (PEP 538). It is told so here, and not by
+# scripts: pip and ninja are run by hand as well.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   set(lossd_ccache ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true
-    ${CCACHE_PROGRAM})
+    CCACHE_SLOPPINESS=locale ${CCACHE_PROGRAM})
   if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
     set(CMAKE_CXX_COMPILER_LAUNCHER ${lossd_ccache})
   endif()
@@ -42,10 +43,13 @@ endif()
 
 # Sources of a target are compiled several at a time, so that they read their headers once: two thirds less to do. What
 # a file calls its own in a namespace without a name must therefore differ from what its neighbours do. clang-tidy sees
-# every file by itself (the preset tidy), and so does -DCMAKE_UNITY_BUILD=OFF, with which a single edit is compiled
-# sooner.
+# by itself what has changed lately (the preset tidy), and -DCMAKE_UNITY_BUILD=OFF everything, with which a single edit
+# is compiled sooner.
 if(NOT DEFINED CMAKE_UNITY_BUILD)
   set(CMAKE_UNITY_BUILD ON)
+endif()
+if(LOSSD_SANITIZER)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)  # not 8: these trees are built as a whole
 endif()
 
 # Programs find the project's own libraries beside their folder, in the build tree, in a wheel and where they are

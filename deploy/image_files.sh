@@ -11,7 +11,7 @@ usage: deploy/image_files.sh [--no-build] [--base-packages FILE] [--out DIR] cpu
 
   cpu    DIR/opt/lossd with lossd, lossctl, their libraries, certificates of authorities, default configuration and
          list of components (SBOM); DIR/var/lib/lossd and DIR/run/lossd, the two folders that lossd may write to
-  cuda   the same with CUDA code and libcublasLt
+  cuda   the same with CUDA code, libcublasLt and NCCL
   trial  DIR/opt/lossd with train_lm, what it needs and what it reads, to be laid over an image
 
   --no-build            take what is in build/bin
@@ -51,13 +51,13 @@ build_programs() {
   build_targets build "${programs[@]}"
 }
 
-# Beside lossd's other libraries is where it looks for it.
-add_cublas() {
+# Beside lossd's other libraries is where it looks for them.
+add_cuda_libraries() {
   local toolkit=$repo_root/build/cuda-toolkit
-  cp -L "$toolkit/lib/libcublasLt.so.13" "$out/opt/lossd/lib/"
+  cp -L "$toolkit"/lib/{libcublasLt.so.13,libnccl.so.2} "$out/opt/lossd/lib/"
   mkdir -p "$out/opt/lossd/share/licences/nvidia"
-  cp -r "$toolkit"/licenses/nvidia_{cublas,cuda_runtime}-*.dist-info "$out/opt/lossd/share/licences/nvidia/"
-  for wheel in "$toolkit"/licenses/nvidia_{cublas,cuda_runtime}-*.dist-info; do components+=(--wheel "$wheel"); done
+  cp -r "$toolkit"/licenses/nvidia_{cublas,cuda_runtime,nccl_cu13}-*.dist-info "$out/opt/lossd/share/licences/nvidia/"
+  for wheel in "$toolkit"/licenses/nvidia_{cublas,cuda_runtime,nccl_cu13}-*.dist-info; do components+=(--wheel "$wheel"); done
 }
 
 if [[ $build == yes ]]; then build_programs; fi
@@ -80,7 +80,7 @@ rm -rf "$out"/opt/lossd/{smoke.sh,tools}
 share=$out/opt/lossd/share
 cp -L /etc/ssl/certs/ca-certificates.crt "$share/"
 cp "$repo_root/deploy/image.json" "$share/lossd.json"
-if [[ $target == cuda ]]; then add_cublas; fi
+if [[ $target == cuda ]]; then add_cuda_libraries; fi
 python3 "$repo_root/deploy/sbom.py" --root "$out/opt/lossd" --version "$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' \
   "$repo_root/build/CMakeCache.txt")" "${components[@]}" >"$share/sbom.cdx.json"
 install -d -m 0700 "$out/var/lib/lossd"

@@ -12,6 +12,7 @@
 
 #include "kernels/data_type.h"
 #include "kernels/loss_options.h"
+#include "kernels/shard.h"
 
 namespace lossd::kernels {
 
@@ -21,6 +22,7 @@ enum class Status {
   kWorkspaceTooSmall,  // not even one row fits
   kUnsupported,        // this machine or build cannot do it
   kInternal,           // the math library failed
+  kRankLost,           // a collective operation between ranks failed
 };
 
 const char* StatusName(Status status);
@@ -89,6 +91,13 @@ struct RowReturns {
 
 // One batch of rows. Notation of docs/numerics.md: N tokens, V vocab, H hidden.
 struct LinearCrossEntropyParams {
+  // Null: this is the whole head. Otherwise the step is one of as many as there are ranks, each called with
+  // the same rows and options: `vocab`, `weight`, `bias`, `dw`, `db` and the teacher's weight and bias are
+  // those of this rank's entries (`vocab` = shard->end() - shard->first()); labels and class weights are
+  // those of the whole vocabulary. Losses, returns and dX are written by the rank that answers; elsewhere
+  // their pointers only say what is wanted, and are never followed. dW and db are each rank's own.
+  const Shard* shard = nullptr;
+
   int64_t tokens = 0;  // N >= 1
   int64_t vocab = 0;   // V >= 1
   int64_t hidden = 0;  // H >= 1
@@ -169,9 +178,23 @@ int64_t WorkspaceBytes(int64_t rows, int64_t vocab, int64_t hidden, DataType wei
 int64_t RowsWithin(int64_t bytes, int64_t vocab, int64_t hidden, DataType weight_type,
                    const TeacherSize& teacher);
 
+// The same for a step of a shard. The bytes are those of any rank, and workspaces of all ranks should be of
+// one size: where they are not, the smallest decides how many rows all of them work on at once. With fixed
+// segments they do not depend on the number of ranks, so that the rows of a tile do not either; a rank of
+// many then uses less. `teacher` null: batches without soft targets. `bytes` below WorkspaceBytes(1, ...): 0
+// rows.
+int64_t WorkspaceBytes(int64_t rows, const Shard& shard, int64_t hidden, DataType weight_type,
+                       const TeacherSize* teacher);
+int64_t RowsWithin(int64_t bytes, const Shard& shard, int64_t hidden, DataType weight_type,
+                   const TeacherSize* teacher);
+
 // The step on the CPU, on all cores (OpenMP). Any N: rows are worked on in tiles that fit the workspace. Loss
 // and dX of a row do not depend on the rows beside it. Given the same calls in the same order, dW is bitwise
 // the same. Not reentrant for one workspace; different workspaces may be used at once.
+//
+// With a shard every rank makes the call, and the communicator's when its turn comes; a batch of ignored rows
+// alone makes none. A rank that is lost, or whose own step fails, gives kRankLost at the others:
+// communicator->failure() says why.
 Status CpuLinearCrossEntropy(const LinearCrossEntropyParams& params, LinearCrossEntropyStats* stats);
 
 // The oracle: the same formulas in fp64, one row after the other, for tests. Slow. losses/log_sum_exp/dx/dw

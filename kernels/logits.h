@@ -25,6 +25,11 @@ struct LogitOutputs {
 };
 
 struct LogitsParams {
+  // Null: this is the whole head. Otherwise as in LinearCrossEntropyParams: `vocab`, `weight` and `bias` are
+  // this rank's, every rank makes the call with the same rows and wishes, and the rank that answers gets the
+  // outputs of the whole vocabulary; elsewhere their pointers only say what is wanted.
+  const Shard* shard = nullptr;
+
   int64_t rows = 0;    // N >= 1
   int64_t vocab = 0;   // V >= 1
   int64_t hidden = 0;  // H >= 1
@@ -46,7 +51,10 @@ struct LogitsParams {
 };
 
 // On all cores of the CPU. Any N: rows are worked on in tiles that fit the workspace. A row's bits do not
-// depend on the rows beside it, nor on whether all of its logits are wanted or the largest.
+// depend on the rows beside it, nor on whether all of its logits are wanted or the largest. Logits and tokens
+// have the same bits however the vocabulary lies over ranks; the log-sum-exp has them for all numbers of
+// ranks with fixed segments, and otherwise is within a rounding. Failures over ranks: as of
+// CpuLinearCrossEntropy.
 Status CpuLogits(const LogitsParams& params);
 
 }  // namespace lossd::kernels

@@ -5,13 +5,8 @@
 
 #include <cmath>
 
+#include "kernels/host_device.h"
 #include "kernels/optimizer.h"
-
-#ifdef __CUDACC__
-#define LOSSD_HOST_DEVICE __host__ __device__
-#else
-#define LOSSD_HOST_DEVICE
-#endif
 
 namespace lossd::kernels {
 

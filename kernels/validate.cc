@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <iterator>
+#include <span>
 
+#include "kernels/collectives/communicator.h"
 #include "kernels/loss_options.h"
 
 namespace lossd::kernels {
@@ -45,6 +47,26 @@ bool IsUsable(const Teacher& teacher, const LinearCrossEntropyParams& params) {
          InRange(params.distillation);
 }
 
+// Whether `borders` ascend from 0 to `end`.
+template <class Integer>
+bool Divide(std::span<const Integer> borders, int64_t end, size_t most) {
+  return borders.size() >= 2 && borders.size() <= most + 1 && borders.front() == 0 && borders.back() == end &&
+         std::is_sorted(borders.begin(), borders.end());
+}
+
+// `vocab`: entries that come with the call.
+bool IsUsable(const Shard& shard, int64_t vocab) {
+  if (!Divide(shard.borders, shard.vocab, static_cast<size_t>(kFixedSegments)) ||
+      !Divide(shard.first_segments, shard.segments(), static_cast<size_t>(kMostRanks))) {
+    return false;
+  }
+  const auto is_rank = [&shard](int32_t rank) { return rank >= 0 && rank < shard.ranks(); };
+  if (!is_rank(shard.rank) || !is_rank(shard.answering_rank)) return false;
+  if (shard.end() - shard.first() != vocab) return false;
+  if (shard.communicator == nullptr) return shard.ranks() == 1;
+  return shard.communicator->size() == shard.ranks() && shard.communicator->rank() == shard.rank;
+}
+
 bool AreUsable(const RowReturns& returns, int64_t vocab) {
   if (returns.top_k < 0 || returns.top_k > std::min<int64_t>(kMostTopK, vocab)) return false;
   if (returns.top_k > 0 && (returns.top_tokens == nullptr || returns.top_log_probabilities == nullptr)) {
@@ -70,6 +92,8 @@ const char* StatusName(Status status) {
       return "unsupported";
     case Status::kInternal:
       return "internal";
+    case Status::kRankLost:
+      return "a collective operation between ranks failed";
   }
   return "unknown";
 }
@@ -101,18 +125,23 @@ Status ValidateLogits(const LogitsParams& params) {
   if (!InRange(LossOptions{.logit_scale = params.logit_scale, .softcap = params.softcap})) {
     return Status::kInvalidArgument;
   }
-  if (out.top_k < 0 || out.top_k > std::min<int64_t>(kMostTopK, params.vocab)) {
-    return Status::kInvalidArgument;
-  }
+  if (params.shard != nullptr && !IsUsable(*params.shard, params.vocab)) return Status::kInvalidArgument;
+  const int64_t vocab = params.shard == nullptr ? params.vocab : params.shard->vocab;
+  if (out.top_k < 0 || out.top_k > std::min<int64_t>(kMostTopK, vocab)) return Status::kInvalidArgument;
   const bool tells_top = out.top_tokens != nullptr && out.top_logits != nullptr && out.log_sum_exp != nullptr;
-  if (out.top_k > 0 && (!tells_top || params.vocab > INT32_MAX)) return Status::kInvalidArgument;
+  if (out.top_k > 0 && (!tells_top || vocab > INT32_MAX)) return Status::kInvalidArgument;
   return IsWorkspace(params.workspace, params.workspace_bytes) ? Status::kOk : Status::kInvalidArgument;
 }
 
 Status ValidateStep(const LinearCrossEntropyParams& params) {
   if (const Status status = ValidateInputs(params); status != Status::kOk) return status;
-  if (params.losses == nullptr || !IsKnown(params.dx_type)) return Status::kInvalidArgument;
-  if (!AreUsable(params.returns, params.vocab)) return Status::kInvalidArgument;
+  const Shard* shard = params.shard;
+  if (shard != nullptr && !IsUsable(*shard, params.vocab)) return Status::kInvalidArgument;
+  const bool answers = shard == nullptr || shard->answers();
+  if ((answers && params.losses == nullptr) || !IsKnown(params.dx_type)) return Status::kInvalidArgument;
+  if (!AreUsable(params.returns, shard == nullptr ? params.vocab : shard->vocab)) {
+    return Status::kInvalidArgument;
+  }
   const bool writes_dw = params.weight_gradient != WeightGradient::kNone;
   if (writes_dw && params.dw == nullptr) return Status::kInvalidArgument;
   if (writes_dw && params.bias != nullptr && params.db == nullptr) return Status::kInvalidArgument;

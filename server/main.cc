@@ -1,5 +1,6 @@
 // lossd: flags and wiring only.
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,8 +8,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -21,6 +24,7 @@
 #include "server/engine/memory/process_memory.h"
 #include "server/rpc/calls/grpc_log.h"
 #include "server/rpc/calls/methods.h"
+#include "server/rpc/connections/server_setup.h"
 #include "server/rpc/health_server.h"
 #include "server/rpc/server.h"
 #include "server/rpc/transport/access.h"
@@ -29,6 +33,13 @@
 #include "server/rpc/transport/tls.h"
 #include "server/startup/access_watch.h"
 #include "server/startup/exposure.h"
+#include "server/startup/group/led_group.h"
+#include "server/startup/group/parent_link.h"
+#include "server/startup/group/parted_ranks.h"
+#include "server/startup/group/rank_lanes.h"
+#include "server/startup/group/run_rank.h"
+#include "server/startup/group/stuck_ranks.h"
+#include "server/startup/group/supervisor.h"
 #include "server/startup/options.h"
 #include "server/startup/out_of_memory.h"
 #include "server/startup/port_file.h"
@@ -61,13 +72,16 @@ void BlockHangUp() {
   signal(SIGHUP, SIG_DFL);
 }
 
-// Signals are waited for by the main thread alone; every other thread inherits the block.
-sigset_t BlockSignals() {
+// Signals are waited for by the main thread alone; every other thread inherits the block. The leader of a
+// group goes on ignoring SIGTERM and SIGINT: its parent hears them, and says so by SIGRTMIN.
+sigset_t BlockSignals(const GroupOptions& group) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGHUP);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
+  if (!group.process.has_value()) {
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+  }
   sigaddset(&signals, SIGRTMIN);  // of Drain
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
@@ -102,22 +116,31 @@ timespec TimeUntil(std::chrono::steady_clock::time_point when) {
   return {.tv_sec = wait / kSecond, .tv_nsec = wait % kSecond};
 }
 
+// Says elsewhere than on the server's own port whether it is ready.
+using TellReady = std::function<void(bool ready)>;
+
 // Returns at a signal to stop, or when the device has failed.
 void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed, engine::Engine& engine,
-                rpc::Server& server, AccessWatch& access_watch) {
+                rpc::Server& server, const TellReady& tell_ready, AccessWatch& access_watch) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kTick(1);
   constexpr timespec kAtOnce{0, 0};
   sigset_t signals_to_end = signals;
   sigdelset(&signals_to_end, SIGHUP);
   engine::FreedMemory freed(kFreedMemoryKept);
+  StuckRanks stuck_ranks([&](bool ready) {
+    server.SetReady(ready);
+    tell_ready(ready);
+  });
+  PartedRanks parted_ranks(
+      [] { EndRank(kRankLost, "some ranks do not reach each other: all wait, and nothing comes"); });
   Clock::time_point next_tick = Clock::now() + kTick;
   int64_t ticks = 0;
   while (!device_failed) {
     const timespec wait = TimeUntil(next_tick);
     int signal_number = sigtimedwait(&signals, nullptr, &wait);
     if (signal_number == SIGHUP) {
-      access_watch.Reload(server);
+      access_watch.Reload([&server] { server.EndRevokedStreams(); });
       signal_number = sigtimedwait(&signals_to_end, nullptr, &kAtOnce);  // many SIGHUPs would hide it
     }
     if (signal_number > 0) {
@@ -128,7 +151,10 @@ void WaitForEnd(const sigset_t& signals, const std::atomic<bool>& device_failed,
     next_tick = Clock::now() + kTick;
     engine.ExpireSessions();
     server.Tick();
-    access_watch.Poll(server);
+    access_watch.Poll([&server] { server.EndRevokedStreams(); });
+    const engine::GroupReport group = engine.device().Group();
+    stuck_ranks.Look(group);
+    parted_ranks.Look(group);
     if (++ticks % kSecondsToFreedMemory == 0) freed.Look();
   }
 }
@@ -143,7 +169,8 @@ bool ToldToEnd() {
   sigset_t pending;
   sigemptyset(&pending);
   sigpending(&pending);
-  return sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1;
+  return sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1 ||
+         sigismember(&pending, SIGRTMIN) == 1;
 }
 
 int Stopped() {
@@ -187,14 +214,27 @@ absl::StatusOr<Restart> OpenRestart(Options& options) {
   return restart;
 }
 
-absl::StatusOr<std::unique_ptr<engine::Engine>> StartEngine(Options& options) {
+// This process's own device, or that of the group that it leads, which outlives it.
+absl::StatusOr<std::unique_ptr<engine::Device>> CreateDevice(const Options& options, const ParentLink* parent,
+                                                             std::unique_ptr<LedGroup>* group) {
   absl::StatusOr<engine::ChosenDevice> chosen = engine::CreateDevice(options.device);
   if (!chosen.ok()) return chosen.status();
   if (!chosen->why_cpu.empty()) Log(LogLevel::kInfo, "using the CPU", {{"reason", chosen->why_cpu}});
+  if (parent == nullptr) return std::move(chosen->device);
+  absl::StatusOr<LedGroup::Led> led = LedGroup::Lead(options.group, std::move(chosen->device), ToldToEnd);
+  if (!led.ok()) return led.status();
+  *group = std::move(led->group);
+  return std::move(led->device);
+}
+
+absl::StatusOr<std::unique_ptr<engine::Engine>> StartEngine(Options& options, const ParentLink* parent,
+                                                            std::unique_ptr<LedGroup>* group) {
+  absl::StatusOr<std::unique_ptr<engine::Device>> device = CreateDevice(options, parent, group);
+  if (!device.ok()) return device.status();
   if (options.engine.memory_limit_bytes == 0) {
-    options.engine.memory_limit_bytes = chosen->device->AvailableMemory();
+    options.engine.memory_limit_bytes = (*device)->AvailableMemory();
   }
-  return engine::Engine::Create(options.engine, std::move(chosen->device));
+  return engine::Engine::Create(options.engine, *std::move(device));
 }
 
 absl::StatusOr<std::unique_ptr<rpc::Listener>> ListenForMetrics(const std::string& listen) {
@@ -214,13 +254,11 @@ absl::StatusOr<std::unique_ptr<telemetry::MetricsServer>> StartMetrics(
   return telemetry::MetricsServer::Start(std::move(sockets), hosts, &engine, &counters);
 }
 
-absl::Status StartAccess(const std::string& tokens, rpc::ServerOptions& options) {
-  if (tokens.empty()) return absl::OkStatus();
-  absl::StatusOr<std::shared_ptr<rpc::AccessControl>> access =
-      rpc::AccessControl::Create(tokens, options.counters);
-  if (!access.ok()) return access.status();
-  options.access = *std::move(access);
-  return absl::OkStatus();
+// Null if no token is asked for.
+absl::StatusOr<std::shared_ptr<rpc::AccessControl>> StartAccess(const std::string& tokens,
+                                                                telemetry::ServiceCounters* counters) {
+  if (tokens.empty()) return nullptr;
+  return rpc::AccessControl::Create(tokens, counters);
 }
 
 absl::Status StartServing(Restart& restart, rpc::Server& server) {
@@ -262,12 +300,16 @@ int End(const Options& options, Device device, engine::Engine& engine, rpc::Serv
   return device == Device::kFailed || !saved ? kExitFailure : 0;
 }
 
-int Serve(Options options) {
+// `parent` is null but in the process of a group's leader.
+int Serve(Options options, ParentLink* parent) {
   FitOpenFiles(options.engine);
-  sigset_t signals = BlockSignals();
+  sigset_t signals = BlockSignals(options.group);
   std::atomic<bool> device_failed = false;
-  options.engine.on_device_failure = [&device_failed](const absl::Status& status) {
+  options.engine.on_device_failure = [&device_failed, parent](const absl::Status& status) {
     Log(LogLevel::kError, "the device failed", {{"reason", std::string(status.message())}});
+    if (parent != nullptr) {
+      EndRank(absl::IsUnavailable(status) ? kRankLost : kDeviceFailed, "the device failed");
+    }
     device_failed = true;
   };
   options.server.on_drain = [] { kill(getpid(), SIGRTMIN); };
@@ -279,7 +321,9 @@ int Serve(Options options) {
   if (!health.ok()) return Fail(health.status());
   absl::StatusOr<Restart> restart = OpenRestart(options);
   if (!restart.ok()) return Fail(restart.status());
-  const auto engine = StartEngine(options);
+  std::unique_ptr<LedGroup> group;
+  const auto engine = StartEngine(options, parent, &group);
+  if (absl::IsCancelled(engine.status()) && ToldToEnd()) return Stopped();
   if (!engine.ok()) return Fail(engine.status());
   // Before the heads, whose weights may take long: until then nobody could tell the server from one that is
   // down.
@@ -287,8 +331,11 @@ int Serve(Options options) {
   if (!listener.ok()) return Fail(listener.status());
   const auto metrics = StartMetrics(listener->get(), options.metrics_hosts, **engine, counters);
   if (!metrics.ok()) return Fail(metrics.status());
-  if (absl::Status access = StartAccess(options.tokens, options.server); !access.ok()) return Fail(access);
-  AccessWatch access_watch(options.server, &counters);
+  const auto access = StartAccess(options.tokens, &counters);
+  if (!access.ok()) return Fail(access.status());
+  options.server.access = *access;
+  AccessWatch access_watch(options.server.tls, *access, &counters);
+  if (group != nullptr) group->TellLanes(&options.server);
   if (absl::Status restored = restart->RestoreHeads(**engine); !restored.ok()) return Fail(restored);
   const absl::Status heads = StartHeads(options.heads, options.server.weights_dir, ToldToEnd, engine->get());
   if (absl::IsCancelled(heads) && ToldToEnd()) return Stopped();
@@ -302,19 +349,98 @@ int Serve(Options options) {
   absl::StatusOr<PortFile> port_file = PortFile::Write(options.port_file, ports);
   if (!port_file.ok()) return Fail(port_file.status());
   if (absl::Status serving = StartServing(*restart, **server); !serving.ok()) return Fail(serving);
-  if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kYes);
+  if (parent != nullptr) parent->TellServing(ports);
+  const TellReady tell_ready = [&health, &group](bool ready) {
+    if (*health != nullptr) {
+      (*health)->Set(ready ? rpc::HealthServer::Ready::kYes : rpc::HealthServer::Ready::kNo);
+    }
+    if (group != nullptr) group->SetServing(ready);
+  };
+  tell_ready(true);
   LogServing(options, ports, **engine, **server);
   access_watch.LogStart();
   WarnOfExposure(options.exposure);
   // Last, so that whoever waits for the file finds the whole start in the log.
   const absl::Status published = port_file->Publish();
-  if (published.ok()) WaitForEnd(signals, device_failed, **engine, **server, access_watch);
-  if (*health != nullptr) (*health)->Set(rpc::HealthServer::Ready::kNo);
+  if (published.ok()) WaitForEnd(signals, device_failed, **engine, **server, tell_ready, access_watch);
+  if (parent != nullptr) parent->TellDraining();
+  if (group != nullptr) group->TellDraining();
+  tell_ready(false);
   sigdelset(&signals, SIGRTMIN);
   sigdelset(&signals, SIGHUP);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // a second signal ends the process at once
   const int status = End(options, device_failed ? Device::kFailed : Device::kWorks, **engine, **server);
   return published.ok() ? status : Fail(published);  // by then, clients may have been served: it has saved
+}
+
+SupervisorOptions SupervisorOptionsOf(const Options& options, int argc, char** argv) {
+  return {.arguments = std::vector<std::string>(argv, argv + argc),
+          .group = options.group,
+          .listen = options.server.listen,
+          .metrics_listen = options.metrics_listen,
+          .health_listen = options.health_listen};
+}
+
+// Whether somebody has sent SIGHUP since the last call. It is blocked in every thread.
+bool TakeHangUp() {
+  constexpr timespec kAtOnce{0, 0};
+  sigset_t hang_up;
+  sigemptyset(&hang_up);
+  sigaddset(&hang_up, SIGHUP);
+  return sigtimedwait(&hang_up, nullptr, &kAtOnce) == SIGHUP;
+}
+
+// That of a rank that is not the leader.
+int FollowLeader(const Options& options, ParentLink* parent) {
+  telemetry::ServiceCounters counters(rpc::MethodNames());
+  const auto access = StartAccess(options.tokens, &counters);
+  if (!access.ok()) return Fail(access.status());
+  AccessWatch access_watch(options.server.tls, *access, &counters);
+  RankLaneOptions lanes{.place = options.lanes,
+                        .server = {.tls = options.server.tls,
+                                   .access = *access,
+                                   .connections = options.server.connections,
+                                   .chunk_limits = options.engine.chunk_limits,
+                                   .staging_bytes = options.engine.staging_bytes,
+                                   .lane_credit_bytes = options.engine.lane_credit_bytes,
+                                   .max_streams = options.engine.max_streams,
+                                   .leader_place = options.leader_place,
+                                   .counters = &counters}};
+  lanes.each_second = [&access_watch](rpc::LaneServer& server) {
+    server.Tick();
+    const auto end_revoked = [&server] { server.EndRevokedStreams(); };
+    if (TakeHangUp()) {
+      access_watch.Reload(end_revoked);
+    } else {
+      access_watch.Poll(end_revoked);
+    }
+  };
+  return RunRank(options.group, options.device, options.engine.memory_limit_bytes, lanes,
+                 {.health_listen = options.health_listen, .port_file = options.port_file}, parent);
+}
+
+// The process of a rank, leader or not.
+int BeRank(Options options) {
+  absl::StatusOr<ParentLink> parent = ParentLink::Take(options.group.process->parent);
+  if (!parent.ok()) {
+    std::cerr << "lossd: " << parent.status().message() << "\n";
+    return kUsageError;
+  }
+  prctl(PR_SET_NAME, "lossd");  // it was started by another name of the program
+  options.group.credentials.token = parent->token();
+  if (options.group.process->rank == 0) return Serve(std::move(options), &*parent);
+  return FollowLeader(options, &*parent);
+}
+
+int Run(Options options, int argc, char** argv) {
+  const std::optional<RankProcess>& process = options.group.process;
+  telemetry::InitLogging(options.log_format, options.log_level,
+                         process.has_value() ? std::optional<int>(process->rank) : std::nullopt);
+  if (!process.has_value() && options.group.ranks() > 1) {
+    return Supervise(SupervisorOptionsOf(options, argc, argv));
+  }
+  rpc::LogWhatGrpcSays();
+  return process.has_value() ? BeRank(std::move(options)) : Serve(std::move(options), nullptr);
 }
 
 }  // namespace
@@ -326,12 +452,11 @@ int main(int argc, char** argv) {
   lossd::WaitPassively(argv);
   lossd::engine::RaiseMallocThresholds();
   lossd::rpc::KeepOpenSslToTheEnd();
+  lossd::rpc::BoundReadBuffers();
   absl::StatusOr<lossd::Options> options = lossd::ReadOptions(argc, argv);
   if (!options.ok()) {
     std::cerr << "lossd: " << options.status().message() << "\n";
-    return lossd::kUsageError;
+    return absl::IsUnavailable(options.status()) ? lossd::kExitFailure : lossd::kUsageError;
   }
-  lossd::telemetry::InitLogging(options->log_format, options->log_level);
-  lossd::rpc::LogWhatGrpcSays();
-  return lossd::Serve(*std::move(options));
+  return lossd::Run(*std::move(options), argc, argv);
 }

@@ -40,8 +40,8 @@ NOW = Row(
         stat("Streams", "Connected lanes", f"lossd_live_streams{{{I}}}"),
         stat(
             "Memory reserved",
-            "Share of what may be reserved",
-            f"1 - lossd_memory_free_bytes{{{I}}} / lossd_memory_limit_bytes{{{I}}}",
+            "Share of what may be reserved; of several devices that of the fullest",
+            f"max(1 - lossd_memory_free_bytes{{{I}}} / lossd_memory_limit_bytes{{{I}}})",
             "percentunit",
             limits=thresholds(0.9, 0.95),
         ),
@@ -160,13 +160,13 @@ MEMORY = Row(
         graph(
             "The device's",
             "Whoever uses it; on the CPU the host's",
-            [Query(f"lossd_device_memory_bytes{{{I}}}", "{{kind}}")],
+            [Query(f"lossd_device_memory_bytes{{{I}}}", "{{kind}} {{rank}}")],
             "bytes",
             width=8,
         ),
         graph(
             "Reserved, by purpose",
-            "On the device, page-locked and of the host",
+            "On the device, page-locked and of the host; all ranks together",
             [Query(f"sum by (purpose) (lossd_memory_reserved_bytes{{{I}}}) > 0", "{{purpose}}")],
             "bytes",
             width=8,
@@ -184,9 +184,9 @@ MEMORY = Row(
             "Against the limit",
             "What may be reserved, the most that was, what is left; --head_quota_bytes",
             [
-                Query(f"lossd_memory_limit_bytes{{{I}}}", "limit"),
-                Query(f"lossd_memory_reserved_peak_bytes{{{I}}}", "peak"),
-                Query(f"lossd_memory_free_bytes{{{I}}}", "free"),
+                Query(f"lossd_memory_limit_bytes{{{I}}}", "limit {{rank}}"),
+                Query(f"lossd_memory_reserved_peak_bytes{{{I}}}", "peak {{rank}}"),
+                Query(f"lossd_memory_free_bytes{{{I}}}", "free {{rank}}"),
                 Query(f"lossd_head_quota_bytes{{{I}}}", "quota of a head"),
             ],
             "bytes",
@@ -355,21 +355,58 @@ CALLS = Row(
     ],
 )
 
+RANKS = Row(
+    "Ranks",
+    [
+        graph(
+            "Waiting at exchanges, by rank",
+            "Share of time; who waits least is the one that the others wait for. One device has nothing here",
+            [Query(rate("lossd_exchange_wait_seconds_sum", "rank"), "{{rank}}")],
+            "percentunit",
+            width=8,
+        ),
+        graph(
+            "Waiting at exchanges, by what is exchanged",
+            "All ranks together; rows: of weights, gradients, state and logits",
+            [Query(rate("lossd_exchange_wait_seconds_sum", "exchange"), "{{exchange}}")],
+            "percentunit",
+            width=8,
+        ),
+        graph(
+            "Oldest command",
+            "How long a rank has been at it, and how often all ranks were started again within an hour",
+            [
+                Query(f"lossd_rank_command_age_seconds{{{I}}}", "{{rank}}"),
+                Query(f"changes(lossd_group_epoch{{{I}}}[1h])", "starts", "short"),
+                Query(f"lossd_group_ranks{{{I}}}", "ranks", "short"),
+            ],
+            "s",
+            width=8,
+        ),
+    ],
+)
+
 GPU = Row(
     "GPU",
     [
         graph(
             "GPU utilisation",
             "Share of time in which a kernel ran, whoever's; without a GPU there is nothing",
-            [Query(f"lossd_gpu_utilization_ratio{{{I}}}", "busy")],
+            [Query(f"lossd_gpu_utilization_ratio{{{I}}}", "busy {{rank}}")],
             "percentunit",
             width=8,
         ),
-        graph("GPU power", "Drawn by the whole GPU", [Query(f"lossd_gpu_power_watts{{{I}}}", "power")], "watt", width=8),
+        graph(
+            "GPU power",
+            "Drawn by the whole GPU",
+            [Query(f"lossd_gpu_power_watts{{{I}}}", "power {{rank}}")],
+            "watt",
+            width=8,
+        ),
         graph(
             "GPU temperature",
             "GPUs slow down when they are too hot",
-            [Query(f"lossd_gpu_temperature_celsius{{{I}}}", "temperature")],
+            [Query(f"lossd_gpu_temperature_celsius{{{I}}}", "temperature {{rank}}")],
             "celsius",
             width=8,
         ),
@@ -390,7 +427,7 @@ PROCESS = Row(
             "Resident, its peak, and virtual",
             [
                 Query(f"process_resident_memory_bytes{{{I}}}", "resident"),
-                Query(f"lossd_process_peak_memory_bytes{{{I}}}", "peak"),
+                Query(f"lossd_process_peak_memory_bytes{{{I}}}", "peak {{rank}}"),
                 Query(f"process_virtual_memory_bytes{{{I}}}", "virtual"),
             ],
             "bytes",
@@ -423,5 +460,5 @@ DASHBOARD = dashboard(
     "lossd: device",
     "One lossd server: batches, memory, steps, checkpoints, calls and the process.",
     [variable("instance", "Server", "label_values(lossd_build_info, instance)", multi=False)],
-    [NOW, BATCHES, MEMORY, GPU, STEPS, CALLS, PROCESS],
+    [NOW, BATCHES, MEMORY, RANKS, GPU, STEPS, CALLS, PROCESS],
 )

@@ -63,7 +63,7 @@ SERVERS = Row(
                 Column("Tokens/s", by_instance(f"instance:lossd_tokens:rate5m{{{I}}}")),
                 Column(
                     "Memory reserved",
-                    by_instance(f"instance:lossd_memory_used:ratio{{{I}}}"),
+                    f"max by (instance) (instance:lossd_memory_used:ratio{{{I}}})",
                     "percentunit",
                     thresholds(0.9, 0.95),
                     decimals=1,
@@ -188,8 +188,8 @@ ROOM = Row(
         ),
         graph(
             "Memory reserved",
-            "Share of what may be reserved",
-            [Query(f"{PER_INSTANCE}(instance:lossd_memory_used:ratio{{{I}}})", "{{instance}}")],
+            "Share of what may be reserved; of several devices that of the fullest",
+            [Query(f"max without (job, rank) (instance:lossd_memory_used:ratio{{{I}}})", "{{instance}}")],
             "percentunit",
             width=8,
             limits=thresholds(0.9, 0.95),

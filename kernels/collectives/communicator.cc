@@ -1,7 +1,6 @@
 #include "kernels/collectives/communicator.h"
 
 #include <cmath>
-#include <numeric>
 #include <type_traits>
 
 namespace lossd::kernels::collectives {
@@ -48,6 +47,8 @@ const char* NameOf(Operation operation) {
       return "all-to-all-v";
     case Operation::kReduceScatterV:
       return "reduce-scatter-v";
+    case Operation::kExchange:
+      return "exchange";
     case Operation::kAllReduce:
       return "all-reduce";
     case Operation::kBarrier:
@@ -68,7 +69,7 @@ Result Communicator::AllGatherV(const void* own, std::span<const int64_t> bytes,
     transfers.push_back({own, bytes[static_cast<size_t>(rank_)], Offset(all, place), of_rank});
     place += of_rank;
   }
-  return Ended(kOperation, Exchange(kOperation, transfers, stream));
+  return Ended(kOperation, Carry(kOperation, transfers, stream));
 }
 
 Result Communicator::AllToAllV(const void* send, std::span<const int64_t> send_bytes, void* received,
@@ -77,10 +78,6 @@ Result Communicator::AllToAllV(const void* send, std::span<const int64_t> send_b
   LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
   LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, send_bytes));
   LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, receive_bytes));
-  const auto self = static_cast<size_t>(rank_);
-  if (send_bytes[self] != receive_bytes[self]) {
-    return Invalid(kOperation, "what it sends itself is not what it receives from itself");
-  }
   std::vector<Transfer> transfers;
   int64_t send_place = 0;
   int64_t receive_place = 0;
@@ -90,33 +87,32 @@ Result Communicator::AllToAllV(const void* send, std::span<const int64_t> send_b
     send_place += send_bytes[peer];
     receive_place += receive_bytes[peer];
   }
-  return Ended(kOperation, Exchange(kOperation, transfers, stream));
+  return CarryAll(kOperation, transfers, stream);
 }
 
-Result Communicator::ReduceScatterV(const float* parts, std::span<const int64_t> counts, float* sum,
-                                    void* scratch, void* stream) {
+Result Communicator::ReduceScatterV(std::span<const float* const> parts, std::span<const int64_t> counts,
+                                    float* sum, void* scratch, void* stream) {
   constexpr Operation kOperation = Operation::kReduceScatterV;
   LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
   LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, counts));
+  if (parts.size() != counts.size()) {
+    return Invalid(kOperation, std::to_string(parts.size()) + " parts; it takes one a rank");
+  }
   const auto self = static_cast<size_t>(rank_);
   const int64_t own_bytes = counts[self] * kFloatBytes;
   std::vector<Transfer> transfers;
-  int64_t send_place = 0;
   int64_t receive_place = 0;
   for (size_t peer = 0; peer < counts.size(); ++peer) {
-    const int64_t send_bytes = counts[peer] * kFloatBytes;
     // What this rank gives itself is read where it lies.
     if (peer == self) {
       transfers.emplace_back();
-    } else {
-      transfers.push_back({Offset(parts, send_place), send_bytes, Offset(scratch, receive_place), own_bytes});
-      receive_place += own_bytes;
+      continue;
     }
-    send_place += send_bytes;
+    transfers.push_back({parts[peer], counts[peer] * kFloatBytes, Offset(scratch, receive_place), own_bytes});
+    receive_place += own_bytes;
   }
-  LOSSD_COLLECTIVE_TRY(Ended(kOperation, Exchange(kOperation, transfers, stream)));
-  const int64_t own_place = std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
-  const RankOrderSum ordered{.own = static_cast<const float*>(Offset(parts, own_place * kFloatBytes)),
+  LOSSD_COLLECTIVE_TRY(CarryAll(kOperation, transfers, stream));
+  const RankOrderSum ordered{.own = parts[self],
                              .received = static_cast<const float*>(scratch),
                              .rank = rank_,
                              .ranks = size_,
@@ -127,6 +123,28 @@ Result Communicator::ReduceScatterV(const float* parts, std::span<const int64_t>
 
 int64_t Communicator::ReduceScatterScratchBytes(std::span<const int64_t> counts) const {
   return counts[static_cast<size_t>(rank_)] * kFloatBytes * (size_ - 1);
+}
+
+Result Communicator::Exchange(std::span<const Transfer> transfers, void* stream) {
+  constexpr Operation kOperation = Operation::kExchange;
+  LOSSD_COLLECTIVE_TRY(Begin(kOperation, stream));
+  std::vector<int64_t> sent;
+  std::vector<int64_t> received;
+  for (const Transfer& transfer : transfers) {
+    sent.push_back(transfer.send_bytes);
+    received.push_back(transfer.receive_bytes);
+  }
+  LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, sent));
+  LOSSD_COLLECTIVE_TRY(CheckCounts(kOperation, received));
+  return CarryAll(kOperation, transfers, stream);
+}
+
+Result Communicator::CarryAll(Operation operation, std::span<const Transfer> transfers, void* stream) {
+  const Transfer& self = transfers[static_cast<size_t>(rank_)];
+  if (self.send_bytes != self.receive_bytes) {
+    return Invalid(operation, "what it sends itself is not what it receives from itself");
+  }
+  return Ended(operation, Carry(operation, transfers, stream));
 }
 
 Result Communicator::AllReduce(Reduction reduction, std::span<double> values, void* stream) {

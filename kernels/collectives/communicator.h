@@ -24,6 +24,7 @@ enum class Operation : uint32_t {
   kAllGatherV,
   kAllToAllV,
   kReduceScatterV,
+  kExchange,
   kAllReduce,
   kBarrier,
   kWait,
@@ -64,18 +65,28 @@ class Communicator {
 
   // Rank r gets send_bytes[r] bytes of `send`, where what ranks get lies in their order without gaps, and
   // `received` gets receive_bytes[r] from each rank r, laid out in the same way. send_bytes[r] here must be
-  // receive_bytes[rank()] at rank r.
+  // receive_bytes[rank()] at rank r. What a rank sends itself may lie where it receives it.
   Result AllToAllV(const void* send, std::span<const int64_t> send_bytes, void* received,
                    std::span<const int64_t> receive_bytes, void* stream);
 
-  // Each rank gives `parts`, counts[0] + ... + counts[size() - 1] floats, and gets in `sum` the
-  // counts[rank()] floats that begin at counts[0] + ... + counts[rank() - 1], added over the ranks in their
-  // order, in fp32: the same bits every time. `sum` may be its own place in `parts`. `scratch` is
-  // ReduceScatterScratchBytes() of memory that `sum` could also lie in, aligned to 16 bytes.
-  Result ReduceScatterV(const float* parts, std::span<const int64_t> counts, float* sum, void* scratch,
-                        void* stream);
+  // Each rank gives counts[r] floats at parts[r] for each rank r, and gets in `sum` its own counts[rank()],
+  // added over the ranks in their order, in fp32: the same bits every time. `sum` may be parts[rank()].
+  // `scratch` is ReduceScatterScratchBytes() of memory that `sum` could also lie in, aligned to 16 bytes.
+  Result ReduceScatterV(std::span<const float* const> parts, std::span<const int64_t> counts, float* sum,
+                        void* scratch, void* stream);
   // The bytes of `scratch`: 4 (size() - 1) counts[rank()].
   int64_t ReduceScatterScratchBytes(std::span<const int64_t> counts) const;
+
+  // What goes between this rank and another one (or itself): nothing where the bytes are 0.
+  struct Transfer {
+    const void* send = nullptr;
+    int64_t send_bytes = 0;
+    void* receive = nullptr;
+    int64_t receive_bytes = 0;
+  };
+  // transfers[r] is between this rank and rank r, wherever it lies: send_bytes here must be receive_bytes
+  // there. Those of the one with itself are equal, and may be in one place.
+  Result Exchange(std::span<const Transfer> transfers, void* stream);
 
   // Each of `values`, at most kMostValues numbers of the host, becomes its sum, smallest or largest over the
   // ranks, in their order. A NaN anywhere gives NaN; integers wrap around.
@@ -91,6 +102,10 @@ class Communicator {
   // could wait for ever. Gloo has nothing to wait for.
   Result Wait(void* stream);
 
+  // Why it has ended: what the first call that ended it returned; ok while there is none. For the thread that
+  // makes calls, between them, or for another one when that has ended.
+  const Result& failure() const { return failure_; }
+
   // Ends the communicator: a call under way, here and at the other ranks, fails soon, and later ones at once.
   // Any thread may call it, any number of times, while the communicator lives. Best effort: a library that
   // does not let go is left alone, and the process has to end.
@@ -99,22 +114,14 @@ class Communicator {
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
 
-  // What goes between this rank and another one (or itself): nothing where the bytes are 0.
-  struct Transfer {
-    const void* send = nullptr;
-    int64_t send_bytes = 0;
-    void* receive = nullptr;
-    int64_t receive_bytes = 0;
-  };
-
   bool aborted() const { return aborted_.load(); }
 
  private:
   // The operations consist of these, which say in their messages what happened, and leave the operation and
   // the rank to Ended(). They are called by the one thread, and no more once one has failed.
 
-  // transfers[r] is between this rank and rank r; the one with itself has equal sizes and may be in place.
-  virtual Result Exchange(Operation operation, std::span<const Transfer> transfers, void* stream) = 0;
+  // See Exchange.
+  virtual Result Carry(Operation operation, std::span<const Transfer> transfers, void* stream) = 0;
   // The same between memories of the host, at most 8 kMostValues bytes each; what was on the stream before is
   // done when it returns.
   virtual Result GatherOnHost(Operation operation, const void* own, int64_t bytes, void* all,
@@ -134,6 +141,8 @@ class Communicator {
   // Names operation and rank in the message of a failure, and ends the communicator.
   Result Ended(Operation operation, Result result);
   Result CheckCounts(Operation operation, std::span<const int64_t> counts) const;
+  // The last of an operation whose counts are right.
+  Result CarryAll(Operation operation, std::span<const Transfer> transfers, void* stream);
   std::string Prefix(Operation operation) const;
 
   const int rank_;

@@ -119,7 +119,7 @@ class GlooCommunicator final : public Communicator {
     std::unique_ptr<Buffer> send, send_trailer, receive;
   };
 
-  Result Exchange(Operation operation, std::span<const Transfer> transfers, void* stream) override;
+  Result Carry(Operation operation, std::span<const Transfer> transfers, void* stream) override;
   Result GatherOnHost(Operation operation, const void* own, int64_t bytes, void* all, void* stream) override;
   Result Sum(const RankOrderSum& sum, void* stream) override;
   Result Synchronize(void* stream) override;
@@ -186,7 +186,7 @@ Result GlooCommunicator::Connect(const GlooOptions& options, Rendezvous& rendezv
   if (!result.ok()) return refused(result);
   // Whoever has connected has to show the token before anything else is said.
   const std::vector<Transfer> nothing(static_cast<size_t>(size()));
-  result = Exchange(Operation::kConnect, nothing, nullptr);
+  result = Carry(Operation::kConnect, nothing, nullptr);
   return result.ok() ? result : refused(result);
 }
 
@@ -254,8 +254,7 @@ Result GlooCommunicator::TryConnect(const GlooOptions& options, Rendezvous& rend
   return {};
 }
 
-Result GlooCommunicator::Exchange(Operation operation, std::span<const Transfer> transfers,
-                                  void* /*stream*/) {
+Result GlooCommunicator::Carry(Operation operation, std::span<const Transfer> transfers, void* /*stream*/) {
   const Transfer& self = transfers[static_cast<size_t>(rank())];
   if (self.send_bytes > 0 && self.send != self.receive) {
     std::memmove(self.receive, self.send, static_cast<size_t>(self.send_bytes));
@@ -388,7 +387,7 @@ Result GlooCommunicator::GatherOnHost(Operation operation, const void* own, int6
   for (int peer = 0; peer < size(); ++peer) {
     transfers.push_back({own, bytes, static_cast<char*>(all) + peer * bytes, bytes});
   }
-  return Exchange(operation, transfers, stream);
+  return Carry(operation, transfers, stream);
 }
 
 Result GlooCommunicator::Sum(const RankOrderSum& sum, void* /*stream*/) {

@@ -55,7 +55,7 @@ class NcclCommunicator final : public Communicator {
   Result Connect(const NcclOptions& options, Rendezvous& rendezvous);
 
  private:
-  Result Exchange(Operation operation, std::span<const Transfer> transfers, void* stream) override;
+  Result Carry(Operation operation, std::span<const Transfer> transfers, void* stream) override;
   Result GatherOnHost(Operation operation, const void* own, int64_t bytes, void* all, void* stream) override;
   Result Sum(const RankOrderSum& sum, void* stream) override;
   Result Synchronize(void* stream) override;
@@ -118,6 +118,13 @@ Result NcclCommunicator::Connect(const NcclOptions& options, Rendezvous& rendezv
 
   NcclConfig config;
   config.blocking = 0;
+  if (options.most_blocks > 0) {
+    config.min_ctas = 1;
+    config.max_ctas = options.most_blocks;
+    // In pairs: single ones would each leave a multiprocessor without the neighbour that clusters of two
+    // need.
+    config.cga_cluster_size = options.most_blocks > 1 ? 2 : 0;
+  }
   const Clock::time_point deadline = Clock::now() + timeout_;
   {
     const std::lock_guard<std::timed_mutex> lock(turn_);
@@ -129,8 +136,7 @@ Result NcclCommunicator::Connect(const NcclOptions& options, Rendezvous& rendezv
   return settled;
 }
 
-Result NcclCommunicator::Exchange(Operation /*operation*/, std::span<const Transfer> transfers,
-                                  void* stream) {
+Result NcclCommunicator::Carry(Operation /*operation*/, std::span<const Transfer> transfers, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   const Transfer& self = transfers[static_cast<size_t>(rank())];
   if (self.send_bytes > 0 && self.send != self.receive) {
@@ -234,7 +240,7 @@ Result NcclCommunicator::GatherOnHost(Operation operation, const void* own, int6
   for (int peer = 0; peer < size(); ++peer) {
     transfers.push_back({on_device, bytes, on_device + kStagingBytes + peer * bytes, bytes});
   }
-  LOSSD_COLLECTIVE_TRY(Exchange(operation, transfers, stream));
+  LOSSD_COLLECTIVE_TRY(Carry(operation, transfers, stream));
   LOSSD_COLLECTIVE_TRY(CudaResult(cudaMemcpyAsync(on_host + kStagingBytes, on_device + kStagingBytes,
                                                   all_bytes, cudaMemcpyDeviceToHost, on),
                                   "copying from the device"));
@@ -268,8 +274,11 @@ Result ConnectNccl(const NcclOptions& options, Rendezvous& rendezvous,
   if (options.timeout < std::chrono::milliseconds(1)) {
     return refused({Code::kInvalidArgument, "the timeout must be at least 1 ms"});
   }
+  if (options.most_blocks < 0) {
+    return refused({Code::kInvalidArgument, "the number of thread blocks must not be negative"});
+  }
   std::shared_ptr<const NcclLibrary> library;
-  Result result = NcclLibrary::Open(options.library, &library);
+  Result result = NcclLibrary::Open(options.library, options.interface, &library);
   if (!result.ok()) return refused(result);
   try {
     auto connected = std::make_unique<NcclCommunicator>(options, std::move(library));

@@ -20,14 +20,21 @@ struct NcclOptions {
   int device = 0;
   // For connecting, for giving each call to the device, and for AllReduce, Barrier and Wait; at least 1 ms.
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  // Thread blocks that a call takes of the device at most, so that it can run beside a product that leaves as
+  // many multiprocessors; the same on all ranks. 0: as many as NCCL likes.
+  int most_blocks = 0;
+  // The network between hosts, an interface such as "eth0", unless the environment names one
+  // (NCCL_SOCKET_IFNAME); empty: NCCL looks for one.
+  std::string interface = {};
   // What is opened: found as any shared library is, or a path.
   std::string library = "libnccl.so.2";
 };
 
 // Opens NCCL, 2.18 or later, and connects this rank with the others; returns when all are connected. A group
 // of one does not use the rendezvous. Makes options.device the thread's current device. Sets
-// NCCL_NVLS_ENABLE=0 in the environment, whatever it was: sums by NVLS depend on what was allocated before.
-// So the first call in a process must come before other threads may read the environment. Fails with
+// NCCL_NVLS_ENABLE=0 in the environment, whatever it was: sums by NVLS depend on what was allocated before;
+// and NCCL_SOCKET_IFNAME, as options.interface says. So the first call in a process must come before other
+// threads may read the environment. Fails with
 // kUnavailable where lossd was built without CUDA.
 //
 // NCCL's own settings (NCCL_SOCKET_IFNAME, NCCL_DEBUG and others) are read from the environment; what goes

@@ -3,16 +3,17 @@
 #include "kernels/linear_cross_entropy.h"
 
 #include <cstring>
-#include <optional>
+#include <span>
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/library_products.h"
 #include "kernels/cpu/row_finish.h"
-#include "kernels/cpu/simd_products.h"
-#include "kernels/cpu/soft_targets.h"
+#include "kernels/cpu/segments/segment.h"
+#include "kernels/cpu/segments/segment_step.h"
+#include "kernels/cpu/segments/shard_exchange.h"
+#include "kernels/cpu/segments/vocabulary.h"
+#include "kernels/cpu/tile_memory.h"
 #include "kernels/cpu/tile_step.h"
-#include "kernels/cpu/workspace.h"
 #include "kernels/validate.h"
 
 namespace lossd::kernels {
@@ -25,36 +26,45 @@ class BatchStep {
       : params_(params),
         arithmetic_(arithmetic),
         stats_(*stats),
-        record_(RecordFor(params)),
-        class_weight_sum_(SumOfClassWeights(params)),
-        weight_{params.weight_type, params.weight, params.vocab, params.hidden} {}
+        vocabulary_(params.shard, params.vocab),
+        exchange_(vocabulary_),
+        segments_(params, vocabulary_),
+        finish_(params, vocabulary_, BestSimdKernels(), FormFor(params, arithmetic),
+                SumOfClassWeights(params, vocabulary_)) {
+    if (params.teacher != nullptr) teacher_ = {params.teacher->hidden, params.teacher->weight_type};
+  }
 
   Status Run() {
-    const int64_t tile_rows = TileRows();
-    if (tile_rows == 0) return Status::kWorkspaceTooSmall;
-    ClearIgnoredRows();
     int64_t next = NextValid(0);
+    int64_t tile_rows = TileRows();
+    if (next < params_.tokens) {
+      if (const Status status = exchange_.AgreeOnRows(&tile_rows); status != Status::kOk) return status;
+    }
+    if (tile_rows == 0) return Status::kWorkspaceTooSmall;
+    if (vocabulary_.answers()) ClearIgnoredRows();
     if (next == params_.tokens) FinishWithoutRows();
     Store store = params_.weight_gradient == WeightGradient::kOverwrite ? Store::kOverwrite : Store::kAdd;
     while (next < params_.tokens) {
       next = TakeRows(next, tile_rows);
-      if (!ProcessTile(store, next == params_.tokens)) return Status::kInternal;
+      const Status status = ProcessTile(store, next == params_.tokens);
+      if (status == Status::kInternal) exchange_.GiveUp();
+      if (status != Status::kOk) return status;
       store = Store::kAdd;
     }
     return Status::kOk;
   }
 
  private:
-  int64_t TileRows() const {
-    const int64_t bytes = params_.workspace_bytes;
-    if (params_.teacher != nullptr) {
-      return RowsWithin(bytes, params_.vocab, params_.hidden, arithmetic_, teacher_size());
-    }
-    // Whether the workspace is large enough does not depend on the options.
-    if (bytes < WorkspaceBytes(1, params_.vocab, params_.hidden, arithmetic_)) return 0;
-    return RowsWithin(bytes, params_.vocab, params_.hidden, arithmetic_, record_);
+  TileSize SizeFor(int64_t rows, RowRecord record) const {
+    return {rows, params_.hidden, arithmetic_, record, params_.teacher == nullptr ? nullptr : &teacher_};
   }
-  TeacherSize teacher_size() const { return {params_.teacher->hidden, params_.teacher->weight_type}; }
+
+  int64_t TileRows() const {
+    const Shard& shard = vocabulary_.shard();
+    // Whether the workspace is large enough does not depend on the options.
+    if (params_.workspace_bytes < WorkspaceBytes(SizeFor(1, RowRecord::kFull), shard)) return 0;
+    return RowsWithin(params_.workspace_bytes, SizeFor(1, RecordFor(params_)), shard);
+  }
 
   bool IsIgnored(int64_t row) const { return params_.labels[row] == params_.ignore_index; }
 
@@ -95,59 +105,57 @@ class BatchStep {
   int64_t TakeRows(int64_t row, int64_t limit) {
     int64_t count = 0;
     for (int64_t r = row; r < params_.tokens && count < limit; ++r) count += !IsIgnored(r);
-    if (params_.teacher == nullptr) {
-      LayOut(count, params_.vocab, params_.hidden, arithmetic_, record_, params_.workspace, &tile_);
-    } else {
-      LayOut(count, params_.vocab, params_.hidden, arithmetic_, teacher_size(), params_.workspace, &tile_,
-             &soft_tile_);
-    }
+    LayOut(SizeFor(count, RecordFor(params_)), segments_.entries(),
+           {exchange_.is_alone() ? 0 : vocabulary_.segments()}, params_.workspace, &memory_);
     for (int64_t i = 0; i < count; ++i) {
-      tile_.row_states[i] = RowState{.index = row, .label = params_.labels[row]};
-      if (params_.teacher != nullptr) soft_tile_.teacher.row_states[i] = tile_.row_states[i];
-      if (record_ == RowRecord::kFull) tile_.row_details[i] = RowDetail{};
+      for (size_t s = 0; s < segments_.all().size(); ++s) PutRow(row, i, s);
       row = NextValid(row + 1);
     }
     stats_.valid_tokens += count;
     return row;
   }
 
-  bool ProcessTile(Store store, bool is_last) {
-    if (arithmetic_ == Arithmetic::kSimd) {
-      SimdProducts products(BestSimdKernels(), weight_, tile_);
-      return ProcessTileWith(products, store, is_last);
-    }
-    LibraryProducts products(weight_, tile_);
-    return ProcessTileWith(products, store, is_last);
+  // Row `row` of the batch is row `r` of the tile.
+  void PutRow(int64_t row, int64_t r, size_t segment) {
+    const Workspace& tile = memory_.segments[segment];
+    const int64_t label = params_.labels[row] - segments_.all()[segment].first();
+    tile.row_states[r] = RowState{.index = row, .label = label};
+    if (tile.row_details != nullptr) tile.row_details[r] = RowDetail{};
+    if (params_.teacher != nullptr) memory_.soft[segment].teacher.row_states[r] = {.index = row};
   }
 
-  bool ProcessTileWith(Products& products, Store store, bool is_last) {
-    std::optional<SoftTargets> soft;
-    if (params_.teacher != nullptr) soft.emplace(params_, BestSimdKernels(), tile_, soft_tile_);
-    TileStep step(params_, BestSimdKernels(), weight_, tile_, products, class_weight_sum_,
-                  soft.has_value() ? &*soft : nullptr);
+  Status ProcessTile(Store store, bool is_last) {
+    const std::span<Segment> segments = segments_.all();
+    for (size_t i = 0; i < segments.size(); ++i) {
+      segments[i].BindStep(arithmetic_, memory_.segments[i], memory_.soft[i]);
+    }
+    TileStep step(params_, vocabulary_, segments, finish_, exchange_, memory_);
     int64_t rows_redone = 0;
-    if (!step.ComputeLosses(&rows_redone)) return false;
+    if (const Status status = step.ComputeLosses(&rows_redone); status != Status::kOk) return status;
     stats_.rows_redone += rows_redone;
-    if (params_.dx != nullptr && !step.ComputeInputGradient()) return false;
+    if (params_.dx != nullptr) {
+      if (const Status status = step.ComputeInputGradient(); status != Status::kOk) return status;
+    }
     if (is_last) NotifyInputGradients();
-    if (params_.weight_gradient == WeightGradient::kNone) return true;
-    if (!step.ComputeWeightGradient(store)) return false;
+    if (params_.weight_gradient == WeightGradient::kNone) return Status::kOk;
+    if (const Status status = step.ComputeWeightGradient(store); status != Status::kOk) return status;
     if (params_.bias != nullptr) {
       step.ComputeBiasGradient(store);
     } else if (store == Store::kOverwrite) {
       ClearBiasGradient();
     }
-    return true;
+    return Status::kOk;
   }
 
   const LinearCrossEntropyParams& params_;
   const Arithmetic arithmetic_;
   LinearCrossEntropyStats& stats_;
-  const RowRecord record_;
-  const double class_weight_sum_;
-  const WeightMatrix weight_;
-  Workspace tile_;
-  SoftTile soft_tile_;  // with a teacher
+  const Vocabulary vocabulary_;
+  const ShardExchange exchange_;
+  LocalSegments segments_;
+  const RowFinish finish_;
+  TeacherSize teacher_;  // with a teacher
+  TileMemory memory_;
 };
 
 }  // namespace

@@ -5,45 +5,69 @@
 #include <cstdint>
 
 #include "kernels/cpu/logit_rows.h"
+#include "kernels/cpu/row_order.h"
+#include "kernels/cpu/segments/row_sums.h"
+#include "kernels/cpu/segments/vocabulary.h"
 #include "kernels/cpu/simd_kernels.h"
-#include "kernels/cpu/soft_targets.h"
-#include "kernels/cpu/workspace.h"
+#include "kernels/cpu/soft_tile.h"
 #include "kernels/linear_cross_entropy.h"
 
 namespace lossd::kernels::cpu {
 
-// Sum of C: of the class weights, or of ones. Used by label smoothing only; 0 without.
-double SumOfClassWeights(const LinearCrossEntropyParams& params);
+// Sum of C: of the class weights of the whole vocabulary, or of ones. Used by label smoothing only; 0
+// without.
+double SumOfClassWeights(const LinearCrossEntropyParams& params, const Vocabulary& vocabulary);
 
 // Sets every return of row `index`: to `token` if it is a token or a rank, otherwise to `number`.
 void FillReturns(const RowReturns& returns, int64_t index, float number, int32_t token);
 
+// A row of which everything is known.
+struct KnownRow {
+  int64_t index = 0;  // in the batch
+  int64_t label = 0;  // in the whole vocabulary
+  float largest = 0;  // magnitude in X, rounded to the weight's type
+  const RowTotals& totals;
+  SoftRow* soft = nullptr;        // with soft targets; gets its factor
+  const TopEntry* top = nullptr;  // the largest logits that returns want, best first
+};
+
+// What all segments make a row's gradient of.
+struct RowFactors {
+  bool overflowed = false;
+  bool weightless = false;    // the gradient is 0
+  double numerator = 0;       // over S in a segment's units: the scale of its E, or their slope
+  float scale = 0;            // of gradients that are formed element by element
+  float level = 0;            // of those
+  float target_gradient = 0;  // of the label's entry
+};
+
 class RowFinish {
  public:
   // All references outlive it.
-  RowFinish(const LinearCrossEntropyParams& params, const SimdKernels& kernels, const Workspace& tile,
-            GradientForm form, double class_weight_sum, const SoftTargets* soft);
+  RowFinish(const LinearCrossEntropyParams& params, const Vocabulary& vocabulary, const SimdKernels& kernels,
+            GradientForm form, double class_weight_sum);
 
-  // Writes losses and returns of row `r` of the tile and sets its factors. If it turned out to have
-  // overflowed, they say so.
-  void Finish(int64_t r) const;
+  // Writes the row's loss and returns, if this rank answers. If it turns out to have overflowed, they and the
+  // factors say so.
+  RowFactors Finish(const KnownRow& row) const;
 
  private:
   double RowWeight(int64_t index) const;
   float ClassWeight(int64_t label) const;
-  double SmoothingCost(int64_t r, double cost) const;
-  double Entropy(int64_t r) const;
-  void WriteOrder(int64_t r, double log_sum_exp) const;
+  double SmoothingCost(const RowTotals& row, double cost) const;
+  double Entropy(const RowTotals& row) const;
+  void WriteReturns(const KnownRow& row, double log_sum_exp, double cost, double z_loss) const;
+  void WriteOrder(const KnownRow& row, double log_sum_exp) const;
   double LabelWeight() const;
-  bool SetFactors(int64_t r, double log_sum_exp) const;
-  void FinishOverflowed(int64_t r) const;
+  bool FindFactors(const KnownRow& row, double log_sum_exp, RowFactors* factors) const;
+  RowFactors FinishOverflowed(int64_t index) const;
+  bool distils() const { return params_.teacher != nullptr; }
 
   const LinearCrossEntropyParams& params_;
+  const Vocabulary& vocabulary_;
   const SimdKernels& kernels_;
-  const Workspace& tile_;
   const GradientForm form_;
   const double class_weight_sum_;
-  const SoftTargets* const soft_;
 };
 
 }  // namespace lossd::kernels::cpu

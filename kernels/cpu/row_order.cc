@@ -26,10 +26,33 @@ class RowLock {
 
 }  // namespace
 
+int32_t WantedTop(const RowReturns& returns) {
+  return std::max(returns.top_k, returns.prediction != nullptr ? 1 : 0);
+}
+
+void CopyTop(const Workspace& tile, int64_t r, int64_t first, int32_t kept, TopEntry* to) {
+  const int32_t listed = std::min(kept, tile.row_details[r].listed);
+  for (int32_t i = 0; i < listed; ++i) {
+    const int64_t at = r * kMostTopK + i;
+    to[i] = {tile.top_logits[at], static_cast<int32_t>(first) + tile.top_tokens[at]};
+  }
+  std::fill(to + listed, to + kept, TopEntry{});
+}
+
+void MergeTop(const TopEntry* more, int32_t kept, TopEntry* top) {
+  const auto is_before = [](const TopEntry& a, const TopEntry& b) {
+    if (a.token < 0 || b.token < 0) return a.token >= 0;
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+  };
+  for (int32_t i = 0; i < kept && more[i].token >= 0 && is_before(more[i], top[kept - 1]); ++i) {
+    int32_t at = kept - 1;
+    for (; at > 0 && is_before(more[i], top[at - 1]); --at) top[at] = top[at - 1];
+    top[at] = more[i];
+  }
+}
+
 RowOrder::RowOrder(const RowReturns& returns, const Workspace& tile)
-    : tile_(tile),
-      wants_rank_(returns.target_rank != nullptr),
-      kept_(std::max(returns.top_k, returns.prediction != nullptr ? 1 : 0)) {}
+    : tile_(tile), wants_rank_(returns.target_rank != nullptr), kept_(WantedTop(returns)) {}
 
 void RowOrder::Add(int64_t r, int64_t first, const float* logits, int64_t columns, float largest) const {
   if (wants_rank_) CountAbove(r, first, logits, columns);

@@ -12,6 +12,22 @@
 
 namespace lossd::kernels::cpu {
 
+// One of a row's largest logits.
+struct TopEntry {
+  float logit = 0;
+  int32_t token = -1;  // in the whole vocabulary; negative: none
+};
+
+// How many of a row's largest logits `returns` want.
+int32_t WantedTop(const RowReturns& returns);
+
+// Copies the best `kept` of a row's list; what it lacks of them becomes none. `first` is the first entry of
+// the segment that the tile is of.
+void CopyTop(const Workspace& tile, int64_t r, int64_t first, int32_t kept, TopEntry* to);
+
+// Puts `more` into the list `top`: both have `kept` entries, best first.
+void MergeTop(const TopEntry* more, int32_t kept, TopEntry* top);
+
 class RowOrder {
  public:
   // Keeps what `returns` ask for in `tile`, which outlives it and is of RowRecord::kFull if they ask for any.

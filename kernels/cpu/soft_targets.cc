@@ -18,9 +18,9 @@ namespace lossd::kernels::cpu {
 namespace {
 
 // Entries that are worked on at once: they lie in one block of either head.
-constexpr int64_t kSegment = kBlock;
-static_assert(kLibraryBlock % kSegment == 0);
-using Values = std::array<float, kSegment>;
+constexpr int64_t kPiece = kBlock;
+static_assert(kLibraryBlock % kPiece == 0);
+using Values = std::array<float, kPiece>;
 
 const float* At(const float* logits, const Workspace& tile, int64_t r, int64_t entry) {
   const int64_t block = entry / tile.block_columns;
@@ -43,10 +43,8 @@ void ToLogits(const SimdKernels& kernels, const float* bias, float scale, float 
 const float* From(const float* array, int64_t first) { return array == nullptr ? nullptr : array + first; }
 
 // Logits of rows of the teacher into soft.teacher_logits, block by block.
-bool MultiplyTeacher(const WeightMatrix& weight, const HiddenStates& x, const SoftTile& soft,
-                     Products& products, int64_t threads) {
+bool MultiplyTeacher(const SoftTile& soft, Products& products, int64_t threads) {
   const Workspace& tile = soft.teacher;
-  PackRows(x, weight.type, tile, products, threads);
   std::atomic<bool> failed = false;
   ParallelFor(threads, tile.blocks, [&](int64_t block, int64_t thread) {
     for (int64_t begin = 0; begin < tile.padded_rows; begin += products.logit_rows()) {
@@ -85,37 +83,9 @@ void FillParts(const Distillation& options, const Values& p, const Values& q, co
   }
 }
 
-// ∂D/∂s T of an entry; `difference` is (s − t) / T.
-template <class Real>
-Real Slope(const Distillation& options, const EntryPair<Real>& e, Real difference, Real mean) {
-  switch (options.divergence) {
-    case Divergence::kForwardKl:
-      return Difference(e);
-    case Divergence::kReverseKl:
-      return e.q * (difference - mean);
-    case Divergence::kJensenShannon:
-      break;
-  }
-  const auto beta = static_cast<Real>(options.beta);
-  return (1 - beta) * e.q * (MixtureOf(e, beta).log_q - mean);
-}
-
-// No more than the sum of the magnitudes of all ∂D/∂s T.
-double ReachOf(const Distillation& options, double spread) {
-  switch (options.divergence) {
-    case Divergence::kForwardKl:
-      return 2.0;
-    case Divergence::kReverseKl:
-      return spread;
-    case Divergence::kJensenShannon:
-      break;
-  }
-  return 0.8 - 4.0 * std::log(1.0 - static_cast<double>(options.beta));
-}
-
 }  // namespace
 
-struct SoftTargets::Segment {
+struct SoftTargets::Piece {
   int64_t first = 0;
   int64_t count = 0;
   Values s;
@@ -131,15 +101,25 @@ SoftTargets::SoftTargets(const LinearCrossEntropyParams& params, const SimdKerne
       soft_(soft),
       inverse_(1.0f / params.distillation.temperature) {}
 
-bool SoftTargets::MultiplyTeacherLogits(int64_t threads) const {
+template <class Function>
+auto SoftTargets::WithTeacherProducts(const Function& function) const {
   const WeightMatrix weight{teacher_.weight_type, teacher_.weight, params_.vocab, teacher_.hidden};
-  const HiddenStates x{teacher_.hidden_type, teacher_.hidden_states, teacher_.hidden};
   if (BestArithmetic(weight.type) == Arithmetic::kSimd) {
     SimdProducts products(kernels_, weight, soft_.teacher);
-    return MultiplyTeacher(weight, x, soft_, products, threads);
+    return function(products);
   }
   LibraryProducts products(weight, soft_.teacher);
-  return MultiplyTeacher(weight, x, soft_, products, threads);
+  return function(products);
+}
+
+void SoftTargets::PackTeacherRows(int64_t threads) const {
+  const HiddenStates x{teacher_.hidden_type, teacher_.hidden_states, teacher_.hidden};
+  WithTeacherProducts(
+      [&](Products& products) { PackRows(x, teacher_.weight_type, soft_.teacher, products, threads); });
+}
+
+bool SoftTargets::MultiplyTeacherLogits(int64_t threads) const {
+  return WithTeacherProducts([&](Products& products) { return MultiplyTeacher(soft_, products, threads); });
 }
 
 void SoftTargets::Keep(int64_t block, Range rows, const float* values) const {
@@ -162,77 +142,59 @@ void SoftTargets::ReadTeacher(int64_t r, int64_t first, int64_t count, float* lo
 }
 
 template <class Function>
-void SoftTargets::ForEachSegment(int64_t r, Function function) const {
+void SoftTargets::ForEachPiece(int64_t r, Function function) const {
   const LossOptions& options = params_.options;
-  Segment segment;
-  for (int64_t first = 0; first < params_.vocab; first += kSegment) {
-    segment.first = first;
-    segment.count = std::min(kSegment, params_.vocab - first);
-    std::copy_n(At(soft_.logits, tile_, r, first), segment.count, segment.s.data());
-    ToLogits(kernels_, From(params_.bias, first), options.logit_scale, options.softcap, segment.count,
-             segment.s.data());
-    ReadTeacher(r, first, segment.count, segment.t.data());
-    function(segment);
+  Piece piece;
+  for (int64_t first = 0; first < params_.vocab; first += kPiece) {
+    piece.first = first;
+    piece.count = std::min(kPiece, params_.vocab - first);
+    std::copy_n(At(soft_.logits, tile_, r, first), piece.count, piece.s.data());
+    ToLogits(kernels_, From(params_.bias, first), options.logit_scale, options.softcap, piece.count,
+             piece.s.data());
+    ReadTeacher(r, first, piece.count, piece.t.data());
+    function(piece);
   }
 }
 
-void SoftTargets::Summarise(int64_t r) const {
-  SoftRow row{};
-  float spread = 0;
-  if (FindLargest(r, &row, &spread)) {
-    SumExponentials(r, &row);
-    FinishDivergence(r, &row);
-    row.reach = ReachOf(params_.distillation, static_cast<double>(spread) * inverse_);
-    row.finite = std::isfinite(row.divergence) && std::isfinite(row.reach);
-  }
-  soft_.rows[r] = row;
+void SoftTargets::Summarise(SoftPass pass, int64_t r, SoftSums* sums) const {
+  if (pass == SoftPass::kLogits) return FindLargest(r, sums);
+  if (!soft_.rows[r].finite) return;
+  return pass == SoftPass::kExponentials ? SumExponentials(r, sums) : SumDivergence(r, sums);
 }
 
-// False if a logit is not finite.
-bool SoftTargets::FindLargest(int64_t r, SoftRow* row, float* spread) const {
-  row->largest = -kInfinity;
-  row->teacher_largest = -kInfinity;
-  float most = -kInfinity;
-  float least = kInfinity;
+void SoftTargets::FindLargest(int64_t r, SoftSums* sums) const {
+  *sums = SoftSums{};
   int64_t not_finite = 0;
-  ForEachSegment(r, [&](const Segment& segment) {
-    not_finite += CountNonFinite(DataType::kFloat32, segment.s.data(), segment.count) +
-                  CountNonFinite(DataType::kFloat32, segment.t.data(), segment.count);
-    row->largest = std::max(row->largest, kernels_.max_row(segment.s.data(), segment.count));
-    row->teacher_largest = std::max(row->teacher_largest, kernels_.max_row(segment.t.data(), segment.count));
-    for (int64_t i = 0; i < segment.count; ++i) {
-      most = std::max(most, segment.s[i] - segment.t[i]);
-      least = std::min(least, segment.s[i] - segment.t[i]);
+  ForEachPiece(r, [&](const Piece& piece) {
+    not_finite += CountNonFinite(DataType::kFloat32, piece.s.data(), piece.count) +
+                  CountNonFinite(DataType::kFloat32, piece.t.data(), piece.count);
+    sums->largest = std::max(sums->largest, kernels_.max_row(piece.s.data(), piece.count));
+    sums->teacher_largest = std::max(sums->teacher_largest, kernels_.max_row(piece.t.data(), piece.count));
+    for (int64_t i = 0; i < piece.count; ++i) {
+      sums->most = std::max(sums->most, piece.s[i] - piece.t[i]);
+      sums->least = std::min(sums->least, piece.s[i] - piece.t[i]);
     }
   });
-  *spread = most - least;
-  return not_finite == 0;
+  sums->finite = not_finite == 0;
 }
 
-void SoftTargets::SumExponentials(int64_t r, SoftRow* row) const {
-  double student = 0;
-  double teacher = 0;
-  double difference = 0;
-  ForEachSegment(r, [&](const Segment& segment) {
+void SoftTargets::SumExponentials(int64_t r, SoftSums* sums) const {
+  const SoftRow& row = soft_.rows[r];
+  ForEachPiece(r, [&](const Piece& piece) {
     Values exponentials;
-    for (int64_t i = 0; i < segment.count; ++i) {
-      exponentials[i] = (segment.t[i] - row->teacher_largest) * inverse_;
+    for (int64_t i = 0; i < piece.count; ++i) {
+      exponentials[i] = (piece.t[i] - row.teacher_largest) * inverse_;
     }
-    teacher += kernels_.exp_row(exponentials.data(), segment.count, 0, 0);
-    for (int64_t i = 0; i < segment.count; ++i) {
-      exponentials[i] = (segment.s[i] - row->largest) * inverse_;
+    sums->teacher += kernels_.exp_row(exponentials.data(), piece.count, 0, 0);
+    for (int64_t i = 0; i < piece.count; ++i) {
+      exponentials[i] = (piece.s[i] - row.largest) * inverse_;
     }
-    student += kernels_.exp_row(exponentials.data(), segment.count, 0, 0);
+    sums->student += kernels_.exp_row(exponentials.data(), piece.count, 0, 0);
     if (params_.distillation.divergence != Divergence::kReverseKl) return;
-    for (int64_t i = 0; i < segment.count; ++i) {
-      difference += static_cast<double>(exponentials[i]) * (segment.s[i] - segment.t[i]);
+    for (int64_t i = 0; i < piece.count; ++i) {
+      sums->difference += static_cast<double>(exponentials[i]) * (piece.s[i] - piece.t[i]);
     }
   });
-  row->student = static_cast<float>(1.0 / student);
-  row->teacher = static_cast<float>(1.0 / teacher);
-  row->shift = static_cast<float>((static_cast<double>(row->teacher_largest) - row->largest) * inverse_ +
-                                  std::log(teacher) - std::log(student));
-  row->mean = static_cast<float>(difference / student * inverse_);
 }
 
 void SoftTargets::Probabilities(const SoftRow& row, const float* s, const float* t, int64_t count, float* p,
@@ -249,48 +211,38 @@ void SoftTargets::Probabilities(const SoftRow& row, const float* s, const float*
   }
 }
 
-void SoftTargets::FinishDivergence(int64_t r, SoftRow* row) const {
+void SoftTargets::SumDivergence(int64_t r, SoftSums* sums) const {
   const Distillation& options = params_.distillation;
+  const SoftRow& row = soft_.rows[r];
   const int64_t label = tile_.row_states[r].label;
-  double parts = 0;
-  double more_parts = 0;
-  EntryPair<double> own{};
-  double own_difference = 0;
-  ForEachSegment(r, [&](const Segment& segment) {
+  ForEachPiece(r, [&](const Piece& piece) {
     Values p;
     Values q;
     Values d;
     Values part;
     Values more;
-    Probabilities(*row, segment.s.data(), segment.t.data(), segment.count, p.data(), q.data());
-    for (int64_t i = 0; i < segment.count; ++i) {
-      d[i] = (segment.t[i] - segment.s[i]) * inverse_ - row->shift;
+    Probabilities(row, piece.s.data(), piece.t.data(), piece.count, p.data(), q.data());
+    for (int64_t i = 0; i < piece.count; ++i) {
+      d[i] = (piece.t[i] - piece.s[i]) * inverse_ - row.shift;
     }
-    FillParts(options, p, q, d, segment.count, &part, &more);
-    parts += kernels_.sum_row(part.data(), nullptr, segment.count);
+    FillParts(options, p, q, d, piece.count, &part, &more);
+    sums->parts += kernels_.sum_row(part.data(), nullptr, piece.count);
     if (options.divergence == Divergence::kJensenShannon) {
-      more_parts += kernels_.sum_row(more.data(), nullptr, segment.count);
+      sums->more_parts += kernels_.sum_row(more.data(), nullptr, piece.count);
     }
-    const int64_t i = label - segment.first;
-    if (i < 0 || i >= segment.count) return;
-    own = {p[i], q[i], d[i]};
-    own_difference = static_cast<double>(segment.s[i] - segment.t[i]) * inverse_;
+    const int64_t i = label - piece.first;
+    if (i < 0 || i >= piece.count) return;
+    sums->label = {p[i], q[i], d[i]};
+    sums->label_difference = static_cast<double>(piece.s[i] - piece.t[i]) * inverse_;
   });
-  row->divergence = parts;
-  if (options.divergence == Divergence::kJensenShannon) {
-    const auto beta = static_cast<double>(options.beta);
-    row->divergence = beta * parts + (1 - beta) * more_parts;
-    row->mean = static_cast<float>(more_parts);
-  }
-  row->label_slope = Slope<double>(options, own, own_difference, row->mean);
 }
 
 void SoftTargets::AddGradient(int64_t block, int64_t r, const float* logits, float* values) const {
   const SoftRow& row = soft_.rows[r];
   const int64_t begin = block * tile_.block_columns;
   const int64_t end = std::min(begin + tile_.block_columns, params_.vocab);
-  for (int64_t first = begin; first < end; first += kSegment) {
-    const int64_t count = std::min(kSegment, end - first);
+  for (int64_t first = begin; first < end; first += kPiece) {
+    const int64_t count = std::min(kPiece, end - first);
     const float* s = logits + (first - begin);
     float* out = values + (first - begin);
     Values t;

@@ -1,4 +1,5 @@
-// Soft targets of a tile's rows: the teacher's logits, each row's divergence, and its part of the gradient.
+// Soft targets of a tile's rows in one segment: the teacher's logits, each row's divergence, and its part of
+// the gradient.
 // Formulas: "Soft targets" in docs/numerics.md.
 #ifndef LOSSD_KERNELS_CPU_SOFT_TARGETS_H_
 #define LOSSD_KERNELS_CPU_SOFT_TARGETS_H_
@@ -6,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/products.h"
+#include "kernels/cpu/segments/soft_sums.h"
 #include "kernels/cpu/simd_kernels.h"
 #include "kernels/cpu/soft_tile.h"
 #include "kernels/linear_cross_entropy.h"
@@ -18,6 +20,8 @@ class SoftTargets {
   SoftTargets(const LinearCrossEntropyParams& params, const SimdKernels& kernels, const Workspace& tile,
               const SoftTile& soft);
 
+  // Stores the teacher's hidden states of the tile, for all segments.
+  void PackTeacherRows(int64_t threads) const;
   // Fills soft.teacher_logits. False if the math library failed.
   bool MultiplyTeacherLogits(int64_t threads) const;
 
@@ -25,8 +29,9 @@ class SoftTargets {
   void Keep(int64_t block, Range rows, const float* values) const;
   void CopyKept(int64_t block, Range rows, float* values) const;
 
-  // Fills row `r`, once the logits of both heads are there.
-  void Summarise(int64_t r) const;
+  // Fills in what a pass finds of row `r`, once the logits of both heads are there and the row has what the
+  // pass before found in all segments.
+  void Summarise(SoftPass pass, int64_t r, SoftSums* sums) const;
 
   // Adds the row's factor times ∂D/∂s T to the values of one block. `logits`: s.
   void AddGradient(int64_t block, int64_t r, const float* logits, float* values) const;
@@ -35,14 +40,16 @@ class SoftTargets {
   const Distillation& options() const { return params_.distillation; }
 
  private:
-  struct Segment;  // a few entries of a row, of both heads
+  struct Piece;  // a few entries of a row, of both heads
 
   template <class Function>
-  void ForEachSegment(int64_t r, Function function) const;
+  void ForEachPiece(int64_t r, Function function) const;
   void ReadTeacher(int64_t r, int64_t first, int64_t count, float* logits) const;
-  bool FindLargest(int64_t r, SoftRow* row, float* spread) const;
-  void SumExponentials(int64_t r, SoftRow* row) const;
-  void FinishDivergence(int64_t r, SoftRow* row) const;
+  void FindLargest(int64_t r, SoftSums* sums) const;
+  void SumExponentials(int64_t r, SoftSums* sums) const;
+  void SumDivergence(int64_t r, SoftSums* sums) const;
+  template <class Function>
+  auto WithTeacherProducts(const Function& function) const;
   void Probabilities(const SoftRow& row, const float* s, const float* t, int64_t count, float* p,
                      float* q) const;
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/workspace.h"
 
 namespace lossd::kernels::cpu {
@@ -25,17 +24,13 @@ struct SoftRow {
 };
 
 // Logits are before bias, scale and softcap, [blocks][padded_rows][block_columns] of the workspace that they
-// belong to.
+// belong to, in one segment.
 struct SoftTile {
   Workspace teacher;  // without dx, sums and what else only a step takes
   float* teacher_logits = nullptr;
   float* logits = nullptr;
-  SoftRow* rows = nullptr;
+  SoftRow* rows = nullptr;  // [rows], those of all segments
 };
-
-// LayOut for a tile of both heads.
-int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, const TeacherSize& teacher,
-               void* base, Workspace* workspace, SoftTile* soft);
 
 }  // namespace lossd::kernels::cpu
 

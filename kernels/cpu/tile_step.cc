@@ -1,295 +1,207 @@
 #include "kernels/cpu/tile_step.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <array>
 
-#include "kernels/cpu/constants.h"
-#include "kernels/cpu/pack_rows.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/row_range.h"
+#include "kernels/cpu/segments/input_gradient.h"
 
 namespace lossd::kernels::cpu {
 namespace {
 
-// Rows that are done again together; a multiple of kRowAlignment. Also the fewest rows that are worth packing
-// a block of the weights for once more.
-constexpr int64_t kRedoRows = 48;
-// Columns of dW that one task of AddTargets works on, and the fewest of one product.
-constexpr int64_t kColumnsPerTask = 64;
-
-GradientForm ChooseForm(const LinearCrossEntropyParams& params, Products& products) {
-  const bool wants_gradient = params.dx != nullptr || params.weight_gradient != WeightGradient::kNone;
-  if (!wants_gradient) return GradientForm::kExponentials;
-  if (params.teacher != nullptr) return GradientForm::kFromLogits;
-  if (params.options.label_smoothing == 0) return GradientForm::kExponentials;
-  // E times the softcap's derivative does not tell which is which.
-  const bool keeps = params.options.softcap == 0 && products.StoredExponentials(0, {0, 1}) != nullptr;
-  return keeps ? GradientForm::kFromExponentials : GradientForm::kFromLogits;
-}
+constexpr SoftPass kSoftPasses[] = {SoftPass::kLogits, SoftPass::kExponentials, SoftPass::kDivergence};
 
 }  // namespace
 
-RowRecord RecordFor(const LinearCrossEntropyParams& params) {
-  const bool plain = params.options.softcap == 0 && params.options.label_smoothing == 0 &&
-                     !params.returns.whole_row() && params.teacher == nullptr;
-  return plain ? RowRecord::kPlain : RowRecord::kFull;
+TileStep::TileStep(const LinearCrossEntropyParams& params, const Vocabulary& vocabulary,
+                   std::span<Segment> segments, const RowFinish& finish, const ShardExchange& exchange,
+                   const TileMemory& memory)
+    : params_(params),
+      vocabulary_(vocabulary),
+      segments_(segments),
+      finish_(finish),
+      exchange_(exchange),
+      memory_(memory),
+      tile_(memory.segments[0]),
+      kept_(WantedTop(params.returns)),
+      threads_(std::min(AvailableThreads(), tile_.threads)) {}
+
+Status TileStep::ComputeLosses(int64_t* rows_redone) {
+  if (const Status status = PackHiddenStates(); status != Status::kOk) return status;
+  if (params_.returns.target_rank != nullptr) {
+    if (const Status status = FindLabelLogits(); status != Status::kOk) return status;
+  }
+  for (Segment& segment : segments_) {
+    if (!segment.step().ComputeSums()) return Status::kInternal;
+  }
+  if (params_.teacher != nullptr) {
+    if (const Status status = SummariseSoftTargets(); status != Status::kOk) return status;
+  }
+  if (const Status status = GatherSums(); status != Status::kOk) return status;
+  if (const Status status = GatherTop(); status != Status::kOk) return status;
+  *rows_redone = 0;
+  for (int64_t r = 0; r < tile_.rows; ++r) *rows_redone += FinishRow(r) ? 1 : 0;
+  for (Segment& segment : segments_) {
+    if (!segment.step().FormGradients()) return Status::kInternal;
+  }
+  return Status::kOk;
 }
 
-TileStep::TileStep(const LinearCrossEntropyParams& params, const SimdKernels& kernels,
-                   const WeightMatrix& weight, const Workspace& tile, Products& products,
-                   double class_weight_sum, const SoftTargets* soft)
-    : params_(params),
-      weight_(weight),
-      tile_(tile),
-      products_(products),
-      soft_(soft),
-      form_(ChooseForm(params, products)),
-      logit_rows_(params, kernels, tile, form_, soft),
-      finish_(params, kernels, tile, form_, class_weight_sum, soft),
-      threads_(std::min(AvailableThreads(), tile.threads)) {}
+// Both heads' rows, and the teacher's logits.
+Status TileStep::PackHiddenStates() {
+  if (params_.teacher != nullptr) {
+    segments_[0].soft().PackTeacherRows(threads_);
+    for (const Segment& segment : segments_) {
+      if (!segment.soft().MultiplyTeacherLogits(threads_)) return Status::kInternal;
+    }
+  }
+  segments_[0].step().PackHiddenStates();
+  return Status::kOk;
+}
 
-bool TileStep::ComputeLosses(int64_t* rows_redone) {
-  if (soft_ != nullptr && !soft_->MultiplyTeacherLogits(threads_)) return false;
-  PackRows({params_.hidden_type, params_.hidden_states, params_.hidden}, params_.weight_type, tile_,
-           products_, threads_);
-  if (logit_rows_.order().wants_rank()) FindLabelLogits();
-  const Range all_rows{0, tile_.padded_rows};
-  ProcessBlocks({0, 1}, all_rows, RowsPerTask(1), Pass::kFirstBlock);
-  ProcessBlocks({1, tile_.blocks}, all_rows, RowsPerTask(tile_.blocks), Pass::kFurtherBlocks);
-  SumRows({0, tile_.rows});
-  *rows_redone = RedoRowsOutOfRange();
-  if (soft_ != nullptr) {
-    ParallelFor(threads_, tile_.rows, [this](int64_t r, int64_t) { soft_->Summarise(r); });
+Status TileStep::FindLabelLogits() {
+  for (Segment& segment : segments_) {
+    if (!segment.step().FindLabelLogits()) return Status::kInternal;
+  }
+  const auto own_segment = [this](int64_t r) {
+    return static_cast<size_t>(vocabulary_.SegmentOf(Label(r)) - vocabulary_.first_segment());
+  };
+  float* gathered = memory_.exchange.label_logits;
+  if (!exchange_.is_alone()) {
+    float* own = gathered + vocabulary_.shard().rank * tile_.rows;
+    for (int64_t r = 0; r < tile_.rows; ++r) {
+      const size_t segment = own_segment(r);
+      own[r] = segment < segments_.size() ? segments_[segment].tile().row_details[r].label_logit : 0.0f;
+    }
+    if (const Status status = exchange_.GatherRanks(gathered, tile_.rows); status != Status::kOk) {
+      return status;
+    }
   }
   for (int64_t r = 0; r < tile_.rows; ++r) {
-    finish_.Finish(r);
-    if (tile_.row_states[r].overflowed) products_.ZeroExponentials(r);
+    const float logit = exchange_.is_alone() ? segments_[own_segment(r)].tile().row_details[r].label_logit
+                                             : gathered[vocabulary_.RankOf(Label(r)) * tile_.rows + r];
+    for (const Segment& segment : segments_) segment.tile().row_details[r].label_logit = logit;
   }
-  if (form_ != GradientForm::kExponentials) {
-    ProcessBlocks({0, tile_.blocks}, all_rows, RowsPerTask(tile_.blocks), Pass::kGradient);
+  return Status::kOk;
+}
+
+// One rank goes through a row three times while it is in the cache. Over ranks a pass goes through all rows.
+Status TileStep::SummariseSoftTargets() {
+  if (exchange_.is_alone()) {
+    ParallelFor(threads_, tile_.rows, [this](int64_t r, int64_t) {
+      PerSegment<SoftSums> sums;
+      for (const SoftPass pass : kSoftPasses) SummariseSoftTargets(pass, r, &sums);
+    });
+    return Status::kOk;
   }
-  return !failed_;
-}
-
-// Rows of one parallel task, when each range of rows has `tasks_per_row_range` of them: all, unless that
-// leaves threads without work.
-int64_t TileStep::RowsPerTask(int64_t tasks_per_row_range) const {
-  const int64_t ranges = CeilDivide(4 * threads_, tasks_per_row_range);
-  if (threads_ == 1 || ranges == 1) return tile_.padded_rows;
-  return std::max(kRedoRows, RoundUp(CeilDivide(tile_.padded_rows, ranges), kRowAlignment));
-}
-
-Range TileStep::RowRange(int64_t index, int64_t size) const {
-  return {index * size, std::min((index + 1) * size, tile_.padded_rows)};
-}
-
-// A logit's rank can only be counted when it is known.
-void TileStep::FindLabelLogits() {
-  ParallelFor(threads_, tile_.rows, [&](int64_t r, int64_t thread) {
-    float product = 0;
-    if (!products_.MultiplyLogit(r, tile_.row_states[r].label, tile_.Scratch(thread), &product)) {
-      failed_ = true;
-    }
-    tile_.row_details[r].label_logit = logit_rows_.Transform(product, tile_.row_states[r].label);
-  });
-}
-
-void TileStep::ProcessBlocks(Range blocks, Range rows, int64_t rows_per_task, Pass pass) {
-  const int64_t ranges = CeilDivide(rows.end - rows.begin, rows_per_task);
-  ParallelFor(threads_, (blocks.end - blocks.begin) * ranges, [&](int64_t task, int64_t thread) {
-    const int64_t begin = rows.begin + task % ranges * rows_per_task;
-    ProcessBlock(blocks.begin + task / ranges, {begin, std::min(begin + rows_per_task, rows.end)}, pass,
-                 tile_.Scratch(thread));
-  });
-}
-
-void TileStep::ProcessBlock(int64_t block, Range rows, Pass pass, float* scratch) {
-  for (int64_t begin = rows.begin; begin < rows.end; begin += products_.logit_rows()) {
-    const Range chunk{begin, std::min(begin + products_.logit_rows(), rows.end)};
-    float* values = Values(block, chunk, pass, scratch);
-    if (values == nullptr) {
-      failed_ = true;
-      return;
-    }
-    if (soft_ != nullptr && (pass == Pass::kFirstBlock || pass == Pass::kFurtherBlocks)) {
-      soft_->Keep(block, chunk, values);
-    }
-    for (int64_t r = chunk.begin; r < std::min(chunk.end, tile_.rows); ++r) {
-      logit_rows_.Process(pass, block, r, values + (r - chunk.begin) * tile_.block_columns);
-    }
-    if (Stores(pass)) products_.StoreExponentials(block, chunk, values);
-  }
-}
-
-// Returns the values that the pass begins with.
-float* TileStep::Values(int64_t block, Range rows, Pass pass, float* scratch) {
-  if (soft_ != nullptr && pass == Pass::kGradient) return KeptValues(block, rows, scratch);
-  const bool stored = pass == Pass::kGradient && form_ == GradientForm::kFromExponentials;
-  return stored ? products_.StoredExponentials(block, rows) : products_.MultiplyLogits(block, rows, scratch);
-}
-
-// Copies the kept logits to where MultiplyLogits would have put them.
-float* TileStep::KeptValues(int64_t block, Range rows, float* scratch) {
-  float* stored = products_.StoredExponentials(block, rows);
-  float* values = stored != nullptr ? stored : scratch;
-  soft_->CopyKept(block, rows, values);
-  return values;
-}
-
-bool TileStep::Stores(Pass pass) const {
-  return pass == Pass::kGradient || (pass != Pass::kFindMaximum && form_ != GradientForm::kFromLogits);
-}
-
-void TileStep::SumRows(Range rows) {
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
-    double sum = 0;
-    for (int64_t block = 0; block < tile_.blocks; ++block) sum += tile_.BlockValue(block, r);
-    tile_.row_states[r].sum = sum;
-  }
-}
-
-// The logits of kRedoRows rows are computed again as one product. Rows among them that were in range keep
-// their offset and exponent, and so every bit.
-int64_t TileStep::RedoRowsOutOfRange() {
-  const auto out_of_range = [this](int64_t r) { return !(tile_.row_states[r].sum <= kLargestSum); };
-  int64_t redone = 0;
-  for (int64_t begin = 0; begin < tile_.rows; begin += kRedoRows) {
-    const Range valid{begin, std::min(begin + kRedoRows, tile_.rows)};
-    const Range rows{begin, std::min(begin + kRedoRows, tile_.padded_rows)};
-    int64_t found = 0;
-    for (int64_t r = valid.begin; r < valid.end; ++r) found += out_of_range(r);
-    if (found == 0) continue;
-    redone += found;
-    ProcessBlocks({0, tile_.blocks}, rows, kRedoRows, Pass::kFindMaximum);
-    for (int64_t r = valid.begin; r < valid.end; ++r) {
-      if (out_of_range(r)) UseTrueMaximum(r);
-    }
-    ProcessBlocks({0, tile_.blocks}, rows, kRedoRows, Pass::kAgain);
-    SumRows(valid);
-  }
-  return redone;
-}
-
-void TileStep::UseTrueMaximum(int64_t r) {
-  double largest = -std::numeric_limits<double>::infinity();
-  bool finite = true;
-  for (int64_t block = 0; block < tile_.blocks; ++block) {
-    finite = finite && std::isfinite(tile_.BlockValue(block, r));
-    largest = std::max(largest, tile_.BlockValue(block, r));
-  }
-  RowState& row = tile_.row_states[r];
-  row.overflowed = !finite;
-  row.offset = finite ? static_cast<float>(largest) : 0.0f;
-  row.exponent = 0;
-}
-
-bool TileStep::ComputeInputGradient() {
-  int64_t width = kBlock;
-  while (width > kColumnAlignment && CeilDivide(params_.hidden, width) < threads_) width /= 2;
-  const int64_t column_ranges = CeilDivide(params_.hidden, width);
-  const int64_t size = RowsPerTask(column_ranges);
-  ParallelFor(threads_, column_ranges * CeilDivide(tile_.padded_rows, size),
-              [&](int64_t task, int64_t thread) {
-                const int64_t column = task % column_ranges * width;
-                const Range columns{column, std::min(column + width, params_.hidden)};
-                if (!products_.MultiplyInputGradient(RowRange(task / column_ranges, size), columns,
-                                                     tile_.Scratch(thread))) {
-                  failed_ = true;
-                }
-              });
-  if (failed_) return false;
-  ParallelFor(threads_, CeilDivide(tile_.rows, kRowAlignment), [&](int64_t task, int64_t thread) {
-    const Range rows = RowRange(task, kRowAlignment);
-    for (int64_t r = rows.begin; r < std::min(rows.end, tile_.rows); ++r) {
-      WriteInputGradient(r, tile_.Scratch(thread));
-    }
-  });
-  return true;
-}
-
-void TileStep::WriteInputGradient(int64_t r, float* scratch) {
-  const RowState& row = tile_.row_states[r];
-  float* dx = tile_.dx + r * tile_.padded_hidden;
-  for (int64_t column = 0; column < params_.hidden; column += tile_.scratch_floats) {
-    const int64_t count = std::min(tile_.scratch_floats, params_.hidden - column);
-    Convert(params_.weight_type, weight_.At(row.label, column), DataType::kFloat32, scratch, count);
-    float* out = dx + column;
-    for (int64_t i = 0; i < count; ++i) out[i] = row.scale * out[i] + row.target_gradient * scratch[i];
-  }
-  // A weight of 0 gives exactly that, whatever the products hold.
-  const bool weighted =
-      params_.token_weights != nullptr || params_.class_weights != nullptr || soft_ != nullptr;
-  if (weighted && row.scale == 0 && row.target_gradient == 0) std::fill(dx, dx + params_.hidden, 0.0f);
-  if (row.overflowed) std::fill(dx, dx + params_.hidden, kNaN);
-  char* to = static_cast<char*>(params_.dx) + row.index * params_.hidden * SizeOf(params_.dx_type);
-  Convert(DataType::kFloat32, dx, params_.dx_type, to, params_.hidden);
-}
-
-bool TileStep::ComputeWeightGradient(Store store) {
-  ParallelFor(threads_, CeilDivide(tile_.rows, kBlock), [&](int64_t row_block, int64_t thread) {
-    products_.PackScaledRows(row_block, tile_.Scratch(thread));
-  });
-  int64_t width = tile_.padded_hidden;
-  while (width > kColumnsPerTask && tile_.blocks * CeilDivide(params_.hidden, width) < 4 * threads_) {
-    width = RoundUp(width / 2, kColumnAlignment);
-  }
-  const int64_t ranges = CeilDivide(params_.hidden, width);
-  ParallelFor(threads_, tile_.blocks * ranges, [&](int64_t task, int64_t thread) {
-    const int64_t column = task % ranges * width;
-    const Range columns{column, std::min(column + width, params_.hidden)};
-    if (!products_.MultiplyWeightGradient(task / ranges, columns, store, params_.dw, tile_.Scratch(thread))) {
-      failed_ = true;
-    }
-  });
-  if (failed_) return false;
-  AddTargets();
-  return true;
-}
-
-// dW_y += target_gradient x: each task owns some columns of dW and goes through the rows in order, so that
-// the order of additions is the same on any number of threads.
-void TileStep::AddTargets() {
-  ParallelFor(threads_, CeilDivide(params_.hidden, kColumnsPerTask), [&](int64_t task, int64_t) {
-    const int64_t column = task * kColumnsPerTask;
-    const int64_t count = std::min(kColumnsPerTask, params_.hidden - column);
-    float x[kColumnsPerTask];
+  SoftSums* all = memory_.exchange.soft_sums;
+  const auto first = static_cast<size_t>(vocabulary_.first_segment());
+  const auto at = [&](size_t segment, int64_t r) -> SoftSums& {
+    return all[static_cast<int64_t>(segment) * tile_.rows + r];
+  };
+  for (const SoftPass pass : kSoftPasses) {
+    ParallelFor(threads_, tile_.rows, [&](int64_t r, int64_t) {
+      for (size_t i = 0; i < segments_.size(); ++i) segments_[i].soft().Summarise(pass, r, &at(first + i, r));
+    });
+    if (const Status status = exchange_.GatherSegments(all, tile_.rows); status != Status::kOk) return status;
     for (int64_t r = 0; r < tile_.rows; ++r) {
-      const RowState& row = tile_.row_states[r];
-      if (row.overflowed) continue;
-      products_.UnpackRow(r, column, count, x);
-      float* dw = params_.dw + row.label * params_.hidden + column;
-      for (int64_t i = 0; i < count; ++i) dw[i] += row.target_gradient * x[i];
+      PerSegment<SoftSums> sums;
+      for (size_t i = 0; i < segments(); ++i) sums[i] = at(i, r);
+      MergeSoft(pass, params_.distillation, std::span(sums).first(segments()),
+                vocabulary_.SegmentOf(Label(r)), &memory_.soft[0].rows[r]);
+    }
+  }
+  return Status::kOk;
+}
+
+void TileStep::SummariseSoftTargets(SoftPass pass, int64_t r, PerSegment<SoftSums>* sums) const {
+  for (size_t i = 0; i < segments_.size(); ++i) segments_[i].soft().Summarise(pass, r, &(*sums)[i]);
+  MergeSoft(pass, params_.distillation, std::span(*sums).first(segments()), vocabulary_.SegmentOf(Label(r)),
+            &memory_.soft[0].rows[r]);
+}
+
+Status TileStep::GatherSums() {
+  if (exchange_.is_alone()) return Status::kOk;
+  RowSums* all = memory_.exchange.sums;
+  ParallelFor(threads_, tile_.rows, [&](int64_t r, int64_t) {
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      all[(vocabulary_.first_segment() + static_cast<int64_t>(i)) * tile_.rows + r] =
+          segments_[i].step().Sums(r);
     }
   });
+  return exchange_.GatherSegments(all, tile_.rows);
+}
+
+Status TileStep::GatherTop() {
+  if (exchange_.is_alone() || kept_ == 0) return Status::kOk;
+  TopEntry* all = memory_.exchange.top;
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    TopEntry* own = all + (vocabulary_.first_segment() + static_cast<int64_t>(i)) * tile_.rows * kept_;
+    for (int64_t r = 0; r < tile_.rows; ++r) {
+      CopyTop(segments_[i].tile(), r, segments_[i].first(), kept_, own + r * kept_);
+    }
+  }
+  return exchange_.GatherSegments(all, tile_.rows * kept_);
+}
+
+PerSegment<RowSums> TileStep::SumsOf(int64_t r) const {
+  PerSegment<RowSums> sums;
+  for (size_t i = 0; i < segments(); ++i) {
+    sums[i] = exchange_.is_alone() ? segments_[i].step().Sums(r)
+                                   : memory_.exchange.sums[static_cast<int64_t>(i) * tile_.rows + r];
+  }
+  return sums;
+}
+
+void TileStep::FindTop(int64_t r, TopEntry* top) const {
+  std::fill_n(top, kept_, TopEntry{});
+  std::array<TopEntry, kMostTopK> own;
+  for (size_t i = 0; i < segments() && kept_ > 0; ++i) {
+    const TopEntry* more = own.data();
+    if (exchange_.is_alone()) {
+      CopyTop(segments_[i].tile(), r, segments_[i].first(), kept_, own.data());
+    } else {
+      more = memory_.exchange.top + (static_cast<int64_t>(i) * tile_.rows + r) * kept_;
+    }
+    MergeTop(more, kept_, top);
+  }
+}
+
+// Whether a segment had to do the row again.
+bool TileStep::FinishRow(int64_t r) {
+  const PerSegment<RowSums> sums = SumsOf(r);
+  const int64_t label = Label(r);
+  const RowTotals totals = Merge(std::span(sums).first(segments()), vocabulary_.SegmentOf(label));
+  std::array<TopEntry, kMostTopK> top;
+  FindTop(r, top.data());
+  const RowState& row = tile_.row_states[r];
+  const RowFactors factors =
+      finish_.Finish({.index = row.index,
+                      .label = label,
+                      .largest = row.largest,
+                      .totals = totals,
+                      .soft = params_.teacher == nullptr ? nullptr : &memory_.soft[0].rows[r],
+                      .top = top.data()});
+  const auto first = static_cast<size_t>(vocabulary_.first_segment());
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    segments_[i].step().SetFactors(r, factors, InUnits(totals.sum, totals.units, sums[first + i].units));
+  }
+  return totals.redone;
+}
+
+Status TileStep::ComputeInputGradient() {
+  return InputGradient(params_, vocabulary_, segments_, exchange_, memory_).Compute();
+}
+
+Status TileStep::ComputeWeightGradient(Store store) {
+  for (Segment& segment : segments_) {
+    if (!segment.step().ComputeWeightGradient(store)) return Status::kInternal;
+  }
+  return Status::kOk;
 }
 
 void TileStep::ComputeBiasGradient(Store store) {
-  ParallelFor(threads_, tile_.blocks, [&](int64_t block, int64_t thread) {
-    double sums[kLibraryBlock] = {};
-    SumGradients(block, tile_.Scratch(thread), sums);
-    const int64_t first = block * tile_.block_columns;
-    const int64_t columns = std::min(tile_.block_columns, params_.vocab - first);
-    for (int64_t i = 0; i < columns; ++i) {
-      const double before = store == Store::kAdd ? params_.db[first + i] : 0.0;
-      params_.db[first + i] = static_cast<float>(before + sums[i]);
-    }
-  });
-}
-
-// Sums the gradients of a block's logits, over the tile's rows in their order.
-void TileStep::SumGradients(int64_t block, float* scratch, double* sums) const {
-  const int64_t first = block * tile_.block_columns;
-  const int64_t columns = std::min(tile_.block_columns, params_.vocab - first);
-  for (int64_t r = 0; r < tile_.rows; ++r) {
-    const RowState& row = tile_.row_states[r];
-    if (row.overflowed) continue;
-    const float* exponentials = products_.ReadExponentials(block, r, scratch);
-    const double scale = row.scale;
-    for (int64_t i = 0; i < columns; ++i) sums[i] += scale * static_cast<double>(exponentials[i]);
-    const int64_t label = row.label - first;
-    if (label >= 0 && label < columns) sums[label] += row.target_gradient;
-  }
+  for (Segment& segment : segments_) segment.step().ComputeBiasGradient(store);
 }
 
 }  // namespace lossd::kernels::cpu

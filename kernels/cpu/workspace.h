@@ -1,4 +1,4 @@
-// How the CPU step divides its workspace.
+// What the CPU step keeps of the rows of a tile in one segment of the vocabulary.
 #ifndef LOSSD_KERNELS_CPU_WORKSPACE_H_
 #define LOSSD_KERNELS_CPU_WORKSPACE_H_
 
@@ -20,18 +20,20 @@ inline constexpr int64_t kLibraryRows = 1020;
 // kBlock.
 inline constexpr int64_t kLibraryBlock = 512;
 
-// The state of one row of a tile.
+// The state of one row of a tile in a segment.
 struct RowState {
   int64_t index = 0;  // in the batch
-  int64_t label = 0;
-  float offset = 0;  // E = e^(z - offset) 2^-exponent
+  int64_t label = 0;  // counted from the segment's first entry: it is another segment's if it is not in there
+  float offset = 0;   // E = e^(z - offset) 2^-exponent
   int32_t exponent = 0;
   bool overflowed = false;  // a logit is not finite, or its gradient would not be
+  bool redone = false;      // its offset was out of range
+  bool weightless = false;  // its gradient is 0
   float largest = 0;        // magnitude in X, rounded to the weight's type
   float target_logit = 0;
   float target_exponential = 0;  // the label's own E, kept here and zeroed in the tile
-  double sum = 0;                // over all of the row's E, with the label's own
-  float scale = 0;               // v = g / sum
+  double sum = 0;                // over all of the row's E in the segment, with the label's own
+  float scale = 0;               // v = g / sum, sum that of all segments
   float target_gradient = 0;     // g (p_y - 1)
 };
 
@@ -52,7 +54,8 @@ struct BlockDetail {
   float largest = 0;           // s
 };
 
-// Sizes and pointers of a tile of rows. Matrices:
+// Sizes and pointers of a tile of rows and one segment. X and the scratch are those of all segments.
+// Matrices:
 //   exponentials  [blocks][padded_rows][block_columns] of operand_type, E
 //   x             [padded_rows][hidden] of operand_type, in an order of Products' own; X
 //   dx            [padded_rows][padded_hidden] fp32, E W; later v X as Products stores it
@@ -64,7 +67,7 @@ struct Workspace {
   int64_t rows = 0;
   int64_t padded_rows = 0;
   int64_t block_columns = 0;  // entries of the vocabulary in a block
-  int64_t blocks = 0;
+  int64_t blocks = 0;         // none where the segment has no entries
   int64_t padded_hidden = 0;
   DataType operand_type = DataType::kFloat32;
   int64_t threads = 0;         // that have scratch
@@ -87,11 +90,6 @@ struct Workspace {
   double& BlockValue(int64_t block, int64_t row) const { return block_values[block * padded_rows + row]; }
   BlockDetail& Detail(int64_t block, int64_t row) const { return block_details[block * padded_rows + row]; }
 };
-
-// Lays out a workspace for `rows` rows at `base`, which may be null to learn the size only. Returns its
-// bytes, or INT64_MAX if they do not fit.
-int64_t LayOut(int64_t rows, int64_t vocab, int64_t hidden, Arithmetic arithmetic, RowRecord record,
-               void* base, Workspace* workspace);
 
 }  // namespace lossd::kernels::cpu
 

@@ -3,20 +3,31 @@
 #include <algorithm>
 
 #include "kernels/cuda/distillation.h"
+#include "kernels/cuda/losses/part_soft_targets.h"
 #include "kernels/cuda/losses/smoothing.h"
 #include "kernels/cuda/losses/soft_targets.h"
 #include "kernels/cuda/portable/products.h"
 #include "kernels/cuda/portable/softmax_rows.h"
 #include "kernels/cuda/rows/bias.h"
 #include "kernels/cuda/rows/logit_outputs.h"
+#include "kernels/cuda/rows/part_returns.h"
 #include "kernels/cuda/rows/row_returns.h"
+#include "kernels/cuda/rows/shard_rows.h"
 #include "kernels/cuda/rows/tile_buffers.h"
+#include "kernels/cuda/sharded_step.h"
 #include "kernels/cuda/sm90/products.h"
+#include "kernels/cuda/soft_losses.h"
 
 namespace lossd::kernels::cuda {
 namespace {
 
 constexpr int64_t kWholeRows = 256;  // of a cluster's tile in every product
+constexpr int64_t kManyTiles = 64;
+
+// With soft targets, logits come so many at a time.
+int64_t StepOfTiles(const TeacherShape* teacher) {
+  return teacher == nullptr ? kWholeRows : SoftLosses::kLogitRows;
+}
 
 }  // namespace
 
@@ -44,6 +55,9 @@ Result LoadKernels(DataType weight_type) {
   LOSSD_CUDA_PASS_ON(LoadSoftTargetKernels(weight_type));
   LOSSD_CUDA_PASS_ON(LoadBiasKernels(weight_type));
   if (path == Path::kPortable) return {};
+  LOSSD_CUDA_PASS_ON(LoadShardKernels());
+  LOSSD_CUDA_PASS_ON(LoadPartReturnKernels());
+  LOSSD_CUDA_PASS_ON(LoadPartSoftTargetKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadLogitKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadTransformedLogitKernels(weight_type));
   LOSSD_CUDA_PASS_ON(sm90::LoadSmoothedLogitKernels(weight_type));
@@ -115,6 +129,16 @@ int64_t LinearCrossEntropy::WorkspaceBytes(const Shape& shape, Path path, const 
   return DistillationStep::WorkspaceBytes(shape, path, teacher, tile_rows);
 }
 
+int64_t LinearCrossEntropy::RowsWithin(const Shape& shape, const Shard& shard, int64_t workspace_bytes,
+                                       const TeacherShape* teacher) {
+  return ShardedStep::RowsWithin(shape, shard, teacher, workspace_bytes);
+}
+
+int64_t LinearCrossEntropy::WorkspaceBytes(const Shape& shape, const Shard& shard, int64_t tile_rows,
+                                           const TeacherShape* teacher) {
+  return ShardedStep::WorkspaceBytes(shape, shard, teacher, tile_rows);
+}
+
 LinearCrossEntropy::LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace,
                                        CublasLt* library, int64_t workspace_bytes)
     : shape_(shape),
@@ -137,7 +161,14 @@ BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts,
   return valid;
 }
 
-double LinearCrossEntropy::TileCost(int64_t rows) const {
+BatchRows LinearCrossEntropy::Arrange(std::span<const LabelledRows> parts, const Shard& shard,
+                                      const TeacherShape* teacher) const {
+  BatchRows valid = SelectValidRows(parts);
+  OrderByLabel(RowsPerTile(valid.rows, shard, teacher), &valid);
+  return valid;
+}
+
+double LinearCrossEntropy::TileCost(int64_t rows, int64_t vocab) const {
   if (rows == 0) return 0;
   // All in rows of the step. Measured (docs/performance.md): adding to dW once more; the kernels that a tile
   // needs whatever its rows, 0.1 ms at 700 TFLOP/s; and below 1500 rows the dW product, a third of the step,
@@ -146,7 +177,7 @@ double LinearCrossEntropy::TileCost(int64_t rows) const {
   constexpr double kKernelOperations = 7e10;
   constexpr int64_t kLeastRows = 1500;
   const double kernels =
-      kKernelOperations / (6.0 * static_cast<double>(shape_.vocab) * static_cast<double>(shape_.hidden));
+      kKernelOperations / (6.0 * static_cast<double>(vocab) * static_cast<double>(shape_.hidden));
   const auto waiting = static_cast<double>(std::max<int64_t>(0, kLeastRows - rows)) / 3;
   return kPassRows + kernels + waiting + sm90::InputGradientCost(rows, shape_.hidden, multiprocessors_);
 }
@@ -158,13 +189,21 @@ int64_t LinearCrossEntropy::MostRows(const TeacherShape* teacher) const {
 int64_t LinearCrossEntropy::RowsPerTile(int64_t rows, const TeacherShape* teacher) const {
   const int64_t most = MostRows(teacher);
   if (path_ != Path::kHopper || multiprocessors_ == 0) return most;
+  return BestTile(rows, most, StepOfTiles(teacher), shape_.vocab);
+}
+
+// The same on all ranks.
+int64_t LinearCrossEntropy::RowsPerTile(int64_t rows, const Shard& shard, const TeacherShape* teacher) const {
+  return BestTile(rows, RowsWithin(shape_, shard, workspace_bytes_, teacher), StepOfTiles(teacher),
+                  CeilDivide(shard.vocab, shard.segments()));
+}
+
+int64_t LinearCrossEntropy::BestTile(int64_t rows, int64_t most, int64_t step, int64_t vocab) const {
   int64_t best = std::min(rows, most);
   const auto cost = [&](int64_t tile) {
     const int64_t whole = rows / tile;
-    return static_cast<double>(whole) * TileCost(tile) + TileCost(rows % tile);
+    return static_cast<double>(whole) * TileCost(tile, vocab) + TileCost(rows % tile, vocab);
   };
-  // With soft targets, logits come so many at a time.
-  const int64_t step = teacher == nullptr ? kWholeRows : DistillationStep::kLogitRows;
   for (int64_t tile = best / step * step; tile > most / 4; tile -= step) {
     if (cost(tile) < cost(best)) best = tile;
   }
@@ -172,8 +211,11 @@ int64_t LinearCrossEntropy::RowsPerTile(int64_t rows, const TeacherShape* teache
 }
 
 int64_t LinearCrossEntropy::BestBatchRows(const TeacherShape* teacher) const {
-  constexpr int64_t kManyTiles = 64;
   return RowsPerTile(kManyTiles * MostRows(teacher), teacher);
+}
+
+int64_t LinearCrossEntropy::BestBatchRows(const Shard& shard, const TeacherShape* teacher) const {
+  return RowsPerTile(kManyTiles * RowsWithin(shape_, shard, workspace_bytes_, teacher), shard, teacher);
 }
 
 TileRows LinearCrossEntropy::DescribeRows(const Shape& shape, Path path, const Batch& batch, int64_t first,
@@ -200,8 +242,13 @@ TileRows LinearCrossEntropy::DescribeRows(const Shape& shape, Path path, const B
   tile.gradient_wanted = batch.dx != nullptr || batch.weight_gradient != WeightGradient::kNone;
   tile.options = batch.options;
   tile.smoothing = SmoothingOf(batch.options);
+  // With soft targets every entry has its own gradient in any case.
+  if (batch.teacher != nullptr && tile.smoothing == Smoothing::kRankOne) {
+    tile.smoothing = Smoothing::kElementwise;
+  }
   tile.classes = batch.classes;
-  if (tile.classes.weights == nullptr) tile.classes.sum = static_cast<double>(shape.vocab);
+  tile.whole_vocab = batch.shard == nullptr ? shape.vocab : batch.shard->vocab;
+  if (tile.classes.weights == nullptr) tile.classes.sum = static_cast<double>(tile.whole_vocab);
   tile.exponent_bias = batch.exponent_bias;
   tile.dependent_launches = path == Path::kHopper;
   tile.losses = batch.losses;
@@ -229,10 +276,25 @@ Result LinearCrossEntropy::RunDistillation(const Batch& batch, cudaStream_t stre
   return step.Run(batch, RowsPerTile(batch.rows, &teacher), stream, input_gradients, {between_, context_});
 }
 
+// A vocabulary in segments has a step of its own too.
+Result LinearCrossEntropy::RunSegments(const Batch& batch, cudaStream_t stream,
+                                       cudaEvent_t input_gradients) const {
+  LOSSD_CUDA_PASS_ON(ShardedStep::Check(batch, shape_, path_));
+  const TeacherShape shape = batch.teacher == nullptr ? TeacherShape() : batch.teacher->shape();
+  const TeacherShape* const teacher = batch.teacher == nullptr ? nullptr : &shape;
+  const int64_t most_rows = RowsWithin(shape_, *batch.shard, workspace_bytes_, teacher);
+  if (most_rows == 0) return {cudaErrorInvalidValue, "a workspace for a vocabulary in segments"};
+  ShardedStep step(shape_, batch, most_rows, workspace_, {between_, context_});
+  return step.Run(RowsPerTile(batch.rows, *batch.shard, teacher), stream, input_gradients);
+}
+
 Result LinearCrossEntropy::Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients,
                                Stage between, void* context) {
   between_ = between;
   context_ = context;
+  if (batch.shard != nullptr && batch.shard->segments() > 1) {
+    return RunSegments(batch, stream, input_gradients);
+  }
   if (batch.teacher != nullptr) return RunDistillation(batch, stream, input_gradients);
   Buffers buffers;
   Divide(shape_, path_, tile_rows_, workspace_, &buffers);

@@ -18,8 +18,11 @@
 #include "kernels/cuda/rows/row_kernels.h"
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/shard.h"
 
 namespace lossd::kernels::cuda {
+
+class ShardStreams;  // sharded_step.h
 
 // What the current device takes for heads of this type. Fails if it is older than 8.0.
 Result BestPath(DataType weight_type, Path* path);
@@ -44,10 +47,19 @@ class LinearCrossEntropy {
                             int64_t workspace_bytes);
   static int64_t WorkspaceBytes(const Shape& shape, Path path, const TeacherShape& teacher,
                                 int64_t tile_rows);
+  // The same for batches of a vocabulary in segments, on Path::kHopper: enough for the rank that has the most
+  // entries, so that ranks whose workspaces are equally large cut a batch into the same tiles; with
+  // Segments::kFixed enough for one rank that has all of them. `teacher`: of the batch's soft targets, or
+  // null.
+  static int64_t RowsWithin(const Shape& shape, const Shard& shard, int64_t workspace_bytes,
+                            const TeacherShape* teacher = nullptr);
+  static int64_t WorkspaceBytes(const Shape& shape, const Shard& shard, int64_t tile_rows,
+                                const TeacherShape* teacher = nullptr);
 
   // `workspace` is device memory of WorkspaceBytes, 256-byte aligned, that outlives the step; steps that are
   // never under way at once may share it. `library` is needed for kPortable only. `workspace_bytes`, if there
-  // are more than WorkspaceBytes, are for batches with soft targets.
+  // are more than WorkspaceBytes, are for batches with soft targets and for those in segments; ranks must
+  // agree in it.
   LinearCrossEntropy(const Shape& shape, Path path, int64_t tile_rows, void* workspace, CublasLt* library,
                      int64_t workspace_bytes = 0);
 
@@ -61,6 +73,25 @@ class LinearCrossEntropy {
   Result LoadTeacherProducts(const void* weight, float* dw, const TeacherHead& teacher, cudaStream_t stream);
 
   struct Batch {
+    // Null, or of one segment: this is the whole head. Otherwise the step is one of as many as there are
+    // ranks, each run with the same rows and options. The step's shape, `weight`, `bias`, `dw`, `db`,
+    // weight_largest and bias_largest, and the teacher's weight, bias and largest magnitudes, are then of
+    // this rank's entries, classes.vocabulary_sum and classes.bias_sum of each of its segments (SumSegments);
+    // labels, class weights and classes.sum are of the whole vocabulary, which labels and class weights are
+    // numbered by. Losses, returns and dX are written by the rank that answers; elsewhere their pointers only
+    // say what is wanted. dW, db and smoothing_gradient are each rank's own; rows_redone counts what this
+    // rank did again, a row once for each segment. Everything that is read must be there before Run
+    // (SharedRows).
+    //
+    // With Segments::kFixed results have the same bits for any number of ranks, one included, that work with
+    // tiles of the same rows: where all have the same workspace_bytes, more than any of them needs for less.
+    //
+    // cudaErrorNotSupported, with nothing enqueued: Path::kPortable.
+    // cudaErrorExternalDevice: the communicator has failed, and its next call says why. When a rank is lost,
+    // the streams of the others may wait for ever: Communicator::Wait does not.
+    const Shard* shard = nullptr;
+    ShardStreams* shard_streams = nullptr;  // with ranks: of this step's device
+
     // Device memory. Arrays of BatchRows, copied.
     int64_t rows = 0;  // valid ones
     const int32_t* batch_rows = nullptr;
@@ -108,8 +139,8 @@ class LinearCrossEntropy {
   };
 
   // Enqueues everything on `stream`. `input_gradients`, if not null, is recorded once losses and dX of the
-  // whole batch are final, before the last tile's dW. `between`, for measurements, is called after each
-  // stage.
+  // whole batch are final, before the last tile's dW (over several ranks: behind it). `between`, for
+  // measurements, is called after each stage.
   using Stage = void (*)(void* context, const char* name);
   Result Run(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients, Stage between = nullptr,
              void* context = nullptr);
@@ -133,12 +164,17 @@ class LinearCrossEntropy {
   // The rows of these parts whose labels are not ignore_index, as Run wants them. `teacher` here and below:
   // of the batch's soft targets, or null.
   BatchRows Arrange(std::span<const LabelledRows> parts, const TeacherShape* teacher = nullptr) const;
+  // The same for a batch in segments, as all ranks want them: labels are those of the whole vocabulary.
+  BatchRows Arrange(std::span<const LabelledRows> parts, const Shard& shard,
+                    const TeacherShape* teacher = nullptr) const;
 
   // Rows of the tiles that a batch of `rows` is cut into: as many as the workspace has room for, or fewer if
   // that keeps the device busier.
   int64_t RowsPerTile(int64_t rows, const TeacherShape* teacher = nullptr) const;
+  int64_t RowsPerTile(int64_t rows, const Shard& shard, const TeacherShape* teacher = nullptr) const;
   // The size of batches that lose least.
   int64_t BestBatchRows(const TeacherShape* teacher = nullptr) const;
+  int64_t BestBatchRows(const Shard& shard, const TeacherShape* teacher = nullptr) const;
 
   // The part of TileRows that a batch gives: everything except what the step computes.
   static TileRows DescribeRows(const Shape& shape, Path path, const Batch& batch, int64_t first,
@@ -150,7 +186,9 @@ class LinearCrossEntropy {
   // Rows of a tile that the workspace has room for.
   int64_t MostRows(const TeacherShape* teacher) const;
   // The time that a tile of so many rows takes, in rows of a step that keeps all of the device busy.
-  double TileCost(int64_t rows) const;
+  double TileCost(int64_t rows, int64_t vocab) const;
+  // The best tile of at most `most` rows; a multiple of `step` unless there are fewer.
+  int64_t BestTile(int64_t rows, int64_t most, int64_t step, int64_t vocab) const;
   static int64_t Divide(const Shape& shape, Path path, int64_t tile_rows, void* base, Buffers* buffers);
   TileRows DescribeTile(const Batch& batch, int64_t first, int64_t rows, const Buffers& buffers) const;
   static Result TellHopperRows(const TileRows& tile, int64_t tile_rows, const Buffers& buffers,
@@ -168,6 +206,7 @@ class LinearCrossEntropy {
   Result MultiplyPortableInputGradient(const void* weight, const Buffers& buffers, cudaStream_t stream) const;
   Result MultiplyPortableWeightGradient(int64_t rows, const Buffers& buffers, WeightGradient gradient,
                                         float* dw, cudaStream_t stream) const;
+  Result RunSegments(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients) const;
   Result RunDistillation(const Batch& batch, cudaStream_t stream, cudaEvent_t input_gradients) const;
   Result AddBiasGradients(const Batch& batch, const TileRows& tile, const Buffers& buffers, bool overwrite,
                           cudaStream_t stream);

@@ -9,6 +9,7 @@
 #include "server/engine/common/errors.h"
 #include "server/engine/common/monotonic_clock.h"
 #include "server/engine/common/random_id.h"
+#include "server/engine/memory/process_memory.h"
 
 namespace lossd::engine {
 namespace {
@@ -59,17 +60,21 @@ Engine::Engine(EngineOptions options, std::unique_ptr<Device> device)
 
 Engine::~Engine() = default;
 
-MemoryPlan Engine::ReservedMemory() const {
-  MemoryPlan plan;
-  for (const absl::string_view purpose : kMemoryPurposes) {
-    for (int place = 0; place < kMemoryPlaceCount; ++place) {
-      plan.push_back({std::string(purpose), 0, static_cast<MemoryPlace>(place)});
-    }
+GroupReport Engine::Group() const {
+  GroupReport group = device_->Group();
+  if (group.ranks.empty()) {
+    RankReport& one = group.ranks.emplace_back();
+    one.device = device_->name();
+    one.description = device_->description();
+    one.pci_bus_id = device_->pci_bus_id();
   }
-  const MemoryUsage usage = budget_->Usage();
-  plan.insert(plan.end(), usage.shared.begin(), usage.shared.end());
-  for (const auto& [head, items] : usage.heads) plan.insert(plan.end(), items.begin(), items.end());
-  return Merged(plan);
+  RankReport& own = group.ranks.front();
+  own.totals = device_->Totals();
+  own.memory_limit = budget_->limit();
+  own.memory_peak = budget_->peak();
+  own.memory = budget_->Usage();
+  own.process = ReadProcessMemory();
+  return group;
 }
 
 // Heads
@@ -77,6 +82,14 @@ MemoryPlan Engine::ReservedMemory() const {
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status status = Validate(config); !status.ok()) return status;
+  if (config.fixed_segments && !device_->HasFixedSegments(config)) {
+    return Invalid(RejectReason::kOption, "fixed_segments",
+                   absl::StrCat("fixed_segments is true; device ", device_->name(),
+                                " does not have them for ", kernels::Name(config.weight_type),
+                                " weights (GPUs of compute capability 9.0 have them for bf16 and fp16, if "
+                                "--workspace_bytes are enough): "
+                                "create the head without"));
+  }
   // One creation at a time; the map's lock is not held while memory is taken, which may need seconds.
   const MutexLock creating(create_mutex_);
   if (absl::StatusOr<std::shared_ptr<Head>> existing = FindHead(config.name); existing.ok()) {

@@ -127,8 +127,10 @@ class Engine {
   RegionTable& regions() { return regions_; }
   const RegionTable& regions() const { return regions_; }
   absl::Time started() const { return started_; }
-  // Reserved memory by purpose and place. Purposes and places without any are listed, too.
-  MemoryPlan ReservedMemory() const;
+  // Reserved memory by purpose and place, as ByPurpose() tells it.
+  MemoryPlan ReservedMemory() const { return ByPurpose(budget_->Usage()); }
+  // What the ranks of the device tell. One device, which is no group, is told of as if it were rank 0.
+  GroupReport Group() const;
 
   // A payload that is about to be submitted, where the device wants it.
   Payload Staged(Payload payload) const { return engine::Staged(std::move(payload), device_.get()); }

@@ -1,14 +1,12 @@
 #include "server/rpc/health_server.h"
 
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/impl/server_builder_option.h>
-#include <grpcpp/impl/server_builder_plugin.h>
 
 #include <chrono>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/compression.h"
+#include "server/rpc/no_plugins.h"
 
 namespace lossd::rpc {
 namespace {
@@ -21,15 +19,6 @@ constexpr int kIdleMs = 120'000;
 // A connection is closed at this age; a client that watches for longer connects again.
 constexpr int kOldestMs = 300'000;
 constexpr int kGraceMs = 5'000;
-
-// Reflection, which comes to every server of the process.
-class NoPlugins final : public grpc::ServerBuilderOption {
- public:
-  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    plugins->clear();
-  }
-};
 
 }  // namespace
 

@@ -3,11 +3,8 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/resource_quota.h>
 
-#include <algorithm>
 #include <chrono>
-#include <limits>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -19,17 +16,12 @@
 #include "server/rpc/calls/methods.h"
 #include "server/rpc/calls/open_calls.h"
 #include "server/rpc/compression.h"
+#include "server/rpc/connections/server_setup.h"
 #include "server/rpc/transport/listen_address.h"
 #include "server/telemetry/common/logging.h"
 
 namespace lossd::rpc {
 namespace {
-
-// Messages of weights are this large at most (clients send 4 MiB), whatever is said of chunks.
-constexpr int64_t kMaxWeightsMessage = int64_t{8} << 20;
-
-// Calls of one connection at a time; the client's gRPC lets further ones wait.
-constexpr int kMostStreams = 256;
 
 // How long a drain waits for those who watch health and do not read that it has begun.
 constexpr std::chrono::milliseconds kTellWatches(2000);
@@ -37,67 +29,6 @@ constexpr std::chrono::milliseconds kTellWatches(2000);
 constexpr std::chrono::milliseconds kFarewell(100);
 // How long their last answers may be on their way.
 constexpr std::chrono::milliseconds kLastAnswers(1000);
-
-// A chunk a little over its limits still arrives, so that it gets an answer that says so; far above, gRPC
-// resets the call.
-int64_t MaxMessageBytes(const engine::ChunkLimits& limits) {
-  const int64_t bytes = 2 * limits.max_chunk_bytes + 16 * limits.max_chunk_tokens + (64 << 10);
-  return std::clamp<int64_t>(bytes, kMaxWeightsMessage, std::numeric_limits<int>::max());
-}
-
-// gRPC's numbers of milliseconds: the largest stands for ever.
-int Milliseconds(absl::Duration duration) {
-  return static_cast<int>(
-      std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1, std::numeric_limits<int>::max()));
-}
-
-void LimitConnections(grpc::ServerBuilder& builder, const ConnectionLimits& limits) {
-  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(limits.max_metadata_bytes));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
-  if (limits.max_age == absl::InfiniteDuration()) return;
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, Milliseconds(limits.max_age));
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, Milliseconds(limits.max_age_grace));
-}
-
-void Configure(grpc::ServerBuilder& builder, const engine::EngineOptions& options) {
-  builder.SetMaxReceiveMessageSize(static_cast<int>(MaxMessageBytes(options.chunk_limits)));
-  builder.SetMaxSendMessageSize(std::numeric_limits<int>::max());
-  // Clients that vanish without a word are noticed and their queued work withdrawn.
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
-  // A backstop behind the credits, far enough above them that well-behaved clients never meet it.
-  grpc::ResourceQuota quota("lossd");
-  quota.Resize(static_cast<size_t>(2 * options.staging_bytes + (int64_t{1} << 30)));
-  builder.SetResourceQuota(quota);
-}
-
-// What addresses are listened on with. Tokens need credentials that calls can be looked at by: for plain text
-// those of local connections, which are not encrypted either, but take none from elsewhere.
-class Credentials {
- public:
-  explicit Credentials(const ServerOptions& options) {
-    if (options.access == nullptr) {
-      host_ = socket_ = grpc::InsecureServerCredentials();
-    } else {
-      host_ = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
-      socket_ = grpc::experimental::LocalServerCredentials(UDS);
-    }
-    if (options.tls.enabled()) host_ = MakeServerCredentials(options.tls);
-    if (options.access == nullptr) return;
-    host_->SetAuthMetadataProcessor(options.access);
-    socket_->SetAuthMetadataProcessor(options.access);
-  }
-
-  const std::shared_ptr<grpc::ServerCredentials>& For(const std::string& address) const {
-    return IsUnixSocket(address) ? socket_ : host_;
-  }
-
- private:
-  std::shared_ptr<grpc::ServerCredentials> host_;
-  std::shared_ptr<grpc::ServerCredentials> socket_;
-};
 
 void Observe(grpc::ServerBuilder& builder, CallReports* reports) {
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
@@ -128,7 +59,11 @@ Server::Server(engine::Engine* engine, const ServerOptions& options)
       gradient_service_(engine),
       status_service_(engine, options.on_drain),
       region_service_(engine),
-      acceptor_(Acceptor::For::kClients, CountersOf(counters_)) {}
+      acceptor_(Acceptor::For::kClients, CountersOf(counters_)),
+      relays_(options.relays),
+      group_(options.group) {
+  loss_service_.SetLanes(options.lanes);
+}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, engine::Engine* engine) {
   absl::StatusOr<std::unique_ptr<Server>> server = Open(options, engine);
@@ -148,8 +83,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& option
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  Configure(builder, engine->options());
-  LimitConnections(builder, options.connections);
+  LimitServer(engine->options().chunk_limits, engine->options().staging_bytes, options.connections, builder);
   RefuseCompression(builder);
   Observe(builder, &server->reports_);
   builder.RegisterService(&server->head_service_);
@@ -163,15 +97,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& option
 
 void Server::Serve() {
   server_->GetHealthCheckService()->SetServingStatus(true);
+  if (relays_ != nullptr) relays_->Open(&loss_service_, group_);
   acceptor_.Start();
   counters_->serving = true;
 }
+
+void Server::SetReady(bool ready) { server_->GetHealthCheckService()->SetServingStatus(ready); }
 
 absl::Status Server::Listen(const ServerOptions& options, grpc::ServerBuilder& builder) {
   const absl::StatusOr<std::vector<std::string>> addresses = ParseListen(options.listen);
   if (!addresses.ok()) return addresses.status();
   if (const auto check = CheckTls(options.tls); !check.ok()) return check.status();
-  const Credentials credentials(options);
+  const ServerCredentials credentials(options.tls, options.access);
   for (const std::string& address : *addresses) {
     if (absl::Status status = acceptor_.Listen(address, credentials.For(address), builder); !status.ok()) {
       return status;
@@ -194,6 +131,7 @@ void Server::Drain(absl::Duration timeout) {
   engine_->BeginDrain();
   loss_service_.Drain();
   acceptor_.Stop();
+  if (relays_ != nullptr) relays_->Close();
   std::thread closing;
   try {
     closing = std::thread([this] { CloseStrangers(); });
@@ -201,6 +139,8 @@ void Server::Drain(absl::Duration timeout) {
     telemetry::Log(telemetry::LogLevel::kDebug, "the drain waits for every connection",
                    {{"reason", error.what()}});
   }
+  // They are another server's calls.
+  loss_service_.AwaitRelayed(absl::FromChrono(deadline));
   // Streams that are cancelled at the deadline take with them what they had queued; what is on the device by
   // then is finished.
   server_->Shutdown(deadline);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,6 +15,9 @@
 #include "server/engine/engine.h"
 #include "server/rpc/calls/call_reports.h"
 #include "server/rpc/connections/acceptor.h"
+#include "server/rpc/connections/server_setup.h"
+#include "server/rpc/lanes/relay_service.h"
+#include "server/rpc/lanes/relayed_requests.h"
 #include "server/rpc/services/gradient_service.h"
 #include "server/rpc/services/head_service.h"
 #include "server/rpc/services/loss_service.h"
@@ -26,13 +30,6 @@
 
 namespace lossd::rpc {
 
-struct ConnectionLimits {
-  int64_t max_metadata_bytes = 8 << 10;  // of a call's headers, in and out
-  // Clients are told to connect anew after so long, more or less, and cut off after the grace.
-  absl::Duration max_age = absl::InfiniteDuration();
-  absl::Duration max_age_grace = absl::Minutes(10);
-};
-
 struct ServerOptions {
   // One or more, with commas: host:port, where port 0 takes a free one, or unix:PATH.
   std::string listen = "127.0.0.1:50051";
@@ -43,6 +40,11 @@ struct ServerOptions {
   telemetry::ServiceCounters* counters = nullptr;   // of MethodNames(); outlives the server
   std::shared_ptr<AccessControl> access = nullptr;  // who is let in; null: everybody
   ConnectionLimits connections = {};
+  // At a group's leader: what lanes that clients open at other ranks come by, and where they do. `relays` is
+  // null if they do not, and outlives the server.
+  RelayService* relays = nullptr;
+  RelayedRequests::Group group = {};
+  std::vector<RankLanes> lanes = {};  // from rank 1 on
 };
 
 class Server {
@@ -64,6 +66,8 @@ class Server {
   // Where clients attach their regions; empty if there are none.
   std::string region_socket_path() const { return region_socket_ == nullptr ? "" : region_socket_->path(); }
 
+  // What health says between Serve() and Drain(): whether work is taken and comes on.
+  void SetReady(bool ready);
   // Once a second or so.
   void Tick() { loss_service_.CancelStuckStreams(); }
   // After the tokens of options.access have changed.
@@ -91,6 +95,8 @@ class Server {
   RegionService region_service_;
   std::unique_ptr<RegionSocket> region_socket_;
   Acceptor acceptor_;
+  RelayService* const relays_;
+  const RelayedRequests::Group group_;
   bool drained_ = false;
   std::unique_ptr<grpc::Server> server_;
 };

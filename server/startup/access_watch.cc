@@ -24,28 +24,29 @@ std::string OrNothing(const std::vector<std::string>& names) {
 
 }  // namespace
 
-AccessWatch::AccessWatch(const rpc::ServerOptions& options, telemetry::ServiceCounters* counters)
-    : options_(options), counters_(counters->access), tls_(options.tls) {}
+AccessWatch::AccessWatch(const rpc::TlsFiles& tls, std::shared_ptr<rpc::AccessControl> access,
+                         telemetry::ServiceCounters* counters)
+    : tls_files_(tls), access_(std::move(access)), counters_(counters->access), tls_(tls) {}
 
 void AccessWatch::LogStart() {
-  if (options_.tls.enabled()) {
-    if (auto check = rpc::CheckTls(options_.tls); check.ok()) TakeTls(*std::move(check), "TLS is on");
+  if (tls_files_.enabled()) {
+    if (auto check = rpc::CheckTls(tls_files_); check.ok()) TakeTls(*std::move(check), "TLS is on");
   }
-  if (options_.access == nullptr) return;
-  Log(LogLevel::kInfo, "tokens are asked for", {{"count", options_.access->loaded().tokens}});
-  Warn(options_.access->loaded().warnings);
+  if (access_ == nullptr) return;
+  Log(LogLevel::kInfo, "tokens are asked for", {{"count", access_->loaded().tokens}});
+  Warn(access_->loaded().warnings);
 }
 
-void AccessWatch::Poll(rpc::Server& server) {
+void AccessWatch::Poll(const OnTokens& on_tokens) {
   PollTls(rpc::Look::kIfChanged);
-  if (options_.access != nullptr) PollTokens(rpc::Look::kIfChanged, server);
+  if (access_ != nullptr) PollTokens(rpc::Look::kIfChanged, on_tokens);
 }
 
-void AccessWatch::Reload(rpc::Server& server) {
+void AccessWatch::Reload(const OnTokens& on_tokens) {
   Log(LogLevel::kInfo, "told to read files again",
-      {{"tls", options_.tls.enabled()}, {"tokens", options_.access != nullptr}});
+      {{"tls", tls_files_.enabled()}, {"tokens", access_ != nullptr}});
   PollTls(rpc::Look::kAnyway);
-  if (options_.access != nullptr) PollTokens(rpc::Look::kAnyway, server);
+  if (access_ != nullptr) PollTokens(rpc::Look::kAnyway, on_tokens);
 }
 
 void AccessWatch::PollTls(rpc::Look look) {
@@ -55,15 +56,15 @@ void AccessWatch::PollTls(rpc::Look look) {
   counters_.tls_unusable = changed->ok() ? 0 : 1;
   if (changed->ok()) return TakeTls(**std::move(changed), "reloaded the TLS certificate");
   // An expired one is shown to clients all the same.
-  if (const auto read = rpc::ReadTls(options_.tls); read.ok()) {
+  if (const auto read = rpc::ReadTls(tls_files_); read.ok()) {
     counters_.tls_not_after_seconds = absl::ToUnixSeconds(read->not_after);
   }
   Log(LogLevel::kError, "the TLS files have changed and cannot be used: new connections fail until they can",
       {{"reason", std::string(changed->status().message())}});
 }
 
-void AccessWatch::PollTokens(rpc::Look look, rpc::Server& server) {
-  const auto changed = options_.access->Poll(look);
+void AccessWatch::PollTokens(rpc::Look look, const OnTokens& on_tokens) {
+  const auto changed = access_->Poll(look);
   if (!changed.has_value()) return;
   ++(changed->ok() ? counters_.token_reloads : counters_.token_reloads_failed);
   counters_.tokens_unusable = changed->ok() ? 0 : 1;
@@ -79,7 +80,7 @@ void AccessWatch::PollTokens(rpc::Look look, rpc::Server& server) {
        {"removed", loaded.change.removed},
        {"other_role", loaded.change.other_role}});
   Warn(loaded.warnings);
-  server.EndRevokedStreams();
+  on_tokens();
 }
 
 void AccessWatch::TakeTls(rpc::TlsCheck check, const char* event) {

@@ -2,9 +2,11 @@
 #ifndef LOSSD_SERVER_STARTUP_ACCESS_WATCH_H_
 #define LOSSD_SERVER_STARTUP_ACCESS_WATCH_H_
 
+#include <functional>
+#include <memory>
 #include <optional>
 
-#include "server/rpc/server.h"
+#include "server/rpc/transport/access.h"
 #include "server/rpc/transport/file_watch.h"
 #include "server/rpc/transport/tls.h"
 #include "server/telemetry/common/service_counters.h"
@@ -14,21 +16,25 @@ namespace lossd {
 // Logs and counts. Not thread-safe.
 class AccessWatch {
  public:
-  // Both outlive this; `options` are the server's.
-  AccessWatch(const rpc::ServerOptions& options, telemetry::ServiceCounters* counters);
+  // `access` is null if no token is asked for. `counters` outlives this.
+  AccessWatch(const rpc::TlsFiles& tls, std::shared_ptr<rpc::AccessControl> access,
+              telemetry::ServiceCounters* counters);
 
   void LogStart();
-  // Once a second or so: reads what has changed. Streams whose token is gone end.
-  void Poll(rpc::Server& server);
+  // Once a second or so: reads what has changed. `on_tokens` is called after the tokens have: streams whose
+  // token is gone are to end.
+  using OnTokens = std::function<void()>;
+  void Poll(const OnTokens& on_tokens);
   // Somebody asks for it: reads everything, and logs what it found, changed or not.
-  void Reload(rpc::Server& server);
+  void Reload(const OnTokens& on_tokens);
 
  private:
   void PollTls(rpc::Look look);
-  void PollTokens(rpc::Look look, rpc::Server& server);
+  void PollTokens(rpc::Look look, const OnTokens& on_tokens);
   void TakeTls(rpc::TlsCheck check, const char* event);
 
-  const rpc::ServerOptions& options_;
+  const rpc::TlsFiles tls_files_;
+  const std::shared_ptr<rpc::AccessControl> access_;  // null: no token is asked for
   telemetry::AccessCounters& counters_;
   rpc::TlsWatch tls_;
   std::optional<rpc::TlsCheck> last_tls_;  // the last that was good

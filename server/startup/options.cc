@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -23,7 +24,9 @@
 #include "server/rpc/transport/tokens.h"
 #include "server/startup/config_file.h"
 #include "server/startup/exposure.h"
+#include "server/startup/flag_checks.h"
 #include "server/startup/flag_types.h"
+#include "server/startup/group_flags.h"
 #include "server/startup/head_entry.h"
 #include "server/telemetry/http/http_hosts.h"
 #include "server/version.h"
@@ -60,6 +63,10 @@ ABSL_FLAG(std::string, metrics_hosts, "",
           "names that this port is asked by, with commas, where they are neither addresses, names without a "
           "dot nor names of a cluster: trainer.example.com, *.example.com, or * for any");
 ABSL_FLAG(std::string, device, "auto", "where heads live: cpu, cuda:N, or auto: cuda:0 if it can be used");
+ABSL_FLAG(
+    std::string, devices, "",
+    "in the place of --device: a list, cpu or CUDA devices with commas, or all (CUDA devices). More than "
+    "one make a group: a process for each, and the vocabulary of every head lies over all of them");
 ABSL_FLAG(lossd::Bytes, workspace_bytes, lossd::Bytes{0},
           "ceiling of the memory for rows of logits; more rows are worked on at once, up to a point; 0 takes "
           "512 MiB "
@@ -123,7 +130,8 @@ ABSL_FLAG(
     "start with what --checkpoint_dir has: go on where the last server was drained, or if it was killed, "
     "with every head's newest checkpoint");
 ABSL_FLAG(std::string, port_file, "",
-          "write the ports as JSON {\"grpc\": N, \"metrics\": N, \"health\": N} to this file once serving");
+          "write the ports as JSON {\"grpc\": N, \"metrics\": N, \"health\": N} to this file once serving; "
+          "node 1 of a group over hosts to FILE.1, and so on");
 ABSL_FLAG(std::string, log_format, "text", "text or json; one line an event, on standard error");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(lossd::GuardFile, config, {},
@@ -134,8 +142,6 @@ ABSL_FLAG(lossd::GuardFile, config, {},
 namespace lossd {
 namespace {
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
 template <typename Enum>
 absl::StatusOr<Enum> Choose(const char* flag, const std::string& value,
                             std::initializer_list<std::pair<const char*, Enum>> choices) {
@@ -145,11 +151,6 @@ absl::StatusOr<Enum> Choose(const char* flag, const std::string& value,
     absl::StrAppend(&names, names.empty() ? "" : ", ", name);
   }
   return Invalid(absl::StrCat("--", flag, " is '", value, "'; it must be one of: ", names));
-}
-
-absl::Status CheckAtLeast(const char* flag, int64_t value, int64_t least) {
-  if (value >= least) return absl::OkStatus();
-  return Invalid(absl::StrCat("--", flag, " is ", value, "; it must be at least ", least));
 }
 
 // Whether a host exists is the resolver's to judge, but it takes any number for a port, and what it makes of
@@ -164,12 +165,6 @@ absl::Status CheckAddress(const char* flag, const std::string& address) {
                               "'; it must be one address, host:port with a port from 0 to 65535"));
 }
 
-absl::Status CheckDuration(const char* flag, absl::Duration value, absl::Duration least) {
-  if (value >= least) return absl::OkStatus();
-  return Invalid(absl::StrCat("--", flag, " is ", absl::FormatDuration(value), "; it must be at least ",
-                              absl::FormatDuration(least)));
-}
-
 // --config has to be known before the command line is read over it.
 std::string FindConfig(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
@@ -182,6 +177,24 @@ std::string FindConfig(int argc, char** argv) {
 }
 
 // Checks
+
+absl::Status ReadDeviceOptions(Options& options) {
+  options.device.name = absl::GetFlag(FLAGS_device);
+  if (!engine::IsDeviceName(options.device.name)) {
+    return Invalid(absl::StrCat("--device is '", options.device.name,
+                                "'; it must be one of: auto, cpu, cuda:0, cuda:1, ..."));
+  }
+  const std::string list = absl::GetFlag(FLAGS_devices);
+  if (!list.empty() && options.device.name != "auto") {
+    return Invalid(absl::StrCat("--device is '", options.device.name, "' and --devices is '", list,
+                                "'; only one of them may be there"));
+  }
+  absl::StatusOr<GroupOptions> group = ReadGroupFlags(list);
+  if (!group.ok()) return group.status();
+  options.group = *std::move(group);
+  if (!list.empty()) options.device.name = options.group.own_device();
+  return absl::OkStatus();
+}
 
 absl::Status ReadEngineOptions(Options& options) {
   engine::EngineOptions& engine = options.engine;
@@ -206,7 +219,6 @@ absl::Status ReadEngineOptions(Options& options) {
   options.device.workspace_bytes = absl::GetFlag(FLAGS_workspace_bytes).value;
   options.device.staging_bytes = engine.staging_bytes;
   options.device.pinned_bytes = absl::GetFlag(FLAGS_pinned_bytes).value;
-  options.device.name = absl::GetFlag(FLAGS_device);
   options.device.chunk_limits = engine.chunk_limits;
   for (const auto& [flag, value, least] : std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{
            {"memory_limit_bytes", engine.memory_limit_bytes, 0},
@@ -356,6 +368,14 @@ absl::Status ReadLogOptions(Options& options) {
   return absl::OkStatus();
 }
 
+// What one rank could not do otherwise than another without harm. Where one command line starts all, they do.
+std::map<std::string, std::string> WhatRanksAgreeOn(const Options& options) {
+  return {{"rank_timeout", absl::FormatDuration(options.group.rank_timeout)},
+          {"workspace_bytes", absl::StrCat(options.device.workspace_bytes)},
+          {"max_chunk_bytes", absl::StrCat(options.device.chunk_limits.max_chunk_bytes)},
+          {"max_chunk_tokens", absl::StrCat(options.device.chunk_limits.max_chunk_tokens)}};
+}
+
 // The flags library ends a process that was asked for help with status 1, and knows no -h.
 bool IsHelp(absl::string_view argument) { return argument == "-h" || argument == "--help"; }
 void PrintHelp(char* name) {
@@ -391,7 +411,8 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   absl::FlagsUsageConfig usage;
   // --help shows our flags, not those of libraries.
   usage.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "server/startup/options.cc");
+    return absl::EndsWith(file, "server/startup/options.cc") ||
+           absl::EndsWith(file, "server/startup/group_flags.cc");
   };
   usage.normalize_filename = [](absl::string_view file) {
     const size_t start = file.rfind("server/");
@@ -412,6 +433,10 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
       "  lossd --listen=0.0.0.0:50051 --tls_certificate=server.pem --tls_key=server.key --tokens=tokens "
       "--health_listen=0.0.0.0:50052\n"
       "                                            TLS, tokens with roles, and a port for probes\n"
+      "  lossd --devices=cpu,cpu                   every head over two ranks: docs/scale-out.md\n"
+      "  lossd --devices=all --group=flags --group_nodes=2 --group_node=1 --group_leader=node-0.example "
+      "--group_token_file=token --collective_network=trusted --collective_interface=eth0\n"
+      "                                            the second of two hosts: one head over the GPUs of both\n"
       "  lossd --config=lossd.json                 flags and heads from a file\n"
       "  lossd --checkpoint_dir=/var/lib/lossd --restore\n"
       "                                            go on where the last one stopped: sessions and gradients "
@@ -430,10 +455,7 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   const std::vector<char*> rest = ParseCommandLine(argc, argv);
   if (rest.size() > 1) return Invalid(absl::StrCat("'", rest[1], "' is not a flag; see --help"));
 
-  if (const std::string device = absl::GetFlag(FLAGS_device); !engine::IsDeviceName(device)) {
-    return Invalid(
-        absl::StrCat("--device is '", device, "'; it must be one of: auto, cpu, cuda:0, cuda:1, ..."));
-  }
+  if (absl::Status status = ReadDeviceOptions(options); !status.ok()) return status;
   options.server.listen = absl::GetFlag(FLAGS_listen);
   if (const auto addresses = rpc::ParseListen(options.server.listen); !addresses.ok()) {
     return addresses.status();
@@ -444,6 +466,11 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   if (const auto check = rpc::CheckTls(options.server.tls); !check.ok()) return check.status();
   if (absl::Status status = ReadAccessOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadMetricsOptions(options); !status.ok()) return status;
+  absl::StatusOr<LanePlace> lanes =
+      ReadLaneFlags(options.group, options.server.listen, {options.metrics_listen, options.health_listen});
+  if (!lanes.ok()) return lanes.status();
+  options.lanes = *std::move(lanes);
+  options.leader_place = absl::StrCat("the leader (rank 0, --listen=", options.server.listen, ")");
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
   if (absl::Status status = CheckDuration("drain_timeout", options.drain_timeout, absl::ZeroDuration());
@@ -468,6 +495,7 @@ absl::StatusOr<Options> ReadOptions(int argc, char** argv) {
   if (absl::Status status = ReadEngineOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadWeightOptions(options); !status.ok()) return status;
   if (absl::Status status = ReadRegionOptions(options); !status.ok()) return status;
+  options.group.agreed = WhatRanksAgreeOn(options);
   return options;
 }
 

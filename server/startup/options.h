@@ -12,6 +12,8 @@
 #include "server/engine/engine.h"
 #include "server/rpc/server.h"
 #include "server/startup/exposure.h"
+#include "server/startup/group/group_options.h"
+#include "server/startup/group/rank_lanes.h"
 #include "server/startup/head_entry.h"
 #include "server/telemetry/common/logging.h"
 #include "server/telemetry/http/http_hosts.h"
@@ -29,7 +31,10 @@ struct Options {
   std::string tokens;         // file of tokens; empty: none is asked for
   Exposure exposure;          // of server.listen; checked
   std::string port_file;
-  engine::DeviceOptions device;
+  engine::DeviceOptions device;  // in a group, this rank's
+  GroupOptions group;
+  LanePlace lanes;           // in a group, this rank's
+  std::string leader_place;  // how errors at a rank call the leader
   engine::EngineOptions engine;
   absl::Duration drain_timeout;
   std::string checkpoint_dir;  // empty: no checkpoints

@@ -20,10 +20,15 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(std::vector<
                                                                     const ServiceCounters* counters) {
   std::unique_ptr<MetricsServer> server(new MetricsServer(&engine->counters()));
   const Throughput* const throughput = &server->throughput_;
-  server->gpu_ = GpuSensors::Open(engine->device().pci_bus_id());
-  const GpuSensors* const gpu = server->gpu_.get();
+  // Those of other hosts cannot be asked, and a GPU of this one may have the same number.
+  const engine::GroupReport group = engine->Group();
+  for (const engine::RankReport& rank : group.ranks) {
+    const bool here = rank.host == group.ranks.front().host;
+    server->gpus_.push_back(here ? GpuSensors::Open(rank.pci_bus_id) : nullptr);
+  }
+  const GpusSensors* const gpus = &server->gpus_;
   HttpServer::Pages pages;
-  pages.emplace("/metrics", [=] { return HttpPage{kMetricsType, MetricsText(*engine, *counters, gpu)}; });
+  pages.emplace("/metrics", [=] { return HttpPage{kMetricsType, MetricsText(*engine, *counters, *gpus)}; });
   pages.emplace("/", [=] { return StatusPage(ReadStatus(*engine, *counters, *throughput)); });
   pages.emplace("/status.json", [=] {
     return HttpPage{"application/json", StatusJson(ReadStatus(*engine, *counters, *throughput))};

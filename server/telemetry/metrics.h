@@ -30,7 +30,7 @@ class MetricsServer {
   explicit MetricsServer(const engine::Counters* counters) : throughput_(counters) {}
 
   const Throughput throughput_;
-  std::unique_ptr<GpuSensors> gpu_;   // null: there is none
+  GpusSensors gpus_;
   std::unique_ptr<HttpServer> http_;  // reads the above
 };
 

@@ -4,13 +4,15 @@
   call_flood_test.py LOSSD [--seconds S] [--connections N] [--json]
 
 Every connection resets its calls at once (CVE-2023-44487) or leaves them all open, and comes again when it is ended, or resets some
-thousand and hangs up before anybody can end it: in plain text with and without tokens, over TLS and over mTLS. The flood has a lower priority than the server, with which it shares processors.
-Fails if the server's memory grows by more than 512 MiB, if it does not answer any more, if it cut off no connection, or if there was
+thousand and hangs up before anybody can end it: in plain text with and without tokens, over TLS and over mTLS. And one floods the port
+for lanes at a rank of a group, in plain text, with Compute streams, each of which would be a call to the leader. The flood has a lower
+priority than the server, with which it shares processors. Fails if the memory of a process of the server's grows by more than 512 MiB, if it does not answer any more, if it cut off no connection, or if there was
 no flood: fewer than 2000 calls were sent. How long others waited is printed and not judged.
 """
 import argparse
 import json
 import multiprocessing
+import operator
 import os
 import re
 import ssl
@@ -26,19 +28,23 @@ from http2 import CallFlood
 from lossd.v1 import status_pb2, status_pb2_grpc
 from lossd_server import LossdServer
 
+from group_support import epochs, until
+
 MOST_GROWTH = 512 << 20
 LEAST_CALLS = 2000
 CALLS_AT_ONCE = 500
 CALLS_BEFORE_HANGING_UP = 2500
 FLOODS = ("reset", "left open", "reset, and hung up")
+RANK = "at a rank"
+COMPUTE = "/lossd.v1.LossService/Compute"
 QUIET_SECONDS = 2
 
 
-def flood_over_one(address, tls, calls, metadata, until, counts):
+def flood_over_one(address, path, tls, calls, until, counts):
     most = CALLS_BEFORE_HANGING_UP if calls == "reset, and hung up" else sys.maxsize
     while time.monotonic() < until:
         try:
-            flood = CallFlood(address, HEALTH, calls != "left open", tls, metadata)
+            flood = CallFlood(address, path, calls != "left open", tls)
             sent = 0
             counts["connections"] += 1
             try:
@@ -54,13 +60,13 @@ def flood_over_one(address, tls, calls, metadata, until, counts):
             time.sleep(0.01)
 
 
-def flood(address, make_tls, calls, metadata, seconds, connections, result):
+def flood(address, path, make_tls, calls, seconds, connections, result):
     """In a process of its own: what it sent goes to `result`."""
     os.nice(19)
     tls = make_tls()
     counts = [{"connections": 0, "calls": 0} for _ in range(connections)]
     until = time.monotonic() + seconds
-    threads = [threading.Thread(target=flood_over_one, args=(address, tls, calls, metadata, until, count)) for count in counts]
+    threads = [threading.Thread(target=flood_over_one, args=(address, path, tls, calls, until, count)) for count in counts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -121,7 +127,7 @@ class Way:
         return bearer(TOKENS["admin"]) if name in ("tokens", "TLS") else None
 
     def channel(self, name, target):
-        if name == "plain text":
+        if name in ("plain text", RANK):
             return grpc.insecure_channel(target)
         if name == "tokens":
             return grpc.secure_channel(target, grpc.local_channel_credentials())
@@ -137,29 +143,53 @@ class Way:
         return context
 
 
+class Attacked:
+    """What of a server is flooded: all there is, or rank 1 of a group."""
+
+    def __init__(self, server, name):
+        self._server, self._at_rank = server, name == RANK
+        self.address, self.path, self._pids = server.target, HEALTH, [server.pid]
+        if self._at_rank:
+            until(lambda: " takes lanes " in server.log())
+            port = re.search(r" takes lanes .*port=(\d+) rank=1", server.log())[1]
+            self.address, self.path, (self._pids,) = f"127.0.0.1:{port}", COMPUTE, epochs(server.log())
+
+    def bytes(self, field="VmRSS"):
+        """What each process has."""
+        return [resident_bytes(pid, field) for pid in self._pids]
+
+    def cut_off(self):
+        """At least so many connections; a rank does not count, and logs some of them."""
+        if not self._at_rank:
+            return connections_cut_off(self._server)
+        return len(re.findall(" a connection was ended: .* rank=1", self._server.log()))
+
+
 def attack(args, way, name, calls):
-    with LossdServer(args.lossd, "--device=cpu", *way.flags(name)) as server, way.channel(name, server.target) as channel:
+    device = "--devices=cpu,cpu" if name == RANK else "--device=cpu"
+    with LossdServer(args.lossd, device, *way.flags(name)) as server, way.channel(name, server.target) as channel:
+        attacked = Attacked(server, name)
         client = Client(channel, way.metadata(name))
-        until = time.monotonic() + QUIET_SECONDS
-        quiet, _ = client.ask_while(lambda: time.monotonic() < until)
-        before = resident_bytes(server.pid)
+        quiet_until = time.monotonic() + QUIET_SECONDS
+        quiet, _ = client.ask_while(lambda: time.monotonic() < quiet_until)
+        before = attacked.bytes()
         result = multiprocessing.Queue()
-        process = multiprocessing.Process(target=flood, args=(server.target, lambda: way.make_tls(name), calls, (), args.seconds,
-                                                              args.connections, result))
+        process = multiprocessing.Process(target=flood, args=(attacked.address, attacked.path, lambda: way.make_tls(name), calls,
+                                                              args.seconds, args.connections, result))
         process.start()
-        attacked, longest = client.ask_while(process.is_alive)
+        waited, longest = client.ask_while(process.is_alive)
         process.join()
         if process.exitcode != 0:
             sys.exit(f"{name}: the process of the flood ended with {process.exitcode}")
         sent = result.get()
         client.ask()
         report = {"way": name, "calls": calls, "sent": sent["calls"],
-                  "connections": sent["connections"], "cut_off": connections_cut_off(server),
-                  "quiet_p99_ms": 1e3 * quiet, "p99_ms": 1e3 * attacked, "longest_ms": 1e3 * longest,
-                  "growth_mib": (resident_bytes(server.pid, "VmHWM") - before) / 2**20}
+                  "connections": sent["connections"], "cut_off": attacked.cut_off(),
+                  "quiet_p99_ms": 1e3 * quiet, "p99_ms": 1e3 * waited, "longest_ms": 1e3 * longest,
+                  "growth_mib": max(map(operator.sub, attacked.bytes("VmHWM"), before)) / 2**20}
         if args.after > 0:
             time.sleep(args.after)
-            report["held_mib"] = (resident_bytes(server.pid) - before) / 2**20
+            report["held_mib"] = max(map(operator.sub, attacked.bytes(), before)) / 2**20
         return report
 
 
@@ -168,7 +198,7 @@ def main():
     parser.add_argument("lossd")
     parser.add_argument("--seconds", type=float, default=15, help="how long each flood lasts")
     parser.add_argument("--connections", type=int, default=8)
-    parser.add_argument("--ways", nargs="+", default=["plain text", "tokens", "TLS", "mTLS"])
+    parser.add_argument("--ways", nargs="+", default=["plain text", "tokens", "TLS", "mTLS", RANK])
     parser.add_argument("--floods", nargs="+", default=FLOODS, choices=FLOODS, help="what becomes of its calls; default: each in turn")
     parser.add_argument("--after", type=float, default=0, help="then look so many seconds later how much memory is still held")
     parser.add_argument("--json", action="store_true")
@@ -180,7 +210,7 @@ def main():
         write_tokens(tokens, TOKENS.items())
         way = Way(Certificates(folder), tokens)
         for name in args.ways:
-            for calls in args.floods:
+            for calls in args.floods if name != RANK else FLOODS[:1]:
                 reports.append(attack(args, way, name, calls))
                 if not args.json:
                     print("  ".join(f"{key} {value if isinstance(value, (int, str)) else format(value, '.1f')}"

@@ -128,7 +128,10 @@ def verdict(status, log, log_format):
     last = last_line(log)
     if log_format == "json" and not last.startswith("{"):
         return f"status {status}, and not JSON: {last}"
-    if status == OUT_OF_MEMORY and "out of memory" in (json.loads(last)["event"] if log_format == "json" else last):
+    # What other threads say in the same moment may come behind it.
+    said = log.strip().splitlines()[-3:]
+    if status == OUT_OF_MEMORY and any("out of memory: ended" in (json.loads(line)["event"] if log_format == "json" else line)
+                                       for line in said if line.startswith("{") or log_format != "json"):
         return ""
     if status == REFUSED and last:
         return ""

@@ -7,13 +7,6 @@ namespace {
 
 using kernels::DataType;
 
-bool IsDevice(const std::string& name) {
-  const std::string prefix = "cuda:";
-  if (name == "cpu") return true;
-  return name.size() == prefix.size() + 1 && name.rfind(prefix, 0) == 0 && name.back() >= '0' &&
-         name.back() <= '9';
-}
-
 void AddLossOptions(CLI::App& command, CaseOptions& options) {
   kernels::LossOptions& loss = options.options;
   command.add_option("--label_smoothing", loss.label_smoothing, "Of the loss: 0 to 1")
@@ -44,6 +37,13 @@ void AddLossOptions(CLI::App& command, CaseOptions& options) {
 }
 
 }  // namespace
+
+bool IsDevice(const std::string& name) {
+  const std::string prefix = "cuda:";
+  if (name == "cpu") return true;
+  return name.size() == prefix.size() + 1 && name.rfind(prefix, 0) == 0 && name.back() >= '0' &&
+         name.back() <= '9';
+}
 
 void AddDeviceOption(CLI::App& command, std::string& device) {
   command.add_option("--device", device, "Where to run")
@@ -95,7 +95,12 @@ void AddCaseOptions(CLI::App& command, CaseOptions& options) {
   command.add_option("--ignored", options.ignored, "Share of the rows that are ignored (GPU only)")
       ->check(CLI::Range(0.0, 0.99))
       ->capture_default_str();
-  command.add_flag("--portable", options.portable, "On a GPU, take the path that every GPU takes");
+  CLI::Option* portable =
+      command.add_flag("--portable", options.portable, "On a GPU, take the path that every GPU takes");
+  command
+      .add_flag("--fixed_segments", options.fixed_segments,
+                "Compute in the segments that give the same bits on any number of GPUs (Hopper only)")
+      ->excludes(portable);
   AddLossOptions(command, options);
 }
 
@@ -118,6 +123,7 @@ std::vector<KernelCase> Cases(const CaseOptions& options) {
   common.repetitions = options.repetitions;
   common.lse_spread = options.lse_spread;
   common.portable = options.portable;
+  if (options.fixed_segments) common.segments = kernels::Segments::kFixed;
   common.ignored = options.ignored;
   common.options = options.options;
   common.teacher_hidden = options.teacher_hidden;

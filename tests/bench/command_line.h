@@ -34,8 +34,11 @@ struct CaseOptions {
   kernels::Divergence divergence = kernels::Divergence::kForwardKl;
   bool returns = false;
   bool portable = false;
+  bool fixed_segments = false;
 };
 
+// cpu, or cuda:0 to cuda:9, here or elsewhere.
+bool IsDevice(const std::string& name);
 void AddDeviceOption(CLI::App& command, std::string& device);
 void AddSizeOption(CLI::App& command, const std::string& name, std::vector<int64_t>& sizes,
                    const std::string& help);

@@ -1,24 +1,17 @@
 // Checks, then times, the fused step on the CPU.
 #include <algorithm>
 #include <array>
-#include <chrono>
-#include <cmath>
-#include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <limits>
-#include <memory>
 #include <new>
 #include <random>
-#include <sstream>
 #include <stdexcept>
-#include <thread>
 #include <tuple>
 
 #include "kernels/cpu/arithmetic.h"
-#include "kernels/cpu/simd_kernels.h"
 #include "kernels/linear_cross_entropy.h"
 #include "tests/bench/bare_products.h"
+#include "tests/bench/cpu_step.h"
 #include "tests/bench/kernel_case.h"
 #include "tests/bench/measure.h"
 #include "tests/bench/sampled_reference.h"
@@ -43,19 +36,13 @@ int64_t ProcessBytes(const std::string& key) {
 // Makes VmHWM start again from the present resident size.
 void ResetPeak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-double Milliseconds(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
 class CpuCase {
  public:
   CpuCase(const KernelCase& kernel_case, const Progress& progress)
-      : case_(kernel_case), progress_(progress) {}
+      : case_(kernel_case), progress_(progress), step_(kernel_case) {}
 
   KernelResult Run() {
-    result_.hardware = Hardware();
+    result_.hardware = CpuStep::Hardware();
     result_.tile_rows = std::min(
         case_.tokens, kernels::RowsWithin(case_.workspace_bytes, case_.vocab, case_.hidden, case_.dtype));
     if (result_.tile_rows < 1) {
@@ -63,7 +50,9 @@ class CpuCase {
       return result_;
     }
     progress_("making random data");
-    MakeInputs();
+    result_.error = step_.Create();
+    if (!result_.error.empty()) return result_;
+    result_.batch_bytes = step_.batch_bytes();
     progress_("checking against fp64");
     if (!Check()) return result_;
     Time();
@@ -71,94 +60,11 @@ class CpuCase {
   }
 
  private:
-  static std::string Hardware() {
-    std::ostringstream text;
-    text << std::thread::hardware_concurrency() << " threads, " << kernels::cpu::BestSimdKernels().name;
-    return text.str();
-  }
-
-  // Values as the head's type holds them, in fp32.
-  std::vector<float> Rounded(const std::vector<float>& values) const {
-    std::vector<unsigned char> narrow(values.size() * static_cast<size_t>(kernels::SizeOf(case_.dtype)));
-    std::vector<float> wide(values.size());
-    const auto count = static_cast<int64_t>(values.size());
-    kernels::Convert(DataType::kFloat32, values.data(), case_.dtype, narrow.data(), count);
-    kernels::Convert(case_.dtype, narrow.data(), DataType::kFloat32, wide.data(), count);
-    return wide;
-  }
-
-  std::vector<unsigned char> Narrowed(const std::vector<float>& values) const {
-    std::vector<unsigned char> narrow(values.size() * static_cast<size_t>(kernels::SizeOf(case_.dtype)));
-    kernels::Convert(DataType::kFloat32, values.data(), case_.dtype, narrow.data(),
-                     static_cast<int64_t>(values.size()));
-    return narrow;
-  }
-
-  void MakeInputs() {
-    std::mt19937_64 random(1);
-    std::normal_distribution<float> normal;
-    const auto fill = [&](int64_t count, float deviation) {
-      std::vector<float> values(static_cast<size_t>(count));
-      for (float& value : values) value = deviation * normal(random);
-      return values;
-    };
-    const auto h = static_cast<float>(case_.hidden);
-    operands_.tokens = case_.tokens;
-    operands_.vocab = case_.vocab;
-    operands_.hidden = case_.hidden;
-    operands_.weight = Rounded(fill(case_.vocab * case_.hidden, 2.0f / std::sqrt(h)));
-    operands_.hidden_states = fill(case_.tokens * case_.hidden, 1.0f);
-    // Logits of deviation d have a log-sum-exp of about log V + d²/2.
-    std::uniform_real_distribution<double> spread(0, case_.lse_spread);
-    for (int64_t r = 0; r < case_.tokens && case_.lse_spread > 0; ++r) {
-      const auto scale = static_cast<float>(std::sqrt(2 * spread(random)) / 2);
-      for (int64_t i = 0; i < case_.hidden; ++i) operands_.hidden_states[r * case_.hidden + i] *= scale;
-    }
-    operands_.hidden_states = Rounded(operands_.hidden_states);
-    std::uniform_int_distribution<int64_t> label(0, case_.vocab - 1);
-    labels_.resize(static_cast<size_t>(case_.tokens));
-    for (int64_t& value : labels_) value = label(random);
-
-    weight_ = Narrowed(operands_.weight);
-    hidden_states_ = Narrowed(operands_.hidden_states);
-    losses_.assign(static_cast<size_t>(case_.tokens), 0.0f);
-    dx_.assign(static_cast<size_t>(case_.tokens * case_.hidden * kernels::SizeOf(case_.dtype)), 0xff);
-    dw_.assign(static_cast<size_t>(case_.vocab * case_.hidden), 0.0f);
-
-    params_.tokens = case_.tokens;
-    params_.vocab = case_.vocab;
-    params_.hidden = case_.hidden;
-    params_.weight_type = params_.hidden_type = params_.dx_type = case_.dtype;
-    params_.weight = weight_.data();
-    params_.hidden_states = hidden_states_.data();
-    params_.labels = labels_.data();
-    // Gradients are scaled as for a mean, except in fp16: there dX would be too small, which is why trainers
-    // scale their losses.
-    params_.gradient_scale =
-        case_.dtype == DataType::kFloat16 ? 1.0f : 1.0f / static_cast<float>(case_.tokens);
-    params_.options = case_.options;
-    params_.losses = losses_.data();
-    params_.dx = dx_.data();
-    params_.dw = dw_.data();
-    // Fresh from the system: only what the step touches counts as used.
-    const int64_t aligned = (case_.workspace_bytes + 63) / 64 * 64;
-    workspace_.reset(static_cast<unsigned char*>(std::aligned_alloc(64, static_cast<size_t>(aligned))));
-    params_.workspace = workspace_.get();
-    params_.workspace_bytes = case_.workspace_bytes;
-    result_.batch_bytes =
-        static_cast<int64_t>(hidden_states_.size() + dx_.size() + losses_.size() * sizeof(float));
-  }
-
   bool Check() {
-    if (workspace_ == nullptr) {
-      result_.error = "out of memory for the workspace";
-      return false;
-    }
-    params_.weight_gradient = kernels::WeightGradient::kOverwrite;
     ResetPeak();
     const int64_t before = ProcessBytes("VmRSS:");
     kernels::LinearCrossEntropyStats stats;
-    const kernels::Status status = kernels::CpuLinearCrossEntropy(params_, &stats);
+    const kernels::Status status = step_.Run(kernels::WeightGradient::kOverwrite, &stats);
     result_.peak_bytes = std::max<int64_t>(0, ProcessBytes("VmHWM:") - before);
     result_.rows_redone = stats.rows_redone;
     if (status != kernels::Status::kOk) {
@@ -177,16 +83,18 @@ class CpuCase {
   }
 
   void MeasureErrors() {
+    const BareOperands& inputs = step_.operands();
+    const std::vector<int64_t>& labels = step_.labels();
     const SampledReference reference({.tokens = case_.tokens,
                                       .vocab = case_.vocab,
                                       .hidden = case_.hidden,
-                                      .weight = operands_.weight,
-                                      .hidden_states = operands_.hidden_states,
-                                      .labels = labels_,
-                                      .gradient_scale = params_.gradient_scale,
+                                      .weight = inputs.weight,
+                                      .hidden_states = inputs.hidden_states,
+                                      .labels = labels,
+                                      .gradient_scale = step_.params().gradient_scale,
                                       .options = case_.options});
     ErrorNorm loss;
-    for (int64_t r = 0; r < case_.tokens; ++r) loss.Add(losses_[r], reference.losses()[r]);
+    for (int64_t r = 0; r < case_.tokens; ++r) loss.Add(step_.losses()[r], reference.losses()[r]);
     ErrorNorm dx;
     ErrorNorm dw;
     std::mt19937_64 random(2);
@@ -195,15 +103,15 @@ class CpuCase {
       const auto r = static_cast<int64_t>(random() % static_cast<uint64_t>(case_.tokens));
       // Half of the vocabulary entries are labels of the batch.
       const int64_t entry =
-          i % 2 == 0 ? labels_[r] : static_cast<int64_t>(random() % static_cast<uint64_t>(case_.vocab));
+          i % 2 == 0 ? labels[r] : static_cast<int64_t>(random() % static_cast<uint64_t>(case_.vocab));
       const std::vector<double> dx_row = reference.InputGradient(r);
       const std::vector<double> dw_row = reference.WeightGradient(entry);
       kernels::Convert(case_.dtype,
-                       &dx_[static_cast<size_t>(r * case_.hidden * kernels::SizeOf(case_.dtype))],
+                       &step_.dx()[static_cast<size_t>(r * case_.hidden * kernels::SizeOf(case_.dtype))],
                        DataType::kFloat32, row.data(), case_.hidden);
       for (int64_t h = 0; h < case_.hidden; ++h) {
         dx.Add(row[h], dx_row[h]);
-        dw.Add(dw_[entry * case_.hidden + h], dw_row[h]);
+        dw.Add(step_.dw()[entry * case_.hidden + h], dw_row[h]);
       }
     }
     result_.relative_error = {loss.Relative(), dx.Relative(), dw.Relative()};
@@ -214,13 +122,13 @@ class CpuCase {
   void Time() {
     std::mt19937_64 random(3);
     std::normal_distribution<float> normal;
-    operands_.logits.assign(static_cast<size_t>(case_.tokens * case_.vocab), 0.0f);
-    operands_.logit_gradients.resize(operands_.logits.size());
-    for (float& value : operands_.logit_gradients) value = normal(random);
-    operands_.dx.assign(static_cast<size_t>(case_.tokens * case_.hidden), 0.0f);
-    operands_.dw.assign(dw_.size(), 0.0f);
-    std::vector<BareProducts> limits = AllBareProducts(case_.dtype, operands_);
-    params_.weight_gradient = kernels::WeightGradient::kAccumulate;
+    BareOperands& operands = step_.operands();
+    operands.logits.assign(static_cast<size_t>(case_.tokens * case_.vocab), 0.0f);
+    operands.logit_gradients.resize(operands.logits.size());
+    for (float& value : operands.logit_gradients) value = normal(random);
+    operands.dx.assign(static_cast<size_t>(case_.tokens * case_.hidden), 0.0f);
+    operands.dw.assign(step_.dw().size(), 0.0f);
+    std::vector<BareProducts> limits = AllBareProducts(case_.dtype, operands);
     progress_("warming up");
     // Also drops what this processor cannot do.
     std::erase_if(limits, [](const BareProducts& way) {
@@ -230,7 +138,7 @@ class CpuCase {
     for (int64_t i = 0; i < case_.repetitions; ++i) {
       progress_("timing, round " + std::to_string(i + 1) + " of " + std::to_string(case_.repetitions));
       result_.all_milliseconds.push_back(
-          Milliseconds([this] { kernels::CpuLinearCrossEntropy(params_, nullptr); }));
+          Milliseconds([this] { step_.Run(kernels::WeightGradient::kAccumulate); }));
       for (size_t j = 0; j < limits.size(); ++j) {
         double all = 0;
         for (size_t k = 0; k < kProducts.size(); ++k) {
@@ -272,22 +180,10 @@ class CpuCase {
     result_.ratio = Median(ratios);
   }
 
-  struct Free {
-    void operator()(unsigned char* pointer) const { std::free(pointer); }
-  };
-
   const KernelCase case_;
   const Progress& progress_;
   KernelResult result_;
-  BareOperands operands_;  // fp32 copies of the inputs, and the limit's outputs
-  std::vector<int64_t> labels_;
-  std::vector<unsigned char> weight_;
-  std::vector<unsigned char> hidden_states_;
-  std::vector<float> losses_;
-  std::vector<unsigned char> dx_;
-  std::vector<float> dw_;
-  std::unique_ptr<unsigned char, Free> workspace_;
-  kernels::LinearCrossEntropyParams params_;
+  CpuStep step_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/shard.h"
 #include "tests/bench/traffic.h"
 
 namespace lossd::bench {
@@ -23,7 +24,9 @@ struct KernelCase {
   double lse_spread = 0;  // log-sum-exps of rows vary by up to this much; 0: by little
   int cuda_index = -1;    // of the device; negative: the CPU
   bool portable = false;  // on a GPU, the path that every GPU takes
-  double ignored = 0;     // share of the rows that are ignored; on a GPU only
+  // kFixed: on a GPU only, and not on that path or with a teacher.
+  kernels::Segments segments = kernels::Segments::kOfRanks;
+  double ignored = 0;  // share of the rows that are ignored; on a GPU only
   kernels::LossOptions options;
   // H of a teacher of the same dtype, whose soft targets are then added to the labels, at temperature 1; 0:
   // none. On a GPU only.

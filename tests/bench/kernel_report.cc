@@ -83,6 +83,7 @@ Json ToJson(const KernelCase& c, const KernelResult& r) {
                {"ratio", r.ratio},
                {"of_one_product", r.of_one_product},
                {"teacher_hidden", c.teacher_hidden},
+               {"fixed_segments", c.segments == kernels::Segments::kFixed},
                {"tflops", step["tflops"]},
                {"limit_tflops", limit["tflops"]},
                {"peak_bytes", r.peak_bytes},

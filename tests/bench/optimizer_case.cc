@@ -1,11 +1,9 @@
 #include "tests/bench/optimizer_case.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <span>
 #include <thread>
@@ -36,12 +34,6 @@ void FillNormal(std::vector<float>& values, float deviation, uint64_t seed) {
                                 values[i] = normal(random);
                               }
                             });
-}
-
-double Milliseconds(const std::function<void()>& work) {
-  const auto began = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
 }
 
 void CopyInPieces(const std::vector<char>& from, std::vector<char>& to) {

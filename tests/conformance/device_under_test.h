@@ -22,6 +22,11 @@ struct DeviceUnderTest {
   double (*gradient_error)(kernels::DataType head_type);
   // Whether a library chooses how to compute a row by the size of the workspace (never by the batch).
   bool (*bits_depend_on_workspace)(kernels::DataType head_type);
+  // Ranks that it spreads heads over: it takes no vocabulary with fewer entries, and what it says of memory
+  // is of one rank.
+  int32_t ranks = 1;
+  // Whether it is looked at how close its results are to fp64, which takes as long as all the rest.
+  bool judged_closely = true;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const DeviceUnderTest& device) {
@@ -29,6 +34,9 @@ inline std::ostream& operator<<(std::ostream& out, const DeviceUnderTest& device
 }
 
 std::vector<DeviceUnderTest> DevicesUnderTest();
+
+// gradient_error of the CPU.
+double CpuGradientError(kernels::DataType head_type);
 
 // Enough for every case of the suite, on every path of every device.
 inline constexpr int64_t kWorkspaceBytes = int64_t{160} << 20;

@@ -201,7 +201,7 @@ TEST_P(Gradients, TheyTakeWhatWasPlanned) {
   const Problem problem = MakeProblem(AllOptions().front());
   HeadUnderTest head(device_.get(), problem);
   const MemoryPlan of_head = head.backend().MemoryReport();
-  EXPECT_GE(TotalBytes(device_->PlanGradient(head.config())), kVocab * kHidden * 4);
+  EXPECT_GE(TotalBytes(device_->PlanGradient(head.config())), LeastPart(kVocab * kHidden * 4));
   int64_t own = 0;
   for (const MemoryItem& item : of_head) own += item.purpose == "gradient" ? item.bytes : 0;
   EXPECT_EQ(TotalBytes(device_->PlanGradient(head.config())), own);

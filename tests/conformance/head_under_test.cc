@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/shard.h"
+
 namespace lossd::engine::testing {
 namespace {
 
@@ -24,15 +26,6 @@ std::vector<float> Slice(const std::vector<float>& values, int64_t first, int64_
 }
 
 const float* PointerTo(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
-
-HeadConfig ConfigOf(const Problem& problem) {
-  HeadConfig config{"h", problem.shape.vocab, problem.shape.hidden, problem.weight_type};
-  config.bias = !problem.bias.empty();
-  if (!problem.class_weights.empty()) {
-    config.class_weights = std::make_shared<const std::vector<float>>(problem.class_weights);
-  }
-  return config;
-}
 
 }  // namespace
 
@@ -61,6 +54,15 @@ BatchKey KindOf(const Problem& problem, DataType dx_type) {
           .options = problem.options,
           .class_weights = problem.class_weights.empty() ? ClassWeights::kIgnore : ClassWeights::kUse,
           .bias = problem.bias.empty() ? Bias::kIgnore : Bias::kUse};
+}
+
+HeadConfig ConfigOf(const Problem& problem) {
+  HeadConfig config{"h", problem.shape.vocab, problem.shape.hidden, problem.weight_type};
+  config.bias = !problem.bias.empty();
+  if (!problem.class_weights.empty()) {
+    config.class_weights = std::make_shared<const std::vector<float>>(problem.class_weights);
+  }
+  return config;
 }
 
 HeadConfig TeacherConfigOf(const Problem& problem) {
@@ -149,6 +151,9 @@ std::vector<ChunkOutput> BatchUnderWay::Await() {
 HeadUnderTest::HeadUnderTest(Device* device, HeadConfig config)
     : device_(device), config_(std::move(config)), backend_(*device_->CreateHead(config_)) {}
 
+HeadUnderTest::HeadUnderTest(Device* device, HeadConfig config, const HeadShard& shard)
+    : device_(device), config_(std::move(config)), backend_(*device_->CreateShard(config_, shard)) {}
+
 HeadUnderTest::HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, DataType type)
     : HeadUnderTest(device, {"h", vocab, hidden, type}) {}
 
@@ -217,6 +222,12 @@ std::vector<float> HeadUnderTest::BiasGradient(int64_t first_row, int64_t rows) 
   return {values.As<float>(), values.As<float>() + rows};
 }
 
+GradientStats HeadUnderTest::Stats(const engine::Gradient* of, double scale) {
+  const absl::StatusOr<GradientTallies> tallies = backend_->Summarize(of, scale);
+  EXPECT_TRUE(tallies.ok()) << tallies.status();
+  return StatsOf(tallies.value_or(GradientTallies{}));
+}
+
 std::vector<float> HeadUnderTest::Bias(int64_t first_row, int64_t rows) {
   GuardedBytes values(rows * 4, 64, 4);
   const absl::Status read = backend_->ReadBias(first_row, rows, values.As<float>());
@@ -241,10 +252,15 @@ void OnDevice::CreateDevice(const DeviceUnderTest& which, int64_t workspace_byte
   device_ = *std::move(device);
 }
 
+bool OnDevice::HasHeadsOf(DataType type) const {
+  return !absl::IsFailedPrecondition(device_->PlanMemory({"h", kernels::kMostRanks, 1, type}).status());
+}
+
 void OnDevice::CreateDeviceFor(const DeviceUnderTest& which, DataType type) {
   CreateDevice(which);
   if (device_ == nullptr) return;
-  const absl::Status planned = device_->PlanMemory({"h", 1, 1, type}).status();
+  if (!HasHeadsOf(type)) GTEST_SKIP() << which.name << " has no heads of " << kernels::Name(type);
+  const absl::Status planned = device_->PlanMemory({"h", which.ranks, 1, type}).status();
   ASSERT_TRUE(planned.ok()) << planned;
 }
 

@@ -80,6 +80,8 @@ class HeadUnderTest {
   // Without weights.
   HeadUnderTest(Device* device, HeadConfig config);
   HeadUnderTest(Device* device, int64_t vocab, int64_t hidden, DataType type);
+  // What a replica has of it.
+  HeadUnderTest(Device* device, HeadConfig config, const HeadShard& shard);
   // With the problem's, its class weights and its bias.
   HeadUnderTest(Device* device, const Problem& problem);
 
@@ -98,6 +100,8 @@ class HeadUnderTest {
   // The same of the bias's; empty of a head without one.
   std::vector<float> BiasGradient(int64_t first_row, int64_t rows);
   std::vector<float> BiasGradient() { return BiasGradient(0, config_.vocab_size); }
+  // Statistics of a gradient, null for the head's own.
+  GradientStats Stats(const engine::Gradient* of = nullptr, double scale = 1);
   std::vector<float> Bias(int64_t first_row, int64_t rows);
   // Rows of the weights as `type`, through a guarded buffer.
   std::vector<unsigned char> Weights(DataType type, int64_t first_row, int64_t rows);
@@ -114,7 +118,8 @@ class HeadUnderTest {
   std::unique_ptr<HeadBackend> backend_;
 };
 
-// The configuration of a problem's teacher.
+// Configurations of a problem's head and of its teacher.
+HeadConfig ConfigOf(const Problem& problem);
 HeadConfig TeacherConfigOf(const Problem& problem);
 
 // What kind of batch a problem's hidden states make.
@@ -124,8 +129,9 @@ class OnDevice {
  protected:
   // Skips the test where there is no such device.
   void CreateDevice(const DeviceUnderTest& which, int64_t workspace_bytes = kWorkspaceBytes);
-  // The same, and fails if it cannot serve heads of this type.
+  // The same, also where it has no heads of this type.
   void CreateDeviceFor(const DeviceUnderTest& which, DataType type);
+  bool HasHeadsOf(DataType type) const;
   std::unique_ptr<Device> device_;
 };
 
@@ -142,6 +148,11 @@ class HeadTest : public ::testing::TestWithParam<DeviceAndType>, protected OnDev
  protected:
   void SetUp() override { CreateDeviceFor(GetParam().device, type()); }
   DataType type() const { return GetParam().type; }
+  // Whether the device takes vocabularies of that size. Every one takes 8.
+  bool Takes(int64_t vocab) const { return vocab >= ranks(); }
+  int32_t ranks() const { return GetParam().device.ranks; }
+  // No rank has less of a head of `bytes`.
+  int64_t LeastPart(int64_t bytes) const { return ranks() == 1 ? bytes : bytes / (2 * ranks()); }
   double GradientError() const { return GetParam().device.gradient_error(type()); }
 };
 

@@ -166,6 +166,7 @@ TEST_P(Limits, TheLargestChunkIsServed) {
 
 TEST_P(Limits, AHeadHoldsWhatWasPlannedForIt) {
   for (const auto& shape : {kernels::testing::Shape{1, 1, 1}, {1, 50257, 123}, {1, 1000, 256}}) {
+    if (!Takes(shape.vocab)) continue;
     Problem problem = RandomProblem({.shape = shape, .type = type()});
     if (shape.vocab == 1000) problem.bias.assign(1000, 0.5f);
     HeadUnderTest head(device_.get(), problem);
@@ -179,7 +180,7 @@ TEST_P(Limits, AHeadHoldsWhatWasPlannedForIt) {
     for (size_t i = 0; i < held.size(); ++i) {
       EXPECT_EQ(held[i].purpose, planned[i].purpose);
       EXPECT_EQ(held[i].bytes, planned[i].bytes) << held[i].purpose;
-      EXPECT_GE(held[i].bytes, shape.vocab * shape.hidden * SizeOf(type()));
+      EXPECT_GE(held[i].bytes, LeastPart(shape.vocab * shape.hidden * SizeOf(type())));
     }
     EXPECT_LE(TotalBytes(*plan) + TotalBytes(device_->SharedMemory()), device_->AvailableMemory());
   }
@@ -197,7 +198,9 @@ TEST_P(Limits, AHeadThatDoesNotFitIsRefusedAndTheDeviceServesOn) {
   // More than any machine's address space: nothing is tried that could succeed.
   const HeadConfig config{"h", (int64_t{1} << 31) - 1, int64_t{1} << 20, type()};
   const absl::Status refused = device_->CreateHead(config).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  // Other ranks plan before they try.
+  EXPECT_TRUE(absl::IsResourceExhausted(refused) || (ranks() > 1 && absl::IsInvalidArgument(refused)))
+      << refused;
   const Problem problem = RandomProblem({.shape = {20, 300, 40}, .type = type()});
   HeadUnderTest head(device_.get(), problem);
   EXPECT_LT(RelativeError(head.Run(problem).losses, RunReference(problem).losses), 1e-5);

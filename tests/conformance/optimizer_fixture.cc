@@ -136,6 +136,13 @@ GradientStats OptimizerTest::Step(const HeadConfig& config, const OptimizerArgum
           dw.non_finite + db.non_finite};
 }
 
+void OptimizerTest::ExpectStats(const GradientStats& stats, const GradientStats& expected) {
+  EXPECT_NEAR(stats.norm, expected.norm, 1e-12 * expected.norm);
+  EXPECT_NEAR(stats.bias_norm, expected.bias_norm, 1e-12 * expected.bias_norm);
+  EXPECT_EQ(stats.largest, expected.largest);
+  EXPECT_EQ(stats.non_finite, expected.non_finite);
+}
+
 std::vector<float> OptimizerTest::StateOf(HeadUnderTest& head, const std::string& name) {
   for (const StateTensor& tensor : head.backend().StateTensors()) {
     if (tensor.name != name) continue;

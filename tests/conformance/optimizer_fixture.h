@@ -52,6 +52,8 @@ class OptimizerTest : public HeadTest {
   // The same step on the host.
   static GradientStats Step(const HeadConfig& config, const kernels::OptimizerArguments& arguments,
                             const GradientValues& gradient, HeadValues* values);
+  // That a step tells what it should, sums but for their last bits.
+  static void ExpectStats(const GradientStats& stats, const GradientStats& expected);
   // That the head is bit for bit what `values` says, by every way to look at it.
   static void Expect(HeadUnderTest& head, const HeadValues& values);
   // One tensor of its state, read in pieces of several sizes.

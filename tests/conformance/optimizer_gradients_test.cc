@@ -71,7 +71,7 @@ TEST_P(WholeGradients, AreAddedElementByElementInOrder) {
   Fold(b.get(), nullptr);
   EXPECT_TRUE(SameValues(Read(*head_), Sum(Sum(own, second), third)));
   for (const auto& folded : {a.get(), b.get()}) {
-    EXPECT_EQ(head_->backend().Summarize(folded, 1.0)->norm, 0) << "it was reset";
+    EXPECT_EQ(head_->Stats(folded).norm, 0) << "it was reset";
   }
 }
 
@@ -80,7 +80,7 @@ TEST_P(WholeGradients, AreMovedIntoOneThatIsEmptyAndEmptyOnesAddNothing) {
   const std::unique_ptr<engine::Gradient> other = head_->CreateGradient();
   const std::unique_ptr<engine::Gradient> empty = head_->CreateGradient();
   Fold(empty.get(), nullptr);
-  EXPECT_EQ(head_->backend().Summarize(nullptr, 1.0)->norm, 0);
+  EXPECT_EQ(head_->Stats().norm, 0);
   Write(*head_, RandomGradient(config_, 20));  // what was there does not matter
   head_->backend().ResetGradient();
   Write(*head_, values, other.get());
@@ -90,7 +90,7 @@ TEST_P(WholeGradients, AreMovedIntoOneThatIsEmptyAndEmptyOnesAddNothing) {
   EXPECT_TRUE(SameValues(Read(*head_), values));
   Fold(nullptr, other.get());
   EXPECT_TRUE(SameValues(Read(*head_, other.get()), values));
-  EXPECT_EQ(head_->backend().Summarize(nullptr, 1.0)->norm, 0);
+  EXPECT_EQ(head_->Stats().norm, 0);
 }
 
 TEST_P(WholeGradients, WithLabelSmoothingAreAdded) {
@@ -113,7 +113,7 @@ TEST_P(WholeGradients, WithLabelSmoothingAreAdded) {
     EXPECT_LT(RelativeError(sum.dw, {expected.dw.begin(), expected.dw.end()}), 1e-6);
     EXPECT_LT(RelativeError(sum.db, {expected.db.begin(), expected.db.end()}), 1e-6);
     head_->backend().ResetGradient();
-    EXPECT_EQ(head_->backend().Summarize(nullptr, 1.0)->norm, 0);
+    EXPECT_EQ(head_->Stats().norm, 0);
   }
 }
 

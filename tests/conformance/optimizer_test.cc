@@ -31,16 +31,10 @@ class Optimizer : public OptimizerTest {
   // The head's own gradient, with what the step tells.
   static GradientStats Apply(HeadUnderTest& head, const OptimizerArguments& arguments,
                              const engine::Gradient* gradient = nullptr) {
-    const absl::StatusOr<GradientStats> stats = head.backend().ApplyStep(gradient, ArgumentsOf(arguments));
-    EXPECT_TRUE(stats.ok()) << stats.status();
-    return stats.value_or(GradientStats{});
-  }
-
-  static void ExpectStats(const GradientStats& stats, const GradientStats& expected) {
-    EXPECT_NEAR(stats.norm, expected.norm, 1e-12 * expected.norm);
-    EXPECT_NEAR(stats.bias_norm, expected.bias_norm, 1e-12 * expected.bias_norm);
-    EXPECT_EQ(stats.largest, expected.largest);
-    EXPECT_EQ(stats.non_finite, expected.non_finite);
+    const absl::StatusOr<GradientTallies> tallies =
+        head.backend().ApplyStep(gradient, ArgumentsOf(arguments));
+    EXPECT_TRUE(tallies.ok()) << tallies.status();
+    return StatsOf(tallies.value_or(GradientTallies{}));
   }
 
   // A problem of this head's sizes, with class weights and every kind of label smoothing's terms.
@@ -115,11 +109,10 @@ TEST_P(Optimizer, AStepTakesWhatBatchesHaveAdded) {
       head.Run(KindOf(problem), {RowsOf(problem, 0, 90)});
       if (step.step == 2) head.Run(KindOf(weighted), {RowsOf(weighted, 0, 50)});
       const GradientValues gradient = Read(head);
-      const absl::StatusOr<GradientStats> summary = head.backend().Summarize(nullptr, 1.0);
-      ASSERT_TRUE(summary.ok()) << summary.status();
+      const GradientStats summary = head.Stats();
       const GradientStats stats = Apply(head, step);
-      EXPECT_EQ(stats.norm, summary->norm);
-      EXPECT_EQ(stats.bias_norm, summary->bias_norm);
+      EXPECT_EQ(stats.norm, summary.norm);
+      EXPECT_EQ(stats.bias_norm, summary.bias_norm);
       ExpectStats(stats, Step(config, step, gradient, &values));
       Expect(head, values);
       head.backend().ResetGradient();
@@ -178,9 +171,9 @@ TEST_P(Optimizer, AnEmptyGradientIsZerosAndIsNotRead) {
     junk.dw.assign(junk.dw.size(), std::numeric_limits<float>::quiet_NaN());
     junk.db.assign(junk.db.size(), std::numeric_limits<float>::quiet_NaN());
     Write(head, junk);
-    EXPECT_EQ(head.backend().Summarize(nullptr, 1.0)->non_finite, kVocab * (kHidden + 1));
+    EXPECT_EQ(head.Stats().non_finite, kVocab * (kHidden + 1));
     head.backend().ResetGradient();
-    ExpectStats(*head.backend().Summarize(nullptr, 1.0), GradientStats{});
+    ExpectStats(head.Stats(), GradientStats{});
     ExpectStats(Apply(head, kAdamW), GradientStats{});
     Step(config, kAdamW, {}, &values);
     Expect(head, values);
@@ -199,12 +192,11 @@ TEST_P(Optimizer, WhatIsNotFiniteIsCountedWhereverItIs) {
   gradient.dw[500] = -3e10f;
   Write(head, gradient);
   for (const double scale : {1.0, -0.5}) {
-    const absl::StatusOr<GradientStats> stats = head.backend().Summarize(nullptr, scale);
-    ASSERT_TRUE(stats.ok()) << stats.status();
-    EXPECT_EQ(stats->non_finite, 4);
-    EXPECT_EQ(stats->largest, 3e10f * static_cast<float>(std::abs(scale)));
-    EXPECT_FALSE(std::isfinite(stats->norm));
-    EXPECT_FALSE(std::isfinite(stats->bias_norm));
+    const GradientStats stats = head.Stats(nullptr, scale);
+    EXPECT_EQ(stats.non_finite, 4);
+    EXPECT_EQ(stats.largest, 3e10f * static_cast<float>(std::abs(scale)));
+    EXPECT_FALSE(std::isfinite(stats.norm));
+    EXPECT_FALSE(std::isfinite(stats.bias_norm));
   }
 }
 
@@ -293,7 +285,7 @@ TEST_P(Optimizer, WhatItTakesIsPlannedByPurpose) {
         EXPECT_EQ(held[i].purpose, planned[i].purpose);
         EXPECT_EQ(held[i].bytes, planned[i].bytes) << held[i].purpose;
         if (held[i].purpose == "optimizer") {
-          EXPECT_GE(held[i].bytes, config.optimizer_bytes());
+          EXPECT_GE(held[i].bytes, LeastPart(config.optimizer_bytes()));
         }
       }
       EXPECT_EQ(held.size(), master == MasterWeights::kYes ? 4U : 3U);

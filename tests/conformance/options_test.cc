@@ -230,8 +230,12 @@ TEST_P(Options, AgreeWithTheReferenceAlone) {
 }
 
 TEST_P(Options, AgreeWithTheReferenceInRandomCombinations) {
-  for (uint64_t seed = 1; seed <= kSeeds && !HasFailure(); ++seed) {
-    ExpectAgreement(RandomOptions(type(), seed));
+  // Exchanges make small problems slow: of more ranks fewer are computed, and each number of ranks has its
+  // own.
+  const auto next = static_cast<uint64_t>(ranks());
+  for (uint64_t seed = 1; seed <= kSeeds && !HasFailure(); seed += next) {
+    const OptionCase option_case = RandomOptions(type(), seed);
+    if (Takes(option_case.problem.shape.vocab)) ExpectAgreement(option_case);
   }
 }
 

@@ -38,6 +38,7 @@ TEST_P(Values, AgreeWithTheReferenceInEveryShape) {
        {Shape{1, 1, 1}, Shape{1, 2, 1}, Shape{2, 3, 5}, Shape{7, 257, 33}, Shape{16, 256, 64},
         Shape{31, 1000, 123}, Shape{65, 511, 17}, Shape{129, 300, 40}, Shape{300, 96, 300},
         Shape{425, 777, 123}, Shape{1, 5000, 256}, Shape{1, 50257, 123}, Shape{5, 50257, 123}}) {
+    if (!Takes(shape.vocab)) continue;
     SCOPED_TRACE(Describe(shape));
     const Problem problem = RandomProblem({.shape = shape, .type = type(), .logit_deviation = 2.0});
     const Reference reference = RunReference(problem);
@@ -154,6 +155,7 @@ TEST_P(Values, IgnoredRowsGiveZerosAndChangeNothingElse) {
 // Up to 2^24, beyond which an fp32 logit has no fraction.
 TEST_P(Values, EqualLogitsCostTheLogarithmOfTheVocabulary) {
   for (const int64_t vocab : {1, 2, 777, 50257}) {
+    if (!Takes(vocab)) continue;
     for (const float logit : {0.0f, 1.0f, -1.0f, 0x1p24f, -0x1p24f}) {
       SCOPED_TRACE(std::to_string(vocab) + " entries of logit " + std::to_string(logit));
       Problem problem = RandomProblem({.shape = {3, vocab, 4}, .type = type()});

@@ -20,8 +20,13 @@ REPOSITORY = Path(sys.argv.pop(1))
 PROMETHEUS = REPOSITORY / "deploy/prometheus"
 RULES = PROMETHEUS / "rules/lossd.rules.yml"
 UNIT_TESTS = sorted((REPOSITORY / "tests/deploy/rules").glob("*.test.yml"))
-# What Prometheus itself says and what kube-state-metrics does.
-METRICS_OF_OTHERS = {"up", "kube_statefulset_replicas"}
+# What Prometheus itself says, what kube-state-metrics does, and the blackbox exporter.
+METRICS_OF_OTHERS = {
+    "up",
+    "kube_statefulset_replicas",
+    "kube_statefulset_status_replicas_ready",
+    "probe_success",
+}
 SEVERITIES = {"info", "warning", "critical"}
 
 

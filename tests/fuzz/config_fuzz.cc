@@ -39,7 +39,8 @@ json ToJson(const HeadEntry& head) {
                 {"frozen", config.weight_gradients == engine::WeightGradients::kFrozen},
                 {"bias", config.bias},
                 {"master_weights", config.master_weights},
-                {"double_buffer", config.double_buffer}};
+                {"double_buffer", config.double_buffer},
+                {"fixed_segments", config.fixed_segments}};
   if (config.optimizer.kind != OptimizerKind::kNone) entry["optimizer"] = ToJson(config.optimizer);
   if (!head.weights.empty()) {
     entry["weights"] = head.weights;

@@ -5,9 +5,7 @@
 #include <limits>
 #include <memory>
 
-#include "kernels/cuda/losses/smoothing.h"
 #include "kernels/cuda/memory/owners.h"
-#include "kernels/cuda/rows/bias.h"
 
 namespace lossd::kernels::testing {
 namespace {
@@ -90,7 +88,8 @@ BatchRows SelectRows(const Problem& problem, const CudaOptions& options, const L
                                .z_gradient_scale = problem.z_gradient_scale,
                                .token_weights = array(problem.token_weights),
                                .lse_gradients = array(problem.lse_gradients)};
-  BatchRows rows = step.Arrange({&all, 1}, teacher);
+  BatchRows rows = options.shard == nullptr ? step.Arrange({&all, 1}, teacher)
+                                            : step.Arrange({&all, 1}, *options.shard, teacher);
   if (options.shares.empty()) return rows;
   for (const int32_t row : rows.batch_rows) rows.shares.push_back(options.shares[static_cast<size_t>(row)]);
   return rows;
@@ -105,7 +104,8 @@ class Runner {
         tokens_(problem.shape.tokens),
         vocab_(problem.shape.vocab),
         hidden_(problem.shape.hidden),
-        padded_(cuda::PaddedHidden(hidden_)) {}
+        padded_(cuda::PaddedHidden(hidden_)),
+        over_ranks_(options.shard != nullptr && options.shard->ranks() > 1) {}
 
   Result Run(CudaOutcome* outcome) {
     const int64_t tile_rows = options_.tile_rows == 0 ? tokens_ : options_.tile_rows;
@@ -122,15 +122,23 @@ class Runner {
                        LinearCrossEntropy::WorkspaceBytes(shape, options_.path, 1));
     }
     const cuda::TeacherShape* teacher_shape = teacher.has_value() ? &*teacher : nullptr;
+    if (options_.shard != nullptr) {
+      plain_rows = 1;
+      bytes = LinearCrossEntropy::WorkspaceBytes(shape, *options_.shard, tile_rows, teacher_shape);
+    }
     LOSSD_CUDA_PASS_ON(Make("workspace", bytes));
+    if (over_ranks_) LOSSD_CUDA_PASS_ON(ConnectWorkspace(bytes));
     if (options_.path == Path::kPortable || teacher_.path == Path::kPortable) {
       LOSSD_CUDA_PASS_ON(CublasLt::Open(&library_));
     }
     teacher_.library = library_.get();
     LinearCrossEntropy step(shape, options_.path, plain_rows, buffers_.back()->data(), library_.get(), bytes);
     LinearCrossEntropy::Batch batch;
+    batch.shard = options_.shard;
+    batch.shard_streams = &streams_;
     LOSSD_CUDA_PASS_ON(FillInputs(&batch));
     LOSSD_CUDA_PASS_ON(FillBias(&batch));
+    LOSSD_CUDA_PASS_ON(FillSums(&batch.classes, batch));
     LOSSD_CUDA_PASS_ON(FillRows(SelectRows(problem_, options_, step, teacher_shape), &batch));
     LOSSD_CUDA_PASS_ON(FillOutputs(&batch));
     LOSSD_CUDA_PASS_ON(FillReturns(&batch.returns));
@@ -144,10 +152,23 @@ class Runner {
     LOSSD_CUDA_TRY(cudaDeviceSynchronize());
     for (const auto& buffer : buffers_) LOSSD_CUDA_PASS_ON(buffer->Check(&outcome->touched));
     LOSSD_CUDA_PASS_ON(ReadReturns(outcome));
-    return ReadGradients(batch, outcome);
+    LOSSD_CUDA_PASS_ON(ReadGradients(batch, outcome));
+    return over_ranks_ && options_.shared ? LeaveWorkspaces() : Result();
   }
 
  private:
+  Result ConnectWorkspace(int64_t bytes) {
+    LOSSD_CUDA_PASS_ON(cuda::ShardStreams::Create(&streams_));
+    if (!options_.shared) return {};
+    return streams_.Share(options_.shard->communicator, buffers_.back()->data(), bytes);
+  }
+  // Before they are freed.
+  Result LeaveWorkspaces() {
+    streams_ = {};
+    return {options_.shard->communicator->Barrier(nullptr).ok() ? cudaSuccess : cudaErrorExternalDevice,
+            "waiting for other ranks"};
+  }
+
   // A buffer of this name, with what `from` holds.
   Result Make(const char* name, int64_t bytes, const void* from = nullptr) {
     buffers_.push_back(std::make_unique<GuardedBuffer>());
@@ -184,22 +205,33 @@ class Runner {
       for (const float weight : weights) batch->classes.sum += static_cast<double>(weight);
       batch->classes.largest = *std::max_element(weights.begin(), weights.end());
     }
-    float* vocabulary_sum = nullptr;
+    return {};
+  }
+
+  int64_t FirstEntry() const { return options_.shard == nullptr ? 0 : options_.shard->first(); }
+
+  // What label smoothing needs of each segment.
+  Result FillSums(cuda::ClassWeightTerms* classes, const LinearCrossEntropy::Batch& batch) {
+    const ShardLayout layout(vocab_, 1);
+    const Shard whole = layout.ShardOf(0, Segments::kOfRanks, nullptr);
+    const Shard& shard = options_.shard == nullptr ? whole : *options_.shard;
+    const int32_t segments = shard.first_segment(shard.rank + 1) - shard.first_segment(shard.rank);
+    float* vocabulary_sums = nullptr;
+    LOSSD_CUDA_PASS_ON(MakeFilled("vocabulary_sums", segments * padded_,
+                                  std::numeric_limits<float>::quiet_NaN(), &vocabulary_sums));
+    double* bias_sums = nullptr;
     LOSSD_CUDA_PASS_ON(
-        MakeFilled("vocabulary_sum", padded_, std::numeric_limits<float>::quiet_NaN(), &vocabulary_sum));
-    batch->classes.vocabulary_sum = vocabulary_sum;
-    return cuda::SumVocabulary(problem_.weight_type, batch->weight, vocab_, padded_, batch->classes.weights,
-                               vocabulary_sum, nullptr);
+        MakeFilled("bias_sums", segments, std::numeric_limits<double>::quiet_NaN(), &bias_sums));
+    classes->vocabulary_sum = vocabulary_sums;
+    if (batch.bias != nullptr) classes->bias_sum = bias_sums;
+    return cuda::SumSegments({vocab_, hidden_, problem_.weight_type}, shard, batch.weight, batch.bias,
+                             classes->weights, vocabulary_sums, bias_sums, nullptr);
   }
 
   // Ends where the vocabulary does, to the byte: nothing may be read behind it that counts.
   Result FillBias(LinearCrossEntropy::Batch* batch) {
     if (problem_.bias.empty()) return {};
     LOSSD_CUDA_PASS_ON(MakeBias("bias", problem_.bias, &batch->bias, &batch->bias_largest));
-    double* sum = nullptr;
-    LOSSD_CUDA_PASS_ON(MakeFilled("bias_sum", 1, std::numeric_limits<double>::quiet_NaN(), &sum));
-    batch->classes.bias_sum = sum;
-    LOSSD_CUDA_PASS_ON(cuda::SumBias(batch->bias, vocab_, batch->classes.weights, sum, nullptr));
     std::vector<float> initial = options_.initial_db;
     initial.resize(static_cast<size_t>(vocab_), std::numeric_limits<float>::quiet_NaN());
     LOSSD_CUDA_PASS_ON(MakeArray("db", initial, &batch->db));
@@ -288,6 +320,7 @@ class Runner {
     LOSSD_CUDA_PASS_ON(MakeFilled("entropies", tokens_, 0.0f, &returns->entropy));
     LOSSD_CUDA_PASS_ON(MakeFilled("predictions", tokens_, int32_t{-1}, &returns->prediction));
     LOSSD_CUDA_PASS_ON(MakeFilled("ranks", tokens_, int32_t{-1}, &returns->target_rank));
+    if (!options_.ranks_wanted) returns->target_rank = nullptr;
     returns->top_k = options_.top_k;
     const int64_t top = tokens_ * options_.top_k;
     LOSSD_CUDA_PASS_ON(MakeFilled("top_tokens", top, int32_t{-1}, &returns->top_tokens));
@@ -328,8 +361,9 @@ class Runner {
     const bool smoothed = cuda::SmoothingOf(problem_.options) == cuda::Smoothing::kRankOne &&
                           options_.weight_gradient != WeightGradient::kNone && !problem_.teacher.has_value();
     for (int64_t v = 0; v < vocab_; ++v) {
-      const float weight =
-          problem_.class_weights.empty() ? 1.0f : problem_.class_weights[static_cast<size_t>(v)];
+      const float weight = problem_.class_weights.empty()
+                               ? 1.0f
+                               : problem_.class_weights[static_cast<size_t>(FirstEntry() + v)];
       for (int64_t h = 0; h < hidden_; ++h) {
         const float term = smoothed ? weight * smoothing[static_cast<size_t>(h)] : 0.0f;
         outcome->dw.push_back(wide[static_cast<size_t>(v * padded_ + h)] - term);
@@ -355,7 +389,9 @@ class Runner {
   const int64_t vocab_;
   const int64_t hidden_;
   const int64_t padded_;
+  const bool over_ranks_;
   std::unique_ptr<CublasLt> library_;
+  cuda::ShardStreams streams_;
   cuda::TeacherHead teacher_{.head = {}, .path = Path::kHopper};
   std::vector<std::unique_ptr<GuardedBuffer>> buffers_;
   size_t returned_ = 0;  // the first buffer of the returns

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/linear_cross_entropy.h"
+#include "kernels/cuda/sharded_step.h"
 #include "tests/unit/kernels/problem.h"
 
 namespace lossd::kernels::testing {
@@ -25,8 +26,13 @@ struct CudaOptions {
   std::vector<float> initial_db{};  // the same; of problems with a bias
   bool whole_rows = false;          // whether all is to be told that takes whole logits
   int32_t top_k = 0;                // with whole_rows
+  bool ranks_wanted = true;         // the same: whether the labels' ranks are
   // The path of the problem's teacher; unset: the best that the device has, or kPortable where `path` is.
   std::optional<cuda::Path> teacher_path{};
+  // For one rank's step: the problem's weights and bias are the shard's, its labels and class weights those
+  // of the whole vocabulary. What another rank answers stays 0.
+  const Shard* shard = nullptr;
+  bool shared = false;  // whether copy engines move what they can
 };
 
 struct CudaOutcome {

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Has spin verify exactly_once.pml and weights.pml exhaustively, and refute them once they are broken.
+"""Has spin verify the models beside it exhaustively, and refute them once they are broken.
 
 Every configuration must be searched to its end without an error, every line of a model must be reached by one of them, and
 every BUG_ switch must lead to a violation. Needs spin and gcc (tools/setup.sh test).
@@ -24,6 +24,9 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROTOCOL = "exactly_once.pml"
 WEIGHTS = "weights.pml"
+RANKS = "ranks.pml"
+HOSTS = "hosts.pml"
+REPLICAS = "replicas.pml"
 DEPTH = 100000
 
 # Lanes, chunks of a lane in a step, steps, faults; then whether kills are among the faults, and the second gradient.
@@ -47,6 +50,45 @@ CYCLES = {"cycles": "LANES=2 CHUNKS=1 STEPS=2 FAULTS=1 KILL=1 DOUBLE=1"}
 WEIGHTS_CONFIGURATIONS = {"weights": "WRITERS=2 WRITES=3 FAULTS=3"}
 WEIGHTS_LARGE = {"weights, four writes": "WRITERS=2 WRITES=4 FAULTS=4"}
 WEIGHTS_CYCLES = {"weights, cycles": "WRITERS=2 WRITES=2 FAULTS=2"}
+
+RANKS_CONFIGURATIONS = {
+    "ranks": "BATCHES=3 WINDOW=2 EPOCHS=2 FAULTS=1 SAVES=1 READS=0",
+    "ranks, reads": "BATCHES=1 WINDOW=1 EPOCHS=2 FAULTS=1 SAVES=1 READS=1",
+    "ranks, two faults": "BATCHES=1 WINDOW=1 EPOCHS=2 FAULTS=2 SAVES=1 READS=0",
+}
+RANKS_LARGE = {
+    "ranks, reads, two batches": "BATCHES=2 WINDOW=2 EPOCHS=2 FAULTS=1 SAVES=1 READS=1",
+    "ranks, all": "BATCHES=3 WINDOW=2 EPOCHS=2 FAULTS=1 SAVES=1 READS=1",
+    "ranks, three epochs": "BATCHES=1 WINDOW=1 EPOCHS=3 FAULTS=2 SAVES=1 READS=0",
+}
+RANKS_CYCLES = {"ranks, cycles": "BATCHES=2 WINDOW=1 EPOCHS=2 FAULTS=1 SAVES=1 READS=0"}
+
+HOSTS_CONFIGURATIONS = {
+    "hosts": "BATCHES=2 WINDOW=1 EPOCHS=2 FAULTS=1 SAVES=1",
+    "hosts, healing": "BATCHES=1 WINDOW=1 EPOCHS=2 FAULTS=1 SAVES=1 HEALING",
+    "hosts, one epoch": "BATCHES=1 WINDOW=1 EPOCHS=1 FAULTS=1 SAVES=0",
+}
+HOSTS_LARGE = {
+    "hosts, all healing": "BATCHES=2 WINDOW=2 EPOCHS=2 FAULTS=1 SAVES=1 HEALING",
+    "hosts, two faults": "BATCHES=1 WINDOW=1 EPOCHS=2 FAULTS=2 SAVES=0 HEALING",
+    "hosts, three epochs": "BATCHES=1 WINDOW=1 EPOCHS=3 FAULTS=2 SAVES=0",
+}
+HOSTS_CYCLES = {"hosts, cycles": "BATCHES=1 WINDOW=1 EPOCHS=2 FAULTS=1 SAVES=0"}
+
+REPLICAS_CONFIGURATIONS = {
+    "replicas": "REPLICAS=2 STEPS=2 FLUSHES=1 FAULTS=1 MOVES=1 OLDS=1",
+    "replicas, two faults": "REPLICAS=2 STEPS=1 FLUSHES=0 FAULTS=2 MOVES=1 OLDS=0",
+    "replicas, three": "REPLICAS=3 STEPS=1 FLUSHES=1 FAULTS=1 MOVES=0 OLDS=0",
+}
+REPLICAS_LARGE = {
+    "replicas, a step first": "REPLICAS=2 STEPS=2 FLUSHES=2 FAULTS=1 MOVES=1 OLDS=1",
+    "replicas, a flush, two faults": "REPLICAS=2 STEPS=1 FLUSHES=1 FAULTS=2 MOVES=1 OLDS=0",
+    "replicas, three, moves": "REPLICAS=3 STEPS=1 FLUSHES=0 FAULTS=1 MOVES=1 OLDS=0",
+    "replicas, two faults, old ones": "REPLICAS=2 STEPS=1 FLUSHES=0 FAULTS=2 MOVES=0 OLDS=1",
+    "replicas, three, old ones": "REPLICAS=3 STEPS=1 FLUSHES=0 FAULTS=1 MOVES=0 OLDS=1",
+    "replicas, three, two faults": "REPLICAS=3 STEPS=1 FLUSHES=0 FAULTS=2 MOVES=0 OLDS=0",
+}
+REPLICAS_CYCLES = {"replicas, cycles": "REPLICAS=2 STEPS=1 FLUSHES=0 FAULTS=1 MOVES=0 OLDS=0 RETRIES"}
 
 MUTANTS = {
     "REAPPLY": "a repeated chunk is added again",
@@ -79,6 +121,47 @@ WEIGHTS_MUTANTS = {
     "COMMIT_FORGOTTEN": "a repeated commit is not known",
     "DRAIN_FORGETS": "a drain checkpoint does not have the last commit",
 }
+RANKS_MUTANTS = {
+    "MARK_BEFORE_RANKS": "a mark moves when the leader alone has added a batch",
+    "REPORT_BEFORE_ADDING": "a rank reports a batch before it has added it",
+    "OLD_COMMAND": "a command of an old epoch is executed",
+    "OLD_REPLY": "a report of an old epoch counts",
+    "NEXT_BEFORE_DEAD": "the next epoch begins while a process of the old one stands still",
+    "CHECKPOINT_BEHIND": "a checkpoint takes what one rank had before its last batches",
+    "SILENCE_UNNOTICED": "the parent notices nothing but death",
+}
+HOSTS_MUTANTS = {
+    "OLD_APPLIED": "the leader counts what a rank of the last epoch has applied",
+    "OLD_COMMAND": "a rank executes a command of the last epoch",
+    "EPOCH_REUSED": "the next leader has the number of the last one",
+    "TWO_LEADERS": "a rank that has lost its leader goes on with the next one",
+    "SECOND_HELLO": "the leader takes a rank that comes again into the same epoch",
+    "MARK_WITHOUT_LOST": "a mark moves without the rank that was lost",
+    "LEADER_DEAF": "the leader does not notice that it hears nothing of a rank",
+    "RANK_DEAF": "a rank does not notice that it hears nothing of the leader",
+}
+REPLICAS_MUTANTS = {
+    "SUM_LEFT_OUT": "the gradient of one replica is not in the sum",
+    "MIRROR_OF_OTHER": "a mirror steps by its own gradient instead of the sum",
+    "STEP_BEFORE_SUMMED": "a step is taken, and published, before all have the sum",
+    "ANSWER_EARLY": "a call is answered before all have published",
+    "CLEARED_EARLY": "a window is empty, and its marks behind it, once it was sent",
+    "MARKS_UNCHECKED": "a replica seals whatever it has",
+    "OLD_VOTE": "the coordinator counts what a replica has said in the last epoch",
+    "OLD_COMMAND": "a replica does what it was told in the last epoch",
+    "TWO_COORDINATORS": "a replica that has joined the next epoch goes on with the last one's coordinator",
+    "ANY_SUM": "the next epoch goes on with a step of which not all have the sum",
+    "DROPPED_STEP": "the next epoch drops a step of which all have the sum",
+    "COMMIT_UNDECIDED": "a flush is committed at one replica before all know that it will be",
+    "MOVED_UNFENCED": "a replica comes back with the window of sessions that have gone elsewhere",
+    "REFILL_HALF": "who comes back does not get the slice that it mirrors",
+}
+REPLICAS_MUTANT_CONFIGURATIONS = (
+    "REPLICAS=2 STEPS=2 FLUSHES=0 FAULTS=1 MOVES=0 OLDS=1",
+    "REPLICAS=2 STEPS=2 FLUSHES=1 FAULTS=1 MOVES=1 OLDS=0",
+)
+HOSTS_MUTANT_CONFIGURATIONS = ("BATCHES=2 WINDOW=2 EPOCHS=2 FAULTS=1 SAVES=0",)
+RANKS_MUTANT_CONFIGURATIONS = ("BATCHES=2 WINDOW=2 EPOCHS=2 FAULTS=1 SAVES=1 READS=0",)
 
 
 class Failure(Exception):
@@ -188,6 +271,12 @@ def check(arguments, workspace):
         *refute(arguments, workspace, PROTOCOL, MUTANTS, MUTANT_CONFIGURATIONS),
         *verify(arguments, workspace, WEIGHTS, WEIGHTS_CONFIGURATIONS, WEIGHTS_LARGE, WEIGHTS_CYCLES),
         *refute(arguments, workspace, WEIGHTS, WEIGHTS_MUTANTS, WEIGHTS_CONFIGURATIONS.values()),
+        *verify(arguments, workspace, RANKS, RANKS_CONFIGURATIONS, RANKS_LARGE, RANKS_CYCLES),
+        *refute(arguments, workspace, RANKS, RANKS_MUTANTS, RANKS_MUTANT_CONFIGURATIONS),
+        *verify(arguments, workspace, HOSTS, HOSTS_CONFIGURATIONS, HOSTS_LARGE, HOSTS_CYCLES),
+        *refute(arguments, workspace, HOSTS, HOSTS_MUTANTS, HOSTS_MUTANT_CONFIGURATIONS),
+        *verify(arguments, workspace, REPLICAS, REPLICAS_CONFIGURATIONS, REPLICAS_LARGE, REPLICAS_CYCLES),
+        *refute(arguments, workspace, REPLICAS, REPLICAS_MUTANTS, REPLICAS_MUTANT_CONFIGURATIONS),
     ]
 
 

@@ -1,5 +1,6 @@
 #include "tests/proxy/fault_proxy.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -23,13 +24,14 @@ using Clock = std::chrono::steady_clock;
 constexpr int kPollMilliseconds = 20;  // how soon CutAll and the destructor are noticed
 constexpr std::chrono::milliseconds kDelayOfAPiece(4);
 constexpr std::string_view kUnixPrefix = "unix:";
-constexpr std::string_view kLoopbackPrefix = "127.0.0.1:";
 
-sockaddr_in Loopback(int port) {
+// `where`: ADDRESS:PORT.
+sockaddr_in AddressOf(const std::string& where) {
+  const size_t colon = where.rfind(':');
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(std::atoi(where.c_str() + colon + 1)));
+  if (inet_pton(AF_INET, where.substr(0, colon).c_str(), &address.sin_addr) != 1) std::abort();
   return address;
 }
 
@@ -187,10 +189,10 @@ class FaultProxy::Relay {
   Clock::time_point late_until_ = Clock::time_point::min();
 };
 
-FaultProxy::FaultProxy(const std::string& backend, Plan plan, Watch watch)
+FaultProxy::FaultProxy(const std::string& backend, Plan plan, Watch watch, const std::string& listen_at)
     : plan_(std::move(plan)), watch_(std::move(watch)), backend_(backend) {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = Loopback(0);
+  sockaddr_in address = AddressOf(listen_at);
   socklen_t size = sizeof address;
   if (bind(listener_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       listen(listener_, 64) != 0 ||
@@ -220,12 +222,11 @@ void FaultProxy::CutAll() {
 
 int FaultProxy::ConnectToBackend() {
   const std::lock_guard lock(mutex_);
-  const std::string_view backend = backend_;
-  if (backend.starts_with(kLoopbackPrefix)) {
-    const sockaddr_in address = Loopback(std::atoi(backend_.c_str() + kLoopbackPrefix.size()));
+  if (!backend_.starts_with(kUnixPrefix)) {
+    const sockaddr_in address = AddressOf(backend_);
     return Connected(AF_INET, &address, sizeof address);
   }
-  const std::string_view path = backend.substr(kUnixPrefix.size());
+  const std::string_view path = std::string_view(backend_).substr(kUnixPrefix.size());
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof address.sun_path - 1);

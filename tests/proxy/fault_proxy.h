@@ -55,8 +55,10 @@ class FaultProxy {
     std::function<void(int connection, int64_t bytes, const Fault& fault)> happens;
   };
 
-  // `backend`: "127.0.0.1:PORT", or "unix:PATH".
-  explicit FaultProxy(const std::string& backend, Plan plan = {}, Watch watch = {});
+  // `backend`: "ADDRESS:PORT", an IPv4 address, or "unix:PATH". `listen`: "ADDRESS:PORT" of loopback, where
+  // port 0 takes a free one.
+  explicit FaultProxy(const std::string& backend, Plan plan = {}, Watch watch = {},
+                      const std::string& listen = "127.0.0.1:0");
   ~FaultProxy();
   FaultProxy(const FaultProxy&) = delete;
   FaultProxy& operator=(const FaultProxy&) = delete;

@@ -29,11 +29,15 @@ using std::chrono::milliseconds;
 struct Options {
   std::vector<std::string> tls;    // backends, one for each client
   std::vector<std::string> plain;  // behind those in the order of ways
+  std::vector<std::string> lanes;  // of a server over several devices: other places of it, of each way in tls
   uint64_t seed = 0;
   double mean_bytes = 40000;  // from one fault of a connection to the next
   double end_share = 0.65;    // of faults that end the connection
   std::string under_way;  // a file of one 32-bit number for each way, above 0 while it has a call under way
 };
+
+// What connections to other places are counted from.
+constexpr int kLaneConnections = 1'000'000;
 
 // Draws what happens to one connection.
 class Planner {
@@ -106,6 +110,11 @@ class CallsUnderWay {
   uint32_t* numbers_ = nullptr;
 };
 
+// Where a way has the ports of the server itself: clients are told these.
+std::string AtOwnAddress(size_t way, const std::string& backend) {
+  return "127.0.0." + std::to_string(way + 2) + backend.substr(backend.rfind(':'));
+}
+
 void Run(const Options& options) {
   std::vector<std::string> backends = options.tls;
   backends.insert(backends.end(), options.plain.begin(), options.plain.end());
@@ -117,20 +126,31 @@ void Run(const Options& options) {
     std::cout << line.dump() << std::endl;
   };
   std::vector<std::unique_ptr<FaultProxy>> proxies;
-  nlohmann::json ports = nlohmann::json::array();
-  for (size_t way = 0; way < backends.size(); ++way) {
+  // `first`: what connections are counted from.
+  const auto add = [&](size_t way, const std::string& backend, const std::string& listen, int first) {
     proxies.push_back(std::make_unique<FaultProxy>(
-        backends[way], [&options, way](int connection) { return Planner(options, way, connection).Draw(); },
+        backend,
+        [&options, way, first](int connection) { return Planner(options, way, first + connection).Draw(); },
         FaultProxy::Watch{.would_hit = [&, way] { return storm && calls.Any(way); },
                           .happens =
-                              [&write, way](int connection, int64_t bytes, const Fault& fault) {
+                              [&write, way, first](int connection, int64_t bytes, const Fault& fault) {
                                 write({{"way", way},
-                                       {"connection", connection},
+                                       {"connection", first + connection},
                                        {"bytes", bytes},
                                        {"fault", NameOf(fault.kind)},
                                        {"milliseconds", fault.time.count()}});
-                              }}));
+                              }},
+        listen));
+  };
+  nlohmann::json ports = nlohmann::json::array();
+  for (size_t way = 0; way < backends.size(); ++way) {
+    const bool lanes = !options.lanes.empty() && way < options.tls.size();
+    add(way, backends[way], lanes ? AtOwnAddress(way, backends[way]) : "127.0.0.1:0", 0);
     ports.push_back(proxies.back()->port());
+    for (size_t i = 0; lanes && i < options.lanes.size(); ++i) {
+      add(way, options.lanes[i], AtOwnAddress(way, options.lanes[i]),
+          kLaneConnections * static_cast<int>(i + 1));
+    }
   }
   write({{"ports", ports}});
   for (std::string line; std::getline(std::cin, line);) storm = line == "storm";
@@ -145,6 +165,10 @@ int main(int argc, char** argv) {
   app.add_option("--tls", options.tls,
                  "127.0.0.1:PORT or unix:PATH of a server that speaks TLS: a way to it");
   app.add_option("--plain", options.plain, "the same of one that does not; these ways come after those");
+  app.add_option(
+      "--lanes", options.lanes,
+      "127.0.0.1:PORT of another process of the TLS server, which clients are told of: every TLS way then "
+      "has an address of loopback of its own, 127.0.0.2 and so on, with the ports of the server");
   app.add_option("--seed", options.seed, "of what happens to which connection")->capture_default_str();
   app.add_option("--mean_bytes", options.mean_bytes, "from one fault of a connection to the next")
       ->capture_default_str();

@@ -26,7 +26,11 @@ Sabotage SabotageOf(const std::string& name) {
                                                          {"chunk_lost", Sabotage::kChunkLost},
                                                          {"reset_forgotten", Sabotage::kResetForgotten},
                                                          {"step_twice", Sabotage::kStepTwice},
-                                                         {"fold_lost", Sabotage::kFoldLost}};
+                                                         {"fold_lost", Sabotage::kFoldLost},
+                                                         {"mark_before_ranks", Sabotage::kMarkBeforeRanks},
+                                                         {"rank_skips_batch", Sabotage::kRankSkipsBatch},
+                                                         {"old_epoch_counts", Sabotage::kOldEpochCounts},
+                                                         {"mark_without_lost", Sabotage::kMarkWithoutLost}};
   const auto found = kNames.find(name);
   return found == kNames.end() ? Sabotage::kNone : found->second;
 }

@@ -1,6 +1,7 @@
 #include "tests/simulation/schedule.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -9,6 +10,7 @@ namespace {
 
 constexpr int kMostClients = 3;
 constexpr int kEventsToRecover = 20000;
+constexpr uint64_t kRankSeed = 1'000'000'007;
 
 }  // namespace
 
@@ -18,7 +20,8 @@ std::string Text(const absl::Status& status) {
 
 Outcome RunSchedule(const ScheduleOptions& options) { return Schedule(options).Run(); }
 
-Schedule::Schedule(const ScheduleOptions& options) : random_(options.seed), options_(options) {
+Schedule::Schedule(const ScheduleOptions& options)
+    : random_(options.seed), rank_random_(options.seed + kRankSeed), options_(options) {
   engine::HeadConfig& head = server_options_.head;
   head.name = kHead;
   head.vocab_size = kVocab;
@@ -30,6 +33,9 @@ Schedule::Schedule(const ScheduleOptions& options) : random_(options.seed), opti
   slow_device_ = random_.OneIn(3);
   server_options_.device = {.most_batches = 1 + random_.Below(3), .rows_per_batch = 1 + random_.Below(4)};
   server_options_.checkpoint_folder = options.folder;
+  server_options_.group = rank_random_.OneIn(2);
+  server_options_.tracing = options.tracing == Tracing::kYes;
+  slow_rank_ = rank_random_.OneIn(2);
   const int clients = 1 + random_.Below(kMostClients);
   for (int i = 0; i < clients; ++i) {
     ClientState& client = clients_.emplace_back();
@@ -40,11 +46,17 @@ Schedule::Schedule(const ScheduleOptions& options) : random_(options.seed), opti
   left_to_make_ = 20 + random_.Below(60);
   outcome_.configuration = absl::StrCat(
       clients, " clients, ", head.optimizer.kind == engine::OptimizerKind::kNone ? "flushes" : "steps",
-      head.double_buffer ? ", double buffer" : "");
+      head.double_buffer ? ", double buffer" : "", server_options_.group ? ", two ranks" : "");
 }
 
 void Schedule::Say(absl::string_view text) {
-  if (options_.tracing == Tracing::kYes) outcome_.trace.emplace_back(text);
+  if (options_.tracing != Tracing::kYes) return;
+  if (server_ != nullptr) {
+    for (std::string& line : std::exchange(server_->rank_record().trace, {})) {
+      outcome_.trace.push_back(std::move(line));
+    }
+  }
+  outcome_.trace.emplace_back(text);
 }
 
 void Schedule::Diverge(absl::string_view what) {
@@ -61,16 +73,20 @@ Outcome Schedule::Run() {
   restores_ = server_->head()->restores();
   const int events = 300 + random_.Below(700);
   for (int i = 0; i < events && !Diverged(); ++i) {
+    RankEvent();
     if (random_.OneIn(12)) {
       Disturb();
     } else {
       Event();
     }
+    if (!server_->device_failure().ok()) EndLostEpoch();
   }
   if (!Diverged()) CalmDown();
   if (!Diverged()) CheckEnd();
   KillStreams();
-  outcome_.sabotaged = server_->gate().sabotaged;
+  Say("the end");
+  outcome_.sabotaged = server_->sabotaged();
+  for (const auto& [event, count] : server_->rank_record().events) outcome_.events[event] += count;
   server_ = nullptr;
   return std::move(outcome_);
 }
@@ -178,7 +194,7 @@ void Schedule::Disturb() {
     case 15:
       return random_.OneIn(3) ? AbortAsOperator() : CallAsRival();
     case 16:
-      return ReadStats();
+      return random_.OneIn(2) ? CallOfAnotherPast() : ReadStats();
     case 17:
     case 18:
       return StageWrite();
@@ -203,9 +219,12 @@ void Schedule::CalmDown() {
   calm_ = true;
   left_to_make_ = 0;
   Say("nothing goes wrong any more");
+  EndDoomedEpoch();
   for (int i = 0; i < kEventsToRecover && !Diverged(); ++i) {
     if (!LostServer() && Finished()) return;
+    RankEvent();
     Event();
+    if (!server_->device_failure().ok()) EndLostEpoch();
   }
   if (!Diverged()) Diverge("the run does not come to its end");
 }

@@ -88,6 +88,9 @@ struct ClientState {
 // By session and lane.
 using MarkMap = std::map<std::pair<std::string, int32_t>, uint64_t>;
 
+// What each lane of each session has carried.
+using Logs = std::map<std::string, std::vector<std::vector<Entry>>>;
+
 // What the trainer has by way of results: all of it goes back when an earlier checkpoint is restored.
 struct Progress {
   MarkMap settled;  // up to where items are consumed
@@ -103,6 +106,13 @@ class Schedule {
  private:
   using SessionMarks = engine::SessionMarks;
   enum class Phase { kIdle, kEnding, kReading, kCommitting, kAborting };
+  // What a trainer believes in that has not heard of a restore.
+  struct Past {
+    engine::HeadPast name;
+    uint64_t generation = 0;
+    Logs logs;
+    MarkMap settled;
+  };
   struct Ending {
     bool by_step = false;
     uint64_t generation = 0;
@@ -131,6 +141,17 @@ class Schedule {
   void CalmDown();
   bool Finished() const;
   void CheckEnd();
+
+  // sim_epochs.cc
+  void RankEvent();
+  void KillRank();
+  void Part();
+  void LeftoverEvent();
+  // The next epoch, if this one's rank is lost or its device has failed; then true.
+  bool EndLostEpoch();
+  // The same for a rank that is going to be killed: before what would wait for it for ever.
+  bool EndDoomedEpoch();
+  void CheckApplied(uint64_t item);
 
   // sim_clients.cc
   std::string NameOf(const SessionState& session, size_t lane) const;
@@ -168,13 +189,21 @@ class Schedule {
   void AbortFlush();
   void Consume();
   void BackToIdle() { phase_ = Phase::kIdle, ending_ = {}; }
+  // The oracle: what a window with these marks must hold, and would where they are of that past.
   Values ContentOf(const std::vector<SessionMarks>& marks) const;
+  static Values ContentIn(const Past& past, const std::vector<SessionMarks>& marks);
   void RepeatOldCall();
   void CallAsRival();
   void AbortAsOperator();
   // Whether an operator's abort is the reason why the trainer is told that its flush is not known.
   bool HearsOfAbort(const absl::Status& status);
   void ReadStats();
+  absl::StatusOr<engine::Head::WindowStats> StatsOf(uint64_t generation,
+                                                    const std::vector<SessionMarks>& marks);
+  void CheckStats(const engine::Head::WindowStats& stats, const Values& content);
+  void KeepPast();
+  void CallOfAnotherPast();
+  void CallOfAnotherPast(const Past& past, const std::vector<SessionMarks>& marks);
   std::optional<Values> WeightsOf(uint64_t version) const;
 
   // sim_failures.cc
@@ -182,6 +211,8 @@ class Schedule {
   void RestoreInPlace();
   void Drain();
   void Kill();
+  bool MayLoseServer() const;
+  void Restart();
   void DeleteHead();
   void WriteWeights();
   void KillStreams();
@@ -196,15 +227,22 @@ class Schedule {
   void CheckUndone(absl::string_view what, const absl::Status& status);
   // Everything since the trainer's progress that the server goes on from is done again.
   void Replay(const Progress& progress);
+  // Sessions carry again what they carried when `logs` were taken; what else they have is to be sent.
+  void Recall(const Logs& logs);
+  Logs TakeLogs() const;
   bool LostServer();
+  bool SameServer() const;
 
   Random random_;
+  // What only groups have is drawn from here, so that it changes nothing for a single device.
+  Random rank_random_;
   const ScheduleOptions options_;
   ServerOptions server_options_;
   Outcome outcome_;
   std::unique_ptr<SimServer> server_;
   bool calm_ = false;
   bool slow_device_ = false;
+  bool slow_rank_ = false;
 
   std::vector<ClientState> clients_;
   std::map<std::string, std::shared_ptr<SessionState>> sessions_;  // all that there ever were
@@ -215,8 +253,17 @@ class Schedule {
 
   std::string incarnation_;
   uint64_t restores_ = 0;
+  uint64_t generation_ = 1;  // as the trainer knows
   Progress progress_;
-  std::optional<Progress> saved_;  // what the newest checkpoint belongs to
+  // What each checkpoint belongs to; none for that of a drain in the middle of a call that ends a window.
+  struct Saved {
+    Progress progress;
+    Logs logs;
+  };
+  std::map<std::string, Saved> saved_;
+  std::deque<Past> pasts_;  // the last ones that the trainer lost
+  std::string newest_;      // checkpoint; empty: none
+  std::string restored_;    // that which the server's head began from
   std::map<uint64_t, Values> versions_;
   uint64_t version_ = 0;
   Phase phase_ = Phase::kIdle;

@@ -67,6 +67,8 @@ void Schedule::Abandon(SessionState& session) {
 }
 
 bool Schedule::OpenSession(ClientState& client) {
+  // Every rank has to take memory.
+  if (client.deterministic == engine::Deterministic::kYes && EndDoomedEpoch()) return false;
   const auto opened = server_->engine().OpenSession(
       kHead, client.key, static_cast<int32_t>(&client - clients_.data()), client.lanes, client.deterministic);
   if (!opened.ok()) {
@@ -102,7 +104,8 @@ bool Schedule::OpenSession(ClientState& client) {
 }
 
 void Schedule::Connect(ClientState& client, size_t lane) {
-  if (LostServer() || server_->head() == nullptr || !OpenSession(client)) return;
+  if (LostServer() || server_->head() == nullptr) return;
+  if (!OpenSession(client)) return;
   SessionState& session = *client.session;
   LaneState& state = session.lanes[lane];
   const auto found = server_->engine().FindSession(session.id, session.incarnation);
@@ -110,7 +113,7 @@ void Schedule::Connect(ClientState& client, size_t lane) {
     Diverge(absl::StrCat("FindSession: ", Text(found.status())));
     return;
   }
-  auto stream = std::make_shared<SimStream>(found->head);
+  auto stream = std::make_shared<SimStream>(found->head, [this](uint64_t item) { CheckApplied(item); });
   if (const absl::Status attached = stream->Attach(session.id, static_cast<int32_t>(lane)); !attached.ok()) {
     Diverge(absl::StrCat("AttachLane: ", Text(attached)));
     return;

@@ -8,6 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "tests/simulation/sim_batch.h"
+#include "tests/simulation/workload.h"
+
 namespace lossd::simulation {
 
 using engine::ChunkRows;
@@ -22,53 +25,25 @@ bool SimGate::Strikes(Sabotage what) {
 
 namespace {
 
-struct SimGradient : Gradient {
-  SimGradient(size_t vocab, size_t hidden) : dw(vocab * hidden), db(vocab) {}
-  void Clear() {
-    std::fill(dw.begin(), dw.end(), 0.0f);
-    std::fill(db.begin(), db.end(), 0.0f);
-  }
-  std::vector<float> dw;
-  std::vector<float> db;
-};
-
 struct Underway {
-  engine::BatchKey kind;
-  std::vector<ChunkRows> chunks;
-  engine::BatchCallbacks callbacks;
-  SimGradient* gradient = nullptr;
-  const std::vector<float>* weights = nullptr;
-  const std::vector<float>* bias = nullptr;
-  size_t answered = 0;
+  SimBatch batch;
+  absl::Status failure = {};
 };
 using Ring = std::deque<Underway>;
 
-// Hidden states as they arrived, in pieces.
-std::vector<float> Gather(const engine::HiddenRows& rows, size_t count) {
-  std::vector<float> values(count);
-  if (rows.data != nullptr) {
-    std::memcpy(values.data(), rows.data, count * sizeof(float));
-  } else {
-    engine::Gather(rows.parts, reinterpret_cast<std::byte*>(values.data()));
-  }
-  return values;
-}
-
 class SimBackend : public engine::HeadBackend {
  public:
-  SimBackend(const engine::HeadConfig& config, SimGate* gate, int64_t rows_per_batch, Ring* ring)
-      : vocab_(static_cast<size_t>(config.vocab_size)),
-        hidden_(static_cast<size_t>(config.hidden_size)),
-        gate_(gate),
+  SimBackend(const engine::HeadConfig& config, const engine::HeadShard& shard, SimGate* gate,
+             int64_t rows_per_batch, Ring* ring)
+      : gate_(gate),
         rows_per_batch_(rows_per_batch),
         ring_(ring),
-        weights_(vocab_ * hidden_),
-        bias_(vocab_),
-        own_(vocab_, hidden_) {}
+        weights_(config.vocab_size, config.hidden_size, shard),
+        own_(weights_.rows, weights_.hidden) {}
 
   absl::Status PublishWeights(engine::WeightBuffers staged) override {
-    std::memcpy(weights_.data(), staged.weights.data(), weights_.size() * sizeof(float));
-    std::memcpy(bias_.data(), staged.bias.data(), bias_.size() * sizeof(float));
+    std::memcpy(weights_.matrix.data(), staged.weights.data(), weights_.matrix.size() * sizeof(float));
+    std::memcpy(weights_.bias.data(), staged.bias.data(), weights_.bias.size() * sizeof(float));
     return absl::OkStatus();
   }
   absl::Status ReadWeightRows(int64_t first, int64_t rows, kernels::DataType /*type*/, void* out) override {
@@ -80,13 +55,7 @@ class SimBackend : public engine::HeadBackend {
   int64_t RowsPerBatch(const engine::BatchKey& /*kind*/) const override { return rows_per_batch_; }
   void StartBatch(const engine::BatchKey& kind, std::span<const ChunkRows> chunks,
                   engine::BatchCallbacks callbacks) override {
-    ring_->push_back({kind,
-                      {chunks.begin(), chunks.end()},
-                      std::move(callbacks),
-                      &Find(kind.gradient),
-                      &weights_,
-                      &bias_,
-                      0});
+    ring_->push_back({SimBatch(kind, chunks, std::move(callbacks), &weights_, &Find(kind.gradient))});
   }
   absl::Status ReadGradient(const Gradient* of, int64_t first, int64_t rows, float* out) override {
     std::copy_n(Find(of).dw.data() + first * Hidden(), rows * Hidden(), out);
@@ -109,27 +78,28 @@ class SimBackend : public engine::HeadBackend {
     source.Clear();
     return absl::OkStatus();
   }
-  absl::StatusOr<engine::GradientStats> Summarize(const Gradient* of, double scale) override {
-    engine::GradientStats stats;
-    for (const float value : Find(of).dw) stats.norm += scale * value * scale * value;
-    stats.norm = std::sqrt(stats.norm);
-    return stats;
+  absl::StatusOr<engine::GradientTallies> Summarize(const Gradient* of, double scale) override {
+    engine::GradientTallies tallies;
+    for (const float value : Find(of).dw) tallies.dw.front().squares += scale * value * scale * value;
+    return tallies;
   }
-  absl::StatusOr<engine::GradientStats> ApplyStep(const Gradient* of,
-                                                  const engine::StepArguments& arguments) override {
+  absl::StatusOr<engine::GradientTallies> ApplyStep(const Gradient* of,
+                                                    const engine::StepArguments& arguments) override {
     const double factor =
         arguments.learning_rate * arguments.gradient_scale * (gate_->Strikes(Sabotage::kStepTwice) ? 2 : 1);
     const auto step = [factor](float value, float gradient) {
       return value - static_cast<float>(factor * gradient);
     };
     const SimGradient& gradient = Find(of);
-    std::transform(weights_.begin(), weights_.end(), gradient.dw.begin(), weights_.begin(), step);
-    std::transform(bias_.begin(), bias_.end(), gradient.db.begin(), bias_.begin(), step);
+    std::vector<float>& matrix = weights_.matrix;
+    std::vector<float>& bias = weights_.bias;
+    std::transform(matrix.begin(), matrix.end(), gradient.dw.begin(), matrix.begin(), step);
+    std::transform(bias.begin(), bias.end(), gradient.db.begin(), bias.begin(), step);
     return Summarize(of, arguments.gradient_scale);
   }
 
   std::vector<engine::StateTensor> StateTensors() const override {
-    const auto rows = static_cast<int64_t>(vocab_);
+    const auto rows = static_cast<int64_t>(weights_.rows);
     return {{"weight", kernels::DataType::kFloat32, rows, Hidden()},
             {"bias", kernels::DataType::kFloat32, rows, 1}};
   }
@@ -153,9 +123,9 @@ class SimBackend : public engine::HeadBackend {
   engine::MemoryPlan MemoryReport() const override { return {}; }
 
  private:
-  int64_t Hidden() const { return static_cast<int64_t>(hidden_); }
+  int64_t Hidden() const { return static_cast<int64_t>(weights_.hidden); }
   std::pair<std::vector<float>*, int64_t> Tensor(const std::string& name) {
-    return name == "weight" ? std::pair(&weights_, Hidden()) : std::pair(&bias_, int64_t{1});
+    return name == "weight" ? std::pair(&weights_.matrix, Hidden()) : std::pair(&weights_.bias, int64_t{1});
   }
   SimGradient& Find(Gradient* gradient) {
     return gradient == nullptr ? own_ : *static_cast<SimGradient*>(gradient);
@@ -164,13 +134,10 @@ class SimBackend : public engine::HeadBackend {
     return gradient == nullptr ? own_ : *static_cast<const SimGradient*>(gradient);
   }
 
-  const size_t vocab_;
-  const size_t hidden_;
   SimGate* const gate_;
   const int64_t rows_per_batch_;
   Ring* const ring_;
-  std::vector<float> weights_;
-  std::vector<float> bias_;
+  SimWeights weights_;
   SimGradient own_;
 };
 
@@ -185,7 +152,15 @@ class SimDevice : public engine::Device {
     return engine::MemoryPlan{{"weights", config.weight_bytes()}, {"gradient", config.gradient_bytes()}};
   }
   absl::StatusOr<std::unique_ptr<engine::HeadBackend>> CreateHead(const engine::HeadConfig& config) override {
-    return std::make_unique<SimBackend>(config, gate_, options_.rows_per_batch, &ring_);
+    return CreateShard(config, engine::HeadShard::Whole(config.vocab_size));
+  }
+  absl::StatusOr<engine::MemoryPlan> PlanShard(const engine::HeadConfig& config,
+                                               const engine::HeadShard& /*shard*/) const override {
+    return PlanMemory(config);
+  }
+  absl::StatusOr<std::unique_ptr<engine::HeadBackend>> CreateShard(const engine::HeadConfig& config,
+                                                                   const engine::HeadShard& shard) override {
+    return std::make_unique<SimBackend>(config, shard, gate_, options_.rows_per_batch, &ring_);
   }
   absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const engine::HeadConfig& config) override {
     return std::make_unique<SimGradient>(static_cast<size_t>(config.vocab_size),
@@ -197,13 +172,12 @@ class SimDevice : public engine::Device {
 
   void Poll() override {
     for (size_t i = 0; i < ring_.size(); ++i) {
-      while (ring_[i].answered < ring_[i].chunks.size() && (gate_->free || gate_->answers > 0)) {
+      while (ring_[i].failure.ok() && !ring_[i].batch.AllAnswered() && (gate_->free || gate_->answers > 0)) {
         gate_->answers = std::max(0, gate_->answers - 1);
         Answer(ring_[i]);
       }
     }
-    while (!ring_.empty() && ring_.front().answered == ring_.front().chunks.size() &&
-           (gate_->free || gate_->ends > 0)) {
+    while (!ring_.empty() && MayEnd(ring_.front())) {
       gate_->ends = std::max(0, gate_->ends - 1);
       End();
     }
@@ -211,53 +185,36 @@ class SimDevice : public engine::Device {
   }
 
  private:
-  static void Answer(Underway& batch) {
-    const size_t number = batch.answered++;
-    const ChunkRows& rows = batch.chunks[number];
-    if (batch.kind.mode != ComputeMode::kWeightGradientOnly) Compute(batch, rows);
-    batch.callbacks.on_input_gradients(number);
+  static void Answer(Underway& one) {
+    if (!one.batch.computed()) one.failure = one.batch.Compute();
+    if (one.failure.ok()) one.batch.AnswerNext();
   }
 
-  static void Compute(const Underway& batch, const ChunkRows& rows) {
-    const size_t hidden = batch.weights->size() / batch.bias->size();
-    const std::vector<float> x = Gather(rows.hidden_states, static_cast<size_t>(rows.tokens) * hidden);
-    auto* dx = static_cast<float*>(rows.dx);
-    for (size_t token = 0; token < static_cast<size_t>(rows.tokens); ++token) {
-      const bool valid = rows.labels[token] != rows.ignore_index;
-      const size_t label = valid ? static_cast<size_t>(rows.labels[token]) : 0;
-      float loss = valid ? (*batch.bias)[label] : 0;
-      for (size_t h = 0; h < hidden; ++h) {
-        const float weight = valid ? (*batch.weights)[label * hidden + h] : 0;
-        loss += weight * x[token * hidden + h];
-        if (dx != nullptr) dx[token * hidden + h] = weight * rows.gradient_scale;
-      }
-      rows.losses[token] = loss;
-    }
+  bool MayEnd(const Underway& one) const {
+    return !one.failure.ok() || (one.batch.AllAnswered() && (gate_->free || gate_->ends > 0));
   }
 
   void End() {
-    Underway batch = std::move(ring_.front());
+    Underway one = std::move(ring_.front());
     ring_.pop_front();
-    for (const ChunkRows& rows : batch.chunks) {
-      if (batch.kind.mode == ComputeMode::kLossOnly) continue;
-      if (rows.accumulate == ChunkRows::Accumulate::kYes) {
-        if (!gate_->Strikes(Sabotage::kChunkLost)) Add(batch, rows);
-      } else if (gate_->Strikes(Sabotage::kRepeatsCount)) {
-        Add(batch, rows);
-      }
+    if (one.failure.ok() && gate_->before_adding && !gate_->before_adding()) {
+      one.failure = absl::UnavailableError("the rank is killed");
     }
-    batch.callbacks.on_done(engine::BatchReport{});
+    if (!one.failure.ok()) return one.batch.End(one.failure);
+    const bool skipped = gate_->before_adding && gate_->Strikes(Sabotage::kRankSkipsBatch);
+    if (one.batch.kind().mode != ComputeMode::kLossOnly && !skipped) AddAll(one.batch);
+    one.batch.End(engine::BatchReport{});
   }
 
-  static void Add(const Underway& batch, const ChunkRows& rows) {
-    const size_t hidden = batch.weights->size() / batch.bias->size();
-    const std::vector<float> x = Gather(rows.hidden_states, static_cast<size_t>(rows.tokens) * hidden);
-    for (size_t token = 0; token < static_cast<size_t>(rows.tokens); ++token) {
-      if (rows.labels[token] == rows.ignore_index) continue;
-      const auto label = static_cast<size_t>(rows.labels[token]);
-      batch.gradient->db[label] += rows.gradient_scale;
-      for (size_t h = 0; h < hidden; ++h) {
-        batch.gradient->dw[label * hidden + h] += rows.gradient_scale * x[token * hidden + h];
+  void AddAll(SimBatch& batch) {
+    for (size_t i = 0; i < batch.chunks().size(); ++i) {
+      const ChunkRows& rows = batch.chunks()[i];
+      if (rows.accumulate == ChunkRows::Accumulate::kYes) {
+        if (gate_->Strikes(Sabotage::kChunkLost)) continue;
+        batch.Add(i);
+        if (const auto item = ItemOf(rows.ignore_index); item.has_value()) gate_->added.insert(*item);
+      } else if (gate_->Strikes(Sabotage::kRepeatsCount)) {
+        batch.Add(i);
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 
 #include "server/engine/device/head_backend.h"
 
@@ -19,9 +20,15 @@ enum class Sabotage {
   kResetForgotten,  // the next window begins with the last one's gradient
   kStepTwice,       // a step is taken twice
   kFoldLost,        // what an aborted flush's second gradient holds is dropped
+  // By a group of ranks:
+  kMarkBeforeRanks,  // batches count as applied that a rank has not applied
+  kRankSkipsBatch,   // a rank reports a batch that it did not add
+  kOldEpochCounts,   // what arrives late of an old epoch is taken
+  kMarkWithoutLost,  // batches count as applied that a rank which is lost has not applied
 };
 
-// How far batches may go. Shared by a schedule and its devices, one after the other. One thread's.
+// How far batches may go. Shared by a schedule and its devices of one rank, one after the other. One
+// thread's.
 struct SimGate {
   bool free = false;                     // at once to their end
   int answers = 0;                       // so many chunks more may be answered,
@@ -29,6 +36,10 @@ struct SimGate {
   std::function<void()> on_write_state;  // called once, in the middle of a restore
   Sabotage sabotage = Sabotage::kNone;
   int64_t sabotaged = 0;  // how often
+  // Set for a rank that does not lead, and asked before a batch is added, last of all. It may wait;
+  // false: the rank is no more.
+  std::function<bool()> before_adding;
+  std::set<uint64_t> added;  // items, of chunks outside deterministic sessions
 
   // Whether this is the occasion: every third one.
   bool Strikes(Sabotage what);

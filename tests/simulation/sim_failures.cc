@@ -1,18 +1,24 @@
 // What happens to a simulated server: checkpoints, drains, kills, heads deleted, weights written.
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/checkpoint/checkpoint_store.h"
 #include "server/engine/common/errors.h"
 #include "tests/simulation/schedule.h"
 
 namespace lossd::simulation {
 
+bool Schedule::SameServer() const {
+  const std::shared_ptr<engine::Head> head = server_->head();
+  return server_->engine().incarnation() == incarnation_ && head != nullptr && head->restores() == restores_;
+}
+
 // A trainer whose server is another one, or an earlier one, hears so whatever it asks, and replays.
 bool Schedule::LostServer() {
+  if (SameServer()) return false;
+  EndDoomedEpoch();
   const std::shared_ptr<engine::Head> head = server_->head();
-  if (server_->engine().incarnation() == incarnation_ && head != nullptr && head->restores() == restores_) {
-    return false;
-  }
   for (const ClientState& client : clients_) {
     if (client.session == nullptr || client.session->incarnation == server_->engine().incarnation()) continue;
     const auto found = server_->engine().FindSession(client.session->id, client.session->incarnation);
@@ -27,7 +33,9 @@ bool Schedule::LostServer() {
     versions_[version_] = progress_.weights;
     Replay(progress_);
   } else {
-    const Progress progress = *saved_;
+    KeepPast();
+    const Progress progress = saved_.at(restored_).progress;
+    Recall(saved_.at(restored_).logs);
     // In one incarnation no version is given to two weights.
     if (server_->engine().incarnation() != incarnation_) versions_.clear();
     version_ = head->weight_version();
@@ -48,6 +56,7 @@ void Schedule::Replay(const Progress& progress) {
   restores_ = head->restores();
   progress_ = progress;
   const engine::HeadInfo info = head->Info();
+  generation_ = info.generation;
   Say(absl::StrCat("the trainer replays from generation ", info.generation));
   for (auto& [id, session] : sessions_) {
     for (size_t lane = 0; lane < session->lanes.size(); ++lane) {
@@ -64,6 +73,44 @@ void Schedule::Replay(const Progress& progress) {
   BackToIdle();
 }
 
+Logs Schedule::TakeLogs() const {
+  Logs logs;
+  for (const auto& [id, session] : sessions_) {
+    for (const LaneState& lane : session->lanes) logs[id].push_back(lane.log);
+  }
+  return logs;
+}
+
+void Schedule::Recall(const Logs& logs) {
+  std::map<size_t, std::map<uint64_t, Item>> to_send;  // by client and number
+  for (size_t i = 0; i < clients_.size(); ++i) {
+    for (const Item& item : clients_[i].pending) to_send[i][item.number] = item;
+    clients_[i].pending.clear();
+  }
+  for (const auto& [id, session] : sessions_) {
+    for (const LaneState& lane : session->lanes) {
+      for (const Entry& entry : lane.log) {
+        if (!entry.rejected) to_send[session->client][entry.item.number] = entry.item;
+      }
+    }
+  }
+  for (const auto& [id, session] : sessions_) {
+    const auto then = logs.find(id);
+    for (size_t i = 0; i < session->lanes.size(); ++i) {
+      LaneState& lane = session->lanes[i];
+      lane.log = then == logs.end() ? std::vector<Entry>() : then->second[i];
+      lane.answered = lane.applied = 0;
+      for (size_t k = 0; k < lane.log.size(); ++k) {
+        if (lane.log[k].answered) lane.answered = k + 1;
+        to_send[session->client].erase(lane.log[k].item.number);
+      }
+    }
+  }
+  for (const auto& [client, items] : to_send) {
+    for (const auto& [number, item] : items) clients_[client].pending.push_back(item);
+  }
+}
+
 void Schedule::KillStreams() {
   for (const auto& orphan : orphans_) orphan->Die();
   orphans_.clear();
@@ -78,29 +125,41 @@ void Schedule::KillStreams() {
 // With the trainer's own, between its calls.
 void Schedule::SaveCheckpoint() {
   if (phase_ != Phase::kIdle || LostServer() || server_->head() == nullptr) return;
+  if (EndLostEpoch()) return;
   Count("checkpoint");
   Say("SaveCheckpoint");
   absl::Status status;
-  server_->Run([&] { status = server_->engine().SaveCheckpoint(kHead, "t").status(); });
-  if (!status.ok()) return Diverge(absl::StrCat("SaveCheckpoint: ", Text(status)));
-  saved_ = progress_;
+  const std::string tag = random_.OneIn(2) ? "s" : "t";
+  server_->Run([&] { status = server_->engine().SaveCheckpoint(kHead, tag).status(); });
+  if (status.ok()) saved_[newest_ = tag] = {progress_, TakeLogs()};
+  if (EndLostEpoch()) return;
+  if (!status.ok()) Diverge(absl::StrCat("SaveCheckpoint: ", Text(status)));
 }
 
 // RestoreCheckpoint while the server runs.
 void Schedule::RestoreInPlace() {
-  if (!saved_.has_value() || server_->head() == nullptr || LostServer()) return;
+  if (saved_.empty() || LostServer() || server_->head() == nullptr) return;
+  if (EndLostEpoch()) return;
+  const std::string tag = std::next(saved_.begin(), random_.Below(static_cast<int>(saved_.size())))->first;
+  // That of a drain has no name of its own.
+  if (tag == engine::kDrainTag && newest_ != tag) return;
+  const bool under_way = half_write_.has_value() && half_write_->fate == HalfWrite::Fate::kUnderWay;
+  if (under_way && EndDoomedEpoch()) return;
   Count("restore");
   Say("RestoreCheckpoint");
-  const bool under_way = half_write_.has_value() && half_write_->fate == HalfWrite::Fate::kUnderWay;
   if (under_way && random_.OneIn(2)) CommitDuringRestore();
   absl::Status status;
-  server_->Run([&] { status = server_->engine().RestoreCheckpoint(kHead, "").status(); });
+  const std::string named = tag == newest_ ? "" : tag;
+  server_->Run([&] { status = server_->engine().RestoreCheckpoint(kHead, named).status(); });
+  if (status.ok()) restored_ = tag;
+  if (EndLostEpoch()) return;
   if (!status.ok()) Diverge(absl::StrCat("RestoreCheckpoint: ", Text(status)));
   if (under_way && half_write_.has_value()) half_write_->fate = HalfWrite::Fate::kUndone;
 }
 
 void Schedule::Drain() {
   if (LostServer() || server_->head() == nullptr) return;
+  if (EndDoomedEpoch()) return;
   Count("drain");
   Say("SIGTERM");
   ForgetWrite();
@@ -111,26 +170,36 @@ void Schedule::Drain() {
   if (!status.ok()) return Diverge(absl::StrCat("drained and restarted: ", Text(status)));
   if (server_->engine().incarnation() != incarnation_) Diverge("a drained server has another incarnation");
   // Now it is the drain's that a killed server would start with.
-  saved_.reset();
-  if (phase_ == Phase::kIdle) saved_ = progress_;
+  newest_ = engine::kDrainTag;
+  saved_.erase(newest_);
+  if (phase_ == Phase::kIdle) saved_[newest_] = {progress_, TakeLogs()};
 }
 
 void Schedule::Kill() {
-  // The newest checkpoint may be one of a drain.
-  if (!saved_.has_value() && outcome_.events.contains("drain")) return;
+  if (!MayLoseServer()) return;
   Count("kill");
   Say("kill -9");
+  Restart();
+}
+
+// Not if the newest checkpoint is one of a drain, of which nobody knows what it belongs to.
+bool Schedule::MayLoseServer() const { return newest_.empty() || saved_.contains(newest_); }
+
+void Schedule::Restart() {
   ForgetWrite();
   KillStreams();
   ending_.begun = nullptr;
   ending_.stepped = nullptr;
-  if (const absl::Status status = server_->Kill(); !status.ok()) {
+  restored_ = newest_;
+  const auto after = rank_random_.OneIn(2) ? SimServer::OtherRank::kLivesOn : SimServer::OtherRank::kDies;
+  if (const absl::Status status = server_->Kill(after); !status.ok()) {
     Diverge(absl::StrCat("killed and restarted: ", Text(status)));
   }
 }
 
 void Schedule::DeleteHead() {
   if (phase_ != Phase::kIdle || LostServer() || server_->head() == nullptr) return;
+  if (EndDoomedEpoch()) return;
   Count("head deleted");
   Say("DeleteHead");
   engine::Engine& engine = server_->engine();
@@ -138,19 +207,22 @@ void Schedule::DeleteHead() {
   const absl::Status kept = engine.DeleteHead(kHead, engine::Head::DiscardGradient::kNo);
   if (kept.ok() == holds) return Diverge(absl::StrCat("DeleteHead without discarding: ", Text(kept)));
   if (holds && !engine.DeleteHead(kHead, engine::Head::DiscardGradient::kYes).ok()) Diverge("DeleteHead");
-  saved_.reset();
+  saved_.clear();
+  newest_.clear();
   ForgetWrite();
   version_ = server_->Create(progress_.weights);
   versions_.clear();
   versions_[version_] = progress_.weights;
-  // Sessions went with the head.
+  // Sessions went with the head, and with them whoever could name one of a past of the new head's name.
   old_call_.reset();
+  pasts_.clear();
   Replay(progress_);
 }
 
 // The trainer's own weights: everything added to them at once.
 void Schedule::WriteWeights() {
   if (phase_ != Phase::kIdle || LostServer() || server_->head() == nullptr) return;
+  if (EndDoomedEpoch()) return;
   Count("weights written");
   for (float& value : progress_.weights.matrix) value += static_cast<float>(random_.Below(3) - 1);
   // This takes the place of another write that is under way.

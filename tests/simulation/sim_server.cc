@@ -24,14 +24,26 @@ std::string RandomId() { return absl::StrCat("id-", absl::Dec(++ids_given, absl:
 }  // namespace lossd::engine
 
 namespace lossd::simulation {
+namespace {
+
+constexpr size_t kMostLate = 8;
+
+template <typename Message>
+void Append(std::deque<Message> more, std::deque<Message>* late) {
+  for (Message& message : more) late->push_back(std::move(message));
+  while (late->size() > kMostLate) late->pop_front();
+}
+
+}  // namespace
 
 SimServer::SimServer(const ServerOptions& options, Sabotage sabotage) : options_(options) {
   engine::ids_given = 0;
   gate_.sabotage = sabotage;
+  rank_record_.tracing = options.tracing;
   Start("");
 }
 
-SimServer::~SimServer() { Stop(); }
+SimServer::~SimServer() { Stop(OtherRank::kEnds); }
 
 void SimServer::Start(const std::string& incarnation) {
   engine::EngineOptions options;
@@ -44,13 +56,83 @@ void SimServer::Start(const std::string& incarnation) {
     store_ = *engine::CheckpointStore::Open(options_.checkpoint_folder);
   }
   options.checkpoints = store_;
-  engine_ = *engine::Engine::Create(std::move(options), MakeSimDevice(&gate_, options_.device));
+  options.on_device_failure = [this](const absl::Status& status) { device_failure_ = status; };
+  device_failure_ = absl::OkStatus();
+  gate_.added.clear();
+  engine_ = *engine::Engine::Create(std::move(options), MakeDevice());
 }
 
-void SimServer::Stop() {
+std::unique_ptr<engine::Device> SimServer::MakeDevice() {
+  if (!options_.group) return MakeSimDevice(&gate_, options_.device);
+  group_ = std::make_unique<SimGroup>(SimGroup::Options{.epoch = ++epoch_,
+                                                        .device = options_.device,
+                                                        .sabotage = gate_.sabotage,
+                                                        .leader_gate = &gate_,
+                                                        .record = &rank_record_,
+                                                        .step_leader = [this] { engine_->StepDevice(); }});
+  return group_->MakeDevice();
+}
+
+void SimServer::Stop(OtherRank other) {
+  const bool lives_on = group_ != nullptr && group_->rank_is_there() && other == OtherRank::kLivesOn;
+  if (lives_on) {
+    group_->LoseLeader();
+  } else if (group_ != nullptr) {
+    if (other == OtherRank::kEnds) group_->EndInOrder();
+    group_->End();
+    Append(group_->Untold(), &late_reports_);
+    Append(group_->Undelivered(), &late_commands_);
+  }
   gate_.free = true;
   engine_.reset();
   gate_.free = false;
+  // One at most is there.
+  if (lives_on) leftover_ = std::move(group_);
+  group_.reset();
+}
+
+void SimServer::RunLeftover(int steps) {
+  leftover_->Run(steps);
+  Append(leftover_->Untold(), &late_reports_);
+}
+
+void SimServer::BeatLeftover() {
+  leftover_->Beat();
+  if (leftover_->rank_is_there()) return;
+  Append(leftover_->Undelivered(), &late_commands_);
+  leftover_.reset();
+}
+
+int64_t SimServer::sabotaged() const {
+  int64_t all = gate_.sabotaged + rank_record_.sabotaged;
+  for (const SimGroup* group : {group_.get(), leftover_.get()}) {
+    if (group != nullptr) all += group->sabotaged();
+  }
+  return all;
+}
+
+bool SimServer::EveryRankHasAdded(uint64_t item) {
+  return gate_.added.contains(item) && (group_ == nullptr || group_->HasAdded(item));
+}
+
+bool SimServer::DeliverLate() {
+  if (!late_reports_.empty()) {
+    group_->Arrive(late_reports_.front());
+    late_reports_.pop_front();
+    return true;
+  }
+  if (late_commands_.empty()) return false;
+  group_->Arrive(std::move(late_commands_.front()));
+  late_commands_.pop_front();
+  return true;
+}
+
+void SimServer::WaitIdle() {
+  if (group_ != nullptr) group_->Heal();
+  gate_.free = true;
+  engine_->WaitIdle();
+  gate_.free = false;
+  if (group_ != nullptr) group_->RunAll();
 }
 
 std::shared_ptr<engine::Head> SimServer::head() const {
@@ -59,6 +141,8 @@ std::shared_ptr<engine::Head> SimServer::head() const {
 }
 
 void SimServer::Run(const std::function<void()>& call) {
+  // Two threads send commands: one after the other, so that a seed always gives the same run.
+  if (group_ != nullptr) WaitIdle();
   gate_.free = true;
   std::atomic<bool> done = false;
   std::thread caller([&] {
@@ -68,17 +152,19 @@ void SimServer::Run(const std::function<void()>& call) {
   while (!done) engine_->StepDevice();
   caller.join();
   gate_.free = false;
+  if (group_ != nullptr) group_->RunAll();
 }
 
 uint64_t SimServer::Create(const Values& weights) {
-  const std::shared_ptr<engine::Head> head = *engine_->CreateHead(options_.head);
+  const absl::StatusOr<std::shared_ptr<engine::Head>> created = engine_->CreateHead(options_.head);
+  if (!created.ok()) return 0;
+  const std::shared_ptr<engine::Head>& head = *created;
   const std::string write = *head->BeginWrite("create", engine::Head::Replace::kYes, engine::RandomId());
   WriteRows(write, weights, 0, kVocab).IgnoreError();
   uint64_t version = 0;
-  head->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& published) { version = *published; });
-  gate_.free = true;
-  engine_->WaitIdle();
-  gate_.free = false;
+  head->CommitWrite(write,
+                    [&](const absl::StatusOr<uint64_t>& published) { version = published.value_or(0); });
+  WaitIdle();
   return version;
 }
 
@@ -98,17 +184,13 @@ Values SimServer::Weights() {
   Values weights;
   head()->ReadWeights(0, kVocab, kernels::DataType::kFloat32, {weights.matrix.data(), weights.bias.data()},
                       [](const absl::StatusOr<uint64_t>& /*version*/) {});
-  gate_.free = true;
-  engine_->WaitIdle();
-  gate_.free = false;
+  WaitIdle();
   return weights;
 }
 
 absl::Status SimServer::Drain(const std::function<void()>& streams_end) {
   engine_->BeginDrain();
-  gate_.free = true;
-  engine_->WaitIdle();
-  gate_.free = false;
+  WaitIdle();
   streams_end();
   absl::Status saved;
   Run([&] {
@@ -116,7 +198,7 @@ absl::Status SimServer::Drain(const std::function<void()>& streams_end) {
     saved = heads.ok() && !heads->failed.empty() ? heads->failed.begin()->second : heads.status();
   });
   if (!saved.ok()) return saved;
-  Stop();
+  Stop(OtherRank::kEnds);
   const absl::StatusOr<std::optional<engine::DrainRecord>> drain = store_->ReadDrain();
   if (!drain.ok()) return drain.status();
   if (!drain->has_value()) return absl::InternalError("there is no record of the drain");
@@ -126,8 +208,8 @@ absl::Status SimServer::Drain(const std::function<void()>& streams_end) {
   return restored.ok() ? store_->ConsumeDrain() : restored;
 }
 
-absl::Status SimServer::Kill() {
-  Stop();
+absl::Status SimServer::Kill(OtherRank other) {
+  Stop(other);
   const absl::StatusOr<std::optional<engine::DrainRecord>> drain = store_->ReadDrain();
   if (!drain.ok()) return drain.status();
   if (drain->has_value()) return absl::InternalError("a drain is there after it was consumed");

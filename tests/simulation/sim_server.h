@@ -1,8 +1,10 @@
-// The real engine with one head, as a process that can be drained, killed and started again. Its device's
-// loop is run step by step.
+// The real engine with one head, as a process that can be drained, killed and started again, and which may
+// have another rank beside it. Its device's loop is run step by step.
 #ifndef LOSSD_TESTS_SIMULATION_SIM_SERVER_H_
 #define LOSSD_TESTS_SIMULATION_SIM_SERVER_H_
 
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +12,7 @@
 #include "server/engine/checkpoint/checkpoint_store.h"
 #include "server/engine/engine.h"
 #include "tests/simulation/sim_device.h"
+#include "tests/simulation/sim_ranks.h"
 #include "tests/simulation/workload.h"
 
 namespace lossd::simulation {
@@ -19,6 +22,8 @@ inline constexpr char kHead[] = "lm_head";
 struct ServerOptions {
   SimDeviceOptions device;
   engine::HeadConfig head;
+  bool group = false;  // of two ranks
+  bool tracing = false;
   // Where checkpoints go, of all schedules of a run, one after the other.
   std::string checkpoint_folder;
 };
@@ -33,10 +38,27 @@ class SimServer {
   // Null if it is not there.
   std::shared_ptr<engine::Head> head() const;
   SimGate& gate() { return gate_; }
+  // Null for a single device. Each start makes another one, of the next epoch.
+  SimGroup* group() { return group_.get(); }
+  RankRecord& rank_record() { return rank_record_; }
+  int64_t sabotaged() const;
+  // Whether rank 1 of an ended epoch is still there, its leader being gone.
+  bool has_leftover() const { return leftover_ != nullptr; }
+  void RunLeftover(int steps);
+  // It notices at last.
+  void BeatLeftover();
+  // What the engine has said of its device; OK: it works.
+  const absl::Status& device_failure() const { return device_failure_; }
+  // Whether every rank has added this item to its part of the gradient since the server started.
+  bool EveryRankHasAdded(uint64_t item);
+  // Something that an earlier epoch sent arrives; false: nothing is on its way.
+  bool DeliverLate();
 
+  // Runs the device until there is nothing left for it to do. Not when a rank is lost.
+  void WaitIdle();
   // Runs what waits for the disk, or for the device, while the device goes on by itself.
   void Run(const std::function<void()>& call);
-  // Creates the head, with these weights; their version.
+  // Creates the head, with these weights; their version, or 0 if a device does not do what it should.
   uint64_t Create(const Values& weights);
   Values Weights();
   // Rows [first, first + rows) of `weights` as a part of this write.
@@ -44,16 +66,26 @@ class SimServer {
 
   // SIGTERM, and the next start. Everything accepted is finished; `streams_end` is called between.
   absl::Status Drain(const std::function<void()>& streams_end);
+  // What becomes of rank 1, which is on another host.
+  enum class OtherRank { kEnds, kDies, kLivesOn };
   // kill -9, and the next start: with the newest checkpoint, or without a head.
-  absl::Status Kill();
+  absl::Status Kill(OtherRank other);
 
  private:
   void Start(const std::string& incarnation);
-  void Stop();
+  std::unique_ptr<engine::Device> MakeDevice();
+  void Stop(OtherRank other);
 
   const ServerOptions options_;
   SimGate gate_;
+  RankRecord rank_record_;
+  uint64_t epoch_ = 0;
+  std::deque<SimGroup::Command> late_commands_;
+  std::deque<SimGroup::Report> late_reports_;
+  absl::Status device_failure_;
   std::shared_ptr<engine::CheckpointStore> store_;
+  std::unique_ptr<SimGroup> group_;  // outlives the engine
+  std::unique_ptr<SimGroup> leftover_;
   std::unique_ptr<engine::Engine> engine_;
 };
 

@@ -42,6 +42,9 @@ void SimStream::Swap() { std::swap(to_server_[0], to_server_[1]); }
 void SimStream::SubmitHeld() {
   if (over() || !held_.has_value()) return;
   const uint64_t sequence = held_->sequence;
+  // A deterministic session's rows may wait in a tile.
+  const bool adds = held_->mode != engine::ComputeMode::kLossOnly && !held_->window_token.has_value();
+  const auto item = static_cast<uint64_t>(held_->first_token);
   const auto submission =
       head_->Submit(attachment_, *held_, [self = shared_from_this()] { self->SubmitHeld(); });
   if (submission.ok() && *submission == engine::Head::Submission::kWait) return;
@@ -50,6 +53,7 @@ void SimStream::SubmitHeld() {
     refused_ = submission.status();
     return;
   }
+  if (adds) taken_[sequence] = item;
   ++unanswered_;
   last_taken_ = std::max(last_taken_, sequence);
 }
@@ -61,12 +65,21 @@ void SimStream::Die() {
 
 void SimStream::OnAnswer(engine::ChunkAnswer answer) {
   --unanswered_;
+  const auto taken = taken_.extract(answer.sequence);
+  if (!taken.empty() && answer.disposition == engine::Disposition::kAccumulated) {
+    answered_[taken.key()] = taken.mapped();
+  }
   if (!ended_.has_value()) to_client_.emplace_back(std::move(answer));
 }
 
 void SimStream::OnApplied(uint64_t applied) {
   applied_ = std::max(applied_, applied);
-  if (!ended_.has_value()) to_client_.emplace_back(applied);
+  if (ended_.has_value()) return;
+  while (!answered_.empty() && answered_.begin()->first <= applied) {
+    on_item_applied_(answered_.begin()->second);
+    answered_.erase(answered_.begin());
+  }
+  to_client_.emplace_back(applied);
 }
 
 void SimStream::OnEnd(absl::Status status) {

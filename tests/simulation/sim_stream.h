@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "server/engine/head/head.h"
@@ -17,7 +20,11 @@ namespace lossd::simulation {
 // One thread's.
 class SimStream : public engine::LaneListener, public std::enable_shared_from_this<SimStream> {
  public:
-  explicit SimStream(std::shared_ptr<engine::Head> head) : head_(std::move(head)) {}
+  // Told of every item that a mark covers, of those that this stream alone had added to dW at once.
+  using OnItemApplied = std::function<void(uint64_t item)>;
+
+  SimStream(std::shared_ptr<engine::Head> head, OnItemApplied on_item_applied)
+      : head_(std::move(head)), on_item_applied_(std::move(on_item_applied)) {}
 
   absl::Status Attach(const std::string& session_id, int32_t lane);
   const engine::LaneAttachment& attachment() const { return attachment_; }
@@ -56,6 +63,7 @@ class SimStream : public engine::LaneListener, public std::enable_shared_from_th
   void SubmitHeld();
 
   std::shared_ptr<engine::Head> head_;
+  const OnItemApplied on_item_applied_;
   engine::LaneAttachment attachment_;
   std::deque<engine::Chunk> to_server_;
   std::optional<engine::Chunk> held_;  // read, and not yet taken
@@ -63,6 +71,9 @@ class SimStream : public engine::LaneListener, public std::enable_shared_from_th
   int64_t unanswered_ = 0;
   uint64_t last_taken_ = 0;
   uint64_t applied_ = 0;
+  // Items by sequence: those that are taken, and those of them that were answered and not applied.
+  std::map<uint64_t, uint64_t> taken_;
+  std::map<uint64_t, uint64_t> answered_;
   std::optional<absl::Status> refused_;  // the end, once what was taken is answered and applied
   std::optional<absl::Status> ended_;    // the end, at once
 };

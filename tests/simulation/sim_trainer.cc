@@ -17,6 +17,12 @@ namespace {
 
 // So often the trainer finds its evaluation still under way before it asks for its step again.
 constexpr int kEvaluationTicks = 60;
+constexpr size_t kMostPasts = 3;
+
+// What sequences after `first`, up to `last`, add to a window.
+void Add(const std::vector<Entry>& log, uint64_t first, uint64_t last, Values* content) {
+  for (uint64_t i = first; i < last && i < log.size(); ++i) log[i].item.AddTo(content);
+}
 
 }  // namespace
 
@@ -24,7 +30,7 @@ constexpr int kEvaluationTicks = 60;
 std::vector<engine::SessionMarks> Schedule::KnownMarks() const {
   std::vector<SessionMarks> all;
   for (const auto& [id, session] : sessions_) {
-    SessionMarks marks{id, {}};
+    SessionMarks marks{id, {}, {incarnation_, restores_}, generation_};
     bool contributed = false;
     for (size_t i = 0; i < session->lanes.size(); ++i) {
       const auto lane = static_cast<int32_t>(i);
@@ -36,16 +42,27 @@ std::vector<engine::SessionMarks> Schedule::KnownMarks() const {
   return all;
 }
 
-// The oracle: what a window with these marks must hold.
 Values Schedule::ContentOf(const std::vector<SessionMarks>& marks) const {
   Values content;
   for (const SessionMarks& session : marks) {
     const SessionState& state = *sessions_.at(session.session_id);
     for (const engine::LaneMarks& lane : session.lanes) {
-      const std::vector<Entry>& log = state.lanes[static_cast<size_t>(lane.lane)].log;
-      for (uint64_t i = MarkOf({}, session.session_id, lane.lane); i < lane.accepted && i < log.size(); ++i) {
-        log[i].item.AddTo(&content);
-      }
+      const uint64_t settled = MarkOf({}, session.session_id, lane.lane);
+      Add(state.lanes[static_cast<size_t>(lane.lane)].log, settled, lane.accepted, &content);
+    }
+  }
+  return content;
+}
+
+Values Schedule::ContentIn(const Past& past, const std::vector<SessionMarks>& marks) {
+  Values content;
+  for (const SessionMarks& session : marks) {
+    const auto logs = past.logs.find(session.session_id);
+    if (logs == past.logs.end()) continue;
+    for (const engine::LaneMarks& lane : session.lanes) {
+      const auto settled = past.settled.find({session.session_id, lane.lane});
+      Add(logs->second[static_cast<size_t>(lane.lane)], settled == past.settled.end() ? 0 : settled->second,
+          lane.accepted, &content);
     }
   }
   return content;
@@ -202,6 +219,7 @@ void Schedule::TakeBegun() {
 }
 
 void Schedule::TakeStepped() {
+  if (EndLostEpoch()) return;
   const absl::StatusOr<engine::StepResult> answer = **std::exchange(ending_.stepped, nullptr);
   if (!answer.ok()) {
     Say(absl::StrCat("ApplyStep: ", Text(answer.status())));
@@ -218,7 +236,9 @@ void Schedule::TakeStepped() {
   progress_.weights.Add(content, -ending_.scale);
   version_ = answer->weight_version;
   versions_[version_] = progress_.weights;
-  if (const Values weights = server_->Weights(); !(weights == progress_.weights)) {
+  const Values weights = server_->Weights();
+  const bool readable = server_->device_failure().ok();
+  if (readable && !(weights == progress_.weights)) {
     Diverge(absl::StrCat("after the step of generation ", ending_.generation, " the weights are others"));
   }
   old_call_ = OldCall{ending_, answer->generation, *answer, incarnation_, restores_};
@@ -240,15 +260,15 @@ void Schedule::CheckStepped(const engine::StepResult& result) {
 }
 
 void Schedule::ReadRows() {
+  if (EndLostEpoch()) return;
   const int64_t rows = std::min<int64_t>(kVocab - ending_.rows_read, 1 + random_.Below(kVocab));
   absl::Status status = absl::UnknownError("no answer");
   server_->head()->ReadGradient(ending_.flush->flush_id, ending_.rows_read, rows, kernels::DataType::kFloat32,
                                 {ending_.read.matrix.data() + ending_.rows_read * kHidden,
                                  ending_.read.bias.data() + ending_.rows_read},
                                 [&status](const absl::Status& read) { status = read; });
-  server_->gate().free = true;
-  server_->engine().WaitIdle();
-  server_->gate().free = false;
+  server_->WaitIdle();
+  if (EndLostEpoch()) return;
   if (HearsOfAbort(status)) return;
   if (!status.ok()) {
     Diverge(absl::StrCat("ReadGradient: ", Text(status)));
@@ -317,9 +337,8 @@ void Schedule::Consume() {
       progress_.settled[{session.session_id, lane.lane}] = lane.accepted;
     }
   }
-  for (ClientState& client : clients_) {
-    client.generation = std::max(client.generation, ending_.generation + 1);
-  }
+  generation_ = ending_.generation + 1;
+  for (ClientState& client : clients_) client.generation = std::max(client.generation, generation_);
   BackToIdle();
 }
 
@@ -373,19 +392,10 @@ void Schedule::ReadStats() {
   if (LostServer() || server_->head() == nullptr) return;
   // Where the window begins is known but while the answer of a call that ends it may be under way, or lost.
   if (phase_ != Phase::kIdle && phase_ != Phase::kReading) return;
+  if (EndLostEpoch()) return;
   const engine::HeadInfo info = server_->head()->Info();
-  const Values content = ContentOf(info.window_marks);
-  double squares = 0;
-  for (const float value : content.matrix) squares += static_cast<double>(value) * value;
-  const auto done = std::make_shared<std::optional<absl::StatusOr<engine::Head::WindowStats>>>();
-  server_->head()->ReadStats(
-      info.generation, info.window_marks, 1,
-      [done](const absl::StatusOr<engine::Head::WindowStats>& stats) { *done = stats; });
-  server_->gate().free = true;
-  server_->engine().WaitIdle();
-  server_->gate().free = false;
-  if (!done->has_value()) return Diverge("GradientStats is not answered");
-  const absl::StatusOr<engine::Head::WindowStats>& stats = **done;
+  const absl::StatusOr<engine::Head::WindowStats> stats = StatsOf(info.generation, info.window_marks);
+  if (EndLostEpoch()) return;
   if (!stats.ok()) {
     // The window is being ended, or was.
     if (!absl::IsFailedPrecondition(stats.status()) && !absl::IsAborted(stats.status())) {
@@ -394,11 +404,81 @@ void Schedule::ReadStats() {
     return;
   }
   Count("stats");
-  if (static_cast<int64_t>(stats->window_tokens) != content.tokens ||
-      std::abs(stats->gradient.norm - std::sqrt(squares)) > 1e-6 * std::sqrt(squares)) {
-    Diverge(absl::StrCat("GradientStats: ", stats->window_tokens, " tokens, norm ", stats->gradient.norm,
+  CheckStats(*stats, ContentOf(info.window_marks));
+}
+
+absl::StatusOr<engine::Head::WindowStats> Schedule::StatsOf(uint64_t generation,
+                                                            const std::vector<SessionMarks>& marks) {
+  using Stats = absl::StatusOr<engine::Head::WindowStats>;
+  const auto done = std::make_shared<Stats>(absl::InternalError("GradientStats is not answered"));
+  server_->head()->ReadStats(generation, marks, 1, [done](const Stats& stats) { *done = stats; });
+  server_->WaitIdle();
+  return *done;
+}
+
+void Schedule::CheckStats(const engine::Head::WindowStats& stats, const Values& content) {
+  double squares = 0;
+  for (const float value : content.matrix) squares += static_cast<double>(value) * value;
+  if (static_cast<int64_t>(stats.window_tokens) != content.tokens ||
+      std::abs(stats.gradient.norm - std::sqrt(squares)) > 1e-6 * std::sqrt(squares)) {
+    Diverge(absl::StrCat("GradientStats: ", stats.window_tokens, " tokens, norm ", stats.gradient.norm,
                          "; expected ", content.tokens, ", ", std::sqrt(squares)));
   }
+}
+
+void Schedule::KeepPast() {
+  // As in ReadStats.
+  if (phase_ != Phase::kIdle && phase_ != Phase::kReading) return;
+  pasts_.push_back({{incarnation_, restores_}, generation_, TakeLogs(), progress_.settled});
+  if (pasts_.size() > kMostPasts) pasts_.pop_front();
+  CallOfAnotherPast(pasts_.back(), KnownMarks());
+}
+
+void Schedule::CallOfAnotherPast() {
+  if (pasts_.empty() || LostServer() || server_->head() == nullptr) return;
+  if (EndLostEpoch()) return;
+  const Past& past = pasts_[static_cast<size_t>(random_.Below(static_cast<int>(pasts_.size())))];
+  std::vector<SessionMarks> marks = server_->head()->Info().window_marks;
+  for (SessionMarks& session : marks) {
+    session.past = past.name;
+    session.generation = past.generation;
+  }
+  CallOfAnotherPast(past, marks);
+}
+
+// By a trainer that has not heard of a restore. It is refused, whatever numbers the window has come to since,
+// unless the window has all that they stood for.
+void Schedule::CallOfAnotherPast(const Past& past, const std::vector<SessionMarks>& marks) {
+  if (marks.empty()) return;
+  const std::shared_ptr<engine::Head> head = server_->head();
+  if (head->Info().window_state != engine::WindowState::kOpen) return;
+  const uint64_t generation = head->Info().generation;
+  const absl::StatusOr<engine::Head::WindowStats> stats = StatsOf(generation, marks);
+  if (stats.ok()) {
+    Count("call of an earlier past");
+    CheckStats(*stats, ContentIn(past, marks));
+    return;
+  }
+  if (!server_->device_failure().ok()) return;
+  Count("call of another past");
+  const auto refused = std::make_shared<int>(0);
+  const auto check = [this, refused](const absl::Status& status) {
+    ++*refused;
+    const RejectReason reason = engine::ReasonOf(status);
+    // The past may be right where the marks are not all.
+    if (reason != RejectReason::kIncarnation && reason != RejectReason::kMarks) {
+      Diverge(absl::StrCat("a call of another past: ", Text(status)));
+    }
+  };
+  check(stats.status());
+  head->BeginFlush(generation, marks, 1,
+                   [check](const absl::StatusOr<engine::FlushInfo>& result) { check(result.status()); });
+  const bool steps = server_options_.head.optimizer.kind != engine::OptimizerKind::kNone;
+  if (steps) {
+    head->ApplyStep(generation, marks, {.learning_rate = 1},
+                    [check](const absl::StatusOr<engine::StepResult>& result) { check(result.status()); });
+  }
+  if (*refused != (steps ? 3 : 2)) Diverge("a call of another past is taken");
 }
 
 // A call that was answered arrives once more. It answers the same, or that its time is over; nothing changes.

@@ -34,6 +34,7 @@ void Schedule::StageWrite() {
 void Schedule::EndWrite() {
   const bool under_way = half_write_->fate == HalfWrite::Fate::kUnderWay;
   if (under_way && (phase_ != Phase::kIdle || LostServer())) return;
+  if (EndDoomedEpoch()) return;
   const HalfWrite write = *std::exchange(half_write_, std::nullopt);
   Say(absl::StrCat("CommitWrite: ", write.id));
   const absl::Status rows = server_->WriteRows(write.id, write.weights, kHalf, kHalf);
@@ -41,9 +42,7 @@ void Schedule::EndWrite() {
   const auto commit = [&] {
     server_->head()->CommitWrite(write.id,
                                  [&](const absl::StatusOr<uint64_t>& published) { version = published; });
-    server_->gate().free = true;
-    server_->engine().WaitIdle();
-    server_->gate().free = false;
+    server_->WaitIdle();
   };
   commit();
   if (write.fate == HalfWrite::Fate::kForgotten) {

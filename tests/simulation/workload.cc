@@ -7,6 +7,8 @@ namespace lossd::simulation {
 namespace {
 
 constexpr int64_t kIgnored = -100;
+// That of item 0 in a chunk; those of others are below.
+constexpr int64_t kFirstIgnored = -1000;
 
 std::string Bytes(const auto& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0])};
@@ -90,6 +92,11 @@ Item Corrected(Item item) {
   return item;
 }
 
+std::optional<uint64_t> ItemOf(int64_t ignored_label) {
+  if (ignored_label > kFirstIgnored) return std::nullopt;
+  return static_cast<uint64_t>(kFirstIgnored - ignored_label);
+}
+
 engine::Chunk ToChunk(const Item& item, uint64_t sequence, uint64_t generation) {
   engine::Chunk chunk;
   chunk.sequence = sequence;
@@ -97,10 +104,12 @@ engine::Chunk ToChunk(const Item& item, uint64_t sequence, uint64_t generation) 
   chunk.first_token = static_cast<int64_t>(item.number);
   chunk.tokens = item.tokens();
   chunk.gradient_scale = item.scale;
-  chunk.ignore_index = kIgnored;
+  chunk.ignore_index = kFirstIgnored - static_cast<int64_t>(item.number);
+  std::vector<int64_t> labels = item.labels;
+  std::replace(labels.begin(), labels.end(), kIgnored, chunk.ignore_index);
   if (!item.dx) chunk.mode = engine::ComputeMode::kLossAndWeightGradient;
   if (item.kind == ItemKind::kLossOnly) chunk.mode = engine::ComputeMode::kLossOnly;
-  chunk.labels = Bytes(item.labels);
+  chunk.labels = Bytes(labels);
   chunk.hidden_states = engine::Payload::Of(Bytes(item.hidden_states));
   return chunk;
 }

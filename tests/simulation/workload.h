@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -61,6 +62,9 @@ Item MakeItem(uint64_t number, Random* random);
 Item LossOnly(Item item);
 // The same with labels that are in range.
 Item Corrected(Item item);
+// Labels of a chunk that are ignored have a number of their own, by which a device knows the item; nothing
+// for any other number.
+std::optional<uint64_t> ItemOf(int64_t ignored_label);
 engine::Chunk ToChunk(const Item& item, uint64_t sequence, uint64_t generation);
 
 }  // namespace lossd::simulation

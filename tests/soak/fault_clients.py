@@ -23,13 +23,15 @@ import lossd
 import numpy as np
 
 from clients import Client
-from fault_page import FaultPage
+from fault_page import PHASES, FaultPage
 from oracle import Batch, Oracle, check_close, check_equal, check_exact, exact_batch, exact_weights, valid_tokens
 
 VOCAB, HIDDEN, TOKENS = 256, 64, 120
 KEYS = HIDDEN // 2  # columns of hidden states that are not 0
 COLUMNS_OF_A_STEP = 2  # of them, where a step changes their weights
 LEARNING_RATE = 2.0**-4
+PHASE_OF_CALL = {"compute": "computing", "result_of": "computing", "flush": "flushing", "commit_flush": "flushing",
+                 "abort_flush": "flushing", "step": "stepping", "save_checkpoint": "saving"}
 TRANSIENT = (lossd.UnavailableError, lossd.DeadlineExceededError)
 T = TypeVar("T")
 
@@ -50,7 +52,7 @@ class Kind:
 
 KINDS = {
     "plain": Kind(),
-    "lanes": Kind(lanes=3, head={"bias": True}),
+    "lanes": Kind(lanes=4, head={"bias": True}),
     "impatient": Kind(lanes=2, reconnect_timeout=0.2, call_timeout=2),
     "deterministic": Kind(dtype="bfloat16", lanes=2, deterministic=True),
     "steps": Kind(lanes=2, steps=True),
@@ -84,8 +86,8 @@ class ServerWentBack(Exception):
 
 
 class FaultTrainer(Client):
-    def __init__(self, connect: Callable[[Kind], lossd.Client], kind: str, number: int, seed: int, page: FaultPage) -> None:
-        self.kind = kind
+    def __init__(self, connect: Callable[[Kind], lossd.Client], target: str, kind: str, number: int, seed: int, page: FaultPage) -> None:
+        self.kind, self.target = kind, target
         super().__init__(lambda: connect(KINDS[kind]), number)
         self.work_as, self.page, self.way = KINDS[kind], page, number
         self.rng = np.random.default_rng([seed, number])
@@ -98,7 +100,8 @@ class FaultTrainer(Client):
     # Calls
 
     @contextlib.contextmanager
-    def under_way(self) -> Iterator[None]:
+    def under_way(self, call: str = "compute") -> Iterator[None]:
+        self.page.phases[self.way] = PHASES.index(PHASE_OF_CALL.get(call, "other"))
         self.page.under_way[self.way] += 1
         try:
             yield
@@ -109,7 +112,7 @@ class FaultTrainer(Client):
     def once(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """An error that is not one of the network's is allowed if the server was killed meanwhile."""
         try:
-            with self.under_way():
+            with self.under_way(function.__name__):
                 return function(*arguments, **options)
         except (*TRANSIENT, lossd.WindowLostError):
             raise
@@ -182,6 +185,7 @@ class FaultTrainer(Client):
 
     def finish(self) -> None:
         self.consume()
+        self.count_lanes()
         check_equal("window_tokens in the end", self.again(self.head.info).window_tokens, 0)
         check_exact("a weight in the end", self.read_weights(), self.state.weights)
         for session in self.sessions:
@@ -191,9 +195,15 @@ class FaultTrainer(Client):
                 pass  # its lease will end
         self.again(self.client.delete_head, self.head_name)
 
+    def count_lanes(self) -> None:
+        for session in self.sessions:
+            for place in session.lane_places():
+                self.seen["lanes at the target" if place["target"] == self.target else "lanes elsewhere"] += 1
+
     # One window
 
     def round(self) -> None:
+        self.count_lanes()
         for _ in range(int(self.rng.integers(1, 4))):
             self.compute()
             if self.rng.random() < 0.08:
@@ -471,7 +481,7 @@ def main() -> None:
         tls = lossd.Tls(ca_certificates=options.ca, server_name="localhost") if options.ca else None
         return lossd.connect(options.target, tls=tls, reconnect_timeout=kind.reconnect_timeout, call_timeout=kind.call_timeout)
 
-    trainer = FaultTrainer(connect, options.kind, options.way, options.seed, FaultPage(options.page, options.ways))
+    trainer = FaultTrainer(connect, options.target, options.kind, options.way, options.seed, FaultPage(options.page, options.ways))
     trainer.run()
     if trainer.failure:
         sys.exit(trainer.failure)

@@ -6,15 +6,23 @@ from pathlib import Path
 import numpy as np
 
 
+# What a client waits for.
+PHASES = ("computing", "flushing", "stepping", "saving", "other")
+
+
 class FaultPage:
-    """`under_way` and `progress` have a number for each client's way to the server; the first ones of the file are those
-    that the proxy looks at."""
+    """`under_way`, `progress` and `phases` (an index of PHASES) have a number for each client's way to the server; the first
+    ones of the file are those that the proxy looks at."""
 
     def __init__(self, path: Path, ways: int) -> None:
         if not path.exists():
-            path.write_bytes(bytes(4 * (2 * ways + 2)))
-        numbers = np.memmap(path, np.uint32, "r+", shape=(2 * ways + 2,))
-        self.under_way, self.progress, self._rest = numbers[:ways], numbers[ways:2 * ways], numbers[2 * ways:]
+            path.write_bytes(bytes(4 * (3 * ways + 2)))
+        numbers = np.memmap(path, np.uint32, "r+", shape=(3 * ways + 2,))
+        self.under_way, self.progress, self.phases = numbers[:ways], numbers[ways:2 * ways], numbers[2 * ways:3 * ways]
+        self._rest = numbers[3 * ways:]
+
+    def phases_under_way(self) -> set[str]:
+        return {PHASES[phase] for phase, calls in zip(self.phases, self.under_way) if calls}
 
     @property
     def kills(self) -> int:

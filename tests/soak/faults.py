@@ -4,8 +4,9 @@
   faults.py [LOSSD] [--faults N] [--seed S] [--clients N] [--mean_bytes N] [--json FILE]
 
 Clients in processes of their own reach a server through proxies (tests/proxy) that cut, stall, delay, mirror, repeat and
-half close their connections at random bytes, half of them over TLS; the server is killed, or drained, and started again with
---restore. A fault counts if it hit a client with a call under way, a kill or a drain if it ended a server that one was
+half close their connections at random bytes, half of them over TLS, and of a group the lanes at each rank; the server is killed, or drained, and started again with
+--restore. Of a group (--devices=cpu,cpu) mostly a rank is killed, while some client computes, flushes, steps or saves as the
+seed says, and the group has to come back by itself. A fault counts if it hit a client with a call under way, a kill or a drain if it ended a server that one was
 talking to. Whatever a client is told is compared with what it must be, to the last bit (fault_clients.py); the first
 divergence ends the run, as do an error that nothing explains, a client that stands still, and anything that is still held
 once all clients have left. The seed decides what happens to which connection behind how many bytes, and what clients do;
@@ -25,16 +26,18 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = [str(ROOT / "client/python"), str(ROOT / "tests/integration/python_client")]
 sys.path[:0] = PATHS
 
-from fault_page import FaultPage  # noqa: E402
+from fault_page import PHASES, FaultPage  # noqa: E402
 from server import SoakServer  # noqa: E402
 
 KINDS = ("plain", "lanes", "steps", "pair", "deterministic", "impatient", "impatient_steps")
+FLAGS = ("--workspace_bytes=128M", "--drain_timeout=30s")
 HELD = ("lossd_live_streams", "lossd_queued_chunks", "lossd_credit_bytes")
 PATIENCE_SECONDS = 300  # a guard: a client that has not ended any call for so long never will
 
@@ -47,6 +50,8 @@ class Proxies:
         arguments = [str(binary), f"--under_way={page_path}", f"--seed={options.seed}", f"--mean_bytes={options.mean_bytes}"]
         for way in range(ways):
             arguments += ["--tls", server.target] if way < tls_ways(ways) else ["--plain", server.socket_target]
+        for target in server.lane_targets():
+            arguments += ["--lanes", target]
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         at_end.callback(self.kill)
         assert self.process.stdout is not None
@@ -75,6 +80,11 @@ def tls_ways(ways: int) -> int:
     return (ways + 1) // 2
 
 
+def host_of(way: int, ways: int, server: SoakServer) -> str:
+    """Where lanes at other ranks go through proxies, too, each way has its own address (lossd-fault-proxy --lanes)."""
+    return f"127.0.0.{way + 2}" if server.lane_targets() and way < tls_ways(ways) else "localhost"
+
+
 class Clients:
     """A process for each."""
 
@@ -90,7 +100,7 @@ class Clients:
         assert server.certificates is not None
         for way, port in enumerate(ports):
             arguments = [sys.executable, str(Path(__file__).with_name("fault_clients.py")), KINDS[way % len(KINDS)],
-                         f"localhost:{port}", f"--way={way}", f"--ways={len(ports)}", f"--page={folder / 'page'}",
+                         f"{host_of(way, len(ports), server)}:{port}", f"--way={way}", f"--ways={len(ports)}", f"--page={folder / 'page'}",
                          f"--seed={options.seed}"]
             if way < tls_ways(len(ports)):
                 arguments.append(f"--ca={server.certificates.certificate('ca')}")
@@ -145,7 +155,7 @@ class Faults:
     def __init__(self, options: argparse.Namespace, folder: Path, at_end: contextlib.ExitStack) -> None:
         self.options = options
         self.random = random.Random(options.seed)
-        self.server = SoakServer(str(options.lossd), folder, "--workspace_bytes=128M", "--drain_timeout=30s")
+        self.server = self.make_server(folder, at_end)
         at_end.callback(self.server.kill)
         self.server.start()
         self.page = FaultPage(folder / "page", options.clients)
@@ -153,22 +163,31 @@ class Faults:
                                at_end)
         self.clients = Clients(options, folder, self.server, self.proxies.ports, self.page, at_end)
         self.ends: Counter[str] = Counter()
-        self.slowest_drain, self.shown = 0.0, 0.0
+        self.killed_while: Counter[str] = Counter()  # ranks, by what some client was waiting for
+        self.next_end, self.slowest_drain, self.shown = 0.0, 0.0, 0.0
         self.began = time.monotonic()
+
+    def make_server(self, folder: Path, at_end: contextlib.ExitStack) -> SoakServer:
+        group = ["--group_short_life=0s"] if "," in self.options.devices else []  # so many kills are no crash loop
+        return SoakServer(str(self.options.lossd), folder, *FLAGS, *group, devices=self.options.devices)
 
     def count(self) -> int:
         return self.proxies.seen.total() + self.ends.total()
 
+    def end_is_due(self) -> bool:
+        due = self.count() >= self.next_end
+        if due:
+            self.next_end = self.count() + 1 + self.random.expovariate(1 / self.options.faults_between_ends)
+        return due
+
     def run(self) -> dict[str, object]:
         self.await_ready()
         self.proxies.weather("storm")
-        next_end = self.count()
         while self.count() < self.options.faults:
             self.check()
             self.show()
-            if self.count() >= next_end and self.clients.any_under_way():
+            if self.clients.any_under_way() and self.end_is_due():
                 self.end_server()
-                next_end = self.count() + self.random.expovariate(1 / self.options.faults_between_ends)
             time.sleep(0.05)
         self.proxies.weather("calm")
         self.page.stop()
@@ -196,6 +215,8 @@ class Faults:
 
     def end_server(self) -> None:
         """Killed, drained, or killed while it drains; and started again after a moment."""
+        if self.server.rank_pids() and self.random.random() < 0.8:
+            return self.kill_rank(self.random.choice(PHASES[:4]))
         drains = self.random.random() < 0.5
         patience = self.random.random() * 0.1 if drains and self.random.random() < 0.2 else None
         if drains and self.drain(patience):
@@ -207,6 +228,26 @@ class Faults:
             self.ends["kill"] += 1
         time.sleep(self.random.random() * 0.2)
         self.server.start()
+
+    def kill_rank(self, phase: str) -> None:
+        """One of the ranks, soon after a client has begun to wait for this."""
+        self.await_phase(phase)
+        self.server.forget_ports()
+        under_way = self.page.phases_under_way()
+        self.page.count_kill()
+        self.server.kill_rank(self.random.choice(self.server.rank_pids()))
+        self.page.count_kill()
+        self.ends["rank killed"] += 1
+        self.killed_while.update(under_way)
+        self.server.await_epoch()
+
+    def await_phase(self, phase: str) -> None:
+        """Until a moment after some client has begun to wait for this, or as long as none does."""
+        end = time.monotonic() + 60
+        while phase not in self.page.phases_under_way() and time.monotonic() < end:
+            self.check()
+            time.sleep(0.0005)
+        time.sleep(self.random.random() * 0.003)
 
     def drain(self, patience: float | None) -> bool:
         """Whether the server came to its end in that time."""
@@ -250,32 +291,42 @@ class Faults:
             clients.update({name: value for name, value in report.items() if isinstance(value, int)})
         return {"seed": self.options.seed, "faults": self.count(), "divergences": 0, "seconds": round(seconds, 1),
                 "faults_per_second": round(self.count() / seconds, 1), "kinds": {**self.proxies.seen, **self.ends},
-                "slowest_drain_seconds": round(self.slowest_drain, 2), "clients": self.options.clients,
+                "ranks_killed_while": dict(self.killed_while), "slowest_drain_seconds": round(self.slowest_drain, 2), "clients": self.options.clients,
                 "all_clients": dict(sorted(clients.items()))}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lossd", type=Path, nargs="?", default=ROOT / "build/bin/lossd", help="with lossd-fault-proxy beside it")
     parser.add_argument("--faults", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--clients", type=int, default=len(KINDS))
     parser.add_argument("--mean_bytes", type=int, default=40000, help="from one fault of a connection to the next")
-    parser.add_argument("--faults_between_ends", type=float, default=60, help="of connections, between two ends of the server")
     parser.add_argument("--json", type=Path, help="a file for the figures")
-    options = parser.parse_args()
+    return parser
+
+
+def run(faults_of: Callable[[argparse.Namespace, Path, contextlib.ExitStack], Faults], options: argparse.Namespace) -> None:
     print(f"seed {options.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as at_end:
-        faults = Faults(options, Path(folder), at_end)
+        faults = faults_of(options, Path(folder), at_end)
         try:
             report = faults.run()
         except AssertionError as error:
-            sys.exit(f"\nafter {faults.count()} faults of seed {options.seed}: {error}")
+            sys.exit(f"\nafter {faults.count()} faults of seed {options.seed}: {error}\nthe server's last words:\n"
+                     f"{faults.server.log()[-3000:]}")
     text = json.dumps(report, indent=1)
     print(f"\n{text}")
     if options.json:
         options.json.write_text(text + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--faults_between_ends", type=float, default=60, help="of connections, between two ends of the server")
+    parser.add_argument("--devices", default="cpu", help="of the server: with commas a group")
+    run(Faults, parser.parse_args())
 
 
 if __name__ == "__main__":

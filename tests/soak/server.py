@@ -6,19 +6,23 @@ import os
 import re
 import signal
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
 from certificates import Authority
-from lossd_server import await_ports, free_port
+from lossd_server import await_ports, free_port, free_ports
 
 
 class SoakServer:
     """Started, drained and started again; everything that clients know of it stays."""
 
-    def __init__(self, binary: str, folder: Path, *flags: str, tls: bool = True) -> None:
-        self.folder, self.port, self.metrics_port = folder, free_port(), free_port()
-        self.target, self.socket_target = f"127.0.0.1:{self.port}", f"unix:{folder}/lossd.sock"
+    def __init__(self, binary: str, folder: Path, *flags: str, tls: bool = True, devices: str = "cpu",
+                 address: str = "127.0.0.1") -> None:
+        self.folder, self.metrics_port, self.devices = folder, free_port(), devices
+        self.port = free_ports(devices.count(",") + 1)  # each rank takes one
+        self.target, self.socket_target = f"{address}:{self.port}", f"unix:{folder}/lossd.sock"
+        self.metrics_target = f"{address}:{self.metrics_port}"
         self.certificates = Authority(folder) if tls else None
         self.rotate_certificate()
         self._binary, self._flags = binary, list(flags)
@@ -26,12 +30,16 @@ class SoakServer:
         self.log_path = folder / "log"
 
     def flags(self) -> list[str]:
-        found = [f"--listen={self.target},{self.socket_target}", f"--metrics_listen=127.0.0.1:{self.metrics_port}",
-                 f"--checkpoint_dir={self.folder}/checkpoints", "--restore", "--device=cpu",
-                 f"--port_file={self.folder}/ports", "--log_format=json", *self._flags]
+        found = [f"--listen={self.target},{self.socket_target}", f"--metrics_listen={self.metrics_target}",
+                 f"--checkpoint_dir={self.folder}/checkpoints", "--restore", f"--devices={self.devices}",
+                 "--log_format=json", *self._flags]
         if self.certificates is not None:
             found += self.certificates.server_flags()
         return found
+
+    def lane_targets(self) -> list[str]:
+        """Where the ranks of a group take lanes, beside the leader."""
+        return [f"127.0.0.1:{self.port + rank}" for rank in range(1, self.devices.count(",") + 1)]
 
     def rotate_certificate(self) -> None:
         """A new key and a new certificate, if there is TLS."""
@@ -39,16 +47,45 @@ class SoakServer:
             self.certificates.issue("server")
 
     def start(self, *flags: str, **options: object) -> None:
-        ports = self.folder / "ports"
-        ports.unlink(missing_ok=True)
+        """Returns when it serves."""
+        self.forget_ports()
         with open(self.log_path, "ab") as log:
-            self._process = subprocess.Popen([self._binary, *self.flags(), *flags], stdout=log, stderr=log, **options)
-        await_ports(self._process, ports, self.log_path)
+            self._process = subprocess.Popen([*self.command(), *self.flags(), f"--port_file={self.folder}/ports", *flags],
+                                             stdout=log, stderr=log, **options)
+        self.await_epoch()
+
+    def command(self) -> list[str]:
+        return [self._binary]
+
+    def forget_ports(self) -> None:
+        """So that await_epoch() waits for the next group."""
+        (self.folder / "ports").unlink(missing_ok=True)
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def rank_pids(self) -> list[int]:
+        """The processes of a group, in no order; none of a server of one device."""
+        try:
+            return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        except FileNotFoundError:
+            return []
+
+    def kill_rank(self, pid: int) -> None:
+        """Returns when nothing of its epoch runs any more: nobody is told anything by it from then on."""
+        epoch = self.rank_pids()
+        os.kill(pid, signal.SIGKILL)
+        while set(self.rank_pids()) & set(epoch):
+            if not self.running():
+                raise AssertionError(f"the server ended when a rank was killed:\n{self.log()[-4000:]}")
+            time.sleep(0.002)
+
+    def await_epoch(self) -> None:
+        """Until the server, or the group that was started again, serves."""
+        assert self._process is not None
+        await_ports(self._process, self.folder / "ports", self.log_path)
 
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -81,7 +118,7 @@ class SoakServer:
         return [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
 
     def metrics(self) -> dict[str, float]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as response:
+        with urllib.request.urlopen(f"http://{self.metrics_target}/metrics", timeout=30) as response:
             text = response.read().decode()
         return {name: float(value) for name, value in re.findall(r"^([^#\s]\S*(?: \S+)*?) (\S+)$", text, re.MULTILINE)}
 

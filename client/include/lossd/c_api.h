@@ -40,7 +40,7 @@ extern "C" {
 
 /* Goes up when functions or fields are added. A program needs a library of at least the number that it was
  * compiled with. */
-#define LOSSD_C_API_VERSION 5
+#define LOSSD_C_API_VERSION 6
 
 LOSSD_API uint32_t lossd_api_version(void);
 LOSSD_API const char* lossd_version(void); /* "0.1.0" */
@@ -205,6 +205,8 @@ typedef struct lossd_head_config {
   int64_t reserved;                        /* 0; this was deferred_bytes, which is no longer supported */
   const lossd_optimizer_config* optimizer; /* NULL: none */
   const float* class_weights;              /* [vocab_size], or NULL */
+  /* From version 6 on. */
+  int32_t fixed_segments; /* results have the same bits on any number of devices (lossd::HeadConfig) */
 } lossd_head_config;
 
 LOSSD_API void lossd_optimizer_config_init(lossd_optimizer_config* config, size_t struct_size);
@@ -277,6 +279,7 @@ typedef struct lossd_session_options {
   int32_t lanes;       /* 0: chosen by size */
   int64_t chunk_bytes; /* 0: chosen by device */
   int32_t deterministic;
+  int32_t lanes_at_target; /* 0: at every rank that the server names (SessionOptions::spread_lanes) */
 } lossd_session_options;
 LOSSD_API void lossd_session_options_init(lossd_session_options* options, size_t struct_size);
 LOSSD_API lossd_status* lossd_head_open_session(const lossd_head* head, const lossd_session_options* options,
@@ -287,8 +290,11 @@ LOSSD_API lossd_status* lossd_session_close(lossd_session* session);
 LOSSD_API const char* lossd_session_client_key(const lossd_session* session);
 LOSSD_API int64_t lossd_session_reconnects(const lossd_session* session);
 /* What the server has accepted of the session, as JSON that flushes and steps, of other processes too, take:
- * {"session_id": "...", "lanes": [{"lane": 0, "accepted": 7, "applied": 7}]} */
+ * {"session_id": "...", "lanes": [{"lane": 0, "accepted": 7, "applied": 7}], "incarnation": "...",
+ * "restores": 0, "generation": 1} (SessionMarks). */
 LOSSD_API lossd_status* lossd_session_marks(const lossd_session* session, char** json);
+/* Where each lane is, as JSON: [{"target": "127.0.0.1:50052", "why_not_elsewhere": ""}] (LanePlace). */
+LOSSD_API lossd_status* lossd_session_lane_places(const lossd_session* session, char** json);
 LOSSD_API lossd_status* lossd_session_resume_at(lossd_session* session, const uint64_t* sequences,
                                                 size_t count);
 

@@ -100,6 +100,10 @@ struct HeadConfig {
   bool master_weights = false;
   // A second gradient at the server: while a flush holds the window, batches of the next one are taken.
   bool double_buffer = false;
+  // The server makes sums over the vocabulary (log-sum-exps of rows, dX) over eight fixed segments: results
+  // have the same bits on any number of devices, at about 1 % of the time on one. Deterministic sessions have
+  // it anyway.
+  bool fixed_segments = false;
   // [V], each finite and at least 0, not all 0; empty: none. For CreateHead: a server does not tell them,
   // only whether there are any.
   std::vector<float> class_weights = {};
@@ -111,9 +115,16 @@ struct LaneMarks {
   uint64_t accepted = 0;
   uint64_t applied = 0;
 };
+// `incarnation` and `restores`: of which server they are, and how often its head had been restored by then;
+// `generation`: which one that head was known to have come to. A call that names them is IsWindowLost if it
+// was restored again since, unless to a checkpoint of this generation that has all of them; where
+// `incarnation` is not known (empty), the numbers alone are compared.
 struct SessionMarks {
   std::string session_id;
   std::vector<LaneMarks> lanes;
+  std::string incarnation = {};
+  uint64_t restores = 0;
+  uint64_t generation = 0;
 };
 
 struct MemoryItem {
@@ -140,6 +151,24 @@ struct HeadInfo {
   double flush_seconds = 0;  // since it was begun
 };
 
+// One of the processes that compute a server's heads together, each with a device: a rank of the group.
+struct RankStatus {
+  int32_t rank = 0;  // 0: the leader, which alone talks to clients
+  std::string device;
+  std::string device_description;
+  std::string pci_bus_id;  // of a GPU, as the driver's tools name it
+  std::string host;        // by the name that it has for itself
+  int64_t memory_limit_bytes = 0;
+  int64_t memory_reserved_bytes = 0;
+  double uptime_seconds = 0;  // since it was ready
+  double waited_seconds = 0;  // of these, for the other ranks: who waits least is the one that they wait for
+  // The oldest command that it has to do, and for how long; empty: it has done all.
+  std::string command;
+  double command_seconds = 0;
+  std::string waits_at;  // at what exchange it waits for the others now; else empty
+  bool stuck = false;    // the command takes so long that the server says it is not ready
+};
+
 struct ServerStatus {
   std::string version;
   std::string incarnation;
@@ -154,6 +183,10 @@ struct ServerStatus {
   // What it can do, by the names in docs/compatibility.md; empty: it is from before servers said so. What a
   // call needs and the server lacks is not sent: UNIMPLEMENTED names it.
   std::vector<std::string> features = {};
+  // Where heads lie over several devices: the ranks, and how often they were started, this time included.
+  // Else none, and 0.
+  std::vector<RankStatus> ranks = {};
+  int64_t group_epoch = 0;
 };
 
 struct ServerMemory {
@@ -179,6 +212,19 @@ struct ServerMemory {
   int64_t staging_reserved_bytes = 0;
   int64_t row_streams = 0;
   int64_t row_stream_bytes = 0;
+  // Where heads lie over several devices: what each rank has, the leader's being that above; else none.
+  struct Rank {
+    int32_t rank = 0;
+    int64_t limit_bytes = 0;
+    int64_t reserved_bytes = 0;
+    int64_t process_resident_bytes = 0;
+    int64_t process_peak_bytes = 0;
+    std::vector<Head> heads;  // its part of each, without streams of rows
+    std::vector<MemoryItem> shared;
+    int64_t device_total_bytes = 0;
+    int64_t device_free_bytes = 0;
+  };
+  std::vector<Rank> ranks = {};
 };
 
 // Bytes of messages, repeated ones too, without what gRPC and the network add; not what lies in regions.
@@ -213,6 +259,17 @@ struct SessionOptions {
   // costs a product more. Tokens are numbered in the order of the batches, ignored ones too
   // (Batch::window_token says otherwise). hidden_states must not lie in a Region of device memory.
   Deterministic deterministic = Deterministic::kNo;
+  // Where heads lie over several devices, lanes are opened at each of the processes that have these, by what
+  // the server says: not all payload goes through one. One that cannot be reached there, and a session that
+  // is deterministic or has used a Region, has its lanes at the client's target, as all are with false.
+  bool spread_lanes = true;
+};
+
+// Where a lane of a session is.
+struct LanePlace {
+  std::string target;  // that of the client, or another one (SessionOptions::spread_lanes)
+  // Why it is at the client's although it should be at another. Tried again when the lane is attached anew.
+  absl::Status why_not_elsewhere = {};
 };
 
 enum class ComputeMode { kLossAndGradients, kLossOnly };
@@ -357,6 +414,8 @@ class Session {
   const std::string& id() const;          // valid until the next call of Compute
   const std::string& client_key() const;  // valid as long as the session
   int64_t reconnects() const;             // how often a stream was re-established
+  std::vector<LanePlace> lane_places()
+      const;  // by lane; of one that no batch has used yet, as if it were here
 
   // Ends the session at the server. What it added to the window stays there.
   absl::Status Close();

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lossd import _structs as s
+import lossd._structs as s
 
 ProgressCallback = Callable[[int, int], None]
 """Called with (done, total) bytes from the thread that made the call."""

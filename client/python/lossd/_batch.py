@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict, TypeVar
 
-from lossd import _structs as s
-from lossd import _tensors as t
+import lossd._structs as s
+import lossd._tensors as t
 from lossd._arguments import choice, integer, number, optional_number
 from lossd._library import encoded, library
 from lossd.results import BatchResult

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lossd import _tensors as t
+import lossd._tensors as t
 
 if TYPE_CHECKING:
     from lossd.regions import Region

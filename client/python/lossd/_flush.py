@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lossd import _structs as s
-from lossd import _tensors as t
+import lossd._structs as s
+import lossd._tensors as t
 from lossd._arguments import ProgressCallback, Raised, number
 from lossd._core import HeadCore
 from lossd._library import library, marks_array

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-from lossd import _structs as s
+import lossd._structs as s
 
 
 class Wait:

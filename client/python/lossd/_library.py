@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lossd import _interrupts
-from lossd import _structs as s
+import lossd._interrupts as _interrupts
+import lossd._structs as s
 from lossd.errors import LibraryError, LossdError, VersionMismatchError, error_of
 
 NAME = "liblossd_c.so"

@@ -7,8 +7,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from lossd import _structs as s
-from lossd import _tensors as t
+import lossd._structs as s
+import lossd._tensors as t
 from lossd._arguments import choice, integer, optional_number
 from lossd._batch import PARTS
 from lossd._core import HeadCore

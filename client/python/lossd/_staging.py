@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lossd import _device
-from lossd import _tensors as t
+import lossd._device as _device
+import lossd._tensors as t
 from lossd._batch import RETURNS, TOP, BatchOptions, prepare, result_of
 from lossd.errors import LossdError, ResourceExhaustedError
 from lossd.results import BatchResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 import math
 
-from lossd import _structs as s
+import lossd._structs as s
 from lossd._arguments import integer, optional_number, real
 from lossd._core import HeadCore
 from lossd._library import library, marks_array

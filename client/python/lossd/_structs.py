@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-LOSSD_C_API_VERSION = 5
+LOSSD_C_API_VERSION = 6
 LOSSD_MOST_LANES = 64
 
 # lossd_code
@@ -134,6 +134,7 @@ class HeadConfig(c.Structure):
         ("reserved", c.c_int64),
         ("optimizer", c.POINTER(OptimizerConfig)),
         ("class_weights", c.c_void_p),
+        ("fixed_segments", c.c_int32),
     ]
 
 
@@ -164,6 +165,7 @@ class SessionOptions(c.Structure):
         ("lanes", c.c_int32),
         ("chunk_bytes", c.c_int64),
         ("deterministic", c.c_int32),
+        ("lanes_at_target", c.c_int32),
     ]
 
 
@@ -410,6 +412,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "lossd_session_client_key": (c.c_char_p, [c.c_void_p]),
     "lossd_session_reconnects": (c.c_int64, [c.c_void_p]),
     "lossd_session_marks": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "lossd_session_lane_places": (c.c_void_p, [c.c_void_p, c.POINTER(c.c_void_p)]),
     "lossd_session_resume_at": (c.c_void_p, [c.c_void_p, c.c_void_p, c.c_size_t]),
     "lossd_distillation_init": (None, [c.POINTER(Distillation), c.c_size_t]),
     "lossd_batch_init": (None, [c.POINTER(Batch), c.c_size_t]),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lossd import _structs as s
+import lossd._structs as s
 
 DTYPES = {"float32": s.LOSSD_FLOAT32, "bfloat16": s.LOSSD_BFLOAT16, "float16": s.LOSSD_FLOAT16}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lossd import _structs as s
+import lossd._structs as s
 
 # A traceparent, with a tracestate if there is one; None or "": none.
 Trace = str | tuple[str, str] | None

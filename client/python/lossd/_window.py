@@ -18,6 +18,15 @@ def accepted_of(text: str) -> tuple[str, Accepted]:
     return str(data["session_id"]), {int(lane["lane"]): int(lane["accepted"]) for lane in data["lanes"]}
 
 
+Past = tuple[str, int]
+"""The incarnation of the server that marks are of, and how often its head had been restored by then."""
+
+
+def past_of(text: str) -> Past:
+    data = json.loads(text)
+    return str(data.get("incarnation", "")), int(data.get("restores", 0))
+
+
 class Contributor:
     """A session that may have added to a head's window: its marks as they are, or as they were when it ended, and
     where they stood when the window began."""
@@ -27,13 +36,25 @@ class Contributor:
         self._read: Callable[[], str] | None = read_marks
         self._final: str | None = None
         self._base: Accepted = {}
+        self._followed: tuple[Past, SessionMarks] | None = None
         self._lock = threading.RLock()  # a session that is collected in the middle comes here, too
 
     def marks(self) -> str:
         with self._lock:
-            return self._now()
+            text = self._own()
+            if self._followed is None or past_of(text) != self._followed[0]:
+                return text
+            told = self._followed[1]
+            past = {"incarnation": told.incarnation, "restores": told.restores, "generation": told.generation}
+            return json.dumps({**json.loads(text), **past})
 
-    def _now(self) -> str:
+    def follow(self, session: SessionMarks) -> None:
+        """The head went back to a checkpoint that has all of these marks, and the caller knows that it did: from now on
+        they are those of `session`, as the server tells it."""
+        with self._lock:
+            self._followed = past_of(self._own()), session
+
+    def _own(self) -> str:
         if self._final is not None or self._read is None:
             return self._final or ""
         return self._read()
@@ -60,7 +81,7 @@ class Contributor:
     def end(self) -> None:
         """Takes the marks for the last time, and lets the session go."""
         with self._lock:
-            self._final = self._now()
+            self._final = self._own()
             self._read = None
 
 
@@ -206,9 +227,9 @@ class Window:
         with self._lock:
             self._contributors = [one for one in self._contributors if not one.ended or one.contributed()]
 
-    def drop_lost(self, marks: dict[Contributor, str], info: HeadInfo) -> None:
+    def drop_lost(self, marks: dict[Contributor, str], info: HeadInfo, *, told: bool) -> None:
         """After a window was lost: forgets contributors of which the server lacks something. A flush must still name
-        the others."""
+        the others, which follow the head if the caller was `told` that it went back."""
         if info.window_state != "open":  # what is listed then is the frozen window's
             return
         known = {session.session_id: session for session in info.sessions}
@@ -218,3 +239,5 @@ class Window:
             accepted = {lane.lane: lane.accepted for lane in session.lanes} if session else {}
             if any(accepted.get(lane, 0) < count for lane, count in mine.items()):
                 self.drop(contributor)
+            elif told and session is not None:
+                contributor.follow(session)

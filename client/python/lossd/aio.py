@@ -24,8 +24,8 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from lossd import _device
-from lossd import client as _client
+import lossd._device as _device
+import lossd.client as _client
 from lossd._trace import TraceParent
 from lossd.client import Client, Tls
 from lossd.head import Head

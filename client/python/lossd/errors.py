@@ -17,7 +17,7 @@ other error comes from the server or the way to it, with its message, and leaves
 
 from __future__ import annotations
 
-from lossd import _structs as s
+import lossd._structs as s
 
 
 class LossdError(Exception):

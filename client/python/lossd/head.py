@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lossd import _flush, _logits, _step
-from lossd import _structs as s
+import lossd._flush as _flush
+import lossd._logits as _logits
+import lossd._step as _step
+import lossd._structs as s
 from lossd._arguments import ProgressCallback, Raised, integer, number
 from lossd._core import HeadCore
 from lossd._library import encoded, library, marks_array
@@ -47,11 +49,13 @@ class Head:
     then this process's own have to be among them.
     """
 
-    def __init__(self, client: Client, core: HeadCore, *, lr: float | None = None) -> None:
+    def __init__(self, client: Client, core: HeadCore, *, lr: float | None = None, restored: bool = False) -> None:
         self._client = client
         self._core = core
         self._lr = lr
-        self._forget_lost(core.window.marks())  # the head may be another server's, or another one of this name
+        # The head may be another server's, or another one of this name; or the caller had it restored just now, and so
+        # knows what its marks stand for.
+        self._forget_lost(core.window.marks(), told=restored)
 
     @property
     def client(self) -> Client:
@@ -187,16 +191,20 @@ class Head:
         lanes: int = 0,
         chunk_bytes: int = 0,
         deterministic: bool = False,
+        spread_lanes: bool = True,
     ) -> Session:
         """client_key: names this client, so that a restarted process resumes the session; "": random. lanes:
         connections that a large batch is spread over, 0: by size. chunk_bytes: 0: by device. deterministic: what it
-        adds to dW is bitwise independent of chunks, lanes and repeats; ranks of a head's sessions must differ then."""
+        adds to dW is bitwise independent of chunks, lanes and repeats; ranks of a head's sessions must differ then.
+        spread_lanes: where heads lie over several devices, lanes are opened at each of the processes that have these.
+        """
         options = library().make(s.SessionOptions)
         options.client_key = encoded(client_key, "client_key") or None
         options.rank = integer(rank, "rank", most=(1 << 31) - 1)
         options.lanes = integer(lanes, "lanes", most=s.LOSSD_MOST_LANES)
         options.chunk_bytes = integer(chunk_bytes, "chunk_bytes")
         options.deterministic = bool(deterministic)
+        options.lanes_at_target = not spread_lanes
         pointer = c.c_void_p()
         with self._core.handle as head:
             library().call("lossd_head_open_session", head, c.byref(options), c.byref(pointer))
@@ -349,7 +357,7 @@ class Head:
             elif error.flush_id:
                 window.left_open(mine, error.flush_id)
             elif isinstance(error, (WindowLostError, NotFoundError)):
-                self._forget_lost(mine)
+                self._forget_lost(mine, told=True)
             raise
         except BaseException as error:
             window.keep_interrupted(mine)
@@ -379,14 +387,14 @@ class Head:
         error.flush_id = flush_id
         raise error
 
-    def _forget_lost(self, marks: dict[Contributor, str]) -> None:
+    def _forget_lost(self, marks: dict[Contributor, str], *, told: bool) -> None:
         """Leaves out those of `marks` that the server, asked after they were taken, does not know of."""
         if not marks:
             return
         try:
-            self._core.window.drop_lost(marks, self.info())
+            self._core.window.drop_lost(marks, self.info(), told=told)
         except NotFoundError:
-            self._core.window.drop_lost(marks, HeadInfo())
+            self._core.window.drop_lost(marks, HeadInfo(), told=told)
         except LossdError:  # the caller gets the error that matters; the next call comes here again
             pass
 

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from lossd import _structs as s
+import lossd._structs as s
 from lossd._library import library
 
 

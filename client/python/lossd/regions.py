@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lossd import _tensors as t
+import lossd._tensors as t
 from lossd._arguments import integer
 from lossd._handles import Handle
 from lossd._library import library

@@ -28,6 +28,12 @@ class SessionMarks:
 
     session_id: str = ""
     lanes: tuple[LaneMarks, ...] = ()
+    incarnation: str = ""
+    """The server's. Marks of before its head went back to a checkpoint that has not all of them are a WindowLostError,
+    whatever the window has come to since."""
+    restores: int = 0
+    generation: int = 0
+    """That the head was known to have come to there."""
 
     def text(self) -> str:
         """As Session.marks gives it."""
@@ -58,6 +64,7 @@ class HeadConfig:
     optimizer: SGD | Adam | AdamW | None = None
     master_weights: bool = False
     double_buffer: bool = False
+    fixed_segments: bool = False
     has_class_weights: bool = False
 
 
@@ -84,6 +91,29 @@ class HeadInfo:
 
 
 @dataclass(frozen=True)
+class RankStatus:
+    """One of the processes that compute a server's heads together, each with a device; rank 0 leads them."""
+
+    rank: int = 0
+    device: str = ""
+    device_description: str = ""
+    pci_bus_id: str = ""
+    host: str = ""
+    memory_limit_bytes: int = 0
+    memory_reserved_bytes: int = 0
+    uptime_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    """For the other ranks, since it was ready: who waits least is the one that they wait for."""
+    command: str = ""
+    """The oldest that it has to do, for command_seconds now; empty: it has done all."""
+    command_seconds: float = 0.0
+    waits_at: str = ""
+    """At what exchange it waits for the others now; else empty."""
+    stuck: bool = False
+    """The command takes so long that the server says it is not ready."""
+
+
+@dataclass(frozen=True)
 class ServerStatus:
     """A server at one moment. Counters are since it started."""
 
@@ -99,6 +129,10 @@ class ServerStatus:
     heads: tuple[HeadInfo, ...] = ()
     features: tuple[str, ...] = ()
     """What the server can do, by the names in docs/compatibility.md; empty: it is from before servers said so."""
+    ranks: tuple[RankStatus, ...] = ()
+    """Where heads lie over several devices; else none."""
+    group_epoch: int = 0
+    """How often these were started, this time included."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +144,21 @@ class HeadMemory:
     items: tuple[MemoryItem, ...] = ()
     row_streams: int = 0
     row_stream_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """What one rank has, where heads lie over several devices: its part of each head."""
+
+    rank: int = 0
+    limit_bytes: int = 0
+    reserved_bytes: int = 0
+    process_resident_bytes: int = 0
+    process_peak_bytes: int = 0
+    heads: tuple[HeadMemory, ...] = ()
+    shared: tuple[MemoryItem, ...] = ()
+    device_total_bytes: int = 0
+    device_free_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +179,8 @@ class ServerMemory:
     staging_reserved_bytes: int = 0
     row_streams: int = 0
     row_stream_bytes: int = 0
+    ranks: tuple[RankMemory, ...] = ()
+    """Where heads lie over several devices, each rank's; all else is the leader's."""
 
 
 @dataclass(frozen=True)

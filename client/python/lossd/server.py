@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
 import os
 import shutil
@@ -17,13 +18,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from lossd import _gone
+import lossd._gone as _gone
 from lossd._handles import refuse_if_forked
 from lossd.client import Client, connect
 from lossd.errors import LaunchError
 
 PROGRAM = "lossd"
 TAIL_BYTES = 6000  # of the log, in errors
+
+# What launchers of several processes say to each of them. It is meant for this process, which a server of its own is no
+# part of.
+LAUNCHER_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+)
+LAUNCHER_PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "LWS_")
 
 # Runs in a process of its own, which then becomes the server: it dies with the thread that started it. (A
 # preexec_fn would run Python between fork and exec of a process with many threads.)
@@ -62,6 +71,29 @@ def find_program(program: str | os.PathLike[str] | None = None) -> Path:
     )
 
 
+def _environment(*, in_group: bool) -> dict[str, str]:
+    """This process's, in which the server also finds what it opens of NVIDIA's among the wheels of this Python (those
+    that PyTorch brings). What a launcher has said to this process is left out, unless the server shall have it, too."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if in_group or (name not in LAUNCHER_VARIABLES and not name.startswith(LAUNCHER_PREFIXES))
+    }
+    try:
+        spec = importlib.util.find_spec("nvidia")
+    except (ImportError, ValueError):  # something else of this name
+        spec = None
+    places = [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
+    opened = ("libnccl.so.2", "libcublasLt.so.13")
+    folders = [
+        str(lib) for place in places for lib in place.glob("*/lib") if any((lib / name).exists() for name in opened)
+    ]
+    given = environment.get("LD_LIBRARY_PATH")
+    if folders:
+        environment["LD_LIBRARY_PATH"] = ":".join([*([given] if given else []), *sorted(folders)])
+    return environment
+
+
 def _end_of(status: int) -> str:
     if status >= 0:
         return f"has ended with status {status}"
@@ -74,8 +106,11 @@ def _end_of(status: int) -> str:
 class Server:
     """Made by launch(). Ends with this process, whatever way that goes, or with stop(). A context manager."""
 
-    def __init__(self, command: list[str], folder: Path, start_timeout: float, die_with: int) -> None:
+    def __init__(
+        self, command: list[str], folder: Path, start_timeout: float, die_with: int, *, in_group: bool
+    ) -> None:
         self._folder = folder
+        self._environment = _environment(in_group=in_group)
         self._log_path = folder / "lossd.log"
         self._port_file = folder / "ports.json"
         self._gone = _gone.watched(self.target)
@@ -106,7 +141,12 @@ class Server:
             log: IO[bytes]
             with open(self._log_path, "wb") as log:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env=self._environment,
                 )
         except BaseException as error:  # noqa: BLE001, the starter raises it
             self._error = error
@@ -129,11 +169,15 @@ class Server:
             raise
 
     def _serves(self) -> bool:
-        try:
-            json.loads(self._port_file.read_text())
-        except (OSError, ValueError):
-            return False
-        return True
+        # That of node 3 of a group is ports.json.3, so that one command line does for all nodes.
+        paths = [path for path in self._folder.glob("ports.json.*") if path.suffix[1:].isdigit()]
+        for path in (self._port_file, *paths):
+            try:
+                json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue
+            return True
+        return False
 
     def _fail(self, message: str) -> None:
         raise LaunchError(f"{message}. {self._end_of_log()}")
@@ -211,15 +255,21 @@ def launch(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     weights_dir: str | os.PathLike[str] | None = None,
     restore: bool = True,
+    group: str | None = None,
     start_timeout: float = 60.0,
 ) -> Server:
     """Starts a server for this process alone, on a Unix socket, and waits until it serves.
 
-    device: "auto" (a GPU if there is one), "cpu", "cuda:0", ... program: the server's, as find_program finds it.
+    device: "auto" (a GPU if there is one), "cpu", "cuda:0", ...; several with commas, "cpu,cpu", hold every head
+    between them. program: the server's, as find_program finds it.
     args: further flags, as `lossd --help` lists them. regions: share memory with it instead of sending. checkpoint_dir:
     where checkpoints are, and what the server saves to when it is stopped. restore: go on from what is there; False
     refuses to start where an earlier server has left its state.
     weights_dir: of safetensors files for Head.load_weights.
+    group: as --group, "torchrun" for instance, with what else it needs in args: the server is one node of a group over
+    several hosts, and clients connect to that of node 0 alone. "auto" is then "all": every GPU that it sees, shared out
+    where several processes of a launcher are on one host. Without it the server is one by itself, whatever has
+    launched this process: it does not see the variables of torchrun, srun and mpirun.
 
     LaunchError, with the end of the server's log, if it does not start. The server dies with this process, by
     PR_SET_PDEATHSIG (killed, or with a checkpoint_dir asked to end) and by atexit. RuntimeError in a process that was
@@ -227,9 +277,11 @@ def launch(
     """
     refuse_if_forked()
     path = find_program(program)
+    if group is not None and device == "auto":
+        device = "all"
     folder = Path(tempfile.mkdtemp(prefix="lossd-"))  # mode 0700: the socket is for this user
     flags = [
-        f"--device={device}",
+        f"--devices={device}" if "," in device or group is not None else f"--device={device}",
         f"--listen=unix:{folder / 'socket'}",
         "--metrics_listen=",
         f"--port_file={folder / 'ports.json'}",
@@ -244,5 +296,7 @@ def launch(
         flags.append(f"--restore={str(restore).lower()}")
     if weights_dir is not None:
         flags.append(f"--weights_dir={os.fspath(weights_dir)}")
+    if group is not None:
+        flags.append(f"--group={group}")
     die_with = signal.SIGKILL if checkpoint_dir is None else signal.SIGTERM
-    return Server([str(path), *flags, *args], folder, start_timeout, int(die_with))
+    return Server([str(path), *flags, *args], folder, start_timeout, int(die_with), in_group=group is not None)

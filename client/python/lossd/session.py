@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from lossd import _device
-from lossd import _structs as s
-from lossd import _tensors as t
+import lossd._device as _device
+import lossd._structs as s
+import lossd._tensors as t
 from lossd._arguments import integer
 from lossd._batch import (
     BatchOptions,
@@ -111,6 +111,13 @@ class Session:
         """How often a stream was re-established."""
         with self._handle as session, self._turn:
             return int(library().function("lossd_session_reconnects")(session))
+
+    def lane_places(self) -> list[dict[str, str]]:
+        """Where each lane is: its "target", and in "why_not_elsewhere" why it is not where the server has named a
+        place for it; "" if it is."""
+        with self._handle as session, self._turn:
+            places: list[dict[str, str]] = json.loads(library().text("lossd_session_lane_places", session))
+            return places
 
     @takes_loss_numbers
     def compute(

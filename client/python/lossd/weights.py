@@ -6,7 +6,7 @@ import ctypes as c
 import uuid
 from typing import Any
 
-from lossd import _tensors as t
+import lossd._tensors as t
 from lossd._arguments import ProgressCallback, Raised, integer
 from lossd._core import HeadCore
 from lossd._handles import Handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -11,6 +12,11 @@ import numpy as np
 import pytest
 
 import lossd
+
+# The process that hands out tests reads the warnings of each worker in a thread of its own. Two threads that begin to
+# import modules of one package at the same time may both get them in pieces, so it is there before.
+if importlib.util.find_spec("torch") is not None:
+    importlib.import_module("lossd.torch")
 
 _numbers = itertools.count()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lossd
@@ -43,6 +45,31 @@ def test_launch_and_stop() -> None:
     assert server.stop() == 0 and server.stop() == 0
     assert not alive(server.process.pid) and not folder.exists()
     assert "serving" in server.log()  # what it wrote is still there to be looked at
+
+
+def test_several_devices_hold_a_head_between_them() -> None:
+    rng = np.random.default_rng(1)
+    weights = rng.standard_normal((101, 16), np.float32)
+    hidden, labels = rng.standard_normal((7, 16), np.float32), rng.integers(0, 101, 7)
+    results = []
+    for device in ("cpu", "cpu,cpu,cpu"):
+        with lossd.launch(device) as server, server.client() as client:
+            head = client.create_head("lm_head", 101, 16, "float32", fixed_segments=True)
+            head.write_weights(weights)
+            with head.open_session() as session:
+                result = session.compute(hidden, labels)
+            gradient = np.empty_like(weights)
+            head.flush(gradient)
+            results.append((np.asarray(result.losses), np.asarray(result.dx), gradient))
+            status, memory = client.status(), client.memory()
+            assert ("3 ranks" in status.device_description) == ("," in device)
+            ranks = [0, 1, 2] if "," in device else []
+            assert [rank.rank for rank in status.ranks] == [rank.rank for rank in memory.ranks] == ranks
+            assert all(rank.waited_seconds > 0 and rank.uptime_seconds > 0 for rank in status.ranks[:1])
+            assert all(rank.reserved_bytes == memory.reserved_bytes for rank in memory.ranks[:1])
+        assert not alive(server.process.pid)
+    for one, many in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, many)
 
 
 def test_without_regions() -> None:
@@ -99,12 +126,102 @@ def test_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert server_module.find_program() == wheel
 
 
+ALONE_IN_TORCHRUN = """
+    import os, pathlib, lossd
+    assert os.environ["WORLD_SIZE"] == "2" and "MASTER_ADDR" in os.environ
+    os.environ["SLURM_PROCID"] = os.environ["OMPI_COMM_WORLD_RANK"] = os.environ["LWS_WORKER_INDEX"] = "1"
+    os.environ["KEPT"] = "1"
+    with lossd.launch("cpu") as server, server.client() as client:
+        environment = pathlib.Path(f"/proc/{server.process.pid}/environ").read_text()
+        seen = {each.split("=")[0] for each in environment.split("\\0")}
+        assert "KEPT" in seen and not seen & {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+        assert not [name for name in seen if name.startswith(("SLURM_", "OMPI_", "LWS_", "TORCHELASTIC_"))]
+        assert not client.status().ranks
+"""
+GROUP_IN_TORCHRUN = """
+    import os, pathlib, time, lossd
+    other_serves = pathlib.Path(os.environ["TOKEN"] + ".other")
+    network = ["--collective_network=trusted", "--collective_interface=lo"]
+    args = [*network, "--group_token_file=" + os.environ["TOKEN"], "--group_leader=" + os.environ["LEADER"]]
+    with lossd.launch("cpu", group="torchrun", args=args) as server:
+        if os.environ["RANK"] == "0":
+            with server.client() as client:
+                assert [rank.rank for rank in client.status().ranks] == [0, 1]
+            while not other_serves.exists():
+                time.sleep(0.02)
+        else:
+            other_serves.touch()
+            assert server.process.wait() == 0  # the first one drains all
+"""
+
+
+def torchrun(script: str, folder: Path, **variables: str) -> None:
+    """Two processes of this script, each of which has to come to its end."""
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script) + '\nprint("process", os.environ["RANK"], "is done", flush=True)\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "process 0 is done" in done.stdout and "process 1 is done" in done.stdout
+
+
+def test_inside_torchrun_a_server_is_one_by_itself(tmp_path: Path) -> None:
+    torchrun(ALONE_IN_TORCHRUN, tmp_path)
+
+
+def test_servers_inside_torchrun_are_a_group_if_that_is_asked_for(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("0123456789abcdef")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        leader = f"127.0.0.1:{free.getsockname()[1]}"
+    torchrun(GROUP_IN_TORCHRUN, tmp_path, TOKEN=str(token), LEADER=leader)
+
+
+def test_a_node_of_a_group_takes_all_gpus_unless_told_which(tmp_path: Path) -> None:
+    program = tmp_path / "lossd"
+    program.write_text('#!/bin/sh\necho "given: $*"\nexit 1\n')
+    program.chmod(0o755)
+    for device, flag in (("auto", "--devices=all"), ("cuda:1", "--devices=cuda:1")):
+        with pytest.raises(lossd.LaunchError, match=f"given: {flag} "):
+            lossd.launch(device, program=program, group="torchrun")
+
+
 CHILD = """
     import os, sys, lossd
     server = lossd.launch("cpu")
     print(server.process.pid, flush=True)
     {end}
 """
+
+
+def test_the_server_finds_what_it_opens_of_nvidia_in_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheels = tmp_path / "nvidia"
+    for name, library in (("nccl", "libnccl.so.2"), ("cu13", "libcublasLt.so.13"), ("other", "libother.so")):
+        (wheels / name / "lib").mkdir(parents=True)
+        (wheels / name / "lib" / library).touch()
+    monkeypatch.setitem(sys.modules, "nvidia", None)
+    del sys.modules["nvidia"]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program = tmp_path / "lossd"
+    program.write_text('#!/bin/sh\necho "searched: $LD_LIBRARY_PATH"\nexit 1\n')
+    program.chmod(0o755)
+    for given, before in ((None, ""), ("/mine", "/mine:")):
+        if given is None:
+            monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+        else:
+            monkeypatch.setenv("LD_LIBRARY_PATH", given)
+        with pytest.raises(lossd.LaunchError) as failed:
+            lossd.launch("cpu", program=program)
+        searched = str(failed.value).split("searched: ")[1].splitlines()[0].split(":")
+        assert str(wheels / "nccl" / "lib") in searched and str(wheels / "cu13" / "lib") in searched
+        assert str(wheels / "other" / "lib") not in searched
+        assert ":".join(searched).startswith(before)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,6 @@ def test_an_interrupted_flush_that_ended_the_window_is_told_of(
     with pytest.raises(lossd.AlreadyExistsError) as caught:
         again(stalled.head)
     assert caught.value.flush_id and caught.value.flush_id in str(caught.value)
-    assert stalled.head.info().window_tokens == 4  # what came since is still there
     assert stalled.head.flush().window_tokens == 4
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,6 +196,19 @@ def test_a_flush_in_two_parts(make_head: MakeHead) -> None:
     assert len(head.marks()) == 1
     assert head.flush().window_tokens == 4
     assert head.marks() == []
+
+
+def test_fixed_segments(client: lossd.Client, make_head: MakeHead) -> None:
+    assert not make_head().config.fixed_segments
+    if client.status().device != "cpu":
+        with pytest.raises(lossd.InvalidArgumentError, match="create the head without"):
+            make_head(fixed_segments=True)
+        return
+    head, (hidden, labels) = make_head(fixed_segments=True), batch()
+    assert head.config.fixed_segments
+    with head.open_session() as session:
+        session.compute(hidden, labels)
+    assert head.flush().window_tokens == 4
 
 
 OPTIMIZERS = [
@@ -401,3 +417,92 @@ def test_a_factor_that_is_not_finite_is_a_gradient_that_is_not(make_head: MakeHe
         assert np.array_equal(head.read_weights(), before) and head.info().window_tokens == 0
         session.compute(*batch())
         assert head.step(0.1).window_tokens == 4
+
+
+@pytest.fixture
+def saved_with_a_closed_session(tmp_path: Path) -> Iterator[lossd.Client]:
+    """A head "h" whose window holds what a session of this client added that is over, and a checkpoint of it."""
+    with lossd.launch("cpu", checkpoint_dir=tmp_path / "saved") as server, server.client() as client:
+        head = client.create_head("h", V, H, "float32", optimizer=lossd.SGD())
+        head.write_weights(np.ones((V, H), np.float32))
+        with head.open_session() as session:
+            session.compute(*batch())
+        head.save_checkpoint("a")
+        yield client
+
+
+def test_who_restores_a_head_still_names_what_the_checkpoint_has(saved_with_a_closed_session: lossd.Client) -> None:
+    client = saved_with_a_closed_session
+    client.restore_checkpoint("h", "a")
+    head = client.head("h")
+    with head.open_session() as session:
+        session.compute(*batch())
+        assert head.flush().window_tokens == 8
+        assert head.flush().window_tokens == 0
+
+
+def test_who_has_not_heard_of_a_restore_names_what_the_checkpoint_has(
+    saved_with_a_closed_session: lossd.Client,
+) -> None:
+    client = saved_with_a_closed_session
+    head = client.head("h")
+    with lossd.connect(client.target) as other:
+        other.restore_checkpoint("h", "a")
+    assert head.gradient_stats().window_tokens == 4
+    assert head.flush().window_tokens == 4
+
+
+def test_who_has_not_heard_of_a_restore_ends_no_window_of_the_same_numbers(
+    saved_with_a_closed_session: lossd.Client,
+) -> None:
+    """The session had come to them with other chunks, which the checkpoint "b" is not of."""
+    client = saved_with_a_closed_session
+    head = client.head("h")
+    with lossd.connect(client.target) as other:
+        given_up = other.head("h").open_session(client_key="k")
+        other.head("h").save_checkpoint("a")
+        given_up.compute(*batch())
+        other.head("h").save_checkpoint("b")
+        other.restore_checkpoint("h", "a")
+        session = head.open_session(client_key="k")
+        session.compute(*batch(seed=1))
+        marks = head.marks()
+        other.restore_checkpoint("h", "b")
+    for call in (head.gradient_stats, head.discard, head.flush, functools.partial(head.step, 0.1)):
+        with pytest.raises(lossd.WindowLostError, match="restored from a checkpoint"):
+            call(marks=marks)
+    assert head.info().generation == 1
+    assert head.flush().window_tokens == 8  # it has heard by now
+
+
+def test_who_restored_a_head_has_not_heard_of_the_next_restore(saved_with_a_closed_session: lossd.Client) -> None:
+    """Nor does looking at the head tell it."""
+    client = saved_with_a_closed_session
+    head = client.head("h")
+    with lossd.connect(client.target) as other:
+        given_up = other.head("h").open_session(client_key="k")
+        other.head("h").save_checkpoint("c")
+        given_up.compute(*batch())
+        other.head("h").save_checkpoint("b")
+        client.restore_checkpoint("h", "c")
+        session = head.open_session(client_key="k")
+        session.compute(*batch(seed=1))
+        other.restore_checkpoint("h", "b")
+    client.head("h")
+    with pytest.raises(lossd.WindowLostError, match="restored from a checkpoint"):
+        head.flush()
+
+
+def test_marks_of_an_earlier_release_are_compared_by_their_numbers(make_head: MakeHead) -> None:
+    head = make_head()
+    with head.open_session() as session:
+        session.compute(*batch())
+        marks = json.loads(session.marks())
+        assert marks.pop("incarnation") == head.client.status().incarnation
+        assert marks.pop("restores") == 0 and marks.pop("generation") == 1
+        assert head.flush(marks=[json.dumps(marks)]).window_tokens == 4
+        for wrong in ({"incarnation": 1}, {"incarnation": "a"}, {"incarnation": "a", "restores": -1}):
+            with pytest.raises(lossd.InvalidArgumentError, match=r"marks\[0\] is not what"):
+                head.flush(marks=[json.dumps({**marks, **wrong})])
+        with pytest.raises(lossd.WindowLostError):
+            head.flush(marks=[json.dumps({**marks, "incarnation": "another", "restores": 0, "generation": 1})])

@@ -39,6 +39,7 @@ Json ToJson(const HeadConfig& config) {
           {"optimizer", ToJson(config.optimizer)},
           {"master_weights", config.master_weights},
           {"double_buffer", config.double_buffer},
+          {"fixed_segments", config.fixed_segments},
           {"has_class_weights", config.has_class_weights}};
 }
 
@@ -54,6 +55,16 @@ absl::StatusOr<Number> CountOf(const Json& json, const char* field) {
 
 absl::StatusOr<SessionMarks> MarksOf(const Json& json) {
   SessionMarks marks{.session_id = json.at("session_id").get<std::string>(), .lanes = {}};
+  // Texts of an earlier release have none of these.
+  if (const auto incarnation = json.find("incarnation"); incarnation != json.end()) {
+    marks.incarnation = incarnation->get<std::string>();
+    const auto restores = CountOf<uint64_t>(json, "restores");
+    if (!restores.ok()) return restores.status();
+    marks.restores = *restores;
+    const auto generation = CountOf<uint64_t>(json, "generation");
+    if (!generation.ok()) return generation.status();
+    marks.generation = *generation;
+  }
   const Json& lanes = json.at("lanes");
   if (!lanes.is_array()) return absl::InvalidArgumentError("lanes is no array");
   for (const Json& lane : lanes) {
@@ -83,7 +94,15 @@ Json ToJson(const SessionMarks& marks) {
   for (const LaneMarks& lane : marks.lanes) {
     lanes.push_back({{"lane", lane.lane}, {"accepted", lane.accepted}, {"applied", lane.applied}});
   }
-  return {{"session_id", marks.session_id}, {"lanes", lanes}};
+  return {{"session_id", marks.session_id},
+          {"lanes", lanes},
+          {"incarnation", marks.incarnation},
+          {"restores", marks.restores},
+          {"generation", marks.generation}};
+}
+
+Json ToJson(const LanePlace& place) {
+  return {{"target", place.target}, {"why_not_elsewhere", std::string(place.why_not_elsewhere.message())}};
 }
 
 Json ToJson(const HeadInfo& info) {
@@ -101,7 +120,25 @@ Json ToJson(const HeadInfo& info) {
           {"flush_seconds", info.flush_seconds}};
 }
 
+Json ToJson(const RankStatus& rank) {
+  return {{"rank", rank.rank},
+          {"device", rank.device},
+          {"device_description", rank.device_description},
+          {"pci_bus_id", rank.pci_bus_id},
+          {"host", rank.host},
+          {"memory_limit_bytes", rank.memory_limit_bytes},
+          {"memory_reserved_bytes", rank.memory_reserved_bytes},
+          {"uptime_seconds", rank.uptime_seconds},
+          {"waited_seconds", rank.waited_seconds},
+          {"command", rank.command},
+          {"command_seconds", rank.command_seconds},
+          {"waits_at", rank.waits_at},
+          {"stuck", rank.stuck}};
+}
+
 Json ToJson(const ServerStatus& status) {
+  Json ranks = Json::array();
+  for (const RankStatus& rank : status.ranks) ranks.push_back(ToJson(rank));
   return {{"version", status.version},
           {"incarnation", status.incarnation},
           {"draining", status.draining},
@@ -112,22 +149,42 @@ Json ToJson(const ServerStatus& status) {
           {"tokens_applied", status.tokens_applied},
           {"queued_chunks", status.queued_chunks},
           {"heads", ToJson(status.heads)},
-          {"features", status.features}};
+          {"features", status.features},
+          {"ranks", ranks},
+          {"group_epoch", status.group_epoch}};
+}
+
+Json ToJson(const std::vector<ServerMemory::Head>& heads) {
+  Json json = Json::array();
+  for (const ServerMemory::Head& head : heads) {
+    json.push_back({{"name", head.name},
+                    {"items", ToJson(head.items)},
+                    {"row_streams", head.row_streams},
+                    {"row_stream_bytes", head.row_stream_bytes}});
+  }
+  return json;
+}
+
+Json ToJson(const ServerMemory::Rank& rank) {
+  return {{"rank", rank.rank},
+          {"limit_bytes", rank.limit_bytes},
+          {"reserved_bytes", rank.reserved_bytes},
+          {"process_resident_bytes", rank.process_resident_bytes},
+          {"process_peak_bytes", rank.process_peak_bytes},
+          {"heads", ToJson(rank.heads)},
+          {"shared", ToJson(rank.shared)},
+          {"device_total_bytes", rank.device_total_bytes},
+          {"device_free_bytes", rank.device_free_bytes}};
 }
 
 Json ToJson(const ServerMemory& memory) {
-  Json heads = Json::array();
-  for (const ServerMemory::Head& head : memory.heads) {
-    heads.push_back({{"name", head.name},
-                     {"items", ToJson(head.items)},
-                     {"row_streams", head.row_streams},
-                     {"row_stream_bytes", head.row_stream_bytes}});
-  }
+  Json ranks = Json::array();
+  for (const ServerMemory::Rank& rank : memory.ranks) ranks.push_back(ToJson(rank));
   return {{"limit_bytes", memory.limit_bytes},
           {"reserved_bytes", memory.reserved_bytes},
           {"process_resident_bytes", memory.process_resident_bytes},
           {"process_peak_bytes", memory.process_peak_bytes},
-          {"heads", heads},
+          {"heads", ToJson(memory.heads)},
           {"shared", ToJson(memory.shared)},
           {"device_total_bytes", memory.device_total_bytes},
           {"device_free_bytes", memory.device_free_bytes},
@@ -135,7 +192,8 @@ Json ToJson(const ServerMemory& memory) {
           {"staging_limit_bytes", memory.staging_limit_bytes},
           {"staging_reserved_bytes", memory.staging_reserved_bytes},
           {"row_streams", memory.row_streams},
-          {"row_stream_bytes", memory.row_stream_bytes}};
+          {"row_stream_bytes", memory.row_stream_bytes},
+          {"ranks", ranks}};
 }
 
 Json ToJson(const Traffic& traffic) {

@@ -15,6 +15,7 @@ namespace lossd::c_api {
 using Json = nlohmann::ordered_json;
 
 Json ToJson(const SessionMarks& marks);
+Json ToJson(const LanePlace& place);
 Json ToJson(const HeadInfo& info);
 Json ToJson(const ServerStatus& status);
 Json ToJson(const ServerMemory& memory);

@@ -26,6 +26,7 @@ absl::StatusOr<SessionOptions> OptionsOf(const lossd_session_options* given) {
   options.chunk_bytes = read->chunk_bytes;
   options.lanes = read->lanes;
   options.deterministic = read->deterministic != 0 ? Deterministic::kYes : Deterministic::kNo;
+  options.spread_lanes = read->lanes_at_target == 0;
   return options;
 }
 
@@ -67,6 +68,14 @@ lossd_status* lossd_session_marks(const lossd_session* session, char** json) {
     if (absl::Status status = NotNull(session, "session"); !status.ok()) return status;
     if (absl::Status status = NotNull(json, "json"); !status.ok()) return status;
     return PutJson(absl::StatusOr<lossd::SessionMarks>(session->session.marks()), json);
+  });
+}
+
+lossd_status* lossd_session_lane_places(const lossd_session* session, char** json) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = NotNull(session, "session"); !status.ok()) return status;
+    if (absl::Status status = NotNull(json, "json"); !status.ok()) return status;
+    return PutJson(absl::StatusOr<std::vector<lossd::LanePlace>>(session->session.lane_places()), json);
   });
 }
 

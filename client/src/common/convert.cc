@@ -14,6 +14,13 @@ std::vector<MemoryItem> FromProto(const google::protobuf::RepeatedPtrField<v1::M
   return result;
 }
 
+ServerMemory::Head FromProto(const v1::HeadMemory& head) {
+  return {.name = head.head(),
+          .items = FromProto(head.items()),
+          .row_streams = head.row_streams(),
+          .row_stream_bytes = head.row_stream_bytes()};
+}
+
 WindowState FromProto(v1::WindowState state) {
   switch (state) {
     case v1::WINDOW_STATE_FREEZING:
@@ -123,6 +130,7 @@ v1::HeadConfig ToProto(const HeadConfig& config) {
   if (config.optimizer.kind != OptimizerKind::kNone) ToProto(config.optimizer, result.mutable_optimizer());
   result.set_master_weights(config.master_weights);
   result.set_double_buffer(config.double_buffer);
+  result.set_fixed_segments(config.fixed_segments);
   return result;
 }
 
@@ -147,7 +155,8 @@ absl::StatusOr<HeadConfig> FromProto(const v1::HeadConfig& config) {
                     .bias = config.bias(),
                     .optimizer = FromProto(config.optimizer()),
                     .master_weights = config.master_weights(),
-                    .double_buffer = config.double_buffer()};
+                    .double_buffer = config.double_buffer(),
+                    .fixed_segments = config.fixed_segments()};
 }
 
 CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {
@@ -193,7 +202,24 @@ absl::StatusOr<ServerStatus> FromProto(const v1::GetStatusResponse& response) {
                       .tokens_applied = response.tokens_applied(),
                       .queued_chunks = response.queued_chunks(),
                       .heads = {},
-                      .features = {response.features().begin(), response.features().end()}};
+                      .features = {response.features().begin(), response.features().end()},
+                      .ranks = {},
+                      .group_epoch = response.group_epoch()};
+  for (const auto& rank : response.ranks()) {
+    status.ranks.push_back({.rank = rank.rank(),
+                            .device = rank.device(),
+                            .device_description = rank.device_description(),
+                            .pci_bus_id = rank.pci_bus_id(),
+                            .host = rank.host(),
+                            .memory_limit_bytes = rank.memory_limit_bytes(),
+                            .memory_reserved_bytes = rank.memory_reserved_bytes(),
+                            .uptime_seconds = rank.uptime_seconds(),
+                            .waited_seconds = rank.waited_seconds(),
+                            .command = rank.command(),
+                            .command_seconds = rank.command_seconds(),
+                            .waits_at = rank.waits_at(),
+                            .stuck = rank.stuck()});
+  }
   for (const auto& head : response.heads()) {
     auto info = FromProto(head);
     if (!info.ok()) return info.status();
@@ -215,12 +241,21 @@ ServerMemory FromProto(const v1::GetMemoryResponse& response) {
                       .staging_limit_bytes = response.staging_limit_bytes(),
                       .staging_reserved_bytes = response.staging_reserved_bytes(),
                       .row_streams = response.row_streams(),
-                      .row_stream_bytes = response.row_stream_bytes()};
-  for (const auto& head : response.heads()) {
-    memory.heads.push_back({.name = head.head(),
-                            .items = FromProto(head.items()),
-                            .row_streams = head.row_streams(),
-                            .row_stream_bytes = head.row_stream_bytes()});
+                      .row_stream_bytes = response.row_stream_bytes(),
+                      .ranks = {}};
+  for (const auto& head : response.heads()) memory.heads.push_back(FromProto(head));
+  for (const auto& rank : response.ranks()) {
+    ServerMemory::Rank& added = memory.ranks.emplace_back();
+    added = {.rank = rank.rank(),
+             .limit_bytes = rank.limit_bytes(),
+             .reserved_bytes = rank.reserved_bytes(),
+             .process_resident_bytes = rank.process_resident_bytes(),
+             .process_peak_bytes = rank.process_peak_bytes(),
+             .heads = {},
+             .shared = FromProto(rank.shared()),
+             .device_total_bytes = rank.device_total_bytes(),
+             .device_free_bytes = rank.device_free_bytes()};
+    for (const auto& head : rank.heads()) added.heads.push_back(FromProto(head));
   }
   return memory;
 }
@@ -259,6 +294,9 @@ GradientStats FromProto(const v1::GradientStatsResponse& response) {
 v1::SessionMarks ToProto(const SessionMarks& marks) {
   v1::SessionMarks result;
   result.set_session_id(marks.session_id);
+  result.set_incarnation(marks.incarnation);
+  result.set_restores(marks.restores);
+  result.set_generation(marks.generation);
   for (const LaneMarks& lane : marks.lanes) {
     auto* added = result.add_lanes();
     added->set_lane(lane.lane);
@@ -269,7 +307,11 @@ v1::SessionMarks ToProto(const SessionMarks& marks) {
 }
 
 SessionMarks FromProto(const v1::SessionMarks& marks) {
-  SessionMarks result{.session_id = marks.session_id(), .lanes = {}};
+  SessionMarks result{.session_id = marks.session_id(),
+                      .lanes = {},
+                      .incarnation = marks.incarnation(),
+                      .restores = marks.restores(),
+                      .generation = marks.generation()};
   for (const auto& lane : marks.lanes()) {
     result.lanes.push_back({.lane = lane.lane(), .accepted = lane.accepted(), .applied = lane.applied()});
   }

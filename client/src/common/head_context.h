@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -76,6 +77,14 @@ class HeadContext {
     next_generation_ = 0;
   }
 
+  // The generation that this process knows a head of that past to have come to; 0: none.
+  uint64_t GenerationIn(const std::string& incarnation, uint64_t restores) const {
+    std::lock_guard lock(mutex_);
+    if (incarnation == incarnation_ && restores == restores_) return generation_;
+    const auto earlier = earlier_.find({incarnation, restores});
+    return earlier == earlier_.end() ? 0 : earlier->second;
+  }
+
   uint64_t restores() const {
     std::lock_guard lock(mutex_);
     return restores_;
@@ -90,6 +99,8 @@ class HeadContext {
   void NoteIncarnation(const std::string& incarnation, uint64_t restores) {
     std::lock_guard lock(mutex_);
     if (incarnation_ != incarnation || restores_ != restores) {
+      uint64_t& earlier = earlier_[{incarnation_, restores_}];
+      earlier = std::max(earlier, generation_);
       generation_ = next_generation_ = 0;
       // Another handle may have come to this server before, and have left something open there.
       if (incarnation_ == incarnation) {
@@ -113,6 +124,7 @@ class HeadContext {
   uint64_t restores_ = 0;
   uint64_t generation_ = 0;
   uint64_t next_generation_ = 0;
+  std::map<std::pair<std::string, uint64_t>, uint64_t> earlier_;  // generations, by incarnation and restores
 };
 
 }  // namespace lossd::internal

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -76,11 +77,32 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
       " visible characters; a line of lossd's own --tokens file has it as its second word"));
 }
 
+constexpr absl::string_view kSocketFile = "unix:";
+
+// Who made the socket file of this target; none if it is no such target, or there is no file.
+std::optional<uid_t> OwnerOf(absl::string_view target) {
+  if (!absl::ConsumePrefix(&target, kSocketFile)) return std::nullopt;
+  absl::ConsumePrefix(&target, "//");
+  struct stat status {};
+  if (lstat(std::string(target).c_str(), &status) != 0 || !S_ISSOCK(status.st_mode)) return std::nullopt;
+  return status.st_uid;
+}
+
 }  // namespace
+
+absl::Status CheckTokenMayGo(const std::string& place, const std::string& target,
+                             const ClientOptions& options) {
+  if (options.token_file.empty() || options.tls.has_value()) return absl::OkStatus();
+  const std::optional<uid_t> owner = OwnerOf(target);
+  if (owner.has_value() && OwnerOf(place) == owner) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("without TLS the token goes to ", target, " alone, and not to ", place,
+                   ", since nothing would tell who listens there; connect over TLS, or to a socket file"));
+}
 
 bool IsLoopback(const std::string& target) {
   absl::string_view address = target;
-  if (absl::StartsWith(address, "unix:")) return true;
+  if (absl::StartsWith(address, kSocketFile)) return true;
   for (const char* scheme : {"dns:///", "dns:", "ipv4:", "ipv6:"}) {
     if (absl::ConsumePrefix(&address, scheme)) break;
   }

@@ -44,6 +44,13 @@ class CallMetadata {
   uint64_t generation_ = 0;    // of the token
 };
 
+// Whether the token may be shown at `place`, where the server at `target` says that lanes may be opened: over
+// TLS, whose certificates tell who is there, or to a socket file of the same owner. In plain text nothing
+// else tells the server's own process from who listens at that port of a tunnel's near end.
+// FAILED_PRECONDITION if not.
+absl::Status CheckTokenMayGo(const std::string& place, const std::string& target,
+                             const ClientOptions& options);
+
 // Whether what is sent there stays on this machine.
 bool IsLoopback(const std::string& target);
 

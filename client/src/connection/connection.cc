@@ -13,6 +13,7 @@
 #include "client/src/connection/grpc_compute_stream.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/connection/message_stream.h"
+#include "client/src/connection/waiting.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/support/channel_arguments.h"
 #include "proto/wire/row_wire.h"
@@ -285,16 +286,45 @@ absl::StatusOr<int64_t> Connection::WriteWeights(const WeightSource& source) {
   return response.rows_received();
 }
 
-std::unique_ptr<ComputeStream> Connection::Compute(const v1::SessionLimits& limits) {
-  auto breaker = std::make_unique<Breaker>();
+std::shared_ptr<grpc::Channel> Connection::StreamChannel(const std::string& target,
+                                                         const v1::SessionLimits& limits,
+                                                         const Breaker& breaker) const {
   // dX may be twice as wide as the hidden states were.
   grpc::ChannelArguments arguments = Arguments(
-      options_, kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16), breaker.get());
+      options_, kReceiveBytes + 2 * std::min(limits.max_chunk_bytes(), kReceiveBytes * 16), &breaker);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
                    1);                           // otherwise all streams share one TCP connection
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the session resends, with its eyes open
-  return std::make_unique<GrpcComputeStream>(grpc::CreateCustomChannel(target_, credentials_, arguments),
-                                             metadata_, traffic_, &watched_, std::move(breaker));
+  return grpc::CreateCustomChannel(target, credentials_, arguments);
+}
+
+std::unique_ptr<ComputeStream> Connection::Compute(const v1::SessionLimits& limits) {
+  auto breaker = std::make_unique<Breaker>();
+  auto channel = StreamChannel(target_, limits, *breaker);
+  return std::make_unique<GrpcComputeStream>(std::move(channel), metadata_, traffic_, &watched_,
+                                             std::move(breaker));
+}
+
+absl::StatusOr<std::unique_ptr<ComputeStream>> Connection::ComputeAt(const std::string& target,
+                                                                     const v1::SessionLimits& limits) {
+  if (absl::Status may = CheckTokenMayGo(target, target_, options_); !may.ok()) return may;
+  auto metadata = CallMetadata::Create(target, options_);
+  if (!metadata.ok()) return metadata.status();
+  auto breaker = std::make_unique<Breaker>();
+  auto channel = StreamChannel(target, limits, *breaker);
+  const auto end = std::chrono::system_clock::now() + kConnectPatience;
+  while (!channel->WaitForConnected(std::min(end, std::chrono::system_clock::now() + kWaitSlice))) {
+    if (absl::Status asked = Asked(options_); !asked.ok()) return asked;
+    if (channel->GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+      return absl::UnavailableError(absl::StrCat("no connection to ", target, " can be made"));
+    }
+    if (std::chrono::system_clock::now() >= end) {
+      return absl::UnavailableError(
+          absl::StrCat("no connection to ", target, " within ", kConnectPatience.count(), " ms"));
+    }
+  }
+  return std::make_unique<GrpcComputeStream>(std::move(channel), *std::move(metadata), traffic_, &watched_,
+                                             std::move(breaker));
 }
 
 bool IsTransient(const absl::Status& status) {

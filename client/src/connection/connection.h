@@ -102,6 +102,7 @@ class Connection {
   static absl::StatusOr<std::unique_ptr<Connection>> Create(const std::string& target,
                                                             const ClientOptions& options);
 
+  const std::string& target() const { return target_; }
   const ClientOptions& options() const { return options_; }
   Traffic traffic() const { return traffic_->Total(); }
 
@@ -144,6 +145,12 @@ class Connection {
 
   // A Compute call on a network connection of its own, whose answers are as large as `limits` let them be.
   std::unique_ptr<ComputeStream> Compute(const v1::SessionLimits& limits);
+  // The same at another target, which belongs to the same server: once a connection to it is there, for which
+  // it has kConnectPatience. UNAVAILABLE if that does not do, INVALID_ARGUMENT if the token must not be sent
+  // there, or what the caller says who is asked meanwhile (ClientOptions::interrupted).
+  static constexpr std::chrono::milliseconds kConnectPatience{2000};
+  absl::StatusOr<std::unique_ptr<ComputeStream>> ComputeAt(const std::string& target,
+                                                           const v1::SessionLimits& limits);
 
  private:
   Connection(std::string target, ClientOptions options, std::shared_ptr<grpc::ChannelCredentials> credentials,
@@ -166,6 +173,8 @@ class Connection {
   // next call, whose first attempts may be five seconds apart.
   absl::Status Pause(std::chrono::milliseconds delay);
   bool GivesUp(HandshakeFailure failure, std::chrono::steady_clock::duration tried) const;
+  std::shared_ptr<grpc::Channel> StreamChannel(const std::string& target, const v1::SessionLimits& limits,
+                                               const Breaker& breaker) const;
   // `complete` moves into the piece what only its kind of message has.
   template <class Response, class Request, class Complete>
   absl::Status ReadRows(const char* method, const Request& request, const RowSink& sink, Complete complete);

@@ -1,6 +1,5 @@
 #include "client/src/gradient/open_freeze.h"
 
-#include "client/src/common/convert.h"
 #include "client/src/connection/grpc_status.h"
 #include "client/src/gradient/window_call.h"
 
@@ -11,7 +10,7 @@ v1::BeginFlushRequest RequestOf(const HeadContext& head, const OpenFreeze& freez
   request.set_head(head.config().name);
   request.set_generation(freeze.generation);
   if (freeze.gradient_scale != 1) request.set_gradient_scale(freeze.gradient_scale);
-  for (const SessionMarks& session : freeze.marks) *request.add_marks() = ToProto(session);
+  AddMarks(head, freeze.marks, &request);
   return request;
 }
 

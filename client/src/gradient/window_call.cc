@@ -40,10 +40,19 @@ absl::Status WindowCall::Explain(const absl::Status& status) const {
   if (!absl::IsNotFound(status) && !absl::IsAborted(status) && !absl::IsFailedPrecondition(status)) {
     return status;
   }
+  const auto position = PositionOf(status);
+  // What a checkpoint has is not to be replayed, and what came after it is.
+  const bool restored = position.has_value() && position->has_restores();
+  const uint64_t generation = restored ? position->generation() : generation_;
   const auto server = head_.connection().Call(&v1::StatusService::Stub::AsyncGetStatus, {});
-  if (!server.ok() || server->incarnation() == incarnation_) return status;
-  return WindowLostError(head_.config().name, generation_,
-                         "the server was restarted before the window ended");
+  if (server.ok() && server->incarnation() != incarnation_) {
+    return WindowLostError(head_.config().name, generation,
+                           "the server was restarted before the window ended");
+  }
+  if (restored) {
+    return WindowLostError(head_.config().name, generation, "the head was restored from a checkpoint");
+  }
+  return status;
 }
 
 }  // namespace lossd::internal

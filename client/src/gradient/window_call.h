@@ -5,15 +5,31 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
+#include "client/src/common/convert.h"
 #include "client/src/common/head_context.h"
 
 namespace lossd::internal {
 
 // Whether the server may have done what it was asked for although there is no answer.
 bool MayBeDone(const absl::Status& status);
+
+// With what they are of, if the server knows to look at that.
+template <class Request>
+void AddMarks(const HeadContext& head, std::span<const SessionMarks> marks, Request* request) {
+  const bool with_past = head.connection().Has("past_of_marks");
+  for (const SessionMarks& session : marks) {
+    v1::SessionMarks* added = request->add_marks();
+    *added = ToProto(session);
+    if (with_past) continue;
+    added->clear_incarnation();
+    added->clear_restores();
+    added->clear_generation();
+  }
+}
 
 // Used by one thread. The head must outlive it.
 class WindowCall {

@@ -30,22 +30,53 @@ void Lane::Adopt(const v1::OpenSessionResponse& response) {
 
 void Lane::Begin() {
   begun_ = true;
-  sent_ = accepted_;
+  sent_ = answered_ = accepted_;
   next_sequence_ = accepted_ + 1;
 }
 
 absl::Status Lane::Attach() {
+  const std::string place = link_->places().Of(number_);
+  if (place.empty()) return AttachAt(place);
+  absl::Status there = AttachAt(place);
+  if (there.ok()) {
+    displaced_ = absl::OkStatus();
+    link_->places().Reached(place);
+  }
+  // A lane that somebody else has taken is not taken back.
+  if (there.ok() || absl::IsAborted(there) || WasInterrupted(there) || interruption_->raised()) return there;
+  // What is wrong with the session, the server itself says again.
+  absl::Status here = AttachAt("");
+  if (here.ok()) {
+    link_->places().Avoid(place);
+    displaced_ = std::move(there);
+  }
+  return here;
+}
+
+absl::Status Lane::AttachAt(const std::string& place) {
   DropStream();  // the server must see the old stream end before a new one begins
   const TraceScope scope(&link_->trace());
-  std::unique_ptr<ComputeStream> stream = link_->head().connection().Compute(link_->limits());
+  absl::StatusOr<std::unique_ptr<ComputeStream>> stream = NewStream(place);
+  if (!stream.ok()) return stream.status();
   {
     const std::lock_guard lock(stream_mutex_);
-    stream_ = std::move(stream);
+    stream_ = *std::move(stream);
     if (interruption_->raised()) stream_->Cancel();
   }
+  place_ = place;
   absl::Status status = AwaitReady();
   if (!status.ok()) DropStream();
   return status;
+}
+
+absl::StatusOr<std::unique_ptr<ComputeStream>> Lane::NewStream(const std::string& place) {
+  Connection& connection = link_->head().connection();
+  if (place.empty()) return connection.Compute(link_->limits());
+  return connection.ComputeAt(place, link_->limits());
+}
+
+void Lane::LeaveOtherPlace() {
+  if (!place_.empty()) DropStream();
 }
 
 absl::Status Lane::AwaitReady() {
@@ -93,6 +124,7 @@ absl::Status Lane::TakeReady(const v1::ComputeReady& ready) {
   }
   accepted_ = accepted;
   applied_ = std::max(applied_, ready.marks().applied());
+  link_->NoteStands();
   link_->NoteGeneration(ready.generation());
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -31,8 +32,11 @@ class Lane {
   void Begin();
 
   // A new stream up to its `ready`; the marks are true afterwards, because the server has ended every older
-  // stream of the lane. On an error, why the call ended, there is no stream.
+  // stream of the lane. Where it should be elsewhere than at the server's own target (LanePlaces) and cannot,
+  // it is there after all. On an error, why the call ended, there is no stream.
   absl::Status Attach();
+  // If its stream is elsewhere, it goes.
+  void LeaveOtherPlace();
 
   enum class Recovery {
     kResumed,    // the same session, what was accepted stays accepted
@@ -58,6 +62,10 @@ class Lane {
 
   // Null before Attach.
   ComputeStream* stream() { return stream_.get(); }
+  // Where the stream is, or was; empty: at the server's own target.
+  const std::string& place() const { return place_; }
+  // Why it was not where it should have been, last.
+  const absl::Status& displaced() const { return displaced_; }
   SessionLink& link() { return *link_; }
   int32_t number() const { return number_; }
   uint64_t accepted() const { return accepted_; }
@@ -69,6 +77,8 @@ class Lane {
   void set_next_sequence(uint64_t sequence) { next_sequence_ = sequence; }
 
  private:
+  absl::Status AttachAt(const std::string& place);
+  absl::StatusOr<std::unique_ptr<ComputeStream>> NewStream(const std::string& place);
   absl::Status AwaitReady();
   absl::Status TakeReady(const v1::ComputeReady& ready);
 
@@ -79,6 +89,8 @@ class Lane {
   // Guards the pointer against CancelStream; its own thread reads it without.
   std::mutex stream_mutex_;
   std::unique_ptr<ComputeStream> stream_;
+  std::string place_;
+  absl::Status displaced_;
 
   uint64_t accepted_ = 0;
   uint64_t answered_ = 0;  // highest sequence with a result: the server has started it and will finish

@@ -54,6 +54,11 @@ absl::Status LaneSet::EnsureReady() {
   return Reattach(std::move(cause), 1, &backoff).status();
 }
 
+void LaneSet::KeepAtTarget() {
+  link_.places().KeepAtTarget();
+  for (const auto& lane : lanes_) lane->LeaveOtherPlace();
+}
+
 absl::StatusOr<LaneSet::Recovery> LaneSet::Reattach(absl::Status cause, size_t used, Backoff* backoff) {
   Recovery recovery = Recovery::kResumed;
   for (;;) {

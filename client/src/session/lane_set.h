@@ -40,6 +40,9 @@ class LaneSet {
   // `backoff` says. Errors are final, those of Lane::Recover.
   absl::StatusOr<Recovery> Reattach(absl::Status cause, size_t used, Backoff* backoff);
 
+  // From now on all lanes are at the server's own target: between two batches.
+  void KeepAtTarget();
+
   // Brings whoever waits on one of the first `used` lanes to an end, until Resume. From any thread.
   void Interrupt(size_t used);
   void Resume() { interruption_.Clear(); }

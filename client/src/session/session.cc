@@ -78,6 +78,8 @@ absl::StatusOr<BatchResult> Session::Impl::Compute(const Batch& batch, const Bat
   // Otherwise the chunks would wait until somebody ended that flush.
   if (absl::Status status = internal::SettleFreeze(*head_); !status.ok()) return status;
   const internal::SessionLink& link = lanes_.link();
+  // Regions are of the process that answers at the target.
+  if (places->hidden_states || places->teacher_hidden || places->dx) lanes_.KeepAtTarget();
   if (absl::Status status = lanes_.EnsureReady(); !status.ok()) return status;
   places->dx_left_out = outputs.dx == nullptr && internal::LeavesDxOut(head_->connection());
 
@@ -121,7 +123,12 @@ absl::Status Session::Impl::ResumeAt(const std::vector<uint64_t>& sequences) {
 
 SessionMarks Session::Impl::marks() const {
   std::lock_guard lock(mutex_);
-  SessionMarks marks{.session_id = lanes_.link().session_id(), .lanes = {}};
+  const internal::SessionLink& link = lanes_.link();
+  SessionMarks marks{.session_id = link.session_id(),
+                     .lanes = {},
+                     .incarnation = link.incarnation(),
+                     .restores = link.restores_of_marks(),
+                     .generation = link.generation_of_marks()};
   for (size_t i = 0; i < lanes_.size(); ++i) {
     marks.lanes.push_back(
         {.lane = lanes_[i].number(), .accepted = lanes_[i].accepted(), .applied = lanes_[i].applied()});
@@ -132,6 +139,17 @@ SessionMarks Session::Impl::marks() const {
 int64_t Session::Impl::reconnects() const {
   std::lock_guard lock(mutex_);
   return lanes_.reconnects();
+}
+
+std::vector<LanePlace> Session::Impl::lane_places() const {
+  std::lock_guard lock(mutex_);
+  std::vector<LanePlace> places;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const std::string& place = lanes_[i].place();
+    places.push_back({.target = place.empty() ? head_->connection().target() : place,
+                      .why_not_elsewhere = place.empty() ? lanes_[i].displaced() : absl::OkStatus()});
+  }
+  return places;
 }
 
 absl::Status Session::Impl::Close() {
@@ -158,6 +176,7 @@ SessionMarks Session::marks() const { return impl_->marks(); }
 const std::string& Session::id() const { return impl_->id(); }
 const std::string& Session::client_key() const { return impl_->client_key(); }
 int64_t Session::reconnects() const { return impl_->reconnects(); }
+std::vector<LanePlace> Session::lane_places() const { return impl_->lane_places(); }
 absl::Status Session::Close() { return impl_->Close(); }
 
 }  // namespace lossd

@@ -31,6 +31,7 @@ class Session::Impl {
   const std::string& id() const { return lanes_.link().session_id(); }
   const std::string& client_key() const { return lanes_.link().options().client_key; }
   int64_t reconnects() const;
+  std::vector<LanePlace> lane_places() const;
   absl::Status Close();
 
  private:

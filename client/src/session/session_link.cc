@@ -44,7 +44,10 @@ absl::Status CheckKind(const HeadConfig& made, const v1::OpenSessionResponse& no
 }  // namespace
 
 SessionLink::SessionLink(std::shared_ptr<HeadContext> head, SessionOptions options)
-    : head_(std::move(head)), options_(std::move(options)) {}
+    : head_(std::move(head)), options_(std::move(options)), places_(head_->connection().target()) {
+  // A tile of a deterministic session wants the rows of several chunks in one place.
+  if (!options_.spread_lanes || options_.deterministic == Deterministic::kYes) places_.KeepAtTarget();
+}
 
 absl::StatusOr<v1::OpenSessionResponse> SessionLink::Open() {
   trace_ = TraceNow(head_->options().trace);
@@ -76,18 +79,39 @@ absl::Status SessionLink::CheckRestored(const v1::OpenSessionResponse& response)
   const std::lock_guard lock(mutex_);
   const bool same_server = response.incarnation() == incarnation_;
   if (session_id_.empty() || response.restores() == (same_server ? restores_ : 0)) return absl::OkStatus();
-  if (!same_server || response.session_id() != session_id_ || response.generation() != GenerationLocked()) {
+  // Servers before that feature do not tell what the checkpoint is of.
+  const bool of_this_past = response.has_restored_from() ? response.restored_from() == restores_
+                                                         : !head_->connection().Has("past_of_marks");
+  const uint64_t known = std::max(GenerationLocked(), set_back_from_);
+  if (!same_server || !of_this_past || response.session_id() != session_id_ ||
+      response.generation() != known) {
     return LostByRestore(response.generation());
   }
   // All the same if it was restored to where the session stands: its lanes find out.
   restores_ = response.restores();
   restored_ = true;
+  head_->NoteIncarnation(incarnation_, restores_);
   return absl::OkStatus();
 }
 
 bool SessionLink::restored() const {
   const std::lock_guard lock(mutex_);
   return restored_;
+}
+
+void SessionLink::NoteStands() {
+  const std::lock_guard lock(mutex_);
+  restores_of_marks_ = restores_;
+}
+
+uint64_t SessionLink::restores_of_marks() const {
+  const std::lock_guard lock(mutex_);
+  return restores_of_marks_;
+}
+
+uint64_t SessionLink::generation_of_marks() const {
+  const std::lock_guard lock(mutex_);
+  return std::max(generation_, head_->GenerationIn(incarnation_, restores_of_marks_));
 }
 
 absl::Status SessionLink::LostByRestore(uint64_t generation) const {
@@ -112,6 +136,7 @@ absl::StatusOr<v1::OpenSessionResponse> SessionLink::Ask(int32_t lanes, WhenFull
                      "; this handle was made when it was ", config.vocab_size, "x", config.hidden_size));
   }
   if (absl::Status same = CheckKind(config, *response); !same.ok()) return same;
+  places_.Take({response->lane_addresses().begin(), response->lane_addresses().end()});
   const std::lock_guard lock(mutex_);
   limits_ = response->limits();
   return response;
@@ -143,8 +168,9 @@ void SessionLink::Adopt(const v1::OpenSessionResponse& response) {
   contributions_ = 0;
   next_places_.clear();
   clock_offset_ = ClockOffset();  // it may be another server
-  restores_ = response.restores();
+  restores_ = restores_of_marks_ = response.restores();
   restored_ = false;
+  set_back_from_ = 0;
   head_->NoteIncarnation(incarnation_, restores_);
 }
 
@@ -184,7 +210,10 @@ void SessionLink::FollowPosition(const v1::PositionInfo& position) {
   if (position.incarnation() != incarnation_) return;  // Reopen finds out what that means
   const std::lock_guard lock(mutex_);
   // What was known here is over: somebody aborted a flush, or the head is as it was before.
-  if (position.generation() < named_generation_) head_->NoteSetBack(position.generation());
+  if (position.generation() < named_generation_) {
+    set_back_from_ = std::max(set_back_from_, GenerationLocked());
+    head_->NoteSetBack(position.generation());
+  }
   // Refused although the generation is the server's own: the window is frozen, and the next one waits for its
   // commit, or is taken. Should the flush be aborted instead, the server refuses that one and names the
   // present one again.
@@ -197,6 +226,7 @@ void SessionLink::NoteGeneration(uint64_t generation) {
   // Never back: while a window is frozen, `ready` may still name it although a chunk was told to go to the
   // next one.
   generation_ = std::max(generation_, generation);
+  set_back_from_ = 0;
 }
 
 uint64_t SessionLink::generation() {

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "client/src/common/head_context.h"
 #include "client/src/session/clock_offset.h"
+#include "client/src/session/lane_places.h"
 #include "lossd/client.h"
 #include "lossd/v1/loss.pb.h"
 
@@ -70,6 +71,12 @@ class SessionLink {
   // The head was restored to a moment before what this session knows to be done.
   bool restored() const;  // while the session was open, and its marks decide
   absl::Status LostByRestore(uint64_t generation) const;
+  // A lane stands where the server says that it does.
+  void NoteStands();
+  // How often the head had been restored where the marks of lanes are true, and which generation it had come
+  // to as far as is known here.
+  uint64_t restores_of_marks() const;
+  uint64_t generation_of_marks() const;
   absl::Status GaveUp(const absl::Status& cause) const;
   // A sequence of this session was taken that this process never sent.
   absl::Status TakenByAnother(int32_t lane, uint64_t sequence) const;
@@ -82,6 +89,7 @@ class SessionLink {
   // In which the session was opened.
   const TraceContext& trace() const { return trace_; }
   v1::SessionLimits limits() const;
+  LanePlaces& places() { return places_; }
 
  private:
   absl::StatusOr<v1::OpenSessionResponse> Ask(int32_t lanes, WhenFull when_full);
@@ -94,6 +102,7 @@ class SessionLink {
   const std::shared_ptr<HeadContext> head_;
   const SessionOptions options_;
   TraceContext trace_;  // Set by Open only.
+  LanePlaces places_;
   // Set by Open and Adopt only.
   int32_t lanes_ = 1;
   std::string session_id_;  // empty: never opened
@@ -101,10 +110,14 @@ class SessionLink {
 
   mutable std::mutex mutex_;
   uint64_t restores_ = 0;  // of the head, as far as is known here
+  uint64_t restores_of_marks_ = 0;
   bool restored_ = false;
   v1::SessionLimits limits_;
   uint64_t generation_ = 0;
   uint64_t named_generation_ = 0;
+  // What was known before the server named an earlier one, until a stream is ready again: only a flush that
+  // was aborted, and no restore, lets the session go on.
+  uint64_t set_back_from_ = 0;
   uint64_t contributed_generation_ = 0;
   int64_t contributions_ = 0;                // chunks that are or may be in the window of that generation
   std::map<uint64_t, int64_t> next_places_;  // by generation: of the last window and the one before

@@ -95,7 +95,7 @@ void AddCreateCommand(CLI::App& head, Context& context) {
       [&context, options] { context.run = [&context, options] { return Create(context, *options); }; });
 }
 
-void AddListCommand(CLI::App& head, Context& context) {
+void AddListHeadsCommand(CLI::App& head, Context& context) {
   CLI::App* command = head.add_subcommand("list", "List the heads");
   AddCommonOptions(*command, context);
   command->footer(
@@ -105,7 +105,7 @@ void AddListCommand(CLI::App& head, Context& context) {
   command->callback([&context] { context.run = [&context] { return List(context); }; });
 }
 
-void AddDeleteCommand(CLI::App& head, Context& context) {
+void AddDeleteHeadCommand(CLI::App& head, Context& context) {
   struct Options {
     std::string name;
     bool discard_gradient = false;
@@ -132,8 +132,8 @@ void AddHeadCommand(CLI::App& app, Context& context) {
   head->require_subcommand(1);
   AddCommonOptions(*head, context);
   AddCreateCommand(*head, context);
-  AddListCommand(*head, context);
-  AddDeleteCommand(*head, context);
+  AddListHeadsCommand(*head, context);
+  AddDeleteHeadCommand(*head, context);
   AddHeadLoadCommand(*head, context);
   AddHeadSaveCommand(*head, context);
   head->footer("'lossctl head COMMAND --help' shows what a command takes, with examples.\n");

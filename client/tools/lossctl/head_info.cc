@@ -32,6 +32,7 @@ std::vector<std::string> LossParts(const HeadConfig& config) {
   if (config.softcap != 0) parts.push_back(absl::StrCat("softcap ", config.softcap));
   if (config.bias) parts.emplace_back("bias");
   if (config.has_class_weights) parts.emplace_back("class weights");
+  if (config.fixed_segments) parts.emplace_back("fixed segments");
   return parts;
 }
 
@@ -125,6 +126,7 @@ nlohmann::ordered_json HeadToJson(const HeadInfo& head) {
           {"optimizer_steps", head.optimizer_steps},
           {"master_weights", head.config.master_weights},
           {"double_buffer", head.config.double_buffer},
+          {"fixed_segments", head.config.fixed_segments},
           {"weight_version", head.weight_version},
           {"staged_rows", head.staged_rows},
           {"generation", head.generation},

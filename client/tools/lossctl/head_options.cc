@@ -52,7 +52,9 @@ std::vector<CLI::Option*> AddHeadOptions(CLI::App& command, HeadOptions& options
       command.add_flag("--bias", options.bias,
                        "Beside the weight there is a bias, loaded and flushed with it"),
       command.add_flag("--double-buffer", options.double_buffer,
-                       "Take the next window's batches into a second gradient while a flush reads this one")};
+                       "Take the next window's batches into a second gradient while a flush reads this one"),
+      command.add_flag("--fixed-segments", options.fixed_segments,
+                       "Results have the same bits on any number of devices; about 1 % slower on one")};
   const std::vector<CLI::Option*> optimizer = AddOptimizerOptions(command, options);
   all.insert(all.end(), optimizer.begin(), optimizer.end());
   return all;
@@ -65,6 +67,7 @@ HeadConfig WithOptions(HeadConfig config, const HeadOptions& options) {
   config.bias = options.bias;
   config.master_weights = options.master_weights;
   config.double_buffer = options.double_buffer;
+  config.fixed_segments = options.fixed_segments;
   for (const OptimizerKind kind : kOptimizerKinds) {
     if (options.optimizer == Name(kind)) config.optimizer.kind = kind;
   }

@@ -28,6 +28,7 @@ struct HeadOptions {
   bool maximize = false;
   bool master_weights = false;
   bool double_buffer = false;
+  bool fixed_segments = false;
 };
 
 // All of them, in the order of --help; `options` outlives the command.

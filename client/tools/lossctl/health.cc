@@ -22,7 +22,7 @@ namespace lossd::tools {
 namespace {
 
 // A health check is asked again soon by whoever asked.
-constexpr double kAnswerSeconds = 5;
+constexpr double kHealthSeconds = 5;
 constexpr char kMethod[] = "/grpc.health.v1.Health/Check";
 constexpr int kServing = 1;
 
@@ -42,7 +42,7 @@ absl::StatusOr<int> Check(const Context& context, const std::string& service) {
   grpc::ClientContext call;
   call.set_deadline(std::chrono::system_clock::now() +
                     std::chrono::duration_cast<std::chrono::system_clock::duration>(
-                        std::chrono::duration<double>(context.timeout_seconds.value_or(kAnswerSeconds))));
+                        std::chrono::duration<double>(context.timeout_seconds.value_or(kHealthSeconds))));
   Request request;
   request.set_value(service);
   Answer answer;
@@ -70,8 +70,10 @@ absl::Status RunHealth(const Context& context, const std::string& service) {
                                                     "', and is that an address with health?"));
   }
   if (*health != kServing) {
-    return WithAdvice(absl::UnavailableError(absl::StrCat("lossd at '", context.server, "' is not serving")),
-                      "it loads weights, or drains: 'lossctl status' and its log say which");
+    return WithAdvice(
+        absl::UnavailableError(absl::StrCat("lossd at '", context.server, "' is not serving")),
+        "it loads weights, drains, or waits for a rank that is stuck: 'lossctl status' and its log "
+        "say which");
   }
   context.Print({{"server", context.server}, {"service", service}, {"status", "SERVING"}}, "serving\n");
   return absl::OkStatus();

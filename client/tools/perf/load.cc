@@ -133,6 +133,7 @@ class LoadClient {
   void End() {
     if (!session_) return;
     result_.reconnects += session_->reconnects();
+    for (const LanePlace& place : session_->lane_places()) ++result_.lanes_at[place.target];
     (void)session_->Close();
   }
 
@@ -176,6 +177,7 @@ LoadResult Gather(const Shared& shared, const std::vector<std::unique_ptr<LoadCl
     all.wrong_results += one.wrong_results;
     all.reconnects += one.reconnects;
     all.lanes = std::max(all.lanes, one.lanes);
+    for (const auto& [target, lanes] : one.lanes_at) all.lanes_at[target] += lanes;
     all.latencies.insert(all.latencies.end(), one.latencies.begin(), one.latencies.end());
     all.timings.insert(all.timings.end(), one.timings.begin(), one.timings.end());
     for (const auto& [code, count] : one.errors) all.errors[code] += count;

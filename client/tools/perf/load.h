@@ -31,7 +31,8 @@ struct LoadResult {
   std::string first_error = {};
   int64_t wrong_results = 0;
   int64_t reconnects = 0;
-  int64_t lanes = 0;  // of the session that had most
+  int64_t lanes = 0;                             // of the session that had most
+  std::map<std::string, int64_t> lanes_at = {};  // of all sessions, when they ended: how many are where
 };
 
 // So far, for whoever watches.

@@ -12,6 +12,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/tools/connection_options.h"
+#include "client/tools/perf/comparison.h"
 #include "client/tools/perf/report.h"
 #include "client/tools/perf/run.h"
 #include "client/tools/perf/server_process.h"
@@ -33,17 +34,21 @@ void Interrupt(int signal_number) {
 
 enum class Format { kText, kJson };
 
+std::string Text(const nlohmann::ordered_json& report) {
+  return IsComparison(report) ? ComparisonText(report) : ReportText(report);
+}
+
 ExitCode RunOnce(const Settings& settings, Format format) {
   using Style = tools::ProgressBar::Style;
   Style style = tools::ProgressBar::StyleOfStderr();
   if (format == Format::kJson && style == Style::kLines) style = Style::kSilent;
-  const Outcome outcome = Run(settings, style, interrupted);
+  const Outcome outcome = settings.devices.empty() ? Run(settings, style, interrupted)
+                                                   : RunOverDevices(settings, style, interrupted);
   if (!outcome.problem.empty()) {
     std::fprintf(stderr, "lossd-perf: %s\n", outcome.problem.c_str());
     return outcome.exit_code;
   }
-  const std::string output =
-      format == Format::kJson ? outcome.report.dump(2) + "\n" : ReportText(outcome.report);
+  const std::string output = format == Format::kJson ? outcome.report.dump(2) + "\n" : Text(outcome.report);
   std::fputs(output.c_str(), stdout);
   return std::fflush(stdout) == 0 ? outcome.exit_code : ExitCode::kFailed;
 }
@@ -55,6 +60,8 @@ std::string Footer() {
       "client\n"
       "  lossd-perf --target=127.0.0.1:50051 --metrics=127.0.0.1:9464 --clients=4 --duration=30\n"
       "  lossd-perf --device=cuda:0 --tokens=16384 --vocab=131072 --hidden=4096\n"
+      "  lossd-perf --devices=cuda:0,cuda:1 --transport=shm # a server over two devices, beside one on the "
+      "first\n"
       "  lossd-perf --rate=2 --clients=8                    # open loop: what 2 batches a second cost\n"
       "  lossd-perf --json | jq .latency_ms.p99\n"
       "  lossd-perf sweep --clients=1,2,4 --tokens=256,1024 --out=sweep\n\n"
@@ -78,6 +85,7 @@ ExitCode Main(int argc, char** argv) {
   Settings settings;
   bool json = false;
   AddServerOptions(app, settings);
+  AddDevicesOptions(app, settings);
   std::vector<Transport> transports;
   AddTransportOption(app, transports, *app.get_option("--target"))->expected(1);
   AddLoadOptions(app, settings);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/tools/lossctl/context.h"
 #include "client/tools/perf/percentiles.h"
 #include "client/tools/perf/stages.h"
@@ -149,6 +150,15 @@ std::string CpuText(const Json& cpu) {
   return absl::StrCat(Number(cpu["seconds"]), " s, ", Number(cpu["seconds_per_gb"]), " s/GB");
 }
 
+// Empty where all are in one place.
+std::string LanesText(const Json& lanes_at) {
+  std::vector<std::string> places;
+  for (const auto& [target, lanes] : lanes_at.items()) {
+    places.push_back(absl::StrCat(lanes.get<int64_t>(), " at ", target));
+  }
+  return places.size() < 2 ? "" : absl::StrJoin(places, ", ");
+}
+
 }  // namespace
 
 int64_t BytesIn(const Settings& settings) {
@@ -185,6 +195,7 @@ Json Report(const Settings& settings, const Findings& findings) {
             {"dx_relative_error", findings.check.dx_error}}},
           {"seconds", load.seconds},
           {"session_lanes", load.lanes},
+          {"lanes_at", load.lanes_at},
           {"batches", load.batches},
           {"chunks", load.chunks},
           {"tokens", load.tokens},
@@ -223,6 +234,7 @@ std::string ReportText(const Json& report) {
   line("throughput", absl::StrCat(Number(report["tokens_per_second"], "%.0f"), " tokens/s, ",
                                   Number(report["payload_gb_per_second"]["in"], "%.4f"), " GB/s in, ",
                                   Number(report["payload_gb_per_second"]["out"], "%.4f"), " GB/s out"));
+  if (const std::string lanes = LanesText(report["lanes_at"]); !lanes.empty()) line("lanes", lanes);
   line("latency", Latencies(report["latency_ms"]));
   if (const int64_t never = report["never_sent"].get<int64_t>(); never > 0) {
     line("", absl::StrCat("the server did not keep up: ", never,

@@ -5,12 +5,15 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/tools/own_head.h"
+#include "client/tools/perf/comparison.h"
 #include "client/tools/perf/flushes.h"
 #include "client/tools/perf/load.h"
 #include "client/tools/perf/metrics.h"
@@ -121,76 +124,137 @@ class Readings {
   absl::Status status_;
 };
 
-Outcome Measure(const Settings& settings, const Head& head, Client& client, const ServerProcess* server,
-                ProgressBar::Style style, Findings& findings, const std::atomic<bool>& interrupted) {
-  const std::string metrics = server != nullptr ? server->metrics() : settings.metrics;
-  Readings readings(server, metrics);
-  {
-    LoadLine line(settings, style);
-    LoadHooks hooks;
-    hooks.before = [&] { readings.Take(findings, &Span<double>::before, &Span<Metrics>::before); };
-    hooks.after = [&] { readings.Take(findings, &Span<double>::after, &Span<Metrics>::after); };
-    hooks.progress = [&line](const LoadProgress& progress) { line.Show(progress); };
-    findings.load = RunLoad(settings, client, head, hooks, interrupted);
+// A server with a head that has its weights and has answered right.
+class Subject {
+ public:
+  Subject(Settings settings, ProgressBar::Style style) : settings_(std::move(settings)), style_(style) {}
+  ~Subject() {
+    if (head_) tools::DeleteOwnHead(*client_, name_, "lossd-perf");
   }
-  if (!readings.status().ok()) {
-    std::fprintf(stderr, "lossd-perf: no time in stages: %s\n",
-                 std::string(readings.status().message()).c_str());
-    findings.metrics.reset();
+  Subject(const Subject&) = delete;
+  Subject& operator=(const Subject&) = delete;
+
+  // Once, before Measure. Its outcome has no report.
+  Outcome Prepare(const Tensor& weights) {
+    if (Outcome outcome = Connect(); !outcome.problem.empty()) return outcome;
+    name_ = absl::StrFormat("lossd-perf-%d-%x", getpid(), Clock::now().time_since_epoch().count());
+    auto head = client_->CreateHead({.name = name_,
+                                     .vocab_size = settings_.vocab,
+                                     .hidden_size = settings_.hidden,
+                                     .weight_type = settings_.weight_type});
+    if (!head.ok()) return Problem(ExitCode::kFailed, head.status());
+    head_ = *std::move(head);
+    if (absl::Status written = WriteWeights(*head_, weights, style_); !written.ok()) {
+      return Problem(ExitCode::kFailed, written);
+    }
+    const auto check = FirstAnswer(settings_, *client_, *head_, weights);
+    if (!check.ok()) return Problem(ExitCode::kFailed, check.status());
+    findings_.check = *check;
+    return {};
   }
-  if (settings.flushes > 0) {
-    auto flushes = TimeFlushes(head, settings.flushes, interrupted);
-    if (!flushes.ok()) return Problem(ExitCode::kFailed, flushes.status());
-    findings.flushes = *std::move(flushes);
+
+  Outcome Measure(const std::atomic<bool>& interrupted) const {
+    Findings findings = findings_;
+    Readings readings(server_.get(), server_ != nullptr ? server_->metrics() : settings_.metrics);
+    {
+      LoadLine line(settings_, style_);
+      LoadHooks hooks;
+      hooks.before = [&] { readings.Take(findings, &Span<double>::before, &Span<Metrics>::before); };
+      hooks.after = [&] { readings.Take(findings, &Span<double>::after, &Span<Metrics>::after); };
+      hooks.progress = [&line](const LoadProgress& progress) { line.Show(progress); };
+      findings.load = RunLoad(settings_, *client_, *head_, hooks, interrupted);
+    }
+    if (!readings.status().ok()) {
+      std::fprintf(stderr, "lossd-perf: no time in stages: %s\n",
+                   std::string(readings.status().message()).c_str());
+      findings.metrics.reset();
+    }
+    if (settings_.flushes > 0) {
+      auto flushes = TimeFlushes(*head_, settings_.flushes, interrupted);
+      if (!flushes.ok()) return Problem(ExitCode::kFailed, flushes.status());
+      findings.flushes = *std::move(flushes);
+    }
+    if (auto memory = client_->Memory(); memory.ok()) findings.memory = *std::move(memory);
+    return {.exit_code = Failed(findings.load) ? ExitCode::kFailed : ExitCode::kOk,
+            .problem = "",
+            .report = Report(settings_, findings)};
   }
-  if (auto memory = client.Memory(); memory.ok()) findings.memory = *std::move(memory);
-  return {.exit_code = Failed(findings.load) ? ExitCode::kFailed : ExitCode::kOk,
-          .problem = "",
-          .report = Report(settings, findings)};
+
+ private:
+  // With a server of its own, if none is named.
+  Outcome Connect() {
+    findings_.target = settings_.target;
+    if (settings_.target.empty()) {
+      auto started = ServerProcess::Start(settings_);
+      if (!started.ok()) return Problem(ExitCode::kUnreachable, started.status());
+      server_ = *std::move(started);
+      findings_.target = server_->target();
+    }
+    const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::duration<double>(settings_.timeout));
+    ClientOptions options{.call_timeout = timeout, .reconnect_timeout = timeout};
+    settings_.connection.SetIn(options);
+    if (server_ != nullptr) options.tls = server_->tls();
+    auto client = Client::Connect(findings_.target, options);
+    if (!client.ok()) return Problem(ExitCode::kUnreachable, tools::NameFlags(client.status()));
+    client_ = *std::move(client);
+    const auto status = client_->Status();
+    if (!status.ok()) return Problem(ExitCode::kUnreachable, status.status());
+    findings_.server_version = status->version;
+    findings_.device = status->device_description;
+    return {};
+  }
+
+  const Settings settings_;
+  const ProgressBar::Style style_;
+  Findings findings_;  // what is known before it is measured
+  std::unique_ptr<ServerProcess> server_;
+  std::unique_ptr<Client> client_;
+  std::string name_;
+  std::optional<Head> head_;
+};
+
+void Announce(ProgressBar::Style style, const std::string& what) {
+  if (style != ProgressBar::Style::kSilent) std::fprintf(stderr, "%s\n", what.c_str());
 }
 
 }  // namespace
 
 Outcome Run(const Settings& settings, ProgressBar::Style style, const std::atomic<bool>& interrupted) {
-  std::unique_ptr<ServerProcess> server;
-  Findings findings{.target = settings.target};
-  if (settings.target.empty()) {
-    auto started = ServerProcess::Start(settings);
-    if (!started.ok()) return Problem(ExitCode::kUnreachable, started.status());
-    server = *std::move(started);
-    findings.target = server->target();
-  }
-  const auto timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(settings.timeout));
-  ClientOptions options{.call_timeout = timeout, .reconnect_timeout = timeout};
-  settings.connection.SetIn(options);
-  if (server != nullptr) options.tls = server->tls();
-  auto client = Client::Connect(findings.target, options);
-  if (!client.ok()) return Problem(ExitCode::kUnreachable, tools::NameFlags(client.status()));
-  const auto status = (*client)->Status();
-  if (!status.ok()) return Problem(ExitCode::kUnreachable, status.status());
-  findings.server_version = status->version;
-  findings.device = status->device_description;
+  Subject subject(settings, style);
+  if (Outcome outcome = subject.Prepare(RandomWeights(settings)); !outcome.problem.empty()) return outcome;
+  return subject.Measure(interrupted);
+}
 
-  const std::string name =
-      absl::StrFormat("lossd-perf-%d-%x", getpid(), Clock::now().time_since_epoch().count());
-  auto head = (*client)->CreateHead({.name = name,
-                                     .vocab_size = settings.vocab,
-                                     .hidden_size = settings.hidden,
-                                     .weight_type = settings.weight_type});
-  if (!head.ok()) return Problem(ExitCode::kFailed, head.status());
-  const auto remove =
-      absl::MakeCleanup([&client, &name] { tools::DeleteOwnHead(**client, name, "lossd-perf"); });
+Outcome RunOverDevices(const Settings& settings, ProgressBar::Style style,
+                       const std::atomic<bool>& interrupted) {
+  Settings alone = settings;
+  alone.device = FirstDevice(settings);
+  alone.devices.clear();
+  Subject over(settings, style);
+  Subject one(alone, style);
   {
     const Tensor weights = RandomWeights(settings);
-    if (absl::Status written = WriteWeights(*head, weights, style); !written.ok()) {
-      return Problem(ExitCode::kFailed, written);
+    for (Subject* subject : {&over, &one}) {
+      if (Outcome outcome = subject->Prepare(weights); !outcome.problem.empty()) return outcome;
     }
-    const auto check = FirstAnswer(settings, **client, *head, weights);
-    if (!check.ok()) return Problem(ExitCode::kFailed, check.status());
-    findings.check = *check;
   }
-  return Measure(settings, *head, **client, server.get(), style, findings, interrupted);
+  Outcome whole;
+  std::vector<nlohmann::ordered_json> reports_of_one;
+  std::vector<nlohmann::ordered_json> reports_over;
+  // A processor or a card slows down as it heats up: who went first goes second in the next round.
+  for (int64_t turn = 0; turn < 2 * settings.rounds && !interrupted; ++turn) {
+    const bool is_one = turn % 4 == 0 || turn % 4 == 3;
+    Announce(style, absl::StrFormat("round %d of %d: %s", turn / 2 + 1, settings.rounds,
+                                    is_one ? alone.device : settings.devices));
+    Outcome outcome = (is_one ? one : over).Measure(interrupted);
+    if (!outcome.problem.empty()) return outcome;
+    if (outcome.exit_code != ExitCode::kOk) whole.exit_code = outcome.exit_code;
+    (is_one ? reports_of_one : reports_over).push_back(std::move(outcome.report));
+  }
+  whole.report =
+      Compare({alone.device, std::move(reports_of_one)}, {settings.devices, std::move(reports_over)});
+  return whole;
 }
 
 }  // namespace lossd::perf

@@ -22,6 +22,11 @@ struct Outcome {
 Outcome Run(const Settings& settings, tools::ProgressBar::Style progress,
             const std::atomic<bool>& interrupted);
 
+// The same over settings.devices and on the first of them, in turns, each with a server that lives as long as
+// this takes; the report is comparison.h's.
+Outcome RunOverDevices(const Settings& settings, tools::ProgressBar::Style progress,
+                       const std::atomic<bool>& interrupted);
+
 }  // namespace lossd::perf
 
 #endif  // LOSSD_CLIENT_TOOLS_PERF_RUN_H_

@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -42,7 +44,31 @@ double Seconds(const timeval& time) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
 }
 
-std::atomic<pid_t> own_server{0};
+// 0 where there is none.
+std::array<std::atomic<pid_t>, 2> own_servers{};
+
+void Exchange(pid_t from, pid_t to) {
+  for (std::atomic<pid_t>& server : own_servers) {
+    pid_t expected = from;
+    if (server.compare_exchange_strong(expected, to)) return;
+  }
+}
+
+double TicksOf(pid_t pid) {
+  const std::string text = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
+  // The name, the second field, is in brackets and may hold blanks.
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 > text.size()) return -1;
+  const std::vector<std::string> fields = absl::StrSplit(text.substr(name_end + 2), ' ');
+  constexpr size_t kUser = 11;  // utime and stime, fields 14 and 15 of proc(5)
+  if (fields.size() < kUser + 2) return -1;
+  double ticks =
+      std::strtod(fields[kUser].c_str(), nullptr) + std::strtod(fields[kUser + 1].c_str(), nullptr);
+  // The ranks of a server over several devices.
+  std::istringstream children(ReadFile(absl::StrCat("/proc/", pid, "/task/", pid, "/children")));
+  for (pid_t child = 0; children >> child;) ticks += std::max(0.0, TicksOf(child));
+  return ticks;
+}
 
 }  // namespace
 
@@ -53,21 +79,12 @@ std::string BesideThisProgram(const std::string& name) {
 }
 
 void KillOwnServer() {
-  if (own_server > 0) kill(own_server, SIGKILL);
+  for (const std::atomic<pid_t>& server : own_servers) {
+    if (server > 0) kill(server, SIGKILL);
+  }
 }
 
-double CpuSecondsOf(pid_t pid) {
-  const std::string text = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
-  // The name, the second field, is in brackets and may hold blanks.
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos || name_end + 2 > text.size()) return -1;
-  const std::vector<std::string> fields = absl::StrSplit(text.substr(name_end + 2), ' ');
-  constexpr size_t kUser = 11;  // utime and stime, fields 14 and 15 of proc(5)
-  if (fields.size() < kUser + 2) return -1;
-  const double ticks =
-      std::strtod(fields[kUser].c_str(), nullptr) + std::strtod(fields[kUser + 1].c_str(), nullptr);
-  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
-}
+double CpuSecondsOf(pid_t pid) { return TicksOf(pid) / static_cast<double>(sysconf(_SC_CLK_TCK)); }
 
 double OwnCpuSeconds() {
   rusage usage{};
@@ -109,7 +126,9 @@ absl::Status ServerProcess::Spawn(const Settings& settings) {
   if (settings.transport == Transport::kUnix) listen = target_ = absl::StrCat("unix:", folder_, "/socket");
   std::vector<std::string> command = {
       program, absl::StrCat("--listen=", listen), "--metrics_listen=127.0.0.1:0",
-      absl::StrCat("--port_file=", folder_, "/ports.json"), absl::StrCat("--device=", settings.device)};
+      absl::StrCat("--port_file=", folder_, "/ports.json"),
+      settings.devices.empty() ? absl::StrCat("--device=", settings.device)
+                               : absl::StrCat("--devices=", settings.devices)};
   if (settings.transport == Transport::kShm || settings.transport == Transport::kCudaIpc) {
     command.emplace_back("--same_host_regions");
   }
@@ -138,7 +157,7 @@ absl::Status ServerProcess::Spawn(const Settings& settings) {
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (failure == 0) {
-    own_server = pid_;
+    Exchange(0, pid_);
     return absl::OkStatus();
   }
   pid_ = -1;
@@ -172,8 +191,8 @@ absl::Status ServerProcess::Failure(const std::string& what) const {
 
 bool ServerProcess::Ended() {
   if (pid_ > 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) {
+    Exchange(pid_, 0);
     pid_ = -1;
-    own_server = 0;
   }
   return pid_ < 0;
 }

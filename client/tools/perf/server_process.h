@@ -14,14 +14,15 @@
 
 namespace lossd::perf {
 
-// Seconds of processor time of a process so far; negative if it is not there.
+// Seconds of processor time so far of a process and those that it has started from its main thread and that
+// live; negative if it is not there.
 double CpuSecondsOf(pid_t pid);
 double OwnCpuSeconds();
 
 // The path of a file in the folder that this program lies in.
 std::string BesideThisProgram(const std::string& name);
 
-// Ends the server of this program, if it has one, at once. Safe in a signal handler.
+// Ends the servers of this program, at most two, at once. Safe in a signal handler.
 void KillOwnServer();
 
 class ServerProcess {

@@ -77,6 +77,28 @@ void AddServerOptions(CLI::App& app, Settings& settings) {
       ->group(kGroup);
 }
 
+void AddDevicesOptions(CLI::App& app, Settings& settings) {
+  auto* const devices =
+      app.add_option(
+             "--devices", settings.devices,
+             "Devices of a server of its own, as its flag has them: cuda:0,cuda:1 or cpu,cpu or all. It is "
+             "measured beside a server on the first of them alone, in turns")
+          ->type_name("LIST")
+          ->excludes(app.get_option("--device"))
+          ->excludes(app.get_option("--target"))
+          ->group("Server");
+  app.add_option("--rounds", settings.rounds,
+                 "With --devices: how often each is measured; medians are compared")
+      ->check(CLI::Range(1, 1000))
+      ->needs(devices)
+      ->capture_default_str()
+      ->group("Load");
+}
+
+std::string FirstDevice(const Settings& settings) {
+  return settings.devices == "all" ? "cuda:0" : settings.devices.substr(0, settings.devices.find(','));
+}
+
 CLI::Option* AddTransportOption(CLI::App& app, std::vector<Transport>& transports, CLI::Option& target) {
   static const auto& names = *new std::map<std::string, Transport>{
       {"tcp", Transport::kTcp}, {"uds", Transport::kUnix}, {"unix", Transport::kUnix},
@@ -180,6 +202,11 @@ void AddLoadOptions(CLI::App& app, Settings& settings) {
 }
 
 std::string Problem(const Settings& settings) {
+  if (!settings.devices.empty() && settings.devices != "all" &&
+      settings.devices.find(',') == std::string::npos) {
+    return "--devices wants two devices or more, with commas; one is measured with --device=" +
+           settings.devices;
+  }
   if (settings.flushes > 0 && settings.mode == ComputeMode::kLossOnly) {
     return "--flushes reads a gradient, and with --loss_only there is none";
   }

@@ -30,6 +30,8 @@ struct Settings {
   std::string target;   // empty: a server of its own
   std::string metrics;  // host:port; empty: none, or that of its own server
   std::string device = "auto";
+  std::string devices;  // of a server of its own, beside one of the first of them; empty: `device` alone
+  int64_t rounds = 3;   // in which the two are measured in turns
   Transport transport = Transport::kTcp;  // of a server of its own
   tools::ConnectionOptions connection;    // of `target`
   std::vector<std::string> server_flags;
@@ -55,13 +57,18 @@ struct Settings {
   int64_t flushes = 0;  // how often the gradient is read in the end, of each dtype
 };
 
-// Every option but --transport, the lists of a sweep and how results are printed.
+// Every option but --transport, --devices, the lists of a sweep and how results are printed.
 void AddServerOptions(CLI::App& app, Settings& settings);
 void AddLoadOptions(CLI::App& app, Settings& settings);
+// --devices and --rounds.
+void AddDevicesOptions(CLI::App& app, Settings& settings);
 // --transport, which --target excludes: into `transports`, of which there is one unless a delimiter is set.
 CLI::Option* AddTransportOption(CLI::App& app, std::vector<Transport>& transports, CLI::Option& target);
 // --tokens, --clients, --chunk_bytes and --lanes.
 void AddSizeOptions(CLI::App& app, Settings& settings);
+
+// The first of settings.devices.
+std::string FirstDevice(const Settings& settings);
 
 // Empty, or what does not go together.
 std::string Problem(const Settings& settings);

@@ -2,12 +2,12 @@
 #ifndef LOSSD_KERNELS_CUDA_LOSSES_SOFT_SUMS_CUH_
 #define LOSSD_KERNELS_CUDA_LOSSES_SOFT_SUMS_CUH_
 
+#include "kernels/cuda/losses/soft_parts.h"
 #include "kernels/cuda/rows/row_kernels.cuh"
 
 namespace lossd::kernels::cuda {
 
 inline constexpr int kGroup = 8;  // entries that a thread works on at once
-inline constexpr float kInfinity = __builtin_huge_valf();
 
 // Logits
 
@@ -83,18 +83,6 @@ struct RowLogits {
 
 // Sums
 
-// Sums over the entries but the label's, of exponentials of what is above a maximum; the maxima are those of
-// all entries.
-struct RowStatistics {
-  float largest;  // s
-  float teacher_largest;
-  float spread;       // of s - t: the largest less the smallest
-  double others;      // Σ e^(s - largest)
-  double student;     // Σ e^((s - largest) / T)
-  double teacher;     // Σ e^((t - teacher_largest) / T)
-  double difference;  // Σ e^((s - largest) / T) (s - t); of kReverseKl only
-};
-
 __device__ inline float PlainExponential(float z) { return ScaledExponential(0.0f, 0).WithoutOffset(z); }
 
 // Sums of one head in one thread, over an offset that follows the largest logit at some distance: moving it
@@ -116,6 +104,7 @@ struct RunningSums {
   }
 };
 
+// `own_logit` and `teacher_logit` are the label's; -infinity: it is not among these entries.
 template <Divergence kDivergence, bool kExact>
 __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float inverse, float own_logit,
                                    float teacher_logit) {
@@ -163,12 +152,15 @@ __device__ RowStatistics Summarise(const RowLogits<kExact>& logits, float invers
         for (int i = 0; i < 3; ++i) own.sums[i] += sums[i];
         teacher.sums[0] += sums[3];
       });
-  RowStatistics all{};
+  RowStatistics all;
   all.largest = fmaxf(own_logit, MaximumOfBlock(largest));
   all.teacher_largest = fmaxf(teacher_logit, MaximumOfBlock(teacher_largest));
-  most = fmaxf(own_logit - teacher_logit, MaximumOfBlock(most));
-  least = fminf(own_logit - teacher_logit, -MaximumOfBlock(-least));
-  all.spread = most - least;
+  all.most = MaximumOfBlock(most);
+  all.least = -MaximumOfBlock(-least);
+  if (own_logit > -kInfinity) {
+    all.most = fmaxf(own_logit - teacher_logit, all.most);
+    all.least = fminf(own_logit - teacher_logit, all.least);
+  }
   own.Move(all.largest, rates);
   teacher.Move(all.teacher_largest, teacher_rates);
   all.others = SumOfBlock(own.sums[0]);

@@ -60,6 +60,16 @@ class Stream {
     stream->handle_.reset(handle);
     return {};
   }
+  // One whose kernels get the first multiprocessors that become free.
+  static Result CreateUrgent(Stream* stream) {
+    int least = 0;
+    int greatest = 0;
+    LOSSD_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaStream_t handle = nullptr;
+    LOSSD_CUDA_TRY(cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking, greatest));
+    stream->handle_.reset(handle);
+    return {};
+  }
   cudaStream_t get() const { return handle_.get(); }
 
  private:

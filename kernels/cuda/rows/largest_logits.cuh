@@ -3,12 +3,12 @@
 #define LOSSD_KERNELS_CUDA_ROWS_LARGEST_LOGITS_CUH_
 
 #include "kernels/cuda/rows/row_kernels.cuh"
+#include "kernels/cuda/rows/row_parts.h"
 
 namespace lossd::kernels::cuda {
 
-// Keys order like logits, and of equal ones like tokens from the last to the first: no two are the same.
-using Key = uint64_t;
-
+// Keys order like logits, and of equal ones like tokens from the last to the first: no two are the same, and
+// none is 0.
 __device__ inline Key KeyOf(float logit, int64_t token) {
   const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 becomes 0
   const uint32_t ordered = (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
@@ -17,6 +17,8 @@ __device__ inline Key KeyOf(float logit, int64_t token) {
 __device__ inline int32_t TokenOf(Key key) {
   return static_cast<int32_t>(0xFFFFFFFFU - static_cast<uint32_t>(key));
 }
+// The key of the same logit where tokens are numbered from `entries` entries before.
+__device__ inline Key Renumbered(Key key, int64_t entries) { return key - static_cast<Key>(entries); }
 __device__ inline float LogitOf(Key key) {
   const auto ordered = static_cast<uint32_t>(key >> 32);
   return __uint_as_float((ordered >> 31) != 0 ? ordered & 0x7FFFFFFFU : ~ordered);

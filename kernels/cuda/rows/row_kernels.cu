@@ -24,7 +24,9 @@ __global__ void PrepareRowsKernel(const TileRows tile, const TIn* hidden_states)
   const auto row = static_cast<int32_t>(blockIdx.x);
   if (row == 0 && threadIdx.x == 0) *tile.redo_count = 0;
   const TIn* from = hidden_states + tile.batch_rows[row] * tile.hidden;
-  const T* own = static_cast<const T*>(tile.weight) + tile.labels[row] * tile.padded_hidden;
+  const int32_t label = tile.labels[row];
+  const bool is_own = IsOwn(tile, label);
+  const T* own = static_cast<const T*>(tile.weight) + (is_own ? label : 0) * tile.padded_hidden;
   T* to = static_cast<T*>(tile.x) + row * tile.padded_hidden;
   float largest = 0;
   double target = 0;
@@ -51,17 +53,22 @@ __global__ void PrepareRowsKernel(const TileRows tile, const TIn* hidden_states)
   largest = MaximumOfBlock(largest);
   target = SumOfBlock(target);
   const bool all_finite = __syncthreads_and(finite);
-  double bound = static_cast<double>(largest) * *tile.weight_largest * static_cast<double>(tile.hidden);
+  const double scale = fmax(1.0, static_cast<double>(tile.options.logit_scale));
+  const double bound =
+      static_cast<double>(largest) * *tile.weight_largest * static_cast<double>(tile.hidden) * scale;
+  double shift = 0;
   if (tile.bias != nullptr) {
-    bound += *tile.bias_largest;
-    target += tile.bias[tile.labels[row]];
+    shift = *tile.bias_largest * scale;
+    target += tile.bias[is_own ? label : 0];
   }
-  bound *= fmax(1.0, static_cast<double>(tile.options.logit_scale));
-  const bool overflowed = !all_finite || !(bound < kLargestLogit);  // NaN counts
+  // Each by itself: ranks that know the largest of their own entries only then find together what one finds
+  // that has them all. NaN counts.
+  const double most = tile.bias == nullptr ? kLargestLogit : kLargestLogit / 2;
+  const bool overflowed = !all_finite || !(bound < most) || !(shift < most);
   if (threadIdx.x == 0) {
     tile.largest[row] = largest;
     const CappedLogit<double> logit = TransformLogit(overflowed ? 0.0 : target, tile.options);
-    tile.target_logits[row] = static_cast<float>(logit.value);
+    tile.target_logits[row] = is_own ? static_cast<float>(logit.value) : -__int_as_float(0x7F800000);
     if (tile.options.softcap != 0) tile.target_slopes[row] = static_cast<float>(logit.slope);
     tile.overflowed[row] = overflowed ? 1 : 0;
   }
@@ -117,6 +124,16 @@ __device__ double SumPieceOf(const float* pieces, const SumPieces& sums, int32_t
   return total;
 }
 
+__device__ void WriteStatistics(const TileRows& tile, int32_t row, const RowSums& sums) {
+  const RowUnits units = UnitsOf(tile, row);
+  tile.statistics[row] = {tile.overflowed[row] != 0 ? -1.0 : sums.others,
+                          sums.smoothing_sum,
+                          tile.offsets[row],
+                          units.exponent,
+                          units.target_logit,
+                          units.target_slope};
+}
+
 __global__ void __launch_bounds__(kFinishThreads)
     FinishRowsKernel(const TileRows tile, Which which, const SumPieces pieces) {
   AwaitPreviousKernel();
@@ -137,10 +154,17 @@ __global__ void __launch_bounds__(kFinishThreads)
     tile.redo_rows[atomicAdd(tile.redo_count, 1)] = row;
     return;
   }
+  const int32_t label = tile.labels[row];
   if (pieces.logits != nullptr) {
-    sums.smoothing_sum += static_cast<double>(ClassWeight(tile, tile.labels[row])) * tile.target_logits[row];
+    if (IsOwn(tile, label)) {
+      sums.smoothing_sum += static_cast<double>(ClassWeight(tile, label)) * tile.target_logits[row];
+    }
   } else if (tile.options.label_smoothing != 0) {
     sums.smoothing_sum = tile.options.logit_scale * tile.smoothing_logits[row];
+  }
+  if (tile.statistics != nullptr) {
+    WriteStatistics(tile, row, sums);
+    return;
   }
   WriteRow(tile, row, FinishRow(tile, row, sums));
 }
@@ -183,9 +207,12 @@ __global__ void ScaleRowsKernel(const TileRows tile, bool use_factor) {
   T* to = static_cast<T*>(tile.scaled_x) + row * tile.padded_hidden;
   for (int64_t h = 8 * static_cast<int64_t>(threadIdx.x); h < tile.padded_hidden; h += 8 * kThreads) {
     Eight<T> x = *reinterpret_cast<const Eight<T>*>(from + h);
+    // In this order: scale * factor may be infinite where x is zero. And no -0 where a row does not count: x
+    // of one that overflowed is 0 only on ranks that knew it from the start.
 #pragma unroll
-    // In this order: scale * factor may be infinite where x is zero.
-    for (int i = 0; i < 8; ++i) x.values[i] = static_cast<T>(scale * Widen(x.values[i]) * factor);
+    for (int i = 0; i < 8; ++i) {
+      x.values[i] = static_cast<T>(share == 0.0f ? 0.0f : scale * Widen(x.values[i]) * factor);
+    }
     *reinterpret_cast<Eight<T>*>(to + h) = x;
   }
 }
@@ -196,7 +223,7 @@ __global__ void AddTargetsKernel(const TileRows tile, float* gradient) {
   AwaitPreviousKernel();
   const auto first = static_cast<int32_t>(blockIdx.x);
   const int32_t label = tile.labels[tile.by_label[first]];
-  if (first > 0 && tile.labels[tile.by_label[first - 1]] == label) return;
+  if (!IsOwn(tile, label) || (first > 0 && tile.labels[tile.by_label[first - 1]] == label)) return;
   for (int64_t h = 8 * static_cast<int64_t>(threadIdx.x); h < tile.padded_hidden; h += 8 * kThreads) {
     float sums[8] = {};
     for (int32_t i = first; i < tile.rows; ++i) {

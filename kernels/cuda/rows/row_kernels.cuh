@@ -65,6 +65,10 @@ __device__ inline float ShareOf(const TileRows& tile, int32_t row) {
   return tile.shares == nullptr ? 1.0f : tile.shares[row];
 }
 
+// Whether a label is one of this rank's entries.
+__device__ inline bool IsOwn(const TileRows& tile, int32_t label) { return label >= 0 && label < tile.vocab; }
+
+// Other ranks' entries have class weights too.
 __device__ inline float ClassWeight(const TileRows& tile, int64_t entry) {
   return tile.classes.weights == nullptr ? 1.0f : tile.classes.weights[entry];
 }
@@ -77,6 +81,20 @@ struct RowSums {
   double own = 0;            // 0 below the range
   double smoothing_sum = 0;  // Σ C s over all entries; of smoothing only
 };
+
+// Whose E those are: e^(s - offset) 2^-exponent; and the label's s and f.
+struct RowUnits {
+  double offset;
+  int32_t exponent;
+  float target_logit;
+  float target_slope;
+  double own;  // E as this rank has it, over E in these units
+};
+
+__device__ inline RowUnits UnitsOf(const TileRows& tile, int32_t row) {
+  const float slope = tile.options.softcap != 0 ? tile.target_slopes[row] : 1.0f;
+  return {tile.offsets[row], tile.exponents[row], tile.target_logits[row], slope, 1.0};
+}
 
 struct RowOutcome {
   float loss;
@@ -114,7 +132,7 @@ __device__ inline GradientTerms GradientTermsOf(const TileRows& tile, int32_t ro
   GradientTerms terms{};
   terms.beta = labelled * (1.0 - options.label_smoothing) * class_weight;
   if (options.label_smoothing != 0) {
-    terms.gamma = labelled * options.label_smoothing / static_cast<double>(tile.vocab);
+    terms.gamma = labelled * options.label_smoothing / static_cast<double>(tile.whole_vocab);
     terms.rest = terms.gamma * tile.classes.sum;
   }
   if (options.lse_square_scale != 0) {
@@ -139,21 +157,23 @@ __device__ inline void FormElementwise(const TileRows& tile, const GradientTerms
   out->smoothing_factor = static_cast<float>(ldexp(terms.gamma, -exponent));
 }
 
-__device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const RowSums& sums) {
+// All of the vocabulary's sums, in any units; v and the factors are for this rank's E.
+__device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const RowSums& sums,
+                                       const RowUnits& units) {
   constexpr double kLn2 = 0.693147180559945309417;
   const LossOptions& options = tile.options;
   const double own = sums.own;
   const double others = sums.others;
   const double sum = others + own;
-  const double log_sum_exp = log(sum) + tile.exponents[row] * kLn2 + tile.offsets[row];
-  double surprise = log_sum_exp - tile.target_logits[row];  // where the label's own E is below the range
+  const double log_sum_exp = log(sum) + units.exponent * kLn2 + units.offset;
+  double surprise = log_sum_exp - units.target_logit;  // where the label's own E is below the range
   if (own > 0) surprise = own > others ? log1p(others / own) : log(sum / own);
 
   const double class_weight = ClassWeight(tile, tile.labels[row]);
   const double token_weight = tile.token_weights == nullptr ? 1.0 : tile.token_weights[row];
   double loss = (1.0 - options.label_smoothing) * class_weight * surprise;
   if (options.label_smoothing != 0) {
-    loss += options.label_smoothing / static_cast<double>(tile.vocab) *
+    loss += options.label_smoothing / static_cast<double>(tile.whole_vocab) *
             (log_sum_exp * tile.classes.sum - sums.smoothing_sum);
   }
   const double z_loss = ZLossOf(options, log_sum_exp);
@@ -162,18 +182,19 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   double target = -terms.beta * (others / sum);
   if (terms.rest != 0) target += terms.rest * (own / sum);
   if (tile.smoothing == Smoothing::kElementwise) target -= terms.gamma * class_weight;
-  if (options.softcap != 0) target *= tile.target_slopes[row];
+  if (options.softcap != 0) target *= units.target_slope;
+  const double own_sum = sum * units.own;
   const double tau = options.logit_scale;
   RowOutcome out{static_cast<float>(token_weight * (loss + z_loss)),
                  static_cast<float>(log_sum_exp),
                  static_cast<float>(token_weight * z_loss),
                  static_cast<float>(-surprise),
-                 static_cast<float>(tau * terms.alpha / sum),
+                 static_cast<float>(tau * terms.alpha / own_sum),
                  static_cast<float>(tau * target),
                  static_cast<float>(tau * terms.gamma),
                  0.0f,
                  tile.overflowed[row] != 0};
-  if (tile.smoothing == Smoothing::kElementwise) FormElementwise(tile, terms, sum, &out);
+  if (tile.smoothing == Smoothing::kElementwise) FormElementwise(tile, terms, own_sum, &out);
   // A bias is as if each row of X ended in a 1.
   const double largest = tile.bias == nullptr ? tile.largest[row] : fmaxf(tile.largest[row], 1.0f);
   const double contribution =
@@ -189,23 +210,37 @@ __device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const 
   return out;
 }
 
+__device__ inline RowOutcome FinishRow(const TileRows& tile, int32_t row, const RowSums& sums) {
+  return FinishRow(tile, row, sums, UnitsOf(tile, row));
+}
+
 // The label's own E; 0 below the range.
 __device__ inline double OwnExponential(const ScaledExponential& exponential, float target_logit) {
   return exponential.IsBelow(target_logit) ? 0.0 : exponential(target_logit);
 }
 
-__device__ inline void WriteRow(const TileRows& tile, int32_t row, const RowOutcome& out) {
+// The losses of a row and what is told with them.
+__device__ inline void WriteReturns(const TileRows& tile, int32_t row, const RowOutcome& out) {
   const int32_t place = tile.batch_rows[row];
-  tile.losses[place] = out.loss;
+  if (tile.losses != nullptr) tile.losses[place] = out.loss;
   if (tile.returns.log_sum_exp != nullptr) tile.returns.log_sum_exp[place] = out.log_sum_exp;
   if (tile.returns.z_loss != nullptr) tile.returns.z_loss[place] = out.z_loss;
   if (tile.returns.log_probability != nullptr) tile.returns.log_probability[place] = out.log_probability;
+}
+
+// What the products for gradients need of a row.
+__device__ inline void WriteFactors(const TileRows& tile, int32_t row, const RowOutcome& out) {
   tile.scales[row] = out.scale;
   tile.target_gradients[row] = out.target_gradient;
   tile.overflowed[row] = out.overflowed ? 1 : 0;
   if (tile.options.label_smoothing == 0) return;
   tile.smoothing_factors[row] = out.smoothing_factor;
   tile.gradient_factors[row] = out.gradient_factor;
+}
+
+__device__ inline void WriteRow(const TileRows& tile, int32_t row, const RowOutcome& out) {
+  WriteReturns(tile, row, out);
+  WriteFactors(tile, row, out);
 }
 
 // Dispatch

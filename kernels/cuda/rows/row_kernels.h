@@ -26,7 +26,7 @@ constexpr Smoothing SmoothingOf(const LossOptions& options) {
 
 // The head's class weights, and what is made of them. Without any, C is 1.
 struct ClassWeightTerms {
-  const float* weights = nullptr;  // w [V]; null: none
+  const float* weights = nullptr;  // w [V], from the first of a rank's entries; null: none
   double sum = 0;                  // Σ C
   float largest = 1.0f;            // C
   // For Smoothing::kRankOne only:
@@ -34,10 +34,21 @@ struct ClassWeightTerms {
   const double* bias_sum = nullptr;       // Σ C_v b_v, one value; with a bias only
 };
 
+// What a rank knows of a row once its own logits are summed, and what the others need of it.
+struct ShardStatistics {
+  double others = 0;         // Σ E of the rank's entries without the label's; negative: overflowed
+  double smoothing_sum = 0;  // Σ C s of the rank's entries; of smoothing only
+  float offset = 0;          // E = e^(z - offset) 2^-exponent
+  int32_t exponent = 0;      // even
+  float target_logit = 0;    // s of the label, or -infinity where the label is another rank's
+  float target_slope = 0;    // f of the label
+};
+
 // The valid rows of one tile. Arrays have one element a row.
 struct TileRows {
   int32_t rows = 0;
-  int64_t vocab = 0;
+  int64_t vocab = 0;        // of this rank
+  int64_t whole_vocab = 0;  // of all ranks
   int64_t hidden = 0;
   int64_t padded_hidden = 0;            // stride of weight, x and scaled_x; a multiple of 8
   DataType type = DataType::kBFloat16;  // of weight, x and scaled_x
@@ -49,6 +60,7 @@ struct TileRows {
       nullptr;  // one value: the largest magnitude in W, not finite if one of W is not
   const float* bias_largest = nullptr;  // the same of b
   const int32_t* batch_rows = nullptr;  // where a row is in the batch's own arrays
+  // Numbered from the first of this rank's entries: those outside [0, vocab) are other ranks'.
   const int32_t* labels = nullptr;
   const float* gradient_scales = nullptr;    // g
   const float* z_gradient_scales = nullptr;  // g_z; null: g
@@ -62,6 +74,8 @@ struct TileRows {
   ClassWeightTerms classes;
   int32_t exponent_bias = 0;        // even; added to every k, for tests
   bool dependent_launches = false;  // compute capability 9.0: see dependent_launch.cuh
+  // What Hopper's products leave to kernels of other streams.
+  int32_t spared_multiprocessors = 0;
 
   // Made.
   void* x = nullptr;                   // [rows, padded_hidden]
@@ -83,8 +97,11 @@ struct TileRows {
   int32_t* redo_count = nullptr;  // one value
   float* factors = nullptr;       // of fp16: what scaled_x is multiplied by, the reciprocal, 0 and 1
 
+  // Null: this rank has the whole vocabulary. Otherwise FinishRows only writes these.
+  ShardStatistics* statistics = nullptr;
+
   // The batch's own.
-  float* losses = nullptr;
+  float* losses = nullptr;  // null where another rank answers, and then no returns are wanted
   RowReturns returns;
   int32_t* rows_redone = nullptr;  // or null; one value, added to
 };
@@ -111,8 +128,9 @@ struct SumPieces {
   int32_t tiles = 0;
   int64_t stride = 0;
 };
-// Losses and what is a function of the log-sum-exp, v, c and the factors. Rows out of range go to redo_rows
-// (kAll); what is out of range still (kRedo) has overflowed, and redo_count is added to rows_redone.
+// Losses and what is a function of the log-sum-exp, v, c and the factors; or the statistics. Rows out of
+// range go to redo_rows (kAll); what is out of range still (kRedo) has overflowed, and redo_count is added to
+// rows_redone.
 Result FinishRows(const TileRows& tile, Which which, const SumPieces& sums, cudaStream_t stream);
 
 // scaled_x[i] = x[redo_rows[i]].

@@ -75,12 +75,13 @@ Result MultiplyInput(const TileRows& tile, const void* exponentials, int64_t str
   const Operand weight{tile.weight, tile.hidden, tile.vocab, tile.padded_hidden};
   int32_t multiprocessors = 0;
   LOSSD_CUDA_PASS_ON(Multiprocessors(&multiprocessors));
-  const InputCosts costs(tile.rows, tile.hidden, multiprocessors);
+  const int32_t spared = tile.spared_multiprocessors;
+  const InputCosts costs(tile.rows, tile.hidden, multiprocessors - spared);
   const double least = costs.Least();
-  if (least == costs.small) return Launch<SmallInput<T>>(e, weight, shape, epilogue, stream);
-  if (least == costs.narrow) return Launch<NarrowInput<T>>(e, weight, shape, epilogue, stream);
-  if (least == costs.medium) return Launch<MediumInput<T>>(e, weight, shape, epilogue, stream);
-  return Launch<LargeInput<T>>(e, weight, shape, epilogue, stream);
+  if (least == costs.small) return Launch<SmallInput<T>>(e, weight, shape, epilogue, spared, stream);
+  if (least == costs.narrow) return Launch<NarrowInput<T>>(e, weight, shape, epilogue, spared, stream);
+  if (least == costs.medium) return Launch<MediumInput<T>>(e, weight, shape, epilogue, spared, stream);
+  return Launch<LargeInput<T>>(e, weight, shape, epilogue, spared, stream);
 }
 
 template <class T, bool kSmoothed>

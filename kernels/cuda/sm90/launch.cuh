@@ -47,9 +47,10 @@ int64_t Waves(int64_t m, int64_t n, int64_t multiprocessors) {
   return CeilDivide(ClusterTiles<Tile>(m, n), multiprocessors / Tile::kBlocks);
 }
 
+// `spared` multiprocessors are left alone.
 template <class Tile, class Epilogue>
 Result Launch(const Operand& a, const Operand& b, const ProductShape& shape, const Epilogue& epilogue,
-              cudaStream_t stream) {
+              int32_t spared, cudaStream_t stream) {
   using T = typename Tile::T;
   CUtensorMap map_a;
   CUtensorMap map_b;
@@ -64,8 +65,8 @@ Result Launch(const Operand& a, const Operand& b, const ProductShape& shape, con
   LOSSD_CUDA_PASS_ON(Multiprocessors(&multiprocessors));
   const int64_t clusters = ClusterTiles<Tile>(shape.m, shape.n);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(
-      static_cast<unsigned>(std::min<int64_t>(clusters, multiprocessors / Tile::kBlocks) * Tile::kBlocks));
+  const int64_t most = std::max(multiprocessors - spared, int32_t{Tile::kBlocks}) / Tile::kBlocks;
+  config.gridDim = dim3(static_cast<unsigned>(std::min(clusters, most) * Tile::kBlocks));
   config.blockDim = dim3(Tile::kThreads);
   config.dynamicSmemBytes = Tile::kSharedBytes;
   config.stream = stream;

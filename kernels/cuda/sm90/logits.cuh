@@ -31,11 +31,13 @@ Result LaunchLogits(const TileRows& tile, Which which, const Epilogue& epilogue,
   shape.device_m = redo ? tile.redo_count : nullptr;
   const Operand x{redo ? tile.scaled_x : tile.x, tile.hidden, tile.rows, tile.padded_hidden};
   const Operand weight{tile.weight, tile.hidden, tile.vocab, tile.padded_hidden};
-  if (tile.rows <= 64) return Launch<SmallLogits<T>>(x, weight, shape, epilogue, stream);
+  if (tile.rows <= 64)
+    return Launch<SmallLogits<T>>(x, weight, shape, epilogue, tile.spared_multiprocessors, stream);
   if constexpr (kTiles == LogitTiles::kAll) {
-    if (tile.rows > 128 && !redo) return Launch<LargeLogits<T>>(x, weight, shape, epilogue, stream);
+    if (tile.rows > 128 && !redo)
+      return Launch<LargeLogits<T>>(x, weight, shape, epilogue, tile.spared_multiprocessors, stream);
   }
-  return Launch<MediumLogits<T>>(x, weight, shape, epilogue, stream);
+  return Launch<MediumLogits<T>>(x, weight, shape, epilogue, tile.spared_multiprocessors, stream);
 }
 
 template <class T, class Epilogue, LogitTiles kTiles = LogitTiles::kAll>

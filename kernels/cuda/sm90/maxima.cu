@@ -40,10 +40,10 @@ Result Find(const TileRows& tile, Which which, Maximum maximum, float* maxima, i
   if constexpr (kDataType<T> == DataType::kFloat16) {
     if (which == Which::kAll && maximum == Maximum::kOfAll) {
       shape.group = 8;
-      return Launch<Large>(x, weight, shape, epilogue, stream);
+      return Launch<Large>(x, weight, shape, epilogue, tile.spared_multiprocessors, stream);
     }
   }
-  return Launch<Narrow<T>>(x, weight, shape, epilogue, stream);
+  return Launch<Narrow<T>>(x, weight, shape, epilogue, tile.spared_multiprocessors, stream);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ Result Multiply(const TileRows& tile, const void* exponentials, int64_t stride, 
   shape.group = 8;
   const Operand e{exponentials, tile.vocab, tile.rows, stride};
   const Operand x{tile.scaled_x, tile.padded_hidden, tile.rows, tile.padded_hidden};
-  return Launch<Large<T>>(x, e, shape, epilogue, stream);
+  return Launch<Large<T>>(x, e, shape, epilogue, tile.spared_multiprocessors, stream);
 }
 
 template <class T>

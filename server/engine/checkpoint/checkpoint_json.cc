@@ -20,6 +20,8 @@ using Session = AccumulationLedger::Session;
 using SessionState = AccumulationLedger::SessionState;
 
 constexpr size_t kMostLanes = 1 << 16;
+constexpr char kAncestors[] = "ancestors";           // of a head, if it has any
+constexpr char kFixedSegments[] = "fixed_segments";  // in a configuration, if it is true
 
 [[noreturn]] void Refuse(absl::string_view what) { throw std::invalid_argument(std::string(what)); }
 
@@ -37,11 +39,6 @@ float ToFloat(const json& value) { return static_cast<float>(ToDouble(value)); }
 uint64_t ToUnsigned(const json& value) {
   if (!value.is_number_unsigned()) Refuse(absl::StrCat(value.dump(), " is no number from 0 on"));
   return value.get<uint64_t>();
-}
-int64_t ToCount(const json& value) {
-  const uint64_t count = ToUnsigned(value);
-  if (count > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / 4) Refuse("a number is too large");
-  return static_cast<int64_t>(count);
 }
 
 int32_t ToInt32(const json& value) {
@@ -93,7 +90,12 @@ json FromFields(const Fields& fields, const Config& config) {
 }
 
 json FromValue(const OptimizerConfig& optimizer) { return FromFields(kOptimizerFields, optimizer); }
-json ToJson(const HeadConfig& config) { return FromFields(kHeadFields, config); }
+json ToJson(const HeadConfig& config) {
+  json object = FromFields(kHeadFields, config);
+  // Earlier releases refuse what they do not know: they can still restore heads that go without.
+  if (!config.fixed_segments) object.erase(kFixedSegments);
+  return object;
+}
 
 void Read(const json& from, OptimizerConfig* optimizer);
 void Read(const json& from, std::string* text) { *text = from.get<std::string>(); }
@@ -116,12 +118,19 @@ void Read(const json& from, OptimizerConfig* optimizer) { ReadFields(from, kOpti
 
 // Ledger
 
+json ToJson(const HeadPast& past) { return {{"incarnation", past.incarnation}, {"restores", past.restores}}; }
+
+HeadPast PastFromJson(const json& from) {
+  return {from.at("incarnation").get<std::string>(), ToUnsigned(from.at("restores"))};
+}
+
 json ToJson(const std::vector<SessionMarks>& marks) {
   json all = json::array();
   for (const SessionMarks& session : marks) {
     json lanes = json::array();
     for (const LaneMarks& lane : session.lanes) lanes.push_back({lane.lane, lane.accepted});
     all.push_back({{"session", session.session_id}, {"lanes", std::move(lanes)}});
+    if (session.past.known()) all.back()["past"] = ToJson(session.past);
   }
   return all;
 }
@@ -134,8 +143,28 @@ std::vector<SessionMarks> MarksFromJson(const json& from) {
     for (const auto& lane : session.at("lanes")) {
       entry.lanes.push_back({ToInt32(lane.at(0)), ToUnsigned(lane.at(1)), 0});
     }
+    if (session.contains("past")) entry.past = PastFromJson(session.at("past"));
   }
   return marks;
+}
+
+json ToJson(const std::vector<Ancestor>& ancestors) {
+  json all = json::array();
+  for (const Ancestor& ancestor : ancestors) {
+    all.push_back({{"past", ToJson(ancestor.past)},
+                   {"generation", ancestor.generation},
+                   {"marks", ToJson(ancestor.marks)}});
+  }
+  return all;
+}
+
+std::vector<Ancestor> AncestorsFromJson(const json& from) {
+  std::vector<Ancestor> ancestors;
+  for (const auto& ancestor : from) {
+    ancestors.push_back({PastFromJson(ancestor.at("past")), ToUnsigned(ancestor.at("generation")),
+                         MarksFromJson(ancestor.at("marks"))});
+  }
+  return ancestors;
 }
 
 json ToJson(const SessionCheckpoint& checkpoint) {
@@ -377,37 +406,49 @@ int64_t ToInteger(const json& value, int64_t least, int64_t most) {
   return number;
 }
 
+int64_t ToCount(const json& value) {
+  const uint64_t count = ToUnsigned(value);
+  if (count > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / 4) Refuse("a number is too large");
+  return static_cast<int64_t>(count);
+}
+
 json ToJson(const HeadCheckpoint& head) {
   json sessions = json::array();
   for (const SessionCheckpoint& session : head.sessions) sessions.push_back(ToJson(session));
   json tensors = json::array();
   for (const StateTensor& tensor : head.tensors) tensors.push_back(ToJson(tensor));
-  return {{"config", ToJson(head.config)},
-          {"incarnation", head.incarnation},
-          {"saved_at", head.saved_at},
-          {"restores", head.restores},
-          {"weight_version", head.weight_version},
-          {"optimizer_steps", head.optimizer_steps},
-          {"last_committed_write", head.last_committed_write},
-          {"last_committed_version", head.last_committed_version},
-          {"window", ToJson(head.window)},
-          {"last_session_number", head.last_session_number},
-          {"sessions", std::move(sessions)},
-          {"tensors", std::move(tensors)},
-          {"gradients", head.gradients}};
+  json object = {{"config", ToJson(head.config)},
+                 {"incarnation", head.incarnation},
+                 {"saved_at", head.saved_at},
+                 {"restores", head.restores},
+                 {"weight_version", head.weight_version},
+                 {"optimizer_steps", head.optimizer_steps},
+                 {"last_committed_write", head.last_committed_write},
+                 {"last_committed_version", head.last_committed_version},
+                 {"window", ToJson(head.window)},
+                 {"last_session_number", head.last_session_number},
+                 {"sessions", std::move(sessions)},
+                 {"tensors", std::move(tensors)},
+                 {"gradients", head.gradients}};
+  // Without them it is what earlier releases read.
+  if (!head.ancestors.empty()) object[kAncestors] = ToJson(head.ancestors);
+  return object;
 }
 
 HeadCheckpoint HeadFromJson(const json& from) {
   HeadCheckpoint head;
-  const json& config = from.at("config");
+  json config = from.at("config");
+  config.emplace(kFixedSegments, false);
   ReadFields(config, kHeadFields, &head.config);
   if (const auto ignored = config.find("deferred_bytes"); ignored != config.end()) {
     head.ignored_deferred_bytes = ToCount(*ignored);
   }
   head.incarnation = from.at("incarnation").get<std::string>();
   head.saved_at = ToCount(from.at("saved_at"));
-  head.restores = ToUnsigned(from.at("restores"));
-  head.weight_version = ToUnsigned(from.at("weight_version"));
+  // The next ones are larger.
+  head.restores = static_cast<uint64_t>(ToCount(from.at("restores")));
+  if (from.contains(kAncestors)) head.ancestors = AncestorsFromJson(from.at(kAncestors));
+  head.weight_version = static_cast<uint64_t>(ToCount(from.at("weight_version")));
   head.optimizer_steps = ToCount(from.at("optimizer_steps"));
   head.last_committed_write = from.at("last_committed_write").get<std::string>();
   head.last_committed_version = ToUnsigned(from.at("last_committed_version"));

@@ -13,6 +13,9 @@ namespace lossd::engine {
 // Reads an integer from `least` to `most`. The library would also convert 2.5, true and numbers with more
 // bits.
 int64_t ToInteger(const nlohmann::json& value, int64_t least, int64_t most);
+// Likewise from 0 to a fourth of what fits: larger than any number that comes about, and small enough to go
+// on counting from.
+int64_t ToCount(const nlohmann::json& value);
 
 nlohmann::json ToJson(const HeadCheckpoint& head);
 // Chunks in tiles get their sizes, but no bytes yet. The caller still has to check whether a head can have

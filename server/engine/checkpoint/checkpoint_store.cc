@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/engine/checkpoint/checkpoint_json.h"
 #include "server/engine/checkpoint/checkpoint_manifest.h"
 #include "server/engine/common/errors.h"
 
@@ -310,10 +312,13 @@ absl::StatusOr<RestoreNumbers> CheckpointStore::LastRestore(const std::string& h
   if (!content.ok()) return content.status();
   try {
     if (content->at("format") == 1) {
-      return RestoreNumbers{content->at("restores").get<uint64_t>(),
-                            content->at("weight_version").get<uint64_t>()};
+      const auto number = [&content](const char* name) {
+        return static_cast<uint64_t>(ToCount(content->at(name)));
+      };
+      return RestoreNumbers{number("restores"), number("weight_version")};
     }
   } catch (const json::exception&) {  // said below
+  } catch (const std::invalid_argument&) {
   }
   return MakeError(absl::StatusCode::kDataLoss, RejectReason::kCheckpoint, "",
                    absl::StrCat("'", path,

@@ -57,9 +57,9 @@ absl::Status ValidateLengths(const Chunk& chunk, const HeadConfig& head, const H
                               " bytes, but options.distillation is not set"));
 }
 
-int64_t LabelAt(const Chunk& chunk, int64_t row) {
+int64_t LabelAt(const std::string& labels, int64_t row) {
   int64_t label = 0;
-  std::memcpy(&label, chunk.labels.data() + row * 8, sizeof(label));
+  std::memcpy(&label, labels.data() + row * 8, sizeof(label));
   return label;
 }
 
@@ -71,7 +71,7 @@ absl::Status ValidateGradientScale(const Chunk& chunk) {
 
 absl::Status ValidateLabels(const Chunk& chunk, const HeadConfig& head) {
   for (int64_t row = 0; row < chunk.tokens; ++row) {
-    const int64_t label = LabelAt(chunk, row);
+    const int64_t label = LabelAt(chunk.labels, row);
     if (label != chunk.ignore_index && (label < 0 || label >= head.vocab_size)) {
       return Invalid(RejectReason::kLabel, "labels",
                      absl::StrCat("labels[", row, "] is ", label, "; it must be in [0, ", head.vocab_size,
@@ -117,23 +117,12 @@ class NonFiniteCounter {
   int64_t torn_bytes_ = 0;
 };
 
-// Rows that are ignored may hold anything: padding often does.
 absl::Status ValidateFinite(const Chunk& chunk, const HiddenTensor& tensor) {
   if (tensor.payload.place() == MemoryPlace::kDevice) return absl::OkStatus();
-  const int64_t row_bytes = tensor.BytesOf(1);
-  NonFiniteCounter counter(tensor.payload, tensor.type);
-  int64_t bad = 0;
-  for (int64_t row = 0; row < chunk.tokens;) {
-    const bool ignored = LabelAt(chunk, row) == chunk.ignore_index;
-    int64_t end = row + 1;
-    while (end < chunk.tokens && (LabelAt(chunk, end) == chunk.ignore_index) == ignored) ++end;
-    if (ignored) {
-      counter.Skip((end - row) * row_bytes);
-    } else {
-      bad += counter.Count((end - row) * row_bytes);
-    }
-    row = end;
-  }
+  const int64_t bad =
+      tensor.payload.place() == MemoryPlace::kRank
+          ? tensor.payload.at_rank().non_finite
+          : CountNonFinite(tensor.payload, tensor.type, chunk.tokens, chunk.labels, chunk.ignore_index);
   if (bad == 0) return absl::OkStatus();
   return Invalid(RejectReason::kNonFinite, tensor.field,
                  absl::StrCat(tensor.field, " holds ", bad, " non-finite values of ",
@@ -141,6 +130,39 @@ absl::Status ValidateFinite(const Chunk& chunk, const HiddenTensor& tensor) {
 }
 
 }  // namespace
+
+void PlaceAtRank(const HeldTensors& held, const std::shared_ptr<const void>& owner, Chunk* chunk) {
+  const RankMemory memory{held.rank, held.number, held.non_finite};
+  chunk->hidden_states = Payload::At(memory, held.hidden_bytes, owner);
+  if (held.teacher_bytes > 0) {
+    const RankMemory of_teacher{held.rank, held.number, held.teacher_non_finite};
+    chunk->teacher_hidden = Payload::At(of_teacher, held.teacher_bytes, owner);
+  }
+  chunk->dx = {nullptr, MemoryPlace::kRank, owner};
+}
+
+// Rows that are ignored may hold anything: padding often does.
+int64_t CountNonFinite(const Payload& hidden_states, kernels::DataType type, int64_t tokens,
+                       const std::string& labels, int64_t ignore_index) {
+  const bool fits = tokens > 0 && hidden_states.size() % tokens == 0 &&
+                    static_cast<uint64_t>(tokens) == labels.size() / sizeof(int64_t);
+  const int64_t row_bytes = fits ? hidden_states.size() / tokens : 0;
+  if (row_bytes % kernels::SizeOf(type) != 0) return 0;
+  NonFiniteCounter counter(hidden_states, type);
+  int64_t bad = 0;
+  for (int64_t row = 0; fits && row < tokens;) {
+    const bool ignored = LabelAt(labels, row) == ignore_index;
+    int64_t end = row + 1;
+    while (end < tokens && (LabelAt(labels, end) == ignore_index) == ignored) ++end;
+    if (ignored) {
+      counter.Skip((end - row) * row_bytes);
+    } else {
+      bad += counter.Count((end - row) * row_bytes);
+    }
+    row = end;
+  }
+  return bad;
+}
 
 absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                             const HeadConfig* teacher) {

@@ -3,6 +3,7 @@
 #define LOSSD_SERVER_ENGINE_CHUNK_CHUNK_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -125,15 +126,17 @@ struct Chunk {
   std::optional<TensorRef> hidden_region;
   std::optional<TensorRef> teacher_hidden_region;
   std::optional<TensorRef> dx_region;
-  OutputRange dx;                       // of a region; null: dX goes into the answer
+  OutputRange dx;  // of a region, or at the rank that holds the hidden states; not set: into the answer
   std::optional<int64_t> window_token;  // of a deterministic session: the place of the first token
   absl::Status decode_status;  // not ok if a field could not be represented here (an unknown dtype, say)
   absl::Time received;
   Timing timing = Timing::kNone;
 
   int64_t payload_bytes() const { return token_bytes() + hidden_states.size() + teacher_hidden.size(); }
-  // Whether dX is to go into a region.
-  bool dx_elsewhere() const { return dx_region.has_value() || dx.data != nullptr; }
+  // Whether dX is to go into a region or stay at another rank.
+  bool dx_elsewhere() const { return dx_region.has_value() || dx.is_set(); }
+  // The rank that has the hidden states: 0, the leader, unless PlaceAtRank says otherwise.
+  int32_t holder() const { return hidden_states.at_rank().rank; }
   // Memory that the payload takes: more, where parts of larger blocks keep these.
   int64_t kept_bytes() const {
     return token_bytes() + hidden_states.kept_bytes() + teacher_hidden.kept_bytes();
@@ -148,6 +151,19 @@ struct Chunk {
     return static_cast<int64_t>(labels.size() + token_weights.size() + lse_gradients.size());
   }
 };
+
+// What a rank other than the leader holds of a chunk that came to it. The rest of the chunk is at the leader.
+struct HeldTensors {
+  int32_t rank = 1;
+  uint64_t number = 0;  // that the rank has given all of them, from 1
+  int64_t hidden_bytes = 0;
+  int64_t teacher_bytes = 0;
+  // Values of rows that are not ignored, as CountNonFinite says.
+  int64_t non_finite = 0;
+  int64_t teacher_non_finite = 0;
+};
+// Has the chunk's hidden states, those of a teacher and dX be at that rank. `owner` as Payload::At's.
+void PlaceAtRank(const HeldTensors& held, const std::shared_ptr<const void>& owner, Chunk* chunk);
 
 // What was wanted of each token, as kernels::RowReturns describes it; the rest is empty.
 struct TokenReturns {
@@ -194,9 +210,14 @@ struct ChunkAnswer {
 absl::Status ValidateTokens(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                             const HeadConfig* teacher = nullptr);
 
+// How many values of these hidden states [tokens, any width], in rows whose label is not ignore_index, are
+// not finite. 0 where the sizes do not fit each other, which is found elsewhere.
+int64_t CountNonFinite(const Payload& hidden_states, kernels::DataType type, int64_t tokens,
+                       const std::string& labels, int64_t ignore_index);
+
 // Checks everything about a chunk's content: sizes, labels, options, finiteness of the hidden states of rows
-// that are not ignored (unless they are in the device's memory: then the device checks them).
-// INVALID_ARGUMENT naming the field, what it is and what it must be.
+// that are not ignored (unless they are in the device's memory: then the device checks them; or at another
+// rank, which has). INVALID_ARGUMENT naming the field, what it is and what it must be.
 absl::Status ValidateContent(const Chunk& chunk, const HeadConfig& head, const ChunkLimits& limits,
                              const HeadConfig* teacher = nullptr);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -173,6 +174,36 @@ kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenR
     make(tokens * wanted.top_k, &returns->top_log_probabilities, &rows.top_log_probabilities);
   }
   return rows;
+}
+
+bool IsAnswer(int64_t tokens, const WantedReturns& wanted, const std::string& losses,
+              const TokenReturns& returns) {
+  const auto has = [tokens](const std::string& bytes, int64_t values) {
+    return bytes.size() == static_cast<size_t>(tokens * values * kValueBytes);
+  };
+  return has(losses, 1) && has(returns.log_sum_exp, wanted.log_sum_exp ? 1 : 0) &&
+         has(returns.z_losses, wanted.z_loss ? 1 : 0) &&
+         has(returns.log_probabilities, wanted.log_probability ? 1 : 0) &&
+         has(returns.entropies, wanted.entropy ? 1 : 0) &&
+         has(returns.predictions, wanted.prediction ? 1 : 0) &&
+         has(returns.target_ranks, wanted.target_rank ? 1 : 0) &&
+         has(returns.divergences, wanted.divergence ? 1 : 0) && has(returns.top_tokens, wanted.top_k) &&
+         has(returns.top_log_probabilities, wanted.top_k);
+}
+
+void PutInto(const kernels::RowReturns& rows, const TokenReturns& returns) {
+  const auto put = [](void* to, const std::string& from) {
+    if (to != nullptr) std::memcpy(to, from.data(), from.size());
+  };
+  put(rows.log_sum_exp, returns.log_sum_exp);
+  put(rows.z_loss, returns.z_losses);
+  put(rows.log_probability, returns.log_probabilities);
+  put(rows.entropy, returns.entropies);
+  put(rows.prediction, returns.predictions);
+  put(rows.target_rank, returns.target_ranks);
+  put(rows.divergence, returns.divergences);
+  put(rows.top_tokens, returns.top_tokens);
+  put(rows.top_log_probabilities, returns.top_log_probabilities);
 }
 
 void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answer) {

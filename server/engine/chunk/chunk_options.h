@@ -40,6 +40,12 @@ int64_t ReturnBytes(const WantedReturns& returns);
 // Makes the memory for `wanted` in `returns`.
 kernels::RowReturns Allocate(const WantedReturns& wanted, int64_t tokens, TokenReturns* returns);
 
+// Whether these are the losses and returns of so many tokens, of which `wanted` was wanted.
+bool IsAnswer(int64_t tokens, const WantedReturns& wanted, const std::string& losses,
+              const TokenReturns& returns);
+// Copies returns to where there is memory for exactly them.
+void PutInto(const kernels::RowReturns& rows, const TokenReturns& returns);
+
 // Fills in the sums of `answer`, whose losses and returns are there. `class_weights`: null if none count.
 void SumTokens(const Chunk& chunk, const float* class_weights, ChunkAnswer* answer);
 

@@ -152,6 +152,7 @@ std::string Describe(const HeadConfig& config) {
   absl::StrAppend(&text, Describe(config.optimizer));
   if (config.master_weights) absl::StrAppend(&text, ", master_weights");
   if (config.double_buffer) absl::StrAppend(&text, ", double_buffer");
+  if (config.fixed_segments) absl::StrAppend(&text, ", fixed_segments");
   return text;
 }
 

@@ -57,6 +57,9 @@ struct HeadConfig {
   bool master_weights = false;
   // A second gradient, for the next window while a flush holds this one. Not for frozen heads.
   bool double_buffer = false;
+  // Sums over the vocabulary (log-sum-exps of rows, dX) are made over eight fixed segments, so that results
+  // have the same bits on any number of devices (kernels/shard.h).
+  bool fixed_segments = false;
 
   bool operator==(const HeadConfig& other) const;
   int64_t elements() const { return vocab_size * hidden_size; }
@@ -109,7 +112,8 @@ inline constexpr std::tuple kHeadFields(ConfigField{"name", &HeadConfig::name},
                                         ConfigField{"bias", &HeadConfig::bias},
                                         ConfigField{"optimizer", &HeadConfig::optimizer},
                                         ConfigField{"master_weights", &HeadConfig::master_weights},
-                                        ConfigField{"double_buffer", &HeadConfig::double_buffer});
+                                        ConfigField{"double_buffer", &HeadConfig::double_buffer},
+                                        ConfigField{"fixed_segments", &HeadConfig::fixed_segments});
 
 // Calls visit(field) with one after the other.
 template <typename Fields, typename Visit>

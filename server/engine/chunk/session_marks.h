@@ -14,15 +14,27 @@ struct LaneMarks {
   uint64_t applied = 0;
 };
 
+// One of the histories that a head has: each restore from a checkpoint begins another one.
+struct HeadPast {
+  std::string incarnation;  // of the server; empty: not known
+  uint64_t restores = 0;    // of the head, by then
+
+  bool known() const { return !incarnation.empty(); }
+  bool operator==(const HeadPast&) const = default;
+};
+
 struct SessionMarks {
   std::string session_id;
   std::vector<LaneMarks> lanes;
+  // In which they are true: in another one the same numbers may stand for other chunks.
+  HeadPast past = {};
+  uint64_t generation = 0;  // that the head was known to have come to there
 };
 
 // One form for equal arguments: sorted, and only what the end of a window looks at.
 std::vector<SessionMarks> Canonical(std::vector<SessionMarks> marks);
 
-// Whether two in this form are equal.
+// Whether two in this form are equal, whatever their past.
 bool Same(const std::vector<SessionMarks>& a, const std::vector<SessionMarks>& b);
 
 // The first few of them: a message is no place for thousands.

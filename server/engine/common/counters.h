@@ -14,6 +14,25 @@ namespace lossd::engine {
 using Counter = std::atomic<uint64_t>;
 using Gauge = std::atomic<int64_t>;
 
+// What a histogram held at one moment.
+template <const auto& kUpperBounds>
+class HistogramReading {
+ public:
+  static constexpr auto& kBounds = kUpperBounds;
+  using Buckets = std::array<uint64_t, kUpperBounds.size() + 1>;
+
+  HistogramReading() = default;
+  HistogramReading(const Buckets& buckets, double sum) : buckets_(buckets), sum_(sum) {}
+
+  // As those of Histogram.
+  uint64_t bucket(size_t i) const { return buckets_[i]; }
+  double sum() const { return sum_; }
+
+ private:
+  Buckets buckets_{};
+  double sum_ = 0;
+};
+
 // A histogram in fixed buckets.
 template <const auto& kUpperBounds>
 class Histogram {
@@ -31,6 +50,11 @@ class Histogram {
   // Observations in bucket i alone; i == kBounds.size() holds those above every bound.
   uint64_t bucket(size_t i) const { return buckets_[i].load(std::memory_order_relaxed); }
   double sum() const { return sum_.load(std::memory_order_relaxed); }
+  HistogramReading<kUpperBounds> Read() const {
+    typename HistogramReading<kUpperBounds>::Buckets buckets;
+    for (size_t i = 0; i < buckets.size(); ++i) buckets[i] = bucket(i);
+    return {buckets, sum()};
+  }
 
  private:
   std::array<Counter, kBounds.size() + 1> buckets_{};

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace lossd::engine {
 namespace {
@@ -14,6 +15,7 @@ constexpr absl::string_view kReasonUrl = "lossd/reason";
 constexpr absl::string_view kFieldUrl = "lossd/field";
 constexpr absl::string_view kPositionUrl = "lossd/position";
 constexpr absl::string_view kRetryUrl = "lossd/retry";
+constexpr absl::string_view kRestores = "restores=";  // in a position
 
 constexpr std::array<const char*, kRejectReasonCount> kNames = {
     "malformed",       "shape",          "dtype",           "length",
@@ -52,6 +54,7 @@ void AttachPosition(absl::Status* status, const Position& position) {
   for (const LaneReplay& replay : position.replay) {
     absl::StrAppend(&text, " ", replay.lane, ":", replay.next_sequence);
   }
+  if (position.restores.has_value()) absl::StrAppend(&text, " ", kRestores, *position.restores);
   status->SetPayload(kPositionUrl, absl::Cord(text));
 }
 
@@ -76,6 +79,10 @@ std::optional<Position> PositionOf(const absl::Status& status) {
   if (words.size() < 2 || !absl::SimpleAtoi(words[1], &position.generation)) return std::nullopt;
   position.incarnation = words[0];
   for (size_t i = 2; i < words.size(); ++i) {
+    if (absl::string_view number = words[i]; absl::ConsumePrefix(&number, kRestores)) {
+      if (!absl::SimpleAtoi(number, &position.restores.emplace())) return std::nullopt;
+      continue;
+    }
     const std::pair<std::string, std::string> parts = absl::StrSplit(words[i], ':');
     LaneReplay replay;
     if (!absl::SimpleAtoi(parts.first, &replay.lane) ||

@@ -62,6 +62,8 @@ struct Position {
   std::string incarnation;
   uint64_t generation = 0;
   std::vector<LaneReplay> replay;
+  // How often the head has been restored, for a caller whose marks are of another past.
+  std::optional<uint64_t> restores = {};
 };
 
 // `field` names the request field at fault, or is empty.

@@ -6,6 +6,7 @@
 
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/shard.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
 
@@ -38,7 +39,10 @@ struct BatchKey {
   Bias bias = Bias::kIgnore;  // kUse only if the head has one
   WantedReturns returns = {};
   TeacherKind teacher = {};
-  Gradient* gradient = nullptr;  // what dW is added to; null: the head's own
+  kernels::Segments segments = kernels::Segments::kOfRanks;  // kFixed only if the device has them
+  Gradient* gradient = nullptr;                              // what dW is added to; null: the head's own
+  // Over ranks: the one that has the hidden states and gets losses, returns and dX.
+  int32_t holder = 0;
 
   bool operator==(const BatchKey&) const = default;
 };

@@ -35,6 +35,17 @@ bool IsDeviceName(absl::string_view name) {
          std::any_of(kinds.begin(), kinds.end(), [name](const DeviceKind& kind) { return kind.knows(name); });
 }
 
+std::string KindOf(absl::string_view name) { return std::string(name.substr(0, name.find(':'))); }
+
+std::vector<std::string> AllAccelerators() {
+  std::vector<std::string> names;
+  for (const DeviceKind& kind : DeviceKinds()) {
+    const int count = kind.accelerators();
+    for (int i = 0; i < count; ++i) names.push_back(absl::StrCat(KindOf(kind.automatic), ":", i));
+  }
+  return names;
+}
+
 absl::StatusOr<ChosenDevice> CreateDevice(const DeviceOptions& options) {
   if (options.name == kAuto) return CreateFirst(options);
   for (const DeviceKind& kind : DeviceKinds()) {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -13,6 +14,12 @@ namespace lossd::engine {
 
 // Whether a name is auto or one that a kind of device knows, whatever is there.
 bool IsDeviceName(absl::string_view name);
+
+// "cpu" of "cpu", "cuda" of "cuda:1": a group's ranks have devices of one kind.
+std::string KindOf(absl::string_view name);
+
+// Names of all accelerators of this machine, "cuda:0", "cuda:1". Their driver stays in the process.
+std::vector<std::string> AllAccelerators();
 
 struct ChosenDevice {
   std::unique_ptr<Device> device;

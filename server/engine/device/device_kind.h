@@ -31,6 +31,8 @@ struct DeviceKind {
   // `options.name` is one that it knows. FAILED_PRECONDITION if there is no such device, or if this program
   // was built without it; RESOURCE_EXHAUSTED if its memory is not there.
   absl::StatusOr<std::unique_ptr<Device>> (*create)(const DeviceOptions& options);
+  // How many accelerators of this kind this machine has; the CPU is none.
+  int (*accelerators)();
 };
 
 // All kinds, in the order in which auto tries them. CMakeLists.txt makes the source from its list of folders.

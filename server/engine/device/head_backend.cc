@@ -1,5 +1,8 @@
 #include "server/engine/device/head_backend.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/errors.h"
 
@@ -8,7 +11,9 @@ namespace lossd::engine {
 HiddenRows RowsIn(const Payload& payload) {
   const std::span<const ByteSpan> parts = payload.parts();
   HiddenRows rows{.place = payload.place()};
-  if (parts.size() == 1) {
+  if (payload.place() == MemoryPlace::kRank) {
+    rows.number = payload.at_rank().number;
+  } else if (parts.size() == 1) {
     rows.data = parts.front().data();
   } else {
     rows.parts = parts;
@@ -26,6 +31,42 @@ absl::StatusOr<std::shared_ptr<RegionMemory>> Device::CreateRegionMemory(RegionK
 
 namespace {
 
+void AddTo(GradientTallies::PerSegment* sum, const GradientTallies::PerSegment& other) {
+  for (size_t i = 0; i < other.size(); ++i) {
+    kernels::GradientTally& tally = (*sum)[i];
+    tally.squares += other[i].squares;
+    tally.largest = std::max(tally.largest, other[i].largest);
+    tally.non_finite += other[i].non_finite;
+  }
+}
+
+double NormOf(const GradientTallies::PerSegment& tallies) {
+  kernels::PerSegment<double> squares;
+  std::transform(tallies.begin(), tallies.end(), squares.begin(),
+                 [](const kernels::GradientTally& tally) { return tally.squares; });
+  return std::sqrt(kernels::SumOverSegments(kernels::kFixedSegments, squares));
+}
+
+}  // namespace
+
+void GradientTallies::Add(const GradientTallies& other) {
+  AddTo(&dw, other.dw);
+  AddTo(&db, other.db);
+}
+
+GradientStats StatsOf(const GradientTallies& tallies) {
+  GradientStats stats{.norm = NormOf(tallies.dw), .bias_norm = NormOf(tallies.db)};
+  for (const GradientTallies::PerSegment* of : {&tallies.dw, &tallies.db}) {
+    for (const kernels::GradientTally& tally : *of) {
+      stats.largest = std::max(stats.largest, tally.largest);
+      stats.non_finite += tally.non_finite;
+    }
+  }
+  return stats;
+}
+
+namespace {
+
 absl::Status NotThere(const char* what) {
   return absl::UnimplementedError(absl::StrCat("this device has no ", what));
 }
@@ -36,13 +77,36 @@ absl::Status HeadBackend::Logits(const LogitRows& /*rows*/) { return NotThere("L
 
 absl::Status HeadBackend::Fold(Gradient* /*from*/, Gradient* /*to*/) { return NotThere("Fold"); }
 
-absl::StatusOr<GradientStats> HeadBackend::Summarize(const Gradient* /*gradient*/, double /*scale*/) {
+absl::StatusOr<GradientTallies> HeadBackend::Summarize(const Gradient* /*gradient*/, double /*scale*/) {
   return NotThere("Summarize");
 }
 
-absl::StatusOr<GradientStats> HeadBackend::ApplyStep(const Gradient* /*gradient*/,
-                                                     const StepArguments& /*arguments*/) {
+absl::StatusOr<GradientTallies> HeadBackend::ApplyStep(const Gradient* /*gradient*/,
+                                                       const StepArguments& /*arguments*/) {
   return NotThere("optimizer");
+}
+
+absl::Status HeadBackend::SumSlices(Gradient* /*gradient*/, const ReplicaCommunicators& /*replicas*/) {
+  return NotThere("slices");
+}
+
+absl::StatusOr<GradientTallies> HeadBackend::TallySum(double /*scale*/,
+                                                      const ReplicaCommunicators& /*replicas*/) {
+  return NotThere("slices");
+}
+
+absl::Status HeadBackend::StepSlices(const StepArguments& /*arguments*/) { return NotThere("slices"); }
+
+absl::Status HeadBackend::GatherSlices(const ReplicaCommunicators& /*replicas*/) {
+  return NotThere("slices");
+}
+
+absl::Status HeadBackend::ReadSum(int64_t /*first_row*/, int64_t /*rows*/, float* /*out*/) {
+  return NotThere("slices");
+}
+
+absl::Status HeadBackend::ReadBiasSum(int64_t /*first_row*/, int64_t /*rows*/, float* /*out*/) {
+  return NotThere("slices");
 }
 
 absl::Status HeadBackend::ReadState(const std::string& /*tensor*/, int64_t /*first_row*/, int64_t /*rows*/,
@@ -58,6 +122,21 @@ absl::Status HeadBackend::WriteState(const std::string& /*tensor*/, int64_t /*fi
 absl::Status HeadBackend::WriteGradient(Gradient* /*gradient*/, int64_t /*first_row*/, int64_t /*rows*/,
                                         const float* /*dw*/, const float* /*bias*/) {
   return NotThere("WriteGradient");
+}
+
+absl::Status Device::NoShards() const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kOption, "devices",
+                   absl::StrCat("heads cannot be spread over several devices such as ", name(),
+                                " yet: give one of them, --device=", name()));
+}
+
+absl::StatusOr<MemoryPlan> Device::PlanShard(const HeadConfig& /*config*/, const HeadShard& /*shard*/) const {
+  return NoShards();
+}
+
+absl::StatusOr<std::unique_ptr<HeadBackend>> Device::CreateShard(const HeadConfig& /*config*/,
+                                                                 const HeadShard& /*shard*/) {
+  return NoShards();
 }
 
 absl::StatusOr<std::unique_ptr<Gradient>> Device::CreateGradient(const HeadConfig& /*config*/) {

@@ -21,9 +21,14 @@
 #include "kernels/data_type.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/logits.h"
+#include "kernels/optimizer.h"
+#include "kernels/segment_tree.h"
 #include "server/engine/chunk/chunk.h"
 #include "server/engine/chunk/head_config.h"
 #include "server/engine/device/batch_key.h"
+#include "server/engine/device/device_report.h"
+#include "server/engine/device/head_shard.h"
+#include "server/engine/device/replica_communicators.h"
 #include "server/engine/device/weight_buffers.h"
 #include "server/engine/memory/arena.h"
 #include "server/engine/memory/host_buffer.h"
@@ -45,6 +50,7 @@ struct HiddenRows {
   const void* data = nullptr;
   std::span<const ByteSpan> parts = {};
   MemoryPlace place = MemoryPlace::kHost;  // other than that: in one piece, aligned to 16 bytes
+  uint64_t number = 0;                     // of MemoryPlace::kRank, where there is nothing else: RankMemory's
 };
 HiddenRows RowsIn(const Payload& payload);
 
@@ -54,8 +60,9 @@ HiddenRows RowsIn(const Payload& payload);
 struct ChunkRows {
   enum class Accumulate { kYes, kNo };
 
-  int64_t tokens = 0;               // at least 1
-  HiddenRows hidden_states = {};    // [tokens, H] of the kind's hidden_type
+  int64_t tokens = 0;  // at least 1
+  // [tokens, H] of the kind's hidden_type. Of a kind that another rank holds they are there, as is dX.
+  HiddenRows hidden_states = {};
   HiddenRows teacher_hidden = {};   // with a teacher: [tokens, its H] of its hidden_type
   const int64_t* labels = nullptr;  // [tokens]
   int64_t ignore_index = -100;
@@ -68,11 +75,24 @@ struct ChunkRows {
   float* losses = nullptr;           // [tokens]; null if dW only
   kernels::RowReturns returns = {};  // in host memory; exactly what the kind's `returns` names
   void* dx = nullptr;                // [tokens, H] of the kind's dx_type; null if the kind's mode has none
-  MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes
+  MemoryPlace dx_place = MemoryPlace::kHost;  // other than that: aligned to 16 bytes; kRank: `dx` is null
+
+  bool wants_dx() const { return dx != nullptr || dx_place == MemoryPlace::kRank; }
 };
 
 struct BatchReport {
   int64_t rows_redone = 0;
+};
+
+// What a gradient times a factor adds up to in each fixed segment of the vocabulary (kernels/shard.h). A
+// device that does not tell them apart has all of it in one.
+struct GradientTallies {
+  using PerSegment = kernels::PerSegment<kernels::GradientTally>;
+  PerSegment dw = {};
+  PerSegment db = {};  // zeros without a bias
+
+  // Those of other rows.
+  void Add(const GradientTallies& other);
 };
 
 // Statistics of a gradient times a factor.
@@ -82,6 +102,9 @@ struct GradientStats {
   float largest = 0;     // largest finite magnitude of both
   int64_t non_finite = 0;
 };
+
+// Segments are added in one order: it does not matter which ranks have tallied them.
+GradientStats StatsOf(const GradientTallies& tallies);
 
 // One step of a head's optimizer, everything resolved. Formulas: docs/numerics.md.
 struct StepArguments {
@@ -138,7 +161,8 @@ class HeadBackend {
 
   // Replaces weights and bias.
   virtual absl::Status PublishWeights(WeightBuffers staged) = 0;
-  // Rows [first_row, first_row + rows) converted to `type` into `out`.
+  // Rows [first_row, first_row + rows) converted to `type` into `out`: of another type than the head's from
+  // the master, where there is one.
   virtual absl::Status ReadWeightRows(int64_t first_row, int64_t rows, kernels::DataType type, void* out) = 0;
   // The same rows of the bias. Only of heads that have one.
   virtual absl::Status ReadBias(int64_t first_row, int64_t rows, float* out) = 0;
@@ -158,8 +182,9 @@ class HeadBackend {
   virtual int64_t RowsPerBatch(const BatchKey& kind) const = 0;
   // `kind.teacher.backend` stays, and with it the weights that it has now, until the batch is done. Starts
   // loss, dX and, for chunks that accumulate, dW and db += of at least one chunk; or what of these the mode
-  // has. A row's loss and dX are bitwise the same whatever batch it comes in; dW is summed in the order of
-  // rows. Only while the device has fewer batches under way than it may have.
+  // has. A row's loss and dX are bitwise the same whatever batch it comes in, and whoever holds it; dW is
+  // summed in the order of rows. Only while the device has fewer batches under way than it may have, and
+  // with another holder than rank 0 only if it is a group.
   virtual void StartBatch(const BatchKey& kind, std::span<const ChunkRows> chunks,
                           BatchCallbacks callbacks) = 0;
 
@@ -174,15 +199,34 @@ class HeadBackend {
 
   // Gradients in one place: adds `from` to `to` (null: the head's own), elementwise, and resets it.
   virtual absl::Status Fold(Gradient* from, Gradient* to);
-  // Statistics of a gradient, null for the head's own.
-  virtual absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale);
+  // What a gradient, null for the head's own, adds up to.
+  virtual absl::StatusOr<GradientTallies> Summarize(const Gradient* gradient, double scale);
   // Updates the weights, the master if there is one and the optimizer's state by this gradient, null for the
   // head's own; everything made of the weights is then that of the new ones. Bitwise repeatable. Tells what
   // Summarize with gradient_scale would have. Only of heads with an optimizer.
-  virtual absl::StatusOr<GradientStats> ApplyStep(const Gradient* gradient, const StepArguments& arguments);
+  virtual absl::StatusOr<GradientTallies> ApplyStep(const Gradient* gradient, const StepArguments& arguments);
+
+  // A head over replicas (HeadShard) has these in place of ApplyStep. It is one that has a gradient; every
+  // replica makes the same calls in the same order. One that exchanges something may fail with UNAVAILABLE,
+  // because a replica was lost; it is then made again by all of them, with new communicators.
+  //
+  // Adds up this gradient, null for the head's own, of all replicas in their order, which it leaves as it is,
+  // into a sum of the rows that are stepped here: the same bits wherever a row is.
+  virtual absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas);
+  // What the sum adds up to, of all replicas. Like all that takes the sum it is INTERNAL without one: before
+  // SumSlices, and behind one that failed.
+  virtual absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas);
+  // Updates the rows that are stepped here by the sum.
+  virtual absl::Status StepSlices(const StepArguments& arguments);
+  // All rows become those of who has stepped them, and what is made of the weights that of the new ones.
+  virtual absl::Status GatherSlices(const ReplicaCommunicators& replicas);
+  // Rows of the sum, and of the bias's; of those that are stepped here.
+  virtual absl::Status ReadSum(int64_t first_row, int64_t rows, float* out);
+  virtual absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out);
 
   // Checkpoints: what there is beside gradients, and rows of it as they are. What was written counts from
-  // RestoreState on, which comes last.
+  // RestoreState on, which comes last. Over replicas the master and the optimizer's state are only of rows
+  // that are stepped here, and GatherSlices comes after RestoreState.
   virtual std::vector<StateTensor> StateTensors() const { return {}; }
   virtual absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out);
   virtual absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows, const void* in);
@@ -201,11 +245,6 @@ class HeadBackend {
   virtual MemoryPlan MemoryReport() const = 0;
 };
 
-struct DeviceTotals {
-  int64_t total_bytes = 0;
-  int64_t free_bytes = 0;
-};
-
 // A device that heads are created on. CreateHead, CreateGradient, and what tells of sizes, may be called by
 // any thread, one at a time; the rest belongs to the owner thread.
 class Device : public RegionSource {
@@ -214,6 +253,8 @@ class Device : public RegionSource {
 
   virtual std::string name() const = 0;         // "cpu"
   virtual std::string description() const = 0;  // for people
+  // Whether it is the host itself, whose memory and processors all ranks of a host share.
+  virtual bool IsHost() const { return false; }
   // Where a GPU is, "00000000:1b:00.0", as the driver's tools name it; empty for what is none.
   virtual std::string pci_bus_id() const { return ""; }
   // What heads and the device's own buffers may take together.
@@ -222,6 +263,20 @@ class Device : public RegionSource {
   virtual absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const = 0;
   // Takes the memory. RESOURCE_EXHAUSTED if the system does not give it.
   virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) = 0;
+  // The same for what one rank of a group has of a head: `config` is of these rows alone, but for its class
+  // weights, which are those of the whole vocabulary. StartBatch and Logits are then called at every rank, in
+  // the same order and with the same arguments, but for what only the answering rank has: hidden states, and
+  // memory for results. FAILED_PRECONDITION from a device that cannot be part of a group:
+  // SpreadsHeads().
+  virtual bool SpreadsHeads() const { return false; }
+  // Before the first shard: all ranks call it at the same time, and it waits for them. `communicator` moves
+  // memory of the device, and outlives it. FAILED_PRECONDITION if these devices cannot be one group.
+  virtual absl::Status JoinRanks(kernels::collectives::Communicator* /*communicator*/) {
+    return absl::OkStatus();
+  }
+  virtual absl::StatusOr<MemoryPlan> PlanShard(const HeadConfig& config, const HeadShard& shard) const;
+  virtual absl::StatusOr<std::unique_ptr<HeadBackend>> CreateShard(const HeadConfig& config,
+                                                                   const HeadShard& shard);
   // A gradient for a head of this configuration, beside its own, and what it takes. Used with that head
   // alone, and destroyed while none of its batches is under way, before the device. RESOURCE_EXHAUSTED if the
   // system does not give the memory.
@@ -229,10 +284,21 @@ class Device : public RegionSource {
     return {{"gradient", config.gradient_bytes() + config.bias_gradient_bytes()}};
   }
   virtual absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& config);
+  // Whether batches of such a head may have kernels::Segments::kFixed. Without it there are none with
+  // fixed_segments, and chunks of deterministic sessions have the same bits only on the same number of
+  // devices.
+  virtual bool HasFixedSegments(const HeadConfig& /*config*/) const { return false; }
   // Hidden-state bytes of the chunks that it would rather have; 0: no opinion.
   virtual int64_t PreferredChunkBytes() const { return 0; }
   // All of its memory, whoever uses it; zeros if it does not tell. Any thread's, beside every other call.
   virtual DeviceTotals Totals() const { return {}; }
+  // The ranks that it is made of, without the leader's memory; none if it is no group. Any thread's, beside
+  // every other call, for none of which it waits.
+  virtual GroupReport Group() const { return {}; }
+  // Has the device do a little, whatever else it does, and waits until it is done: for ever, if the device
+  // does not come back. An error means that nothing will work any more. Any thread's, beside every other
+  // call.
+  virtual absl::Status RoundTrip() { return absl::OkStatus(); }
   // Memory that belongs to the device rather than to a head.
   virtual MemoryPlan SharedMemory() const = 0;
   // Memory of the host that the device copies from and to by itself, for payloads and results; nothing if it
@@ -256,6 +322,9 @@ class Device : public RegionSource {
   // Calls back for everything that has become final since the last call, in the order in which batches were
   // started. Never blocks. To be called again and again while anything is under way.
   virtual void Poll() {}
+
+  // Why SpreadsHeads() is false.
+  absl::Status NoShards() const;
 };
 
 }  // namespace lossd::engine

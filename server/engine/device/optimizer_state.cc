@@ -1,7 +1,5 @@
 #include "server/engine/device/optimizer_state.h"
 
-#include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -43,13 +41,6 @@ absl::StatusOr<kernels::OptimizerCoefficients> CoefficientsFor(const HeadConfig&
                                   " was created with momentum 0 and keeps no buffer for it"));
   }
   return coefficients;
-}
-
-GradientStats StatsOf(const kernels::GradientTally& dw, const kernels::GradientTally& db) {
-  return {.norm = std::sqrt(dw.squares),
-          .bias_norm = std::sqrt(db.squares),
-          .largest = std::max(dw.largest, db.largest),
-          .non_finite = dw.non_finite + db.non_finite};
 }
 
 std::vector<StateEntry> StateEntriesOf(const HeadConfig& config) {

@@ -17,9 +17,6 @@ namespace lossd::engine {
 absl::StatusOr<kernels::OptimizerCoefficients> CoefficientsFor(const HeadConfig& config,
                                                                const StepArguments& arguments);
 
-// `db` is the tally of an empty gradient if the head has no bias.
-GradientStats StatsOf(const kernels::GradientTally& dw, const kernels::GradientTally& db);
-
 enum class StatePart { kWeight, kMaster, kFirstMoment, kSecondMoment };
 enum class StateOf { kMatrix, kBias };
 

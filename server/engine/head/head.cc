@@ -25,7 +25,8 @@ SessionTable::Settings SettingsOf(const HeadConfig& config, const HeadEnvironmen
           .frozen = config.weight_gradients == WeightGradients::kFrozen,
           .hidden_size = config.hidden_size,
           .limits = environment.limits,
-          .place_timeout = environment.place_timeout};
+          .place_timeout = environment.place_timeout,
+          .fixed_segments = environment.device->HasFixedSegments(config)};
 }
 
 }  // namespace
@@ -45,6 +46,7 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
                 .counters = environment_.counters,
                 .head_counters = &counters_,
                 .device_done = environment_.device_done}),
+      history_(environment_.incarnation),
       sessions_(SettingsOf(config_, environment_), environment_.counters, &counters_),
       window_(gradients_.has_second() ? Gradients::kTwo : Gradients::kOne),
       weights_(config_.name),

@@ -88,6 +88,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
     uint64_t generation = 0;
     std::vector<LaneMarks> lanes;
     uint64_t restores = 0;  // of the head, so far
+    // When the checkpoint of the last restore was saved, if that is known.
+    std::optional<uint64_t> restored_from = {};
   };
   // The open session of this client, or a new one under `new_session_id`. INVALID_ARGUMENT if it is open with
   // another number of lanes, or deterministic only here or there.
@@ -111,6 +113,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // The stream is gone: what it had queued and was not started is withdrawn. Ignored if another stream took
   // the lane.
   void DetachLane(const LaneAttachment& lane);
+  // False of a session that is not there.
+  bool IsDeterministic(const std::string& session_id) const;
 
   // Lets chunks be looked at again that have waited for a place longer than they may. To be called now and
   // then.
@@ -292,8 +296,16 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
                                                                const std::vector<SessionMarks>& marks,
                                                                const StepRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether a call of this generation may end the window, or one that ends it may begin now.
-  absl::Status CheckGenerationLocked(uint64_t generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // ABORTED with the server's position for marks of a past that this head does not go on from, or of beyond
+  // where it does: the window may have come to the same numbers with other chunks. Those of sessions that
+  // `known`, marks of an earlier call, has of the same past, or of one that was not told, are right as well.
+  absl::Status CheckPastLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
+                               const std::vector<SessionMarks>& known = {}) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether a call of this generation that names these marks may end the window, or one that ends it may
+  // begin now.
+  absl::Status CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSealableLocked(const std::vector<SessionMarks>& marks) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Called when everything that was accepted before the call is in the gradients. Ok if that still matches
@@ -381,6 +393,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   uint64_t gradient_changes_ = 0;  // counted: two equal numbers are equal gradients
 
   Lifecycle lifecycle_ ABSL_GUARDED_BY(mutex_);
+  HeadHistory history_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);
   WeightStore weights_ ABSL_GUARDED_BY(mutex_);

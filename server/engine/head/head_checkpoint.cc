@@ -20,6 +20,18 @@ bool Reopens(Head::RestoreAs as, const HeadCheckpoint& state) {
   return as == Head::RestoreAs::kTagged && state.window.state == WindowState::kSealed;
 }
 
+// What a restored head goes on from.
+Ancestor AncestorOf(const HeadCheckpoint& state) {
+  Ancestor ancestor{{state.incarnation, state.restores}, state.window.generation, {}};
+  for (const SessionCheckpoint& session : state.sessions) {
+    SessionMarks& marks = ancestor.marks.emplace_back(SessionMarks{session.id, {}});
+    for (const AccumulationLedger::Lane& lane : session.session.lanes) {
+      marks.lanes.push_back({static_cast<int32_t>(marks.lanes.size()), lane.accepted, lane.accepted});
+    }
+  }
+  return ancestor;
+}
+
 Window Reopened(Window window) {
   window.state = WindowState::kOpen;
   window.tokens += std::exchange(window.next_tokens, 0);
@@ -30,7 +42,7 @@ Window Reopened(Window window) {
 
 uint64_t Head::restores() const {
   const MutexLock lock(mutex_);
-  return lifecycle_.restores();
+  return history_.restores();
 }
 
 // Saving
@@ -72,7 +84,8 @@ absl::StatusOr<CapturedHead> Head::CaptureLocked(SaveAs as) const {
   HeadCheckpoint& state = captured.state;
   state.config = config_;
   state.incarnation = environment_.incarnation;
-  state.restores = lifecycle_.restores();
+  state.restores = history_.restores();
+  state.ancestors = history_.ancestors();
   WeightStore::State weights = weights_.state();
   state.weight_version = weights.version;
   state.optimizer_steps = weights.optimizer_steps;
@@ -108,7 +121,7 @@ std::vector<GradientFile> Head::GradientFilesLocked(const HeadCheckpoint& state)
 }
 
 StateKeys Head::KeysLocked() const {
-  const std::string head = absl::StrCat(number_, ".", lifecycle_.restores(), ".");
+  const std::string head = absl::StrCat(number_, ".", history_.restores(), ".");
   return {.weights = absl::StrCat(head, weights_.version()),
           .optimizer = absl::StrCat(head, weights_.optimizer_steps()),
           .gradients = absl::StrCat(head, window_.generation(), ".", gradient_changes_)};
@@ -260,7 +273,12 @@ void Head::Install(RestoreAs as, const RestoreNumbers& numbers, HeadCheckpoint s
       window_.Install(state.window, absl::Now());
       weights_.Install({version, state.optimizer_steps, tagged ? "" : state.last_committed_write,
                         state.last_committed_version});
-      lifecycle_.EndRestore(tagged ? numbers.restores : state.restores);
+      if (tagged) {
+        history_.Restore(numbers.restores, state.ancestors, AncestorOf(state));
+      } else {
+        history_.Continue(state.restores, state.ancestors);
+      }
+      lifecycle_.EndRestore();
       restored =
           MakeError(absl::StatusCode::kUnavailable, RejectReason::kCheckpoint, "head",
                     absl::StrCat("head ", config_.name, " was restored from a checkpoint of generation ",

@@ -20,6 +20,19 @@ void KeepOperands(Chunk& chunk) {
   }
 }
 
+// What can only be done with a chunk whose tensors are at the leader.
+absl::Status CheckHolder(const Chunk& chunk, bool deterministic) {
+  if (chunk.holder() == 0) return absl::OkStatus();
+  const bool in_region = chunk.hidden_region.has_value() || chunk.teacher_hidden_region.has_value() ||
+                         chunk.dx_region.has_value();
+  if (!in_region && !deterministic) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, in_region ? RejectReason::kRegion : RejectReason::kOption,
+      "hidden_states",
+      absl::StrCat(in_region ? "a chunk that names a region" : "a chunk of a deterministic session",
+                   " came to rank ", chunk.holder(), "; it has to be sent to the server's own address"));
+}
+
 }  // namespace
 
 absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk& chunk,
@@ -35,6 +48,7 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
     }
     deterministic = sessions_.IsDeterministic(lane.session_id);
   }
+  if (absl::Status refusal = CheckHolder(chunk, deterministic); !refusal.ok()) return refusal;
   // The whole content is checked before any of it is scheduled, and without the lock: it takes time. Only
   // this stream moves its lane on, so the sequence is still right afterwards; everything else is looked at
   // again.
@@ -64,6 +78,9 @@ absl::StatusOr<Head::Submission> Head::Submit(const LaneAttachment& lane, Chunk&
   if (*admission == Admission::kRepeat && rejection.ok()) {
     rejection = sessions_.EarlierRejection(lane.session_id, lane.lane, chunk);
   }
+  if (absl::Status one = sessions_.CheckHolder(lane.session_id, lane.lane, chunk.holder()); !one.ok()) {
+    return one;
+  }
   std::shared_ptr<ChunkItem> item = MakeItemLocked(lane, *admission, chunk, std::move(rejection), teacher);
   item->remembered = remembered;
   sessions_.Enqueue(item);
@@ -79,6 +96,7 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
   item->session_id = lane.session_id;
   item->lane = lane.lane;
   item->repeat = admission == Admission::kRepeat;
+  item->batch_key.holder = chunk.holder();  // a rejected one keeps its place among those of its lane, too
   if (!rejection.ok()) {
     item->chunk = std::move(chunk);
     item->Reject(std::move(rejection));
@@ -92,6 +110,7 @@ std::shared_ptr<ChunkItem> Head::MakeItemLocked(const LaneAttachment& lane, Admi
   }
   item->batch_key = teacher == nullptr ? KindOf(chunk, config_)
                                        : KindOf(chunk, config_, &teacher->config_, teacher->backend_address_);
+  sessions_.FixSegments(lane.session_id, &item->batch_key);
   item->batch_key.gradient = gradients_.Of(window_.InSecond(chunk.generation));
   item->rows = chunk.tokens;
   if (teacher != nullptr) item->batch_key.teacher.head_number = teacher->number_;

@@ -16,6 +16,10 @@ HeadInfo Head::Info() const {
   info.window_state = window_.state();
   info.window_tokens = window_.tokens();
   if (!frozen()) info.window_marks = sessions_.WindowMarks();
+  for (SessionMarks& marks : info.window_marks) {
+    marks.past = history_.now();
+    marks.generation = window_.generation();
+  }
   if (reservation_ != nullptr) info.memory = reservation_->plan();
   const MemoryPlan sessions = sessions_.Memory();
   info.memory.insert(info.memory.end(), sessions.begin(), sessions.end());

@@ -78,11 +78,11 @@ void Head::AnswerLogits() {
 // rows before.
 absl::Status Head::BeginLogitsLocked(LogitsCall& call) const {
   const uint64_t version = weights_.version();
-  const bool others = call.answer.weight_version != version || call.answer.restores != lifecycle_.restores();
+  const bool others = call.answer.weight_version != version || call.answer.restores != history_.restores();
   if (others && call.rows_done > 0) ++call.restarts;
   if (others) call.rows_done = 0;
   call.answer.weight_version = version;
-  call.answer.restores = lifecycle_.restores();
+  call.answer.restores = history_.restores();
   const LogitsRequest& request = call.request;
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
   if (request.cancelled && request.cancelled()) return absl::CancelledError("the client went away");

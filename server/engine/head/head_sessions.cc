@@ -18,7 +18,7 @@ absl::StatusOr<Head::SessionInfo> Head::OpenSession(const std::string& client_ke
       sessions_.Open(client_key, rank, lanes, new_session_id, deterministic, memory);
   if (!opened.ok()) return opened.status();
   return SessionInfo{std::move(opened->session_id), window_.generation(), std::move(opened->lanes),
-                     lifecycle_.restores()};
+                     history_.restores(), history_.restored_from()};
 }
 
 absl::StatusOr<bool> Head::NeedsGradient(const std::string& client_key, int32_t rank) {
@@ -76,6 +76,11 @@ absl::StatusOr<LaneAttachment> Head::AttachLane(const std::string& session_id, i
   TellEnd(cut, MakeError(absl::StatusCode::kAborted, RejectReason::kFenced, "lane",
                          absl::StrCat("another stream took lane ", lane, " of session ", session_id)));
   return attachment;
+}
+
+bool Head::IsDeterministic(const std::string& session_id) const {
+  const MutexLock lock(mutex_);
+  return sessions_.IsDeterministic(session_id);
 }
 
 void Head::DetachLane(const LaneAttachment& lane) {

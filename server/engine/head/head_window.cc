@@ -1,4 +1,5 @@
 // How a head's gradient window ends: the two-phase flush, and the step of the optimizer; and a look at it.
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -28,13 +29,42 @@ absl::Status CheckFlushArguments(const HeadConfig& head, float gradient_scale) {
 
 // What flushes and steps have in common
 
+absl::Status Head::CheckPastLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
+                                   const std::vector<SessionMarks>& known) const {
+  for (const SessionMarks& session : marks) {
+    if (history_.Has(generation, session)) continue;
+    const bool same = std::any_of(known.begin(), known.end(), [&session](const SessionMarks& one) {
+      return one.session_id == session.session_id && (!one.past.known() || one.past == session.past);
+    });
+    if (same) continue;
+    absl::Status status = MakeError(
+        absl::StatusCode::kAborted, RejectReason::kIncarnation, "marks",
+        absl::StrCat(
+            "marks of session ", session.session_id, " are of before head ", config_.name,
+            " was restored from a checkpoint, or of another server: what they stand for may be undone"));
+    AttachPosition(&status, {environment_.incarnation, window_.generation(), {}, history_.restores()});
+    return status;
+  }
+  return absl::OkStatus();
+}
+
 // ABORTED with the server's position; FAILED_PRECONDITION for the window behind one that a flush still holds.
-absl::Status Head::CheckGenerationLocked(uint64_t generation) const {
-  if (generation == window_.generation()) return absl::OkStatus();
+absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const {
+  if (generation == window_.generation()) return CheckPastLocked(generation, marks);
   if (absl::Status behind = window_.CheckNotBehindFlush(generation); !behind.ok()) return behind;
-  return PositionErrorLocked(
+  absl::Status status = PositionErrorLocked(
       absl::StatusCode::kAborted, RejectReason::kGeneration, "generation",
       absl::StrCat("generation is ", generation, "; the server is at ", window_.generation()), "");
+  // That window came about in a past that a restore has undone.
+  const HeadPast& now = history_.now();
+  const bool undone = generation > window_.generation() &&
+                      std::any_of(marks.begin(), marks.end(), [&now](const SessionMarks& session) {
+                        return session.past.known() && session.past != now;
+                      });
+  if (undone) {
+    AttachPosition(&status, {environment_.incarnation, window_.generation(), {}, history_.restores()});
+  }
+  return status;
 }
 
 absl::Status Head::CheckSealableLocked(const std::vector<SessionMarks>& marks) const {
@@ -54,6 +84,7 @@ WindowGradient Head::WindowGradientLocked() const {
 
 Head::Resumes Head::BeginWindowLocked() {
   sessions_.BeginWindow();
+  history_.BeginWindow();
   DropForgottenLocked();
   return sessions_.TakeWaiting();
 }
@@ -103,7 +134,7 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
                                                                 float gradient_scale, FlushCallback& done) {
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckFlushArguments(config_, gradient_scale); !right.ok()) return right;
-  if (absl::Status place = CheckGenerationLocked(generation); !place.ok()) return place;
+  if (absl::Status place = CheckPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinFlush(marks, gradient_scale, done);
   if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;
   window_.BeginFlush(marks, gradient_scale, std::move(done));
@@ -262,7 +293,7 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
   if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
-  if (absl::Status place = CheckGenerationLocked(generation); !place.ok()) return place;
+  if (absl::Status place = CheckPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinStep(marks, request, done);
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
   if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;
@@ -277,6 +308,9 @@ std::optional<absl::StatusOr<StepResult>> Head::RepeatedStepLocked(uint64_t gene
                                                                    const std::vector<SessionMarks>& marks,
                                                                    const StepRequest& request) {
   const StepRecord& last = window_.last_step();
+  if (generation == last.generation) {
+    if (absl::Status past = CheckPastLocked(generation, marks, last.marks); !past.ok()) return past;
+  }
   const bool may_have_moved = generation == last.generation && generation + 1 == window_.generation() &&
                               window_.state() == WindowState::kOpen;
   const bool moved = may_have_moved && sessions_.OnlyLookedSince(last.marks, marks);
@@ -332,16 +366,17 @@ absl::StatusOr<StepResult> Head::TakeStep(const StepRequest& request, const Wind
   if (absl::Status folded = gradients_.FoldSessions(gradient); !folded.ok()) return folded;
   StepResult result;
   if (request.non_finite == NonFinite::kSkip) {
-    const absl::StatusOr<GradientStats> stats = backend_->Summarize(gradient.window, request.gradient_scale);
-    if (!stats.ok()) return stats.status();
-    result.stats = *stats;
-    result.skipped = stats->non_finite > 0;
+    const absl::StatusOr<GradientTallies> tallies =
+        backend_->Summarize(gradient.window, request.gradient_scale);
+    if (!tallies.ok()) return tallies.status();
+    result.stats = StatsOf(*tallies);
+    result.skipped = result.stats.non_finite > 0;
   }
   if (!result.skipped) {
-    const absl::StatusOr<GradientStats> stats =
+    const absl::StatusOr<GradientTallies> tallies =
         backend_->ApplyStep(gradient.window, Resolve(config_.optimizer, request, steps + 1));
-    if (!stats.ok()) return stats.status();
-    result.stats = *stats;
+    if (!tallies.ok()) return tallies.status();
+    result.stats = StatsOf(*tallies);
   }
   backend_->Reset(gradient.window);
   return result;
@@ -396,7 +431,7 @@ absl::Status Head::CheckStatsLocked(uint64_t generation, const std::vector<Sessi
     return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kConflict, "head",
                      absl::StrCat("head ", config_.name, " is frozen: it has no gradient"));
   }
-  if (absl::Status place = CheckGenerationLocked(generation); !place.ok()) return place;
+  if (absl::Status place = CheckPlaceLocked(generation, marks); !place.ok()) return place;
   // BeginFlush returned the statistics of a sealed window already.
   if (window_.state() == WindowState::kSealed) return window_.CheckOpen();
   return marks.empty() ? absl::OkStatus() : sessions_.Match(marks);

@@ -39,6 +39,18 @@ MemoryPlan Merged(const MemoryPlan& plan) {
   return merged;
 }
 
+MemoryPlan ByPurpose(const MemoryUsage& usage) {
+  MemoryPlan plan;
+  for (const absl::string_view purpose : kMemoryPurposes) {
+    for (int place = 0; place < kMemoryPlaceCount; ++place) {
+      plan.push_back({std::string(purpose), 0, static_cast<MemoryPlace>(place)});
+    }
+  }
+  plan.insert(plan.end(), usage.shared.begin(), usage.shared.end());
+  for (const auto& [head, items] : usage.heads) plan.insert(plan.end(), items.begin(), items.end());
+  return Merged(plan);
+}
+
 absl::Status MemoryBudget::CheckLocked(const std::string& head, absl::string_view what,
                                        const MemoryPlan& plan) const {
   const int64_t wanted = TotalBytes(plan);

@@ -44,6 +44,9 @@ struct MemoryUsage {
   MemoryPlan shared;                        // belongs to the device or to no head
 };
 
+// All of it by purpose and place. Purposes and places without any are listed, too.
+MemoryPlan ByPurpose(const MemoryUsage& usage);
+
 // Thread-safe.
 class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
  public:

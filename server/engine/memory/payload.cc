@@ -14,6 +14,8 @@ const char* Name(MemoryPlace place) {
       return "pinned";
     case MemoryPlace::kDevice:
       return "device";
+    case MemoryPlace::kRank:
+      return "rank";
   }
   return "host";
 }
@@ -42,6 +44,14 @@ Payload Payload::Of(const ResultBytes& bytes) {
 Payload Payload::In(ByteSpan part, MemoryPlace place, std::shared_ptr<const void> owner) {
   Payload payload({part}, std::move(owner), /*kept_bytes=*/0);
   payload.place_ = place;
+  return payload;
+}
+
+Payload Payload::At(const RankMemory& memory, int64_t bytes, std::shared_ptr<const void> owner) {
+  Payload payload({}, std::move(owner), /*kept_bytes=*/0);
+  payload.size_ = bytes;
+  payload.place_ = MemoryPlace::kRank;
+  payload.at_rank_ = memory;
   return payload;
 }
 

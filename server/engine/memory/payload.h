@@ -19,9 +19,17 @@ enum class MemoryPlace {
   kHost,
   kRegisteredHost,  // known to the device, which copies from and to it by itself
   kDevice,          // an address of the device: the host cannot read it
+  kRank,            // of another rank's process: known here by its number there
 };
-inline constexpr int kMemoryPlaceCount = 3;
-const char* Name(MemoryPlace place);  // "host", "pinned", "device"
+inline constexpr int kMemoryPlaceCount = 3;  // in which a process has memory of its own
+const char* Name(MemoryPlace place);         // "host", "pinned", "device", "rank"
+
+// A tensor that another rank of the group holds, as the leader knows it.
+struct RankMemory {
+  int32_t rank = 0;
+  uint64_t number = 0;     // that the rank has given it
+  int64_t non_finite = 0;  // values in it that count and are not finite, as the rank has found
+};
 
 // Memory for bytes that are about to be written, all of them: nothing clears it before. Copies share it.
 class ResultBytes {
@@ -44,7 +52,8 @@ class ResultBytes {
   MemoryPlace place_ = MemoryPlace::kHost;
 };
 
-// Immutable; copies share the memory. An empty payload has no parts, and no part is empty.
+// Immutable; copies share the memory. An empty payload has no parts, and no part is empty. One that another
+// rank holds has none either, whatever its size.
 class Payload {
  public:
   Payload() = default;
@@ -57,13 +66,17 @@ class Payload {
   // One part of memory that stays the owner's whatever happens here, such as a region's, and is counted
   // there: others may write to it at any time. Aligned to 16 bytes.
   static Payload In(ByteSpan part, MemoryPlace place, std::shared_ptr<const void> owner);
+  // `bytes` that a rank holds, without parts here. `owner`, as long as it lives, has them held there.
+  static Payload At(const RankMemory& memory, int64_t bytes, std::shared_ptr<const void> owner);
 
   int64_t size() const { return size_; }
   int64_t kept_bytes() const { return kept_bytes_; }
   std::span<const ByteSpan> parts() const { return parts_; }
   MemoryPlace place() const { return place_; }
+  // Where it is, of MemoryPlace::kRank; for any other place it says rank 0.
+  const RankMemory& at_rank() const { return at_rank_; }
 
-  // The same bytes as one part with memory of its own.
+  // The same bytes as one part with memory of its own. Not of MemoryPlace::kRank.
   Payload Gathered() const;
 
  private:
@@ -72,13 +85,17 @@ class Payload {
   int64_t size_ = 0;
   int64_t kept_bytes_ = 0;
   MemoryPlace place_ = MemoryPlace::kHost;
+  RankMemory at_rank_;
 };
 
-// Where results are to be written instead of memory made for them. Null: nowhere.
+// Where results are to be written instead of memory made for them.
 struct OutputRange {
-  std::byte* data = nullptr;  // aligned to 16 bytes
-  MemoryPlace place = MemoryPlace::kHost;
+  std::byte* data = nullptr;               // aligned to 16 bytes; null of MemoryPlace::kRank
+  MemoryPlace place = MemoryPlace::kHost;  // kRank: they stay with the hidden states
   std::shared_ptr<const void> owner;
+
+  // Whether it is a place at all.
+  bool is_set() const { return data != nullptr || place == MemoryPlace::kRank; }
 };
 
 // Goes through a payload from its beginning, part by part.

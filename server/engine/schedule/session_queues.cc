@@ -16,11 +16,14 @@ constexpr int kMostPassedOver = 8;
 void SessionQueues::Add(Chunk chunk, uint64_t number, Clock::time_point arrival) {
   Session& session = sessions_[chunk->session];
   session.id = chunk->session;
-  session.chunks.push_back({std::move(chunk), number, arrival});
+  Queue& queue = session.queues[chunk->batch_key.holder];
+  queue.session = &session;
+  queue.chunks.push_back({std::move(chunk), number, arrival});
   ++waiting_;
-  if (session.chunks.size() > 1) return;
+  if (queue.chunks.size() > 1) return;
   Unplace(session);
-  session.tag = std::max(session.tag, time_);
+  const bool came_back = session.queues.size() == 1;
+  if (came_back) session.tag = std::max(session.tag, time_);
   Place(session);
 }
 
@@ -34,25 +37,36 @@ void SessionQueues::Join(Waiting waiting) {
   joined_.push_back(std::move(waiting));
 }
 
-// After its first chunk or its tag has changed. May forget the session.
 void SessionQueues::Place(Session& session) {
-  while (!session.chunks.empty() && session.chunks.front().chunk->rows == 0) {
-    Join(std::move(session.chunks.front()));
-    session.chunks.pop_front();
-  }
-  if (session.chunks.empty() && session.tag <= time_) {
+  for (auto& [holder, queue] : session.queues) Place(queue);
+  std::erase_if(session.queues, [](const auto& entry) { return entry.second.chunks.empty(); });
+  if (!session.queues.empty()) return;
+  if (session.tag <= time_) {
     sessions_.erase(session.id);
     return;
   }
-  const bool idle = session.chunks.empty();
-  session.order = idle ? &idle_ : &OrderOf(session.chunks.front().chunk->batch_key);
-  const uint64_t age = idle ? session.id : session.chunks.front().number;
-  session.place = session.order->emplace(std::make_pair(session.tag, age), &session).first;
+  session.idle = true;
+  idle_.emplace(session.tag, session.id);
+}
+
+void SessionQueues::Place(Queue& queue) {
+  while (!queue.chunks.empty() && queue.chunks.front().chunk->rows == 0) {
+    Join(std::move(queue.chunks.front()));
+    queue.chunks.pop_front();
+  }
+  if (queue.chunks.empty()) return;
+  const Waiting& first = queue.chunks.front();
+  queue.order = &OrderOf(first.chunk->batch_key);
+  queue.place = queue.order->emplace(std::make_pair(queue.session->tag, first.number), &queue).first;
 }
 
 void SessionQueues::Unplace(Session& session) {
-  if (session.order != nullptr) session.order->erase(session.place);
-  session.order = nullptr;
+  for (auto& [holder, queue] : session.queues) {
+    if (queue.order != nullptr) queue.order->erase(queue.place);
+    queue.order = nullptr;
+  }
+  if (session.idle) idle_.erase({session.tag, session.id});
+  session.idle = false;
 }
 
 SessionQueues::Order& SessionQueues::OrderOf(const BatchKey& kind) {
@@ -75,10 +89,9 @@ SessionQueues::Order* SessionQueues::Earliest() {
 // another one has got to.
 void SessionQueues::AdvanceTime() {
   time_ = std::max(time_, Earliest()->begin()->first.first);
-  while (!idle_.empty() && idle_.begin()->first.first <= time_) {
-    const uint64_t id = idle_.begin()->second->id;
+  while (!idle_.empty() && idle_.begin()->first <= time_) {
+    sessions_.erase(idle_.begin()->second);
     idle_.erase(idle_.begin());
-    sessions_.erase(id);
   }
 }
 
@@ -94,26 +107,27 @@ SessionQueues::Batch SessionQueues::Gather(const RowsPerBatch& rows_per_batch) {
   for (auto it = order == nullptr ? Order::iterator() : order->begin();
        order != nullptr && it != order->end() && passed_over < kMostPassedOver &&
        (next_.rows == 0 || next_.rows < next_most_);) {
-    Session& session = *it->second;
-    if (next_.rows > 0 && session.chunks.front().chunk->rows > next_most_ - next_.rows) {
+    Queue& queue = *it->second;
+    if (next_.rows > 0 && queue.chunks.front().chunk->rows > next_most_ - next_.rows) {
       ++passed_over;
       ++it;
       continue;
     }
     const auto place = it->first;
-    TakeFirst(session);
-    it = order->upper_bound(place);  // perhaps the same session again, at its new place
+    TakeFirst(queue);
+    it = order->upper_bound(place);  // perhaps the same one again, at its new place
   }
   next_.complete = (next_.rows > 0 && next_.rows >= next_most_) || Earliest() != nullptr;
   return next_;
 }
 
-void SessionQueues::TakeFirst(Session& session) {
+void SessionQueues::TakeFirst(Queue& queue) {
   AdvanceTime();
+  Session& session = *queue.session;
   Unplace(session);
-  session.tag += session.chunks.front().chunk->rows;
-  Join(std::move(session.chunks.front()));
-  session.chunks.pop_front();
+  session.tag += queue.chunks.front().chunk->rows;
+  Join(std::move(queue.chunks.front()));
+  queue.chunks.pop_front();
   Place(session);
 }
 
@@ -153,7 +167,9 @@ void SessionQueues::Withdraw(const std::vector<Chunk>& chunks) {
     Session& session = it->second;
     Unplace(session);
     session.tag = std::max(session.tag - given_back[id], time_);
-    waiting_ -= static_cast<int64_t>(std::erase_if(session.chunks, withdrawn));
+    for (auto& [holder, queue] : session.queues) {
+      waiting_ -= static_cast<int64_t>(std::erase_if(queue.chunks, withdrawn));
+    }
     Place(session);
   }
 }

@@ -10,7 +10,9 @@
 //
 // A batch takes chunks of one kind: that of the session whose turn it is. Chunks of other sessions that go
 // with it are taken in the order of their tags; those that do not are passed over, and their turn comes
-// first afterwards. In a session the order of arrival is kept.
+// first afterwards. In a session the order of arrival is kept among chunks that one rank holds. Those of
+// different holders come by different lanes, and never go into one batch: they stand beside each other, each
+// holder's with the session's tag, so that the oldest goes first and takes with it what its holder has.
 //
 // Work per chunk is logarithmic in the number of sessions and linear in that of the kinds that wait. Belongs
 // to the device's owner thread.
@@ -25,6 +27,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -57,8 +60,12 @@ class SessionQueues {
   struct Batch {
     int64_t chunks = 0;
     int64_t rows = 0;
-    bool complete = false;  // full, or something waits that it cannot take
-    uint64_t number = 0;    // of its oldest chunk
+    // Full, or something waits that it cannot take. It then starts as soon as the device has room, also where
+    // it could still grow: with chunks of several kinds or holders waiting that is always so. Nobody's turn
+    // or mark depends on it, and it costs little: the device has work all the time, and what comes for this
+    // kind later is gathered while the others have their turn.
+    bool complete = false;
+    uint64_t number = 0;  // of its oldest chunk
     Clock::time_point arrival;
   };
   // Lets it take what has come since.
@@ -72,30 +79,39 @@ class SessionQueues {
     uint64_t number = 0;
     Clock::time_point arrival;
   };
+  struct Queue;
+  // By the session's tag; among equals by age.
+  using Order = std::map<std::pair<int64_t, uint64_t>, Queue*>;
   struct Session;
-  // By tag; among equals by age.
-  using Order = std::map<std::pair<int64_t, uint64_t>, Session*>;
+  // The chunks of a session that one rank holds.
+  struct Queue {
+    Session* session = nullptr;
+    std::deque<Waiting> chunks;
+    Order* order = nullptr;  // where it stands; null: nowhere
+    Order::iterator place;
+  };
   struct Session {
     uint64_t id = 0;
     int64_t tag = 0;
-    std::deque<Waiting> chunks;
-    Order* order = nullptr;  // where it stands
-    Order::iterator place;
+    std::map<int32_t, Queue> queues;  // by holder; none is empty
+    bool idle = false;                // stands in idle_
   };
 
   void Join(Waiting waiting);
+  // Puts the session where its tag and its chunks say. May forget it.
   void Place(Session& session);
-  static void Unplace(Session& session);
-  void TakeFirst(Session& session);
-  // Where sessions of this kind stand.
+  void Place(Queue& queue);
+  void Unplace(Session& session);
+  void TakeFirst(Queue& queue);
+  // Where queues of this kind stand.
   Order& OrderOf(const BatchKey& kind);
   // The order of the kind of the session whose turn it is; null if none waits.
   Order* Earliest();
   void AdvanceTime();
 
   std::unordered_map<uint64_t, Session> sessions_;         // those with chunks, and those ahead of the others
-  std::list<std::pair<BatchKey, Order>> waiting_by_kind_;  // by the kind of the session's first chunk
-  Order idle_;
+  std::list<std::pair<BatchKey, Order>> waiting_by_kind_;  // by the kind of the queue's first chunk
+  std::set<std::pair<int64_t, uint64_t>> idle_;            // by tag and id: sessions without a chunk
   int64_t time_ = 0;     // the lowest tag when the last chunk was taken; never goes back
   int64_t waiting_ = 0;  // chunks, with those of the next batch
 

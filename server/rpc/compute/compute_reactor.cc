@@ -24,7 +24,7 @@ absl::Status Malformed(const std::string& message) {
 
 ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers, CallReports* reports,
                                grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
-                               DoneCallback on_done)
+                               std::unique_ptr<ComputeRequests> requests, DoneCallback on_done)
     : engine_(engine),
       writers_(writers),
       reports_(reports),
@@ -32,7 +32,8 @@ ComputeReactor::ComputeReactor(engine::Engine* engine, WorkerPool* writers, Call
       peer_(context->peer()),
       record_(std::move(record)),
       trace_id_(TraceIdOf(context->client_metadata())),
-      on_done_(std::move(on_done)) {
+      on_done_(std::move(on_done)),
+      requests_(std::move(requests)) {
   ++engine_->counters().live_streams;
 }
 
@@ -54,7 +55,7 @@ void ComputeReactor::Start() {
 // Reading
 
 void ComputeReactor::OnReadDone(bool ok) {
-  const absl::Status parsed = ok ? Parse(&request_bytes_, &request_) : absl::OkStatus();
+  const absl::Status parsed = ok ? requests_->Parse(&request_bytes_, &request_) : absl::OkStatus();
   bool attached = false;
   {
     const Guard guard(this);
@@ -100,6 +101,7 @@ void ComputeReactor::HandleStart(bool attached) {
     absl::StatusOr<engine::FoundSession> session =
         engine_->FindSession(start.session_id(), start.incarnation());
     status = session.status();
+    if (status.ok()) status = requests_->CheckSession(session->head->IsDeterministic(start.session_id()));
     if (status.ok()) {
       head_ = std::move(session->head);
       credit = std::move(session->credit);
@@ -141,6 +143,7 @@ void ComputeReactor::HandleStart(bool attached) {
 void ComputeReactor::HandleChunk(bool attached) {
   held_ = ToEngine(std::exchange(request_, {}));
   held_.timing = timing_;
+  requests_->Place(&held_);
   engine_->counters().payload_bytes_in += static_cast<uint64_t>(held_.payload_bytes());
   if (!attached) {
     const Guard guard(this);
@@ -153,17 +156,28 @@ void ComputeReactor::HandleChunk(bool attached) {
   held_.teacher_hidden = engine_->Staged(std::move(held_.teacher_hidden));
   {
     const Guard guard(this);
-    // A token count that will be rejected has no answer to reserve for (and might overflow).
-    const bool sane = held_.tokens > 0 && held_.tokens <= engine_->options().chunk_limits.max_chunk_tokens;
-    const int64_t cost =
-        held_.kept_bytes() + (sane ? engine::AnswerBytes(held_, head_->config().hidden_size) : 0);
+    const Cost cost = CostOf(held_);
     if (!at_once_) {
       costs_.push_back(cost);
-      outstanding_bytes_ += cost;
-      credit_->Take(cost);
+      outstanding_bytes_ += cost.bytes;
+      credit_->Take(cost.bytes);
     }
   }
   SubmitHeld();
+}
+
+ComputeReactor::Cost ComputeReactor::CostOf(const engine::Chunk& chunk) const {
+  Cost cost{.bytes = chunk.kept_bytes()};
+  const bool at_rank = chunk.dx.place == engine::MemoryPlace::kRank;
+  if (at_rank) cost.bytes += chunk.hidden_states.size() + chunk.teacher_hidden.size();
+  // A token count that will be rejected has no answer to reserve for (and might overflow).
+  if (chunk.tokens < 1 || chunk.tokens > engine_->options().chunk_limits.max_chunk_tokens) return cost;
+  const int64_t hidden_size = head_->config().hidden_size;
+  if (at_rank && engine::HasInputGradient(chunk.mode)) {
+    cost.dx_elsewhere = chunk.tokens * hidden_size * kernels::SizeOf(chunk.dx_type);
+  }
+  cost.bytes += engine::AnswerBytes(chunk, hidden_size) + cost.dx_elsewhere;
+  return cost;
 }
 
 void ComputeReactor::SubmitHeld() {
@@ -183,7 +197,7 @@ void ComputeReactor::SubmitHeld() {
   } else {
     ++engine_->counters().chunks_refused;
     if (!costs_.empty()) {
-      ReturnCreditLocked(costs_.back());
+      ReturnCreditLocked(costs_.back().bytes);
       costs_.pop_back();
     }
     EndLocked(status, Ending::kAfterAnswers);
@@ -231,7 +245,7 @@ void ComputeReactor::Take(engine::ChunkAnswer answer) {
   }
   engine_->counters().payload_bytes_out +=
       answer.losses.size() + static_cast<uint64_t>(answer.returns.bytes() + answer.dx.size());
-  Response response{{}, true};
+  Response response{.bytes = {}, .is_result = true, .is_rejection = !answer.error.ok()};
   if (answer.error.ok()) {
     response.ready = answer.ready;
   } else {
@@ -246,6 +260,7 @@ void ComputeReactor::Take(engine::ChunkAnswer answer) {
 
 void ComputeReactor::ReportRejected(const engine::ChunkAnswer& answer) const {
   if (reports_ == nullptr) return;
+  const std::string peer = requests_->Peer();
   reports_->Reject({.head = head_->config().name,
                     .session = attachment_.session_number,
                     .rank = attachment_.rank,
@@ -254,7 +269,7 @@ void ComputeReactor::ReportRejected(const engine::ChunkAnswer& answer) const {
                     .field = engine::FieldOf(answer.error),
                     .code = static_cast<int>(answer.error.code()),
                     .message = std::string(answer.error.message()),
-                    .peer = peer_,
+                    .peer = peer.empty() ? peer_ : peer,
                     .trace_id = trace_id_});
 }
 
@@ -269,8 +284,12 @@ void ComputeReactor::OnWriteDone(bool ok) {
   const Guard guard(this);
   writing_ = false;
   if (ok && response_is_result_ && !costs_.empty()) {
-    ReturnCreditLocked(costs_.front());
+    const Cost cost = costs_.front();
+    ReturnCreditLocked(cost.bytes);
     costs_.pop_front();
+    if (!response_is_rejection_) {
+      engine_->counters().payload_bytes_out += static_cast<uint64_t>(cost.dx_elsewhere);
+    }
   }
   if (ok && response_ready_.has_value()) {
     engine_->counters().answer_seconds.Observe(absl::ToDoubleSeconds(absl::Now() - *response_ready_));
@@ -286,6 +305,7 @@ void ComputeReactor::OnWriteDone(bool ok) {
 void ComputeReactor::WriteLocked(Response response) {
   writing_ = true;
   response_is_result_ = response.is_result;
+  response_is_rejection_ = response.is_rejection;
   response_ready_ = response.ready;
   response_bytes_.Swap(&response.bytes);
   StartWrite(&response_bytes_);
@@ -390,6 +410,11 @@ void ComputeReactor::CancelIfStuck() {
   stuck_ = true;
 }
 
+void ComputeReactor::Cancel() {
+  const Guard guard(this);
+  if (!done_) context_->TryCancel();
+}
+
 void ComputeReactor::OnEnd(absl::Status status) {
   const Guard guard(this);
   EndLocked(status, Ending::kAtOnce);
@@ -418,9 +443,10 @@ void ComputeReactor::OnDone() {
   Detach();
   {
     const engine::MutexLock lock(mutex_);
+    done_ = true;
     if (credit_ != nullptr) credit_->Forget(this);
   }
-  on_done_(this);
+  const std::shared_ptr<const void> held = on_done_(this);
   record_.reset();
   self_.reset();  // may destroy this
 }

@@ -32,7 +32,8 @@
 #include "server/engine/schedule/session_credit.h"
 #include "server/rpc/calls/call_record.h"
 #include "server/rpc/calls/call_reports.h"
-#include "server/rpc/compute/worker_pool.h"
+#include "server/rpc/calls/worker_pool.h"
+#include "server/rpc/compute/compute_requests.h"
 
 namespace lossd::rpc {
 
@@ -40,13 +41,14 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
                              public engine::LaneListener,
                              public std::enable_shared_from_this<ComputeReactor> {
  public:
-  using DoneCallback = std::function<void(ComputeReactor*)>;
+  using DoneCallback = std::function<std::shared_ptr<const void>(ComputeReactor*)>;
 
-  // `on_done` is called when gRPC is done with the stream. A shared_ptr must hold the reactor. `writers` and
+  // `on_done` is called when gRPC is done with the stream; what it returns is held until the stream no longer
+  // holds itself. A shared_ptr must hold the reactor. `writers` and
   // `reports` outlive it; `reports` and `record` may be null.
   ComputeReactor(engine::Engine* engine, WorkerPool* writers, CallReports* reports,
                  grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
-                 DoneCallback on_done);
+                 std::unique_ptr<ComputeRequests> requests, DoneCallback on_done);
   ~ComputeReactor() override;
 
   // Takes ownership of itself and starts reading. Once, before the reactor is returned to gRPC.
@@ -58,6 +60,8 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // To be called now and then: a stream that is over, but whose client has not read the last message from one
   // call to the next, is cancelled. Until then it keeps that message.
   void CancelIfStuck();
+  // Ends the call without a word.
+  void Cancel();
 
   // gRPC's events.
   void OnReadDone(bool ok) override;
@@ -77,7 +81,13 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   struct Response {
     grpc::ByteBuffer bytes;
     bool is_result = false;
+    bool is_rejection = false;
     std::optional<absl::Time> ready = {};  // of a result with losses: since when it has been there
+  };
+  // What a chunk that was taken has under way.
+  struct Cost {
+    int64_t bytes = 0;         // payload and answer, wherever they are
+    int64_t dx_elsewhere = 0;  // of these, dX that another rank holds and sends
   };
   // Holds the stream's lock, and then, without it, wakes other streams of the session that wait for credit.
   class ABSL_SCOPED_LOCKABLE Guard {
@@ -108,6 +118,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   // `attached`: whether an earlier message has attached the stream.
   void HandleStart(bool attached);
   void HandleChunk(bool attached);
+  Cost CostOf(const engine::Chunk& chunk) const;
   void SubmitHeld();
   void EndLocked(const absl::Status& status, Ending ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -134,6 +145,7 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   // Touched by the reading side alone (one read at a time), set before the first chunk.
   grpc::ByteBuffer request_bytes_;
+  const std::unique_ptr<ComputeRequests> requests_;
   wire::ReceivedRequest request_;
   std::shared_ptr<engine::Head> head_;
   engine::LaneAttachment attachment_;
@@ -155,16 +167,18 @@ class ComputeReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;   // gRPC is, and with its context
   bool stuck_ ABSL_GUARDED_BY(mutex_) = false;  // when it was last looked at
   std::optional<grpc::Status> ending_ ABSL_GUARDED_BY(mutex_);
   bool at_once_ ABSL_GUARDED_BY(mutex_) = false;  // ends without waiting for answers
 
   grpc::ByteBuffer response_bytes_ ABSL_GUARDED_BY(mutex_);  // being written
   bool response_is_result_ ABSL_GUARDED_BY(mutex_) = false;
+  bool response_is_rejection_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Time> response_ready_ ABSL_GUARDED_BY(mutex_);
   std::deque<Response> answers_ ABSL_GUARDED_BY(mutex_);  // to be written
   // What chunks cost that were taken and not yet answered on the wire, in order.
-  std::deque<int64_t> costs_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Cost> costs_ ABSL_GUARDED_BY(mutex_);
   int64_t outstanding_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_taken_ ABSL_GUARDED_BY(mutex_) = 0;  // highest numbered sequence this stream had taken
   uint64_t applied_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -70,8 +70,12 @@ absl::Status Acceptor::Listen(const std::string& address,
   if (!listener.ok()) return listener.status();
   if (!stop_.valid()) stop_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop_.valid()) return absl::UnavailableError("no file descriptor is left to take connections with");
-  places_.push_back({*std::move(listener), builder.experimental().AddExternalConnectionAcceptor(
-                                               ExternalConnections::FROM_FD, credentials)});
+  Place place{.listener = *std::move(listener), .servers = {}};
+  for (size_t i = 0; i < Handovers::kMost; ++i) {
+    place.servers.push_back(
+        builder.experimental().AddExternalConnectionAcceptor(ExternalConnections::FROM_FD, credentials));
+  }
+  places_.push_back(std::move(place));
   return absl::OkStatus();
 }
 
@@ -84,10 +88,11 @@ int Acceptor::port() const {
 
 absl::Status Acceptor::Prepare() {
   try {
-    thread_ = std::thread([this] {
+    taking_ = std::thread([this] {
       begin_.acquire();
-      Run();
+      TakeConnections();
     });
+    guarding_ = std::thread([this] { EndFloods(); });
   } catch (const std::system_error& error) {
     return absl::UnavailableError(
         absl::StrCat("no thread can be started to take connections: ", error.what()));
@@ -96,17 +101,23 @@ absl::Status Acceptor::Prepare() {
 }
 
 void Acceptor::Stop() {
-  if (thread_.joinable()) {
+  if (taking_.joinable()) {
     const uint64_t one = 1;
     (void)!write(stop_.get(), &one, sizeof(one));
     begin_.release();
-    thread_.join();
+    taking_.join();
   }
+  handovers_.Stop();
+  {
+    absl::MutexLock lock(&mutex_);
+    over_ = true;
+  }
+  if (guarding_.joinable()) guarding_.join();
   waiting_.clear();
   for (Place& place : places_) place.listener.reset();
 }
 
-void Acceptor::Run() {
+void Acceptor::TakeConnections() {
   std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}};
   std::vector<Place*> places = {nullptr};
   for (Place& place : places_) {
@@ -122,19 +133,21 @@ void Acceptor::Run() {
     for (size_t i = 1; i < polled.size(); ++i) {
       if (polled[i].revents != 0) room = TakeAll(polled[i].fd, *places[i]) && room;
     }
-    EndFloods();
+    EndHandovers();
     ServeWaiting();
     if (!room) poll(polled.data(), 1, kPauseMs);
   }
 }
 
-int Acceptor::Patience() const {
-  return guarded_ ? static_cast<int>(ConnectionGuard::kInterval.count()) : -1;
+int Acceptor::Patience() {
+  return waiting_.empty() && !handovers_.AnyLasts() ? -1
+                                                    : static_cast<int>(ConnectionGuard::kInterval.count());
 }
 
 bool Acceptor::TakeAll(int listener, Place& place) {
   // So many at once at most: other addresses have a turn.
   for (int i = 0; i < 64; ++i) {
+    if (!handovers_.HasRoom()) return false;
     FileDescriptor socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EAGAIN) return true;
@@ -163,7 +176,11 @@ void Acceptor::Take(int listener, Place& place, FileDescriptor socket) {
       CountIn(counters_.flooding);
       return;
     }
-    if (const auto at = guard_.ServeAt(host, now); at > now) {
+    const auto at = [&] {
+      absl::MutexLock lock(&mutex_);
+      return guard_.ServeAt(host, now);
+    }();
+    if (at > now) {
       waiting_.push_back({at, host, listener, &place, std::move(socket)});
       return;
     }
@@ -173,19 +190,36 @@ void Acceptor::Take(int listener, Place& place, FileDescriptor socket) {
 
 void Acceptor::Serve(int listener, Place& place, FileDescriptor socket) {
   if (const auto connection = ConnectionOf(socket.get()); connection.has_value()) {
+    absl::MutexLock lock(&mutex_);
     guard_.Watch(socket.get(), *connection, ConnectionGuard::Clock::now());
     guarded_ = true;
   }
-  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
-  taken.listener_fd = listener;
-  taken.fd = socket.Release();
-  place.server->HandleNewConnection(&taken);
+  const int file = socket.Release();  // gRPC's
+  handovers_.Begin(file, [listener, file, &place](size_t number) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
+    taken.listener_fd = listener;
+    taken.fd = file;
+    place.servers[number]->HandleNewConnection(&taken);
+  });
+}
+
+void Acceptor::EndHandovers() {
+  const auto now = ConnectionGuard::Clock::now();
+  for (const std::optional<TcpConnection>& connection : handovers_.EndOverdue()) {
+    CountIn(counters_.flooding);
+    const TcpAddress peer = connection.has_value() ? connection->peer : TcpAddress();
+    LogFlood(connection.has_value() ? HostText(peer.host) : "a socket file", peer.port,
+             "a connection was ended: it sent without a pause from the beginning", handover_lines_);
+    if (!connection.has_value()) continue;
+    absl::MutexLock lock(&mutex_);
+    guard_.NoteOffence(peer.host, now);
+  }
 }
 
 void Acceptor::ServeWaiting() {
   const auto now = ConnectionGuard::Clock::now();
   for (auto one = waiting_.begin(); one != waiting_.end();) {
-    if (one->at > now) {
+    if (one->at > now || !handovers_.HasRoom()) {
       ++one;
       continue;
     }
@@ -199,10 +233,16 @@ void Acceptor::ServeWaiting() {
 }
 
 void Acceptor::EndFloods() {
-  if (!guarded_) return;
-  for (const TcpAddress& peer : guard_.Look(ConnectionGuard::Clock::now())) {
-    CountIn(counters_.flooding);
-    LogFlood(peer);
+  const absl::Duration interval = absl::FromChrono(ConnectionGuard::kInterval);
+  absl::MutexLock lock(&mutex_);
+  const auto is_needed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return guarded_ || over_; };
+  mutex_.Await(absl::Condition(&is_needed));
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&over_), interval)) {
+    for (const TcpAddress& peer : guard_.Look(ConnectionGuard::Clock::now())) {
+      CountIn(counters_.flooding);
+      LogFlood(HostText(peer.host), peer.port,
+               "a connection was ended: it opened calls faster than they can be cleared away", flood_lines_);
+    }
   }
 }
 
@@ -218,13 +258,12 @@ void Acceptor::LogShortage(const char* connection) {
                    "connects so often (ss -tnp)"}});
 }
 
-void Acceptor::LogFlood(const TcpAddress& peer) {
-  const std::optional<uint64_t> left_out = flood_lines_.Take(std::chrono::steady_clock::now());
+void Acceptor::LogFlood(const std::string& peer, int port, const char* why, RateLimit& lines) {
+  const std::optional<uint64_t> left_out = lines.Take(std::chrono::steady_clock::now());
   if (!left_out.has_value()) return;
-  telemetry::Log(telemetry::LogLevel::kWarning,
-                 "a connection was ended: it opened calls faster than they can be cleared away",
-                 {{"peer", HostText(peer.host)},
-                  {"port", peer.port},
+  telemetry::Log(telemetry::LogLevel::kWarning, why,
+                 {{"peer", peer},
+                  {"port", port},
                   {"lines_left_out", *left_out},
                   {"remedy", "find out who connects from there; a network policy keeps strangers away"}});
 }

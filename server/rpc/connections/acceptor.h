@@ -4,7 +4,9 @@
 // connection: a crowd of connections, of anybody who reaches the port, would shut the server up until it is
 // started again. These go on. And a few descriptors are kept back, for checkpoints, certificates and probes:
 // a connection that would take one of those is closed at once, so that its client learns it and tries again.
-// Connections that flood the server with calls are ended (ConnectionGuard).
+// Connections that flood the server with calls are ended (ConnectionGuard), by a thread that does nothing
+// else. Those that send without a pause from the beginning are ended, too, and keep others waiting for a
+// moment at most (Handovers).
 #ifndef LOSSD_SERVER_RPC_CONNECTIONS_ACCEPTOR_H_
 #define LOSSD_SERVER_RPC_CONNECTIONS_ACCEPTOR_H_
 
@@ -19,18 +21,21 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "server/engine/common/counters.h"
 #include "server/rpc/calls/rate_limit.h"
 #include "server/rpc/connections/call_counts.h"
 #include "server/rpc/connections/connection_guard.h"
+#include "server/rpc/connections/handovers.h"
 #include "server/rpc/connections/tcp_address.h"
 #include "server/rpc/transport/file_descriptor.h"
 #include "server/rpc/transport/listener.h"
 
 namespace lossd::rpc {
 
-// Not thread-safe; has a thread of its own.
+// Not thread-safe; has threads of its own.
 class Acceptor {
  public:
   // Probes get at descriptors that clients do not.
@@ -39,8 +44,9 @@ class Acceptor {
   // What became of connections beside being served. Outlives it; null: not counted.
   struct Counters {
     engine::Counter* refused = nullptr;  // closed at once, for want of descriptors
-    engine::Counter* flooding =
-        nullptr;  // ended by the guard, or closed at once since too many wait because of it
+    // Ended by the guard, or since its handover took too much time; or closed at once, since too many wait
+    // because of these.
+    engine::Counter* flooding = nullptr;
   };
   Acceptor(For whom, Counters counters) : for_(whom), counters_(counters) {}
   ~Acceptor() { Stop(); }
@@ -64,7 +70,8 @@ class Acceptor {
  private:
   struct Place {
     std::unique_ptr<Listener> listener;
-    std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server;
+    // One for each handover at a time: gRPC holds a lock of it for as long as that takes.
+    std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> servers;
   };
 
   // A connection of a host that has flooded the server: it is served later.
@@ -76,32 +83,45 @@ class Acceptor {
     FileDescriptor socket;
   };
 
-  void Run();
-  // Takes connections until none waits. False: there is no descriptor for the next.
+  // What the threads do.
+  void TakeConnections();
+  void EndFloods();
+  // Takes connections until none waits. False: there is no descriptor for the next, or no room to hand it
+  // over.
   bool TakeAll(int listener, Place& place);
   void Take(int listener, Place& place, FileDescriptor socket);
+  // There is room for a handover.
   void Serve(int listener, Place& place, FileDescriptor socket);
+  void EndHandovers();
   // Serves waiting connections whose time has come.
   void ServeWaiting();
-  void EndFloods();
   // Milliseconds until there is something to do, as poll takes them.
-  int Patience() const;
+  int Patience();
   void LogShortage(const char* connection);
-  void LogFlood(const TcpAddress& peer);
+  static void LogFlood(const std::string& peer, int port, const char* why, RateLimit& lines);
 
   const For for_;
   const Counters counters_;
   std::vector<Place> places_;
   FileDescriptor stop_;
-  // What follows belongs to the thread.
-  ChannelzCounts call_counts_;
-  ConnectionGuard guard_{&call_counts_};
-  bool guarded_ = false;  // there has been a connection
-  std::list<Waiting> waiting_;
-  RateLimit lines_{1, 0.1};
-  RateLimit flood_lines_{5, 0.1};
   std::counting_semaphore<2> begin_{0};  // Start() or Stop() has come
-  std::thread thread_;
+
+  absl::Mutex mutex_;
+  ChannelzCounts call_counts_ ABSL_GUARDED_BY(mutex_);
+  ConnectionGuard guard_ ABSL_GUARDED_BY(mutex_){&call_counts_};
+  bool guarded_ ABSL_GUARDED_BY(mutex_) = false;  // there has been a connection
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;     // no connection is taken any more
+
+  // Those of the thread that takes connections.
+  std::list<Waiting> waiting_;
+  Handovers handovers_;
+  RateLimit lines_{1, 0.1};
+  RateLimit handover_lines_{5, 0.1};
+  std::thread taking_;
+
+  // Those of the thread that ends floods.
+  RateLimit flood_lines_{5, 0.1};
+  std::thread guarding_;
 };
 
 }  // namespace lossd::rpc

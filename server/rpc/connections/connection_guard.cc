@@ -1,6 +1,7 @@
 #include "server/rpc/connections/connection_guard.h"
 
 #include <sys/socket.h>
+#include <time.h>
 
 #include <algorithm>
 #include <ranges>
@@ -12,17 +13,10 @@ namespace {
 
 // With fewer new calls no connection can be far over a limit.
 constexpr int64_t kCallsToLook = 512;
-// Looking at every connection takes a quarter of the time at most, however many there are.
+// Looking at every connection takes a quarter of a processor at most, however many there are. Time that the
+// thread does not get is not counted: there is least to be had of it in a flood.
 constexpr int kPauseToLook = 3;
 constexpr size_t kMostOffenders = 4096;
-
-// Cuts it off at once, and what has arrived and was not read goes with it: after a mere shutdown gRPC would
-// first read on, which may be a hundred thousand calls.
-void CutOff(int socket) {
-  sockaddr nobody{};
-  nobody.sa_family = AF_UNSPEC;
-  (void)connect(socket, &nobody, sizeof(nobody));
-}
 
 // The kernel's cookie of a socket, which no other socket of this system has; 0 if `socket` is not one.
 uint64_t CookieOf(int socket) {
@@ -30,6 +24,13 @@ uint64_t CookieOf(int socket) {
   socklen_t size = sizeof(cookie);
   if (getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return 0;
   return cookie;
+}
+
+// The processor's time that this thread has had.
+ConnectionGuard::Clock::duration TimeOfThread() {
+  timespec had{};
+  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &had) != 0) return {};
+  return std::chrono::seconds(had.tv_sec) + std::chrono::nanoseconds(had.tv_nsec);
 }
 
 }  // namespace
@@ -62,7 +63,7 @@ std::vector<TcpAddress> ConnectionGuard::Look(Time now) {
   const int64_t begun = counts_->Begun();
   if (begun - begun_ < kCallsToLook || now - looked_ < kPauseToLook * look_took_) return {};
   begun_ = begun;
-  const Time began = Clock::now();
+  const Clock::duration began = TimeOfThread();
   std::vector<TcpAddress> ended;
   std::unordered_set<int64_t> known;
   // The newest first: of two with the same ends, the other was closed.
@@ -81,7 +82,7 @@ std::vector<TcpAddress> ConnectionGuard::Look(Time now) {
   }
   std::erase_if(connections_, [&known](const auto& entry) { return !known.contains(entry.first); });
   looked_ = now;
-  look_took_ = Clock::now() - began;
+  look_took_ = TimeOfThread() - began;
   return ended;
 }
 

@@ -52,6 +52,9 @@ class ConnectionGuard {
   // place.
   Time ServeAt(const std::string& host, Time now);
 
+  // A connection of this host was ended for another reason than calls.
+  void NoteOffence(const std::string& host, Time now);
+
   // Ends connections that are over the limits, and returns their hosts. A connection that its client has
   // closed since counts against its host just the same.
   std::vector<TcpAddress> Look(Time now);
@@ -83,11 +86,10 @@ class ConnectionGuard {
   // The record of the connection that made `calls`.
   Connection& Find(const ConnectionCalls& calls);
   static bool IsFlood(const ConnectionCalls& calls, Time now, Connection& connection);
-  void NoteOffence(const std::string& host, Time now);
 
   CallCounts* const counts_;
   int64_t begun_ = 0;  // calls, when it last asked for every connection
-  Time looked_{};      // when that was, and how long it took
+  Time looked_{};      // when that was, and the processor's time that it took
   Clock::duration look_took_{};
   std::set<int> ports_;  // of connections that were watched; gRPC counts those of other servers here, too
   // Those that gRPC has closed before they were seen stay until the number of their socket is used again.

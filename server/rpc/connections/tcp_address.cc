@@ -37,6 +37,12 @@ std::optional<TcpAddress> AddressBy(int (*ask)(int, sockaddr*, socklen_t*), int 
 
 }  // namespace
 
+void CutOff(int socket) {
+  sockaddr nobody{};
+  nobody.sa_family = AF_UNSPEC;
+  if (connect(socket, &nobody, sizeof(nobody)) != 0) (void)shutdown(socket, SHUT_RDWR);
+}
+
 std::optional<TcpConnection> ConnectionOf(int socket) {
   const std::optional<TcpAddress> peer = AddressBy(getpeername, socket);
   const std::optional<TcpAddress> local = AddressBy(getsockname, socket);

@@ -27,6 +27,10 @@ struct TcpConnection {
 // None: the socket is not connected, or is not one of TCP.
 std::optional<TcpConnection> ConnectionOf(int socket);
 
+// Ends a connection at once, with what has arrived and was not read: after a mere shutdown gRPC would first
+// read on, which may be a hundred thousand calls. Of a socket file: by a shutdown.
+void CutOff(int socket);
+
 // `host` from four or sixteen bytes; none if it has another size.
 std::optional<std::string> PlainHost(const std::string& host);
 

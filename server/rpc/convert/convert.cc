@@ -107,7 +107,9 @@ v1::OptimizerKind OptimizerKindTo(engine::OptimizerKind kind) {
   return v1::OPTIMIZER_KIND_UNSPECIFIED;
 }
 
-absl::StatusOr<engine::OptimizerConfig> OptimizerFrom(const v1::Optimizer& optimizer) {
+}  // namespace
+
+absl::StatusOr<engine::OptimizerConfig> ToEngine(const v1::Optimizer& optimizer) {
   const absl::StatusOr<engine::OptimizerKind> kind = OptimizerKindFrom(optimizer.kind());
   if (!kind.ok()) return kind.status();
   engine::OptimizerConfig config;
@@ -125,7 +127,7 @@ absl::StatusOr<engine::OptimizerConfig> OptimizerFrom(const v1::Optimizer& optim
   return config;
 }
 
-void WriteOptimizer(const engine::OptimizerConfig& config, v1::Optimizer* optimizer) {
+void ToProto(const engine::OptimizerConfig& config, v1::Optimizer* optimizer) {
   optimizer->set_kind(OptimizerKindTo(config.kind));
   optimizer->set_weight_decay(config.weight_decay);
   optimizer->set_momentum(config.momentum);
@@ -136,8 +138,6 @@ void WriteOptimizer(const engine::OptimizerConfig& config, v1::Optimizer* optimi
   optimizer->set_eps(config.eps);
   optimizer->set_maximize(config.maximize);
 }
-
-}  // namespace
 
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request) {
   const v1::HeadConfig& config = request.config();
@@ -151,11 +151,12 @@ absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request
   head.softcap = config.softcap();
   head.bias = config.bias();
   if (config.frozen()) head.weight_gradients = engine::WeightGradients::kFrozen;
-  const absl::StatusOr<engine::OptimizerConfig> optimizer = OptimizerFrom(config.optimizer());
+  const absl::StatusOr<engine::OptimizerConfig> optimizer = ToEngine(config.optimizer());
   if (!optimizer.ok()) return optimizer.status();
   head.optimizer = *optimizer;
   head.master_weights = config.master_weights();
   head.double_buffer = config.double_buffer();
+  head.fixed_segments = config.fixed_segments();
   const std::string& class_weights = request.class_weights();
   if (class_weights.empty()) return head;
   if (class_weights.size() % sizeof(float) != 0) {
@@ -173,7 +174,8 @@ std::vector<engine::SessionMarks> ToEngine(
     const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks) {
   std::vector<engine::SessionMarks> all;
   for (const v1::SessionMarks& session : marks) {
-    engine::SessionMarks one{session.session_id(), {}};
+    engine::SessionMarks one{
+        session.session_id(), {}, {session.incarnation(), session.restores()}, session.generation()};
     for (const v1::LaneMarks& lane : session.lanes()) {
       one.lanes.push_back({lane.lane(), lane.accepted(), lane.applied()});
     }
@@ -234,21 +236,31 @@ void ToProto(const engine::CheckpointInfo& info, v1::Checkpoint* checkpoint) {
   checkpoint->set_saved_at(info.saved_at);
 }
 
-void ToProto(const engine::HeadInfo& info, v1::Head* head) {
-  v1::HeadConfig* config = head->mutable_config();
-  config->set_name(info.config.name);
-  config->set_vocab_size(info.config.vocab_size);
-  config->set_hidden_size(info.config.hidden_size);
-  config->set_weight_dtype(ToProto(info.config.weight_type));
-  config->set_logit_scale(info.config.logit_scale);
-  config->set_softcap(info.config.softcap);
-  config->set_frozen(info.config.weight_gradients == engine::WeightGradients::kFrozen);
-  config->set_bias(info.config.bias);
-  if (info.config.optimizer.kind != engine::OptimizerKind::kNone) {
-    WriteOptimizer(info.config.optimizer, config->mutable_optimizer());
+void ToProto(const engine::HeadConfig& config, v1::HeadConfig* proto) {
+  proto->set_name(config.name);
+  proto->set_vocab_size(config.vocab_size);
+  proto->set_hidden_size(config.hidden_size);
+  proto->set_weight_dtype(ToProto(config.weight_type));
+  proto->set_logit_scale(config.logit_scale);
+  proto->set_softcap(config.softcap);
+  proto->set_frozen(config.weight_gradients == engine::WeightGradients::kFrozen);
+  proto->set_bias(config.bias);
+  if (config.optimizer.kind != engine::OptimizerKind::kNone) {
+    ToProto(config.optimizer, proto->mutable_optimizer());
   }
-  config->set_master_weights(info.config.master_weights);
-  config->set_double_buffer(info.config.double_buffer);
+  proto->set_master_weights(config.master_weights);
+  proto->set_double_buffer(config.double_buffer);
+  proto->set_fixed_segments(config.fixed_segments);
+}
+
+void ToProto(const engine::HeadConfig& config, v1::CreateHeadRequest* request) {
+  ToProto(config, request->mutable_config());
+  if (config.class_weights == nullptr) return;
+  request->set_class_weights(config.class_weights->data(), static_cast<size_t>(config.class_weight_bytes()));
+}
+
+void ToProto(const engine::HeadInfo& info, v1::Head* head) {
+  ToProto(info.config, head->mutable_config());
   head->set_optimizer_steps(info.optimizer_steps);
   head->set_has_class_weights(info.config.class_weights != nullptr);
   head->set_weight_version(info.weight_version);
@@ -269,6 +281,9 @@ void ToProto(const engine::HeadInfo& info, v1::Head* head) {
     v1::SessionMarks* session = head->add_sessions();
     session->set_session_id(marks.session_id);
     for (const engine::LaneMarks& lane : marks.lanes) ToProto(lane, session->add_lanes());
+    session->set_incarnation(marks.past.incarnation);
+    session->set_restores(marks.past.restores);
+    session->set_generation(marks.generation);
   }
   head->set_staged_rows(info.staged_rows);
   head->set_max_logits_bytes(info.max_logits_bytes);

@@ -32,6 +32,7 @@ absl::StatusOr<engine::RegionKind> ToEngine(v1::RegionKind kind);
 v1::RegionKind ToProto(engine::RegionKind kind);
 
 absl::StatusOr<engine::HeadConfig> ToEngine(const v1::CreateHeadRequest& request);
+absl::StatusOr<engine::OptimizerConfig> ToEngine(const v1::Optimizer& optimizer);
 std::vector<engine::SessionMarks> ToEngine(const google::protobuf::RepeatedPtrField<v1::SessionMarks>& marks);
 
 engine::StepRequest ToEngine(const v1::ApplyStepRequest& request);
@@ -44,6 +45,14 @@ absl::StatusOr<engine::LogitsRequest> ToEngine(v1::LogitsRequest* request);
 engine::Chunk ToEngine(wire::ReceivedRequest request);
 
 void ToProto(const engine::CheckpointInfo& info, v1::Checkpoint* checkpoint);
+engine::WantedReturns ToEngine(const v1::WantedReturns& wanted);
+void ToProto(const engine::WantedReturns& returns, v1::WantedReturns* proto);
+
+void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto);
+engine::TokenReturns ToEngine(const v1::TokenReturns& proto);
+void ToProto(const engine::OptimizerConfig& config, v1::Optimizer* optimizer);
+void ToProto(const engine::HeadConfig& config, v1::HeadConfig* proto);
+void ToProto(const engine::HeadConfig& config, v1::CreateHeadRequest* request);
 void ToProto(const engine::HeadInfo& info, v1::Head* head);
 void ToProto(const engine::StepResult& step, v1::ApplyStepResponse* response);
 void ToProto(const engine::MemoryItem& item, v1::MemoryItem* proto);

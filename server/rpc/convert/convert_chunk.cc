@@ -90,6 +90,58 @@ void TakeNumbers(const v1::LossOptions& proto, engine::ChunkOptions* options) {
   }
 }
 
+}  // namespace
+
+void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
+  proto->set_log_sum_exp(std::move(returns.log_sum_exp));
+  proto->set_z_losses(std::move(returns.z_losses));
+  proto->set_log_probabilities(std::move(returns.log_probabilities));
+  proto->set_entropies(std::move(returns.entropies));
+  proto->set_predictions(std::move(returns.predictions));
+  proto->set_target_ranks(std::move(returns.target_ranks));
+  proto->set_divergences(std::move(returns.divergences));
+  proto->set_top_tokens(std::move(returns.top_tokens));
+  proto->set_top_log_probabilities(std::move(returns.top_log_probabilities));
+}
+
+engine::TokenReturns ToEngine(const v1::TokenReturns& proto) {
+  engine::TokenReturns returns;
+  returns.log_sum_exp = proto.log_sum_exp();
+  returns.z_losses = proto.z_losses();
+  returns.log_probabilities = proto.log_probabilities();
+  returns.entropies = proto.entropies();
+  returns.predictions = proto.predictions();
+  returns.target_ranks = proto.target_ranks();
+  returns.divergences = proto.divergences();
+  returns.top_tokens = proto.top_tokens();
+  returns.top_log_probabilities = proto.top_log_probabilities();
+  return returns;
+}
+
+engine::WantedReturns ToEngine(const v1::WantedReturns& wanted) {
+  return {.log_sum_exp = wanted.log_sum_exp(),
+          .z_loss = wanted.z_losses(),
+          .log_probability = wanted.log_probabilities(),
+          .entropy = wanted.entropies(),
+          .prediction = wanted.predictions(),
+          .target_rank = wanted.target_ranks(),
+          .divergence = wanted.divergences(),
+          .top_k = wanted.top_k()};
+}
+
+void ToProto(const engine::WantedReturns& returns, v1::WantedReturns* proto) {
+  proto->set_log_sum_exp(returns.log_sum_exp);
+  proto->set_z_losses(returns.z_loss);
+  proto->set_log_probabilities(returns.log_probability);
+  proto->set_entropies(returns.entropy);
+  proto->set_predictions(returns.prediction);
+  proto->set_target_ranks(returns.target_rank);
+  proto->set_divergences(returns.divergence);
+  proto->set_top_k(returns.top_k);
+}
+
+namespace {
+
 engine::ChunkOptions OptionsToEngine(const v1::LossOptions& proto) {
   engine::ChunkOptions options;
   TakeNumbers(proto, &options);
@@ -99,15 +151,7 @@ engine::ChunkOptions OptionsToEngine(const v1::LossOptions& proto) {
   options.bias = If(proto.has_bias(), proto.bias() ? engine::Bias::kUse : engine::Bias::kIgnore);
   options.z_gradient_scale = If(proto.has_z_gradient_scale(), proto.z_gradient_scale());
   options.weight_version = If(proto.has_weight_version(), uint64_t{proto.weight_version()});
-  const v1::WantedReturns& wanted = proto.returns();
-  options.returns = {.log_sum_exp = wanted.log_sum_exp(),
-                     .z_loss = wanted.z_losses(),
-                     .log_probability = wanted.log_probabilities(),
-                     .entropy = wanted.entropies(),
-                     .prediction = wanted.predictions(),
-                     .target_rank = wanted.target_ranks(),
-                     .divergence = wanted.divergences(),
-                     .top_k = wanted.top_k()};
+  options.returns = ToEngine(proto.returns());
   return options;
 }
 
@@ -145,18 +189,6 @@ absl::Status TakeDistillation(const v1::Chunk& proto, engine::Chunk* chunk) {
                                           .weight = distillation.weight(),
                                           .label_weight = distillation.label_weight()}};
   return absl::OkStatus();
-}
-
-void ToProto(engine::TokenReturns returns, v1::TokenReturns* proto) {
-  proto->set_log_sum_exp(std::move(returns.log_sum_exp));
-  proto->set_z_losses(std::move(returns.z_losses));
-  proto->set_log_probabilities(std::move(returns.log_probabilities));
-  proto->set_entropies(std::move(returns.entropies));
-  proto->set_predictions(std::move(returns.predictions));
-  proto->set_target_ranks(std::move(returns.target_ranks));
-  proto->set_divergences(std::move(returns.divergences));
-  proto->set_top_tokens(std::move(returns.top_tokens));
-  proto->set_top_log_probabilities(std::move(returns.top_log_probabilities));
 }
 
 void ToProto(const engine::ChunkAnswer& answer, v1::TokenSums* sums) {

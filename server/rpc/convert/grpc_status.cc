@@ -36,6 +36,7 @@ std::string Details(const absl::Status& status, const std::string& message) {
       replay->set_lane(lane.lane);
       replay->set_next_sequence(lane.next_sequence);
     }
+    if (position->restores.has_value()) info.set_restores(*position->restores);
     rich.add_details()->PackFrom(info);
   }
   if (delay.has_value()) {

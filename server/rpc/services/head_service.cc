@@ -92,14 +92,16 @@ HeadService::HeadService(engine::Engine* engine, std::string weights_dir)
 grpc::ServerUnaryReactor* HeadService::CreateHead(grpc::CallbackServerContext* context,
                                                   const v1::CreateHeadRequest* request, v1::Head* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<engine::HeadConfig> config = ToEngine(*request);
-  absl::Status status = config.status();
-  if (status.ok()) {
-    const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->CreateHead(*config);
-    status = head.status();
-    if (status.ok()) ToProto((*head)->Info(), response);
-  }
-  reactor->Finish(ToGrpc(status, engine_->counters()));
+  memory_.Run([this, reactor, request, response] {
+    const absl::StatusOr<engine::HeadConfig> config = ToEngine(*request);
+    absl::Status status = config.status();
+    if (status.ok()) {
+      const absl::StatusOr<std::shared_ptr<engine::Head>> head = engine_->CreateHead(*config);
+      status = head.status();
+      if (status.ok()) ToProto((*head)->Info(), response);
+    }
+    reactor->Finish(ToGrpc(status, engine_->counters()));
+  });
   return reactor;
 }
 

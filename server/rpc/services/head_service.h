@@ -10,7 +10,7 @@
 #include "lossd/v1/head.grpc.pb.h"
 #include "server/engine/engine.h"
 #include "server/rpc/calls/rate_limit.h"
-#include "server/rpc/compute/worker_pool.h"
+#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/services/strict_service.h"
 #include "server/rpc/services/weight_loader.h"
 
@@ -83,6 +83,7 @@ class HeadService final : public StrictService<HeadServiceCalls> {
   const WeightLoader loader_;
   RateLimit save_failures_{10, 1};     // lines about them; of disk_'s one thread
   WorkerPool disk_{1};                 // checkpoints are made, and heads deleted, one at a time
+  WorkerPool memory_{1};               // heads are created one at a time, which may take seconds
   WorkerPool loads_{kLoadingThreads};  // which read files
 };
 

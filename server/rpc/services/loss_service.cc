@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/wire/row_wire.h"
 #include "server/engine/common/errors.h"
@@ -88,17 +91,28 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
                                                    const v1::OpenSessionRequest* request,
                                                    v1::OpenSessionResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::StatusOr<engine::OpenedSession> opened = engine_->OpenSession(
-      request->head(), request->client_key(), request->rank(), request->lanes(),
-      request->deterministic() ? engine::Deterministic::kYes : engine::Deterministic::kNo);
-  if (!opened.ok()) {
-    reactor->Finish(ToGrpc(opened.status(), engine_->counters()));
-    return reactor;
+  const std::string trace_id = TraceIdOf(context->client_metadata());
+  const auto open = [this, reactor, request, response, trace_id, peer = context->peer()] {
+    reactor->Finish(ToGrpc(Open(*request, trace_id, peer, response), engine_->counters()));
+  };
+  if (request->deterministic()) {
+    memory_.Run(open);
+  } else {
+    open();
   }
+  return reactor;
+}
+
+absl::Status LossService::Open(const v1::OpenSessionRequest& request, const std::string& trace_id,
+                               const std::string& peer, v1::OpenSessionResponse* response) {
+  const absl::StatusOr<engine::OpenedSession> opened = engine_->OpenSession(
+      request.head(), request.client_key(), request.rank(), request.lanes(),
+      request.deterministic() ? engine::Deterministic::kYes : engine::Deterministic::kNo);
+  if (!opened.ok()) return opened.status();
   const engine::EngineOptions& options = engine_->options();
   const engine::HeadConfig& config = opened->head->config();
-  LogEvent("a session was opened", TraceIdOf(context->client_metadata()),
-           {{"head", config.name}, {"rank", request->rank()}, {"lanes", request->lanes()}});
+  LogEvent("a session was opened", trace_id,
+           {{"head", config.name}, {"rank", request.rank()}, {"lanes", request.lanes()}});
   response->set_session_id(opened->info.session_id);
   response->set_incarnation(engine_->incarnation());
   response->set_generation(opened->info.generation);
@@ -118,8 +132,9 @@ grpc::ServerUnaryReactor* LossService::OpenSession(grpc::CallbackServerContext* 
   response->set_frozen(config.weight_gradients == engine::WeightGradients::kFrozen);
   response->set_has_bias(config.bias);
   response->set_restores(opened->info.restores);
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
+  if (opened->info.restored_from.has_value()) response->set_restored_from(*opened->info.restored_from);
+  for (std::string& address : LaneAddresses(lanes_, peer)) response->add_lane_addresses(std::move(address));
+  return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* LossService::CloseSession(grpc::CallbackServerContext* context,
@@ -138,15 +153,40 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::Comput
   if (const absl::Status status = engine_->CheckStreams("start"); !status.ok()) {
     return new RefusedStream(std::move(record), ToGrpc(status, engine_->counters()));
   }
-  // Held here until it is registered: a stream may be over before Start returns.
-  const std::shared_ptr<ComputeReactor> reactor =
-      std::make_shared<ComputeReactor>(engine_, &writers_, reports_, context, std::move(record),
-                                       [this](ComputeReactor* done) { Forget(done); });
   const std::optional<TokenHash> token =
       access_ == nullptr ? std::nullopt : AccessControl::TokenOf(context->client_metadata());
+  return Begin(context, std::move(record), std::make_unique<ComputeRequests>(), {.token = token}, [] {});
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LossService::ServeRelayed(
+    grpc::CallbackServerContext* context, std::unique_ptr<ComputeRequests> requests,
+    std::function<void()> on_done) {
+  if (const absl::Status status = engine_->CheckStreams("start"); !status.ok()) {
+    on_done();
+    return new RefusedStream(nullptr, ToGrpc(status, engine_->counters()));
+  }
+  return Begin(context, nullptr, std::move(requests), {.relayed = true}, std::move(on_done));
+}
+
+ComputeReactor* LossService::Begin(grpc::CallbackServerContext* context, std::unique_ptr<CallRecord> record,
+                                   std::unique_ptr<ComputeRequests> requests, Stream stream,
+                                   std::function<void()> on_done) {
+  // Held here until it is registered: a stream may be over before Start returns.
+  const std::shared_ptr<ComputeReactor> reactor = std::make_shared<ComputeReactor>(
+      engine_, &writers_, reports_, context, std::move(record), std::move(requests),
+      [this, relayed = stream.relayed,
+       on_done = std::move(on_done)](ComputeReactor* done) -> std::shared_ptr<const void> {
+        on_done();
+        Forget(done);
+        if (!relayed) return nullptr;
+        return {nullptr, [this](const void*) { NoteRelayedGone(); }};
+      });
+  const std::optional<TokenHash> token = stream.token;
   {
     const engine::MutexLock lock(mutex_);
-    streams_.emplace(reactor.get(), Stream{.reactor = reactor, .token = token});
+    stream.reactor = reactor;
+    if (stream.relayed) ++relayed_;
+    streams_.emplace(reactor.get(), std::move(stream));
   }
   reactor->Start();
   // Tokens may have changed before it was among the streams.
@@ -221,6 +261,24 @@ void LossService::CancelStuckStreams() {
 void LossService::Forget(ComputeReactor* reactor) {
   const engine::MutexLock lock(mutex_);
   streams_.erase(reactor);
+}
+
+void LossService::NoteRelayedGone() {
+  const engine::MutexLock lock(mutex_);
+  if (--relayed_ == 0) relayed_gone_.NotifyAll();
+}
+
+void LossService::AwaitRelayed(absl::Time deadline) {
+  {
+    const engine::MutexLock lock(mutex_);
+    const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(deadline - absl::Now());
+    while (relayed_ > 0 && relayed_gone_.WaitUntil(mutex_, until) == std::cv_status::no_timeout) {
+    }
+    if (relayed_ == 0) return;
+  }
+  for (const std::shared_ptr<ComputeReactor>& reactor : Live()) reactor->Cancel();
+  const engine::MutexLock lock(mutex_);
+  while (relayed_ > 0) relayed_gone_.Wait(mutex_);
 }
 
 }  // namespace lossd::rpc

@@ -7,7 +7,7 @@
 
 #include "lossd/v1/region.grpc.pb.h"
 #include "server/engine/engine.h"
-#include "server/rpc/compute/worker_pool.h"
+#include "server/rpc/calls/worker_pool.h"
 #include "server/rpc/services/strict_service.h"
 
 namespace lossd::rpc {

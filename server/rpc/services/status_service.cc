@@ -11,6 +11,54 @@
 #include "server/version.h"
 
 namespace lossd::rpc {
+namespace {
+
+void AddRanks(const engine::Engine& engine, v1::GetStatusResponse* response) {
+  if (!engine.device().Group().IsGroup()) return;  // nothing is asked of one device
+  const engine::GroupReport group = engine.Group();
+  response->set_group_epoch(group.epoch);
+  for (const engine::RankReport& rank : group.ranks) {
+    const int32_t number = response->ranks_size();
+    v1::RankStatus& status = *response->add_ranks();
+    status.set_rank(number);
+    status.set_device(rank.device);
+    status.set_device_description(rank.description);
+    status.set_pci_bus_id(rank.pci_bus_id);
+    status.set_host(rank.host);
+    status.set_memory_limit_bytes(rank.memory_limit);
+    status.set_memory_reserved_bytes(rank.memory.reserved);
+    status.set_uptime_seconds(rank.activity.uptime_seconds);
+    status.set_waited_seconds(rank.activity.waited_seconds());
+    status.set_command(rank.activity.command);
+    status.set_command_seconds(rank.activity.command_seconds);
+    if (rank.activity.waits_at.has_value()) status.set_waits_at(kernels::Name(*rank.activity.waits_at));
+    status.set_stuck(group.IsStuck(rank));
+  }
+}
+
+void AddRanks(const engine::Engine& engine, v1::GetMemoryResponse* response) {
+  const engine::GroupReport group = engine.Group();
+  if (!group.IsGroup()) return;
+  for (const engine::RankReport& rank : group.ranks) {
+    const int32_t number = response->ranks_size();
+    v1::RankMemory& memory = *response->add_ranks();
+    memory.set_rank(number);
+    memory.set_limit_bytes(rank.memory_limit);
+    memory.set_reserved_bytes(rank.memory.reserved);
+    memory.set_process_resident_bytes(rank.process.resident_bytes);
+    memory.set_process_peak_bytes(rank.process.peak_bytes);
+    for (const auto& [head, items] : rank.memory.heads) {
+      v1::HeadMemory& of_head = *memory.add_heads();
+      of_head.set_head(head);
+      for (const engine::MemoryItem& item : items) ToProto(item, of_head.add_items());
+    }
+    for (const engine::MemoryItem& item : rank.memory.shared) ToProto(item, memory.add_shared());
+    memory.set_device_total_bytes(rank.totals.total_bytes);
+    memory.set_device_free_bytes(rank.totals.free_bytes);
+  }
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* StatusService::GetStatus(grpc::CallbackServerContext* context,
                                                    const v1::GetStatusRequest* /*request*/,
@@ -29,6 +77,7 @@ grpc::ServerUnaryReactor* StatusService::GetStatus(grpc::CallbackServerContext* 
     ToProto(head->Info(), response->add_heads());
   }
   for (const std::string& feature : wire::KnownFeatures()) response->add_features(feature);
+  AddRanks(*engine_, response);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;
@@ -66,6 +115,7 @@ grpc::ServerUnaryReactor* StatusService::GetMemory(grpc::CallbackServerContext* 
   const engine::DeviceTotals totals = engine_->device().Totals();
   response->set_device_total_bytes(totals.total_bytes);
   response->set_device_free_bytes(totals.free_bytes);
+  AddRanks(*engine_, response);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

@@ -9,6 +9,7 @@ namespace lossd::telemetry {
 namespace {
 
 std::atomic<LogFormat> log_format = LogFormat::kText;
+std::atomic<int> log_rank = -1;  // none
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
@@ -31,8 +32,9 @@ std::string Dump(const nlohmann::json& value) {
 
 }  // namespace
 
-void InitLogging(LogFormat format, LogLevel level) {
+void InitLogging(LogFormat format, LogLevel level, std::optional<int> rank) {
   log_format = format;
+  log_rank = rank.value_or(-1);
   auto logger = spdlog::stderr_logger_mt("lossd");
   logger->set_level(ToSpdlog(level));
   logger->flush_on(spdlog::level::trace);
@@ -53,12 +55,15 @@ void Log(LogLevel level, const std::string& event, std::initializer_list<LogFiel
 void Log(LogLevel level, const std::string& event, const std::vector<LogField>& fields) {
   if (!Logs(level)) return;
   std::string line;
+  const int rank = log_rank;
   if (log_format == LogFormat::kJson) {
     line = "\"event\":" + Dump(event);
     for (const auto& [name, value] : fields) line += "," + Dump(name) + ":" + Dump(value);
+    if (rank >= 0) line += ",\"rank\":" + std::to_string(rank);
   } else {
     line = event;
     for (const auto& [name, value] : fields) line += " " + std::string(name) + "=" + Dump(value);
+    if (rank >= 0) line += " rank=" + std::to_string(rank);
   }
   spdlog::default_logger_raw()->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
 }

@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,8 +14,8 @@ namespace lossd::telemetry {
 enum class LogFormat { kText, kJson };  // text: event key=value ...
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Once, before the first line.
-void InitLogging(LogFormat format, LogLevel level);
+// Once, before the first line. Every line of a rank of a group names the rank.
+void InitLogging(LogFormat format, LogLevel level, std::optional<int> rank = {});
 
 // What InitLogging was told; text before.
 LogFormat Format();

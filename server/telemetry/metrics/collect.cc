@@ -5,13 +5,15 @@
 namespace lossd::telemetry {
 
 std::string MetricsText(const engine::Engine& engine, const ServiceCounters& counters,
-                        const GpuSensors* gpu) {
+                        const GpusSensors& gpus) {
+  const engine::GroupReport group = engine.Group();
   Exposition all;
   CollectWork(engine, all);
   CollectWindows(engine, all);
-  CollectHeads(engine, all);
-  CollectMemory(engine, all);
-  if (gpu != nullptr) CollectGpu(gpu->Read(), all);
+  CollectHeads(engine, group, all);
+  CollectMemory(engine, group, all);
+  CollectGpus(gpus, group, all);
+  CollectGroup(group, all);
   CollectCalls(counters, all);
   CollectProcess(engine, all);
   return prometheus::TextSerializer().Serialize(all.Take());

@@ -13,16 +13,19 @@ namespace lossd::telemetry {
 void CollectWork(const engine::Engine& engine, Exposition& out);  // work_metrics.cc: chunks, tokens, logits
 void CollectWindows(const engine::Engine& engine,
                     Exposition& out);  // window_metrics.cc: flushes, steps, checkpoints
-void CollectHeads(const engine::Engine& engine, Exposition& out);  // head_metrics.cc: each head's
-void CollectMemory(const engine::Engine& engine,
-                   Exposition& out);  // memory_metrics.cc: queue, credits, memory
-void CollectCalls(const ServiceCounters& counters, Exposition& out);  // call_metrics.cc: calls and access
-void CollectGpu(const GpuReadings& gpu, Exposition& out);             // gpu_metrics.cc
-void CollectProcess(const engine::Engine& engine, Exposition& out);   // process_metrics.cc
+// head_metrics.cc: each head's.
+void CollectHeads(const engine::Engine& engine, const engine::GroupReport& group, Exposition& out);
+// memory_metrics.cc: queue, credits, memory.
+void CollectMemory(const engine::Engine& engine, const engine::GroupReport& group, Exposition& out);
+void CollectGpus(const GpusSensors& gpus, const engine::GroupReport& group,
+                 Exposition& out);                                     // gpu_metrics.cc
+void CollectGroup(const engine::GroupReport& group, Exposition& out);  // group_metrics.cc: ranks
+void CollectCalls(const ServiceCounters& counters, Exposition& out);   // call_metrics.cc: calls and access
+void CollectProcess(const engine::Engine& engine, Exposition& out);    // process_metrics.cc
 
-// All of them, in Prometheus' text format. `gpu` may be null.
+// All of them, in Prometheus' text format.
 std::string MetricsText(const engine::Engine& engine, const ServiceCounters& counters,
-                        const GpuSensors* gpu = nullptr);
+                        const GpusSensors& gpus = {});
 
 }  // namespace lossd::telemetry
 

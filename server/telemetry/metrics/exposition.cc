@@ -13,6 +13,7 @@ prometheus::ClientMetric& Exposition::NewSample(LabelValues values) {
   prometheus::ClientMetric& sample = families_.back().metric.emplace_back();
   const char* const* name = metric_->labels.data();
   for (const std::string_view value : values) sample.label.push_back({*name++, std::string(value)});
+  if (!rank_.empty()) sample.label.push_back({"rank", rank_});
   return sample;
 }
 

@@ -10,11 +10,13 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "server/engine/common/counters.h"
+#include "server/engine/device/device_report.h"
 
 namespace lossd::telemetry {
 
@@ -37,6 +39,17 @@ class Exposition {
  public:
   // Values that are added from now on belong to this metric.
   void Begin(const Metric& metric);
+  // Begins a metric and calls `add` with each rank, which adds its values. In a group they get a last label
+  // `rank`.
+  template <typename AddRank>
+  void OfEachRank(const Metric& metric, const engine::GroupReport& group, const AddRank& add) {
+    Begin(metric);
+    for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
+      if (group.IsGroup()) rank_ = std::to_string(rank);
+      add(group.ranks[rank]);
+    }
+    rank_.clear();
+  }
 
   // A counter's or a gauge's value.
   template <typename Number>
@@ -45,8 +58,11 @@ class Exposition {
   void Add(LabelValues labels, const engine::Counter& counter) { Add(labels, counter.load()); }
   void Add(LabelValues labels, const engine::Gauge& gauge) { Add(labels, gauge.load()); }
 
-  template <const auto& kBounds>
-  void Add(LabelValues labels, const engine::Histogram<kBounds>& histogram) {
+  // An engine::Histogram, or what was read of one.
+  template <typename Histogram>
+  requires requires { Histogram::kBounds; }
+  void Add(LabelValues labels, const Histogram& histogram) {
+    constexpr auto& kBounds = Histogram::kBounds;
     prometheus::ClientMetric::Histogram& out = NewSample(labels).histogram;
     uint64_t cumulative = 0;
     for (size_t i = 0; i <= kBounds.size(); ++i) {
@@ -72,6 +88,7 @@ class Exposition {
   void AddValue(LabelValues labels, double value);
 
   const Metric* metric_ = nullptr;  // that was begun last
+  std::string rank_;                // of what is added; empty: no label
   std::vector<prometheus::MetricFamily> families_;
 };
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lossd::telemetry {
 
@@ -29,6 +30,9 @@ class GpuSensors {
   // Takes about a millisecond. From any thread.
   virtual GpuReadings Read() const = 0;
 };
+
+// By rank; null, or not there: the rank has none.
+using GpusSensors = std::vector<std::unique_ptr<GpuSensors>>;
 
 }  // namespace lossd::telemetry
 

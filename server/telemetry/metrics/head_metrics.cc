@@ -110,7 +110,7 @@ void CollectWindowsOf(const std::vector<HeadAtOnce>& heads, Exposition& out) {
 
 }  // namespace
 
-void CollectHeads(const engine::Engine& engine, Exposition& out) {
+void CollectHeads(const engine::Engine& engine, const engine::GroupReport& group, Exposition& out) {
   std::vector<HeadAtOnce> heads;
   for (std::shared_ptr<engine::Head>& head : engine.Heads()) {
     const engine::HeadSnapshot snapshot = head->Snapshot();
@@ -118,12 +118,13 @@ void CollectHeads(const engine::Engine& engine, Exposition& out) {
   }
   CollectCounters(heads, out);
   CollectWindowsOf(heads, out);
-  out.Begin(kMemory);
-  for (const auto& [head, items] : engine.budget().Usage().heads) {
-    for (const engine::MemoryItem& item : items) {
-      out.Add({head, item.purpose, engine::Name(item.place)}, item.bytes);
+  out.OfEachRank(kMemory, group, [&out](const engine::RankReport& rank) {
+    for (const auto& [head, items] : rank.memory.heads) {
+      for (const engine::MemoryItem& item : items) {
+        out.Add({head, item.purpose, engine::Name(item.place)}, item.bytes);
+      }
     }
-  }
+  });
   out.Begin(kStaging);
   for (const auto& [head, bytes] : engine.StagingByHead()) out.Add({head}, bytes);
 }

@@ -1,5 +1,4 @@
 // The queue, credits, sessions and memory.
-#include "server/engine/memory/process_memory.h"
 #include "server/telemetry/metrics/collect.h"
 
 namespace lossd::telemetry {
@@ -48,9 +47,22 @@ void CollectRegions(const engine::RegionTable& regions, Exposition& out) {
   for (const engine::RegionKind kind : kKinds) out.Add({engine::Name(kind)}, regions.usage(kind).bytes);
 }
 
+void CollectReserved(const engine::GroupReport& group, Exposition& out) {
+  using engine::RankReport;
+  out.OfEachRank(kReserved, group, [&out](const RankReport& rank) {
+    for (const engine::MemoryItem& item : engine::ByPurpose(rank.memory)) {
+      out.Add({item.purpose, engine::Name(item.place)}, item.bytes);
+    }
+  });
+  out.OfEachRank(kReservedPeak, group, [&out](const RankReport& rank) { out.Add({}, rank.memory_peak); });
+  out.OfEachRank(kLimit, group, [&out](const RankReport& rank) { out.Add({}, rank.memory_limit); });
+  out.OfEachRank(kFree, group,
+                 [&out](const RankReport& rank) { out.Add({}, rank.memory_limit - rank.memory.reserved); });
+}
+
 }  // namespace
 
-void CollectMemory(const engine::Engine& engine, Exposition& out) {
+void CollectMemory(const engine::Engine& engine, const engine::GroupReport& group, Exposition& out) {
   const engine::Counters& counters = engine.counters();
   out.Only(kAllQueuedChunks, counters.queued_chunks);
   out.Only(kCreditBytes, counters.credit_bytes);
@@ -63,27 +75,21 @@ void CollectMemory(const engine::Engine& engine, Exposition& out) {
   out.Only(kAllSessions, engine.sessions());
   out.Only(kHeads, engine.Heads().size());
   out.Only(kDraining, engine.draining() ? 1 : 0);
-  const engine::MemoryPlan reserved = engine.ReservedMemory();
-  out.Begin(kReserved);
-  for (const engine::MemoryItem& item : reserved) {
-    out.Add({item.purpose, engine::Name(item.place)}, item.bytes);
-  }
-  out.Only(kReservedPeak, engine.budget().peak());
-  out.Only(kLimit, engine.budget().limit());
-  out.Only(kFree, engine.budget().limit() - engine::TotalBytes(reserved));
+  CollectReserved(group, out);
   out.Only(kQuota, engine.budget().head_quota());
-  const engine::DeviceTotals totals = engine.device().Totals();
-  out.Begin(kDevice);
-  out.Add({"total"}, totals.total_bytes);
-  out.Add({"free"}, totals.free_bytes);
+  out.OfEachRank(kDevice, group, [&out](const engine::RankReport& rank) {
+    out.Add({"total"}, rank.totals.total_bytes);
+    out.Add({"free"}, rank.totals.free_bytes);
+  });
   const engine::PoolUsage pinned = engine.device().RegisteredUsage();
   out.Begin(kPinnedPool);
   out.Add({"capacity"}, pinned.capacity);
   out.Add({"used"}, pinned.used);
   out.Add({"peak"}, pinned.peak);
   CollectRegions(engine.regions(), out);
-  const int64_t process_peak = engine::ReadProcessMemory().peak_bytes;  // 0: cannot be read
-  if (process_peak > 0) out.Only(kProcessPeak, process_peak);
+  if (group.ranks.front().process.peak_bytes == 0) return;  // it cannot be read
+  out.OfEachRank(kProcessPeak, group,
+                 [&out](const engine::RankReport& rank) { out.Add({}, rank.process.peak_bytes); });
 }
 
 }  // namespace lossd::telemetry

@@ -95,6 +95,44 @@ Json ToJson(const HeadStatus& head, absl::Time now) {
           {"sessions", std::move(sessions)}};
 }
 
+Json ToJson(const engine::RankReport& rank, bool stuck) {
+  const engine::RankActivity& activity = rank.activity;
+  Json waited = Json::object();
+  for (const kernels::Exchange exchange : kernels::kExchanges) {
+    waited[kernels::Name(exchange)] = activity.waits[static_cast<size_t>(exchange)].sum();
+  }
+  Json heads = Json::object();
+  for (const auto& [head, plan] : rank.memory.heads) heads[head] = ToJson(plan);
+  const bool executes = !activity.command.empty();
+  return {{"device", rank.device},
+          {"device_description", rank.description},
+          {"pci_bus_id", rank.pci_bus_id},
+          {"host", rank.host},
+          {"limit_bytes", rank.memory_limit},
+          {"reserved_bytes", rank.memory.reserved},
+          {"reserved_peak_bytes", rank.memory_peak},
+          {"heads", std::move(heads)},
+          {"shared", ToJson(rank.memory.shared)},
+          {"device_total_bytes", rank.totals.total_bytes},
+          {"device_free_bytes", rank.totals.free_bytes},
+          {"process_resident_bytes", rank.process.resident_bytes},
+          {"process_peak_bytes", rank.process.peak_bytes},
+          {"uptime_seconds", activity.uptime_seconds},
+          {"waited_seconds", std::move(waited)},
+          {"command", executes ? Json(activity.command) : Json()},
+          {"command_seconds", executes ? Json(activity.command_seconds) : Json()},
+          {"waits_at", activity.waits_at.has_value() ? Json(kernels::Name(*activity.waits_at)) : Json()},
+          {"stuck", stuck}};
+}
+
+// Null if there is none.
+Json GroupJson(const engine::GroupReport& group) {
+  if (!group.IsGroup()) return {};
+  Json ranks = Json::array();
+  for (const engine::RankReport& rank : group.ranks) ranks.push_back(ToJson(rank, group.IsStuck(rank)));
+  return {{"epoch", group.epoch}, {"ranks", std::move(ranks)}};
+}
+
 Json MemoryJson(const ServerStatus& status) {
   return {
       {"limit_bytes", status.memory_limit},
@@ -144,6 +182,7 @@ ServerStatus ReadStatus(const engine::Engine& engine, const ServiceCounters& cou
   status.device_memory = engine.device().Totals();
   status.pinned_pool = engine.device().RegisteredUsage();
   status.process = engine::ReadProcessMemory();
+  status.group = engine.Group();
   status.throughput = throughput.Read();
   for (const auto& method : counters.rpcs.methods()) {
     if (const int64_t in_flight = method->in_flight; in_flight > 0) {
@@ -185,6 +224,7 @@ std::string StatusJson(const ServerStatus& status) {
                        {"payload_bytes_in", rates.bytes_in},
                        {"payload_bytes_out", rates.bytes_out}}},
                      {"memory", MemoryJson(status)},
+                     {"group", GroupJson(status.group)},
                      {"heads", std::move(heads)},
                      {"rpcs_in_flight", std::move(calls)},
                      {"recent_errors", std::move(errors)}};

@@ -62,6 +62,7 @@ struct ServerStatus {
   engine::DeviceTotals device_memory;
   engine::PoolUsage pinned_pool;
   engine::ProcessMemory process;
+  engine::GroupReport group;
 
   Throughput::Reading throughput;
   std::vector<MethodStatus> calls;  // methods that have calls under way

@@ -87,6 +87,10 @@ std::string MemoryRow(std::string_view name, const std::vector<Part>& parts, dou
 
 std::string StateBadge(const ServerStatus& status) {
   if (status.draining) return Badge("draining", "warn");
+  const auto stuck = [&status](const engine::RankReport& rank) { return status.group.IsStuck(rank); };
+  if (std::any_of(status.group.ranks.begin(), status.group.ranks.end(), stuck)) {
+    return Badge("not ready: a rank is stuck", "bad");
+  }
   return status.serving ? Badge("serving", "good") : Badge("starting", "warn");
 }
 
@@ -216,6 +220,50 @@ std::string Memory(const ServerStatus& status) {
                       BytesText(static_cast<double>(status.process.peak_bytes)), "</span></div></div>\n");
 }
 
+// What a rank is at, and for how long.
+std::string AtWork(const engine::RankActivity& activity, bool stuck) {
+  if (activity.command.empty()) return "–";
+  const std::string at = absl::StrCat(Escape(activity.command), " ", DurationText(activity.command_seconds));
+  return stuck ? absl::StrCat(Badge("stuck", "bad"), " ", at) : at;
+}
+
+std::string WaitedText(const engine::RankActivity& activity) {
+  const double waited = activity.waited_seconds();
+  if (activity.uptime_seconds <= 0) return DurationText(waited);
+  return absl::StrFormat("%s (%.1f %%)", DurationText(waited), 100 * waited / activity.uptime_seconds);
+}
+
+std::string Ranks(const ServerStatus& status) {
+  if (!status.group.IsGroup()) return "";
+  const auto of = [](int64_t used, int64_t whole) {
+    return absl::StrCat(BytesText(static_cast<double>(used)), " of ", BytesText(static_cast<double>(whole)));
+  };
+  std::vector<std::vector<std::string>> rows;
+  for (const engine::RankReport& rank : status.group.ranks) {
+    const engine::DeviceTotals& totals = rank.totals;
+    const auto& waits_at = rank.activity.waits_at;
+    rows.push_back(
+        {absl::StrCat(rows.size()), Escape(rank.host),
+         Escape(rank.pci_bus_id.empty() ? rank.device : absl::StrCat(rank.device, ", ", rank.pci_bus_id)),
+         of(rank.memory.reserved, rank.memory_limit),
+         of(totals.total_bytes - totals.free_bytes, totals.total_bytes),
+         BytesText(static_cast<double>(rank.process.resident_bytes)), WaitedText(rank.activity),
+         AtWork(rank.activity, status.group.IsStuck(rank)),
+         waits_at.has_value() ? Escape(kernels::Name(*waits_at)) : "–"});
+  }
+  return absl::StrCat("<h2>Ranks, epoch ", status.group.epoch, "</h2>\n",
+                      Table({{"rank"},
+                             {"host", "text"},
+                             {"device", "text"},
+                             {"reserved"},
+                             {"device, by all"},
+                             {"process"},
+                             {"waited for others"},
+                             {"command", "text"},
+                             {"waits now at", "text"}},
+                            rows));
+}
+
 std::string Sessions(const ServerStatus& status) {
   std::vector<std::vector<std::string>> rows;
   size_t all = 0;
@@ -287,7 +335,7 @@ HttpPage StatusPage(const ServerStatus& status) {
       "<noscript><meta http-equiv=\"refresh\" content=\"5\"></noscript>\n<title>lossd on ",
       Escape(status.device), status.draining ? ", draining" : "", "</title>\n<style nonce=\"", nonce, "\">",
       kStatusStyle, "</style>\n</head>\n<body>\n<main>\n", Head(status), Work(status), Heads(status),
-      Memory(status), Sessions(status), Calls(status), Errors(status),
+      Memory(status), Ranks(status), Sessions(status), Calls(status), Errors(status),
       "<footer class=\"soft\"><a href=\"/metrics\">metrics</a> · <a href=\"/status.json\">status.json</a>",
       "</footer>\n</main>\n<script nonce=\"", nonce, "\">", kStatusScript, "</script>\n</body>\n</html>\n");
   return page;

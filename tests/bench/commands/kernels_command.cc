@@ -8,19 +8,24 @@
 #include "tests/bench/command_line.h"
 #include "tests/bench/kernel_case.h"
 #include "tests/bench/kernel_report.h"
+#include "tests/bench/ranks/devices_options.h"
+#include "tests/bench/ranks/rank_case.h"
+#include "tests/bench/ranks/rank_report.h"
 
 namespace lossd::bench {
 namespace {
 
 struct KernelsOptions {
   CaseOptions cases;
+  DevicesOptions over;
   bool json = false;
 };
 
 const char kKernelsDescription[] =
     "Times the fused linear + cross-entropy step (losses, dX and dW += of one batch) and compares it with "
     "its limit: the three matrix products that any implementation needs, bare, on the whole batch, in the "
-    "same run and in turns. The result is checked against fp64 first.";
+    "same run and in turns. The result is checked against fp64 first. With --devices it times the step of a "
+    "vocabulary over several devices, and compares it with that of one of them.";
 
 const char kKernelsFooter[] =
     "Examples:\n"
@@ -33,16 +38,35 @@ const char kKernelsFooter[] =
     "100\n"
     "  lossd-bench kernels --softcap=30 --label_smoothing=0.1     what options of the loss cost\n"
     "  lossd-bench kernels --device=cuda:0 --teacher_hidden=4096  soft targets of a teacher\n"
+    "  lossd-bench kernels --device=cuda:0 --fixed_segments       what the same bits on any number of GPUs "
+    "cost\n"
+    "  lossd-bench kernels --devices=cuda:0,cuda:1 --tokens=16384 --vocab=131072 --hidden=4096   over two "
+    "GPUs\n"
     "\nTimes are medians; the ratio is the median of each round's own ratio. TFLOP/s counts the products "
     "that "
     "were asked for. GB moved is what a part has to read and write by its algorithm (tests/bench/traffic.h), "
     "not what a counter saw. peak MiB: memory above inputs and outputs. On a GPU stages are timed in steps "
-    "of their own. Run it on a quiet machine.\n";
+    "of their own. Run it on a quiet machine.\n"
+    "\nWith --devices: 'one' is the whole head on one device while the others wait, the slowest of them; "
+    "'over' "
+    "is the step over all of them. Steps of a round, and on GPUs as many untimed ones before, follow each "
+    "other "
+    "without a pause; rows of each step go to all ranks, on GPUs while the step before is computed. "
+    "'statistics' and 'parts' are what the rank that waits longest waits for sums of rows and for parts of "
+    "dX, "
+    "milliseconds of a step; JSON has them of every rank. 'moved by': copy engines, or messages of NCCL or "
+    "Gloo. A CPU rank has its share of the processors, alone too, or OMP_NUM_THREADS threads.\n";
 
 KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
   if (kernel_case.cuda_index < 0 && kernel_case.teacher_hidden > 0) {
     KernelResult result;
     result.error = "soft targets are timed on a GPU only";
+    return result;
+  }
+  const bool fixed = kernel_case.segments == kernels::Segments::kFixed;
+  if (fixed && (kernel_case.cuda_index < 0 || kernel_case.teacher_hidden > 0)) {
+    KernelResult result;
+    result.error = "fixed segments are timed on a GPU only, and without soft targets";
     return result;
   }
   if (kernel_case.cuda_index < 0) return RunCpuCase(kernel_case, progress);
@@ -55,7 +79,30 @@ KernelResult RunCase(const KernelCase& kernel_case, const Progress& progress) {
 #endif
 }
 
+// Empty, or what is timed on one device only.
+std::string ProblemOverDevices(const CaseOptions& cases) {
+  const char* option = cases.teacher_hidden > 0 ? "--teacher_hidden"
+                       : cases.returns          ? "--returns"
+                       : cases.portable         ? "--portable"
+                                                : nullptr;
+  if (cases.fixed_segments && CudaIndex(cases.device) < 0) return "--fixed_segments is timed on GPUs only";
+  if (option == nullptr) return "";
+  return std::string(option) + " is timed on one device only: name it with --device instead of --devices";
+}
+
+int RunOverDevices(const KernelsOptions& options) {
+  const auto print = [&](const std::vector<nlohmann::ordered_json>& results) {
+    if (options.json) {
+      std::printf("%s\n", nlohmann::ordered_json{{"cases", results}}.dump(2).c_str());
+    } else {
+      PrintTables(results);
+    }
+  };
+  return RunCasesOverDevices(Cases(options.cases), options.over, print) ? kDone : kFailed;
+}
+
 int RunKernels(const KernelsOptions& options) {
+  if (!options.over.devices.empty()) return RunOverDevices(options);
   const std::vector<KernelCase> cases = Cases(options.cases);
   std::vector<KernelResult> results;
   bool all_right = true;
@@ -84,8 +131,16 @@ void AddKernelsCommand(CLI::App& app, int* exit_code) {
   command.footer(std::string(kKernelsFooter) + kExitCodes);
   const auto options = std::make_shared<KernelsOptions>();
   AddCaseOptions(command, options->cases);
+  AddDevicesOptions(command, options->over);
   command.add_flag("--json", options->json, "Print JSON instead of tables");
-  command.callback([options, exit_code] { *exit_code = RunKernels(*options); });
+  command.callback([options, exit_code] {
+    if (!options->over.devices.empty()) {
+      options->cases.device = options->over.devices.front();
+      const std::string problem = ProblemOverDevices(options->cases);
+      if (!problem.empty()) throw CLI::ValidationError(problem);
+    }
+    *exit_code = RunKernels(*options);
+  });
 }
 
 }  // namespace lossd::bench

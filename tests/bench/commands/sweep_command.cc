@@ -109,6 +109,7 @@ std::vector<std::string> Command(const CaseOptions& options, const KernelCase& o
                                       "--lse_spread=" + std::to_string(one.lse_spread),
                                       "--ignored=" + std::to_string(one.ignored)};
   if (one.portable) command.emplace_back("--portable");
+  if (one.segments == kernels::Segments::kFixed) command.emplace_back("--fixed_segments");
   return command;
 }
 

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <random>
 
-#include "kernels/cuda/losses/smoothing.h"
+#include "kernels/cuda/sharded_step.h"
 #include "tests/bench/cuda/cuda_random.h"
 
 namespace lossd::bench {
@@ -65,6 +65,8 @@ Result ReadRows(const std::string& path, int64_t rows, int64_t bytes, void* to, 
 
 CudaStep::CudaStep(const KernelCase& kernel_case)
     : case_(kernel_case),
+      layout_(case_.vocab, 1),
+      shard_(layout_.ShardOf(0, case_.segments, nullptr)),
       padded_(PaddedHidden(case_.hidden)),
       shape_{case_.vocab, case_.hidden, case_.dtype} {}
 
@@ -86,7 +88,7 @@ Result CudaStep::Create() {
   LOSSD_CUDA_PASS_ON(CreateNan(case_.vocab * padded_ * 4, &dw_));
   LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &losses_));
   LOSSD_CUDA_PASS_ON(CreateNan(case_.tokens * 4, &log_sum_exps_));
-  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(padded_ * 4, &vocabulary_sum_));
+  LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(shard_.segments() * padded_ * 4, &vocabulary_sum_));
   LOSSD_CUDA_PASS_ON(CreateNan(padded_ * 4, &smoothing_gradient_));
   LOSSD_CUDA_PASS_ON(CreateReturns());
   if (case_.teacher_hidden > 0) LOSSD_CUDA_PASS_ON(CreateTeacher());
@@ -236,32 +238,37 @@ Result CudaStep::SpreadLogSumExps() {
 Result CudaStep::Prepare(std::string* error) {
   LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(case_.dtype, weight_.data(), case_.vocab * padded_,
                                                      static_cast<float*>(largest_.data()), nullptr));
-  LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(case_.dtype, weight_.data(), case_.vocab, padded_, nullptr,
-                                                  static_cast<float*>(vocabulary_sum_.data()), nullptr));
+  LOSSD_CUDA_PASS_ON(kernels::cuda::SumSegments(shape_, shard_, weight_.data(), nullptr, nullptr,
+                                                static_cast<float*>(vocabulary_sum_.data()), nullptr,
+                                                nullptr));
   LOSSD_CUDA_TRY(cudaDeviceSynchronize());
   size_t total = 0;
   LOSSD_CUDA_TRY(cudaMemGetInfo(&free_before_, &total));
   const kernels::cuda::TeacherShape teacher_shape = teacher_.shape();
   const bool soft = case_.teacher_hidden > 0;
   const kernels::cuda::TeacherShape* teacher = soft ? &teacher_shape : nullptr;
-  tile_rows_ = std::min(
-      case_.tokens, soft ? LinearCrossEntropy::RowsWithin(shape_, path_, teacher_shape, case_.workspace_bytes)
-                         : LinearCrossEntropy::RowsWithin(shape_, path_, case_.workspace_bytes));
+  const bool fixed = case_.segments == kernels::Segments::kFixed;
+  const int64_t bytes = case_.workspace_bytes;
+  tile_rows_ =
+      std::min(case_.tokens, soft    ? LinearCrossEntropy::RowsWithin(shape_, path_, teacher_shape, bytes)
+                             : fixed ? LinearCrossEntropy::RowsWithin(shape_, shard_, bytes)
+                                     : LinearCrossEntropy::RowsWithin(shape_, path_, bytes));
   if (tile_rows_ < 1) {
     *error = "not one row fits a workspace of " + std::to_string(case_.workspace_bytes) + " bytes";
     return {};
   }
   const int64_t workspace_bytes =
-      soft ? LinearCrossEntropy::WorkspaceBytes(shape_, path_, teacher_shape, tile_rows_)
-           : LinearCrossEntropy::WorkspaceBytes(shape_, path_, tile_rows_);
+      soft    ? LinearCrossEntropy::WorkspaceBytes(shape_, path_, teacher_shape, tile_rows_)
+      : fixed ? LinearCrossEntropy::WorkspaceBytes(shape_, shard_, tile_rows_)
+              : LinearCrossEntropy::WorkspaceBytes(shape_, path_, tile_rows_);
   LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(workspace_bytes, &workspace_));
   const int64_t plain_rows =
-      soft ? LinearCrossEntropy::RowsWithin(shape_, path_, workspace_bytes) : tile_rows_;
+      soft || fixed ? LinearCrossEntropy::RowsWithin(shape_, path_, workspace_bytes) : tile_rows_;
   step_ = std::make_unique<LinearCrossEntropy>(shape_, path_, plain_rows, workspace_.data(), library_.get(),
                                                workspace_bytes);
   const kernels::cuda::LabelledRows all{token_labels_.data(), case_.tokens, kIgnoreIndex, gradient_scale_};
-  rows_ = step_->Arrange({&all, 1}, teacher);
-  tile_rows_ = step_->RowsPerTile(rows_.rows, teacher);
+  rows_ = fixed ? step_->Arrange({&all, 1}, shard_) : step_->Arrange({&all, 1}, teacher);
+  tile_rows_ = fixed ? step_->RowsPerTile(rows_.rows, shard_) : step_->RowsPerTile(rows_.rows, teacher);
   LOSSD_CUDA_PASS_ON(Copy(rows_.batch_rows, &batch_rows_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.labels, &labels_));
   LOSSD_CUDA_PASS_ON(Copy(rows_.by_label, &by_label_));
@@ -270,6 +277,7 @@ Result CudaStep::Prepare(std::string* error) {
 
 LinearCrossEntropy::Batch CudaStep::Batch() const {
   LinearCrossEntropy::Batch batch;
+  batch.shard = &shard_;
   batch.rows = rows_.rows;
   batch.batch_rows = static_cast<const int32_t*>(batch_rows_.data());
   batch.labels = static_cast<const int32_t*>(labels_.data());

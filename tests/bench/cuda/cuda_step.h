@@ -10,6 +10,7 @@
 #include "kernels/cuda/linear_cross_entropy.h"
 #include "kernels/cuda/memory/owners.h"
 #include "kernels/cuda/portable/cublas_lt.h"
+#include "kernels/shard.h"
 #include "tests/bench/kernel_case.h"
 #include "tests/bench/traffic.h"
 
@@ -44,6 +45,9 @@ class CudaStep {
                                         int64_t count, std::vector<float>* wide);
 
   const KernelCase& kernel_case() const { return case_; }
+  // Without dX and without anything done to dW.
+  kernels::cuda::LinearCrossEntropy::Batch Batch() const;
+  const std::vector<int64_t>& token_labels() const { return token_labels_; }
   const kernels::cuda::BatchRows& rows() const { return rows_; }
   int64_t padded_hidden() const { return padded_; }
   int64_t tile_rows() const { return tile_rows_; }
@@ -57,7 +61,8 @@ class CudaStep {
 
   const void* weight() const { return weight_.data(); }    // [V, padded_hidden]
   const void* hidden_states() const { return x_.data(); }  // [N, H]
-  void* dx() const { return dx_.data(); }                  // [N, H]
+  int64_t x_bytes() const { return x_.bytes(); }
+  void* dx() const { return dx_.data(); }  // [N, H]
   float* dw() const { return static_cast<float*>(dw_.data()); }
   // What every row of the whole gradient has less than dw() [padded_hidden]; null if it is the same.
   const float* smoothing_gradient() const {
@@ -76,9 +81,10 @@ class CudaStep {
   kernels::cuda::Result CreateReturns();
   kernels::cuda::Result CreateTeacher();
   kernels::cuda::Result FillTeacher();
-  kernels::cuda::LinearCrossEntropy::Batch Batch() const;
 
   const KernelCase case_;
+  const kernels::ShardLayout layout_;
+  const kernels::Shard shard_;  // the whole vocabulary
   const int64_t padded_;
   const kernels::cuda::LinearCrossEntropy::Shape shape_;
   kernels::cuda::Path path_ = kernels::cuda::Path::kPortable;

@@ -45,11 +45,21 @@ POD_MONITOR = resource(
                 scrapeTimeout=DURATION,
                 relabelings={
                     "type": "array",
-                    "items": fields(
-                        ["sourceLabels", "targetLabel"],
-                        sourceLabels={"type": "array", "items": STRING},
-                        targetLabel=STRING,
-                    ),
+                    "items": {
+                        "oneOf": [
+                            fields(
+                                ["sourceLabels", "targetLabel"],
+                                sourceLabels={"type": "array", "items": STRING},
+                                targetLabel=STRING,
+                            ),
+                            fields(
+                                ["sourceLabels", "regex", "action"],
+                                sourceLabels={"type": "array", "items": STRING},
+                                regex=STRING,
+                                action={"enum": ["drop", "keep"]},
+                            ),
+                        ]
+                    },
                 },
             ),
         },
@@ -107,7 +117,53 @@ CERTIFICATE = resource(
     ),
 )
 
+# Pods and claims in it are looked at as such by themselves (embedded_in).
+COUNT: Schema = {"type": "integer", "minimum": 0}
+LEADER_WORKER_SET = resource(
+    "leaderworkerset.x-k8s.io/v1",
+    "LeaderWorkerSet",
+    fields(
+        ["replicas", "startupPolicy", "rolloutStrategy", "leaderWorkerTemplate"],
+        replicas=COUNT,
+        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+        rolloutStrategy=fields(
+            ["type"],
+            type={"enum": ["RollingUpdate"]},
+            rollingUpdateConfiguration=fields([], partition=COUNT, maxUnavailable=COUNT, maxSurge=COUNT),
+        ),
+        leaderWorkerTemplate=fields(
+            ["size", "restartPolicy", "workerTemplate"],
+            size={"type": "integer", "minimum": 1},
+            restartPolicy={"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+            workerTemplate=fields(["metadata", "spec"], metadata={"type": "object"}, spec={"type": "object"}),
+            volumeClaimTemplates={"type": "array", "minItems": 1, "items": {"type": "object"}},
+            persistentVolumeClaimRetentionPolicy=fields(
+                ["whenDeleted", "whenScaled"],
+                whenDeleted={"enum": ["Retain", "Delete"]},
+                whenScaled={"enum": ["Retain", "Delete"]},
+            ),
+        ),
+    ),
+)
+
+
+def embedded_in(manifest: Schema) -> list[Schema]:
+    """Objects of Kubernetes' own inside a custom resource, each as one by itself."""
+    if manifest["kind"] != "LeaderWorkerSet":
+        return []
+    template = manifest["spec"]["leaderWorkerTemplate"]
+    pods = {
+        "apiVersion": "v1",
+        "kind": "PodTemplate",
+        "metadata": {"name": "pods"},
+        "template": template["workerTemplate"],
+    }
+    claims = template.get("volumeClaimTemplates", [])
+    return [pods, *({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim} for claim in claims)]
+
+
 SCHEMAS = {
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): LEADER_WORKER_SET,
     ("monitoring.coreos.com/v1", "PodMonitor"): POD_MONITOR,
     ("monitoring.coreos.com/v1", "PrometheusRule"): PROMETHEUS_RULE,
     ("cert-manager.io/v1", "Issuer"): ISSUER,

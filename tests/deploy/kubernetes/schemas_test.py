@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
-from custom_resources import SCHEMAS
+from custom_resources import SCHEMAS, embedded_in
 from manifests import (
     OVERLAYS,
     REPOSITORY,
@@ -23,6 +23,7 @@ from manifests import (
     overlay_with_components,
     render,
     server_config,
+    workloads,
 )
 
 # The releases that are supported upstream, those that clusters lag behind with, and one that is newer than all of them.
@@ -36,7 +37,8 @@ def is_custom(manifest: Object) -> bool:
 def errors_of(manifest: Object, version: str) -> list[str]:
     schema = SCHEMAS.get((manifest["apiVersion"], manifest["kind"]))
     if schema is not None:
-        return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
+        errors = [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
+        return errors + [error for part in embedded_in(manifest) for error in errors_of(part, version)]
     try:
         kubernetes_validate.validate(manifest, version, strict=True)
     except kubernetes_validate.ValidationError as error:
@@ -65,11 +67,12 @@ class Schemas(unittest.TestCase):
             with self.subTest(overlay=name):
                 self.check(overlay_with_components(name))
                 added = {manifest["kind"] for manifest in overlay_with_components(name) if is_custom(manifest)}
-                self.assertEqual(added, {kind for _, kind in SCHEMAS})
+                self.assertEqual(added | {"LeaderWorkerSet"}, {kind for _, kind in SCHEMAS})
 
     def test_overlays_need_nothing_that_a_cluster_may_not_have(self) -> None:
         for name in OVERLAYS:
-            self.assertEqual([name_of(manifest) for manifest in installed(name) if is_custom(manifest)], [], name)
+            needed = ["LeaderWorkerSet lossd"] if name == "group/lws" else []
+            self.assertEqual([name_of(manifest) for manifest in installed(name) if is_custom(manifest)], needed, name)
 
     def test_the_overlay_of_the_documentation(self) -> None:
         page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8").splitlines()
@@ -100,10 +103,26 @@ class Schemas(unittest.TestCase):
                     self.assertTrue(errors_of(manifest, version), version)
 
     def test_a_wrong_field_of_the_container_is_found(self) -> None:
-        stateful_set = copy.deepcopy(of_kind(overlay("cpu"), "StatefulSet")[0])
-        container(stateful_set)["livenessProbe"]["grpc"]["port"] = "health"
-        for version in VERSIONS:
-            self.assertTrue(errors_of(stateful_set, version), version)
+        for name in ("cpu", "group/lws"):
+            workload = copy.deepcopy(workloads(overlay(name))[0])
+            container(workload)["livenessProbe"]["grpc"]["port"] = "health"
+            for version in VERSIONS:
+                self.assertTrue(errors_of(workload, version), version)
+
+    def test_a_wrong_field_of_a_leader_worker_set_is_found(self) -> None:
+        (workload,) = workloads(overlay("group/lws"))
+        for path in (
+            ("noSuchField",),
+            ("leaderWorkerTemplate", "noSuchField"),
+            ("leaderWorkerTemplate", "workerTemplate", "spec", "noSuchField"),
+            ("leaderWorkerTemplate", "volumeClaimTemplates", 0, "spec", "noSuchField"),
+        ):
+            broken = copy.deepcopy(workload)
+            where = broken["spec"]
+            for step in path[:-1]:
+                where = where[step]
+            where[path[-1]] = 1
+            self.assertTrue(errors_of(broken, VERSIONS[0]), path)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The real lossd, started as the pod of a rendered overlay starts it: its arguments and its lossd.json, where volumes
-are folders here and ports are free ones. Then the probes ask, Prometheus reads, a trainer connects, the pod is deleted.
+"""The real lossd, started as the pods of a rendered overlay start it: their arguments and lossd.json, where volumes are
+folders here and ports are free ones. Then the probes ask, Prometheus reads, a trainer connects, the pod is deleted.
 
 usage: server_test.py LOSSD LOSSCTL   with tests/deploy and tests/integration/python_client in PYTHONPATH
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,20 @@ from pathlib import Path
 
 from certificates import Authority
 from lossd_server import await_ports
-from manifests import KUBERNETES, OVERLAYS, container, of_kind, overlay, pod_spec, render, server_config
+from manifests import (
+    GROUPS,
+    KUBERNETES,
+    OVERLAYS,
+    arguments_in,
+    container,
+    of_kind,
+    overlay,
+    pod_spec,
+    pods,
+    render,
+    server_config,
+    workloads,
+)
 from weights import write_weights
 
 LOSSD, LOSSCTL = sys.argv[1:3]
@@ -53,10 +67,10 @@ class Pod:
 
     def __init__(self, name: str, heads: list[dict] | None = None) -> None:
         self.objects = overlay(name)
-        (self.stateful_set,) = of_kind(self.objects, "StatefulSet")
+        (self.workload,) = workloads(self.objects)
         self._folder = tempfile.TemporaryDirectory(prefix="lossd-pod-")
         self.root = Path(self._folder.name)
-        for mount in container(self.stateful_set)["volumeMounts"]:
+        for mount in container(self.workload)["volumeMounts"]:
             self.inside(mount["mountPath"]).mkdir(parents=True)
         make_certificates(self.inside("/etc/lossd-tls"))
         tokens = "".join(f"{role} {token} {role}-of-the-test\n" for role, token in TOKENS.items())
@@ -64,11 +78,14 @@ class Pod:
         self.inside("/etc/lossd-tokens/operator").write_text(TOKENS["admin"], encoding="utf-8")
         for file in ("tokens", "operator"):
             self.inside(f"/etc/lossd-tokens/{file}").chmod(0o440)
-        config = server_config(self.objects, self.stateful_set)
+        if self.inside("/etc/lossd-group").exists():
+            self.inside("/etc/lossd-group/token").write_text("what-nodes-of-the-test-know", encoding="utf-8")
+            self.inside("/etc/lossd-group/token").chmod(0o440)  # the kubelet adds fsGroup
+        config = server_config(self.objects, self.workload)
         if heads is not None:
             config["heads"] = heads
         self.inside("/etc/lossd/lossd.json").write_text(json.dumps(self._moved(config)), encoding="utf-8")
-        self.start()
+        self.begin()
 
     def inside(self, path: str) -> Path:
         return self.root / path.lstrip("/")
@@ -90,20 +107,35 @@ class Pod:
         return FREE_PORT.sub("0", address)
 
     def start(self) -> None:
+        self.begin()
+        self.await_start()
+
+    def begin(self) -> None:
         ports = self.root / "ports.json"
         ports.unlink(missing_ok=True)
-        arguments = [re.sub("=/", f"={self.root}/", argument) for argument in container(self.stateful_set)["args"]]
+        arguments = [re.sub("=/", f"={self.root}/", argument) for argument in self.arguments()]
         with open(self.root / "log", "a", encoding="utf-8") as log:
             command = [LOSSD, *arguments, f"--port_file={ports}"]
-            self.process = subprocess.Popen(command, cwd="/", env={"OMP_NUM_THREADS": "2"}, stderr=log)
-        self.ports = await_ports(self.process, ports, self.root / "log")
+            self.process = subprocess.Popen(command, cwd="/", env=self.environment(), stderr=log)
+
+    def await_start(self) -> None:
+        self.ports = await_ports(self.process, self.port_file(), self.root / "log")
+
+    def port_file(self) -> Path:
+        return self.root / "ports.json"
+
+    def environment(self) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": "2"}
+
+    def arguments(self) -> list[str]:
+        return container(self.workload)["args"]
 
     def log(self) -> str:
         return (self.root / "log").read_text(encoding="utf-8")
 
     def probe(self, name: str) -> int:
         """As the kubelet does: exit code 0 is success."""
-        probe = container(self.stateful_set)[name]["grpc"]
+        probe = container(self.workload)[name]["grpc"]
         port = {50052: self.ports["health"], 50051: self.ports["grpc"]}[probe["port"]]
         command = [LOSSCTL, "health", "--server", f"127.0.0.1:{port}", "--service", probe.get("service", "")]
         return subprocess.run(command, capture_output=True, check=False).returncode
@@ -126,19 +158,17 @@ class Pod:
     def execute(self, *arguments: str) -> subprocess.CompletedProcess:
         """As kubectl exec does: what the container's environment says, and nothing else."""
         environment = {}
-        for entry in container(self.stateful_set)["env"]:
+        for entry in container(self.workload)["env"]:
             value = entry.get("value", "")
             environment[entry["name"]] = self._moved_address(value) if value.startswith("unix:") else value
             if value.startswith("/"):
                 environment[entry["name"]] = str(self.inside(value))
-        return subprocess.run(
-            [LOSSCTL, *arguments], capture_output=True, text=True, check=False, env=environment
-        )
+        return subprocess.run([LOSSCTL, *arguments], capture_output=True, text=True, check=False, env=environment)
 
     def delete(self) -> int:
         """SIGTERM, and the exit status within the grace period."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=pod_spec(self.stateful_set)["terminationGracePeriodSeconds"])
+        return self.process.wait(timeout=pod_spec(self.workload)["terminationGracePeriodSeconds"])
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -147,11 +177,42 @@ class Pod:
         self._folder.cleanup()
 
 
+class PodOfAGroup(Pod):
+    """One of those that an overlay of a group makes, on a CPU here, and all of them on one host."""
+
+    def __init__(self, name: str, index: int, leader_port: int) -> None:
+        self.index, self.leader_port = index, leader_port
+        super().__init__(name, heads=[{"name": "lm_head", "vocab_size": 64, "hidden_size": 16}])
+
+    def _moved(self, config: dict) -> dict:
+        return super()._moved({**config, "devices": "cpu", "staging_bytes": 1 << 28})
+
+    def port_file(self) -> Path:
+        return self.root / f"ports.json.{self.index}" if self.index > 0 else super().port_file()
+
+    def environment(self) -> dict[str, str]:
+        """With what the controller of LeaderWorkerSets adds."""
+        environment = {"OMP_NUM_THREADS": "1"}
+        _, labels = pods(self.workload)[self.index]
+        if self.workload["kind"] == "LeaderWorkerSet":
+            environment["LWS_GROUP_SIZE"] = str(self.workload["spec"]["leaderWorkerTemplate"]["size"])
+            environment["LWS_WORKER_INDEX"] = labels["leaderworkerset.sigs.k8s.io/worker-index"]
+            environment["LWS_LEADER_ADDRESS"] = "localhost"
+        return environment
+
+    def arguments(self) -> list[str]:
+        """A flag that is given twice has the last value."""
+        _, labels = pods(self.workload)[self.index]
+        here = ["--collective_interface=lo", f"--group_leader=localhost:{self.leader_port}"]
+        return [*arguments_in(self.workload, labels), *here]
+
+
 class PodOfTheCpuOverlay(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.pod = Pod("cpu")
         cls.addClassCleanup(cls.pod.close)
+        cls.pod.await_start()
 
     def test_all_probes_succeed(self) -> None:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -192,7 +253,7 @@ class PodOfTheCpuOverlay(unittest.TestCase):
 
     def test_the_heads_of_the_configuration_are_there(self) -> None:
         listed = json.loads(self.pod.lossctl("head", "list", "--json", token=TOKENS["read-only"]).stdout)
-        config = server_config(self.pod.objects, self.pod.stateful_set)
+        config = server_config(self.pod.objects, self.pod.workload)
         wanted = {(h["name"], h["vocab_size"], h["hidden_size"]) for h in config["heads"]}
         self.assertEqual({(h["name"], h["vocab_size"], h["hidden_size"]) for h in listed["heads"]}, wanted)
 
@@ -202,6 +263,7 @@ class DeletedPod(unittest.TestCase):
         # A head of a size that is quickly on the disk.
         pod = Pod("cpu", heads=[{"name": "lm_head", "vocab_size": 64, "hidden_size": 16}])
         self.addCleanup(pod.close)
+        pod.await_start()
         write_weights(pod.root / "weights.safetensors", 64, 16)
         loaded = pod.lossctl("head", "load", "lm_head", str(pod.root / "weights.safetensors"), token=TOKENS["trainer"])
         self.assertEqual(loaded.returncode, 0, loaded.stderr)
@@ -215,15 +277,50 @@ class DeletedPod(unittest.TestCase):
         self.assertEqual(pod.probe("readinessProbe"), 0)
 
 
+class GroupsOfPods(unittest.TestCase):
+    def test_pods_find_each_other_are_ready_together_and_end_together(self) -> None:
+        for name in GROUPS:
+            with self.subTest(name):
+                group = self.started(name)
+                leader, *others = group
+                told = json.loads(leader.lossctl("status", "--json", token=TOKENS["admin"]).stdout)
+                self.assertEqual(len(told["ranks"]), len(group), told)
+                for pod in group:
+                    self.assertEqual(
+                        [pod.probe(probe) for probe in ("startupProbe", "livenessProbe", "readinessProbe")], [0] * 3
+                    )
+                self.assertEqual(
+                    [other.ports["grpc"] for other in others], [0] * len(others), "the leader alone serves"
+                )
+                # Any of them is deleted: all of them drain.
+                self.assertEqual(others[-1].delete(), 0, others[-1].log())
+                for pod in group[:-1]:
+                    self.assertEqual(pod.process.wait(timeout=60), 0, pod.log())
+
+    def started(self, name: str) -> list[PodOfAGroup]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        group = []
+        for index in range(len(pods(workloads(overlay(name))[0]))):
+            group.append(PodOfAGroup(name, index, port))
+            self.addCleanup(group[-1].close)
+        for pod in group:
+            pod.await_start()
+        return group
+
+
 class Configurations(unittest.TestCase):
-    def test_every_key_is_a_flag(self) -> None:
+    def test_every_key_and_argument_is_a_flag(self) -> None:
         # --help goes to standard error or output, as Abseil sees fit.
         told = subprocess.run([LOSSD, "--help"], capture_output=True, text=True, check=False)
         flags = set(re.findall(r"--(\w+)", told.stdout + told.stderr))
         self.assertIn("drain_timeout", flags)
         for name in OVERLAYS:
-            for stateful_set in of_kind(overlay(name), "StatefulSet"):
-                self.assertLessEqual(set(server_config(overlay(name), stateful_set)) - {"heads"}, flags, name)
+            for workload in workloads(overlay(name)):
+                self.assertLessEqual(set(server_config(overlay(name), workload)) - {"heads"}, flags, name)
+                arguments = {re.match(r"--(\w+)=", argument)[1] for argument in container(workload)["args"]}
+                self.assertLessEqual(arguments, flags, name)
 
 
 if __name__ == "__main__":

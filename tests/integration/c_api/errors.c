@@ -131,6 +131,8 @@ void TestNulls(const char* target, int count, char** arguments) {
   batch.hidden_states = NULL;
   IS_NULL(lossd_session_compute(session, &batch, NULL, NULL), "batch.hidden_states");
   IS_NULL(lossd_session_close(NULL), "session");
+  IS_NULL(lossd_session_lane_places(NULL, &json), "session");
+  IS_NULL(lossd_session_lane_places(session, NULL), "json");
   IS_NULL(lossd_session_marks(NULL, &json), "session");
   IS_NULL(lossd_session_marks(session, NULL), "json");
   IS_NULL(lossd_session_resume_at(NULL, &sequence, 1), "session");

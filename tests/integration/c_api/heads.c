@@ -1,7 +1,32 @@
 /* The client, heads, weights, checkpoints. */
+#include <stddef.h>
 #include <string.h>
 
 #include "tests/integration/c_api/check.h"
+
+/* A caller that was compiled before the field has heads without, whatever lies behind its struct. */
+static void CheckFixedSegments(lossd_client* client) {
+  lossd_head_config config;
+  lossd_head* head = NULL;
+  char* json = NULL;
+  lossd_head_config_init(&config, sizeof config);
+  CHECK(config.fixed_segments == 0);
+  config.name = "heads-fixed";
+  config.vocab_size = kVocab;
+  config.hidden_size = kHidden;
+  config.fixed_segments = 1;
+  OK(lossd_client_create_head(client, &config, &head));
+  OK(lossd_head_info(head, &json));
+  CHECK(Holds(json, "\"fixed_segments\":true"));
+  lossd_head_free(head);
+  OK(lossd_client_delete_head(client, config.name, 0));
+  config.struct_size = offsetof(lossd_head_config, fixed_segments);
+  OK(lossd_client_create_head(client, &config, &head));
+  OK(lossd_head_info(head, &json));
+  CHECK(Holds(json, "\"fixed_segments\":false"));
+  lossd_head_free(head);
+  OK(lossd_client_delete_head(client, config.name, 0));
+}
 
 void TestHeads(const char* target, int count, char** arguments) {
   Problem problem;
@@ -31,6 +56,7 @@ void TestHeads(const char* target, int count, char** arguments) {
   CHECK(Holds(json, "\"bytes_sent\":"));
   /* Handles may be freed in any order. */
   lossd_head_free(again);
+  CheckFixedSegments(client);
   OK(lossd_client_delete_head(client, "heads-1", 0));
   lossd_client_free(client);
   FAILS(lossd_head_info(head, &json), LOSSD_NOT_FOUND, "heads");

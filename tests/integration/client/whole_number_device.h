@@ -12,9 +12,6 @@
 
 namespace lossd::testing {
 
-inline constexpr engine::GradientStats kWholeNumberStats = {
-    .norm = 1.5, .bias_norm = 2.5, .largest = 3.5F, .non_finite = 4};
-
 std::unique_ptr<engine::Device> MakeWholeNumberDevice();
 
 }  // namespace lossd::testing

@@ -19,6 +19,7 @@ OTHERS = {
     "--bias": ([], [], 3 * 4 * VOCAB),
     "--logit_scale": (["2"], [], 0),
     "--softcap": (["30"], [], 0),
+    "--fixed-segments": ([], [], 0),
     "--weight-decay": (["0.1"], ADAMW, 0),
     "--dampening": (["0.1"], SGD, 0),
     "--nesterov": ([], SGD, 0),

@@ -98,6 +98,16 @@ class Heads(LossctlTest):
         self.assertIn("asked for [10, 8] bfloat16", self.error_of(REFUSED, "head", "create", "biased", "--vocab", "10", "--hidden", "8"))
         self.succeed("head", "delete", "biased")
 
+    def test_fixed_segments_are_kept_and_shown(self):
+        command = ["head", "create", "fixed", "--vocab", "10", "--hidden", "8"]
+        self.assertIn(", fixed segments, ", self.succeed(*command, "--fixed-segments"))
+        self.assertTrue(self.head("fixed")["fixed_segments"])
+        self.assertRegex(self.succeed("head", "list"), r"(?m)^fixed .*  fixed segments( |$)")
+        self.assertIn("exists as [10, 8] bfloat16, fixed_segments; asked for", self.error_of(REFUSED, *command))
+        self.succeed("head", "delete", "fixed")
+        self.assertFalse(self.succeed_json(*command)["fixed_segments"])
+        self.succeed("head", "delete", "fixed")
+
     def test_an_optimizer_is_kept_and_shown(self):
         sizes = ["--vocab", "10", "--hidden", "8"]
         command = ["head", "create", "adamed", *sizes, "--optimizer", "adamw", "--weight-decay", "0.1", "--beta2", "0.95"]

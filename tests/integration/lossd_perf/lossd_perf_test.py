@@ -130,6 +130,42 @@ class LossdPerfTest(unittest.TestCase):
         self.assertEqual(done.returncode, FAILED, done)
         self.assertIn("memory", done.stderr)
 
+    def test_several_devices_beside_one_of_them(self):
+        limits = OWN[1:]
+        for transport in ("tcp", "shm"):
+            compared = self.succeed("--devices=cpu,cpu", *limits, *SMALL, f"--transport={transport}", "--batches=4", "--rounds=2")
+            one, over = compared["one_device"], compared["over_devices"]
+            self.assertEqual((one["devices"], over["devices"]), ("cpu", "cpu,cpu"))
+            for side in (one, over):
+                self.assertEqual(len(side["rounds"]), 2)
+                for report in side["rounds"]:
+                    self.check_report(report, 4)
+                    self.assertEqual(report["settings"]["transport"], transport)
+            self.assertIn("2 ranks", over["rounds"][0]["device"])
+            self.assertNotIn("ranks", one["rounds"][0]["device"])
+            self.assertAlmostEqual(compared["speedup"], over["tokens_per_second"] / one["tokens_per_second"])
+
+    def test_processor_time_of_several_devices_is_that_of_all_ranks(self):
+        compared = self.succeed("--devices=cpu,cpu", *OWN[1:], "--tokens=2000", "--vocab=8000", "--hidden=64", "--batches=5", "--rounds=1")
+        one, over = (compared[side]["rounds"][0]["cpu"]["server"]["seconds"] for side in ("one_device", "over_devices"))
+        self.assertGreater(over, one / 2)  # the parent process itself only waits
+
+    def test_comparison_as_text(self):
+        done = perf("--devices=cpu,cpu", *OWN[1:], *SMALL, "--batches=3", "--rounds=1")
+        self.assertEqual(done.returncode, OK, done)
+        self.assertEqual(done.stdout.count("throughput"), 2)
+        for word in ("one device", "over devices", "speed-up", "round 1 of 1: cpu,cpu"):
+            self.assertIn(word, done.stdout + done.stderr)
+
+    def test_devices_that_are_no_group_are_told_what_to_name(self):
+        one = perf("--devices=cpu")
+        self.assertEqual(one.returncode, USAGE, one)
+        self.assertIn("--device=cpu", one.stderr)
+        for devices, said in (("cpu,gpu", "a list of cpu, cuda:0"), ("cpu,cuda:0", "of one kind"), (",".join(["cpu"] * 9), "at most 8")):
+            done = perf(f"--devices={devices}")
+            self.assertEqual(done.returncode, UNREACHABLE, done)
+            self.assertIn(said, done.stderr)
+
     def test_transports_of_a_server_of_its_own(self):
         for transport, prefix in (("uds", "unix:"), ("tls", "127.0.0.1:")):
             report = self.succeed(*OWN, *SMALL, f"--transport={transport}", "--batches=4")
@@ -186,7 +222,7 @@ class LossdPerfTest(unittest.TestCase):
             self.assertEqual(cases, [(transport, lanes) for transport in ("tcp", "uds", "tls", "shm") for lanes in ("1", "2")])
 
     def test_exit_codes(self):
-        for bad in (["--tokens=0"], ["--rate=-1"], ["--target=x", "--device=cpu"], ["--metrics=x"], ["--dtype=int8"], ["nothing"],
+        for bad in (["--tokens=0"], ["--rate=-1"], ["--target=x", "--device=cpu"], ["--target=x", "--devices=cpu,cpu"], ["--device=cpu", "--devices=cpu,cpu"], ["--rounds=2"], ["--metrics=x"], ["--dtype=int8"], ["nothing"],
                     ["--duration=1", "--batches=1"], ["--transport=carrier_pigeon"], ["--transport=tcp,tls"],
                     ["--tls_ca=x"], ["sweep"]):
             self.assertEqual(perf(*bad).returncode, USAGE, bad)

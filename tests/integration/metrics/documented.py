@@ -9,10 +9,12 @@ import re
 class Metric:
     type: str
     labels: dict[str, set[str]]  # in order; an empty set: the page does not list the values
+    of_ranks: bool = False  # each rank of a group has one, with a label `rank` behind the others
+    of_groups: bool = False  # it is there in a group alone
 
 
 def _list_after(text: str, words: str) -> set[str]:
-    found = re.search(re.escape(words) + r": ([a-z_,\s]+)\.", text)
+    found = re.search(re.escape(words).replace("\\ ", r"\s+") + r": ([a-z_,\s]+)\.", text)
     assert found, f"docs/metrics.md has no list of {words}"
     return {name.strip() for name in found.group(1).split(",")}
 
@@ -38,10 +40,12 @@ def documented_metrics(path: str) -> dict[str, Metric]:
         for names, kind, labels in re.findall(r"^\| (`[^|]+`) \| (\w+) \| ([^|]*)\|", section, re.MULTILINE):
             for name in re.findall(r"`(\w+)`", names):
                 assert name not in metrics, f"{name} is documented twice"
-                metrics[name] = Metric(kind, every | _labels(labels))
+                metrics[name] = Metric(kind, every | _labels(labels), of_groups=section.startswith("Ranks\n"))
     metrics["lossd_rejected_total"].labels["reason"] = _list_after(text, "Reasons of `lossd_rejected_total`")
     purposes = _list_after(text, "Purposes of memory")
     metrics["lossd_memory_reserved_bytes"].labels = {
         "purpose": purposes, "place": metrics["lossd_head_memory_reserved_bytes"].labels["place"]}
     metrics["lossd_head_memory_reserved_bytes"].labels["purpose"] = purposes
+    for name in _list_after(text, "Metrics of each rank"):
+        metrics[name].of_ranks = True
     return metrics

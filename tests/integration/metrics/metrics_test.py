@@ -35,8 +35,18 @@ def methods():
 class WhatThereIs(unittest.TestCase):
     def test_the_document_says_what_a_server_exports(self):
         documented = documented_metrics(DOCUMENT)
+        self.check({name: metric for name, metric in documented.items() if not metric.of_groups})
+
+    def test_the_document_says_what_a_group_exports(self):
+        documented = documented_metrics(DOCUMENT)
+        for metric in documented.values():
+            if metric.of_ranks:
+                metric.labels["rank"] = {"0", "1"}
+        self.check(documented, "--devices=cpu,cpu")
+
+    def check(self, documented, *flags):
         listed = {"method": set(methods()), "code": {code.name for code in grpc.StatusCode}, "head": {"a"}}
-        with LossdServer(BINARY) as server, grpc.insecure_channel(server.target) as channel:
+        with LossdServer(BINARY, *flags) as server, grpc.insecure_channel(server.target) as channel:
             create_head(channel, "a", VOCAB, HIDDEN)
             scrape = Scrape(server.metrics_url)
         if "lossd_gpu_temperature_celsius" not in scrape.types:  # there is no GPU here
@@ -232,6 +242,11 @@ class Work(WhatIsDone):
             'lossd_rejected_total{reason="length"}': 1})
 
 
+def exposed(number: float) -> float:
+    """With the digits that numbers have in what Prometheus reads."""
+    return float(f"{number:.16g}")
+
+
 class Windows(WhatIsDone):
     def test_a_flush(self):
         create_head(self.channel, "h", VOCAB, HIDDEN)
@@ -243,7 +258,7 @@ class Windows(WhatIsDone):
         self.assertEqual(frozen.since(before), {
             'lossd_flushes_total{phase="begun"}': 1, 'lossd_flush_seconds_count{phase="freeze"}': 1,
             'lossd_head_flush_phase{head="h",phase="open"}': -1, 'lossd_head_flush_phase{head="h",phase="frozen"}': 1,
-            'lossd_head_gradient_norm{head="h"}': flush.norm})
+            'lossd_head_gradient_norm{head="h"}': exposed(flush.norm)})
         self.assertGreater(frozen['lossd_head_flush_age_seconds{head="h"}'], 0)
         self.gradients.CommitFlush(gradient_pb2.CommitFlushRequest(head="h", flush_id=flush.flush_id))
         after = self.scrape()
@@ -263,7 +278,7 @@ class Windows(WhatIsDone):
         stats = self.gradients.GradientStats(
             gradient_pb2.GradientStatsRequest(**self.marks_and_generation("h")))
         looked = self.scrape()
-        self.assertEqual(looked.since(before), {'lossd_head_gradient_norm{head="h"}': stats.norm})
+        self.assertEqual(looked.since(before), {'lossd_head_gradient_norm{head="h"}': exposed(stats.norm)})
         step = self.gradients.ApplyStep(gradient_pb2.ApplyStepRequest(
             learning_rate=1, gradient_scale=2, **self.marks_and_generation("h")))
         moved = self.scrape().since(looked)

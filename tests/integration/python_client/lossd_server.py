@@ -19,6 +19,16 @@ def free_port():
             return port
 
 
+def free_ports(count):
+    """The first of so many ports in a row."""
+    while True:
+        first = free_port()
+        with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
+            for port in range(first, first + count):
+                taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
 def await_ports(process, file, log):
     """What the server `process` writes to its --port_file, once it serves; if it ends before, an error that quotes its
     log."""

@@ -252,6 +252,59 @@ TEST_F(RestartTest, ASaveThatMeetsARestoredHeadSavesNothing) {
       << "who knows nothing takes what there is";
 }
 
+// The trainer goes back to its own checkpoint, and the server, which is killed once more, to the newest: that
+// of a drain since, where the session had come to the same marks with other chunks.
+TEST_F(RestartTest, MarksOfAnotherPastEndNoWindowAlthoughTheirNumbersAreThose) {
+  const auto send_half = [](Session& session, int64_t first) {
+    NumberedBatch batch(first);
+    Batch half = batch.batch();
+    half.labels = half.labels.first(static_cast<size_t>(kBatchTokens / 2));
+    EXPECT_TRUE(session.Compute(half, {}).ok());
+  };
+  std::vector<float> gradient(kNumberedVocab * kNumberedHidden);
+  const auto expect_lost = [this, &gradient](const SessionMarks& marks) {
+    const auto stats = head_->GradientStats({&marks, 1});
+    EXPECT_TRUE(IsWindowLost(stats.status())) << stats.status();
+    const auto flush = head_->Flush({}, {&marks, 1}, gradient.data());
+    EXPECT_TRUE(IsWindowLost(flush.status())) << flush.status();
+    const auto discard = head_->Discard({&marks, 1});
+    EXPECT_TRUE(IsWindowLost(discard.status())) << discard.status();
+    const auto step = head_->ApplyStep({.learning_rate = 0.01}, {&marks, 1});
+    EXPECT_TRUE(IsWindowLost(step.status())) << step.status();
+    const auto info = head_->Info();
+    ASSERT_TRUE(info.ok()) << info.status();
+    EXPECT_EQ(info->generation, 1U);
+    EXPECT_EQ(info->window_tokens, static_cast<uint64_t>(kBatchTokens / 2));
+    EXPECT_EQ(info->sessions.at(0).lanes.at(0).accepted, marks.lanes.at(0).accepted);
+  };
+  Session first = Open("trainer");
+  ASSERT_TRUE(head_->SaveCheckpoint("a").ok());
+  send_half(first, 0);
+  ASSERT_TRUE(head_->SaveCheckpoint("b").ok());
+  EXPECT_EQ(server_.Terminate(), 0);
+  server_.Start();
+
+  ASSERT_TRUE(client_->RestoreCheckpoint("numbered", "a").ok());
+  Session second = Open("trainer");
+  send_half(second, kChunks / 2);
+  server_.Kill();
+  server_.Start();
+  expect_lost(second.marks());
+
+  // Likewise if somebody restores it while the server runs.
+  ASSERT_TRUE(client_->RestoreCheckpoint("numbered", "a").ok());
+  Session third = Open("trainer");
+  send_half(third, kChunks / 2);
+  ASSERT_TRUE(client_->RestoreCheckpoint("numbered", "b").ok());
+  expect_lost(third.marks());
+  EXPECT_TRUE(IsWindowLost(Compute(third)));
+
+  // Who opens the session there knows what it stands for.
+  Session fourth = Open("trainer");
+  const SessionMarks marks = fourth.marks();
+  ASSERT_TRUE(head_->Flush({}, {&marks, 1}, gradient.data()).ok());
+}
+
 TEST_F(RestartTest, ARestoreOfALiveHeadEndsSessionsThatAreAheadOfItAndNoOthers) {
   Session ahead = Open("ahead");
   Session idle = Open("idle");
@@ -279,6 +332,65 @@ TEST_F(RestartTest, ARestoreOfALiveHeadEndsSessionsThatAreAheadOfItAndNoOthers) 
   ASSERT_TRUE(list.ok());
   ASSERT_EQ(list->size(), 1U);
   EXPECT_EQ(list->at(0).head, "numbered");
+}
+
+// It knows then which windows of that past are over.
+TEST_F(RestartTest, WhoHasASessionThatWentOnOverARestoreHasHeardOfIt) {
+  Session session = Open("trainer");
+  ASSERT_TRUE(Compute(session).ok());
+  ASSERT_TRUE(head_->SaveCheckpoint("a").ok());
+  ASSERT_TRUE(client_->RestoreCheckpoint("numbered", "a").ok());
+  ASSERT_TRUE(Compute(session).ok());
+  const auto saved = head_->SaveCheckpoint("b");
+  EXPECT_TRUE(saved.ok()) << saved.status();
+  const SessionMarks marks = session.marks();
+  std::vector<float> gradient(kNumberedVocab * kNumberedHidden);
+  ASSERT_TRUE(head_->Flush({}, {&marks, 1}, gradient.data()).ok());
+  ASSERT_TRUE(client_->RestoreCheckpoint("numbered", "b").ok());
+  const SessionMarks again = session.marks();
+  const auto flush = head_->Flush({}, {&again, 1}, gradient.data());
+  EXPECT_TRUE(IsWindowLost(flush.status())) << flush.status();
+}
+
+TEST_F(RestartTest, ASessionThatWasOpenedBehindACheckpointIsLostWhenThatIsRestored) {
+  Session first = Open("trainer");
+  ASSERT_TRUE(Compute(first).ok());
+  ASSERT_TRUE(head_->SaveCheckpoint("a").ok());
+  ASSERT_TRUE(Compute(first).ok());
+  Session second = Open("trainer");
+  ASSERT_TRUE(client_->RestoreCheckpoint("numbered", "a").ok());
+  const absl::Status lost = Compute(second);
+  EXPECT_TRUE(IsWindowLost(lost)) << lost;
+}
+
+TEST_F(RestartTest, AStepOfAWindowThatARestoreHasUndoneIsALostWindow) {
+  Session session = Open("trainer");
+  ASSERT_TRUE(head_->SaveCheckpoint("a").ok());
+  ASSERT_TRUE(Compute(session).ok());
+  Flush(kBatchTokens);
+  ASSERT_TRUE(Compute(session).ok());
+  ASSERT_TRUE(client_->RestoreCheckpoint("numbered", "a").ok());
+  const SessionMarks marks = session.marks();
+  const auto step = head_->ApplyStep({.learning_rate = 0.01, .generation = 2}, {&marks, 1});
+  EXPECT_TRUE(IsWindowLost(step.status())) << step.status();
+}
+
+// What is to be replayed begins where the server is: the step is in its weights.
+TEST_F(RestartTest, AStepThatWasTakenBeforeTheCheckpointIsNotToBeReplayed) {
+  Session first = Open("trainer");
+  ASSERT_TRUE(Compute(first).ok());
+  const SessionMarks stepped = first.marks();
+  ASSERT_TRUE(head_->ApplyStep({.learning_rate = 0.01, .generation = 1}, {&stepped, 1}).ok());
+  ASSERT_TRUE(head_->SaveCheckpoint("b").ok());
+  server_.Kill();
+  server_.Start();
+  Session second = Open("trainer");
+  const SessionMarks marks = second.marks();
+  server_.Kill();
+  server_.Start();
+  const auto step = head_->ApplyStep({.learning_rate = 0.01, .generation = 1}, {&marks, 1});
+  EXPECT_TRUE(IsWindowLost(step.status())) << step.status();
+  EXPECT_THAT(std::string(step.status().message()), HasSubstr("replay since generation 2"));
 }
 
 // What a process knows of generations is undone with them.

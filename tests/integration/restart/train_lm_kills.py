@@ -2,7 +2,7 @@
 """train_lm against a server that is drained and killed at random moments, and comes back each time: the held-out
 perplexity must be that of an undisturbed run, to the last digit.
 
-usage: train_lm_kills.py LOSSD TRAIN_LM [--terms N] [--kills N] [--steps N] [--every N] [--seed N] [--device NAME]
+usage: train_lm_kills.py LOSSD TRAIN_LM [--terms N] [--kills N] [--steps N] [--every N] [--seed N] [--device NAMES]
                          [--vocabulary N] [--hidden N] [--batch N]
 
 The run saves itself every so many steps, with a tagged checkpoint of its head at the server; after a kill it goes back
@@ -28,7 +28,7 @@ def parse():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=5, help="steps between two checkpoints")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="of the server; with commas a group")
     parser.add_argument("--vocabulary", type=int, default=300)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--batch", type=int, default=512)
@@ -60,7 +60,7 @@ class Server:
             os.remove(ports)
         with open(os.path.join(self._folder, "log"), "a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                [self._arguments.lossd, f"--listen={self._listen}", "--metrics_listen=", f"--device={self._arguments.device}",
+                [self._arguments.lossd, f"--listen={self._listen}", "--metrics_listen=", f"--devices={self._arguments.device}",
                  "--restore", f"--checkpoint_dir={self._folder}/checkpoints", f"--port_file={ports}"],
                 stdout=log, stderr=subprocess.STDOUT)
         while not os.path.exists(ports):

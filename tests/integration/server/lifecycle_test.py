@@ -247,17 +247,17 @@ class Configuration(unittest.TestCase):
 
     def test_a_head_from_the_file_has_the_optimizer_that_the_file_says(self):
         config = {"heads": [{"name": "a", "vocab_size": 100, "hidden_size": 8, "bias": True, "master_weights": True,
-                             "double_buffer": True,
+                             "double_buffer": True, "fixed_segments": True,
                              "optimizer": {"kind": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}},
                             {"name": "b", "vocab_size": 100, "hidden_size": 8, "optimizer": {"kind": "adamw", "beta2": 0.95}}]}
         heads, _, _ = self.start(config)
         sgd, adamw = (head.config for head in heads)
-        self.assertEqual((sgd.bias, sgd.master_weights, sgd.double_buffer), (True, True, True))
+        self.assertEqual((sgd.bias, sgd.master_weights, sgd.double_buffer, sgd.fixed_segments), (True, True, True, True))
         self.assertEqual((sgd.optimizer.kind, sgd.optimizer.momentum, sgd.optimizer.nesterov, sgd.optimizer.weight_decay),
                          (head_pb2.OPTIMIZER_KIND_SGD, 0.9, True, 0.1))
         self.assertEqual((adamw.optimizer.kind, adamw.optimizer.weight_decay, adamw.optimizer.beta1, adamw.optimizer.beta2,
                           adamw.optimizer.eps), (head_pb2.OPTIMIZER_KIND_ADAMW, 0.01, 0.9, 0.95, 1e-8))
-        self.assertFalse(adamw.master_weights or adamw.double_buffer or adamw.bias)
+        self.assertFalse(adamw.master_weights or adamw.double_buffer or adamw.bias or adamw.fixed_segments)
 
     def test_a_head_with_an_odd_value_or_a_misspelt_key_is_an_error(self):
         for head, words in [({"vocab_size": 2.5}, ("vocab_size", "2.5", "integer")),
@@ -276,6 +276,7 @@ class Configuration(unittest.TestCase):
                             ({"optimizer": {"kind": "sgd", "lr": 1}}, ("'lr'", "momentum")),
                             ({"optimizer": {"kind": "sgd", "nesterov": True}}, ("optimizer.nesterov",)),
                             ({"double_buffer": 1}, ("double_buffer", "true or false")),
+                            ({"fixed_segments": 1}, ("fixed_segments", "true or false")),
                             ({"deferred_bytes": "2G"}, ("no 'deferred_bytes'", "it has name")),
                             ({"weight_type": "float32"}, ("'weight_type'", "weight_dtype"))]:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:

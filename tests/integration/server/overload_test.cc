@@ -27,7 +27,7 @@ void WaitUntil(const Condition& condition) {
   while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
-TestServerOptions Options(engine::FakeGate* gate, engine::FakeOptions device) {
+TestServerOptions Options(engine::FakeGate* gate, const engine::FakeOptions& device) {
   TestServerOptions options;
   options.engine.memory_limit_bytes = 64 << 20;
   options.engine.lane_credit_bytes = kLaneCredit;
@@ -52,7 +52,7 @@ absl::Duration RetryDelay(const grpc::Status& status) {
 
 class OverloadTest : public ::testing::Test {
  protected:
-  explicit OverloadTest(engine::FakeOptions device = {.most_batches = 2, .rows_per_batch = kFull})
+  explicit OverloadTest(const engine::FakeOptions& device = {.most_batches = 2, .rows_per_batch = kFull})
       : server_(Options(&gate_, device)), stubs_(server_.Channel()) {
     CreateHead(stubs_, "h", kVocab, kHidden);
   }

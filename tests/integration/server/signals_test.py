@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import unittest
-import urllib.request
 
 import grpc
 from certificates import Authority
@@ -25,7 +24,7 @@ from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2_grpc
 from lossd_server import LossdServer
 from standard_services import NOT_SERVING, SERVING, health, watch_health
 
-from streaming import F32, create_head, open_session, start_request
+from streaming import F32, create_head, in_flight, open_session, start_request
 
 BINARY = sys.argv.pop(1)
 FLAGS = ("--device=cpu", "--workspace_bytes=16M", "--drain_timeout=10m")
@@ -98,7 +97,7 @@ class Strangers(unittest.TestCase):
             first = head_pb2.WriteWeightsRequest(head="h", write_id=write, rows=2, dtype=F32, weights=bytes(16))
             second = head_pb2.WriteWeightsRequest(head="h", write_id=write, first_row=2, rows=2, dtype=F32, weights=bytes(16))
             rows.put(first)
-            until(lambda: in_flight(server, "HeadService/WriteWeights") == 1)
+            until(lambda: in_flight(server.metrics_url, "HeadService/WriteWeights") == 1)
             watch = watch_health(channel)
             self.assertEqual(next(watch).status, SERVING)
             server.signal(signal.SIGTERM)
@@ -107,14 +106,6 @@ class Strangers(unittest.TestCase):
             rows.put(None)
             self.assertEqual(writing.result().rows_received, 4)
             self.assertEqual(server.wait(), 0)
-
-
-def in_flight(server, method):
-    with urllib.request.urlopen(server.metrics_url) as response:
-        for line in response.read().decode().splitlines():
-            if line.startswith("lossd_rpcs_in_flight{") and f'"{method}"' in line:
-                return float(line.rsplit(" ", 1)[1])
-    raise AssertionError(f"there is no {method}")
 
 
 class HangUp(unittest.TestCase):
@@ -134,7 +125,7 @@ class HangUp(unittest.TestCase):
             requests.put(start_request(session))
             stream = loss_pb2_grpc.LossServiceStub(channel).Compute(iter(requests.get, None))
             next(stream)
-            until(lambda: in_flight(server, "HeadService/WriteWeights") == 1)
+            until(lambda: in_flight(server.metrics_url, "HeadService/WriteWeights") == 1)
             server.signal(signal.SIGTERM)
             with self.assertRaises(grpc.RpcError):  # the drain has begun
                 next(stream)

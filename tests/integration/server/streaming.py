@@ -1,4 +1,6 @@
 """What the script tests of the server share: a head with weights, and a Compute stream that keeps its credit."""
+import urllib.request
+
 import numpy as np
 from lossd.v1 import head_pb2, head_pb2_grpc, loss_pb2, loss_pb2_grpc, types_pb2
 
@@ -11,7 +13,12 @@ def create_head(channel, name, vocab, hidden, seed=1, **config):
     heads = head_pb2_grpc.HeadServiceStub(channel)
     config = head_pb2.HeadConfig(name=name, vocab_size=vocab, hidden_size=hidden, weight_dtype=F32, **config)
     heads.CreateHead(head_pb2.CreateHeadRequest(config=config))
-    write_id = heads.BeginWrite(head_pb2.BeginWriteRequest(head=name, write_key="w")).write_id
+    write_weights(channel, name, vocab, hidden, seed)
+
+
+def write_weights(channel, name, vocab, hidden, seed=1):
+    heads = head_pb2_grpc.HeadServiceStub(channel)
+    write_id = heads.BeginWrite(head_pb2.BeginWriteRequest(head=name, write_key=f"w{seed}")).write_id
     rng = np.random.default_rng(seed)
     rows = max(1, (1 << 20) // hidden)
 
@@ -24,6 +31,15 @@ def create_head(channel, name, vocab, hidden, seed=1, **config):
 
     heads.WriteWeights(pieces())
     heads.CommitWrite(head_pb2.CommitWriteRequest(head=name, write_id=write_id))
+
+
+def in_flight(metrics_url, method):
+    """How many calls of a method the server is at, by its own metrics; a call counts before anything is done for it."""
+    with urllib.request.urlopen(metrics_url) as response:
+        for line in response.read().decode().splitlines():
+            if line.startswith("lossd_rpcs_in_flight{") and f'"{method}"' in line:
+                return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"there is no {method}")
 
 
 def open_session(channel, head, client_key):

@@ -91,6 +91,10 @@ bool FakeServer::DealWith(const v1::Chunk& chunk, Fate fate, std::unique_lock<st
     case Fate::kAbortBefore:
       ReopenWindow();
       break;
+    case Fate::kRestoreBefore:
+      generation_ = 1;
+      ++restores_;
+      break;
     case Fate::kOvertaken:
       AcceptedOf(*stream) += 100;
       return false;

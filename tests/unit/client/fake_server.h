@@ -40,6 +40,7 @@ enum class Fate {
   kRestartKeepHead,     // the server is another one, which was given the same head
   kRestartLoseHead,     // the server is another one and has no head
   kAbortBefore,         // somebody aborts the flush that is under way just before
+  kRestoreBefore,       // somebody restores the head, which is at generation 1 and as many chunks then
   kWrongSize,           // answered with half of dX
   kTakenBySomeoneElse,  // another process sent this sequence first
   kOvertaken,           // the stream breaks, and then another process sends a hundred chunks more
@@ -106,9 +107,10 @@ class FakeServer {
   // another server, or weights that were restored, whose logits are all 2: of the same version.
   int restart_before_logits = 0;
   int restore_before_logits = 0;
-  int refused_aborts = 0;             // AbortFlush fails that many times
-  int unavailable_status = 0;         // GetStatus fails that many times
-  std::vector<std::string> features;  // as GetStatus lists them, of lossd 0.0.7; none: an old server
+  int refused_aborts = 0;                   // AbortFlush fails that many times
+  std::vector<std::string> lane_addresses;  // as OpenSession tells them
+  int unavailable_status = 0;               // GetStatus fails that many times
+  std::vector<std::string> features;        // as GetStatus lists them, of lossd 0.0.7; none: an old server
   bool change_weights_on_cut = false;
   bool has_bias = false;
   bool corrupt_bias_gradient = false;

@@ -190,6 +190,7 @@ class FakeServer::LossService final : public v1::LossService::Service {
     response->set_session_id(session.id);
     response->set_incarnation(fake_->incarnation_);
     response->set_generation(fake_->generation_);
+    response->set_restores(fake_->restores_);
     *response->mutable_limits() = fake_->limits;
     for (int i = 0; i < lanes; ++i) {
       auto* marks = response->add_lanes();
@@ -201,6 +202,7 @@ class FakeServer::LossService final : public v1::LossService::Service {
     response->set_hidden_size(kHidden);
     response->set_weight_dtype(v1::DATA_TYPE_FLOAT32);
     response->set_has_bias(fake_->has_bias);
+    for (const std::string& address : fake_->lane_addresses) response->add_lane_addresses(address);
     return grpc::Status::OK;
   }
 

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "lossd/client.h"
 #include "tests/unit/client/session_fixture.h"
 
@@ -31,7 +33,10 @@ class InterruptedCallTest : public testing::SessionTest {
 
   void Connect(ClientOptions options) {
     options.interrupted = [this]() -> absl::Status {
-      threads_.push_back(std::this_thread::get_id());
+      {
+        const absl::MutexLock lock(&mutex_);
+        threads_.push_back(std::this_thread::get_id());
+      }
       return interrupted_ ? absl::CancelledError("enough") : absl::OkStatus();
     };
     client_ = Client::Connect(fake_.target(), options).value();
@@ -53,7 +58,8 @@ class InterruptedCallTest : public testing::SessionTest {
     has_let_go_ = true;
   }
 
-  std::vector<std::thread::id> threads_;  // that were asked
+  absl::Mutex mutex_;
+  std::vector<std::thread::id> threads_ ABSL_GUARDED_BY(mutex_);  // that were asked
   std::atomic<bool> interrupted_ = false;
   std::promise<void> silent_;
   std::promise<void> go_on_;
@@ -83,7 +89,10 @@ TEST_F(InterruptedCallTest, ABatchIsCutShortAndItsSessionIsOver) {
     const absl::Status again = session.Compute(data.batch(), data.outputs()).status();
     EXPECT_EQ(again.code(), absl::StatusCode::kCancelled);
     EXPECT_THAT(std::string(again.message()), HasSubstr("client_key '" + key + "'"));
-    for (const std::thread::id asked : threads_) EXPECT_EQ(asked, std::this_thread::get_id());
+    {
+      const absl::MutexLock lock(&mutex_);
+      for (const std::thread::id asked : threads_) EXPECT_EQ(asked, std::this_thread::get_id());
+    }
 
     interrupted_ = false;
     fake_.on_lane_chunk = nullptr;

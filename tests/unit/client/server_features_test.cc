@@ -76,6 +76,22 @@ TEST_F(ServerFeaturesTest, APartOfAConfigurationThatTheServerLacksIsNotSent) {
   EXPECT_THAT(fake_.observed().creations, IsEmpty());
 }
 
+TEST_F(ServerFeaturesTest, FixedSegmentsAreAskedForWhereTheServerHasThem) {
+  for (const bool has : {false, true}) {
+    fake_.features = AllBut(has ? "" : "fixed_segments");
+    Connect();
+    const auto head =
+        client_->CreateHead({.name = "new", .vocab_size = 4, .hidden_size = 2, .fixed_segments = true});
+    if (has) {
+      ASSERT_TRUE(head.ok()) << head.status();
+      ASSERT_THAT(fake_.observed().creations, SizeIs(1));
+      EXPECT_TRUE(fake_.observed().creations[0].config().fixed_segments());
+    } else {
+      ExpectLacking(head.status(), "fixed_segments", "config.fixed_segments of lossd.v1.CreateHeadRequest");
+    }
+  }
+}
+
 TEST_F(ServerFeaturesTest, ACallThatTheServerLacksIsNotMade) {
   fake_.features = AllBut("gradient_stats");
   Connect();

@@ -160,6 +160,21 @@ TEST_F(SessionTest, RestartAfterACommitGoesOnWithANewSession) {
   EXPECT_EQ(fake_.window(), data.Window());
 }
 
+// The server names an earlier generation before the session hears why; its lanes stand where they did.
+TEST_F(SessionTest, WindowsThatARestoreHasUndoneAreNotGoneOnFrom) {
+  Session session = Open();
+  for (int i = 0; i < 2; ++i) {
+    const auto marks = session.marks();
+    ASSERT_TRUE(head_->Discard({&marks, 1}).ok());
+  }
+  ASSERT_EQ(fake_.generation(), 3U);
+  Script(1, Fate::kRestoreBefore);
+  Data data(1);
+  const auto lost = session.Compute(data.batch(), data.outputs());
+  EXPECT_TRUE(IsWindowLost(lost.status())) << lost.status();
+  EXPECT_THAT(std::string(lost.status().message()), HasSubstr("restored from a checkpoint"));
+}
+
 TEST_F(SessionTest, SequenceTakenByAnotherProcessIsNotMistakenForOurOwn) {
   Script(2, Fate::kTakenBySomeoneElse);
   Session session = Open();

@@ -2,60 +2,30 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstring>
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <thread>
 
 #include "tests/unit/collectives/backend.h"
+#include "tests/unit/collectives/cases.h"
 #include "tests/unit/collectives/ranks.h"
 
 namespace lossd::kernels::collectives::communicator_cases {
 namespace {
 
+using testing::Array;
 using testing::BackendUnderTest;
+using testing::Connected;
+using testing::ExpectOk;
 using ::testing::HasSubstr;
-using testing::Memory;
+using testing::InOrder;
+using testing::kLong;
+using testing::Parts;
 using testing::Rank;
 using testing::RunRanks;
-
-// Longer than anything takes that does not hang.
-constexpr std::chrono::seconds kLong(100);
-
-// Memory with values in it.
-template <class Value>
-class Array {
- public:
-  explicit Array(size_t count) : Array(std::vector<Value>(count)) {}
-  explicit Array(const std::vector<Value>& values)
-      : count_(values.size()), memory_(BackendUnderTest().Allocate(bytes())) {
-    if (count_ > 0) memory_->Set(values.data(), bytes());
-  }
-  Value* data() { return count_ == 0 ? nullptr : static_cast<Value*>(memory_->data()); }
-  std::vector<Value> values() {
-    std::vector<Value> values(count_);
-    if (count_ > 0) memory_->Get(values.data(), bytes());
-    return values;
-  }
-
- private:
-  int64_t bytes() const { return static_cast<int64_t>(count_ * sizeof(Value)); }
-
-  size_t count_;
-  std::unique_ptr<Memory> memory_;
-};
-
-std::unique_ptr<Communicator> Connected(Rank& rank, std::chrono::milliseconds timeout = kLong) {
-  std::unique_ptr<Communicator> communicator;
-  const Result result = BackendUnderTest().Connect(rank, timeout, &communicator);
-  EXPECT_TRUE(result.ok()) << result.message();
-  return communicator;
-}
-
-void ExpectOk(const Result& result) { EXPECT_TRUE(result.ok()) << result.message(); }
-
-void* Stream() { return BackendUnderTest().Stream(); }
+using testing::SameBits;
+using testing::Stream;
 
 // What rank `from` gives rank `to`, entry by entry.
 std::vector<uint32_t> Values(int from, int to, int64_t count, int round = 0) {
@@ -110,32 +80,6 @@ void AllToAll(Communicator& ranks, Count count, int round = 0) {
   EXPECT_TRUE(received.values() == expected) << "round " << round;
 }
 
-// Numbers of many sizes and both signs, whose sum depends on the order.
-std::vector<float> Parts(int rank, int64_t count) {
-  std::vector<float> parts(static_cast<size_t>(count));
-  uint32_t state = 12345u + 977u * static_cast<uint32_t>(rank);
-  for (float& part : parts) {
-    state = state * 1664525u + 1013904223u;
-    const float mantissa = 1.0f + static_cast<float>(state >> 9) * 0x1p-23f;
-    part = std::ldexp((state & 1) != 0 ? mantissa : -mantissa, static_cast<int>((state >> 1) % 40) - 20);
-  }
-  return parts;
-}
-
-std::vector<float> InOrder(const std::vector<int>& order, int64_t count) {
-  std::vector<float> sum = Parts(order[0], count);
-  for (size_t i = 1; i < order.size(); ++i) {
-    const std::vector<float> part = Parts(order[i], count);
-    for (size_t j = 0; j < sum.size(); ++j) sum[j] += part[j];
-  }
-  return sum;
-}
-
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  if (a.empty() || a.size() != b.size()) return a.size() == b.size();
-  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 enum class Place { kOwn, kApart };
 
 void ReduceScatter(Communicator& ranks, const std::vector<int64_t>& counts, Place place) {
@@ -151,7 +95,13 @@ void ReduceScatter(Communicator& ranks, const std::vector<int64_t>& counts, Plac
   Array<float> apart(static_cast<size_t>(counts[self]));
   Array<char> scratch(static_cast<size_t>(ranks.ReduceScatterScratchBytes(counts)));
   float* const sum = place == Place::kApart ? apart.data() : parts.data() + first;
-  ExpectOk(ranks.ReduceScatterV(parts.data(), counts, sum, scratch.data(), Stream()));
+  std::vector<const float*> places;
+  const float* next = parts.data();
+  for (const int64_t count : counts) {
+    places.push_back(next);
+    next += count;
+  }
+  ExpectOk(ranks.ReduceScatterV(places, counts, sum, scratch.data(), Stream()));
   ExpectOk(ranks.Wait(Stream()));
   std::vector<float> got = apart.values();
   if (place == Place::kOwn) {
@@ -236,6 +186,34 @@ TEST_P(CommunicatorTest, AllToAllTakesACountForEachPair) {
     AllToAll(*ranks, [](int from, int to) -> int64_t { return from == to ? 33 : 0; });
     AllToAll(*ranks, [](int from, int /*to*/) -> int64_t { return from == 0 ? 17 : 0; });
     AllToAll(*ranks, [](int /*from*/, int /*to*/) -> int64_t { return 0; });
+  });
+}
+
+TEST_P(CommunicatorTest, AnExchangeTakesWhatLiesAnywhere) {
+  RunRanks(GetParam(), [](Rank& rank) {
+    const auto ranks = Connected(rank);
+    ASSERT_NE(ranks, nullptr);
+    // Rank r sends rank s s + 1 numbers, which lie at 10 s, and finds what it gets at 10 (size - s).
+    Array<uint32_t> send(size_t{10} * static_cast<size_t>(rank.size));
+    std::vector<uint32_t> given(size_t{10} * static_cast<size_t>(rank.size));
+    std::vector<uint32_t> expected(given.size() + 10);
+    std::vector<Communicator::Transfer> transfers;
+    Array<uint32_t> received(expected);
+    for (int peer = 0; peer < rank.size; ++peer) {
+      const auto to = Values(rank.rank, peer, peer + 1);
+      std::copy(to.begin(), to.end(), given.begin() + 10 * peer);
+      const auto from = Values(peer, rank.rank, rank.rank + 1);
+      std::copy(from.begin(), from.end(), expected.begin() + 10 * (rank.size - peer));
+      transfers.push_back({send.data() + 10 * peer, int64_t{4} * (peer + 1),
+                           received.data() + 10 * (rank.size - peer), int64_t{4} * (rank.rank + 1)});
+    }
+    send.Set(given);
+    ExpectOk(ranks->Exchange(transfers, Stream()));
+    ExpectOk(ranks->Wait(Stream()));
+    EXPECT_TRUE(received.values() == expected);
+    transfers.pop_back();
+    EXPECT_EQ(ranks->Exchange(transfers, Stream()).code(), Code::kInvalidArgument);
+    ExpectOk(ranks->Barrier(Stream()));
   });
 }
 
@@ -347,7 +325,10 @@ TEST_P(CommunicatorTest, WhatCannotBeIsRefusedAndChangesNothing) {
     ExpectFailure(
         ranks->AllGatherV(memory.data(), std::vector<int64_t>(size + 1, 1), memory.data(), Stream()),
         Code::kInvalidArgument, "all-gather-v", rank);
-    ExpectFailure(ranks->ReduceScatterV(nullptr, std::vector<int64_t>(size, -1), nullptr, nullptr, Stream()),
+    const std::vector<const float*> nowhere(size);
+    ExpectFailure(ranks->ReduceScatterV(nowhere, std::vector<int64_t>(size, -1), nullptr, nullptr, Stream()),
+                  Code::kInvalidArgument, "reduce-scatter-v", rank);
+    ExpectFailure(ranks->ReduceScatterV({}, std::vector<int64_t>(size, 0), nullptr, nullptr, Stream()),
                   Code::kInvalidArgument, "reduce-scatter-v", rank);
     std::vector<int64_t> unequal(size, 1);
     unequal[static_cast<size_t>(rank.rank)] = 2;
@@ -454,6 +435,35 @@ TEST_P(CommunicatorFaultTest, AbortEndsACallThatWaits) {
       if (result.ok() && !BackendUnderTest().NoticesLostPeers()) result = ranks->Barrier(Stream());
       ExpectLost(result, "barrier", rank);
     }
+  });
+}
+
+// Replicas outlive the loss of one of them: the ranks go on in the same processes, with another communicator.
+TEST_P(CommunicatorFaultTest, AnotherOneGoesOnInTheProcessesOfOneThatWasAborted) {
+  RunRanks(GetParam(), [](Rank& rank) {
+    const std::vector<int64_t> counts(static_cast<size_t>(rank.size), 1000);
+    for (int round = 0; round < 4; ++round) {
+      auto ranks = Connected(rank, FaultTimeout());
+      ASSERT_NE(ranks, nullptr);
+      AllGather(*ranks, counts, round);
+      const int leaving = round % rank.size;
+      if (rank.rank == leaving) {
+        ranks->Abort();
+      } else {
+        // The data is on its way when it is lost.
+        Array<char> given(size_t{1} << 20);
+        Array<char> all(static_cast<size_t>(rank.size) << 20);
+        const std::vector<int64_t> bytes(static_cast<size_t>(rank.size), int64_t{1} << 20);
+        Result lost = ranks->AllGatherV(given.data(), bytes, all.data(), Stream());
+        if (lost.ok()) lost = ranks->Wait(Stream());
+        ExpectLost(lost, "", rank);
+        ranks->Abort();
+      }
+      ranks = nullptr;
+    }
+    const auto ranks = Connected(rank);
+    ASSERT_NE(ranks, nullptr);
+    AllGather(*ranks, counts);
   });
 }
 

@@ -3,14 +3,23 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kernels/collectives/nccl_communicator.h"
+#include "tests/unit/collectives/cases.h"
 #include "tests/unit/collectives/ranks.h"
 
 namespace lossd::kernels::collectives::gloo_communicator_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::Connected;
 using ::testing::HasSubstr;
 using testing::Rank;
 using testing::RunRanks;
@@ -23,14 +32,6 @@ class NoRendezvous final : public Rendezvous {
     return {Code::kFailed, "nobody"};
   }
 };
-
-std::unique_ptr<Communicator> Connected(Rank& rank) {
-  std::unique_ptr<Communicator> ranks;
-  const Result result = ConnectGloo(
-      {.rank = rank.rank, .size = rank.size, .timeout = std::chrono::seconds(100)}, rank.rendezvous, &ranks);
-  EXPECT_TRUE(result.ok()) << result.message();
-  return ranks;
-}
 
 TEST(GlooCommunicatorTest, AGroupOfOneNeedsNoNetworkAndNoRendezvous) {
   NoRendezvous nobody;
@@ -61,6 +62,88 @@ TEST(GlooCommunicatorTest, ConnectsOverANamedInterface) {
     std::unique_ptr<Communicator> ranks;
     const Result result =
         ConnectGloo({.rank = rank.rank, .size = rank.size, .interface = "lo"}, rank.rendezvous, &ranks);
+    ASSERT_TRUE(result.ok()) << result.message();
+    EXPECT_TRUE(ranks->Barrier(nullptr).ok());
+  });
+}
+
+// Ports that this process listens on at loopback.
+std::vector<sockaddr_in> Listening() {
+  std::vector<sockaddr_in> found;
+  for (int file = 0; file < 1024; ++file) {
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    if (getsockopt(file, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) continue;
+    sockaddr_in address{};
+    size = sizeof(address);
+    if (getsockname(file, reinterpret_cast<sockaddr*>(&address), &size) == 0) found.push_back(address);
+  }
+  return found;
+}
+
+// Connects to all of them, and sends `bytes`. Lets go when the process ends.
+void VisitAsAStranger(const std::string& bytes) {
+  for (const sockaddr_in& address : Listening()) {
+    const int file = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EXPECT_EQ(connect(file, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    (void)!send(file, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+}
+
+// Ranks meet, and a stranger comes before they have connected.
+class VisitedRendezvous final : public Rendezvous {
+ public:
+  VisitedRendezvous(Rank& rank, std::string bytes) : rank_(rank), bytes_(std::move(bytes)) {}
+
+  Result AllGather(std::string own, std::chrono::milliseconds timeout,
+                   std::vector<std::string>* all) override {
+    VisitAsAStranger(bytes_);
+    return rank_.rendezvous.AllGather(std::move(own), timeout, all);
+  }
+
+ private:
+  Rank& rank_;
+  const std::string bytes_;
+};
+
+// It has the place of a rank then, since Gloo asks nobody who it is.
+TEST(GlooCommunicatorTest, AStrangerBeforeRanksAreConnectedMakesTheStartFailAndTheNextOneWorks) {
+  for (const std::string& bytes : {std::string(), std::string(1000, '\x17'), std::string(1000, '\0')}) {
+    RunRanks(2, [&bytes](Rank& rank) {
+      VisitedRendezvous visited(rank, bytes);
+      std::unique_ptr<Communicator> ranks;
+      const Result result = ConnectGloo(
+          {.rank = rank.rank, .size = rank.size, .timeout = std::chrono::seconds(2)}, visited, &ranks);
+      EXPECT_FALSE(result.ok());
+      EXPECT_THAT(result.message(), HasSubstr("rank " + std::to_string(1 - rank.rank)));
+      const auto again = Connected(rank);
+      ASSERT_NE(again, nullptr);
+      EXPECT_TRUE(again->Barrier(nullptr).ok());
+    });
+  }
+}
+
+TEST(GlooCommunicatorTest, OnceRanksAreConnectedNoPortIsOpenToStrangers) {
+  RunRanks(3, [](Rank& rank) {
+    const auto ranks = Connected(rank);
+    ASSERT_NE(ranks, nullptr);
+    EXPECT_TRUE(Listening().empty());
+    EXPECT_TRUE(ranks->Barrier(nullptr).ok());
+  });
+}
+
+TEST(GlooCommunicatorTest, ConnectsOverIpv6) {
+  const int file = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in6 loopback{};
+  loopback.sin6_family = AF_INET6;
+  loopback.sin6_addr = in6addr_loopback;
+  const bool has_ipv6 = bind(file, reinterpret_cast<const sockaddr*>(&loopback), sizeof(loopback)) == 0;
+  close(file);
+  if (!has_ipv6) GTEST_SKIP() << "this machine has no IPv6";
+  RunRanks(2, [](Rank& rank) {
+    std::unique_ptr<Communicator> ranks;
+    const Result result =
+        ConnectGloo({.rank = rank.rank, .size = rank.size, .address = "::1"}, rank.rendezvous, &ranks);
     ASSERT_TRUE(result.ok()) << result.message();
     EXPECT_TRUE(ranks->Barrier(nullptr).ok());
   });

@@ -47,7 +47,7 @@ size_t RecordingListener::answers() {
 }
 
 EngineFixture::EngineFixture(EngineOptions options, FakeOptions device, HeadConfig config) {
-  engine = *Engine::Create(std::move(options), MakeFakeDevice(&gate, device));
+  engine = *Engine::Create(std::move(options), MakeFakeDevice(&gate, std::move(device)));
   config.name = "h";
   config.vocab_size = kVocab;
   config.hidden_size = kHidden;

@@ -150,7 +150,7 @@ class FakeBackend : public HeadBackend {
   FakeBackend(HeadConfig config, FakeGate* gate, FakeOptions options, Ring* ring)
       : config_(std::move(config)),
         gate_(gate),
-        options_(options),
+        options_(std::move(options)),
         ring_(ring),
         moment_(static_cast<size_t>(config_.optimizer.moments() > 0 ? config_.elements() : 0)) {}
 
@@ -236,14 +236,15 @@ class FakeBackend : public HeadBackend {
     Find(to).sum += std::exchange(Find(from).sum, 0.0f);
     return absl::OkStatus();
   }
-  absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale) override {
+  absl::StatusOr<GradientTallies> Summarize(const Gradient* gradient, double scale) override {
     if (gate_->failing()) return absl::InternalError("nothing can be read any more");
     const float sum = gradient == nullptr ? own_.sum : static_cast<const FakeGradient*>(gradient)->sum;
-    return StatsOf(static_cast<float>(scale) * sum);
+    return TalliesOf(static_cast<float>(scale) * sum);
   }
-  absl::StatusOr<GradientStats> ApplyStep(const Gradient* gradient, const StepArguments& arguments) override {
-    absl::StatusOr<GradientStats> stats = Summarize(gradient, arguments.gradient_scale);
-    if (!stats.ok()) return stats;
+  absl::StatusOr<GradientTallies> ApplyStep(const Gradient* gradient,
+                                            const StepArguments& arguments) override {
+    absl::StatusOr<GradientTallies> tallies = Summarize(gradient, arguments.gradient_scale);
+    if (!tallies.ok()) return tallies;
     const float sum = gradient == nullptr ? own_.sum : static_cast<const FakeGradient*>(gradient)->sum;
     const float scaled = static_cast<float>(arguments.gradient_scale) * sum;
     const auto rate = static_cast<float>(arguments.learning_rate);
@@ -259,7 +260,7 @@ class FakeBackend : public HeadBackend {
                      config_.elements());
     auto* bias = reinterpret_cast<float*>(bias_.data());
     for (int64_t i = 0; config_.bias && i < config_.vocab_size; ++i) bias[i] -= rate * 2 * scaled;
-    return stats;
+    return tallies;
   }
 
   std::vector<StateTensor> StateTensors() const override {
@@ -312,19 +313,18 @@ class FakeBackend : public HeadBackend {
     return {nullptr, 0};
   }
 
-  // The statistics of a gradient all of whose elements are this, and twice this those of the bias's.
-  GradientStats StatsOf(float value) const {
-    const auto elements = static_cast<double>(config_.elements());
-    const double biases = config_.bias ? static_cast<double>(config_.vocab_size) : 0;
-    GradientStats stats;
-    stats.norm = std::abs(value) * std::sqrt(elements);
-    stats.bias_norm = 2 * std::abs(value) * std::sqrt(biases);
-    if (!std::isfinite(value)) {
-      stats.non_finite = static_cast<int64_t>(elements + biases);
-    } else {
-      stats.largest = (config_.bias ? 2 : 1) * std::abs(value);
-    }
-    return stats;
+  // Those of a gradient all of whose elements are this, and twice this those of the bias's.
+  GradientTallies TalliesOf(float value) const {
+    GradientTallies tallies;
+    tallies.dw.front() = TallyOf(value, config_.elements());
+    if (config_.bias) tallies.db.front() = TallyOf(2 * value, config_.vocab_size);
+    return tallies;
+  }
+  static kernels::GradientTally TallyOf(float value, int64_t count) {
+    const bool finite = std::isfinite(value);
+    return {.squares = static_cast<double>(value) * value * static_cast<double>(count),
+            .largest = finite ? std::abs(value) : 0,
+            .non_finite = finite ? 0 : count};
   }
 
   const HeadConfig config_;
@@ -365,7 +365,7 @@ void Fill(const BatchKey& kind, const ChunkRows& rows) {
 
 class FakeDevice : public Device {
  public:
-  FakeDevice(FakeGate* gate, FakeOptions options) : gate_(gate), options_(options) {}
+  FakeDevice(FakeGate* gate, FakeOptions options) : gate_(gate), options_(std::move(options)) {}
 
   std::string name() const override { return "fake"; }
   std::string description() const override { return "fake"; }
@@ -380,6 +380,8 @@ class FakeDevice : public Device {
   absl::StatusOr<std::unique_ptr<Gradient>> CreateGradient(const HeadConfig& /*config*/) override {
     return std::make_unique<FakeGradient>();
   }
+  bool HasFixedSegments(const HeadConfig& /*config*/) const override { return options_.fixed_segments; }
+  GroupReport Group() const override { return options_.group; }
   MemoryPlan SharedMemory() const override { return {{"workspace", 0}}; }
   std::optional<ResultBytes> RegisteredBytes(int64_t bytes) override { return gate_->Register(bytes); }
 
@@ -430,7 +432,7 @@ class FakeDevice : public Device {
 }  // namespace
 
 std::unique_ptr<Device> MakeFakeDevice(FakeGate* gate, FakeOptions options) {
-  return std::make_unique<FakeDevice>(gate, options);
+  return std::make_unique<FakeDevice>(gate, std::move(options));
 }
 
 }  // namespace lossd::engine

@@ -83,6 +83,8 @@ struct FakeOptions {
   int64_t rows_per_batch = 1;
   bool room_for_teachers = true;
   int64_t rows_of_logits = 1000;
+  bool fixed_segments = false;
+  GroupReport group = {};  // without ranks: it is no group
 };
 
 // gradient_scale identifies a chunk: its losses are that times the token's weight, and each accumulated chunk

@@ -8,6 +8,8 @@
 #include <string>
 
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/segments/vocabulary.h"
+#include "kernels/cpu/tile_memory.h"
 
 namespace lossd::kernels::testing {
 namespace {
@@ -52,6 +54,7 @@ class GuardedReturns {
     returns.top_log_probabilities = arrays_[6].As<float>();
     returns.divergence = arrays_[7].As<float>();
   }
+  bool Untouched() const { return std::ranges::all_of(arrays_, &GuardedBytes::Untouched); }
   void CopyTo(StepResult& result) {
     for (const GuardedBytes& array : arrays_) result.intact = result.intact && array.Intact();
     Copy(0, tokens_, result.z_loss);
@@ -121,6 +124,10 @@ LinearCrossEntropyParams Problem::Params() const {
   if (!token_weights.empty()) params.token_weights = token_weights.data();
   if (!lse_gradients.empty()) params.lse_gradients = lse_gradients.data();
   return params;
+}
+
+bool GuardedBytes::Untouched() const {
+  return std::all_of(storage_.begin(), storage_.end(), [](unsigned char byte) { return byte == kGuardByte; });
 }
 
 std::vector<float> Problem::Weight() const {
@@ -208,7 +215,24 @@ TeacherProblem Itself(const Problem& problem, const Distillation& distillation) 
   return teacher;
 }
 
-StepResult RunStep(const Problem& problem, const StepOptions& options) {
+Problem ShardOf(const Problem& problem, const Shard& shard) {
+  Problem part = problem;
+  const auto cut = [&shard](auto& values, int64_t width) {
+    if (values.empty()) return;
+    values = {values.begin() + shard.first() * width, values.begin() + shard.end() * width};
+  };
+  part.shape.vocab = shard.end() - shard.first();
+  cut(part.weight, problem.shape.hidden * SizeOf(problem.weight_type));
+  cut(part.bias, 1);
+  if (part.teacher.has_value()) {
+    cut(part.teacher->weight, part.teacher->hidden * SizeOf(part.teacher->type));
+    cut(part.teacher->bias, 1);
+  }
+  return part;
+}
+
+StepResult RunStep(const Problem& whole, const StepOptions& options) {
+  const Problem& problem = options.shard == nullptr ? whole : ShardOf(whole, *options.shard);
   const auto [tokens, vocab, hidden] = problem.shape;
   LinearCrossEntropyParams params = problem.Params();
   Teacher teacher;
@@ -225,10 +249,11 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   GuardedBytes dw(vocab * hidden * 4, 64, 4);
   GuardedBytes db(static_cast<int64_t>(problem.bias.size()) * 4, 64, 4);
   const cpu::Arithmetic arithmetic = options.arithmetic.value_or(cpu::BestArithmetic(params.weight_type));
-  const int64_t workspace_bytes = problem.teacher.has_value()
-                                      ? cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic,
-                                                            TeacherSize{teacher.hidden, teacher.weight_type})
-                                      : cpu::WorkspaceBytes(tile_rows, vocab, hidden, arithmetic);
+  const TeacherSize teacher_size{teacher.hidden, teacher.weight_type};
+  const cpu::TileSize size{tile_rows, hidden, arithmetic, cpu::RowRecord::kFull,
+                           problem.teacher.has_value() ? &teacher_size : nullptr};
+  const cpu::Vocabulary vocabulary(options.shard, vocab);
+  const int64_t workspace_bytes = cpu::WorkspaceBytes(size, vocabulary.shard());
   GuardedBytes workspace(workspace_bytes, 64);
   std::fill_n(losses.As<float>(), tokens, std::numeric_limits<float>::quiet_NaN());
   FillWith(options.initial_dw, dw);
@@ -245,12 +270,21 @@ StepResult RunStep(const Problem& problem, const StepOptions& options) {
   params.workspace = workspace.data();
   params.workspace_bytes = workspace.size();
 
+  params.shard = options.shard;
+  params.on_input_gradients = options.on_input_gradients;
+  params.on_input_gradients_context = options.on_input_gradients_context;
+
   StepResult result;
   result.status = options.arithmetic ? cpu::RunLinearCrossEntropy(params, arithmetic, &result.stats)
                                      : CpuLinearCrossEntropy(params, &result.stats);
   const auto intact = [](const GuardedBytes* bytes) { return bytes->Intact(); };
   result.intact = std::ranges::all_of(
       std::initializer_list<const GuardedBytes*>{&losses, &log_sum_exp, &dx, &dw, &db, &workspace}, intact);
+  if (options.shard != nullptr && !options.shard->answers()) {
+    const auto is_nan = [](float loss) { return std::isnan(loss); };
+    result.intact = result.intact && dx.Untouched() && log_sum_exp.Untouched() && returns.Untouched() &&
+                    std::all_of(losses.As<float>(), losses.As<float>() + tokens, is_nan);
+  }
   if (options.top_k.has_value()) returns.CopyTo(result);
   result.losses.assign(losses.As<float>(), losses.As<float>() + tokens);
   result.log_sum_exp.assign(log_sum_exp.As<float>(), log_sum_exp.As<float>() + tokens);

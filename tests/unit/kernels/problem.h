@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/linear_cross_entropy.h"
+#include "kernels/shard.h"
 
 namespace lossd::kernels::testing {
 
@@ -27,6 +28,8 @@ class GuardedBytes {
   }
   // False if anything was written outside.
   bool Intact() const;
+  // Whether nothing was written inside either.
+  bool Untouched() const;
 
  private:
   std::vector<unsigned char> storage_;
@@ -89,6 +92,9 @@ struct ProblemOptions {
 };
 Problem RandomProblem(const ProblemOptions& options);
 
+// The head that one rank has, with the same rows: labels and class weights stay those of all entries.
+Problem ShardOf(const Problem& problem, const Shard& shard);
+
 // A teacher as RandomProblem makes heads.
 struct TeacherOptions {
   int64_t hidden = 1;
@@ -121,12 +127,17 @@ struct StepOptions {
   std::vector<float> initial_dw{};              // empty: NaN everywhere
   std::vector<float> initial_db{};              // the same; of problems with a bias
   std::optional<int32_t> top_k{};               // set: every return is asked for, and so many tokens
+  // Set: the step of this rank. `dw` and `db` are then its own entries', and what only the rank that answers
+  // may write must not be touched elsewhere, or the result is not intact.
+  const Shard* shard = nullptr;
+  void (*on_input_gradients)(void* context) = nullptr;
+  void* on_input_gradients_context = nullptr;
 };
 
 struct StepResult {
   Status status = Status::kOk;
   LinearCrossEntropyStats stats;
-  bool intact = false;  // no guard band was touched
+  bool intact = false;  // no guard band was touched, nor what is another rank's
   std::vector<float> losses;
   std::vector<float> log_sum_exp;
   std::vector<float> dx;  // widened

@@ -14,7 +14,7 @@
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/row_order.h"
-#include "kernels/cpu/workspace.h"
+#include "kernels/cpu/tile_memory.h"
 #include "kernels/linear_cross_entropy.h"
 #include "tests/unit/kernels/problem.h"
 
@@ -168,11 +168,13 @@ TEST(RowReturns, RowsThatAreRedoneTellTheSame) {
 // Threads bring a row's blocks in any order.
 TEST(RowReturns, TheOrderOfBlocksDoesNotMatter) {
   constexpr int64_t kVocab = 4 * cpu::kBlock;
-  const auto memory = [](cpu::Workspace& tile, void* base) {
-    return cpu::LayOut(1, kVocab, 1, Arithmetic::kSimd, cpu::RowRecord::kFull, base, &tile);
+  const int64_t entries[] = {kVocab};
+  const auto lay_out = [&](cpu::TileMemory& memory, void* base) {
+    return cpu::LayOut({.rows = 1, .hidden = 1}, entries, {}, base, &memory);
   };
-  cpu::Workspace tile;
-  GuardedBytes workspace(memory(tile, nullptr), 64);
+  cpu::TileMemory memory;
+  const cpu::Workspace& tile = memory.segments[0];
+  GuardedBytes workspace(lay_out(memory, nullptr), 64);
   std::vector<float> logits(kVocab);
   // The list ends among equal ones.
   for (int64_t v = 0; v < kVocab; ++v) logits[v] = static_cast<float>(v % 5);
@@ -184,7 +186,7 @@ TEST(RowReturns, TheOrderOfBlocksDoesNotMatter) {
   returns.top_k = 17;
   std::vector<int64_t> blocks = {0, 1, 2, 3};
   do {
-    memory(tile, workspace.data());
+    lay_out(memory, workspace.data());
     tile.row_states[0] = {.label = 700};
     tile.row_details[0] = {.label_logit = logits[700]};
     const cpu::RowOrder order(returns, tile);

@@ -65,6 +65,16 @@ TEST(HeadsTableTest, HasTheOptimizerInAColumnOfItsOwn) {
   EXPECT_THAT(lines[1], HasSubstr(", two gradients  "));
 }
 
+TEST(HeadsTableTest, NamesFixedSegmentsBesideTheLoss) {
+  HeadInfo head;
+  head.config = {.name = "h", .vocab_size = 200, .hidden_size = 8, .softcap = 30};
+  EXPECT_THAT(HeadsTable({head}), Not(HasSubstr("fixed segments")));
+  EXPECT_FALSE(HeadToJson(head)["fixed_segments"]);
+  head.config.fixed_segments = true;
+  EXPECT_THAT(HeadsTable({head}), HasSubstr("softcap 30, fixed segments"));
+  EXPECT_TRUE(HeadToJson(head)["fixed_segments"]);
+}
+
 TEST(FormatErrorTest, SaysSomethingWhereGrpcDoesNot) {
   EXPECT_THAT(FormatError(absl::UnimplementedError(""), false), HasSubstr("--listen"));
   EXPECT_THAT(FormatError(absl::UnimplementedError(""), false), HasSubstr("does not serve this call"));

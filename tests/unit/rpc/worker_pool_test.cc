@@ -1,4 +1,4 @@
-#include "server/rpc/compute/worker_pool.h"
+#include "server/rpc/calls/worker_pool.h"
 
 #include <gtest/gtest.h>
 

@@ -25,7 +25,8 @@ engine::HeadConfig WithOptimizer() {
 
 class CollectTest : public testing::Test, protected EngineFixture {
  protected:
-  CollectTest() : EngineFixture({}, {}, WithOptimizer()) {}
+  explicit CollectTest(engine::FakeOptions device = {})
+      : EngineFixture({}, std::move(device), WithOptimizer()) {}
 
   std::map<std::string, double> Read() const {
     std::map<std::string, double> values;
@@ -157,6 +158,66 @@ TEST_F(CollectTest, ThePeakOfReservedMemoryStays) {
   released.get_future().wait();
   EXPECT_EQ(Value("lossd_memory_reserved_peak_bytes"), reserved);
   EXPECT_EQ(Value("lossd_memory_free_bytes"), Value("lossd_memory_limit_bytes"));
+}
+
+engine::FakeOptions GroupOfTwo() {
+  engine::FakeOptions device;
+  device.group.epoch = 4;
+  device.group.ranks.resize(2);
+  engine::RankReport& rank = device.group.ranks[1];
+  rank.memory_limit = 1000;
+  rank.memory_peak = 700;
+  rank.memory = {.reserved = 60, .heads = {{"h", {{"weights", 50}}}}, .shared = {{"workspace", 10}}};
+  rank.totals = {2000, 1500};
+  rank.process.peak_bytes = 77;
+  rank.activity.command = "ReadRows";
+  rank.activity.command_seconds = 2.5;
+  engine::DurationHistogram waits;
+  waits.Observe(0.5);
+  rank.activity.waits[static_cast<size_t>(kernels::Exchange::kRows)] = waits.Read();
+  return device;
+}
+
+class GroupCollectTest : public CollectTest {
+ protected:
+  GroupCollectTest() : CollectTest(GroupOfTwo()) {}
+};
+
+TEST_F(GroupCollectTest, MemoryAndDevicesAreOfEachRank) {
+  EXPECT_EQ(Value("lossd_memory_limit_bytes{rank=\"1\"}"), 1000);
+  EXPECT_EQ(Value("lossd_memory_limit_bytes{rank=\"0\"}"), engine->budget().limit());
+  EXPECT_EQ(Value("lossd_memory_free_bytes{rank=\"1\"}"), 940);
+  EXPECT_EQ(Value("lossd_memory_reserved_peak_bytes{rank=\"1\"}"), 700);
+  EXPECT_EQ(Value("lossd_memory_reserved_bytes{purpose=\"weights\",place=\"host\",rank=\"1\"}"), 50);
+  EXPECT_EQ(Value("lossd_memory_reserved_bytes{purpose=\"gradient\",place=\"host\",rank=\"1\"}"), 0);
+  EXPECT_EQ(
+      Value("lossd_head_memory_reserved_bytes{head=\"h\",purpose=\"weights\",place=\"host\",rank=\"1\"}"),
+      50);
+  EXPECT_GT(
+      Value("lossd_head_memory_reserved_bytes{head=\"h\",purpose=\"weights\",place=\"host\",rank=\"0\"}"), 0);
+  EXPECT_EQ(Value("lossd_device_memory_bytes{kind=\"free\",rank=\"1\"}"), 1500);
+  EXPECT_EQ(Value("lossd_process_peak_memory_bytes{rank=\"1\"}"), 77);
+  EXPECT_EQ(Value("lossd_memory_limit_bytes"), -1) << "of nobody";
+}
+
+TEST_F(GroupCollectTest, TellsWhatRanksWaitForAndAreAt) {
+  EXPECT_EQ(Value("lossd_group_ranks"), 2);
+  EXPECT_EQ(Value("lossd_group_epoch"), 4);
+  EXPECT_EQ(Value("lossd_rank_command_age_seconds{rank=\"0\"}"), 0);
+  EXPECT_EQ(Value("lossd_rank_command_age_seconds{rank=\"1\"}"), 2.5);
+  EXPECT_EQ(Value("lossd_exchange_wait_seconds_sum{exchange=\"rows\",rank=\"1\"}"), 0.5);
+  EXPECT_EQ(Value("lossd_exchange_wait_seconds_count{exchange=\"rows\",rank=\"1\"}"), 1);
+  EXPECT_EQ(Value("lossd_exchange_wait_seconds_bucket{exchange=\"rows\",rank=\"1\",le=\"0.25\"}"), 0);
+  EXPECT_EQ(Value("lossd_exchange_wait_seconds_bucket{exchange=\"rows\",rank=\"1\",le=\"0.5\"}"), 1);
+  EXPECT_EQ(Value("lossd_exchange_wait_seconds_count{exchange=\"hidden_states\",rank=\"0\"}"), 0);
+}
+
+TEST_F(CollectTest, WithoutAGroupNothingHasARank) {
+  for (const auto& [series, value] : Read()) {
+    EXPECT_FALSE(absl::StrContains(series, "rank")) << series;
+    EXPECT_FALSE(absl::StrContains(series, "group")) << series;
+    EXPECT_FALSE(absl::StrContains(series, "exchange")) << series;
+  }
 }
 
 TEST_F(CollectTest, EveryMethodHasEveryCode) {

@@ -52,12 +52,31 @@ class GpuMetricsTest : public testing::Test, protected engine::EngineFixture {};
 
 TEST_F(GpuMetricsTest, AreAmongTheOthersWhereThereIsAGpu) {
   const ServiceCounters counters({});
-  const std::unique_ptr<GpuSensors> sensors = GpuSensors::Open(kAddress, LOSSD_FAKE_NVML);
-  const std::string text = MetricsText(*engine, counters, sensors.get());
+  GpusSensors sensors;
+  sensors.push_back(GpuSensors::Open(kAddress, LOSSD_FAKE_NVML));
+  const std::string text = MetricsText(*engine, counters, sensors);
   EXPECT_THAT(text, HasSubstr("\nlossd_gpu_utilization_ratio 0.87\n"));
   EXPECT_THAT(text, HasSubstr("\nlossd_gpu_power_watts 412.5\n"));
   EXPECT_THAT(text, HasSubstr("\nlossd_gpu_temperature_celsius 61\n"));
   EXPECT_THAT(MetricsText(*engine, counters), Not(HasSubstr("lossd_gpu_")));
+}
+
+TEST(GpuMetricsOfRanks, AreOfThoseThatHaveAGpu) {
+  engine::GroupReport group;
+  group.ranks.resize(2);
+  GpusSensors sensors;
+  sensors.push_back(nullptr);
+  sensors.push_back(GpuSensors::Open(kAddress, LOSSD_FAKE_NVML));
+  Exposition out;
+  CollectGpus(sensors, group, out);
+  const auto families = out.Take();
+  ASSERT_EQ(families.size(), 3u);
+  for (const auto& family : families) {
+    ASSERT_EQ(family.metric.size(), 1u) << family.name;
+    ASSERT_EQ(family.metric[0].label.size(), 1u);
+    EXPECT_EQ(family.metric[0].label[0].name, "rank");
+    EXPECT_EQ(family.metric[0].label[0].value, "1");
+  }
 }
 
 }  // namespace

@@ -98,6 +98,60 @@ TEST(StatusPage, ShowsWhatThereIs) {
       << "a quarter of the bar";
 }
 
+ServerStatus OfAGroup() {
+  ServerStatus status = Example();
+  status.group.epoch = 3;
+  status.group.patience = absl::Seconds(60);
+  status.group.ranks.resize(2);
+  engine::RankReport& rank = status.group.ranks[1];
+  rank.device = "cuda:1";
+  rank.pci_bus_id = "00000000:1b:00.0";
+  rank.host = "node-1";
+  rank.memory_limit = int64_t{12} << 30;
+  rank.memory.reserved = int64_t{5} << 30;
+  rank.totals = {int64_t{80} << 30, int64_t{50} << 30};
+  rank.activity.uptime_seconds = 200;
+  engine::DurationHistogram waits;
+  waits.Observe(50);
+  rank.activity.waits[static_cast<size_t>(kernels::Exchange::kRowStatistics)] = waits.Read();
+  return status;
+}
+
+TEST(StatusPage, ShowsTheRanksOfAGroup) {
+  EXPECT_THAT(StatusPage(Example()).body, Not(HasSubstr("Ranks")));
+  const std::string page = StatusPage(OfAGroup()).body;
+  for (const char* text : {"Ranks, epoch 3", ">node-1<", "cuda:1, 00000000:1b:00.0", "5.0 GiB of 12.0 GiB",
+                           "30.0 GiB of 80.0 GiB", "50.0 s (25.0 %)"}) {
+    EXPECT_THAT(page, HasSubstr(text));
+  }
+}
+
+TEST(StatusPage, NamesTheRankThatIsStuckAndItsCommand) {
+  ServerStatus status = OfAGroup();
+  engine::RankActivity& activity = status.group.ranks[1].activity;
+  activity.command = "StartBatch";
+  activity.command_seconds = 61;
+  EXPECT_THAT(StatusPage(status).body, HasSubstr("not ready: a rank is stuck"));
+  EXPECT_THAT(StatusPage(status).body, HasSubstr(">stuck</span> StartBatch 1 min 1 s"));
+  activity.waits_at = kernels::Exchange::kRowStatistics;
+  EXPECT_THAT(StatusPage(status).body, HasSubstr("row_statistics"));
+  activity.command_seconds = 59;
+  EXPECT_THAT(StatusPage(status).body, Not(HasSubstr("stuck")));
+  EXPECT_THAT(StatusPage(status).body, HasSubstr("StartBatch 59.0 s"));
+}
+
+TEST(StatusJson, HasTheRanksOfAGroup) {
+  EXPECT_TRUE(nlohmann::json::parse(StatusJson(Example()))["group"].is_null());
+  const auto group = nlohmann::json::parse(StatusJson(OfAGroup()))["group"];
+  EXPECT_EQ(group["epoch"], 3);
+  ASSERT_EQ(group["ranks"].size(), 2u);
+  EXPECT_EQ(group["ranks"][1]["device"], "cuda:1");
+  EXPECT_EQ(group["ranks"][1]["reserved_bytes"], int64_t{5} << 30);
+  EXPECT_EQ(group["ranks"][1]["waited_seconds"]["row_statistics"], 50);
+  EXPECT_TRUE(group["ranks"][1]["command"].is_null());
+  EXPECT_EQ(group["ranks"][1]["stuck"], false);
+}
+
 TEST(StatusPage, SaysThatTheServerDrains) {
   ServerStatus status = Example();
   EXPECT_THAT(StatusPage(status).body, Not(HasSubstr(">draining<")));

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+import lossd.torch._compiled as _compiled
 from lossd._batch import Distillation
-from lossd.torch import _compiled
 from lossd.torch._autograd import RemoteLoss, evaluate
 from lossd.torch._call import make_call
 from lossd.torch._options import LossOptions

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+import lossd.torch._saving as _saving
 from lossd.client import Client, impatient
 from lossd.errors import AlreadyExistsError, LossdError, NotFoundError
 from lossd.results import StepResult
-from lossd.torch import _saving
 from lossd.torch._compiled import traced
 from lossd.torch._dtypes import dtype_of, name_of
 from lossd.torch._function import linear_cross_entropy

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lossd.transformers import _trl, _weights
+import lossd.transformers._trl as _trl
+import lossd.transformers._weights as _weights
 from lossd.transformers._ranks import require_group
 from lossd.transformers._state import Patch, aux_loss_coefficient, patch_of
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from lossd.transformers import _weights
+import lossd.transformers._weights as _weights
 from lossd.transformers._forward import patched_class
 from lossd.transformers._lm_head import RemoteLmHead
 from lossd.transformers._ranks import SharedGradient

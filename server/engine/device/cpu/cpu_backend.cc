@@ -19,6 +19,7 @@ class CpuDevice : public Device {
       : workspace_(std::move(workspace)), staging_bytes_(staging_bytes) {}
 
   std::string name() const override { return "cpu"; }
+  bool IsHost() const override { return true; }
   std::string description() const override {
     return absl::StrCat("CPU, ", std::max(1U, std::thread::hardware_concurrency()), " hardware threads");
   }
@@ -29,28 +30,38 @@ class CpuDevice : public Device {
   DeviceTotals Totals() const override { return {TotalMemory(), engine::AvailableMemory()}; }
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
-    const int64_t row = kernels::WorkspaceBytes(1, config.vocab_size, config.hidden_size, config.weight_type);
+    return PlanShard(config, HeadShard::Whole(config.vocab_size));
+  }
+  bool SpreadsHeads() const override { return true; }
+  absl::StatusOr<MemoryPlan> PlanShard(const HeadConfig& config, const HeadShard& shard) const override {
+    const int64_t row = CpuBackend::LeastWorkspaceBytes(config, shard, nullptr);
     if (row > workspace_.size()) {
       return MakeError(
           absl::StatusCode::kInvalidArgument, RejectReason::kShape, "vocab_size",
-          absl::StrCat("one row of vocab_size ", config.vocab_size, " needs a workspace of ", row,
+          absl::StrCat("one row of vocab_size ", shard.layout.vocab(), " needs a workspace of ", row,
                        " bytes, the server has ", workspace_.size(), "; raise --workspace_bytes"));
     }
     // A write is staged in a second buffer ("weight_staging"), which becomes the weights, or the master if
-    // there is one, when it is published.
+    // there is one, when it is published; replicas copy what they keep of a master.
     MemoryPlan plan = {{"weights", config.weight_bytes() + config.bias_bytes()}};
-    if (config.master_weights) plan.push_back({"master_weights", config.master_bytes()});
+    const HeadConfig stepped = WithRows(config, shard.stepped().count());
+    if (config.master_weights) plan.push_back({"master_weights", stepped.master_bytes()});
     if (config.gradient_bytes() > 0) {
       const int64_t gradient = config.gradient_bytes() + config.bias_gradient_bytes();
       plan.push_back({"gradient", config.double_buffer ? 2 * gradient : gradient});
     }
-    if (config.optimizer_bytes() > 0) plan.push_back({"optimizer", config.optimizer_bytes()});
+    if (stepped.optimizer_bytes() > 0) plan.push_back({"optimizer", stepped.optimizer_bytes()});
+    if (shard.replicas > 1) plan.push_back({"replica_sums", CpuBackend::SumBytes(config, shard)});
     plan.push_back({"weight_staging", config.staged_bytes() + config.bias_bytes()});
     return plan;
   }
 
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
-    auto backend = std::make_unique<CpuBackend>(config, &workspace_);
+    return CreateShard(config, HeadShard::Whole(config.vocab_size));
+  }
+  absl::StatusOr<std::unique_ptr<HeadBackend>> CreateShard(const HeadConfig& config,
+                                                           const HeadShard& shard) override {
+    auto backend = std::make_unique<CpuBackend>(config, shard, &workspace_);
     if (absl::Status status = backend->Allocate(); !status.ok()) return status;
     return backend;
   }
@@ -64,6 +75,7 @@ class CpuDevice : public Device {
     return std::make_unique<CpuGradient>(*std::move(gradient));
   }
 
+  bool HasFixedSegments(const HeadConfig& /*config*/) const override { return true; }
   MemoryPlan SharedMemory() const override { return {{"workspace", workspace_.size()}}; }
 
  private:

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/collectives/communicator.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/logits.h"
 #include "server/engine/chunk/chunk_options.h"
@@ -16,11 +17,6 @@ namespace lossd::engine {
 using kernels::DataType;
 
 namespace {
-
-absl::Status KernelError(absl::string_view what, kernels::Status status) {
-  return MakeError(absl::StatusCode::kInternal, RejectReason::kInternal, "",
-                   absl::StrCat(what, " failed: ", kernels::StatusName(status)));
-}
 
 // The products need aligned rows in one piece. Other rows are copied into `gathered`.
 const void* OnePiece(const HiddenRows& rows, int64_t elements, DataType type, ResultBytes* gathered) {
@@ -40,7 +36,55 @@ const void* OnePiece(const HiddenRows& rows, int64_t elements, DataType type, Re
 
 }  // namespace
 
+int64_t CpuBackend::LeastWorkspaceBytes(const HeadConfig& config, const HeadShard& shard,
+                                        const kernels::TeacherSize* teacher) {
+  const auto bytes = [&](kernels::Segments segments) {
+    return kernels::WorkspaceBytes(1, shard.For(segments), config.hidden_size, config.weight_type, teacher);
+  };
+  return std::max(bytes(kernels::Segments::kOfRanks), bytes(kernels::Segments::kFixed));
+}
+
+absl::Status CpuBackend::KernelError(absl::string_view what, kernels::Status status) const {
+  if (status == kernels::Status::kRankLost) {
+    return MakeError(absl::StatusCode::kUnavailable, RejectReason::kInternal, "",
+                     absl::StrCat(what, " failed: ", shard_.communicator->failure().message()));
+  }
+  return MakeError(absl::StatusCode::kInternal, RejectReason::kInternal, "",
+                   absl::StrCat(what, " failed: ", kernels::StatusName(status)));
+}
+
+const kernels::Shard* CpuBackend::ShardFor(kernels::Segments segments, int32_t holder) {
+  if (shard_.layout.ranks() == 1 && segments == kernels::Segments::kOfRanks) return nullptr;
+  batch_shard_ = shard_.For(segments, holder);
+  return &batch_shard_;
+}
+
+absl::StatusOr<const void*> CpuBackend::Spread(int32_t holder, const HiddenRows& rows, int64_t elements,
+                                               DataType type, ResultBytes* gathered) const {
+  const int64_t bytes = elements * kernels::SizeOf(type);
+  const bool holds = shard_.rank == holder;
+  const void* own = nullptr;
+  if (holds) {
+    own = OnePiece(rows, elements, type, gathered);
+    if (shard_.communicator == nullptr) return own;
+  } else if (gathered->size() < bytes) {
+    *gathered = ResultBytes(bytes);
+  }
+  std::vector<int64_t> from(static_cast<size_t>(shard_.layout.ranks()));
+  from[static_cast<size_t>(holder)] = bytes;
+  // Only the others are written to.
+  void* const all = holds ? const_cast<void*>(own) : gathered->data();
+  const kernels::ExchangeWait wait(shard_.observer, kernels::Exchange::kHiddenStates);
+  const kernels::collectives::Result spread = shard_.communicator->AllGatherV(own, from, all, nullptr);
+  if (!spread.ok()) return KernelError("spreading hidden states", kernels::Status::kRankLost);
+  return all;
+}
+
 absl::Status CpuBackend::Logits(const LogitRows& rows) {
+  const absl::StatusOr<const void*> hidden_states =
+      Spread(HeadShard::kLeader, {.data = rows.hidden_states}, rows.rows * config_.hidden_size,
+             config_.weight_type, &gathered_);
+  if (!hidden_states.ok()) return hidden_states.status();
   kernels::LogitsParams params;
   params.rows = rows.rows;
   params.vocab = config_.vocab_size;
@@ -48,8 +92,10 @@ absl::Status CpuBackend::Logits(const LogitRows& rows) {
   params.weight_type = config_.weight_type;
   params.weight = weights_.data();
   if (rows.bias == Bias::kUse && config_.bias) params.bias = Floats(bias_);
+  params.shard = ShardFor(config_.fixed_segments ? kernels::Segments::kFixed : kernels::Segments::kOfRanks,
+                          HeadShard::kLeader);
   params.hidden_type = config_.weight_type;
-  params.hidden_states = rows.hidden_states;
+  params.hidden_states = *hidden_states;
   params.logit_scale = rows.logit_scale;
   params.softcap = rows.softcap;
   params.outputs = rows.outputs;
@@ -61,8 +107,8 @@ absl::Status CpuBackend::Logits(const LogitRows& rows) {
 
 absl::Status CpuBackend::PrepareTeacher(const HeadBackend& backend) {
   const HeadConfig& teacher = static_cast<const CpuBackend&>(backend).config_;  // of the same device
-  const int64_t row = kernels::WorkspaceBytes(1, config_.vocab_size, config_.hidden_size, config_.weight_type,
-                                              {teacher.hidden_size, teacher.weight_type});
+  const kernels::TeacherSize size{teacher.hidden_size, teacher.weight_type};
+  const int64_t row = LeastWorkspaceBytes(config_, shard_, &size);
   return row > workspace_->size() ? NoRoomForTeacher(config_, row, workspace_->size()) : absl::OkStatus();
 }
 
@@ -70,38 +116,42 @@ void CpuBackend::StartBatch(const BatchKey& kind, std::span<const ChunkRows> chu
                             BatchCallbacks callbacks) {
   BatchReport report;
   for (size_t i = 0; i < chunks.size(); ++i) {
-    if (const kernels::Status status = Process(kind, chunks[i], i, callbacks, &report);
-        status != kernels::Status::kOk) {
-      callbacks.on_done(KernelError("the fused step", status));
+    if (absl::Status status = Process(kind, chunks[i], i, callbacks, &report); !status.ok()) {
+      callbacks.on_done(std::move(status));
       return;
     }
   }
   callbacks.on_done(report);
 }
 
-kernels::Status CpuBackend::Process(const BatchKey& kind, const ChunkRows& rows, size_t number,
-                                    const BatchCallbacks& callbacks, BatchReport* report) {
+absl::Status CpuBackend::Process(const BatchKey& kind, const ChunkRows& rows, size_t number,
+                                 const BatchCallbacks& callbacks, BatchReport* report) {
   std::function<void()> tell = [&callbacks, number] { callbacks.on_input_gradients(number); };
   kernels::LinearCrossEntropyParams params = ToParams(kind, rows);
-  kernels::Teacher teacher;
+  const absl::StatusOr<const void*> hidden_states = Spread(
+      kind.holder, rows.hidden_states, rows.tokens * config_.hidden_size, kind.hidden_type, &gathered_);
+  if (!hidden_states.ok()) return hidden_states.status();
+  params.hidden_states = *hidden_states;
+  absl::StatusOr<kernels::Teacher> teacher;
   if (kind.teacher.backend != nullptr) {
-    teacher = TeacherOf(kind.teacher, rows);
-    params.teacher = &teacher;
+    teacher = TeacherOf(kind, rows);
+    if (!teacher.ok()) return teacher.status();
+    params.teacher = &*teacher;
     params.distillation = kind.teacher.distillation;
   }
   params.on_input_gradients = [](void* context) { (*static_cast<std::function<void()>*>(context))(); };
   params.on_input_gradients_context = &tell;
   kernels::LinearCrossEntropyStats stats;
   const kernels::Status status = kernels::CpuLinearCrossEntropy(params, &stats);
-  if (status != kernels::Status::kOk) return status;
+  if (status != kernels::Status::kOk) return KernelError("the fused step", status);
   if (Accumulates(rows) && stats.valid_tokens > 0) Find(kind.gradient).empty = false;
   report->rows_redone += stats.rows_redone;
-  return status;
+  return absl::OkStatus();
 }
 
 // The teacher of a batch that `kind` says has one.
-kernels::Teacher CpuBackend::TeacherOf(const TeacherKind& kind, const ChunkRows& rows) {
-  const auto& backend = static_cast<const CpuBackend&>(*kind.backend);  // of the same device
+absl::StatusOr<kernels::Teacher> CpuBackend::TeacherOf(const BatchKey& kind, const ChunkRows& rows) {
+  const auto& backend = static_cast<const CpuBackend&>(*kind.teacher.backend);  // of the same device
   kernels::Teacher teacher;
   teacher.hidden = backend.config_.hidden_size;
   teacher.weight_type = backend.config_.weight_type;
@@ -109,9 +159,12 @@ kernels::Teacher CpuBackend::TeacherOf(const TeacherKind& kind, const ChunkRows&
   if (backend.config_.bias) teacher.bias = Floats(backend.bias_);
   teacher.logit_scale = backend.config_.logit_scale;
   teacher.softcap = backend.config_.softcap;
-  teacher.hidden_type = kind.hidden_type;
-  teacher.hidden_states =
-      OnePiece(rows.teacher_hidden, rows.tokens * teacher.hidden, kind.hidden_type, &teacher_gathered_);
+  teacher.hidden_type = kind.teacher.hidden_type;
+  const absl::StatusOr<const void*> hidden_states =
+      Spread(kind.holder, rows.teacher_hidden, rows.tokens * teacher.hidden, teacher.hidden_type,
+             &teacher_gathered_);
+  if (!hidden_states.ok()) return hidden_states.status();
+  teacher.hidden_states = *hidden_states;
   return teacher;
 }
 
@@ -123,6 +176,7 @@ float* CpuBackend::UnusedLosses(int64_t tokens) {
 
 kernels::LinearCrossEntropyParams CpuBackend::ToParams(const BatchKey& kind, const ChunkRows& rows) {
   kernels::LinearCrossEntropyParams params;
+  params.shard = ShardFor(kind.segments, kind.holder);
   params.tokens = rows.tokens;
   params.vocab = config_.vocab_size;
   params.hidden = config_.hidden_size;
@@ -130,8 +184,6 @@ kernels::LinearCrossEntropyParams CpuBackend::ToParams(const BatchKey& kind, con
   params.weight = weights_.data();
   if (kind.bias == Bias::kUse && config_.bias) params.bias = Floats(bias_);
   params.hidden_type = kind.hidden_type;
-  params.hidden_states =
-      OnePiece(rows.hidden_states, rows.tokens * config_.hidden_size, kind.hidden_type, &gathered_);
   params.labels = rows.labels;
   params.ignore_index = rows.ignore_index;
   params.options = kind.options;

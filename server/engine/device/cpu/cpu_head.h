@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/linear_cross_entropy.h"
@@ -19,20 +20,34 @@
 
 namespace lossd::engine {
 
+// What sizes follow from, of so many rows of the head.
+inline HeadConfig WithRows(HeadConfig config, int64_t rows) {
+  config.vocab_size = rows;
+  return config;
+}
+
 struct CpuGradient : Gradient {
   HostBuffer dw;  // fp32 [V, H]
   HostBuffer db;  // fp32 [V]; empty without a bias
   bool empty = true;
 
   static absl::StatusOr<CpuGradient> Create(const HeadConfig& config);
+  // With so many rows.
+  static absl::StatusOr<CpuGradient> Create(const HeadConfig& config, int64_t rows);
 };
 
 class CpuBackend : public HeadBackend {
  public:
-  // `workspace` is of all heads of the device, and outlives them.
-  CpuBackend(HeadConfig config, HostBuffer* workspace);
+  // `config` is of the rows that `shard` has. `workspace` is of all heads of the device, and outlives them.
+  CpuBackend(HeadConfig config, const HeadShard& shard, HostBuffer* workspace);
 
-  // Takes the memory; before anything else. Weights that are written come with their own.
+  // What one row takes of the workspace in batches of any kind, with soft targets of `teacher` if that is not
+  // null.
+  static int64_t LeastWorkspaceBytes(const HeadConfig& config, const HeadShard& shard,
+                                     const kernels::TeacherSize* teacher);
+
+  // Takes the memory; before anything else. Weights that are written come with their own, but not where this
+  // is a part: they come row by row, and one rank alone could have no memory for them.
   absl::Status Allocate();
 
   absl::Status PublishWeights(WeightBuffers staged) override;
@@ -49,8 +64,17 @@ class CpuBackend : public HeadBackend {
   void Reset(Gradient* gradient) override { Find(gradient).empty = true; }
 
   absl::Status Fold(Gradient* from, Gradient* to) override;
-  absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale) override;
-  absl::StatusOr<GradientStats> ApplyStep(const Gradient* gradient, const StepArguments& arguments) override;
+  absl::StatusOr<GradientTallies> Summarize(const Gradient* gradient, double scale) override;
+  absl::StatusOr<GradientTallies> ApplyStep(const Gradient* gradient,
+                                            const StepArguments& arguments) override;
+
+  absl::Status SumSlices(Gradient* gradient, const ReplicaCommunicators& replicas) override;
+  absl::StatusOr<GradientTallies> TallySum(double scale, const ReplicaCommunicators& replicas) override;
+  absl::Status StepSlices(const StepArguments& arguments) override;
+  absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;
+  absl::Status ReadSum(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out) override;
+
   std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(config_); }
   absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;
   absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
@@ -60,6 +84,9 @@ class CpuBackend : public HeadBackend {
                              const float* bias) override;
 
   MemoryPlan MemoryReport() const override;
+
+  // What a head over replicas takes for their gradients' sums.
+  static int64_t SumBytes(const HeadConfig& config, const HeadShard& shard);
 
  private:
   bool Accumulates(const ChunkRows& rows) const {
@@ -72,32 +99,65 @@ class CpuBackend : public HeadBackend {
   const CpuGradient& Find(const Gradient* gradient) const {
     return gradient == nullptr ? own_ : *static_cast<const CpuGradient*>(gradient);
   }
+  static constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
   static const float* Floats(const HostBuffer& buffer) {
     return reinterpret_cast<const float*>(buffer.data());
   }
   static float* Floats(HostBuffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
 
-  kernels::Status Process(const BatchKey& kind, const ChunkRows& rows, size_t number,
-                          const BatchCallbacks& callbacks, BatchReport* report);
-  kernels::Teacher TeacherOf(const TeacherKind& kind, const ChunkRows& rows);
+  absl::Status Process(const BatchKey& kind, const ChunkRows& rows, size_t number,
+                       const BatchCallbacks& callbacks, BatchReport* report);
+  absl::StatusOr<kernels::Teacher> TeacherOf(const BatchKey& kind, const ChunkRows& rows);
+  // Without hidden states.
   kernels::LinearCrossEntropyParams ToParams(const BatchKey& kind, const ChunkRows& rows);
+  // Hidden states of rank `holder` in one piece, aligned, at every rank.
+  absl::StatusOr<const void*> Spread(int32_t holder, const HiddenRows& rows, int64_t elements,
+                                     kernels::DataType type, ResultBytes* gathered) const;
+  absl::Status KernelError(absl::string_view what, kernels::Status status) const;
+  // How a batch's sums over the vocabulary are made: null where this is all of it, in one piece.
+  const kernels::Shard* ShardFor(kernels::Segments segments, int32_t holder);
   float* UnusedLosses(int64_t tokens);
 
   void NarrowMaster();
   // Where weights are that nobody has written yet, there is no memory.
   absl::Status TakeWeights();
   HostBuffer& BufferOf(const StateEntry& entry);
-  kernels::OptimizerTensor MatrixOf(const CpuGradient& gradient);
-  kernels::OptimizerTensor BiasOf(const CpuGradient& gradient);
+  // What a step changes of rows of one slice, whose gradient is there: null for zeros.
+  kernels::OptimizerTensor MatrixOf(const float* dw, const kernels::RowSpan& rows);
+  kernels::OptimizerTensor BiasOf(const float* db, const kernels::RowSpan& rows);
+  // Calls work(segment, rows) for what there is of these rows in each fixed segment of the vocabulary.
+  void ForEachSegment(const kernels::RowSpan& of,
+                      absl::FunctionRef<void(size_t segment, kernels::RowSpan rows)> work) const;
+  kernels::RowSpan AllRows() const { return {0, config_.vocab_size}; }
+
+  bool over_replicas() const { return shard_.replicas > 1; }
+  absl::Status AllocateSlices();
+  // Copies rows of what is kept only of those that are stepped here; INTERNAL if one is not.
+  absl::Status ReadStepped(const HostBuffer& from, int64_t row_bytes, const kernels::RowSpan& rows,
+                           void* out) const;
+  absl::Status WriteStepped(const void* in, int64_t row_bytes, const kernels::RowSpan& rows, HostBuffer* to);
+  // What of it is for rows on their way.
+  static int64_t ScratchBytes(const HeadConfig& config, const HeadShard& shard);
+  absl::Status CheckSummed() const;
+  absl::Status CheckReplicas(const ReplicaCommunicators& replicas) const;
+  // What these rows add up to, which are in the gradient from `place` on.
+  GradientTallies Tally(const CpuGradient& gradient, const kernels::RowSpan& of, int64_t place,
+                        float scale) const;
 
   const HeadConfig config_;
+  const HeadShard shard_;
+  kernels::Shard batch_shard_;  // of the batch under way
   HostBuffer* const workspace_;
   HostBuffer weights_;
-  HostBuffer master_;  // fp32 [V, H]; empty without one
+  HostBuffer master_;  // fp32 [stepped rows, H]; empty without one
   HostBuffer bias_;
-  std::array<HostBuffer, 2> moments_;  // fp32 [V, H], those that the optimizer has
+  std::array<HostBuffer, 2> moments_;  // fp32 [stepped rows, H], those that the optimizer has
   std::array<HostBuffer, 2> bias_moments_;
   CpuGradient own_;
+  // Masters and moments are of these rows, as are the sums of the replicas' gradients.
+  const kernels::SteppedRows stepped_;
+  CpuGradient sum_;
+  HostBuffer sum_scratch_;
   ResultBytes gathered_;  // hidden states of one chunk
   ResultBytes teacher_gathered_;
   std::vector<float> unused_losses_;

@@ -3,14 +3,16 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/engine/device/cpu/cpu_head.h"
 
 namespace lossd::engine {
 
 using kernels::DataType;
-using kernels::GradientTally;
 using kernels::OptimizerTensor;
+using kernels::RowSpan;
 using kernels::SizeOf;
+using kernels::SteppedRows;
 using kernels::WeightGradient;
 
 namespace {
@@ -22,18 +24,30 @@ absl::Status Take(int64_t bytes, HostBuffer* buffer) {
   return absl::OkStatus();
 }
 
+absl::Status NotStepped(const RowSpan& rows, const SteppedRows& stepped) {
+  return absl::InternalError(absl::StrCat("rows ", rows.first, " to ", rows.end(),
+                                          " are not all stepped at this replica, which has ",
+                                          stepped.own().first, " to ", stepped.own().end(), " and ",
+                                          stepped.mirrored().first, " to ", stepped.mirrored().end()));
+}
+
 }  // namespace
 
 absl::StatusOr<CpuGradient> CpuGradient::Create(const HeadConfig& config) {
+  return Create(config, config.vocab_size);
+}
+
+absl::StatusOr<CpuGradient> CpuGradient::Create(const HeadConfig& config, int64_t rows) {
+  const HeadConfig part = WithRows(config, rows);
   CpuGradient gradient;
-  absl::Status status = Take(config.gradient_bytes(), &gradient.dw);
-  status.Update(Take(config.bias_gradient_bytes(), &gradient.db));
+  absl::Status status = Take(part.gradient_bytes(), &gradient.dw);
+  status.Update(Take(part.bias_gradient_bytes(), &gradient.db));
   if (!status.ok()) return status;
   return gradient;
 }
 
-CpuBackend::CpuBackend(HeadConfig config, HostBuffer* workspace)
-    : config_(std::move(config)), workspace_(workspace) {}
+CpuBackend::CpuBackend(HeadConfig config, const HeadShard& shard, HostBuffer* workspace)
+    : config_(std::move(config)), shard_(shard), workspace_(workspace), stepped_(shard_.stepped()) {}
 
 absl::Status CpuBackend::Allocate() {
   absl::StatusOr<CpuGradient> gradient = CpuGradient::Create(config_);
@@ -42,10 +56,20 @@ absl::Status CpuBackend::Allocate() {
   absl::Status status;
   if (config_.master_weights) status.Update(Take(config_.weight_bytes(), &weights_));
   for (int i = 0; i < config_.optimizer.moments(); ++i) {
-    status.Update(Take(config_.elements() * 4, &moments_[static_cast<size_t>(i)]));
-    status.Update(Take(config_.bias_bytes(), &bias_moments_[static_cast<size_t>(i)]));
+    status.Update(Take(stepped_.count() * config_.hidden_size * kFloat, &moments_[static_cast<size_t>(i)]));
+    if (config_.bias) status.Update(Take(stepped_.count() * kFloat, &bias_moments_[static_cast<size_t>(i)]));
   }
+  if (over_replicas()) status.Update(AllocateSlices());
+  if (!shard_.whole() || over_replicas()) status.Update(TakeWeights());
   return status;
+}
+
+// Nothing of this is left for later: a replica that had no memory then would keep all of them waiting.
+absl::Status CpuBackend::AllocateSlices() {
+  absl::StatusOr<CpuGradient> sum = CpuGradient::Create(config_, stepped_.count());
+  if (!sum.ok()) return sum.status();
+  sum_ = *std::move(sum);
+  return Take(ScratchBytes(config_, shard_), &sum_scratch_);
 }
 
 MemoryPlan CpuBackend::MemoryReport() const {
@@ -55,6 +79,9 @@ MemoryPlan CpuBackend::MemoryReport() const {
   int64_t state = 0;
   for (size_t i = 0; i < moments_.size(); ++i) state += moments_[i].size() + bias_moments_[i].size();
   if (state > 0) plan.push_back({"optimizer", state});
+  if (over_replicas()) {
+    plan.push_back({"replica_sums", sum_.dw.size() + sum_.db.size() + sum_scratch_.size()});
+  }
   return plan;
 }
 
@@ -62,29 +89,51 @@ MemoryPlan CpuBackend::MemoryReport() const {
 
 absl::Status CpuBackend::PublishWeights(WeightBuffers staged) {
   bias_ = std::move(staged.bias);
-  if (config_.master_weights) {
-    master_ = std::move(staged.weights);
-    NarrowMaster();
-  } else {
+  if (!config_.master_weights) {
     weights_ = std::move(staged.weights);
+    return absl::OkStatus();
+  }
+  kernels::Convert(DataType::kFloat32, staged.weights.data(), config_.weight_type, weights_.data(),
+                   config_.elements());
+  if (!over_replicas()) {
+    master_ = std::move(staged.weights);
+    return absl::OkStatus();
+  }
+  for (const SteppedRows::Part& part : stepped_.PartsOf(AllRows())) {
+    if (part.rows.count == 0) continue;
+    std::memcpy(Floats(master_) + part.place * config_.hidden_size,
+                Floats(staged.weights) + part.rows.first * config_.hidden_size,
+                static_cast<size_t>(part.rows.count * config_.hidden_size * kFloat));
   }
   return absl::OkStatus();
 }
 
 void CpuBackend::NarrowMaster() {
-  kernels::Convert(DataType::kFloat32, master_.data(), config_.weight_type, weights_.data(),
-                   config_.elements());
+  for (const SteppedRows::Part& part : stepped_.PartsOf(AllRows())) {
+    const int64_t first = part.rows.first * config_.hidden_size;
+    kernels::Convert(DataType::kFloat32, Floats(master_) + part.place * config_.hidden_size,
+                     config_.weight_type, weights_.data() + first * SizeOf(config_.weight_type),
+                     part.rows.count * config_.hidden_size);
+  }
 }
 
 absl::Status CpuBackend::ReadWeightRows(int64_t first_row, int64_t rows, DataType type, void* out) {
   const int64_t offset = first_row * config_.hidden_size;
   // The type of the weights returns exactly the weights that batches use; other types are converted from the
   // master if there is one, which is more exact.
-  const bool from_master = config_.master_weights && type != config_.weight_type;
-  const HostBuffer& from = from_master ? master_ : weights_;
-  const DataType from_type = from_master ? DataType::kFloat32 : config_.weight_type;
-  kernels::Convert(from_type, from.data() + offset * SizeOf(from_type), type, out,
-                   rows * config_.hidden_size);
+  if (!config_.master_weights || type == config_.weight_type) {
+    kernels::Convert(config_.weight_type, weights_.data() + offset * SizeOf(config_.weight_type), type, out,
+                     rows * config_.hidden_size);
+    return absl::OkStatus();
+  }
+  const RowSpan span{first_row, rows};
+  if (!stepped_.HasAll(span)) return NotStepped(span, stepped_);
+  for (const SteppedRows::Part& part : stepped_.PartsOf(span)) {
+    kernels::Convert(
+        DataType::kFloat32, Floats(master_) + part.place * config_.hidden_size, type,
+        static_cast<std::byte*>(out) + (part.rows.first - first_row) * config_.hidden_size * SizeOf(type),
+        part.rows.count * config_.hidden_size);
+  }
   return absl::OkStatus();
 }
 
@@ -151,54 +200,120 @@ absl::Status CpuBackend::WriteGradient(Gradient* of, int64_t first_row, int64_t 
 
 // The optimizer
 
-absl::StatusOr<GradientStats> CpuBackend::Summarize(const Gradient* of, double scale) {
+void CpuBackend::ForEachSegment(const RowSpan& of,
+                                absl::FunctionRef<void(size_t segment, RowSpan rows)> work) const {
+  const kernels::Shard shard = shard_.For(kernels::Segments::kFixed);
+  for (int32_t segment = shard.first_segment(shard.rank); segment < shard.first_segment(shard.rank + 1);
+       ++segment) {
+    const int64_t first = std::max(of.first, shard.border(segment) - shard.first());
+    const int64_t end = std::min(of.end(), shard.border(segment + 1) - shard.first());
+    if (first < end) work(static_cast<size_t>(segment), {first, end - first});
+  }
+}
+
+absl::StatusOr<GradientTallies> CpuBackend::Summarize(const Gradient* of, double scale) {
   const CpuGradient& gradient = Find(of);
-  if (gradient.empty) return GradientStats{};
-  const auto factor = static_cast<float>(scale);
-  const GradientTally dw = kernels::CpuTallyGradient(Floats(gradient.dw), config_.elements(), factor);
-  GradientTally db;
-  if (config_.bias) db = kernels::CpuTallyGradient(Floats(gradient.db), config_.vocab_size, factor);
-  return StatsOf(dw, db);
+  if (gradient.empty) return GradientTallies{};
+  return Tally(gradient, AllRows(), 0, static_cast<float>(scale));
 }
 
-OptimizerTensor CpuBackend::MatrixOf(const CpuGradient& gradient) {
-  return {.count = config_.elements(),
-          .gradient = gradient.empty ? nullptr : Floats(gradient.dw),
+GradientTallies CpuBackend::Tally(const CpuGradient& gradient, const RowSpan& of, int64_t place,
+                                  float scale) const {
+  GradientTallies tallies;
+  const auto tally = [&](const HostBuffer& values, int64_t columns, const RowSpan& rows) {
+    const int64_t first = place + rows.first - of.first;
+    return kernels::CpuTallyGradient(Floats(values) + first * columns, rows.count * columns, scale);
+  };
+  ForEachSegment(of, [&](size_t segment, const RowSpan& rows) {
+    tallies.dw[segment] = tally(gradient.dw, config_.hidden_size, rows);
+    if (config_.bias) tallies.db[segment] = tally(gradient.db, 1, rows);
+  });
+  return tallies;
+}
+
+namespace {
+
+template <class Float>
+Float* At(Float* values, int64_t first) {
+  return values == nullptr ? nullptr : values + first;
+}
+
+}  // namespace
+
+OptimizerTensor CpuBackend::MatrixOf(const float* dw, const RowSpan& rows) {
+  const int64_t first = rows.first * config_.hidden_size;
+  const int64_t kept = stepped_.PlaceOf(rows.first) * config_.hidden_size;
+  return {.count = rows.count * config_.hidden_size,
+          .gradient = dw,
           .weight_type = config_.weight_type,
-          .weight = weights_.data(),
-          .master = config_.master_weights ? Floats(master_) : nullptr,
-          .first_moment = Floats(moments_[0]),
-          .second_moment = Floats(moments_[1])};
+          .weight = weights_.data() + first * SizeOf(config_.weight_type),
+          .master = config_.master_weights ? Floats(master_) + kept : nullptr,
+          .first_moment = At(Floats(moments_[0]), kept),
+          .second_moment = At(Floats(moments_[1]), kept)};
 }
 
-OptimizerTensor CpuBackend::BiasOf(const CpuGradient& gradient) {
-  return {.count = config_.vocab_size,
-          .gradient = gradient.empty ? nullptr : Floats(gradient.db),
+OptimizerTensor CpuBackend::BiasOf(const float* db, const RowSpan& rows) {
+  const int64_t kept = stepped_.PlaceOf(rows.first);
+  return {.count = rows.count,
+          .gradient = db,
           .weight_type = DataType::kFloat32,
-          .weight = bias_.data(),
-          .first_moment = Floats(bias_moments_[0]),
-          .second_moment = Floats(bias_moments_[1])};
+          .weight = Floats(bias_) + rows.first,
+          .first_moment = At(Floats(bias_moments_[0]), kept),
+          .second_moment = At(Floats(bias_moments_[1]), kept)};
 }
 
-absl::StatusOr<GradientStats> CpuBackend::ApplyStep(const Gradient* of, const StepArguments& arguments) {
+absl::StatusOr<GradientTallies> CpuBackend::ApplyStep(const Gradient* of, const StepArguments& arguments) {
+  if (over_replicas()) return absl::InternalError("a head over replicas is stepped by slices");
   const absl::StatusOr<kernels::OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
   if (absl::Status taken = TakeWeights(); !taken.ok()) return taken;
   const CpuGradient& gradient = Find(of);
-  const GradientTally dw = kernels::CpuApplyOptimizer(MatrixOf(gradient), *coefficients);
-  GradientTally db;
-  if (config_.bias) db = kernels::CpuApplyOptimizer(BiasOf(gradient), *coefficients);
-  return StatsOf(dw, db);
+  const float* const dw = gradient.empty ? nullptr : Floats(gradient.dw);
+  const float* const db = gradient.empty ? nullptr : Floats(gradient.db);
+  GradientTallies tallies;
+  ForEachSegment(AllRows(), [&](size_t segment, const RowSpan& rows) {
+    tallies.dw[segment] =
+        kernels::CpuApplyOptimizer(MatrixOf(At(dw, rows.first * config_.hidden_size), rows), *coefficients);
+    if (!config_.bias) return;
+    tallies.db[segment] = kernels::CpuApplyOptimizer(BiasOf(At(db, rows.first), rows), *coefficients);
+  });
+  return tallies;
 }
 
 // State
 
 absl::Status CpuBackend::TakeWeights() {
-  HostBuffer& weights = config_.master_weights ? master_ : weights_;
   absl::Status status;
-  if (weights.size() == 0) status.Update(Take(config_.staged_bytes(), &weights));
+  if (config_.master_weights) {
+    if (master_.size() == 0) status.Update(Take(stepped_.count() * config_.hidden_size * kFloat, &master_));
+  } else if (weights_.size() == 0) {
+    status.Update(Take(config_.weight_bytes(), &weights_));
+  }
   if (config_.bias && bias_.size() == 0) status.Update(Take(config_.bias_bytes(), &bias_));
   return status;
+}
+
+absl::Status CpuBackend::ReadStepped(const HostBuffer& from, int64_t row_bytes, const RowSpan& rows,
+                                     void* out) const {
+  if (!stepped_.HasAll(rows)) return NotStepped(rows, stepped_);
+  for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
+    if (part.rows.count == 0) continue;
+    std::memcpy(static_cast<std::byte*>(out) + (part.rows.first - rows.first) * row_bytes,
+                from.data() + part.place * row_bytes, static_cast<size_t>(part.rows.count * row_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuBackend::WriteStepped(const void* in, int64_t row_bytes, const RowSpan& rows,
+                                      HostBuffer* to) {
+  if (!stepped_.HasAll(rows)) return NotStepped(rows, stepped_);
+  for (const SteppedRows::Part& part : stepped_.PartsOf(rows)) {
+    if (part.rows.count == 0) continue;
+    std::memcpy(to->data() + part.place * row_bytes,
+                static_cast<const std::byte*>(in) + (part.rows.first - rows.first) * row_bytes,
+                static_cast<size_t>(part.rows.count * row_bytes));
+  }
+  return absl::OkStatus();
 }
 
 HostBuffer& CpuBackend::BufferOf(const StateEntry& entry) {
@@ -221,6 +336,9 @@ absl::Status CpuBackend::ReadState(const std::string& tensor, int64_t first_row,
   if (!entry.ok()) return entry.status();
   if (absl::Status taken = TakeWeights(); !taken.ok()) return taken;
   const int64_t row_bytes = entry->tensor.columns * SizeOf(entry->tensor.type);
+  if (entry->part != StatePart::kWeight) {
+    return ReadStepped(BufferOf(*entry), row_bytes, {first_row, rows}, out);
+  }
   std::memcpy(out, BufferOf(*entry).data() + first_row * row_bytes, static_cast<size_t>(rows * row_bytes));
   return absl::OkStatus();
 }
@@ -231,6 +349,9 @@ absl::Status CpuBackend::WriteState(const std::string& tensor, int64_t first_row
   if (!entry.ok()) return entry.status();
   if (absl::Status taken = TakeWeights(); !taken.ok()) return taken;
   const int64_t row_bytes = entry->tensor.columns * SizeOf(entry->tensor.type);
+  if (entry->part != StatePart::kWeight) {
+    return WriteStepped(in, row_bytes, {first_row, rows}, &BufferOf(*entry));
+  }
   std::memcpy(BufferOf(*entry).data() + first_row * row_bytes, in, static_cast<size_t>(rows * row_bytes));
   return absl::OkStatus();
 }

@@ -13,8 +13,10 @@ absl::StatusOr<std::unique_ptr<Device>> Create(const DeviceOptions& options) {
       options.staging_bytes);
 }
 
+int Accelerators() { return 0; }
+
 }  // namespace
 
-DeviceKind Kind() { return {&Knows, "cpu", &Create}; }
+DeviceKind Kind() { return {&Knows, "cpu", &Create, &Accelerators}; }
 
 }  // namespace lossd::engine::cpu

@@ -46,9 +46,11 @@ int64_t CudaBackend::RowsPerBatch(const BatchKey& kind) const {
   const bool taught = kind.teacher.backend != nullptr;
   const TeacherShape teacher = ShapeOf(kind.teacher);
   // A teacher that there is no room for is refused when its batch is to be started.
-  const int64_t bytes = device_->workspace_bytes;
-  if (taught && LinearCrossEntropy::RowsWithin(shape_, path_, teacher, bytes) == 0) return 1;
-  int64_t rows = std::min(step_.BestBatchRows(taught ? &teacher : nullptr), capacity.tokens);
+  if (taught && BytesForTeacher(teacher) > device_->workspace_bytes) return 1;
+  const TeacherShape* const told = taught ? &teacher : nullptr;
+  const int64_t best =
+      InSegments(kind) ? step_.BestBatchRows(shard_.For(kind.segments), told) : step_.BestBatchRows(told);
+  int64_t rows = std::min(best, capacity.tokens);
   int64_t row_bytes = config_.hidden_size * SizeOf(kind.hidden_type);
   if (taught) row_bytes += kind.teacher.hidden_size * SizeOf(kind.teacher.hidden_type);
   rows = std::min(rows, capacity.hidden_bytes / row_bytes);
@@ -79,13 +81,25 @@ TeacherShape CudaBackend::ShapeOf(const TeacherKind& teacher) const {
           teacher.weight_type == DataType::kFloat32 ? Path::kPortable : path_};
 }
 
+// For a step of each kind that there may be.
+int64_t CudaBackend::BytesForTeacher(const TeacherShape& teacher) const {
+  int64_t most = shard_.whole() ? LinearCrossEntropy::WorkspaceBytes(shape_, path_, teacher, 1) : 0;
+  if (path_ != Path::kHopper || teacher.path != Path::kHopper) return most;
+  for (const kernels::Segments segments : {kernels::Segments::kOfRanks, kernels::Segments::kFixed}) {
+    const kernels::Shard shard = shard_.For(segments);
+    const bool used =
+        shard.segments() > 1 && LinearCrossEntropy::RowsWithin(shape_, shard, device_->workspace_bytes) > 0;
+    if (used) most = std::max(most, LinearCrossEntropy::WorkspaceBytes(shape_, shard, 1, &teacher));
+  }
+  return most;
+}
+
 absl::Status CudaBackend::PrepareTeacher(const HeadBackend& backend) {
   const TeacherHead teacher = static_cast<const CudaBackend&>(backend).AsTeacher();  // of the same device
   const TeacherShape shape = teacher.shape();
   if (std::find(prepared_.begin(), prepared_.end(), shape) != prepared_.end()) return absl::OkStatus();
-  if (LinearCrossEntropy::RowsWithin(shape_, path_, shape, device_->workspace_bytes) == 0) {
-    return NoRoomForTeacher(config_, LinearCrossEntropy::WorkspaceBytes(shape_, path_, shape, 1),
-                            device_->workspace_bytes);
+  if (const int64_t bytes = BytesForTeacher(shape); bytes > device_->workspace_bytes) {
+    return NoRoomForTeacher(config_, bytes, device_->workspace_bytes);
   }
   Result result(cudaSetDevice(device_->index), "cudaSetDevice");
   if (result.ok()) {
@@ -117,13 +131,18 @@ Result CudaBackend::Enqueue(const BatchKey& kind, const CudaSlot& slot) {
     teacher.head.hidden_states = static_cast<const char*>(slot.in.data()) + slot.layout.teacher_hidden;
   }
   const TeacherShape teacher_shape = teacher.shape();
-  const BatchRows rows = FillPinned(slot, kind.teacher.backend == nullptr ? nullptr : &teacher_shape);
+  const kernels::Shard shard = shard_.For(kind.segments, kind.holder);
+  const kernels::Shard* const segments = InSegments(kind) ? &shard : nullptr;
+  const BatchRows rows =
+      FillPinned(slot, segments, kind.teacher.backend == nullptr ? nullptr : &teacher_shape);
   int64_t tokens = 0;
   for (const ChunkRows& chunk : slot.chunks) tokens += chunk.tokens;
   // Rows that are ignored get zeros.
   LOSSD_CUDA_PASS_ON(pipeline.CopyIn(slot, rows.rows == tokens ? slot.layout.dx : slot.layout.out_bytes));
-  LOSSD_CUDA_PASS_ON(RefreshSums(kind));
+  LOSSD_CUDA_PASS_ON(RefreshSums(kind, shard));
   LinearCrossEntropy::Batch batch = Describe(kind, slot, rows);
+  batch.shard = segments;
+  batch.shard_streams = &device_->shard_streams;
   if (kind.teacher.backend != nullptr) {
     batch.teacher = &teacher;
     batch.distillation = kind.teacher.distillation;
@@ -145,7 +164,8 @@ void CudaBackend::NoteAdded(const BatchKey& kind) {
 }
 
 // Hidden states of all chunks, each where it belongs, and arrays of the valid rows.
-BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const TeacherShape* teacher) const {
+BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const kernels::Shard* shard,
+                                  const TeacherShape* teacher) const {
   auto* in = static_cast<char*>(slot.pinned_in.data());
   const SlotLayout& layout = slot.layout;
   const bool adds = slot.adds;
@@ -154,8 +174,10 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const TeacherShape* teac
   char* hidden_states = in + layout.hidden_states;
   char* teacher_hidden = in + layout.teacher_hidden;
   for (const ChunkRows& chunk : slot.chunks) {
-    Stage(chunk.hidden_states, chunk.tokens * slot.hidden_row_bytes, &hidden_states);
-    Stage(chunk.teacher_hidden, chunk.tokens * slot.teacher_row_bytes, &teacher_hidden);
+    if (slot.is_held) {
+      Stage(chunk.hidden_states, chunk.tokens * slot.hidden_row_bytes, &hidden_states);
+      Stage(chunk.teacher_hidden, chunk.tokens * slot.teacher_row_bytes, &teacher_hidden);
+    }
     // Where no chunk counts, dW is left alone, and there is nothing to tell apart.
     const float share = adds && chunk.accumulate == Accumulate::kNo ? 0.0f : 1.0f;
     parts.push_back({.labels = chunk.labels,
@@ -167,7 +189,7 @@ BatchRows CudaBackend::FillPinned(const CudaSlot& slot, const TeacherShape* teac
                      .token_weights = chunk.token_weights,
                      .lse_gradients = chunk.lse_gradients});
   }
-  BatchRows rows = step_.Arrange(parts, teacher);
+  BatchRows rows = shard == nullptr ? step_.Arrange(parts, teacher) : step_.Arrange(parts, *shard, teacher);
   const auto bytes = static_cast<size_t>(rows.rows) * sizeof(int32_t);
   std::memcpy(in + layout.batch_rows, rows.batch_rows.data(), bytes);
   std::memcpy(in + layout.labels, rows.labels.data(), bytes);

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,9 +15,11 @@
 #include "kernels/cuda/memory/owners.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/cuda/portable/cublas_lt.h"
+#include "kernels/cuda/sharded_step.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/device/cuda/cuda_pipeline.h"
 #include "server/engine/device/head_backend.h"
+#include "server/engine/device/head_shard.h"
 #include "server/engine/device/optimizer_state.h"
 
 namespace lossd::engine {
@@ -29,9 +32,10 @@ int64_t TallyBytes();
 // What heads of one device share; it outlives them.
 struct SharedCuda {
   int index = 0;
-  int64_t workspace_bytes = 0;
-  kernels::cuda::DeviceBuffer workspace;  // the computing stream's
-  kernels::cuda::DeviceBuffer tallies;    // the same; TallyBytes
+  int64_t workspace_bytes = 0;                // that steps may use, equally many at all ranks
+  kernels::cuda::DeviceBuffer workspace;      // the computing stream's
+  kernels::cuda::DeviceBuffer tallies;        // the same; TallyBytes
+  kernels::cuda::ShardStreams shard_streams;  // if there are ranks
   // Held while a user of the workspace puts its work on that stream: a batch, and a head that is created by
   // another thread, must not come between each other's.
   Mutex workspace_turn;
@@ -59,7 +63,8 @@ struct CudaGradient : Gradient {
 
 class CudaBackend : public HeadBackend {
  public:
-  CudaBackend(HeadConfig config, SharedCuda* device, kernels::cuda::Path path);
+  // `config` is of the shard's rows, but for class weights.
+  CudaBackend(HeadConfig config, const HeadShard& shard, SharedCuda* device, kernels::cuda::Path path);
 
   // Takes the memory, and has everything loaded that batches will run, so that none of them needs more;
   // before anything else. Any thread's.
@@ -78,8 +83,9 @@ class CudaBackend : public HeadBackend {
                                 float* out) override;
   void Reset(Gradient* gradient) override;
   absl::Status Fold(Gradient* from, Gradient* to) override;
-  absl::StatusOr<GradientStats> Summarize(const Gradient* gradient, double scale) override;
-  absl::StatusOr<GradientStats> ApplyStep(const Gradient* gradient, const StepArguments& arguments) override;
+  absl::StatusOr<GradientTallies> Summarize(const Gradient* gradient, double scale) override;
+  absl::StatusOr<GradientTallies> ApplyStep(const Gradient* gradient,
+                                            const StepArguments& arguments) override;
   std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(config_); }
   absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;
   absl::Status WriteState(const std::string& tensor, int64_t first_row, int64_t rows,
@@ -101,7 +107,18 @@ class CudaBackend : public HeadBackend {
   bool UsesClassWeights(const BatchKey& kind) const {
     return kind.class_weights == ClassWeights::kUse && config_.class_weights != nullptr;
   }
+  // Whether the batch takes the step over segments. One GPU computes soft targets of a teacher that goes by
+  // cuBLAS, which cannot lie over several, with whole products: those are loaded.
+  bool InSegments(const BatchKey& kind) const {
+    const bool by_library =
+        kind.teacher.backend != nullptr && ShapeOf(kind.teacher).path != kernels::cuda::Path::kHopper;
+    return !shard_.whole() || (kind.segments == kernels::Segments::kFixed && !by_library);
+  }
   bool UsesBias(const BatchKey& kind) const { return kind.bias == Bias::kUse && config_.bias; }
+  // What one row with soft targets of such a teacher takes of the workspace, whichever segments there are.
+  int64_t BytesForTeacher(const kernels::cuda::TeacherShape& teacher) const;
+  // C of this head's rows; null: 1.
+  const float* ClassWeightRows() const;
   kernels::cuda::Result AllocateBias();
   kernels::cuda::Result AllocateSmoothing();
   kernels::cuda::Result AllocateOptimizer();
@@ -122,7 +139,7 @@ class CudaBackend : public HeadBackend {
   // Everything that is made of master or weights and of the bias, once they have changed.
   kernels::cuda::Result DeriveFromWeights();
   // Makes what label smoothing takes of the weights, if batches of this kind do and it is of older ones.
-  kernels::cuda::Result RefreshSums(const BatchKey& kind);
+  kernels::cuda::Result RefreshSums(const BatchKey& kind, const kernels::Shard& shard);
   kernels::cuda::Result ReadRows(const kernels::cuda::DeviceBuffer& buffer, int64_t stride_bytes,
                                  int64_t first_row, int64_t rows, int64_t row_bytes, void* out) const;
   kernels::cuda::Result ReadFloats(const kernels::cuda::DeviceBuffer& buffer, int64_t first, int64_t count,
@@ -153,11 +170,16 @@ class CudaBackend : public HeadBackend {
   // Some of the rows, up to their way back.
   kernels::cuda::Result EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(device_->workspace_turn);
+  // Those of this rank's entries, for all rows.
+  kernels::cuda::Result OwnLogits(const LogitRows& rows);
+  absl::Status LogitsOverRanks(const LogitRows& rows);
   // As a teacher, with no hidden states yet.
   kernels::cuda::TeacherHead AsTeacher() const;
   // As it will be, as far as the kind says it.
   kernels::cuda::TeacherShape ShapeOf(const TeacherKind& teacher) const;
-  kernels::cuda::BatchRows FillPinned(const CudaSlot& slot, const kernels::cuda::TeacherShape* teacher) const;
+  // `shard`: null where there is one segment.
+  kernels::cuda::BatchRows FillPinned(const CudaSlot& slot, const kernels::Shard* shard,
+                                      const kernels::cuda::TeacherShape* teacher) const;
   kernels::cuda::LinearCrossEntropy::Batch Describe(const BatchKey& kind, const CudaSlot& slot,
                                                     const kernels::cuda::BatchRows& rows);
   void DescribeLoss(const BatchKey& kind, const CudaSlot& slot, const kernels::cuda::BatchRows& rows,
@@ -165,6 +187,7 @@ class CudaBackend : public HeadBackend {
   void NoteAdded(const BatchKey& kind);
 
   const HeadConfig config_;
+  const HeadShard shard_;
   SharedCuda* const device_;
   const kernels::cuda::Path path_;
   const int64_t padded_hidden_;
@@ -182,9 +205,10 @@ class CudaBackend : public HeadBackend {
   kernels::cuda::DeviceBuffer class_weights_;
   double class_weight_sum_ = 0;
   float class_weight_largest_ = 1.0f;
-  std::array<kernels::cuda::DeviceBuffer, 2> vocabulary_sums_;  // Σ C_v W_v
-  std::array<kernels::cuda::DeviceBuffer, 2> bias_sums_;        // Σ C_v b_v
-  std::array<bool, 2> sums_stale_ = {true, true};               // of other weights than there are
+  // Σ C_v W_v and Σ C_v b_v of each segment that this rank has.
+  std::array<kernels::cuda::DeviceBuffer, 2> vocabulary_sums_;
+  std::array<kernels::cuda::DeviceBuffer, 2> bias_sums_;
+  std::array<std::optional<kernels::Segments>, 2> sums_of_;  // none: of other weights than there are
 };
 
 }  // namespace lossd::engine

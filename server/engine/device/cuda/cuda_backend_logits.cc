@@ -1,10 +1,16 @@
 // Logits of a head on a CUDA device: through the workspace of its batches, as many rows at a time as that
 // takes, on their stream.
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <vector>
 
+#include "kernels/collectives/communicator.h"
 #include "kernels/cuda/rows/logit_outputs.h"
 #include "server/engine/device/cuda/cuda_backend.h"
 #include "server/engine/device/cuda/cuda_status.h"
+#include "server/engine/device/logit_parts.h"
+#include "server/engine/device/rank_status.h"
 
 namespace lossd::engine {
 
@@ -26,6 +32,30 @@ Result CopyBack(const T* from, int64_t first, int64_t count, T* to, cudaStream_t
 }  // namespace
 
 absl::Status CudaBackend::Logits(const LogitRows& rows) {
+  return shard_.whole() ? Finished(OwnLogits(rows)) : LogitsOverRanks(rows);
+}
+
+absl::Status CudaBackend::LogitsOverRanks(const LogitRows& rows) {
+  std::vector<std::byte> hidden_states(
+      static_cast<size_t>(rows.rows * config_.hidden_size * SizeOf(config_.weight_type)));
+  if (shard_.leads()) std::memcpy(hidden_states.data(), rows.hidden_states, hidden_states.size());
+  std::vector<int64_t> from(static_cast<size_t>(shard_.layout.ranks()));
+  from[HeadShard::kLeader] = static_cast<int64_t>(hidden_states.size());
+  const kernels::collectives::Result spread = [&] {
+    const kernels::ExchangeWait wait(shard_.observer, kernels::Exchange::kHiddenStates);
+    return shard_.host_communicator->AllGatherV(hidden_states.data(), from, hidden_states.data(), nullptr);
+  }();
+  if (!spread.ok()) return ToStatus(spread);
+  const LogitPart part(rows, shard_.layout, shard_.rank);
+  std::vector<std::byte> own(static_cast<size_t>(part.bytes()));
+  LogitRows own_rows = rows;
+  own_rows.hidden_states = hidden_states.data();
+  own_rows.outputs = part.In(own.data());
+  const absl::Status computed = Finished(OwnLogits(own_rows));
+  return computed.ok() ? GatherLogits(rows, shard_, own) : computed;
+}
+
+Result CudaBackend::OwnLogits(const LogitRows& rows) {
   Result result(cudaSetDevice(device_->index), "cudaSetDevice");
   const int64_t most = step_.PlacesOfLogits(rows.outputs.top_k).most_rows;
   for (int64_t first = 0; result.ok() && first < rows.rows; first += most) {
@@ -33,11 +63,17 @@ absl::Status CudaBackend::Logits(const LogitRows& rows) {
     const MutexLock lock(device_->workspace_turn);
     result = EnqueueLogits(rows, first, std::min(most, rows.rows - first));
   }
-  return Finished(result);
+  return result;
 }
 
 int64_t CudaBackend::RowsOfLogits() const {
-  return std::min(step_.PlacesOfLogits(0).most_rows, step_.PlacesOfLogits(kernels::kMostTopK).most_rows);
+  // Over ranks they take memory of each rank's host.
+  constexpr int64_t kMostBytesOverRanks = int64_t{64} << 20;
+  const int64_t row_bytes = shard_.layout.vocab() * static_cast<int64_t>(sizeof(float));
+  const int64_t most_over_ranks = std::max<int64_t>(kMostBytesOverRanks / row_bytes, 1);
+  const int64_t most =
+      std::min(step_.PlacesOfLogits(0).most_rows, step_.PlacesOfLogits(kernels::kMostTopK).most_rows);
+  return shard_.whole() ? most : std::min(most, most_over_ranks);
 }
 
 Result CudaBackend::EnqueueLogits(const LogitRows& wanted, int64_t first, int64_t rows) const {

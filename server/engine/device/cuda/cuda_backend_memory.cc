@@ -52,8 +52,9 @@ int64_t CudaGradient::bytes() const {
   return bytes;
 }
 
-CudaBackend::CudaBackend(HeadConfig config, SharedCuda* device, Path path)
+CudaBackend::CudaBackend(HeadConfig config, const HeadShard& shard, SharedCuda* device, Path path)
     : config_(std::move(config)),
+      shard_(shard),
       device_(device),
       path_(path),
       padded_hidden_(PaddedHidden(config_.hidden_size)),
@@ -86,7 +87,7 @@ Result CudaBackend::AllocateBias() {
   LOSSD_CUDA_PASS_ON(CreateZeros(sizeof(float), &bias_largest_));
   for (size_t i = 0; i < bias_sums_.size(); ++i) {
     if (i == kWeighted && config_.class_weights == nullptr) continue;
-    LOSSD_CUDA_PASS_ON(CreateZeros(sizeof(double), &bias_sums_[i]));
+    LOSSD_CUDA_PASS_ON(CreateZeros(kernels::kFixedSegments * sizeof(double), &bias_sums_[i]));
   }
   return {};
 }
@@ -113,7 +114,7 @@ Result CudaBackend::AllocateSmoothing() {
   }
   for (size_t i = 0; i < vocabulary_sums_.size(); ++i) {
     if (i == kWeighted && config_.class_weights == nullptr) continue;
-    LOSSD_CUDA_PASS_ON(CreateZeros(GradientRowBytes(), &vocabulary_sums_[i]));
+    LOSSD_CUDA_PASS_ON(CreateZeros(kernels::kFixedSegments * GradientRowBytes(), &vocabulary_sums_[i]));
   }
   return {};
 }
@@ -122,8 +123,9 @@ MemoryPlan CudaBackend::PlanMemory(const HeadConfig& config) {
   const int64_t padded = PaddedHidden(config.hidden_size);
   const int64_t elements = config.vocab_size * padded;
   const bool weighted = config.class_weights != nullptr;
-  const int64_t vectors = (weighted ? 2 : 1) * padded * kFloat;
-  const int64_t shared = (weighted ? config.vocab_size * kFloat : 0) + config.bias_bytes();
+  const int64_t vectors = (weighted ? 2 : 1) * padded * kFloat * kernels::kFixedSegments;
+  const int64_t shared =
+      (weighted ? static_cast<int64_t>(config.class_weights->size()) * kFloat : 0) + config.bias_bytes();
   MemoryPlan plan = {{"weights", elements * SizeOf(config.weight_type) + shared + vectors, kDevice}};
   if (config.master_weights) plan.push_back({"master_weights", elements * kFloat, kDevice});
   if (config.weight_gradients == WeightGradients::kAccumulated) {

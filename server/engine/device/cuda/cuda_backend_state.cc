@@ -45,7 +45,7 @@ Result CudaBackend::DeriveFromWeights() {
     LOSSD_CUDA_PASS_ON(kernels::cuda::LargestMagnitude(DataType::kFloat32, bias_.data(), config_.vocab_size,
                                                        Floats(bias_largest_), stream));
   }
-  sums_stale_.fill(true);
+  sums_of_.fill(std::nullopt);
   return {};
 }
 
@@ -100,8 +100,8 @@ Result CudaBackend::SubtractSmoothing(const CudaGradient& gradient, int64_t firs
     const auto bytes = static_cast<int64_t>(t.size() * sizeof(float));
     LOSSD_CUDA_PASS_ON(ReadRows(gradient.smoothings[i].t, bytes, 0, 1, bytes, t.data()));
     for (int64_t row = 0; row < rows; ++row) {
-      const float weight =
-          i == kWeighted ? (*config_.class_weights)[static_cast<size_t>(first_row + row)] : 1.0f;
+      const auto entry = static_cast<size_t>(shard_.first_row() + first_row + row);
+      const float weight = i == kWeighted ? (*config_.class_weights)[entry] : 1.0f;
       float* of_row = out + row * hidden;
       for (int64_t h = 0; h < hidden; ++h) of_row[h] -= weight * t[static_cast<size_t>(h)];
     }

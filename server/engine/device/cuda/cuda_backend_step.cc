@@ -25,6 +25,14 @@ GradientTally* TalliesIn(const DeviceBuffer& buffer) {
                                           kernels::cuda::TallyScratchBytes());
 }
 
+// The kernels sum over all rows at once.
+GradientTallies WholeOf(const CudaTallies& tallies) {
+  GradientTallies whole;
+  whole.dw.front() = tallies[0];
+  whole.db.front() = tallies[1];
+  return whole;
+}
+
 }  // namespace
 
 int64_t TallyBytes() {
@@ -44,8 +52,12 @@ GradientRows CudaBackend::RowsOfMatrix(const CudaGradient& gradient) const {
   const CudaGradient::Smoothing& weighted = gradient.smoothings[kWeighted];
   if (!uniform.empty) rows.uniform_smoothing = Floats(uniform.t);
   if (!weighted.empty) rows.weighted_smoothing = Floats(weighted.t);
-  rows.class_weights = Floats(class_weights_);
+  rows.class_weights = ClassWeightRows();
   return rows;
+}
+
+const float* CudaBackend::ClassWeightRows() const {
+  return config_.class_weights == nullptr ? nullptr : Floats(class_weights_) + shard_.first_row();
 }
 
 GradientRows CudaBackend::RowsOfBias(const CudaGradient& gradient) {
@@ -90,14 +102,14 @@ Result CudaBackend::AddTo(const CudaGradient& from, CudaGradient& to) const {
 
 // Tallies and steps
 
-absl::StatusOr<GradientStats> CudaBackend::Summarize(const Gradient* of, double scale) {
+absl::StatusOr<GradientTallies> CudaBackend::Summarize(const Gradient* of, double scale) {
   const CudaGradient& gradient = Find(of);
-  if (gradient.empty) return GradientStats{};
+  if (gradient.empty) return GradientTallies{};
   CudaTallies tallies;
   Result result = Tally(gradient, static_cast<float>(scale));
   if (result.ok()) result = ReadTallies(&tallies);
   if (!result.ok()) return DeviceFailed(result);
-  return StatsOf(tallies[0], tallies[1]);
+  return WholeOf(tallies);
 }
 
 Result CudaBackend::Tally(const CudaGradient& gradient, float scale) const {
@@ -121,14 +133,14 @@ Result CudaBackend::ReadTallies(CudaTallies* tallies) const {
   return {};
 }
 
-absl::StatusOr<GradientStats> CudaBackend::ApplyStep(const Gradient* of, const StepArguments& arguments) {
+absl::StatusOr<GradientTallies> CudaBackend::ApplyStep(const Gradient* of, const StepArguments& arguments) {
   const absl::StatusOr<OptimizerCoefficients> coefficients = CoefficientsFor(config_, arguments);
   if (!coefficients.ok()) return coefficients.status();
   CudaTallies tallies;
   Result result = Step(Find(of), *coefficients);
   if (result.ok()) result = ReadTallies(&tallies);
   if (!result.ok()) return DeviceFailed(result);
-  return StatsOf(tallies[0], tallies[1]);
+  return WholeOf(tallies);
 }
 
 Result CudaBackend::Step(const CudaGradient& gradient, const OptimizerCoefficients& coefficients) {
@@ -136,7 +148,7 @@ Result CudaBackend::Step(const CudaGradient& gradient, const OptimizerCoefficien
   cudaStream_t stream = device_->pipeline.computing();
   void* scratch = device_->tallies.data();
   GradientTally* tallies = TalliesIn(device_->tallies);
-  sums_stale_.fill(true);
+  sums_of_.fill(std::nullopt);
   const StepTensor matrix{.shape = MatrixShape(),
                           .gradient = RowsOfMatrix(gradient),
                           .weight_type = config_.weight_type,
@@ -159,21 +171,16 @@ Result CudaBackend::Step(const CudaGradient& gradient, const OptimizerCoefficien
 
 // What label smoothing needs of weights
 
-Result CudaBackend::RefreshSums(const BatchKey& kind) {
+Result CudaBackend::RefreshSums(const BatchKey& kind, const kernels::Shard& shard) {
   if (kind.teacher.backend != nullptr) return {};
   if (kernels::cuda::SmoothingOf(kind.options) != kernels::cuda::Smoothing::kRankOne) return {};
   const size_t which = UsesClassWeights(kind) ? kWeighted : kUniform;
-  if (!sums_stale_[which]) return {};
-  cudaStream_t stream = device_->pipeline.computing();
-  const float* weights = which == kWeighted ? Floats(class_weights_) : nullptr;
-  LOSSD_CUDA_PASS_ON(kernels::cuda::SumVocabulary(config_.weight_type, weights_.data(), config_.vocab_size,
-                                                  padded_hidden_, weights, Floats(vocabulary_sums_[which]),
-                                                  stream));
-  if (config_.bias) {
-    LOSSD_CUDA_PASS_ON(kernels::cuda::SumBias(Floats(bias_), config_.vocab_size, weights,
-                                              static_cast<double*>(bias_sums_[which].data()), stream));
-  }
-  sums_stale_[which] = false;
+  if (sums_of_[which] == kind.segments) return {};
+  LOSSD_CUDA_PASS_ON(kernels::cuda::SumSegments(
+      shape_, shard, weights_.data(), Floats(bias_), which == kWeighted ? Floats(class_weights_) : nullptr,
+      Floats(vocabulary_sums_[which]), static_cast<double*>(bias_sums_[which].data()),
+      device_->pipeline.computing()));
+  sums_of_[which] = kind.segments;
   return {};
 }
 

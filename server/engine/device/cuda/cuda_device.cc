@@ -1,12 +1,15 @@
 #include "server/engine/device/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/collectives/communicator.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/linear_cross_entropy.h"
 #include "kernels/rounding.h"
@@ -16,6 +19,7 @@
 #include "server/engine/device/cuda/cuda_region.h"
 #include "server/engine/device/cuda/cuda_status.h"
 #include "server/engine/device/cuda/pinned_pool.h"
+#include "server/engine/device/rank_status.h"
 
 namespace lossd::engine {
 namespace {
@@ -42,8 +46,8 @@ class CudaDevice : public Device {
     d.index = index;
     LOSSD_CUDA_TRY(cudaSetDevice(index));
     LOSSD_CUDA_TRY(cudaGetDeviceProperties(&properties_, index));
-    Path path = Path::kPortable;
-    LOSSD_CUDA_PASS_ON(kernels::cuda::BestPath(DataType::kBFloat16, &path));
+    LOSSD_CUDA_PASS_ON(kernels::cuda::BestPath(DataType::kBFloat16, &path_));
+    if (options_.path == CudaPath::kPortable) path_ = Path::kPortable;
     (void)CublasLt::Open(&d.library, &d.why_no_library);
     const auto whole = static_cast<int64_t>(properties_.totalGlobalMem);
     d.workspace_bytes = options_.workspace_bytes > 0
@@ -51,6 +55,8 @@ class CudaDevice : public Device {
                             : std::min(kernels::kDefaultCudaWorkspaceBytes, whole / 4);
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(d.workspace_bytes, &d.workspace));
     LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(TallyBytes(), &d.tallies));
+    LOSSD_CUDA_PASS_ON(kernels::cuda::Stream::Create(&probe_stream_));
+    LOSSD_CUDA_PASS_ON(DeviceBuffer::Create(sizeof(int32_t), &probed_));
     CudaPipeline::Capacity capacity;
     capacity.tokens = std::max(limits.max_chunk_tokens, LinearCrossEntropy::kMostTileRows);
     capacity.hidden_bytes = std::max(limits.max_chunk_bytes, kGatheredBytes);
@@ -85,25 +91,38 @@ class CudaDevice : public Device {
     }
     return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
   }
+  absl::Status RoundTrip() override { return DeviceFailed(Probe()); }
+
+  bool HasFixedSegments(const HeadConfig& config) const override {
+    const absl::StatusOr<Path> path = PathOf(config);
+    if (!path.ok() || *path != Path::kHopper) return false;
+    const LinearCrossEntropy::Shape shape{config.vocab_size, config.hidden_size, config.weight_type};
+    const HeadShard whole = HeadShard::Whole(config.vocab_size);
+    return LinearCrossEntropy::RowsWithin(shape, whole.For(kernels::Segments::kFixed),
+                                          shared_.workspace_bytes) > 0;
+  }
+  bool SpreadsHeads() const override { return path_ == Path::kHopper; }
+  absl::Status JoinRanks(kernels::collectives::Communicator* communicator) override;
 
   absl::StatusOr<MemoryPlan> PlanMemory(const HeadConfig& config) const override {
     absl::StatusOr<Path> path = PathOf(config);
     if (!path.ok()) return path.status();
     const LinearCrossEntropy::Shape shape{config.vocab_size, config.hidden_size, config.weight_type};
     if (LinearCrossEntropy::RowsWithin(shape, *path, shared_.workspace_bytes) == 0) {
-      return MakeError(
-          absl::StatusCode::kInvalidArgument, RejectReason::kShape, "vocab_size",
-          absl::StrCat("one row of vocab_size ", config.vocab_size, " needs a workspace of ",
-                       LinearCrossEntropy::WorkspaceBytes(shape, *path, 1), " bytes, the device has ",
-                       shared_.workspace_bytes, "; raise --workspace_bytes"));
+      return NoRoomForRow(config.vocab_size, LinearCrossEntropy::WorkspaceBytes(shape, *path, 1));
     }
     return CudaBackend::PlanMemory(config);
   }
+  absl::StatusOr<MemoryPlan> PlanShard(const HeadConfig& config, const HeadShard& shard) const override;
 
   absl::StatusOr<std::unique_ptr<HeadBackend>> CreateHead(const HeadConfig& config) override {
+    return CreateShard(config, HeadShard::Whole(config.vocab_size));
+  }
+  absl::StatusOr<std::unique_ptr<HeadBackend>> CreateShard(const HeadConfig& config,
+                                                           const HeadShard& shard) override {
     const absl::StatusOr<Path> path = PathOf(config);
     if (!path.ok()) return path.status();
-    auto backend = std::make_unique<CudaBackend>(config, &shared_, *path);
+    auto backend = std::make_unique<CudaBackend>(config, shard, &shared_, *path);
     if (const Result result = backend->Allocate(); !result.ok()) {
       if (result.code() != cudaErrorMemoryAllocation) return DeviceFailed(result);
       (void)cudaGetLastError();  // memory that is not there is no failure of the device
@@ -152,7 +171,7 @@ class CudaDevice : public Device {
 
  private:
   int64_t SharedBytes() const {
-    return shared_.workspace_bytes + shared_.tallies.bytes() + shared_.pipeline.device_bytes();
+    return shared_.workspace.bytes() + shared_.tallies.bytes() + shared_.pipeline.device_bytes();
   }
 
   // What all heads run: nothing is left to be loaded when a batch comes.
@@ -171,6 +190,7 @@ class CudaDevice : public Device {
     return {};
   }
 
+  absl::Status NoRoomForRow(int64_t vocab_size, int64_t bytes) const;
   absl::Status DoesNotFit(const HeadConfig& config, const Result& result) const {
     size_t free = 0;
     size_t total = 0;
@@ -199,14 +219,87 @@ class CudaDevice : public Device {
     return path;
   }
 
+  kernels::cuda::Result Join(kernels::collectives::Communicator* communicator);
+  Result Probe() const;
+
   const CudaOptions options_;
+  Path path_ = Path::kPortable;  // of heads in 16 bits
   SharedCuda shared_;
+  kernels::cuda::Stream probe_stream_;  // beside everything else; any thread's
+  DeviceBuffer probed_;
   std::shared_ptr<PinnedPool> pinned_;
   cudaDeviceProp properties_{};
   int64_t available_ = 0;
 };
 
+// Ranks cut a batch into the same tiles, which follow from the workspace and the multiprocessors.
+absl::Status CudaDevice::JoinRanks(kernels::collectives::Communicator* communicator) {
+  using kernels::collectives::Reduction;
+  if (const Result current(cudaSetDevice(shared_.index), "cudaSetDevice"); !current.ok()) {
+    return DeviceFailed(current);
+  }
+  std::array<int64_t, 3> least = {path_ == Path::kHopper ? 1 : 0, properties_.multiProcessorCount,
+                                  shared_.workspace_bytes};
+  int64_t most = properties_.multiProcessorCount;
+  kernels::collectives::Result agreed = communicator->AllReduce(Reduction::kMin, least, nullptr);
+  if (agreed.ok()) agreed = communicator->AllReduce(Reduction::kMax, std::span(&most, 1), nullptr);
+  if (!agreed.ok()) return ToStatus(agreed);
+  if (least[0] == 0) return NoShards();
+  if (least[1] != most) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kOption, "devices",
+                     absl::StrCat("the GPUs of a group must be of one kind: ", name(), " is ", description(),
+                                  ", and they have ", least[1], " to ", most, " multiprocessors"));
+  }
+  shared_.workspace_bytes = least[2];
+  return DeviceFailed(Join(communicator), communicator);
+}
+
+Result CudaDevice::Join(kernels::collectives::Communicator* communicator) {
+  LOSSD_CUDA_PASS_ON(kernels::cuda::ShardStreams::Create(&shared_.shard_streams));
+  LOSSD_CUDA_PASS_ON(
+      shared_.shard_streams.Share(communicator, shared_.workspace.data(), shared_.workspace_bytes));
+  return shared_.pipeline.JoinRanks(communicator);
+}
+
+// A few bytes that nobody writes come over, whatever else the device does.
+Result CudaDevice::Probe() const {
+  int32_t copied = 0;
+  LOSSD_CUDA_TRY(cudaSetDevice(shared_.index));
+  LOSSD_CUDA_TRY(
+      cudaMemcpyAsync(&copied, probed_.data(), sizeof(copied), cudaMemcpyDeviceToHost, probe_stream_.get()));
+  LOSSD_CUDA_TRY(cudaStreamSynchronize(probe_stream_.get()));
+  return {};
+}
+
+absl::StatusOr<MemoryPlan> CudaDevice::PlanShard(const HeadConfig& config, const HeadShard& shard) const {
+  absl::StatusOr<Path> path = PathOf(config);
+  if (!path.ok()) return path.status();
+  if (*path != Path::kHopper) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, RejectReason::kDtype, "weight_dtype",
+                     absl::StrCat("heads of ", kernels::Name(config.weight_type),
+                                  " cannot be spread over several GPUs; bf16 and fp16 can"));
+  }
+  const LinearCrossEntropy::Shape shape{config.vocab_size, config.hidden_size, config.weight_type};
+  const kernels::Shard rows = shard.For(kernels::Segments::kOfRanks);
+  if (LinearCrossEntropy::RowsWithin(shape, rows, shared_.workspace_bytes) == 0) {
+    return NoRoomForRow(shard.layout.vocab(), LinearCrossEntropy::WorkspaceBytes(shape, rows, 1));
+  }
+  return CudaBackend::PlanMemory(config);
+}
+
+absl::Status CudaDevice::NoRoomForRow(int64_t vocab_size, int64_t bytes) const {
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, RejectReason::kShape, "vocab_size",
+      absl::StrCat("one row of vocab_size ", vocab_size, " needs a workspace of ", bytes,
+                   " bytes, the device has ", shared_.workspace_bytes, "; raise --workspace_bytes"));
+}
+
 }  // namespace
+
+int CudaDeviceCount() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, const CudaOptions& options) {
   int count = 0;

@@ -29,6 +29,9 @@ struct CudaOptions {
 // heads.
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, const CudaOptions& options);
 
+// Those that this process may use; 0 where there is no driver.
+int CudaDeviceCount();
+
 }  // namespace lossd::engine
 
 #endif  // LOSSD_SERVER_ENGINE_DEVICE_CUDA_CUDA_DEVICE_H_

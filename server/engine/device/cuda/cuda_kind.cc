@@ -23,6 +23,6 @@ absl::StatusOr<std::unique_ptr<Device>> Create(const DeviceOptions& options) {
 
 }  // namespace
 
-DeviceKind Kind() { return {&Knows, "cuda:0", &Create}; }
+DeviceKind Kind() { return {&Knows, "cuda:0", &Create, &CudaDeviceCount}; }
 
 }  // namespace lossd::engine::cuda

@@ -200,6 +200,15 @@ Result CudaPipeline::CreateSlot(const SlotLayout& most, CudaSlot* slot) {
   return {};
 }
 
+Result CudaPipeline::JoinRanks(kernels::collectives::Communicator* communicator) {
+  communicator_ = communicator;
+  LOSSD_CUDA_PASS_ON(shared_rows_.emplace().Create(communicator));
+  for (CudaSlot& slot : slots_) {
+    LOSSD_CUDA_PASS_ON(shared_rows_->Add(slot.in.data(), slot.in.bytes(), copying_.get()));
+  }
+  return {};
+}
+
 int64_t CudaPipeline::device_bytes() const {
   int64_t bytes = 0;
   for (const CudaSlot& slot : slots_) bytes += slot.in.bytes() + slot.out.bytes();
@@ -225,6 +234,8 @@ CudaSlot& CudaPipeline::Begin(const BatchKey& kind, std::span<const ChunkRows> c
   slot.adds = std::any_of(chunks.begin(), chunks.end(), [](const ChunkRows& chunk) {
     return chunk.accumulate == ChunkRows::Accumulate::kYes;
   });
+  slot.holder = kind.holder;
+  slot.is_held = communicator_ == nullptr || communicator_->rank() == kind.holder;
   slot.answered = false;
   slot.arrived_at.reset();
   slot.ready_at.reset();
@@ -236,8 +247,9 @@ CudaSlot& CudaPipeline::Begin(const BatchKey& kind, std::span<const ChunkRows> c
 
 bool CudaPipeline::CopiesItself(const HiddenRows& rows, int64_t bytes) { return IsDirect(rows.place, bytes); }
 
-Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
-  int64_t copied = 0;
+Result CudaPipeline::CopyChunks(const CudaSlot& slot) {
+  // Other ranks have no hidden states: what lies before the arrays comes from the holder.
+  int64_t copied = slot.is_held ? 0 : slot.layout.batch_rows;
   const auto copy_before = [&](int64_t end) {
     return CopyAsync(At(slot.in.data(), copied), At(slot.pinned_in.data(), copied), end - copied, copying_);
   };
@@ -247,6 +259,7 @@ Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
     copied = offset + bytes;
     return CopyAsync(At(slot.in.data(), offset), rows.data, bytes, copying_);
   };
+  if (!slot.is_held) return copy_before(slot.layout.in_bytes);
   int64_t offset = slot.layout.hidden_states;
   for (const ChunkRows& chunk : slot.chunks) {
     const int64_t bytes = chunk.tokens * slot.hidden_row_bytes;
@@ -259,7 +272,16 @@ Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
     if (bytes > 0) LOSSD_CUDA_PASS_ON(copy_rows(chunk.teacher_hidden, bytes, offset));
     offset += bytes;
   }
-  LOSSD_CUDA_PASS_ON(copy_before(slot.layout.in_bytes));
+  return copy_before(slot.layout.in_bytes);
+}
+
+Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
+  LOSSD_CUDA_PASS_ON(CopyChunks(slot));
+  if (shared_rows_.has_value()) {
+    // Those of a teacher end where the arrays begin.
+    LOSSD_CUDA_PASS_ON(
+        shared_rows_->Share(slot.holder, slot.in.data(), slot.layout.batch_rows, copying_.get()));
+  }
   LOSSD_CUDA_TRY(cudaMemsetAsync(slot.out.data(), 0, static_cast<size_t>(zeros), copying_.get()));
   const int64_t tokens_end = slot.layout.dx;
   if (const int64_t tokens = slot.layout.prediction; tokens < tokens_end) {
@@ -275,6 +297,18 @@ Result CudaPipeline::CopyIn(const CudaSlot& slot, int64_t zeros) {
 Result CudaPipeline::CopyOut(const CudaSlot& slot) {
   LOSSD_CUDA_TRY(cudaEventRecord(slot.computed.get(), computing_.get()));
   LOSSD_CUDA_TRY(cudaStreamWaitEvent(returning_.get(), slot.ready.get()));
+  if (slot.is_held) {
+    LOSSD_CUDA_PASS_ON(CopyResults(slot));
+  } else {
+    const int64_t redone = slot.layout.rows_redone;
+    LOSSD_CUDA_PASS_ON(CopyAsync(At(slot.pinned_out.data(), redone), At(slot.out.data(), redone),
+                                 sizeof(int32_t), returning_));
+  }
+  LOSSD_CUDA_TRY(cudaEventRecord(slot.left.get(), returning_.get()));
+  return {};
+}
+
+Result CudaPipeline::CopyResults(const CudaSlot& slot) {
   int64_t copied = 0;
   int64_t offset = slot.layout.dx;
   const auto copy_before = [&](int64_t end) {
@@ -290,9 +324,7 @@ Result CudaPipeline::CopyOut(const CudaSlot& slot) {
     }
     offset += bytes;
   }
-  LOSSD_CUDA_PASS_ON(copy_before(slot.layout.out_bytes));
-  LOSSD_CUDA_TRY(cudaEventRecord(slot.left.get(), returning_.get()));
-  return {};
+  return copy_before(slot.layout.out_bytes);
 }
 
 void CudaPipeline::Fail(const Result& failure) {
@@ -305,7 +337,7 @@ Result CudaPipeline::Look(CudaSlot& slot, bool* done) {
     LOSSD_CUDA_PASS_ON(Happened(slot.left, &left));
     if (!left) return {};
     slot.answered = true;
-    HandOut(slot);
+    if (slot.is_held) HandOut(slot);
   }
   return Happened(slot.computed, done);
 }
@@ -338,7 +370,7 @@ void CudaPipeline::Poll() {
     if (failure_.ok()) {
       callbacks.on_done(report);
     } else {
-      callbacks.on_done(DeviceFailed(failure_));
+      callbacks.on_done(DeviceFailed(failure_, communicator_));
     }
   }
 }

@@ -21,6 +21,7 @@
 
 #include "kernels/cuda/memory/owners.h"
 #include "kernels/cuda/memory/result.h"
+#include "kernels/cuda/memory/shared_rows.h"
 #include "server/engine/device/head_backend.h"
 
 namespace lossd::engine {
@@ -94,6 +95,9 @@ struct CudaSlot {
   std::vector<ChunkRows> chunks;
   BatchCallbacks callbacks;
   bool adds = false;  // to dW
+  // Over ranks: hidden states come from this one, and results leave from there.
+  int32_t holder = 0;
+  bool is_held = true;  // here
   bool answered = false;
   // When Poll found it so, of batches whose callbacks want to know.
   std::optional<absl::Time> arrived_at;
@@ -114,6 +118,11 @@ class CudaPipeline {
 
   // Takes all memory that will ever be taken.
   kernels::cuda::Result Create(const Capacity& capacity);
+  // From now on hidden states come to a batch's holder, which gives them to the pipelines of the other ranks
+  // and alone gives results; batches are begun in one order at all ranks, and no more of them than fit here
+  // are under way anywhere. All ranks call it at the same time, before the first batch. `communicator`
+  // outlives this.
+  kernels::cuda::Result JoinRanks(kernels::collectives::Communicator* communicator);
 
   const Capacity& capacity() const { return capacity_; }
   int64_t device_bytes() const;
@@ -127,8 +136,8 @@ class CudaPipeline {
                   BatchCallbacks callbacks);
   // Whether pinned_in has no part in these hidden states.
   static bool CopiesItself(const HiddenRows& rows, int64_t bytes);
-  // What pinned_in and the chunks hold goes to the device, the first `zeros` bytes of `out` are cleared,
-  // tokens and ranks among them made -1, and computing() waits for all.
+  // What pinned_in and the chunks hold goes to the device, and hidden states to that of every rank; the first
+  // `zeros` bytes of `out` are cleared, tokens and ranks among them made -1, and computing() waits for all.
   kernels::cuda::Result CopyIn(const CudaSlot& slot, int64_t zeros);
   kernels::cuda::Result CopyOut(const CudaSlot& slot);
   // Everything under way, and everything that is begun from now on, ends with this.
@@ -140,6 +149,9 @@ class CudaPipeline {
 
  private:
   kernels::cuda::Result CreateSlot(const SlotLayout& most, CudaSlot* slot);
+  // What the chunks have of their own, and the rest of `in`.
+  kernels::cuda::Result CopyChunks(const CudaSlot& slot);
+  kernels::cuda::Result CopyResults(const CudaSlot& slot);
   // Looks whether the batch has come further, if somebody wants to know.
   static void NoteTimes(CudaSlot& slot);
   // Answers the batch if that can be done now; `*done` if nothing of it is under way any more.
@@ -152,6 +164,8 @@ class CudaPipeline {
   kernels::cuda::Stream copying_;
   kernels::cuda::Stream computing_;
   kernels::cuda::Stream returning_;
+  std::optional<kernels::cuda::SharedRows> shared_rows_;        // if there are ranks
+  kernels::collectives::Communicator* communicator_ = nullptr;  // the same
   kernels::cuda::Result failure_;
 };
 

@@ -11,4 +11,6 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index, const CudaOp
       absl::StrCat("cuda:", index, ": this lossd was built without CUDA (no CUDA toolkit was found)"));
 }
 
+int CudaDeviceCount() { return 0; }
+
 }  // namespace lossd::engine

@@ -1,6 +1,7 @@
 #include "server/engine/head/parts/batch_runner.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -35,15 +36,26 @@ void BatchRunner::Run(std::shared_ptr<BatchOwner> owner, std::deque<StartedChunk
     batch->on_ended.push_back(std::move(on_ended));
     batch->teacher = std::move(teacher);
     batches_.push_back(batch);
+    Queue(batch, 0);
     if (rows) return Compute(batch);
     return EndBatch(*batch, BatchReport{});
   }
   // All of them are rejected: they join the last batch, behind the chunks under way.
-  Batch& last = *batches_.back();
-  const bool their_turn = last.answered == last.chunks.size();
-  for (StartedChunk& chunk : chunks) last.chunks.push_back(std::move(chunk));
-  last.on_ended.push_back(std::move(on_ended));
-  if (their_turn) AnswerRejected(last);
+  const std::shared_ptr<Batch> last = batches_.back();
+  const size_t first = last->chunks.size();
+  for (StartedChunk& chunk : chunks) last->chunks.push_back(std::move(chunk));
+  last->on_ended.push_back(std::move(on_ended));
+  Queue(last, first);
+}
+
+void BatchRunner::Queue(const std::shared_ptr<Batch>& batch, size_t first) {
+  std::set<int32_t> holders;
+  for (size_t i = first; i < batch->chunks.size(); ++i) {
+    StartedChunk& chunk = batch->chunks[i];
+    holders.insert(chunk.item->batch_key.holder);
+    turns_[chunk.item->batch_key.holder].push_back({batch, &chunk});
+  }
+  for (const int32_t holder : holders) AnswerRejected(holder);
 }
 
 void BatchRunner::Compute(const std::shared_ptr<Batch>& batch) {
@@ -66,10 +78,9 @@ void BatchRunner::Compute(const std::shared_ptr<Batch>& batch) {
   counters.batch_chunks.Observe(static_cast<double>(rows.size()));
   counters.batch_rows.Observe(static_cast<double>(tokens));
   BatchCallbacks callbacks;
-  callbacks.on_input_gradients = [this, batch](size_t /*chunk*/) {
-    AnswerRejected(*batch);
-    AnswerNext(*batch);
-    AnswerRejected(*batch);
+  callbacks.on_input_gradients = [this, holder = kind.holder](size_t /*chunk*/) {
+    AnswerNext(holder);
+    AnswerRejected(holder);
   };
   if (timed) {
     callbacks.on_times = [batch](const DeviceTimes& times) { batch->device_times = times; };
@@ -104,10 +115,11 @@ ChunkRows BatchRunner::Describe(StartedChunk& started) const {
   answer.losses.resize(static_cast<size_t>(chunk.tokens) * sizeof(float));
   rows.losses = reinterpret_cast<float*>(answer.losses.data());
   rows.returns = Allocate(started.item->batch_key.returns, chunk.tokens, &answer.returns);
-  if (chunk.dx.data != nullptr) {
+  if (!HasInputGradient(chunk.mode)) return rows;
+  if (chunk.dx.is_set()) {
     rows.dx = chunk.dx.data;
     rows.dx_place = chunk.dx.place;
-  } else if (HasInputGradient(chunk.mode)) {
+  } else {
     const int64_t dx_bytes = chunk.tokens * parts_.config->hidden_size * kernels::SizeOf(chunk.dx_type);
     answer.dx = StagedResult(dx_bytes, parts_.device);
     rows.dx = answer.dx.data();
@@ -138,8 +150,13 @@ ChunkTimes BatchRunner::TimesOf(const Batch& batch, const ChunkItem& item) const
   return times;
 }
 
-void BatchRunner::AnswerNext(Batch& batch) {
-  StartedChunk& started = batch.chunks[batch.answered++];
+void BatchRunner::AnswerNext(int32_t holder) {
+  std::deque<Turn>& turns = turns_.at(holder);
+  const Turn turn = std::move(turns.front());
+  turns.pop_front();
+  if (turns.empty()) turns_.erase(holder);
+  Batch& batch = *turn.batch;
+  StartedChunk& started = *turn.chunk;
   ChunkItem& item = *started.item;
   if (item.is_piece()) return;
   ChunkAnswer& answer = started.answer;
@@ -164,9 +181,10 @@ void BatchRunner::AnswerNext(Batch& batch) {
   if (item.listener != nullptr) item.listener->OnAnswer(std::move(answer));
 }
 
-void BatchRunner::AnswerRejected(Batch& batch) {
-  while (batch.answered < batch.chunks.size() && batch.chunks[batch.answered].item->rejected()) {
-    AnswerNext(batch);
+void BatchRunner::AnswerRejected(int32_t holder) {
+  for (auto found = turns_.find(holder);
+       found != turns_.end() && found->second.front().chunk->item->rejected(); found = turns_.find(holder)) {
+    AnswerNext(holder);
   }
 }
 
@@ -177,7 +195,6 @@ void BatchRunner::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& repo
   batch.owner->OnBatchEnded();
   if (batch.teacher != nullptr) batch.teacher->End();
   if (report.ok()) {
-    AnswerRejected(batch);
     parts_.counters->rows_redone += static_cast<uint64_t>(report->rows_redone);
     if (batch.valid_tokens > 0) {
       parts_.head_counters->loss = batch.loss_sum / static_cast<double>(batch.valid_tokens);
@@ -187,6 +204,10 @@ void BatchRunner::EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& repo
       batch.owner->OnChunkDone(*chunk.item);
     }
   } else {
+    for (auto& [holder, turns] : turns_) {
+      std::erase_if(turns, [&oldest](const Turn& turn) { return turn.batch == oldest; });
+    }
+    std::erase_if(turns_, [](const auto& entry) { return entry.second.empty(); });
     batch.owner->OnDeviceFailure(report.status());
   }
   for (const auto& ended : batch.on_ended) ended();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -59,8 +60,9 @@ class BatchRunner {
   explicit BatchRunner(Parts parts) : parts_(std::move(parts)) {}
 
   // Computes and answers these chunks, some of which may be rejected: those are answered in their turn,
-  // behind what is under way. `teacher`: the lease of the head whose soft targets the chunks want, null
-  // without. `owner` stays until `on_ended`, which is called when nothing more is to come of them.
+  // behind what is under way of the same holder. Batches of different holders may be answered in any order,
+  // but a lane's chunks have one holder. `teacher`: the lease of the head whose soft targets the chunks want,
+  // null without. `owner` stays until `on_ended`, which is called when nothing more is to come of them.
   void Run(std::shared_ptr<BatchOwner> owner, std::deque<StartedChunk> chunks,
            std::shared_ptr<TeacherLease> teacher, std::function<void()> on_ended);
 
@@ -70,7 +72,6 @@ class BatchRunner {
     std::shared_ptr<BatchOwner> owner;
     // Stay where they are when others join: the device writes into them.
     std::deque<StartedChunk> chunks;
-    size_t answered = 0;  // so many of them, from the first one
     absl::Time started;
     std::optional<DeviceTimes> device_times;
     double loss_sum = 0;  // of new chunks that train and are answered, and their valid tokens
@@ -78,19 +79,28 @@ class BatchRunner {
     std::vector<std::function<void()>> on_ended;
     std::shared_ptr<TeacherLease> teacher;
   };
+  // A chunk that is to be answered.
+  struct Turn {
+    std::shared_ptr<Batch> batch;
+    StartedChunk* chunk = nullptr;  // of that batch
+  };
 
+  // The chunks of a batch, from this one on, are to be answered. Rejected ones are, if it is their turn.
+  void Queue(const std::shared_ptr<Batch>& batch, size_t first);
   void Compute(const std::shared_ptr<Batch>& batch);
   // What the device gets, and where it puts its results: into the answer, or dX into a region.
   ChunkRows Describe(StartedChunk& started) const;
   ChunkTimes TimesOf(const Batch& batch, const ChunkItem& item) const;
-  void AnswerNext(Batch& batch);
-  void AnswerRejected(Batch& batch);
+  // Those of one holder.
+  void AnswerNext(int32_t holder);
+  void AnswerRejected(int32_t holder);
   void EndBatch(Batch& batch, const absl::StatusOr<BatchReport>& report);
   void Count(const Batch& batch, const StartedChunk& chunk);
   void CountLosses(Batch& batch, const ChunkItem& item, const ChunkAnswer& answer);
 
   const Parts parts_;
   std::deque<std::shared_ptr<Batch>> batches_;  // under way, in order
+  std::map<int32_t, std::deque<Turn>> turns_;   // by holder; none is empty
 };
 
 }  // namespace lossd::engine

@@ -118,17 +118,22 @@ absl::Status GradientSet::SummarizeHere(const WindowGradient& of, float scale, G
 // Reads the gradient only for the checksum; the device computes the rest. Its count of elements that are not
 // finite includes the bias.
 absl::Status GradientSet::SummarizeOnDevice(const WindowGradient& of, float scale, GradientSummary* summary) {
-  const absl::StatusOr<GradientStats> stats = backend_->Summarize(of.window, scale);
-  if (!stats.ok()) return stats.status();
+  const absl::StatusOr<GradientTallies> tallies = backend_->Summarize(of.window, scale);
+  if (!tallies.ok()) return tallies.status();
+  const GradientStats stats = StatsOf(*tallies);
   GradientChecksum checksum;
   const auto add = [&checksum](std::span<const float> rows) { checksum.Add(rows); };
   if (absl::Status status = ForEachPiece(of, scale, add); !status.ok()) return status;
-  *summary = {stats->norm, checksum.Value(), stats->non_finite};
+  *summary = {stats.norm, checksum.Value(), stats.non_finite};
   return absl::OkStatus();
 }
 
 absl::StatusOr<GradientStats> GradientSet::Stats(const WindowGradient& of, double scale) {
-  if (of.sessions.empty()) return backend_->Summarize(of.window, scale);
+  if (of.sessions.empty()) {
+    const absl::StatusOr<GradientTallies> tallies = backend_->Summarize(of.window, scale);
+    if (!tallies.ok()) return tallies.status();
+    return StatsOf(*tallies);
+  }
   const auto factor = static_cast<float>(scale);
   GradientStats stats;
   GradientSummarizer summarizer;

@@ -17,6 +17,7 @@
 #include "server/engine/device/head_backend.h"
 #include "server/engine/head/parts/accumulation_ledger.h"
 #include "server/engine/head/parts/deterministic_tiles.h"
+#include "server/engine/head/parts/head_history.h"
 #include "server/engine/head/parts/window.h"
 
 namespace lossd::engine {
@@ -37,6 +38,7 @@ struct HeadCheckpoint {
   std::string incarnation;  // of the server that saved it
   int64_t saved_at = 0;
   uint64_t restores = 0;
+  std::vector<Ancestor> ancestors = {};
   uint64_t weight_version = 0;
   int64_t optimizer_steps = 0;
   std::string last_committed_write;

@@ -4,7 +4,6 @@
 #ifndef LOSSD_SERVER_ENGINE_HEAD_PARTS_LIFECYCLE_H_
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_LIFECYCLE_H_
 
-#include <cstdint>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -17,11 +16,7 @@ class Lifecycle {
   void Drain(absl::Status status) { draining_ = std::move(status); }
   // No window ends, and nothing is published, until EndRestore: such calls get `status`.
   void BeginRestore(absl::Status status) { restoring_ = std::move(status); }
-  // `restores`: how often the head was restored, this time included.
-  void EndRestore(uint64_t restores) {
-    restoring_ = absl::OkStatus();
-    restores_ = restores;
-  }
+  void EndRestore() { restoring_ = absl::OkStatus(); }
   // The head was deleted, or its device failed: from now on everything gets `status`.
   void End(absl::Status status) { ended_ = std::move(status); }
 
@@ -31,14 +26,11 @@ class Lifecycle {
   const absl::Status& admits() const { return ended_.ok() ? draining_ : ended_; }
   // Whether a call may end the window, or repeat one that did. A drain does not forbid it.
   const absl::Status& may_end_window() const { return ended_.ok() ? restoring_ : ended_; }
-  // How often the head was put back to a checkpoint; going on after a drain does not count.
-  uint64_t restores() const { return restores_; }
 
  private:
   absl::Status draining_;
   absl::Status restoring_;
   absl::Status ended_;
-  uint64_t restores_ = 0;
 };
 
 }  // namespace lossd::engine

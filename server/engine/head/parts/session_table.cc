@@ -182,6 +182,7 @@ LaneAttachment SessionTable::Attach(const std::string& session_id, int32_t lane,
   CutOff(key, stream, cut);
   stream.epoch = ++last_epoch_;
   stream.listener = std::move(listener);
+  stream.holder.reset();
   session.last_active = MonotonicNow();
   const Lane& marks = session.lanes[Index(lane)];
   LaneAttachment attachment;
@@ -264,6 +265,14 @@ void SessionTable::Enqueue(const std::shared_ptr<ChunkItem>& item) {
   stream.queued.push_back(item);
   ++counters_.queued_chunks;
   ++head_counters_.queued_chunks;
+}
+
+absl::Status SessionTable::CheckHolder(const std::string& session_id, int32_t lane, int32_t holder) {
+  Stream& stream = streams_.at({session_id, lane});
+  if (!stream.holder.has_value()) stream.holder = holder;
+  if (*stream.holder == holder) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("rank ", holder, " holds a chunk of lane ", lane,
+                                          ", whose earlier chunks are at rank ", *stream.holder));
 }
 
 void SessionTable::Start(ChunkItem& item) {
@@ -502,11 +511,16 @@ void SessionTable::GiveUpPlace(ChunkItem& item, Cut* cut) {
   cut->made_room.push_back(item.session_id);
 }
 
-BatchKey SessionTable::TileKind(BatchKey of_chunk, Gradient* gradient) {
+void SessionTable::FixSegments(const std::string& session_id, BatchKey* kind) const {
+  if (settings_.fixed_segments && IsDeterministic(session_id)) kind->segments = kernels::Segments::kFixed;
+}
+
+BatchKey SessionTable::TileKind(BatchKey of_chunk, Gradient* gradient) const {
   of_chunk.mode = ComputeMode::kWeightGradientOnly;
   of_chunk.dx_type = {};
   of_chunk.returns = {};
   of_chunk.gradient = gradient;
+  if (settings_.fixed_segments) of_chunk.segments = kernels::Segments::kFixed;
   return of_chunk;
 }
 
@@ -620,7 +634,7 @@ std::shared_ptr<DeterministicSession> SessionTable::Restore(const SessionCheckpo
   auto session = std::make_shared<DeterministicSession>(
       DeterministicSession{std::move(memory), plan, entry.id, entry.session.rank, entry.session.number,
                            DeterministicTiles(settings_.limits, settings_.hidden_size)});
-  session->tiles.Restore(*entry.tiles, [&config, gradient](const Chunk& chunk) {
+  session->tiles.Restore(*entry.tiles, [this, &config, gradient](const Chunk& chunk) {
     return TileKind(KindOf(chunk, config), gradient);
   });
   return session;

@@ -52,6 +52,7 @@ class SessionTable {
     ChunkLimits limits;
     // How long chunks of a deterministic session wait for others to bring what is missing before them.
     absl::Duration place_timeout;
+    bool fixed_segments = false;  // whether the device has them
   };
   // The counters outlive it.
   SessionTable(Settings settings, Counters* counters, HeadCounters* head_counters)
@@ -102,6 +103,9 @@ class SessionTable {
   std::vector<LaneReplay> Replay(const std::string& session_id) const;
   // A new chunk is accepted, or a repeat: it goes to the end of its lane's queue.
   void Enqueue(const std::shared_ptr<ChunkItem>& item);
+  // A stream's chunks are started and answered in order because one rank holds all of them. INTERNAL if
+  // another one holds this chunk: whoever relays it has made a mistake.
+  absl::Status CheckHolder(const std::string& session_id, int32_t lane, int32_t holder);
   // It leaves the front of the queue for the device.
   void Start(ChunkItem& item);
   // A started chunk that is numbered goes on, rejected or not: there is no way back.
@@ -173,8 +177,11 @@ class SessionTable {
   DeterministicSessions TakeDeterministic() { return std::exchange(deterministic_, {}); }
   // Their gradients and reservations, for a restore to use.
   void TakeMemory(std::vector<SessionMemory>* memory);
+  // Where the device can, sums for chunks of such a session are made over fixed segments, whatever the head
+  // says. Leaves those of other sessions as they are.
+  void FixSegments(const std::string& session_id, BatchKey* kind) const;
   // The product that rows of such a chunk are part of.
-  static BatchKey TileKind(BatchKey of_chunk, Gradient* gradient);
+  BatchKey TileKind(BatchKey of_chunk, Gradient* gradient) const;
 
   // Checkpoints
 
@@ -195,6 +202,7 @@ class SessionTable {
     uint64_t epoch = 0;
     std::shared_ptr<LaneListener> listener;
     std::deque<std::shared_ptr<ChunkItem>> queued;  // not started, in order
+    std::optional<int32_t> holder;                  // of its chunks; none has come yet
     Resume resume;                                  // of a chunk that waits
   };
   using Key = std::pair<std::string, int32_t>;

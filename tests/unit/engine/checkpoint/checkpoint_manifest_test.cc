@@ -68,6 +68,31 @@ TEST(CheckpointManifestTest, ALaneThatOnlyLookedIsKnownAsOne) {
   }
 }
 
+// Earlier releases neither say it nor read what they do not know.
+TEST(CheckpointManifestTest, FixedSegmentsAreWrittenOfHeadsThatHaveThemAlone) {
+  EXPECT_FALSE(Content()["head"]["config"].contains("fixed_segments"));
+  EXPECT_FALSE(ParseManifest(*ToText(Written()), kPath)->head.config.fixed_segments);
+  Manifest manifest = Written();
+  manifest.head.config.fixed_segments = true;
+  const std::string text = *ToText(manifest);
+  const auto read = ParseManifest(text, kPath);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(read->head.config.fixed_segments);
+  EXPECT_EQ(*ToText(*read), text);
+}
+
+TEST(CheckpointManifestTest, PastsAreWrittenOfHeadsThatHaveThemAlone) {
+  Manifest manifest = Written();
+  manifest.head.ancestors.clear();
+  EXPECT_FALSE((*Unsealed(*ToText(manifest), kPath))["head"].contains("ancestors"));
+  EXPECT_TRUE(ParseManifest(*ToText(manifest), kPath).ok());
+  manifest.head.ancestors = {{{"i", 3}, 7, {}}};
+  const auto read = ParseManifest(*ToText(manifest), kPath);
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_EQ(read->head.ancestors.size(), 1U);
+  EXPECT_EQ(read->head.ancestors[0].generation, 7U);
+}
+
 // Manifests of earlier releases say how many bytes a head had for deferred dW.
 TEST(CheckpointManifestTest, TheBytesOfDeferredGradientsAreReadAndNotWrittenAgain) {
   const std::string text = *ToText(Written());
@@ -95,9 +120,12 @@ TEST(CheckpointManifestTest, WhatWouldBeReadAsAnotherValueIsDataLoss) {
                                                  {"/head/more", 1},
                                                  {"/head/config/deferred_bytes", -1},
                                                  {"/head/config/deferred_bytes", 0.5},
+                                                 {"/head/config/fixed_segments", 1},
                                                  {"/head/config/optimizer/eps", false},
                                                  {"/head/config/softcap", "0"},
                                                  {"/head/config/softcap", 0},  // written as 0.0
+                                                 {"/head/restores", ~uint64_t{0}},
+                                                 {"/head/weight_version", ~uint64_t{0}},
                                                  {"/head/sessions/0/rank", 1e300},
                                                  {"/head/sessions/0/rank", 0.5},
                                                  {"/head/sessions/0/rank", beyond},

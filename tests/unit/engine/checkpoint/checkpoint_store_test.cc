@@ -376,8 +376,11 @@ TEST_F(CheckpointStoreTest, NumbersOfRestoresOnlyGoUp) {
   EXPECT_EQ(next({4, 3}, {0, 5}), std::pair(uint64_t{8}, 2 * many + 10)) << "another head of that name";
   EXPECT_EQ(next({4, 3}, {12, 0}), std::pair(uint64_t{13}, 3 * many + 10));
   EXPECT_EQ(store_->List("h")->size(), 1U) << "they are no checkpoint";
-  CheckpointFolder::Write(folder_ / "heads/h/.restores", "{}");
-  EXPECT_EQ(store_->NextRestore("h", {}, {}).status().code(), absl::StatusCode::kDataLoss);
+  const nlohmann::json huge = {{"format", 1}, {"restores", ~uint64_t{0}}, {"weight_version", 1}};
+  for (const std::string& text : {std::string("{}"), *Sealed(huge)}) {
+    CheckpointFolder::Write(folder_ / "heads/h/.restores", text);
+    EXPECT_EQ(store_->NextRestore("h", {}, {}).status().code(), absl::StatusCode::kDataLoss);
+  }
 }
 
 TEST_F(CheckpointStoreTest, ADeletedHeadKeepsItsCheckpointsButIsNotLive) {

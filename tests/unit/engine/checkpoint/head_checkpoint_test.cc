@@ -87,6 +87,49 @@ TEST_F(HeadCheckpointTest, ARestoreEndsStreamsForgetsLaterSessionsAndTakesTheirC
   EXPECT_EQ(now.marks.accepted, 1U);
 }
 
+TEST_F(HeadCheckpointTest, AStepThatTheCheckpointHasIsNotTakenAgainByItsMarksOfBefore) {
+  const LaneAttachment lane = OpenPlain("c");
+  Send(lane, 1, 0, 1);
+  const std::vector<SessionMarks> marks = head_->Info().window_marks;
+  const absl::StatusOr<StepResult> step = StepWith(1, marks, 0.1);
+  ASSERT_TRUE(step.ok()) << step.status();
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
+  StartEngine(Start::kKilled);
+  StartEngine(Start::kKilled);
+  const absl::StatusOr<StepResult> again = StepWith(1, marks, 0.1);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->step, step->step);
+  EXPECT_EQ(head_->Info().optimizer_steps, 1);
+
+  std::vector<SessionMarks> others = marks;
+  others[0].past.restores = 7;
+  ExpectError(StepWith(1, others, 0.1).status(), absl::StatusCode::kAborted,
+              "was restored from a checkpoint");
+}
+
+TEST_F(HeadCheckpointTest, MarksAreKnownBehindRestoresAndADrainAsFarAsTheCheckpointHasThem) {
+  const LaneAttachment lane = OpenPlain("c");
+  Send(lane, 1, 0, 1);
+  const std::vector<SessionMarks> saved = head_->Info().window_marks;
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());
+  Send(lane, 2, 10, 1);
+  std::vector<SessionMarks> beyond = head_->Info().window_marks;
+  StartEngine(Start::kKilled);
+  ASSERT_TRUE(engine_->SaveCheckpoint("h", "b").ok());
+  StartEngine(Start::kKilled);
+  ASSERT_TRUE(engine_->SaveForDrain().ok());
+  StartEngine(Start::kDrained);
+  // The session comes to the same numbers once more.
+  Send(Attach(lane.session_id), 2, 20, 1);
+  const absl::Status refused = StepWith(1, beyond, 0.1).status();
+  ExpectError(refused, absl::StatusCode::kAborted, "was restored from a checkpoint");
+  EXPECT_EQ(PositionOf(refused)->restores, 2U);
+  ExpectError(StepWith(1, saved, 0.1).status(), absl::StatusCode::kFailedPrecondition,
+              "marks name accepted 1");
+  beyond[0].past = head_->Info().window_marks[0].past;
+  EXPECT_TRUE(StepWith(1, beyond, 0.1).ok());
+}
+
 TEST_F(HeadCheckpointTest, WeightVersionsAreNeverGivenTwice) {
   ASSERT_TRUE(engine_->SaveCheckpoint("h", "a").ok());  // version 1
   WriteWeights(2);

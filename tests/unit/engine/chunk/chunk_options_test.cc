@@ -115,6 +115,14 @@ TEST(ChunkOptions, TheBiasIsThatOfTheHeadUnlessTheChunkDoesWithout) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("head h was created without a bias"));
 }
 
+TEST(ChunkOptions, FixedSegmentsAreThoseOfTheHead) {
+  HeadConfig fixed = WeightedHead();
+  fixed.fixed_segments = true;
+  EXPECT_EQ(KindOf(TwoTokens(), WeightedHead()).segments, kernels::Segments::kOfRanks);
+  EXPECT_EQ(KindOf(TwoTokens(), fixed).segments, kernels::Segments::kFixed);
+  EXPECT_NE(KindOf(TwoTokens(), fixed), KindOf(TwoTokens(), WeightedHead())) << "never computed together";
+}
+
 TEST(ChunkOptions, ClassWeightsAreThoseOfTheHeadUnlessTheChunkDoesWithout) {
   HeadConfig plain = WeightedHead();
   plain.class_weights = nullptr;

@@ -81,9 +81,12 @@ TEST_F(CpuTeachingTest, HiddenStatesMayComeInPiecesOrUnaligned) {
 }
 
 TEST_F(CpuTeachingTest, ATeacherThatTheWorkspaceHasNoRoomForIsRefusedByName) {
-  const int64_t plain = kernels::WorkspaceBytes(1, kVocab, kHidden, DataType::kFloat32);
-  const int64_t taught =
-      kernels::WorkspaceBytes(1, kVocab, kHidden, DataType::kFloat32, {kTeacherHidden, DataType::kFloat32});
+  // With fixed segments, which deterministic sessions have.
+  const HeadShard whole = HeadShard::Whole(kVocab);
+  const kernels::Shard shard = whole.For(kernels::Segments::kFixed);
+  const kernels::TeacherSize teacher{kTeacherHidden, DataType::kFloat32};
+  const int64_t plain = kernels::WorkspaceBytes(1, shard, kHidden, DataType::kFloat32, nullptr);
+  const int64_t taught = kernels::WorkspaceBytes(1, shard, kHidden, DataType::kFloat32, &teacher);
   ASSERT_LT(plain, taught);
   Create(taught - 1);
   const absl::Status refused = student_->PrepareTeacher(*teacher_);

@@ -62,7 +62,7 @@ Answer Logits(Head& head, LogitsRequest request) { return Start(head, std::move(
 class HeadLogitsTest : public EngineFixture, public ::testing::Test {
  protected:
   explicit HeadLogitsTest(EngineOptions options = {}, HeadConfig config = {}, FakeOptions device = {})
-      : EngineFixture(std::move(options), device, std::move(config)) {}
+      : EngineFixture(std::move(options), std::move(device), std::move(config)) {}
 
   const std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
 };

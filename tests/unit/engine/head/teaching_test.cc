@@ -24,7 +24,7 @@ constexpr char kField[] = "options.distillation.teacher";
 
 class TeachingTest : public EngineFixture, public ::testing::Test {
  protected:
-  explicit TeachingTest(FakeOptions device = {}) : EngineFixture({}, device) {}
+  explicit TeachingTest(FakeOptions device = {}) : EngineFixture({}, std::move(device)) {}
 
   std::shared_ptr<Head> MakeTeacher(const std::string& name = "t") {
     std::shared_ptr<Head> teacher = *engine->CreateHead(

@@ -143,5 +143,21 @@ TEST_P(PiecesTest, TheCpuComputesTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, PiecesTest, ::testing::Values(1, 2, 3, 4, 5, 7, 19, 20, 50));
 
+TEST(Payload, AtAnotherRankHasASizeAndNoByteHere) {
+  const auto owner = std::make_shared<int>(1);
+  Payload payload = Payload::At({.rank = 2, .number = 5, .non_finite = 3}, 100, owner);
+  EXPECT_EQ(payload.size(), 100);
+  EXPECT_EQ(payload.kept_bytes(), 0);
+  EXPECT_TRUE(payload.parts().empty());
+  EXPECT_EQ(payload.place(), MemoryPlace::kRank);
+  EXPECT_EQ(payload.at_rank().rank, 2);
+  EXPECT_EQ(payload.at_rank().number, 5u);
+  EXPECT_EQ(payload.at_rank().non_finite, 3);
+  EXPECT_TRUE(PayloadReader(payload).Next(100).empty());
+  EXPECT_EQ(owner.use_count(), 2);
+  payload = {};
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
 }  // namespace
 }  // namespace lossd::engine::payload_test

@@ -26,6 +26,8 @@ class BatchSharingTest : public BatchQueueTest {
     BatchKey kind = {};
     int64_t waiting = 2;  // chunks, kept up
     int64_t given = 0;    // rows
+    int32_t holders = 1;  // ranks that its chunks come to, in turn
+    int64_t sent = 0;     // chunks
   };
 
   // Ends one batch after the other and keeps every client's chunks waiting, until `batches` have started.
@@ -55,8 +57,9 @@ class BatchSharingTest : public BatchQueueTest {
     }
   }
   void Refill() {
-    for (const auto& [id, client] : clients_) {
+    for (auto& [id, client] : clients_) {
       for (int64_t& queued = queued_[id]; queued < client.waiting; ++queued) {
+        client.kind.holder = static_cast<int32_t>(client.sent++ % client.holders);
         AddOf(id, std::to_string(id), client.rows, client.kind);
       }
     }
@@ -95,6 +98,58 @@ TEST_F(BatchSharingTest, SixteenLanesOfASessionGetNoMoreThanOneOfAnother) {
   clients_ = {{1, {.rows = 32, .waiting = 16}}, {2, {.rows = 32, .waiting = 1}}};
   Serve(1000);
   EXPECT_LE(Spread(), 64);
+}
+
+TEST_F(BatchSharingTest, ChunksOfOneSessionAreGatheredByTheRankThatHoldsThem) {
+  for (const char* const name : {"a", "b", "c"}) {
+    AddOf(1, name + std::string("0"), 2, {.holder = 0});
+    AddOf(1, name + std::string("1"), 2, {.holder = 1});
+  }
+  EXPECT_THAT(Run(), ElementsAre("a0+b0+c0", "a1+b1+c1"));
+}
+
+TEST_F(BatchSharingTest, ARankWithEndlessChunksDoesNotKeepThoseOfAnotherWaiting) {
+  const auto refill = [this](int count) {
+    for (int i = 0; i < count; ++i) AddOf(1, "many", 2, {.holder = 0});
+  };
+  refill(30);
+  AddOf(1, "few", 2, {.holder = 2});
+  refill(30);
+  EXPECT_THAT(Run(), ElementsAre("many+many+many+many", "many+many+many+many", "many+many+many+many"));
+  std::vector<std::string> started;
+  while (std::count(started.begin(), started.end(), "few") == 0) {
+    ASSERT_LT(started.size(), 6u) << "what came before it goes before it, and no more";
+    refill(4);
+    a_->EndOldest();
+    for (const std::string& batch : Run()) started.push_back(batch);
+  }
+}
+
+TEST_F(BatchSharingTest, ASessionAtEveryRankGetsNoMoreThanOneAtARank) {
+  a_->rows_per_batch = 512;
+  clients_ = {{1, {.rows = 64, .waiting = 64, .holders = 8}}, {2, {.rows = 64, .waiting = 16}}};
+  Serve(2000);
+  EXPECT_GT(clients_[2].given, 100'000);
+  EXPECT_LE(Spread(), 2 * (512 + 64));
+}
+
+TEST_F(BatchSharingTest, AChunkWithoutRowsDoesNotPassOthersThatItsRankHolds) {
+  for (int i = 0; i < 3; ++i) AddOf(1, "full", kMostRows, {.holder = 0});
+  EXPECT_THAT(Run(), ElementsAre("full", "full", "full"));
+  AddOf(1, "first", 2, {.holder = 1});
+  AddOf(1, "rejected", 0, {.holder = 1});
+  AddOf(1, "other", 0, {.holder = 2});
+  EXPECT_THAT(Run(), IsEmpty()) << "the device is full";
+  a_->EndOldest();
+  a_->EndOldest();
+  EXPECT_THAT(Run(), ElementsAre("other+first+rejected"));
+}
+
+TEST_F(BatchSharingTest, ChunksWithdrawnFromOneRankLeaveThoseOfTheOthers) {
+  const auto at_one = AddOf(1, "one", 2, {.holder = 1});
+  AddOf(1, "two", 2, {.holder = 2});
+  queue_.Withdraw(a_.get(), {at_one});
+  EXPECT_THAT(Run(), ElementsAre("two"));
 }
 
 TEST_F(BatchSharingTest, AChunkOfALightSessionWaitsForOneChunkOfEachOtherAtMost) {

@@ -155,6 +155,10 @@ class BatchRunnerTest : public testing::Test {
     started.item->Reject(Invalid(RejectReason::kLabel, "labels", absl::StrCat("chunk ", sequence)));
     return started;
   }
+  static StartedChunk HeldBy(int32_t rank, StartedChunk chunk) {
+    chunk.item->batch_key.holder = rank;
+    return chunk;
+  }
   // Rows of a tile of a deterministic session.
   StartedChunk MakePiece() const {
     StartedChunk started = MakeChunk(0);
@@ -279,7 +283,7 @@ TEST_F(BatchRunnerTest, BatchesUnderWayTogetherEndInTheirOrderEachWithItsOwnChun
 
 TEST_F(BatchRunnerTest, ARejectedChunkGetsItsErrorInItsTurn) {
   Run("a", All(Rejected(1), MakeChunk(2), Rejected(3), MakeChunk(4), Rejected(5)));
-  EXPECT_THAT(events_, IsEmpty());
+  EXPECT_THAT(events_, ElementsAre("answer 1")) << "nothing is before it";
   ScriptedBackend::Answer(Batch(0), 0);
   EXPECT_THAT(events_, ElementsAre("answer 1", "answer 2", "answer 3"));
   ScriptedBackend::Answer(Batch(0), 1);
@@ -297,7 +301,7 @@ TEST_F(BatchRunnerTest, ARejectedChunkGetsItsErrorInItsTurn) {
 TEST_F(BatchRunnerTest, RejectedChunksCostTheDeviceNothing) {
   Run("a", All(Rejected(1), Rejected(2)));
   EXPECT_THAT(backend_.batches, IsEmpty());
-  EXPECT_THAT(events_, ElementsAre("batch ended", "answer 1", "answer 2", "done 1", "done 2", "ended a"));
+  EXPECT_THAT(events_, ElementsAre("answer 1", "answer 2", "batch ended", "done 1", "done 2", "ended a"));
 }
 
 TEST_F(BatchRunnerTest, RejectedChunksThatComeLaterWaitForTheLastBatchUnderWay) {
@@ -319,6 +323,40 @@ TEST_F(BatchRunnerTest, RejectedChunksThatComeLaterWaitForTheLastBatchUnderWay) 
   Batch(1).callbacks.on_done(BatchReport{});
   EXPECT_THAT(events_,
               ElementsAre("batch ended", "done 2", "done 3", "done 4", "ended b", "ended c", "ended d"));
+}
+
+// Batches of different holders are answered in any order, chunks of one lane in theirs.
+TEST_F(BatchRunnerTest, ARejectedChunkWaitsForThoseOfItsHolderWhateverBatchItIsIn) {
+  Run("a", All(HeldBy(1, MakeChunk(1))));
+  Run("b", All(HeldBy(1, Rejected(2)), MakeChunk(3)));
+  ScriptedBackend::Answer(Batch(1), 0);
+  EXPECT_THAT(events_, ElementsAre("answer 3"));
+  ScriptedBackend::Answer(Batch(0), 0);
+  EXPECT_THAT(events_, ElementsAre("answer 3", "answer 1", "answer 2"));
+  events_.clear();
+  Batch(0).callbacks.on_done(BatchReport{});
+  Batch(1).callbacks.on_done(BatchReport{});
+  EXPECT_THAT(events_,
+              ElementsAre("batch ended", "done 1", "ended a", "batch ended", "done 2", "done 3", "ended b"));
+}
+
+TEST_F(BatchRunnerTest, ARejectedChunkDoesNotWaitForAnotherHoldersChunks) {
+  Run("a", All(MakeChunk(1)));
+  Run("b", All(HeldBy(1, Rejected(2))));
+  Run("c", All(HeldBy(1, MakeChunk(3))));
+  EXPECT_THAT(events_, ElementsAre("answer 2"));
+  ScriptedBackend::Answer(Batch(1), 0);
+  EXPECT_THAT(events_, ElementsAre("answer 2", "answer 3"));
+}
+
+TEST_F(BatchRunnerTest, ChunksOfABatchThatFailsAreNotInTheWayOfThoseBehindIt) {
+  Run("a", All(HeldBy(1, MakeChunk(1))));
+  Run("b", All(HeldBy(1, MakeChunk(2)), HeldBy(2, Rejected(3))));
+  events_.clear();
+  Batch(0).callbacks.on_done(absl::InternalError("it burns"));
+  events_.clear();
+  ScriptedBackend::Finish(Batch(1));
+  EXPECT_THAT(events_, ElementsAre("answer 2", "batch ended", "done 2", "done 3", "ended b"));
 }
 
 TEST_F(BatchRunnerTest, ABatchThatFailsEndsWithoutAChunkThatIsDone) {

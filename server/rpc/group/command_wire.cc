@@ -1,0 +1,385 @@
+#include "server/rpc/group/command_wire.h"
+
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "lossd/group/v1/command.pb.h"
+#include "server/engine/common/errors.h"
+#include "server/rpc/convert/convert.h"
+
+namespace lossd::rpc {
+namespace {
+
+using engine::Bias;
+using engine::ClassWeights;
+using kernels::DataType;
+
+// One Write and one Read for each command. Read returns false where a value is none of the engine's.
+
+bool Read(v1::DataType wire, DataType* type) {
+  const absl::StatusOr<DataType> read = ToEngine(wire, "type");
+  if (read.ok()) *type = *read;
+  return read.ok();
+}
+
+template <class Enum>
+bool Read(int32_t wire, Enum most, Enum* value) {
+  *value = static_cast<Enum>(wire);
+  return wire >= 0 && wire <= static_cast<int32_t>(most);
+}
+
+bool Read(const v1::CreateHeadRequest& wire, engine::HeadConfig* config) {
+  absl::StatusOr<engine::HeadConfig> read = ToEngine(wire);
+  if (!read.ok()) return false;
+  *config = *std::move(read);
+  return true;
+}
+
+bool AreRows(int64_t first, int64_t rows) { return first >= 0 && rows >= 0; }
+
+void Write(const engine::CreateHeadCommand& command, group::v1::Command* all) {
+  group::v1::CreateHead* wire = all->mutable_create_head();
+  wire->set_head(command.head);
+  ToProto(command.config, wire->mutable_config());
+}
+bool Read(const group::v1::CreateHead& wire, engine::CreateHeadCommand* command) {
+  command->head = wire.head();
+  return Read(wire.config(), &command->config);
+}
+
+void Write(const engine::DeleteHeadCommand& command, group::v1::Command* all) {
+  all->mutable_delete_head()->set_head(command.head);
+}
+bool Read(const group::v1::DeleteHead& wire, engine::DeleteHeadCommand* command) {
+  command->head = wire.head();
+  return true;
+}
+
+void Write(const engine::CreateGradientCommand& command, group::v1::Command* all) {
+  group::v1::CreateGradient* wire = all->mutable_create_gradient();
+  wire->set_gradient(command.gradient);
+  ToProto(command.config, wire->mutable_config());
+}
+bool Read(const group::v1::CreateGradient& wire, engine::CreateGradientCommand* command) {
+  command->gradient = wire.gradient();
+  return Read(wire.config(), &command->config);
+}
+
+void Write(const engine::DeleteGradientCommand& command, group::v1::Command* all) {
+  all->mutable_delete_gradient()->set_gradient(command.gradient);
+}
+bool Read(const group::v1::DeleteGradient& wire, engine::DeleteGradientCommand* command) {
+  command->gradient = wire.gradient();
+  return true;
+}
+
+void Write(const engine::ReadRowsCommand& command, group::v1::Command* all) {
+  group::v1::ReadRows* wire = all->mutable_read_rows();
+  wire->set_head(command.head);
+  wire->set_what(static_cast<int32_t>(command.what));
+  wire->set_type(ToProto(command.type));
+  wire->set_gradient(command.gradient);
+  wire->set_tensor(command.tensor);
+  wire->set_first_row(command.first_row);
+  wire->set_rows(command.rows);
+}
+bool Read(const group::v1::ReadRows& wire, engine::ReadRowsCommand* command) {
+  command->head = wire.head();
+  command->gradient = wire.gradient();
+  command->tensor = wire.tensor();
+  command->first_row = wire.first_row();
+  command->rows = wire.rows();
+  return Read(wire.what(), engine::HeadRows::kState, &command->what) && Read(wire.type(), &command->type) &&
+         AreRows(command->first_row, command->rows);
+}
+
+void Write(const engine::WriteRowsCommand& command, group::v1::Command* all) {
+  group::v1::WriteRows* wire = all->mutable_write_rows();
+  wire->set_head(command.head);
+  wire->set_what(static_cast<int32_t>(command.what));
+  wire->set_gradient(command.gradient);
+  wire->set_with_bias(command.with_bias);
+  wire->set_tensor(command.tensor);
+  wire->set_first_row(command.first_row);
+  wire->set_rows(command.rows);
+}
+bool Read(const group::v1::WriteRows& wire, engine::WriteRowsCommand* command) {
+  command->head = wire.head();
+  command->gradient = wire.gradient();
+  command->with_bias = wire.with_bias();
+  command->tensor = wire.tensor();
+  command->first_row = wire.first_row();
+  command->rows = wire.rows();
+  return Read(wire.what(), engine::HeadRows::kState, &command->what) &&
+         AreRows(command->first_row, command->rows);
+}
+
+void Write(const engine::RestoreStateCommand& command, group::v1::Command* all) {
+  all->mutable_restore_state()->set_head(command.head);
+}
+bool Read(const group::v1::RestoreState& wire, engine::RestoreStateCommand* command) {
+  command->head = wire.head();
+  return true;
+}
+
+void Write(const engine::ResetCommand& command, group::v1::Command* all) {
+  all->mutable_reset()->set_head(command.head);
+  all->mutable_reset()->set_gradient(command.gradient);
+}
+bool Read(const group::v1::Reset& wire, engine::ResetCommand* command) {
+  *command = {.head = wire.head(), .gradient = wire.gradient()};
+  return true;
+}
+
+void Write(const engine::FoldCommand& command, group::v1::Command* all) {
+  group::v1::Fold* wire = all->mutable_fold();
+  wire->set_head(command.head);
+  wire->set_from(command.from);
+  wire->set_to(command.to);
+}
+bool Read(const group::v1::Fold& wire, engine::FoldCommand* command) {
+  *command = {.head = wire.head(), .from = wire.from(), .to = wire.to()};
+  return true;
+}
+
+void Write(const engine::SummarizeCommand& command, group::v1::Command* all) {
+  group::v1::Summarize* wire = all->mutable_summarize();
+  wire->set_head(command.head);
+  wire->set_gradient(command.gradient);
+  wire->set_scale(command.scale);
+}
+bool Read(const group::v1::Summarize& wire, engine::SummarizeCommand* command) {
+  *command = {.head = wire.head(), .gradient = wire.gradient(), .scale = wire.scale()};
+  return true;
+}
+
+void Write(const engine::ApplyStepCommand& command, group::v1::Command* all) {
+  group::v1::ApplyStep* wire = all->mutable_apply_step();
+  wire->set_head(command.head);
+  wire->set_gradient(command.gradient);
+  wire->set_learning_rate(command.arguments.learning_rate);
+  wire->set_gradient_scale(command.arguments.gradient_scale);
+  ToProto(command.arguments.optimizer, wire->mutable_optimizer());
+  wire->set_step(command.arguments.step);
+}
+bool Read(const group::v1::ApplyStep& wire, engine::ApplyStepCommand* command) {
+  const absl::StatusOr<engine::OptimizerConfig> optimizer = ToEngine(wire.optimizer());
+  if (!optimizer.ok()) return false;
+  *command = {.head = wire.head(),
+              .gradient = wire.gradient(),
+              .arguments = {.learning_rate = wire.learning_rate(),
+                            .gradient_scale = wire.gradient_scale(),
+                            .optimizer = *optimizer,
+                            .step = wire.step()}};
+  return true;
+}
+
+void Write(const engine::LogitsCommand& command, group::v1::Command* all) {
+  group::v1::Logits* wire = all->mutable_logits();
+  wire->set_head(command.head);
+  wire->set_rows(command.rows);
+  wire->set_logit_scale(command.logit_scale);
+  wire->set_softcap(command.softcap);
+  wire->set_bias(command.bias == Bias::kUse);
+  wire->set_type(ToProto(command.type));
+  wire->set_logits(command.logits);
+  wire->set_top_k(command.top_k);
+}
+bool Read(const group::v1::Logits& wire, engine::LogitsCommand* command) {
+  command->head = wire.head();
+  command->rows = wire.rows();
+  command->logit_scale = wire.logit_scale();
+  command->softcap = wire.softcap();
+  command->bias = wire.bias() ? Bias::kUse : Bias::kIgnore;
+  command->logits = wire.logits();
+  command->top_k = wire.top_k();
+  return Read(wire.type(), &command->type) && command->rows > 0 && command->top_k >= 0;
+}
+
+void Write(const engine::PrepareTeacherCommand& command, group::v1::Command* all) {
+  all->mutable_prepare_teacher()->set_head(command.head);
+  all->mutable_prepare_teacher()->set_teacher(command.teacher);
+}
+bool Read(const group::v1::PrepareTeacher& wire, engine::PrepareTeacherCommand* command) {
+  *command = {.head = wire.head(), .teacher = wire.teacher()};
+  return true;
+}
+
+void WriteTeacher(const engine::StartBatchCommand& command, group::v1::Teacher* wire) {
+  const engine::TeacherKind& teacher = command.kind.teacher;
+  wire->set_head(command.teacher);
+  wire->set_hidden_size(teacher.hidden_size);
+  wire->set_weight_type(ToProto(teacher.weight_type));
+  wire->set_hidden_type(ToProto(teacher.hidden_type));
+  wire->set_divergence(static_cast<int32_t>(teacher.distillation.divergence));
+  wire->set_beta(teacher.distillation.beta);
+  wire->set_temperature(teacher.distillation.temperature);
+  wire->set_weight(teacher.distillation.weight);
+  wire->set_label_weight(teacher.distillation.label_weight);
+}
+bool ReadTeacher(const group::v1::Teacher& wire, engine::StartBatchCommand* command) {
+  engine::TeacherKind& teacher = command->kind.teacher;
+  command->teacher = wire.head();
+  teacher.head_number = wire.head();
+  teacher.hidden_size = wire.hidden_size();
+  teacher.distillation.beta = wire.beta();
+  teacher.distillation.temperature = wire.temperature();
+  teacher.distillation.weight = wire.weight();
+  teacher.distillation.label_weight = wire.label_weight();
+  return Read(wire.weight_type(), &teacher.weight_type) && Read(wire.hidden_type(), &teacher.hidden_type) &&
+         Read(wire.divergence(), kernels::Divergence::kJensenShannon, &teacher.distillation.divergence);
+}
+
+void WriteKind(const engine::BatchKey& kind, group::v1::BatchKind* wire) {
+  wire->set_hidden_type(ToProto(kind.hidden_type));
+  wire->set_dx_type(ToProto(kind.dx_type));
+  wire->set_mode(static_cast<int32_t>(kind.mode));
+  wire->set_logit_scale(kind.options.logit_scale);
+  wire->set_softcap(kind.options.softcap);
+  wire->set_label_smoothing(kind.options.label_smoothing);
+  wire->set_lse_square_scale(kind.options.lse_square_scale);
+  wire->set_class_weights(kind.class_weights == ClassWeights::kUse);
+  wire->set_bias(kind.bias == Bias::kUse);
+  ToProto(kind.returns, wire->mutable_returns());
+  wire->set_fixed_segments(kind.segments == kernels::Segments::kFixed);
+  wire->set_holder(kind.holder);
+}
+bool ReadKind(const group::v1::BatchKind& wire, engine::BatchKey* kind) {
+  kind->options = {.logit_scale = wire.logit_scale(),
+                   .softcap = wire.softcap(),
+                   .label_smoothing = wire.label_smoothing(),
+                   .lse_square_scale = wire.lse_square_scale()};
+  kind->class_weights = wire.class_weights() ? ClassWeights::kUse : ClassWeights::kIgnore;
+  kind->bias = wire.bias() ? Bias::kUse : Bias::kIgnore;
+  kind->returns = ToEngine(wire.returns());
+  kind->segments = wire.fixed_segments() ? kernels::Segments::kFixed : kernels::Segments::kOfRanks;
+  kind->holder = wire.holder();
+  return Read(wire.hidden_type(), &kind->hidden_type) && Read(wire.dx_type(), &kind->dx_type) &&
+         Read(wire.mode(), engine::ComputeMode::kWeightGradientOnly, &kind->mode) && kind->holder >= 0;
+}
+
+void Write(const engine::StartBatchCommand& command, group::v1::Command* all) {
+  group::v1::StartBatch* wire = all->mutable_start_batch();
+  wire->set_head(command.head);
+  wire->set_gradient(command.gradient);
+  WriteKind(command.kind, wire->mutable_kind());
+  if (command.teacher != 0) WriteTeacher(command, wire->mutable_kind()->mutable_teacher());
+  for (const engine::ChunkHeader& chunk : command.chunks) {
+    group::v1::ChunkHeader* header = wire->add_chunks();
+    header->set_tokens(chunk.tokens);
+    header->set_ignore_index(chunk.ignore_index);
+    header->set_gradient_scale(chunk.gradient_scale);
+    if (chunk.z_gradient_scale.has_value()) header->set_z_gradient_scale(*chunk.z_gradient_scale);
+    header->set_accumulate(chunk.accumulate);
+    header->set_input_gradient(chunk.input_gradient);
+    header->set_payload(chunk.payload);
+    header->set_labels(chunk.labels);
+    header->set_token_weights(chunk.token_weights);
+    header->set_lse_gradients(chunk.lse_gradients);
+  }
+}
+
+bool HasItsArrays(const engine::ChunkHeader& chunk) {
+  // That of the labels bounds the number of tokens, whatever it says.
+  const size_t tokens = chunk.labels.size() / sizeof(int64_t);
+  const auto is_array = [tokens](const std::string& bytes) {
+    return bytes.empty() || bytes.size() == tokens * sizeof(float);
+  };
+  return chunk.tokens > 0 && static_cast<uint64_t>(chunk.tokens) == tokens &&
+         chunk.labels.size() == tokens * sizeof(int64_t) && is_array(chunk.token_weights) &&
+         is_array(chunk.lse_gradients);
+}
+
+bool Read(const group::v1::StartBatch& wire, engine::StartBatchCommand* command) {
+  command->head = wire.head();
+  command->gradient = wire.gradient();
+  if (!ReadKind(wire.kind(), &command->kind)) return false;
+  if (wire.kind().has_teacher() && !ReadTeacher(wire.kind().teacher(), command)) return false;
+  for (const group::v1::ChunkHeader& header : wire.chunks()) {
+    engine::ChunkHeader& chunk = command->chunks.emplace_back();
+    chunk.tokens = header.tokens();
+    chunk.labels = header.labels();
+    chunk.ignore_index = header.ignore_index();
+    chunk.gradient_scale = header.gradient_scale();
+    if (header.has_z_gradient_scale()) chunk.z_gradient_scale = header.z_gradient_scale();
+    chunk.token_weights = header.token_weights();
+    chunk.lse_gradients = header.lse_gradients();
+    chunk.accumulate = header.accumulate();
+    chunk.input_gradient = header.input_gradient();
+    chunk.payload = header.payload();
+    if (!HasItsArrays(chunk)) return false;
+  }
+  return true;
+}
+
+void Write(const engine::ReleasePayloadCommand& command, group::v1::Command* all) {
+  all->mutable_release_payload()->set_payload(command.payload);
+}
+bool Read(const group::v1::ReleasePayload& wire, engine::ReleasePayloadCommand* command) {
+  command->payload = wire.payload();
+  return true;
+}
+void Write(const engine::ProbeCommand& /*command*/, group::v1::Command* all) { all->mutable_probe(); }
+
+bool ReadCommand(const group::v1::Command& wire, engine::GroupCommand* command) {
+  using group::v1::Command;
+  switch (wire.command_case()) {
+    case Command::kCreateHead:
+      return Read(wire.create_head(), &command->emplace<engine::CreateHeadCommand>());
+    case Command::kDeleteHead:
+      return Read(wire.delete_head(), &command->emplace<engine::DeleteHeadCommand>());
+    case Command::kCreateGradient:
+      return Read(wire.create_gradient(), &command->emplace<engine::CreateGradientCommand>());
+    case Command::kDeleteGradient:
+      return Read(wire.delete_gradient(), &command->emplace<engine::DeleteGradientCommand>());
+    case Command::kReadRows:
+      return Read(wire.read_rows(), &command->emplace<engine::ReadRowsCommand>());
+    case Command::kWriteRows:
+      return Read(wire.write_rows(), &command->emplace<engine::WriteRowsCommand>());
+    case Command::kRestoreState:
+      return Read(wire.restore_state(), &command->emplace<engine::RestoreStateCommand>());
+    case Command::kReset:
+      return Read(wire.reset(), &command->emplace<engine::ResetCommand>());
+    case Command::kFold:
+      return Read(wire.fold(), &command->emplace<engine::FoldCommand>());
+    case Command::kSummarize:
+      return Read(wire.summarize(), &command->emplace<engine::SummarizeCommand>());
+    case Command::kApplyStep:
+      return Read(wire.apply_step(), &command->emplace<engine::ApplyStepCommand>());
+    case Command::kLogits:
+      return Read(wire.logits(), &command->emplace<engine::LogitsCommand>());
+    case Command::kPrepareTeacher:
+      return Read(wire.prepare_teacher(), &command->emplace<engine::PrepareTeacherCommand>());
+    case Command::kStartBatch:
+      return Read(wire.start_batch(), &command->emplace<engine::StartBatchCommand>());
+    case Command::kReleasePayload:
+      return Read(wire.release_payload(), &command->emplace<engine::ReleasePayloadCommand>());
+    case Command::kProbe:
+      command->emplace<engine::ProbeCommand>();
+      return true;
+    case Command::COMMAND_NOT_SET:
+      break;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string SerializeCommand(const engine::GroupCommand& command) {
+  group::v1::Command wire;
+  std::visit([&wire](const auto& one) { Write(one, &wire); }, command);
+  return wire.SerializeAsString();
+}
+
+absl::StatusOr<engine::GroupCommand> ParseCommand(absl::string_view bytes) {
+  group::v1::Command wire;
+  engine::GroupCommand command;
+  if (wire.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) && ReadCommand(wire, &command)) {
+    return command;
+  }
+  return engine::MakeError(absl::StatusCode::kInvalidArgument, engine::RejectReason::kMalformed, "command",
+                           absl::StrCat("the ", bytes.size(), " bytes of a command make no sense here"));
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,225 @@
+#include "server/rpc/group/group_member.h"
+
+#include <grpcpp/grpcpp.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/rpc/calls/worker_pool.h"
+#include "server/rpc/group/answer_wire.h"
+#include "server/rpc/group/command_wire.h"
+#include "server/rpc/group/group_timing.h"
+#include "server/rpc/group/leader_stream.h"
+#include "server/rpc/group/report_wire.h"
+#include "server/rpc/group/ticker.h"
+
+namespace lossd::rpc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Between two tries to reach a leader that is not there yet; it doubles with each.
+constexpr std::chrono::milliseconds kRetry{50};
+constexpr std::chrono::milliseconds kMostRetry{1000};
+// How long one try waits for an address that does not answer: a name may mean another one by then.
+constexpr int kConnectMs = 5000;
+// How long one try waits for a welcome, if rank_timeout is not longer: what listens there may be no leader,
+// or one whose connection is gone without a word.
+constexpr absl::Duration kLeastPatience = absl::Seconds(10);
+// How soon the end of a batch is noticed, where a device computes beside this thread.
+constexpr std::chrono::microseconds kPollInterval{30};
+
+// A new one for each try, since a channel looks a name up again only after half a minute.
+std::shared_ptr<grpc::Channel> ChannelTo(const GroupMemberOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(options.address, ChannelCredentialsOf(options.credentials), arguments);
+}
+
+group::v1::Hello HelloOf(const GroupMemberOptions& options) {
+  group::v1::Hello hello;
+  hello.set_epoch(options.identity.epoch);
+  hello.set_rank(options.rank);
+  hello.set_ranks(options.identity.ranks);
+  hello.set_version(options.identity.version);
+  hello.set_device_kind(options.identity.device_kind);
+  hello.mutable_lanes()->set_host(options.lanes.host);
+  hello.mutable_lanes()->set_port(options.lanes.port);
+  hello.mutable_lanes()->set_suffix(options.lanes.suffix);
+  hello.mutable_agreed()->insert(options.identity.agreed.begin(), options.identity.agreed.end());
+  return hello;
+}
+
+// Whether a try that came to this is followed by another one.
+bool MayBeBetterLater(const absl::Status& opened, bool number_may_become_free) {
+  if (absl::IsAlreadyExists(opened)) return number_may_become_free;
+  // CANCELLED: the leader's process ended, or did not get to hear this rank in time.
+  return absl::IsUnavailable(opened) || absl::IsDeadlineExceeded(opened) ||
+         absl::IsResourceExhausted(opened) || absl::IsCancelled(opened);
+}
+
+// What to look at, where gRPC's words for a connection that did not come about do not say it.
+const char* HintOn(const absl::Status& why, bool tls) {
+  const auto says = [&why](const char* words) { return absl::StrContains(why.message(), words); };
+  const bool closed = says("Socket closed") || says("reset by peer");
+  if (tls && says("verify failed")) {
+    return " (--group_tls_ca is not the authority of the certificate that the leader shows)";
+  }
+  if (tls && says("wrong version number")) return " (the leader has no --group_tls_certificate)";
+  if (tls && closed) {
+    return " (the authority of --group_tls_certificate may not be the leader's --group_tls_ca)";
+  }
+  if (closed) return " (the leader may have certificates: then every rank needs --group_tls_certificate)";
+  return "";
+}
+
+class MemberRendezvous final : public kernels::collectives::Rendezvous {
+ public:
+  explicit MemberRendezvous(LeaderStream* stream) : stream_(stream) {}
+
+  kernels::collectives::Result AllGather(std::string own, std::chrono::milliseconds timeout,
+                                         std::vector<std::string>* all) override {
+    return stream_->AllGather(std::move(own), timeout, all);
+  }
+
+ private:
+  LeaderStream* const stream_;
+};
+
+class JoinedMember final : public GroupMember {
+ public:
+  explicit JoinedMember(const GroupMemberOptions& options)
+      : channel_(ChannelTo(options)),
+        stub_(group::v1::GroupService::NewStub(channel_)),
+        interval_(HeartbeatInterval(options.rank_timeout)) {}
+
+  // One try.
+  absl::Status Open(const GroupMemberOptions& options, Clock::time_point deadline);
+
+  int64_t epoch() const override { return stream_->epoch(); }
+  bool ended() const override { return stream_->ended(); }
+  Serving serving() const override { return stream_->serving(); }
+  void RequestDrain() override { stream_->RequestDrain(); }
+  kernels::collectives::Rendezvous& rendezvous() override { return *rendezvous_; }
+  std::shared_ptr<grpc::Channel> channel() const override { return channel_; }
+  absl::Status Run(engine::RankExecutor& executor) override;
+
+ private:
+  // An error ends the rank. What takes memory goes to `memory_`.
+  absl::Status Execute(const group::v1::NumberedCommand& command, engine::RankExecutor& executor);
+  // Tells the leader what the rank has and does. One thread's.
+  void Report(const engine::RankExecutor& executor);
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<group::v1::GroupService::Stub> stub_;
+  const absl::Duration interval_;
+  std::unique_ptr<LeaderStream> stream_;
+  std::unique_ptr<MemberRendezvous> rendezvous_;
+  ReportWriter reports_;
+  std::unique_ptr<Ticker> heartbeats_;  // it uses the above
+  // Both wait for what they do when they go: at the end in order. After an error that may take for ever, and
+  // the process ends without it.
+  std::unique_ptr<Ticker> reporting_;
+  std::optional<WorkerPool> memory_{1};
+};
+
+absl::Status JoinedMember::Open(const GroupMemberOptions& options, Clock::time_point deadline) {
+  stream_ =
+      std::make_unique<LeaderStream>(stub_.get(), options.rank_timeout, options.on_lost, options.on_serving);
+  absl::Status opened = stream_->Open(options.credentials, HelloOf(options), deadline);
+  if (!opened.ok()) return opened;
+  rendezvous_ = std::make_unique<MemberRendezvous>(stream_.get());
+  heartbeats_ = std::make_unique<Ticker>(interval_, [this] { stream_->Beat(); });
+  return absl::OkStatus();
+}
+
+void JoinedMember::Report(const engine::RankExecutor& executor) {
+  engine::RankReport report = executor.Report();
+  if (report.activity.command.empty()) {
+    const LeaderStream::Waiting waiting = stream_->OldestWaiting();
+    report.activity.command = waiting.command;
+    report.activity.command_seconds = waiting.seconds;
+  }
+  stream_->Report(reports_.Changed(report));
+}
+
+absl::Status JoinedMember::Run(engine::RankExecutor& executor) {
+  // Short waits of this thread end when they should; others may be off by 50 µs. No matter if it is refused.
+  (void)prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+  executor.TellAnswersTo(
+      [this](engine::AnsweredChunk chunk) { stream_->TellAnswered(ToProto(std::move(chunk))); });
+  Report(executor);
+  // Not with the heartbeats: a device may keep a report waiting.
+  reporting_ = std::make_unique<Ticker>(interval_, [this, &executor] { Report(executor); });
+  uint64_t told = 0;  // batches that the leader knows of
+  for (;;) {
+    const absl::StatusOr<engine::BatchProgress> progress = executor.Poll();
+    if (!progress.ok()) return progress.status();
+    for (; told < progress->applied; ++told) stream_->TellApplied();
+    const Clock::time_point until =
+        progress->under_way() ? Clock::now() + kPollInterval : Clock::time_point::max();
+    const absl::StatusOr<std::optional<group::v1::NumberedCommand>> command = stream_->Next(until);
+    if (absl::IsCancelled(command.status())) {
+      memory_.reset();
+      reporting_.reset();
+      return absl::OkStatus();
+    }
+    if (!command.ok()) return command.status();
+    if (!command->has_value()) continue;
+    if (absl::Status executed = Execute(**command, executor); !executed.ok()) return executed;
+  }
+}
+
+absl::Status JoinedMember::Execute(const group::v1::NumberedCommand& command,
+                                   engine::RankExecutor& executor) {
+  absl::StatusOr<engine::GroupCommand> parsed = ParseCommand(command.command());
+  if (!parsed.ok()) return parsed.status();
+  if (engine::TakesMemory(*parsed)) {
+    memory_->Run([this, &executor, number = command.number(), taken = *std::move(parsed)] {
+      stream_->Reply(number, executor.Execute(taken));
+    });
+    return absl::OkStatus();
+  }
+  const bool replied_to = engine::IsRepliedTo(*parsed);
+  absl::Status executed = executor.Execute(*std::move(parsed));
+  if (!replied_to) return executed;
+  stream_->Reply(command.number(), executed);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Join(const GroupMemberOptions& options) {
+  if (absl::Status usable = CheckCredentials(options.credentials); !usable.ok()) return usable;
+  const Clock::time_point deadline = DeadlineAfter(options.start_timeout);
+  const Clock::time_point borne_until = DeadlineAfter(options.rank_timeout);
+  absl::Status why;  // of the last try that the leader answered, or the network
+  for (std::chrono::milliseconds pause = kRetry;; pause = std::min(2 * pause, kMostRetry)) {
+    auto member = std::make_unique<JoinedMember>(options);
+    const Clock::time_point patience = DeadlineAfter(std::max(options.rank_timeout, kLeastPatience));
+    absl::Status opened = member->Open(options, std::min(deadline, patience));
+    if (opened.ok()) return member;
+    if (!MayBeBetterLater(opened, Clock::now() < borne_until)) return opened;
+    if (why.ok() || !absl::IsDeadlineExceeded(opened)) why = opened;
+    std::this_thread::sleep_until(std::min(Clock::now() + pause, deadline));
+    if (Clock::now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("rank ", options.rank, " found no leader at ",
+                                                      options.address, " within ",
+                                                      absl::FormatDuration(options.start_timeout), ": ",
+                                                      why.message(), HintOn(why, options.credentials.tls())));
+    }
+  }
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,23 @@
+// --collective_interface.
+#ifndef LOSSD_SERVER_STARTUP_GROUP_NETWORK_INTERFACE_H_
+#define LOSSD_SERVER_STARTUP_GROUP_NETWORK_INTERFACE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace lossd {
+
+// Numeric addresses of an interface that is up, IPv4 first, without those of one link alone where there are
+// others. INVALID_ARGUMENT, naming those that there are, if it has none.
+absl::StatusOr<std::vector<std::string>> AddressesOf(const std::string& interface);
+
+// Where node 0 listens for the ranks of others, host:port: the address of the interface that `leader` is, or
+// as which its name is known here; the first if it is not known. FAILED_PRECONDITION, with both, if it is an
+// address of something else: nobody would reach the leader there. May ask the network for the name.
+absl::StatusOr<std::string> ControlAddress(const std::string& interface, const std::string& leader);
+
+}  // namespace lossd
+
+#endif  // LOSSD_SERVER_STARTUP_GROUP_NETWORK_INTERFACE_H_

@@ -1,0 +1,473 @@
+// What the replicas of a head do together: each steps slices by the sum of all gradients, and all of them
+// have the weights of one server that was given that sum.
+#include "kernels/slices.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/collectives/communicator.h"
+#include "kernels/collectives/slice_exchange.h"
+#include "server/engine/device/cpu/cpu_backend.h"
+#include "server/engine/device/slice_tallies.h"
+#include "tests/conformance/optimizer_fixture.h"
+#include "tests/unit/kernels/thread_ranks.h"
+
+namespace lossd::engine::testing::slices_test {
+namespace {
+
+using kernels::OptimizerArguments;
+using kernels::OptimizerRule;
+using kernels::RowSpan;
+using kernels::SizeOf;
+using kernels::SteppedRows;
+using kernels::collectives::Communicator;
+using kernels::collectives::SliceExchange;
+using kernels::testing::OptimizersUnderTest;
+using kernels::testing::RunOnThreads;
+using kernels::testing::SameBits;
+using ::testing::HasSubstr;
+
+constexpr OptimizerArguments kAdamW = {
+    .rule = OptimizerRule::kAdamW, .learning_rate = 1e-2, .gradient_scale = 0.5, .weight_decay = 0.1};
+
+// Entries of these rows of a matrix of `columns`.
+template <class Value>
+std::vector<Value> RowsIn(const std::vector<Value>& matrix, int64_t columns, const RowSpan& rows) {
+  return {matrix.begin() + rows.first * columns, matrix.begin() + rows.end() * columns};
+}
+
+// A head at `replicas` servers, each of which has a device of its own.
+class Replicas {
+ public:
+  struct One {
+    std::unique_ptr<Device> device;
+    HeadShard shard;
+    std::unique_ptr<HeadUnderTest> head;
+
+    SteppedRows stepped() const { return shard.stepped(); }
+    HeadBackend& backend() { return head->backend(); }
+  };
+
+  Replicas(int32_t replicas, const HeadConfig& config) {
+    HeadShard shard = HeadShard::Whole(config.vocab_size);
+    shard.replicas = replicas;
+    for (shard.replica = 0; shard.replica < replicas; ++shard.replica) {
+      std::unique_ptr<Device> device = *CreateCpuDevice(kWorkspaceBytes);
+      auto head = std::make_unique<HeadUnderTest>(device.get(), config, shard);
+      ones_.push_back({std::move(device), shard, std::move(head)});
+    }
+  }
+
+  int32_t size() const { return static_cast<int32_t>(ones_.size()); }
+  One& at(int32_t replica) { return ones_[static_cast<size_t>(replica)]; }
+
+  // Runs work(replica, its communicator) at all of them at the same time.
+  template <class Work>
+  void Together(Work work) {
+    RunOnThreads(size(), [&](int32_t replica, std::unique_ptr<Communicator>& communicator) {
+      work(replica, *communicator);
+    });
+  }
+  void SumAll() {
+    Together([this](int32_t replica, Communicator& communicator) {
+      const absl::Status summed = at(replica).backend().SumSlices(nullptr, {&communicator, &communicator});
+      EXPECT_TRUE(summed.ok()) << summed;
+    });
+  }
+  void StepAll(const StepArguments& arguments) {
+    for (One& one : ones_) {
+      const absl::Status stepped = one.backend().StepSlices(arguments);
+      EXPECT_TRUE(stepped.ok()) << stepped;
+    }
+  }
+  void GatherAll() {
+    Together([this](int32_t replica, Communicator& communicator) {
+      const absl::Status gathered = at(replica).backend().GatherSlices({&communicator, &communicator});
+      EXPECT_TRUE(gathered.ok()) << gathered;
+    });
+  }
+
+ private:
+  std::vector<One> ones_;
+};
+
+class Slices : public OptimizerTest {
+ protected:
+  static constexpr int32_t kMostReplicas = 4;
+  static constexpr int64_t kSteps = 3;
+
+  static void PublishAll(Replicas& replicas, const HeadValues& values) {
+    for (int32_t replica = 0; replica < replicas.size(); ++replica) {
+      Publish(*replicas.at(replica).head, values);
+    }
+  }
+
+  // One for each replica.
+  static std::vector<GradientValues> RandomGradients(const HeadConfig& config, int32_t replicas,
+                                                     uint64_t seed) {
+    std::vector<GradientValues> gradients;
+    for (int32_t i = 0; i < replicas; ++i) {
+      gradients.push_back(RandomGradient(config, seed + 10 * static_cast<uint64_t>(i)));
+    }
+    return gradients;
+  }
+  // In their order.
+  static GradientValues SumOf(const std::vector<GradientValues>& gradients) {
+    GradientValues sum = gradients.front();
+    for (size_t i = 1; i < gradients.size(); ++i) {
+      for (size_t j = 0; j < sum.dw.size(); ++j) sum.dw[j] += gradients[i].dw[j];
+      for (size_t j = 0; j < sum.db.size(); ++j) sum.db[j] += gradients[i].db[j];
+    }
+    return sum;
+  }
+  // Writes them, and tells their sum.
+  static GradientValues WriteAll(Replicas& replicas, const std::vector<GradientValues>& gradients) {
+    for (int32_t replica = 0; replica < replicas.size(); ++replica) {
+      Write(*replicas.at(replica).head, gradients[static_cast<size_t>(replica)]);
+    }
+    return SumOf(gradients);
+  }
+
+  static GradientValues NoGradient(const HeadConfig& config) {
+    GradientValues values{std::vector<float>(static_cast<size_t>(config.elements())), {}};
+    if (config.bias) values.db.resize(static_cast<size_t>(config.vocab_size));
+    return values;
+  }
+
+  // Small numbers from 0 on, as moments are.
+  static std::vector<float> Squares(int64_t count) {
+    std::vector<float> squares = kernels::testing::NormalFloats(count, 0.1, 3);
+    for (float& square : squares) square *= square;
+    return squares;
+  }
+
+  // A replica's part of the sum of dW, and no more.
+  static void GiveTo(Communicator& communicator, Replicas::One& one) {
+    const int64_t hidden = one.head->config().hidden_size;
+    const std::vector<float> gradient = one.head->Gradient();
+    std::vector<float> own(static_cast<size_t>(one.stepped().own().count * hidden));
+    std::vector<float> mirrored(static_cast<size_t>(one.stepped().mirrored().count * hidden));
+    std::vector<char> scratch(
+        static_cast<size_t>(SliceExchange::ScratchBytes(one.shard.slices(), one.shard.replica, hidden, 1)));
+    SliceExchange exchange(one.shard.slices(), hidden, &communicator);
+    const auto given =
+        exchange.Sum(gradient.data(), 0, 1, {own.data(), mirrored.data()}, scratch.data(), nullptr);
+    EXPECT_TRUE(given.ok()) << given.message();
+  }
+
+  // What it steps of these values, as a checkpoint gives it back.
+  static void RestoreTo(const HeadValues& values, Replicas::One& one) {
+    const HeadConfig& config = one.head->config();
+    for (const RowSpan& rows : {one.stepped().own(), one.stepped().mirrored()}) {
+      const auto write = [&](const std::string& name, const void* whole, int64_t row_bytes) {
+        const auto* from = static_cast<const unsigned char*>(whole) + rows.first * row_bytes;
+        const absl::Status written = one.backend().WriteState(name, rows.first, rows.count, from);
+        EXPECT_TRUE(written.ok()) << written;
+      };
+      if (config.master_weights) {
+        write("master_weight", values.master.data(), config.hidden_size * 4);
+      } else {
+        write("weight", values.weight.data(), config.hidden_size * SizeOf(config.weight_type));
+      }
+      write("bias", values.bias.data(), 4);
+      write("exp_avg", values.first.data(), config.hidden_size * 4);
+      write("exp_avg_sq", values.second.data(), config.hidden_size * 4);
+      write("bias.exp_avg", values.bias_first.data(), 4);
+      write("bias.exp_avg_sq", values.bias_second.data(), 4);
+    }
+    EXPECT_TRUE(one.backend().RestoreState().ok());
+  }
+
+  // One replica's part of a whole step; tells what the sum adds up to.
+  static GradientStats StepTogether(HeadUnderTest& head, const OptimizerArguments& step,
+                                    Communicator& communicator) {
+    const ReplicaCommunicators others{&communicator, &communicator};
+    absl::Status status = head.backend().SumSlices(nullptr, others);
+    const absl::StatusOr<GradientTallies> tallies = head.backend().TallySum(step.gradient_scale, others);
+    status.Update(tallies.status());
+    status.Update(head.backend().StepSlices(ArgumentsOf(step)));
+    status.Update(head.backend().GatherSlices(others));
+    EXPECT_TRUE(status.ok()) << status;
+    return StatsOf(tallies.value_or(GradientTallies{}));
+  }
+
+  // Rows [rows) of one tensor of a replica's state.
+  static std::vector<float> StateRows(Replicas::One& one, const std::string& name, int64_t columns,
+                                      const RowSpan& rows) {
+    std::vector<float> values(static_cast<size_t>(rows.count * columns));
+    const absl::Status read = one.backend().ReadState(name, rows.first, rows.count, values.data());
+    EXPECT_TRUE(read.ok()) << read;
+    return values;
+  }
+
+  // That a replica has all weights, and of master and moments the rows that it steps, bit for bit.
+  static void ExpectValues(Replicas::One& one, const HeadValues& values) {
+    const HeadConfig& config = one.head->config();
+    EXPECT_TRUE(one.head->Weights(config.weight_type, 0, config.vocab_size) == values.weight) << "weights";
+    if (config.bias) {
+      EXPECT_TRUE(SameBits(one.head->Bias(0, config.vocab_size), values.bias)) << "bias";
+    }
+    const bool sgd = config.optimizer.kind == OptimizerKind::kSgd;
+    const std::string first = sgd ? "momentum_buffer" : "exp_avg";
+    for (const RowSpan& rows : {one.stepped().own(), one.stepped().mirrored()}) {
+      const auto expect = [&](const std::string& name, int64_t columns, const std::vector<float>& whole) {
+        if (whole.empty()) return;
+        EXPECT_TRUE(SameBits(StateRows(one, name, columns, rows), RowsIn(whole, columns, rows))) << name;
+      };
+      expect("master_weight", config.hidden_size, values.master);
+      expect(first, config.hidden_size, values.first);
+      expect("exp_avg_sq", config.hidden_size, values.second);
+      expect("bias." + first, 1, values.bias_first);
+      expect("bias.exp_avg_sq", 1, values.bias_second);
+    }
+  }
+
+  static void ExpectSum(Replicas::One& one, const GradientValues& sum) {
+    const int64_t hidden = one.head->config().hidden_size;
+    for (const RowSpan& rows : {one.stepped().own(), one.stepped().mirrored()}) {
+      std::vector<float> dw(static_cast<size_t>(rows.count * hidden));
+      std::vector<float> db(sum.db.empty() ? 0 : static_cast<size_t>(rows.count));
+      EXPECT_TRUE(one.backend().ReadSum(rows.first, rows.count, dw.data()).ok());
+      EXPECT_TRUE(SameBits(dw, RowsIn(sum.dw, hidden, rows)));
+      if (db.empty()) continue;
+      EXPECT_TRUE(one.backend().ReadBiasSum(rows.first, rows.count, db.data()).ok());
+      EXPECT_TRUE(SameBits(db, RowsIn(sum.db, 1, rows)));
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Slices, ::testing::ValuesIn(DevicesAndTypes()),
+                         [](const auto& test) { return NameOf(test.param); });
+
+TEST_P(Slices, StepsHaveTheBitsOfOneServerThatHasTheSum) {
+  for (int32_t size = 2; size <= kMostReplicas; ++size) {
+    for (const auto& [name, arguments] : OptimizersUnderTest()) {
+      SCOPED_TRACE(std::to_string(size) + " replicas, " + name);
+      const HeadConfig config = ConfigOf(arguments, Masters().back(), HeadBias::kYes);
+      Replicas replicas(size, config);
+      HeadValues values = RandomValues(config, 1);
+      PublishAll(replicas, values);
+      std::vector<std::vector<GradientValues>> gradients;
+      std::vector<GradientStats> stats;
+      OptimizerArguments step = arguments;
+      for (step.step = 1; step.step <= kSteps; ++step.step) {
+        gradients.push_back(RandomGradients(config, size, 1000 * static_cast<uint64_t>(step.step)));
+        // In the second one of them has nothing to add.
+        if (step.step == 2) gradients[1][1] = NoGradient(config);
+        stats.push_back(Step(config, step, SumOf(gradients.back()), &values));
+      }
+      replicas.Together([&](int32_t replica, Communicator& communicator) {
+        for (size_t i = 0; i < kSteps; ++i) {
+          HeadUnderTest& head = *replicas.at(replica).head;
+          if (i != 1 || replica != 1) Write(head, gradients[i][static_cast<size_t>(replica)]);
+          OptimizerArguments now = arguments;
+          now.step = static_cast<int64_t>(i) + 1;
+          ExpectStats(StepTogether(head, now, communicator), stats[i]);
+          head.backend().ResetGradient();
+        }
+      });
+      for (int32_t replica = 0; replica < size; ++replica) {
+        SCOPED_TRACE("replica " + std::to_string(replica));
+        ExpectSum(replicas.at(replica), SumOf(gradients.back()));
+        ExpectValues(replicas.at(replica), values);
+      }
+    }
+  }
+}
+
+TEST_P(Slices, HeadsOfAnyShapeAreStepped) {
+  struct Shape {
+    int32_t replicas;
+    int64_t vocab;
+    int64_t hidden;
+  };
+  // Fewer rows than replicas, one column, and slices that go in several pieces.
+  for (const Shape& shape : {Shape{3, 1, 5}, Shape{3, 2, 5}, Shape{2, 301, 1}, Shape{2, 4200, 2048}}) {
+    SCOPED_TRACE(std::to_string(shape.vocab) + " x " + std::to_string(shape.hidden));
+    const bool small = shape.vocab < 1000;
+    HeadConfig config = ConfigOf(kAdamW, small ? Masters().back() : MasterWeights::kNo, HeadBias::kNo);
+    config.vocab_size = shape.vocab;
+    config.hidden_size = shape.hidden;
+    Replicas replicas(shape.replicas, config);
+    HeadValues values = RandomValues(config, 1);
+    PublishAll(replicas, values);
+    Step(config, kAdamW, WriteAll(replicas, RandomGradients(config, shape.replicas, 5)), &values);
+    replicas.Together([&](int32_t replica, Communicator& communicator) {
+      StepTogether(*replicas.at(replica).head, kAdamW, communicator);
+    });
+    for (int32_t replica = 0; replica < shape.replicas; ++replica) {
+      ExpectValues(replicas.at(replica), values);
+    }
+  }
+}
+
+TEST_P(Slices, ASumThatBrokeOffIsMadeAgain) {
+  const HeadConfig config = ConfigOf(kAdamW, Masters().back(), HeadBias::kYes);
+  Replicas replicas(3, config);
+  HeadValues values = RandomValues(config, 1);
+  PublishAll(replicas, values);
+  WriteAll(replicas, RandomGradients(config, 3, 5));
+  replicas.Together([&](int32_t replica, Communicator& communicator) {
+    HeadBackend& backend = replicas.at(replica).backend();
+    if (replica == 2) {  // is lost between dW's sum and the bias's
+      GiveTo(communicator, replicas.at(replica));
+      return communicator.Abort();
+    }
+    const absl::Status broken = backend.SumSlices(nullptr, {&communicator, &communicator});
+    EXPECT_EQ(broken.code(), absl::StatusCode::kUnavailable) << broken;
+    EXPECT_EQ(backend.StepSlices(ArgumentsOf(kAdamW)).code(), absl::StatusCode::kInternal);
+  });
+  // Clients have gone on meanwhile.
+  const GradientValues sum = WriteAll(replicas, RandomGradients(config, 3, 50));
+  replicas.SumAll();
+  Step(config, kAdamW, sum, &values);
+  replicas.StepAll(ArgumentsOf(kAdamW));
+  // Weights that did not come before a replica was lost come when it is back.
+  replicas.Together([&](int32_t replica, Communicator& communicator) {
+    if (replica == 0) return communicator.Abort();
+    const absl::Status broken = replicas.at(replica).backend().GatherSlices({&communicator, &communicator});
+    EXPECT_EQ(broken.code(), absl::StatusCode::kUnavailable) << broken;
+  });
+  replicas.GatherAll();
+  for (int32_t replica = 0; replica < 3; ++replica) {
+    ExpectSum(replicas.at(replica), sum);
+    ExpectValues(replicas.at(replica), values);
+  }
+}
+
+TEST_P(Slices, NothingIsSteppedWithoutASum) {
+  const HeadConfig config = ConfigOf(kAdamW, Masters().back(), HeadBias::kYes);
+  for (const int32_t size : {1, 2}) {
+    Replicas replicas(size, config);
+    const HeadValues values = RandomValues(config, 1);
+    PublishAll(replicas, values);
+    WriteAll(replicas, RandomGradients(config, size, 5));
+    HeadBackend& first = replicas.at(0).backend();
+    EXPECT_EQ(first.StepSlices(ArgumentsOf(kAdamW)).code(), absl::StatusCode::kInternal);
+    float entry = 0;
+    EXPECT_EQ(first.ReadBiasSum(0, 1, &entry).code(), absl::StatusCode::kInternal);
+    ExpectValues(replicas.at(0), values);
+  }
+}
+
+TEST_P(Slices, ASumThatIsNotFiniteIsTallied) {
+  const HeadConfig config = ConfigOf(kAdamW, MasterWeights::kNo, HeadBias::kNo);
+  Replicas replicas(3, config);
+  for (int32_t replica = 0; replica < 3; ++replica) {
+    GradientValues values = RandomGradient(config, static_cast<uint64_t>(replica));
+    if (replica == 1) values.dw[7] = std::numeric_limits<float>::quiet_NaN();
+    if (replica == 2) values.dw.back() = std::numeric_limits<float>::infinity();
+    Write(*replicas.at(replica).head, values);
+  }
+  replicas.SumAll();
+  replicas.Together([&](int32_t replica, Communicator& communicator) {
+    const absl::StatusOr<GradientTallies> tallies =
+        replicas.at(replica).backend().TallySum(1, {&communicator, &communicator});
+    ASSERT_TRUE(tallies.ok()) << tallies.status();
+    EXPECT_TRUE(std::isnan(StatsOf(*tallies).norm));
+    EXPECT_EQ(StatsOf(*tallies).non_finite, 2);
+  });
+}
+
+TEST_P(Slices, StateIsThatOfTheRowsThatAReplicaSteps) {
+  const HeadConfig config = ConfigOf(kAdamW, Masters().back(), HeadBias::kYes);
+  Replicas replicas(3, config);
+  HeadValues values = RandomValues(config, 1);
+  PublishAll(replicas, values);
+  std::vector<float> row(kHidden);
+  for (int32_t replica = 0; replica < 3; ++replica) {
+    Replicas::One& one = replicas.at(replica);
+    const RowSpan others = one.shard.slices().Slice((replica + 1) % 3);
+    const absl::Status read = one.backend().ReadState("exp_avg", others.first, 1, row.data());
+    EXPECT_EQ(read.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(read.message()), HasSubstr("are not all stepped at this replica"));
+    EXPECT_FALSE(one.backend().ReadSum(others.first, 1, row.data()).ok());
+    EXPECT_FALSE(one.backend().WriteState("exp_avg", others.first, 1, row.data()).ok());
+    if (config.master_weights) {
+      EXPECT_FALSE(one.backend().ReadWeightRows(others.first, 1, DataType::kFloat32, row.data()).ok());
+    }
+    EXPECT_FALSE(one.backend().ApplyStep(nullptr, ArgumentsOf(kAdamW)).ok());
+  }
+}
+
+// State comes back row by row, to whoever steps it.
+TEST_P(Slices, AHeadThatIsRestoredGoesOn) {
+  const HeadConfig config = ConfigOf(kAdamW, Masters().back(), HeadBias::kYes);
+  for (const int32_t size : {2, 3}) {
+    Replicas replicas(size, config);
+    HeadValues values = RandomValues(config, 1);
+    for (auto* moment : {&values.first, &values.second, &values.bias_first, &values.bias_second}) {
+      *moment = Squares(static_cast<int64_t>(moment->size()));
+    }
+    for (int32_t replica = 0; replica < size; ++replica) RestoreTo(values, replicas.at(replica));
+    replicas.GatherAll();
+    for (int32_t replica = 0; replica < size; ++replica) ExpectValues(replicas.at(replica), values);
+
+    OptimizerArguments step = kAdamW;
+    step.step = 8;
+    Step(config, step, WriteAll(replicas, RandomGradients(config, size, 5)), &values);
+    replicas.Together([&](int32_t replica, Communicator& communicator) {
+      StepTogether(*replicas.at(replica).head, step, communicator);
+    });
+    for (int32_t replica = 0; replica < size; ++replica) ExpectValues(replicas.at(replica), values);
+  }
+}
+
+TEST_P(Slices, MemoryIsThatOfTheSlices) {
+  const HeadConfig config = ConfigOf(kAdamW, Masters().back(), HeadBias::kNo);
+  const auto bytes_of = [](const MemoryPlan& plan, const std::string& purpose) {
+    for (const MemoryItem& item : plan) {
+      if (item.purpose == purpose) return item.bytes;
+    }
+    return int64_t{0};
+  };
+  for (int32_t size = 2; size <= kMostReplicas; ++size) {
+    Replicas replicas(size, config);
+    PublishAll(replicas, RandomValues(config, 1));
+    int64_t rows = 0;
+    for (int32_t replica = 0; replica < size; ++replica) {
+      Replicas::One& one = replicas.at(replica);
+      const MemoryPlan plan = *one.device->PlanShard(config, one.shard);
+      const MemoryPlan report = one.backend().MemoryReport();
+      for (const char* purpose : {"weights", "master_weights", "gradient", "optimizer", "replica_sums"}) {
+        EXPECT_EQ(bytes_of(plan, purpose), bytes_of(report, purpose)) << purpose;
+      }
+      EXPECT_EQ(bytes_of(report, "optimizer"), 2 * one.stepped().count() * kHidden * 4);
+      rows += one.stepped().count();
+    }
+    EXPECT_EQ(rows, 2 * config.vocab_size);
+  }
+}
+
+TEST_P(Slices, OthersThanItsReplicasAreNotMet) {
+  const HeadConfig config = ConfigOf(kAdamW, Masters().back(), HeadBias::kNo);
+  Replicas replicas(2, config);
+  replicas.Together([&](int32_t replica, Communicator& communicator) {
+    const absl::Status refused =
+        replicas.at(1 - replica).backend().SumSlices(nullptr, {&communicator, &communicator});
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
+  });
+}
+
+// Two replicas that would step a slice differently must not.
+TEST(MergeSlices, MirrorsThatDisagreeAreNoticedByAll) {
+  RunOnThreads(3, [](int32_t rank, std::unique_ptr<Communicator>& communicator) {
+    SliceTallies own;
+    own.own.dw[2].squares = 1;
+    own.mirrored.dw[2].squares = rank == 1 ? 2 : 1;
+    const absl::Status refused = MergeSlices(own, communicator.get()).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("slice 0 is not the same at replica 0 and at 1, which mirrors it"));
+  });
+}
+
+}  // namespace
+}  // namespace lossd::engine::testing::slices_test

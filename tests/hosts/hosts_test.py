@@ -1,0 +1,110 @@
+#!/usr/bin/python3
+"""The hosts that other tests here use are what they are said to be: apart, named, slow, lossy, cut where they are cut, and gone."""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+
+from hosts import Host, Hosts, isolate
+
+DELAY_MS = 5
+PORT = 7000
+
+
+def listener(host: Host) -> socket.socket:
+    found = host.open_socket(socket.SOCK_DGRAM)
+    found.bind((host.address, PORT))
+    return found
+
+
+def send(sender: socket.socket, receiver: Host, text: bytes) -> None:
+    sender.sendto(text, (receiver.address, PORT))
+
+
+class HostsTest(unittest.TestCase):
+    def test_each_has_a_name_an_address_and_a_network_of_its_own(self) -> None:
+        with Hosts(2) as hosts, listener(hosts[0]), listener(hosts[1]):  # one port, twice
+            self.assertEqual([host.run("uname", "-n").stdout.strip() for host in hosts], ["node0", "node1"])
+            for host in hosts:
+                self.assertIn(host.address, host.run("ip", "-brief", "address").stdout)
+                self.assertIn(hosts[1].address, host.run("getent", "hosts", "node1").stdout)
+
+    def test_what_is_sent_arrives_when_the_delay_is_over(self) -> None:
+        with Hosts(2, delay_ms=DELAY_MS, loss=0) as hosts, listener(hosts[1]) as second, listener(hosts.here) as here:
+            for sender, target, arrives_at in ((here, hosts[1], second), (second, hosts.here, here)):
+                began = time.monotonic()
+                send(sender, target, b"slowly")
+                self.assertEqual(arrives_at.recv(100), b"slowly")
+                self.assertGreaterEqual(time.monotonic() - began, DELAY_MS / 1000)
+
+    def test_a_cut_is_of_one_direction_until_it_is_healed(self) -> None:
+        with Hosts(2, loss=0) as hosts, listener(hosts[0]) as first, listener(hosts[1]) as second:
+            hosts.cut(hosts[0], hosts[1])
+            send(first, hosts[1], b"lost")
+            send(second, hosts[0], b"arrives")
+            self.assertEqual(first.recv(100), b"arrives")
+            hosts.heal()
+            send(first, hosts[1], b"after it was healed")
+            self.assertEqual(second.recv(100), b"after it was healed")
+
+    def test_hosts_are_parted_both_ways_from_those_named(self) -> None:
+        with (Hosts(2, loss=0) as hosts, listener(hosts[0]) as first, listener(hosts[1]) as second,
+              listener(hosts.here) as here):
+            hosts.part([hosts[0]], [hosts[1], hosts.here])
+            send(first, hosts[1], b"cut")
+            send(second, hosts[0], b"cut, too")
+            send(here, hosts[0], b"and this")
+            send(here, hosts[1], b"others do not notice")
+            self.assertEqual(second.recv(100), b"others do not notice")
+            hosts.heal()
+            send(second, hosts[0], b"healed")
+            self.assertEqual(first.recv(100), b"healed")
+
+    def test_packets_are_lost_where_they_are_to_be(self) -> None:
+        sent = 200
+        with Hosts(2, delay_ms=0, loss=0) as hosts, listener(hosts[0]) as sender, listener(hosts[1]) as receiver:
+            hosts[1].lose(0.5)
+            for _ in range(sent):
+                send(sender, hosts[1], b"perhaps")
+                send(receiver, hosts[0], b"surely")
+            receiver.setblocking(False)
+            arrived = 0
+            while arrived + hosts[1].lost() < sent:
+                try:
+                    receiver.recv(100)
+                    arrived += 1
+                except BlockingIOError:
+                    time.sleep(0.01)
+            self.assertTrue(0 < arrived < sent, arrived)
+            self.assertEqual(hosts[0].lost(), 0)
+
+    def test_nothing_is_left_of_a_program_that_was_killed(self) -> None:
+        reads, writes = os.pipe()
+        program = subprocess.Popen([sys.executable, __file__, "hang"], stdout=subprocess.PIPE, pass_fds=[writes], text=True)
+        os.close(writes)
+        self.assertEqual(program.stdout.readline(), "hangs\n")
+        program.kill()
+        self.assertEqual(os.read(reads, 1), b"")  # comes when nobody has the other end any more
+        program.wait()
+        program.stdout.close()
+        os.close(reads)
+
+
+def hang() -> None:
+    with Hosts(1) as hosts:
+        hosts[0].popen("sleep", "infinity", close_fds=False)
+        print("hangs", flush=True)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    isolate()
+    if sys.argv[1:] == ["hang"]:
+        hang()
+    else:
+        unittest.main()
