@@ -103,13 +103,18 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   if (const auto count = static_cast<int64_t>(Heads().size()); count >= options_.max_heads) {
     return Overload("config", absl::StrCat("there are ", count, " heads; the limit is ", options_.max_heads));
   }
-  absl::StatusOr<MemoryPlan> plan = device_->PlanMemory(config);
+  HeadShard shard = HeadShard::Whole(config.vocab_size);
+  shard.replica = options_.place.replica;
+  shard.replicas = options_.place.replicas;
+  const bool shared = options_.place.shared();
+  absl::StatusOr<MemoryPlan> plan = shared ? device_->PlanShard(config, shard) : device_->PlanMemory(config);
   if (!plan.ok()) return plan.status();
   // The host's memory, on any device.
   if (config.class_weights != nullptr) plan->push_back({"class_weights", config.class_weight_bytes()});
   auto reservation = budget_->Reserve(config.name, absl::StrCat("head ", config.name), *std::move(plan));
   if (!reservation.ok()) return reservation.status();
-  absl::StatusOr<std::unique_ptr<HeadBackend>> backend = device_->CreateHead(config);
+  absl::StatusOr<std::unique_ptr<HeadBackend>> backend =
+      shared ? device_->CreateShard(config, shard) : device_->CreateHead(config);
   if (!backend.ok()) return backend.status();
 
   HeadEnvironment environment;
@@ -121,6 +126,8 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.limits = options_.chunk_limits;
   environment.place_timeout = options_.place_timeout;
   environment.incarnation = incarnation_;
+  environment.place = options_.place;
+  environment.end_together = options_.end_together;
   environment.device_done = device_done_;
   if (config.double_buffer) {
     absl::StatusOr<std::unique_ptr<Gradient>> gradient = device_->CreateGradient(config);
@@ -228,7 +235,8 @@ absl::StatusOr<OpenedSession> Engine::OpenSessionWith(SessionMemory memory,
   const auto it = heads_.find(head_name);
   if (it == heads_.end() || (of_memory != nullptr && it->second != of_memory)) return UnknownHead(head_name);
   const std::shared_ptr<Head>& head = it->second;
-  const std::string new_id = RandomId();
+  const std::string new_id =
+      options_.place.shared() ? SessionIdAt(options_.place.replica, RandomId()) : RandomId();
   absl::StatusOr<Head::SessionInfo> info =
       head->OpenSession(client_key, rank, lanes, new_id, deterministic, std::move(memory));
   if (absl::IsResourceExhausted(info.status())) {

@@ -68,6 +68,9 @@ struct EngineOptions {
   int64_t checkpoint_keep = 0;
   // That of the server which this one goes on from; empty: a new one.
   std::string incarnation = {};
+  // Which replica of its heads it has, and at the coordinator what ends their windows (HeadEnvironment).
+  ReplicaPlace place = {};
+  std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
   // Told once, from the device thread, when the device can no longer be trusted: the process should end.
   std::function<void(const absl::Status&)> on_device_failure = [](const absl::Status&) {};
 };

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace lossd::engine {
 
@@ -25,6 +29,28 @@ bool Same(const std::vector<SessionMarks>& a, const std::vector<SessionMarks>& b
                         return l.lane == m.lane && l.accepted == m.accepted;
                       });
   });
+}
+
+std::string SessionIdAt(int32_t replica, const std::string& random_id) {
+  return absl::StrCat("r", replica, ".", random_id);
+}
+
+std::optional<int32_t> ReplicaOf(const std::string& session_id) {
+  absl::string_view number = session_id;
+  number = number.substr(0, number.find('.'));
+  int32_t replica = 0;
+  if (!absl::ConsumePrefix(&number, "r") || !absl::SimpleAtoi(number, &replica)) return std::nullopt;
+  // One of many ways to write a number.
+  if (!absl::StartsWith(session_id, SessionIdAt(replica, ""))) return std::nullopt;
+  return replica;
+}
+
+std::vector<SessionMarks> MarksAt(int32_t replica, const std::vector<SessionMarks>& marks) {
+  std::vector<SessionMarks> own;
+  for (const SessionMarks& session : marks) {
+    if (ReplicaOf(session.session_id) == replica) own.push_back(session);
+  }
+  return own;
 }
 
 std::string ToText(const std::vector<SessionMarks>& marks) {

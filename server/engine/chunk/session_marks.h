@@ -3,6 +3,7 @@
 #define LOSSD_SERVER_ENGINE_CHUNK_SESSION_MARKS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,12 @@ std::vector<SessionMarks> Canonical(std::vector<SessionMarks> marks);
 
 // Whether two in this form are equal, whatever their past.
 bool Same(const std::vector<SessionMarks>& a, const std::vector<SessionMarks>& b);
+
+// A session of a head over replicas is at one of them, which its id tells.
+std::string SessionIdAt(int32_t replica, const std::string& random_id);
+std::optional<int32_t> ReplicaOf(const std::string& session_id);
+// Those of this replica's sessions.
+std::vector<SessionMarks> MarksAt(int32_t replica, const std::vector<SessionMarks>& marks);
 
 // The first few of them: a message is no place for thousands.
 std::string ToText(const std::vector<SessionMarks>& marks);

@@ -76,6 +76,7 @@ absl::Status Head::MarkDeleted(const absl::Status& status, DiscardGradient disca
 
 void Head::Shutdown(std::function<void()> released) {
   EndStreams();
+  environment_.scheduler->Resume(this);
   environment_.scheduler->Post(this, [self = shared_from_this(), released = std::move(released)] {
     self->teaching_.WhenUnused([head = self.get(), released] {
       head->Release();
@@ -130,6 +131,7 @@ void Head::OnDeviceFailure(const absl::Status& status) {
     lifecycle_.End(status);
   }
   EndStreams();
+  environment_.scheduler->Resume(this);  // what waits is told
   environment_.on_device_failure(status);
 }
 

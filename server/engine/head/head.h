@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,7 +25,9 @@
 #include "server/engine/chunk/head_config.h"
 #include "server/engine/common/counters.h"
 #include "server/engine/common/mutex.h"
+#include "server/engine/common/replica_place.h"
 #include "server/engine/device/head_backend.h"
+#include "server/engine/device/replica_communicators.h"
 #include "server/engine/head/parts/batch_runner.h"
 #include "server/engine/head/parts/gradient_set.h"
 #include "server/engine/head/parts/gradient_window.h"
@@ -39,6 +42,7 @@
 #include "server/engine/head/parts/staged_write.h"
 #include "server/engine/head/parts/teacher_lease.h"
 #include "server/engine/head/parts/weight_store.h"
+#include "server/engine/head/parts/window_end.h"
 #include "server/engine/memory/memory_budget.h"
 #include "server/engine/regions/region_table.h"
 #include "server/engine/schedule/batch_queue.h"
@@ -60,6 +64,10 @@ struct HeadEnvironment {
   // How long chunks of a deterministic session wait for others to bring what is missing before them.
   absl::Duration place_timeout = absl::Seconds(10);
   std::string incarnation;
+  ReplicaPlace place;
+  // At the coordinator of replicas: has all of them end this head's window (WindowEnding). Called without any
+  // lock held.
+  std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
   // Told, perhaps by several heads, when the device can no longer be trusted.
   std::function<void(const absl::Status&)> on_device_failure;
   // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
@@ -176,6 +184,28 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request,
                  StepCallback done);
 
+  // One replica's part in the end of a window, each call when all replicas have done the one before
+  // (head_replica.cc). `done` is called by the device thread, or at once.
+
+  // Tells the window's tokens once its sessions match what `end` says of them, and are done. Until ReopenPart
+  // or PublishPart the window then takes nothing. At the coordinator the window waits for this already.
+  void SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done);
+  // Adds up the gradients of all replicas, which have so many tokens together, unless this one has done so.
+  // UNAVAILABLE if one was lost: this is then called again, by all of them or none.
+  void SumPart(uint64_t window_tokens, const ReplicaCommunicators& replicas,
+               std::function<void(absl::StatusOr<GradientStats>)> done);
+  // Steps by the sums and gathers the weights; who reads them waits from here to PublishPart. UNAVAILABLE as
+  // of SumPart.
+  void StepPart(const JointStep& step, const ReplicaCommunicators& replicas,
+                std::function<void(absl::Status)> done);
+  // What StepPart has made is the new version, and the next window begins. Answers who waits here.
+  void PublishPart(const JointStep& step);
+  // The window is open again, with everything that it held. Tells `why` to who waits here.
+  void ReopenPart(const absl::Status& why);
+  // The window stays as it is. The same.
+  void TellWaiting(const absl::Status& why);
+  EndingPhase phase() const;
+
   // Weights (head_weights.cc)
 
   using Replace = engine::Replace;
@@ -283,14 +313,15 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void Release() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The window (head_window.cc). A flush and a step begin alike: the answer, unless it is to come; then
-  // `done` was taken.
+  // `done` was taken. `together`: whether the replicas are to be told of it now.
   std::optional<absl::StatusOr<FlushInfo>> BeginFlushLocked(uint64_t generation,
                                                             const std::vector<SessionMarks>& marks,
                                                             float gradient_scale, FlushCallback& done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<absl::StatusOr<StepResult>> BeginStepLocked(uint64_t generation,
                                                             const std::vector<SessionMarks>& marks,
-                                                            const StepRequest& request, StepCallback& done)
+                                                            const StepRequest& request, StepCallback& done,
+                                                            bool* together)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<absl::StatusOr<StepResult>> RepeatedStepLocked(uint64_t generation,
                                                                const std::vector<SessionMarks>& marks,
@@ -302,6 +333,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckPastLocked(uint64_t generation, const std::vector<SessionMarks>& marks,
                                const std::vector<SessionMarks>& known = {}) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Those of this server's sessions.
+  std::vector<SessionMarks> OwnMarks(const std::vector<SessionMarks>& marks) const;
   // Whether a call of this generation that names these marks may end the window, or one that ends it may
   // begin now.
   absl::Status CheckPlaceLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
@@ -313,9 +346,23 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   absl::Status CheckSealedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Seal();
   void Step();
+  // What of a head over replicas is the coordinator's, and is another server's here.
+  absl::Status CheckEndsWindows() const;
+  absl::Status BeginPartLocked(const WindowEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<uint64_t> SealedPart() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<GradientStats> SumNow(uint64_t window_tokens, const ReplicaCommunicators& replicas)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status StepNow(const JointStep& step, const ReplicaCommunicators& replicas)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Runs `task` on the device thread, after those that were given before, of whatever head: what replicas
+  // exchange must have one order everywhere.
+  void PostExchange(std::function<void()> task);
+  // Not ok if the ending has come to none of these.
+  absl::Status CheckPhaseLocked(std::initializer_list<EndingPhase> phases) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<StepResult> TakeStep(const StepRequest& request, const WindowGradient& gradient,
                                       int64_t steps);
-  void CountStepLocked(bool empty, StepResult* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountStepLocked(StepResult* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next window has begun, or this one is open again; returns who waited for that.
   Resumes BeginWindowLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStatsLocked(uint64_t generation, const std::vector<SessionMarks>& marks) const
@@ -396,6 +443,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   HeadHistory history_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);
+  bool slices_stepped_ ABSL_GUARDED_BY(mutex_) = false;  // in the phase kStepping, but for the others'
   WeightStore weights_ ABSL_GUARDED_BY(mutex_);
   LogitsQueue logits_ ABSL_GUARDED_BY(mutex_);
   int64_t window_work_ ABSL_GUARDED_BY(mutex_) = 0;  // tasks of PostWindowWorkLocked that have not run

@@ -69,13 +69,17 @@ absl::Status Head::CheckPlaceLocked(uint64_t generation, const std::vector<Sessi
 
 absl::Status Head::CheckSealableLocked(const std::vector<SessionMarks>& marks) const {
   if (!lifecycle_.admits().ok()) return lifecycle_.admits();
-  return sessions_.Match(marks);
+  return sessions_.Match(OwnMarks(marks));
+}
+
+std::vector<SessionMarks> Head::OwnMarks(const std::vector<SessionMarks>& marks) const {
+  return environment_.place.shared() ? MarksAt(environment_.place.replica, marks) : marks;
 }
 
 // Marks may have gone back since, if a stream was cut.
 absl::Status Head::CheckSealedLocked() const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
-  return sessions_.Match(window_.marks());
+  return sessions_.Match(OwnMarks(window_.marks()));
 }
 
 WindowGradient Head::WindowGradientLocked() const {
@@ -133,6 +137,7 @@ std::optional<absl::StatusOr<FlushInfo>> Head::BeginFlushLocked(uint64_t generat
                                                                 const std::vector<SessionMarks>& marks,
                                                                 float gradient_scale, FlushCallback& done) {
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
+  if (environment_.place.shared()) return absl::UnimplementedError("a head over replicas is not flushed");
   if (absl::Status right = CheckFlushArguments(config_, gradient_scale); !right.ok()) return right;
   if (absl::Status place = CheckPlaceLocked(generation, marks); !place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinFlush(marks, gradient_scale, done);
@@ -279,26 +284,30 @@ void Head::ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const
                      StepCallback done) {
   marks = Canonical(std::move(marks));
   std::optional<absl::StatusOr<StepResult>> answer;
+  bool together = false;
   {
     const MutexLock lock(mutex_);
-    answer = BeginStepLocked(generation, marks, request, done);
+    answer = BeginStepLocked(generation, marks, request, done, &together);
   }
   if (answer.has_value()) done(*std::move(answer));
+  if (together) environment_.end_together(shared_from_this(), {generation, std::move(marks), request});
 }
 
 std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generation,
                                                                 const std::vector<SessionMarks>& marks,
                                                                 const StepRequest& request,
-                                                                StepCallback& done) {
+                                                                StepCallback& done, bool* together) {
+  if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
   if (auto repeated = RepeatedStepLocked(generation, marks, request); repeated.has_value()) return repeated;
-  if (absl::Status place = CheckPlaceLocked(generation, marks); !place.ok()) return place;
+  if (absl::Status place = CheckPlaceLocked(generation, OwnMarks(marks)); !place.ok()) return place;
   if (window_.state() != WindowState::kOpen) return window_.JoinStep(marks, request, done);
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
   if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;
   window_.BeginStep(marks, request, std::move(done));
-  PostLastLocked(marks, [self = shared_from_this()] { self->Step(); });
+  *together = environment_.place.shared();
+  if (!*together) PostLastLocked(marks, [self = shared_from_this()] { self->Step(); });
   return std::nullopt;
 }
 
@@ -309,7 +318,7 @@ std::optional<absl::StatusOr<StepResult>> Head::RepeatedStepLocked(uint64_t gene
                                                                    const StepRequest& request) {
   const StepRecord& last = window_.last_step();
   if (generation == last.generation) {
-    if (absl::Status past = CheckPastLocked(generation, marks, last.marks); !past.ok()) return past;
+    if (absl::Status past = CheckPastLocked(generation, OwnMarks(marks), last.marks); !past.ok()) return past;
   }
   const bool may_have_moved = generation == last.generation && generation + 1 == window_.generation() &&
                               window_.state() == WindowState::kOpen;
@@ -325,24 +334,25 @@ void Head::Step() {
   StepRequest request;
   WindowGradient gradient;
   int64_t steps = 0;
-  bool empty = false;
+  uint64_t tokens = 0;
   absl::Status sealed;
   {
     const MutexLock lock(mutex_);
     request = window_.step();
     gradient = WindowGradientLocked();
     steps = weights_.optimizer_steps();
-    empty = window_.tokens() == 0;
+    tokens = window_.tokens();
     sealed = CheckSealedLocked();
   }
   absl::StatusOr<StepResult> answer = StepResult{};
   if (!sealed.ok()) {
     answer = sealed;
-  } else if (empty) {
+  } else if (tokens == 0) {
     // What never had a gradient is not stepped: neither weight decay nor a moment is at work.
     gradients_.Reset(gradient);
     answer->skipped = true;
   } else if (answer = TakeStep(request, gradient, steps); answer.ok()) {
+    answer->window_tokens = tokens;
     CountGradient(answer->stats.norm, answer->stats.non_finite);
   } else {
     OnDeviceFailure(answer.status());
@@ -352,7 +362,7 @@ void Head::Step() {
   {
     // All at once for everybody who looks: the new version, the record and the next window, or nothing.
     const MutexLock lock(mutex_);
-    if (answer.ok()) CountStepLocked(empty, &*answer);
+    if (answer.ok()) CountStepLocked(&*answer);
     step_waiters = window_.EndStep(&answer);
     waiting = answer.ok() ? BeginWindowLocked() : sessions_.TakeWaiting();
   }
@@ -382,9 +392,9 @@ absl::StatusOr<StepResult> Head::TakeStep(const StepRequest& request, const Wind
   return result;
 }
 
-void Head::CountStepLocked(bool empty, StepResult* result) {
+void Head::CountStepLocked(StepResult* result) {
   Counters& counters = *environment_.counters;
-  if (empty) {
+  if (result->window_tokens == 0) {
     ++counters.steps_empty;
   } else if (result->skipped) {
     ++counters.steps_skipped;

@@ -9,18 +9,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/engine/head/parts/window.h"
 
 namespace lossd::engine {
-
-// How far the call has come that ends a replica's window.
-enum class EndingPhase {
-  kOpen,        // there is none
-  kSealed,      // no chunk of the window is taken any more
-  kSummed,      // has the sums of its slices; a flush stays so until it is committed or aborted
-  kStepping,    // changes its slices, which nothing undoes
-  kCommitting,  // knows that the flush is to be committed
-  kAborting,    // knows that it is to be aborted
-};
 
 // What one replica has kept of a head. It says so when it joins an epoch.
 struct ReplicaState {

@@ -45,6 +45,19 @@ void BatchQueue::AddFollowUp(std::shared_ptr<BatchSource> source, std::shared_pt
   TakeUp(line, {std::move(source), std::move(chunk), next_number_++, arrival, nullptr});
 }
 
+void BatchQueue::Pause(const BatchSource* source) {
+  if (may_pause_) lines_[source].paused = true;
+}
+
+void BatchQueue::Resume(const BatchSource* source) {
+  if (const auto it = lines_.find(source); it != lines_.end()) it->second.paused = false;
+}
+
+void BatchQueue::ResumeAll() {
+  may_pause_ = false;
+  for (auto& [source, line] : lines_) line.paused = false;
+}
+
 void BatchQueue::AddFence(Task task) {
   if (lines_.empty()) {
     AddTask(nullptr, std::move(task));
@@ -107,7 +120,7 @@ void BatchQueue::Settle() {
 bool BatchQueue::RunReadyTask() {
   Line* oldest = nullptr;
   for (auto& [source, line] : lines_) {
-    if (line.held.empty() || !line.chunks.Empty() || line.under_way > 0) continue;
+    if (line.paused || line.held.empty() || !line.chunks.Empty() || line.under_way > 0) continue;
     if (oldest == nullptr || line.held.front().number < oldest->held.front().number) oldest = &line;
   }
   if (oldest == nullptr) return false;
@@ -132,6 +145,7 @@ bool BatchQueue::TakeUpUnfinished(Line& line) {
 BatchQueue::Step BatchQueue::StartReady(Clock::time_point now) {
   std::vector<Candidate> in_order;
   for (auto& [source, line] : lines_) {
+    if (line.paused) continue;
     if (!line.jobs.empty()) in_order.push_back({line.lead, line.jobs.front().number, Kind::kJob, &line});
     if (line.chunks.Empty()) continue;
     const BatchSource& of_line = *line.source;

@@ -76,6 +76,12 @@ class BatchQueue {
                    Clock::time_point arrival);
   // A product with the weights of so many rows, which is a third of what a batch does.
   void AddJob(const std::shared_ptr<BatchSource>& source, int64_t rows, Task task);
+  // Nothing of the source's line starts until it is resumed; what is under way goes on. Nothing happens to one
+  // that is paused, or is not.
+  void Pause(const BatchSource* source);
+  void Resume(const BatchSource* source);
+  // All lines are resumed, and none is paused any more: it is the end.
+  void ResumeAll();
   // `task` runs after everything that is there, in whatever line.
   void AddFence(Task task);
 
@@ -110,10 +116,13 @@ class BatchQueue {
     std::deque<Job> jobs;
     SessionQueues::Batch next;
     int64_t under_way = 0;  // batches
+    bool paused = false;
     // What its batches and jobs have cost more than those of the line whose turn it was last had before.
     int64_t lead = 0;
 
-    bool busy() const { return under_way > 0 || !held.empty() || !chunks.Empty() || !jobs.empty(); }
+    bool busy() const {
+      return under_way > 0 || paused || !held.empty() || !chunks.Empty() || !jobs.empty();
+    }
   };
 
   static void Release(Line& line);
@@ -142,6 +151,7 @@ class BatchQueue {
   const Clock::duration window_;
   std::map<const BatchSource*, Line> lines_;  // those that are busy, and those ahead of others
   uint64_t next_number_ = 0;
+  bool may_pause_ = true;
   bool task_was_last_ = false;
 };
 

@@ -21,6 +21,7 @@ BatchScheduler::BatchScheduler(Device* device, absl::Duration batching_window, D
 }
 
 BatchScheduler::~BatchScheduler() {
+  Add([](BatchQueue& queue) { queue.ResumeAll(); });
   Flush();  // waits for no batching window
   {
     const MutexLock lock(mutex_);
@@ -56,6 +57,14 @@ void BatchScheduler::PostLast(std::shared_ptr<BatchSource> source, Task task) {
   Add([source = std::move(source), task = std::move(task)](BatchQueue& queue) mutable {
     queue.AddLastTask(std::move(source), std::move(task));
   });
+}
+
+void BatchScheduler::Pause(const BatchSource* source) {
+  Add([source](BatchQueue& queue) { queue.Pause(source); });
+}
+
+void BatchScheduler::Resume(const BatchSource* source) {
+  Add([source](BatchQueue& queue) { queue.Resume(source); });
 }
 
 void BatchScheduler::FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk) {

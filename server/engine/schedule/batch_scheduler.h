@@ -57,6 +57,11 @@ class BatchScheduler {
   // before the chunk's batch has ended.
   void FollowUpWith(std::shared_ptr<BatchSource> source, std::shared_ptr<QueuedChunk> chunk);
 
+  // Nothing that `source` has given, or gives, starts until it is resumed: neither chunks nor tasks nor jobs.
+  // Never blocks; any thread.
+  void Pause(const BatchSource* source);
+  void Resume(const BatchSource* source);
+
   // Waits until everything that anybody gave so far is done. Not from the device thread.
   void Flush();
 

@@ -91,6 +91,14 @@ void RunOnThreads(int32_t ranks, const RankBody& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
+std::vector<std::unique_ptr<collectives::Communicator>> ConnectRanks(int32_t ranks) {
+  std::vector<std::unique_ptr<collectives::Communicator>> connected(static_cast<size_t>(ranks));
+  RunOnThreads(ranks, [&](int32_t rank, std::unique_ptr<collectives::Communicator>& communicator) {
+    connected[static_cast<size_t>(rank)] = std::move(communicator);
+  });
+  return connected;
+}
+
 Shard ShardOf(const ShardLayout& layout, const OverRanks& over, int32_t rank,
               collectives::Communicator* communicator) {
   Shard shard = layout.ShardOf(rank, over.segments, over.ranks == 1 ? nullptr : communicator);

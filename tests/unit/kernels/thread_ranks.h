@@ -18,6 +18,9 @@ namespace lossd::kernels::testing {
 using RankBody = std::function<void(int32_t rank, std::unique_ptr<collectives::Communicator>& communicator)>;
 void RunOnThreads(int32_t ranks, const RankBody& body);
 
+// Communicators that outlive the threads, by rank.
+std::vector<std::unique_ptr<collectives::Communicator>> ConnectRanks(int32_t ranks);
+
 struct OverRanks {
   int32_t ranks = 1;
   Segments segments = Segments::kOfRanks;

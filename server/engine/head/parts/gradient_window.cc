@@ -126,19 +126,21 @@ void GradientWindow::Seal(std::vector<SessionMarks> marks) {
 void GradientWindow::BeginFlush(std::vector<SessionMarks> marks, float scale, FlushCallback done) {
   Seal(std::move(marks));
   window_.flush_scale = scale;
-  flush_waiters_.push_back(std::move(done));
+  if (done != nullptr) flush_waiters_.push_back(std::move(done));
 }
 
 void GradientWindow::BeginStep(std::vector<SessionMarks> marks, const StepRequest& request,
                                StepCallback done) {
   Seal(std::move(marks));
   step_ = request;
-  step_waiters_.push_back(std::move(done));
+  if (done != nullptr) step_waiters_.push_back(std::move(done));
 }
 
 std::vector<FlushCallback> GradientWindow::Seal(absl::StatusOr<FlushInfo>* answer) {
-  window_.state = answer->ok() ? WindowState::kSealed : WindowState::kOpen;
-  if (answer->ok()) {
+  if (!answer->ok()) {
+    Open();
+  } else {
+    window_.state = WindowState::kSealed;
     (*answer)->window_tokens = window_.tokens;
     window_.flush = **answer;
     sealed_at_ = absl::Now();
@@ -149,14 +151,13 @@ std::vector<FlushCallback> GradientWindow::Seal(absl::StatusOr<FlushInfo>* answe
 std::vector<StepCallback> GradientWindow::EndStep(absl::StatusOr<StepResult>* answer) {
   const StepRequest request = *std::exchange(step_, std::nullopt);
   if (answer->ok()) {
-    (*answer)->window_tokens = window_.tokens;
     (*answer)->generation = window_.generation + 1;
     window_.last_step = {window_.generation, std::exchange(window_.marks, {}), request, **answer};
     BeginNext();
   } else {
-    window_.state = WindowState::kOpen;
+    Open();
   }
-  return std::exchange(step_waiters_, {});
+  return TakeStepWaiters();
 }
 
 absl::StatusOr<std::optional<uint64_t>> GradientWindow::CheckCommit(const std::string& flush_id) const {
@@ -181,15 +182,20 @@ void GradientWindow::Commit() {
 }
 
 void GradientWindow::Abort() {
-  window_.state = WindowState::kOpen;
+  Open();
   TakeBackNext();
   window_.last_aborted_flush = window_.flush.flush_id;
   window_.last_aborted_generation = window_.generation;
 }
 
+void GradientWindow::Open() {
+  window_.state = WindowState::kOpen;
+  phase_ = EndingPhase::kOpen;
+}
+
 void GradientWindow::BeginNext() {
   ++window_.generation;
-  window_.state = WindowState::kOpen;
+  Open();
   window_.tokens = std::exchange(window_.next_tokens, 0);
   since_ = std::exchange(next_since_, std::nullopt);
 }
@@ -216,6 +222,7 @@ Window GradientWindow::Capture() const {
 void GradientWindow::Install(Window window, absl::Time now) {
   window_ = std::move(window);
   in_second_ = false;
+  phase_ = EndingPhase::kOpen;
   begun_ = sealed_at_ = now;
   since_ = window_.tokens > 0 ? std::optional(now) : std::nullopt;
   next_since_ = window_.next_tokens > 0 ? std::optional(now) : std::nullopt;

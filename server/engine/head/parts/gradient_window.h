@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -79,9 +80,14 @@ class GradientWindow {
                                                          const std::vector<SessionMarks>& marks,
                                                          const StepRequest& request) const;
 
-  // Seals the open window.
+  // Seals the open window. Nobody waits if `done` is null.
   void BeginFlush(std::vector<SessionMarks> marks, float scale, FlushCallback done);
   void BeginStep(std::vector<SessionMarks> marks, const StepRequest& request, StepCallback done);
+  // Of a replica, from BeginFlush or BeginStep until the window is open again.
+  EndingPhase phase() const { return phase_; }
+  void Reach(EndingPhase phase) { phase_ = phase; }
+  // Those who wait for a step, who are told something else than how it ended.
+  std::vector<StepCallback> TakeStepWaiters() { return std::exchange(step_waiters_, {}); }
   bool stepping() const { return step_.has_value(); }
   const StepRequest& step() const { return *step_; }
   float flush_scale() const { return window_.flush_scale; }
@@ -91,8 +97,8 @@ class GradientWindow {
   // What BeginFlush began to seal is sealed if `answer` is ok, whose window_tokens are filled in, and open
   // again if not. Returns who waits for the answer.
   std::vector<FlushCallback> Seal(absl::StatusOr<FlushInfo>* answer);
-  // The step of BeginStep was taken if `answer` is ok: the next window begins, and the record is kept. Else
-  // the window is open again.
+  // The step of BeginStep was taken if `answer` is ok, whose generation is filled in: the next window begins,
+  // and the record is kept. Else the window is open again.
   std::vector<StepCallback> EndStep(absl::StatusOr<StepResult>* answer);
 
   // The generation that a repeated call of this kind was answered with; none if it is no repetition. ABORTED
@@ -116,6 +122,7 @@ class GradientWindow {
     return window_.state == WindowState::kSealed && generation == window_.generation + 1;
   }
   void Seal(std::vector<SessionMarks> marks);
+  void Open();
   void BeginNext();
   void TakeBackNext();
 
@@ -128,6 +135,7 @@ class GradientWindow {
   // While sealed by a flush or a step; those who asked for the same again wait with the first.
   absl::Time begun_;
   absl::Time sealed_at_;
+  EndingPhase phase_ = EndingPhase::kOpen;
   std::vector<FlushCallback> flush_waiters_;
   std::optional<StepRequest> step_;
   std::vector<StepCallback> step_waiters_;

@@ -25,6 +25,17 @@ enum class WindowState { kOpen, kSealing, kSealed };
 inline constexpr std::array kWindowStates = {WindowState::kOpen, WindowState::kSealing, WindowState::kSealed};
 const char* Name(WindowState state);  // "open", "freezing", "frozen"
 
+// How far a replica of a head is with what ends the windows of all of them. A head of its own ends its window
+// all at once.
+enum class EndingPhase {
+  kOpen,        // it has yet to find that its sessions match
+  kSealed,      // no chunk of the window is taken any more
+  kSummed,      // has the sums of its slices; a flush stays so until it is committed or aborted
+  kStepping,    // changes its slices, which nothing undoes
+  kCommitting,  // knows that the flush is to be committed
+  kAborting,    // knows that it is to be aborted
+};
+
 struct FlushInfo {
   std::string flush_id;
   int64_t rows = 0;

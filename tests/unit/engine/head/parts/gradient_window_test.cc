@@ -127,7 +127,6 @@ TEST(GradientWindow, AStepThatWasTakenIsRememberedAndOneThatFailedIsNot) {
   absl::StatusOr<StepResult> taken = StepResult{};
   (void)window.EndStep(&taken);
   EXPECT_EQ(taken->generation, 2U);
-  EXPECT_EQ(taken->window_tokens, 9U);
   EXPECT_EQ(window.tokens(), 0U);
   const auto repeated = window.RepeatedStep(1, {}, StepRequest{.learning_rate = 0.5});
   ASSERT_TRUE(repeated.has_value() && repeated->ok()) << "who asks what became of it may name no marks";

@@ -1,0 +1,22 @@
+// Which of a head's replicas a server is.
+#ifndef LOSSD_SERVER_ENGINE_COMMON_REPLICA_PLACE_H_
+#define LOSSD_SERVER_ENGINE_COMMON_REPLICA_PLACE_H_
+
+#include <cstdint>
+
+namespace lossd::engine {
+
+struct ReplicaPlace {
+  static constexpr int32_t kCoordinator = 0;
+
+  int32_t replica = 0;
+  int32_t replicas = 1;
+
+  // Windows end together with those of other servers.
+  bool shared() const { return replicas > 1; }
+  bool coordinates() const { return replica == kCoordinator; }
+};
+
+}  // namespace lossd::engine
+
+#endif  // LOSSD_SERVER_ENGINE_COMMON_REPLICA_PLACE_H_

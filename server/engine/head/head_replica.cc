@@ -1,0 +1,199 @@
+// One replica's part in the end of a window, which all replicas of the head end together:
+// docs/decisions/0022-replicas.md.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/common/errors.h"
+#include "server/engine/head/head.h"
+
+namespace lossd::engine {
+
+absl::Status Head::CheckEndsWindows() const {
+  if (!environment_.place.shared() || environment_.place.coordinates()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("this server is replica ", environment_.place.replica, "; windows are ended by replica ",
+                   ReplicaPlace::kCoordinator));
+}
+
+absl::Status Head::CheckPhaseLocked(std::initializer_list<EndingPhase> phases) const {
+  if (!lifecycle_.alive().ok()) return lifecycle_.alive();
+  const bool right = std::find(phases.begin(), phases.end(), window_.phase()) != phases.end();
+  if (window_.stepping() && right) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("the end of window ", window_.generation(), " of head ",
+                                          config_.name, " has not come that far"));
+}
+
+EndingPhase Head::phase() const {
+  const MutexLock lock(mutex_);
+  return window_.phase();
+}
+
+void Head::PostExchange(std::function<void()> task) {
+  environment_.scheduler->Post(nullptr, std::move(task));
+}
+
+// Seal
+
+void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) {
+  absl::Status begun;
+  {
+    const MutexLock lock(mutex_);
+    begun = BeginPartLocked(end);
+    if (begun.ok()) {
+      PostLastLocked(OwnMarks(end.marks),
+                     [self = shared_from_this(), done = std::move(done)] { done(self->SealedPart()); });
+      return;
+    }
+  }
+  done(begun);
+}
+
+absl::Status Head::BeginPartLocked(const WindowEnd& end) {
+  // The coordinator has checked it all when the call came, and holds the window since.
+  if (environment_.place.coordinates()) return CheckPhaseLocked({EndingPhase::kOpen});
+  if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
+  if (absl::Status place = CheckPlaceLocked(end.generation, OwnMarks(end.marks)); !place.ok()) return place;
+  if (absl::Status open = window_.CheckOpen(); !open.ok()) return open;
+  if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
+  if (absl::Status may = CheckSealableLocked(end.marks); !may.ok()) return may;
+  window_.BeginStep(end.marks, end.step, nullptr);
+  return absl::OkStatus();
+}
+
+// Everything accepted before the window was sealed has been processed by now.
+absl::StatusOr<uint64_t> Head::SealedPart() {
+  const MutexLock lock(mutex_);
+  if (absl::Status phase = CheckPhaseLocked({EndingPhase::kOpen}); !phase.ok()) return phase;
+  if (absl::Status sealed = CheckSealedLocked(); !sealed.ok()) return sealed;
+  window_.Reach(EndingPhase::kSealed);
+  return window_.tokens();
+}
+
+// Sum
+
+void Head::SumPart(uint64_t window_tokens, const ReplicaCommunicators& replicas,
+                   std::function<void(absl::StatusOr<GradientStats>)> done) {
+  PostExchange([self = shared_from_this(), window_tokens, replicas, done = std::move(done)] {
+    done(self->SumNow(window_tokens, replicas));
+  });
+}
+
+absl::StatusOr<GradientStats> Head::SumNow(uint64_t window_tokens, const ReplicaCommunicators& replicas) {
+  WindowGradient gradient;
+  double scale = 1;
+  bool summed = false;
+  {
+    const MutexLock lock(mutex_);
+    absl::Status phase = CheckPhaseLocked({EndingPhase::kSealed, EndingPhase::kSummed});
+    if (!phase.ok()) return phase;
+    gradient = WindowGradientLocked();
+    scale = window_.step().gradient_scale;
+    summed = window_.phase() == EndingPhase::kSummed;
+  }
+  const bool empty = window_tokens == 0;
+  absl::Status status;
+  if (!summed && !empty) {
+    status = gradients_.FoldSessions(gradient);
+    if (status.ok()) status = backend_->SumSlices(gradient.window, replicas);
+  }
+  if (status.ok()) {
+    {
+      const MutexLock lock(mutex_);
+      window_.Reach(EndingPhase::kSummed);
+    }
+    if (empty) return GradientStats();
+    const absl::StatusOr<GradientTallies> tallies = backend_->TallySum(scale, replicas);
+    if (tallies.ok()) return StatsOf(*tallies);
+    status = tallies.status();
+  }
+  if (!absl::IsUnavailable(status)) OnDeviceFailure(status);
+  return status;
+}
+
+// Step
+
+void Head::StepPart(const JointStep& step, const ReplicaCommunicators& replicas,
+                    std::function<void(absl::Status)> done) {
+  PostExchange([self = shared_from_this(), step, replicas, done = std::move(done)] {
+    done(self->StepNow(step, replicas));
+  });
+}
+
+absl::Status Head::StepNow(const JointStep& step, const ReplicaCommunicators& replicas) {
+  WindowGradient gradient;
+  StepArguments arguments;
+  bool stepped = false;
+  {
+    const MutexLock lock(mutex_);
+    absl::Status phase = CheckPhaseLocked({EndingPhase::kSummed, EndingPhase::kStepping});
+    if (!phase.ok()) return phase;
+    window_.Reach(EndingPhase::kStepping);
+    gradient = WindowGradientLocked();
+    arguments = Resolve(config_.optimizer, window_.step(), weights_.optimizer_steps() + 1);
+    stepped = slices_stepped_;
+  }
+  // Weights are there once: some rows are new from here on, and others old.
+  environment_.scheduler->Pause(this);
+  absl::Status status;
+  if (!step.skipped) {
+    if (!stepped) status = backend_->StepSlices(arguments);
+    if (status.ok()) {
+      const MutexLock lock(mutex_);
+      slices_stepped_ = true;
+    }
+    if (status.ok()) status = backend_->GatherSlices(replicas);
+  }
+  if (status.ok()) {
+    gradients_.Reset(gradient);
+    ++gradient_changes_;
+  } else if (!absl::IsUnavailable(status)) {
+    OnDeviceFailure(status);
+  }
+  return status;
+}
+
+void Head::PublishPart(const JointStep& step) {
+  absl::StatusOr<StepResult> answer =
+      StepResult{.skipped = step.skipped, .stats = step.stats, .window_tokens = step.window_tokens};
+  std::vector<StepCallback> waiters;
+  Resumes waiting;
+  {
+    const MutexLock lock(mutex_);
+    slices_stepped_ = false;
+    CountStepLocked(&*answer);
+    waiters = window_.EndStep(&answer);
+    waiting = BeginWindowLocked();
+  }
+  if (step.window_tokens > 0) CountGradient(step.stats.norm, step.stats.non_finite);
+  environment_.scheduler->Resume(this);
+  for (const StepCallback& waiter : waiters) waiter(answer);
+  Call(waiting);
+}
+
+// What becomes of it otherwise
+
+void Head::ReopenPart(const absl::Status& why) {
+  absl::StatusOr<StepResult> answer = why;
+  std::vector<StepCallback> waiters;
+  Resumes waiting;
+  {
+    const MutexLock lock(mutex_);
+    if (!window_.stepping() || window_.phase() == EndingPhase::kStepping) return;
+    waiters = window_.EndStep(&answer);
+    waiting = sessions_.TakeWaiting();
+  }
+  for (const StepCallback& waiter : waiters) waiter(answer);
+  Call(waiting);
+}
+
+void Head::TellWaiting(const absl::Status& why) {
+  std::vector<StepCallback> waiters;
+  {
+    const MutexLock lock(mutex_);
+    waiters = window_.TakeStepWaiters();
+  }
+  for (const StepCallback& waiter : waiters) waiter(why);
+}
+
+}  // namespace lossd::engine

@@ -1,0 +1,159 @@
+#include "tests/unit/engine/replicas/replica_servers.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <future>
+#include <random>
+#include <utility>
+
+#include "server/engine/common/random_id.h"
+#include "server/engine/device/cpu/cpu_backend.h"
+#include "tests/unit/kernels/thread_ranks.h"
+
+namespace lossd::engine::testing {
+namespace {
+
+constexpr int64_t kWorkspaceBytes = int64_t{1} << 20;
+
+std::vector<float> RandomFloats(uint64_t seed, int64_t count) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+std::string BytesOf(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+// A replica that is reached by calls.
+class HeadPart : public ReplicaPart {
+ public:
+  HeadPart(std::shared_ptr<Head> head, kernels::collectives::Communicator* communicator)
+      : head_(std::move(head)), replicas_{communicator, communicator} {}
+
+  void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
+    head_->SealPart(end, std::move(done));
+  }
+  void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<GradientStats>)> done) override {
+    head_->SumPart(window_tokens, replicas_, std::move(done));
+  }
+  void Step(const JointStep& step, std::function<void(absl::Status)> done) override {
+    head_->StepPart(step, replicas_, [head = head_, step, done = std::move(done)](const absl::Status& status) {
+      if (status.ok()) head->PublishPart(step);
+      done(status);
+    });
+  }
+  void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) override {
+    head_->ReopenPart(why);
+    done(absl::OkStatus());
+  }
+
+ private:
+  const std::shared_ptr<Head> head_;
+  const ReplicaCommunicators replicas_;
+};
+
+}  // namespace
+
+ReplicaServer::ReplicaServer(EngineOptions options, const HeadConfig& config)
+    : engine_(*Engine::Create(std::move(options), *CreateCpuDevice(kWorkspaceBytes))),
+      head_(*engine_->CreateHead(config)) {
+  WriteWeights();
+  const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", "client", 0, 1);
+  EXPECT_TRUE(opened.ok()) << opened.status();
+  lane_ = *head_->AttachLane(opened->info.session_id, 0, listener_);
+}
+
+void ReplicaServer::WriteWeights() {
+  const HeadConfig& config = head_->config();
+  const std::string write = *head_->BeginWrite("w", Head::Replace::kNo, RandomId());
+  const std::string rows = BytesOf(RandomFloats(1, config.elements()));
+  EXPECT_TRUE((*head_->FindWrite(write))->Write(0, config.vocab_size, kernels::DataType::kFloat32, rows, {}).ok());
+  std::promise<void> published;
+  head_->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) {
+    EXPECT_TRUE(version.ok()) << version.status();
+    published.set_value();
+  });
+  published.get_future().wait();
+}
+
+void ReplicaServer::Compute(uint64_t seed, int64_t tokens, uint64_t generation) {
+  const HeadConfig& config = head_->config();
+  Chunk chunk;
+  chunk.sequence = ++sequence_;
+  chunk.generation = generation;
+  chunk.tokens = tokens;
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> labels(static_cast<size_t>(tokens));
+  for (int64_t& label : labels) label = static_cast<int64_t>(random() % static_cast<uint64_t>(config.vocab_size));
+  chunk.labels.resize(labels.size() * sizeof(int64_t));
+  std::memcpy(chunk.labels.data(), labels.data(), chunk.labels.size());
+  chunk.hidden_states = Payload::Of(BytesOf(RandomFloats(seed, tokens * config.hidden_size)));
+  const absl::StatusOr<Head::Submission> taken = head_->Submit(lane_, chunk, [] {});
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  ASSERT_EQ(*taken, Head::Submission::kTaken);
+  for (const ChunkAnswer& answer : listener_->AwaitAnswers(sequence_)) {
+    ASSERT_TRUE(answer.error.ok()) << answer.error;
+  }
+}
+
+std::vector<float> ReplicaServer::Weights() {
+  std::vector<float> weights(static_cast<size_t>(head_->config().elements()));
+  std::promise<void> read;
+  head_->ReadWeights(0, head_->config().vocab_size, kernels::DataType::kFloat32, {weights.data()},
+                     [&](const absl::StatusOr<uint64_t>& version) {
+                       EXPECT_TRUE(version.ok()) << version.status();
+                       read.set_value();
+                     });
+  read.get_future().wait();
+  return weights;
+}
+
+ReplicaServers::ReplicaServers(int32_t replicas, HeadConfig config) {
+  end_together = [this](std::shared_ptr<Head> head, WindowEnd end) {
+    EndWindow(std::move(head), std::move(end), Others());
+  };
+  if (replicas > 1) communicators_ = kernels::testing::ConnectRanks(replicas);
+  config.name = "h";
+  config.vocab_size = kVocab;
+  config.hidden_size = kHidden;
+  for (int32_t replica = 0; replica < replicas; ++replica) {
+    EngineOptions options;
+    options.place = {replica, replicas};
+    options.end_together = [this](std::shared_ptr<Head> head, WindowEnd end) {
+      end_together(std::move(head), std::move(end));
+    };
+    servers_.push_back(std::make_unique<ReplicaServer>(std::move(options), config));
+  }
+}
+
+EndingReplicas ReplicaServers::Others() {
+  EndingReplicas replicas;
+  replicas.own = {communicators_[0].get(), communicators_[0].get()};
+  replicas.order = &order_;
+  for (size_t i = 1; i < servers_.size(); ++i) {
+    replicas.others.push_back(std::make_shared<HeadPart>(servers_[i]->head(), communicators_[i].get()));
+  }
+  return replicas;
+}
+
+std::vector<SessionMarks> ReplicaServers::Marks() const {
+  std::vector<SessionMarks> all;
+  for (const auto& server : servers_) {
+    for (SessionMarks& session : server->Marks()) all.push_back(std::move(session));
+  }
+  return all;
+}
+
+absl::StatusOr<StepResult> ReplicaServers::Step(uint64_t generation, std::vector<SessionMarks> marks,
+                                                const StepRequest& request) {
+  std::promise<absl::StatusOr<StepResult>> answer;
+  at(0).head()->ApplyStep(generation, std::move(marks), request,
+                          [&](absl::StatusOr<StepResult> step) { answer.set_value(std::move(step)); });
+  return answer.get_future().get();
+}
+
+}  // namespace lossd::engine::testing

@@ -1,0 +1,73 @@
+// Replicas of one head "h" in one process: engines on CPU devices of their own, which reach each other by
+// calls, and Gloo between their devices.
+#ifndef LOSSD_TESTS_UNIT_ENGINE_REPLICAS_REPLICA_SERVERS_H_
+#define LOSSD_TESTS_UNIT_ENGINE_REPLICAS_REPLICA_SERVERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/collectives/communicator.h"
+#include "server/engine/engine.h"
+#include "server/engine/replicas/window_ending.h"
+#include "tests/unit/engine/engine_fixture.h"
+
+namespace lossd::engine::testing {
+
+// One server, and a client of it that has one session.
+class ReplicaServer {
+ public:
+  ReplicaServer(EngineOptions options, const HeadConfig& config);
+
+  Engine& engine() { return *engine_; }
+  const std::shared_ptr<Head>& head() const { return head_; }
+  // The client's: seeded hidden states and labels of so many tokens, for this window; waits until they are in
+  // it.
+  void Compute(uint64_t seed, int64_t tokens, uint64_t generation = 1);
+  // Of sessions that have added to the window.
+  std::vector<SessionMarks> Marks() const { return head_->Info().window_marks; }
+  std::vector<float> Weights();
+
+ private:
+  void WriteWeights();
+
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Head> head_;
+  std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
+  LaneAttachment lane_;
+  uint64_t sequence_ = 0;
+};
+
+class ReplicaServers {
+ public:
+  static constexpr int64_t kVocab = 37;
+  static constexpr int64_t kHidden = 6;
+
+  // With one replica it is a server of its own, which works alone.
+  ReplicaServers(int32_t replicas, HeadConfig config);
+
+  ReplicaServer& at(int32_t replica) { return *servers_[static_cast<size_t>(replica)]; }
+  // Of all sessions.
+  std::vector<SessionMarks> Marks() const;
+  // Asks the coordinator, and waits.
+  absl::StatusOr<StepResult> Step(uint64_t generation, const StepRequest& request) {
+    return Step(generation, Marks(), request);
+  }
+  absl::StatusOr<StepResult> Step(uint64_t generation, std::vector<SessionMarks> marks,
+                                  const StepRequest& request);
+
+  // What the coordinator does when its head is to end a window.
+  std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together;
+
+ private:
+  EndingReplicas Others();
+
+  std::vector<std::unique_ptr<kernels::collectives::Communicator>> communicators_;
+  ExchangeOrder order_;
+  std::vector<std::unique_ptr<ReplicaServer>> servers_;
+};
+
+}  // namespace lossd::engine::testing
+
+#endif  // LOSSD_TESTS_UNIT_ENGINE_REPLICAS_REPLICA_SERVERS_H_
