@@ -204,7 +204,8 @@ Result GlooCommunicator::TryConnect(const GlooOptions& options, Rendezvous& rend
   }
   const BlockedSignals pipe(BlockedSignals::Pipe());
   context_ = device_->createContext(rank(), size());
-  context_->setTimeout(options.timeout);
+  const std::chrono::milliseconds timeout = std::min(options.timeout, options.connect_timeout);
+  context_->setTimeout(timeout);
   if (getrandom(&token_, sizeof(token_), 0) != sizeof(token_)) return {Code::kFailed, "no random numbers"};
   token_ |= 1;  // 0 is no token
 
@@ -224,11 +225,11 @@ Result GlooCommunicator::TryConnect(const GlooOptions& options, Rendezvous& rend
   trailers_buffer_ = Wrap(trailers_.data(), trailers_.size() * sizeof(Trailer));
   answers_buffer_ = Wrap(answers_.data(), answers_.size());
   std::vector<std::string> all;
-  LOSSD_COLLECTIVE_TRY(rendezvous.AllGather(std::move(own), options.timeout, &all));
+  LOSSD_COLLECTIVE_TRY(rendezvous.AllGather(std::move(own), timeout, &all));
   if (all.size() != peers_.size()) {
     return {Code::kMismatch, "the rendezvous has " + std::to_string(all.size()) + " ranks"};
   }
-  const Clock::time_point deadline = Clock::now() + options.timeout;
+  const Clock::time_point deadline = Clock::now() + timeout;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const std::string& told = all[static_cast<size_t>(peer)];

@@ -1,6 +1,7 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -189,6 +190,12 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::FindHead(const std::string& name) 
   const auto it = heads_.find(name);
   if (it == heads_.end()) return UnknownHead(name);
   return it->second;
+}
+
+void Engine::AwaitExchanges() {
+  std::promise<void> reached;
+  scheduler_.Post(nullptr, [&reached] { reached.set_value(); });
+  reached.get_future().wait();
 }
 
 std::vector<std::shared_ptr<Head>> Engine::Heads() const {

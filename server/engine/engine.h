@@ -197,6 +197,8 @@ class Engine {
   absl::Status Overload(absl::string_view field, absl::string_view message);
   // Waits until everything accepted so far has been applied and answered.
   void WaitIdle() { scheduler_.Flush(); }
+  // Waits for what replicas exchange, as far as it was asked for (Head::SumPart, StepPart, ServeGather).
+  void AwaitExchanges();
   // One turn of the device's loop, where nobody else runs it (EngineOptions::device_loop).
   void StepDevice() { scheduler_.Step(); }
 

@@ -192,11 +192,11 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done);
   // Adds up the gradients of all replicas, which have so many tokens together, unless this one has done so.
   // UNAVAILABLE if one was lost: this is then called again, by all of them or none.
-  void SumPart(uint64_t window_tokens, const ReplicaCommunicators& replicas,
+  void SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,
                std::function<void(absl::StatusOr<GradientStats>)> done);
   // Steps by the sums and gathers the weights; who reads them waits from here to PublishPart. UNAVAILABLE as
   // of SumPart.
-  void StepPart(const JointStep& step, const ReplicaCommunicators& replicas,
+  void StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunicators> replicas,
                 std::function<void(absl::Status)> done);
   // What StepPart has made is the new version, and the next window begins. Answers who waits here.
   void PublishPart(const JointStep& step);
@@ -204,7 +204,12 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void ReopenPart(const absl::Status& why);
   // The window stays as it is. The same.
   void TellWaiting(const absl::Status& why);
-  EndingPhase phase() const;
+  // For who has published when others have not: lets them gather.
+  void ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
+                   std::function<void(absl::Status)> done);
+  PartState part() const;
+  // What ends the window, for who goes on with it. FAILED_PRECONDITION if nothing does.
+  absl::StatusOr<WindowEnd> Ending() const;
 
   // Weights (head_weights.cc)
 
@@ -313,7 +318,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void Release() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The window (head_window.cc). A flush and a step begin alike: the answer, unless it is to come; then
-  // `done` was taken. `together`: whether the replicas are to be told of it now.
+  // `done` was taken. `together`: what the replicas are to be told now.
   std::optional<absl::StatusOr<FlushInfo>> BeginFlushLocked(uint64_t generation,
                                                             const std::vector<SessionMarks>& marks,
                                                             float gradient_scale, FlushCallback& done)
@@ -321,7 +326,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   std::optional<absl::StatusOr<StepResult>> BeginStepLocked(uint64_t generation,
                                                             const std::vector<SessionMarks>& marks,
                                                             const StepRequest& request, StepCallback& done,
-                                                            bool* together)
+                                                            std::optional<WindowEnd>* together)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<absl::StatusOr<StepResult>> RepeatedStepLocked(uint64_t generation,
                                                                const std::vector<SessionMarks>& marks,
@@ -348,17 +353,20 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void Step();
   // What of a head over replicas is the coordinator's, and is another server's here.
   absl::Status CheckEndsWindows() const;
+  WindowEnd EndingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginPartLocked(const WindowEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<uint64_t> SealedPart() ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<GradientStats> SumNow(uint64_t window_tokens, const ReplicaCommunicators& replicas)
+  // On the device thread; `ending` is GradientWindow's, of when it was asked for.
+  absl::StatusOr<uint64_t> SealedPart(uint64_t ending) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<GradientStats> SumNow(uint64_t ending, uint64_t window_tokens,
+                                       const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status StepNow(const JointStep& step, const ReplicaCommunicators& replicas)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  uint64_t EndingNumber() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs `task` on the device thread, after those that were given before, of whatever head: what replicas
   // exchange must have one order everywhere.
   void PostExchange(std::function<void()> task);
-  // Not ok if the ending has come to none of these.
-  absl::Status CheckPhaseLocked(std::initializer_list<EndingPhase> phases) const
+  // Not ok if it is not this ending, or has come to none of these.
+  absl::Status CheckPhaseLocked(uint64_t ending, std::initializer_list<EndingPhase> phases) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<StepResult> TakeStep(const StepRequest& request, const WindowGradient& gradient,
                                       int64_t steps);
@@ -443,6 +451,7 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   HeadHistory history_ ABSL_GUARDED_BY(mutex_);
   SessionTable sessions_ ABSL_GUARDED_BY(mutex_);
   GradientWindow window_ ABSL_GUARDED_BY(mutex_);
+  JointStep joint_step_ ABSL_GUARDED_BY(mutex_);         // as far as it is known in this phase
   bool slices_stepped_ ABSL_GUARDED_BY(mutex_) = false;  // in the phase kStepping, but for the others'
   WeightStore weights_ ABSL_GUARDED_BY(mutex_);
   LogitsQueue logits_ ABSL_GUARDED_BY(mutex_);

@@ -16,17 +16,41 @@ absl::Status Head::CheckEndsWindows() const {
                    ReplicaPlace::kCoordinator));
 }
 
-absl::Status Head::CheckPhaseLocked(std::initializer_list<EndingPhase> phases) const {
+absl::Status Head::CheckPhaseLocked(uint64_t ending, std::initializer_list<EndingPhase> phases) const {
   if (!lifecycle_.alive().ok()) return lifecycle_.alive();
   const bool right = std::find(phases.begin(), phases.end(), window_.phase()) != phases.end();
-  if (window_.stepping() && right) return absl::OkStatus();
+  if (window_.stepping() && window_.ending() == ending && right) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("the end of window ", window_.generation(), " of head ",
-                                          config_.name, " has not come that far"));
+                                          config_.name, " is not that far, or it is another one"));
 }
 
-EndingPhase Head::phase() const {
+uint64_t Head::EndingNumber() const {
   const MutexLock lock(mutex_);
-  return window_.phase();
+  return window_.ending();
+}
+
+PartState Head::part() const {
+  const MutexLock lock(mutex_);
+  const StepResult& last = window_.last_step().result;
+  return {.generation = window_.generation(),
+          .phase = window_.phase(),
+          .step = joint_step_,
+          .before = {.stats = last.stats, .window_tokens = last.window_tokens, .skipped = last.skipped}};
+}
+
+absl::StatusOr<WindowEnd> Head::Ending() const {
+  const MutexLock lock(mutex_);
+  if (window_.stepping()) return EndingLocked();
+  return absl::FailedPreconditionError(
+      absl::StrCat("nothing ends window ", window_.generation(), " of head ", config_.name));
+}
+
+WindowEnd Head::EndingLocked() const {
+  return {.generation = window_.generation(),
+          .marks = window_.marks(),
+          .step = window_.step(),
+          .weight_version = weights_.version(),
+          .optimizer_steps = weights_.optimizer_steps()};
 }
 
 void Head::PostExchange(std::function<void()> task) {
@@ -42,7 +66,9 @@ void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint
     begun = BeginPartLocked(end);
     if (begun.ok()) {
       PostLastLocked(OwnMarks(end.marks),
-                     [self = shared_from_this(), done = std::move(done)] { done(self->SealedPart()); });
+                     [self = shared_from_this(), ending = window_.ending(), done = std::move(done)] {
+                       done(self->SealedPart(ending));
+                     });
       return;
     }
   }
@@ -51,20 +77,26 @@ void Head::SealPart(const WindowEnd& end, std::function<void(absl::StatusOr<uint
 
 absl::Status Head::BeginPartLocked(const WindowEnd& end) {
   // The coordinator has checked it all when the call came, and holds the window since.
-  if (environment_.place.coordinates()) return CheckPhaseLocked({EndingPhase::kOpen});
+  if (environment_.place.coordinates()) return CheckPhaseLocked(window_.ending(), {EndingPhase::kOpen});
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status place = CheckPlaceLocked(end.generation, OwnMarks(end.marks)); !place.ok()) return place;
   if (absl::Status open = window_.CheckOpen(); !open.ok()) return open;
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
+  if (end.weight_version != weights_.version() || end.optimizer_steps != weights_.optimizer_steps()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the weights of head ", config_.name, " are of version ", weights_.version(), " after ",
+        weights_.optimizer_steps(), " steps; those of replica ", ReplicaPlace::kCoordinator, " of version ",
+        end.weight_version, " after ", end.optimizer_steps));
+  }
   if (absl::Status may = CheckSealableLocked(end.marks); !may.ok()) return may;
   window_.BeginStep(end.marks, end.step, nullptr);
   return absl::OkStatus();
 }
 
 // Everything accepted before the window was sealed has been processed by now.
-absl::StatusOr<uint64_t> Head::SealedPart() {
+absl::StatusOr<uint64_t> Head::SealedPart(uint64_t ending) {
   const MutexLock lock(mutex_);
-  if (absl::Status phase = CheckPhaseLocked({EndingPhase::kOpen}); !phase.ok()) return phase;
+  if (absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kOpen}); !phase.ok()) return phase;
   if (absl::Status sealed = CheckSealedLocked(); !sealed.ok()) return sealed;
   window_.Reach(EndingPhase::kSealed);
   return window_.tokens();
@@ -72,20 +104,21 @@ absl::StatusOr<uint64_t> Head::SealedPart() {
 
 // Sum
 
-void Head::SumPart(uint64_t window_tokens, const ReplicaCommunicators& replicas,
+void Head::SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,
                    std::function<void(absl::StatusOr<GradientStats>)> done) {
-  PostExchange([self = shared_from_this(), window_tokens, replicas, done = std::move(done)] {
-    done(self->SumNow(window_tokens, replicas));
-  });
+  PostExchange([self = shared_from_this(), ending = EndingNumber(), window_tokens,
+                replicas = std::move(replicas),
+                done = std::move(done)] { done(self->SumNow(ending, window_tokens, *replicas)); });
 }
 
-absl::StatusOr<GradientStats> Head::SumNow(uint64_t window_tokens, const ReplicaCommunicators& replicas) {
+absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_tokens,
+                                           const ReplicaCommunicators& replicas) {
   WindowGradient gradient;
   double scale = 1;
   bool summed = false;
   {
     const MutexLock lock(mutex_);
-    absl::Status phase = CheckPhaseLocked({EndingPhase::kSealed, EndingPhase::kSummed});
+    absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kSealed, EndingPhase::kSummed});
     if (!phase.ok()) return phase;
     gradient = WindowGradientLocked();
     scale = window_.step().gradient_scale;
@@ -101,6 +134,7 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t window_tokens, const Replica
     {
       const MutexLock lock(mutex_);
       window_.Reach(EndingPhase::kSummed);
+      joint_step_ = {.window_tokens = window_tokens};
     }
     if (empty) return GradientStats();
     const absl::StatusOr<GradientTallies> tallies = backend_->TallySum(scale, replicas);
@@ -113,22 +147,29 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t window_tokens, const Replica
 
 // Step
 
-void Head::StepPart(const JointStep& step, const ReplicaCommunicators& replicas,
+void Head::StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunicators> replicas,
                     std::function<void(absl::Status)> done) {
-  PostExchange([self = shared_from_this(), step, replicas, done = std::move(done)] {
-    done(self->StepNow(step, replicas));
+  PostExchange([self = shared_from_this(), ending = EndingNumber(), step, replicas = std::move(replicas),
+                done = std::move(done)] { done(self->StepNow(ending, step, *replicas)); });
+}
+
+void Head::ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
+                       std::function<void(absl::Status)> done) {
+  PostExchange([self = shared_from_this(), replicas = std::move(replicas), done = std::move(done)] {
+    done(self->backend_->GatherSlices(*replicas));
   });
 }
 
-absl::Status Head::StepNow(const JointStep& step, const ReplicaCommunicators& replicas) {
+absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas) {
   WindowGradient gradient;
   StepArguments arguments;
   bool stepped = false;
   {
     const MutexLock lock(mutex_);
-    absl::Status phase = CheckPhaseLocked({EndingPhase::kSummed, EndingPhase::kStepping});
+    absl::Status phase = CheckPhaseLocked(ending, {EndingPhase::kSummed, EndingPhase::kStepping});
     if (!phase.ok()) return phase;
     window_.Reach(EndingPhase::kStepping);
+    joint_step_ = step;
     gradient = WindowGradientLocked();
     arguments = Resolve(config_.optimizer, window_.step(), weights_.optimizer_steps() + 1);
     stepped = slices_stepped_;

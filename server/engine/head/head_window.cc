@@ -284,19 +284,20 @@ void Head::ApplyStep(uint64_t generation, std::vector<SessionMarks> marks, const
                      StepCallback done) {
   marks = Canonical(std::move(marks));
   std::optional<absl::StatusOr<StepResult>> answer;
-  bool together = false;
+  std::optional<WindowEnd> together;
   {
     const MutexLock lock(mutex_);
     answer = BeginStepLocked(generation, marks, request, done, &together);
   }
   if (answer.has_value()) done(*std::move(answer));
-  if (together) environment_.end_together(shared_from_this(), {generation, std::move(marks), request});
+  if (together.has_value()) environment_.end_together(shared_from_this(), *std::move(together));
 }
 
 std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generation,
                                                                 const std::vector<SessionMarks>& marks,
                                                                 const StepRequest& request,
-                                                                StepCallback& done, bool* together) {
+                                                                StepCallback& done,
+                                                                std::optional<WindowEnd>* together) {
   if (absl::Status right = CheckEndsWindows(); !right.ok()) return right;
   if (!lifecycle_.may_end_window().ok()) return lifecycle_.may_end_window();
   if (absl::Status right = CheckStep(config_, request); !right.ok()) return right;
@@ -306,8 +307,11 @@ std::optional<absl::StatusOr<StepResult>> Head::BeginStepLocked(uint64_t generat
   if (absl::Status weights = weights_.CheckPresent(); !weights.ok()) return weights;
   if (absl::Status may = CheckSealableLocked(marks); !may.ok()) return may;
   window_.BeginStep(marks, request, std::move(done));
-  *together = environment_.place.shared();
-  if (!*together) PostLastLocked(marks, [self = shared_from_this()] { self->Step(); });
+  if (environment_.place.shared()) {
+    *together = EndingLocked();
+  } else {
+    PostLastLocked(marks, [self = shared_from_this()] { self->Step(); });
+  }
   return std::nullopt;
 }
 

@@ -1,10 +1,14 @@
 #include "server/engine/replicas/window_ending.h"
 
-#include <numeric>
 #include <utility>
 
+#include "absl/strings/cord.h"
+
 namespace lossd::engine {
+
 namespace {
+
+constexpr char kLost[] = "lossd/replica_lost";
 
 // What all replicas answer, the coordinator first; then something happens, by the thread of the last answer,
 // or by who asked, if that came later.
@@ -56,7 +60,7 @@ absl::Status FirstError(const std::vector<Answer>& answers) {
   absl::Status first;
   for (const Answer& answer : answers) {
     const absl::Status& status = StatusOf(answer);
-    if (absl::IsUnavailable(status)) return status;
+    if (IsReplicaLost(status)) return status;
     if (first.ok()) first = status;
   }
   return first;
@@ -68,6 +72,7 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
       : head_(std::move(head)), end_(std::move(end)), replicas_(std::move(replicas)) {}
 
   void Seal();
+  void GoOn();
 
  private:
   using Sealed = std::vector<absl::StatusOr<uint64_t>>;
@@ -77,9 +82,12 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
   template <class Answer, class Ask>
   void AskAll(std::function<void(std::vector<Answer>)> then, Ask ask);
   void Sum(const Sealed& sealed);
+  void Tally();
   void Step(const Summed& summed);
   void Publish(const std::vector<absl::Status>& stepped);
   void Reopen(const absl::Status& why);
+  // Some may have done what others have not.
+  void Break(const absl::Status& why);
   // It is over if one was lost.
   bool IsLost(const absl::Status& why) const;
 
@@ -92,20 +100,28 @@ class WindowEnding : public std::enable_shared_from_this<WindowEnding> {
 template <class Answer, class Ask>
 void WindowEnding::AskAll(std::function<void(std::vector<Answer>)> then, Ask ask) {
   const auto round = std::make_shared<Round<Answer>>(1 + replicas_.others.size(), std::move(then));
-  {
-    const MutexLock lock(replicas_.order->mutex);
+  const bool asked = replicas_.epoch->Ask([&] {
     ask(nullptr, Round<Answer>::AnswerOf(round, 0));
     for (size_t i = 0; i < replicas_.others.size(); ++i) {
       ask(replicas_.others[i].get(), Round<Answer>::AnswerOf(round, 1 + i));
     }
+  });
+  if (asked) {
+    round->Begin();
+  } else {
+    (void)IsLost(ReplicaLost("a replica was lost"));
   }
-  round->Begin();
 }
 
 bool WindowEnding::IsLost(const absl::Status& why) const {
-  if (!absl::IsUnavailable(why)) return false;
+  if (!IsReplicaLost(why)) return false;
   head_->TellWaiting(why);
   return true;
+}
+
+void WindowEnding::Break(const absl::Status& why) {
+  head_->TellWaiting(why);
+  replicas_.on_broken(why);
 }
 
 void WindowEnding::Seal() {
@@ -126,6 +142,15 @@ void WindowEnding::Sum(const Sealed& sealed) {
     return;
   }
   for (const absl::StatusOr<uint64_t>& tokens : sealed) step_.window_tokens += *tokens;
+  Tally();
+}
+
+void WindowEnding::GoOn() {
+  step_.window_tokens = head_->part().step.window_tokens;
+  Tally();
+}
+
+void WindowEnding::Tally() {
   AskAll<absl::StatusOr<GradientStats>>(
       [self = shared_from_this()](const Summed& summed) { self->Step(summed); },
       [this](ReplicaPart* other, std::function<void(absl::StatusOr<GradientStats>)> done) {
@@ -138,10 +163,7 @@ void WindowEnding::Sum(const Sealed& sealed) {
 }
 
 void WindowEnding::Step(const Summed& summed) {
-  if (const absl::Status failed = FirstError(summed); !failed.ok()) {
-    head_->TellWaiting(failed);
-    return;
-  }
+  if (const absl::Status failed = FirstError(summed); !failed.ok()) return Break(failed);
   step_.stats = *summed.front();
   const bool refuses = end_.step.non_finite == NonFinite::kSkip && step_.stats.non_finite > 0;
   step_.skipped = refuses || step_.window_tokens == 0;
@@ -158,17 +180,16 @@ void WindowEnding::Step(const Summed& summed) {
 
 // At the coordinator it comes last: nobody is answered before all have the new version.
 void WindowEnding::Publish(const std::vector<absl::Status>& stepped) {
-  if (const absl::Status failed = FirstError(stepped); !failed.ok()) {
-    head_->TellWaiting(failed);
-    return;
-  }
-  head_->PublishPart(step_);
+  if (const absl::Status failed = FirstError(stepped); !failed.ok()) return Break(failed);
+  const bool published = replicas_.epoch->Finish([this] { head_->PublishPart(step_); });
+  if (!published) (void)IsLost(ReplicaLost("a replica was lost"));
 }
 
 void WindowEnding::Reopen(const absl::Status& why) {
   AskAll<absl::Status>(
       [self = shared_from_this(), why](const std::vector<absl::Status>& reopened) {
-        if (!self->IsLost(FirstError(reopened))) self->head_->ReopenPart(why);
+        if (self->IsLost(FirstError(reopened))) return;
+        (void)self->replicas_.epoch->Finish([&] { self->head_->ReopenPart(why); });
       },
       [&why](ReplicaPart* other, const std::function<void(absl::Status)>& done) {
         if (other == nullptr) {
@@ -181,8 +202,45 @@ void WindowEnding::Reopen(const absl::Status& why) {
 
 }  // namespace
 
+bool CoordinatedEpoch::Ask(absl::FunctionRef<void()> ask) {
+  const MutexLock lock(mutex_);
+  if (!over_) ask();
+  return !over_;
+}
+
+bool CoordinatedEpoch::Finish(absl::FunctionRef<void()> finish) {
+  {
+    const MutexLock lock(mutex_);
+    if (over_) return false;
+    ++finishing_;
+  }
+  finish();
+  const MutexLock lock(mutex_);
+  --finishing_;
+  finished_.NotifyAll();
+  return true;
+}
+
+void CoordinatedEpoch::Close() {
+  const MutexLock lock(mutex_);
+  over_ = true;
+  while (finishing_ > 0) finished_.Wait(mutex_);
+}
+
+absl::Status ReplicaLost(absl::string_view why) {
+  absl::Status status = absl::UnavailableError(why);
+  status.SetPayload(kLost, absl::Cord());
+  return status;
+}
+
+bool IsReplicaLost(const absl::Status& status) { return status.GetPayload(kLost).has_value(); }
+
 void EndWindow(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas) {
   std::make_shared<WindowEnding>(std::move(head), std::move(end), std::move(replicas))->Seal();
+}
+
+void GoOnEndingWindow(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas) {
+  std::make_shared<WindowEnding>(std::move(head), std::move(end), std::move(replicas))->GoOn();
 }
 
 }  // namespace lossd::engine

@@ -9,16 +9,22 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/engine/common/mutex.h"
 #include "server/engine/head/head.h"
 
 namespace lossd::engine {
 
+// A replica was lost, and with it the epoch: whether it has done what it was asked for is not known.
+absl::Status ReplicaLost(absl::string_view why);
+bool IsReplicaLost(const absl::Status& status);
+
 // Another replica of a head, as the coordinator reaches it. Calls never block, and what is asked of one
-// replica comes there in the order of the calls. `done` is called once, by any thread; UNAVAILABLE: the epoch
-// is over, and whether it was done is not known.
+// replica comes there in the order of the calls. `done` is called once, by any thread; with ReplicaLost if the
+// epoch was over before.
 class ReplicaPart {
  public:
   virtual ~ReplicaPart() = default;
@@ -31,23 +37,39 @@ class ReplicaPart {
   virtual void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) = 0;
 };
 
-// What replicas exchange blocks their devices: of two heads, one has to be first everywhere. Held while all
-// of them are asked.
-struct ExchangeOrder {
-  Mutex mutex;
+// What a coordinator does in one epoch, and nothing when that is over. Thread-safe.
+class CoordinatedEpoch {
+ public:
+  // Calls `ask`, which asks all replicas for something, and must not wait. What they exchange blocks their
+  // devices: of two heads one has to be first everywhere, so this is for one at a time. False: it is over.
+  bool Ask(absl::FunctionRef<void()> ask) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls `finish`, which ends something at the coordinator.
+  bool Finish(absl::FunctionRef<void()> finish) ABSL_LOCKS_EXCLUDED(mutex_);
+  // It is over when this returns.
+  void Close() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  Mutex mutex_;
+  CondVar finished_;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  int finishing_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Everything lives until the ending is over.
 struct EndingReplicas {
-  ReplicaCommunicators own;  // the coordinator's
+  std::shared_ptr<const ReplicaCommunicators> own;  // the coordinator's
   std::vector<std::shared_ptr<ReplicaPart>> others;
-  ExchangeOrder* order = nullptr;
+  std::shared_ptr<CoordinatedEpoch> epoch;
+  // Told when not all could do what others may have done: the epoch is to end, so that they settle it. Any
+  // thread.
+  std::function<void(const absl::Status& why)> on_broken;
 };
 
 // Ends the window of `head`, the coordinator's, and of its replicas: seal, sum, step, each when all have done
 // the one before. Who waits for the step at `head` is answered when all have published it; with UNAVAILABLE
 // if a replica is lost before, and then the next epoch decides what becomes of it (SettleReplicas).
 void EndWindow(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas);
+// The same where all replicas have the sums.
+void GoOnEndingWindow(std::shared_ptr<Head> head, WindowEnd end, EndingReplicas replicas);
 
 }  // namespace lossd::engine
 

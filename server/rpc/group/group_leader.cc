@@ -108,6 +108,18 @@ class LeaderChannel final : public engine::RankChannel {
   const std::shared_ptr<GroupState> state_;
 };
 
+class LeaderQuestions final : public RankQuestions {
+ public:
+  explicit LeaderQuestions(std::shared_ptr<GroupState> state) : state_(std::move(state)) {}
+
+  void Ask(int32_t rank, const std::string& name, std::string command, RankAnswered done) override {
+    state_->AskRank(rank, name, std::move(command), std::move(done));
+  }
+
+ private:
+  const std::shared_ptr<GroupState> state_;
+};
+
 class LeaderServer final : public GroupLeader {
  public:
   explicit LeaderServer(GroupLeaderOptions options)
@@ -130,6 +142,7 @@ class LeaderServer final : public GroupLeader {
   absl::Status AwaitReports(absl::Duration timeout) override { return state_->AwaitReports(timeout); }
   kernels::collectives::Rendezvous& rendezvous() override { return rendezvous_; }
   std::vector<RankLanes> Lanes() override { return state_->Lanes(); }
+  std::shared_ptr<RankQuestions> Questions() override { return std::make_shared<LeaderQuestions>(state_); }
   std::unique_ptr<engine::RankChannel> Channel() override { return std::make_unique<LeaderChannel>(state_); }
   void SetServing(bool ready) override { state_->SetServing(ready); }
   void TellDraining() override { state_->TellDraining(); }

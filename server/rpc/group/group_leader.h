@@ -43,6 +43,17 @@ struct GroupLeaderOptions {
   absl::Duration hello_timeout = absl::Seconds(10);
 };
 
+// By commands that are none of engine::GroupCommand's. Thread-safe.
+class RankQuestions {
+ public:
+  virtual ~RankQuestions() = default;
+
+  // Does not wait. A rank takes what it is asked in this order (GroupMember::Answer), and may answer in any.
+  // `done` is called once, by any thread and without a lock; with a loss if a rank, whichever, is lost before,
+  // or the group has ended.
+  virtual void Ask(int32_t rank, const std::string& name, std::string command, RankAnswered done) = 0;
+};
+
 // Thread-safe. Heartbeats go out and are expected from the start to the end, in a thread of its own.
 class GroupLeader {
  public:
@@ -63,6 +74,8 @@ class GroupLeader {
   virtual std::vector<RankLanes> Lanes() = 0;
   // The leader's own; lives as long as this. It fails with kPeerLost once a rank is lost.
   virtual kernels::collectives::Rendezvous& rendezvous() = 0;
+  // To one rank; may outlive this.
+  virtual std::shared_ptr<RankQuestions> Questions() = 0;
   // To all ranks; may outlive this, and then sends nothing. Once a rank is lost, Send drops its command and
   // Ask returns UNAVAILABLE.
   virtual std::unique_ptr<engine::RankChannel> Channel() = 0;

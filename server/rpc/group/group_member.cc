@@ -33,6 +33,8 @@ constexpr int kConnectMs = 5000;
 // How long one try waits for a welcome, if rank_timeout is not longer: what listens there may be no leader,
 // or one whose connection is gone without a word.
 constexpr absl::Duration kLeastPatience = absl::Seconds(10);
+// How often a member that waits for commands looks whether it is to leave.
+constexpr std::chrono::milliseconds kLookAgain{100};
 // How soon the end of a batch is noticed, where a device computes beside this thread.
 constexpr std::chrono::microseconds kPollInterval{30};
 
@@ -114,6 +116,7 @@ class JoinedMember final : public GroupMember {
   kernels::collectives::Rendezvous& rendezvous() override { return *rendezvous_; }
   std::shared_ptr<grpc::Channel> channel() const override { return channel_; }
   absl::Status Run(engine::RankExecutor& executor) override;
+  absl::Status Answer(const Take& take, const std::function<bool()>& stop) override;
 
  private:
   // An error ends the rank. What takes memory goes to `memory_`.
@@ -124,7 +127,7 @@ class JoinedMember final : public GroupMember {
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<group::v1::GroupService::Stub> stub_;
   const absl::Duration interval_;
-  std::unique_ptr<LeaderStream> stream_;
+  std::shared_ptr<LeaderStream> stream_;
   std::unique_ptr<MemberRendezvous> rendezvous_;
   ReportWriter reports_;
   std::unique_ptr<Ticker> heartbeats_;  // it uses the above
@@ -136,7 +139,7 @@ class JoinedMember final : public GroupMember {
 
 absl::Status JoinedMember::Open(const GroupMemberOptions& options, Clock::time_point deadline) {
   stream_ =
-      std::make_unique<LeaderStream>(stub_.get(), options.rank_timeout, options.on_lost, options.on_serving);
+      std::make_shared<LeaderStream>(stub_.get(), options.rank_timeout, options.on_lost, options.on_serving);
   absl::Status opened = stream_->Open(options.credentials, HelloOf(options), deadline);
   if (!opened.ok()) return opened;
   rendezvous_ = std::make_unique<MemberRendezvous>(stream_.get());
@@ -178,6 +181,21 @@ absl::Status JoinedMember::Run(engine::RankExecutor& executor) {
     if (!command.ok()) return command.status();
     if (!command->has_value()) continue;
     if (absl::Status executed = Execute(**command, executor); !executed.ok()) return executed;
+  }
+}
+
+absl::Status JoinedMember::Answer(const Take& take, const std::function<bool()>& stop) {
+  for (;;) {
+    const absl::StatusOr<std::optional<group::v1::NumberedCommand>> command =
+        stream_->Next(Clock::now() + kLookAgain);
+    if (absl::IsCancelled(command.status())) return absl::OkStatus();
+    if (!command.ok()) return command.status();
+    if (stop()) return absl::CancelledError("the member leaves");
+    if (!command->has_value()) continue;
+    take((*command)->command(), [stream = std::weak_ptr(stream_), number = (*command)->number()](
+                                    const absl::StatusOr<std::string>& data) {
+      if (const std::shared_ptr<LeaderStream> open = stream.lock(); open != nullptr) open->Reply(number, data);
+    });
   }
 }
 

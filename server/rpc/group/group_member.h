@@ -72,6 +72,14 @@ class GroupMember {
   // command that is not replied to, or that cannot be understood: then the rank has to end, and the executor
   // is in use as long as this lives. Once.
   virtual absl::Status Run(engine::RankExecutor& executor) = 0;
+
+  // The same for what the leader asks by RankQuestions: `take` is called with one command after the
+  // other by this thread, and must not wait. `reply` may be called by any thread, once, and after this has
+  // gone does nothing.
+  using Reply = std::function<void(absl::StatusOr<std::string> data)>;
+  using Take = std::function<void(const std::string& command, Reply reply)>;
+  // CANCELLED once `stop` says so, which is asked now and then.
+  virtual absl::Status Answer(const Take& take, const std::function<bool()>& stop) = 0;
 };
 
 }  // namespace lossd::rpc

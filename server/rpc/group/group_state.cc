@@ -58,10 +58,9 @@ std::shared_ptr<LeaderMessage> MessageOf(const engine::GroupCommand& command) {
   return message;
 }
 
-absl::Status ToStatus(int32_t rank, const group::v1::Reply& reply) {
+absl::Status StatusOf(const group::v1::Reply& reply, const std::string& who = "") {
   if (reply.code() == 0) return absl::OkStatus();
-  absl::Status status(static_cast<absl::StatusCode>(reply.code()),
-                      absl::StrCat("rank ", rank, ": ", reply.message()));
+  absl::Status status(static_cast<absl::StatusCode>(reply.code()), absl::StrCat(who, reply.message()));
   for (const auto& [type, payload] : reply.payloads()) status.SetPayload(type, absl::Cord(payload));
   return status;
 }
@@ -157,6 +156,7 @@ bool GroupState::Lose(int32_t rank, const std::string& why) {
 
 void GroupState::TellLost(int32_t rank, const std::string& why) {
   if (on_lost_ != nullptr) on_lost_(rank, why);
+  GiveUpAsked();
   const engine::MutexLock lock(mutex_);
   for (const Member& member : members_) {
     if (member.stream != nullptr) member.stream->Cancel();
@@ -249,6 +249,44 @@ void GroupState::SendTo(int32_t rank, const engine::GroupCommand& command) {
   member.stream->Write(std::move(message));
 }
 
+void GroupState::AskRank(int32_t rank, const std::string& name, std::string command, RankAnswered done) {
+  auto message = std::make_shared<LeaderMessage>();
+  message->mutable_command()->set_command(std::move(command));
+  message->mutable_command()->set_name(name);
+  absl::Status over;
+  {
+    const engine::MutexLock lock(mutex_);
+    over = over_;
+    if (over.ok()) {
+      message->mutable_command()->set_number(++last_command_);
+      asked_[last_command_] = {rank, std::move(done)};
+      const Member& member = members_[static_cast<size_t>(rank)];
+      if (member.stream != nullptr) member.stream->Write(std::move(message));
+      return;
+    }
+  }
+  done(over, over);
+}
+
+RankAnswered GroupState::TakeAsked(int32_t rank, uint64_t number) {
+  const auto asked = asked_.find(number);
+  if (asked == asked_.end() || asked->second.rank != rank) return nullptr;
+  RankAnswered done = std::move(asked->second.done);
+  asked_.erase(asked);
+  return done;
+}
+
+void GroupState::GiveUpAsked() {
+  std::map<uint64_t, Asked> asked;
+  absl::Status over;
+  {
+    const engine::MutexLock lock(mutex_);
+    asked.swap(asked_);
+    over = over_;
+  }
+  for (const auto& [number, waiting] : asked) waiting.done(over, over);
+}
+
 absl::Status GroupState::Ask(const engine::GroupCommand& command) {
   auto message = MessageOf(command);
   const engine::MutexLock lock(mutex_);
@@ -269,14 +307,21 @@ absl::Status GroupState::Ask(const engine::GroupCommand& command) {
 absl::Status GroupState::Take(int32_t rank, const group::v1::MemberMessage& message) {
   // Large, and copied without the lock that the device's loop needs, too.
   if (message.has_answered()) return TakeAnswered(rank, ToEngine(message.answered()));
+  RankAnswered done;
   {
     const engine::MutexLock lock(mutex_);
     if (!over_.ok()) return absl::OkStatus();  // it is late
     members_[static_cast<size_t>(rank)].silent = 0;
-    if (!message.has_drain()) return TakeLocked(rank, message);
-    if (std::exchange(drain_asked_, true)) return absl::OkStatus();
+    if (message.has_reply()) done = TakeAsked(rank, message.reply().number());
+    if (done == nullptr && !message.has_drain()) return TakeLocked(rank, message);
+    if (message.has_drain() && std::exchange(drain_asked_, true)) return absl::OkStatus();
   }
-  if (on_drain_ != nullptr) on_drain_(rank);
+  if (done != nullptr) {
+    const absl::Status replied = StatusOf(message.reply());
+    done(absl::OkStatus(), replied.ok() ? absl::StatusOr<std::string>(message.reply().data()) : replied);
+  } else if (on_drain_ != nullptr) {
+    on_drain_(rank);
+  }
   return absl::OkStatus();
 }
 
@@ -307,7 +352,8 @@ absl::Status GroupState::TakeReply(int32_t rank, const group::v1::Reply& reply) 
   if (question == questions_.end() || question->second.replies[static_cast<size_t>(rank)].has_value()) {
     return absl::InternalError(absl::StrCat("nobody waits for a reply to command ", reply.number()));
   }
-  question->second.replies[static_cast<size_t>(rank)] = ToStatus(rank, reply);
+  question->second.replies[static_cast<size_t>(rank)] =
+      StatusOf(reply, absl::StrCat("rank ", rank, ": "));
   changed_.NotifyAll();
   return absl::OkStatus();
 }
@@ -444,16 +490,19 @@ void GroupState::TellDraining() {
 }
 
 bool GroupState::End() {
-  const engine::MutexLock lock(mutex_);
-  if (!over_.ok()) return false;
-  over_ = absl::UnavailableError("the group has ended");
-  auto end = std::make_shared<LeaderMessage>();
-  end->mutable_end();
-  Broadcast(end);
-  for (const Member& member : members_) {
-    if (member.stream != nullptr) member.stream->Close();
+  {
+    const engine::MutexLock lock(mutex_);
+    if (!over_.ok()) return false;
+    over_ = absl::UnavailableError("the group has ended");
+    auto end = std::make_shared<LeaderMessage>();
+    end->mutable_end();
+    Broadcast(end);
+    for (const Member& member : members_) {
+      if (member.stream != nullptr) member.stream->Close();
+    }
+    changed_.NotifyAll();
   }
-  changed_.NotifyAll();
+  GiveUpAsked();
   return true;
 }
 

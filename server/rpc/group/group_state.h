@@ -15,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/collectives/rendezvous.h"
 #include "lossd/group/v1/group.pb.h"
@@ -46,6 +47,10 @@ class RankStream {
 
 // Told once, when the first rank is lost, by one of gRPC's threads or that of heartbeats, without a lock.
 using RankLost = std::function<void(int32_t rank, const std::string& why)>;
+// What a rank has replied to a command: data, or the error that it came to. If `lost` is not ok a rank was
+// lost before, and whether the command was executed is not known.
+using RankAnswered =
+    std::function<void(const absl::Status& lost, const absl::StatusOr<std::string>& data)>;
 // Told once, when a rank first asks for it, by the thread of its stream, without a lock.
 using DrainAsked = std::function<void(int32_t rank)>;
 
@@ -80,6 +85,9 @@ class GroupState {
   void Send(const engine::GroupCommand& command) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Ask(const engine::GroupCommand& command) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendTo(int32_t rank, const engine::GroupCommand& command) ABSL_LOCKS_EXCLUDED(mutex_);
+  // RankQuestions'.
+  void AskRank(int32_t rank, const std::string& name, std::string command, RankAnswered done)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<engine::AnsweredChunk> TakeAnswered() ABSL_LOCKS_EXCLUDED(answered_mutex_);
   // Does not wait for the lock: the device's loop asks all the time.
   uint64_t batches_applied() const { return batches_applied_; }
@@ -123,6 +131,10 @@ class GroupState {
   absl::Status Check(const group::v1::Hello& hello) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeOffer(int32_t rank, const group::v1::Offer& offer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeReply(int32_t rank, const group::v1::Reply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What waits for the answer to a command of AskRank; null if the reply is to another one.
+  RankAnswered TakeAsked(int32_t rank, uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells those who still wait for an answer that there will be none.
+  void GiveUpAsked() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status TakeAnswered(int32_t rank, engine::AnsweredChunk chunk) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status TakeApplied(int32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whatever does not have to be answered with the lock released.
@@ -161,6 +173,11 @@ class GroupState {
   std::map<int64_t, Round> rounds_ ABSL_GUARDED_BY(mutex_);
   int64_t own_round_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, Question> questions_ ABSL_GUARDED_BY(mutex_);
+  struct Asked {
+    int32_t rank = 0;
+    RankAnswered done;
+  };
+  std::map<uint64_t, Asked> asked_ ABSL_GUARDED_BY(mutex_);  // by AskRank, by number
   uint64_t last_command_ ABSL_GUARDED_BY(mutex_) = 0;
   engine::AwaitedAnswers answers_ ABSL_GUARDED_BY(mutex_);  // of the batches that ranks were told to start
   std::optional<bool> serving_ ABSL_GUARDED_BY(mutex_);     // what was told last

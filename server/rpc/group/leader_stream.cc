@@ -181,12 +181,14 @@ absl::StatusOr<std::optional<group::v1::NumberedCommand>> LeaderStream::Next(Clo
   return command;
 }
 
-void LeaderStream::Reply(uint64_t number, const absl::Status& status) {
+void LeaderStream::Reply(uint64_t number, const absl::StatusOr<std::string>& data) {
   auto message = std::make_shared<MemberMessage>();
+  const absl::Status status = data.status();
   group::v1::Reply& reply = *message->mutable_reply();
   reply.set_number(number);
   reply.set_code(static_cast<int>(status.code()));
   reply.set_message(std::string(status.message()));
+  if (data.ok()) reply.set_data(*data);
   status.ForEachPayload([&reply](absl::string_view type, const absl::Cord& payload) {
     (*reply.mutable_payloads())[std::string(type)] = std::string(payload);
   });

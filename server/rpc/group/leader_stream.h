@@ -55,7 +55,10 @@ class LeaderStream final
   // a group that has ended in order, UNAVAILABLE when the leader is lost.
   absl::StatusOr<std::optional<group::v1::NumberedCommand>> Next(Clock::time_point until)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void Reply(uint64_t number, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Reply(uint64_t number, const absl::StatusOr<std::string>& data) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Reply(uint64_t number, const absl::Status& status) {
+    Reply(number, status.ok() ? absl::StatusOr<std::string>("") : status);
+  }
   void TellAnswered(group::v1::Answered answered) ABSL_LOCKS_EXCLUDED(mutex_);
   void TellApplied() ABSL_LOCKS_EXCLUDED(mutex_);
   void Report(group::v1::Report report) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -119,6 +119,7 @@ std::optional<absl::StatusOr<StepResult>> GradientWindow::RepeatedStep(uint64_t 
 
 void GradientWindow::Seal(std::vector<SessionMarks> marks) {
   window_.state = WindowState::kSealing;
+  ++ending_;
   window_.marks = std::move(marks);
   begun_ = absl::Now();
 }

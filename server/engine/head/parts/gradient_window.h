@@ -85,6 +85,8 @@ class GradientWindow {
   void BeginStep(std::vector<SessionMarks> marks, const StepRequest& request, StepCallback done);
   // Of a replica, from BeginFlush or BeginStep until the window is open again.
   EndingPhase phase() const { return phase_; }
+  // By one with each of them.
+  uint64_t ending() const { return ending_; }
   void Reach(EndingPhase phase) { phase_ = phase; }
   // Those who wait for a step, who are told something else than how it ended.
   std::vector<StepCallback> TakeStepWaiters() { return std::exchange(step_waiters_, {}); }
@@ -136,6 +138,7 @@ class GradientWindow {
   absl::Time begun_;
   absl::Time sealed_at_;
   EndingPhase phase_ = EndingPhase::kOpen;
+  uint64_t ending_ = 0;
   std::vector<FlushCallback> flush_waiters_;
   std::optional<StepRequest> step_;
   std::vector<StepCallback> step_waiters_;

@@ -7,6 +7,7 @@
 
 #include "server/engine/chunk/session_marks.h"
 #include "server/engine/head/parts/optimizer_step.h"
+#include "server/engine/head/parts/window.h"
 
 namespace lossd::engine {
 
@@ -14,6 +15,9 @@ struct WindowEnd {
   uint64_t generation = 0;
   std::vector<SessionMarks> marks;  // Canonical; those of all replicas' sessions
   StepRequest step;
+  // What it is a step from: the same at all replicas.
+  uint64_t weight_version = 0;
+  int64_t optimizer_steps = 0;
 };
 
 // What the replicas have found together: how the window ends.
@@ -22,6 +26,14 @@ struct JointStep {
   GradientStats stats = {};
   uint64_t window_tokens = 0;  // of all of them; 0: there is nothing to sum or to step by
   bool skipped = false;        // the window ends, and nothing is stepped
+};
+
+// How far a replica is with its window.
+struct PartState {
+  uint64_t generation = 0;
+  EndingPhase phase = EndingPhase::kOpen;
+  JointStep step = {};    // that ends it, as far as it is known by then
+  JointStep before = {};  // that has ended the one before, if a step has
 };
 
 }  // namespace lossd::engine

@@ -32,7 +32,8 @@ std::string BytesOf(const std::vector<float>& values) {
 class HeadPart : public ReplicaPart {
  public:
   HeadPart(std::shared_ptr<Head> head, kernels::collectives::Communicator* communicator)
-      : head_(std::move(head)), replicas_{communicator, communicator} {}
+      : head_(std::move(head)),
+        replicas_(std::make_shared<ReplicaCommunicators>(ReplicaCommunicators{communicator, communicator})) {}
 
   void Seal(const WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override {
     head_->SealPart(end, std::move(done));
@@ -53,7 +54,7 @@ class HeadPart : public ReplicaPart {
 
  private:
   const std::shared_ptr<Head> head_;
-  const ReplicaCommunicators replicas_;
+  const std::shared_ptr<const ReplicaCommunicators> replicas_;
 };
 
 }  // namespace
@@ -61,16 +62,16 @@ class HeadPart : public ReplicaPart {
 ReplicaServer::ReplicaServer(EngineOptions options, const HeadConfig& config)
     : engine_(*Engine::Create(std::move(options), *CreateCpuDevice(kWorkspaceBytes))),
       head_(*engine_->CreateHead(config)) {
-  WriteWeights();
+  WriteWeights(1);
   const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", "client", 0, 1);
   EXPECT_TRUE(opened.ok()) << opened.status();
   lane_ = *head_->AttachLane(opened->info.session_id, 0, listener_);
 }
 
-void ReplicaServer::WriteWeights() {
+void ReplicaServer::WriteWeights(uint64_t seed) {
   const HeadConfig& config = head_->config();
-  const std::string write = *head_->BeginWrite("w", Head::Replace::kNo, RandomId());
-  const std::string rows = BytesOf(RandomFloats(1, config.elements()));
+  const std::string write = *head_->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
+  const std::string rows = BytesOf(RandomFloats(seed, config.elements()));
   EXPECT_TRUE((*head_->FindWrite(write))->Write(0, config.vocab_size, kernels::DataType::kFloat32, rows, {}).ok());
   std::promise<void> published;
   head_->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) {
@@ -112,28 +113,37 @@ std::vector<float> ReplicaServer::Weights() {
   return weights;
 }
 
-ReplicaServers::ReplicaServers(int32_t replicas, HeadConfig config) {
-  end_together = [this](std::shared_ptr<Head> head, WindowEnd end) {
-    EndWindow(std::move(head), std::move(end), Others());
-  };
-  if (replicas > 1) communicators_ = kernels::testing::ConnectRanks(replicas);
+HeadConfig ReplicaServers::AdamWHead() {
+  HeadConfig config;
   config.name = "h";
   config.vocab_size = kVocab;
   config.hidden_size = kHidden;
+  config.weight_type = kernels::DataType::kFloat32;
+  config.optimizer.kind = OptimizerKind::kAdamW;
+  return config;
+}
+
+ReplicaServers::ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together) {
+  if (end_together == nullptr && replicas > 1) {
+    communicators_ = kernels::testing::ConnectRanks(replicas);
+    end_together = [this](std::shared_ptr<Head> head, WindowEnd end) {
+      EndWindow(std::move(head), std::move(end), Others());
+    };
+  }
   for (int32_t replica = 0; replica < replicas; ++replica) {
     EngineOptions options;
     options.place = {replica, replicas};
-    options.end_together = [this](std::shared_ptr<Head> head, WindowEnd end) {
-      end_together(std::move(head), std::move(end));
-    };
+    options.end_together = end_together;
     servers_.push_back(std::make_unique<ReplicaServer>(std::move(options), config));
   }
 }
 
 EndingReplicas ReplicaServers::Others() {
   EndingReplicas replicas;
-  replicas.own = {communicators_[0].get(), communicators_[0].get()};
-  replicas.order = &order_;
+  replicas.own = std::make_shared<ReplicaCommunicators>(
+      ReplicaCommunicators{communicators_[0].get(), communicators_[0].get()});
+  replicas.epoch = epoch_;
+  replicas.on_broken = [](const absl::Status& why) { ADD_FAILURE() << why; };
   for (size_t i = 1; i < servers_.size(); ++i) {
     replicas.others.push_back(std::make_shared<HeadPart>(servers_[i]->head(), communicators_[i].get()));
   }

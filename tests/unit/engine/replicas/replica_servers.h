@@ -28,9 +28,10 @@ class ReplicaServer {
   // Of sessions that have added to the window.
   std::vector<SessionMarks> Marks() const { return head_->Info().window_marks; }
   std::vector<float> Weights();
+  // Seeded ones, the same at every server.
+  void WriteWeights(uint64_t seed);
 
  private:
-  void WriteWeights();
 
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<Head> head_;
@@ -41,11 +42,15 @@ class ReplicaServer {
 
 class ReplicaServers {
  public:
+  using EndTogether = std::function<void(std::shared_ptr<Head>, WindowEnd)>;
   static constexpr int64_t kVocab = 37;
   static constexpr int64_t kHidden = 6;
 
-  // With one replica it is a server of its own, which works alone.
-  ReplicaServers(int32_t replicas, HeadConfig config);
+  // With one replica it is a server of its own, which works alone. `end_together`: what the coordinator does
+  // when its head is to end a window; by default it ends it with the others of this process, by calls.
+  ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together = nullptr);
+  // Of AdamW, in fp32.
+  static HeadConfig AdamWHead();
 
   ReplicaServer& at(int32_t replica) { return *servers_[static_cast<size_t>(replica)]; }
   // Of all sessions.
@@ -57,14 +62,11 @@ class ReplicaServers {
   absl::StatusOr<StepResult> Step(uint64_t generation, std::vector<SessionMarks> marks,
                                   const StepRequest& request);
 
-  // What the coordinator does when its head is to end a window.
-  std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together;
-
  private:
   EndingReplicas Others();
 
   std::vector<std::unique_ptr<kernels::collectives::Communicator>> communicators_;
-  ExchangeOrder order_;
+  std::shared_ptr<CoordinatedEpoch> epoch_ = std::make_shared<CoordinatedEpoch>();
   std::vector<std::unique_ptr<ReplicaServer>> servers_;
 };
 

@@ -5,24 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-
 #include "tests/unit/engine/replicas/replica_servers.h"
 
 namespace lossd::engine::testing {
 namespace {
 
+using ::testing::FloatNear;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using ::testing::FloatNear;
-
-HeadConfig AdamWHead() {
-  HeadConfig config;
-  config.weight_type = kernels::DataType::kFloat32;
-  config.optimizer.kind = OptimizerKind::kAdamW;
-  return config;
-}
 
 StepRequest Rate(double learning_rate) { return {.learning_rate = learning_rate}; }
 
@@ -32,8 +22,8 @@ class WindowEndingTest : public ::testing::TestWithParam<int32_t> {
 };
 
 TEST_P(WindowEndingTest, AllHaveTheWeightsOfOneServerWithAllBatches) {
-  ReplicaServers servers(replicas(), AdamWHead());
-  ReplicaServers one(1, AdamWHead());
+  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
+  ReplicaServers one(1, ReplicaServers::AdamWHead());
   for (uint64_t generation = 1; generation <= 3; ++generation) {
     uint64_t tokens = 0;
     for (int32_t replica = 0; replica < replicas(); ++replica) {
@@ -61,7 +51,7 @@ TEST_P(WindowEndingTest, AllHaveTheWeightsOfOneServerWithAllBatches) {
 }
 
 TEST_P(WindowEndingTest, MarksThatOneReplicaRefusesChangeNothingAnywhere) {
-  ReplicaServers servers(replicas(), AdamWHead());
+  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
   for (int32_t replica = 0; replica < replicas(); ++replica) servers.at(replica).Compute(7, 3);
   const std::vector<SessionMarks> before = servers.Marks();
   const std::vector<float> weights = servers.at(0).Weights();
@@ -78,7 +68,7 @@ TEST_P(WindowEndingTest, MarksThatOneReplicaRefusesChangeNothingAnywhere) {
 }
 
 TEST_P(WindowEndingTest, AWindowWithoutATokenIsEndedAndNothingStepped) {
-  ReplicaServers servers(replicas(), AdamWHead());
+  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
   const std::vector<float> weights = servers.at(0).Weights();
   const absl::StatusOr<StepResult> step = servers.Step(1, Rate(1e-2));
   ASSERT_TRUE(step.ok()) << step.status();
@@ -92,8 +82,8 @@ TEST_P(WindowEndingTest, AWindowWithoutATokenIsEndedAndNothingStepped) {
 }
 
 TEST_P(WindowEndingTest, OneReplicaMayHaveNothing) {
-  ReplicaServers servers(replicas(), AdamWHead());
-  ReplicaServers one(1, AdamWHead());
+  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
+  ReplicaServers one(1, ReplicaServers::AdamWHead());
   servers.at(replicas() - 1).Compute(7, 5);
   one.at(0).Compute(7, 5);
   ASSERT_TRUE(servers.Step(1, Rate(1e-2)).ok());
@@ -104,7 +94,7 @@ TEST_P(WindowEndingTest, OneReplicaMayHaveNothing) {
 }
 
 TEST_P(WindowEndingTest, AStepThatIsAskedForAgainIsAnsweredAlike) {
-  ReplicaServers servers(replicas(), AdamWHead());
+  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
   for (int32_t replica = 0; replica < replicas(); ++replica) servers.at(replica).Compute(7, 3);
   const std::vector<SessionMarks> marks = servers.Marks();
   const absl::StatusOr<StepResult> first = servers.Step(1, marks, Rate(1e-2));
@@ -117,7 +107,7 @@ TEST_P(WindowEndingTest, AStepThatIsAskedForAgainIsAnsweredAlike) {
 }
 
 TEST_P(WindowEndingTest, ANonFiniteGradientOfOneReplicaIsSkippedByAll) {
-  ReplicaServers servers(replicas(), AdamWHead());
+  ReplicaServers servers(replicas(), ReplicaServers::AdamWHead());
   for (int32_t replica = 0; replica < replicas(); ++replica) servers.at(replica).Compute(7, 3);
   const std::vector<float> weights = servers.at(0).Weights();
   StepRequest request = Rate(1e-2);
@@ -133,7 +123,7 @@ TEST_P(WindowEndingTest, ANonFiniteGradientOfOneReplicaIsSkippedByAll) {
 INSTANTIATE_TEST_SUITE_P(Replicas, WindowEndingTest, ::testing::Values(2, 3));
 
 TEST(CoordinatorTest, WindowsAreEndedByReplicaZeroAlone) {
-  ReplicaServers servers(2, AdamWHead());
+  ReplicaServers servers(2, ReplicaServers::AdamWHead());
   absl::Status refused;
   servers.at(1).head()->ApplyStep(1, {}, Rate(1e-2),
                                   [&](const absl::StatusOr<StepResult>& step) { refused = step.status(); });

@@ -1,0 +1,35 @@
+// Another server's replica of a head, as the coordinator asks it over the control stream.
+#ifndef LOSSD_SERVER_RPC_REPLICAS_REMOTE_PART_H_
+#define LOSSD_SERVER_RPC_REPLICAS_REMOTE_PART_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "server/engine/head/head.h"
+#include "server/engine/replicas/window_ending.h"
+#include "server/rpc/group/group_leader.h"
+
+namespace lossd::rpc {
+
+class RemotePart final : public engine::ReplicaPart {
+ public:
+  // `config`: of the coordinator's own; that of the other one is to be the same.
+  RemotePart(std::shared_ptr<RankQuestions> questions, int32_t replica, const engine::HeadConfig& config);
+
+  void Seal(const engine::WindowEnd& end, std::function<void(absl::StatusOr<uint64_t>)> done) override;
+  void Sum(uint64_t window_tokens, std::function<void(absl::StatusOr<engine::GradientStats>)> done) override;
+  void Step(const engine::JointStep& step, std::function<void(absl::Status)> done) override;
+  void Reopen(const absl::Status& why, std::function<void(absl::Status)> done) override;
+
+ private:
+  const std::shared_ptr<RankQuestions> questions_;
+  const int32_t replica_;
+  const std::string head_;
+  const uint64_t fingerprint_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_REPLICAS_REMOTE_PART_H_

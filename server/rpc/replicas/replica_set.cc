@@ -1,0 +1,393 @@
+#include "server/rpc/replicas/replica_set.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/collectives/communicator.h"
+#include "kernels/collectives/gloo_communicator.h"
+#include "lossd/group/v1/replica.pb.h"
+#include "server/engine/common/mutex.h"
+#include "server/engine/device/rank_status.h"
+#include "server/engine/replicas/window_ending.h"
+#include "server/rpc/group/group_leader.h"
+#include "server/rpc/group/group_member.h"
+#include "server/rpc/group/group_timing.h"
+#include "server/rpc/replicas/part_commands.h"
+#include "server/rpc/replicas/remote_part.h"
+#include "server/rpc/replicas/settling.h"
+#include "server/telemetry/common/logging.h"
+
+namespace lossd::rpc {
+namespace {
+
+using kernels::collectives::Communicator;
+using kernels::collectives::Rendezvous;
+using telemetry::Log;
+using telemetry::LogLevel;
+
+// A call waits for what the slowest replica does before it; that one is lost is noticed by its heartbeats.
+constexpr std::chrono::milliseconds kExchangeTimeout = std::chrono::hours(24);
+// Before they meet again: those that have lost one, and those that cannot agree.
+constexpr absl::Duration kPause = absl::Milliseconds(20);
+constexpr absl::Duration kLongPause = absl::Seconds(1);
+// How long one looks for the coordinator before it looks whether it is to end.
+constexpr absl::Duration kSearch = absl::Seconds(1);
+// How often one that waits for others looks whether it is to end.
+constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
+
+uint64_t RandomHistory() {
+  std::random_device random;
+  return std::uniform_int_distribution<uint64_t>(1)(random);
+}
+
+// How replicas reach each other in one epoch. It is aborted when one is lost, by whoever notices it.
+class Connections {
+ public:
+  static absl::StatusOr<std::shared_ptr<Connections>> Connect(const ReplicaSetOptions& options,
+                                                              Rendezvous& rendezvous) {
+    auto connections = std::make_shared<Connections>();
+    const absl::Status connected =
+        engine::ToStatus(ConnectGloo({.rank = options.place.replica,
+                                      .size = options.place.replicas,
+                                      .interface = options.interface,
+                                      .timeout = kExchangeTimeout,
+                                      .connect_timeout = absl::ToChronoMilliseconds(options.replica_timeout)},
+                                     rendezvous, &connections->host_));
+    if (!connected.ok()) return connected;
+    connections->ends_ = {connections->host_.get(), connections->host_.get()};
+    return connections;
+  }
+  // Keeps the connections.
+  static std::shared_ptr<const engine::ReplicaCommunicators> Of(std::shared_ptr<Connections> connections) {
+    const engine::ReplicaCommunicators* const ends = &connections->ends_;
+    return {std::move(connections), ends};
+  }
+  void Abort() { host_->Abort(); }
+
+ private:
+  std::unique_ptr<Communicator> host_;
+  engine::ReplicaCommunicators ends_;
+};
+
+// Where all replicas have met, until one is lost. Its losses come before there are connections, or after.
+class Meeting {
+ public:
+  void Lose(const absl::Status& why) {
+    const engine::MutexLock lock(mutex_);
+    if (!lost_.ok()) return;
+    lost_ = why;
+    if (connections_ != nullptr) connections_->Abort();
+    changed_.NotifyAll();
+  }
+  // Not ok if it is over.
+  absl::Status Take(std::shared_ptr<Connections> connections) {
+    const engine::MutexLock lock(mutex_);
+    connections_ = std::move(connections);
+    if (!lost_.ok()) connections_->Abort();
+    return lost_;
+  }
+  absl::Status lost() {
+    const engine::MutexLock lock(mutex_);
+    return lost_;
+  }
+  // Waits for it, or until then.
+  void AwaitLoss(absl::Duration timeout) {
+    const auto deadline = DeadlineAfter(timeout);
+    const engine::MutexLock lock(mutex_);
+    while (lost_.ok() && changed_.WaitUntil(mutex_, deadline) != std::cv_status::timeout) {
+    }
+  }
+
+ private:
+  engine::Mutex mutex_;
+  engine::CondVar changed_;
+  std::shared_ptr<Connections> connections_ ABSL_GUARDED_BY(mutex_);
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
+};
+
+// `all` is null where all that matters is that everybody has come.
+absl::Status AllGather(Rendezvous& rendezvous, std::string own, std::vector<std::string>* all) {
+  std::vector<std::string> unused;
+  return engine::ToStatus(
+      rendezvous.AllGather(std::move(own), kExchangeTimeout, all == nullptr ? &unused : all));
+}
+
+class MeetingReplica final : public ReplicaSet {
+ public:
+  explicit MeetingReplica(ReplicaSetOptions options) : options_(std::move(options)) {
+    options_.identity.epoch = 0;
+    options_.identity.ranks = options_.place.replicas;
+  }
+  ~MeetingReplica() override;
+
+  void Meet(engine::Engine* engine) override {
+    engine_ = engine;
+    thread_ = std::thread([this] { Run(); });
+  }
+  void EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) override;
+  absl::Status Whole() const override {
+    const engine::MutexLock lock(mutex_);
+    return whole_;
+  }
+
+ private:
+  // What the coordinator asks the others by, while all are there.
+  struct Coordination {
+    std::shared_ptr<const engine::ReplicaCommunicators> own;
+    std::shared_ptr<RankQuestions> questions;
+    std::shared_ptr<engine::CoordinatedEpoch> epoch;
+    std::shared_ptr<Meeting> meeting;
+  };
+
+  void Run();
+  // One epoch, with why it has ended.
+  absl::Status Coordinate();
+  absl::Status Follow();
+  // Agrees with all others on what there is, and settles it.
+  absl::StatusOr<Settling> Agree(Rendezvous& rendezvous, Meeting& meeting,
+                                 std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
+  absl::Status AgreeOnHistory(const std::vector<group::v1::ReplicaHello>& hellos);
+  engine::EndingReplicas ReplicasOf(const Coordination& coordination, const engine::Head& head) const;
+
+  // Sets what Whole() says, and logs it if it is news.
+  void Tell(const absl::Status& whole);
+  bool Sleep(absl::Duration duration);
+  bool stopping() const {
+    const engine::MutexLock lock(mutex_);
+    return stopping_;
+  }
+
+  ReplicaSetOptions options_;
+  engine::Engine* engine_ = nullptr;
+  uint64_t history_ = 0;  // the thread's
+
+  mutable engine::Mutex mutex_;
+  engine::CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status whole_ ABSL_GUARDED_BY(mutex_) = absl::UnavailableError("the replicas have yet to meet");
+  std::shared_ptr<Coordination> coordination_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Meeting> meeting_ ABSL_GUARDED_BY(mutex_);
+
+  std::thread thread_;
+};
+
+MeetingReplica::~MeetingReplica() {
+  {
+    const engine::MutexLock lock(mutex_);
+    stopping_ = true;
+    if (meeting_ != nullptr) meeting_->Lose(absl::CancelledError("this replica leaves"));
+    changed_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void MeetingReplica::Tell(const absl::Status& whole) {
+  bool news = false;
+  {
+    const engine::MutexLock lock(mutex_);
+    news = whole_ != whole;
+    whole_ = whole;
+  }
+  if (!news) return;
+  if (whole.ok()) {
+    Log(LogLevel::kInfo, "all replicas are there", {{"replicas", options_.place.replicas}});
+  } else {
+    Log(LogLevel::kWarning, "not all replicas are there", {{"reason", std::string(whole.message())}});
+  }
+}
+
+bool MeetingReplica::Sleep(absl::Duration duration) {
+  const auto deadline = DeadlineAfter(duration);
+  const engine::MutexLock lock(mutex_);
+  while (!stopping_ && changed_.WaitUntil(mutex_, deadline) != std::cv_status::timeout) {
+  }
+  return !stopping_;
+}
+
+void MeetingReplica::Run() {
+  absl::Duration pause;
+  do {
+    const auto meeting = std::make_shared<Meeting>();
+    {
+      const engine::MutexLock lock(mutex_);
+      if (stopping_) return;
+      meeting_ = meeting;
+    }
+    const absl::Status ended = options_.place.coordinates() ? Coordinate() : Follow();
+    // What is still under way at the device comes to nothing, or to what the next hello says.
+    engine_->AwaitExchanges();
+    if (stopping()) return;
+    Tell(ended);
+    pause = absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended) ? kPause : kLongPause;
+  } while (Sleep(pause));
+}
+
+absl::Status MeetingReplica::Coordinate() {
+  std::shared_ptr<Meeting> meeting;
+  {
+    const engine::MutexLock lock(mutex_);
+    meeting = meeting_;
+  }
+  const auto lost = [meeting](int32_t replica, const std::string& why) {
+    meeting->Lose(absl::UnavailableError(absl::StrCat("replica ", replica, " was lost: ", why)));
+  };
+  absl::StatusOr<std::unique_ptr<GroupLeader>> leader =
+      GroupLeader::Start({.address = options_.address,
+                          .credentials = options_.credentials,
+                          .identity = options_.identity,
+                          .rank_timeout = options_.replica_timeout,
+                          .on_lost = lost});
+  if (!leader.ok()) return leader.status();
+  for (;;) {
+    const absl::Status joined = (*leader)->AwaitRanks(kLookAgain);
+    if (joined.ok()) break;
+    if (!absl::IsDeadlineExceeded(joined)) return joined;
+    if (stopping()) return absl::CancelledError("this replica leaves");
+    Tell(absl::UnavailableError(joined.message()));
+  }
+  std::shared_ptr<const engine::ReplicaCommunicators> replicas;
+  absl::StatusOr<Settling> settled = Agree((*leader)->rendezvous(), *meeting, &replicas);
+  if (!settled.ok()) return settled.status();
+  const auto coordination = std::make_shared<Coordination>(
+      Coordination{replicas, (*leader)->Questions(), std::make_shared<engine::CoordinatedEpoch>(), meeting});
+  // Who waits for a step here is answered now, when the others have published it.
+  if (absl::Status all = AllGather((*leader)->rendezvous(), "finished", nullptr); !all.ok()) return all;
+  settled->Finish();
+  for (const std::shared_ptr<engine::Head>& head : settled->Summed()) {
+    absl::StatusOr<engine::WindowEnd> end = head->Ending();
+    if (end.ok()) GoOnEndingWindow(head, *std::move(end), ReplicasOf(*coordination, *head));
+  }
+  {
+    const engine::MutexLock lock(mutex_);
+    coordination_ = coordination;
+  }
+  Tell(absl::OkStatus());
+  while (meeting->lost().ok() && !stopping()) meeting->AwaitLoss(absl::Seconds(1));
+  {
+    const engine::MutexLock lock(mutex_);
+    coordination_ = nullptr;
+  }
+  coordination->epoch->Close();
+  return meeting->lost();
+}
+
+absl::Status MeetingReplica::Follow() {
+  std::shared_ptr<Meeting> meeting;
+  {
+    const engine::MutexLock lock(mutex_);
+    meeting = meeting_;
+  }
+  GroupMemberOptions options{.address = options_.address,
+                             .credentials = options_.credentials,
+                             .identity = options_.identity,
+                             .rank = options_.place.replica,
+                             .rank_timeout = options_.replica_timeout,
+                             .on_lost = [meeting](const absl::Status& why) { meeting->Lose(why); }};
+  options.start_timeout = kSearch;
+  absl::StatusOr<std::unique_ptr<GroupMember>> member = GroupMember::Join(options);
+  if (!member.ok()) return member.status();
+  std::shared_ptr<const engine::ReplicaCommunicators> replicas;
+  absl::StatusOr<Settling> settled = Agree((*member)->rendezvous(), *meeting, &replicas);
+  if (!settled.ok()) return settled.status();
+  settled->Finish();
+  if (absl::Status all = AllGather((*member)->rendezvous(), "finished", nullptr); !all.ok()) return all;
+  Tell(absl::OkStatus());
+  const absl::Status ended =
+      (*member)->Answer(
+          [this, &replicas](const std::string& command, GroupMember::Reply reply) {
+            DoPart(*engine_, replicas, command, std::move(reply));
+          },
+          [this] { return stopping(); });
+  return ended.ok() ? absl::UnavailableError("replica 0 has left") : ended;
+}
+
+absl::StatusOr<Settling> MeetingReplica::Agree(
+    Rendezvous& rendezvous, Meeting& meeting, std::shared_ptr<const engine::ReplicaCommunicators>* replicas) {
+  group::v1::ReplicaHello own = HelloOf(*engine_, history_);
+  own.set_new_history(RandomHistory());
+  std::vector<std::string> said;
+  if (absl::Status heard = AllGather(rendezvous, own.SerializeAsString(), &said); !heard.ok()) return heard;
+  std::vector<group::v1::ReplicaHello> hellos(said.size());
+  for (size_t i = 0; i < said.size(); ++i) {
+    if (!hellos[i].ParseFromString(said[i])) return absl::InternalError("a hello cannot be read");
+  }
+  if (absl::Status history = AgreeOnHistory(hellos); !history.ok()) return history;
+  absl::StatusOr<Settling> settling = Settling::Decide(*engine_, options_.place, hellos);
+  if (!settling.ok()) return settling;
+  absl::StatusOr<std::shared_ptr<Connections>> connections = Connections::Connect(options_, rendezvous);
+  if (!connections.ok()) return connections.status();
+  if (absl::Status lost = meeting.Take(*connections); !lost.ok()) return lost;
+  *replicas = Connections::Of(*std::move(connections));
+  if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
+  if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
+  return settling;
+}
+
+// One that has started anew has neither the windows nor the optimizer's state of the others.
+absl::Status MeetingReplica::AgreeOnHistory(const std::vector<group::v1::ReplicaHello>& hellos) {
+  std::vector<size_t> anew;
+  uint64_t history = 0;
+  for (size_t i = 0; i < hellos.size(); ++i) {
+    if (hellos[i].history() == 0) {
+      anew.push_back(i);
+    } else if (history != 0 && hellos[i].history() != history) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("replica ", i, " has windows and weights of another past than those before it"));
+    } else {
+      history = hellos[i].history();
+    }
+  }
+  if (history == 0) {
+    history_ = hellos.front().new_history();
+  } else if (!anew.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "replicas that have started anew (", absl::StrJoin(anew, ", "), ") cannot be filled; restart all"));
+  }
+  return absl::OkStatus();
+}
+
+engine::EndingReplicas MeetingReplica::ReplicasOf(const Coordination& coordination,
+                                                  const engine::Head& head) const {
+  engine::EndingReplicas replicas{
+      .own = coordination.own,
+      .others = {},
+      .epoch = coordination.epoch,
+      .on_broken = [meeting = coordination.meeting](const absl::Status& why) { meeting->Lose(why); }};
+  for (int32_t replica = 1; replica < options_.place.replicas; ++replica) {
+    replicas.others.push_back(std::make_shared<RemotePart>(coordination.questions, replica, head.config()));
+  }
+  return replicas;
+}
+
+void MeetingReplica::EndTogether(std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
+  std::shared_ptr<Coordination> coordination;
+  absl::Status whole;
+  {
+    const engine::MutexLock lock(mutex_);
+    coordination = coordination_;
+    whole = whole_;
+  }
+  if (coordination == nullptr) {
+    head->ReopenPart(absl::UnavailableError(
+        absl::StrCat("not all replicas of head ", head->config().name, " are there: ", whole.message())));
+    return;
+  }
+  engine::EndingReplicas replicas = ReplicasOf(*coordination, *head);
+  EndWindow(std::move(head), std::move(end), std::move(replicas));
+}
+
+}  // namespace
+
+std::unique_ptr<ReplicaSet> ReplicaSet::Create(ReplicaSetOptions options) {
+  return std::make_unique<MeetingReplica>(std::move(options));
+}
+
+}  // namespace lossd::rpc

@@ -1,0 +1,29 @@
+// What replicas say to each other, to and from bytes (proto/lossd/group/v1/replica.proto).
+#ifndef LOSSD_SERVER_RPC_REPLICAS_REPLICA_WIRE_H_
+#define LOSSD_SERVER_RPC_REPLICAS_REPLICA_WIRE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "lossd/group/v1/replica.pb.h"
+#include "server/engine/chunk/head_config.h"
+#include "server/engine/head/parts/window_end.h"
+
+namespace lossd::rpc {
+
+// Without the fingerprint.
+void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::SealWindow* proto);
+engine::WindowEnd ToEnd(const group::v1::SealWindow& proto);
+
+void ToProto(const engine::JointStep& step, group::v1::JointStep* proto);
+engine::JointStep ToEngine(const group::v1::JointStep& proto);
+
+void ToProto(const std::string& head, const engine::PartState& part, group::v1::HeadPart* proto);
+engine::PartState ToEngine(const group::v1::HeadPart& proto);
+
+// Equal for equal configurations, class weights included.
+uint64_t FingerprintOf(const engine::HeadConfig& config);
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_REPLICAS_REPLICA_WIRE_H_

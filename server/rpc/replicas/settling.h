@@ -1,0 +1,51 @@
+// How this replica takes part in an epoch's first deed: to bring to an end, everywhere alike, what the epoch
+// before has left half done.
+#ifndef LOSSD_SERVER_RPC_REPLICAS_SETTLING_H_
+#define LOSSD_SERVER_RPC_REPLICAS_SETTLING_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "lossd/group/v1/replica.pb.h"
+#include "server/engine/common/replica_place.h"
+#include "server/engine/device/replica_communicators.h"
+#include "server/engine/engine.h"
+#include "server/engine/replicas/settle_replicas.h"
+
+namespace lossd::rpc {
+
+// What this replica has; nothing of it changes until Settling::Finish.
+group::v1::ReplicaHello HelloOf(const engine::Engine& engine, uint64_t history);
+
+class Settling {
+ public:
+  // From what all replicas have said, in their order; all of them come to the same. FAILED_PRECONDITION or
+  // INTERNAL if they cannot be replicas of the same heads: then nothing is done.
+  static absl::StatusOr<Settling> Decide(const engine::Engine& engine, const engine::ReplicaPlace& place,
+                                         const std::vector<group::v1::ReplicaHello>& hellos);
+
+  // Takes the steps that others have taken, and lets others take theirs. UNAVAILABLE if a replica is lost.
+  absl::Status Do(const std::shared_ptr<const engine::ReplicaCommunicators>& replicas);
+  // When all have done so: windows are open, but for those that all have summed.
+  void Finish();
+  // Those, which the coordinator goes on to end.
+  std::vector<std::shared_ptr<engine::Head>> Summed() const;
+
+ private:
+  struct Deed {
+    std::shared_ptr<engine::Head> head;
+    engine::Verdict verdict = engine::Verdict::kDrop;
+    bool stepped = false;  // somebody has begun to step, which nothing undoes
+    bool behind = false;   // this replica has yet to publish that step
+    engine::JointStep step = {};
+  };
+
+  std::vector<Deed> deeds_;
+};
+
+}  // namespace lossd::rpc
+
+#endif  // LOSSD_SERVER_RPC_REPLICAS_SETTLING_H_

@@ -1,0 +1,209 @@
+// Replicas that meet over their control, lose each other, and meet again: whatever happens in between, windows
+// end at all of them or at none, and every batch counts once.
+#include "server/rpc/replicas/replica_set.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <thread>
+
+#include "tests/proxy/fault_proxy.h"
+#include "tests/unit/engine/replicas/replica_servers.h"
+
+namespace lossd::rpc::replica_set_test {
+namespace {
+
+using engine::HeadConfig;
+using engine::StepRequest;
+using engine::StepResult;
+using engine::testing::ReplicaServers;
+using lossd::testing::FaultProxy;
+using ::testing::FloatNear;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+
+// Engines, each with a place in the set. All but the coordinator reach it by way of a proxy.
+class SetUnderTest {
+ public:
+  explicit SetUnderTest(int32_t replicas, const HeadConfig& config = ReplicaServers::AdamWHead(),
+                        FaultProxy::Plan plan = {})
+      : replicas_(replicas),
+        port_(FreePort()),
+        proxy_("127.0.0.1:" + std::to_string(port_), std::move(plan)),
+        servers_(replicas, config, [this](std::shared_ptr<engine::Head> head, engine::WindowEnd end) {
+          sets_.at(0)->EndTogether(std::move(head), std::move(end));
+        }) {
+    for (int32_t replica = 0; replica < replicas; ++replica) Create(replica);
+  }
+  // Sets leave before their engines end.
+  ~SetUnderTest() { sets_.clear(); }
+
+  ReplicaServers& servers() { return servers_; }
+  ReplicaSet& set(int32_t replica) { return *sets_.at(replica); }
+  FaultProxy& proxy() { return proxy_; }
+
+  void Meet(int32_t replica) { sets_.at(replica)->Meet(&servers_.at(replica).engine()); }
+  void Leave(int32_t replica) { sets_.erase(replica); }
+  void MeetAll() {
+    for (int32_t replica = 0; replica < replicas_; ++replica) Meet(replica);
+    AwaitWhole();
+  }
+  void AwaitWhole() {
+    for (auto& [replica, set] : sets_) {
+      while (!set->Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  // As a trainer asks, until it has an answer.
+  absl::StatusOr<StepResult> StepUntilAnswered(uint64_t generation, const StepRequest& request) {
+    const std::vector<engine::SessionMarks> marks = servers_.Marks();
+    for (;;) {
+      absl::StatusOr<StepResult> step = servers_.Step(generation, marks, request);
+      if (!absl::IsUnavailable(step.status())) return step;
+      ++unanswered_;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+  int unanswered() const { return unanswered_; }
+
+ private:
+  static int FreePort() {
+    const FaultProxy taken("127.0.0.1:1");
+    return taken.port();
+  }
+  void Create(int32_t replica) {
+    ReplicaSetOptions options;
+    options.place = {replica, replicas_};
+    options.address = "127.0.0.1:" + std::to_string(replica == 0 ? port_ : proxy_.port());
+    options.credentials.token = "a secret of the replicas";
+    options.identity = {.ranks = replicas_, .version = "1", .device_kind = "cpu"};
+    options.replica_timeout = absl::Seconds(3);
+    sets_[replica] = ReplicaSet::Create(std::move(options));
+  }
+
+  const int32_t replicas_;
+  const int port_;
+  FaultProxy proxy_;
+  std::map<int32_t, std::unique_ptr<ReplicaSet>> sets_;
+  ReplicaServers servers_;
+  int unanswered_ = 0;
+};
+
+constexpr StepRequest kStep = {.learning_rate = 1e-2};
+
+class ReplicaSetTest : public ::testing::TestWithParam<int32_t> {};
+
+struct Cuts {
+  int32_t replicas;
+  uint32_t seed;
+};
+void PrintTo(const Cuts& cuts, std::ostream* out) {
+  *out << cuts.replicas << " replicas, seed " << cuts.seed;
+}
+class CutReplicaSetTest : public ::testing::TestWithParam<Cuts> {
+ protected:
+  int32_t replicas() const { return GetParam().replicas; }
+};
+
+// One batch at each replica, and all of them at `one`.
+void ComputeEverywhere(int32_t replicas, uint64_t generation, ReplicaServers& servers, ReplicaServers& one) {
+  for (int32_t replica = 0; replica < replicas; ++replica) {
+    const uint64_t seed = 100 * generation + static_cast<uint64_t>(replica);
+    servers.at(replica).Compute(seed, 3 + replica, generation);
+    one.at(0).Compute(seed, 3 + replica, generation);
+  }
+}
+
+TEST_P(ReplicaSetTest, ThoseThatHaveMetStepTogether) {
+  SetUnderTest set(GetParam());
+  ReplicaServers one(1, ReplicaServers::AdamWHead());
+  set.MeetAll();
+  for (uint64_t generation = 1; generation <= 3; ++generation) {
+    ComputeEverywhere(GetParam(), generation, set.servers(), one);
+    const absl::StatusOr<StepResult> together = set.servers().Step(generation, kStep);
+    ASSERT_TRUE(together.ok()) << together.status();
+    ASSERT_TRUE(one.Step(generation, kStep).ok());
+    EXPECT_EQ(together->generation, generation + 1);
+    const std::vector<float> weights = set.servers().at(0).Weights();
+    EXPECT_THAT(weights, Pointwise(FloatNear(1e-5F), one.at(0).Weights()));
+    for (int32_t replica = 1; replica < GetParam(); ++replica) {
+      EXPECT_EQ(set.servers().at(replica).Weights(), weights) << "at replica " << replica;
+    }
+  }
+}
+
+TEST_P(CutReplicaSetTest, EveryBatchCountsOnce) {
+  std::mt19937 random(GetParam().seed);
+  const auto cut_somewhere = [&](int /*connection*/) {
+    return lossd::testing::CutAfter(std::uniform_int_distribution<int64_t>(3000, 25000)(random));
+  };
+  SetUnderTest set(replicas(), ReplicaServers::AdamWHead(), cut_somewhere);
+  ReplicaServers one(1, ReplicaServers::AdamWHead());
+  for (int32_t replica = 0; replica < replicas(); ++replica) set.Meet(replica);
+  uint64_t generation = 1;
+  for (; set.unanswered() == 0 || generation <= 12; ++generation) {
+    ComputeEverywhere(replicas(), generation, set.servers(), one);
+    const absl::StatusOr<StepResult> together = set.StepUntilAnswered(generation, kStep);
+    ASSERT_TRUE(together.ok()) << together.status();
+    EXPECT_EQ(together->generation, generation + 1);
+    ASSERT_TRUE(one.Step(generation, kStep).ok());
+    for (int32_t replica = 0; replica < replicas(); ++replica) {
+      EXPECT_EQ(set.servers().at(replica).head()->Info().generation, generation + 1)
+          << "who is answered finds the new window everywhere, at replica " << replica;
+    }
+  }
+  EXPECT_THAT(set.servers().at(0).Weights(), Pointwise(FloatNear(1e-4F), one.at(0).Weights()));
+  for (int32_t replica = 1; replica < replicas(); ++replica) {
+    EXPECT_EQ(set.servers().at(replica).Weights(), set.servers().at(0).Weights()) << "at replica " << replica;
+  }
+  EXPECT_GT(set.proxy().faults(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, ReplicaSetTest, ::testing::Values(2, 3));
+INSTANTIATE_TEST_SUITE_P(Replicas, CutReplicaSetTest,
+                         ::testing::Values(Cuts{2, 1}, Cuts{2, 2}, Cuts{2, 3}, Cuts{3, 1}, Cuts{3, 2}));
+
+TEST(ReplicaSet, AWindowIsNotEndedWithoutAllReplicasAndStaysOpen) {
+  SetUnderTest set(2);
+  set.Meet(0);
+  set.servers().at(0).Compute(7, 3);
+  const absl::StatusOr<StepResult> early = set.servers().Step(1, kStep);
+  EXPECT_EQ(early.status().code(), absl::StatusCode::kUnavailable) << early.status();
+  set.servers().at(0).Compute(8, 2);
+  set.servers().at(1).Compute(9, 2);
+  set.Meet(1);
+  set.AwaitWhole();
+  const absl::StatusOr<StepResult> step = set.servers().Step(1, kStep);
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(step->window_tokens, 7U);
+}
+
+TEST(ReplicaSet, WhoIsLeftByAReplicaSaysSo) {
+  SetUnderTest set(2);
+  set.MeetAll();
+  set.Leave(1);
+  while (set.set(0).Whole().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  set.servers().at(0).Compute(7, 3);
+  EXPECT_EQ(set.servers().Step(1, kStep).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(ReplicaSet, WeightsOfAnotherVersionAreNotSteppedTogether) {
+  SetUnderTest set(2);
+  set.MeetAll();
+  set.servers().at(1).WriteWeights(2);
+  const std::vector<float> weights = set.servers().at(0).Weights();
+  set.servers().at(0).Compute(7, 3);
+  const absl::Status refused = set.servers().Step(1, kStep).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("replica 1: the weights of head h are of version 2"));
+  EXPECT_EQ(set.servers().at(0).Weights(), weights);
+  set.servers().at(0).WriteWeights(2);
+  EXPECT_TRUE(set.servers().Step(1, kStep).ok());
+}
+
+}  // namespace
+}  // namespace lossd::rpc::replica_set_test
