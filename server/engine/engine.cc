@@ -81,6 +81,21 @@ GroupReport Engine::Group() const {
 // Heads
 
 absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config) {
+  return CreateHead(config, false);
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHeadToFill(const HeadConfig& config) {
+  if (FindHead(config.name).ok()) {
+    std::promise<void> released;
+    absl::Status deleted =
+        DeleteHead(config.name, DiscardGradient::kYes, [&released] { released.set_value(); });
+    if (!deleted.ok()) return deleted;
+    released.get_future().wait();
+  }
+  return CreateHead(config, true);
+}
+
+absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& config, bool is_filled) {
   if (absl::Status status = CheckServing(); !status.ok()) return status;
   if (absl::Status status = Validate(config); !status.ok()) return status;
   if (config.fixed_segments && !device_->HasFixedSegments(config)) {
@@ -128,6 +143,7 @@ absl::StatusOr<std::shared_ptr<Head>> Engine::CreateHead(const HeadConfig& confi
   environment.place_timeout = options_.place_timeout;
   environment.incarnation = incarnation_;
   environment.place = options_.place;
+  environment.is_filled = is_filled;
   environment.end_together = options_.end_together;
   environment.device_done = device_done_;
   if (config.double_buffer) {

@@ -140,6 +140,8 @@ class Engine {
 
   // The same configuration again answers the existing head; another one is ALREADY_EXISTS.
   absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config);
+  // A replica's, in the place of one that it may have, to be filled by the others (Head::InstallPart).
+  absl::StatusOr<std::shared_ptr<Head>> CreateHeadToFill(const HeadConfig& config);
   using DiscardGradient = Head::DiscardGradient;
   // If ok, `released` is called once the head's memory is free again. Where there are checkpoints it waits
   // for the disk, and for those that are being saved or restored.
@@ -203,6 +205,7 @@ class Engine {
   void StepDevice() { scheduler_.Step(); }
 
  private:
+  absl::StatusOr<std::shared_ptr<Head>> CreateHead(const HeadConfig& config, bool is_filled);
   Engine(EngineOptions options, std::unique_ptr<Device> device);
 
   // What OpenSession does once it has found what a deterministic session needs: the memory, for the head that

@@ -223,6 +223,9 @@ class HeadBackend {
   // Rows of the sum, and of the bias's; of those that are stepped here.
   virtual absl::Status ReadSum(int64_t first_row, int64_t rows, float* out);
   virtual absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out);
+  // The same rows, of db too where `bias` is not null, of who has lost them, or never had them; all that are
+  // stepped here, in any order, before anything is done with the sum.
+  virtual absl::Status WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias);
 
   // Checkpoints: what there is beside gradients, and rows of it as they are. What was written counts from
   // RestoreState on, which comes last. Over replicas the master and the optimizer's state are only of rows

@@ -51,7 +51,12 @@ Head::Head(HeadConfig config, HeadEnvironment environment, std::unique_ptr<HeadB
       window_(gradients_.has_second() ? Gradients::kTwo : Gradients::kOne),
       weights_(config_.name),
       logits_(config_.name, kLargestLogitsCalls * MostLogitsBytes(environment_.limits)),
-      logits_rows_(backend_->RowsOfLogits()) {}
+      logits_rows_(backend_->RowsOfLogits()) {
+  if (environment_.is_filled) {
+    lifecycle_.Drain(absl::UnavailableError(
+        absl::StrCat("head ", config_.name, " is being filled by the other replicas; try again")));
+  }
+}
 
 Head::~Head() = default;
 

@@ -68,6 +68,8 @@ struct HeadEnvironment {
   // At the coordinator of replicas: has all of them end this head's window (WindowEnding). Called without any
   // lock held.
   std::function<void(std::shared_ptr<Head>, WindowEnd)> end_together = {};
+  // Of a replica that takes nothing before InstallPart.
+  bool is_filled = false;
   // Told, perhaps by several heads, when the device can no longer be trusted.
   std::function<void(const absl::Status&)> on_device_failure;
   // When the device was done with its last batch, of whatever head; null if nobody asks. The device thread's.
@@ -194,8 +196,8 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   // UNAVAILABLE if one was lost: this is then called again, by all of them or none.
   void SumPart(uint64_t window_tokens, std::shared_ptr<const ReplicaCommunicators> replicas,
                std::function<void(absl::StatusOr<GradientStats>)> done);
-  // Steps by the sums and gathers the weights; who reads them waits from here to PublishPart. UNAVAILABLE as
-  // of SumPart.
+  // Steps by the sums and gathers the weights, but if `replicas` is null; who reads them waits from here to
+  // PublishPart. UNAVAILABLE as of SumPart.
   void StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunicators> replicas,
                 std::function<void(absl::Status)> done);
   // What StepPart has made is the new version, and the next window begins. Answers who waits here.
@@ -204,12 +206,16 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void ReopenPart(const absl::Status& why);
   // The window stays as it is. The same.
   void TellWaiting(const absl::Status& why);
-  // For who has published when others have not: lets them gather.
+  // What StepPart leaves out with null; also of who has published before others.
   void ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
                    std::function<void(absl::Status)> done);
   PartState part() const;
-  // What ends the window, for who goes on with it. FAILED_PRECONDITION if nothing does.
-  absl::StatusOr<WindowEnd> Ending() const;
+  // Gives replicas that are empty the optimizer's state and weights of the slices that they step, or takes
+  // them (head_refill.cc); called by all, before ServeGather. UNAVAILABLE as of SumPart.
+  void RefillPart(const Refill& refill, std::shared_ptr<const ReplicaCommunicators> replicas,
+                  std::function<void(absl::Status)> done);
+  // An empty one, HeadEnvironment::is_filled, has all of it: it is as far as this now, and takes chunks.
+  void InstallPart(const PartState& part);
 
   // Weights (head_weights.cc)
 
@@ -353,13 +359,14 @@ class Head : public BatchSource, public BatchOwner, public std::enable_shared_fr
   void Step();
   // What of a head over replicas is the coordinator's, and is another server's here.
   absl::Status CheckEndsWindows() const;
+  absl::Status RefillNow(const Refill& refill, const ReplicaCommunicators& replicas);
   WindowEnd EndingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status BeginPartLocked(const WindowEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On the device thread; `ending` is GradientWindow's, of when it was asked for.
   absl::StatusOr<uint64_t> SealedPart(uint64_t ending) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<GradientStats> SumNow(uint64_t ending, uint64_t window_tokens,
                                        const ReplicaCommunicators& replicas) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas)
+  absl::Status StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators* replicas)
       ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t EndingNumber() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs `task` on the device thread, after those that were given before, of whatever head: what replicas

@@ -31,18 +31,15 @@ uint64_t Head::EndingNumber() const {
 
 PartState Head::part() const {
   const MutexLock lock(mutex_);
-  const StepResult& last = window_.last_step().result;
-  return {.generation = window_.generation(),
-          .phase = window_.phase(),
-          .step = joint_step_,
-          .before = {.stats = last.stats, .window_tokens = last.window_tokens, .skipped = last.skipped}};
-}
-
-absl::StatusOr<WindowEnd> Head::Ending() const {
-  const MutexLock lock(mutex_);
-  if (window_.stepping()) return EndingLocked();
-  return absl::FailedPreconditionError(
-      absl::StrCat("nothing ends window ", window_.generation(), " of head ", config_.name));
+  PartState part{.generation = window_.generation(),
+                 .phase = window_.phase(),
+                 .end = std::nullopt,
+                 .step = joint_step_,
+                 .last_step = window_.last_step(),
+                 .weight_version = weights_.version(),
+                 .optimizer_steps = weights_.optimizer_steps()};
+  if (window_.stepping()) part.end = EndingLocked();
+  return part;
 }
 
 WindowEnd Head::EndingLocked() const {
@@ -150,7 +147,7 @@ absl::StatusOr<GradientStats> Head::SumNow(uint64_t ending, uint64_t window_toke
 void Head::StepPart(const JointStep& step, std::shared_ptr<const ReplicaCommunicators> replicas,
                     std::function<void(absl::Status)> done) {
   PostExchange([self = shared_from_this(), ending = EndingNumber(), step, replicas = std::move(replicas),
-                done = std::move(done)] { done(self->StepNow(ending, step, *replicas)); });
+                done = std::move(done)] { done(self->StepNow(ending, step, replicas.get())); });
 }
 
 void Head::ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
@@ -160,7 +157,7 @@ void Head::ServeGather(std::shared_ptr<const ReplicaCommunicators> replicas,
   });
 }
 
-absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators& replicas) {
+absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const ReplicaCommunicators* replicas) {
   WindowGradient gradient;
   StepArguments arguments;
   bool stepped = false;
@@ -183,7 +180,7 @@ absl::Status Head::StepNow(uint64_t ending, const JointStep& step, const Replica
       const MutexLock lock(mutex_);
       slices_stepped_ = true;
     }
-    if (status.ok()) status = backend_->GatherSlices(replicas);
+    if (status.ok() && replicas != nullptr) status = backend_->GatherSlices(*replicas);
   }
   if (status.ok()) {
     gradients_.Reset(gradient);

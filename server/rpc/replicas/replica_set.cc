@@ -154,7 +154,7 @@ class MeetingReplica final : public ReplicaSet {
   // Agrees with all others on what there is, and settles it.
   absl::StatusOr<Settling> Agree(Rendezvous& rendezvous, Meeting& meeting,
                                  std::shared_ptr<const engine::ReplicaCommunicators>* replicas);
-  absl::Status AgreeOnHistory(const std::vector<group::v1::ReplicaHello>& hellos);
+  static absl::Status AgreeOnHistory(const std::vector<group::v1::ReplicaHello>& hellos, uint64_t* history);
   engine::EndingReplicas ReplicasOf(const Coordination& coordination, const engine::Head& head) const;
 
   // Sets what Whole() says, and logs it if it is news.
@@ -262,8 +262,8 @@ absl::Status MeetingReplica::Coordinate() {
   if (absl::Status all = AllGather((*leader)->rendezvous(), "finished", nullptr); !all.ok()) return all;
   settled->Finish();
   for (const std::shared_ptr<engine::Head>& head : settled->Summed()) {
-    absl::StatusOr<engine::WindowEnd> end = head->Ending();
-    if (end.ok()) GoOnEndingWindow(head, *std::move(end), ReplicasOf(*coordination, *head));
+    std::optional<engine::WindowEnd> end = head->part().end;
+    if (end.has_value()) GoOnEndingWindow(head, *std::move(end), ReplicasOf(*coordination, *head));
   }
   {
     const engine::MutexLock lock(mutex_);
@@ -319,7 +319,8 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   for (size_t i = 0; i < said.size(); ++i) {
     if (!hellos[i].ParseFromString(said[i])) return absl::InternalError("a hello cannot be read");
   }
-  if (absl::Status history = AgreeOnHistory(hellos); !history.ok()) return history;
+  uint64_t history = 0;
+  if (absl::Status agreed = AgreeOnHistory(hellos, &history); !agreed.ok()) return agreed;
   absl::StatusOr<Settling> settling = Settling::Decide(*engine_, options_.place, hellos);
   if (!settling.ok()) return settling;
   absl::StatusOr<std::shared_ptr<Connections>> connections = Connections::Connect(options_, rendezvous);
@@ -328,29 +329,25 @@ absl::StatusOr<Settling> MeetingReplica::Agree(
   *replicas = Connections::Of(*std::move(connections));
   if (absl::Status done = settling->Do(*replicas); !done.ok()) return done;
   if (absl::Status all = AllGather(rendezvous, "settled", nullptr); !all.ok()) return all;
+  history_ = history;
   return settling;
 }
 
-// One that has started anew has neither the windows nor the optimizer's state of the others.
-absl::Status MeetingReplica::AgreeOnHistory(const std::vector<group::v1::ReplicaHello>& hellos) {
-  std::vector<size_t> anew;
-  uint64_t history = 0;
+// Those that have nothing come to that of the others, or all to a new one.
+absl::Status MeetingReplica::AgreeOnHistory(const std::vector<group::v1::ReplicaHello>& hellos,
+                                            uint64_t* history) {
+  *history = 0;
   for (size_t i = 0; i < hellos.size(); ++i) {
-    if (hellos[i].history() == 0) {
-      anew.push_back(i);
-    } else if (history != 0 && hellos[i].history() != history) {
+    const uint64_t its = hellos[i].history();
+    if (its == 0 || its == *history) continue;
+    if (*history != 0) {
       return absl::FailedPreconditionError(
-          absl::StrCat("replica ", i, " has windows and weights of another past than those before it"));
-    } else {
-      history = hellos[i].history();
+          absl::StrCat("replica ", i, " has windows and weights of another past than those before it; start "
+                       "the one anew that is to be filled"));
     }
+    *history = its;
   }
-  if (history == 0) {
-    history_ = hellos.front().new_history();
-  } else if (!anew.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "replicas that have started anew (", absl::StrJoin(anew, ", "), ") cannot be filled; restart all"));
-  }
+  if (*history == 0) *history = hellos.front().new_history();
   return absl::OkStatus();
 }
 

@@ -2,19 +2,21 @@
 
 #include <xxhash.h>
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "server/rpc/convert/convert.h"
 
 namespace lossd::rpc {
 
-void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::SealWindow* proto) {
-  proto->set_weight_version(end.weight_version);
-  proto->set_optimizer_steps(end.optimizer_steps);
-  v1::ApplyStepRequest* request = proto->mutable_step();
+namespace {
+
+void ToProto(const std::string& head, uint64_t generation, const std::vector<engine::SessionMarks>& named,
+             const engine::StepRequest& step, v1::ApplyStepRequest* request) {
   request->set_head(head);
-  request->set_generation(end.generation);
-  for (const engine::SessionMarks& session : end.marks) {
+  request->set_generation(generation);
+  for (const engine::SessionMarks& session : named) {
     v1::SessionMarks* marks = request->add_marks();
     marks->set_session_id(session.session_id);
     marks->set_incarnation(session.past.incarnation);
@@ -26,7 +28,6 @@ void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::S
       to->set_accepted(lane.accepted);
     }
   }
-  const engine::StepRequest& step = end.step;
   request->set_learning_rate(step.learning_rate);
   request->set_gradient_scale(step.gradient_scale);
   request->set_skip_non_finite(step.non_finite == engine::NonFinite::kSkip);
@@ -34,6 +35,30 @@ void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::S
   if (step.momentum.has_value()) request->set_momentum(*step.momentum);
   if (step.beta1.has_value()) request->set_beta1(*step.beta1);
   if (step.beta2.has_value()) request->set_beta2(*step.beta2);
+}
+
+engine::StepRecord ToRecord(const group::v1::HeadPart& proto) {
+  const v1::ApplyStepResponse& result = proto.last_result();
+  return {.generation = proto.last_step().generation(),
+          .marks = engine::Canonical(ToEngine(proto.last_step().marks())),
+          .request = ToEngine(proto.last_step()),
+          .result = {.generation = result.generation(),
+                     .weight_version = result.weight_version(),
+                     .step = result.step(),
+                     .skipped = result.skipped(),
+                     .stats = {.norm = result.norm(),
+                               .bias_norm = result.bias_norm(),
+                               .largest = proto.last_largest(),
+                               .non_finite = result.non_finite()},
+                     .window_tokens = result.window_tokens()}};
+}
+
+}  // namespace
+
+void ToProto(const std::string& head, const engine::WindowEnd& end, group::v1::SealWindow* proto) {
+  proto->set_weight_version(end.weight_version);
+  proto->set_optimizer_steps(end.optimizer_steps);
+  ToProto(head, end.generation, end.marks, end.step, proto->mutable_step());
 }
 
 engine::WindowEnd ToEnd(const group::v1::SealWindow& proto) {
@@ -62,19 +87,30 @@ engine::JointStep ToEngine(const group::v1::JointStep& proto) {
           .skipped = proto.skipped()};
 }
 
-void ToProto(const std::string& head, const engine::PartState& part, group::v1::HeadPart* proto) {
-  proto->set_head(head);
+void ToProto(const engine::HeadConfig& config, const engine::PartState& part, group::v1::HeadPart* proto) {
+  ToProto(config, proto->mutable_config());
   proto->set_generation(part.generation);
   proto->set_phase(static_cast<int32_t>(part.phase));
+  if (part.end.has_value()) ToProto(config.name, *part.end, proto->mutable_end());
   ToProto(part.step, proto->mutable_step());
-  ToProto(part.before, proto->mutable_before());
+  const engine::StepRecord& last = part.last_step;
+  ToProto(config.name, last.generation, last.marks, last.request, proto->mutable_last_step());
+  ToProto(last.result, proto->mutable_last_result());
+  proto->set_last_largest(last.result.stats.largest);
+  proto->set_weight_version(part.weight_version);
+  proto->set_optimizer_steps(part.optimizer_steps);
 }
 
 engine::PartState ToEngine(const group::v1::HeadPart& proto) {
-  return {.generation = proto.generation(),
-          .phase = static_cast<engine::EndingPhase>(proto.phase()),
-          .step = ToEngine(proto.step()),
-          .before = ToEngine(proto.before())};
+  engine::PartState part{.generation = proto.generation(),
+                         .phase = static_cast<engine::EndingPhase>(proto.phase()),
+                         .end = std::nullopt,
+                         .step = ToEngine(proto.step()),
+                         .last_step = ToRecord(proto),
+                         .weight_version = proto.weight_version(),
+                         .optimizer_steps = proto.optimizer_steps()};
+  if (proto.has_end()) part.end = ToEnd(proto.end());
+  return part;
 }
 
 uint64_t FingerprintOf(const engine::HeadConfig& config) {

@@ -18,7 +18,8 @@ engine::WindowEnd ToEnd(const group::v1::SealWindow& proto);
 void ToProto(const engine::JointStep& step, group::v1::JointStep* proto);
 engine::JointStep ToEngine(const group::v1::JointStep& proto);
 
-void ToProto(const std::string& head, const engine::PartState& part, group::v1::HeadPart* proto);
+void ToProto(const engine::HeadConfig& config, const engine::PartState& part, group::v1::HeadPart* proto);
+// Without the configuration.
 engine::PartState ToEngine(const group::v1::HeadPart& proto);
 
 // Equal for equal configurations, class weights included.

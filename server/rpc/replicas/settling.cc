@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <future>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "server/engine/replicas/window_ending.h"
+#include "server/rpc/convert/convert.h"
 #include "server/rpc/replicas/replica_wire.h"
 
 namespace lossd::rpc {
@@ -17,29 +17,66 @@ using engine::EndingPhase;
 using engine::PartState;
 using engine::Verdict;
 
-// By head: how far each replica is. Heads that not all of them have are left out.
-std::map<std::string, std::vector<PartState>> PartsOf(const std::vector<group::v1::ReplicaHello>& hellos) {
-  std::map<std::string, std::vector<PartState>> parts;
-  for (const group::v1::ReplicaHello& hello : hellos) {
-    for (const group::v1::HeadPart& part : hello.heads()) parts[part.head()].push_back(ToEngine(part));
+bool IsEmpty(const group::v1::ReplicaHello& hello) { return hello.history() == 0; }
+
+// What one head is at all replicas.
+struct Everywhere {
+  v1::CreateHeadRequest config;
+  std::vector<std::optional<PartState>> parts;
+};
+
+// By name. Heads that not all have who have anything are left out: who creates or deletes one does so at all
+// of them, or asks again.
+std::map<std::string, Everywhere> HeadsOf(const std::vector<group::v1::ReplicaHello>& hellos) {
+  const bool new_set = std::all_of(hellos.begin(), hellos.end(), IsEmpty);
+  std::map<std::string, Everywhere> heads;
+  for (size_t replica = 0; replica < hellos.size(); ++replica) {
+    if (IsEmpty(hellos[replica]) && !new_set) continue;
+    for (const group::v1::HeadPart& part : hellos[replica].heads()) {
+      Everywhere& head = heads[part.config().config().name()];
+      head.config = part.config();
+      head.parts.resize(hellos.size());
+      head.parts[replica] = ToEngine(part);
+    }
   }
-  std::erase_if(parts, [&](const auto& head) { return head.second.size() < hellos.size(); });
-  return parts;
+  std::erase_if(heads, [&](const auto& head) {
+    for (size_t replica = 0; replica < hellos.size(); ++replica) {
+      const bool has_none = IsEmpty(hellos[replica]) && !new_set;
+      if (!has_none && !head.second.parts[replica].has_value()) return true;
+    }
+    return false;
+  });
+  return heads;
 }
 
-std::vector<engine::ReplicaState> StatesOf(const std::vector<PartState>& parts) {
-  std::vector<engine::ReplicaState> states;
-  for (const PartState& part : parts) {
-    states.push_back({.holds = true, .generation = part.generation, .phase = part.phase, .flush_id = ""});
+std::vector<engine::ReplicaState> StatesOf(const std::vector<std::optional<PartState>>& parts) {
+  std::vector<engine::ReplicaState> states(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].has_value()) continue;
+    states[i].holds = true;
+    states[i].generation = parts[i]->generation;
+    states[i].phase = parts[i]->phase;
   }
   return states;
 }
 
+// What a replica with nothing has when it is filled: what the one has that is the furthest.
+PartState Furthest(const std::vector<std::optional<PartState>>& parts) {
+  const std::optional<PartState>* furthest = nullptr;
+  for (const std::optional<PartState>& part : parts) {
+    if (!part.has_value()) continue;
+    if (furthest == nullptr || part->generation > (*furthest)->generation) furthest = &part;
+  }
+  return **furthest;
+}
+
 // The step that somebody has begun to take out of the window of this generation.
-std::optional<engine::JointStep> StepTaken(const std::vector<PartState>& parts, uint64_t generation) {
-  for (const PartState& part : parts) {
-    if (part.generation == generation + 1) return part.before;
-    if (part.phase == EndingPhase::kStepping) return part.step;
+std::optional<engine::JointStep> StepTaken(const std::vector<std::optional<PartState>>& parts,
+                                           uint64_t generation) {
+  for (const std::optional<PartState>& part : parts) {
+    if (!part.has_value()) continue;
+    if (part->generation == generation + 1) return part->before();
+    if (part->phase == EndingPhase::kStepping) return part->step;
   }
   return std::nullopt;
 }
@@ -57,46 +94,83 @@ group::v1::ReplicaHello HelloOf(const engine::Engine& engine, uint64_t history) 
   group::v1::ReplicaHello hello;
   hello.set_history(history);
   for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
-    ToProto(head->config().name, head->part(), hello.add_heads());
+    ToProto(head->config(), head->part(), hello.add_heads());
   }
   return hello;
 }
 
-absl::StatusOr<Settling> Settling::Decide(const engine::Engine& engine, const engine::ReplicaPlace& place,
+absl::StatusOr<Settling::Deed> Settling::DeedOf(const Parts& parts, const engine::ReplicaPlace& place) {
+  const absl::StatusOr<engine::Settlement> settlement = engine::SettleReplicas(StatesOf(parts));
+  if (!settlement.ok()) return settlement.status();
+  if (settlement->verdict == Verdict::kRestore) {
+    return absl::FailedPreconditionError(
+        "two neighbouring replicas have started anew: a slice of the optimizer's state is lost; start all "
+        "replicas anew, and restore a checkpoint");
+  }
+  Deed deed{.head = nullptr, .verdict = settlement->verdict};
+  PartState part = Furthest(parts);
+  const std::optional<PartState>& own = parts[static_cast<size_t>(place.replica)];
+  uint64_t low = part.generation;
+  for (const std::optional<PartState>& one : parts) {
+    if (one.has_value()) low = std::min(low, one->generation);
+  }
+  const std::optional<engine::JointStep> step = StepTaken(parts, low);
+  deed.stepped = deed.verdict == Verdict::kGoOn && step.has_value();
+  if (deed.stepped) deed.step = *step;
+  deed.filled = !own.has_value();
+  deed.behind = (own.has_value() ? own->generation : part.generation) == low;
+  const bool any_filled =
+      std::find(settlement->refilled.begin(), settlement->refilled.end(), true) != settlement->refilled.end();
+  if (any_filled) {
+    deed.refill = {.empty = settlement->refilled, .sums = deed.verdict == Verdict::kGoOn && !deed.stepped};
+  }
+  // A window that is open again has nothing that ends it.
+  if (deed.verdict == Verdict::kDrop) part.end.reset();
+  deed.part = std::move(part);
+  return deed;
+}
+
+absl::StatusOr<Settling> Settling::Decide(engine::Engine& engine, const engine::ReplicaPlace& place,
                                           const std::vector<group::v1::ReplicaHello>& hellos) {
   Settling settling;
-  const std::map<std::string, std::vector<PartState>> all = PartsOf(hellos);
-  for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
-    Deed deed{.head = head};
-    const auto parts = all.find(head->config().name);
-    if (parts != all.end()) {
-      const absl::StatusOr<engine::Settlement> settlement = engine::SettleReplicas(StatesOf(parts->second));
-      if (!settlement.ok()) return settlement.status();
-      deed.verdict = settlement->verdict;
-      uint64_t low = parts->second.front().generation;
-      for (const PartState& part : parts->second) low = std::min(low, part.generation);
-      const std::optional<engine::JointStep> step = StepTaken(parts->second, low);
-      deed.stepped = deed.verdict == Verdict::kGoOn && step.has_value();
-      deed.behind = parts->second[static_cast<size_t>(place.replica)].generation == low;
-      if (deed.stepped) deed.step = *step;
+  for (const auto& [name, everywhere] : HeadsOf(hellos)) {
+    absl::StatusOr<Deed> deed = DeedOf(everywhere.parts, place);
+    if (!deed.ok()) return deed.status();
+    if (deed->filled) {
+      const absl::StatusOr<engine::HeadConfig> config = ToEngine(everywhere.config);
+      if (!config.ok()) return config.status();
+      absl::StatusOr<std::shared_ptr<engine::Head>> head = engine.CreateHeadToFill(*config);
+      if (!head.ok()) return head.status();
+      deed->head = *std::move(head);
+    } else {
+      absl::StatusOr<std::shared_ptr<engine::Head>> head = engine.FindHead(name);
+      if (!head.ok()) return head.status();
+      deed->head = *std::move(head);
     }
-    settling.deeds_.push_back(std::move(deed));
+    settling.deeds_.push_back(*std::move(deed));
   }
-  // What they exchange must have one order everywhere.
-  std::sort(settling.deeds_.begin(), settling.deeds_.end(), [](const Deed& a, const Deed& b) {
-    return a.head->config().name < b.head->config().name;
-  });
+  // Of what not all have, nothing ends a window.
+  for (const std::shared_ptr<engine::Head>& head : engine.Heads()) {
+    const bool known = std::any_of(settling.deeds_.begin(), settling.deeds_.end(),
+                                   [&](const Deed& deed) { return deed.head == head; });
+    if (!known) settling.deeds_.push_back({.head = head});
+  }
   return settling;
 }
 
 absl::Status Settling::Do(const std::shared_ptr<const engine::ReplicaCommunicators>& replicas) {
-  for (const Deed& deed : deeds_) {
-    if (!deed.stepped) continue;
+  for (Deed& deed : deeds_) {
+    engine::Head& head = *deed.head;
+    const bool fills = !deed.refill.empty.empty();
     absl::Status done;
-    if (deed.behind) {
-      done = Await([&](auto tell) { deed.head->StepPart(deed.step, replicas, tell); });
-    } else if (!deed.step.skipped) {
-      done = Await([&](auto tell) { deed.head->ServeGather(replicas, tell); });
+    if (deed.stepped && deed.behind && !deed.filled) {
+      done = Await([&](auto tell) { head.StepPart(deed.step, nullptr, tell); });
+    }
+    if (done.ok() && fills) {
+      done = Await([&](auto tell) { head.RefillPart(deed.refill, replicas, tell); });
+    }
+    if (done.ok() && (fills || (deed.stepped && !deed.step.skipped))) {
+      done = Await([&](auto tell) { head.ServeGather(replicas, tell); });
     }
     if (!done.ok()) return done;
   }
@@ -105,9 +179,10 @@ absl::Status Settling::Do(const std::shared_ptr<const engine::ReplicaCommunicato
 
 void Settling::Finish() {
   for (const Deed& deed : deeds_) {
+    if (deed.filled) deed.head->InstallPart(deed.part);
     if (deed.stepped) {
       if (deed.behind) deed.head->PublishPart(deed.step);
-    } else if (deed.verdict == Verdict::kDrop) {
+    } else if (deed.verdict == Verdict::kDrop && !deed.filled) {
       deed.head->ReopenPart(engine::ReplicaLost("a replica was lost; the window is open again"));
     }
   }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,6 +14,7 @@
 #include "server/engine/common/replica_place.h"
 #include "server/engine/device/replica_communicators.h"
 #include "server/engine/engine.h"
+#include "server/engine/head/parts/window_end.h"
 #include "server/engine/replicas/settle_replicas.h"
 
 namespace lossd::rpc {
@@ -23,11 +25,13 @@ group::v1::ReplicaHello HelloOf(const engine::Engine& engine, uint64_t history);
 class Settling {
  public:
   // From what all replicas have said, in their order; all of them come to the same. FAILED_PRECONDITION or
-  // INTERNAL if they cannot be replicas of the same heads: then nothing is done.
-  static absl::StatusOr<Settling> Decide(const engine::Engine& engine, const engine::ReplicaPlace& place,
+  // INTERNAL if they cannot be replicas of the same heads: then nothing is done. A replica that has nothing
+  // (history 0, beside others) begins with the heads that the others have: RESOURCE_EXHAUSTED if it cannot.
+  static absl::StatusOr<Settling> Decide(engine::Engine& engine, const engine::ReplicaPlace& place,
                                          const std::vector<group::v1::ReplicaHello>& hellos);
 
-  // Takes the steps that others have taken, and lets others take theirs. UNAVAILABLE if a replica is lost.
+  // Takes the steps that others have taken, lets others take theirs, and fills those that have nothing.
+  // UNAVAILABLE if a replica is lost.
   absl::Status Do(const std::shared_ptr<const engine::ReplicaCommunicators>& replicas);
   // When all have done so: windows are open, but for those that all have summed.
   void Finish();
@@ -41,9 +45,15 @@ class Settling {
     bool stepped = false;  // somebody has begun to step, which nothing undoes
     bool behind = false;   // this replica has yet to publish that step
     engine::JointStep step = {};
+    engine::Refill refill = {};  // nobody, if it is empty
+    bool filled = false;         // this replica is
+    engine::PartState part = {}; // that it has then
   };
+  using Parts = std::vector<std::optional<engine::PartState>>;  // by replica; none: it has nothing
 
-  std::vector<Deed> deeds_;
+  static absl::StatusOr<Deed> DeedOf(const Parts& parts, const engine::ReplicaPlace& place);
+
+  std::vector<Deed> deeds_;  // by name: what replicas exchange must have one order everywhere
 };
 
 }  // namespace lossd::rpc

@@ -74,6 +74,7 @@ class CpuBackend : public HeadBackend {
   absl::Status GatherSlices(const ReplicaCommunicators& replicas) override;
   absl::Status ReadSum(int64_t first_row, int64_t rows, float* out) override;
   absl::Status ReadBiasSum(int64_t first_row, int64_t rows, float* out) override;
+  absl::Status WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) override;
 
   std::vector<StateTensor> StateTensors() const override { return StateTensorsOf(config_); }
   absl::Status ReadState(const std::string& tensor, int64_t first_row, int64_t rows, void* out) override;

@@ -133,6 +133,13 @@ absl::Status CpuBackend::ReadSum(int64_t first_row, int64_t rows, float* out) {
   return ReadStepped(sum_.dw, config_.hidden_size * kFloat, {first_row, rows}, out);
 }
 
+absl::Status CpuBackend::WriteSum(int64_t first_row, int64_t rows, const float* dw, const float* bias) {
+  absl::Status written = WriteStepped(dw, config_.hidden_size * kFloat, {first_row, rows}, &sum_.dw);
+  if (written.ok() && bias != nullptr) written = WriteStepped(bias, kFloat, {first_row, rows}, &sum_.db);
+  sum_.empty = !written.ok();
+  return written;
+}
+
 absl::Status CpuBackend::ReadBiasSum(int64_t first_row, int64_t rows, float* out) {
   if (absl::Status summed = CheckSummed(); !summed.ok()) return summed;
   return ReadStepped(sum_.db, kFloat, {first_row, rows}, out);

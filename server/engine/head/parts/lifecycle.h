@@ -14,6 +14,8 @@ class Lifecycle {
  public:
   // From now on there are no new streams and chunks: they get `status`. What was accepted goes on.
   void Drain(absl::Status status) { draining_ = std::move(status); }
+  // They are taken from now on.
+  void Admit() { draining_ = absl::OkStatus(); }
   // No window ends, and nothing is published, until EndRestore: such calls get `status`.
   void BeginRestore(absl::Status status) { restoring_ = std::move(status); }
   void EndRestore() { restoring_ = absl::OkStatus(); }

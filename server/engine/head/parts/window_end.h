@@ -3,6 +3,7 @@
 #define LOSSD_SERVER_ENGINE_HEAD_PARTS_WINDOW_END_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "server/engine/chunk/session_marks.h"
@@ -28,12 +29,26 @@ struct JointStep {
   bool skipped = false;        // the window ends, and nothing is stepped
 };
 
-// How far a replica is with its window.
+// How far a replica is with its window, and what it takes to bring another one as far.
 struct PartState {
   uint64_t generation = 0;
   EndingPhase phase = EndingPhase::kOpen;
-  JointStep step = {};    // that ends it, as far as it is known by then
-  JointStep before = {};  // that has ended the one before, if a step has
+  std::optional<WindowEnd> end = {};  // what ends it
+  JointStep step = {};                // as far as it is known by then
+  StepRecord last_step = {};          // that has ended the one before, if a step has
+  uint64_t weight_version = 0;
+  int64_t optimizer_steps = 0;
+
+  JointStep before() const {
+    const StepResult& last = last_step.result;
+    return {.stats = last.stats, .window_tokens = last.window_tokens, .skipped = last.skipped};
+  }
+};
+
+// Replicas that have nothing, and get all of it from their neighbours.
+struct Refill {
+  std::vector<bool> empty;  // by replica
+  bool sums = false;        // of their slices as well: the window ends
 };
 
 }  // namespace lossd::engine

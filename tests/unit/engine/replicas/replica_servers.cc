@@ -59,32 +59,41 @@ class HeadPart : public ReplicaPart {
 
 }  // namespace
 
-ReplicaServer::ReplicaServer(EngineOptions options, const HeadConfig& config)
-    : engine_(*Engine::Create(std::move(options), *CreateCpuDevice(kWorkspaceBytes))),
-      head_(*engine_->CreateHead(config)) {
+ReplicaServer::ReplicaServer(EngineOptions options)
+    : engine_(*Engine::Create(std::move(options), *CreateCpuDevice(kWorkspaceBytes))) {}
+
+void ReplicaServer::CreateHead(const HeadConfig& config) {
+  const absl::StatusOr<std::shared_ptr<Head>> created = engine_->CreateHead(config);
+  EXPECT_TRUE(created.ok()) << created.status();
   WriteWeights(1);
+}
+
+void ReplicaServer::OpenSession() {
   const absl::StatusOr<OpenedSession> opened = engine_->OpenSession("h", "client", 0, 1);
   EXPECT_TRUE(opened.ok()) << opened.status();
-  lane_ = *head_->AttachLane(opened->info.session_id, 0, listener_);
+  lane_ = *head()->AttachLane(opened->info.session_id, 0, listener_);
 }
 
 void ReplicaServer::WriteWeights(uint64_t seed) {
-  const HeadConfig& config = head_->config();
-  const std::string write = *head_->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
+  const std::shared_ptr<Head> of = head();
+  const HeadConfig& config = of->config();
+  const std::string write = *of->BeginWrite(RandomId(), Head::Replace::kNo, RandomId());
   const std::string rows = BytesOf(RandomFloats(seed, config.elements()));
-  EXPECT_TRUE((*head_->FindWrite(write))->Write(0, config.vocab_size, kernels::DataType::kFloat32, rows, {}).ok());
+  EXPECT_TRUE((*of->FindWrite(write))->Write(0, config.vocab_size, kernels::DataType::kFloat32, rows, {}).ok());
   std::promise<void> published;
-  head_->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) {
+  of->CommitWrite(write, [&](const absl::StatusOr<uint64_t>& version) {
     EXPECT_TRUE(version.ok()) << version.status();
     published.set_value();
   });
   published.get_future().wait();
 }
 
-void ReplicaServer::Compute(uint64_t seed, int64_t tokens, uint64_t generation) {
-  const HeadConfig& config = head_->config();
+absl::Status ReplicaServer::TryCompute(uint64_t seed, int64_t tokens, uint64_t generation) {
+  if (!lane_.has_value()) OpenSession();
+  const std::shared_ptr<Head> of = head();
+  const HeadConfig& config = of->config();
   Chunk chunk;
-  chunk.sequence = ++sequence_;
+  chunk.sequence = sequence_ + 1;
   chunk.generation = generation;
   chunk.tokens = tokens;
   std::mt19937_64 random(seed);
@@ -93,18 +102,23 @@ void ReplicaServer::Compute(uint64_t seed, int64_t tokens, uint64_t generation) 
   chunk.labels.resize(labels.size() * sizeof(int64_t));
   std::memcpy(chunk.labels.data(), labels.data(), chunk.labels.size());
   chunk.hidden_states = Payload::Of(BytesOf(RandomFloats(seed, tokens * config.hidden_size)));
-  const absl::StatusOr<Head::Submission> taken = head_->Submit(lane_, chunk, [] {});
-  ASSERT_TRUE(taken.ok()) << taken.status();
-  ASSERT_EQ(*taken, Head::Submission::kTaken);
-  for (const ChunkAnswer& answer : listener_->AwaitAnswers(sequence_)) {
-    ASSERT_TRUE(answer.error.ok()) << answer.error;
+  for (;;) {
+    const auto changed = std::make_shared<std::promise<void>>();
+    const absl::StatusOr<Head::Submission> taken =
+        of->Submit(*lane_, chunk, [changed] { changed->set_value(); });
+    if (!taken.ok()) return taken.status();
+    if (*taken == Head::Submission::kTaken) break;
+    changed->get_future().wait();  // what ends the window has to be over
   }
+  ++sequence_;
+  return listener_->AwaitAnswers(sequence_).back().error;
 }
 
 std::vector<float> ReplicaServer::Weights() {
-  std::vector<float> weights(static_cast<size_t>(head_->config().elements()));
+  const std::shared_ptr<Head> of = head();
+  std::vector<float> weights(static_cast<size_t>(of->config().elements()));
   std::promise<void> read;
-  head_->ReadWeights(0, head_->config().vocab_size, kernels::DataType::kFloat32, {weights.data()},
+  of->ReadWeights(0, of->config().vocab_size, kernels::DataType::kFloat32, {weights.data()},
                      [&](const absl::StatusOr<uint64_t>& version) {
                        EXPECT_TRUE(version.ok()) << version.status();
                        read.set_value();
@@ -123,19 +137,31 @@ HeadConfig ReplicaServers::AdamWHead() {
   return config;
 }
 
-ReplicaServers::ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together) {
-  if (end_together == nullptr && replicas > 1) {
+ReplicaServers::ReplicaServers(int32_t replicas, const HeadConfig& config, EndTogether end_together)
+    : replicas_(replicas), end_together_(std::move(end_together)) {
+  if (end_together_ == nullptr && replicas > 1) {
     communicators_ = kernels::testing::ConnectRanks(replicas);
-    end_together = [this](std::shared_ptr<Head> head, WindowEnd end) {
+    end_together_ = [this](std::shared_ptr<Head> head, WindowEnd end) {
       EndWindow(std::move(head), std::move(end), Others());
     };
   }
   for (int32_t replica = 0; replica < replicas; ++replica) {
-    EngineOptions options;
-    options.place = {replica, replicas};
-    options.end_together = end_together;
-    servers_.push_back(std::make_unique<ReplicaServer>(std::move(options), config));
+    servers_.push_back(std::make_unique<ReplicaServer>(OptionsOf(replica)));
+    servers_.back()->CreateHead(config);
   }
+}
+
+EngineOptions ReplicaServers::OptionsOf(int32_t replica) const {
+  EngineOptions options;
+  options.place = {replica, replicas_};
+  options.end_together = end_together_;
+  return options;
+}
+
+void ReplicaServers::Replace(int32_t replica) {
+  std::unique_ptr<ReplicaServer>& server = servers_[static_cast<size_t>(replica)];
+  server.reset();
+  server = std::make_unique<ReplicaServer>(OptionsOf(replica));
 }
 
 EndingReplicas ReplicaServers::Others() {
@@ -158,12 +184,22 @@ std::vector<SessionMarks> ReplicaServers::Marks() const {
   return all;
 }
 
-absl::StatusOr<StepResult> ReplicaServers::Step(uint64_t generation, std::vector<SessionMarks> marks,
+ReplicaServers::Asked ReplicaServers::BeginStep(uint64_t generation, std::vector<SessionMarks> marks,
                                                 const StepRequest& request) {
-  std::promise<absl::StatusOr<StepResult>> answer;
-  at(0).head()->ApplyStep(generation, std::move(marks), request,
-                          [&](absl::StatusOr<StepResult> step) { answer.set_value(std::move(step)); });
-  return answer.get_future().get();
+  auto answer = std::make_shared<std::promise<absl::StatusOr<StepResult>>>();
+  Asked asked = answer->get_future();
+  at(0).head()->ApplyStep(
+      generation, std::move(marks), request,
+      [answer = std::move(answer)](absl::StatusOr<StepResult> step) { answer->set_value(std::move(step)); });
+  return asked;
+}
+
+absl::StatusOr<StepResult> ReplicaServers::Answer(Asked asked) {
+  try {
+    return asked.get();
+  } catch (const std::future_error&) {
+    return absl::UnavailableError("the server has gone");
+  }
 }
 
 }  // namespace lossd::engine::testing

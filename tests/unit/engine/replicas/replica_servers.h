@@ -3,9 +3,15 @@
 #ifndef LOSSD_TESTS_UNIT_ENGINE_REPLICAS_REPLICA_SERVERS_H_
 #define LOSSD_TESTS_UNIT_ENGINE_REPLICAS_REPLICA_SERVERS_H_
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/collectives/communicator.h"
@@ -18,25 +24,33 @@ namespace lossd::engine::testing {
 // One server, and a client of it that has one session.
 class ReplicaServer {
  public:
-  ReplicaServer(EngineOptions options, const HeadConfig& config);
+  // Without a head.
+  explicit ReplicaServer(EngineOptions options);
+  void CreateHead(const HeadConfig& config);
 
   Engine& engine() { return *engine_; }
-  const std::shared_ptr<Head>& head() const { return head_; }
+  std::shared_ptr<Head> head() const { return *engine_->FindHead("h"); }
+  uint64_t generation() const { return head()->Info().generation; }
   // The client's: seeded hidden states and labels of so many tokens, for this window; waits until they are in
   // it.
-  void Compute(uint64_t seed, int64_t tokens, uint64_t generation = 1);
+  void Compute(uint64_t seed, int64_t tokens, uint64_t generation = 1) {
+    const absl::Status computed = TryCompute(seed, tokens, generation);
+    EXPECT_TRUE(computed.ok()) << computed;
+  }
+  // ABORTED if it is another window's turn.
+  absl::Status TryCompute(uint64_t seed, int64_t tokens, uint64_t generation);
   // Of sessions that have added to the window.
-  std::vector<SessionMarks> Marks() const { return head_->Info().window_marks; }
+  std::vector<SessionMarks> Marks() const { return head()->Info().window_marks; }
   std::vector<float> Weights();
   // Seeded ones, the same at every server.
   void WriteWeights(uint64_t seed);
 
  private:
+  void OpenSession();
 
   std::unique_ptr<Engine> engine_;
-  std::shared_ptr<Head> head_;
   std::shared_ptr<RecordingListener> listener_ = std::make_shared<RecordingListener>();
-  LaneAttachment lane_;
+  std::optional<LaneAttachment> lane_;
   uint64_t sequence_ = 0;
 };
 
@@ -60,10 +74,23 @@ class ReplicaServers {
     return Step(generation, Marks(), request);
   }
   absl::StatusOr<StepResult> Step(uint64_t generation, std::vector<SessionMarks> marks,
-                                  const StepRequest& request);
+                                  const StepRequest& request) {
+    return Answer(BeginStep(generation, std::move(marks), request));
+  }
+  // The same in two halves.
+  using Asked = std::future<absl::StatusOr<StepResult>>;
+  Asked BeginStep(uint64_t generation, std::vector<SessionMarks> marks, const StepRequest& request);
+  // UNAVAILABLE if the coordinator has gone without an answer.
+  static absl::StatusOr<StepResult> Answer(Asked asked);
+  // The process of this replica ends, and another one takes its place, without a head.
+  void Replace(int32_t replica);
 
  private:
+  EngineOptions OptionsOf(int32_t replica) const;
   EndingReplicas Others();
+
+  const int32_t replicas_;
+  EndTogether end_together_;
 
   std::vector<std::unique_ptr<kernels::collectives::Communicator>> communicators_;
   std::shared_ptr<CoordinatedEpoch> epoch_ = std::make_shared<CoordinatedEpoch>();

@@ -8,9 +8,11 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "tests/proxy/fault_proxy.h"
 #include "tests/unit/engine/replicas/replica_servers.h"
@@ -49,6 +51,13 @@ class SetUnderTest {
 
   void Meet(int32_t replica) { sets_.at(replica)->Meet(&servers_.at(replica).engine()); }
   void Leave(int32_t replica) { sets_.erase(replica); }
+  // The process of this replica is killed, and another one started.
+  void Replace(int32_t replica) {
+    Leave(replica);
+    servers_.Replace(replica);
+    Create(replica);
+    Meet(replica);
+  }
   void MeetAll() {
     for (int32_t replica = 0; replica < replicas_; ++replica) Meet(replica);
     AwaitWhole();
@@ -166,6 +175,77 @@ TEST_P(CutReplicaSetTest, EveryBatchCountsOnce) {
 INSTANTIATE_TEST_SUITE_P(Replicas, ReplicaSetTest, ::testing::Values(2, 3));
 INSTANTIATE_TEST_SUITE_P(Replicas, CutReplicaSetTest,
                          ::testing::Values(Cuts{2, 1}, Cuts{2, 2}, Cuts{2, 3}, Cuts{3, 1}, Cuts{3, 2}));
+
+struct Kills {
+  int32_t replicas;
+  uint32_t seed;
+};
+void PrintTo(const Kills& kills, std::ostream* out) {
+  *out << kills.replicas << " replicas, seed " << kills.seed;
+}
+
+// A trainer, and clients that send their batches again where a server has lost them.
+class KilledReplicaTest : public ::testing::TestWithParam<Kills> {
+ protected:
+  int32_t replicas() const { return GetParam().replicas; }
+
+  // Every replica that is at this window has its batch in it.
+  void SendAll(uint64_t generation) {
+    for (int32_t replica = 0; replica < replicas(); ++replica) {
+      engine::testing::ReplicaServer& server = set_.servers().at(replica);
+      if (server.generation() != generation || !server.Marks().empty()) continue;
+      const absl::Status sent =
+          server.TryCompute(100 * generation + static_cast<uint64_t>(replica), 3 + replica, generation);
+      EXPECT_TRUE(sent.ok() || absl::IsAborted(sent)) << sent;
+    }
+  }
+  // Kills a replica while the window is being ended; returns when it has ended.
+  void StepWhileOneIsKilled(uint64_t generation) {
+    std::optional<int32_t> victim = std::uniform_int_distribution<int32_t>(0, replicas() - 1)(random_);
+    for (;;) {
+      SendAll(generation);
+      // Who does not know whether it was taken, and what for, asks without marks.
+      const bool taken = set_.servers().at(0).generation() == generation + 1;
+      const std::vector<engine::SessionMarks> none;
+      auto asked = set_.servers().BeginStep(generation, taken ? none : set_.servers().Marks(), kStep);
+      if (victim.has_value()) {
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(std::uniform_int_distribution<int>(0, 4000)(random_)));
+        set_.Replace(*victim);
+        victim.reset();
+      }
+      const absl::StatusOr<StepResult> step = ReplicaServers::Answer(std::move(asked));
+      set_.AwaitWhole();
+      if (!step.ok()) continue;
+      EXPECT_EQ(step->generation, generation + 1);
+      return;
+    }
+  }
+
+  std::mt19937 random_{GetParam().seed};
+  SetUnderTest set_{GetParam().replicas};
+};
+
+TEST_P(KilledReplicaTest, OneThatComesBackWithNothingIsFilledByTheOthers) {
+  set_.MeetAll();
+  ReplicaServers one(1, ReplicaServers::AdamWHead());
+  for (uint64_t generation = 1; generation <= 15; ++generation) {
+    for (int32_t replica = 0; replica < replicas(); ++replica) {
+      one.at(0).Compute(100 * generation + static_cast<uint64_t>(replica), 3 + replica, generation);
+    }
+    ASSERT_TRUE(one.Step(generation, kStep).ok());
+    StepWhileOneIsKilled(generation);
+    for (int32_t replica = 0; replica < replicas(); ++replica) {
+      ASSERT_EQ(set_.servers().at(replica).generation(), generation + 1) << "at replica " << replica;
+      ASSERT_THAT(set_.servers().at(replica).Weights(), Pointwise(FloatNear(1e-4F), one.at(0).Weights()))
+          << "at replica " << replica << " after step " << generation;
+      ASSERT_EQ(set_.servers().at(replica).Weights(), set_.servers().at(0).Weights());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicas, KilledReplicaTest,
+                         ::testing::Values(Kills{2, 1}, Kills{2, 2}, Kills{3, 1}, Kills{3, 2}));
 
 TEST(ReplicaSet, AWindowIsNotEndedWithoutAllReplicasAndStaysOpen) {
   SetUnderTest set(2);

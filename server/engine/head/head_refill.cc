@@ -1,0 +1,145 @@
+// How a replica that has nothing gets all of it from its neighbours: docs/decisions/0022-replicas.md.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "kernels/collectives/communicator.h"
+#include "kernels/slices.h"
+#include "server/engine/device/rank_status.h"
+#include "server/engine/head/head.h"
+
+namespace lossd::engine {
+namespace {
+
+using kernels::RowSpan;
+using kernels::SliceLayout;
+using kernels::collectives::Communicator;
+
+// Of rows that go from one replica to another at once.
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
+// One slice on its way: who has it, and who is to have it.
+struct Delivery {
+  int32_t from = 0;
+  std::vector<int32_t> to;
+
+  bool goes_to(int32_t replica) const { return std::find(to.begin(), to.end(), replica) != to.end(); }
+};
+
+Delivery DeliveryOf(const SliceLayout& layout, int32_t slice, const std::vector<bool>& empty) {
+  Delivery delivery{.from = empty[static_cast<size_t>(slice)] ? layout.MirrorOf(slice) : slice, .to = {}};
+  for (const int32_t holder : {slice, layout.MirrorOf(slice)}) {
+    if (empty[static_cast<size_t>(holder)]) delivery.to.push_back(holder);
+  }
+  return delivery;
+}
+
+absl::Status Deliver(const Delivery& delivery, Communicator& replicas, std::vector<char>& bytes) {
+  const auto count = static_cast<int64_t>(bytes.size());
+  std::vector<Communicator::Transfer> transfers(static_cast<size_t>(replicas.size()));
+  if (delivery.from == replicas.rank()) {
+    for (const int32_t to : delivery.to) {
+      transfers[static_cast<size_t>(to)].send = bytes.data();
+      transfers[static_cast<size_t>(to)].send_bytes = count;
+    }
+  } else if (delivery.goes_to(replicas.rank())) {
+    transfers[static_cast<size_t>(delivery.from)].receive = bytes.data();
+    transfers[static_cast<size_t>(delivery.from)].receive_bytes = count;
+  }
+  return ToStatus(replicas.Exchange(transfers, nullptr));
+}
+
+// Takes these rows over a piece at a time: read(rows, bytes) where they are, write(rows, bytes) where they are
+// to be.
+template <class Read, class Write>
+absl::Status DeliverRows(const Delivery& delivery, const RowSpan& rows, int64_t row_bytes,
+                         Communicator& replicas, Read read, Write write) {
+  const int64_t most = std::max<int64_t>(1, kPieceBytes / row_bytes);
+  for (int64_t first = rows.first; first < rows.end(); first += most) {
+    const RowSpan piece{first, std::min(most, rows.end() - first)};
+    std::vector<char> bytes(static_cast<size_t>(piece.count * row_bytes));
+    absl::Status status;
+    if (delivery.from == replicas.rank()) status = read(piece, bytes.data());
+    if (status.ok()) status = Deliver(delivery, replicas, bytes);
+    if (status.ok() && delivery.goes_to(replicas.rank())) status = write(piece, bytes.data());
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void Head::RefillPart(const Refill& refill, std::shared_ptr<const ReplicaCommunicators> replicas,
+                      std::function<void(absl::Status)> done) {
+  PostExchange([self = shared_from_this(), refill, replicas = std::move(replicas), done = std::move(done)] {
+    done(self->RefillNow(refill, *replicas));
+  });
+}
+
+absl::Status Head::RefillNow(const Refill& refill, const ReplicaCommunicators& replicas) {
+  HeadBackend& backend = *backend_;
+  Communicator& host = *replicas.host;
+  const SliceLayout layout(config_.vocab_size, environment_.place.replicas);
+  for (int32_t slice = 0; slice < layout.replicas(); ++slice) {
+    const Delivery delivery = DeliveryOf(layout, slice, refill.empty);
+    if (delivery.to.empty()) continue;
+    const RowSpan rows = layout.Slice(slice);
+    absl::Status status;
+    for (const StateTensor& tensor : backend.StateTensors()) {
+      status = DeliverRows(
+          delivery, rows, tensor.columns * kernels::SizeOf(tensor.type), host,
+          [&](const RowSpan& piece, char* to) {
+            return backend.ReadState(tensor.name, piece.first, piece.count, to);
+          },
+          [&](const RowSpan& piece, const char* from) {
+            return backend.WriteState(tensor.name, piece.first, piece.count, from);
+          });
+      if (!status.ok()) return status;
+    }
+    if (!refill.sums) continue;
+    // A row of the sum, and behind it its bias's.
+    const int64_t columns = config_.hidden_size + 1;
+    status = DeliverRows(
+        delivery, rows, columns * static_cast<int64_t>(sizeof(float)), host,
+        [&](const RowSpan& piece, char* to) {
+          auto* const values = reinterpret_cast<float*>(to);
+          absl::Status read = backend.ReadSum(piece.first, piece.count, values);
+          if (!read.ok() || !config_.bias) return read;
+          return backend.ReadBiasSum(piece.first, piece.count, values + piece.count * config_.hidden_size);
+        },
+        [&](const RowSpan& piece, const char* from) {
+          const auto* const values = reinterpret_cast<const float*>(from);
+          const float* const bias = config_.bias ? values + piece.count * config_.hidden_size : nullptr;
+          return backend.WriteSum(piece.first, piece.count, values, bias);
+        });
+    if (!status.ok()) return status;
+  }
+  const bool filled = refill.empty[static_cast<size_t>(environment_.place.replica)];
+  return filled ? backend.RestoreState() : absl::OkStatus();
+}
+
+void Head::InstallPart(const PartState& part) {
+  Resumes waiting;
+  {
+    const MutexLock lock(mutex_);
+    Window window;
+    window.generation = part.generation;
+    window.last_step = part.last_step;
+    window_.Install(std::move(window), absl::Now());
+    WeightStore::State weights;
+    weights.version = part.weight_version;
+    weights.optimizer_steps = part.optimizer_steps;
+    weights_.Install(std::move(weights));
+    if (part.end.has_value()) {
+      window_.BeginStep(part.end->marks, part.end->step, nullptr);
+      window_.Reach(EndingPhase::kSummed);
+      joint_step_ = part.step;
+    }
+    lifecycle_.Admit();
+    waiting = sessions_.TakeWaiting();
+  }
+  Call(waiting);
+}
+
+}  // namespace lossd::engine
